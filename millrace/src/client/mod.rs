@@ -1,0 +1,4 @@
+//! MoQ clients: publisher and subscriber.
+
+pub mod publish;
+pub mod subscribe;

@@ -1,0 +1,8 @@
+//! `millrace subscribe`.
+
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+pub fn run(_args: Args) -> anyhow::Result<()> {
+    anyhow::bail!("not in this build yet")
+}

@@ -1,0 +1,1 @@
+//! Engines: how sealed packets reach the network.

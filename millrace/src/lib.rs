@@ -1,0 +1,9 @@
+//! The Millrace relay and its tools as a library; the binary is a thin shell around it.
+
+pub mod bench;
+pub mod client;
+pub mod engine;
+pub mod lab;
+pub mod quic;
+pub mod relay;
+pub mod status;

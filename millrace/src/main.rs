@@ -1,0 +1,39 @@
+//! `millrace`: see `millrace --help`.
+
+use clap::{Parser, Subcommand};
+use millrace::{bench, client, lab, relay, status};
+
+/// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
+#[derive(Parser)]
+#[command(version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Relay Media over QUIC between publishers and subscribers
+    Relay(relay::cli::Args),
+    /// Publish fragmented MP4 or generated objects
+    Publish(client::publish::Args),
+    /// Subscribe to a track; write its media or print running figures
+    Subscribe(client::subscribe::Args),
+    /// Show the state of a running relay
+    Status(status::Args),
+    /// Make networks out of namespaces and emulated links
+    Lab(lab::Args),
+    /// Measure Millrace and other relays
+    Bench(bench::Args),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Relay(args) => relay::cli::run(args),
+        Command::Publish(args) => client::publish::run(args),
+        Command::Subscribe(args) => client::subscribe::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Lab(args) => lab::run(args),
+        Command::Bench(args) => bench::run(args),
+    }
+}

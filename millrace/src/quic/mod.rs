@@ -1,0 +1,1 @@
+//! QUIC at the edge: the seam around rustls, endpoint and connections.

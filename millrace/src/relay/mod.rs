@@ -1,0 +1,3 @@
+//! The relay: sessions, namespaces, tracks.
+
+pub mod cli;
