@@ -1,3 +1,4 @@
 //! QUIC version 1 on the wire (RFC 9000, RFC 9001, RFC 9221): what two senders on one connection need.
 
+pub mod number;
 pub mod varint;

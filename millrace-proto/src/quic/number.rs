@@ -1,0 +1,209 @@
+//! Packet numbers of one connection with two senders.
+//!
+//! Number and key generation come out of one atomic operation on one 64-bit word: no number is used twice,
+//! and because a generation never goes back, no packet of an older generation has a number above one of a
+//! newer generation (RFC 9001, section 6.1 and 6.4).
+
+#[cfg(not(all(test, loom)))]
+use std::sync::atomic::{AtomicU64, Ordering};
+
+#[cfg(all(test, loom))]
+use loom::sync::atomic::{AtomicU64, Ordering};
+
+/// Bits of the word that hold the next packet number; the key generation is above them.
+///
+/// 2^48 numbers last for nine years at a million packets per second, so the number never carries over.
+pub const NUMBER_BITS: u32 = 48;
+
+const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
+
+/// The packet numbers of one connection's 1-RTT space, shared by everyone who sends on it.
+#[derive(Debug)]
+pub struct PacketNumbers(AtomicU64);
+
+/// A packet number was wanted for a key generation that a newer one has replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("key generation {wanted} was replaced by {current}")]
+pub struct Superseded {
+    pub wanted: u16,
+    pub current: u16,
+}
+
+impl PacketNumbers {
+    /// Starts at packet number `next` with key generation 0, the keys of the handshake.
+    pub fn new(next: u64) -> Self {
+        Self(AtomicU64::new(next & NUMBER_MASK))
+    }
+
+    /// Takes the next number; the packet must be sealed with the keys of the returned generation.
+    ///
+    /// Acquires what the one who moved to that generation did before, so its keys are there.
+    pub fn draw(&self) -> (u16, u64) {
+        split(self.0.fetch_add(1, Ordering::Acquire))
+    }
+
+    /// Takes the next number for a packet of `generation`, moving everyone to it when it is newer.
+    ///
+    /// The keys of `generation` must be in place before: others use them from here on.
+    pub fn draw_in(&self, generation: u16) -> Result<u64, Superseded> {
+        let mut word = self.0.load(Ordering::Relaxed);
+        loop {
+            let (current, number) = split(word);
+            if generation < current {
+                return Err(Superseded { wanted: generation, current });
+            }
+            match self.0.compare_exchange_weak(
+                word,
+                join(generation, number + 1),
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Ok(number),
+                Err(changed) => word = changed,
+            }
+        }
+    }
+
+    /// Leaves one number unused and returns it: an acknowledgement of it proves a lying peer
+    /// (RFC 9000, section 21.4).
+    pub fn skip(&self) -> u64 {
+        self.draw().1
+    }
+
+    /// The generation and number that the next packet would get, if nobody else draws in between.
+    pub fn peek(&self) -> (u16, u64) {
+        split(self.0.load(Ordering::Acquire))
+    }
+}
+
+fn split(word: u64) -> (u16, u64) {
+    ((word >> NUMBER_BITS) as u16, word & NUMBER_MASK)
+}
+
+fn join(generation: u16, number: u64) -> u64 {
+    u64::from(generation) << NUMBER_BITS | (number & NUMBER_MASK)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_in_order_across_generations() {
+        let numbers = PacketNumbers::new(7);
+        assert_eq!(numbers.draw(), (0, 7));
+        assert_eq!(numbers.draw_in(0), Ok(8));
+        assert_eq!(numbers.draw_in(2), Ok(9));
+        assert_eq!(numbers.skip(), 10);
+        assert_eq!(numbers.peek(), (2, 11));
+        assert_eq!(numbers.draw(), (2, 11));
+    }
+
+    #[test]
+    fn an_older_generation_takes_no_number() {
+        let numbers = PacketNumbers::new(0);
+        assert_eq!(numbers.draw_in(3), Ok(0));
+        assert_eq!(numbers.draw_in(2), Err(Superseded { wanted: 2, current: 3 }));
+        assert_eq!(numbers.draw(), (3, 1));
+    }
+
+    #[test]
+    fn the_last_generation_and_number_do_not_mix() {
+        assert_eq!(split(join(u16::MAX, NUMBER_MASK)), (u16::MAX, NUMBER_MASK));
+        assert_eq!(split(join(0, NUMBER_MASK)), (0, NUMBER_MASK));
+    }
+
+    #[test]
+    fn threads_never_share_a_number() {
+        const EACH: u64 = 20_000;
+        let numbers = PacketNumbers::new(0);
+        let mut drawn: Vec<(u64, u16)> = std::thread::scope(|scope| {
+            let plane = scope.spawn(|| (0..EACH).map(|_| numbers.draw()).collect::<Vec<_>>());
+            let quinn = scope.spawn(|| {
+                (0..EACH)
+                    .map(|i| {
+                        let generation = (i / 100) as u16;
+                        (generation, numbers.draw_in(generation).expect("only this thread moves on"))
+                    })
+                    .collect::<Vec<_>>()
+            });
+            let plane = plane.join().expect("no panic");
+            let quinn = quinn.join().expect("no panic");
+            plane.into_iter().chain(quinn).map(|(generation, number)| (number, generation)).collect()
+        });
+        drawn.sort_unstable();
+        assert!(drawn.iter().map(|(number, _)| *number).eq(0..2 * EACH));
+        assert!(drawn.is_sorted_by_key(|(_, generation)| *generation));
+    }
+}
+
+/// Every interleaving, by `RUSTFLAGS="--cfg loom" cargo test -p millrace-proto --release --lib number`.
+#[cfg(all(test, loom))]
+mod model {
+    use loom::{sync::Arc, thread};
+
+    use super::*;
+
+    fn check(mut drawn: Vec<(u64, u16)>) {
+        drawn.sort_unstable();
+        assert!(drawn.windows(2).all(|pair| pair[0].0 < pair[1].0), "used twice: {drawn:?}");
+        assert!(drawn.is_sorted_by_key(|(_, generation)| *generation), "went back: {drawn:?}");
+    }
+
+    #[test]
+    fn data_plane_beside_key_updates() {
+        loom::model(|| {
+            let numbers = Arc::new(PacketNumbers::new(0));
+            let plane = thread::spawn({
+                let numbers = numbers.clone();
+                move || [numbers.draw(), numbers.draw()].map(|(generation, number)| (number, generation))
+            });
+            let mut drawn = Vec::new();
+            for generation in [0, 1] {
+                let number = numbers.draw_in(generation).expect("only this thread moves on");
+                drawn.push((number, generation));
+            }
+            drawn.extend(plane.join().expect("no panic"));
+            assert_eq!(drawn.len(), 4);
+            check(drawn);
+        });
+    }
+
+    #[test]
+    fn competing_generations() {
+        loom::model(|| {
+            let numbers = Arc::new(PacketNumbers::new(0));
+            let others: Vec<_> = [1, 2]
+                .map(|generation| {
+                    let numbers = numbers.clone();
+                    thread::spawn(move || numbers.draw_in(generation).ok().map(|number| (number, generation)))
+                })
+                .into();
+            let (generation, number) = numbers.draw();
+            let mut drawn = vec![(number, generation)];
+            drawn.extend(others.into_iter().filter_map(|thread| thread.join().expect("no panic")));
+            let skipped = numbers.skip();
+            assert!(drawn.iter().all(|(number, _)| *number < skipped));
+            assert!(drawn.iter().any(|(_, generation)| *generation == 2));
+            check(drawn);
+        });
+    }
+
+    #[test]
+    fn keys_are_there_before_their_generation() {
+        loom::model(|| {
+            let numbers = Arc::new(PacketNumbers::new(0));
+            let keys = Arc::new(AtomicU64::new(0));
+            let plane = thread::spawn({
+                let (numbers, keys) = (numbers.clone(), keys.clone());
+                move || {
+                    let (generation, _) = numbers.draw();
+                    assert!(keys.load(Ordering::Relaxed) >= u64::from(generation));
+                }
+            });
+            keys.store(1, Ordering::Relaxed);
+            numbers.draw_in(1).expect("nobody else moves on");
+            plane.join().expect("no panic");
+        });
+    }
+}
