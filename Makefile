@@ -1,0 +1,35 @@
+# Every target sets up what it needs first; see `make help`.
+
+SHELL := /bin/bash
+# What `make setup` may just have installed is found without a new login.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+.PHONY: help setup build demo lint test peers bench clean-lab
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what is missing (apt, Rust); says what it does, asks nothing
+	@scripts/setup.sh
+
+build: setup ## the release binary, target/release/millrace
+	cargo build --release --locked -p millrace
+
+demo: build ## live video from a publisher through the relay to two players
+	@scripts/demo.sh
+
+lint: setup ## formatting and lints
+	@scripts/lint.sh
+
+test: setup ## lint, every test, interoperation with unmodified peers
+	@scripts/test.sh
+
+peers: setup ## build the MoQ peers that interop tests and benchmarks use (all of them)
+	scripts/peers.sh all
+
+bench: build peers ## compare relays; results in target/bench.json
+	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
+
+clean-lab: ## remove namespaces that dead lab runs left behind
+	@scripts/clean-lab.sh

@@ -1,0 +1,39 @@
+# Shared by the scripts beside it: `. "$(dirname "$0")/lib.sh"`.
+# shellcheck shell=bash
+
+set -euo pipefail
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$ROOT"
+export PATH="${HOME:-/root}/.cargo/bin:$PATH"
+
+# What the tree is tested with; setup.sh installs these when nothing new enough is there.
+RUST_TESTED=1.95.0
+CLANG_TESTED=19
+CLANG_MINIMUM=16
+
+say() { printf '%s: %s\n' "$(basename "$0" .sh)" "$*" >&2; }
+die() { say "$*"; exit 1; }
+have() { command -v "$1" >/dev/null; }
+
+# at_least 1.95.0 1.88: the first version is not older than the second.
+at_least() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n1)" = "$2" ]; }
+
+# The command to run clang tool $1 with (clang, clang-format), CLANG_MINIMUM or newer; fails if there is none.
+clang_tool() {
+    local tool=$1 candidate version
+    for candidate in "$tool-$CLANG_TESTED" "$tool" $(seq -f "$tool-%g" 40 -1 "$CLANG_MINIMUM"); do
+        version=$("$candidate" --version 2>/dev/null | sed -n 's/.*version \([0-9]*\)\..*/\1/p' | head -n1)
+        if [ "${version:-0}" -ge "$CLANG_MINIMUM" ]; then echo "$candidate"; return; fi
+    done
+    return 1
+}
+
+# wait_for SECONDS COMMAND...: retries until the command succeeds; fails when the time is over.
+wait_for() {
+    local deadline=$((SECONDS + $1))
+    shift
+    until "$@" >/dev/null 2>&1; do
+        [ "$SECONDS" -lt "$deadline" ] || return 1
+        sleep 0.1
+    done
+}

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Formatting of Rust and C, and lints, all of them errors.
+. "$(dirname "$0")/lib.sh"
+
+say "cargo fmt"
+cargo fmt --all --check
+
+mapfile -t sources < <(find millrace-bpf/src/bpf -name '*.[ch]' 2>/dev/null | sort)
+if [ ${#sources[@]} -gt 0 ]; then
+    if format=$(clang_tool clang-format); then
+        say "$format"
+        "$format" --dry-run -Werror "${sources[@]}"
+    else
+        say "SKIP: no clang-format >= $CLANG_MINIMUM"
+    fi
+fi
+
+say "cargo clippy"
+cargo clippy --workspace --all-targets --locked -- -D warnings

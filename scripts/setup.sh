@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Installs what building and testing need and what is not there yet: Debian packages and Rust.
+# Asks nothing and says what it does. A second run does nothing.
+# Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
+. "$(dirname "$0")/lib.sh"
+
+SUDO=()
+if [ "$(id -u)" != 0 ]; then SUDO=(sudo -n); fi
+can_install() { have apt-get && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; }
+
+apt_get() {
+    "${SUDO[@]}" env DEBIAN_FRONTEND=noninteractive NEEDRESTART_MODE=a \
+        apt-get -q -y -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300 --no-install-recommends "$@"
+}
+
+apt_update() {
+    [ -z "${APT_UPDATED:-}" ] || return 0
+    APT_UPDATED=1
+    say "apt-get update"
+    apt_get update >/dev/null || say "some package lists could not be refreshed; going on with what is there"
+}
+
+# One line per need: what shows that it is there (a command, or a file by its path) and the package that brings it.
+needs() {
+    cat <<'NEEDS'
+make                            make
+cc                              gcc
+c++                             g++
+/usr/include/stdlib.h           libc6-dev
+pkg-config                      pkg-config
+curl                            curl
+/etc/ssl/certs/ca-certificates.crt ca-certificates
+/usr/include/libelf.h           libelf-dev
+/usr/include/zlib.h             zlib1g-dev
+/usr/include/bpf/bpf_helpers.h  libbpf-dev
+/usr/include/linux/bpf.h        linux-libc-dev
+ip                              iproute2
+ethtool                         ethtool
+ping                            iputils-ping
+ffmpeg                          ffmpeg
+NEEDS
+}
+
+is_there() {
+    case $1 in
+        /*) [ -e "$1" ] ;;
+        *) have "$1" || [ -x "/usr/sbin/$1" ] || [ -x "/sbin/$1" ] ;;
+    esac
+}
+
+missing_packages() {
+    local proof package
+    while read -r proof package; do
+        is_there "$proof" || echo "$package"
+    done < <(needs)
+}
+
+# The clang that the distribution has: the tested version if there, else its newest that is new enough.
+packaged_clang() {
+    apt-cache search --names-only '^clang-[0-9]+$' | sed -n 's/^clang-\([0-9]*\) .*/\1/p' | sort -n |
+        awk -v want="$CLANG_TESTED" -v least="$CLANG_MINIMUM" \
+            '$1 == want { tested = $1 } $1 >= least { newest = $1 } END { print tested ? tested : newest }'
+}
+
+# For releases that stop short of CLANG_MINIMUM (Ubuntu 22.04): LLVM's own package archive.
+add_llvm_archive() {
+    local codename
+    codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    [ -n "$codename" ] || return 1
+    say "no packaged clang >= $CLANG_MINIMUM: adding apt.llvm.org for $codename"
+    curl -fsSL --retry 3 https://apt.llvm.org/llvm-snapshot.gpg.key |
+        "${SUDO[@]}" tee /etc/apt/keyrings/llvm.asc >/dev/null || return 1
+    echo "deb [signed-by=/etc/apt/keyrings/llvm.asc] https://apt.llvm.org/$codename/ llvm-toolchain-$codename-$CLANG_TESTED main" |
+        "${SUDO[@]}" tee /etc/apt/sources.list.d/llvm.list >/dev/null
+    apt_get update >/dev/null
+}
+
+setup_packages() {
+    local missing=()
+    mapfile -t missing < <(missing_packages)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    if ! can_install; then
+        say "SKIP: not root, cannot install: ${missing[*]}"
+        return 0
+    fi
+    apt_update
+    say "installing: ${missing[*]}"
+    apt_get install "${missing[@]}" >/dev/null || die "apt-get could not install: ${missing[*]}"
+}
+
+setup_clang() {
+    if clang_tool clang >/dev/null && clang_tool clang-format >/dev/null; then return 0; fi
+    if ! can_install; then
+        say "SKIP: not root, cannot install clang >= $CLANG_MINIMUM (BPF programs need it)"
+        return 0
+    fi
+    apt_update
+    local version
+    version=$(packaged_clang)
+    if [ -z "$version" ]; then
+        "${SUDO[@]}" mkdir -p /etc/apt/keyrings
+        add_llvm_archive || die "no clang >= $CLANG_MINIMUM can be had here; install one and set CLANG"
+        version=$CLANG_TESTED
+    fi
+    say "installing: clang-$version clang-format-$version"
+    apt_get install "clang-$version" "clang-format-$version" >/dev/null || die "apt-get could not install clang-$version"
+}
+
+rust_is_new_enough() {
+    local minimum version
+    minimum=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
+    version=$(rustc --version 2>/dev/null | cut -d' ' -f2) || return 1
+    at_least "$version" "$minimum" && have cargo && cargo fmt --version >/dev/null 2>&1 &&
+        cargo clippy --version >/dev/null 2>&1
+}
+
+# Where there is a rustup (a distribution's or one's own) it brings the tested toolchain for this directory only;
+# where there is no Rust at all, rustup's installer puts it into the home directory.
+setup_rust() {
+    ! rust_is_new_enough || return 0
+    if have rustup; then
+        say "installing Rust $RUST_TESTED with rustup, for this directory"
+        rustup toolchain install "$RUST_TESTED" --profile minimal -c rustfmt -c clippy
+        rustup override set "$RUST_TESTED"
+    else
+        say "installing Rust $RUST_TESTED into ${CARGO_HOME:-$HOME/.cargo} with rustup's installer"
+        local installer
+        installer=$(mktemp)
+        curl -fsSL --retry 3 --proto '=https' --tlsv1.2 https://sh.rustup.rs -o "$installer" ||
+            die "rustup's installer could not be fetched; install Rust >= $(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)"
+        # A distribution's older Rust may stay where it is: ours comes first in PATH.
+        RUSTUP_INIT_SKIP_PATH_CHECK=yes sh "$installer" -y -q --no-modify-path --profile minimal \
+            --default-toolchain "$RUST_TESTED" -c rustfmt -c clippy
+        rm -f "$installer"
+    fi
+    hash -r
+    rust_is_new_enough || die "Rust is still not usable: $(rustc --version 2>&1)"
+}
+
+setup_packages
+setup_clang
+setup_rust
