@@ -17,7 +17,7 @@ say "cargo test (everything it says is kept in target/test.log)"
 status=0
 cargo test --workspace --locked --no-fail-fast -- --show-output 2>&1 | tee "$log" |
     { grep --line-buffered -E '^( +(Compiling|Running|Doc-tests) |test .* \.\.\. )' || true; } || status=$?
-[ "$status" = 0 ] || sed -n '/^error/,$p; /^failures:/,/^test result:/p' "$log"
+[ "$status" = 0 ] || sed -n '/^error/,/^$/p; /^failures:$/,/^test result:/p' "$log"
 
 # A passing test's own output is only of interest where it says that something was skipped.
 skipped=$(grep -ohE '\bSKIP\b.*' "$log" | sort | uniq -c || true)

@@ -1,3 +1,5 @@
 //! The relay: sessions, namespaces, tracks.
 
 pub mod cli;
+pub mod config;
+pub mod status;

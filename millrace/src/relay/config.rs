@@ -1,0 +1,573 @@
+//! Settings of `millrace relay`: flags and a TOML file with the same names, checked as a whole.
+//!
+//! [`Settings`] is what was given, [`Config`] what it comes to. Every setting is one line of the `settings!`
+//! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
+
+use std::{
+    collections::HashMap, fmt, net::SocketAddr, ops::Range, path::PathBuf, str::FromStr, time::Duration,
+};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Deserializer, de};
+use toml::de::{DeTable, ValueDeserializer};
+use url::Url;
+
+/// What the relay runs with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// UDP addresses; `[::]:PORT` takes IPv4 as well.
+    pub listen: Vec<SocketAddr>,
+    pub engine: EngineChoice,
+    pub identity: Identity,
+    /// The server's order of preference.
+    pub cipher_suites: Vec<CipherSuite>,
+    pub congestion_control: CongestionControl,
+    /// Limit of all cached media.
+    pub cache_bytes: u64,
+    /// Cached groups older than this are evicted.
+    pub cache_age: Duration,
+    /// A session without a packet for this long is closed.
+    pub idle_timeout: Duration,
+    pub max_sessions: usize,
+    pub max_tracks: usize,
+    /// Open requests of one session.
+    pub max_requests: usize,
+    /// From GOAWAY until sessions that are still open are closed.
+    pub drain_timeout: Duration,
+    pub gso: Gso,
+    pub upstream: Option<Upstream>,
+    /// Where metrics, health and status are served.
+    pub http: Option<SocketAddr>,
+    pub log: Log,
+    /// TLS secrets of all sessions are appended here (NSS key log format). For debugging only.
+    pub key_log_file: Option<PathBuf>,
+}
+
+/// The certificate that the relay shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// PEM files, read again when they change.
+    Files { cert: PathBuf, key: PathBuf },
+    /// Made at start-up, gone at exit.
+    SelfSigned,
+}
+
+/// Another relay that is asked for what nobody here publishes.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    pub url: Url,
+    /// PEM file of trusted roots; `None`: the upstream's certificate is not verified.
+    pub tls_root: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// A level, or directives: `info,millrace=debug`.
+    pub level: String,
+    pub format: LogFormat,
+    /// `None`: standard error.
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EngineChoice {
+    /// The fastest that works here
+    Auto,
+    /// Sockets
+    User,
+    /// Packets leave from inside the kernel
+    Kernel,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CipherSuite {
+    Chacha20Poly1305,
+    #[value(name = "aes-128-gcm")]
+    Aes128Gcm,
+    #[value(name = "aes-256-gcm")]
+    Aes256Gcm,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CongestionControl {
+    /// RFC 9438
+    Cubic,
+    /// RFC 9002, section 7
+    #[value(name = "newreno")]
+    NewReno,
+}
+
+/// UDP generic segmentation offload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Gso {
+    /// Where the kernel has it
+    Auto,
+    On,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
+const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
+
+macro_rules! settings {
+    ($($(#[$meta:meta])* $field:ident: $type:ty,)*) => {
+        /// Settings as given; what was not given is `None`.
+        #[derive(clap::Args, Clone, Debug, Default)]
+        pub struct Settings {
+            $($(#[$meta])* pub $field: Option<$type>,)*
+        }
+
+        /// Every key, in the order of the documentation.
+        pub fn keys() -> Vec<String> {
+            vec![$(stringify!($field).replace('_', "-")),*]
+        }
+
+        impl Settings {
+            /// Sets one key of the file.
+            fn set(&mut self, key: &str, value: ValueDeserializer<'_>) -> Result<(), toml::de::Error> {
+                match key.replace('-', "_").as_str() {
+                    $(stringify!($field) => self.$field = Some(<$type>::deserialize(value)?),)*
+                    _ => return Err(de::Error::custom("unknown key")),
+                }
+                Ok(())
+            }
+
+            fn is_set(&self, key: &str) -> bool {
+                match key.replace('-', "_").as_str() {
+                    $(stringify!($field) => self.$field.is_some(),)*
+                    _ => false,
+                }
+            }
+
+            fn or(self, other: Self) -> Self {
+                Self { $($field: self.$field.or(other.$field),)* }
+            }
+        }
+    };
+}
+
+settings! {
+    /// UDP address to serve MoQ on, repeatable [default: [::]:4443, which takes IPv4 as well]
+    #[arg(long, value_name = "ADDR:PORT")]
+    listen: Vec<SocketAddr>,
+    /// How media packets leave [default: auto]
+    #[arg(long, value_enum)]
+    engine: EngineChoice,
+    /// Certificate chain, PEM; read again when it changes and on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    tls_cert: PathBuf,
+    /// Private key of the certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    tls_key: PathBuf,
+    /// Make a certificate at start-up, for trying out; its fingerprint is logged [default without --tls-cert]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    tls_self_signed: bool,
+    /// Cipher suites in order of preference [default: all, as listed]
+    #[arg(long, value_enum, value_delimiter = ',')]
+    cipher_suites: Vec<CipherSuite>,
+    /// Congestion control of media [default: cubic]
+    #[arg(long, value_enum)]
+    congestion_control: CongestionControl,
+    /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    cache_bytes: ByteCount,
+    /// Cached groups older than this are dropped [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    cache_seconds: Seconds,
+    /// Close a session that is silent for this long [default: 30]
+    #[arg(long, value_name = "SECONDS")]
+    idle_timeout: Seconds,
+    /// Sessions at once [default: 10000]
+    #[arg(long, value_name = "N")]
+    max_sessions: usize,
+    /// Tracks at once [default: 100000]
+    #[arg(long, value_name = "N")]
+    max_tracks: usize,
+    /// Open requests of one session [default: 1000]
+    #[arg(long, value_name = "N")]
+    max_requests: usize,
+    /// Time that sessions have to leave after GOAWAY [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    drain_timeout: Seconds,
+    /// UDP segmentation offload [default: auto]
+    #[arg(long, value_enum)]
+    gso: Gso,
+    /// Relay to ask for what nobody here publishes: moqt://HOST:PORT
+    #[arg(long, value_name = "URL")]
+    upstream: MoqtUrl,
+    /// Roots that the upstream's certificate must lead to, PEM [default: the system's]
+    #[arg(long, value_name = "FILE")]
+    upstream_tls_root: PathBuf,
+    /// Take any certificate from the upstream: for trying out only
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    upstream_tls_disable_verify: bool,
+    /// Where /metrics, /healthz and /status are served, or "off" [default: 127.0.0.1:9184]
+    #[arg(long, value_name = "ADDR:PORT")]
+    http: HttpAddr,
+    /// A level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
+    #[arg(long, value_name = "LEVEL")]
+    log_level: String,
+    /// [default: text]
+    #[arg(long, value_enum)]
+    log_format: LogFormat,
+    /// Log to this file instead of standard error; opened again on SIGHUP
+    #[arg(long, value_name = "FILE")]
+    log_file: PathBuf,
+    /// Append the TLS secrets of all sessions to this file: whoever reads it reads the traffic
+    #[arg(long, value_name = "FILE")]
+    key_log_file: PathBuf,
+}
+
+/// What is wrong with one setting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// `--flag`, or `FILE:LINE: key`.
+    pub place: String,
+    pub message: String,
+}
+
+/// Everything that is wrong with the settings, file and flags together.
+#[derive(Debug, thiserror::Error)]
+pub struct Errors(pub Vec<Problem>);
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the relay's settings are not usable:")?;
+        self.0.iter().try_for_each(|problem| write!(f, "\n  {}: {}", problem.place, problem.message))
+    }
+}
+
+/// A configuration file: its name and its text.
+pub struct File<'a> {
+    pub name: &'a str,
+    pub text: &'a str,
+}
+
+impl Config {
+    /// Merges flags over the file and checks the whole.
+    pub fn new(flags: Settings, file: Option<File<'_>>) -> Result<Self, Errors> {
+        let mut check = Check { flags: flags.clone(), places: HashMap::new(), problems: Vec::new() };
+        let settings = match file {
+            Some(file) => flags.or(check.read(&file)),
+            None => flags,
+        };
+        let config = check.config(settings);
+        if check.problems.is_empty() { Ok(config) } else { Err(Errors(check.problems)) }
+    }
+}
+
+/// Collects problems, and knows where each key was given.
+struct Check {
+    flags: Settings,
+    places: HashMap<String, String>,
+    problems: Vec<Problem>,
+}
+
+impl Check {
+    fn read(&mut self, file: &File<'_>) -> Settings {
+        let line = |span: Range<usize>| file.text[..span.start].matches('\n').count() + 1;
+        let mut settings = Settings::default();
+        let (table, syntax) = DeTable::parse_recoverable(file.text);
+        for error in syntax {
+            let place = format!("{}:{}", file.name, error.span().map_or(1, line));
+            self.problems.push(Problem { place, message: error.message().to_owned() });
+        }
+        for (key, value) in table.into_inner() {
+            let place = format!("{}:{}: {}", file.name, line(key.span()), key.get_ref());
+            if !keys().iter().any(|known| known == key.get_ref()) {
+                self.problems.push(Problem { place, message: unknown(key.get_ref()) });
+            } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
+                self.problems.push(Problem { place, message: error.message().to_owned() });
+            } else {
+                self.places.insert(key.into_inner().into_owned(), place);
+            }
+        }
+        settings
+    }
+
+    fn problem(&mut self, key: &str, message: impl Into<String>) {
+        let place = match self.places.get(key) {
+            Some(place) if !self.flags.is_set(key) => place.clone(),
+            _ => format!("--{key}"),
+        };
+        self.problems.push(Problem { place, message: message.into() });
+    }
+
+    fn config(&mut self, settings: Settings) -> Config {
+        if settings.engine == Some(EngineChoice::Kernel) {
+            self.problem("engine", "the kernel engine is not in this build yet; use `user` or `auto`");
+        }
+        Config {
+            listen: self.listen(settings.listen),
+            engine: settings.engine.unwrap_or(EngineChoice::Auto),
+            identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
+            cipher_suites: self.cipher_suites(settings.cipher_suites),
+            congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),
+            cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
+            cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),
+            idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
+            max_sessions: self.at_least_one("max-sessions", settings.max_sessions, 10_000),
+            max_tracks: self.at_least_one("max-tracks", settings.max_tracks, 100_000),
+            max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),
+            drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
+            gso: settings.gso.unwrap_or(Gso::Auto),
+            upstream: self.upstream(
+                settings.upstream,
+                settings.upstream_tls_root,
+                settings.upstream_tls_disable_verify.unwrap_or(false),
+            ),
+            http: settings.http.map_or(Some(SocketAddr::from(([127, 0, 0, 1], 9184))), |http| http.0),
+            log: Log {
+                level: self.log_level(settings.log_level),
+                format: settings.log_format.unwrap_or(LogFormat::Text),
+                file: settings.log_file,
+            },
+            key_log_file: settings.key_log_file,
+        }
+    }
+
+    fn listen(&mut self, given: Option<Vec<SocketAddr>>) -> Vec<SocketAddr> {
+        let listen = given.unwrap_or_else(|| vec![SocketAddr::from(([0; 16], 4443))]);
+        if listen.is_empty() {
+            self.problem("listen", "needs at least one address");
+        }
+        if let Some(twice) = repeated(&listen).filter(|addr| addr.port() != 0) {
+            self.problem("listen", format!("{twice} is given twice"));
+        }
+        listen
+    }
+
+    fn identity(
+        &mut self,
+        cert: Option<PathBuf>,
+        key: Option<PathBuf>,
+        self_signed: Option<bool>,
+    ) -> Identity {
+        match (cert, key) {
+            (Some(_), Some(_)) if self_signed == Some(true) => {
+                self.problem(
+                    "tls-self-signed",
+                    "contradicts tls-cert: a certificate is read or made, not both",
+                );
+                Identity::SelfSigned
+            }
+            (Some(cert), Some(key)) => Identity::Files { cert, key },
+            (Some(_), None) => {
+                self.problem("tls-cert", "needs tls-key as well");
+                Identity::SelfSigned
+            }
+            (None, Some(_)) => {
+                self.problem("tls-key", "needs tls-cert as well");
+                Identity::SelfSigned
+            }
+            (None, None) => {
+                if self_signed == Some(false) {
+                    self.problem("tls-self-signed", "is off, so tls-cert and tls-key are needed");
+                }
+                Identity::SelfSigned
+            }
+        }
+    }
+
+    fn cipher_suites(&mut self, given: Option<Vec<CipherSuite>>) -> Vec<CipherSuite> {
+        let suites = given.unwrap_or_else(|| CipherSuite::value_variants().to_vec());
+        if suites.is_empty() {
+            self.problem("cipher-suites", "needs at least one suite");
+        }
+        if let Some(twice) = repeated(&suites) {
+            self.problem("cipher-suites", format!("{} is given twice", name(&twice)));
+        }
+        suites
+    }
+
+    fn upstream(
+        &mut self,
+        url: Option<MoqtUrl>,
+        root: Option<PathBuf>,
+        disable_verify: bool,
+    ) -> Option<Upstream> {
+        if root.is_some() && disable_verify {
+            self.problem("upstream-tls-root", "means nothing with upstream-tls-disable-verify");
+        }
+        if url.is_none() && root.is_some() {
+            self.problem("upstream-tls-root", "needs upstream as well");
+        }
+        if url.is_none() && disable_verify {
+            self.problem("upstream-tls-disable-verify", "needs upstream as well");
+        }
+        let tls_root = (!disable_verify).then(|| root.unwrap_or_else(|| SYSTEM_ROOTS.into()));
+        url.map(|url| Upstream { url: url.0, tls_root })
+    }
+
+    fn log_level(&mut self, given: Option<String>) -> String {
+        let level = given.unwrap_or_else(|| "info".to_owned());
+        if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&level) {
+            self.problem("log-level", error.to_string());
+        }
+        level
+    }
+
+    fn positive(&mut self, key: &str, given: Option<Seconds>, default: u64) -> Duration {
+        let value = given.map_or(Duration::from_secs(default), |seconds| seconds.0);
+        if value.is_zero() {
+            self.problem(key, "must be more than 0");
+        }
+        value
+    }
+
+    fn at_least_one(&mut self, key: &str, given: Option<usize>, default: usize) -> usize {
+        let value = given.unwrap_or(default);
+        if value == 0 {
+            self.problem(key, "must be at least 1");
+        }
+        value
+    }
+}
+
+fn repeated<T: PartialEq + Copy>(items: &[T]) -> Option<T> {
+    items.iter().enumerate().find(|(index, item)| items[..*index].contains(item)).map(|(_, item)| *item)
+}
+
+fn unknown(key: &str) -> String {
+    let closest = keys().into_iter().map(|known| (strsim::jaro(key, &known), known));
+    match closest.max_by(|(a, _), (b, _)| a.total_cmp(b)).filter(|(similarity, _)| *similarity > 0.7) {
+        Some((_, known)) => format!("unknown key; did you mean `{known}`?"),
+        None => "unknown key".to_owned(),
+    }
+}
+
+/// An amount of memory: `268435456`, `256MiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteCount(pub u64);
+
+impl FromStr for ByteCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let shift = match text[digits.len()..].trim() {
+            "" | "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            unit => return Err(format!("`{unit}` is not a unit: use KiB, MiB or GiB")),
+        };
+        let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("`{text}` is too large"))
+    }
+}
+
+/// A duration as a plain number of seconds: `30`, `0.5`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seconds(pub Duration);
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A year is plenty, and far from where adding it to a clock could overflow.
+        const MAX: f64 = 365.0 * 86_400.0;
+        match text.parse::<f64>() {
+            Ok(seconds) if (0.0..=MAX).contains(&seconds) => Ok(Self(Duration::from_secs_f64(seconds))),
+            _ => Err(format!("`{text}` is not a number of seconds, 0 to {MAX}")),
+        }
+    }
+}
+
+/// `moqt://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoqtUrl(pub Url);
+
+impl FromStr for MoqtUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url = Url::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
+        if url.scheme() != "moqt" || url.host_str().is_none_or(str::is_empty) {
+            return Err(format!("`{text}` is not of the form moqt://HOST:PORT"));
+        }
+        Ok(Self(url))
+    }
+}
+
+/// An address, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HttpAddr(pub Option<SocketAddr>);
+
+impl FromStr for HttpAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self(None)),
+            _ => text
+                .parse()
+                .map(|addr| Self(Some(addr)))
+                .map_err(|_| format!("`{text}` is not ADDR:PORT or off")),
+        }
+    }
+}
+
+/// The word that stands for a choice, in flags and file alike.
+pub fn name(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Takes from the file what the flag takes: strings, and plain numbers where they mean the same.
+struct Word;
+
+impl de::Visitor<'_> for Word {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a number")
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<String, E> {
+        Ok(word.to_owned())
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+}
+
+macro_rules! deserialize_from_str {
+    ($($type:ty),*) => {
+        $(impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
+            }
+        })*
+    };
+}
+
+macro_rules! deserialize_choice {
+    ($($type:ty),*) => {
+        $(impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let word = deserializer.deserialize_any(Word)?;
+                <Self as ValueEnum>::from_str(&word, false).map_err(|_| {
+                    let known: Vec<_> = Self::value_variants().iter().map(name).collect();
+                    de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
+                })
+            }
+        })*
+    };
+}
+
+deserialize_from_str!(ByteCount, Seconds, MoqtUrl, HttpAddr);
+deserialize_choice!(EngineChoice, CipherSuite, CongestionControl, Gso, LogFormat);
+
+#[cfg(test)]
+mod tests;

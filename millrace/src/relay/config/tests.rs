@@ -1,0 +1,201 @@
+use std::path::Path;
+
+use clap::Parser;
+
+use super::*;
+
+#[derive(Parser)]
+struct Command {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+fn config(flags: &[&str], text: &str) -> Result<Config, Vec<(String, String)>> {
+    let settings = Command::parse_from([&["relay"], flags].concat()).settings;
+    Config::new(settings, Some(File { name: "relay.toml", text }))
+        .map_err(|errors| errors.0.into_iter().map(|problem| (problem.place, problem.message)).collect())
+}
+
+fn problems(flags: &[&str], text: &str) -> Vec<(String, String)> {
+    config(flags, text).expect_err("accepted")
+}
+
+#[test]
+fn nothing_given_is_a_relay_to_try_out() {
+    let config = config(&[], "").unwrap();
+    assert_eq!(config.listen, ["[::]:4443".parse().unwrap()]);
+    assert_eq!(config.identity, Identity::SelfSigned);
+    assert_eq!(config.http, Some("127.0.0.1:9184".parse().unwrap()));
+    assert_eq!(config.cipher_suites, CipherSuite::value_variants());
+    assert_eq!(config.key_log_file, None);
+    assert!(config.upstream.is_none());
+}
+
+#[test]
+fn flags_and_file_take_the_same_words() {
+    let by_flags = config(
+        &[
+            "--listen=127.0.0.1:1",
+            "--listen=[::1]:2",
+            "--engine=user",
+            "--tls-cert=c.pem",
+            "--tls-key=k.pem",
+            "--cipher-suites=aes-256-gcm,chacha20-poly1305",
+            "--congestion-control=newreno",
+            "--cache-bytes=1GiB",
+            "--cache-seconds=2.5",
+            "--idle-timeout=7",
+            "--max-sessions=3",
+            "--max-tracks=4",
+            "--max-requests=5",
+            "--drain-timeout=0",
+            "--gso=off",
+            "--upstream=moqt://relay.example:4443",
+            "--upstream-tls-disable-verify",
+            "--http=off",
+            "--log-level=info,millrace=debug",
+            "--log-format=json",
+            "--log-file=l.log",
+            "--key-log-file=keys",
+        ],
+        "",
+    );
+    let by_file = config(
+        &[],
+        r#"
+        listen = ["127.0.0.1:1", "[::1]:2"]
+        engine = "user"
+        tls-cert = "c.pem"
+        tls-key = "k.pem"
+        cipher-suites = ["aes-256-gcm", "chacha20-poly1305"]
+        congestion-control = "newreno"
+        cache-bytes = "1GiB"
+        cache-seconds = 2.5
+        idle-timeout = 7
+        max-sessions = 3
+        max-tracks = 4
+        max-requests = 5
+        drain-timeout = 0
+        gso = "off"
+        upstream = "moqt://relay.example:4443"
+        upstream-tls-disable-verify = true
+        http = "off"
+        log-level = "info,millrace=debug"
+        log-format = "json"
+        log-file = "l.log"
+        key-log-file = "keys"
+        "#,
+    );
+    let by_flags = by_flags.unwrap();
+    assert_eq!(format!("{by_flags:?}"), format!("{:?}", by_file.unwrap()));
+    assert_eq!(by_flags.cache_bytes, 1 << 30);
+    assert_eq!(by_flags.cache_age, Duration::from_millis(2500));
+    assert_eq!(by_flags.cipher_suites, [CipherSuite::Aes256Gcm, CipherSuite::Chacha20Poly1305]);
+    assert_eq!(by_flags.http, None);
+    assert!(by_flags.upstream.unwrap().tls_root.is_none());
+}
+
+#[test]
+fn a_flag_overrides_the_file() {
+    let config =
+        config(&["--max-sessions=1", "--listen=127.0.0.1:9"], "max-sessions = 2\nlisten = []").unwrap();
+    assert_eq!(config.max_sessions, 1);
+    assert_eq!(config.listen, ["127.0.0.1:9".parse().unwrap()]);
+}
+
+#[test]
+fn every_problem_is_reported_with_key_and_line() {
+    let text = "lisen = [\"[::]:4443\"]\n\
+                cache-bytes = \"12 parsecs\"\n\
+                tls-cert = \"c.pem\"\n\
+                idle-timeout = 0\n\
+                gso = \"perhaps\"\n\
+                max-tracks = -1\n\
+                colour = 1\n\
+                engine = \"kernel\"\n";
+    let found = problems(&["--max-requests=0"], text);
+    let places: Vec<&str> = found.iter().map(|(place, _)| place.as_str()).collect();
+    let in_file = |line: usize, key: &str| format!("relay.toml:{line}: {key}");
+    for (line, key) in [
+        (1, "lisen"),
+        (2, "cache-bytes"),
+        (3, "tls-cert"),
+        (4, "idle-timeout"),
+        (5, "gso"),
+        (6, "max-tracks"),
+        (7, "colour"),
+        (8, "engine"),
+    ] {
+        assert!(places.contains(&in_file(line, key).as_str()), "{key} in {places:?}");
+    }
+    assert!(places.contains(&"--max-requests"));
+    assert_eq!(found.len(), 9, "{found:?}");
+    let message = |place: &str| &found.iter().find(|(at, _)| at == place).unwrap().1;
+    assert_eq!(message("relay.toml:1: lisen"), "unknown key; did you mean `listen`?");
+    assert_eq!(message("relay.toml:7: colour"), "unknown key");
+    assert_eq!(message("relay.toml:5: gso"), "`perhaps` is none of auto, on, off");
+}
+
+#[test]
+fn a_wrong_value_in_a_flag_is_not_blamed_on_the_file() {
+    let found = problems(&["--idle-timeout=0"], "idle-timeout = 5");
+    assert_eq!(found, [("--idle-timeout".to_owned(), "must be more than 0".to_owned())]);
+}
+
+#[test]
+fn broken_toml_names_the_line() {
+    let found = problems(&[], "engine = \"user\"\nlisten = [\n\nmax-tracks = = 3\n");
+    assert!(found.iter().all(|(place, _)| place.starts_with("relay.toml:")), "{found:?}");
+    assert!(found.iter().any(|(place, _)| place.starts_with("relay.toml:4")), "{found:?}");
+}
+
+#[test]
+fn contradictions_are_refused() {
+    let table = [
+        ("tls-key = 'k'", "tls-key"),
+        ("tls-cert = 'c'\ntls-key = 'k'\ntls-self-signed = true", "tls-self-signed"),
+        ("tls-self-signed = false", "tls-self-signed"),
+        ("listen = []", "listen"),
+        ("listen = ['[::]:1', '[::]:1']", "listen"),
+        ("cipher-suites = []", "cipher-suites"),
+        ("cipher-suites = ['aes-128-gcm', 'aes-128-gcm']", "cipher-suites"),
+        ("upstream = 'https://x:1'", "upstream"),
+        ("upstream-tls-root = 'r'", "upstream-tls-root"),
+        ("upstream-tls-disable-verify = true", "upstream-tls-disable-verify"),
+        ("log-level = 'a=b=c'", "log-level"),
+    ];
+    for (text, key) in table {
+        let found = problems(&[], text);
+        assert_eq!(found.len(), 1, "{text}: {found:?}");
+        assert!(found[0].0.ends_with(&format!(": {key}")), "{text}: {found:?}");
+    }
+}
+
+#[test]
+fn amounts_have_units_and_bounds() {
+    let table = [
+        ("1024", Some(1024)),
+        ("3KiB", Some(3 << 10)),
+        ("256 MiB", Some(256 << 20)),
+        ("", None),
+        ("-1", None),
+        ("1.5GiB", None),
+        ("17179869184GiB", None),
+        ("1kb", None),
+    ];
+    for (text, want) in table {
+        assert_eq!(text.parse().ok(), want.map(ByteCount), "{text}");
+    }
+    for text in ["-1", "NaN", "inf", "1e99", "soon"] {
+        assert!(text.parse::<Seconds>().is_err(), "{text}");
+    }
+}
+
+#[test]
+fn the_documentation_has_every_key() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/config.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    for key in keys() {
+        assert!(text.contains(&format!("| `{key}` |")), "docs/config.md lacks {key}");
+    }
+}

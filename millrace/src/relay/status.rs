@@ -1,0 +1,126 @@
+//! What a running relay says about itself: the body of `/status`, and what `/metrics` is derived from.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use serde::{Deserialize, Serialize};
+
+/// Gives a snapshot of a running relay. Called a few times a second at most; may lock briefly.
+pub trait StatusSource: Send + Sync + 'static {
+    fn status(&self) -> Status;
+    /// Whether the relay is draining; cheaper than a whole snapshot.
+    fn draining(&self) -> bool;
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub engine: Engine,
+    pub uptime_s: f64,
+    /// GOAWAY has been sent and new sessions are refused.
+    pub draining: bool,
+    pub listen: Vec<SocketAddr>,
+    pub sessions: Vec<Session>,
+    pub tracks: Vec<Track>,
+    pub cache: Cache,
+    /// What was not forwarded, by reason, since start.
+    pub drops: BTreeMap<String, u64>,
+    pub totals: Totals,
+}
+
+/// How sealed packets reach the network.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Engine {
+    /// `user` or `kernel`.
+    pub name: String,
+    /// Why this one.
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    pub id: u64,
+    pub remote: SocketAddr,
+    /// This relay opened the session, towards its upstream.
+    pub upstream: bool,
+    /// Has announced a namespace or published a track.
+    pub publisher: bool,
+    /// Has subscribed or fetched.
+    pub subscriber: bool,
+    pub age_s: f64,
+    /// Smoothed round-trip time, microseconds.
+    pub rtt_us: u64,
+    /// Congestion window that both senders share, bytes.
+    pub cwnd: u64,
+    /// Bytes of both senders that are neither acknowledged nor lost.
+    pub in_flight: u64,
+    /// Largest UDP payload that the path is known to carry, bytes.
+    pub path_mtu: u16,
+    pub cipher: String,
+    /// Sent by the QUIC stack: handshake, control, acknowledgements.
+    pub quinn: Sent,
+    /// Sent by the data plane: media.
+    pub data_plane: Sent,
+    pub packets_lost: u64,
+    pub bytes_retransmitted: u64,
+    /// Subscriptions and fetches that are open.
+    pub subscriptions: u64,
+    /// Tracks that this session publishes.
+    pub publications: u64,
+    /// Media that is owed and not yet sent, bytes.
+    pub pending: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    pub packets: u64,
+    /// UDP payload bytes.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Track {
+    /// Full track name in the draft's serialized form.
+    pub name: String,
+    /// Alias in the streams to subscribers.
+    pub alias: u64,
+    pub publishers: u64,
+    pub subscribers: u64,
+    pub groups_cached: u64,
+    pub objects_cached: u64,
+    pub bytes_cached: u64,
+    /// Group and object ID of the largest object seen.
+    pub largest: Option<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cache {
+    pub bytes: u64,
+    pub limit: u64,
+    pub groups: u64,
+    /// Groups evicted since start.
+    pub evicted: u64,
+}
+
+/// Counters since start, closed sessions included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    pub sessions: u64,
+    pub requests: u64,
+    /// Requests answered with REQUEST_ERROR.
+    pub request_errors: u64,
+    pub objects_received: u64,
+    /// Payload bytes of the objects received.
+    pub object_bytes_received: u64,
+    pub quinn: Sent,
+    pub data_plane: Sent,
+    pub packets_lost: u64,
+    pub bytes_retransmitted: u64,
+    pub streams_opened: u64,
+    pub streams_reset: u64,
+    pub datagrams_sent: u64,
+    /// Send system calls of the data plane.
+    pub send_calls: u64,
+    /// Log lines lost to a slow or full disk.
+    pub log_lines_dropped: u64,
+}
