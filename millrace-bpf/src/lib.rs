@@ -1,1 +1,30 @@
-//! Kernel edge.
+//! Kernel edge: BPF programs and typed handles to them. This crate alone needs clang, libbpf and `unsafe`.
+//!
+//! Programs are compiled by `build.rs` and embedded; nothing is read from disk at run time and nothing is
+//! pinned. Dropping a handle detaches what it attached.
+
+#![warn(clippy::undocumented_unsafe_blocks)]
+
+mod intf;
+mod object;
+pub mod probe;
+pub mod syscalls;
+pub mod tc;
+
+/// Why a program could not be used. `{:#}`-style chains end in the kernel's or libbpf's own words.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot open the embedded object {object}: {source}")]
+    Open { object: &'static str, source: libbpf_rs::Error },
+    #[error("the embedded object {object} has no {what}")]
+    Missing { object: &'static str, what: &'static str },
+    /// `log` is the end of what libbpf and the verifier said.
+    #[error("the kernel refused {object}: {source}\n{log}")]
+    Load { object: &'static str, source: libbpf_rs::Error, log: String },
+    #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
+    Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, source: std::io::Error },
+    #[error("cannot attach to tracepoint {tracepoint}: {source}")]
+    Tracepoint { tracepoint: &'static str, source: libbpf_rs::Error },
+    #[error("cannot read {what}: {source}")]
+    Read { what: &'static str, source: libbpf_rs::Error },
+}

@@ -1,0 +1,119 @@
+//! Compiles `src/bpf/*.bpf.c` with clang. Headers come from two places: libbpf's from the copy that
+//! `libbpf-sys` builds and links, so that both always match; the kernel's UAPI headers from the system.
+
+use std::env;
+use std::error::Error;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Every distribution that is supported packages this one or a newer one; older backends are not tried.
+const MIN_CLANG: u32 = 16;
+const NEWEST_CLANG: u32 = 24;
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+fn main() {
+    if let Err(error) = build() {
+        eprintln!("millrace-bpf: {error}");
+        std::process::exit(1);
+    }
+}
+
+fn build() -> Result<()> {
+    println!("cargo::rerun-if-env-changed=CLANG");
+    println!("cargo::rerun-if-changed=src/bpf");
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let clang = find_clang()?;
+    let includes = include_flags(&clang)?;
+    for entry in fs::read_dir("src/bpf")? {
+        let source = entry?.path();
+        if source.to_string_lossy().ends_with(".bpf.c") {
+            compile(&clang, &includes, &source, &out)?;
+        }
+    }
+    Ok(())
+}
+
+/// `$CLANG` if set, else `clang`, else the newest `clang-N`.
+fn find_clang() -> Result<String> {
+    let candidates = match env::var("CLANG") {
+        Ok(named) => vec![named],
+        Err(_) => std::iter::once("clang".to_owned())
+            .chain((MIN_CLANG..=NEWEST_CLANG).rev().map(|n| format!("clang-{n}")))
+            .collect(),
+    };
+    let mut seen = Vec::new();
+    for candidate in candidates {
+        match clang_version(&candidate) {
+            Some(version) if version >= MIN_CLANG => return Ok(candidate),
+            Some(version) => seen.push(format!("{candidate} is version {version}")),
+            None => seen.push(format!("{candidate} does not run")),
+        }
+    }
+    Err(format!(
+        "clang {MIN_CLANG} or newer is needed to compile the BPF programs ({}).\n\
+         Install one, for example `apt-get install clang-19`, or name it with CLANG=/path/to/clang.",
+        seen.join(", ")
+    )
+    .into())
+}
+
+fn clang_version(clang: &str) -> Option<u32> {
+    let output = Command::new(clang).arg("--version").output().ok()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split("clang version ").nth(1)?.split('.').next()?.parse().ok()
+}
+
+/// libbpf's headers first; then the host's, which `-target bpf` leaves out although `<linux/types.h>`
+/// needs `<asm/types.h>` from the host's architecture directory.
+fn include_flags(clang: &str) -> Result<Vec<String>> {
+    let libbpf = env::var("DEP_BPF_INCLUDE")?;
+    let mut flags = vec![format!("-I{libbpf}")];
+    let output =
+        Command::new(clang).args(["-v", "-E", "-x", "c", "/dev/null", "-o", "/dev/null"]).output()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let dirs: Vec<&str> = text
+        .lines()
+        .skip_while(|line| !line.contains("#include <...>"))
+        .skip(1)
+        .take_while(|line| line.starts_with(' '))
+        .map(str::trim)
+        .collect();
+    require_header(&dirs, "linux/bpf.h")?;
+    require_header(&dirs, "asm/types.h")?;
+    for dir in dirs {
+        flags.extend(["-idirafter".to_owned(), dir.to_owned()]);
+    }
+    Ok(flags)
+}
+
+fn require_header(dirs: &[&str], header: &str) -> Result<()> {
+    if dirs.iter().any(|dir| Path::new(dir).join(header).exists()) {
+        return Ok(());
+    }
+    Err(format!(
+        "the kernel header <{header}> is missing (searched {}).\n\
+         Install it, for example `apt-get install linux-libc-dev`.",
+        dirs.join(", ")
+    )
+    .into())
+}
+
+fn compile(clang: &str, includes: &[String], source: &Path, out: &Path) -> Result<()> {
+    let name = source.file_stem().ok_or("a source without a name")?;
+    let object = out.join(name).with_extension("bpf.o");
+    let status = Command::new(clang)
+        .args(["-target", "bpf", "-g", "-O2", "-mcpu=v3", "-std=gnu11", "-Wall", "-Wextra", "-Werror"])
+        .args(["-Wno-unused-parameter", "-Wno-sign-compare"])
+        .args(includes)
+        .arg("-c")
+        .arg(source)
+        .arg("-o")
+        .arg(object)
+        .status()?;
+    if !status.success() {
+        return Err(format!("{clang} could not compile {}", source.display()).into());
+    }
+    Ok(())
+}

@@ -1,0 +1,131 @@
+//! Opening and loading of the embedded objects.
+
+use std::cell::RefCell;
+use std::ffi::OsStr;
+use std::sync::Once;
+
+use libbpf_rs::{
+    MapCore, MapFlags, MapMut, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print,
+};
+
+use crate::Error;
+use crate::intf::Plain;
+
+/// libelf wants the image aligned, which `include_bytes!` alone does not promise.
+#[repr(C, align(8))]
+pub(crate) struct Image<Bytes: ?Sized>(pub Bytes);
+
+/// The compiled object `$name`, as build.rs left it.
+macro_rules! embedded {
+    ($name:literal) => {{
+        static IMAGE: &$crate::object::Image<[u8]> =
+            &$crate::object::Image(*include_bytes!(concat!(env!("OUT_DIR"), "/", $name)));
+        $crate::object::Embedded { name: $name, image: &IMAGE.0 }
+    }};
+}
+pub(crate) use embedded;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Embedded {
+    pub name: &'static str,
+    pub image: &'static [u8],
+}
+
+/// An object that is open and may still be configured.
+pub(crate) struct Open {
+    name: &'static str,
+    object: OpenObject,
+}
+
+/// A loaded object.
+pub(crate) struct Loaded {
+    name: &'static str,
+    object: libbpf_rs::Object,
+}
+
+impl Embedded {
+    pub fn open(self) -> Result<Open, Error> {
+        capture_log();
+        let object = ObjectBuilder::default()
+            .open_memory(self.image)
+            .map_err(|source| Error::Open { object: self.name, source })?;
+        Ok(Open { name: self.name, object })
+    }
+}
+
+impl Open {
+    /// Sets the object's one `const volatile` configuration structure.
+    pub fn configure<T: Plain>(&mut self, config: &T) -> Result<(), Error> {
+        let missing = Error::Missing { object: self.name, what: "configuration of that size" };
+        let mut map = self.map(".rodata.config")?;
+        match map.initial_value_mut() {
+            Some(value) if value.len() == size_of::<T>() => value.copy_from_slice(config.as_bytes()),
+            _ => return Err(missing),
+        }
+        Ok(())
+    }
+
+    pub fn map(&mut self, name: &'static str) -> Result<OpenMapMut<'_>, Error> {
+        let missing = Error::Missing { object: self.name, what: name };
+        self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
+    }
+
+    pub fn load(self) -> Result<Loaded, Error> {
+        let name = self.name;
+        take_log();
+        let object =
+            self.object.load().map_err(|source| Error::Load { object: name, source, log: take_log() })?;
+        Ok(Loaded { name, object })
+    }
+}
+
+impl Loaded {
+    pub fn map(&mut self, name: &'static str) -> Result<MapMut<'_>, Error> {
+        let missing = Error::Missing { object: self.name, what: name };
+        self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
+    }
+
+    pub fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, Error> {
+        let missing = Error::Missing { object: self.name, what: name };
+        self.object.progs_mut().find(|program| program.name() == OsStr::new(name)).ok_or(missing)
+    }
+
+    /// Sums a per-CPU array of `u64` over the CPUs.
+    pub fn counters(&mut self, map: &'static str) -> Result<Vec<u64>, Error> {
+        let map_handle = self.map(map)?;
+        (0..map_handle.max_entries())
+            .map(|index| {
+                let per_cpu = map_handle
+                    .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+                    .map_err(|source| Error::Read { what: map, source })?;
+                Ok(per_cpu.iter().flatten().filter_map(|value| u64::from_bytes(value)).sum())
+            })
+            .collect()
+    }
+}
+
+const LOG_KEPT_BYTES: usize = 4096;
+
+thread_local! {
+    static LOG: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// libbpf would print to stderr; the end of it, which holds the verifier's reason, goes into the error.
+fn capture_log() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        set_print(Some((PrintLevel::Warn, |_, message| LOG.with_borrow_mut(|log| append(log, &message)))));
+    });
+}
+
+fn append(log: &mut String, message: &str) {
+    log.push_str(message);
+    if log.len() > LOG_KEPT_BYTES {
+        let cut = (log.len() - LOG_KEPT_BYTES..).find(|&at| log.is_char_boundary(at)).unwrap_or(0);
+        log.drain(..cut);
+    }
+}
+
+fn take_log() -> String {
+    LOG.take()
+}

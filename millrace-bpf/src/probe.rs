@@ -1,0 +1,180 @@
+//! The wire probe: when did which UDP packet pass which interface.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use libbpf_rs::RingBufferBuilder;
+
+use crate::Error;
+use crate::intf::{Plain, ProbeConfig, ProbeSample};
+use crate::object::{Loaded, embedded};
+use crate::tc::{Attachment, Hook, Mechanism, Position};
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// UDP payload bytes (per segment of a super-packet) from which on a packet is sampled: tells media
+    /// from acknowledgements.
+    pub min_payload_bytes: u32,
+    /// Samples that may wait to be read; what comes when it is full is counted as [`Counters::ring_full`].
+    pub capacity: u32,
+    /// `None` takes TCX where the kernel has it.
+    pub mechanism: Option<Mechanism>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { min_payload_bytes: 0, capacity: 1 << 16, mechanism: None }
+    }
+}
+
+/// One UDP packet, or one GSO/GRO super-packet, as it passed an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// `CLOCK_MONOTONIC`, which is the same in every network namespace.
+    pub time_ns: u64,
+    pub ifindex: u32,
+    pub hook: Hook,
+    pub source: SocketAddr,
+    pub destination: SocketAddr,
+    /// UDP payload of the whole frame.
+    pub payload_bytes: u32,
+    /// UDP payload per segment when the frame is a super-packet.
+    pub segment_bytes: Option<u32>,
+    /// Outermost VLAN ID.
+    pub vlan: Option<u16>,
+}
+
+impl Sample {
+    /// Packets of at least `min_payload_bytes` in this frame: all its segments are as long as the first,
+    /// but the last may be shorter.
+    pub fn packets(&self, min_payload_bytes: u32) -> u32 {
+        let segment = self.segment_bytes.unwrap_or(self.payload_bytes);
+        if segment == 0 {
+            return 0;
+        }
+        let full = if segment >= min_payload_bytes { self.payload_bytes / segment } else { 0 };
+        let rest = self.payload_bytes % segment;
+        full + u32::from(rest > 0 && rest >= min_payload_bytes)
+    }
+}
+
+/// What became of the packets that the probe looked at.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub sampled: u64,
+    /// Not sampled because nobody read in time.
+    pub ring_full: u64,
+    /// UDP, but below `min_payload_bytes`.
+    pub small: u64,
+    pub not_udp: u64,
+    pub fragment: u64,
+    pub malformed: u64,
+}
+
+/// The probe, loaded. It samples from [`attach`](Self::attach) on and until it is dropped.
+pub struct Probe {
+    object: Loaded,
+    attachments: Vec<Attachment>,
+    mechanism: Option<Mechanism>,
+}
+
+impl Probe {
+    pub fn load(config: &Config) -> Result<Self, Error> {
+        let mut open = embedded!("probe.bpf.o").open()?;
+        open.configure(&ProbeConfig { min_payload_bytes: config.min_payload_bytes })?;
+        let bytes = ring_bytes(config.capacity);
+        open.map("samples")?
+            .set_max_entries(bytes)
+            .map_err(|source| Error::Open { object: "probe.bpf.o", source })?;
+        Ok(Self { object: open.load()?, attachments: Vec::new(), mechanism: config.mechanism })
+    }
+
+    /// Samples both directions of an interface of the calling thread's network namespace: before any
+    /// program that is attached at this moment on the way in, after all of them on the way out.
+    pub fn attach(&mut self, ifindex: i32) -> Result<Mechanism, Error> {
+        let ingress = Attachment::new(
+            &self.object.program("probe_ingress")?,
+            ifindex,
+            Hook::Ingress,
+            Position::First,
+            self.mechanism,
+        )?;
+        let egress = Attachment::new(
+            &self.object.program("probe_egress")?,
+            ifindex,
+            Hook::Egress,
+            Position::Last,
+            self.mechanism,
+        )?;
+        let mechanism = ingress.mechanism();
+        self.attachments.extend([ingress, egress]);
+        Ok(mechanism)
+    }
+
+    /// Detaches from every interface; what was sampled can still be read.
+    pub fn detach(&mut self) {
+        self.attachments.clear();
+    }
+
+    /// Takes the samples that wait, oldest first on each CPU; across CPUs they may be out of order by the
+    /// time that one sample takes.
+    pub fn read(&mut self) -> Result<Vec<Sample>, Error> {
+        let mut samples = Vec::new();
+        let map = self.object.map("samples")?;
+        let error = |source| Error::Read { what: "samples", source };
+        let mut builder = RingBufferBuilder::new();
+        builder
+            .add(&map, |bytes| {
+                samples.extend(ProbeSample::from_bytes(bytes).map(Sample::from));
+                0
+            })
+            .map_err(error)?;
+        let ring = builder.build().map_err(error)?;
+        ring.consume().map_err(error)?;
+        drop(ring);
+        Ok(samples)
+    }
+
+    pub fn counters(&mut self) -> Result<Counters, Error> {
+        match self.object.counters("outcomes")?[..] {
+            [sampled, ring_full, small, not_udp, fragment, malformed] => {
+                Ok(Counters { sampled, ring_full, small, not_udp, fragment, malformed })
+            }
+            _ => Err(Error::Missing { object: "probe.bpf.o", what: "counter for each outcome" }),
+        }
+    }
+}
+
+/// The kernel wants a power of two of whole pages; each record has an 8-byte header.
+fn ring_bytes(capacity: u32) -> u32 {
+    const MAX: u32 = 1 << 30;
+    let record = size_of::<ProbeSample>() as u32 + 8;
+    capacity.saturating_mul(record).clamp(64 * 1024, MAX).next_power_of_two()
+}
+
+impl From<ProbeSample> for Sample {
+    fn from(raw: ProbeSample) -> Self {
+        Self {
+            time_ns: raw.time_ns,
+            ifindex: raw.ifindex,
+            hook: if raw.direction == 0 { Hook::Ingress } else { Hook::Egress },
+            source: SocketAddr::new(address(raw.family, raw.source), u16::from_be_bytes(raw.source_port)),
+            destination: SocketAddr::new(
+                address(raw.family, raw.destination),
+                u16::from_be_bytes(raw.destination_port),
+            ),
+            payload_bytes: raw.payload_bytes,
+            segment_bytes: (raw.segment_bytes != 0).then_some(raw.segment_bytes),
+            vlan: (raw.vlan != 0).then_some(raw.vlan),
+        }
+    }
+}
+
+fn address(family: u8, bytes: [u8; 16]) -> IpAddr {
+    match (family, bytes) {
+        (4, [a, b, c, d, ..]) => Ipv4Addr::new(a, b, c, d).into(),
+        _ => Ipv6Addr::from(bytes).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

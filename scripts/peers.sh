@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Installs the peers that tests and benchmarks run against, at fixed versions, into target/peers.
+#
+#   scripts/peers.sh       the publisher, player, test client and relay of Cloudflare's moq-rs
+#   scripts/peers.sh all   also moq-dev's relay
+#
+# What is there already stays. MILLRACE_PEERS names another directory. PEERS_PROFILE=dev builds with little
+# optimisation, which is enough for interop tests; a run without it replaces such builds.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+root=${MILLRACE_PEERS:-$PWD/target/peers}
+profile=${PEERS_PROFILE:-release}
+export CARGO_TARGET_DIR="$root/target"
+export PATH="$root/bin:$PATH" # cargo would warn otherwise
+# Meant for this workspace, not for them.
+unset RUSTFLAGS CARGO_BUILD_RUSTFLAGS
+
+# peer CRATE VERSION [arguments of cargo install]
+peer() {
+	local crate=$1 version=$2
+	shift 2
+	if [[ $profile != release ]] && grep -qsF "\"$crate $version (" "$root/.crates.toml"; then
+		echo "peers: $crate $version is there"
+		return
+	fi
+	echo "peers: $crate $version ($profile)"
+	cargo install "$crate" --version "=$version" --root "$root" --profile "$profile" "$@"
+}
+
+peer moq-test-client 0.2.0 --locked
+peer moq-pub 0.10.0 --locked
+peer moq-sub 0.5.0 --locked
+peer moq-relay-ietf 0.8.0 --locked
+if [[ ${1:-} == all ]]; then
+	# Without --locked: a dependency in its lock file has been withdrawn.
+	peer moq-relay 0.17.10 --no-default-features --features noq
+fi
