@@ -31,6 +31,26 @@ pub fn encode(value: u64, out: &mut Vec<u8>) {
     }
 }
 
+/// Fills the whole of `out` (1, 2, 4 or 8 bytes) with `value`, in that width: longer than needed is legal.
+///
+/// Returns whether the value fits the width; `out` is untouched if it does not.
+pub fn fill(value: u64, out: &mut [u8]) -> bool {
+    let (tag, bits) = match out.len() {
+        1 => (0x00, 6),
+        2 => (0x40, 14),
+        4 => (0x80, 30),
+        8 => (0xc0, 62),
+        _ => return false,
+    };
+    if value >> bits != 0 {
+        return false;
+    }
+    let bytes = value.to_be_bytes();
+    out.copy_from_slice(&bytes[8 - out.len()..]);
+    out[0] |= tag;
+    true
+}
+
 /// Takes one integer off the front of `input`, or returns `None` and leaves `input` as it was.
 pub fn decode(input: &mut &[u8]) -> Option<u64> {
     let first = *input.first()?;
@@ -68,6 +88,13 @@ mod tests {
             assert_eq!(out.len(), len(value));
             let mut input = out.as_slice();
             assert_eq!(decode(&mut input), Some(value));
+            let mut wide = [0; 8];
+            assert!(fill(value, &mut wide));
+            assert_eq!(decode(&mut wide.as_slice()), Some(value));
+            let mut exact = vec![0; out.len()];
+            assert!(fill(value, &mut exact));
+            assert_eq!(exact, out);
+            assert!(out.len() == 1 || !fill(value, &mut exact[..out.len() / 2]));
             let mut short = &out[..out.len() - 1];
             assert_eq!(decode(&mut short), None);
         }

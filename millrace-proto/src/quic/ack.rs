@@ -1,0 +1,197 @@
+//! ACK frames of a connection with two senders: what each of them is told.
+//!
+//! quinn numbers its packets as if it were alone (*virtual* numbers); the peer acknowledges the numbers that
+//! were really sent (*wire* numbers). [`NumberMap`] translates, [`Frame::rewrite`] writes what quinn may see.
+
+use std::{collections::VecDeque, iter, ops::RangeInclusive, time::Instant};
+
+use super::{frame::Cursor, varint};
+
+/// A validated ACK frame (RFC 9000, section 19.3), borrowed from its payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    pub largest: u64,
+    /// As encoded: in units of 2^`ack_delay_exponent` microseconds.
+    pub delay: u64,
+    /// First ACK Range, then pairs of Gap and ACK Range Length; every sum is known to stay above zero.
+    blocks: &'a [u8],
+    /// The three ECN counts, as encoded, of type 0x03.
+    ecn: Option<&'a [u8]>,
+}
+
+impl<'a> Frame<'a> {
+    /// Takes the frame's fields after its type; `None` if it is cut short or reaches below zero.
+    pub(super) fn parse(cursor: &mut Cursor<'a>, ecn: bool) -> Option<Self> {
+        let largest = cursor.varint().ok()?;
+        let delay = cursor.varint().ok()?;
+        let gaps = cursor.varint().ok()?;
+
+        let start = cursor.rest;
+        let mut smallest = largest.checked_sub(cursor.varint().ok()?)?;
+        for _ in 0..gaps {
+            smallest = smallest.checked_sub(cursor.varint().ok()?)?.checked_sub(2)?;
+            smallest = smallest.checked_sub(cursor.varint().ok()?)?;
+        }
+        let blocks = &start[..start.len() - cursor.rest.len()];
+
+        let start = cursor.rest;
+        if ecn {
+            for _ in 0..3 {
+                cursor.varint().ok()?;
+            }
+        }
+        let counts = &start[..start.len() - cursor.rest.len()];
+        Some(Self { largest, delay, blocks, ecn: ecn.then_some(counts) })
+    }
+
+    /// The acknowledged numbers, largest first, disjoint.
+    pub fn ranges(&self) -> Ranges<'a> {
+        Ranges { largest: Some(self.largest), blocks: self.blocks }
+    }
+
+    /// The range of `map`'s packets that this frame acknowledges, in virtual numbers, appended to `out`
+    /// largest first; ranges that touch once the other sender's packets are gone are merged.
+    pub fn translate(&self, map: &NumberMap, out: &mut Vec<RangeInclusive<u64>>) {
+        out.clear();
+        for range in self.ranges().filter_map(|wire| map.translate(wire)) {
+            match out.last_mut() {
+                Some(last) if *last.start() == range.end() + 1 => *last = *range.start()..=*last.end(),
+                _ => out.push(range),
+            }
+        }
+    }
+
+    /// Writes this frame again with other `ranges` (not empty, largest first, neither overlapping nor
+    /// touching) and another `delay`, and keeps its type and ECN counts.
+    ///
+    /// Fits the bytes of the original for every result of [`Frame::translate`]: all its numbers are
+    /// smaller. A `delay` that needs more bytes than are left there is cut to the largest that fits.
+    pub fn rewrite(&self, room: usize, ranges: &[RangeInclusive<u64>], delay: u64, out: &mut Vec<u8>) {
+        out.clear();
+        let Some(largest) = ranges.first().map(|range| *range.end()) else { return };
+        let counts = self.ecn.unwrap_or_default();
+        let others = 1 + varint::len(largest) + blocks(ranges).map(varint::len).sum::<usize>() + counts.len();
+        let longest = match room.saturating_sub(others) {
+            0..=1 => (1 << 6) - 1,
+            2..=3 => (1 << 14) - 1,
+            4..=7 => (1 << 30) - 1,
+            _ => varint::MAX,
+        };
+
+        out.push(if self.ecn.is_some() { 0x03 } else { 0x02 });
+        varint::encode(largest, out);
+        varint::encode(delay.min(longest), out);
+        blocks(ranges).for_each(|field| varint::encode(field, out));
+        out.extend_from_slice(counts);
+    }
+}
+
+/// The fields of an ACK frame from ACK Range Count to the last ACK Range Length.
+fn blocks(ranges: &[RangeInclusive<u64>]) -> impl Iterator<Item = u64> {
+    let gaps = ranges.len().saturating_sub(1) as u64;
+    let first = ranges.first().map(|range| range.end() - range.start());
+    let others = ranges
+        .windows(2)
+        .flat_map(|pair| [pair[0].start() - pair[1].end() - 2, pair[1].end() - pair[1].start()]);
+    iter::once(gaps).chain(first).chain(others)
+}
+
+/// Iterator over the ranges of an ACK [`Frame`].
+#[derive(Clone, Debug)]
+pub struct Ranges<'a> {
+    largest: Option<u64>,
+    blocks: &'a [u8],
+}
+
+impl Iterator for Ranges<'_> {
+    type Item = RangeInclusive<u64>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let largest = self.largest.take()?;
+        let smallest = largest - varint::decode(&mut self.blocks)?;
+        self.largest = varint::decode(&mut self.blocks).map(|gap| smallest - gap - 2);
+        Some(smallest..=largest)
+    }
+}
+
+/// Packets that stay translatable below the largest acknowledged one. A peer repeats its ranges until it
+/// knows that its ACK arrived; what it repeats later than this, quinn has long taken note of.
+const KEPT: usize = 1024;
+
+/// Packets remembered at most, whatever a peer acknowledges or does not. Beyond it quinn takes the oldest
+/// for lost and sends their contents again.
+const LIMIT: usize = 1 << 16;
+
+/// Wire numbers of quinn's packets, by virtual number.
+///
+/// Both sequences only grow, and quinn's has no holes (a number that it skips on purpose is drawn and
+/// skipped on the wire too), so one queue of wire numbers is the whole map.
+#[derive(Clone, Debug, Default)]
+pub struct NumberMap {
+    /// Virtual number of the first entry.
+    first: u64,
+    packets: VecDeque<Packet>,
+    /// Largest virtual number acknowledged.
+    acked: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Packet {
+    wire: u64,
+    sent: Option<Instant>,
+}
+
+impl NumberMap {
+    /// The virtual number that quinn uses next, unless it skips it.
+    pub fn next(&self) -> u64 {
+        self.first + self.packets.len() as u64
+    }
+
+    /// Assigns `wire`, larger than all before it, to the next virtual number. `sent` is `None` for a number
+    /// that is skipped: no packet has it, and acknowledging it is a violation that quinn shall see.
+    pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
+        debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
+        self.packets.push_back(Packet { wire, sent });
+        if self.packets.len() > LIMIT {
+            self.packets.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// The virtual numbers of the packets with wire numbers in `range`: one range, since virtual numbers
+    /// have no holes.
+    pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
+        let start = self.packets.partition_point(|packet| packet.wire < *range.start());
+        let end = self.packets.partition_point(|packet| packet.wire <= *range.end());
+        (start < end).then(|| self.first + start as u64..=self.first + end as u64 - 1)
+    }
+
+    /// When the packet with this virtual number was sent.
+    pub fn sent(&self, number: u64) -> Option<Instant> {
+        let index = usize::try_from(number.checked_sub(self.first)?).ok()?;
+        self.packets.get(index)?.sent
+    }
+
+    /// Takes note that quinn's packet `number` was acknowledged, and forgets those far below it.
+    /// Returns whether it is the largest so far.
+    pub fn on_acked(&mut self, number: u64) -> bool {
+        if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
+            return false;
+        }
+        self.acked = Some(number);
+        let behind = usize::try_from(number.saturating_sub(self.first)).unwrap_or(0);
+        let forgotten = behind.saturating_sub(KEPT).min(self.packets.len());
+        self.packets.drain(..forgotten);
+        self.first += forgotten as u64;
+        true
+    }
+
+    /// The largest virtual number that was acknowledged: saying so again tells quinn nothing.
+    pub fn acked(&self) -> Option<u64> {
+        self.acked
+    }
+}
+
+#[cfg(test)]
+#[path = "ack_tests.rs"]
+mod tests;

@@ -1,0 +1,215 @@
+//! Packet protection keys (RFC 9001, section 5), derived from TLS traffic secrets.
+
+use std::fmt;
+
+use ring::{aead, hkdf};
+use thiserror::Error;
+
+/// Length of the authentication tag of every cipher suite, bytes.
+pub const TAG_LEN: usize = 16;
+
+/// Length of the ciphertext sample that header protection takes, bytes.
+pub const SAMPLE_LEN: usize = 16;
+
+/// The packet does not carry the tag that its bytes and this key have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("the packet is not authentic")]
+pub struct NotAuthentic;
+
+/// AEAD and hash of a TLS 1.3 cipher suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Suite {
+    ChaCha20Poly1305,
+    Aes128Gcm,
+    Aes256Gcm,
+}
+
+impl Suite {
+    /// Length of the AEAD key, bytes.
+    pub const fn key_len(self) -> usize {
+        match self {
+            Self::Aes128Gcm => 16,
+            Self::ChaCha20Poly1305 | Self::Aes256Gcm => 32,
+        }
+    }
+
+    /// Length of a traffic secret, bytes: that of the suite's hash.
+    pub const fn secret_len(self) -> usize {
+        match self {
+            Self::ChaCha20Poly1305 | Self::Aes128Gcm => 32,
+            Self::Aes256Gcm => 48,
+        }
+    }
+
+    /// Packets that may be sealed with one key (RFC 9001, section 6.6).
+    pub const fn confidentiality_limit(self) -> u64 {
+        match self {
+            Self::ChaCha20Poly1305 => u64::MAX,
+            Self::Aes128Gcm | Self::Aes256Gcm => 1 << 23,
+        }
+    }
+
+    fn aead(self) -> &'static aead::Algorithm {
+        match self {
+            Self::ChaCha20Poly1305 => &aead::CHACHA20_POLY1305,
+            Self::Aes128Gcm => &aead::AES_128_GCM,
+            Self::Aes256Gcm => &aead::AES_256_GCM,
+        }
+    }
+
+    fn header(self) -> &'static aead::quic::Algorithm {
+        match self {
+            Self::ChaCha20Poly1305 => &aead::quic::CHACHA20,
+            Self::Aes128Gcm => &aead::quic::AES_128,
+            Self::Aes256Gcm => &aead::quic::AES_256,
+        }
+    }
+
+    fn hkdf(self) -> hkdf::Algorithm {
+        match self {
+            Self::ChaCha20Poly1305 | Self::Aes128Gcm => hkdf::HKDF_SHA256,
+            Self::Aes256Gcm => hkdf::HKDF_SHA384,
+        }
+    }
+}
+
+/// A traffic secret of one direction and key generation. Its bytes never show in `Debug`.
+#[derive(Clone)]
+pub struct Secret {
+    suite: Suite,
+    bytes: [u8; 48],
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret").field("suite", &self.suite).finish_non_exhaustive()
+    }
+}
+
+impl Secret {
+    /// Takes a traffic secret of TLS; `None` if it has not the length of the suite's hash.
+    pub fn new(suite: Suite, secret: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 48];
+        (secret.len() == suite.secret_len()).then(|| bytes[..secret.len()].copy_from_slice(secret))?;
+        Some(Self { suite, bytes })
+    }
+
+    pub fn suite(&self) -> Suite {
+        self.suite
+    }
+
+    /// The secret of the next key generation, "quic ku" (RFC 9001, section 6.1).
+    pub fn next(&self) -> Self {
+        let mut bytes = [0; 48];
+        self.expand(b"quic ku", &mut bytes[..self.suite.secret_len()]);
+        Self { suite: self.suite, bytes }
+    }
+
+    /// The AEAD key and IV, "quic key" and "quic iv".
+    pub fn packet_key(&self) -> PacketKey {
+        let mut key = [0; 32];
+        let key = &mut key[..self.suite.key_len()];
+        self.expand(b"quic key", key);
+        let mut iv = [0; aead::NONCE_LEN];
+        self.expand(b"quic iv", &mut iv);
+        let key = aead::UnboundKey::new(self.suite.aead(), key).map(aead::LessSafeKey::new);
+        PacketKey { key: key.expect("the key has the suite's length"), iv }
+    }
+
+    /// The header protection key, "quic hp": the same for all generations, taken from the first.
+    pub fn header_key(&self) -> HeaderKey {
+        let mut key = [0; 32];
+        let key = &mut key[..self.suite.key_len()];
+        self.expand(b"quic hp", key);
+        let key = aead::quic::HeaderProtectionKey::new(self.suite.header(), key);
+        HeaderKey(key.expect("the key has the suite's length"))
+    }
+
+    /// HKDF-Expand-Label with an empty context (RFC 8446, section 7.1).
+    fn expand(&self, label: &[u8], out: &mut [u8]) {
+        let secret = &self.bytes[..self.suite.secret_len()];
+        expand_label(&hkdf::Prk::new_less_safe(self.suite.hkdf(), secret), label, out);
+    }
+}
+
+/// The secrets that protect Initial packets (RFC 9001, section 5.2), client's and server's, from the
+/// destination connection ID of the client's first packet.
+pub fn initial_secrets(connection_id: &[u8]) -> (Secret, Secret) {
+    const SALT: [u8; 20] = [
+        0x38, 0x76, 0x2c, 0xf7, 0xf5, 0x59, 0x34, 0xb3, 0x4d, 0x17, 0x9a, 0xe6, 0xa4, 0xc8, 0x0c, 0xad, 0xcc,
+        0xbb, 0x7f, 0x0a,
+    ];
+    let initial = hkdf::Salt::new(hkdf::HKDF_SHA256, &SALT).extract(connection_id);
+    let secret = |label: &[u8]| {
+        let mut bytes = [0; 48];
+        expand_label(&initial, label, &mut bytes[..32]);
+        Secret { suite: Suite::Aes128Gcm, bytes }
+    };
+    (secret(b"client in"), secret(b"server in"))
+}
+
+fn expand_label(secret: &hkdf::Prk, label: &[u8], out: &mut [u8]) {
+    struct Len(usize);
+    impl hkdf::KeyType for Len {
+        fn len(&self) -> usize {
+            self.0
+        }
+    }
+
+    const PREFIX: &[u8] = b"tls13 ";
+    let length = (out.len() as u16).to_be_bytes();
+    let label_len = [(PREFIX.len() + label.len()) as u8];
+    let info = [&length, label_len.as_slice(), PREFIX, label, &[0]];
+    secret
+        .expand(&info, Len(out.len()))
+        .and_then(|okm| okm.fill(out))
+        .expect("48 bytes at most, and the buffer has the length asked for");
+}
+
+/// AEAD key and IV of one direction and key generation.
+pub struct PacketKey {
+    key: aead::LessSafeKey,
+    iv: [u8; aead::NONCE_LEN],
+}
+
+impl PacketKey {
+    /// Seals `payload` in place and returns its tag. Each packet `number` at most once per key.
+    pub fn seal(&self, number: u64, header: &[u8], payload: &mut [u8]) -> [u8; TAG_LEN] {
+        let tag = self.key.seal_in_place_separate_tag(self.nonce(number), aead::Aad::from(header), payload);
+        let tag = tag.expect("a packet is shorter than any AEAD's limit");
+        let mut bytes = [0; TAG_LEN];
+        bytes.copy_from_slice(tag.as_ref());
+        bytes
+    }
+
+    /// Opens `sealed` (payload and tag) in place and returns the payload.
+    pub fn open<'a>(
+        &self,
+        number: u64,
+        header: &[u8],
+        sealed: &'a mut [u8],
+    ) -> Result<&'a mut [u8], NotAuthentic> {
+        let opened = self.key.open_in_place(self.nonce(number), aead::Aad::from(header), sealed);
+        opened.map_err(|_| NotAuthentic)
+    }
+
+    /// RFC 9001, section 5.3.
+    fn nonce(&self, number: u64) -> aead::Nonce {
+        let mut nonce = self.iv;
+        for (byte, number) in nonce[4..].iter_mut().zip(number.to_be_bytes()) {
+            *byte ^= number;
+        }
+        aead::Nonce::assume_unique_for_key(nonce)
+    }
+}
+
+/// Header protection key of one direction.
+pub struct HeaderKey(aead::quic::HeaderProtectionKey);
+
+impl HeaderKey {
+    /// The mask for a ciphertext sample (RFC 9001, section 5.4).
+    pub fn mask(&self, sample: &[u8; SAMPLE_LEN]) -> [u8; 5] {
+        let mask = self.0.new_mask(sample);
+        mask.expect("every suite samples 16 bytes")
+    }
+}

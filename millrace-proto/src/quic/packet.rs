@@ -1,0 +1,184 @@
+//! 1-RTT packets (RFC 9000, section 17.3.1; RFC 9001, section 5).
+
+use std::{fmt, ops::Range};
+
+use thiserror::Error;
+
+use super::keys::{HeaderKey, NotAuthentic, PacketKey, SAMPLE_LEN, TAG_LEN};
+
+/// The packet number is always sent in this many bytes: the peer can tell it from its neighbours however
+/// far the two senders and their losses are apart.
+pub const NUMBER_LEN: usize = 4;
+
+const LONG_HEADER: u8 = 0x80;
+const FIXED: u8 = 0x40;
+const KEY_PHASE: u8 = 0x04;
+const NUMBER_LEN_MASK: u8 = 0x03;
+/// Bits of the first byte that header protection covers in long and in short headers.
+const LONG_PROTECTED: u8 = 0x0f;
+const SHORT_PROTECTED: u8 = 0x1f;
+
+/// A connection ID of QUIC version 1: 0 to 20 bytes.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct ConnectionId {
+    len: u8,
+    bytes: [u8; 20],
+}
+
+impl ConnectionId {
+    /// `None` if `id` is longer than 20 bytes.
+    pub fn new(id: &[u8]) -> Option<Self> {
+        let mut bytes = [0; 20];
+        bytes.get_mut(..id.len())?.copy_from_slice(id);
+        Some(Self { len: id.len() as u8, bytes })
+    }
+}
+
+impl std::ops::Deref for ConnectionId {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for ConnectionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Bytes of a packet that are not frames: header and tag.
+pub const fn overhead(id_len: usize) -> usize {
+    header_len(id_len) + TAG_LEN
+}
+
+/// Length of the header that [`start`] writes, bytes.
+pub const fn header_len(id_len: usize) -> usize {
+    1 + id_len + NUMBER_LEN
+}
+
+/// The key phase bit of a key generation (RFC 9001, section 6).
+pub const fn key_phase(generation: u16) -> bool {
+    generation % 2 == 1
+}
+
+/// Writes a header without its packet number; at least one frame must follow, then [`finish`].
+pub fn start(id: &ConnectionId, out: &mut Vec<u8>) {
+    out.push(FIXED | (NUMBER_LEN as u8 - 1));
+    out.extend_from_slice(id);
+    out.extend_from_slice(&[0; NUMBER_LEN]);
+}
+
+/// Numbers and seals the packet that starts at `at` and goes to the end of `out`, and appends its tag.
+///
+/// The number is drawn as late as here, so that none is lost on a packet that turns out to be empty.
+pub fn finish(
+    out: &mut Vec<u8>,
+    at: usize,
+    id_len: usize,
+    (generation, number): (u16, u64),
+    key: &PacketKey,
+    header_key: &HeaderKey,
+) {
+    let header_len = header_len(id_len);
+    let (header, payload) = out[at..].split_at_mut(header_len);
+    header[0] |= if key_phase(generation) { KEY_PHASE } else { 0 };
+    header[header_len - NUMBER_LEN..].copy_from_slice(&(number as u32).to_be_bytes());
+    let tag = key.seal(number, header, payload);
+    out.extend_from_slice(&tag);
+    protect(&mut out[at..], header_len - NUMBER_LEN, header_key);
+}
+
+/// Applies header protection to a sealed packet whose number starts at `number_at`
+/// (RFC 9001, section 5.4.1). Packets too short for a sample stay as they are: nobody can send one.
+pub fn protect(packet: &mut [u8], number_at: usize, key: &HeaderKey) {
+    let Some(mask) = mask(packet, number_at, key) else { return };
+    let number_len = usize::from(packet[0] & NUMBER_LEN_MASK) + 1;
+    apply(packet, number_at, number_len, mask);
+}
+
+/// Removes header protection and returns the length of the packet number.
+pub fn unprotect(packet: &mut [u8], number_at: usize, key: &HeaderKey) -> Result<usize, OpenError> {
+    let mask = mask(packet, number_at, key).ok_or(OpenError::Truncated)?;
+    let first = packet[0] ^ (mask[0] & protected_bits(packet[0]));
+    let number_len = usize::from(first & NUMBER_LEN_MASK) + 1;
+    apply(packet, number_at, number_len, mask);
+    Ok(number_len)
+}
+
+fn mask(packet: &[u8], number_at: usize, key: &HeaderKey) -> Option<[u8; 5]> {
+    let sample = packet.get(number_at + 4..)?.first_chunk::<SAMPLE_LEN>()?;
+    Some(key.mask(sample))
+}
+
+fn apply(packet: &mut [u8], number_at: usize, number_len: usize, mask: [u8; 5]) {
+    packet[0] ^= mask[0] & protected_bits(packet[0]);
+    for (byte, mask) in packet[number_at..number_at + number_len].iter_mut().zip(&mask[1..]) {
+        *byte ^= mask;
+    }
+}
+
+const fn protected_bits(first: u8) -> u8 {
+    if first & LONG_HEADER == 0 { SHORT_PROTECTED } else { LONG_PROTECTED }
+}
+
+/// Why a packet was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum OpenError {
+    #[error("not a 1-RTT packet")]
+    NotShort,
+    #[error("the packet is too short")]
+    Truncated,
+    #[error(transparent)]
+    NotAuthentic(#[from] NotAuthentic),
+}
+
+/// A 1-RTT packet after [`open`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    pub number: u64,
+    pub key_phase: bool,
+    /// Where the frames are.
+    pub payload: Range<usize>,
+}
+
+/// Opens a 1-RTT packet in place. `expected` is one more than the largest number received; `key` is asked
+/// for the key of the packet's key phase.
+pub fn open<'k>(
+    packet: &mut [u8],
+    id_len: usize,
+    expected: u64,
+    header_key: &HeaderKey,
+    key: impl FnOnce(bool) -> &'k PacketKey,
+) -> Result<Opened, OpenError> {
+    if packet.first().is_none_or(|first| first & LONG_HEADER != 0) {
+        return Err(OpenError::NotShort);
+    }
+    let number_at = 1 + id_len;
+    let number_len = unprotect(packet, number_at, header_key)?;
+    let key_phase = packet[0] & KEY_PHASE != 0;
+    let header_len = number_at + number_len;
+    let (header, sealed) = packet.split_at_mut(header_len);
+    let truncated = header[number_at..].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+    let number = decode_number(expected, truncated, number_len);
+    let len = key(key_phase).open(number, header, sealed)?.len();
+    Ok(Opened { number, key_phase, payload: header_len..header_len + len })
+}
+
+/// RFC 9000, appendix A.3: the number closest to `expected` that ends in the bytes sent.
+pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
+    let window = 1 << (8 * len);
+    let candidate = expected & !(window - 1) | truncated;
+    if candidate + window / 2 <= expected && candidate + window < 1 << 62 {
+        candidate + window
+    } else if candidate > expected + window / 2 && candidate >= window {
+        candidate - window
+    } else {
+        candidate
+    }
+}
+
+#[cfg(test)]
+#[path = "packet_tests.rs"]
+mod tests;
