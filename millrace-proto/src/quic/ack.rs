@@ -5,7 +5,10 @@
 
 use std::{collections::VecDeque, iter, ops::RangeInclusive, time::Instant};
 
-use super::{frame::Cursor, varint};
+use super::{
+    frame::{Cursor, Error},
+    varint,
+};
 
 /// A validated ACK frame (RFC 9000, section 19.3), borrowed from its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,28 +23,29 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Takes the frame's fields after its type; `None` if it is cut short or reaches below zero.
-    pub(super) fn parse(cursor: &mut Cursor<'a>, ecn: bool) -> Option<Self> {
-        let largest = cursor.varint().ok()?;
-        let delay = cursor.varint().ok()?;
-        let gaps = cursor.varint().ok()?;
+    /// Takes the fields of a frame of type `kind`, with or without ECN counts.
+    pub(super) fn parse(cursor: &mut Cursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
+        let largest = cursor.varint()?;
+        let delay = cursor.varint()?;
+        let gaps = cursor.varint()?;
 
+        let below = |number: u64, by: u64| number.checked_sub(by).ok_or(Error::Malformed(kind));
         let start = cursor.rest;
-        let mut smallest = largest.checked_sub(cursor.varint().ok()?)?;
+        let mut smallest = below(largest, cursor.varint()?)?;
         for _ in 0..gaps {
-            smallest = smallest.checked_sub(cursor.varint().ok()?)?.checked_sub(2)?;
-            smallest = smallest.checked_sub(cursor.varint().ok()?)?;
+            smallest = below(smallest, cursor.varint()? + 2)?;
+            smallest = below(smallest, cursor.varint()?)?;
         }
         let blocks = &start[..start.len() - cursor.rest.len()];
 
         let start = cursor.rest;
         if ecn {
             for _ in 0..3 {
-                cursor.varint().ok()?;
+                cursor.varint()?;
             }
         }
         let counts = &start[..start.len() - cursor.rest.len()];
-        Some(Self { largest, delay, blocks, ecn: ecn.then_some(counts) })
+        Ok(Self { largest, delay, blocks, ecn: ecn.then_some(counts) })
     }
 
     /// The acknowledged numbers, largest first, disjoint.

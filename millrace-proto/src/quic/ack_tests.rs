@@ -54,7 +54,8 @@ fn ranges_of_an_ack() {
 fn only_quinns_packets_are_translated() {
     // Wire 2, 5 and 9 are quinn's 0, 1 and 2; the others belong to the data plane.
     let map = map([2, 5, 9]);
-    let table: [(&[RangeInclusive<u64>], &[RangeInclusive<u64>]); 7] = [
+    type Ranges = &'static [RangeInclusive<u64>];
+    let table: [(Ranges, Ranges); 7] = [
         (&[0..=1], &[]),
         (&[3..=4], &[]),
         (&[2..=2], &[0..=0]),

@@ -192,9 +192,7 @@ impl<'a> Cursor<'a> {
                 Frame::Padding
             }
             PING => Frame::Ping,
-            ACK | ACK_ECN => Frame::Ack(ack::Frame::parse(self, kind == ACK_ECN).ok_or_else(|| {
-                if self.rest.is_empty() { Error::Truncated } else { Error::Malformed(kind) }
-            })?),
+            ACK | ACK_ECN => Frame::Ack(ack::Frame::parse(self, kind, kind == ACK_ECN)?),
             RESET_STREAM => {
                 Frame::ResetStream { id: self.varint()?, code: self.varint()?, final_size: self.varint()? }
             }
@@ -291,7 +289,8 @@ pub const fn stream_overhead(id: u64, offset: u64, len: usize) -> usize {
 /// Appends the header of a STREAM frame with an explicit length; `len` bytes of data must follow.
 pub fn write_stream_header(id: u64, offset: u64, len: usize, fin: bool, out: &mut Vec<u8>) {
     let offset_bit = if offset == 0 { 0 } else { STREAM_OFF };
-    varint::encode(STREAM | STREAM_LEN | offset_bit | u64::from(fin) * STREAM_FIN, out);
+    let fin_bit = if fin { STREAM_FIN } else { 0 };
+    varint::encode(STREAM | STREAM_LEN | offset_bit | fin_bit, out);
     varint::encode(id, out);
     if offset != 0 {
         varint::encode(offset, out);

@@ -72,8 +72,9 @@ fn impossible_frames() {
     let unknown = |kind| [Err(Error::Unknown(kind))];
     assert_eq!(walk(&[0x20]), unknown(0x20));
     assert_eq!(walk(&[0x40, 0xae]), unknown(0xae));
-    assert_eq!(walk(&[0x02, 1, 0, 0, 2]), [Err(Error::Truncated)], "the first range reaches below zero");
-    assert_eq!(walk(&[0x02, 1, 0, 0, 2, 0x01]), [Err(Error::Malformed(0x02))]);
+    assert_eq!(walk(&[0x02, 1, 0, 0, 2]), [Err(Error::Malformed(0x02))], "below zero at once");
+    assert_eq!(walk(&[0x03, 9, 0, 1, 2, 6, 0]), [Err(Error::Malformed(0x03))], "below zero after a gap");
+    assert_eq!(walk(&[0x02, 9, 0, 1, 2]), [Err(Error::Truncated)]);
     let beyond = [&[0x0e, 3], [0xff; 8].as_slice(), &[1, 9]].concat();
     assert_eq!(walk(&beyond), [Err(Error::Malformed(0x0e))]);
     let long_id = [&[0x18, 2, 1, 21], [0; 40].as_slice()].concat();
