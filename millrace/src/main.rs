@@ -1,5 +1,7 @@
 //! `millrace`: see `millrace --help`.
 
+use std::{io, process::ExitCode};
+
 use clap::{Parser, Subcommand};
 use millrace::{bench, client, lab, relay, status};
 
@@ -12,6 +14,7 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it per process")]
 enum Command {
     /// Relay Media over QUIC between publishers and subscribers
     Relay(relay::cli::Args),
@@ -27,13 +30,25 @@ enum Command {
     Bench(bench::Args),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
         Command::Relay(args) => relay::cli::run(args),
         Command::Publish(args) => client::publish::run(args),
         Command::Subscribe(args) => client::subscribe::run(args),
         Command::Status(args) => status::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
+    };
+    match done {
+        Err(error) if !reader_left(&error) => {
+            eprintln!("millrace: {error:#}");
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::SUCCESS,
     }
+}
+
+/// `millrace status | head`: whoever read our output has enough of it.
+fn reader_left(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

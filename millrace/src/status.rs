@@ -1,8 +1,284 @@
-//! `millrace status`.
+//! `millrace status`: asks a running relay and shows the answer as tables.
+
+use std::{
+    fmt::Write as _,
+    io::{Read, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+
+use crate::relay::status::{Session, Status, Track};
 
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Where the relay serves its status
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
+    http: SocketAddr,
+    /// Print the status as JSON
+    #[arg(long)]
+    json: bool,
+    /// Show it again every second, until interrupted
+    #[arg(long)]
+    watch: bool,
+}
 
-pub fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("not in this build yet")
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    let mut before = None;
+    loop {
+        let status = ask(args.http)?;
+        let text = if args.json {
+            serde_json::to_string_pretty(&status)? + "\n"
+        } else {
+            render(&status, before.as_ref())
+        };
+        if args.watch && !args.json {
+            // Clears the screen, cursor to the top left corner.
+            write!(out, "\x1b[2J\x1b[H")?;
+        }
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        if !args.watch {
+            return Ok(());
+        }
+        before = Some(status);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
+    let (code, body) =
+        fetch(addr, "/status").with_context(|| format!("no relay answers on http://{addr}/status"))?;
+    if code != 200 {
+        bail!("http://{addr}/status answered {code}");
+    }
+    serde_json::from_str(&body).with_context(|| format!("http://{addr}/status is not a relay's status"))
+}
+
+/// GET over HTTP/1.0, so that the answer ends with the connection: status code and body.
+pub fn fetch(addr: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+    const TIMEOUT: Duration = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("not an HTTP answer")?;
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("not an HTTP answer")?;
+    Ok((code, body.to_owned()))
+}
+
+fn render(status: &Status, before: Option<&Status>) -> String {
+    let mut out = String::new();
+    summary(&mut out, status, before);
+    if !status.sessions.is_empty() {
+        let head = [
+            "SESSION",
+            "REMOTE",
+            "ROLE",
+            "RTT ms",
+            "CWND",
+            "IN FLIGHT",
+            "MTU",
+            "CIPHER",
+            "QUINN pkt",
+            "MEDIA pkt",
+            "LOST",
+            "RESENT",
+            "SUBS",
+            "PUBS",
+            "PENDING",
+        ];
+        table(&mut out, &head, status.sessions.iter().map(session_row));
+    }
+    if !status.tracks.is_empty() {
+        let head = ["TRACK", "ALIAS", "PUBLISHERS", "SUBSCRIBERS", "GROUPS", "OBJECTS", "CACHED", "LARGEST"];
+        table(&mut out, &head, status.tracks.iter().map(track_row));
+    }
+    if !status.drops.is_empty() {
+        let drops = status.drops.iter().map(|(reason, count)| vec![reason.clone(), count.to_string()]);
+        table(&mut out, &["DROPPED", "COUNT"], drops);
+    }
+    out
+}
+
+fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
+    let Status { engine, totals, cache, .. } = status;
+    let state = if status.draining { "draining" } else { "serving" };
+    let listen: Vec<_> = status.listen.iter().map(SocketAddr::to_string).collect();
+    let _ = writeln!(out, "millrace {}, {state} on {}", status.version, listen.join(", "));
+    let _ = writeln!(out, "up {}, engine {}: {}", span(status.uptime_s), engine.name, engine.reason);
+    let _ = writeln!(
+        out,
+        "cache {} of {} in {} groups, {} groups evicted",
+        bytes(cache.bytes),
+        bytes(cache.limit),
+        cache.groups,
+        cache.evicted
+    );
+    let _ = writeln!(
+        out,
+        "in {} objects ({}), out {} media packets ({}) in {} calls, {} lost",
+        totals.objects_received,
+        bytes(totals.object_bytes_received),
+        totals.data_plane.packets,
+        bytes(totals.data_plane.bytes),
+        totals.send_calls,
+        totals.packets_lost
+    );
+    if let Some(before) = before {
+        let seconds = (status.uptime_s - before.uptime_s).max(0.001);
+        let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
+        let _ = writeln!(
+            out,
+            "now {:.0} objects/s in, {:.0} media packets/s ({}/s) out",
+            rate(totals.objects_received, before.totals.objects_received),
+            rate(totals.data_plane.packets, before.totals.data_plane.packets),
+            bytes(rate(totals.data_plane.bytes, before.totals.data_plane.bytes) as u64)
+        );
+    }
+}
+
+fn session_row(session: &Session) -> Vec<String> {
+    let roles = [(session.upstream, "up"), (session.publisher, "pub"), (session.subscriber, "sub")];
+    let roles: Vec<_> = roles.iter().filter(|(is, _)| *is).map(|(_, role)| *role).collect();
+    vec![
+        session.id.to_string(),
+        session.remote.to_string(),
+        if roles.is_empty() { "-".to_owned() } else { roles.join("+") },
+        format!("{:.2}", session.rtt_us as f64 / 1000.0),
+        bytes(session.cwnd),
+        bytes(session.in_flight),
+        session.path_mtu.to_string(),
+        session.cipher.clone(),
+        session.quinn.packets.to_string(),
+        session.data_plane.packets.to_string(),
+        session.packets_lost.to_string(),
+        bytes(session.bytes_retransmitted),
+        session.subscriptions.to_string(),
+        session.publications.to_string(),
+        bytes(session.pending),
+    ]
+}
+
+fn track_row(track: &Track) -> Vec<String> {
+    vec![
+        track.name.clone(),
+        track.alias.to_string(),
+        track.publishers.to_string(),
+        track.subscribers.to_string(),
+        track.groups_cached.to_string(),
+        track.objects_cached.to_string(),
+        bytes(track.bytes_cached),
+        track.largest.map_or("-".to_owned(), |(group, object)| format!("{group}/{object}")),
+    ]
+}
+
+/// Columns as wide as their longest cell; numbers to the right.
+fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+    let rows: Vec<_> = rows.collect();
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain(head.get(column).map(|name| name.len())).max().unwrap_or(0)
+    };
+    let right = |column: usize| {
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let columns: Vec<(usize, bool)> = (0..head.len()).map(|column| (width(column), right(column))).collect();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for (cell, (width, right)) in cells.zip(&columns) {
+            let _ = if *right { write!(text, "{cell:>width$}  ") } else { write!(text, "{cell:<width$}  ") };
+        }
+        let _ = writeln!(out, "{}", text.trim_end());
+    };
+    line(&mut [""].into_iter());
+    line(&mut head.iter().copied());
+    rows.iter().for_each(|row| line(&mut row.iter().map(String::as_str)));
+}
+
+/// `1536` as `1.5K`: powers of 1024.
+fn bytes(count: u64) -> String {
+    let mut value = count as f64;
+    let mut units = ["", "K", "M", "G", "T"].into_iter();
+    let mut unit = units.next().unwrap_or_default();
+    while value >= 1024.0 {
+        let Some(next) = units.next() else { break };
+        (value, unit) = (value / 1024.0, next);
+    }
+    if unit.is_empty() { format!("{count}") } else { format!("{value:.1}{unit}") }
+}
+
+fn span(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
+        (0, 0, 0, s) => format!("{s}s"),
+        (0, 0, m, s) => format!("{m}m{s:02}s"),
+        (0, h, m, _) => format!("{h}h{m:02}m"),
+        (d, h, _, _) => format!("{d}d{h:02}h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::status::{Engine, Totals};
+
+    #[test]
+    fn amounts_are_short() {
+        let table =
+            [(0, "0"), (1023, "1023"), (1536, "1.5K"), (256 << 20, "256.0M"), (u64::MAX, "16777216.0T")];
+        for (count, want) in table {
+            assert_eq!(bytes(count), want);
+        }
+        for (seconds, want) in [(59.9, "59s"), (61.0, "1m01s"), (3700.0, "1h01m"), (90_000.0, "1d01h")] {
+            assert_eq!(span(seconds), want);
+        }
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut out = String::new();
+        let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
+        table(&mut out, &["NAME", "N"], rows.into_iter());
+        assert_eq!(out, "\nNAME          N\na             1\nlong name  1000\n");
+    }
+
+    #[test]
+    fn everything_an_operator_asks_for_is_shown() {
+        let track = Track {
+            name: "live-bbb".into(),
+            alias: 3,
+            publishers: 1,
+            subscribers: 2,
+            groups_cached: 4,
+            objects_cached: 120,
+            bytes_cached: 2048,
+            largest: Some((7, 29)),
+        };
+        let status = Status {
+            version: "1.2.3".into(),
+            engine: Engine { name: "user".into(), reason: "no kernel engine".into() },
+            uptime_s: 61.0,
+            tracks: vec![track],
+            drops: [("too_far_behind".to_owned(), 5)].into(),
+            totals: Totals { objects_received: 150, ..Totals::default() },
+            ..Status::default()
+        };
+        let before = Status {
+            uptime_s: 60.0,
+            totals: Totals { objects_received: 100, ..Totals::default() },
+            ..status.clone()
+        };
+        let text = render(&status, Some(&before));
+        for part in
+            ["serving", "engine user: no kernel engine", "live-bbb", "7/29", "too_far_behind", "50 objects/s"]
+        {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
 }

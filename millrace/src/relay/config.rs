@@ -79,6 +79,17 @@ pub enum EngineChoice {
     Kernel,
 }
 
+impl EngineChoice {
+    /// The engine that runs, and why.
+    pub fn pick(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Auto => ("user", "auto: the kernel engine is not in this build yet"),
+            // `Config::new` refuses `kernel`.
+            Self::User | Self::Kernel => ("user", "as configured"),
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CipherSuite {
     Chacha20Poly1305,

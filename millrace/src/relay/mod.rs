@@ -2,4 +2,8 @@
 
 pub mod cli;
 pub mod config;
+pub mod http;
+pub mod log;
+pub mod metrics;
 pub mod status;
+pub mod tls;

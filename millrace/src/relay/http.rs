@@ -1,0 +1,123 @@
+//! `/metrics`, `/healthz` and `/status` over HTTP.
+
+use std::{io, net::SocketAddr, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::get,
+};
+use tokio::net::TcpListener;
+
+use super::{
+    metrics,
+    status::{Status, StatusSource},
+};
+
+#[derive(Debug, thiserror::Error)]
+#[error("http {addr}: {source}")]
+pub struct BindError {
+    addr: SocketAddr,
+    source: io::Error,
+}
+
+/// Serves until the task is aborted; returns the bound address once it is.
+pub async fn start(addr: SocketAddr, source: Arc<dyn StatusSource>) -> Result<Server, BindError> {
+    let bound = async {
+        let listener = TcpListener::bind(addr).await?;
+        Ok((listener.local_addr()?, listener))
+    };
+    let (local_addr, listener) = bound.await.map_err(|source| BindError { addr, source })?;
+    let task = tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router(source)).await {
+            tracing::error!(%error, "http ended");
+        }
+    });
+    Ok(Server { local_addr, task })
+}
+
+/// A running HTTP server; stops when dropped.
+pub struct Server {
+    pub local_addr: SocketAddr,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+type Source = State<Arc<dyn StatusSource>>;
+
+fn router(source: Arc<dyn StatusSource>) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/healthz", get(healthz))
+        .route("/status", get(status))
+        .with_state(source)
+}
+
+async fn status(State(source): Source) -> Json<Status> {
+    Json(source.status())
+}
+
+async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
+    if source.draining() { (StatusCode::SERVICE_UNAVAILABLE, "draining\n") } else { (StatusCode::OK, "ok\n") }
+}
+
+async fn scrape(State(source): Source) -> Response {
+    match metrics::encode(source.status()) {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::status::fetch;
+
+    #[derive(Default)]
+    struct Fake(AtomicBool);
+
+    impl StatusSource for Fake {
+        fn status(&self) -> Status {
+            Status { version: "test".into(), draining: self.draining(), ..Status::default() }
+        }
+        fn draining(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn three_paths_are_served() {
+        let source = Arc::new(Fake::default());
+        let server = start(([127, 0, 0, 1], 0).into(), source.clone()).await.unwrap();
+        let get = async |path: &'static str| {
+            let addr = server.local_addr;
+            tokio::task::spawn_blocking(move || fetch(addr, path)).await.unwrap().unwrap()
+        };
+        assert_eq!(get("/healthz").await, (200, "ok\n".to_owned()));
+        source.0.store(true, Ordering::Relaxed);
+        assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
+        let (code, body) = get("/status").await;
+        assert_eq!((code, serde_json::from_str::<Status>(&body).unwrap()), (200, source.status()));
+        let (code, body) = get("/metrics").await;
+        assert_eq!(code, 200);
+        assert!(body.contains("millrace_relay_draining 1"), "{body}");
+        assert_eq!(get("/").await.0, 404);
+    }
+
+    #[tokio::test]
+    async fn a_taken_port_is_named() {
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = taken.local_addr().unwrap();
+        let error = start(addr, Arc::new(Fake::default())).await.map(|_| ()).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
+    }
+}

@@ -1,0 +1,229 @@
+//! Logs that cannot hold the relay up: lines go to a thread of their own through a bounded queue, and what
+//! a slow or full disk does not take is dropped and counted.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
+    },
+    thread::JoinHandle,
+};
+
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+
+use super::config::{self, LogFormat};
+
+/// Lines that may wait for the disk.
+const QUEUE: usize = 8192;
+
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// Log lines lost since start, in this process.
+pub fn dropped() -> u64 {
+    DROPPED.load(Ordering::Relaxed)
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("log file {}: {source}", path.display())]
+    Open { path: PathBuf, source: io::Error },
+    #[error("log level: {0}")]
+    Level(#[from] tracing_subscriber::filter::ParseError),
+    #[error("logging: {0}")]
+    Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
+}
+
+/// Starts logging for the process. Lines are written until the handle is dropped.
+pub fn start(log: &config::Log) -> Result<Handle, Error> {
+    let sink = match &log.file {
+        Some(path) => Sink::file(path).map_err(|source| Error::Open { path: path.clone(), source })?,
+        None => Sink { out: Box::new(io::stderr()), path: None, torn: false },
+    };
+    let filter = EnvFilter::builder().parse(&log.level)?;
+    let handle = Handle::new(sink);
+    let ansi = log.file.is_none() && io::stderr().is_terminal();
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(handle.queue()).with_ansi(ansi);
+    match log.format {
+        LogFormat::Text => tracing::subscriber::set_global_default(builder.finish())?,
+        LogFormat::Json => tracing::subscriber::set_global_default(builder.json().finish())?,
+    }
+    Ok(handle)
+}
+
+enum Command {
+    Line(Vec<u8>),
+    Reopen,
+    Stop,
+}
+
+/// Owns the writing thread.
+pub struct Handle {
+    commands: SyncSender<Command>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Handle {
+    fn new(mut sink: Sink) -> Self {
+        let (commands, queue) = sync_channel(QUEUE);
+        let thread = std::thread::spawn(move || sink.run(&queue));
+        Self { commands, thread: Some(thread) }
+    }
+
+    fn queue(&self) -> Queue {
+        Queue(self.commands.clone())
+    }
+
+    /// Opens the log file anew, after it was moved away.
+    pub fn reopen(&self) {
+        let _ = self.commands.try_send(Command::Reopen);
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        // Waits for a place in the queue, not for more than the queue: the disk is at work.
+        let _ = self.commands.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The relay's end of the queue. `tracing` writes each event with one call.
+#[derive(Clone)]
+struct Queue(SyncSender<Command>);
+
+impl Write for Queue {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) =
+            self.0.try_send(Command::Line(line.to_vec()))
+        {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for Queue {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        self.clone()
+    }
+}
+
+/// Where lines end up.
+struct Sink {
+    out: Box<dyn Write + Send>,
+    path: Option<PathBuf>,
+    /// A line broke off in the middle: the next one begins with a newline.
+    torn: bool,
+}
+
+impl Sink {
+    fn file(path: &Path) -> io::Result<Self> {
+        Ok(Self { out: Box::new(append(path)?), path: Some(path.to_owned()), torn: false })
+    }
+
+    fn run(&mut self, queue: &Receiver<Command>) {
+        while let Ok(command) = queue.recv() {
+            match command {
+                Command::Line(line) => self.write(&line),
+                Command::Reopen => self.reopen(),
+                Command::Stop => return,
+            }
+        }
+    }
+
+    fn write(&mut self, line: &[u8]) {
+        let mend: &[u8] = if self.torn { b"\n" } else { b"" };
+        self.torn = self.out.write_all(mend).and_then(|()| self.out.write_all(line)).is_err();
+        if self.torn {
+            DROPPED.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn reopen(&mut self) {
+        let Some(path) = &self.path else { return };
+        match append(path) {
+            Ok(file) => self.out = Box::new(file),
+            Err(error) => {
+                tracing::error!(%error, path = %path.display(), "log file kept: cannot be opened anew")
+            }
+        }
+    }
+}
+
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_loses_lines_and_nothing_else() {
+        let before = dropped();
+        let handle = Handle::new(Sink::file(Path::new("/dev/full")).unwrap());
+        for _ in 0..100 {
+            handle.queue().write_all(b"a line\n").unwrap();
+        }
+        drop(handle);
+        assert!(dropped() - before >= 100);
+    }
+
+    #[test]
+    fn a_line_that_broke_off_does_not_spoil_the_next() {
+        /// Takes three bytes of the first line, then fails once.
+        struct Disk(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>, u8);
+        impl Write for Disk {
+            fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+                self.1 += 1;
+                let taken = match self.1 {
+                    1 => &bytes[..3],
+                    2 => return Err(io::ErrorKind::StorageFull.into()),
+                    _ => bytes,
+                };
+                self.0.lock().extend_from_slice(taken);
+                Ok(taken.len())
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let disk = std::sync::Arc::<parking_lot::Mutex<Vec<u8>>>::default();
+        let mut sink = Sink { out: Box::new(Disk(disk.clone(), 0)), path: None, torn: false };
+        sink.write(b"first\n");
+        sink.write(b"second\n");
+        sink.write(b"third\n");
+        assert_eq!(*disk.lock(), b"fir\nsecond\nthird\n");
+    }
+
+    #[test]
+    fn a_moved_file_is_opened_anew() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, moved) = (dir.path().join("log"), dir.path().join("log.1"));
+        let handle = Handle::new(Sink::file(&path).unwrap());
+        handle.queue().write_all(b"one\n").unwrap();
+        let start = std::time::Instant::now();
+        while std::fs::read(&path).unwrap() != b"one\n" {
+            assert!(start.elapsed().as_secs() < 10, "the line never came");
+            std::thread::yield_now();
+        }
+        std::fs::rename(&path, &moved).unwrap();
+        handle.reopen();
+        handle.queue().write_all(b"two\n").unwrap();
+        drop(handle);
+        assert_eq!(std::fs::read(&moved).unwrap(), b"one\n");
+        assert_eq!(std::fs::read(&path).unwrap(), b"two\n");
+    }
+}

@@ -1,0 +1,173 @@
+//! `/metrics`: the relay's status in the OpenMetrics text format, made anew for each scrape.
+//!
+//! Sessions and tracks come and go without bound, so they are summed up here and listed only in `/status`.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+use super::status::{Sent, Session, Status};
+
+/// Media type of [`encode`]'s text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The text of one scrape.
+pub fn encode(status: Status) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("millrace_relay");
+    registry.register_collector(Box::new(Snapshot(status)));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Snapshot(Status);
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut out = Out(encoder);
+        self.gauges(&mut out)?;
+        self.counters(&mut out)
+    }
+}
+
+impl Snapshot {
+    fn gauges(&self, out: &mut Out<'_>) -> fmt::Result {
+        let Status { sessions, tracks, cache, .. } = &self.0;
+        let sum = |field: fn(&Session) -> u64| sessions.iter().map(field).sum::<u64>();
+        let labels = [("version", self.0.version.as_str()), ("engine", self.0.engine.name.as_str())];
+        out.labelled("build_info", "Version and engine", MetricType::Gauge, |family| {
+            ConstGauge::new(1i64).encode(family.encode_family(&labels)?)
+        })?;
+        out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
+        out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
+        out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
+        out.gauge("tracks", "Known tracks", None, tracks.len() as u64)?;
+        out.gauge("subscriptions", "Open subscriptions and fetches", None, sum(|s| s.subscriptions))?;
+        out.gauge("publications", "Tracks that sessions publish", None, sum(|s| s.publications))?;
+        out.gauge(
+            "pending",
+            "Media owed to subscribers and not yet sent",
+            Some(Unit::Bytes),
+            sum(|s| s.pending),
+        )?;
+        out.gauge("in_flight", "Sent and not yet acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
+        out.gauge("cache", "Media in the cache", Some(Unit::Bytes), cache.bytes)?;
+        out.gauge("cache_limit", "Limit of the cache", Some(Unit::Bytes), cache.limit)?;
+        out.gauge("cache_groups", "Groups in the cache", None, cache.groups)
+    }
+
+    fn counters(&self, out: &mut Out<'_>) -> fmt::Result {
+        let totals = &self.0.totals;
+        out.counter("cache_evicted_groups", "Groups dropped from the cache", None, self.0.cache.evicted)?;
+        out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;
+        out.counter("requests", "Requests received", None, totals.requests)?;
+        out.counter("request_errors", "Requests answered with an error", None, totals.request_errors)?;
+        out.counter("objects_received", "Objects from publishers", None, totals.objects_received)?;
+        let received = totals.object_bytes_received;
+        out.counter("objects_received", "Payload of objects from publishers", Some(Unit::Bytes), received)?;
+        let senders = [("quinn", totals.quinn), ("data_plane", totals.data_plane)];
+        out.per_sender("packets_sent", "QUIC packets sent", None, senders, |sent| sent.packets)?;
+        out.per_sender("sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
+        out.counter("packets_lost", "QUIC packets deemed lost", None, totals.packets_lost)?;
+        let again = totals.bytes_retransmitted;
+        out.counter("retransmitted", "Stream data sent again", Some(Unit::Bytes), again)?;
+        out.counter("streams_opened", "Streams to subscribers", None, totals.streams_opened)?;
+        out.counter("streams_reset", "Streams to subscribers cut short", None, totals.streams_reset)?;
+        out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
+        out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
+        out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
+        out.labelled("drops", "What was not forwarded", MetricType::Counter, |family| {
+            self.0.drops.iter().try_for_each(|(reason, count)| {
+                ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
+            })
+        })
+    }
+}
+
+struct Out<'a>(DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    fn counter(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
+        let metric = ConstCounter::new(value);
+        metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
+        let metric = ConstGauge::new(value);
+        metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
+    }
+
+    fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
+        let metric = ConstGauge::new(value);
+        metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
+    }
+
+    fn labelled(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        values: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        values(&mut self.0.encode_descriptor(name, help, None, kind)?)
+    }
+
+    fn per_sender(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        senders: [(&str, Sent); 2],
+        value: fn(Sent) -> u64,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
+        senders.into_iter().try_for_each(|(sender, sent)| {
+            ConstCounter::new(value(sent)).encode(family.encode_family(&[("sender", sender)])?)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::status::{Cache, Engine, Totals};
+
+    #[test]
+    fn names_and_units_follow_the_conventions() {
+        let status = Status {
+            version: "1.2.3".into(),
+            engine: Engine { name: "user".into(), reason: String::new() },
+            uptime_s: 2.5,
+            cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
+            drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
+            totals: Totals { data_plane: Sent { packets: 9, bytes: 900 }, ..Totals::default() },
+            ..Status::default()
+        };
+        let text = encode(status).unwrap();
+        for line in [
+            r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
+            "# UNIT millrace_relay_cache_bytes bytes",
+            "millrace_relay_cache_bytes 7",
+            "millrace_relay_cache_evicted_groups_total 3",
+            "millrace_relay_uptime_seconds 2.5",
+            r#"millrace_relay_packets_sent_total{sender="data_plane"} 9"#,
+            r#"millrace_relay_sent_bytes_total{sender="data_plane"} 900"#,
+            r#"millrace_relay_drops_total{reason="evicted"} 4"#,
+            r#"millrace_relay_drops_total{reason="a \"b\""} 5"#,
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
+        }
+        let mut families: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
+        let count = families.len();
+        families.sort_unstable();
+        families.dedup();
+        assert_eq!(families.len(), count, "each family once");
+    }
+}

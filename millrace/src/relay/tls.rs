@@ -1,0 +1,254 @@
+//! The relay's certificate: from PEM files, read again when they change, or made at start-up.
+
+use std::{
+    fmt::Write as _,
+    fs::{File, OpenOptions},
+    io::Write as _,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use parking_lot::Mutex;
+use rustls::{
+    RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, pem, pem::PemObject},
+    sign::CertifiedKey,
+};
+
+use super::config::Identity;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{}: no {what} in PEM form: {source}", path.display())]
+    Pem { path: PathBuf, what: &'static str, source: pem::Error },
+    #[error("{} and {} do not make an identity: {source}", cert.display(), key.display())]
+    Pair { cert: PathBuf, key: PathBuf, source: rustls::Error },
+    #[error("no certificate could be made: {0}")]
+    SelfSigned(#[from] rcgen::Error),
+    #[error("the certificate just made is not usable: {0}")]
+    SelfSignedPair(rustls::Error),
+}
+
+/// Reads or makes the certificate. `names` (host names and addresses) are what a self-signed one is for.
+pub fn identity(identity: &Identity, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
+    let certified = match identity {
+        Identity::Files { cert, key } => read(cert, key)?,
+        Identity::SelfSigned => self_signed(names)?,
+    };
+    Ok(Arc::new(certified))
+}
+
+fn read(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
+    let pem = |path: &Path, what| {
+        let path = path.to_owned();
+        move |source| Error::Pem { path, what, source }
+    };
+    let cert_bytes = read_file(cert)?;
+    let chain = CertificateDer::pem_slice_iter(&cert_bytes)
+        .collect::<Result<Vec<_>, _>>()
+        .and_then(|chain| if chain.is_empty() { Err(pem::Error::NoItemsFound) } else { Ok(chain) })
+        .map_err(pem(cert, "certificate"))?;
+    let private = PrivateKeyDer::from_pem_slice(&read_file(key)?).map_err(pem(key, "private key"))?;
+    CertifiedKey::from_der(chain, private, &ring::default_provider()).map_err(|source| Error::Pair {
+        cert: cert.to_owned(),
+        key: key.to_owned(),
+        source,
+    })
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
+    std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
+}
+
+/// An ECDSA P-256 certificate for 13 days: browsers take a certificate by its fingerprint only if it is
+/// valid for less than 14 (WebTransport, `serverCertificateHashes`).
+fn self_signed(names: Vec<String>) -> Result<CertifiedKey, Error> {
+    let mut params = rcgen::CertificateParams::new(names)?;
+    let start = SystemTime::now() - Duration::from_secs(3600);
+    params.not_before = start.into();
+    params.not_after = (start + Duration::from_secs(13 * 86_400)).into();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "millrace (self-signed)");
+    let key = rcgen::KeyPair::generate()?;
+    let cert = params.self_signed(&key)?;
+    let private = PrivatePkcs8KeyDer::from(key.serialize_der());
+    CertifiedKey::from_der(vec![cert.der().clone()], private.into(), &ring::default_provider())
+        .map_err(Error::SelfSignedPair)
+}
+
+/// SHA-256 of the leaf certificate, lower-case hexadecimal.
+pub fn fingerprint(certified: &CertifiedKey) -> String {
+    let leaf = certified.cert.first().map(|cert| cert.as_ref()).unwrap_or_default();
+    let digest = ::ring::digest::digest(&::ring::digest::SHA256, leaf);
+    digest.as_ref().iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// Trusted roots from a PEM file; certificates in it that nobody can parse are passed over.
+pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
+    let pem_error = |source| Error::Pem { path: path.to_owned(), what: "certificate", source };
+    let bytes = read_file(path)?;
+    let certs = CertificateDer::pem_slice_iter(&bytes).collect::<Result<Vec<_>, _>>().map_err(pem_error)?;
+    let mut roots = RootCertStore::empty();
+    match roots.add_parsable_certificates(certs) {
+        (0, _) => Err(pem_error(pem::Error::NoItemsFound)),
+        _ => Ok(roots),
+    }
+}
+
+/// Notices when certificate files change, by their modification time, length and inode.
+///
+/// A pair that does not fit is an error once, not at every look: the files are replaced one after the other.
+pub struct Watch {
+    cert: PathBuf,
+    key: PathBuf,
+    seen: [Option<Stamp>; 2],
+}
+
+type Stamp = (i64, i64, u64, u64);
+
+impl Watch {
+    /// Starts from the files as they are; `None` if the identity is not in files.
+    pub fn new(identity: &Identity) -> Option<Self> {
+        let Identity::Files { cert, key } = identity else { return None };
+        let seen = [stamp(cert), stamp(key)];
+        Some(Self { cert: cert.clone(), key: key.clone(), seen })
+    }
+
+    /// `Some` if the files have changed since the last look, or `always`.
+    pub fn look(&mut self, always: bool) -> Option<Result<Arc<CertifiedKey>, Error>> {
+        let now = [stamp(&self.cert), stamp(&self.key)];
+        if now == self.seen && !always {
+            return None;
+        }
+        self.seen = now;
+        Some(read(&self.cert, &self.key).map(Arc::new))
+    }
+}
+
+fn stamp(path: &Path) -> Option<Stamp> {
+    let meta = path.metadata().ok()?;
+    Some((meta.mtime(), meta.mtime_nsec(), meta.len(), meta.ino()))
+}
+
+/// Appends TLS secrets to a file in the NSS key log format that packet analysers read.
+#[derive(Debug)]
+pub struct KeyLogFile(Mutex<File>);
+
+impl KeyLogFile {
+    /// Opens for appending; a new file is readable by its owner only.
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        OpenOptions::new()
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)
+            .map(|file| Self(Mutex::new(file)))
+            .map_err(|source| Error::Read { path: path.to_owned(), source })
+    }
+}
+
+impl rustls::KeyLog for KeyLogFile {
+    fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
+        let mut line = format!("{label} ");
+        for (bytes, end) in [(client_random, ' '), (secret, '\n')] {
+            for byte in bytes {
+                let _ = write!(line, "{byte:02x}");
+            }
+            line.push(end);
+        }
+        // A debugging aid: a full disk must not touch the sessions.
+        let _ = self.0.lock().write_all(line.as_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Files {
+        dir: tempfile::TempDir,
+        identity: Identity,
+    }
+
+    fn files() -> Files {
+        let dir = tempfile::tempdir().unwrap();
+        let identity = Identity::Files { cert: dir.path().join("cert.pem"), key: dir.path().join("key.pem") };
+        Files { dir, identity }
+    }
+
+    impl Files {
+        /// Writes beside and renames, as certificate tools do.
+        fn put(&self, name: &str, text: &str) {
+            let beside = self.dir.path().join("new");
+            std::fs::write(&beside, text).unwrap();
+            std::fs::rename(beside, self.dir.path().join(name)).unwrap();
+        }
+    }
+
+    fn pair() -> (String, String) {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        (made.cert.pem(), made.signing_key.serialize_pem())
+    }
+
+    #[test]
+    fn a_self_signed_certificate_is_new_each_time() {
+        let make =
+            || fingerprint(&identity(&Identity::SelfSigned, vec!["localhost".into(), "::1".into()]).unwrap());
+        let first = make();
+        assert_eq!(first.len(), 64);
+        assert_ne!(first, make());
+    }
+
+    #[test]
+    fn a_changed_pair_is_taken_and_a_broken_one_reported_once() {
+        let files = files();
+        let (cert, key) = pair();
+        files.put("cert.pem", &cert);
+        files.put("key.pem", &key);
+        let before = fingerprint(&identity(&files.identity, vec![]).unwrap());
+        let mut watch = Watch::new(&files.identity).unwrap();
+        assert!(watch.look(false).is_none());
+        assert!(matches!(watch.look(true), Some(Ok(_))));
+
+        let (cert, key) = pair();
+        files.put("cert.pem", &cert);
+        assert!(matches!(watch.look(false), Some(Err(Error::Pair { .. }))), "certificate without its key");
+        assert!(watch.look(false).is_none(), "reported once");
+        files.put("key.pem", &key);
+        let after = watch.look(false).unwrap().unwrap();
+        assert_ne!(fingerprint(&after), before);
+
+        std::fs::remove_file(files.dir.path().join("key.pem")).unwrap();
+        assert!(matches!(watch.look(false), Some(Err(Error::Read { .. }))));
+    }
+
+    #[test]
+    fn what_is_not_an_identity_is_refused_by_name() {
+        let files = files();
+        let (cert, key) = pair();
+        let refused = |cert: &str, key: &str| {
+            files.put("cert.pem", cert);
+            files.put("key.pem", key);
+            identity(&files.identity, vec![]).map(|_| ()).unwrap_err().to_string()
+        };
+        assert!(refused("", &key).contains("cert.pem: no certificate"));
+        assert!(refused(&cert, "garbage").contains("key.pem: no private key"));
+        assert!(refused(&cert, &pair().1).contains("do not make an identity"));
+    }
+
+    #[test]
+    fn the_key_log_is_private_and_in_nss_format() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("keys");
+        rustls::KeyLog::log(&KeyLogFile::open(&path).unwrap(), "LABEL", &[0xab, 1], &[2, 0xcd]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "LABEL ab01 02cd\n");
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+    }
+}
