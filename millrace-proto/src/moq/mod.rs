@@ -1,1 +1,54 @@
 //! MoQ Transport, draft-18, on the wire: control messages, stream headers, objects, datagrams.
+//!
+//! Everything here turns bytes into values and back. Decoders never panic on what a peer sends: they ask
+//! for more bytes, or fail with the [`code::Session`] to close the session with.
+
+pub mod code;
+pub mod data;
+pub mod location;
+pub mod message;
+pub mod name;
+pub mod param;
+pub mod property;
+pub mod vi64;
+mod wire;
+
+pub use data::{
+    Datagram, FetchDecoder, FetchEncoder, FetchItem, FetchObject, ObjectParser, ObjectStart, Status,
+    StreamHeader, SubgroupHeader, SubgroupId,
+};
+pub use location::{Filter, GroupOrder, Location};
+pub use message::Message;
+pub use name::{Namespace, TrackName};
+pub use param::Parameters;
+pub use property::Properties;
+
+/// The ALPN of this draft over QUIC.
+pub const ALPN: &[u8] = b"moqt-18";
+
+/// What a peer sent cannot be understood: close the session with `code`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct DecodeError {
+    pub code: code::Session,
+    /// What was wrong, for the reason phrase and the log.
+    pub reason: &'static str,
+}
+
+impl DecodeError {
+    pub(crate) const fn violation(reason: &'static str) -> Self {
+        Self { code: code::Session::PROTOCOL_VIOLATION, reason }
+    }
+
+    pub(crate) const fn key_value(reason: &'static str) -> Self {
+        Self { code: code::Session::KEY_VALUE_FORMATTING_ERROR, reason }
+    }
+}
+
+/// A message that does not fit its frame: the length field of a control message has 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a control message of {length} bytes is longer than 65535")]
+pub struct EncodeError {
+    /// Length of the message's payload, in bytes.
+    pub length: usize,
+}

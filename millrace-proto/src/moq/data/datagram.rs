@@ -1,0 +1,115 @@
+//! OBJECT_DATAGRAM: an object in one datagram.
+
+use bytes::{Buf, Bytes};
+
+use super::super::{DecodeError, vi64};
+use super::{MAX_PROPERTIES, Status};
+
+const PADDING: u64 = 0x132b_3e29;
+
+const PROPERTIES: u64 = 0x01;
+const END_OF_GROUP: u64 = 0x02;
+const ZERO_OBJECT_ID: u64 = 0x04;
+const DEFAULT_PRIORITY: u64 = 0x08;
+const STATUS: u64 = 0x20;
+const KNOWN: u64 = 0x2f;
+
+const TRUNCATED: DecodeError = DecodeError::violation("a datagram ends inside its header");
+
+/// An object that is sent as one datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    pub alias: u64,
+    pub group: u64,
+    pub object: u64,
+    /// The publisher's; absent for the track's default.
+    pub priority: Option<u8>,
+    /// Whether this is the last object of its group. Never with a status.
+    pub end_of_group: bool,
+    /// The block of properties without its length, empty if there is none.
+    pub properties: Bytes,
+    /// In place of a payload.
+    pub status: Option<Status>,
+    /// Empty if there is a status.
+    pub payload: Bytes,
+}
+
+impl Datagram {
+    /// Reads a whole datagram; its parts share `datagram`. `None` is padding.
+    pub fn decode(datagram: Bytes) -> Result<Option<Self>, DecodeError> {
+        let mut rest = &datagram[..];
+        let kind = vi64::decode(&mut rest).ok_or(TRUNCATED)?;
+        if kind == PADDING {
+            return Ok(None);
+        }
+        let set = |bit: u64| kind & bit != 0;
+        if kind & !KNOWN != 0 || (set(STATUS) && set(END_OF_GROUP)) {
+            return Err(DecodeError::violation("unknown datagram type"));
+        }
+        let mut integer = || vi64::decode(&mut rest).ok_or(TRUNCATED);
+        let alias = integer()?;
+        let group = integer()?;
+        let object = if set(ZERO_OBJECT_ID) { 0 } else { integer()? };
+        let priority = match set(DEFAULT_PRIORITY) {
+            true => None,
+            false => Some(*rest.split_off_first().ok_or(TRUNCATED)?),
+        };
+        let properties = if set(PROPERTIES) { read_properties(&datagram, &mut rest)? } else { Bytes::new() };
+        let status = match set(STATUS) {
+            true => Some(Status::from_wire(vi64::decode(&mut rest).ok_or(TRUNCATED)?)?),
+            false => None,
+        };
+        if set(STATUS) && !rest.is_empty() {
+            return Err(DecodeError::violation("a payload behind a status"));
+        }
+        if set(PROPERTIES) && !matches!(status, None | Some(Status::Normal)) {
+            return Err(DecodeError::violation("properties on an object that is not normal"));
+        }
+        let payload = datagram.slice(datagram.len() - rest.len()..);
+        let end_of_group = set(END_OF_GROUP);
+        Ok(Some(Self { alias, group, object, priority, end_of_group, properties, status, payload }))
+    }
+
+    /// Appends everything up to the payload.
+    pub fn encode_header(&self, out: &mut Vec<u8>) {
+        debug_assert!(self.status.is_none() || (self.payload.is_empty() && !self.end_of_group));
+        let flag = |set: bool, bit: u64| if set { bit } else { 0 };
+        let kind = flag(!self.properties.is_empty(), PROPERTIES)
+            | flag(self.end_of_group, END_OF_GROUP)
+            | flag(self.object == 0, ZERO_OBJECT_ID)
+            | flag(self.priority.is_none(), DEFAULT_PRIORITY)
+            | flag(self.status.is_some(), STATUS);
+        vi64::encode(kind, out);
+        vi64::encode(self.alias, out);
+        vi64::encode(self.group, out);
+        if self.object != 0 {
+            vi64::encode(self.object, out);
+        }
+        out.extend(self.priority);
+        if !self.properties.is_empty() {
+            vi64::encode(self.properties.len() as u64, out);
+            out.extend_from_slice(&self.properties);
+        }
+        if let Some(status) = self.status {
+            vi64::encode(status.to_wire(), out);
+        }
+    }
+
+    /// Appends the whole datagram.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        self.encode_header(out);
+        out.extend_from_slice(&self.payload);
+    }
+}
+
+fn read_properties(datagram: &Bytes, rest: &mut &[u8]) -> Result<Bytes, DecodeError> {
+    let len = vi64::decode(rest).ok_or(TRUNCATED)?;
+    if len == 0 || len > MAX_PROPERTIES {
+        return Err(DecodeError::violation("an empty or too long block of properties in a datagram"));
+    }
+    let (properties, behind) = rest.split_at_checked(len as usize).ok_or(TRUNCATED)?;
+    *rest = behind;
+    let mut shared = datagram.slice(..datagram.len() - behind.len());
+    shared.advance(shared.len() - properties.len());
+    Ok(shared)
+}

@@ -1,0 +1,321 @@
+//! The objects of a FETCH response.
+
+use bytes::Bytes;
+
+use super::super::{DecodeError, GroupOrder, Location, vi64};
+use super::scan::{Fields, Scanner, Stop};
+
+const SUBGROUP_MODE: u64 = 0x03;
+const SUBGROUP_PRIOR: u64 = 0x01;
+const SUBGROUP_NEXT: u64 = 0x02;
+const SUBGROUP_EXPLICIT: u64 = 0x03;
+const OBJECT: u64 = 0x04;
+const GROUP: u64 = 0x08;
+const PRIORITY: u64 = 0x10;
+const PROPERTIES: u64 = 0x20;
+const DATAGRAM: u64 = 0x40;
+const END_NON_EXISTENT: u64 = 0x8c;
+const END_UNKNOWN: u64 = 0x10c;
+
+/// The header of an object; `payload_len` bytes of payload follow it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchObject {
+    pub location: Location,
+    /// Absent if the object was sent as a datagram.
+    pub subgroup: Option<u64>,
+    pub priority: u8,
+    /// The block of properties without its length, empty if there is none.
+    pub properties: Bytes,
+    /// Length of the payload, in bytes. There is no status here: objects that do not exist are gaps.
+    pub payload_len: u64,
+}
+
+/// What is known about a range without objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeEnd {
+    NonExistent,
+    Unknown,
+}
+
+/// One step of a FETCH response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FetchItem {
+    Object(FetchObject),
+    /// Everything behind the last item up to and including `last` does not exist, or is unknown.
+    Range {
+        last: Location,
+        end: RangeEnd,
+    },
+}
+
+impl FetchItem {
+    const fn location(&self) -> Location {
+        match self {
+            Self::Object(object) => object.location,
+            Self::Range { last, .. } => *last,
+        }
+    }
+}
+
+/// What the fields that an item leaves out refer to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Prior {
+    /// Of the last item, object or range.
+    location: Option<Location>,
+    /// Subgroup and priority of the last object.
+    object: Option<(Option<u64>, u8)>,
+}
+
+impl Prior {
+    fn observe(&mut self, item: &FetchItem) {
+        self.location = Some(item.location());
+        if let FetchItem::Object(object) = item {
+            self.object = Some((object.subgroup, object.priority));
+        }
+    }
+
+    fn subgroup(&self) -> Option<u64> {
+        self.object.and_then(|(subgroup, _)| subgroup)
+    }
+
+    fn priority(&self) -> Option<u8> {
+        self.object.map(|(_, priority)| priority)
+    }
+}
+
+const NO_PRIOR: DecodeError =
+    DecodeError::violation("a fetched object refers to one before it that is not there");
+const ID_RANGE: DecodeError = DecodeError::violation("an ID of a fetched object is outside 0 to 2^64 - 1");
+
+/// Reads the items of a FETCH response. The payload of each object must be taken before the next call.
+#[derive(Clone, Debug)]
+pub struct FetchDecoder {
+    order: GroupOrder,
+    prior: Prior,
+}
+
+impl FetchDecoder {
+    /// `order` is the order that the FETCH asked for.
+    pub fn new(order: GroupOrder) -> Self {
+        Self { order, prior: Prior::default() }
+    }
+
+    /// Takes one item off the front of `input`, or returns `None` and leaves `input` as it was when it is
+    /// not all there yet.
+    pub fn decode(&mut self, input: &mut &[u8]) -> Result<Option<FetchItem>, DecodeError> {
+        let mut fields = Fields::new(input);
+        match self.read(&mut fields) {
+            Ok(item) => {
+                *input = fields.rest();
+                self.prior.observe(&item);
+                Ok(Some(item))
+            }
+            Err(Stop::Need(_)) => Ok(None),
+            Err(Stop::Bad(error)) => Err(error),
+        }
+    }
+
+    fn read(&self, fields: &mut Fields<'_>) -> Result<FetchItem, Stop> {
+        let range = |fields: &mut Fields<'_>, end| {
+            // Absolute, unlike those of an object (draft-18, "End of Range").
+            let last = Location { group: fields.vi64()?, object: fields.vi64()? };
+            Ok(FetchItem::Range { last, end })
+        };
+        match fields.vi64()? {
+            END_NON_EXISTENT => range(fields, RangeEnd::NonExistent),
+            END_UNKNOWN => range(fields, RangeEnd::Unknown),
+            0x80.. => Err(DecodeError::violation("unknown serialization flags in a fetch").into()),
+            flags => self.read_object(flags, fields).map(FetchItem::Object),
+        }
+    }
+
+    fn read_object(&self, flags: u64, fields: &mut Fields<'_>) -> Result<FetchObject, Stop> {
+        let set = |bit: u64| flags & bit != 0;
+        let group = self.read_group(set(GROUP), fields)?;
+        let subgroup = match flags & SUBGROUP_MODE {
+            // A datagram has no subgroup, whatever the mode says.
+            _ if set(DATAGRAM) => None,
+            SUBGROUP_PRIOR => Some(self.prior.subgroup().ok_or(NO_PRIOR)?),
+            SUBGROUP_NEXT => Some(self.prior.subgroup().ok_or(NO_PRIOR)?.checked_add(1).ok_or(ID_RANGE)?),
+            SUBGROUP_EXPLICIT => Some(fields.vi64()?),
+            _ => Some(0),
+        };
+        let object = self.read_object_id(set(GROUP), set(OBJECT), fields)?;
+        let priority = if set(PRIORITY) { fields.u8()? } else { self.prior.priority().ok_or(NO_PRIOR)? };
+        let properties = if set(PROPERTIES) { fields.properties()? } else { &[] };
+        let payload_len = fields.vi64()?;
+        Ok(FetchObject {
+            location: Location { group, object },
+            subgroup,
+            priority,
+            properties: Bytes::copy_from_slice(properties),
+            payload_len,
+        })
+    }
+
+    fn read_group(&self, present: bool, fields: &mut Fields<'_>) -> Result<u64, Stop> {
+        match (self.prior.location, present) {
+            (None, true) => fields.vi64(),
+            (None, false) => Err(NO_PRIOR.into()),
+            (Some(prior), false) => Ok(prior.group),
+            (Some(prior), true) => {
+                let step = fields.vi64()?.checked_add(1).ok_or(ID_RANGE)?;
+                let group = match self.order {
+                    GroupOrder::Ascending => prior.group.checked_add(step),
+                    GroupOrder::Descending => prior.group.checked_sub(step),
+                };
+                Ok(group.ok_or(ID_RANGE)?)
+            }
+        }
+    }
+
+    /// An object ID is absolute in a new group and relative in the same one; one that is left out is the
+    /// next one, whatever the group.
+    fn read_object_id(&self, new_group: bool, present: bool, fields: &mut Fields<'_>) -> Result<u64, Stop> {
+        match (self.prior.location, present) {
+            (None, false) => Err(NO_PRIOR.into()),
+            (None, true) => fields.vi64(),
+            (Some(_), true) if new_group => fields.vi64(),
+            (Some(prior), true) => Ok(prior.object.checked_add(fields.vi64()?).ok_or(ID_RANGE)?),
+            (Some(prior), false) => Ok(prior.object.checked_add(1).ok_or(ID_RANGE)?),
+        }
+    }
+}
+
+/// Writes the items of a FETCH response, in the order that the FETCH asked for.
+#[derive(Clone, Debug)]
+pub struct FetchEncoder {
+    order: GroupOrder,
+    prior: Prior,
+}
+
+impl FetchEncoder {
+    pub fn new(order: GroupOrder) -> Self {
+        Self { order, prior: Prior::default() }
+    }
+
+    /// Appends an item, whose location follows the one before in the response's order.
+    pub fn encode(&mut self, item: &FetchItem, out: &mut Vec<u8>) {
+        match item {
+            FetchItem::Object(object) => self.encode_object(object, out),
+            FetchItem::Range { last, end } => {
+                let flags = match end {
+                    RangeEnd::NonExistent => END_NON_EXISTENT,
+                    RangeEnd::Unknown => END_UNKNOWN,
+                };
+                vi64::encode(flags, out);
+                last.encode(out);
+            }
+        }
+        self.prior.observe(item);
+    }
+
+    fn encode_object(&self, object: &FetchObject, out: &mut Vec<u8>) {
+        let group = self.group_field(object.location);
+        let id = self.object_field(object.location);
+        let (mode, subgroup) = self.subgroup_field(object.subgroup);
+        let priority = (self.prior.priority() != Some(object.priority)).then_some(object.priority);
+        let flag = |set: bool, bit: u64| if set { bit } else { 0 };
+        let flags = mode
+            | flag(group.is_some(), GROUP)
+            | flag(id.is_some(), OBJECT)
+            | flag(priority.is_some(), PRIORITY)
+            | flag(!object.properties.is_empty(), PROPERTIES);
+        vi64::encode(flags, out);
+        for field in [group, subgroup, id].into_iter().flatten() {
+            vi64::encode(field, out);
+        }
+        out.extend(priority);
+        if !object.properties.is_empty() {
+            vi64::encode(object.properties.len() as u64, out);
+            out.extend_from_slice(&object.properties);
+        }
+        vi64::encode(object.payload_len, out);
+    }
+
+    fn group_field(&self, location: Location) -> Option<u64> {
+        let Some(prior) = self.prior.location else { return Some(location.group) };
+        if prior.group == location.group {
+            return None;
+        }
+        let step = match self.order {
+            GroupOrder::Ascending => location.group.checked_sub(prior.group),
+            GroupOrder::Descending => prior.group.checked_sub(location.group),
+        };
+        debug_assert!(step.is_some(), "groups follow the order of the response");
+        Some(step.unwrap_or(0).saturating_sub(1))
+    }
+
+    fn object_field(&self, location: Location) -> Option<u64> {
+        match self.prior.location {
+            Some(prior) if prior.object.checked_add(1) == Some(location.object) => None,
+            Some(prior) if prior.group == location.group => {
+                debug_assert!(prior.object < location.object, "object IDs ascend in a group");
+                Some(location.object.saturating_sub(prior.object))
+            }
+            _ => Some(location.object),
+        }
+    }
+
+    fn subgroup_field(&self, subgroup: Option<u64>) -> (u64, Option<u64>) {
+        let prior = self.prior.subgroup();
+        match subgroup {
+            None => (DATAGRAM, None),
+            Some(0) => (0, None),
+            Some(id) if prior == Some(id) => (SUBGROUP_PRIOR, None),
+            Some(id) if prior.and_then(|prior| prior.checked_add(1)) == Some(id) => (SUBGROUP_NEXT, None),
+            Some(id) => (SUBGROUP_EXPLICIT, Some(id)),
+        }
+    }
+}
+
+/// An item and where it is in the stream of the response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchStart {
+    pub item: FetchItem,
+    /// Stream offset of the item's first byte.
+    pub start: u64,
+    /// Stream offset of the payload, and of the end of the header.
+    pub payload: u64,
+}
+
+/// Finds the items in the bytes of a FETCH response behind its header, in pieces of any size.
+#[derive(Clone, Debug)]
+pub struct FetchParser {
+    scanner: Scanner,
+    decoder: FetchDecoder,
+}
+
+impl FetchParser {
+    /// Begins behind FETCH_HEADER, which ended at stream offset `offset`.
+    pub fn new(order: GroupOrder, offset: u64) -> Self {
+        Self { scanner: Scanner::new(offset), decoder: FetchDecoder::new(order) }
+    }
+
+    /// Consumes `chunk` up to the end of the next item's header and returns that item, or consumes all of
+    /// it and returns `None`. Call again until `None`.
+    pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<FetchStart>, DecodeError> {
+        let decoder = &self.decoder;
+        let found = self.scanner.next(chunk, |fields| {
+            let item = decoder.read(fields)?;
+            let payload_len = match &item {
+                FetchItem::Object(object) => object.payload_len,
+                FetchItem::Range { .. } => 0,
+            };
+            Ok((item, payload_len))
+        })?;
+        let Some(found) = found else { return Ok(None) };
+        self.decoder.prior.observe(&found.header);
+        Ok(Some(FetchStart { item: found.header, start: found.start, payload: found.payload }))
+    }
+
+    /// Stream offset of the next byte to come.
+    pub fn offset(&self) -> u64 {
+        self.scanner.offset()
+    }
+
+    /// Whether everything so far is whole items: where a stream may end.
+    pub fn at_boundary(&self) -> bool {
+        self.scanner.at_boundary()
+    }
+}

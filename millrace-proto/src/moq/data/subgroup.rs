@@ -1,0 +1,134 @@
+//! The objects of a subgroup stream.
+
+use bytes::Bytes;
+
+use super::super::{DecodeError, vi64};
+use super::scan::{Fields, Scanner, Stop};
+use super::{Status, SubgroupHeader};
+
+/// An object whose header is complete; its payload may still be on the way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectStart {
+    pub id: u64,
+    /// The block of properties without its length, empty if there is none.
+    pub properties: Bytes,
+    /// Length of the payload, in bytes.
+    pub payload_len: u64,
+    /// Present exactly when the payload is empty.
+    pub status: Option<Status>,
+    /// Stream offset of the first byte of the object's header.
+    pub start: u64,
+    /// Stream offset of the first byte of the payload, and of the end of the header.
+    pub payload: u64,
+}
+
+impl ObjectStart {
+    /// Stream offset of the byte behind the object.
+    pub const fn end(&self) -> u64 {
+        self.payload + self.payload_len
+    }
+}
+
+/// Finds the objects in the bytes of a subgroup stream behind its header, in pieces of any size.
+#[derive(Clone, Debug)]
+pub struct ObjectParser {
+    scanner: Scanner,
+    has_properties: bool,
+    previous: Option<u64>,
+    ended: bool,
+}
+
+impl ObjectParser {
+    /// Begins behind `header`, which ended at stream offset `offset`.
+    pub fn new(header: &SubgroupHeader, offset: u64) -> Self {
+        Self {
+            scanner: Scanner::new(offset),
+            has_properties: header.properties,
+            previous: None,
+            ended: false,
+        }
+    }
+
+    /// Consumes `chunk` up to the end of the next object header and returns that object, or consumes all
+    /// of it and returns `None`. Call again until `None`.
+    pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<ObjectStart>, DecodeError> {
+        let (previous, has_properties) = (self.previous, self.has_properties);
+        let found = self.scanner.next(chunk, |fields| read_object(fields, previous, has_properties))?;
+        let Some(found) = found else { return Ok(None) };
+        if self.ended {
+            return Err(DecodeError::violation("an object behind the end of its group or track"));
+        }
+        let object = ObjectStart { start: found.start, payload: found.payload, ..found.header };
+        self.previous = Some(object.id);
+        self.ended = matches!(object.status, Some(Status::EndOfGroup | Status::EndOfTrack));
+        Ok(Some(object))
+    }
+
+    /// Stream offset of the next byte to come.
+    pub fn offset(&self) -> u64 {
+        self.scanner.offset()
+    }
+
+    /// Whether everything so far is whole objects: where a stream may end.
+    pub fn at_boundary(&self) -> bool {
+        self.scanner.at_boundary()
+    }
+
+    /// What FIN means here.
+    pub fn finish(&self) -> Result<(), DecodeError> {
+        match self.at_boundary() {
+            true => Ok(()),
+            false => Err(DecodeError::violation("a stream ends inside an object")),
+        }
+    }
+}
+
+fn read_object(
+    fields: &mut Fields<'_>,
+    previous: Option<u64>,
+    has_properties: bool,
+) -> Result<(ObjectStart, u64), Stop> {
+    let delta = fields.vi64()?;
+    let id = match previous {
+        None => Some(delta),
+        Some(previous) => previous.checked_add(delta).and_then(|id| id.checked_add(1)),
+    };
+    let id = id.ok_or(DecodeError::violation("an object ID is above 2^64 - 1"))?;
+    let properties = if has_properties { fields.properties()? } else { &[] };
+    let payload_len = fields.vi64()?;
+    let status = match payload_len {
+        0 => Some(Status::from_wire(fields.vi64()?)?),
+        _ => None,
+    };
+    if !properties.is_empty() && !matches!(status, None | Some(Status::Normal)) {
+        return Err(DecodeError::violation("properties on an object that is not normal").into());
+    }
+    let properties = Bytes::copy_from_slice(properties);
+    Ok((ObjectStart { id, properties, payload_len, status, start: 0, payload: 0 }, payload_len))
+}
+
+/// Appends the header of an object of a subgroup stream.
+///
+/// `previous` is the object before it on the same stream, if any, and less than `id`. `properties` are
+/// given, if only empty, exactly when the stream's header says so, and `status` counts only when
+/// `payload_len` is 0.
+pub fn encode_object_header(
+    previous: Option<u64>,
+    id: u64,
+    properties: Option<&[u8]>,
+    payload_len: u64,
+    status: Status,
+    out: &mut Vec<u8>,
+) {
+    debug_assert!(previous.is_none_or(|previous| previous < id), "object IDs ascend");
+    let delta = previous.map_or(id, |previous| id.wrapping_sub(previous).wrapping_sub(1));
+    vi64::encode(delta, out);
+    if let Some(properties) = properties {
+        vi64::encode(properties.len() as u64, out);
+        out.extend_from_slice(properties);
+    }
+    vi64::encode(payload_len, out);
+    if payload_len == 0 {
+        vi64::encode(status.to_wire(), out);
+    }
+}

@@ -1,0 +1,471 @@
+//! The bodies of the control messages behind SETUP.
+
+use super::{Body, DecodeError};
+use crate::moq::param::Scope;
+use crate::moq::wire::{Reader, put_prefixed};
+use crate::moq::{Location, Namespace, Parameters, Properties, TrackName, code, vi64};
+
+/// The longest New Session URI of GOAWAY, in bytes.
+const MAX_URI: usize = 8192;
+/// The longest reason phrase, in bytes.
+const MAX_REASON: usize = 1024;
+
+fn read_reason(input: &mut Reader) -> Result<String, DecodeError> {
+    input.text(MAX_REASON, "a reason phrase is longer than 1024 bytes")
+}
+
+/// Writes `reason`, cut to the longest that is allowed.
+fn put_reason(reason: &str, out: &mut Vec<u8>) {
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    put_prefixed(&reason.as_bytes()[..end], out);
+}
+
+fn read_uri(input: &mut Reader) -> Result<String, DecodeError> {
+    input.text(MAX_URI, "a URI is longer than 8192 bytes")
+}
+
+fn read_properties(input: &mut Reader) -> Result<Properties, DecodeError> {
+    Properties::new(input.rest())
+}
+
+/// GOAWAY: the sender intends to close the session (on the control stream) or wants the request to move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GoAway {
+    /// Where to go instead; empty for the current URI. A client must send it empty.
+    pub uri: String,
+    /// Milliseconds until the sender closes; 0 for no particular time.
+    pub timeout: u64,
+    /// The smallest request ID that was not processed: on the control stream only.
+    pub request_id: Option<u64>,
+}
+
+impl Body for GoAway {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        let uri = read_uri(input)?;
+        // moq-rs (0.17) ends the message here, as earlier drafts did.
+        let timeout = if input.is_empty() { 0 } else { input.vi64()? };
+        let request_id = if input.is_empty() { None } else { Some(input.vi64()?) };
+        Ok(Self { uri, timeout, request_id })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        put_prefixed(self.uri.as_bytes(), out);
+        vi64::encode(self.timeout, out);
+        if let Some(request_id) = self.request_id {
+            vi64::encode(request_id, out);
+        }
+    }
+}
+
+/// REQUEST_OK: the answer to every request but SUBSCRIBE and FETCH.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequestOk {
+    pub parameters: Parameters,
+    /// Of the track, in answers to TRACK_STATUS only.
+    pub properties: Properties,
+}
+
+impl RequestOk {
+    /// Whether the message is a proper answer of kind `scope`: [`Scope::PUBLISH_OK`],
+    /// [`Scope::TRACK_STATUS_OK`], [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
+    pub fn check(&self, scope: Scope) -> Result<(), DecodeError> {
+        if scope != Scope::TRACK_STATUS_OK && !self.properties.is_empty() {
+            return Err(DecodeError::violation("track properties in an answer that has none"));
+        }
+        self.parameters.check(scope)
+    }
+}
+
+impl Body for RequestOk {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        let parameters = Parameters::decode(input, Scope::OK)?;
+        Ok(Self { parameters, properties: read_properties(input)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.parameters.encode(out);
+        out.extend_from_slice(self.properties.as_bytes());
+    }
+}
+
+/// Where to try again instead.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redirect {
+    /// Empty for the current session's URI, which it must be when a client sends it.
+    pub uri: String,
+    /// The name to ask for; with no fields and no name, the same as before.
+    pub track: TrackName,
+}
+
+/// REQUEST_ERROR: the request failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestError {
+    pub code: code::Request,
+    /// Milliseconds before trying again, plus 1; 0 for never.
+    pub retry_interval: u64,
+    /// Sent up to 1024 bytes.
+    pub reason: String,
+    /// There exactly when the code is REDIRECT.
+    pub redirect: Option<Redirect>,
+}
+
+impl RequestError {
+    /// A failure that trying again does not mend.
+    pub fn new(code: code::Request, reason: impl Into<String>) -> Self {
+        Self { code, retry_interval: 0, reason: reason.into(), redirect: None }
+    }
+}
+
+impl Body for RequestError {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        let code = code::Request(input.vi64()?);
+        let retry_interval = input.vi64()?;
+        let reason = read_reason(input)?;
+        let redirect = match code {
+            code::Request::REDIRECT => {
+                Some(Redirect { uri: read_uri(input)?, track: TrackName::decode(input)? })
+            }
+            _ => None,
+        };
+        Ok(Self { code, retry_interval, reason, redirect })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        debug_assert_eq!(self.redirect.is_some(), self.code == code::Request::REDIRECT);
+        vi64::encode(self.code.0, out);
+        vi64::encode(self.retry_interval, out);
+        put_reason(&self.reason, out);
+        if let Some(redirect) = &self.redirect {
+            put_prefixed(redirect.uri.as_bytes(), out);
+            redirect.track.encode(out);
+        }
+    }
+}
+
+/// SUBSCRIBE: send the objects of a track from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subscribe {
+    pub request_id: u64,
+    pub track: TrackName,
+    pub parameters: Parameters,
+}
+
+impl Body for Subscribe {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self {
+            request_id: input.vi64()?,
+            track: TrackName::decode(input)?,
+            parameters: Parameters::decode(input, Scope::SUBSCRIBE)?,
+        })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.request_id, out);
+        self.track.encode(out);
+        self.parameters.encode(out);
+    }
+}
+
+/// SUBSCRIBE_OK: objects will come under `track_alias`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SubscribeOk {
+    pub track_alias: u64,
+    pub parameters: Parameters,
+    pub properties: Properties,
+}
+
+impl Body for SubscribeOk {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self {
+            track_alias: input.vi64()?,
+            parameters: Parameters::decode(input, Scope::SUBSCRIBE_OK)?,
+            properties: read_properties(input)?,
+        })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.track_alias, out);
+        self.parameters.encode(out);
+        out.extend_from_slice(self.properties.as_bytes());
+    }
+}
+
+/// REQUEST_UPDATE: change the parameters of the request on whose stream it comes. Once that request is
+/// known, check `parameters` against its scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestUpdate {
+    pub request_id: u64,
+    pub parameters: Parameters,
+}
+
+impl Body for RequestUpdate {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self { request_id: input.vi64()?, parameters: Parameters::decode(input, Scope::UPDATE)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.request_id, out);
+        self.parameters.encode(out);
+    }
+}
+
+/// PUBLISH: a subscription that the publisher starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Publish {
+    pub request_id: u64,
+    pub track: TrackName,
+    pub track_alias: u64,
+    pub parameters: Parameters,
+    pub properties: Properties,
+}
+
+impl Body for Publish {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self {
+            request_id: input.vi64()?,
+            track: TrackName::decode(input)?,
+            track_alias: input.vi64()?,
+            parameters: Parameters::decode(input, Scope::PUBLISH)?,
+            properties: read_properties(input)?,
+        })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.request_id, out);
+        self.track.encode(out);
+        vi64::encode(self.track_alias, out);
+        self.parameters.encode(out);
+        out.extend_from_slice(self.properties.as_bytes());
+    }
+}
+
+/// PUBLISH_DONE: the last message of a subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishDone {
+    pub code: code::Done,
+    /// All data streams that were opened for the subscription, or [`PublishDone::UNKNOWN_COUNT`].
+    pub stream_count: u64,
+    /// Sent up to 1024 bytes.
+    pub reason: String,
+}
+
+impl PublishDone {
+    pub const UNKNOWN_COUNT: u64 = (1 << 62) - 1;
+}
+
+impl Body for PublishDone {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self { code: code::Done(input.vi64()?), stream_count: input.vi64()?, reason: read_reason(input)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.code.0, out);
+        vi64::encode(self.stream_count, out);
+        put_reason(&self.reason, out);
+    }
+}
+
+/// What a FETCH asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FetchKind {
+    /// From `start` to the object before `end`; an `end.object` of 0 means all of `end.group`.
+    Standalone { track: TrackName, start: Location, end: Location },
+    /// From `groups_back` groups before a subscription's joining location up to that location.
+    RelativeJoining { subscription: u64, groups_back: u64 },
+    /// From the start of `first_group` up to a subscription's joining location.
+    AbsoluteJoining { subscription: u64, first_group: u64 },
+}
+
+/// FETCH: send objects that are there already, on one stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetch {
+    pub request_id: u64,
+    pub kind: FetchKind,
+    pub parameters: Parameters,
+}
+
+impl Body for Fetch {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        let request_id = input.vi64()?;
+        let kind = match input.vi64()? {
+            1 => FetchKind::Standalone {
+                track: TrackName::decode(input)?,
+                start: Location::decode(input)?,
+                end: Location::decode(input)?,
+            },
+            2 => FetchKind::RelativeJoining { subscription: input.vi64()?, groups_back: input.vi64()? },
+            3 => FetchKind::AbsoluteJoining { subscription: input.vi64()?, first_group: input.vi64()? },
+            _ => return Err(DecodeError::violation("unknown fetch type")),
+        };
+        Ok(Self { request_id, kind, parameters: Parameters::decode(input, Scope::FETCH)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.request_id, out);
+        match &self.kind {
+            FetchKind::Standalone { track, start, end } => {
+                vi64::encode(1, out);
+                track.encode(out);
+                start.encode(out);
+                end.encode(out);
+            }
+            FetchKind::RelativeJoining { subscription: id, groups_back: start } => {
+                [2, *id, *start].into_iter().for_each(|field| vi64::encode(field, out));
+            }
+            FetchKind::AbsoluteJoining { subscription: id, first_group: start } => {
+                [3, *id, *start].into_iter().for_each(|field| vi64::encode(field, out));
+            }
+        }
+        self.parameters.encode(out);
+    }
+}
+
+/// FETCH_OK: how far the response goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FetchOk {
+    /// Whether `end` is behind the last object that the track will ever have.
+    pub end_of_track: bool,
+    /// As in [`FetchKind::Standalone`].
+    pub end: Location,
+    pub parameters: Parameters,
+    pub properties: Properties,
+}
+
+impl Body for FetchOk {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self {
+            end_of_track: match input.u8()? {
+                0 => false,
+                1 => true,
+                _ => return Err(DecodeError::violation("an end of track other than 0 or 1")),
+            },
+            end: Location::decode(input)?,
+            parameters: Parameters::decode(input, Scope::FETCH_OK)?,
+            properties: read_properties(input)?,
+        })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.push(self.end_of_track.into());
+        self.end.encode(out);
+        self.parameters.encode(out);
+        out.extend_from_slice(self.properties.as_bytes());
+    }
+}
+
+/// TRACK_STATUS: what SUBSCRIBE would be answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TrackStatus {
+    pub request_id: u64,
+    pub track: TrackName,
+    pub parameters: Parameters,
+}
+
+impl Body for TrackStatus {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self {
+            request_id: input.vi64()?,
+            track: TrackName::decode(input)?,
+            parameters: Parameters::decode(input, Scope::TRACK_STATUS)?,
+        })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        vi64::encode(self.request_id, out);
+        self.track.encode(out);
+        self.parameters.encode(out);
+    }
+}
+
+macro_rules! namespace_request {
+    ($(#[$doc:meta])* $name:ident, $field:ident, $scope:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Eq)]
+        pub struct $name {
+            pub request_id: u64,
+            pub $field: Namespace,
+            pub parameters: Parameters,
+        }
+
+        impl Body for $name {
+            fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+                Ok(Self {
+                    request_id: input.vi64()?,
+                    $field: Namespace::decode(input)?,
+                    parameters: Parameters::decode(input, Scope::$scope)?,
+                })
+            }
+
+            fn encode(&self, out: &mut Vec<u8>) {
+                vi64::encode(self.request_id, out);
+                self.$field.encode(out);
+                self.parameters.encode(out);
+            }
+        }
+    };
+}
+
+namespace_request! {
+    /// PUBLISH_NAMESPACE: the sender has tracks in this namespace.
+    PublishNamespace, namespace, PUBLISH_NAMESPACE
+}
+namespace_request! {
+    /// SUBSCRIBE_NAMESPACE: tell which namespaces begin with this, now and later.
+    SubscribeNamespace, prefix, SUBSCRIBE_NAMESPACE
+}
+namespace_request! {
+    /// SUBSCRIBE_TRACKS: PUBLISH the tracks of all namespaces that begin with this, now and later.
+    SubscribeTracks, prefix, SUBSCRIBE_TRACKS
+}
+
+/// NAMESPACE: a namespace that matches a SUBSCRIBE_NAMESPACE, without its prefix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceFound {
+    pub suffix: Namespace,
+}
+
+impl Body for NamespaceFound {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self { suffix: Namespace::decode(input)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.suffix.encode(out);
+    }
+}
+
+/// NAMESPACE_DONE: such a namespace is gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceDone {
+    pub suffix: Namespace,
+}
+
+impl Body for NamespaceDone {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self { suffix: Namespace::decode(input)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.suffix.encode(out);
+    }
+}
+
+/// PUBLISH_BLOCKED: a track that matches a SUBSCRIBE_TRACKS but cannot be published now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishBlocked {
+    /// The track, its namespace without the prefix.
+    pub suffix: TrackName,
+}
+
+impl Body for PublishBlocked {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self { suffix: TrackName::decode(input)? })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.suffix.encode(out);
+    }
+}
