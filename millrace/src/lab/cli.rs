@@ -1,0 +1,382 @@
+//! `millrace lab`.
+
+use std::fmt;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use clap::Subcommand;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::signal::unix;
+
+use super::control::{self, LinkStatus, Request, Status};
+use super::impair::Settings;
+use super::shape::Counters;
+use super::topology::{Directions, Interface, Topology};
+use super::{Lab, registry};
+
+/// How long a command gets to end after it was told to, and a lab to come up or go down.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// The line by which `lab up` says that it is.
+const READY: &str = "ready";
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Bring a lab up, run a command, take the lab down
+    Run(Run),
+    /// Bring a lab up and keep it until Ctrl-C, SIGTERM or `lab down`
+    Up(Up),
+    /// Take a lab down
+    Down(Which),
+    /// Run a command inside a node of a lab that is up
+    Exec(Exec),
+    /// Show nodes, addresses, links and counters of the labs that are up
+    Status(Show),
+    /// Change a link of a lab that is up
+    Set(Set),
+    /// Remove what labs left whose owner died
+    Clean,
+}
+
+#[derive(Debug, clap::Args)]
+struct Shape {
+    /// TOML file with links, impairments and events
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["relays", "subscribers"])]
+    topology: Option<PathBuf>,
+    /// Relays in a chain: pub - relay - relay2 ...
+    #[arg(long, default_value_t = 1)]
+    relays: usize,
+    /// Subscribers on the last relay: sub1, sub2, ...
+    #[arg(long, default_value_t = 1)]
+    subscribers: usize,
+    /// Impair a link: `LINK[:forward|:backward] KEY=VALUE ...`; LINK may be `all`
+    #[arg(long, value_name = "SETTINGS")]
+    impair: Vec<String>,
+    /// Put every link through the emulator, so that all can be changed while up
+    #[arg(long)]
+    emulate: bool,
+    /// Seed of the emulator's random decisions
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    #[command(flatten)]
+    shape: Shape,
+    /// Run the command inside this node instead of outside of the lab
+    #[arg(long, value_name = "NODE")]
+    r#in: Option<String>,
+    /// The command; it finds the lab in LAB_ID and its addresses in LAB_<NODE>_V4 and LAB_<NODE>_V6
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Up {
+    #[command(flatten)]
+    shape: Shape,
+    /// Return once the lab is up
+    #[arg(long)]
+    detach: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Which {
+    /// Which lab, if more than one is up; LAB_ID otherwise
+    #[arg(long, value_name = "ID")]
+    lab: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Exec {
+    #[command(flatten)]
+    which: Which,
+    node: String,
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Show {
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Set {
+    #[command(flatten)]
+    which: Which,
+    link: String,
+    #[arg(long, value_enum, default_value_t = Directions::Both)]
+    direction: Directions,
+    /// `delay=10ms loss=1% ...`; see docs/lab.md
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    settings: Vec<String>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    match args.command {
+        Verb::Run(run) => run_in_lab(&run),
+        Verb::Up(args) if args.detach => up_detached(),
+        Verb::Up(args) => up(&args.shape),
+        Verb::Down(which) => down(&which),
+        Verb::Exec(exec) => exec_in_node(&exec),
+        Verb::Status(show) => show_status(show.json),
+        Verb::Set(set) => change(&set),
+        Verb::Clean => clean(),
+    }
+}
+
+impl Shape {
+    fn build(&self) -> Result<Topology> {
+        let mut topology = match &self.topology {
+            Some(path) => Topology::load(path).with_context(|| path.display().to_string())?,
+            None => Topology::standard(self.relays, self.subscribers),
+        };
+        for text in &self.impair {
+            let (target, settings) = text
+                .split_once(char::is_whitespace)
+                .ok_or_else(|| anyhow!("--impair `{text}`: no settings"))?;
+            let (link, directions) = match target.split_once(':') {
+                None => (target, Directions::Both),
+                Some((link, "forward")) => (link, Directions::Forward),
+                Some((link, "backward")) => (link, Directions::Backward),
+                Some((_, other)) => bail!("--impair `{text}`: `{other}` is not forward or backward"),
+            };
+            topology.impair(link, directions, settings)?;
+        }
+        topology.links.iter_mut().for_each(|link| link.emulate |= self.emulate);
+        topology.seed = self.seed.unwrap_or(topology.seed);
+        Ok(topology)
+    }
+}
+
+fn run_in_lab(run: &Run) -> Result<()> {
+    let topology = run.shape.build()?;
+    let status = runtime()?.block_on(async {
+        let mut signals = Signals::catch()?;
+        let lab = Lab::new(&topology)?;
+        let (program, arguments) = run.command.split_first().context("no command")?;
+        let mut command = match &run.r#in {
+            Some(node) => lab.node(node)?.command(program),
+            None => Command::new(program),
+        };
+        command.args(arguments).envs(environment(&lab));
+        let child = tokio::process::Command::from(command).spawn();
+        let mut child = child.with_context(|| format!("cannot run {program}"))?;
+        tokio::select! {
+            status = child.wait() => anyhow::Ok(status?),
+            signal = signals.recv() => end(&mut child, signal).await,
+        }
+    })?;
+    std::process::exit(status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default()));
+}
+
+/// What a command needs to find its way: `LAB_ID`, `LAB_RELAY_V4`, `LAB_RELAY_V6`, `LAB_RELAY_NETNS`, ...
+fn environment(lab: &Lab) -> Vec<(String, String)> {
+    let mut list = vec![("LAB_ID".to_owned(), lab.id().to_owned())];
+    for node in lab.nodes() {
+        let name = node.name().to_uppercase().replace('-', "_");
+        list.push((format!("LAB_{name}_V4"), node.addr_v4().to_string()));
+        list.push((format!("LAB_{name}_V6"), node.addr_v6().to_string()));
+        list.push((format!("LAB_{name}_NETNS"), node.netns().name().to_owned()));
+    }
+    list
+}
+
+/// Passes the signal on, and kills what does not end by it.
+async fn end(child: &mut tokio::process::Child, signal: Signal) -> Result<ExitStatus> {
+    if let Some(pid) = child.id() {
+        kill(Pid::from_raw(pid.try_into()?), signal)?;
+    }
+    match tokio::time::timeout(GRACE, child.wait()).await {
+        Ok(status) => Ok(status?),
+        Err(_) => {
+            child.kill().await?;
+            Ok(child.wait().await?)
+        }
+    }
+}
+
+fn up(shape: &Shape) -> Result<()> {
+    let topology = shape.build()?;
+    runtime()?.block_on(async {
+        let mut signals = Signals::catch()?;
+        let lab = Lab::new(&topology)?;
+        let mut out = std::io::stdout().lock();
+        write!(out, "{}", Text(&control::ask(lab.id(), &Request::Status)?))?;
+        writeln!(out, "{READY}: Ctrl-C or `millrace lab down` removes it")?;
+        out.flush()?;
+        signals.recv().await;
+        Ok(())
+    })
+}
+
+/// The same command in the background; it says when it is ready.
+fn up_detached() -> Result<()> {
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach");
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()?;
+    let lines = BufReader::new(child.stdout.take().context("no output")?).lines();
+    for line in lines {
+        let line = line?;
+        if line.starts_with(READY) {
+            println!("{READY}: `millrace lab down` removes it");
+            return Ok(());
+        }
+        println!("{line}");
+    }
+    let output = child.wait_with_output()?;
+    bail!("{}", String::from_utf8_lossy(&output.stderr).trim().trim_start_matches("Error: "))
+}
+
+fn down(which: &Which) -> Result<()> {
+    let id = which.find()?;
+    let owner = registry::owner(&id).with_context(|| format!("lab {id} has no owner"))?;
+    kill(Pid::from_raw(owner), Signal::SIGTERM)?;
+    let start = Instant::now();
+    while registry::live().contains(&id) {
+        ensure!(start.elapsed() < GRACE * 2, "lab {id} is still up; its owner is process {owner}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+fn exec_in_node(exec: &Exec) -> Result<()> {
+    let id = exec.which.find()?;
+    let status = control::ask(&id, &Request::Status)?;
+    let known: Vec<&str> = status.nodes.iter().map(|node| node.name.as_str()).collect();
+    ensure!(known.contains(&exec.node.as_str()), "lab {id} has no node `{}`; it has {known:?}", exec.node);
+    let (program, arguments) = exec.command.split_first().context("no command")?;
+    let error = registry::netns_of(&id, &exec.node).command(program).args(arguments).exec();
+    Err(error).context("cannot run nsenter")
+}
+
+fn show_status(json: bool) -> Result<()> {
+    let ask = |id: String| control::ask(&id, &Request::Status);
+    let labs: Vec<Status> = registry::live().into_iter().map(ask).collect::<Result<_, _>>()?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&labs)?);
+    } else if labs.is_empty() {
+        println!("no lab is up");
+    }
+    if !json {
+        labs.iter().for_each(|lab| print!("{}", Text(lab)));
+    }
+    Ok(())
+}
+
+fn change(set: &Set) -> Result<()> {
+    let id = set.which.find()?;
+    let settings = Settings::parse(&set.settings.join(" "))?;
+    let request = Request::Set { link: set.link.clone(), direction: set.direction, settings };
+    let status = control::ask(&id, &request)?;
+    if let Some(link) = status.links.iter().find(|link| link.name == set.link) {
+        print!("{}", LinkText(link));
+    }
+    Ok(())
+}
+
+fn clean() -> Result<()> {
+    let removed = registry::clean()?;
+    match removed.as_slice() {
+        [] => println!("nothing to remove"),
+        ids => println!("removed {}", ids.join(", ")),
+    }
+    Ok(())
+}
+
+impl Which {
+    fn find(&self) -> Result<String> {
+        let live = registry::live();
+        let asked = self.lab.clone().or_else(|| std::env::var("LAB_ID").ok());
+        match (asked, live.as_slice()) {
+            (Some(id), _) if live.contains(&id) => Ok(id),
+            (Some(id), _) => bail!("lab {id} is not up; up: {live:?}"),
+            (None, [id]) => Ok(id.clone()),
+            (None, []) => bail!("no lab is up"),
+            (None, _) => bail!("more than one lab is up: say which with --lab: {live:?}"),
+        }
+    }
+}
+
+/// SIGINT, SIGTERM and SIGHUP. Caught, not blocked: children would inherit a blocked signal.
+struct Signals([(Signal, unix::Signal); 3]);
+
+impl Signals {
+    fn catch() -> Result<Self> {
+        let catch = |signal: Signal| -> Result<_> {
+            Ok((signal, unix::signal(unix::SignalKind::from_raw(signal as i32))?))
+        };
+        Ok(Self([catch(Signal::SIGINT)?, catch(Signal::SIGTERM)?, catch(Signal::SIGHUP)?]))
+    }
+
+    async fn recv(&mut self) -> Signal {
+        let Self([(int, a), (term, b), (hup, c)]) = self;
+        tokio::select! {
+            _ = a.recv() => *int,
+            _ = b.recv() => *term,
+            _ = c.recv() => *hup,
+        }
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
+}
+
+struct Text<'a>(&'a Status);
+
+impl fmt::Display for Text<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "lab {} (process {})", self.0.id, self.0.owner)?;
+        for node in &self.0.nodes {
+            writeln!(f, "  node {:<12} netns {}", node.name, node.netns)?;
+            for Interface { link, device, v4, v6, .. } in &node.interfaces {
+                writeln!(f, "    {device:<15} {v4}/24  {v6}/64  link {link}")?;
+            }
+        }
+        self.0.links.iter().try_for_each(|link| write!(f, "{}", LinkText(link)))
+    }
+}
+
+struct LinkText<'a>(&'a LinkStatus);
+
+impl fmt::Display for LinkText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LinkStatus { name, ends: [a, b], forward, backward } = self.0;
+        let (Some(forward), Some(backward)) = (forward, backward) else {
+            return writeln!(f, "  link {name}: plain veth");
+        };
+        writeln!(f, "  link {name}")?;
+        for (from, to, wire) in [(a, b, forward), (b, a, backward)] {
+            let Counters { received, delivered, lost, queue_dropped, oversize, .. } = wire.counters;
+            let Counters { duplicated, reordered, overrun, queued, in_flight, .. } = wire.counters;
+            writeln!(f, "    {from} -> {to}: {}", wire.settings)?;
+            writeln!(
+                f,
+                "      {received} received, {delivered} delivered, {lost} lost, {queue_dropped} dropped by \
+                 the queue, {oversize} oversize, {duplicated} duplicated, {reordered} reordered, {overrun} \
+                 overrun, {queued} queued, {in_flight} in flight"
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,272 @@
+//! One direction of an emulated link: a thread that moves frames from one packet socket to another through a
+//! [`Shaper`].
+//!
+//! Delays count from the kernel's receive timestamp, so that only the wake-up before sending adds to them.
+
+use std::io::{IoSlice, IoSliceMut, PipeReader, PipeWriter, Write as _};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::socket::{self, ControlMessageOwned, LinkAddr, MsgFlags, MultiHeaders, sockopt};
+use nix::sys::time::{TimeSpec, TimeValLike as _};
+use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
+
+use super::impair::{Impairment, Settings};
+use super::shape::{Counters, Shaper};
+use super::{Error, Result};
+
+/// Frames per system call.
+const BATCH: usize = 64;
+
+/// Room for bursts while the thread waits for its CPU.
+const SOCKET_BUFFER: usize = 64 << 20;
+
+const ETHERNET_HEADER: usize = 14;
+
+#[derive(Clone, Copy)]
+struct IgnoreOutgoing;
+nix::setsockopt_impl!(IgnoreOutgoing, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, bool, sockopt::SetBool);
+
+#[derive(Clone, Copy)]
+struct QdiscBypass;
+nix::setsockopt_impl!(QdiscBypass, libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, bool, sockopt::SetBool);
+
+#[derive(Clone, Copy)]
+struct Statistics;
+nix::getsockopt_impl!(
+    Statistics,
+    libc::SOL_PACKET,
+    libc::PACKET_STATISTICS,
+    libc::tpacket_stats,
+    sockopt::GetStruct<libc::tpacket_stats>
+);
+
+/// A running direction of an emulated link; dropping it cuts the wire.
+pub struct Wire {
+    shaper: Arc<Mutex<Shaper>>,
+    input: Arc<OwnedFd>,
+    stop: Arc<AtomicBool>,
+    waker: PipeWriter,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Wire {
+    /// Moves what arrives at the device `from` to the device `to`, both in the calling thread's namespace.
+    /// The devices have to be up, and carry frames of up to `mtu` bytes and an Ethernet header.
+    pub fn start(from: &str, to: &str, mtu: usize, shaper: Shaper) -> Result<Self> {
+        let io = |source: Errno| Error::Io {
+            what: format!("packet socket {from} -> {to}"),
+            source: source.into(),
+        };
+        let input = Arc::new(input(from).map_err(io)?);
+        let output = output(to).map_err(io)?;
+        let (wake, waker) = std::io::pipe().map_err(|source| Error::Io { what: "pipe".into(), source })?;
+        let shaper = Arc::new(Mutex::new(shaper));
+        let stop = Arc::new(AtomicBool::new(false));
+        let pump = Pump {
+            shaper: shaper.clone(),
+            input: input.clone(),
+            output,
+            wake,
+            stop: stop.clone(),
+            frame_size: mtu + ETHERNET_HEADER,
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("wire {from}"))
+            .spawn(move || pump.run())
+            .map_err(|source| Error::Io { what: "start a thread".into(), source })?;
+        Ok(Self { shaper, input, stop, waker, thread: Some(thread) })
+    }
+
+    pub fn settings(&self) -> Impairment {
+        self.shaper.lock().settings().clone()
+    }
+
+    pub fn set(&self, settings: Impairment) {
+        self.shaper.lock().set(Instant::now(), settings);
+        self.wake();
+    }
+
+    /// Changes what the settings name, and leaves the rest.
+    pub fn change(&self, settings: &Settings) -> Result<()> {
+        let mut shaper = self.shaper.lock();
+        let mut changed = shaper.settings().clone();
+        changed.apply(settings)?;
+        shaper.set(Instant::now(), changed);
+        drop(shaper);
+        self.wake();
+        Ok(())
+    }
+
+    pub fn counters(&self) -> Counters {
+        let mut shaper = self.shaper.lock();
+        // Reading them resets them.
+        if let Ok(statistics) = socket::getsockopt(&self.input, Statistics) {
+            shaper.count_overrun(statistics.tp_drops.into());
+        }
+        shaper.counters()
+    }
+
+    fn wake(&self) {
+        // Fails only once the thread is gone.
+        let _ = (&self.waker).write(&[0]);
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A packet socket that receives every frame that enters through `device`.
+fn input(device: &str) -> nix::Result<OwnedFd> {
+    let fd = socket::socket(
+        socket::AddressFamily::Packet,
+        socket::SockType::Raw,
+        socket::SockFlag::SOCK_CLOEXEC | socket::SockFlag::SOCK_NONBLOCK,
+        socket::SockProtocol::EthAll,
+    )?;
+    socket::setsockopt(&fd, IgnoreOutgoing, &true)?;
+    socket::setsockopt(&fd, sockopt::ReceiveTimestampns, &true)?;
+    socket::setsockopt(&fd, sockopt::RcvBufForce, &SOCKET_BUFFER)?;
+    socket::bind(fd.as_raw_fd(), &address(device)?)?;
+    Ok(fd)
+}
+
+/// A packet socket that sends through `device` and receives nothing.
+fn output(device: &str) -> nix::Result<OwnedFd> {
+    let fd = socket::socket(
+        socket::AddressFamily::Packet,
+        socket::SockType::Raw,
+        socket::SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    socket::setsockopt(&fd, QdiscBypass, &true)?;
+    socket::setsockopt(&fd, sockopt::SndBufForce, &SOCKET_BUFFER)?;
+    socket::bind(fd.as_raw_fd(), &address(device)?)?;
+    Ok(fd)
+}
+
+/// The packet address of a device, which has protocol 0: bind keeps the socket's own.
+fn address(device: &str) -> nix::Result<LinkAddr> {
+    let of_device = nix::ifaddrs::getifaddrs()?.filter(|entry| entry.interface_name == device);
+    of_device.filter_map(|entry| entry.address?.as_link_addr().copied()).next().ok_or(Errno::ENODEV)
+}
+
+struct Pump {
+    shaper: Arc<Mutex<Shaper>>,
+    input: Arc<OwnedFd>,
+    output: OwnedFd,
+    wake: PipeReader,
+    stop: Arc<AtomicBool>,
+    frame_size: usize,
+}
+
+impl Pump {
+    fn run(self) {
+        // The default slack lets the kernel wake us 50 us late.
+        let _ = nix::sys::prctl::set_timerslack(1);
+        while !self.stop.load(Ordering::Relaxed) {
+            let deadline = self.deliver();
+            match self.wait(deadline).and_then(|()| self.collect()) {
+                Ok(()) | Err(Errno::EINTR | Errno::EAGAIN | Errno::ENETDOWN) => {}
+                Err(error) => {
+                    tracing::error!(%error, "lab: emulated link is cut");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sends what is due; when to come back.
+    fn deliver(&self) -> Option<Instant> {
+        loop {
+            let mut shaper = self.shaper.lock();
+            let now = Instant::now();
+            let due: Vec<Vec<u8>> = std::iter::from_fn(|| shaper.pop(now)).take(BATCH).collect();
+            let deadline = shaper.deadline();
+            drop(shaper);
+            if due.is_empty() {
+                return deadline;
+            }
+            self.send(&due);
+        }
+    }
+
+    fn send(&self, mut frames: &[Vec<u8>]) {
+        let mut headers = MultiHeaders::<()>::preallocate(frames.len(), None);
+        while !frames.is_empty() {
+            let slices: Vec<[IoSlice; 1]> = frames.iter().map(|frame| [IoSlice::new(frame)]).collect();
+            let nowhere = vec![None; frames.len()];
+            let fd = self.output.as_raw_fd();
+            let sent = socket::sendmmsg(fd, &mut headers, &slices, nowhere, [], MsgFlags::empty());
+            let sent = match sent.map(Iterator::count) {
+                Ok(sent) => sent,
+                Err(Errno::EINTR) => continue,
+                Err(_) => 0,
+            };
+            if sent == 0 {
+                // The first one cannot be sent: device down, no memory.
+                self.shaper.lock().count_overrun(1);
+            }
+            frames = frames.get(sent.max(1)..).unwrap_or_default();
+        }
+    }
+
+    fn wait(&self, deadline: Option<Instant>) -> nix::Result<()> {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let mut fds = [
+            PollFd::new(self.input.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.wake.as_fd(), PollFlags::POLLIN),
+        ];
+        ppoll(&mut fds, left.map(TimeSpec::from_duration), None)?;
+        if fds[1].any() == Some(true) {
+            nix::unistd::read(&self.wake, &mut [0; 64])?;
+        }
+        Ok(())
+    }
+
+    /// Takes in one batch of what has arrived.
+    fn collect(&self) -> nix::Result<()> {
+        let mut frames = vec![vec![0u8; self.frame_size]; BATCH];
+        let arrived = self.receive(&mut frames)?;
+        let mut shaper = self.shaper.lock();
+        for ((at, len), mut frame) in arrived.into_iter().zip(frames) {
+            frame.truncate(len);
+            shaper.push(at, frame);
+        }
+        Ok(())
+    }
+
+    /// Arrival time and length of each frame.
+    fn receive(&self, frames: &mut [Vec<u8>]) -> nix::Result<Vec<(Instant, usize)>> {
+        let mut headers =
+            MultiHeaders::<LinkAddr>::preallocate(frames.len(), Some(nix::cmsg_space!(TimeSpec)));
+        let mut slices: Vec<[IoSliceMut; 1]> =
+            frames.iter_mut().map(|frame| [IoSliceMut::new(frame)]).collect();
+        let fd = self.input.as_raw_fd();
+        let messages = socket::recvmmsg(fd, &mut headers, &mut slices, MsgFlags::MSG_DONTWAIT, None)?;
+        let (now, wall) = (Instant::now(), clock_gettime(ClockId::CLOCK_REALTIME)?);
+        let arrived = |message: &socket::RecvMsg<LinkAddr>| {
+            let stamp = message.cmsgs().ok()?.find_map(|cmsg| match cmsg {
+                ControlMessageOwned::ScmTimestampns(stamp) => Some(stamp),
+                _ => None,
+            })?;
+            let age = u64::try_from((wall - stamp).num_nanoseconds()).ok()?;
+            now.checked_sub(Duration::from_nanos(age))
+        };
+        Ok(messages.map(|message| (arrived(&message).unwrap_or(now), message.bytes)).collect())
+    }
+}

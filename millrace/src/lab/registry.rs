@@ -1,0 +1,163 @@
+//! Which labs exist on this host, and who owns them.
+//!
+//! A lab is a directory `/run/millrace/lab/ID` with a `lock` that its owner keeps locked and its control
+//! socket, and the namespaces `ID-NODE`. The kernel drops the lock however the owner ends: a lab whose lock
+//! is free is dead, and its remains may be removed. Process IDs, which are used again, decide nothing.
+
+use std::fs::{self, File};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::{Flock, FlockArg};
+
+use super::netns::{self, Netns};
+use super::{Error, Result};
+
+const ROOT: &str = "/run/millrace/lab";
+const PREFIX: &str = "mr-";
+
+/// Ownership of a lab's name, its directory and its namespaces. Dropping it removes them all.
+pub(super) struct Claim {
+    id: String,
+    _lock: Flock<File>,
+}
+
+impl Claim {
+    /// Removes what dead labs left, then claims a new ID and makes its namespaces.
+    pub(super) fn new(nodes: &[&str]) -> Result<Self> {
+        let _one_at_a_time = lock_registry()?;
+        sweep()?;
+        let id = free_id();
+        let lock = dir(&id).join("lock");
+        fs::create_dir(dir(&id)).map_err(|source| io("create", &dir(&id), source))?;
+        let mut file = File::create(&lock).map_err(|source| io("create", &lock, source))?;
+        writeln!(file, "{}", std::process::id()).map_err(|source| io("write", &lock, source))?;
+        let lock = Flock::lock(file, FlockArg::LockExclusiveNonblock)
+            .map_err(|(_, errno)| io("lock", &lock, errno.into()))?;
+        // From here on dropping the claim cleans up.
+        let claim = Self { id, _lock: lock };
+        netns::create(&nodes.iter().map(|node| claim.netns(node)).collect::<Vec<_>>())?;
+        Ok(claim)
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    pub(super) fn netns(&self, node: &str) -> Netns {
+        netns_of(&self.id, node)
+    }
+
+    pub(super) fn control_socket(&self) -> PathBuf {
+        control_socket(&self.id)
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Err(error) = remove(&self.id) {
+            tracing::error!(%error, id = self.id, "lab: not removed; `millrace lab clean` tries again");
+        }
+    }
+}
+
+pub(super) fn netns_of(id: &str, node: &str) -> Netns {
+    Netns::new(format!("{id}-{node}"))
+}
+
+pub(super) fn control_socket(id: &str) -> PathBuf {
+    dir(id).join("control")
+}
+
+/// IDs of the labs whose owners live.
+pub(super) fn live() -> Vec<String> {
+    ids().into_iter().filter(|id| !is_dead(id)).collect()
+}
+
+/// Process ID of a live lab's owner.
+pub(super) fn owner(id: &str) -> Option<i32> {
+    fs::read_to_string(dir(id).join("lock")).ok()?.trim().parse().ok()
+}
+
+/// Removes what dead labs left; their IDs.
+pub fn clean() -> Result<Vec<String>> {
+    let _one_at_a_time = lock_registry()?;
+    sweep()
+}
+
+/// Removes a lab of this process that is not dropped, from a signal handler's thread for example.
+pub(super) fn remove(id: &str) -> Result<()> {
+    netns::remove(&netns::list(&format!("{id}-")))?;
+    match fs::remove_dir_all(dir(id)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io("remove", &dir(id), error)),
+        _ => Ok(()),
+    }
+}
+
+fn sweep() -> Result<Vec<String>> {
+    let mut dead: Vec<String> = ids().into_iter().filter(|id| is_dead(id)).collect();
+    // Namespaces without a directory: somebody emptied /run/millrace.
+    let orphans = netns::list(PREFIX).into_iter().filter_map(|netns| id_of(netns.name()));
+    dead.extend(orphans.filter(|id| !dir(id).exists()));
+    dead.sort();
+    dead.dedup();
+    dead.iter().try_for_each(|id| remove(id))?;
+    Ok(dead)
+}
+
+/// `mr-PID.N` of `mr-PID.N-NODE`; none for namespaces that are not ours.
+fn id_of(netns: &str) -> Option<String> {
+    let (number, _node) = netns.strip_prefix(PREFIX)?.split_once('-')?;
+    let (pid, n) = number.split_once('.')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(pid) && is_number(n)).then(|| format!("{PREFIX}{number}"))
+}
+
+fn ids() -> Vec<String> {
+    let Ok(entries) = fs::read_dir(ROOT) else { return Vec::new() };
+    let mut ids: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    ids.sort();
+    ids
+}
+
+fn is_dead(id: &str) -> bool {
+    match File::open(dir(id).join("lock")) {
+        Ok(file) => Flock::lock(file, FlockArg::LockExclusiveNonblock).is_ok(),
+        Err(_) => true,
+    }
+}
+
+/// Held while labs are claimed or swept: between making a directory and locking it a lab looks dead.
+fn lock_registry() -> Result<Flock<File>> {
+    let root = Path::new(ROOT);
+    fs::create_dir_all(root).map_err(|source| io("create", root, source))?;
+    let file = File::open(root).map_err(|source| io("open", root, source))?;
+    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io("lock", root, errno.into()))
+}
+
+fn free_id() -> String {
+    let id = |n: u32| format!("{PREFIX}{}.{n}", std::process::id());
+    (0..).map(id).find(|id| !dir(id).exists()).unwrap_or_else(|| id(u32::MAX))
+}
+
+fn dir(id: &str) -> PathBuf {
+    Path::new(ROOT).join(id)
+}
+
+fn io(what: &str, path: &Path, source: std::io::Error) -> Error {
+    Error::Io { what: format!("{what} {}", path.display()), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_its_namespaces_from_others() {
+        assert_eq!(id_of("mr-12.0-relay-2"), Some("mr-12.0".into()));
+        for name in ["mr-12-relay", "mr-d-pub", "mr-.0-pub", "mr-12.x-pub", "mr-12.0", "blue"] {
+            assert_eq!(id_of(name), None, "{name}");
+        }
+    }
+}

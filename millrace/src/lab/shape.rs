@@ -1,0 +1,299 @@
+//! One direction of an emulated link as pure logic: frames go in with their arrival time, and come out when
+//! they are due. No clock, no sockets; the same seed and the same arrivals give the same departures.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::impair::{DEFAULT_QUEUE_PACKETS, Impairment, JitterShape};
+
+/// What one direction holds at most, queue and wire together. Beyond it frames count as `overrun`: the
+/// emulator, not the emulated link, ran out.
+const MAX_HELD_BYTES: usize = 256 << 20;
+
+const ETHERNET_HEADER: usize = 14;
+
+/// Where the normal distribution is cut off, in standard deviations.
+const NORMAL_CUT: f64 = 4.0;
+
+/// What happened to the frames of one direction, in frames unless named otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counters {
+    pub received: u64,
+    pub received_bytes: u64,
+    pub delivered: u64,
+    pub delivered_bytes: u64,
+    /// Lost by `loss` or in a burst.
+    pub lost: u64,
+    /// Dropped at the tail of the queue.
+    pub queue_dropped: u64,
+    /// Longer than `mtu`.
+    pub oversize: u64,
+    /// Copies made beyond the originals.
+    pub duplicated: u64,
+    /// Held back so that others overtake.
+    pub reordered: u64,
+    /// Lost because the emulator could not keep up or its receiver was down. Anything but 0 spoils a
+    /// measurement.
+    pub overrun: u64,
+    /// Now waiting for `rate`.
+    pub queued: u64,
+    /// Now on the wire.
+    pub in_flight: u64,
+}
+
+struct InFlight {
+    due: Instant,
+    /// Keeps frames that are due at the same time in order.
+    order: u64,
+    frame: Vec<u8>,
+}
+
+impl InFlight {
+    fn rank(&self) -> (Instant, u64) {
+        (self.due, self.order)
+    }
+}
+
+impl PartialEq for InFlight {
+    fn eq(&self, other: &Self) -> bool {
+        self.rank() == other.rank()
+    }
+}
+
+impl Eq for InFlight {}
+
+impl PartialOrd for InFlight {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for InFlight {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.rank().cmp(&other.rank())
+    }
+}
+
+/// The queue in front of the bottleneck. The head is being sent.
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<Vec<u8>>,
+    bytes: usize,
+    /// When the last bit of the head leaves, or left if the queue is empty.
+    head_leaves: Option<Instant>,
+}
+
+pub struct Shaper {
+    settings: Impairment,
+    rng: fastrand::Rng,
+    in_burst: bool,
+    queue: Queue,
+    flight: BinaryHeap<Reverse<InFlight>>,
+    flight_bytes: usize,
+    next_order: u64,
+    last_due: Option<Instant>,
+    counters: Counters,
+}
+
+impl Shaper {
+    pub fn new(settings: Impairment, seed: u64) -> Self {
+        Self {
+            settings,
+            rng: fastrand::Rng::with_seed(seed),
+            in_burst: false,
+            queue: Queue::default(),
+            flight: BinaryHeap::new(),
+            flight_bytes: 0,
+            next_order: 0,
+            last_due: None,
+            counters: Counters::default(),
+        }
+    }
+
+    pub fn settings(&self) -> &Impairment {
+        &self.settings
+    }
+
+    pub fn counters(&self) -> Counters {
+        Counters {
+            queued: self.queue.frames.len() as u64,
+            in_flight: self.flight.len() as u64,
+            ..self.counters
+        }
+    }
+
+    pub fn count_overrun(&mut self, frames: u64) {
+        self.counters.overrun += frames;
+    }
+
+    /// Frames that are already on the wire keep their time of arrival; what waits in the queue meets the new
+    /// rate, the frame being sent for the part of it that is left.
+    pub fn set(&mut self, now: Instant, settings: Impairment) {
+        self.advance(now);
+        let old = self.settings.rate;
+        self.settings = settings;
+        if old == self.settings.rate {
+            return;
+        }
+        let Some((head, leaves)) = self.queue.frames.front().zip(self.queue.head_leaves) else { return };
+        match (old, self.settings.rate) {
+            (Some(old), Some(new)) => {
+                let left =
+                    leaves.duration_since(now).as_secs_f64() / send_time(head.len(), old).as_secs_f64();
+                self.queue.head_leaves = Some(now + send_time(head.len(), new).mul_f64(left.min(1.0)));
+            }
+            _ => {
+                self.queue.bytes = 0;
+                self.queue.head_leaves = None;
+                for frame in std::mem::take(&mut self.queue.frames) {
+                    self.launch(now, frame);
+                }
+            }
+        }
+    }
+
+    pub fn push(&mut self, arrived: Instant, frame: Vec<u8>) {
+        self.advance(arrived);
+        self.counters.received += 1;
+        self.counters.received_bytes += frame.len() as u64;
+        if self.settings.mtu.is_some_and(|mtu| frame.len() > mtu + ETHERNET_HEADER) {
+            self.counters.oversize += 1;
+        } else if self.queue.bytes + self.flight_bytes + frame.len() > MAX_HELD_BYTES {
+            self.counters.overrun += 1;
+        } else if let Some(rate) = self.settings.rate {
+            self.enqueue(arrived, frame, rate);
+        } else {
+            self.launch(arrived, frame);
+        }
+    }
+
+    /// The next frame that is due, if any.
+    pub fn pop(&mut self, now: Instant) -> Option<Vec<u8>> {
+        self.advance(now);
+        if self.flight.peek()?.0.due > now {
+            return None;
+        }
+        let frame = self.flight.pop()?.0.frame;
+        self.flight_bytes -= frame.len();
+        self.counters.delivered += 1;
+        self.counters.delivered_bytes += frame.len() as u64;
+        Some(frame)
+    }
+
+    /// When to call [`Shaper::pop`] again; nothing can be due before.
+    pub fn deadline(&self) -> Option<Instant> {
+        let flight = self.flight.peek().map(|next| next.0.due);
+        let queue = self.queue.frames.front().and(self.queue.head_leaves).map(|at| at + self.least_delay());
+        [flight, queue].into_iter().flatten().min()
+    }
+
+    fn enqueue(&mut self, arrived: Instant, frame: Vec<u8>, rate: u64) {
+        let max_bytes = self.settings.queue_bytes.unwrap_or(usize::MAX);
+        let max_packets = match (self.settings.queue_packets, self.settings.queue_bytes) {
+            (Some(packets), _) => packets,
+            (None, Some(_)) => usize::MAX,
+            (None, None) => DEFAULT_QUEUE_PACKETS,
+        };
+        if self.queue.frames.len() >= max_packets || self.queue.bytes + frame.len() > max_bytes {
+            self.counters.queue_dropped += 1;
+            return;
+        }
+        if self.queue.frames.is_empty() {
+            let free = self.queue.head_leaves.map_or(arrived, |left| left.max(arrived));
+            self.queue.head_leaves = Some(free + send_time(frame.len(), rate));
+        }
+        self.queue.bytes += frame.len();
+        self.queue.frames.push_back(frame);
+    }
+
+    /// Moves what has left the queue by `now` onto the wire.
+    fn advance(&mut self, now: Instant) {
+        while let Some((rate, leaves)) = self.settings.rate.zip(self.queue.head_leaves)
+            && leaves <= now
+            && let Some(frame) = self.queue.frames.pop_front()
+        {
+            self.queue.bytes -= frame.len();
+            if let Some(next) = self.queue.frames.front() {
+                self.queue.head_leaves = Some(leaves + send_time(next.len(), rate));
+            }
+            self.launch(leaves, frame);
+        }
+    }
+
+    fn launch(&mut self, at: Instant, frame: Vec<u8>) {
+        if self.loses() {
+            self.counters.lost += 1;
+            return;
+        }
+        if self.happens(self.settings.duplicate) {
+            self.counters.duplicated += 1;
+            self.fly(at, frame.clone());
+        }
+        self.fly(at, frame);
+    }
+
+    fn fly(&mut self, at: Instant, frame: Vec<u8>) {
+        let mut due = at + self.delay();
+        if self.happens(self.settings.reorder) {
+            self.counters.reordered += 1;
+            due += self.settings.reorder_by;
+        } else {
+            due = self.last_due.map_or(due, |last| last.max(due));
+            self.last_due = Some(due);
+        }
+        self.flight_bytes += frame.len();
+        self.flight.push(Reverse(InFlight { due, order: self.next_order, frame }));
+        self.next_order += 1;
+    }
+
+    /// Gilbert-Elliott: first the state moves, then the state's loss probability decides.
+    fn loses(&mut self) -> bool {
+        let flips = if self.in_burst { self.settings.burst_end } else { self.settings.burst_start };
+        self.in_burst ^= self.happens(flips);
+        let loss = if self.in_burst { self.settings.burst_loss } else { self.settings.loss };
+        self.happens(loss)
+    }
+
+    fn happens(&mut self, probability: f64) -> bool {
+        // Draws nothing for what cannot happen, so that adding one impairment does not reshuffle the others.
+        probability > 0.0 && self.rng.f64() < probability
+    }
+
+    fn delay(&mut self) -> Duration {
+        let Impairment { delay, jitter, jitter_shape, .. } = self.settings;
+        if jitter.is_zero() {
+            return delay;
+        }
+        let swing = match jitter_shape {
+            JitterShape::Uniform => self.rng.f64() * 2.0 - 1.0,
+            JitterShape::Normal => self.normal().clamp(-NORMAL_CUT, NORMAL_CUT),
+        };
+        Duration::from_secs_f64((delay.as_secs_f64() + jitter.as_secs_f64() * swing).max(0.0))
+    }
+
+    /// Box-Muller transform.
+    fn normal(&mut self) -> f64 {
+        let radius = (-2.0 * (1.0 - self.rng.f64()).ln()).sqrt();
+        radius * (std::f64::consts::TAU * self.rng.f64()).cos()
+    }
+
+    /// No frame crosses the wire faster than this.
+    fn least_delay(&self) -> Duration {
+        let swing = match self.settings.jitter_shape {
+            JitterShape::Uniform => self.settings.jitter,
+            JitterShape::Normal => self.settings.jitter.mul_f64(NORMAL_CUT),
+        };
+        self.settings.delay.saturating_sub(swing)
+    }
+}
+
+fn send_time(bytes: usize, rate: u64) -> Duration {
+    Duration::from_nanos((bytes as u128 * 8 * 1_000_000_000 / u128::from(rate.max(1))) as u64)
+}
+
+#[cfg(test)]
+#[path = "shape_tests.rs"]
+mod tests;
