@@ -1,0 +1,198 @@
+use super::*;
+
+const MTU: u64 = 1000;
+const RTT: Duration = Duration::from_millis(100);
+
+fn acked(bytes: u64, sent: Instant, rtt: Duration) -> Acked {
+    Acked { bytes, sent, rtt, smoothed_rtt: rtt, app_limited: false }
+}
+
+/// Acknowledges a whole window, packet by packet, evenly over the round trip that ends at the result.
+fn round(controller: &mut dyn Controller, start: Instant, rtt: Duration) -> Instant {
+    let packets = controller.window() / MTU;
+    for packet in 1..=packets {
+        let now = start + rtt.mul_f64(packet as f64 / packets as f64);
+        controller.on_ack(now, &acked(MTU, now - rtt, rtt));
+    }
+    start + rtt
+}
+
+/// A CUBIC flow that left slow start and was reduced from `window` packets.
+fn reduced(window: u64, now: Instant) -> Cubic {
+    let mut cubic = Cubic::new(MTU, now);
+    cubic.on_ack(now, &acked(window * MTU - cubic.window(), now - RTT, RTT));
+    assert_eq!(cubic.window(), window * MTU);
+    cubic.on_congestion(now);
+    cubic
+}
+
+#[test]
+fn initial_windows_of_rfc9002() {
+    for (mtu, window) in [(1200, 12_000), (1472, 14_720), (1500, 14_720), (9000, 18_000)] {
+        assert_eq!(initial_window(mtu), window);
+        assert_eq!(NewReno::new(mtu).window(), window);
+    }
+}
+
+#[test]
+fn slow_start_doubles() {
+    let now = Instant::now();
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+        let mut controller = algorithm.start(MTU, now);
+        let start = controller.window();
+        let later = round(controller.as_mut(), now + RTT, RTT);
+        round(controller.as_mut(), later, RTT);
+        assert_eq!(controller.window(), 4 * start, "{algorithm:?}");
+    }
+}
+
+#[test]
+fn app_limited_does_not_grow() {
+    let now = Instant::now();
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+        let mut controller = algorithm.start(MTU, now);
+        for reductions in 0..2 {
+            let window = controller.window();
+            for i in 0..1000u64 {
+                let now = now + Duration::from_millis(i);
+                let acked = Acked { app_limited: true, ..acked(MTU, now, RTT) };
+                controller.on_ack(now, &acked);
+            }
+            assert_eq!(controller.window(), window, "{algorithm:?} after {reductions} reductions");
+            controller.on_congestion(now);
+        }
+    }
+}
+
+#[test]
+fn reno_grows_by_a_packet_per_round_and_halves() {
+    let now = Instant::now();
+    let mut reno = NewReno::new(MTU);
+    reno.on_congestion(now);
+    assert_eq!(reno.window(), 5 * MTU);
+    round(&mut reno, now, RTT);
+    assert_eq!(reno.window(), 6 * MTU);
+    for _ in 0..10 {
+        reno.on_congestion(now);
+    }
+    assert_eq!(reno.window(), 2 * MTU);
+}
+
+#[test]
+fn cubic_reduces_to_seven_tenths_and_never_under_two_packets() {
+    let now = Instant::now();
+    let mut cubic = reduced(100, now);
+    assert_eq!(cubic.window(), 70 * MTU);
+    for _ in 0..20 {
+        cubic.on_congestion(now);
+    }
+    assert_eq!(cubic.window(), 2 * MTU);
+}
+
+/// 1000 packets down to 700: K = cbrt(300 / 0.4) = 9.0856 s. The curve is 0.4 (t - K)^3 + 1000 and the
+/// window follows it one round trip ahead; Reno at one packet per 100 ms or so stays below.
+#[test]
+fn cubic_follows_the_curve() {
+    let start = Instant::now();
+    let mut cubic = reduced(1000, start);
+    let mut now = start;
+    let mut next = 0;
+    let expected = [(3.0, 909.85), (6.0, 988.24), (9.0, 1000.0), (12.0, 1009.90), (15.0, 1082.76)];
+    while let Some((at, packets)) = expected.get(next) {
+        now = round(&mut cubic, now, RTT);
+        if now.duration_since(start).as_secs_f64() >= *at {
+            let window = cubic.window() as f64 / MTU as f64;
+            assert!((window - packets).abs() < packets * 0.01, "{window} instead of {packets} after {at} s");
+            next += 1;
+        }
+    }
+}
+
+/// At short round trips the curve is slower than Reno, and the window grows by ALPHA packets per round.
+#[test]
+fn cubic_is_as_fast_as_reno() {
+    let mut now = Instant::now();
+    let mut cubic = reduced(20, now);
+    let rtt = Duration::from_millis(5);
+    for _ in 0..8 {
+        now = round(&mut cubic, now, rtt);
+    }
+    let grown = cubic.window() as f64 / MTU as f64 - 14.0;
+    assert!((grown - 8.0 * 0.529).abs() < 0.3, "grew by {grown} packets");
+}
+
+#[test]
+fn cubic_gives_way_when_reduced_below_its_maximum() {
+    let start = Instant::now();
+    let mut cubic = reduced(1000, start);
+    cubic.on_congestion(start);
+    assert_eq!(cubic.window().div_ceil(MTU), 490);
+    // The plateau is now 700 * 0.85 = 595 packets, reached after cbrt(105 / 0.4) = 6.4 s.
+    let mut now = start;
+    while now < start + Duration::from_millis(6400) {
+        now = round(&mut cubic, now, RTT);
+    }
+    let window = cubic.window() as f64 / MTU as f64;
+    assert!((window - 595.0).abs() < 6.0, "{window}");
+}
+
+#[test]
+fn cubic_does_not_count_time_without_data() {
+    let start = Instant::now();
+    let mut cubic = reduced(1000, start);
+    let now = round(&mut cubic, start, RTT);
+    let mut idle = now;
+    while idle < now + Duration::from_secs(60) {
+        idle += RTT;
+        cubic.on_ack(idle, &Acked { app_limited: true, ..acked(MTU, idle, RTT) });
+    }
+    let before = cubic.window();
+    round(&mut cubic, idle, RTT);
+    assert!(cubic.window() < before + 15 * MTU, "{} to {}", before, cubic.window());
+}
+
+#[test]
+fn spurious_congestion_is_undone_once() {
+    let now = Instant::now();
+    let mut controllers: [Box<dyn Controller>; 2] =
+        [Box::new(reduced(100, now)), Box::new(NewReno::new(MTU))];
+    for controller in &mut controllers {
+        let window = controller.window();
+        controller.on_congestion(now);
+        controller.on_spurious_congestion();
+        assert_eq!(controller.window(), window);
+        controller.on_congestion(now);
+        let reduced = controller.window();
+        controller.on_persistent_congestion();
+        assert_eq!(controller.window(), 2 * MTU);
+        controller.on_spurious_congestion();
+        assert!(controller.window() < reduced);
+    }
+}
+
+#[test]
+fn hystart_leaves_slow_start_when_the_round_trip_grows() {
+    let mut now = Instant::now();
+    let mut cubic = Cubic::new(MTU, now);
+    for millis in [20, 20, 20] {
+        now = round(&mut cubic, now, Duration::from_millis(millis));
+    }
+    let before = cubic.window();
+    for _ in 0..7 {
+        now = round(&mut cubic, now, Duration::from_millis(30));
+    }
+    let after = cubic.window();
+    // Conservative slow start for five rounds is at most (1 + 1/4)^5 = 3.1, then congestion avoidance;
+    // plain slow start would be 128.
+    assert!(after < 9 * before, "{before} to {after}");
+    now = round(&mut cubic, now, Duration::from_millis(30));
+    assert!(cubic.window() < after + after / 2 + MTU, "{after} to {}", cubic.window());
+    let _ = now;
+}
+
+#[test]
+fn pacing_is_a_quarter_faster_than_the_window() {
+    let reno = NewReno::new(MTU);
+    assert_eq!(reno.pacing_rate(RTT), 125_000);
+    assert!(reno.pacing_rate(Duration::ZERO) > 0);
+}

@@ -1,0 +1,536 @@
+//! A deterministic link with a reference receiver at its end, for tests.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use super::{super::ranges::Ranges, super::source::Extent, *};
+use crate::quic::frame::{Frame, Walker};
+
+pub const MTU: usize = 1200;
+/// Short header with an 8-byte connection ID, 4-byte number, tag.
+const OVERHEAD: usize = 1 + 8 + 4 + 16;
+
+/// A source in memory. Its first 8 bytes are its tag, the others follow from tag and offset.
+pub struct Mem {
+    pub tag: u64,
+    len: AtomicU64,
+    end: Mutex<End>,
+    evicted: AtomicU64,
+    /// Arrival of each stretch of bytes, by its first offset.
+    received: Mutex<BTreeMap<u64, Instant>>,
+}
+
+impl Mem {
+    pub fn new(tag: u64) -> Arc<Self> {
+        Arc::new(Self {
+            tag,
+            len: AtomicU64::new(0),
+            end: Mutex::new(End::Open),
+            evicted: AtomicU64::new(0),
+            received: Mutex::default(),
+        })
+    }
+
+    pub fn push(&self, bytes: u64, now: Instant) {
+        let start = self.len.fetch_add(bytes, Ordering::Relaxed);
+        self.received.lock().expect("no panic").insert(start, now);
+    }
+
+    pub fn finish(&self, end: End) {
+        *self.end.lock().expect("no panic") = end;
+    }
+
+    pub fn evict(&self) {
+        self.evicted.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    pub fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    pub fn byte(tag: u64, offset: u64) -> u8 {
+        match offset {
+            0..8 => tag.to_be_bytes()[offset as usize],
+            _ => (tag.wrapping_mul(31) ^ offset ^ offset >> 8) as u8,
+        }
+    }
+}
+
+impl Source for Mem {
+    fn extent(&self) -> Extent {
+        Extent { len: self.len(), end: *self.end.lock().expect("no panic") }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        if offset < self.evicted.load(Ordering::Relaxed) && self.evicted.load(Ordering::Relaxed) != 0 {
+            return 0;
+        }
+        let len = buf.len().min((self.len() - offset) as usize);
+        for (byte, offset) in buf[..len].iter_mut().zip(offset..) {
+            *byte = Self::byte(self.tag, offset);
+        }
+        len
+    }
+
+    fn received_at(&self, offset: u64) -> Option<Instant> {
+        let received = self.received.lock().expect("no panic");
+        received.range(..=offset).next_back().map(|(_, at)| *at)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Link {
+    pub loss: f64,
+    pub duplicate: f64,
+    pub delay: Duration,
+    /// Up to this much more delay, per packet: reorders.
+    pub jitter: Duration,
+    /// Bytes per second towards the receiver; beyond it packets queue.
+    pub rate: Option<u64>,
+    /// Bytes of that queue.
+    pub queue: u64,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            loss: 0.0,
+            duplicate: 0.0,
+            delay: Duration::from_millis(10),
+            jitter: Duration::ZERO,
+            rate: None,
+            queue: 1 << 20,
+        }
+    }
+}
+
+/// Credit of the receiver: how far its limits stay ahead of what it consumed.
+#[derive(Clone, Copy, Debug)]
+pub struct Credit {
+    pub data: u64,
+    pub stream_data: u64,
+    pub streams: u64,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self { data: 1 << 24, stream_data: 1 << 20, streams: 1000 }
+    }
+}
+
+#[derive(Default)]
+pub struct Received {
+    pub ranges: Ranges,
+    pub data: Vec<u8>,
+    pub fin: Option<u64>,
+    pub fins: u32,
+    pub reset: Option<(u64, u64)>,
+    granted: u64,
+    /// When the last byte was there.
+    pub complete: Option<Instant>,
+}
+
+impl Received {
+    fn end(&self) -> u64 {
+        self.ranges.iter().last().map_or(0, |range| range.end)
+    }
+
+    pub fn is_complete(&self) -> bool {
+        let contiguous = self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
+        self.fin == Some(contiguous)
+    }
+
+    pub fn tag(&self) -> u64 {
+        u64::from_be_bytes(self.data[..8].try_into().expect("8 bytes"))
+    }
+}
+
+/// The reference receiver: RFC 9000 as strictly as it can be read.
+pub struct Receiver {
+    credit: Credit,
+    pub streams: BTreeMap<u64, Received>,
+    pub datagrams: Vec<Vec<u8>>,
+    granted_data: u64,
+    granted_streams: u64,
+    seen: BTreeSet<u64>,
+    unacked: u32,
+    ack_at: Option<Instant>,
+    /// STOP_SENDING that is repeated until the stream is reset.
+    pub stop: HashMap<u64, u64>,
+}
+
+#[derive(Clone)]
+struct Feedback {
+    ack: Ack,
+    max_data: u64,
+    max_streams: u64,
+    max_stream_data: Vec<(u64, u64)>,
+    stop: Vec<(u64, u64)>,
+}
+
+enum Arrival {
+    Packet { number: u64, frames: Option<Vec<u8>> },
+    AckTimer,
+    Feedback(Feedback),
+}
+
+pub struct Sim {
+    pub now: Instant,
+    pub down: Downstream,
+    pub link: Link,
+    pub peer: Receiver,
+    pub events: Vec<Event>,
+    /// Frames of each packet sent, in order.
+    pub sent: Vec<Vec<u8>>,
+    pub next_number: u64,
+    /// One packet in so many is the QUIC stack's.
+    pub foreign_every: u64,
+    rng: u64,
+    arrivals: BinaryHeap<Reverse<(Instant, u64)>>,
+    content: HashMap<u64, Arrival>,
+    serial: u64,
+    /// When the rate-limited link is done with what it has.
+    busy_until: Instant,
+    max_ack_delay: Duration,
+}
+
+impl Sim {
+    pub fn new(seed: u64, link: Link, credit: Credit, config: Config) -> Self {
+        let start = Instant::now();
+        let max_ack_delay = Duration::from_millis(25);
+        let limits = PeerLimits {
+            max_data: credit.data,
+            max_stream_data_uni: credit.stream_data,
+            max_streams_uni: credit.streams,
+            first_stream_uni: 1,
+            max_datagram_frame_size: 1200,
+            max_ack_delay,
+            is_server: true,
+        };
+        Self {
+            now: start,
+            down: Downstream::new(config, limits, start),
+            link,
+            peer: Receiver {
+                credit,
+                streams: BTreeMap::new(),
+                datagrams: Vec::new(),
+                granted_data: credit.data,
+                granted_streams: credit.streams,
+                seen: BTreeSet::new(),
+                unacked: 0,
+                ack_at: None,
+                stop: HashMap::new(),
+            },
+            events: Vec::new(),
+            sent: Vec::new(),
+            next_number: 0,
+            foreign_every: u64::MAX,
+            rng: seed.wrapping_mul(2).wrapping_add(1),
+            arrivals: BinaryHeap::new(),
+            content: HashMap::new(),
+            serial: 0,
+            busy_until: start,
+            max_ack_delay,
+        }
+    }
+
+    pub fn open(&mut self, source: &Arc<Mem>, subscriber: u8) -> StreamKey {
+        self.open_with(source, |stream| stream.priority.subscriber = subscriber)
+    }
+
+    pub fn open_with(&mut self, source: &Arc<Mem>, change: impl FnOnce(&mut NewStream)) -> StreamKey {
+        let mut stream = NewStream {
+            source: source.clone(),
+            priority: Priority::default(),
+            owner: 1,
+            object_timeout: None,
+            subgroup_timeout: None,
+        };
+        change(&mut stream);
+        self.down.open(stream)
+    }
+
+    /// Opens a stream over `len` bytes that are all there.
+    pub fn open_whole(&mut self, tag: u64, len: u64, subscriber: u8) -> StreamKey {
+        let source = Mem::new(tag);
+        source.push(len, self.now);
+        source.finish(End::Fin { at: self.now });
+        self.open(&source, subscriber)
+    }
+
+    pub fn chance(&mut self, probability: f64) -> bool {
+        self.random(1 << 30) < (probability * f64::from(1 << 30)) as u64
+    }
+
+    pub fn random(&mut self, below: u64) -> u64 {
+        // SplitMix64
+        self.rng = self.rng.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.rng;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ z >> 31) % below.max(1)
+    }
+
+    /// Sends whatever may be sent now.
+    pub fn transmit(&mut self) {
+        loop {
+            let mut frames = Vec::new();
+            let probing = self.down.recovery.probes() > 0;
+            let before = self.down.recovery.in_flight();
+            let Some(content) = self.down.poll_frames(self.now, MTU - OVERHEAD, &mut frames) else { break };
+            let size = frames.len() + OVERHEAD;
+            assert!(!frames.is_empty() && size <= MTU, "{size} bytes");
+            assert!(probing || before + size as u64 <= self.down.recovery.window(), "window exceeded");
+            let number = self.number();
+            self.down.on_sent(self.now, number, size, content);
+            self.sent.push(frames.clone());
+            self.carry(size, Arrival::Packet { number, frames: Some(frames) });
+            if self.random(self.foreign_every) == 0 {
+                self.send_foreign();
+            }
+        }
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        self.events.extend(std::iter::from_fn(|| self.down.poll_event()));
+    }
+
+    fn send_foreign(&mut self) {
+        if self.chance(0.1) {
+            self.number();
+        }
+        let number = self.number();
+        self.down.on_foreign_sent(self.now, number, 60, true);
+        self.carry(60, Arrival::Packet { number, frames: None });
+    }
+
+    pub fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+
+    /// Goes on until `done`, and panics when that takes longer than `limit`.
+    pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> Duration {
+        let (start, end) = (self.now, self.now + limit);
+        while !done(self) {
+            assert!(self.step(end), "not done after {limit:?}: {:?}", self.down.stats());
+        }
+        self.now - start
+    }
+
+    pub fn run_for(&mut self, time: Duration) {
+        let end = self.now + time;
+        while self.step(end) {}
+        self.now = end;
+    }
+
+    /// Goes to the next thing that happens, if that is before `end`.
+    fn step(&mut self, end: Instant) -> bool {
+        self.transmit();
+        let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at);
+        let timeout = self.down.timeout();
+        let Some(next) = [arrival, timeout].into_iter().flatten().min() else { return false };
+        if next > end {
+            return false;
+        }
+        self.now = self.now.max(next);
+        if arrival != Some(next) {
+            self.down.on_timeout(self.now);
+            self.collect();
+            let again = self.down.timeout();
+            assert!(self.down.has_work() || again.is_none_or(|at| at > self.now), "timer spins");
+            return true;
+        }
+        if let Some(Reverse((_, serial))) = self.arrivals.pop()
+            && let Some(arrival) = self.content.remove(&serial)
+        {
+            self.arrive(arrival);
+            self.collect();
+        }
+        true
+    }
+
+    pub fn all_done(&self, streams: usize) -> bool {
+        let done = self.peer.streams.values().filter(|stream| stream.is_complete()).count();
+        done == streams && self.down.stats().streams_finished as usize == streams
+    }
+
+    /// Every stream that ended with FIN has exactly the bytes of its source.
+    pub fn verify(&self, sources: &[(u64, u64)]) {
+        let received: BTreeMap<u64, &Received> =
+            self.peer.streams.values().filter(|s| s.is_complete()).map(|s| (s.tag(), s)).collect();
+        for (tag, len) in sources {
+            let stream = received[tag];
+            assert_eq!(stream.data.len() as u64, *len);
+            assert_eq!(stream.fin, Some(*len));
+            let wrong = (0..*len).find(|offset| stream.data[*offset as usize] != Mem::byte(*tag, *offset));
+            assert_eq!(wrong, None, "stream {tag}");
+        }
+    }
+
+    fn carry(&mut self, size: usize, arrival: Arrival) {
+        if let Some(rate) = self.link.rate {
+            let start = self.busy_until.max(self.now);
+            let queued = (start - self.now).as_secs_f64() * rate as f64;
+            if queued as u64 + size as u64 > self.link.queue {
+                return;
+            }
+            self.busy_until = start + Duration::from_secs_f64(size as f64 / rate as f64);
+        }
+        let departure = if self.link.rate.is_some() { self.busy_until } else { self.now };
+        if self.chance(self.link.loss) {
+            return;
+        }
+        if self.chance(self.link.duplicate)
+            && let Arrival::Packet { number, frames } = &arrival
+        {
+            let copy = Arrival::Packet { number: *number, frames: frames.clone() };
+            self.deliver(departure, copy);
+        }
+        self.deliver(departure, arrival);
+    }
+
+    fn deliver(&mut self, departure: Instant, arrival: Arrival) {
+        let jitter = self.random(self.link.jitter.as_nanos() as u64);
+        self.schedule(departure + self.link.delay + Duration::from_nanos(jitter), arrival);
+    }
+
+    fn schedule(&mut self, at: Instant, arrival: Arrival) {
+        self.arrivals.push(Reverse((at, self.serial)));
+        self.content.insert(self.serial, arrival);
+        self.serial += 1;
+    }
+
+    fn arrive(&mut self, arrival: Arrival) {
+        match arrival {
+            Arrival::Packet { number, frames } => {
+                let in_order = self.peer.seen.last().is_none_or(|last| *last + 1 == number);
+                if self.peer.seen.insert(number)
+                    && let Some(frames) = frames
+                {
+                    self.peer.receive(self.now, &frames);
+                }
+                self.peer.unacked += 1;
+                if self.peer.unacked >= 2 || !in_order {
+                    self.acknowledge();
+                } else if self.peer.ack_at.is_none() {
+                    self.peer.ack_at = Some(self.now);
+                    self.schedule(self.now + self.max_ack_delay, Arrival::AckTimer);
+                }
+            }
+            Arrival::AckTimer => {
+                if self.peer.ack_at.is_some_and(|at| at + self.max_ack_delay <= self.now) {
+                    self.acknowledge();
+                }
+            }
+            Arrival::Feedback(feedback) => self.feedback(&feedback),
+        }
+    }
+
+    fn acknowledge(&mut self) {
+        let held = self.peer.ack_at.take().map_or(Duration::ZERO, |at| self.now - at);
+        self.peer.unacked = 0;
+        let feedback = self.peer.feedback(held);
+        if self.chance(self.link.loss) {
+            return;
+        }
+        self.deliver(self.now, Arrival::Feedback(feedback));
+    }
+
+    fn feedback(&mut self, feedback: &Feedback) {
+        self.down.on_ack(self.now, &feedback.ack).expect("the receiver does not lie");
+        self.down.on_max_data(feedback.max_data);
+        self.down.on_max_streams_uni(feedback.max_streams);
+        for (id, max) in &feedback.max_stream_data {
+            self.down.on_max_stream_data(*id, *max).expect("opened");
+        }
+        for (id, code) in &feedback.stop {
+            self.down.on_stop_sending(*id, *code).expect("opened");
+        }
+    }
+}
+
+impl Receiver {
+    fn receive(&mut self, now: Instant, frames: &[u8]) {
+        for frame in Walker::new(frames) {
+            match frame.expect("well-formed").1 {
+                Frame::Stream(frame) => {
+                    let stream = self.stream(frame.id);
+                    let end = frame.offset + frame.data.len() as u64;
+                    assert!(end <= stream.granted, "stream {} over its credit", frame.id);
+                    assert!(stream.fin.is_none_or(|fin| end <= fin && (!frame.fin || fin == end)));
+                    assert!(stream.reset.is_none_or(|(_, size)| end <= size));
+                    stream.data.resize(stream.data.len().max(end as usize), 0);
+                    stream.data[frame.offset as usize..end as usize].copy_from_slice(frame.data);
+                    stream.ranges.insert(frame.offset..end);
+                    if frame.fin {
+                        assert!(stream.end() <= end);
+                        stream.fins += u32::from(stream.fin.is_none());
+                        stream.fin = Some(end);
+                    }
+                    if stream.is_complete() {
+                        stream.complete.get_or_insert(now);
+                    }
+                }
+                Frame::ResetStream { id, code, final_size } => {
+                    let stream = self.stream(id);
+                    assert!(final_size <= stream.granted && final_size >= stream.end());
+                    assert!(stream.reset.is_none_or(|old| old == (code, final_size)));
+                    stream.reset = Some((code, final_size));
+                    self.stop.remove(&id);
+                }
+                Frame::Datagram(data) => self.datagrams.push(data.to_vec()),
+                Frame::Ping => {}
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+        let total: u64 = self.streams.values().map(Received::end).sum();
+        assert!(total <= self.granted_data, "connection over its credit");
+    }
+
+    fn stream(&mut self, id: u64) -> &mut Received {
+        assert_eq!(id & 0x3, 0x3, "not a server's unidirectional stream");
+        assert!((1..self.granted_streams).contains(&(id >> 2)), "stream {id} over the limit");
+        let granted = self.credit.stream_data;
+        self.streams.entry(id).or_insert_with(|| Received { granted, ..Received::default() })
+    }
+
+    /// The application reads at once; credit grows with what it read, streams with those that are over.
+    fn feedback(&mut self, delay: Duration) -> Feedback {
+        let mut read = 0;
+        for stream in self.streams.values_mut() {
+            let contiguous =
+                stream.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
+            stream.granted = stream.granted.max(contiguous + self.credit.stream_data);
+            read += stream.reset.map_or(contiguous, |(_, size)| size);
+        }
+        self.granted_data = self.granted_data.max(read + self.credit.data);
+        let over = self.streams.values().filter(|s| s.is_complete() || s.reset.is_some()).count() as u64;
+        self.granted_streams = over + self.credit.streams;
+        let mut ranges: Vec<RangeInclusive<u64>> = Vec::new();
+        for number in self.seen.iter().rev() {
+            if let Some(range) = ranges.last_mut().filter(|range| *range.start() == number + 1) {
+                *range = *number..=*range.end();
+            } else if ranges.len() < 64 {
+                ranges.push(*number..=*number);
+            } else {
+                break;
+            }
+        }
+        Feedback {
+            ack: Ack { delay, ranges },
+            max_data: self.granted_data,
+            max_streams: self.granted_streams,
+            max_stream_data: self.streams.iter().map(|(id, stream)| (*id, stream.granted)).collect(),
+            stop: self.stop.iter().map(|(id, code)| (*id, *code)).collect(),
+        }
+    }
+}

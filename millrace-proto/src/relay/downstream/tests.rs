@@ -1,0 +1,539 @@
+use proptest::prelude::*;
+
+use super::{
+    sim::{Credit, Link, MTU, Mem, Sim},
+    *,
+};
+use crate::quic::frame::{Frame, Walker};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn sim(link: Link) -> Sim {
+    Sim::new(1, link, Credit::default(), Config::default())
+}
+
+/// Stream IDs, offsets and lengths of a packet's STREAM frames.
+fn stream_frames(frames: &[u8]) -> Vec<(u64, u64, usize, bool)> {
+    Walker::new(frames)
+        .filter_map(|frame| match frame.expect("well-formed").1 {
+            Frame::Stream(stream) => Some((stream.id, stream.offset, stream.data.len(), stream.fin)),
+            _ => None,
+        })
+        .collect()
+}
+
+fn events(sim: &mut Sim) -> Vec<Event> {
+    sim.transmit();
+    std::mem::take(&mut sim.events)
+}
+
+#[test]
+fn one_stream_on_a_perfect_link() {
+    let mut sim = sim(Link::default());
+    let key = sim.open_whole(7, 100_000, 128);
+    let time = sim.run_until(SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(7, 100_000)]);
+    let stats = sim.down.stats();
+    assert_eq!(stats.stream_bytes, 100_000);
+    assert_eq!(stats.retransmitted_bytes, 0);
+    assert_eq!(stats.recovery.packets_lost, 0);
+    assert_eq!(stats.bytes_in_flight, 0);
+    assert_eq!(sim.events, [Event::Opened { key, owner: 1 }, Event::Finished { key }]);
+    assert_eq!(sim.down.owned(1), Owned { opened: 1, live: 0 });
+    // 12, 24, 48 kB, the rest: four round trips of 20 ms, and an ACK delay at the end.
+    assert!(time < Duration::from_millis(130), "{time:?}");
+    assert_eq!(sim.down.timeout(), None);
+}
+
+#[test]
+fn everything_arrives_at_every_loss_rate() {
+    for (seed, loss) in [0.0, 0.01, 0.05, 0.1, 0.2].into_iter().enumerate() {
+        let link = Link { loss, duplicate: 0.02, jitter: Duration::from_millis(4), ..Link::default() };
+        for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+            let config = Config { algorithm, ..Config::default() };
+            let mut sim = Sim::new(seed as u64, link, Credit::default(), config);
+            sim.foreign_every = 5;
+            let sources: Vec<_> = (0..40).map(|tag| (tag, 1000 + tag * 777)).collect();
+            for (tag, len) in &sources {
+                sim.open_whole(*tag, *len, (*tag % 3) as u8);
+            }
+            sim.run_until(120 * SECOND, |sim| sim.all_done(40));
+            sim.verify(&sources);
+            assert!(sim.peer.streams.values().all(|stream| stream.fins == 1));
+            let counts = sim.down.stats().recovery;
+            if loss == 0.0 {
+                assert_eq!(counts.packets_lost, counts.spurious_losses, "only reordering");
+            } else {
+                assert!(counts.packets_lost > counts.spurious_losses, "{loss}");
+            }
+        }
+    }
+}
+
+#[test]
+fn live_objects_leave_at_once_in_one_packet_each() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(9);
+    let key = sim.open(&source, 128);
+    for i in 0..500 {
+        source.push(1000, sim.now);
+        sim.down.wake(key);
+        sim.transmit();
+        assert_eq!(sim.sent.len(), i + 1, "sent at once");
+        sim.run_for(Duration::from_millis(2));
+    }
+    source.finish(End::Fin { at: sim.now });
+    sim.down.wake(key);
+    sim.run_until(SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(9, 500_000)]);
+    assert_eq!(stream_frames(sim.sent.last().expect("sent")), [(7, 500_000, 0, true)]);
+}
+
+#[test]
+fn small_credit_is_never_exceeded_and_suffices() {
+    let link = Link { loss: 0.05, jitter: Duration::from_millis(3), ..Link::default() };
+    let credit = Credit { data: 5000, stream_data: 1500, streams: 3 };
+    let mut sim = Sim::new(3, link, credit, Config::default());
+    let sources: Vec<_> = (0..20).map(|tag| (tag, 4000 + tag)).collect();
+    for (tag, len) in &sources {
+        sim.open_whole(*tag, *len, 128);
+    }
+    sim.run_until(600 * SECOND, |sim| sim.all_done(20));
+    sim.verify(&sources);
+}
+
+#[test]
+fn retransmissions_need_no_credit() {
+    let credit = Credit { data: 2000, stream_data: 2000, streams: 2 };
+    let mut sim = Sim::new(1, Link { loss: 1.0, ..Link::default() }, credit, Config::default());
+    sim.open_whole(5, 2000, 128);
+    sim.transmit();
+    assert_eq!(sim.sent.len(), 2);
+    sim.link.loss = 0.0;
+    sim.run_until(5 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(5, 2000)]);
+}
+
+#[test]
+fn priorities_are_respected() {
+    let link = Link { rate: Some(125_000), queue: 60_000, ..Link::default() };
+    let mut sim = sim(link);
+    for tag in 0..6 {
+        sim.open_whole(tag, 50_000, 6 - tag as u8);
+    }
+    sim.run_until(60 * SECOND, |sim| sim.all_done(6));
+    let mut order: Vec<_> = sim.peer.streams.values().map(|s| (s.complete, s.tag())).collect();
+    order.sort_unstable();
+    let tags: Vec<_> = order.iter().map(|(_, tag)| *tag).collect();
+    assert_eq!(tags, [5, 4, 3, 2, 1, 0]);
+}
+
+#[test]
+fn a_late_high_priority_stream_goes_first() {
+    let mut sim = sim(Link::default());
+    sim.open_whole(1, 1_000_000, 200);
+    sim.transmit();
+    let low = sim.sent.len();
+    sim.open_whole(2, 600, 10);
+    sim.run_for(Duration::from_millis(21));
+    let next = stream_frames(&sim.sent[low]);
+    assert_eq!(next[0], (11, 0, 600, true));
+    assert_eq!(next[1].0, 7, "and the rest of the packet is not wasted");
+}
+
+#[test]
+fn priority_changes_while_waiting() {
+    let credit = Credit { streams: 1, ..Credit::default() };
+    let mut sim = Sim::new(1, Link::default(), credit, Config::default());
+    let first = sim.open_whole(1, 1000, 10);
+    let second = sim.open_whole(2, 1000, 20);
+    sim.transmit();
+    assert!(sim.sent.is_empty(), "the only stream is the QUIC stack's");
+    sim.down.set_priority(second, Priority { subscriber: 5, ..Priority::default() });
+    sim.down.on_max_streams_uni(2);
+    sim.transmit();
+    assert_eq!(events(&mut sim), [Event::Opened { key: second, owner: 1 }]);
+    let _ = first;
+}
+
+#[test]
+fn small_frames_share_a_packet() {
+    let mut sim = sim(Link::default());
+    for tag in 0..10 {
+        sim.open_whole(tag, 100, 128);
+    }
+    sim.transmit();
+    assert_eq!(sim.sent.len(), 1);
+    assert_eq!(stream_frames(&sim.sent[0]).len(), 10);
+    sim.run_until(SECOND, |sim| sim.all_done(10));
+}
+
+#[test]
+fn streams_wait_for_ids_in_priority_order() {
+    let credit = Credit { streams: 2, ..Credit::default() };
+    let mut sim = Sim::new(1, Link::default(), credit, Config::default());
+    for tag in 0..8 {
+        sim.open_whole(tag, 500, 100 - tag as u8);
+    }
+    sim.run_until(10 * SECOND, |sim| sim.all_done(8));
+    let tags: Vec<_> = sim.peer.streams.values().map(|stream| stream.tag()).collect();
+    assert_eq!(tags, [7, 6, 5, 4, 3, 2, 1, 0]);
+}
+
+#[test]
+fn a_source_that_resets() {
+    let mut sim = sim(Link { loss: 0.3, ..Link::default() });
+    let source = Mem::new(4);
+    source.push(5000, sim.now);
+    let key = sim.open(&source, 1);
+    sim.transmit();
+    source.finish(End::Reset(0x12));
+    sim.down.wake(key);
+    sim.run_until(10 * SECOND, |sim| sim.events.contains(&Event::Reset { key, code: 0x12 }));
+    assert_eq!(sim.peer.streams[&7].reset, Some((0x12, 5000)));
+    let stats = sim.down.stats();
+    assert_eq!((stats.resets.source, stats.resets.unopened, stats.live_streams), (1, 0, 0));
+    assert_eq!(Arc::strong_count(&source), 1, "the source is let go");
+}
+
+#[test]
+fn reset_before_an_id_just_disappears() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(4);
+    let key = sim.open(&source, 1);
+    source.push(10, sim.now);
+    sim.down.wake(key);
+    sim.down.reset(key, code::CANCELLED);
+    assert_eq!(events(&mut sim), [Event::Reset { key, code: code::CANCELLED }]);
+    assert!(sim.sent.is_empty());
+    let resets = Resets { requested: 1, unopened: 1, ..Resets::default() };
+    assert_eq!(sim.down.stats().resets, resets);
+    assert_eq!(sim.down.forget_owner(1), Owned { opened: 0, live: 0 });
+}
+
+#[test]
+fn stop_sending_is_answered_with_a_reset() {
+    let mut sim = sim(Link { loss: 0.2, ..Link::default() });
+    let source = Mem::new(4);
+    source.push(50_000, sim.now);
+    let key = sim.open(&source, 1);
+    sim.peer.stop.insert(7, 0x77);
+    sim.run_until(20 * SECOND, |sim| sim.events.contains(&Event::Reset { key, code: 0x77 }));
+    let stopped = sim.events.iter().filter(|event| matches!(event, Event::Stopped { .. })).count();
+    assert_eq!(stopped, 1);
+    assert_eq!(sim.down.stats().resets.stopped, 1);
+}
+
+#[test]
+fn evicted_bytes_reset_the_stream() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(4);
+    source.push(100_000, sim.now);
+    let key = sim.open(&source, 1);
+    sim.transmit();
+    source.evict();
+    sim.run_until(SECOND, |sim| sim.events.contains(&Event::Reset { key, code: code::TOO_FAR_BEHIND }));
+    assert_eq!(sim.down.stats().resets.evicted, 1);
+    assert!(sim.peer.streams[&7].reset.expect("reset").1 < 100_000);
+}
+
+#[test]
+fn late_objects_reset_the_stream_and_recent_ones_do_not() {
+    for (age, late) in [(90, false), (110, true)] {
+        let mut sim = sim(Link::default());
+        let source = Mem::new(4);
+        source.push(1000, sim.now);
+        sim.now += Duration::from_millis(age);
+        let key = sim.open_with(&source, |stream| stream.object_timeout = Some(Duration::from_millis(100)));
+        source.finish(End::Fin { at: sim.now });
+        sim.down.wake(key);
+        sim.run_for(SECOND);
+        assert_eq!(sim.down.stats().resets.object_timeout, u64::from(late));
+        assert_eq!(sim.down.stats().streams_finished, u64::from(!late));
+    }
+}
+
+#[test]
+fn subgroup_timeout_runs_from_fin_to_the_last_ack() {
+    for (timeout, resets) in [(Duration::from_millis(15), 1), (Duration::from_millis(60), 0)] {
+        let mut sim = sim(Link::default());
+        let source = Mem::new(4);
+        source.push(1000, sim.now);
+        let key = sim.open_with(&source, |stream| stream.subgroup_timeout = Some(timeout));
+        sim.run_for(SECOND);
+        assert_eq!(sim.down.stats().resets, Resets::default(), "does not run before FIN");
+        source.finish(End::Fin { at: sim.now });
+        sim.down.wake(key);
+        sim.run_for(SECOND);
+        let stats = sim.down.stats();
+        assert_eq!((stats.resets.subgroup_timeout, stats.streams_finished), (resets, 1 - resets));
+        assert_eq!(stats.live_streams, 0);
+        assert_eq!(sim.down.timeout(), None);
+    }
+}
+
+#[test]
+fn too_many_waiting_streams_shed_the_last() {
+    let config = Config { max_pending_streams: 10, ..Config::default() };
+    let credit = Credit { streams: 1, ..Credit::default() };
+    let mut sim = Sim::new(1, Link::default(), credit, config);
+    let keys: Vec<_> = (0..30).map(|tag| sim.open_whole(tag, 1000, tag as u8)).collect();
+    let expected: Vec<_> =
+        keys[10..].iter().map(|key| Event::Reset { key: *key, code: code::TOO_FAR_BEHIND }).collect();
+    assert_eq!(events(&mut sim), expected);
+    let stats = sim.down.stats();
+    assert_eq!((stats.resets.overflow, stats.resets.unopened, stats.live_streams), (20, 20, 10));
+}
+
+fn datagram(text: &[u8], subscriber: u8, expires: Option<Instant>) -> NewDatagram {
+    let priority = Priority { subscriber, ..Priority::default() };
+    NewDatagram { payload: Bytes::copy_from_slice(text), priority, expires }
+}
+
+#[test]
+fn datagrams_go_by_priority_and_are_never_repeated() {
+    let mut sim = sim(Link { loss: 1.0, ..Link::default() });
+    sim.down.send_datagram(datagram(b"second", 20, None)).expect("fits");
+    sim.down.send_datagram(datagram(b"first", 10, None)).expect("fits");
+    sim.transmit();
+    let frames: Vec<_> = Walker::new(&sim.sent[0]).map(|frame| frame.expect("well-formed").1).collect();
+    assert_eq!(frames, [Frame::Datagram(b"first"), Frame::Datagram(b"second")]);
+    sim.link.loss = 0.0;
+    sim.run_for(5 * SECOND);
+    assert!(sim.peer.datagrams.is_empty());
+    assert_eq!(sim.down.stats().datagrams_sent, 2);
+    assert_eq!(sim.down.stats().recovery.packets_lost, 1);
+    assert_eq!(sim.down.stats().bytes_in_flight, 0);
+}
+
+#[test]
+fn datagrams_are_dropped_when_late_large_or_many() {
+    let config = Config { max_datagram_bytes: 1000, ..Config::default() };
+    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    let error = sim.down.send_datagram(datagram(&[0; 1198], 1, None));
+    assert_eq!(error, Err(TooLarge { size: 1201, limit: 1200 }));
+    let now = sim.now;
+    sim.down.send_datagram(datagram(b"late", 1, Some(now))).expect("fits");
+    sim.down.send_datagram(datagram(&[1; 600], 2, Some(now + SECOND))).expect("fits");
+    sim.down.send_datagram(datagram(&[2; 600], 3, None)).expect("fits");
+    sim.run_for(SECOND);
+    assert_eq!(sim.peer.datagrams, [vec![1; 600]]);
+    let stats = sim.down.stats();
+    assert_eq!((stats.datagrams_too_large, stats.datagrams_expired, stats.datagrams_overflowed), (1, 1, 1));
+    let mut out = Vec::new();
+    sim.down.send_datagram(datagram(&[3; 900], 1, None)).expect("fits the peer");
+    assert!(sim.down.poll_frames(sim.now, 500, &mut out).is_none(), "but not the path");
+    assert_eq!(sim.down.stats().datagrams_too_large, 2);
+    assert!(!sim.down.has_work());
+}
+
+#[test]
+fn a_packet_that_was_not_built_is_owed_again() {
+    let mut sim = sim(Link::default());
+    sim.open_whole(3, 5000, 1);
+    let mut out = Vec::new();
+    let content = sim.down.poll_frames(sim.now, MTU, &mut out).expect("owed");
+    sim.down.on_not_sent(content);
+    sim.run_until(SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(3, 5000)]);
+}
+
+#[test]
+fn the_peer_may_not_lie() {
+    let mut sim = sim(Link::default());
+    sim.open_whole(3, 5000, 1);
+    sim.transmit();
+    let ack = |number| Ack { delay: Duration::ZERO, ranges: vec![number..=number] };
+    let next = sim.next_number;
+    assert_eq!(sim.down.on_ack(sim.now, &ack(next)), Err(Violation::NeverSent(NeverSent(next))));
+    assert_eq!(sim.down.on_max_stream_data(11, 1 << 20), Err(Violation::NeverOpened(11)));
+    assert_eq!(sim.down.on_stop_sending(11, 1), Err(Violation::NeverOpened(11)));
+    assert_eq!(sim.down.on_max_stream_data(7, 1 << 20), Ok(()));
+    assert_eq!([3, 7, 11, 2, 6].map(|id| sim.down.owns(id)), [false, true, true, false, false]);
+}
+
+#[test]
+fn the_client_numbers_its_own_streams() {
+    let peer = PeerLimits { max_data: 100, max_stream_data_uni: 100, max_streams_uni: 5, ..<_>::default() };
+    let now = Instant::now();
+    let mut down = Downstream::new(Config::default(), peer, now);
+    let source = Mem::new(1);
+    source.push(50, now);
+    let stream = NewStream {
+        source,
+        priority: Priority::default(),
+        owner: 0,
+        object_timeout: None,
+        subgroup_timeout: None,
+    };
+    down.open(stream);
+    let mut out = Vec::new();
+    down.poll_frames(now, 1000, &mut out).expect("owed");
+    assert_eq!(stream_frames(&out), [(2, 0, 50, false)]);
+}
+
+#[test]
+fn the_quic_stack_gets_what_is_left_of_the_window() {
+    let mut sim = sim(Link::default());
+    let window = sim.down.quinn_window();
+    assert_eq!(window, 12_000);
+    sim.open_whole(3, 5000, 1);
+    sim.transmit();
+    let own = sim.down.stats().bytes_in_flight;
+    assert_eq!(sim.down.quinn_window(), window - own);
+    let number = sim.number();
+    sim.down.on_foreign_sent(sim.now, number, 500, true);
+    assert_eq!(sim.down.quinn_window(), window - own, "its own bytes do not count against it");
+    assert_eq!(sim.down.stats().bytes_in_flight, own + 500);
+    sim.open_whole(4, 50_000, 1);
+    sim.transmit();
+    assert_eq!(sim.down.quinn_window(), 2 * MTU as u64);
+}
+
+#[test]
+fn a_path_change_starts_over() {
+    let mut sim = sim(Link::default());
+    sim.open_whole(3, 500_000, 1);
+    sim.run_until(SECOND, |sim| sim.down.stats().window > 50_000);
+    sim.down.on_path_change(sim.now);
+    assert_eq!(sim.down.stats().window, 12_000);
+    assert_eq!(sim.down.stats().smoothed_rtt, Config::default().initial_rtt);
+    sim.run_until(20 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(3, 500_000)]);
+}
+
+#[test]
+fn an_outage_ends_with_probes() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(8);
+    let key = sim.open(&source, 1);
+    source.push(30_000, sim.now);
+    sim.down.wake(key);
+    sim.run_for(SECOND);
+    sim.link.loss = 1.0;
+    source.push(30_000, sim.now);
+    source.finish(End::Fin { at: sim.now });
+    sim.down.wake(key);
+    sim.run_for(3 * SECOND);
+    let timeouts = sim.down.stats().recovery.probe_timeouts;
+    assert!((4..10).contains(&timeouts), "{timeouts} with exponential backoff");
+    sim.link.loss = 0.0;
+    sim.run_until(10 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(8, 60_000)]);
+}
+
+#[test]
+fn a_bottleneck_is_filled_and_shared_with_the_queue() {
+    let rate = 1_250_000;
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+        let link = Link { rate: Some(rate), queue: 40_000, ..Link::default() };
+        let mut sim = Sim::new(
+            1,
+            link,
+            Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 },
+            Config { algorithm, ..Config::default() },
+        );
+        sim.open_whole(1, 10_000_000, 1);
+        let time = sim.run_until(60 * SECOND, |sim| sim.all_done(1));
+        let used = 10_000_000.0 / time.as_secs_f64() / rate as f64;
+        let stats = sim.down.stats();
+        let lost = stats.recovery.packets_lost as f64 / stats.recovery.packets_sent as f64;
+        assert!(used > 0.85, "{algorithm:?} uses {used}");
+        assert!(lost < 0.03, "{algorithm:?} loses {lost}");
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Open { len: u64, priority: u8 },
+    Push { stream: usize, len: u64 },
+    Finish { stream: usize },
+    Reset { stream: usize },
+    Prioritize { stream: usize, priority: u8 },
+    Wait { millis: u64 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let stream = any::<usize>();
+    prop_oneof![
+        3 => (0u64..5000, any::<u8>()).prop_map(|(len, priority)| Step::Open { len, priority }),
+        4 => (stream, 0u64..8000).prop_map(|(stream, len)| Step::Push { stream, len }),
+        2 => stream.prop_map(|stream| Step::Finish { stream }),
+        1 => stream.prop_map(|stream| Step::Reset { stream }),
+        1 => (stream, any::<u8>()).prop_map(|(stream, priority)| Step::Prioritize { stream, priority }),
+        4 => (0u64..60).prop_map(|millis| Step::Wait { millis }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Whatever is opened, grows, ends and is reset: every stream ends as it should, on any link.
+    #[test]
+    fn any_schedule_ends_well(
+        seed in any::<u64>(),
+        loss in 0.0..0.2f64,
+        jitter in 0u64..15,
+        credit in (1500u64..20_000, 1200u64..5000, 2u64..6),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let jitter = Duration::from_millis(jitter);
+        let link = Link { loss, duplicate: 0.05, jitter, ..Link::default() };
+        let credit = Credit { data: credit.0, stream_data: credit.1, streams: credit.2 };
+        let mut sim = Sim::new(seed, link, credit, Config::default());
+        sim.foreign_every = 7;
+        let mut streams: Vec<(StreamKey, Arc<Mem>, bool, bool)> = Vec::new();
+        for step in steps {
+            let count = streams.len().max(1);
+            match step {
+                Step::Open { len, priority } => {
+                    let source = Mem::new(streams.len() as u64);
+                    source.push(8 + len, sim.now);
+                    streams.push((sim.open(&source, priority), source, false, false));
+                }
+                Step::Push { stream, len } => {
+                    let Some((key, source, false, false)) = streams.get(stream % count) else { continue };
+                    source.push(len, sim.now);
+                    sim.down.wake(*key);
+                }
+                Step::Finish { stream } => {
+                    let Some((key, source, finished @ false, _)) = streams.get_mut(stream % count) else {
+                        continue;
+                    };
+                    *finished = true;
+                    source.finish(End::Fin { at: sim.now });
+                    sim.down.wake(*key);
+                }
+                Step::Reset { stream } => {
+                    let Some((key, _, _, reset)) = streams.get_mut(stream % count) else { continue };
+                    *reset = true;
+                    sim.down.reset(*key, code::CANCELLED);
+                }
+                Step::Prioritize { stream, priority } => {
+                    let Some((key, ..)) = streams.get(stream % count) else { continue };
+                    let priority = Priority { subscriber: priority, ..Priority::default() };
+                    sim.down.set_priority(*key, priority);
+                }
+                Step::Wait { millis } => sim.run_for(Duration::from_millis(millis)),
+            }
+            sim.transmit();
+        }
+        for (key, source, ..) in &streams {
+            source.finish(End::Fin { at: sim.now });
+            sim.down.wake(*key);
+        }
+        sim.run_until(1000 * SECOND, |sim| sim.down.stats().live_streams == 0);
+        let stats = sim.down.stats();
+        prop_assert_eq!(stats.streams_finished + stats.resets.requested, streams.len() as u64);
+        prop_assert_eq!(stats.streams_opened, sim.peer.streams.len() as u64);
+        prop_assert_eq!(sim.down.owned(1), Owned { opened: stats.streams_opened, live: 0 });
+        let never_reset: Vec<_> = streams
+            .iter()
+            .filter(|(_, _, _, reset)| !reset)
+            .map(|(_, source, ..)| (source.tag, source.len()))
+            .collect();
+        sim.verify(&never_reset);
+        let ended = sim.events.iter().filter(|event| matches!(event, Event::Finished { .. } | Event::Reset { .. }));
+        prop_assert_eq!(ended.count(), streams.len());
+    }
+}

@@ -1,0 +1,106 @@
+//! Sets of byte offsets, as few and short as loss and reordering leave them.
+
+use std::ops::Range;
+
+/// Disjoint, non-adjacent, ascending ranges. Empty most of the time, and then without an allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn first(&self) -> Option<Range<u64>> {
+        self.0.first().cloned()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        self.0.iter().cloned()
+    }
+
+    /// The number of offsets in the set.
+    pub fn total(&self) -> u64 {
+        self.0.iter().map(|range| range.end - range.start).sum()
+    }
+
+    pub fn insert(&mut self, mut range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|old| old.end < range.start);
+        let last = self.0.partition_point(|old| old.start <= range.end);
+        if let Some(touched) = self.0.get(first..last)
+            && let (Some(low), Some(high)) = (touched.first(), touched.last())
+        {
+            range = range.start.min(low.start)..range.end.max(high.end);
+        }
+        self.0.splice(first..last, [range]);
+    }
+
+    pub fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        let first = self.0.partition_point(|old| old.end <= range.start);
+        let last = self.0.partition_point(|old| old.start < range.end);
+        let Some(touched) = self.0.get(first..last) else { return };
+        let (Some(low), Some(high)) = (touched.first(), touched.last()) else { return };
+        let rest = [low.start..range.start, range.end..high.end];
+        self.0.splice(first..last, rest.into_iter().filter(|rest| !rest.is_empty()));
+    }
+
+    /// The parts of `range` that are not in the set, ascending.
+    pub fn gaps(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + '_ {
+        let first = self.0.partition_point(|old| old.end <= range.start);
+        let mut inside = self.0.get(first..).unwrap_or_default().iter();
+        let mut at = range.start;
+        std::iter::from_fn(move || {
+            while at < range.end {
+                let next = inside.next().cloned().unwrap_or(range.end..range.end);
+                let gap = at..next.start.min(range.end);
+                at = next.end;
+                if !gap.is_empty() {
+                    return Some(gap);
+                }
+            }
+            None
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn check(ranges: &Ranges, model: &BTreeSet<u64>) {
+        assert!(ranges.0.iter().all(|range| range.start < range.end));
+        assert!(ranges.0.windows(2).all(|pair| pair[0].end < pair[1].start), "{ranges:?}");
+        assert!(ranges.iter().flatten().eq(model.iter().copied()));
+        assert_eq!(ranges.total(), model.len() as u64);
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..60)) {
+            let (mut ranges, mut model) = (Ranges::default(), BTreeSet::new());
+            for (insert, start, len) in steps {
+                let range = start..start + len;
+                let gaps: Vec<u64> = ranges.gaps(range.clone()).flatten().collect();
+                assert!(gaps.into_iter().eq(range.clone().filter(|offset| !model.contains(offset))));
+                if insert {
+                    ranges.insert(range.clone());
+                    model.extend(range);
+                } else {
+                    ranges.remove(range.clone());
+                    model.retain(|offset| !range.contains(offset));
+                }
+                check(&ranges, &model);
+            }
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! Loss detection and probing over the connection's wire packet numbers (RFC 9002).
+//!
+//! Two senders share the numbers. The data plane's packets carry a `T` that says what is in them; the QUIC
+//! stack's are foreign: bytes in flight whose loss is congestion, but which the stack itself repairs.
+
+mod rtt;
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+pub use rtt::Rtt;
+
+use super::{
+    congestion::{Acked, Algorithm, Controller},
+    downstream::Ack,
+};
+
+/// kPacketThreshold (section 6.1.1), raised when reordering proves to go further.
+const PACKET_THRESHOLD: u64 = 3;
+const MAX_PACKET_THRESHOLD: u64 = 128;
+/// kGranularity (section 6.1.2).
+const GRANULARITY: Duration = Duration::from_millis(1);
+/// Packets sent per probe timeout (section 6.2.4).
+const PROBES: u8 = 2;
+/// kPersistentCongestionThreshold (section 7.6.1).
+const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
+/// Doublings of the probe timeout after which it stays; the QUIC stack's idle timeout ends it all.
+const MAX_BACKOFF: u32 = 16;
+/// Packets declared lost that are remembered, so that a late acknowledgement is understood.
+const MAX_LOST: usize = 256;
+/// A sender reports a number that it drew before others have drawn this many more.
+const REPORT_LAG: u64 = 64;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub algorithm: Algorithm,
+    /// Largest UDP payload that the path takes, bytes.
+    pub mtu: u64,
+    /// Round trip to assume before the first sample.
+    pub initial_rtt: Duration,
+    /// The peer's transport parameter.
+    pub max_ack_delay: Duration,
+}
+
+/// What became of packets. Reused from call to call to keep its allocations.
+#[derive(Debug)]
+pub struct Outcome<T> {
+    pub acked: Vec<T>,
+    pub lost: Vec<T>,
+}
+
+/// An ACK frame named a packet number that nobody sent (a connection error: RFC 9000, section 13.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("packet number {0} was acknowledged but never sent")]
+pub struct NeverSent(pub u64);
+
+/// Counts since the connection began; the data plane's own packets only, unless it says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub packets_sent: u64,
+    pub bytes_sent: u64,
+    pub packets_lost: u64,
+    pub packets_acked: u64,
+    /// Packets declared lost and acknowledged later.
+    pub spurious_losses: u64,
+    /// The QUIC stack's packets that elicit acknowledgements, and those of them declared lost.
+    pub foreign_sent: u64,
+    pub foreign_lost: u64,
+    pub probe_timeouts: u64,
+    pub congestion_events: u64,
+}
+
+pub struct Recovery<T> {
+    config: Config,
+    controller: Box<dyn Controller>,
+    pub rtt: Rtt,
+    /// The packet numbers from `base` on; begins with a packet in flight.
+    sent: VecDeque<Slot<T>>,
+    base: u64,
+    /// Declared lost not long ago, ascending.
+    lost: VecDeque<Lost<T>>,
+    largest_acked: Option<u64>,
+    packet_threshold: u64,
+    in_flight: u64,
+    foreign_in_flight: u64,
+    own_packets: u64,
+    last_own_sent: Option<Instant>,
+    loss_time: Option<Instant>,
+    pto_count: u32,
+    probes: u8,
+    /// The last window reduction; what was sent before has no say on the window any more.
+    reduced_at: Option<Instant>,
+    /// Packets whose loss led to the last reduction and that have not been acknowledged late.
+    blamed: u64,
+    /// The first round-trip sample: losses before it cannot establish persistent congestion.
+    sampled_at: Option<Instant>,
+    counts: Counts,
+}
+
+enum Slot<T> {
+    /// Skipped, or drawn by a sender that has not reported it yet.
+    Unused,
+    /// Elicits no acknowledgement, so its fate is of no interest.
+    Quiet,
+    Resolved {
+        acked: bool,
+    },
+    InFlight(Packet<T>),
+}
+
+struct Packet<T> {
+    sent: Instant,
+    size: u64,
+    /// `None`: the QUIC stack's.
+    content: Option<T>,
+    /// Larger than the path is known to take: its loss says nothing about congestion.
+    mtu_probe: bool,
+}
+
+struct Lost<T> {
+    number: u64,
+    packet: Packet<T>,
+    at: Instant,
+    blamed: bool,
+}
+
+impl<T> Default for Outcome<T> {
+    fn default() -> Self {
+        Self { acked: Vec::new(), lost: Vec::new() }
+    }
+}
+
+impl<T: Clone> Recovery<T> {
+    pub fn new(config: Config, now: Instant) -> Self {
+        Self {
+            config,
+            controller: config.algorithm.start(config.mtu, now),
+            rtt: Rtt::new(config.initial_rtt),
+            sent: VecDeque::new(),
+            base: 0,
+            lost: VecDeque::new(),
+            largest_acked: None,
+            packet_threshold: PACKET_THRESHOLD,
+            in_flight: 0,
+            foreign_in_flight: 0,
+            own_packets: 0,
+            last_own_sent: None,
+            loss_time: None,
+            pto_count: 0,
+            probes: 0,
+            reduced_at: None,
+            blamed: 0,
+            sampled_at: None,
+            counts: Counts::default(),
+        }
+    }
+
+    /// The data plane sent a packet of `size` bytes, the UDP payload.
+    pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
+        let size = size as u64;
+        self.counts.packets_sent += 1;
+        self.counts.bytes_sent += size;
+        self.last_own_sent = Some(now);
+        self.probes = self.probes.saturating_sub(1);
+        let packet = Packet { sent: now, size, content: Some(content), mtu_probe: false };
+        self.record(number, Slot::InFlight(packet));
+    }
+
+    /// The QUIC stack sent a packet.
+    pub fn on_foreign_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
+        if !ack_eliciting {
+            return self.record(number, Slot::Quiet);
+        }
+        let size = size as u64;
+        self.counts.foreign_sent += 1;
+        let mtu_probe = size > self.config.mtu;
+        self.record(number, Slot::InFlight(Packet { sent: now, size, content: None, mtu_probe }));
+    }
+
+    /// Takes a whole ACK frame and adds what it means for the data plane's packets to `outcome`.
+    ///
+    /// `app_limited`: the data plane had nothing to send while the window was open.
+    pub fn on_ack(
+        &mut self,
+        now: Instant,
+        ack: &Ack,
+        app_limited: bool,
+        outcome: &mut Outcome<T>,
+    ) -> Result<(), NeverSent> {
+        let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
+        if largest >= self.next() {
+            return Err(NeverSent(largest));
+        }
+        let mut newly = Newly::default();
+        for range in &ack.ranges {
+            let (first, last) = (*range.start(), (*range.end()).min(largest));
+            self.late(first, last, outcome);
+            for number in first.max(self.base)..last.saturating_add(1) {
+                self.acknowledge(number, largest, &mut newly, outcome)?;
+            }
+        }
+        self.largest_acked = self.largest_acked.max(Some(largest));
+        let Some(newest) = newly.newest else { return Ok(()) };
+        if newly.largest {
+            let delay = ack.delay.min(self.config.max_ack_delay);
+            self.rtt.sample(now.saturating_duration_since(newest), delay);
+            self.sampled_at.get_or_insert(now);
+        }
+        self.pto_count = 0;
+        if newly.bytes > 0 {
+            let acked = Acked {
+                bytes: newly.bytes,
+                sent: newest,
+                rtt: self.rtt.latest(),
+                smoothed_rtt: self.rtt.smoothed(),
+                app_limited,
+            };
+            self.controller.on_ack(now, &acked);
+        }
+        self.detect(now, outcome);
+        self.prune(now);
+        Ok(())
+    }
+
+    /// When [`Recovery::on_timeout`] is due.
+    pub fn timeout(&self) -> Option<Instant> {
+        self.loss_time.or_else(|| self.probe_time())
+    }
+
+    /// Returns whether a probe timeout expired: [`Recovery::probes`] packets are then to be sent, whatever
+    /// the window says.
+    pub fn on_timeout(&mut self, now: Instant, outcome: &mut Outcome<T>) -> bool {
+        if self.loss_time.is_some_and(|at| at <= now) {
+            self.detect(now, outcome);
+            self.prune(now);
+            return false;
+        }
+        if self.loss_time.is_some() || self.probe_time().is_none_or(|at| at > now) {
+            return false;
+        }
+        self.pto_count += 1;
+        self.counts.probe_timeouts += 1;
+        self.probes = PROBES;
+        true
+    }
+
+    /// Packets that must be sent to find out what became of the others.
+    pub fn probes(&self) -> u8 {
+        self.probes
+    }
+
+    /// The data plane's packets in flight, oldest first.
+    pub fn own_in_flight(&self) -> impl Iterator<Item = &T> {
+        self.sent.iter().filter_map(|slot| match slot {
+            Slot::InFlight(packet) => packet.content.as_ref(),
+            _ => None,
+        })
+    }
+
+    /// Whether a full packet fits into the window.
+    pub fn window_open(&self) -> bool {
+        self.in_flight + self.config.mtu <= self.controller.window()
+    }
+
+    pub fn window(&self) -> u64 {
+        self.controller.window()
+    }
+
+    pub fn pacing_rate(&self) -> u64 {
+        self.controller.pacing_rate(self.rtt.smoothed())
+    }
+
+    /// Bytes in flight, of both senders.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// What the window leaves to the QUIC stack: at least two packets, so that control is not starved.
+    pub fn foreign_window(&self) -> u64 {
+        let own = self.in_flight - self.foreign_in_flight;
+        self.controller.window().saturating_sub(own).max(2 * self.config.mtu)
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    pub fn set_mtu(&mut self, mtu: u64) {
+        self.config.mtu = mtu;
+        self.controller.set_mtu(mtu);
+    }
+
+    /// A new path: what the old one taught does not hold (RFC 9000, section 9.4).
+    pub fn on_path_change(&mut self, now: Instant) {
+        self.controller = self.config.algorithm.start(self.config.mtu, now);
+        self.rtt = Rtt::new(self.config.initial_rtt);
+        self.packet_threshold = PACKET_THRESHOLD;
+        self.pto_count = 0;
+        self.blamed = 0;
+        self.reduced_at = Some(now);
+    }
+
+    fn next(&self) -> u64 {
+        self.base + self.sent.len() as u64
+    }
+
+    /// Senders draw and report without a common lock, so numbers may arrive slightly out of order.
+    fn record(&mut self, number: u64, slot: Slot<T>) {
+        let Some(index) = number.checked_sub(self.base) else { return };
+        while self.next() <= number {
+            self.sent.push_back(Slot::Unused);
+        }
+        let Some(place) = self.sent.get_mut(index as usize) else { return };
+        debug_assert!(matches!(place, Slot::Unused), "packet number {number} was used twice");
+        if let Slot::InFlight(packet) = &slot {
+            self.in_flight += packet.size;
+            match packet.content {
+                Some(_) => self.own_packets += 1,
+                None => self.foreign_in_flight += packet.size,
+            }
+        }
+        *place = slot;
+        self.trim();
+    }
+
+    fn acknowledge(
+        &mut self,
+        number: u64,
+        largest: u64,
+        newly: &mut Newly,
+        outcome: &mut Outcome<T>,
+    ) -> Result<(), NeverSent> {
+        let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { return Ok(()) };
+        match slot {
+            Slot::Unused => return Err(NeverSent(number)),
+            Slot::Resolved { .. } => return Ok(()),
+            Slot::Quiet | Slot::InFlight(_) => {}
+        }
+        let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: true }) else {
+            return Ok(());
+        };
+        self.leave_flight(&packet);
+        newly.newest = newly.newest.max(Some(packet.sent));
+        newly.largest |= number == largest;
+        if self.reduced_at.is_none_or(|at| packet.sent > at) {
+            newly.bytes += packet.size;
+        }
+        if let Some(content) = packet.content {
+            self.counts.packets_acked += 1;
+            outcome.acked.push(content);
+        }
+        Ok(())
+    }
+
+    /// Packets that were declared lost and now are acknowledged after all.
+    fn late(&mut self, first: u64, last: u64, outcome: &mut Outcome<T>) {
+        let start = self.lost.partition_point(|lost| lost.number < first);
+        while let Some(lost) = self.lost.get(start)
+            && lost.number <= last
+        {
+            let Some(lost) = self.lost.remove(start) else { return };
+            let distance = self.largest_acked.unwrap_or_default().saturating_sub(lost.number);
+            self.packet_threshold = self.packet_threshold.max(distance + 1).min(MAX_PACKET_THRESHOLD);
+            if lost.blamed && self.blamed > 0 {
+                self.blamed -= 1;
+                if self.blamed == 0 {
+                    self.controller.on_spurious_congestion();
+                }
+            }
+            if let Some(content) = lost.packet.content {
+                self.counts.spurious_losses += 1;
+                outcome.acked.push(content);
+            }
+        }
+    }
+
+    /// Declares packets lost (section 6.1) and tells the controller (section 7.3 and 7.6).
+    fn detect(&mut self, now: Instant, outcome: &mut Outcome<T>) {
+        self.loss_time = None;
+        let Some(largest_acked) = self.largest_acked else { return };
+        let delay = self.rtt.loss_delay(GRANULARITY);
+        let mut newest: Option<Instant> = None;
+        let mut outage = Outage::default();
+        for number in self.base..largest_acked.saturating_add(1).min(self.next()) {
+            let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { break };
+            let packet = match slot {
+                Slot::InFlight(packet) => packet,
+                Slot::Resolved { acked: true } => {
+                    outage.interrupt();
+                    continue;
+                }
+                _ => continue,
+            };
+            let overdue = packet.sent + delay;
+            if overdue > now && largest_acked - number < self.packet_threshold {
+                self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
+                outage.interrupt();
+                continue;
+            }
+            let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: false }) else {
+                continue;
+            };
+            self.leave_flight(&packet);
+            if !packet.mtu_probe {
+                newest = newest.max(Some(packet.sent));
+                if self.sampled_at.is_some_and(|at| packet.sent > at) {
+                    outage.extend(packet.sent);
+                }
+            }
+            match &packet.content {
+                Some(content) => {
+                    self.counts.packets_lost += 1;
+                    outcome.lost.push(content.clone());
+                }
+                None => self.counts.foreign_lost += 1,
+            }
+            self.remember(Lost { number, packet, at: now, blamed: false });
+        }
+        if let Some(newest) = newest {
+            self.congestion(now, newest);
+            if outage.longest > self.persistent_duration() {
+                self.controller.on_persistent_congestion();
+                self.reduced_at = None;
+            }
+        }
+    }
+
+    /// One reduction per round trip: only for a loss among what was sent since the last one.
+    fn congestion(&mut self, now: Instant, newest: Instant) {
+        let fresh = self.reduced_at.is_none_or(|at| newest > at);
+        if fresh {
+            self.reduced_at = Some(now);
+            self.blamed = 0;
+            self.counts.congestion_events += 1;
+            self.controller.on_congestion(now);
+        }
+        for lost in &mut self.lost {
+            // Later losses of the same flight are as much a part of the event.
+            let joins = lost.at == now && !lost.packet.mtu_probe;
+            if joins && (fresh || !lost.blamed) {
+                self.blamed += 1;
+            }
+            lost.blamed = joins || (lost.blamed && !fresh);
+        }
+    }
+
+    /// Keeps the list ascending: a number that was reported late may come after larger ones.
+    fn remember(&mut self, lost: Lost<T>) {
+        let index = self.lost.partition_point(|other| other.number < lost.number);
+        self.lost.insert(index, lost);
+    }
+
+    /// Forgets losses that no acknowledgement is expected for any more.
+    fn prune(&mut self, now: Instant) {
+        let keep = self.persistent_duration();
+        while let Some(lost) = self.lost.front()
+            && (self.lost.len() > MAX_LOST || now.saturating_duration_since(lost.at) > keep)
+        {
+            self.lost.pop_front();
+        }
+        self.trim();
+    }
+
+    fn trim(&mut self) {
+        while let Some(slot) = self.sent.front() {
+            match slot {
+                Slot::InFlight(_) => return,
+                Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
+                Slot::Unused | Slot::Quiet | Slot::Resolved { .. } => {}
+            }
+            self.sent.pop_front();
+            self.base += 1;
+        }
+    }
+
+    fn leave_flight(&mut self, packet: &Packet<T>) {
+        self.in_flight -= packet.size;
+        match packet.content {
+            Some(_) => self.own_packets -= 1,
+            None => self.foreign_in_flight -= packet.size,
+        }
+    }
+
+    fn probe_time(&self) -> Option<Instant> {
+        let sent = self.last_own_sent.filter(|_| self.own_packets > 0)?;
+        let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
+        Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)
+    }
+
+    fn persistent_duration(&self) -> Duration {
+        self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * PERSISTENT_CONGESTION_THRESHOLD
+    }
+}
+
+/// What one ACK frame newly acknowledged.
+#[derive(Default)]
+struct Newly {
+    /// When the newest packet was sent.
+    newest: Option<Instant>,
+    /// Bytes that may open the window.
+    bytes: u64,
+    /// Whether the frame's largest number is among them: only then it makes a round-trip sample.
+    largest: bool,
+}
+
+/// The longest time over which packet after packet was lost.
+#[derive(Default)]
+struct Outage {
+    start: Option<Instant>,
+    longest: Duration,
+}
+
+impl Outage {
+    fn extend(&mut self, sent: Instant) {
+        let start = *self.start.get_or_insert(sent);
+        self.longest = self.longest.max(sent.saturating_duration_since(start));
+    }
+
+    fn interrupt(&mut self) {
+        self.start = None;
+    }
+}

@@ -1,0 +1,270 @@
+//! The send side of one unidirectional stream over bytes that it does not own.
+
+use std::{
+    ops::Range,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    downstream::{NewStream, Priority},
+    ranges::Ranges,
+    source::{End, Extent, Source},
+};
+
+/// A stream's bytes are acknowledged, in flight, or a hole: lost ranges and everything from `sent` on.
+pub struct Stream {
+    pub owner: u64,
+    pub priority: Priority,
+    /// The QUIC stream ID; none before the stream is first sent.
+    pub id: Option<u64>,
+    pub queue: Queue,
+    /// When the subgroup's delivery timeout expires.
+    pub deadline: Option<Instant>,
+    /// Bytes that the peer lets this stream send.
+    pub credit: u64,
+    state: State,
+    /// End of what was ever sent: what counts against credit, and the final size of a reset.
+    sent: u64,
+}
+
+/// Where the scheduler keeps the stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Queue {
+    /// Nothing to send, or not before the peer raises the stream's own limit.
+    #[default]
+    None,
+    Ready,
+    /// Has bytes, but no ID before the peer allows more streams.
+    Unopened,
+    /// Has bytes, but the peer takes none before it raises the connection's limit.
+    Starved,
+}
+
+enum State {
+    Sending(Sending),
+    Reset { code: u64, owed: bool },
+}
+
+struct Sending {
+    source: Arc<dyn Source>,
+    object_timeout: Option<Duration>,
+    subgroup_timeout: Option<Duration>,
+    extent: Extent,
+    lost: Ranges,
+    /// Everything before is acknowledged.
+    acked: u64,
+    acked_beyond: Ranges,
+    fin: Fin,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fin {
+    Owed,
+    Sent,
+    Acked,
+}
+
+/// What a stream has to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    Nothing,
+    /// Frames that consume no credit: retransmissions, FIN alone, RESET_STREAM.
+    Repair,
+    /// Bytes for the first time.
+    Fresh,
+}
+
+/// The content of one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Chunk {
+    Bytes { offset: u64, len: u64, fin: bool, fresh: bool },
+    Reset { code: u64, size: u64 },
+}
+
+impl Stream {
+    pub fn new(new: NewStream, credit: u64) -> Self {
+        let sending = Sending {
+            source: new.source,
+            object_timeout: new.object_timeout,
+            subgroup_timeout: new.subgroup_timeout,
+            extent: Extent { len: 0, end: End::Open },
+            lost: Ranges::default(),
+            acked: 0,
+            acked_beyond: Ranges::default(),
+            fin: Fin::Owed,
+        };
+        Self {
+            owner: new.owner,
+            priority: new.priority,
+            id: None,
+            queue: Queue::None,
+            deadline: None,
+            credit,
+            state: State::Sending(sending),
+            sent: 0,
+        }
+    }
+
+    /// Looks at the source again and returns how it ends; `None` once the stream is reset.
+    pub fn refresh(&mut self) -> Option<End> {
+        let State::Sending(sending) = &mut self.state else { return None };
+        sending.extent = sending.source.extent();
+        Some(sending.extent.end)
+    }
+
+    pub fn subgroup_timeout(&self) -> Option<Duration> {
+        match &self.state {
+            State::Sending(sending) => sending.subgroup_timeout,
+            State::Reset { .. } => None,
+        }
+    }
+
+    pub fn is_reset(&self) -> bool {
+        matches!(self.state, State::Reset { .. })
+    }
+
+    /// Lets go of the source: from here on only RESET_STREAM is owed.
+    pub fn reset(&mut self, code: u64) {
+        self.state = State::Reset { code, owed: true };
+    }
+
+    pub fn need(&self) -> Need {
+        match &self.state {
+            State::Reset { owed: true, .. } => Need::Repair,
+            State::Reset { owed: false, .. } => Need::Nothing,
+            State::Sending(sending) => sending.need(self.sent, self.credit),
+        }
+    }
+
+    /// The next frame's content: retransmissions first, at most `room` bytes, of them at most `credit` for
+    /// the first time.
+    pub fn next(&self, room: u64, credit: u64) -> Option<Chunk> {
+        match &self.state {
+            State::Reset { code, owed } => owed.then_some(Chunk::Reset { code: *code, size: self.sent }),
+            State::Sending(sending) => {
+                let fresh = credit.min(self.credit.saturating_sub(self.sent));
+                sending.next(self.sent, room, fresh)
+            }
+        }
+    }
+
+    /// Whether the object at `offset` has been waiting for longer than its delivery timeout.
+    pub fn is_late(&self, offset: u64, now: Instant) -> bool {
+        let State::Sending(sending) = &self.state else { return false };
+        let Some(timeout) = sending.object_timeout else { return false };
+        sending
+            .source
+            .received_at(offset)
+            .is_some_and(|received| now.saturating_duration_since(received) > timeout)
+    }
+
+    /// Copies source bytes; 0 when they are gone.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        match &self.state {
+            State::Sending(sending) => sending.source.read(offset, buf),
+            State::Reset { .. } => 0,
+        }
+    }
+
+    pub fn on_sent(&mut self, chunk: &Chunk) {
+        match (&mut self.state, *chunk) {
+            (State::Reset { owed, .. }, Chunk::Reset { .. }) => *owed = false,
+            (State::Sending(sending), Chunk::Bytes { offset, len, fin, .. }) => {
+                sending.lost.remove(offset..offset + len);
+                self.sent = self.sent.max(offset + len);
+                if fin && sending.fin == Fin::Owed {
+                    sending.fin = Fin::Sent;
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns whether everything is acknowledged now, FIN included.
+    pub fn on_acked(&mut self, range: Range<u64>, fin: bool) -> bool {
+        let State::Sending(sending) = &mut self.state else { return false };
+        sending.lost.remove(range.clone());
+        sending.acknowledge(range);
+        if fin {
+            sending.fin = Fin::Acked;
+        }
+        sending.fin == Fin::Acked && sending.acked == sending.extent.len
+    }
+
+    pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
+        let State::Sending(sending) = &mut self.state else { return };
+        let unacked = range.start.max(sending.acked)..range.end;
+        for gap in sending.acked_beyond.gaps(unacked) {
+            sending.lost.insert(gap);
+        }
+        if fin && sending.fin == Fin::Sent {
+            sending.fin = Fin::Owed;
+        }
+    }
+
+    pub fn on_reset_lost(&mut self) {
+        if let State::Reset { owed, .. } = &mut self.state {
+            *owed = true;
+        }
+    }
+
+    /// The code of the RESET_STREAM that was sent.
+    pub fn reset_code(&self) -> Option<u64> {
+        match self.state {
+            State::Reset { code, .. } => Some(code),
+            State::Sending(_) => None,
+        }
+    }
+
+    /// Bytes that are holes at the moment.
+    pub fn pending(&self) -> u64 {
+        match &self.state {
+            State::Sending(sending) => sending.lost.total() + sending.extent.len.saturating_sub(self.sent),
+            State::Reset { .. } => 0,
+        }
+    }
+}
+
+impl Sending {
+    fn need(&self, sent: u64, credit: u64) -> Need {
+        if !self.lost.is_empty() || self.owes_fin_alone(sent) {
+            Need::Repair
+        } else if sent < self.extent.len.min(credit) {
+            Need::Fresh
+        } else {
+            Need::Nothing
+        }
+    }
+
+    fn owes_fin_alone(&self, sent: u64) -> bool {
+        self.fin == Fin::Owed && sent == self.extent.len && self.is_complete()
+    }
+
+    fn is_complete(&self) -> bool {
+        matches!(self.extent.end, End::Fin { .. })
+    }
+
+    fn next(&self, sent: u64, room: u64, fresh_limit: u64) -> Option<Chunk> {
+        let (offset, len, fresh) = match self.lost.first() {
+            Some(hole) => (hole.start, (hole.end - hole.start).min(room), false),
+            None => (sent, self.extent.len.saturating_sub(sent).min(fresh_limit).min(room), true),
+        };
+        let fin = self.is_complete() && offset + len == self.extent.len;
+        let alone = len == 0 && self.owes_fin_alone(sent);
+        (len > 0 || alone).then_some(Chunk::Bytes { offset, len, fin, fresh })
+    }
+
+    fn acknowledge(&mut self, range: Range<u64>) {
+        if range.start > self.acked {
+            return self.acked_beyond.insert(range);
+        }
+        self.acked = self.acked.max(range.end);
+        while let Some(next) = self.acked_beyond.first()
+            && next.start <= self.acked
+        {
+            self.acked = self.acked.max(next.end);
+            self.acked_beyond.remove(next);
+        }
+    }
+}
