@@ -4,7 +4,10 @@ SHELL := /bin/bash
 # What `make setup` may just have installed is found without a new login.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: help setup build demo lint test peers bench clean-lab
+# Seconds of fuzzing, shared by all targets.
+TIME ?= 60
+
+.PHONY: help setup build demo lint test peers fuzz bench clean-lab
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -27,6 +30,9 @@ test: setup ## lint, every test, interoperation with unmodified peers
 
 peers: setup ## build the MoQ peers that interop tests and benchmarks use (all of them)
 	scripts/peers.sh all
+
+fuzz: setup ## fuzz every parser for TIME seconds in all (make fuzz TIME=600)
+	@scripts/fuzz.sh $(TIME)
 
 bench: build peers ## compare relays; results in target/bench.json
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg

@@ -10,7 +10,7 @@ scripts/lint.sh
 
 if [ -x scripts/peers.sh ]; then
     say "peers for interoperation"
-    scripts/peers.sh
+    PEERS_PROFILE=${PEERS_PROFILE:-dev} scripts/peers.sh
 fi
 
 say "cargo test (everything it says is kept in target/test.log)"

@@ -1,0 +1,248 @@
+//! What must hold for any bytes: the fuzz targets, and the replay of past crashes as an ordinary test.
+//!
+//! Beyond "no panic, no read past the end": what was understood and is written again is understood the
+//! same, and a parser of pieces says the same however the bytes are cut.
+#![allow(dead_code, reason = "each target uses one of these")]
+
+use std::ops::RangeInclusive;
+
+use bytes::{Bytes, BytesMut};
+use millrace_proto::{
+    moq::{
+        DecodeError, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser, StreamHeader,
+        data::{Datagram, FetchParser, Status, encode_fetch_header, encode_object_header},
+    },
+    quic::{
+        ack::NumberMap,
+        frame::{self, Frame, Walker},
+        params::{Params, cap_initial_max_data},
+        varint,
+    },
+};
+
+type Check = fn(&[u8]);
+
+/// Every check by the name of its fuzz target and of its directory of fixtures.
+pub const ALL: [(&str, Check); 7] = [
+    ("moq_message", moq_message),
+    ("moq_object", moq_object),
+    ("moq_fetch", moq_fetch),
+    ("moq_datagram", moq_datagram),
+    ("quic_frames", quic_frames),
+    ("quic_ack", quic_ack),
+    ("transport_params", transport_params),
+];
+
+/// Control messages, one after the other.
+pub fn moq_message(data: &[u8]) {
+    let mut input = BytesMut::from(data);
+    while let Ok(Some(message)) = Message::decode(&mut input) {
+        let mut written = Vec::new();
+        message.encode(&mut written).expect("no longer than what it was read from");
+        let mut again = BytesMut::from(&written[..]);
+        assert_eq!(Message::decode(&mut again), Ok(Some(message)));
+        assert!(again.is_empty());
+    }
+}
+
+/// A subgroup stream. The first byte says how the rest is cut into pieces.
+pub fn moq_object(data: &[u8]) {
+    let Some((&cut, mut stream)) = data.split_first() else { return };
+    let whole = stream;
+    let Ok(Some(header)) = StreamHeader::decode(&mut stream) else { return };
+    if let StreamHeader::Subgroup(header) = header {
+        let mut written = Vec::new();
+        header.encode(&mut written);
+        assert_eq!(StreamHeader::decode(&mut &written[..]), Ok(Some(StreamHeader::Subgroup(header))));
+
+        let offset = (whole.len() - stream.len()) as u64;
+        let parse = |pieces: &mut dyn Iterator<Item = &[u8]>| {
+            let mut parser = ObjectParser::new(&header, offset);
+            let outcome = collect(pieces, |piece| parser.next(piece));
+            (outcome, parser.offset(), parser.at_boundary())
+        };
+        let (outcome, end, boundary) = parse(&mut [stream].into_iter());
+        let (in_pieces, end_in_pieces, boundary_in_pieces) = parse(&mut pieces(stream, cut));
+        assert_eq!(in_pieces, outcome);
+        let (objects, error) = outcome;
+        if error.is_none() {
+            assert_eq!((end, boundary), (end_in_pieces, boundary_in_pieces));
+            assert_eq!(end, whole.len() as u64);
+        }
+        assert!(objects.windows(2).all(|pair| pair[0].end() == pair[1].start), "no byte between objects");
+        assert!(!boundary || objects.last().is_none_or(|last| last.end() == end));
+        let mut previous = None;
+        for object in objects {
+            let start = usize::try_from(object.start).expect("inside the stream");
+            let mut written = Vec::new();
+            let properties = header.properties.then_some(&object.properties[..]);
+            let status = object.status.unwrap_or(Status::Normal);
+            encode_object_header(previous, object.id, properties, object.payload_len, status, &mut written);
+            // Integers may have come in longer forms, never in shorter ones.
+            assert!(start + written.len() <= object.payload as usize);
+            previous = Some(object.id);
+        }
+    }
+}
+
+/// A FETCH response. Of the first byte the lowest bit is the group order, the others say how to cut.
+pub fn moq_fetch(data: &[u8]) {
+    let Some((&choice, stream)) = data.split_first() else { return };
+    let order = if choice & 1 == 0 { GroupOrder::Ascending } else { GroupOrder::Descending };
+    let parse = |order, pieces: &mut dyn Iterator<Item = &[u8]>| {
+        let mut parser = FetchParser::new(order, 0);
+        let outcome = collect(pieces, |piece| parser.next(piece));
+        (outcome, parser.at_boundary())
+    };
+    let (outcome, _) = parse(order, &mut [stream].into_iter());
+    assert_eq!(parse(order, &mut pieces(stream, choice >> 1)).0, outcome);
+
+    let mut header = Vec::new();
+    encode_fetch_header(u64::from(choice), &mut header);
+    let fetch = StreamHeader::Fetch { request_id: u64::from(choice) };
+    assert_eq!(StreamHeader::decode(&mut &header[..]), Ok(Some(fetch)));
+
+    // Only what a relay would send: locations in order, and payloads short enough to write out.
+    let in_order = |before: Option<Location>, now: Location| match before {
+        None => true,
+        Some(before) if before.group == now.group => before.object < now.object,
+        Some(before) => (before.group < now.group) == (order == GroupOrder::Ascending),
+    };
+    let mut before = None;
+    let mut items = Vec::new();
+    let mut written = Vec::new();
+    let mut encoder = FetchEncoder::new(order);
+    for item in outcome.0.into_iter().map(|start| start.item) {
+        let (location, payload_len) = match &item {
+            FetchItem::Object(object) => (object.location, object.payload_len),
+            FetchItem::Range { last, .. } => (*last, 0),
+        };
+        if !in_order(before, location) || payload_len > 1 << 16 {
+            break;
+        }
+        before = Some(location);
+        encoder.encode(&item, &mut written);
+        written.resize(written.len() + payload_len as usize, 0);
+        items.push(item);
+    }
+    let ((again, error), boundary) = parse(order, &mut [&written[..]].into_iter());
+    assert_eq!((again.into_iter().map(|start| start.item).collect::<Vec<_>>(), error), (items, None));
+    assert!(boundary);
+}
+
+/// A datagram.
+pub fn moq_datagram(data: &[u8]) {
+    let Ok(Some(datagram)) = Datagram::decode(Bytes::copy_from_slice(data)) else { return };
+    let mut written = Vec::new();
+    datagram.encode(&mut written);
+    assert!(written.len() <= data.len());
+    assert_eq!(Datagram::decode(written.into()), Ok(Some(datagram)));
+}
+
+/// The frames of a decrypted packet.
+pub fn quic_frames(data: &[u8]) {
+    let mut end = 0;
+    for item in Walker::new(data) {
+        let Ok((range, frame)) = item else { return };
+        assert_eq!(range.start, end, "no byte between frames");
+        assert!(range.end > range.start);
+        end = range.end;
+
+        let mut written = Vec::new();
+        match frame {
+            Frame::Stream(stream) => {
+                frame::write_stream(stream.id, stream.offset, stream.data, stream.fin, &mut written);
+            }
+            Frame::ResetStream { id, code, final_size } => {
+                frame::write_reset_stream(id, code, final_size, &mut written);
+            }
+            Frame::Datagram(data) => frame::write_datagram(data, &mut written),
+            Frame::MaxData(limit) => frame::write_max_data(limit, &mut written),
+            _ => continue,
+        }
+        assert_eq!(Walker::new(&written).next(), Some(Ok((0..written.len(), frame))));
+    }
+    assert_eq!(end, data.len());
+}
+
+/// An ACK frame, told to a sender whose packets are every so many of those on the wire, as the first byte
+/// says.
+pub fn quic_ack(data: &[u8]) {
+    let Some((&spread, payload)) = data.split_first() else { return };
+    let mut map = NumberMap::default();
+    let wire = |number: u64| number * (1 + u64::from(spread % 4)) + u64::from(spread >> 4);
+    (0..200).for_each(|number| map.push(wire(number), None));
+
+    for (range, ack) in Walker::new(payload).map_while(Result::ok).filter_map(|(range, frame)| match frame {
+        Frame::Ack(ack) => Some((range, ack)),
+        _ => None,
+    }) {
+        let on_wire: Vec<RangeInclusive<u64>> = ack.ranges().collect();
+        assert!(on_wire.iter().all(|range| range.start() <= range.end()));
+        assert!(on_wire.windows(2).all(|pair| *pair[1].end() + 1 < *pair[0].start()));
+
+        let mut told = Vec::new();
+        ack.translate(&map, &mut told);
+        let is_told = |number| told.iter().any(|range| range.contains(&number));
+        let was_acked = |number| on_wire.iter().any(|range| range.contains(&wire(number)));
+        assert!((0..200).all(|number| is_told(number) == was_acked(number)));
+        assert!(told.iter().all(|range| *range.end() < 200), "a number that was never sent");
+
+        for delay in [0, ack.delay, varint::MAX].into_iter().filter(|_| !told.is_empty()) {
+            let mut written = Vec::new();
+            ack.rewrite(range.len(), &told, delay, &mut written);
+            assert!(written.len() <= range.len(), "longer than the original");
+            let Some(Ok((_, Frame::Ack(again)))) = Walker::new(&written).next() else {
+                panic!("an ACK frame was written");
+            };
+            assert_eq!(again.ranges().collect::<Vec<_>>(), told);
+            assert!(again.delay <= delay && (delay > ack.delay || again.delay == delay));
+        }
+    }
+}
+
+/// Transport parameters, behind two bytes of limit.
+pub fn transport_params(data: &[u8]) {
+    let Some((limit, encoded)) = data.split_first_chunk() else { return };
+    let limit = u64::from(u16::from_be_bytes(*limit));
+    let Ok(capped) = cap_initial_max_data(encoded, limit) else {
+        assert!(Params::parse(encoded).is_err());
+        return;
+    };
+    assert!(capped.len() <= encoded.len());
+    if let Ok(params) = Params::parse(encoded) {
+        let initial_max_data = params.initial_max_data.min(limit);
+        assert_eq!(Params::parse(&capped), Ok(Params { initial_max_data, ..params }));
+    }
+}
+
+/// Feeds `pieces` to a parser: what it found until the end or the first error.
+fn collect<'a, T>(
+    pieces: &mut dyn Iterator<Item = &'a [u8]>,
+    mut next: impl FnMut(&mut &'a [u8]) -> Result<Option<T>, DecodeError>,
+) -> (Vec<T>, Option<DecodeError>) {
+    let mut found = Vec::new();
+    for mut piece in pieces {
+        loop {
+            match next(&mut piece) {
+                Ok(Some(item)) => found.push(item),
+                Ok(None) => break,
+                Err(error) => return (found, Some(error)),
+            }
+        }
+        assert!(piece.is_empty(), "a piece is left over");
+    }
+    (found, None)
+}
+
+/// Cuts `bytes` into pieces of 1 to 8 bytes, in an order that `seed` gives.
+fn pieces(mut bytes: &[u8], seed: u8) -> impl Iterator<Item = &[u8]> {
+    let mut state = seed;
+    std::iter::from_fn(move || {
+        state = state.wrapping_mul(29).wrapping_add(41);
+        let len = usize::from(1 + (state >> 5)).min(bytes.len());
+        let (piece, rest) = bytes.split_at(len);
+        bytes = rest;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
