@@ -87,6 +87,11 @@ impl Namespace {
         other.0.starts_with(&self.0)
     }
 
+    /// Every prefix of this namespace, from the empty one to itself.
+    pub fn prefixes(&self) -> impl Iterator<Item = Self> + '_ {
+        (0..=self.0.len()).map(|fields| Self(self.0[..fields].into()))
+    }
+
     /// Whether one is a prefix of the other, which makes two namespace subscriptions overlap.
     pub fn overlaps(&self, other: &Self) -> bool {
         self.is_prefix_of(other) || other.is_prefix_of(self)

@@ -17,18 +17,23 @@ pub const fn len(value: u64) -> usize {
 
 /// Appends `value` in its shortest form.
 pub fn encode(value: u64, out: &mut Vec<u8>) {
-    let len = len(value);
+    encode_in(value, len(value), out);
+}
+
+/// Appends `value` in `width` bytes, from its shortest form's to [`MAX_LEN`].
+pub fn encode_in(value: u64, width: usize, out: &mut Vec<u8>) {
+    debug_assert!((len(value)..=MAX_LEN).contains(&width));
     let bytes = value.to_be_bytes();
-    match len {
+    match width {
         MAX_LEN => {
             out.push(0xff);
             out.extend_from_slice(&bytes);
         }
         _ => {
             let start = out.len();
-            out.extend_from_slice(&bytes[8 - len..]);
-            // `len - 1` leading ones; the value leaves those bits clear.
-            out[start] |= !(0xffu8.checked_shr(len as u32 - 1).unwrap_or(0));
+            out.extend_from_slice(&bytes[8 - width..]);
+            // `width - 1` leading ones; the value leaves those bits clear.
+            out[start] |= !(0xffu8.checked_shr(width as u32 - 1).unwrap_or(0));
         }
     }
 }
@@ -54,6 +59,17 @@ pub fn decode(input: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_width_that_fits_decodes_to_the_value(value: u64, extra in 0usize..9) {
+            let width = (len(value) + extra).min(MAX_LEN);
+            let mut out = Vec::new();
+            encode_in(value, width, &mut out);
+            prop_assert_eq!(out.len(), width);
+            prop_assert_eq!(decode(&mut &out[..]), Some(value));
+        }
+    }
 
     #[test]
     fn examples_of_the_draft() {

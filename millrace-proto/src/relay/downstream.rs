@@ -134,17 +134,31 @@ enum Sent {
     Ping,
 }
 
-/// What the relay is told, by [`Downstream::poll_event`].
+/// What the relay is told about a stream, by [`Downstream::poll_event`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub struct Event {
+    pub key: StreamKey,
+    pub owner: u64,
+    pub kind: EventKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
     /// The stream got an ID: it counts among the streams that PUBLISH_DONE names.
-    Opened { key: StreamKey, owner: u64 },
+    Opened,
     /// The peer sent STOP_SENDING; the stream is being reset with the same code.
-    Stopped { key: StreamKey, code: u64 },
+    Stopped(u64),
     /// Everything is acknowledged, FIN included. The key is gone.
-    Finished { key: StreamKey },
+    Finished,
     /// The reset is acknowledged, or the stream was dropped before it got an ID. The key is gone.
-    Reset { key: StreamKey, code: u64 },
+    Reset(u64),
+}
+
+impl EventKind {
+    /// Whether the stream is gone.
+    pub fn is_end(self) -> bool {
+        matches!(self, Self::Finished | Self::Reset(_))
+    }
 }
 
 /// The streams of one owner.
@@ -530,7 +544,7 @@ impl Downstream {
             self.by_id.insert(id, key);
             self.owners.entry(owner).or_default().opened += 1;
             self.stats.streams_opened += 1;
-            self.events.push_back(Event::Opened { key, owner });
+            self.events.push_back(Event { key, owner, kind: EventKind::Opened });
         }
         content.0.push(match *chunk {
             Chunk::Reset { .. } => Sent::Reset { key },
@@ -600,8 +614,8 @@ impl Downstream {
 
     pub fn on_stop_sending(&mut self, id: u64, code: u64) -> Result<(), Violation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
-        if self.streams.get(key).is_some_and(|stream| !stream.is_reset()) {
-            self.events.push_back(Event::Stopped { key, code });
+        if let Some(stream) = self.streams.get(key).filter(|stream| !stream.is_reset()) {
+            self.events.push_back(Event { key, owner: stream.owner, kind: EventKind::Stopped(code) });
             self.begin_reset(key, code, Cause::Stopped);
         }
         Ok(())
@@ -687,14 +701,14 @@ impl Downstream {
                     let Some(stream) = self.streams.get_mut(key) else { continue };
                     if stream.on_acked(offset..offset + u64::from(len), fin) {
                         self.stats.streams_finished += 1;
-                        self.close(key, Event::Finished { key });
+                        self.close(key, EventKind::Finished);
                     } else if stream.queue != Queue::None {
                         self.place(key);
                     }
                 }
                 Sent::Reset { key } => {
                     if let Some(code) = self.streams.get(key).and_then(Stream::reset_code) {
-                        self.close(key, Event::Reset { key, code });
+                        self.close(key, EventKind::Reset(code));
                     }
                 }
                 Sent::Datagram | Sent::Ping => {}
@@ -742,10 +756,10 @@ impl Downstream {
             return self.place(key);
         }
         resets.unopened += 1;
-        self.close(key, Event::Reset { key, code });
+        self.close(key, EventKind::Reset(code));
     }
 
-    fn close(&mut self, key: StreamKey, event: Event) {
+    fn close(&mut self, key: StreamKey, kind: EventKind) {
         self.unplace(key);
         self.disarm(key);
         let Some(stream) = self.streams.remove(key) else { return };
@@ -755,7 +769,7 @@ impl Downstream {
         if let Some(owned) = self.owners.get_mut(&stream.owner) {
             owned.live -= 1;
         }
-        self.events.push_back(event);
+        self.events.push_back(Event { key, owner: stream.owner, kind });
     }
 
     /// Starts the subgroup's delivery timeout, once.

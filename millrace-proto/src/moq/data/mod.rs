@@ -144,8 +144,28 @@ impl SubgroupHeader {
     }
 
     pub fn encode(&self, out: &mut Vec<u8>) {
+        self.encode_padded(0, out);
+    }
+
+    /// Appends the header in `len` bytes if the alias can be stretched to that, else in as few as it takes.
+    ///
+    /// A relay that changes the alias keeps the offsets of everything behind it this way.
+    pub fn encode_padded(&self, len: usize, out: &mut Vec<u8>) {
+        let start = out.len();
         vi64::encode(self.kind(), out);
+        let alias = out.len();
         vi64::encode(self.alias, out);
+        self.encode_behind_alias(out);
+        let missing = (start + len).saturating_sub(out.len());
+        let stretched = vi64::len(self.alias) + missing;
+        if missing > 0 && stretched <= vi64::MAX_LEN {
+            out.truncate(alias);
+            vi64::encode_in(self.alias, stretched, out);
+            self.encode_behind_alias(out);
+        }
+    }
+
+    fn encode_behind_alias(&self, out: &mut Vec<u8>) {
         vi64::encode(self.group, out);
         if let SubgroupId::Explicit(id) = self.subgroup {
             vi64::encode(id, out);

@@ -27,6 +27,11 @@ fn events(sim: &mut Sim) -> Vec<Event> {
     std::mem::take(&mut sim.events)
 }
 
+/// An event of a stream of the simulator's only owner.
+fn event(key: StreamKey, kind: EventKind) -> Event {
+    Event { key, owner: 1, kind }
+}
+
 #[test]
 fn one_stream_on_a_perfect_link() {
     let mut sim = sim(Link::default());
@@ -38,7 +43,7 @@ fn one_stream_on_a_perfect_link() {
     assert_eq!(stats.retransmitted_bytes, 0);
     assert_eq!(stats.recovery.packets_lost, 0);
     assert_eq!(stats.bytes_in_flight, 0);
-    assert_eq!(sim.events, [Event::Opened { key, owner: 1 }, Event::Finished { key }]);
+    assert_eq!(sim.events, [event(key, EventKind::Opened), event(key, EventKind::Finished)]);
     assert_eq!(sim.down.owned(1), Owned { opened: 1, live: 0 });
     // 12, 24, 48 kB, the rest: four round trips of 20 ms, and an ACK delay at the end.
     assert!(time < Duration::from_millis(130), "{time:?}");
@@ -152,7 +157,7 @@ fn priority_changes_while_waiting() {
     sim.down.set_priority(second, Priority { subscriber: 5, ..Priority::default() });
     sim.down.on_max_streams_uni(2);
     sim.transmit();
-    assert_eq!(events(&mut sim), [Event::Opened { key: second, owner: 1 }]);
+    assert_eq!(events(&mut sim), [event(second, EventKind::Opened)]);
     let _ = first;
 }
 
@@ -189,7 +194,7 @@ fn a_source_that_resets() {
     sim.transmit();
     source.finish(End::Reset(0x12));
     sim.down.wake(key);
-    sim.run_until(10 * SECOND, |sim| sim.events.contains(&Event::Reset { key, code: 0x12 }));
+    sim.run_until(10 * SECOND, |sim| sim.events.contains(&event(key, EventKind::Reset(0x12))));
     assert_eq!(sim.peer.streams[&7].reset, Some((0x12, 5000)));
     let stats = sim.down.stats();
     assert_eq!((stats.resets.source, stats.resets.unopened, stats.live_streams), (1, 0, 0));
@@ -204,7 +209,7 @@ fn reset_before_an_id_just_disappears() {
     source.push(10, sim.now);
     sim.down.wake(key);
     sim.down.reset(key, code::CANCELLED);
-    assert_eq!(events(&mut sim), [Event::Reset { key, code: code::CANCELLED }]);
+    assert_eq!(events(&mut sim), [event(key, EventKind::Reset(code::CANCELLED))]);
     assert!(sim.sent.is_empty());
     let resets = Resets { requested: 1, unopened: 1, ..Resets::default() };
     assert_eq!(sim.down.stats().resets, resets);
@@ -218,8 +223,8 @@ fn stop_sending_is_answered_with_a_reset() {
     source.push(50_000, sim.now);
     let key = sim.open(&source, 1);
     sim.peer.stop.insert(7, 0x77);
-    sim.run_until(20 * SECOND, |sim| sim.events.contains(&Event::Reset { key, code: 0x77 }));
-    let stopped = sim.events.iter().filter(|event| matches!(event, Event::Stopped { .. })).count();
+    sim.run_until(20 * SECOND, |sim| sim.events.contains(&event(key, EventKind::Reset(0x77))));
+    let stopped = sim.events.iter().filter(|event| matches!(event.kind, EventKind::Stopped(_))).count();
     assert_eq!(stopped, 1);
     assert_eq!(sim.down.stats().resets.stopped, 1);
 }
@@ -232,7 +237,7 @@ fn evicted_bytes_reset_the_stream() {
     let key = sim.open(&source, 1);
     sim.transmit();
     source.evict();
-    sim.run_until(SECOND, |sim| sim.events.contains(&Event::Reset { key, code: code::TOO_FAR_BEHIND }));
+    sim.run_until(SECOND, |sim| sim.events.contains(&event(key, EventKind::Reset(code::TOO_FAR_BEHIND))));
     assert_eq!(sim.down.stats().resets.evicted, 1);
     assert!(sim.peer.streams[&7].reset.expect("reset").1 < 100_000);
 }
@@ -279,7 +284,7 @@ fn too_many_waiting_streams_shed_the_last() {
     let mut sim = Sim::new(1, Link::default(), credit, config);
     let keys: Vec<_> = (0..30).map(|tag| sim.open_whole(tag, 1000, tag as u8)).collect();
     let expected: Vec<_> =
-        keys[10..].iter().map(|key| Event::Reset { key: *key, code: code::TOO_FAR_BEHIND }).collect();
+        keys[10..].iter().map(|key| event(*key, EventKind::Reset(code::TOO_FAR_BEHIND))).collect();
     assert_eq!(events(&mut sim), expected);
     let stats = sim.down.stats();
     assert_eq!((stats.resets.overflow, stats.resets.unopened, stats.live_streams), (20, 20, 10));
@@ -533,7 +538,7 @@ proptest! {
             .map(|(_, source, ..)| (source.tag, source.len()))
             .collect();
         sim.verify(&never_reset);
-        let ended = sim.events.iter().filter(|event| matches!(event, Event::Finished { .. } | Event::Reset { .. }));
+        let ended = sim.events.iter().filter(|event| event.kind.is_end());
         prop_assert_eq!(ended.count(), streams.len());
     }
 }

@@ -1,0 +1,238 @@
+//! One subgroup stream as it arrived: its raw bytes, and where its objects are in them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use bytes::Bytes;
+use parking_lot::RwLock;
+
+use super::source::{End, Extent};
+use crate::moq::{DecodeError, ObjectParser, ObjectStart, Status, SubgroupHeader, SubgroupId, code};
+
+/// The bytes of one subgroup stream from its header on, shared by everybody it is sent to.
+///
+/// Offsets count from the first byte after the SUBGROUP_HEADER. Bytes are appended by one
+/// [`SubgroupWriter`] and disappear only as a whole, by [`Subgroup::evict`].
+pub struct Subgroup {
+    serial: u64,
+    header: SubgroupHeader,
+    header_len: usize,
+    state: RwLock<State>,
+}
+
+struct State {
+    chunks: Vec<Chunk>,
+    len: u64,
+    objects: Vec<Object>,
+    end: End,
+    evicted: bool,
+}
+
+struct Chunk {
+    start: u64,
+    bytes: Bytes,
+}
+
+/// Where an object lies in its subgroup's bytes, and when its first byte came.
+#[derive(Clone, Debug)]
+pub struct Object {
+    pub start: ObjectStart,
+    pub received_at: Instant,
+}
+
+impl Subgroup {
+    /// A subgroup that begins now, and the only handle that can add to it. `header_len` is the length in
+    /// bytes of the header as it arrived.
+    pub fn begin(header: SubgroupHeader, header_len: usize) -> SubgroupWriter {
+        let parser = ObjectParser::new(&header, 0);
+        let state = State { chunks: Vec::new(), len: 0, objects: Vec::new(), end: End::Open, evicted: false };
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Relaxed);
+        let subgroup = Arc::new(Self { serial, header, header_len, state: RwLock::new(state) });
+        SubgroupWriter { subgroup, parser }
+    }
+
+    /// Tells this stream of a subgroup from every other in the process.
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub fn header(&self) -> &SubgroupHeader {
+        &self.header
+    }
+
+    /// Length of the SUBGROUP_HEADER as it arrived, in bytes.
+    pub fn header_len(&self) -> usize {
+        self.header_len
+    }
+
+    /// The subgroup ID; `None` while it is that of a first object which has not arrived.
+    pub fn id(&self) -> Option<u64> {
+        match self.header.subgroup {
+            SubgroupId::Zero => Some(0),
+            SubgroupId::Explicit(id) => Some(id),
+            SubgroupId::FirstObject => self.state.read().objects.first().map(|first| first.start.id),
+        }
+    }
+
+    pub fn extent(&self) -> Extent {
+        let state = self.state.read();
+        Extent { len: state.len, end: state.end }
+    }
+
+    /// Copies bytes from `offset` on; 0 when they have not come yet or are gone.
+    pub fn read(&self, mut offset: u64, buf: &mut [u8]) -> usize {
+        let state = self.state.read();
+        let mut done = 0;
+        for chunk in state.chunks.iter().skip(state.chunk_at(offset)) {
+            let Some(bytes) = chunk.bytes.get((offset - chunk.start) as usize..) else { break };
+            let n = bytes.len().min(buf.len() - done);
+            buf[done..done + n].copy_from_slice(&bytes[..n]);
+            done += n;
+            offset += n as u64;
+            if done == buf.len() {
+                break;
+            }
+        }
+        done
+    }
+
+    /// When the first byte of the object that covers `offset` arrived.
+    pub fn received_at(&self, offset: u64) -> Option<Instant> {
+        let state = self.state.read();
+        let after = state.objects.partition_point(|object| object.start.start <= offset);
+        after.checked_sub(1).and_then(|index| state.objects.get(index)).map(|object| object.received_at)
+    }
+
+    /// The first object with an ID of at least `id`, and whether it is the stream's first.
+    pub fn first_object_from(&self, id: u64) -> Option<(Object, bool)> {
+        let state = self.state.read();
+        let index = state.objects.partition_point(|object| object.start.id < id);
+        state.objects.get(index).map(|object| (object.clone(), index == 0))
+    }
+
+    /// All objects whose headers have arrived, in stream order.
+    pub fn objects(&self) -> Vec<Object> {
+        self.state.read().objects.clone()
+    }
+
+    pub fn last_object_id(&self) -> Option<u64> {
+        self.state.read().objects.last().map(|object| object.start.id)
+    }
+
+    pub fn object_count(&self) -> usize {
+        self.state.read().objects.len()
+    }
+
+    /// Frees the bytes. Readers get 0 from now on; the writer may go on, into the void.
+    pub fn evict(&self) {
+        let mut state = self.state.write();
+        state.evicted = true;
+        state.chunks = Vec::new();
+        state.objects = Vec::new();
+    }
+
+    pub fn is_evicted(&self) -> bool {
+        self.state.read().evicted
+    }
+}
+
+impl State {
+    fn chunk_at(&self, offset: u64) -> usize {
+        // Readers are nearly always at the newest chunk.
+        match self.chunks.last() {
+            Some(last) if last.start <= offset => self.chunks.len() - 1,
+            _ => self.chunks.partition_point(|chunk| chunk.start <= offset).saturating_sub(1),
+        }
+    }
+}
+
+/// What [`SubgroupWriter::push`] changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pushed {
+    /// Objects whose headers became complete, and the bytes of their payloads.
+    pub objects: u64,
+    pub payload_bytes: u64,
+    /// The smallest and the largest of their IDs.
+    pub ids: Option<(u64, u64)>,
+    /// END_OF_TRACK or END_OF_GROUP status seen, with its object ID.
+    pub status: Option<(Status, u64)>,
+    /// Bytes that the cache holds more than before.
+    pub cost: usize,
+}
+
+/// The receiving end of a subgroup stream. Dropped before [`finish`](Self::finish): the subgroup is
+/// incomplete.
+pub struct SubgroupWriter {
+    subgroup: Arc<Subgroup>,
+    parser: ObjectParser,
+}
+
+/// Memory that an object and a chunk cost besides their bytes.
+const OBJECT_COST: usize = size_of::<Object>() + size_of::<Chunk>();
+
+impl SubgroupWriter {
+    pub fn subgroup(&self) -> &Arc<Subgroup> {
+        &self.subgroup
+    }
+
+    /// Appends bytes that followed the header on the stream.
+    ///
+    /// # Errors
+    /// The bytes are not objects; nothing of this call is kept and the session must be closed.
+    pub fn push(&mut self, now: Instant, bytes: &[u8]) -> Result<Pushed, DecodeError> {
+        let mut found = Vec::new();
+        let mut rest = bytes;
+        while let Some(object) = self.parser.next(&mut rest)? {
+            found.push(object);
+        }
+        let cost = bytes.len() + OBJECT_COST * found.len().max(1);
+        let mut pushed = Pushed { cost, objects: found.len() as u64, ..Pushed::default() };
+        for object in &found {
+            let first = pushed.ids.map_or(object.id, |(first, _)| first);
+            pushed.ids = Some((first, object.id));
+            pushed.payload_bytes += object.payload_len;
+            if let Some(status) = object.status.filter(|status| *status != Status::Normal) {
+                pushed.status = Some((status, object.id));
+            }
+        }
+        let mut state = self.subgroup.state.write();
+        let start = state.len;
+        state.len += bytes.len() as u64;
+        if state.evicted {
+            return Ok(Pushed { cost: 0, ..pushed });
+        }
+        state.chunks.push(Chunk { start, bytes: Bytes::copy_from_slice(bytes) });
+        state.objects.extend(found.into_iter().map(|start| Object { start, received_at: now }));
+        Ok(pushed)
+    }
+
+    /// The stream ended with FIN.
+    ///
+    /// # Errors
+    /// It ended inside an object: the subgroup is incomplete, and the session must be closed.
+    pub fn finish(self, now: Instant) -> Result<(), DecodeError> {
+        self.parser.finish()?;
+        self.subgroup.state.write().end = End::Fin { at: now };
+        Ok(())
+    }
+
+    /// The stream was reset by the publisher with `code`.
+    pub fn reset(self, code: code::Reset) {
+        self.subgroup.state.write().end = End::Reset(code.0);
+    }
+}
+
+impl Drop for SubgroupWriter {
+    fn drop(&mut self) {
+        let mut state = self.subgroup.state.write();
+        if state.end == End::Open {
+            state.end = End::Reset(code::Reset::INTERNAL_ERROR.0);
+        }
+    }
+}

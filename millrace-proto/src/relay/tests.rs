@@ -1,0 +1,429 @@
+//! Tests of tracks, the cache, views and FETCH responses together.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::{
+    cache::{Cache, Limits},
+    fetch::{Plan, Response, plan},
+    source::{End, Extent, Source},
+    subgroup::{Subgroup, SubgroupWriter},
+    track::{DatagramObject, Duplicate, Track},
+    view::View,
+};
+use crate::moq::{
+    Datagram, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status, StreamHeader,
+    SubgroupHeader, SubgroupId, TrackName, code,
+    data::{FetchParser, encode_object_header},
+    property::TrackProperties,
+};
+
+fn header(group: u64, subgroup: SubgroupId) -> SubgroupHeader {
+    SubgroupHeader {
+        alias: 5,
+        group,
+        subgroup,
+        priority: Some(3),
+        properties: true,
+        end_of_group: true,
+        first_object: true,
+    }
+}
+
+fn track() -> Arc<Track> {
+    let namespace = Namespace::from_path("live/cam").unwrap();
+    Arc::new(Track::new(TrackName::new(namespace, "video").unwrap()))
+}
+
+/// Raw bytes of objects with these IDs; the payload of object N is N mod 256, `len` times.
+fn objects(ids: impl IntoIterator<Item = u64>, len: usize) -> Vec<u8> {
+    let mut out = Vec::new();
+    let mut previous = None;
+    for id in ids {
+        encode_object_header(previous, id, Some(&[]), len as u64, Status::Normal, &mut out);
+        out.extend(std::iter::repeat_n(id as u8, len));
+        previous = Some(id);
+    }
+    out
+}
+
+fn begin(track: &Track, now: Instant, group: u64, subgroup: SubgroupId) -> SubgroupWriter {
+    let header = header(group, subgroup);
+    let mut bytes = Vec::new();
+    header.encode(&mut bytes);
+    let writer = Subgroup::begin(header, bytes.len());
+    track.add_subgroup(now, Arc::clone(writer.subgroup())).unwrap();
+    writer
+}
+
+fn push(track: &Track, writer: &mut SubgroupWriter, now: Instant, bytes: &[u8]) {
+    let pushed = writer.push(now, bytes).unwrap();
+    track.grew(writer.subgroup().header().group, &pushed);
+}
+
+fn read_all(source: &dyn Source) -> Vec<u8> {
+    let mut out = vec![0; source.extent().len as usize];
+    let n = source.read(0, &mut out);
+    out.truncate(n);
+    out
+}
+
+/// IDs and payload lengths of the objects in a subgroup stream, and its header.
+fn parse_stream(bytes: &[u8]) -> (SubgroupHeader, Vec<(u64, u64)>) {
+    let mut rest = bytes;
+    let Some(StreamHeader::Subgroup(header)) = StreamHeader::decode(&mut rest).unwrap() else {
+        panic!("no subgroup header");
+    };
+    let mut parser = ObjectParser::new(&header, 0);
+    let mut found = Vec::new();
+    while let Some(object) = parser.next(&mut rest).unwrap() {
+        found.push((object.id, object.payload_len));
+    }
+    parser.finish().unwrap();
+    (header, found)
+}
+
+/// Locations in a FETCH response, behind its header.
+fn parse_response(bytes: &[u8], order: GroupOrder) -> Vec<Location> {
+    let mut rest = bytes;
+    assert_eq!(StreamHeader::decode(&mut rest).unwrap(), Some(StreamHeader::Fetch { request_id: 8 }));
+    let mut parser = FetchParser::new(order, 0);
+    let mut found = Vec::new();
+    while let Some(start) = parser.next(&mut rest).unwrap() {
+        match start.item {
+            FetchItem::Object(object) => found.push(object.location),
+            FetchItem::Range { last, .. } => panic!("unexpected range up to {last:?}"),
+        }
+    }
+    assert!(parser.at_boundary());
+    found
+}
+
+#[test]
+fn a_whole_view_changes_the_alias_and_nothing_else() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 7, SubgroupId::Explicit(2));
+    let raw = objects(0..5, 100);
+    push(&track, &mut writer, now, &raw);
+    for (alias, shift) in [(9, 0), (127, 0), (128, 1), (u64::MAX, 8)] {
+        let view = View::whole(Arc::clone(writer.subgroup()), alias);
+        let bytes = read_all(&view);
+        let (header, found) = parse_stream(&bytes);
+        assert_eq!(header, SubgroupHeader { alias, ..*writer.subgroup().header() });
+        assert_eq!(found.len(), 5);
+        let prefix = writer.subgroup().header_len() + shift;
+        assert_eq!(&bytes[prefix..], &raw[..], "alias {alias}");
+    }
+}
+
+#[test]
+fn an_alias_takes_as_many_bytes_as_the_publishers() {
+    let header = SubgroupHeader { alias: 300, ..header(1, SubgroupId::Zero) };
+    let mut original = Vec::new();
+    header.encode(&mut original);
+    let writer = Subgroup::begin(header, original.len());
+    let view = View::whole(Arc::clone(writer.subgroup()), 4);
+    assert_eq!(view.extent().len, original.len() as u64);
+}
+
+#[test]
+fn joining_inside_a_subgroup_makes_a_header_of_its_own() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 7, SubgroupId::FirstObject);
+    push(&track, &mut writer, now, &objects(4..9, 60));
+    let subgroup = writer.subgroup();
+    let (object, is_first) = subgroup.first_object_from(6).unwrap();
+    assert!(!is_first);
+    let view = View::from_object(Arc::clone(subgroup), 1, &object);
+    let (header, found) = parse_stream(&read_all(&view));
+    assert_eq!(header.subgroup, SubgroupId::Explicit(4), "the ID of the first object ever");
+    assert!(!header.first_object);
+    assert_eq!(found, [(6, 60), (7, 60), (8, 60)]);
+}
+
+#[test]
+fn views_follow_growth_and_the_end() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 0, SubgroupId::Zero);
+    let view = View::whole(Arc::clone(writer.subgroup()), 5);
+    let raw = objects(0..2, 10);
+    push(&track, &mut writer, now, &raw[..7]);
+    let early = view.extent();
+    assert_eq!(early.end, End::Open);
+    push(&track, &mut writer, now, &raw[7..]);
+    assert_eq!(view.extent().len, early.len + raw.len() as u64 - 7);
+    let later = now + Duration::from_secs(1);
+    let subgroup = Arc::clone(writer.subgroup());
+    writer.finish(later).unwrap();
+    assert_eq!(subgroup.extent(), Extent { len: raw.len() as u64, end: End::Fin { at: later } });
+}
+
+#[test]
+fn a_writer_that_is_dropped_leaves_a_reset() {
+    let (track, now) = (track(), Instant::now());
+    let writer = begin(&track, now, 0, SubgroupId::Zero);
+    let subgroup = Arc::clone(writer.subgroup());
+    drop(writer);
+    assert_eq!(subgroup.extent().end, End::Reset(code::Reset::INTERNAL_ERROR.0));
+}
+
+#[test]
+fn a_fin_inside_an_object_is_an_error_and_a_reset() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 0, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(0..1, 10)[..5]);
+    let subgroup = Arc::clone(writer.subgroup());
+    assert!(writer.finish(now).is_err());
+    assert!(matches!(subgroup.extent().end, End::Reset(_)));
+}
+
+#[test]
+fn arrival_times_are_those_of_the_covering_object() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 0, SubgroupId::Zero);
+    let raw = objects(0..2, 50);
+    let half = raw.len() / 2;
+    push(&track, &mut writer, now, &raw[..half]);
+    let later = now + Duration::from_millis(7);
+    push(&track, &mut writer, later, &raw[half..]);
+    let view = View::whole(Arc::clone(writer.subgroup()), 5);
+    let header = writer.subgroup().header_len() as u64;
+    assert_eq!(view.received_at(header + 1), Some(now));
+    assert_eq!(view.received_at(header + half as u64), Some(later));
+}
+
+#[test]
+fn eviction_empties_every_view() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 3, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(0..4, 100));
+    let view = View::whole(Arc::clone(writer.subgroup()), 5);
+    let header = writer.subgroup().header_len() as u64;
+    assert!(track.evict(3) > 400);
+    assert_eq!(view.read(header, &mut [0; 16]), 0);
+    assert!(track.group(3).is_none());
+    assert_eq!(track.known_from(), Some(Location::new(4, 0)));
+    // The writer may go on; nothing is kept.
+    let pushed = writer.push(now, &objects([9], 10)).unwrap();
+    assert_eq!(pushed.cost, 0);
+}
+
+#[test]
+fn duplicates_are_told_apart_from_second_attempts() {
+    let (track, now) = (track(), Instant::now());
+    let first = begin(&track, now, 3, SubgroupId::Explicit(1));
+    let copy = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
+    assert_eq!(track.add_subgroup(now, Arc::clone(copy.subgroup())), Err(Duplicate::Subgroup));
+    let other = Subgroup::begin(header(3, SubgroupId::Explicit(2)), 5);
+    assert_eq!(track.add_subgroup(now, Arc::clone(other.subgroup())), Ok(false));
+    first.reset(code::Reset::CANCELLED);
+    let again = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
+    assert_eq!(track.add_subgroup(now, Arc::clone(again.subgroup())), Ok(false));
+}
+
+#[test]
+fn groups_older_than_the_cache_are_refused() {
+    let (track, now) = (track(), Instant::now());
+    for group in 3..6 {
+        let mut writer = begin(&track, now, group, SubgroupId::Zero);
+        push(&track, &mut writer, now, &objects(0..1, 10));
+    }
+    track.evict(3);
+    let late = Subgroup::begin(header(3, SubgroupId::Zero), 5);
+    assert_eq!(track.add_subgroup(now, Arc::clone(late.subgroup())), Err(Duplicate::Expired));
+}
+
+fn datagram(group: u64, object: u64, now: Instant) -> DatagramObject {
+    let datagram = Datagram {
+        alias: 5,
+        group,
+        object,
+        priority: None,
+        end_of_group: false,
+        properties: Bytes::new(),
+        status: None,
+        payload: Bytes::from_static(b"datagram"),
+    };
+    DatagramObject { datagram, received_at: now }
+}
+
+#[test]
+fn fetch_merges_subgroups_and_datagrams_by_object() {
+    let (track, now) = (track(), Instant::now());
+    let mut even = begin(&track, now, 1, SubgroupId::Explicit(0));
+    let mut odd = begin(&track, now, 1, SubgroupId::Explicit(1));
+    push(&track, &mut even, now, &objects([0, 2, 4], 30));
+    push(&track, &mut odd, now, &objects([1, 5], 40));
+    track.add_datagram(datagram(1, 3, now)).unwrap();
+    let mut next = begin(&track, now, 2, SubgroupId::Zero);
+    push(&track, &mut next, now, &objects(0..2, 20));
+    let expected: [&[(u64, u64)]; 2] = [
+        &[(1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (2, 0), (2, 1)],
+        &[(2, 0), (2, 1), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)],
+    ];
+    for (order, expected) in [GroupOrder::Ascending, GroupOrder::Descending].into_iter().zip(expected) {
+        let Plan::Ready { held_from, objects } =
+            plan(&track, Location::new(1, 0), Location::new(2, 1), order, now)
+        else {
+            panic!("everything is here");
+        };
+        assert_eq!(held_from, Location::new(1, 0));
+        let response = Response::new(8, order);
+        objects.into_iter().for_each(|entry| response.push(entry));
+        response.finish(now);
+        let found = parse_response(&read_all(&response), order);
+        assert_eq!(found, expected.iter().map(|(g, o)| Location::new(*g, *o)).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn fetch_waits_for_the_end_of_an_object_and_leaves_out_what_is_not_held() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 5, SubgroupId::Zero);
+    let raw = objects(2..4, 30);
+    push(&track, &mut writer, now, &raw[..raw.len() - 1]);
+    let range = (Location::new(1, 0), Location::new(6, 0));
+    // The first object of group 5 did not come, so nothing before group 6 is known.
+    assert_eq!(track.known_from(), Some(Location::new(6, 0)));
+    let mut six = begin(&track, now, 6, SubgroupId::Zero);
+    let raw = objects(0..1, 30);
+    push(&track, &mut six, now, &raw[..10]);
+    assert!(matches!(plan(&track, range.0, range.1, GroupOrder::Ascending, now), Plan::Unfinished));
+    push(&track, &mut six, now, &raw[10..]);
+    let Plan::Ready { held_from, objects } = plan(&track, range.0, range.1, GroupOrder::Ascending, now)
+    else {
+        panic!("complete");
+    };
+    assert_eq!((held_from, objects.len()), (Location::new(6, 0), 1));
+}
+
+#[test]
+fn a_group_that_broke_off_is_not_served_as_whole() {
+    let (track, now) = (track(), Instant::now());
+    for group in 1..4 {
+        let mut writer = begin(&track, now, group, SubgroupId::Zero);
+        push(&track, &mut writer, now, &objects(0..2, 10));
+        match group {
+            2 => writer.reset(code::Reset::DELIVERY_TIMEOUT),
+            _ => writer.finish(now).unwrap(),
+        }
+    }
+    assert_eq!(track.known_from(), Some(Location::new(3, 0)));
+}
+
+#[test]
+fn max_cache_duration_hides_old_objects() {
+    let (track, now) = (track(), Instant::now());
+    let properties = TrackProperties { max_cache_duration: Some(100), ..TrackProperties::default() };
+    assert_eq!(track.set_properties(properties.encode()).unwrap(), None);
+    let mut writer = begin(&track, now, 1, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(0..2, 10));
+    let range = (Location::new(1, 0), Location::new(1, 9));
+    for (later, count) in [(50, 2), (150, 0)] {
+        let later = now + Duration::from_millis(later);
+        let Plan::Ready { objects, .. } = plan(&track, range.0, range.1, GroupOrder::Ascending, later) else {
+            panic!("complete");
+        };
+        assert_eq!(objects.len(), count);
+    }
+}
+
+#[test]
+fn the_first_publishers_properties_stay() {
+    let track = track();
+    let of = |priority| TrackProperties { publisher_priority: Some(priority), ..Default::default() }.encode();
+    track.set_properties(of(9)).unwrap();
+    track.set_properties(of(77)).unwrap();
+    assert_eq!(track.default_priority(), 9);
+    assert_eq!(track.properties(), of(9));
+    assert_eq!(track.set_properties(Properties::default()).unwrap(), None);
+}
+
+/// Adds a group of one subgroup through the cache, as the relay does.
+fn add_group(cache: &Cache, track: &Arc<Track>, now: Instant, group: u64, bytes: usize) {
+    let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
+    if track.add_subgroup(now, Arc::clone(writer.subgroup())).unwrap() {
+        cache.began(now, &Arc::downgrade(track), group);
+    }
+    let pushed = writer.push(now, &objects(0..1, bytes)).unwrap();
+    if track.grew(group, &pushed) {
+        cache.grew(pushed.cost);
+    }
+    writer.finish(now).unwrap();
+}
+
+#[test]
+fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
+    let cache = Cache::new(Limits { bytes: 40_000, age: Duration::from_secs(60) });
+    let (one, other, now) = (track(), track(), Instant::now());
+    for group in 0..20 {
+        let track = if group % 2 == 0 { &one } else { &other };
+        add_group(&cache, track, now, group, 4_000);
+        assert!(cache.usage().bytes <= 40_000);
+    }
+    let held: Vec<_> = one.groups(0, 99).iter().map(|(id, _)| *id).collect();
+    assert_eq!(held.last(), Some(&18));
+    assert!(!held.contains(&0) && held.windows(2).all(|pair| pair[1] == pair[0] + 2));
+    let held = one.held().bytes + other.held().bytes;
+    assert_eq!(cache.usage().bytes, held, "the cache counts what the tracks hold");
+    assert_eq!(cache.usage().evicted as usize + cache.usage().groups, 20);
+}
+
+#[test]
+fn old_groups_expire_but_a_tracks_newest_stays() {
+    let cache = Cache::new(Limits { bytes: 1 << 20, age: Duration::from_secs(10) });
+    let (track, now) = (track(), Instant::now());
+    add_group(&cache, &track, now, 0, 100);
+    add_group(&cache, &track, now + Duration::from_secs(5), 1, 100);
+    cache.expire(now + Duration::from_secs(12));
+    assert!(track.group(0).is_none() && track.group(1).is_some());
+    cache.expire(now + Duration::from_secs(100));
+    assert!(track.group(1).is_some(), "an init segment has to outlive its age");
+    cache.forget(&track);
+    assert_eq!((cache.usage().bytes, cache.usage().groups), (0, 0));
+}
+
+proptest! {
+    /// However a subgroup arrives and is read, a view gives the same bytes.
+    #[test]
+    fn any_chunking_reads_back_the_same(
+        count in 1u64..20,
+        len in 0usize..300,
+        cuts in prop::collection::vec(1usize..200, 1..20),
+        reads in prop::collection::vec(1usize..500, 1..20),
+        join in 0u64..20,
+    ) {
+        let (track, now) = (track(), Instant::now());
+        let mut writer = begin(&track, now, 1, SubgroupId::Explicit(9));
+        let raw = objects(0..count, len);
+        let mut rest = &raw[..];
+        for cut in cuts.iter().cycle() {
+            if rest.is_empty() { break }
+            let (chunk, behind) = rest.split_at((*cut).min(rest.len()));
+            push(&track, &mut writer, now, chunk);
+            rest = behind;
+        }
+        let subgroup = Arc::clone(writer.subgroup());
+        let whole = read_all(&View::whole(Arc::clone(&subgroup), 5));
+        prop_assert_eq!(&whole[subgroup.header_len()..], &raw[..]);
+        let Some((object, is_first)) = subgroup.first_object_from(join) else { return Ok(()) };
+        prop_assert_eq!(is_first, join == 0);
+        let view = View::from_object(Arc::clone(&subgroup), 5, &object);
+        let mut out = Vec::new();
+        for size in reads.iter().cycle() {
+            let mut buf = vec![0; *size];
+            let n = view.read(out.len() as u64, &mut buf);
+            if n == 0 { break }
+            out.extend_from_slice(&buf[..n]);
+        }
+        prop_assert_eq!(out.len() as u64, view.extent().len);
+        let (_, found) = parse_stream(&out);
+        prop_assert_eq!(found.len() as u64, count - join);
+        prop_assert!(out.ends_with(&raw[raw.len() - len..]));
+    }
+}

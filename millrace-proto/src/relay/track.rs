@@ -1,0 +1,297 @@
+//! A track as the relay knows it: its recent groups, how far it goes, and what can be served from memory.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::{
+    source::End,
+    subgroup::{Pushed, Subgroup},
+};
+use crate::moq::{
+    Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
+    property::{DEFAULT_PRIORITY, TrackProperties},
+};
+
+/// One track: name, properties and cache of recent groups.
+pub struct Track {
+    pub name: TrackName,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    properties: Properties,
+    parsed: TrackProperties,
+    groups: BTreeMap<u64, Group>,
+    largest: Option<Location>,
+    /// END_OF_TRACK: no object at or behind this location exists.
+    end: Option<Location>,
+    /// Everything published from here on arrived here, or is known not to exist.
+    known_from: Option<Location>,
+}
+
+/// A group in the cache.
+#[derive(Clone)]
+pub struct Group {
+    pub subgroups: Vec<Arc<Subgroup>>,
+    pub datagrams: Vec<Arc<DatagramObject>>,
+    pub first_at: Instant,
+    /// Bytes of memory, with overhead.
+    pub cost: usize,
+}
+
+/// An object that arrived as a datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DatagramObject {
+    /// As it arrived, under the publisher's track alias.
+    pub datagram: Datagram,
+    pub received_at: Instant,
+}
+
+impl DatagramObject {
+    pub fn location(&self) -> Location {
+        Location::new(self.datagram.group, self.datagram.object)
+    }
+
+    /// Bytes of memory that it takes in the cache.
+    pub fn cost(&self) -> usize {
+        size_of::<Self>() + self.datagram.payload.len() + self.datagram.properties.len()
+    }
+}
+
+/// How much of a track the cache holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    pub groups: usize,
+    pub objects: usize,
+    pub bytes: usize,
+}
+
+/// Why a new subgroup stream or datagram is not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Duplicate {
+    /// The same subgroup is arriving, or arrived whole, from elsewhere.
+    Subgroup,
+    /// The group was dropped from the cache as too old.
+    Expired,
+    /// The same datagram object is there already.
+    Datagram,
+}
+
+/// The smallest cost of a group in the cache.
+pub(super) const GROUP_COST: usize = size_of::<Group>() + size_of::<Subgroup>();
+
+impl Track {
+    pub fn new(name: TrackName) -> Self {
+        Self { name, state: Mutex::default() }
+    }
+
+    pub fn properties(&self) -> Properties {
+        self.state.lock().properties.clone()
+    }
+
+    /// What the properties say to those who deliver the track.
+    pub fn parsed_properties(&self) -> TrackProperties {
+        self.state.lock().parsed
+    }
+
+    /// Takes the properties that came with SUBSCRIBE_OK or PUBLISH; those of the first publisher stay.
+    /// Returns a mandatory one that is not understood, for which the track must not be forwarded.
+    ///
+    /// # Errors
+    /// They are malformed, and the session must be closed.
+    pub fn set_properties(&self, properties: Properties) -> Result<Option<u64>, DecodeError> {
+        let parsed = TrackProperties::parse(&properties)?;
+        let mut state = self.state.lock();
+        if parsed.unsupported.is_none() && state.properties.is_empty() {
+            state.properties = properties;
+            state.parsed = parsed;
+        }
+        Ok(parsed.unsupported)
+    }
+
+    pub fn largest(&self) -> Option<Location> {
+        self.state.lock().largest
+    }
+
+    /// The publisher told its largest object (SUBSCRIBE_OK, PUBLISH).
+    pub fn saw_largest(&self, location: Location) {
+        let mut state = self.state.lock();
+        state.largest = state.largest.max(Some(location));
+    }
+
+    /// END_OF_TRACK was received at `location`.
+    pub fn ended_at(&self, location: Location) {
+        self.state.lock().end.get_or_insert(location);
+    }
+
+    pub fn end(&self) -> Option<Location> {
+        self.state.lock().end
+    }
+
+    /// The publisher priority of what does not say its own.
+    pub fn default_priority(&self) -> u8 {
+        self.state.lock().parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY)
+    }
+
+    /// How long an object may be served from the cache, if the publisher limits it.
+    pub fn max_cache_duration(&self) -> Option<Duration> {
+        self.state.lock().parsed.max_cache_duration.map(Duration::from_millis)
+    }
+
+    /// Takes a subgroup stream whose header just arrived, unless it is already here.
+    ///
+    /// Returns whether it opened a new group.
+    pub fn add_subgroup(&self, now: Instant, subgroup: Arc<Subgroup>) -> Result<bool, Duplicate> {
+        let group_id = subgroup.header().group;
+        let mut state = self.state.lock();
+        let fresh = state.group_is_new(group_id)?;
+        if !fresh && state.has_twin(&subgroup) {
+            return Err(Duplicate::Subgroup);
+        }
+        state.group(group_id, now).subgroups.push(subgroup);
+        Ok(fresh)
+    }
+
+    /// Takes an object that came as a datagram; returns whether it opened a new group.
+    pub fn add_datagram(&self, object: DatagramObject) -> Result<(Arc<DatagramObject>, bool), Duplicate> {
+        let location = object.location();
+        let mut state = self.state.lock();
+        let fresh = state.group_is_new(location.group)?;
+        let group = state.group(location.group, object.received_at);
+        if group.datagrams.iter().rev().any(|other| other.location() == location) {
+            return Err(Duplicate::Datagram);
+        }
+        let object = Arc::new(object);
+        group.datagrams.push(Arc::clone(&object));
+        group.cost += object.cost();
+        state.saw_object(location);
+        Ok((object, fresh))
+    }
+
+    /// A subgroup of this group grew. Returns whether the group is still in the cache, which then has to
+    /// count the cost.
+    pub fn grew(&self, group_id: u64, pushed: &Pushed) -> bool {
+        let mut state = self.state.lock();
+        if let Some((first, largest)) = pushed.ids {
+            state.saw_object(Location::new(group_id, first));
+            state.saw_object(Location::new(group_id, largest));
+        }
+        let Some(group) = state.groups.get_mut(&group_id) else { return false };
+        group.cost += pushed.cost;
+        true
+    }
+
+    /// Drops a group; returns the bytes of memory that it cost. Streams over it are reset.
+    pub fn evict(&self, group_id: u64) -> usize {
+        let mut state = self.state.lock();
+        let Some(group) = state.groups.remove(&group_id) else { return 0 };
+        state.known_from =
+            state.known_from.max(Some(Location { group: group_id.saturating_add(1), object: 0 }));
+        drop(state);
+        group.subgroups.iter().for_each(|subgroup| subgroup.evict());
+        group.cost
+    }
+
+    /// Whether `group` is the newest in the cache.
+    pub fn is_newest(&self, group: u64) -> bool {
+        self.state.lock().groups.last_key_value().is_some_and(|(newest, _)| *newest == group)
+    }
+
+    /// The cached group with this ID.
+    pub fn group(&self, group: u64) -> Option<Group> {
+        self.state.lock().groups.get(&group).cloned()
+    }
+
+    /// Cached groups in ascending order from `first` to `last`, inclusive.
+    pub fn groups(&self, first: u64, last: u64) -> Vec<(u64, Group)> {
+        if first > last {
+            return Vec::new();
+        }
+        self.state.lock().groups.range(first..=last).map(|(id, group)| (*id, group.clone())).collect()
+    }
+
+    /// The first location from which on the cache can answer for every object of the track.
+    ///
+    /// A group with a subgroup that broke off is not known whole, nor is any before it.
+    pub fn known_from(&self) -> Option<Location> {
+        let state = self.state.lock();
+        let broken = state.groups.iter().rev().find(|(_, group)| group.is_broken());
+        let after_broken = broken.map(|(id, _)| Location { group: id.saturating_add(1), object: 0 });
+        state.known_from.map(|known| known.max(after_broken.unwrap_or(known)))
+    }
+
+    pub fn held(&self) -> Held {
+        let state = self.state.lock();
+        state.groups.values().fold(Held { groups: state.groups.len(), ..Held::default() }, |held, group| {
+            Held { objects: held.objects + group.object_count(), bytes: held.bytes + group.cost, ..held }
+        })
+    }
+}
+
+impl Group {
+    fn object_count(&self) -> usize {
+        self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
+    }
+
+    fn is_broken(&self) -> bool {
+        self.subgroups.iter().any(|subgroup| matches!(subgroup.extent().end, End::Reset(_)))
+    }
+}
+
+impl State {
+    /// Whether `group` has to be made; an error when it was dropped before.
+    fn group_is_new(&self, group: u64) -> Result<bool, Duplicate> {
+        if self.groups.contains_key(&group) {
+            return Ok(false);
+        }
+        // A group behind everything that the cache still holds has been evicted or came far too late.
+        match self.groups.first_key_value() {
+            Some((oldest, _))
+                if group < *oldest && self.known_from.is_some_and(|from| group < from.group) =>
+            {
+                Err(Duplicate::Expired)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// A subgroup that is open or complete makes a second stream of it redundant; one that broke off
+    /// does not.
+    fn has_twin(&self, subgroup: &Subgroup) -> bool {
+        let header = subgroup.header();
+        let Some(group) = self.groups.get(&header.group) else { return false };
+        group.subgroups.iter().any(|other| {
+            let same = match (&header.subgroup, other.id()) {
+                (SubgroupId::Zero, Some(id)) => id == 0,
+                (SubgroupId::Explicit(mine), Some(id)) => *mine == id,
+                // Known only with the first object: taken, and deduplicated by object ID downstream.
+                _ => false,
+            };
+            same && !matches!(other.extent().end, End::Reset(_))
+        })
+    }
+
+    fn group(&mut self, id: u64, now: Instant) -> &mut Group {
+        self.groups.entry(id).or_insert_with(|| Group {
+            subgroups: Vec::new(),
+            datagrams: Vec::new(),
+            first_at: now,
+            cost: GROUP_COST,
+        })
+    }
+
+    fn saw_object(&mut self, location: Location) {
+        self.largest = self.largest.max(Some(location));
+        // Joining upstream inside a group leaves its beginning unknown.
+        self.known_from.get_or_insert(match location.object {
+            0 => location,
+            _ => Location { group: location.group.saturating_add(1), object: 0 },
+        });
+    }
+}

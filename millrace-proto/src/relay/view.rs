@@ -1,0 +1,74 @@
+//! A subgroup as one subscriber gets it: a header of its own, then the subgroup's bytes.
+
+use std::{sync::Arc, time::Instant};
+
+use super::{
+    source::{Extent, Source},
+    subgroup::{Object, Subgroup},
+};
+use crate::moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
+
+/// A subgroup stream for one subscriber, from some object on.
+///
+/// Its bytes are a prefix (the subscriber's own SUBGROUP_HEADER and, when it joins inside the subgroup, the
+/// first object's header with an absolute ID) and then the subgroup's bytes unchanged: the two offsets
+/// differ by a constant.
+pub struct View {
+    subgroup: Arc<Subgroup>,
+    prefix: Vec<u8>,
+    /// Where in the subgroup's bytes the view goes on behind its prefix.
+    from: u64,
+}
+
+impl View {
+    /// The whole subgroup under another track alias. The alias takes as many bytes as the publisher's did
+    /// where it fits, so that offsets stay the same.
+    pub fn whole(subgroup: Arc<Subgroup>, alias: u64) -> Self {
+        let header = SubgroupHeader { alias, ..*subgroup.header() };
+        let mut prefix = Vec::with_capacity(32);
+        header.encode_padded(subgroup.header_len(), &mut prefix);
+        Self { subgroup, prefix, from: 0 }
+    }
+
+    /// The subgroup from `object` on, which is not its first.
+    pub fn from_object(subgroup: Arc<Subgroup>, alias: u64, object: &Object) -> Self {
+        let id = match subgroup.header().subgroup {
+            SubgroupId::FirstObject => SubgroupId::Explicit(subgroup.id().unwrap_or_default()),
+            other => other,
+        };
+        let header = SubgroupHeader { alias, first_object: false, subgroup: id, ..*subgroup.header() };
+        let mut prefix = Vec::with_capacity(64);
+        header.encode(&mut prefix);
+        let start = &object.start;
+        let properties = header.properties.then_some(&start.properties[..]);
+        let status = start.status.unwrap_or(Status::Normal);
+        encode_object_header(None, start.id, properties, start.payload_len, status, &mut prefix);
+        Self { subgroup, prefix, from: start.payload }
+    }
+
+    pub fn subgroup(&self) -> &Arc<Subgroup> {
+        &self.subgroup
+    }
+}
+
+impl Source for View {
+    fn extent(&self) -> Extent {
+        let Extent { len, end } = self.subgroup.extent();
+        Extent { len: self.prefix.len() as u64 + len.saturating_sub(self.from), end }
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
+        let prefix = usize::try_from(offset).ok().and_then(|offset| self.prefix.get(offset..)).unwrap_or(&[]);
+        let head = prefix.len().min(buf.len());
+        buf[..head].copy_from_slice(&prefix[..head]);
+        if head == buf.len() {
+            return head;
+        }
+        let raw = offset + head as u64 - self.prefix.len() as u64 + self.from;
+        head + self.subgroup.read(raw, &mut buf[head..])
+    }
+
+    fn received_at(&self, offset: u64) -> Option<Instant> {
+        self.subgroup.received_at(offset.saturating_sub(self.prefix.len() as u64) + self.from)
+    }
+}
