@@ -11,11 +11,11 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use clap::Subcommand;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use tokio::signal::unix;
 
 use super::control::{self, LinkStatus, Request, Status};
 use super::impair::Settings;
 use super::shape::Counters;
+use super::signals::{Signals, runtime};
 use super::topology::{Directions, Interface, Topology};
 use super::{Lab, registry};
 
@@ -270,16 +270,22 @@ fn exec_in_node(exec: &Exec) -> Result<()> {
 }
 
 fn show_status(json: bool) -> Result<()> {
-    let ask = |id: String| control::ask(&id, &Request::Status);
-    let labs: Vec<Status> = registry::live().into_iter().map(ask).collect::<Result<_, _>>()?;
+    let ask = |id: String| match control::ask(&id, &Request::Status) {
+        Ok(status) => Some(status),
+        Err(error) => {
+            eprintln!("lab {id} is not to be asked now, it may be coming up or going down: {error}");
+            None
+        }
+    };
+    let labs: Vec<Status> = registry::live().into_iter().filter_map(ask).collect();
     if json {
         println!("{}", serde_json::to_string_pretty(&labs)?);
-    } else if labs.is_empty() {
+        return Ok(());
+    }
+    if labs.is_empty() {
         println!("no lab is up");
     }
-    if !json {
-        labs.iter().for_each(|lab| print!("{}", Text(lab)));
-    }
+    labs.iter().for_each(|lab| print!("{}", Text(lab)));
     Ok(())
 }
 
@@ -315,31 +321,6 @@ impl Which {
             (None, _) => bail!("more than one lab is up: say which with --lab: {live:?}"),
         }
     }
-}
-
-/// SIGINT, SIGTERM and SIGHUP. Caught, not blocked: children would inherit a blocked signal.
-struct Signals([(Signal, unix::Signal); 3]);
-
-impl Signals {
-    fn catch() -> Result<Self> {
-        let catch = |signal: Signal| -> Result<_> {
-            Ok((signal, unix::signal(unix::SignalKind::from_raw(signal as i32))?))
-        };
-        Ok(Self([catch(Signal::SIGINT)?, catch(Signal::SIGTERM)?, catch(Signal::SIGHUP)?]))
-    }
-
-    async fn recv(&mut self) -> Signal {
-        let Self([(int, a), (term, b), (hup, c)]) = self;
-        tokio::select! {
-            _ = a.recv() => *int,
-            _ = b.recv() => *term,
-            _ = c.recv() => *hup,
-        }
-    }
-}
-
-fn runtime() -> Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
 struct Text<'a>(&'a Status);

@@ -1,7 +1,8 @@
 //! `millrace lab`: networks out of namespaces and emulated links.
 //!
 //! [`Lab::new`] builds a [`Topology`]; dropping the lab removes everything, processes inside included. A lab
-//! whose owner died without dropping it is removed when the next one starts, or by [`clean`].
+//! whose owner died without dropping it is removed when the next one starts, or by [`clean`]; a process that
+//! should not die by a signal without dropping its labs calls [`remove_on_signal`].
 //!
 //! ```no_run
 //! use millrace::lab::{Direction, Impairment, Lab, Topology};
@@ -26,6 +27,7 @@ mod impair;
 mod netns;
 mod registry;
 mod shape;
+mod signals;
 mod topology;
 
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -36,6 +38,7 @@ pub use impair::{Error as SettingError, Impairment, JitterShape, Settings};
 pub use netns::Netns;
 pub use registry::clean;
 pub use shape::{Counters, Shaper};
+pub use signals::remove_on_signal;
 pub use topology::{Direction, Directions, Error as TopologyError, Event, Interface, LinkSpec, Topology};
 
 use control::Background;

@@ -85,8 +85,14 @@ pub fn clean() -> Result<Vec<String>> {
     sweep()
 }
 
-/// Removes a lab of this process that is not dropped, from a signal handler's thread for example.
-pub(super) fn remove(id: &str) -> Result<()> {
+/// Removes the labs of this process although they are in use.
+pub(super) fn remove_own() -> Result<()> {
+    let _one_at_a_time = lock_registry()?;
+    let own = format!("{PREFIX}{}.", std::process::id());
+    ids().iter().filter(|id| id.starts_with(&own)).try_for_each(|id| remove(id))
+}
+
+fn remove(id: &str) -> Result<()> {
     netns::remove(&netns::list(&format!("{id}-")))?;
     match fs::remove_dir_all(dir(id)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(io("remove", &dir(id), error)),

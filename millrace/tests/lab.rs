@@ -1,0 +1,535 @@
+//! Labs as a whole: what comes up, what links do to real packets, and that nothing stays behind.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{BufRead as _, BufReader};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millrace::lab::{self, Direction, Directions, Impairment, Lab, Settings, Topology};
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::unistd::Pid;
+
+/// For what must happen.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// After which nothing more is expected.
+const SILENCE: Duration = Duration::from_millis(250);
+/// Multicast reports of the kernel's that the counters of a link may contain besides a test's packets.
+const STRAY: u64 = 8;
+
+/// Labs need root; without it the test says so and passes.
+macro_rules! needs_root {
+    ($name:literal) => {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP {}: needs root", $name);
+            return;
+        }
+    };
+}
+
+const PAYLOAD: usize = 1000;
+const FRAME: usize = PAYLOAD + 8 + 20 + 14;
+
+/// A UDP socket in a node that sends and receives numbered datagrams.
+struct Probe {
+    socket: UdpSocket,
+}
+
+impl Probe {
+    fn bind(lab: &Lab, node: &str, address: IpAddr) -> Self {
+        let socket = lab.node(node).unwrap().enter(|| UdpSocket::bind((address, 0)).unwrap()).unwrap();
+        setsockopt(&socket, sockopt::RcvBufForce, &(16 << 20)).unwrap();
+        Self { socket }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.socket.local_addr().unwrap()
+    }
+
+    fn send(&self, to: SocketAddr, number: u32) {
+        assert_eq!(self.socket.send_to(&datagram(number), to).unwrap(), PAYLOAD);
+    }
+
+    /// The next number, unless it stays silent.
+    fn receive(&self, within: Duration) -> Option<u32> {
+        let mut payload = [0u8; 2 * PAYLOAD];
+        self.socket.set_read_timeout(Some(within)).unwrap();
+        let len = self.socket.recv(&mut payload).ok()?;
+        assert_eq!(len, PAYLOAD);
+        Some(u32::from_be_bytes(payload[..4].try_into().unwrap()))
+    }
+}
+
+fn datagram(number: u32) -> Vec<u8> {
+    let mut payload = vec![0u8; PAYLOAD];
+    payload[..4].copy_from_slice(&number.to_be_bytes());
+    payload
+}
+
+/// Two nodes, `pub` and `sub1`, and one emulated link; datagrams go from the first to the second.
+struct Pair {
+    lab: Lab,
+    tx: Probe,
+    rx: Probe,
+}
+
+impl Pair {
+    fn new(settings: &str) -> Self {
+        let mut topology = Topology::standard(0, 1);
+        topology.links[0].emulate = true;
+        topology.impair("pub-sub1", Directions::Forward, settings).unwrap();
+        Self::of(&topology)
+    }
+
+    fn of(topology: &Topology) -> Self {
+        let lab = Lab::new(topology).unwrap();
+        let tx = Probe::bind(&lab, "pub", lab.node("pub").unwrap().addr_v4().into());
+        let rx = Probe::bind(&lab, "sub1", lab.node("sub1").unwrap().addr_v4().into());
+        Self { lab, tx, rx }
+    }
+
+    fn burst(&self, numbers: std::ops::Range<u32>) {
+        numbers.for_each(|number| self.tx.send(self.rx.address(), number));
+    }
+
+    /// Everything that arrives until the link is empty and the receiver has nothing more to read.
+    fn rest(&self) -> Vec<u32> {
+        let start = Instant::now();
+        let mut numbers = Vec::new();
+        loop {
+            numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
+            let counters = self.counters();
+            if counters.queued == 0 && counters.in_flight == 0 {
+                numbers.extend(std::iter::from_fn(|| self.rx.receive(SILENCE)));
+                return numbers;
+            }
+            assert!(start.elapsed() < PATIENCE, "{counters:?}");
+        }
+    }
+
+    fn counters(&self) -> lab::Counters {
+        self.lab.link("pub-sub1").unwrap().counters(Direction::Forward).unwrap()
+    }
+}
+
+#[test]
+fn every_node_reaches_every_other() {
+    needs_root!("every_node_reaches_every_other");
+    let mut topology = Topology::standard(2, 2);
+    topology.link_mut("relay-relay2").unwrap().emulate = true;
+    let lab = Lab::new(&topology).unwrap();
+    assert!(!lab.link("pub-relay").unwrap().is_emulated());
+    assert!(lab.link("relay-relay2").unwrap().is_emulated());
+    let names: Vec<&str> = lab.nodes().iter().map(lab::Node::name).collect();
+    assert_eq!(names, ["pub", "relay", "relay2", "sub1", "sub2"]);
+
+    for from in lab.nodes() {
+        for to in lab.nodes().iter().filter(|to| to.name() != from.name()) {
+            for interface in to.interfaces() {
+                let pairs: [(IpAddr, IpAddr); 2] = [
+                    (from.addr_v4().into(), interface.v4.into()),
+                    (from.addr_v6().into(), interface.v6.into()),
+                ];
+                for (near, far) in pairs {
+                    let (tx, rx) = (Probe::bind(&lab, from.name(), near), Probe::bind(&lab, to.name(), far));
+                    tx.send(rx.address(), 7);
+                    assert_eq!(rx.receive(PATIENCE), Some(7), "{near} -> {far}");
+                    rx.send(tx.address(), 8);
+                    assert_eq!(tx.receive(PATIENCE), Some(8), "{far} -> {near}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn commands_run_inside() {
+    needs_root!("commands_run_inside");
+    let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
+    let sub = lab.node("sub1").unwrap();
+    let output = sub.command("ip").args(["-brief", "address"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("to-relay") && text.contains(&format!("{}/24", sub.addr_v4())), "{text}");
+    assert!(!text.contains("to-pub"), "{text}");
+
+    // The child is the program itself, so that a signal to it reaches the program.
+    let mut child = sub.command("sleep").arg("1000").spawn().unwrap();
+    let comm = format!("/proc/{}/comm", child.id());
+    wait_for("exec", || std::fs::read_to_string(&comm).is_ok_and(|comm| comm == "sleep\n"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn segmentation_offload_does_not_reach_the_wire() {
+    needs_root!("segmentation_offload_does_not_reach_the_wire");
+    let pair = Pair::new("");
+    let before = pair.counters();
+    setsockopt(&pair.tx.socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).unwrap();
+    let segments: Vec<u8> = (0..10).flat_map(datagram).collect();
+    pair.tx.socket.send_to(&segments, pair.rx.address()).unwrap();
+    for number in 0..10 {
+        assert_eq!(pair.rx.receive(PATIENCE), Some(number));
+    }
+    let after = pair.counters();
+    assert!(after.received - before.received >= 10);
+    assert!(after.received_bytes - before.received_bytes >= 10 * FRAME as u64);
+}
+
+#[test]
+fn no_loss_loses_nothing_and_keeps_order() {
+    needs_root!("no_loss_loses_nothing_and_keeps_order");
+    let pair = Pair::new("");
+    pair.burst(0..1000);
+    assert_eq!(pair.rest(), (0..1000).collect::<Vec<_>>());
+    let counters = pair.counters();
+    assert_eq!((counters.lost, counters.overrun, counters.queue_dropped), (0, 0, 0));
+}
+
+#[test]
+fn total_loss_loses_everything() {
+    needs_root!("total_loss_loses_everything");
+    let pair = Pair::new("loss=100%");
+    pair.burst(0..100);
+    wait_for("losses", || pair.counters().lost >= 100);
+    assert_eq!(pair.rest(), [0u32; 0]);
+    assert_eq!(pair.counters().delivered, 0);
+}
+
+#[test]
+fn random_loss_is_what_the_receiver_misses() {
+    needs_root!("random_loss_is_what_the_receiver_misses");
+    let pair = Pair::new("loss=20%");
+    pair.burst(0..2000);
+    let missing = 2000 - pair.rest().len() as u64;
+    // Five standard deviations.
+    assert!((310..490).contains(&missing), "{missing}");
+    assert!((missing..=missing + STRAY).contains(&pair.counters().lost));
+}
+
+#[test]
+fn nothing_arrives_before_its_delay() {
+    needs_root!("nothing_arrives_before_its_delay");
+    const DELAY: Duration = Duration::from_millis(40);
+    let pair = Pair::new("delay=40ms");
+    let one_way = |tx: &Probe, rx: &Probe| {
+        let start = Instant::now();
+        tx.send(rx.address(), 1);
+        assert_eq!(rx.receive(PATIENCE), Some(1));
+        start.elapsed()
+    };
+    let best = |tx, rx| (0..10).map(|_| one_way(tx, rx)).min().unwrap();
+    let there = best(&pair.tx, &pair.rx);
+    assert!((DELAY..DELAY + DELAY / 2).contains(&there), "{there:?}");
+    // The way back is not delayed.
+    let back = best(&pair.rx, &pair.tx);
+    assert!(back < DELAY / 2, "{back:?}");
+}
+
+#[test]
+fn duplication_doubles() {
+    needs_root!("duplication_doubles");
+    let pair = Pair::new("duplicate=100%");
+    pair.burst(0..100);
+    assert_eq!(pair.rest(), (0..100).flat_map(|n| [n, n]).collect::<Vec<_>>());
+}
+
+#[test]
+fn reordering_reorders_and_loses_nothing() {
+    needs_root!("reordering_reorders_and_loses_nothing");
+    let pair = Pair::new("reorder=20% reorder-by=20ms");
+    pair.burst(0..200);
+    let mut numbers = pair.rest();
+    assert!(!numbers.is_sorted());
+    numbers.sort_unstable();
+    assert_eq!(numbers, (0..200).collect::<Vec<_>>());
+}
+
+#[test]
+fn the_rate_limits() {
+    needs_root!("the_rate_limits");
+    let pair = Pair::new("rate=4mbit");
+    let start = Instant::now();
+    pair.burst(0..101);
+    assert_eq!(pair.rx.receive(PATIENCE), Some(0));
+    let first = start.elapsed();
+    for number in 1..101 {
+        assert_eq!(pair.rx.receive(PATIENCE), Some(number));
+    }
+    let last = start.elapsed();
+    let one = Duration::from_nanos(FRAME as u64 * 8 * 1_000_000_000 / 4_000_000);
+    assert!(first >= one, "{first:?}");
+    // Not one bit faster since the first was sent; a loaded machine may see the last one late.
+    assert!(last >= one * 101, "{last:?}");
+    assert!(last < one * 101 + Duration::from_millis(200), "{last:?}");
+}
+
+#[test]
+fn a_full_queue_drops_and_counts() {
+    needs_root!("a_full_queue_drops_and_counts");
+    let pair = Pair::new("rate=1mbit queue-packets=10");
+    pair.burst(0..100);
+    let numbers = pair.rest();
+    let dropped = 100 - numbers.len() as u64;
+    // Ten wait, and no more than a few leave while the burst comes in.
+    assert!((60..=90).contains(&dropped), "{dropped}");
+    assert!(numbers.is_sorted());
+    assert!((dropped..=dropped + STRAY).contains(&pair.counters().queue_dropped));
+}
+
+#[test]
+fn settings_change_while_up() {
+    needs_root!("settings_change_while_up");
+    let pair = Pair::new("");
+    let link = pair.lab.link("pub-sub1").unwrap();
+    pair.burst(0..1);
+    assert_eq!(pair.rx.receive(PATIENCE), Some(0));
+
+    link.set(Direction::Forward, Impairment::parse("loss=100%").unwrap()).unwrap();
+    pair.burst(1..2);
+    wait_for("loss", || pair.counters().lost >= 1);
+    assert_eq!(pair.rest(), [0u32; 0]);
+
+    // From outside, by the command.
+    let output =
+        millrace(&["set", "--lab", pair.lab.id(), "pub-sub1", "loss=0", "delay=30ms"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let start = Instant::now();
+    pair.burst(2..3);
+    assert_eq!(pair.rx.receive(PATIENCE), Some(2));
+    assert!(start.elapsed() >= Duration::from_millis(30));
+
+    let output = millrace(&["set", "--lab", pair.lab.id(), "pub-sub1", "delay=much"]).output().unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("`delay = much`"), "{output:?}");
+    assert_eq!(link.impairment(Direction::Forward), Impairment::parse("delay=30ms").unwrap());
+}
+
+#[test]
+fn a_plain_link_refuses_settings() {
+    needs_root!("a_plain_link_refuses_settings");
+    let lab = Lab::new(&Topology::standard(0, 1)).unwrap();
+    let link = lab.link("pub-sub1").unwrap();
+    let error = link.change(Directions::Both, &Settings::parse("loss=1%").unwrap()).unwrap_err();
+    assert!(error.to_string().contains("emulate = true"), "{error}");
+    assert!(lab.node("nobody").is_err());
+    assert!(lab.link("no-link").is_err());
+}
+
+#[test]
+fn the_timeline_takes_effect() {
+    needs_root!("the_timeline_takes_effect");
+    let topology = Topology::parse(
+        "relays = 0\n[[event]]\nat = '700ms'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = '100%'\n\
+         [[event]]\nat = '1200ms'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = 0\ndelay = '50ms'\n",
+    )
+    .unwrap();
+    let before = Instant::now();
+    let pair = Pair::of(&topology);
+    let link = pair.lab.link("pub-sub1").unwrap();
+    let is = |settings: &str| link.impairment(Direction::Forward) == Impairment::parse(settings).unwrap();
+
+    wait_for("the first event", || is("loss=100%"));
+    assert!(before.elapsed() >= Duration::from_millis(700), "{:?}", before.elapsed());
+    wait_for("the second event", || is("delay=50ms"));
+    assert!(before.elapsed() >= Duration::from_millis(1200), "{:?}", before.elapsed());
+
+    let start = Instant::now();
+    pair.burst(0..1);
+    assert_eq!(pair.rx.receive(PATIENCE), Some(0));
+    assert!(start.elapsed() >= Duration::from_millis(50));
+}
+
+#[test]
+fn dropping_removes_everything() {
+    needs_root!("dropping_removes_everything");
+    let lab = Lab::new(&Topology::standard(1, 2)).unwrap();
+    let id = lab.id().to_owned();
+    assert!(!is_gone(&id));
+    let mut inside = lab.node("relay").unwrap().command("sleep").arg("1000").spawn().unwrap();
+    wait_until_inside(&inside, &id);
+    drop(lab);
+    assert!(is_gone(&id));
+    // Killed, or else this waits for a thousand seconds.
+    assert!(!inside.wait().unwrap().success());
+}
+
+#[test]
+fn a_panic_removes_everything() {
+    needs_root!("a_panic_removes_everything");
+    let (send, id) = std::sync::mpsc::channel();
+    let work = std::thread::spawn(move || {
+        let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
+        send.send(lab.id().to_owned()).unwrap();
+        panic!("on purpose");
+    });
+    assert!(work.join().is_err());
+    assert!(is_gone(&id.recv().unwrap()));
+}
+
+#[test]
+fn signals_remove_everything() {
+    needs_root!("signals_remove_everything");
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        let (mut child, id) = up();
+        assert!(!is_gone(&id));
+        kill(pid(&child), signal).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert!(is_gone(&id), "{signal}");
+    }
+}
+
+/// Set for the child process of `a_program_with_labs_ends_clean_by_signal`.
+const HOLD: &str = "MILLRACE_TEST_HOLD_A_LAB";
+
+#[test]
+fn a_program_with_labs_ends_clean_by_signal() {
+    needs_root!("a_program_with_labs_ends_clean_by_signal");
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "holds_a_lab_for_another_test", "--nocapture"])
+        .env(HOLD, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let id = lines.find_map(|line| line.strip_prefix("holding ").map(str::to_owned)).unwrap();
+    assert!(!is_gone(&id));
+    kill(pid(&child), Signal::SIGINT).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + Signal::SIGINT as i32));
+    assert!(is_gone(&id));
+}
+
+#[test]
+fn holds_a_lab_for_another_test() {
+    if std::env::var_os(HOLD).is_none() {
+        return;
+    }
+    lab::remove_on_signal().unwrap();
+    let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
+    println!("\nholding {}", lab.id());
+    std::thread::sleep(Duration::from_secs(1000));
+}
+
+#[test]
+fn run_ends_with_its_command() {
+    needs_root!("run_ends_with_its_command");
+    let script = "echo $LAB_ID; nsenter --net=/run/netns/$LAB_SUB1_NETNS ip address; exit 7";
+    let output = millrace(&["run", "--", "sh", "-c", script]).output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("to-relay"), "{text}");
+    assert!(is_gone(text.lines().next().unwrap()));
+
+    let mut child = millrace(&["run", "--in", "relay", "--", "sh", "-c", "echo $LAB_ID; exec sleep 1000"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let id = BufReader::new(child.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+    assert!(!is_gone(&id));
+    kill(pid(&child), Signal::SIGTERM).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(128 + Signal::SIGTERM as i32));
+    assert!(is_gone(&id));
+}
+
+#[test]
+fn what_a_killed_owner_leaves_is_cleaned() {
+    needs_root!("what_a_killed_owner_leaves_is_cleaned");
+    let (mut child, id) = up();
+    let netns = format!("--net=/run/netns/{id}-relay");
+    let mut inside = Command::new("nsenter").args([&netns, "sleep", "1000"]).spawn().unwrap();
+    wait_until_inside(&inside, &id);
+    let output = millrace(&["clean"]).output().unwrap();
+    assert!(output.status.success() && !is_gone(&id), "cleaned a lab that is alive: {output:?}");
+
+    kill(pid(&child), Signal::SIGKILL).unwrap();
+    child.wait().unwrap();
+    assert!(millrace(&["clean"]).output().unwrap().status.success());
+    assert!(is_gone(&id));
+    assert!(!inside.wait().unwrap().success());
+}
+
+#[test]
+fn the_next_lab_cleans_what_a_killed_owner_left() {
+    needs_root!("the_next_lab_cleans_what_a_killed_owner_left");
+    let (mut child, id) = up();
+    kill(pid(&child), Signal::SIGKILL).unwrap();
+    child.wait().unwrap();
+    let lab = Lab::new(&Topology::standard(0, 1)).unwrap();
+    assert!(is_gone(&id));
+    assert!(!is_gone(lab.id()));
+}
+
+#[test]
+fn goes_up_in_the_background_and_down_again() {
+    needs_root!("goes_up_in_the_background_and_down_again");
+    let output = millrace(&["up", "--detach", "--emulate"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let id = text.split_whitespace().nth(1).unwrap();
+    let _down = Down(id);
+    let exec = millrace(&["exec", "--lab", id, "sub1", "--", "ip", "address"]).output().unwrap();
+    assert!(String::from_utf8(exec.stdout).unwrap().contains("10.77.1.2/24"));
+    let status = millrace(&["status", "--json"]).output().unwrap();
+    let labs: Vec<serde_json::Value> = serde_json::from_slice(&status.stdout).unwrap();
+    let lab = labs.iter().find(|lab| lab["id"] == id).unwrap();
+    assert_eq!(lab["links"][1]["name"], "relay-sub1");
+    assert!(lab["links"][1]["forward"]["counters"]["received"].is_u64());
+    assert!(millrace(&["down", "--lab", id]).status().unwrap().success());
+    assert!(is_gone(id));
+
+    let bad = millrace(&["up", "--detach", "--impair", "pub-relay loss=2"]).output().unwrap();
+    assert!(!bad.status.success());
+    assert!(String::from_utf8_lossy(&bad.stderr).contains("`loss = 2`"), "{bad:?}");
+}
+
+fn millrace(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.arg("lab").args(arguments).env_remove("LAB_ID");
+    command
+}
+
+/// A lab in the background that must not outlive a test that fails.
+struct Down<'a>(&'a str);
+
+impl Drop for Down<'_> {
+    fn drop(&mut self) {
+        let _ = millrace(&["down", "--lab", self.0]).stderr(Stdio::null()).status();
+    }
+}
+
+/// A lab that a child process keeps up, and its ID.
+fn up() -> (Child, String) {
+    let mut child = millrace(&["up"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let id = lines.next().unwrap().split_whitespace().nth(1).unwrap().to_owned();
+    assert!(lines.any(|line| line.starts_with("ready")));
+    (child, id)
+}
+
+fn pid(child: &Child) -> Pid {
+    Pid::from_raw(child.id().try_into().unwrap())
+}
+
+fn is_gone(id: &str) -> bool {
+    let namespaces = std::fs::read_dir("/run/netns").unwrap().map(|entry| entry.unwrap().file_name());
+    let left = namespaces.filter(|name| name.to_string_lossy().starts_with(&format!("{id}-"))).count();
+    left == 0 && !Path::new("/run/millrace/lab").join(id).exists()
+}
+
+/// Waits until `nsenter` has moved the child into the lab's relay.
+fn wait_until_inside(child: &Child, id: &str) {
+    use std::os::unix::fs::MetadataExt as _;
+    let inode = |path: String| std::fs::metadata(path).map(|meta| meta.ino()).ok();
+    let relay = inode(format!("/run/netns/{id}-relay"));
+    wait_for("nsenter", || inode(format!("/proc/{}/ns/net", child.id())) == relay);
+}
+
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "waited in vain for {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
