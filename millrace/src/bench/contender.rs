@@ -1,0 +1,117 @@
+//! The relays that can be measured, and how each is started.
+
+use std::env;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+
+/// Port that every relay listens on.
+pub const PORT: u16 = 4443;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Contender {
+    /// Millrace, forwarding in the kernel
+    Kernel,
+    /// Millrace, forwarding in userspace
+    User,
+    /// Cloudflare's relay
+    MoqRelayIetf,
+    /// moq-dev's relay
+    MoqRelay,
+    /// A plain UDP forwarder: what the lab and the probe add by themselves
+    Forwarder,
+}
+
+impl Contender {
+    /// The row's `relay`.
+    pub fn relay(self) -> &'static str {
+        match self {
+            Self::Kernel | Self::User => "millrace",
+            Self::MoqRelayIetf => "moq-relay-ietf",
+            Self::MoqRelay => "moq-relay",
+            Self::Forwarder => "udp-forwarder",
+        }
+    }
+
+    /// The row's `engine`; only Millrace has several.
+    pub fn engine(self) -> Option<&'static str> {
+        match self {
+            Self::Kernel => Some("kernel"),
+            Self::User => Some("user"),
+            _ => None,
+        }
+    }
+
+    pub fn label(self) -> String {
+        match self.engine() {
+            Some(engine) => format!("{} ({engine})", self.relay()),
+            None => self.relay().to_owned(),
+        }
+    }
+
+    pub fn command_line(self, listen: SocketAddr, identity: &Identity) -> anyhow::Result<CommandLine> {
+        let listen = listen.to_string();
+        let certificate = identity.certificate.to_string_lossy();
+        let key = identity.key.to_string_lossy();
+        let (program, arguments) = match self {
+            Self::Kernel | Self::User => {
+                let engine = self.engine().unwrap_or_default();
+                let mut arguments = vec!["relay", "--listen", &listen, "--engine", engine, "--http", "off"];
+                arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
+                (env::current_exe()?, arguments)
+            }
+            Self::MoqRelayIetf => {
+                (find(self.relay())?, vec!["--bind", &listen, "--tls-cert", &certificate, "--tls-key", &key])
+            }
+            Self::MoqRelay => {
+                let mut arguments = vec!["--listen", &listen, "--auth-public", "**"];
+                arguments.extend(["--listen-tls-cert", &certificate, "--listen-tls-key", &key]);
+                (find(self.relay())?, arguments)
+            }
+            Self::Forwarder => (env::current_exe()?, vec!["bench", "udp", "forward", "--listen", &listen]),
+        };
+        Ok(CommandLine { program, arguments: arguments.into_iter().map(str::to_owned).collect() })
+    }
+}
+
+#[derive(Debug)]
+pub struct CommandLine {
+    pub program: PathBuf,
+    pub arguments: Vec<String>,
+}
+
+/// In `$MILLRACE_PEERS/bin`, `target/peers/bin` or the search path.
+fn find(program: &str) -> anyhow::Result<PathBuf> {
+    let peers = env::var_os("MILLRACE_PEERS").map(|peers| PathBuf::from(peers).join("bin"));
+    let built = env::current_dir().map(|dir| dir.join("target/peers/bin")).ok();
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = peers
+        .into_iter()
+        .chain(built)
+        .chain(env::split_paths(&path))
+        .map(|dir| dir.join(program))
+        .find(|candidate| candidate.is_file());
+    match found {
+        Some(program) => Ok(program),
+        None => bail!("{program} is not in $MILLRACE_PEERS/bin, target/peers/bin or $PATH (make peers)"),
+    }
+}
+
+/// A certificate for the relay's address, as files.
+#[derive(Debug)]
+pub struct Identity {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Identity {
+    pub fn create(directory: &Path, address: Ipv4Addr) -> anyhow::Result<Self> {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), address.to_string()])
+            .context("cannot make a certificate")?;
+        let identity = Self { certificate: directory.join("cert.pem"), key: directory.join("key.pem") };
+        std::fs::write(&identity.certificate, made.cert.pem())?;
+        std::fs::write(&identity.key, made.signing_key.serialize_pem())?;
+        Ok(identity)
+    }
+}

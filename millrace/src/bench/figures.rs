@@ -1,0 +1,202 @@
+//! What one run yields, and how the runs of one relay become a row.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::contender::Contender;
+use super::stats::{Percentiles, median};
+use super::wire::Matched;
+
+/// One relay, once. Figures that could not be had are `null`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Objects, over all subscribers.
+    pub delivered: u64,
+    pub lost: u64,
+    /// From the publisher's application to the subscribers'.
+    pub latency_us: Option<Percentiles>,
+    /// From the relay's incoming interface to its outgoing one.
+    pub wire_latency_us: Option<Percentiles>,
+    pub cpu_ns_per_object: Cpu,
+    pub syscalls_per_object: f64,
+    /// Peak resident memory of the relay.
+    pub rss_bytes: u64,
+    /// How the wire latency was matched.
+    pub wire: Matched,
+    /// Only where it is measured, with the plain forwarder: median application latency while the probe is
+    /// attached, minus the same without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub probe_adds_us: Option<f64>,
+}
+
+/// Per delivered object.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Cpu {
+    pub machine: f64,
+    pub relay: f64,
+}
+
+/// What was asked for in a row.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Load {
+    pub subscribers: usize,
+    pub object_bytes: u32,
+    pub rate_hz: u32,
+}
+
+/// All rounds of one relay under one load.
+#[derive(Debug)]
+pub struct Row {
+    pub contender: Contender,
+    pub load: Load,
+    /// One entry per round.
+    pub rounds: Vec<Result<Figures, String>>,
+}
+
+impl Row {
+    /// The median of each figure over the rounds that worked.
+    pub fn median(&self) -> Option<Figures> {
+        let rounds = self.measured();
+        if rounds.is_empty() {
+            return None;
+        }
+        serde_json::from_value(combine(&rounds, &middle)).ok()
+    }
+
+    pub fn error(&self) -> Option<String> {
+        let errors: Vec<&String> = self.rounds.iter().filter_map(|round| round.as_ref().err()).collect();
+        let first = errors.first()?;
+        match errors.len() == self.rounds.len() {
+            true => Some((*first).clone()),
+            false => Some(format!("{} of {} rounds: {first}", errors.len(), self.rounds.len())),
+        }
+    }
+
+    /// One flat object: what was asked, the medians, their spread (lowest and highest), and each round.
+    pub fn json(&self) -> Value {
+        let mut row = Map::new();
+        row.insert("relay".into(), json!(self.contender.relay()));
+        row.insert("engine".into(), json!(self.contender.engine()));
+        row.insert("subscribers".into(), json!(self.load.subscribers));
+        row.insert("object_bytes".into(), json!(self.load.object_bytes));
+        row.insert("rate_hz".into(), json!(self.load.rate_hz));
+        let rounds = self.measured();
+        match combine(&rounds, &middle) {
+            Value::Object(median) => row.extend(median),
+            _ => row.extend(FIGURES.map(|name| (name.to_owned(), Value::Null))),
+        }
+        row.insert("spread".into(), combine(&rounds, &extremes));
+        if let Some(error) = self.error() {
+            row.insert("error".into(), json!(error));
+        }
+        row.insert("rounds".into(), Value::Array(rounds));
+        Value::Object(row)
+    }
+
+    fn measured(&self) -> Vec<Value> {
+        self.rounds.iter().flatten().filter_map(|figures| serde_json::to_value(figures).ok()).collect()
+    }
+}
+
+/// The figures of a row of which no round worked.
+const FIGURES: [&str; 7] = [
+    "delivered",
+    "lost",
+    "latency_us",
+    "wire_latency_us",
+    "cpu_ns_per_object",
+    "syscalls_per_object",
+    "rss_bytes",
+];
+
+/// Applies `reduce` to each number over trees of one shape, leaving out what is `null`.
+fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
+    let trees: Vec<&Value> = trees.iter().filter(|tree| !tree.is_null()).collect();
+    match trees.first() {
+        None => Value::Null,
+        Some(Value::Object(first)) => {
+            let field = |name: &String| {
+                let fields: Vec<Value> = trees.iter().filter_map(|tree| tree.get(name).cloned()).collect();
+                (name.clone(), combine(&fields, reduce))
+            };
+            Value::Object(first.keys().map(field).collect())
+        }
+        Some(_) => {
+            let numbers: Vec<f64> = trees.iter().filter_map(|tree| tree.as_f64()).collect();
+            reduce(&numbers, trees.iter().all(|tree| tree.is_u64()))
+        }
+    }
+}
+
+fn middle(numbers: &[f64], whole: bool) -> Value {
+    match median(numbers) {
+        Some(middle) if whole => json!(middle.round() as u64),
+        middle => json!(middle),
+    }
+}
+
+fn extremes(numbers: &[f64], _whole: bool) -> Value {
+    let low = numbers.iter().copied().min_by(f64::total_cmp);
+    let high = numbers.iter().copied().max_by(f64::total_cmp);
+    json!([low, high])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figures(delivered: u64, p50: Option<f64>) -> Figures {
+        let percentiles = p50.map(|p50| Percentiles { p50, p90: p50, p99: p50, max: 10.0 * p50 });
+        Figures {
+            delivered,
+            lost: 0,
+            latency_us: percentiles,
+            wire_latency_us: percentiles,
+            cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
+            syscalls_per_object: 1.5,
+            rss_bytes: 4096,
+            wire: Matched::default(),
+            probe_adds_us: None,
+        }
+    }
+
+    fn row(rounds: Vec<Result<Figures, String>>) -> Row {
+        let load = Load { subscribers: 8, object_bytes: 1200, rate_hz: 500 };
+        Row { contender: Contender::User, load, rounds }
+    }
+
+    #[test]
+    fn medians_and_spread() {
+        let row =
+            row(vec![Ok(figures(10, Some(3.0))), Ok(figures(30, Some(1.0))), Ok(figures(11, Some(2.0)))]);
+        assert_eq!(row.median(), Some(figures(11, Some(2.0))));
+        let json = row.json();
+        assert_eq!(json["relay"], "millrace");
+        assert_eq!(json["engine"], "user");
+        assert_eq!(json["delivered"], 11);
+        assert_eq!(json["latency_us"]["max"], 20.0);
+        assert_eq!(json["spread"]["delivered"], json!([10.0, 30.0]));
+        assert_eq!(json["spread"]["latency_us"]["p50"], json!([1.0, 3.0]));
+        assert_eq!(json["rounds"].as_array().map(Vec::len), Some(3));
+        assert_eq!(json.get("error"), None);
+    }
+
+    #[test]
+    fn a_figure_that_is_not_always_there() {
+        let row = row(vec![Ok(figures(10, None)), Ok(figures(10, Some(3.0)))]);
+        assert_eq!(row.json()["latency_us"]["p50"], 3.0);
+        assert_eq!(row.median(), Some(figures(10, Some(3.0))));
+    }
+
+    #[test]
+    fn errors_stay_visible() {
+        let none = row(vec![Err("missing".into()), Err("missing".into())]);
+        assert_eq!(none.median(), None);
+        assert_eq!(none.json()["error"], "missing");
+        assert_eq!(none.json()["subscribers"], 8);
+        assert!(FIGURES.iter().all(|name| none.json().get(name) == Some(&Value::Null)));
+        let some = row(vec![Ok(figures(10, None)), Err("died".into())]);
+        assert_eq!(some.json()["error"], "1 of 2 rounds: died");
+        assert_eq!(some.json()["delivered"], 10);
+    }
+}

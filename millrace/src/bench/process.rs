@@ -1,0 +1,184 @@
+//! Processes of a measurement: started in a node of the lab, output kept in files, ended with the handle.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+const POLL: Duration = Duration::from_millis(20);
+/// How long a process may take to end after SIGTERM.
+const GRACE: Duration = Duration::from_secs(2);
+const LINES_TOLD: usize = 3;
+/// Of the thread, which may have entered another namespace than its process.
+const NETWORK: &str = "/proc/thread-self/net";
+
+pub struct Process {
+    name: &'static str,
+    child: Child,
+    output: PathBuf,
+    errors: PathBuf,
+}
+
+impl Process {
+    /// Starts `command` with its output in `directory`.
+    pub fn start(name: &'static str, mut command: Command, directory: &Path) -> anyhow::Result<Self> {
+        let output = directory.join(format!("{name}.out"));
+        let errors = directory.join(format!("{name}.err"));
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(File::create(&output)?)
+            .stderr(File::create(&errors)?)
+            .spawn()
+            .with_context(|| format!("cannot start {command:?}"))?;
+        Ok(Self { name, child, output, errors })
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// An error, with what the process said, if it has ended.
+    pub fn check_runs(&mut self) -> anyhow::Result<()> {
+        match self.child.try_wait()? {
+            Some(status) => bail!("{} ended ({status}): {}", self.name, self.last_words()),
+            None => Ok(()),
+        }
+    }
+
+    /// Polls `condition` until it holds, the process ends, or `limit` is over.
+    pub fn wait_until(
+        &mut self,
+        what: &str,
+        limit: Duration,
+        mut condition: impl FnMut() -> bool,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !condition() {
+            self.check_runs()?;
+            if start.elapsed() > limit {
+                bail!("{}: {what} not within {limit:?}; {}", self.name, self.last_words());
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    /// Waits for the process to end by itself, and returns its standard output.
+    pub fn finish(mut self, limit: Duration) -> anyhow::Result<String> {
+        let status = self.ended_within(limit)?;
+        match status {
+            Some(status) if status.success() => Ok(fs::read_to_string(&self.output)?),
+            Some(status) => bail!("{} ended ({status}): {}", self.name, self.last_words()),
+            None => bail!("{} did not end within {limit:?}: {}", self.name, self.last_words()),
+        }
+    }
+
+    fn ended_within(&mut self, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
+        let start = Instant::now();
+        loop {
+            let status = self.child.try_wait()?;
+            if status.is_some() || start.elapsed() > limit {
+                return Ok(status);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The end of what it wrote, errors first.
+    fn last_words(&self) -> String {
+        let said = [&self.errors, &self.output].map(|path| fs::read(path).unwrap_or_default());
+        let text =
+            said.iter().map(|bytes| String::from_utf8_lossy(bytes)).find(|text| !text.trim().is_empty());
+        let text = text.unwrap_or_default();
+        let lines: Vec<&str> = text.trim().lines().collect();
+        lines.get(lines.len().saturating_sub(LINES_TOLD)..).unwrap_or_default().join(" | ")
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Errors here mean that it is gone already.
+        let _ = kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGTERM);
+        if !matches!(self.ended_within(GRACE), Ok(Some(_))) {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// Whether a UDP socket in the calling thread's network namespace is bound to `port`.
+pub fn listens(port: u16) -> bool {
+    let suffix = format!(":{port:04X}");
+    ["udp", "udp6"].iter().any(|table| {
+        let text = fs::read_to_string(format!("{NETWORK}/{table}")).unwrap_or_default();
+        let mut local = text.lines().skip(1).filter_map(|line| line.split_whitespace().nth(1));
+        local.any(|local| local.ends_with(&suffix))
+    })
+}
+
+/// Packets that left an interface of the calling thread's network namespace so far.
+pub fn packets_sent(device: &str) -> Option<u64> {
+    const TRANSMITTED: usize = 9;
+    let text = fs::read_to_string(format!("{NETWORK}/dev")).ok()?;
+    let line = text.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'))?;
+    line.split_whitespace().nth(TRANSMITTED)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(name: &'static str, script: &str, directory: &Path) -> Process {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Process::start(name, command, directory).expect("sh starts")
+    }
+
+    #[test]
+    fn output_and_errors() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let fine = shell("fine", "echo 42", directory.path());
+        assert_eq!(fine.finish(Duration::from_secs(5)).expect("it ends"), "42\n");
+        let broken = shell("broken", "echo out; echo because >&2; exit 3", directory.path());
+        let error = broken.finish(Duration::from_secs(5)).expect_err("it fails").to_string();
+        assert!(error.contains("broken") && error.contains('3') && error.ends_with("because"), "{error}");
+    }
+
+    #[test]
+    fn an_early_end_is_noticed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut gone = shell("gone", "echo cannot bind >&2; exit 1", directory.path());
+        let error = gone.wait_until("listening", Duration::from_secs(5), || false).expect_err("it ended");
+        assert!(error.to_string().contains("cannot bind"), "{error}");
+    }
+
+    #[test]
+    fn dropping_ends_it_even_if_it_will_not() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut stubborn =
+            shell("stubborn", "trap '' TERM; echo ready; while :; do sleep 0.05; done", directory.path());
+        let output = stubborn.output.clone();
+        let ready = || fs::read_to_string(&output).is_ok_and(|text| text.contains("ready"));
+        stubborn.wait_until("ready", Duration::from_secs(5), ready).expect("ready");
+        let process = stubborn.id();
+        drop(stubborn);
+        assert!(!Path::new(&format!("/proc/{process}")).exists());
+    }
+
+    #[test]
+    fn sockets_and_interfaces() {
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let port = socket.local_addr().expect("an address").port();
+        assert!(listens(port));
+        let before = packets_sent("lo").expect("lo");
+        socket.send_to(&[1], socket.local_addr().expect("an address")).expect("send");
+        assert!(packets_sent("lo").expect("lo") > before);
+        assert_eq!(packets_sent("none"), None);
+        drop(socket);
+        assert!(!listens(port));
+    }
+}

@@ -1,0 +1,105 @@
+//! `millrace bench relay`: relays side by side, in one lab, under one load.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+
+use super::contender::Contender;
+use super::figures::{Load, Row};
+use super::run::Bench;
+use super::usage::Reading;
+use super::{plot, table};
+
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+const BUSY_CPUS: f64 = 0.1;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Relays to measure, interleaved
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
+    relays: Vec<Contender>,
+    /// Leave out the plain UDP forwarder, which is otherwise measured too
+    #[arg(long)]
+    no_forwarder: bool,
+    /// Numbers of subscribers
+    #[arg(long, value_delimiter = ',', default_value = "1,8,32")]
+    subscribers: Vec<usize>,
+    /// Payload of an object
+    #[arg(long, default_value_t = 1200, value_name = "BYTES")]
+    object_bytes: u32,
+    /// Objects per second
+    #[arg(long, default_value_t = 500, value_name = "HZ")]
+    rate_hz: u32,
+    /// Length of the stretch without instruments; the others are half and a fifth of it
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Times that every relay runs with every number of subscribers
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the figures here, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
+    warn_if_busy()?;
+    let bench = Bench::new(args.seconds)?;
+    let mut rows = args.rows();
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            let figures = bench.run(row.contender, &row.load).map_err(|error| format!("{error:#}"));
+            eprintln!("{}", table::progress(round, row, &figures));
+            row.rounds.push(figures);
+        }
+    }
+    drop(bench);
+    print!("{}", table::render(&rows));
+    if let Some(path) = &args.json {
+        let rows: Vec<_> = rows.iter().map(Row::json).collect();
+        let text = serde_json::to_string_pretty(&rows)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(path) = &args.plot {
+        plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Every figure is worse on a machine that does something else.
+fn warn_if_busy() -> anyhow::Result<()> {
+    let before = Reading::take(std::process::id())?;
+    std::thread::sleep(LOOK_AROUND);
+    let busy = Reading::take(std::process::id())?.used_since(&before).busy_cpus();
+    if busy > BUSY_CPUS {
+        eprintln!("warning: other programs keep {busy:.2} CPUs busy; the figures include that");
+    }
+    Ok(())
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds are at least 1");
+        ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers are at least 1");
+        ensure!(self.seconds > 0.0, "--seconds is more than 0");
+        ensure!(self.object_bytes >= 64, "--object-bytes: objects under 64 bytes look like acknowledgements");
+        Ok(())
+    }
+
+    /// Relays vary fastest, so that what changes on the machine over time meets all of them.
+    fn rows(&self) -> Vec<Row> {
+        let mut contenders = self.relays.clone();
+        if !self.no_forwarder && !contenders.contains(&Contender::Forwarder) {
+            contenders.push(Contender::Forwarder);
+        }
+        let load = |subscribers| Load { subscribers, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
+        let loads = self.subscribers.iter().map(|n| load(*n));
+        loads
+            .flat_map(|load| contenders.iter().map(move |c| Row { contender: *c, load, rounds: Vec::new() }))
+            .collect()
+    }
+}

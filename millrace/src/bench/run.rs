@@ -1,0 +1,205 @@
+//! One run: a relay, its traffic, and one stretch of time after the other for what is measured, so that no
+//! instrument is part of what another one sees.
+
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use millrace_bpf::probe::{self, Probe, Sample};
+use millrace_bpf::syscalls::Syscalls;
+use nix::net::if_::if_nametoindex;
+
+use super::contender::{Contender, Identity, PORT};
+use super::figures::{Cpu, Figures, Load};
+use super::process::{Process, listens, packets_sent};
+use super::traffic::{Route, Traffic};
+use super::usage::{Reading, Used, now_ns, peak_rss_bytes};
+use super::wire::{self, Ends, Wire};
+use crate::lab::{Lab, Node, Topology};
+
+/// Until a relay listens.
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// From the first objects on: path MTU discovery and congestion windows settle.
+const WARM_UP: Duration = Duration::from_secs(2);
+/// What the publisher sends beyond the measured stretches: for start-up, warm-up, loading of programs.
+const SPARE_SECONDS: f64 = 6.0;
+const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
+/// Of the asked packet rate, from which on traffic counts as flowing.
+const FLOWING: f64 = 0.8;
+const PUBLISHER_LINK: &str = "pub-relay";
+const SUBSCRIBERS_LINK: &str = "relay-sub1";
+
+/// The network in which every relay is measured, and what they share.
+pub struct Bench {
+    lab: Lab,
+    directory: tempfile::TempDir,
+    identity: Identity,
+    /// Of the undisturbed stretch; the ones with instruments are parts of it.
+    seconds: f64,
+}
+
+impl Bench {
+    pub fn new(seconds: f64) -> anyhow::Result<Self> {
+        let lab = Lab::new(&Topology::standard(1, 1)).context("cannot make the lab")?;
+        let directory = tempfile::tempdir()?;
+        let identity = Identity::create(directory.path(), lab.node("relay")?.addr_v4())?;
+        Ok(Self { lab, directory, identity, seconds })
+    }
+
+    pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
+        let relay = self.start_relay(contender)?;
+        let route = Route {
+            publisher: self.lab.node("pub")?,
+            relay: self.address()?,
+            subscribers: self.lab.node("sub1")?,
+        };
+        let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
+        let flows = self.flow_detector(load)?;
+        let mut traffic =
+            Traffic::start(contender, &route, load, seconds + SPARE_SECONDS, self.directory.path(), flows)?;
+        std::thread::sleep(WARM_UP);
+
+        let (undisturbed, used) = self.undisturbed(&relay)?;
+        let (probed, wire) = self.probed(load)?;
+        let (calls, calls_ns) = self.counted_calls(&relay)?;
+        traffic.check_runs().context("traffic ended before it was measured")?;
+        let rss_bytes = peak_rss_bytes(relay.id())?;
+        let received = traffic.finish()?;
+
+        let objects = |ns: u64| objects_in(ns, load, received.delivered, received.lost);
+        let probe_adds_us = (received.latency_of(&probed))
+            .zip(received.latency_of(&undisturbed))
+            .map(|(with, without)| with.p50 - without.p50);
+        Ok(Figures {
+            delivered: received.delivered,
+            lost: received.lost,
+            latency_us: received.latency_of(&undisturbed).or(received.latency_us),
+            wire_latency_us: super::stats::Percentiles::of_ns(wire.latencies_ns),
+            cpu_ns_per_object: Cpu {
+                machine: used.machine_ns as f64 / objects(used.elapsed_ns),
+                relay: used.process_ns as f64 / objects(used.elapsed_ns),
+            },
+            syscalls_per_object: calls as f64 / objects(calls_ns),
+            rss_bytes,
+            wire: wire.matched,
+            probe_adds_us,
+        })
+    }
+
+    fn wire_time(&self) -> Duration {
+        Duration::from_secs_f64((self.seconds / 2.0).max(1.0))
+    }
+
+    fn calls_time(&self) -> Duration {
+        Duration::from_secs_f64((self.seconds / 5.0).max(1.0))
+    }
+
+    fn relay_node(&self) -> anyhow::Result<&Node> {
+        Ok(self.lab.node("relay")?)
+    }
+
+    fn address(&self) -> anyhow::Result<SocketAddr> {
+        Ok(SocketAddr::new(IpAddr::V4(self.relay_node()?.addr_v4()), PORT))
+    }
+
+    fn start_relay(&self, contender: Contender) -> anyhow::Result<Process> {
+        let node = self.relay_node()?;
+        let line = contender.command_line(self.address()?, &self.identity)?;
+        let mut command = node.command(line.program);
+        command.args(line.arguments);
+        let mut relay = Process::start("relay", command, self.directory.path())?;
+        let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
+        relay.wait_until("listening", START_LIMIT, bound)?;
+        Ok(relay)
+    }
+
+    /// Tells, each time it is asked, whether since the last time packets left towards the subscribers at
+    /// about the asked rate.
+    fn flow_detector(&self, load: &Load) -> anyhow::Result<impl FnMut() -> bool + '_> {
+        let node = self.relay_node()?;
+        let device = device(node, SUBSCRIBERS_LINK)?;
+        let wanted = FLOWING * f64::from(load.rate_hz) * load.subscribers as f64;
+        let mut last = None;
+        Ok(move || {
+            let Ok(Some(packets)) = node.enter(|| packets_sent(&device)) else { return false };
+            let now = Instant::now();
+            let (before, then) = last.replace((packets, now)).unwrap_or((packets, now));
+            let elapsed = now.duration_since(then).as_secs_f64();
+            elapsed > 0.0 && (packets - before) as f64 / elapsed >= wanted
+        })
+    }
+
+    /// CPU and application latency, with nothing attached.
+    fn undisturbed(&self, relay: &Process) -> anyhow::Result<(Range<u64>, Used)> {
+        let start = now_ns();
+        let before = Reading::take(relay.id())?;
+        std::thread::sleep(Duration::from_secs_f64(self.seconds));
+        let used = Reading::take(relay.id())?.used_since(&before);
+        Ok((start..now_ns(), used))
+    }
+
+    /// Wire latency.
+    fn probed(&self, load: &Load) -> anyhow::Result<(Range<u64>, Wire)> {
+        let packets_per_s = load.rate_hz * (load.subscribers as u32 + 1);
+        let mut probe = Probe::load(&probe::Config {
+            min_payload_bytes: load.object_bytes,
+            capacity: packets_per_s * 4,
+            mechanism: None,
+        })?;
+        let node = self.relay_node()?;
+        // The publisher's side last, so that every object that is seen coming is also seen leaving.
+        for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
+            let device = device(node, link)?;
+            node.enter(|| {
+                let ifindex = if_nametoindex(device.as_str())?;
+                probe.attach(ifindex.cast_signed())?;
+                anyhow::Ok(())
+            })??;
+        }
+        let start = now_ns();
+        let samples = drain(&mut probe, self.wire_time())?;
+        let ends = Ends {
+            publisher: IpAddr::V4(self.lab.node("pub")?.addr_v4()),
+            subscribers: IpAddr::V4(self.lab.node("sub1")?.addr_v4()),
+            object_bytes: load.object_bytes,
+        };
+        Ok((start..now_ns(), wire::matched(&samples, &ends)))
+    }
+
+    /// System calls of the relay, and in how many ns.
+    fn counted_calls(&self, relay: &Process) -> anyhow::Result<(u64, u64)> {
+        let mut syscalls = Syscalls::attach(relay.id())?;
+        let before: u64 = syscalls.counts()?.iter().sum();
+        let start = now_ns();
+        std::thread::sleep(self.calls_time());
+        let elapsed = now_ns() - start;
+        let after: u64 = syscalls.counts()?.iter().sum();
+        Ok((after - before, elapsed))
+    }
+}
+
+fn device(node: &Node, link: &str) -> anyhow::Result<String> {
+    let interface = node.interface(link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))?;
+    Ok(interface.device.clone())
+}
+
+fn drain(probe: &mut Probe, time: Duration) -> anyhow::Result<Vec<Sample>> {
+    let start = Instant::now();
+    let mut samples = Vec::new();
+    while start.elapsed() < time {
+        std::thread::sleep(DRAIN_INTERVAL);
+        samples.extend(probe.read()?);
+    }
+    let dropped = probe.counters()?.ring_full;
+    if dropped > 0 {
+        return Err(anyhow!("the probe's ring was full {dropped} times"));
+    }
+    Ok(samples)
+}
+
+/// Objects delivered in a stretch of a run, given how the whole run went.
+fn objects_in(ns: u64, load: &Load, delivered: u64, lost: u64) -> f64 {
+    let share = delivered as f64 / (delivered + lost).max(1) as f64;
+    share * f64::from(load.rate_hz) * load.subscribers as f64 * ns as f64 / 1e9
+}

@@ -1,0 +1,62 @@
+//! Order statistics.
+
+use serde::{Deserialize, Serialize};
+
+/// Percentiles by nearest rank, in microseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Percentiles {
+    pub p50: f64,
+    pub p90: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl Percentiles {
+    /// `None` without samples.
+    pub fn of_ns(mut samples: Vec<u64>) -> Option<Self> {
+        samples.sort_unstable();
+        let max = *samples.last()?;
+        let rank = |percent: usize| {
+            let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
+            us(samples.get(index).copied().unwrap_or(max))
+        };
+        Some(Self { p50: rank(50), p90: rank(90), p99: rank(99), max: us(max) })
+    }
+}
+
+fn us(ns: u64) -> f64 {
+    ns as f64 / 1000.0
+}
+
+/// The middle value; of an even number of values the mean of the two in the middle.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let upper = *sorted.get(sorted.len() / 2)?;
+    match sorted.len() % 2 {
+        1 => Some(upper),
+        _ => sorted.get(sorted.len() / 2 - 1).map(|lower| (lower + upper) / 2.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nearest_rank() {
+        let of = |samples: &[u64]| Percentiles::of_ns(samples.to_vec());
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[7000]), Some(Percentiles { p50: 7.0, p90: 7.0, p99: 7.0, max: 7.0 }));
+        let hundred: Vec<u64> = (1..=100).rev().map(|n| n * 1000).collect();
+        assert_eq!(of(&hundred), Some(Percentiles { p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 }));
+        assert_eq!(of(&[1000, 2000, 3500]), Some(Percentiles { p50: 2.0, p90: 3.5, p99: 3.5, max: 3.5 }));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0]), Some(2.5));
+    }
+}

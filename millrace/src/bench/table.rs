@@ -1,0 +1,87 @@
+//! The figures on a terminal.
+
+use super::figures::{Figures, Row};
+use super::stats::Percentiles;
+
+const HEAD: [&str; 11] = [
+    "relay",
+    "subs",
+    "delivered",
+    "lost",
+    "app p50/p99 us",
+    "wire p50/p99 us",
+    "CPU us/obj",
+    "relay us/obj",
+    "calls/obj",
+    "RSS MiB",
+    "matched",
+];
+
+/// One line per row: medians over the rounds.
+pub fn render(rows: &[Row]) -> String {
+    let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().filter_map(|row| row.median().map(|figures| line(row, &figures))));
+    let widths: Vec<usize> = (0..HEAD.len())
+        .map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max().unwrap_or(0))
+        .collect();
+    let mut text: String = lines.iter().map(|line| aligned(line, &widths)).collect();
+    for row in rows {
+        if let Some(error) = row.error() {
+            text += &format!("{} x {}: {error}\n", row.contender.label(), row.load.subscribers);
+        }
+    }
+    text
+}
+
+/// What came of one run, as it goes.
+pub fn progress(round: usize, row: &Row, figures: &Result<Figures, String>) -> String {
+    let what = format!("round {round}, {} x {}", row.contender.label(), row.load.subscribers);
+    match figures {
+        Err(error) => format!("{what}: {error}"),
+        Ok(figures) => format!(
+            "{what}: {} delivered, {} lost, app {} us, wire {} us",
+            figures.delivered,
+            figures.lost,
+            pair(figures.latency_us),
+            pair(figures.wire_latency_us)
+        ),
+    }
+}
+
+fn line(row: &Row, figures: &Figures) -> Vec<String> {
+    let cpu = figures.cpu_ns_per_object;
+    vec![
+        row.contender.label(),
+        row.load.subscribers.to_string(),
+        figures.delivered.to_string(),
+        figures.lost.to_string(),
+        pair(figures.latency_us),
+        pair(figures.wire_latency_us),
+        format!("{:.1}", cpu.machine / 1e3),
+        format!("{:.1}", cpu.relay / 1e3),
+        format!("{:.2}", figures.syscalls_per_object),
+        format!("{:.1}", figures.rss_bytes as f64 / f64::from(1 << 20)),
+        matched(figures),
+    ]
+}
+
+fn pair(percentiles: Option<Percentiles>) -> String {
+    percentiles.map_or_else(|| "-".to_owned(), |p| format!("{:.0} / {:.0}", p.p50, p.p99))
+}
+
+/// `all`, or how many copies were missing and how many were too many.
+fn matched(figures: &Figures) -> String {
+    match (figures.wire.missing, figures.wire.extra) {
+        (0, 0) if figures.wire.copies > 0 => "all".to_owned(),
+        (missing, extra) => format!("-{missing} +{extra}"),
+    }
+}
+
+/// The first column to the left, numbers to the right.
+fn aligned(cells: &[String], widths: &[usize]) -> String {
+    let cells = cells.iter().zip(widths).enumerate().map(|(column, (cell, width))| match column {
+        0 => format!("{cell:<width$}"),
+        _ => format!("{cell:>width$}"),
+    });
+    cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+}

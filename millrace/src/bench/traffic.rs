@@ -1,0 +1,196 @@
+//! Publisher and subscribers of one run: Millrace's clients for a MoQ relay, plain UDP for the forwarder.
+
+use std::env;
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use serde::Deserialize;
+
+use super::contender::Contender;
+use super::figures::Load;
+use super::process::Process;
+use super::stats::Percentiles;
+use super::udp;
+use crate::lab::Node;
+
+const NAMESPACE: &str = "bench";
+const TRACK: &str = "objects";
+/// Short enough that a subscriber that waits for a group to begin does not wait long, long enough that
+/// setting up streams is not what is measured.
+const OBJECTS_PER_GROUP: u32 = 100;
+/// From the start of both ends until objects flow.
+const FLOW_LIMIT: Duration = Duration::from_secs(10);
+const FLOW_POLL: Duration = Duration::from_millis(250);
+/// From the end of the measured time until both ends have ended.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+pub struct Traffic {
+    publisher: Process,
+    subscribers: Process,
+    contender: Contender,
+}
+
+/// What the subscribers got.
+pub struct Received {
+    pub delivered: u64,
+    pub lost: u64,
+    pub latency_us: Option<Percentiles>,
+    /// Of the plain UDP sinks: when each object was sent, and how long it took, ns.
+    objects: Vec<(u64, u64)>,
+}
+
+impl Received {
+    /// Latency of the objects sent in a stretch of time, where it is known object by object.
+    pub fn latency_of(&self, sent: &Range<u64>) -> Option<Percentiles> {
+        let inside = self.objects.iter().filter(|(at, _)| sent.contains(at));
+        Percentiles::of_ns(inside.map(|(_, latency)| *latency).collect())
+    }
+}
+
+/// Where traffic comes from, goes through and goes to.
+pub struct Route<'lab> {
+    pub publisher: &'lab Node,
+    pub relay: SocketAddr,
+    pub subscribers: &'lab Node,
+}
+
+impl Traffic {
+    /// Starts both ends, and waits until `flows` holds. The publisher sends for `seconds`.
+    pub fn start(
+        contender: Contender,
+        route: &Route<'_>,
+        load: &Load,
+        seconds: f64,
+        directory: &Path,
+        flows: impl FnMut() -> bool,
+    ) -> anyhow::Result<Self> {
+        let commands = Commands { contender, route, load, seconds, directory };
+        // The forwarder's sinks have to say hello first; MoQ subscribers want a track that is there.
+        let (publisher, subscribers) = if contender == Contender::Forwarder {
+            let subscribers = commands.subscribers()?;
+            (commands.publisher()?, subscribers)
+        } else {
+            let publisher = commands.publisher()?;
+            (publisher, commands.subscribers()?)
+        };
+        let mut traffic = Self { publisher, subscribers, contender };
+        traffic.wait_until(flows, || commands.subscribers())?;
+        Ok(traffic)
+    }
+
+    /// A relay may not know the track yet when the subscribers come; then they come again.
+    fn wait_until(
+        &mut self,
+        mut flows: impl FnMut() -> bool,
+        again: impl Fn() -> anyhow::Result<Process>,
+    ) -> anyhow::Result<()> {
+        let start = Instant::now();
+        while !flows() {
+            self.publisher.check_runs()?;
+            let refused = self.subscribers.check_runs().err();
+            if start.elapsed() > FLOW_LIMIT {
+                return Err(
+                    refused.unwrap_or_else(|| anyhow!("nothing like the asked rate within {FLOW_LIMIT:?}"))
+                );
+            }
+            if refused.is_some() {
+                self.subscribers = again()?;
+            }
+            std::thread::sleep(FLOW_POLL);
+        }
+        Ok(())
+    }
+
+    /// An error if an end has stopped already.
+    pub fn check_runs(&mut self) -> anyhow::Result<()> {
+        self.publisher.check_runs()?;
+        self.subscribers.check_runs()
+    }
+
+    /// Waits for the end of the traffic.
+    pub fn finish(self) -> anyhow::Result<Received> {
+        self.publisher.finish(END_LIMIT)?;
+        let output = self.subscribers.finish(END_LIMIT)?;
+        match self.contender {
+            Contender::Forwarder => received_by_sinks(&output),
+            _ => received_by_clients(&output),
+        }
+        .with_context(|| format!("what the subscribers print is not as expected: {output:.200}"))
+    }
+}
+
+fn received_by_sinks(output: &str) -> anyhow::Result<Received> {
+    let sinks: udp::Received = serde_json::from_str(output)?;
+    let latencies = sinks.objects.iter().map(|(_, latency)| *latency).collect();
+    Ok(Received {
+        delivered: sinks.delivered,
+        lost: sinks.lost,
+        latency_us: Percentiles::of_ns(latencies),
+        objects: sinks.objects,
+    })
+}
+
+fn received_by_clients(output: &str) -> anyhow::Result<Received> {
+    #[derive(Deserialize)]
+    struct Stats {
+        delivered: u64,
+        lost: u64,
+        latency_us: Option<Percentiles>,
+    }
+    let stats: Stats = serde_json::from_str(output)?;
+    Ok(Received {
+        delivered: stats.delivered,
+        lost: stats.lost,
+        latency_us: stats.latency_us,
+        objects: Vec::new(),
+    })
+}
+
+struct Commands<'run> {
+    contender: Contender,
+    route: &'run Route<'run>,
+    load: &'run Load,
+    seconds: f64,
+    directory: &'run Path,
+}
+
+impl Commands<'_> {
+    fn publisher(&self) -> anyhow::Result<Process> {
+        let Load { object_bytes, rate_hz, .. } = self.load;
+        let common = format!("--object-bytes {object_bytes} --rate-hz {rate_hz}");
+        let relay = self.route.relay;
+        let arguments = match self.contender {
+            Contender::Forwarder => {
+                format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
+            }
+            _ => format!(
+                "publish --generate --name {NAMESPACE} --track {TRACK} {common} \
+                 --objects-per-group {OBJECTS_PER_GROUP} --duration {} --tls-disable-verify moqt://{relay}",
+                self.seconds
+            ),
+        };
+        self.start("publisher", self.route.publisher, &arguments)
+    }
+
+    fn subscribers(&self) -> anyhow::Result<Process> {
+        let subscribers = self.load.subscribers;
+        let relay = self.route.relay;
+        let arguments = match self.contender {
+            Contender::Forwarder => format!("bench udp sink --from {relay} --subscribers {subscribers}"),
+            _ => format!(
+                "subscribe --name {NAMESPACE} --track {TRACK} --stats --json --subscribers {subscribers} \
+                 --tls-disable-verify moqt://{relay}"
+            ),
+        };
+        self.start("subscribers", self.route.subscribers, &arguments)
+    }
+
+    fn start(&self, name: &'static str, node: &Node, arguments: &str) -> anyhow::Result<Process> {
+        let mut command = node.command(env::current_exe()?);
+        command.args(arguments.split_whitespace());
+        Process::start(name, command, self.directory)
+    }
+}

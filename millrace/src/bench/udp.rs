@@ -1,0 +1,165 @@
+//! A source, a forwarder and sinks of plain UDP: the reference that tells what the lab and the probe
+//! themselves add to a relay's figures.
+
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use nix::sys::time::TimeSpec;
+use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
+use serde::{Deserialize, Serialize};
+
+use super::usage::now_ns;
+
+#[derive(Debug, clap::Subcommand)]
+pub enum Args {
+    /// Send each object to every sink that said hello
+    Forward {
+        #[arg(long)]
+        listen: SocketAddr,
+    },
+    /// Send objects at a fixed rate
+    Source {
+        #[arg(long)]
+        to: SocketAddr,
+        #[arg(long)]
+        object_bytes: usize,
+        #[arg(long)]
+        rate_hz: u64,
+        #[arg(long)]
+        seconds: f64,
+    },
+    /// Receive objects until they stop; print what was received
+    Sink {
+        #[arg(long)]
+        from: SocketAddr,
+        #[arg(long)]
+        subscribers: usize,
+    },
+}
+
+/// What all sinks together received.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Received {
+    pub delivered: u64,
+    /// Sequence numbers missing between the first and the last that arrived, over all sinks.
+    pub lost: u64,
+    /// When each object was sent (`CLOCK_MONOTONIC`), and how long it took; ns.
+    pub objects: Vec<(u64, u64)>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args {
+        Args::Forward { listen } => forward(listen),
+        Args::Source { to, object_bytes, rate_hz, seconds } => source(to, object_bytes, rate_hz, seconds),
+        Args::Sink { from, subscribers } => sinks(from, subscribers),
+    }
+}
+
+const HELLO: &[u8] = b"hello";
+/// Sequence number and time, little endian.
+const HEADER_BYTES: usize = 16;
+const MAX_BYTES: usize = 65_536;
+/// For the first object, then for any: the end of traffic.
+const PATIENCE: Duration = Duration::from_secs(10);
+const SILENCE: Duration = Duration::from_millis(500);
+
+fn forward(listen: SocketAddr) -> anyhow::Result<()> {
+    let socket = UdpSocket::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+    let mut sinks: Vec<SocketAddr> = Vec::new();
+    let mut buffer = vec![0; MAX_BYTES];
+    loop {
+        let (length, from) = socket.recv_from(&mut buffer)?;
+        let datagram = buffer.get(..length).unwrap_or_default();
+        if datagram == HELLO {
+            sinks.push(from);
+            continue;
+        }
+        for sink in &sinks {
+            // A sink that is gone is its own affair.
+            let _ = socket.send_to(datagram, sink);
+        }
+    }
+}
+
+fn source(to: SocketAddr, object_bytes: usize, rate_hz: u64, seconds: f64) -> anyhow::Result<()> {
+    ensure!(object_bytes >= HEADER_BYTES, "an object holds at least {HEADER_BYTES} bytes");
+    ensure!(rate_hz > 0, "the rate is at least 1 Hz");
+    let socket = connect(to)?;
+    let mut object = vec![0; object_bytes];
+    let start = now_ns();
+    for sequence in 0..(rate_hz as f64 * seconds) as u64 {
+        sleep_until(start + sequence * 1_000_000_000 / rate_hz)?;
+        object[..8].copy_from_slice(&sequence.to_le_bytes());
+        object[8..HEADER_BYTES].copy_from_slice(&now_ns().to_le_bytes());
+        socket.send(&object)?;
+    }
+    Ok(())
+}
+
+fn sleep_until(deadline_ns: u64) -> nix::Result<()> {
+    let deadline = TimeSpec::from_duration(Duration::from_nanos(deadline_ns));
+    clock_nanosleep(ClockId::CLOCK_MONOTONIC, ClockNanosleepFlags::TIMER_ABSTIME, &deadline).map(|_| ())
+}
+
+fn sinks(from: SocketAddr, subscribers: usize) -> anyhow::Result<()> {
+    let sockets: Vec<_> = (0..subscribers).map(|_| connect(from)).collect::<Result<_, _>>()?;
+    for socket in &sockets {
+        socket.send(HELLO)?;
+    }
+    let received = std::thread::scope(|scope| {
+        let threads: Vec<_> = sockets.iter().map(|socket| scope.spawn(|| sink(socket))).collect();
+        let each =
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Ok(Received::default())));
+        each.collect::<io::Result<Vec<_>>>()
+    })?;
+    let mut all = Received::default();
+    for one in received {
+        all.delivered += one.delivered;
+        all.lost += one.lost;
+        all.objects.extend(one.objects);
+    }
+    println!("{}", serde_json::to_string(&all)?);
+    Ok(())
+}
+
+fn sink(socket: &UdpSocket) -> io::Result<Received> {
+    let mut received = Received::default();
+    let mut sequences: Option<(u64, u64)> = None;
+    let mut buffer = vec![0; MAX_BYTES];
+    socket.set_read_timeout(Some(PATIENCE))?;
+    loop {
+        let length = match socket.recv(&mut buffer) {
+            Ok(length) => length,
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => break,
+            Err(e) => return Err(e),
+        };
+        let now = now_ns();
+        let Some((sequence, sent)) = header(buffer.get(..length).unwrap_or_default()) else { continue };
+        if sequences.is_none() {
+            socket.set_read_timeout(Some(SILENCE))?;
+        }
+        let (low, high) = sequences.unwrap_or((sequence, sequence));
+        sequences = Some((low.min(sequence), high.max(sequence)));
+        received.objects.push((sent, now.saturating_sub(sent)));
+    }
+    received.delivered = received.objects.len() as u64;
+    received.lost = sequences.map_or(0, |(low, high)| (high - low + 1).saturating_sub(received.delivered));
+    Ok(received)
+}
+
+fn header(datagram: &[u8]) -> Option<(u64, u64)> {
+    let (sequence, rest) = datagram.split_first_chunk()?;
+    Some((u64::from_le_bytes(*sequence), u64::from_le_bytes(*rest.first_chunk()?)))
+}
+
+fn connect(to: SocketAddr) -> anyhow::Result<UdpSocket> {
+    let any: SocketAddr = match to {
+        SocketAddr::V4(_) => ([0; 4], 0).into(),
+        SocketAddr::V6(_) => ([0; 16], 0).into(),
+    };
+    let socket = UdpSocket::bind(any)?;
+    socket.connect(to).with_context(|| format!("cannot reach {to}"))?;
+    Ok(socket)
+}

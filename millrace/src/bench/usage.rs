@@ -1,0 +1,121 @@
+//! What a stretch of time cost: CPU of the machine and of a process, memory.
+
+use std::fs;
+use std::io;
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use nix::unistd::{Pid, SysconfVar, sysconf};
+
+/// `CLOCK_MONOTONIC`, the clock of the probe and of the clients.
+pub fn now_ns() -> u64 {
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| Duration::from(now).as_nanos() as u64)
+}
+
+/// A reading of the clocks; the difference of two is what the time between them cost.
+#[derive(Debug, Clone, Copy)]
+pub struct Reading {
+    at_ns: u64,
+    not_busy_ns: u64,
+    process_ns: u64,
+    cpus: u64,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Used {
+    pub elapsed_ns: u64,
+    /// Time that all CPUs together were not idle.
+    pub machine_ns: u64,
+    /// CPU time of all threads of the process, ended ones included.
+    pub process_ns: u64,
+}
+
+impl Reading {
+    pub fn take(process: u32) -> io::Result<Self> {
+        let stat = fs::read_to_string("/proc/stat")?;
+        let (not_busy_ns, cpus) = not_busy(&stat, tick_ns())
+            .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/stat is not as expected"))?;
+        let clock = clock_getcpuclockid(Pid::from_raw(process.cast_signed()))?;
+        let process_ns = Duration::from(clock_gettime(clock)?).as_nanos() as u64;
+        Ok(Self { at_ns: now_ns(), not_busy_ns, process_ns, cpus })
+    }
+
+    pub fn used_since(&self, earlier: &Self) -> Used {
+        let elapsed_ns = self.at_ns - earlier.at_ns;
+        Used {
+            elapsed_ns,
+            machine_ns: (elapsed_ns * self.cpus)
+                .saturating_sub(self.not_busy_ns.saturating_sub(earlier.not_busy_ns)),
+            process_ns: self.process_ns.saturating_sub(earlier.process_ns),
+        }
+    }
+}
+
+impl Used {
+    /// Average over the time.
+    pub fn busy_cpus(&self) -> f64 {
+        self.machine_ns as f64 / self.elapsed_ns.max(1) as f64
+    }
+}
+
+/// Idle, iowait and steal time of all CPUs, and how many CPUs there are. Idle time is measured at each
+/// entry and exit of idle; the busy columns are sampled at the tick, with which traffic at a fixed rate
+/// falls in step.
+fn not_busy(stat: &str, tick_ns: u64) -> Option<(u64, u64)> {
+    let total = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let columns: Vec<u64> = total.split_whitespace().map_while(|column| column.parse().ok()).collect();
+    let [_user, _nice, _system, idle, iowait, _irq, _softirq, steal, ..] = columns[..] else { return None };
+    let cpus = stat.lines().filter(|line| line.starts_with("cpu") && !line.starts_with("cpu ")).count();
+    Some(((idle + iowait + steal) * tick_ns, cpus as u64))
+}
+
+fn tick_ns() -> u64 {
+    let per_second = sysconf(SysconfVar::CLK_TCK).ok().flatten().unwrap_or(100);
+    1_000_000_000 / per_second.max(1) as u64
+}
+
+/// Peak resident memory of a process so far.
+pub fn peak_rss_bytes(process: u32) -> io::Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no VmHWM"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_proc_stat() {
+        let stat = "cpu  10 20 30 400 50 6 7 8 0 0\ncpu0 5 10 15 200 25 3 3 4 0 0\ncpu1 5 10 15 200 25 3 4 4 0 0\nintr 1\n";
+        assert_eq!(not_busy(stat, 10), Some((4580, 2)));
+        assert_eq!(not_busy("cpu  1 2 3\n", 10), None);
+        assert_eq!(not_busy("", 10), None);
+    }
+
+    /// Half a second of one thread's work shows as that, in the process and in the machine.
+    #[test]
+    fn work_is_seen() {
+        let before = Reading::take(std::process::id()).expect("a reading");
+        let work_ns = 500_000_000;
+        let start = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("clock");
+        let mut worked = 0;
+        while worked < work_ns {
+            let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map(Duration::from).expect("clock");
+            worked = (now - start).as_nanos() as u64;
+        }
+        let used = Reading::take(std::process::id()).expect("a reading").used_since(&before);
+        assert!(used.elapsed_ns >= work_ns);
+        assert!(used.process_ns >= work_ns, "{used:?}");
+        // /proc/stat counts whole ticks.
+        assert!(used.machine_ns + 5 * tick_ns() >= work_ns, "{used:?}");
+    }
+
+    #[test]
+    fn memory_of_this_process() {
+        assert!(peak_rss_bytes(std::process::id()).expect("VmHWM") > 1 << 20);
+        assert!(peak_rss_bytes(u32::MAX).is_err());
+    }
+}

@@ -1,0 +1,206 @@
+//! From the probe's samples to wire latency: which copy that left belongs to which packet that came.
+//!
+//! Packets are encrypted, so a copy is recognised by order alone. That is unambiguous while one object is
+//! one packet and the relay answers before the next object comes; where the counts show that it was not
+//! so, the result says it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+use millrace_bpf::probe::Sample;
+use millrace_bpf::tc::Hook;
+use serde::{Deserialize, Serialize};
+
+/// Who sends objects to the relay, and who gets them.
+#[derive(Debug, Clone, Copy)]
+pub struct Ends {
+    pub publisher: IpAddr,
+    pub subscribers: IpAddr,
+    /// UDP payload from which on a packet is an object.
+    pub object_bytes: u32,
+}
+
+/// How the copies of all subscribers were matched. `missing` and `extra` are zero when every object had
+/// exactly one copy for each subscriber.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Matched {
+    /// Object packets that entered the relay's interface.
+    pub objects: u64,
+    /// Flows to subscribers that carried copies.
+    pub subscribers: u64,
+    pub copies: u64,
+    /// Objects without a copy, over all subscribers.
+    pub missing: u64,
+    /// Copies without an object: retransmissions, path MTU probes.
+    pub extra: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wire {
+    /// From entering the relay's interface to leaving it, per copy.
+    pub latencies_ns: Vec<u64>,
+    pub matched: Matched,
+}
+
+/// Matches samples of a stretch of traffic. The first object counts, so the subscribers' interface has to
+/// be sampled before the publisher's is; the last one does not, since its copies may come after the stretch.
+pub fn matched(samples: &[Sample], ends: &Ends) -> Wire {
+    let mut entered = Vec::new();
+    let mut left: BTreeMap<SocketAddr, Vec<u64>> = BTreeMap::new();
+    for sample in samples {
+        let times = match sample.hook {
+            Hook::Ingress if sample.source.ip() == ends.publisher => &mut entered,
+            Hook::Egress if sample.destination.ip() == ends.subscribers => {
+                left.entry(sample.destination).or_default()
+            }
+            _ => continue,
+        };
+        times.extend((0..sample.packets(ends.object_bytes)).map(|_| sample.time_ns));
+    }
+    // CPUs stamp before they reserve ring space, so neighbours may be swapped.
+    entered.sort_unstable();
+    let end = entered.pop().unwrap_or(0);
+    let mut wire = Wire { latencies_ns: Vec::new(), matched: Matched::default() };
+    wire.matched.objects = entered.len() as u64;
+    wire.matched.subscribers = left.len() as u64;
+    for copies in left.values_mut() {
+        copies.sort_unstable();
+        wire.add(&entered, copies, end);
+    }
+    wire
+}
+
+impl Wire {
+    /// One subscriber; copies count from the first object until `end`, when the next object came.
+    fn add(&mut self, entered: &[u64], left: &[u64], end: u64) {
+        let Some(first) = entered.first() else { return };
+        let left: Vec<u64> = left.iter().copied().filter(|time| (first..&end).contains(&time)).collect();
+        self.matched.copies += left.len() as u64;
+        let in_order =
+            entered.len() == left.len() && entered.iter().zip(&left).all(|(came, went)| came <= went);
+        if in_order {
+            self.latencies_ns.extend(entered.iter().zip(&left).map(|(came, went)| went - came));
+        } else {
+            self.add_nearest(entered, &left);
+        }
+    }
+
+    /// Where counts differ: a copy belongs to the latest object before it, and each object has one copy.
+    /// No latency longer than the time between two objects can come out of this.
+    fn add_nearest(&mut self, entered: &[u64], left: &[u64]) {
+        let mut last = None;
+        let mut with_copy = 0;
+        for went in left {
+            let index = entered.partition_point(|came| came <= went).checked_sub(1);
+            match index.and_then(|index| entered.get(index)) {
+                Some(came) if index != last => {
+                    self.latencies_ns.push(went - came);
+                    with_copy += 1;
+                    last = index;
+                }
+                _ => self.matched.extra += 1,
+            }
+        }
+        self.matched.missing += entered.len() as u64 - with_copy;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PUBLISHER: &str = "10.0.0.1:5000";
+    const RELAY: &str = "10.0.0.2:4443";
+    const ENDS: Ends = Ends {
+        publisher: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1)),
+        subscribers: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 1, 1)),
+        object_bytes: 1200,
+    };
+
+    fn sample(time_ns: u64, hook: Hook, source: &str, destination: &str) -> Sample {
+        Sample {
+            time_ns,
+            ifindex: 1,
+            hook,
+            source: source.parse().expect("an address"),
+            destination: destination.parse().expect("an address"),
+            payload_bytes: 1230,
+            segment_bytes: None,
+            vlan: None,
+        }
+    }
+
+    fn came(time_ns: u64) -> Sample {
+        sample(time_ns, Hook::Ingress, PUBLISHER, RELAY)
+    }
+
+    fn went(time_ns: u64, port: u16) -> Sample {
+        sample(time_ns, Hook::Egress, RELAY, &format!("10.0.1.1:{port}"))
+    }
+
+    fn run(samples: &[Sample]) -> Wire {
+        matched(&[samples, &[came(10_000)]].concat(), &ENDS)
+    }
+
+    #[test]
+    fn by_order_per_subscriber() {
+        let wire = run(&[
+            came(100),
+            went(150, 1),
+            went(160, 2),
+            came(200),
+            went(270, 2),
+            went(280, 1),
+            came(300),
+            went(310, 1),
+            went(320, 2),
+        ]);
+        let mut latencies = wire.latencies_ns.clone();
+        latencies.sort_unstable();
+        assert_eq!(latencies, [10, 20, 50, 60, 70, 80]);
+        assert_eq!(wire.matched, Matched { objects: 3, subscribers: 2, copies: 6, missing: 0, extra: 0 });
+    }
+
+    #[test]
+    fn longer_than_the_period_while_counts_agree() {
+        let wire = run(&[came(100), came(200), went(250, 1), went(300, 1)]);
+        assert_eq!(wire.latencies_ns, [150, 100]);
+    }
+
+    #[test]
+    fn missing_and_extra_are_counted() {
+        // The first object is lost; the third is sent twice.
+        let wire =
+            run(&[came(100), came(200), went(230, 1), came(300), went(340, 1), went(350, 1), went(360, 1)]);
+        assert_eq!(wire.latencies_ns, [30, 40]);
+        assert_eq!(wire.matched, Matched { objects: 3, subscribers: 1, copies: 4, missing: 1, extra: 2 });
+    }
+
+    #[test]
+    fn what_is_not_an_object_is_ignored() {
+        let small = Sample { payload_bytes: 60, ..came(110) };
+        let other = sample(120, Hook::Ingress, "10.0.9.9:1", RELAY);
+        let to_publisher = sample(130, Hook::Egress, RELAY, PUBLISHER);
+        let wire = run(&[went(50, 1), came(100), small, other, to_publisher, went(150, 1)]);
+        assert_eq!(wire.latencies_ns, [50]);
+        assert_eq!(wire.matched.objects, 1);
+    }
+
+    #[test]
+    fn edges_and_order() {
+        // The copy at 50 belongs to an object before the first; the object at 400 is the last.
+        let samples =
+            [went(50, 1), went(280, 1), came(260), came(100), went(130, 1), came(400), went(440, 1)];
+        let wire = matched(&samples, &ENDS);
+        assert_eq!(wire.latencies_ns, [30, 20]);
+        assert_eq!(wire.matched, Matched { objects: 2, subscribers: 1, copies: 2, missing: 0, extra: 0 });
+        assert_eq!(matched(&[], &ENDS).matched, Matched::default());
+    }
+
+    #[test]
+    fn super_packets_count_by_segment() {
+        let pair = Sample { payload_bytes: 2460, segment_bytes: Some(1230), ..came(100) };
+        let wire = run(&[pair, went(150, 1), went(160, 1)]);
+        assert_eq!(wire.latencies_ns, [50, 60]);
+    }
+}

@@ -1,0 +1,62 @@
+//! `millrace bench relay` on the plain forwarder, whose figures are known. Needs root.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+const SUBSCRIBERS: f64 = 2.0;
+const RATE_HZ: f64 = 200.0;
+
+#[test]
+fn forwarder_is_measured_and_a_missing_relay_is_reported() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP forwarder_is_measured_and_a_missing_relay_is_reported: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let (json, plot) = (directory.path().join("rows.json"), directory.path().join("plot.svg"));
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["bench", "relay", "--relays", "moq-relay", "--subscribers", "2", "--rate-hz", "200"])
+        .args(["--seconds", "1", "--rounds", "1"])
+        .args(["--json".as_ref(), json.as_os_str(), "--plot".as_ref(), plot.as_os_str()])
+        .env("MILLRACE_PEERS", directory.path())
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .current_dir(directory.path())
+        .output()
+        .expect("millrace runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(table.contains("udp-forwarder") && table.contains("moq-relay x 2: "), "{table}");
+    assert!(std::fs::read_to_string(plot).expect("a plot").contains("udp-forwarder"));
+
+    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    let [missing, forwarder] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+    assert_eq!(missing["relay"], "moq-relay");
+    assert!(
+        missing["error"].as_str().is_some_and(|error| error.contains("moq-relay is not in")),
+        "{missing}"
+    );
+    assert_eq!(missing["delivered"], Value::Null);
+    check_forwarder(forwarder);
+}
+
+fn check_forwarder(row: &Value) {
+    assert_eq!((&row["relay"], row.get("error")), (&Value::from("udp-forwarder"), None));
+    let number =
+        |path: &str| row.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("{path} in {row}"));
+    assert!(number("/delivered") >= RATE_HZ * SUBSCRIBERS);
+    assert_eq!(number("/lost"), 0.0);
+    // Every copy of every object of the probed second is found.
+    assert!(number("/wire/objects") >= 0.9 * RATE_HZ, "{row}");
+    assert_eq!(number("/wire/copies"), SUBSCRIBERS * number("/wire/objects"));
+    assert_eq!((number("/wire/missing"), number("/wire/extra")), (0.0, 0.0));
+    // The host's share is a part of the whole way.
+    assert!(number("/wire_latency_us/p50") > 0.0);
+    assert!(number("/wire_latency_us/p50") < number("/latency_us/p50"));
+    // One receive for each object and one send for each copy.
+    let calls = number("/syscalls_per_object");
+    assert!((calls - (1.0 + 1.0 / SUBSCRIBERS)).abs() < 0.1, "{calls}");
+    assert!(number("/cpu_ns_per_object/relay") > 0.0);
+    assert!(number("/cpu_ns_per_object/relay") < number("/cpu_ns_per_object/machine"));
+    assert!(number("/rss_bytes") > 0.0);
+}
