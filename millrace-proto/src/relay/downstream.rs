@@ -363,6 +363,10 @@ impl Downstream {
         self.events.pop_front()
     }
 
+    pub fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// How many streams an owner has and had.
     pub fn owned(&self, owner: u64) -> Owned {
         self.owners.get(&owner).copied().unwrap_or_default()

@@ -1,0 +1,213 @@
+use std::{
+    io::{self, IoSlice},
+    net::{IpAddr, SocketAddr, UdpSocket},
+    ops::AddAssign,
+    os::fd::{AsFd, AsRawFd},
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use nix::{
+    cmsg_space,
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, sendmmsg, sockopt},
+};
+use parking_lot::Mutex;
+
+use super::{Batch, batch::Message};
+
+/// The most messages that the kernel takes in one call (UIO_MAXIOV).
+const MAX_CALL: usize = 1024;
+/// The send buffer asked for: a packet for each of some thousand subscribers at once.
+const SEND_BUFFER: usize = 8 << 20;
+/// How long one flush may wait for room in the send buffer: cheaper than repairing what is dropped, but
+/// connection locks may be held meanwhile.
+const MAX_WAIT: Duration = Duration::from_millis(2);
+
+/// Hands batches to one UDP socket, with `sendmmsg` and, where it may, generic segmentation offload.
+pub struct Sender {
+    socket: UdpSocket,
+    ipv6: bool,
+    gso: AtomicBool,
+    totals: Mutex<Report>,
+}
+
+/// What became of packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub packets: u64,
+    pub bytes: u64,
+    /// System calls that send.
+    pub system_calls: u64,
+    /// Dropped, larger than the path takes (EMSGSIZE).
+    pub too_large: u64,
+    /// Dropped, no room in the send buffer.
+    pub overflowed: u64,
+    /// Dropped for another reason: no route, forbidden by a firewall.
+    pub failed: u64,
+}
+
+impl Sender {
+    /// Shares `socket`, which may also be the QUIC stack's. `gso`: use segmentation offload if the kernel
+    /// has it; programs at a virtual device's other end then see packets of up to 64 KiB.
+    pub fn new(socket: &UdpSocket, gso: bool) -> io::Result<Self> {
+        let socket = socket.try_clone()?;
+        let ipv6 = socket.local_addr()?.is_ipv6();
+        let gso = gso && getsockopt(&socket, sockopt::UdpGsoSegment).is_ok();
+        grow_send_buffer(&socket)?;
+        Ok(Self { socket, ipv6, gso: AtomicBool::new(gso), totals: Mutex::default() })
+    }
+
+    /// Sends everything in `batch` and empties it. What cannot be sent is dropped, as a router would: the
+    /// sender's loss recovery repairs it.
+    pub fn flush(&self, batch: &mut Batch) -> Report {
+        if batch.is_empty() {
+            return Report::default();
+        }
+        let report =
+            send_all(batch, &self.gso, |call, segment| self.send(batch, call, segment), || self.wait());
+        batch.clear();
+        *self.totals.lock() += report;
+        report
+    }
+
+    /// Everything since the beginning.
+    pub fn totals(&self) -> Report {
+        *self.totals.lock()
+    }
+
+    /// Whether segmentation offload is in use.
+    pub fn gso(&self) -> bool {
+        self.gso.load(Ordering::Relaxed)
+    }
+
+    /// One system call; returns how many messages it took.
+    fn send(&self, batch: &Batch, messages: &[Message], segment: Option<u16>) -> nix::Result<usize> {
+        let slices: Vec<_> = messages.iter().map(|m| [IoSlice::new(batch.slice(&m.bytes))]).collect();
+        let addresses: Vec<_> = messages.iter().map(|m| Some(self.address(m.to))).collect();
+        let control = segment.as_ref().map(ControlMessage::UdpGsoSegments);
+        let space = control.is_some().then(|| cmsg_space!(u16));
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(messages.len(), space);
+        let fd = self.socket.as_raw_fd();
+        let sent =
+            sendmmsg(fd, &mut headers, &slices, &addresses, control.as_slice(), MsgFlags::MSG_DONTWAIT)?;
+        Ok(sent.count())
+    }
+
+    fn address(&self, to: SocketAddr) -> SockaddrStorage {
+        match to.ip() {
+            IpAddr::V4(ip) if self.ipv6 => SocketAddr::new(ip.to_ipv6_mapped().into(), to.port()).into(),
+            _ => to.into(),
+        }
+    }
+
+    fn wait(&self) {
+        let mut fds = [PollFd::new(self.socket.as_fd(), PollFlags::POLLOUT)];
+        let timeout = PollTimeout::try_from(MAX_WAIT).unwrap_or(PollTimeout::ZERO);
+        // Whatever it says, the next attempt to send tells.
+        let _ = poll(&mut fds, timeout);
+    }
+}
+
+/// Sends the batch's messages by `send`, which takes what fits one call and returns how many it sent.
+fn send_all(
+    batch: &Batch,
+    gso: &AtomicBool,
+    mut send: impl FnMut(&[Message], Option<u16>) -> nix::Result<usize>,
+    wait: impl FnOnce(),
+) -> Report {
+    let mut report = Report::default();
+    let mut messages = batch.messages(gso.load(Ordering::Relaxed));
+    let (mut at, mut wait) = (0, Some(wait));
+    while let Some(rest) = messages.get(at..)
+        && let Some(first) = rest.first()
+    {
+        let packets = first.packets as u64;
+        let (count, segment) = one_call(rest);
+        let call = rest.get(..count).unwrap_or(rest);
+        report.system_calls += 1;
+        match send(call, segment) {
+            Ok(sent) => {
+                report.count(call.iter().take(sent));
+                at += sent;
+                continue;
+            }
+            Err(Errno::EINTR) => continue,
+            Err(Errno::EAGAIN | Errno::ENOBUFS) => match wait.take() {
+                Some(wait) => {
+                    wait();
+                    continue;
+                }
+                None => {
+                    report.overflowed += rest.iter().map(|message| message.packets as u64).sum::<u64>();
+                    break;
+                }
+            },
+            // The route's device cannot offload, or takes no segments of this size.
+            Err(error @ (Errno::EIO | Errno::EINVAL | Errno::EMSGSIZE)) if packets > 1 => {
+                if error == Errno::EIO {
+                    gso.store(false, Ordering::Relaxed);
+                }
+                let split: Vec<_> = first.split().collect();
+                messages.splice(at..=at, split);
+                continue;
+            }
+            Err(Errno::EMSGSIZE) => report.too_large += packets,
+            Err(_) => report.failed += packets,
+        }
+        at += 1;
+    }
+    report
+}
+
+impl Report {
+    fn count<'a>(&mut self, messages: impl Iterator<Item = &'a Message>) {
+        for message in messages {
+            self.packets += message.packets as u64;
+            self.bytes += message.bytes.len() as u64;
+        }
+    }
+}
+
+impl AddAssign for Report {
+    fn add_assign(&mut self, other: Self) {
+        self.packets += other.packets;
+        self.bytes += other.bytes;
+        self.system_calls += other.system_calls;
+        self.too_large += other.too_large;
+        self.overflowed += other.overflowed;
+        self.failed += other.failed;
+    }
+}
+
+/// How many of `messages`, which are not empty, fit into one call, and its segment size.
+///
+/// A call has one segment size for all; a message that is no longer is not segmented.
+fn one_call(messages: &[Message]) -> (usize, Option<u16>) {
+    let (mut segment, mut longest_single) = (None, 0);
+    let fits = |message: &&Message| {
+        if message.packets == 1 {
+            longest_single = longest_single.max(message.segment);
+        } else if *segment.get_or_insert(message.segment) != message.segment {
+            return false;
+        }
+        segment.is_none_or(|segment| longest_single <= segment)
+    };
+    let count = messages.iter().take(MAX_CALL).take_while(fits).count();
+    let segmented = messages.iter().take(count).find(|message| message.packets > 1);
+    (count.max(1), segmented.map(|message| message.segment as u16))
+}
+
+/// As far as the system allows: past its limit with CAP_NET_ADMIN.
+fn grow_send_buffer(socket: &UdpSocket) -> io::Result<()> {
+    let forced = nix::sys::socket::setsockopt(socket, sockopt::SndBufForce, &SEND_BUFFER);
+    if forced.is_err() {
+        nix::sys::socket::setsockopt(socket, sockopt::SndBuf, &SEND_BUFFER)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;
