@@ -106,35 +106,51 @@ setup_clang() {
     apt_get install "clang-$version" "clang-format-$version" >/dev/null || die "apt-get could not install clang-$version"
 }
 
+rust_minimum() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
+
 rust_is_new_enough() {
-    local minimum version
-    minimum=$(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)
+    local version
     version=$(rustc --version 2>/dev/null | cut -d' ' -f2) || return 1
-    at_least "$version" "$minimum" && have cargo && cargo fmt --version >/dev/null 2>&1 &&
+    at_least "$version" "$(rust_minimum)" && have cargo && cargo fmt --version >/dev/null 2>&1 &&
         cargo clippy --version >/dev/null 2>&1
 }
 
-# Where there is a rustup (a distribution's or one's own) it brings the tested toolchain for this directory only;
-# where there is no Rust at all, rustup's installer puts it into the home directory.
+# The version of package $1 that apt would install.
+candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9][^+~-]*\).*/\1/p'; }
+
+# Puts a Rust or a rustup in place where there is neither: the distribution's if it is new enough, else rustup's
+# installer. An older Rust of the distribution stays where it is: rustup's comes first in PATH.
+install_rust() {
+    if can_install && ! have cargo; then
+        apt_update
+        if at_least "$(candidate cargo)" "$(rust_minimum)"; then
+            say "installing: cargo rustfmt rust-clippy"
+            apt_get install cargo rustfmt rust-clippy >/dev/null && return
+        elif [ -n "$(candidate rustup)" ]; then
+            say "installing: rustup"
+            apt_get install rustup >/dev/null && return
+        fi
+    fi
+    say "installing Rust $RUST_TESTED into ${CARGO_HOME:-$HOME/.cargo} with rustup's installer"
+    local installer
+    installer=$(mktemp)
+    curl -fsSL --retry 3 --proto '=https' --tlsv1.2 https://sh.rustup.rs -o "$installer" ||
+        die "rustup's installer could not be fetched; install Rust >= $(rust_minimum)"
+    RUSTUP_INIT_SKIP_PATH_CHECK=yes sh "$installer" -y -q --no-modify-path --profile minimal \
+        --default-toolchain "$RUST_TESTED" -c rustfmt -c clippy
+    rm -f "$installer"
+}
+
 setup_rust() {
     ! rust_is_new_enough || return 0
-    if have rustup; then
-        say "installing Rust $RUST_TESTED with rustup, for this directory"
-        rustup toolchain install "$RUST_TESTED" --profile minimal -c rustfmt -c clippy
-        rustup override set "$RUST_TESTED"
-    else
-        say "installing Rust $RUST_TESTED into ${CARGO_HOME:-$HOME/.cargo} with rustup's installer"
-        local installer
-        installer=$(mktemp)
-        curl -fsSL --retry 3 --proto '=https' --tlsv1.2 https://sh.rustup.rs -o "$installer" ||
-            die "rustup's installer could not be fetched; install Rust >= $(sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml)"
-        # A distribution's older Rust may stay where it is: ours comes first in PATH.
-        RUSTUP_INIT_SKIP_PATH_CHECK=yes sh "$installer" -y -q --no-modify-path --profile minimal \
-            --default-toolchain "$RUST_TESTED" -c rustfmt -c clippy
-        rm -f "$installer"
-    fi
+    have rustup || install_rust
     hash -r
-    rust_is_new_enough || die "Rust is still not usable: $(rustc --version 2>&1)"
+    if have rustup && ! rust_is_new_enough; then
+        say "installing Rust $RUST_TESTED with rustup, for this directory"
+        rustup -q toolchain install "$RUST_TESTED" --profile minimal -c rustfmt -c clippy
+        rustup -q override set "$RUST_TESTED"
+    fi
+    rust_is_new_enough || die "no usable Rust >= $(rust_minimum) with rustfmt and clippy: $(rustc --version 2>&1)"
 }
 
 setup_packages
