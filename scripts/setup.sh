@@ -134,7 +134,7 @@ install_rust() {
     say "installing Rust $RUST_TESTED into ${CARGO_HOME:-$HOME/.cargo} with rustup's installer"
     local installer
     installer=$(mktemp)
-    curl -fsSL --retry 3 --proto '=https' --tlsv1.2 https://sh.rustup.rs -o "$installer" ||
+    curl -fsSL --retry 3 --proto '=https' --tlsv1.2 https://static.rust-lang.org/rustup/rustup-init.sh -o "$installer" ||
         die "rustup's installer could not be fetched; install Rust >= $(rust_minimum)"
     RUSTUP_INIT_SKIP_PATH_CHECK=yes sh "$installer" -y -q --no-modify-path --profile minimal \
         --default-toolchain "$RUST_TESTED" -c rustfmt -c clippy
