@@ -56,7 +56,7 @@ pub struct Attachment(Inner);
 
 enum Inner {
     /// The kernel detaches when the link's last descriptor closes, so also when this process is killed.
-    Tcx { _link: Link },
+    Tcx { link: Link },
     /// Outlives the process unless it is removed.
     Clsact { _filter: Filter },
 }
@@ -74,7 +74,7 @@ impl Attachment {
         let error = |mechanism| move |source| Error::Interface { ifindex, hook, mechanism, source };
         if mechanism != Some(Mechanism::Clsact) {
             match tcx(program, ifindex, position) {
-                Ok(link) => return Ok(Self(Inner::Tcx { _link: link })),
+                Ok(link) => return Ok(Self(Inner::Tcx { link })),
                 // What a kernel says that does not know the attach type.
                 Err(e) if mechanism.is_none() && e.raw_os_error() == Some(nix::libc::EINVAL) => {}
                 Err(e) => return Err(error(Mechanism::Tcx)(e)),
@@ -88,6 +88,16 @@ impl Attachment {
         match self.0 {
             Inner::Tcx { .. } => Mechanism::Tcx,
             Inner::Clsact { .. } => Mechanism::Clsact,
+        }
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        if let Inner::Tcx { link } = &self.0 {
+            // Closing alone is not enough: a child that another thread is about to start holds the descriptor
+            // until it executes its program. An interface that is gone took the link along.
+            let _ = link.detach();
         }
     }
 }

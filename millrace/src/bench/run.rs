@@ -16,7 +16,7 @@ use super::process::{Process, listens, packets_sent};
 use super::traffic::{Route, Traffic};
 use super::usage::{Reading, Used, now_ns, peak_rss_bytes};
 use super::wire::{self, Ends, Wire};
-use crate::lab::{Lab, Node, Topology};
+use crate::lab::{self, Lab, Node, Topology};
 
 /// Until a relay listens.
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -41,6 +41,7 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(seconds: f64) -> anyhow::Result<Self> {
+        lab::remove_on_signal()?;
         let lab = Lab::new(&Topology::standard(1, 1)).context("cannot make the lab")?;
         let directory = tempfile::tempdir()?;
         let identity = Identity::create(directory.path(), lab.node("relay")?.addr_v4())?;
