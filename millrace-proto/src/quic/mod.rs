@@ -1,6 +1,7 @@
 //! QUIC version 1 on the wire (RFC 9000, RFC 9001, RFC 9221): what two senders on one connection need.
 
 pub mod ack;
+pub mod credit;
 pub mod frame;
 pub mod keys;
 pub mod number;

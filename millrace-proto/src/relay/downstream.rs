@@ -363,6 +363,7 @@ impl Downstream {
         self.events.pop_front()
     }
 
+    /// Whether [`Self::poll_event`] has something.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
@@ -593,6 +594,13 @@ impl Downstream {
         }
     }
 
+    /// Gives up to `wanted` bytes of unused connection credit away and returns how many.
+    pub fn take_max_data(&mut self, wanted: u64) -> u64 {
+        let taken = wanted.min(self.peer.max_data.saturating_sub(self.data_sent));
+        self.peer.max_data -= taken;
+        taken
+    }
+
     pub fn on_max_stream_data(&mut self, id: u64, max: u64) -> Result<(), Violation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
         if let Some(stream) = self.streams.get_mut(key)
@@ -642,6 +650,11 @@ impl Downstream {
     pub fn on_path_change(&mut self, now: Instant) {
         self.recovery.on_path_change(now);
         self.pacer = Pacer::new(self.config.mtu as u64, now);
+    }
+
+    /// The round trip that the newest acknowledgement showed.
+    pub fn latest_rtt(&self) -> Duration {
+        self.recovery.rtt.latest()
     }
 
     /// The congestion window that is left to the QUIC stack, bytes.

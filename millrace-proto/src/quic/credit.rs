@@ -1,0 +1,148 @@
+//! The peer's connection credit (MAX_DATA, RFC 9000, section 4.1), shared out between the QUIC stack and
+//! the data plane.
+//!
+//! The stack is *granted* a part and told of no more than that; the data plane owns the rest. Neither can
+//! therefore use credit that the other one has used, however their packets interleave. The stack's part is
+//! topped up as it is used.
+
+use std::collections::BTreeMap;
+
+/// What the stack is granted at a time, bytes: enough for control messages.
+const GRANT: u64 = 64 * 1024;
+
+/// A packet's worth, so that a tiny credit does not end in a grant of nothing.
+const LEAST: u64 = 1200;
+
+/// Streams whose progress is remembered. Retransmissions on an older one count as new data, which tops the
+/// grant up sooner and does no other harm.
+const STREAMS: usize = 1024;
+
+/// Both shares of one connection's credit, bytes.
+#[derive(Clone, Debug)]
+pub struct Credit {
+    /// The peer's MAX_DATA.
+    total: u64,
+    /// The stack's MAX_DATA.
+    granted: u64,
+    /// What is left of the grant after a top-up.
+    grant: u64,
+    /// Bytes that the stack has sent for the first time.
+    used: u64,
+    /// By stream, the end of what the stack has sent.
+    sent: BTreeMap<u64, u64>,
+}
+
+impl Credit {
+    /// Splits the peer's `initial_max_data`.
+    pub fn new(total: u64) -> Self {
+        let grant = GRANT.min(total / 4).max(LEAST);
+        Self { total, granted: grant.min(total), grant, used: 0, sent: BTreeMap::new() }
+    }
+
+    /// The limit that the stack may know of.
+    pub fn granted(&self) -> u64 {
+        self.granted
+    }
+
+    /// The limit that the data plane may know of.
+    pub fn rest(&self) -> u64 {
+        self.total - self.granted
+    }
+
+    /// The stack sends bytes up to `end` on a stream.
+    pub fn on_sent(&mut self, stream: u64, end: u64) {
+        let sent = self.sent.entry(stream).or_default();
+        self.used += end.saturating_sub(*sent);
+        *sent = end.max(*sent);
+        if self.sent.len() > STREAMS {
+            self.sent.pop_first();
+        }
+    }
+
+    /// The peer's limit is `total` now; the difference is the data plane's until a top-up.
+    pub fn on_max_data(&mut self, total: u64) {
+        self.total = self.total.max(total);
+    }
+
+    /// Tops the grant up when half of it is used: `take` is asked for that many bytes of the data plane's
+    /// share, and says how many it had left. Returns the stack's new limit.
+    pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64) -> Option<u64> {
+        let left = self.granted.saturating_sub(self.used);
+        if left >= self.grant.div_ceil(2) {
+            return None;
+        }
+        let taken = take(self.grant - left);
+        self.granted += taken;
+        (taken > 0).then_some(self.granted)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn the_grant_is_a_quarter_at_most_and_a_packet_at_least() {
+        for (total, granted) in [(0, 0), (1000, 1000), (4000, 1200), (40_000, 10_000), (1 << 30, 64 << 10)] {
+            let credit = Credit::new(total);
+            assert_eq!((credit.granted(), credit.rest()), (granted, total - granted));
+        }
+    }
+
+    #[test]
+    fn topped_up_when_half_is_used_and_not_for_retransmissions() {
+        let mut credit = Credit::new(40_000);
+        credit.on_sent(0, 4000);
+        credit.on_sent(4, 1000);
+        credit.on_sent(0, 4000);
+        credit.on_sent(0, 3000);
+        assert_eq!(credit.top_up(|_| panic!("exactly half is left")), None);
+        credit.on_sent(4, 1001);
+        assert_eq!(credit.top_up(|wanted| wanted), Some(15_001));
+        assert_eq!(credit.rest(), 24_999);
+    }
+
+    #[test]
+    fn nothing_left_to_take_is_asked_for_again() {
+        let mut credit = Credit::new(4000);
+        credit.on_sent(0, 1200);
+        assert_eq!(credit.top_up(|_| 0), None);
+        credit.on_max_data(6000);
+        assert_eq!(credit.rest(), 4800);
+        assert_eq!(credit.top_up(|_| 700), Some(1900));
+        credit.on_max_data(5000);
+        assert_eq!(credit.rest(), 4100, "a limit never falls");
+    }
+
+    proptest! {
+        #[test]
+        fn both_shares_are_never_more_than_the_peer_allows(
+            initial in 0..200_000u64,
+            steps in proptest::collection::vec((0..4u8, 0..50_000u64), 1..200),
+        ) {
+            let mut credit = Credit::new(initial);
+            let (mut total, mut stack, mut plane) = (initial, 0, 0);
+            for (what, amount) in steps {
+                match what {
+                    0 => {
+                        total += amount;
+                        credit.on_max_data(total);
+                    }
+                    1 => {
+                        stack += amount.min(credit.granted() - stack);
+                        credit.on_sent(0, stack);
+                    }
+                    2 => plane += amount.min(credit.rest() - plane),
+                    _ => {
+                        let left = credit.rest() - plane;
+                        credit.top_up(|wanted| wanted.min(left));
+                    }
+                }
+                prop_assert!(plane <= credit.rest());
+                prop_assert_eq!(credit.granted() + credit.rest(), total);
+            }
+        }
+    }
+}

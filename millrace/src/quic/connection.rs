@@ -1,0 +1,131 @@
+//! Connections: quinn's handle, and the data plane beside it.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_proto::relay::downstream::{Downstream, Event};
+use parking_lot::MappedMutexGuard;
+
+use super::{
+    endpoint::{AcceptError, Inner},
+    shared::Shared,
+    stats::Stats,
+};
+use crate::engine::Batch;
+
+/// How long objects wait for the control message before them.
+const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
+
+/// A peer that wants to connect.
+pub struct Incoming {
+    pub(super) incoming: quinn::Incoming,
+    pub(super) endpoint: Arc<Inner>,
+}
+
+impl Incoming {
+    pub fn remote_addr(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    /// Does the handshake.
+    pub async fn accept(self) -> Result<Arc<Connection>, AcceptError> {
+        self.endpoint.accept(self.incoming).await
+    }
+
+    /// Turns the peer away.
+    pub fn refuse(self) {
+        self.incoming.refuse();
+    }
+}
+
+/// One QUIC connection with two senders.
+///
+/// quinn ([`Connection::quic`]) does the handshake, bidirectional streams, all receiving, and the first
+/// unidirectional streams ([`super::Config::control_streams`] of them). From [`Connection::start`] on, all
+/// other unidirectional streams and the datagrams that are sent belong to [`Connection::downstream`].
+pub struct Connection {
+    pub quic: quinn::Connection,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl Connection {
+    /// What this peer is owed. Held for a moment only: quinn waits for it with every packet.
+    /// Afterwards [`Connection::transmit`] sends what has become possible.
+    pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
+        self.shared.downstream()
+    }
+
+    /// quinn has opened its unidirectional streams: the data plane may send.
+    pub fn start(&self) {
+        self.shared.open();
+        self.transmit_now();
+    }
+
+    /// Puts what may be sent into `batch`. The caller flushes it.
+    pub fn transmit(&self, now: Instant, batch: &mut Batch) {
+        self.shared.transmit(now, batch);
+    }
+
+    /// Sends what may be sent.
+    pub fn transmit_now(&self) {
+        let mut batch = self.batch();
+        self.transmit(Instant::now(), &mut batch);
+        self.flush(&mut batch);
+    }
+
+    /// An empty batch.
+    pub fn batch(&self) -> Batch {
+        Batch::default()
+    }
+
+    /// Sends a batch, of any connections of the endpoint.
+    pub fn flush(&self, batch: &mut Batch) {
+        self.shared.sender.flush(batch);
+    }
+
+    /// Waits for something to have happened to streams of the data plane, and takes it all.
+    pub async fn events(&self) -> Vec<Event> {
+        loop {
+            let more = self.shared.events.notified();
+            let events = self.take_events();
+            if !events.is_empty() {
+                return events;
+            }
+            more.await;
+        }
+    }
+
+    /// What has happened to streams of the data plane since the last time.
+    pub fn take_events(&self) -> Vec<Event> {
+        let mut downstream = self.downstream();
+        std::iter::from_fn(|| downstream.poll_event()).collect()
+    }
+
+    /// Waits until quinn has sent stream data since, but not for long: it may have been faster.
+    pub async fn control_sent(&self) {
+        let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.snapshot()
+    }
+
+    /// The cipher suite; `None` if the data plane has no keys.
+    pub fn suite(&self) -> Option<millrace_proto::quic::keys::Suite> {
+        self.shared.suite()
+    }
+
+    /// Asks quinn where the peer is. Returns whether quinn still waits for an answer from there.
+    pub(super) fn look_up_address(&self) -> bool {
+        // quinn's lock is taken and released before ours.
+        let remote = self.quic.remote_address();
+        let waiting = self.shared.on_remote(Instant::now(), remote);
+        if !waiting {
+            self.transmit_now();
+        }
+        waiting
+    }
+}

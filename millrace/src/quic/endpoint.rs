@@ -1,0 +1,297 @@
+//! Endpoints: one UDP socket, quinn on it, and the data planes of all its connections.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use millrace_proto::{quic::keys::Suite, relay::downstream};
+use parking_lot::RwLock;
+use quinn::{
+    EndpointConfig, IdleTimeout, TokioRuntime, TransportConfig, VarInt,
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+};
+use rustls::{KeyLog, sign::CertifiedKey};
+use socket2::{Domain, Protocol, Socket, Type};
+use thiserror::Error;
+
+use super::{
+    congestion::Window,
+    connection::{Connection, Incoming},
+    keeper::{self, Alarm, Registry},
+    path::Path,
+    seam::{ClientCrypto, Secrets, ServerCrypto},
+    shared::Shared,
+    tls::{self, Certificate, Trust},
+};
+use crate::engine::Sender;
+
+/// Socket buffers asked for, bytes; the kernel gives what its limits allow.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+/// How an endpoint's connections are made.
+#[derive(Clone)]
+pub struct Config {
+    /// The server's certificate; `None`: the endpoint only connects.
+    pub certificate: Option<Arc<CertifiedKey>>,
+    /// Whose certificates are accepted when connecting.
+    pub trust: Trust,
+    /// TLS cipher suites, most wanted first.
+    pub suites: Vec<Suite>,
+    pub alpn: Vec<Vec<u8>>,
+    pub idle_timeout: Duration,
+    pub keep_alive: Option<Duration>,
+    /// Streams that the peer may have open at a time.
+    pub max_bidi_streams: u32,
+    pub max_uni_streams: u32,
+    /// Receive windows, bytes.
+    pub stream_receive_window: u32,
+    pub receive_window: u32,
+    /// Received datagrams that wait for the application, bytes.
+    pub datagram_receive_buffer: usize,
+    /// Whether packets may be handed to the kernel in batches of one destination (UDP GSO).
+    pub gso: bool,
+    /// Where TLS secrets are logged, if the operator asks for it.
+    pub key_log: Option<Arc<dyn KeyLog>>,
+    /// Unidirectional streams that are opened through quinn, before the data plane's.
+    pub control_streams: u64,
+    pub downstream: downstream::Config,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            certificate: None,
+            trust: Trust::Roots(Arc::new(rustls::RootCertStore::empty())),
+            suites: vec![Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm],
+            alpn: vec![b"moqt-18".to_vec()],
+            idle_timeout: Duration::from_secs(30),
+            keep_alive: Some(Duration::from_secs(5)),
+            max_bidi_streams: 1024,
+            max_uni_streams: 4096,
+            stream_receive_window: 4 << 20,
+            receive_window: 32 << 20,
+            datagram_receive_buffer: 1 << 20,
+            gso: true,
+            key_log: None,
+            control_streams: 1,
+            downstream: downstream::Config::default(),
+        }
+    }
+}
+
+#[derive(Debug, Error)]
+pub enum BindError {
+    #[error("cannot listen on {addr}: {source}")]
+    Socket { addr: SocketAddr, source: io::Error },
+    #[error("the TLS configuration is not usable: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("the idle timeout of {0:?} is too long for QUIC")]
+    IdleTimeout(Duration),
+    #[error("no cipher suite is enabled")]
+    NoSuite,
+}
+
+#[derive(Debug, Error)]
+pub enum AcceptError {
+    #[error(transparent)]
+    Handshake(#[from] quinn::ConnectionError),
+}
+
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    Start(#[from] quinn::ConnectError),
+    #[error(transparent)]
+    Handshake(#[from] quinn::ConnectionError),
+}
+
+/// One UDP socket and its QUIC connections. Dropping it stops what is not held elsewhere.
+pub struct Endpoint {
+    inner: Arc<Inner>,
+}
+
+pub(super) struct Inner {
+    quic: quinn::Endpoint,
+    local_addr: SocketAddr,
+    config: Config,
+    server: quinn::ServerConfig,
+    server_tls: rustls::ServerConfig,
+    client_tls: rustls::ClientConfig,
+    initial: rustls::quic::Suite,
+    certificate: Arc<Certificate>,
+    registry: Arc<Registry>,
+    alarm: Arc<Alarm>,
+    sender: Arc<Sender>,
+}
+
+impl Endpoint {
+    /// Binds `addr` (an IPv6 address for IPv6 only) and starts to work, within a tokio runtime.
+    pub fn bind(addr: SocketAddr, config: Config) -> Result<Self, BindError> {
+        if IdleTimeout::try_from(config.idle_timeout).is_err() {
+            return Err(BindError::IdleTimeout(config.idle_timeout));
+        }
+        if config.suites.is_empty() {
+            return Err(BindError::NoSuite);
+        }
+        let certificate = Arc::new(Certificate(RwLock::new(config.certificate.clone())));
+        let provider = tls::provider(&config.suites);
+        let server_tls = tls::server(Arc::clone(&provider), Arc::clone(&certificate), &config.alpn)?;
+        let client_tls = tls::client(provider, &config.trust, &config.alpn)?;
+        let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
+
+        // Used for what comes before a connection has its own: Initial keys and Retry.
+        let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
+            .map_err(|_| BindError::NoSuite)?;
+        let server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+
+        let failed = |source| BindError::Socket { addr, source };
+        let socket = bind_socket(addr).map_err(failed)?;
+        let local_addr = socket.local_addr().map_err(failed)?;
+        let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
+        let mut endpoint = EndpointConfig::default();
+        endpoint.supported_versions(vec![1]);
+        let accepting = config.certificate.is_some().then(|| server.clone());
+        let quic =
+            quinn::Endpoint::new(endpoint, accepting, socket, Arc::new(TokioRuntime)).map_err(failed)?;
+
+        let registry = Arc::new(Registry::default());
+        let alarm = Arc::new(Alarm::new());
+        tokio::spawn(keeper::run(Arc::clone(&alarm), Arc::downgrade(&registry), Arc::clone(&sender)));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                quic,
+                local_addr,
+                config,
+                server,
+                server_tls,
+                client_tls,
+                initial,
+                certificate,
+                registry,
+                alarm,
+                sender,
+            }),
+        })
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr
+    }
+
+    /// The next peer that wants to connect; `None` once the endpoint is closed.
+    pub async fn accept(&self) -> Option<Incoming> {
+        let incoming = self.inner.quic.accept().await?;
+        Some(Incoming { incoming, endpoint: Arc::clone(&self.inner) })
+    }
+
+    /// Connects to a server.
+    pub async fn connect(
+        &self,
+        addr: SocketAddr,
+        server_name: &str,
+    ) -> Result<Arc<Connection>, ConnectError> {
+        self.inner.connect(addr, server_name).await
+    }
+
+    /// Presents another certificate from now on.
+    pub fn set_certificate(&self, certificate: Arc<CertifiedKey>) {
+        *self.inner.certificate.0.write() = Some(certificate);
+    }
+
+    /// Closes all connections and accepts no more.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        self.inner.quic.close(code, reason);
+    }
+
+    /// Waits until all connections are closed on both sides, or have timed out.
+    pub async fn wait_idle(&self) {
+        self.inner.quic.wait_idle().await;
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The keeper sees that the registry is gone.
+        self.alarm.ring();
+    }
+}
+
+impl Inner {
+    pub async fn accept(self: Arc<Self>, incoming: quinn::Incoming) -> Result<Arc<Connection>, AcceptError> {
+        let (shared, secrets) = self.shared(incoming.remote_address());
+        let mut tls = self.server_tls.clone();
+        tls.key_log = secrets;
+        let inner = QuicServerConfig::with_initial(Arc::new(tls), self.initial)
+            .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
+        let mut server = self.server.clone();
+        server.crypto = Arc::new(ServerCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) });
+        server.transport = self.transport(&shared);
+        let quic = incoming.accept_with(Arc::new(server))?.await?;
+        Ok(self.register(quic, shared))
+    }
+
+    async fn connect(&self, addr: SocketAddr, server_name: &str) -> Result<Arc<Connection>, ConnectError> {
+        let (shared, secrets) = self.shared(addr);
+        let mut tls = self.client_tls.clone();
+        tls.key_log = secrets;
+        let inner = QuicClientConfig::with_initial(Arc::new(tls), self.initial)
+            .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
+        let crypto = ClientCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) };
+        let mut client = quinn::ClientConfig::new(Arc::new(crypto));
+        client.transport_config(self.transport(&shared));
+        let quic = self.quic.connect_with(client, addr, server_name)?.await?;
+        Ok(self.register(quic, shared))
+    }
+
+    fn shared(&self, remote: SocketAddr) -> (Arc<Shared>, Arc<Secrets>) {
+        let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
+        let shared = Shared::new(
+            Path::new(remote),
+            self.config.downstream,
+            self.config.control_streams,
+            Arc::clone(&secrets),
+            Arc::clone(&self.alarm),
+            Arc::clone(&self.sender),
+        );
+        (Arc::new(shared), secrets)
+    }
+
+    fn transport(&self, shared: &Arc<Shared>) -> Arc<TransportConfig> {
+        let config = &self.config;
+        let mut transport = TransportConfig::default();
+        transport
+            .max_idle_timeout(IdleTimeout::try_from(config.idle_timeout).ok())
+            .keep_alive_interval(config.keep_alive)
+            .max_concurrent_bidi_streams(config.max_bidi_streams.into())
+            .max_concurrent_uni_streams(config.max_uni_streams.into())
+            .stream_receive_window(config.stream_receive_window.into())
+            .receive_window(config.receive_window.into())
+            .datagram_receive_buffer_size(Some(config.datagram_receive_buffer))
+            .enable_segmentation_offload(config.gso)
+            .congestion_controller_factory(Arc::new(Window(Arc::clone(shared))));
+        Arc::new(transport)
+    }
+
+    fn register(&self, quic: quinn::Connection, shared: Arc<Shared>) -> Arc<Connection> {
+        let connection = Arc::new(Connection { quic, shared });
+        self.registry.add(&connection);
+        connection
+    }
+}
+
+fn bind_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
+    if addr.is_ipv6() {
+        // So that 0.0.0.0 and [::] can both be listened on.
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    // The kernel's limit may be lower, and says nothing then.
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.bind(&addr.into())?;
+    Ok(socket.into())
+}

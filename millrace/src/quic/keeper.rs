@@ -1,0 +1,140 @@
+//! One task per endpoint: timers of the data plane, and what must not be done inside quinn's lock.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use quinn::VarInt;
+use tokio::sync::Notify;
+use tracing::debug;
+
+use super::{connection::Connection, shared::attention};
+use crate::engine::{Batch, Sender};
+
+/// Granularity of deadlines: that of tokio's timers.
+const TICK: Duration = Duration::from_millis(1);
+
+/// How often quinn is asked where a peer is that it looks for: it tells when it starts, not when it gives up.
+const ADDRESS_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Wakes the keeper. Times are ticks since the alarm was made; `u64::MAX` is never.
+#[derive(Debug)]
+pub(super) struct Alarm {
+    base: Instant,
+    /// When the keeper wakes by itself.
+    next: AtomicU64,
+    notify: Notify,
+}
+
+impl Alarm {
+    pub fn new() -> Self {
+        Self { base: Instant::now(), next: AtomicU64::new(u64::MAX), notify: Notify::new() }
+    }
+
+    /// `at`, rounded up to the next tick: deadlines that are close together are one wake-up.
+    pub fn time(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.base).as_nanos().div_ceil(TICK.as_nanos()) as u64
+    }
+
+    /// Makes sure that the keeper wakes at `time` or before.
+    pub fn at(&self, time: u64) {
+        if time < self.next.load(Ordering::Relaxed) && time < self.next.fetch_min(time, Ordering::AcqRel) {
+            self.notify.notify_one();
+        }
+    }
+
+    /// Wakes the keeper now.
+    pub fn ring(&self) {
+        self.notify.notify_one();
+    }
+
+    async fn wait(&self) {
+        let next = self.next.load(Ordering::Acquire);
+        if next == u64::MAX {
+            return self.notify.notified().await;
+        }
+        let at = self.base + TICK * u32::try_from(next).unwrap_or(u32::MAX);
+        tokio::select! {
+            () = self.notify.notified() => {}
+            () = tokio::time::sleep_until(at.into()) => {}
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Registry(Mutex<Vec<Weak<Connection>>>);
+
+impl Registry {
+    pub fn add(&self, connection: &Arc<Connection>) {
+        self.0.lock().push(Arc::downgrade(connection));
+    }
+
+    /// The connections that are still held by someone.
+    fn live(&self) -> Vec<Arc<Connection>> {
+        let mut all = self.0.lock();
+        all.retain(|connection| connection.strong_count() > 0);
+        all.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+/// Runs until the endpoint is gone.
+pub(super) async fn run(alarm: Arc<Alarm>, registry: Weak<Registry>, sender: Arc<Sender>) {
+    let mut batch = Batch::default();
+    loop {
+        alarm.wait().await;
+        let Some(registry) = registry.upgrade() else { return };
+        // Before the deadlines are read, so that none set meanwhile is missed.
+        alarm.next.store(u64::MAX, Ordering::Release);
+        let mut next = u64::MAX;
+        for connection in registry.live() {
+            attend(&connection);
+            next = next.min(fire(&connection, &alarm, &mut batch));
+        }
+        sender.flush(&mut batch);
+        alarm.next.fetch_min(next, Ordering::AcqRel);
+    }
+}
+
+/// Runs the connection's timers if they are due; returns when they are next.
+fn fire(connection: &Connection, alarm: &Alarm, batch: &mut Batch) -> u64 {
+    let shared = &connection.shared;
+    let now = Instant::now();
+    // `time` rounds up: one tick less has passed for certain.
+    if shared.deadline.load(Ordering::Acquire) < alarm.time(now) {
+        match connection.quic.close_reason() {
+            Some(_) => shared.close(),
+            None => shared.on_timeout(now, batch),
+        }
+    }
+    shared.deadline.load(Ordering::Acquire)
+}
+
+fn attend(connection: &Arc<Connection>) {
+    let wanted = connection.shared.take_attention();
+    if wanted & attention::ADDRESS != 0 && connection.look_up_address() {
+        tokio::spawn(follow_address(Arc::downgrade(connection)));
+    }
+    if wanted & attention::KEY_UPDATE != 0 {
+        connection.quic.force_key_update();
+    }
+    if wanted & attention::KEYS_EXHAUSTED != 0 {
+        debug!(remote = %connection.quic.remote_address(), "no key generation left");
+        connection.quic.close(VarInt::from_u32(0), b"too many key updates");
+    }
+}
+
+/// Until quinn has heard from the peer at its new address, or has gone back to the old one.
+async fn follow_address(connection: Weak<Connection>) {
+    loop {
+        tokio::time::sleep(ADDRESS_INTERVAL).await;
+        match connection.upgrade() {
+            Some(connection) if connection.look_up_address() => {}
+            _ => return,
+        }
+    }
+}
