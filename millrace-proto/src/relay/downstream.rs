@@ -373,7 +373,7 @@ impl Downstream {
         self.owners.get(&owner).copied().unwrap_or_default()
     }
 
-    /// Ends the count of an owner that opens no more streams and returns it.
+    /// Ends the count of an owner whose streams are all gone and that opens no more, and returns it.
     pub fn forget_owner(&mut self, owner: u64) -> Owned {
         self.owners.remove(&owner).unwrap_or_default()
     }
@@ -520,8 +520,9 @@ impl Downstream {
         let Some(chunk) = stream.next(room as u64, credit) else { return false };
         let written = match chunk {
             Chunk::Reset { code, size } => write_reset(id, code, size, room, out).map(|()| chunk),
-            Chunk::Bytes { offset, .. } => {
-                if stream.is_late(offset, now) {
+            Chunk::Bytes { offset, len, .. } => {
+                // FIN alone carries no object.
+                if len > 0 && stream.is_late(offset, now) {
                     self.begin_reset(key, code::DELIVERY_TIMEOUT, Cause::ObjectTimeout);
                     return true;
                 }
@@ -547,7 +548,9 @@ impl Downstream {
             let owner = stream.owner;
             self.next_stream += 1;
             self.by_id.insert(id, key);
-            self.owners.entry(owner).or_default().opened += 1;
+            if let Some(owned) = self.owners.get_mut(&owner) {
+                owned.opened += 1;
+            }
             self.stats.streams_opened += 1;
             self.events.push_back(Event { key, owner, kind: EventKind::Opened });
         }
@@ -792,9 +795,12 @@ impl Downstream {
     /// Starts the subgroup's delivery timeout, once.
     fn arm(&mut self, key: StreamKey, fin_at: Instant) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        if let Some(timeout) = stream.subgroup_timeout().filter(|_| stream.deadline.is_none()) {
-            stream.deadline = Some(fin_at + timeout);
-            self.deadlines.insert((fin_at + timeout, key));
+        if stream.deadline.is_none()
+            && let Some(timeout) = stream.subgroup_timeout()
+            && let Some(at) = fin_at.checked_add(timeout)
+        {
+            stream.deadline = Some(at);
+            self.deadlines.insert((at, key));
         }
     }
 

@@ -522,3 +522,6 @@ impl Outage {
         self.start = None;
     }
 }
+
+#[cfg(test)]
+mod tests;

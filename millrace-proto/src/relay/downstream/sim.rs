@@ -62,6 +62,34 @@ impl Mem {
     }
 }
 
+/// A source as cheap as a cache is: one copy.
+pub struct Fast(AtomicU64, Vec<u8>);
+
+impl Fast {
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicU64::new(0), vec![7; MTU]))
+    }
+
+    pub fn push(&self, bytes: u64) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Source for Fast {
+    fn extent(&self) -> Extent {
+        Extent { len: self.0.load(Ordering::Relaxed), end: End::Open }
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> usize {
+        buf.copy_from_slice(&self.1[..buf.len()]);
+        buf.len()
+    }
+
+    fn received_at(&self, _: u64) -> Option<Instant> {
+        None
+    }
+}
+
 impl Source for Mem {
     fn extent(&self) -> Extent {
         Extent { len: self.len(), end: *self.end.lock().expect("no panic") }
