@@ -56,7 +56,8 @@ impl Window {
         if group == self.start.group { self.start.object } else { 0 }
     }
 
-    fn is_past(&self, group: u64) -> bool {
+    /// Whether `group` lies behind the last one asked for.
+    pub fn is_past(&self, group: u64) -> bool {
         self.end_group.is_some_and(|end| group > end)
     }
 }

@@ -115,6 +115,17 @@ impl Track {
         Ok(parsed.unsupported)
     }
 
+    /// Another publisher begins the track anew: nothing of what was known holds. The groups have to be
+    /// dropped before.
+    pub fn restart(&self) {
+        *self.state.lock() = State::default();
+    }
+
+    /// Objects may have been missed from here on.
+    pub fn missed(&self) {
+        self.state.lock().known_from = None;
+    }
+
     pub fn largest(&self) -> Option<Location> {
         self.state.lock().largest
     }

@@ -76,6 +76,11 @@ impl Connection {
         self.flush(&mut batch);
     }
 
+    /// Whether both connections send through the same socket, so that one batch serves them.
+    pub fn shares_socket(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared.sender, &other.shared.sender)
+    }
+
     /// An empty batch.
     pub fn batch(&self) -> Batch {
         Batch::default()

@@ -26,7 +26,7 @@ use super::{
     shared::Shared,
     tls::{self, Certificate, Trust},
 };
-use crate::engine::Sender;
+use crate::engine::{Report, Sender};
 
 /// Socket buffers asked for, bytes; the kernel gives what its limits allow.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -175,6 +175,11 @@ impl Endpoint {
                 sender,
             }),
         })
+    }
+
+    /// What the data planes of all its connections have sent.
+    pub fn sent(&self) -> Report {
+        self.inner.sender.totals()
     }
 
     pub fn local_addr(&self) -> SocketAddr {

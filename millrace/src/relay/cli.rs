@@ -1,13 +1,25 @@
 //! `millrace relay`: flags, configuration file, start-up.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
 
 use super::{
-    config::{Config, File, Settings},
+    config::{self, Config, File, Settings},
+    http, log,
+    server::{self, Server},
+    status::StatusSource,
     tls,
 };
+
+/// How often the certificate files are looked at.
+const CERTIFICATE_LOOKS: Duration = Duration::from_secs(2);
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -23,15 +35,95 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let config = load(args.settings, args.config.as_deref())?;
-    let _certificate = tls::identity(&config.identity, names(&config)).context("certificate")?;
-    if let Some(root) = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref()) {
-        tls::roots(root).context("upstream-tls-root")?;
-    }
+    let identity = identity(&config)?;
     if args.check {
         println!("the settings are usable");
         return Ok(());
     }
-    anyhow::bail!("not in this build yet")
+    let logs = log::start(&config.log).context("log")?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(config, identity, &logs))
+}
+
+/// Reads everything that the settings name.
+fn identity(config: &Config) -> anyhow::Result<server::Identity> {
+    let certificate = tls::identity(&config.identity, names(config)).context("certificate")?;
+    let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
+    let upstream_roots =
+        root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
+    let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
+    let key_log = key_log.transpose().context("key-log-file")?;
+    Ok(server::Identity {
+        certificate,
+        upstream_roots,
+        key_log: key_log.map(|file| Arc::new(file) as Arc<dyn rustls::KeyLog>),
+    })
+}
+
+async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut reload = signal(SignalKind::hangup())?;
+    let watch = tls::Watch::new(&config.identity);
+    let http_addr = config.http;
+    let (engine, reason) = config.engine.pick();
+    if config.identity == config::Identity::SelfSigned {
+        info!(sha256 = tls::fingerprint(&identity.certificate), "self-signed certificate, for trying out");
+    }
+    if let Some(path) = &config.key_log_file {
+        warn!(path = %path.display(), "TLS secrets are written to a file: all sessions can be decrypted");
+    }
+    let server = Arc::new(Server::start(config, identity)?);
+    let _http = match http_addr {
+        Some(addr) => {
+            let http = http::start(addr, Arc::clone(&server) as Arc<dyn StatusSource>).await?;
+            info!(addr = %http.local_addr, "metrics, health and status");
+            Some(http)
+        }
+        None => None,
+    };
+    for addr in server.local_addrs() {
+        info!(%addr, engine, reason, "serving");
+    }
+    let certificates = keep_certificate(Arc::clone(&server), watch, &mut reload, logs);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+        never = certificates => match never {},
+    }
+    tokio::select! {
+        () = server.drain() => info!("drained"),
+        _ = terminate.recv() => warn!("second signal: not waiting for sessions"),
+        _ = interrupt.recv() => warn!("second signal: not waiting for sessions"),
+    }
+    Ok(())
+}
+
+/// Shows new sessions the certificate that is in the files now, and opens the log anew on SIGHUP.
+async fn keep_certificate(
+    server: Arc<Server>,
+    mut watch: Option<tls::Watch>,
+    reload: &mut Signal,
+    logs: &log::Handle,
+) -> std::convert::Infallible {
+    let mut looks = tokio::time::interval(CERTIFICATE_LOOKS);
+    loop {
+        let asked = tokio::select! {
+            _ = looks.tick() => false,
+            _ = reload.recv() => true,
+        };
+        if asked {
+            logs.reopen();
+        }
+        match watch.as_mut().and_then(|watch| watch.look(asked)) {
+            Some(Ok(certificate)) => {
+                info!(sha256 = tls::fingerprint(&certificate), "new certificate");
+                server.set_certificate(&certificate);
+            }
+            Some(Err(error)) => error!(%error, "the new certificate is not usable, the old one stays"),
+            None => {}
+        }
+    }
 }
 
 fn load(flags: Settings, path: Option<&Path>) -> anyhow::Result<Config> {

@@ -3,7 +3,16 @@
 pub mod cli;
 pub mod config;
 pub mod http;
+mod hub;
+mod live;
 pub mod log;
 pub mod metrics;
+mod outbox;
+mod report;
+pub mod server;
+mod session;
 pub mod status;
+mod subscription;
 pub mod tls;
+mod upstream;
+mod wire;

@@ -1,0 +1,228 @@
+//! A track on its way: publishers that feed it, the cache, subscriptions that it feeds.
+
+use std::{sync::Arc, time::Instant};
+
+use millrace_proto::{
+    moq::{Location, Status, TrackName, code},
+    relay::{
+        cache::Cache,
+        subgroup::{Pushed, Subgroup},
+        track::{DatagramObject, Duplicate, Track},
+    },
+};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+
+use super::{
+    outbox::Outbox,
+    subscription::Subscription,
+    upstream::{Ask, Upstream},
+};
+
+/// A track with its live edges.
+pub struct LiveTrack {
+    pub data: Arc<Track>,
+    cache: Arc<Cache>,
+    subscriptions: RwLock<Vec<Arc<Subscription>>>,
+    upstreams: Mutex<Vec<Arc<Upstream>>>,
+    /// One attempt at a time to subscribe upstream.
+    pub connecting: tokio::sync::Mutex<()>,
+    /// Objects became complete or a subgroup ended.
+    pub progress: Notify,
+    idle_since: Mutex<Instant>,
+    group_request: Mutex<GroupRequest>,
+    /// The publisher from which we unsubscribed, if the track has been without one since.
+    paused_at: Mutex<Option<u64>>,
+}
+
+/// NEW_GROUP_REQUESTs of subscribers (draft-18, "NEW GROUP REQUEST Parameter").
+#[derive(Default)]
+struct GroupRequest {
+    /// To go with the next SUBSCRIBE upstream.
+    pending: Option<u64>,
+    /// Sent, and the largest group at the time: outstanding until that grows.
+    outstanding: Option<(u64, Option<u64>)>,
+}
+
+/// Why a track's subscriptions end.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub code: code::Done,
+    pub reason: String,
+    /// It is our doing, and the publisher goes on.
+    pub paused: bool,
+}
+
+impl Ended {
+    pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
+        Self { code, reason: reason.into(), paused: false }
+    }
+}
+
+impl LiveTrack {
+    pub fn new(name: TrackName, cache: Arc<Cache>, now: Instant) -> Self {
+        Self {
+            data: Arc::new(Track::new(name)),
+            cache,
+            subscriptions: RwLock::default(),
+            upstreams: Mutex::default(),
+            connecting: tokio::sync::Mutex::default(),
+            progress: Notify::new(),
+            idle_since: Mutex::new(now),
+            group_request: Mutex::default(),
+            paused_at: Mutex::default(),
+        }
+    }
+
+    pub fn name(&self) -> &TrackName {
+        &self.data.name
+    }
+
+    pub fn subscription_count(&self) -> usize {
+        self.subscriptions.read().len()
+    }
+
+    pub fn is_established(&self) -> bool {
+        !self.upstreams.lock().is_empty()
+    }
+
+    pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
+        self.upstreams.lock().clone()
+    }
+
+    /// A publisher is about to feed the track. With the first one the track begins anew, unless it is the
+    /// one from which we unsubscribed for want of subscribers: that only leaves a gap.
+    pub fn prepare(&self, publisher: u64) {
+        let upstreams = self.upstreams.lock();
+        if !upstreams.is_empty() {
+            return;
+        }
+        if *self.paused_at.lock() == Some(publisher) {
+            return self.data.missed();
+        }
+        self.cache.forget(&self.data);
+        self.data.restart();
+    }
+
+    /// An upstream subscription was established.
+    pub fn add_upstream(&self, upstream: Arc<Upstream>) {
+        self.upstreams.lock().push(upstream);
+    }
+
+    /// An upstream subscription is over. With the last one, the subscriptions end as it did.
+    pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
+        let mut upstreams = self.upstreams.lock();
+        upstreams.retain(|other| !Arc::ptr_eq(other, upstream));
+        let left = upstreams.len();
+        drop(upstreams);
+        if left == 0 {
+            *self.idle_since.lock() = now;
+            *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
+            for subscription in self.subscriptions.read().iter() {
+                subscription.end(ended.clone());
+            }
+        }
+    }
+
+    /// Starts to feed `subscription`: what the cache holds of its window at once, then all that comes.
+    pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
+        let mut subscriptions = self.subscriptions.write();
+        self.offer_cached(&subscription, now, outbox);
+        if !self.is_established() {
+            subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
+        }
+        subscriptions.push(subscription);
+    }
+
+    /// Offers every cached subgroup of the subscription's window again, after it was widened or resumed.
+    pub fn offer_cached(&self, subscription: &Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
+        let (first, last) = subscription.group_range();
+        for (_, group) in self.data.groups(first, last) {
+            for subgroup in &group.subgroups {
+                subscription.offer(subgroup, now, outbox);
+            }
+        }
+    }
+
+    pub fn unsubscribe(&self, subscription: &Arc<Subscription>, now: Instant) {
+        let mut subscriptions = self.subscriptions.write();
+        subscriptions.retain(|other| !Arc::ptr_eq(other, subscription));
+        if subscriptions.is_empty() {
+            *self.idle_since.lock() = now;
+        }
+    }
+
+    /// Since when nobody has been subscribed; `None` while somebody is.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.subscriptions.read().is_empty().then(|| *self.idle_since.lock())
+    }
+
+    /// A subgroup stream began.
+    ///
+    /// # Errors
+    /// It is a second copy of one that is here.
+    pub fn begin(&self, now: Instant, subgroup: &Arc<Subgroup>) -> Result<(), Duplicate> {
+        if self.data.add_subgroup(now, Arc::clone(subgroup))? {
+            self.cache.began(now, &Arc::downgrade(&self.data), subgroup.header().group);
+        }
+        Ok(())
+    }
+
+    /// A subgroup grew or ended: every subscription gets its share, in one batch.
+    pub fn advance(&self, now: Instant, subgroup: &Arc<Subgroup>, pushed: &Pushed, outbox: &mut Outbox) {
+        let group = subgroup.header().group;
+        if self.data.grew(group, pushed) {
+            self.cache.grew(pushed.cost);
+        }
+        if let Some((Status::EndOfTrack, object)) = pushed.status {
+            self.data.ended_at(Location { group, object });
+        }
+        for subscription in self.subscriptions.read().iter() {
+            subscription.offer(subgroup, now, outbox);
+        }
+        outbox.flush();
+        self.progress.notify_waiters();
+    }
+
+    /// An object came as a datagram.
+    pub fn datagram(&self, object: DatagramObject, outbox: &mut Outbox) -> Result<(), Duplicate> {
+        let now = object.received_at;
+        let cost = object.cost();
+        let (object, fresh) = self.data.add_datagram(object)?;
+        if fresh {
+            self.cache.began(now, &Arc::downgrade(&self.data), object.location().group);
+        }
+        self.cache.grew(cost);
+        for subscription in self.subscriptions.read().iter() {
+            subscription.offer_datagram(&object, now, outbox);
+        }
+        outbox.flush();
+        self.progress.notify_waiters();
+        Ok(())
+    }
+
+    /// A subscriber wants a new group to begin, and knows of none from `group` on (0: of none at all).
+    pub fn request_group(&self, group: u64) {
+        let largest = self.data.largest().map(|largest| largest.group);
+        let mut request = self.group_request.lock();
+        let stale = group != 0 && largest.is_some_and(|largest| group <= largest);
+        let asked = request.outstanding.is_some_and(|(asked, at)| asked >= group && at == largest);
+        let dynamic = self.data.parsed_properties().dynamic_groups == Some(true);
+        if stale || asked || !dynamic {
+            return;
+        }
+        request.outstanding = Some((group, largest));
+        drop(request);
+        self.upstreams.lock().iter().for_each(|upstream| upstream.ask(Ask::NewGroup(group)));
+    }
+
+    /// Keeps a NEW_GROUP_REQUEST for the SUBSCRIBE that will establish the track.
+    pub fn expect_group(&self, group: u64) {
+        let mut request = self.group_request.lock();
+        request.pending = request.pending.max(Some(group));
+    }
+
+    pub fn take_group_request(&self) -> Option<u64> {
+        self.group_request.lock().pending.take()
+    }
+}

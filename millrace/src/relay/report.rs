@@ -1,0 +1,220 @@
+//! What the relay says about itself: the source of `/status` and `/metrics`.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use millrace_proto::{quic::keys::Suite, relay::downstream};
+use parking_lot::Mutex;
+
+use super::{
+    live::LiveTrack,
+    log,
+    server::{Server, Shared},
+    session::Session,
+    status::{self, Sent, Status, StatusSource, Totals},
+};
+
+/// What closed sessions leave behind.
+#[derive(Default)]
+pub struct Past {
+    refused_sessions: AtomicU64,
+    sessions: Mutex<Sums>,
+}
+
+/// Sums over sessions.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    sessions: u64,
+    totals: Totals,
+    resets: downstream::Resets,
+    datagrams: [u64; 3],
+}
+
+impl Past {
+    pub fn count_refused_session(&self) {
+        self.refused_sessions.fetch_add(1, Relaxed);
+    }
+
+    /// A session is over.
+    pub fn add(&self, session: &Session) {
+        let mut sums = self.sessions.lock();
+        sums.sessions += 1;
+        sums.add(session);
+    }
+}
+
+impl Sums {
+    fn add(&mut self, session: &Session) {
+        let stats = session.connection.downstream().stats();
+        let seam = session.connection.stats();
+        let totals = &mut self.totals;
+        totals.quinn.packets += seam.quinn_packets;
+        totals.quinn.bytes += stats.recovery.bytes_sent.saturating_sub(seam.data_plane_bytes);
+        totals.data_plane.packets += seam.data_plane_packets;
+        totals.data_plane.bytes += seam.data_plane_bytes;
+        totals.packets_lost += stats.recovery.packets_lost;
+        totals.bytes_retransmitted += stats.retransmitted_bytes;
+        totals.streams_opened += stats.streams_opened;
+        totals.datagrams_sent += stats.datagrams_sent;
+        let sum = &mut self.resets;
+        let resets = stats.resets;
+        sum.source += resets.source;
+        sum.requested += resets.requested;
+        sum.stopped += resets.stopped;
+        sum.object_timeout += resets.object_timeout;
+        sum.subgroup_timeout += resets.subgroup_timeout;
+        sum.evicted += resets.evicted;
+        sum.overflow += resets.overflow;
+        let dropped = [stats.datagrams_expired, stats.datagrams_too_large, stats.datagrams_overflowed];
+        self.datagrams.iter_mut().zip(dropped).for_each(|(sum, count)| *sum += count);
+    }
+
+    fn streams_reset(&self) -> u64 {
+        let resets = &self.resets;
+        resets.source
+            + resets.requested
+            + resets.stopped
+            + resets.object_timeout
+            + resets.subgroup_timeout
+            + resets.evicted
+            + resets.overflow
+    }
+}
+
+impl StatusSource for Server {
+    fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    fn draining(&self) -> bool {
+        self.shared.draining.load(Relaxed)
+    }
+}
+
+impl Shared {
+    fn status(&self) -> Status {
+        let (name, reason) = self.config.engine.pick();
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        let mut sums = *self.past.sessions.lock();
+        sessions.iter().for_each(|session| sums.add(session));
+        let mut shown: Vec<_> = sessions.iter().map(|session| describe(session)).collect();
+        shown.sort_by_key(|session| session.id);
+        let mut tracks: Vec<_> = self.hub.tracks().iter().map(|track| describe_track(track)).collect();
+        tracks.sort_by(|one, other| one.name.cmp(&other.name));
+        let usage = self.hub.cache.usage();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            engine: status::Engine { name: name.to_owned(), reason: reason.to_owned() },
+            uptime_s: self.since.elapsed().as_secs_f64(),
+            draining: self.draining.load(Relaxed),
+            listen: self.endpoints.iter().map(crate::quic::Endpoint::local_addr).collect(),
+            cache: status::Cache {
+                bytes: usage.bytes as u64,
+                limit: self.config.cache_bytes,
+                groups: usage.groups as u64,
+                evicted: usage.evicted,
+            },
+            drops: self.drops(&sums),
+            totals: self.totals(&sums, sessions.len() as u64),
+            sessions: shown,
+            tracks,
+        }
+    }
+
+    fn totals(&self, sums: &Sums, open: u64) -> Totals {
+        let counters = &self.hub.counters;
+        Totals {
+            sessions: sums.sessions + open,
+            requests: counters.requests.load(Relaxed),
+            request_errors: counters.request_errors.load(Relaxed),
+            objects_received: counters.objects_received.load(Relaxed),
+            object_bytes_received: counters.object_bytes_received.load(Relaxed),
+            streams_reset: sums.streams_reset(),
+            send_calls: self.endpoints.iter().map(|endpoint| endpoint.sent().system_calls).sum(),
+            log_lines_dropped: log::dropped(),
+            ..sums.totals
+        }
+    }
+
+    fn drops(&self, sums: &Sums) -> BTreeMap<String, u64> {
+        let counters = &self.hub.counters;
+        let [expired, too_large, overflowed] = sums.datagrams;
+        let counted = [
+            ("session_limit", self.past.refused_sessions.load(Relaxed)),
+            ("protocol_violation", counters.protocol_violations.load(Relaxed)),
+            ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
+            ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
+            ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
+            ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
+            ("reset_by_publisher", sums.resets.source),
+            ("cancelled", sums.resets.requested),
+            ("stopped_by_subscriber", sums.resets.stopped),
+            ("object_delivery_timeout", sums.resets.object_timeout),
+            ("subgroup_delivery_timeout", sums.resets.subgroup_timeout),
+            ("evicted", sums.resets.evicted),
+            ("too_many_streams", sums.resets.overflow),
+            ("datagram_expired", expired),
+            ("datagram_too_large", too_large),
+            ("datagram_queue_full", overflowed),
+        ];
+        counted.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect()
+    }
+}
+
+fn describe(session: &Session) -> status::Session {
+    let stats = session.connection.downstream().stats();
+    let seam = session.connection.stats();
+    let path = session.connection.quic.stats().path;
+    let roles = session.roles();
+    status::Session {
+        id: session.id(),
+        remote: session.connection.quic.remote_address(),
+        upstream: session.is_upstream,
+        publisher: roles.publisher,
+        subscriber: roles.subscriber,
+        age_s: session.since.elapsed().as_secs_f64(),
+        rtt_us: stats.smoothed_rtt.as_micros() as u64,
+        cwnd: stats.window,
+        in_flight: stats.bytes_in_flight,
+        path_mtu: path.current_mtu,
+        cipher: session.connection.suite().map_or("unknown", suite_name).to_owned(),
+        quinn: Sent {
+            packets: seam.quinn_packets,
+            bytes: stats.recovery.bytes_sent.saturating_sub(seam.data_plane_bytes),
+        },
+        data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
+        packets_lost: stats.recovery.packets_lost,
+        bytes_retransmitted: stats.retransmitted_bytes,
+        subscriptions: roles.subscriptions,
+        publications: roles.publications,
+        pending: stats.pending_bytes,
+    }
+}
+
+fn describe_track(track: &LiveTrack) -> status::Track {
+    let held = track.data.held();
+    let upstreams = track.upstreams();
+    status::Track {
+        name: track.name().to_string(),
+        alias: upstreams.first().map_or(0, |upstream| upstream.alias),
+        publishers: upstreams.len() as u64,
+        subscribers: track.subscription_count() as u64,
+        groups_cached: held.groups as u64,
+        objects_cached: held.objects as u64,
+        bytes_cached: held.bytes as u64,
+        largest: track.data.largest().map(|largest| (largest.group, largest.object)),
+    }
+}
+
+fn suite_name(suite: Suite) -> &'static str {
+    match suite {
+        Suite::ChaCha20Poly1305 => "TLS_CHACHA20_POLY1305_SHA256",
+        Suite::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
+        Suite::Aes256Gcm => "TLS_AES_256_GCM_SHA384",
+    }
+}

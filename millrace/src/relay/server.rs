@@ -1,0 +1,257 @@
+//! The relay as a whole: endpoints, sessions, start and end.
+
+use std::{
+    collections::HashMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_proto::{
+    moq::{ALPN, code},
+    quic::keys::Suite,
+    relay::{cache, congestion::Algorithm, downstream},
+};
+use parking_lot::Mutex;
+use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
+use tokio::{sync::Notify, task::JoinSet, time};
+use tracing::{info, warn};
+
+use super::{
+    config::{CipherSuite, Config, CongestionControl, Gso},
+    hub::{Hub, Limits},
+    session::Session,
+};
+use crate::quic::{self, BindError, Connection, Endpoint, Incoming};
+
+/// How often old groups and idle tracks are looked for.
+const TIDY: Duration = Duration::from_millis(500);
+/// How long a request of the relay may stay unanswered.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a track without subscribers stays subscribed upstream.
+const LINGER: Duration = Duration::from_secs(5);
+const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
+/// Pauses between attempts to reach the upstream relay.
+const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
+
+/// A running relay.
+pub struct Server {
+    pub(super) shared: Arc<Shared>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+pub(super) struct Shared {
+    pub config: Config,
+    pub hub: Arc<Hub>,
+    pub endpoints: Vec<Endpoint>,
+    pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    pub since: Instant,
+    pub draining: AtomicBool,
+    pub past: super::report::Past,
+    session_over: Notify,
+}
+
+/// Secrets and identities that a relay starts with.
+pub struct Identity {
+    pub certificate: Arc<CertifiedKey>,
+    /// Roots for the upstream relay's certificate; `None`: it is not verified.
+    pub upstream_roots: Option<Arc<RootCertStore>>,
+    pub key_log: Option<Arc<dyn KeyLog>>,
+}
+
+impl Server {
+    /// Binds every address and starts to serve.
+    ///
+    /// # Errors
+    /// An address cannot be had, or the TLS settings are not usable.
+    pub fn start(config: Config, identity: Identity) -> Result<Self, BindError> {
+        let endpoint_config = endpoint_config(&config, &identity);
+        let endpoints = config
+            .listen
+            .iter()
+            .map(|addr| Endpoint::bind(*addr, endpoint_config.clone()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let cache = Arc::new(cache::Cache::new(cache::Limits {
+            bytes: usize::try_from(config.cache_bytes).unwrap_or(usize::MAX),
+            age: config.cache_age,
+        }));
+        let limits = Limits {
+            max_tracks: config.max_tracks,
+            linger: LINGER,
+            max_rendezvous: MAX_RENDEZVOUS,
+            request_timeout: REQUEST_TIMEOUT,
+        };
+        let shared = Arc::new(Shared {
+            config,
+            hub: Arc::new(Hub::new(limits, cache)),
+            endpoints,
+            sessions: Mutex::default(),
+            since: Instant::now(),
+            draining: AtomicBool::new(false),
+            past: super::report::Past::default(),
+            session_over: Notify::new(),
+        });
+        let mut tasks = JoinSet::new();
+        for index in 0..shared.endpoints.len() {
+            tasks.spawn(Arc::clone(&shared).accept(index));
+        }
+        tasks.spawn(Arc::clone(&shared).tidy());
+        if shared.config.upstream.is_some() {
+            tasks.spawn(Arc::clone(&shared).keep_upstream());
+        }
+        Ok(Self { shared, tasks: Mutex::new(tasks) })
+    }
+
+    /// The addresses that are served, ports filled in.
+    pub fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.shared.endpoints.iter().map(Endpoint::local_addr).collect()
+    }
+
+    /// New sessions are shown this certificate.
+    pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
+        for endpoint in &self.shared.endpoints {
+            endpoint.set_certificate(Arc::clone(certificate));
+        }
+    }
+
+    /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
+    /// all sessions.
+    pub async fn drain(&self) {
+        self.shared.draining.store(true, Relaxed);
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        sessions.iter().for_each(|session| session.start_drain());
+        info!(sessions = sessions.len(), "draining");
+        let _ = time::timeout(self.shared.config.drain_timeout, self.shared.until_idle()).await;
+        self.stop().await;
+    }
+
+    /// Closes all sessions now.
+    pub async fn stop(&self) {
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        for session in sessions {
+            let code =
+                if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
+            session.close(code, "the relay is going away");
+        }
+        for endpoint in &self.shared.endpoints {
+            endpoint.close(super::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
+            endpoint.wait_idle().await;
+        }
+        self.tasks.lock().abort_all();
+    }
+}
+
+impl Shared {
+    async fn accept(self: Arc<Self>, index: usize) {
+        let endpoint = &self.endpoints[index];
+        while let Some(incoming) = endpoint.accept().await {
+            let full = self.sessions.lock().len() >= self.config.max_sessions;
+            if full || self.draining.load(Relaxed) {
+                self.past.count_refused_session();
+                incoming.refuse();
+                continue;
+            }
+            tokio::spawn(Arc::clone(&self).greet(incoming));
+        }
+    }
+
+    async fn greet(self: Arc<Self>, incoming: Incoming) {
+        let remote = incoming.remote_addr();
+        match incoming.accept().await {
+            Ok(connection) => self.run_session(connection, false).await,
+            Err(error) => info!(%remote, %error, "handshake failed"),
+        }
+    }
+
+    async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, is_upstream: bool) {
+        let session = Session::new(Arc::clone(&self.hub), connection, is_upstream);
+        self.sessions.lock().insert(session.id(), Arc::clone(&session));
+        if self.draining.load(Relaxed) {
+            session.start_drain();
+        }
+        Arc::clone(&session).run().await;
+        self.sessions.lock().remove(&session.id());
+        self.past.add(&session);
+        self.session_over.notify_waiters();
+    }
+
+    async fn tidy(self: Arc<Self>) {
+        let mut ticks = time::interval(TIDY);
+        ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.hub.tidy(Instant::now());
+        }
+    }
+
+    async fn until_idle(&self) {
+        loop {
+            let over = self.session_over.notified();
+            if self.sessions.lock().values().all(|session| session.is_idle()) {
+                return;
+            }
+            let _ = time::timeout(Duration::from_millis(100), over).await;
+        }
+    }
+
+    /// Keeps a session with the upstream relay.
+    async fn keep_upstream(self: Arc<Self>) {
+        let Some(upstream) = &self.config.upstream else { return };
+        let Some(endpoint) = self.endpoints.first() else { return };
+        let host = upstream.url.host_str().unwrap_or_default().to_owned();
+        let mut pause = *RECONNECT.start();
+        while !self.draining.load(Relaxed) {
+            match connect(endpoint, &upstream.url, &host).await {
+                Ok(connection) => {
+                    info!(url = %upstream.url, "connected to the upstream relay");
+                    pause = *RECONNECT.start();
+                    self.run_session(connection, true).await;
+                }
+                Err(error) => warn!(url = %upstream.url, %error, "no connection to the upstream relay"),
+            }
+            time::sleep(pause).await;
+            pause = (pause * 2).min(*RECONNECT.end());
+        }
+    }
+}
+
+async fn connect(endpoint: &Endpoint, url: &url::Url, host: &str) -> anyhow::Result<Arc<Connection>> {
+    let port = url.port().unwrap_or(443);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    let local_is_v6 = endpoint.local_addr().is_ipv6();
+    let addrs: Vec<_> = tokio::net::lookup_host((bare, port)).await?.collect();
+    let usable = addrs.iter().find(|addr| local_is_v6 || addr.is_ipv4());
+    let addr =
+        usable.ok_or_else(|| anyhow::anyhow!("{host} has no address that the first endpoint can reach"))?;
+    Ok(endpoint.connect(*addr, bare).await?)
+}
+
+fn endpoint_config(config: &Config, identity: &Identity) -> quic::Config {
+    let suites = config.cipher_suites.iter().map(|suite| match suite {
+        CipherSuite::Chacha20Poly1305 => Suite::ChaCha20Poly1305,
+        CipherSuite::Aes128Gcm => Suite::Aes128Gcm,
+        CipherSuite::Aes256Gcm => Suite::Aes256Gcm,
+    });
+    let algorithm = match config.congestion_control {
+        CongestionControl::Cubic => Algorithm::Cubic,
+        CongestionControl::NewReno => Algorithm::NewReno,
+    };
+    quic::Config {
+        certificate: Some(Arc::clone(&identity.certificate)),
+        trust: match &identity.upstream_roots {
+            Some(roots) => quic::tls::Trust::Roots(Arc::clone(roots)),
+            None => quic::tls::Trust::Anyone,
+        },
+        suites: suites.collect(),
+        alpn: vec![ALPN.to_vec()],
+        idle_timeout: config.idle_timeout,
+        max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),
+        gso: config.gso != Gso::Off,
+        key_log: identity.key_log.clone(),
+        downstream: downstream::Config { algorithm, ..downstream::Config::default() },
+        ..quic::Config::default()
+    }
+}

@@ -1,0 +1,116 @@
+//! Control messages over QUIC streams.
+
+use bytes::BytesMut;
+use millrace_proto::moq::{DecodeError, EncodeError, Message, code};
+use quinn::{ReadError, RecvStream, SendStream, WriteError};
+
+/// Why a session has to be closed, or is.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The peer broke the protocol: close with this code.
+    #[error("{reason} ({code})")]
+    Violation { code: code::Session, reason: String },
+    /// The connection is gone, or this stream is.
+    #[error("{0}")]
+    Lost(String),
+}
+
+impl SessionError {
+    pub fn violation(reason: impl Into<String>) -> Self {
+        Self::Violation { code: code::Session::PROTOCOL_VIOLATION, reason: reason.into() }
+    }
+}
+
+impl From<DecodeError> for SessionError {
+    fn from(error: DecodeError) -> Self {
+        Self::Violation { code: error.code, reason: error.to_string() }
+    }
+}
+
+impl From<EncodeError> for SessionError {
+    fn from(error: EncodeError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+impl From<WriteError> for SessionError {
+    fn from(error: WriteError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+impl From<quinn::ConnectionError> for SessionError {
+    fn from(error: quinn::ConnectionError) -> Self {
+        Self::Lost(error.to_string())
+    }
+}
+
+/// What came on a control or request stream.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "taken apart at once, never stored")]
+pub enum Incoming {
+    Message(Message),
+    /// FIN, at a message boundary.
+    Finished,
+    /// RESET_STREAM.
+    Reset,
+}
+
+/// Reads control messages off a stream.
+pub struct MessageReader {
+    stream: RecvStream,
+    buffer: BytesMut,
+}
+
+impl MessageReader {
+    /// `buffer` holds what was read from the stream before.
+    pub fn new(stream: RecvStream, buffer: BytesMut) -> Self {
+        Self { stream, buffer }
+    }
+
+    /// The next message. Cancel safe.
+    ///
+    /// # Errors
+    /// The peer broke the protocol or the connection is lost.
+    pub async fn next(&mut self) -> Result<Incoming, SessionError> {
+        loop {
+            if let Some(message) = Message::decode(&mut self.buffer)? {
+                return Ok(Incoming::Message(message));
+            }
+            match self.stream.read_chunk(16 * 1024, true).await {
+                Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk.bytes),
+                Ok(None) if self.buffer.is_empty() => return Ok(Incoming::Finished),
+                Ok(None) => return Err(SessionError::violation("a stream ended inside a control message")),
+                Err(ReadError::Reset(_)) => return Ok(Incoming::Reset),
+                Err(error) => return Err(SessionError::Lost(error.to_string())),
+            }
+        }
+    }
+
+    /// Refuses to read on.
+    pub fn stop(&mut self, code: u64) {
+        let _ = self.stream.stop(var(code)); // already over: nothing to stop
+    }
+}
+
+/// Writes one message; FIN is the caller's.
+///
+/// # Errors
+/// The stream was stopped, or the connection is lost.
+pub async fn send(stream: &mut SendStream, message: impl Into<Message>) -> Result<(), SessionError> {
+    let mut bytes = Vec::new();
+    message.into().encode(&mut bytes)?;
+    Ok(stream.write_all(&bytes).await?)
+}
+
+/// Writes a request's last message, and FIN. That the peer does not want to know is all right.
+pub async fn send_last(stream: &mut SendStream, message: impl Into<Message>) {
+    if send(stream, message).await.is_ok() {
+        let _ = stream.finish(); // stopped meanwhile
+    }
+}
+
+/// A QUIC application error code; draft-18 codes are all far below 2^62.
+pub fn var(code: u64) -> quinn::VarInt {
+    quinn::VarInt::from_u64(code).unwrap_or(quinn::VarInt::MAX)
+}
