@@ -13,7 +13,7 @@ use super::{
     fetch::{Plan, Response, plan},
     source::{End, Extent, Source},
     subgroup::{Subgroup, SubgroupWriter},
-    track::{DatagramObject, Duplicate, Track},
+    track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
     view::View,
 };
 use crate::moq::{
@@ -350,6 +350,7 @@ fn add_group(cache: &Cache, track: &Arc<Track>, now: Instant, group: u64, bytes:
     if track.add_subgroup(now, Arc::clone(writer.subgroup())).unwrap() {
         cache.began(now, &Arc::downgrade(track), group);
     }
+    cache.grew(SUBGROUP_COST);
     let pushed = writer.push(now, &objects(0..1, bytes)).unwrap();
     if track.grew(group, &pushed) {
         cache.grew(pushed.cost);

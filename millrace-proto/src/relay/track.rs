@@ -83,8 +83,9 @@ pub enum Duplicate {
     Datagram,
 }
 
-/// The smallest cost of a group in the cache.
-pub(super) const GROUP_COST: usize = size_of::<Group>() + size_of::<Subgroup>();
+/// Memory that a group costs besides its media, and a subgroup, bytes: their records and what points to them.
+pub(super) const GROUP_COST: usize = size_of::<Group>() + 128;
+pub const SUBGROUP_COST: usize = size_of::<Subgroup>() + 128;
 
 impl Track {
     pub fn new(name: TrackName) -> Self {
@@ -155,7 +156,8 @@ impl Track {
         self.state.lock().parsed.max_cache_duration.map(Duration::from_millis)
     }
 
-    /// Takes a subgroup stream whose header just arrived, unless it is already here.
+    /// Takes a subgroup stream whose header just arrived, unless it is already here; the cache has to count
+    /// [`SUBGROUP_COST`] for it.
     ///
     /// Returns whether it opened a new group.
     pub fn add_subgroup(&self, now: Instant, subgroup: Arc<Subgroup>) -> Result<bool, Duplicate> {
@@ -165,7 +167,9 @@ impl Track {
         if !fresh && state.has_twin(&subgroup) {
             return Err(Duplicate::Subgroup);
         }
-        state.group(group_id, now).subgroups.push(subgroup);
+        let group = state.group(group_id, now);
+        group.cost += SUBGROUP_COST;
+        group.subgroups.push(subgroup);
         Ok(fresh)
     }
 

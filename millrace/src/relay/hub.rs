@@ -159,6 +159,17 @@ impl Hub {
         Ok(Arc::clone(tracks.entry(name.clone()).or_insert_with(new)))
     }
 
+    /// Refuses what nobody can serve, before anything is made for it.
+    ///
+    /// # Errors
+    /// The track is not here, and nobody but `requester` publishes its namespace.
+    pub fn check_known(&self, name: &TrackName, requester: u64) -> Result<(), RequestError> {
+        if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).is_empty() {
+            return Ok(());
+        }
+        Err(RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track"))
+    }
+
     pub fn find_track(&self, name: &TrackName) -> Option<Arc<LiveTrack>> {
         self.tracks.read().get(name).cloned()
     }

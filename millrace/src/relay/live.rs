@@ -7,7 +7,7 @@ use millrace_proto::{
     relay::{
         cache::Cache,
         subgroup::{Pushed, Subgroup},
-        track::{DatagramObject, Duplicate, Track},
+        track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
     },
 };
 use parking_lot::{Mutex, RwLock};
@@ -165,6 +165,7 @@ impl LiveTrack {
         if self.data.add_subgroup(now, Arc::clone(subgroup))? {
             self.cache.began(now, &Arc::downgrade(&self.data), subgroup.header().group);
         }
+        self.cache.grew(SUBGROUP_COST);
         Ok(())
     }
 

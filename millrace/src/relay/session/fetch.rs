@@ -70,12 +70,10 @@ impl Session {
             _ = &mut stopped => Err(RequestError::new(code::Request::INTERNAL_ERROR, "cancelled")),
         };
         let result = match filled {
-            Ok(ok) => {
-                match wire::send(&mut send, ok).await {
-                    Ok(()) => self.until_fetched(key, priority, &mut events, &mut send, &mut reader).await,
-                    Err(lost) => Err(lost),
-                }
-            }
+            Ok(ok) => match wire::send(&mut send, ok).await {
+                Ok(()) => self.until_fetched(key, priority, &mut events, &mut send, &mut reader).await,
+                Err(lost) => Err(lost),
+            },
             Err(refused) => {
                 response.abort(code::Reset::INTERNAL_ERROR.0);
                 self.wake(key);
@@ -106,6 +104,7 @@ impl Session {
                 if last < start {
                     return refuse(code::Request::INVALID_RANGE, "the range ends before it begins");
                 }
+                self.hub.check_known(&track, self.id())?;
                 let track = self.hub.track(&track, Instant::now())?;
                 return Ok(Range { track, first: start, last, order, deadline });
             }
@@ -139,6 +138,7 @@ impl Session {
     fn remove_response(&self, owner: u64, key: StreamKey) {
         self.connection.downstream().reset(key, code::Reset::CANCELLED.0); // no-op once it is over
         self.connection.transmit_now();
+        self.connection.downstream().forget_owner(owner);
         self.state.lock().owners.remove(&owner);
     }
 

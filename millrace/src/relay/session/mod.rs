@@ -108,9 +108,12 @@ struct RequestIds {
 }
 
 impl RequestIds {
+    /// Requests that may be missing between others: streams arrive in any order, but not in any number.
+    const MAX_AHEAD: usize = 1 << 16;
+
     /// Takes the index of a request (its ID without the parity bit); `false` for a repeated one.
     fn take(&mut self, index: u64) -> bool {
-        if index < self.next || !self.ahead.insert(index) {
+        if index < self.next || self.ahead.len() >= Self::MAX_AHEAD || !self.ahead.insert(index) {
             return false;
         }
         while self.ahead.remove(&self.next) {

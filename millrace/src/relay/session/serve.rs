@@ -75,6 +75,9 @@ impl Session {
         rendezvous: Duration,
         new_group: Option<u64>,
     ) -> Result<Arc<LiveTrack>, RequestError> {
+        if rendezvous.is_zero() {
+            self.hub.check_known(name, self.id())?;
+        }
         let track = self.hub.track(name, Instant::now())?;
         match new_group {
             Some(group) if track.is_established() => track.request_group(group),
@@ -116,6 +119,7 @@ impl Session {
         let mut state = self.state.lock();
         state.subscriptions.remove(&request_id);
         state.owners.remove(&subscription.owner);
+        self.connection.downstream().forget_owner(subscription.owner);
         state.aliases.remove(&subscription.alias);
     }
 
