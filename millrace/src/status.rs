@@ -97,9 +97,10 @@ fn render(status: &Status, before: Option<&Status>) -> String {
         let head = ["TRACK", "ALIAS", "PUBLISHERS", "SUBSCRIBERS", "GROUPS", "OBJECTS", "CACHED", "LARGEST"];
         table(&mut out, &head, status.tracks.iter().map(track_row));
     }
-    if !status.drops.is_empty() {
-        let drops = status.drops.iter().map(|(reason, count)| vec![reason.clone(), count.to_string()]);
-        table(&mut out, &["DROPPED", "COUNT"], drops);
+    let mut drops = status.drops.iter().filter(|(_, count)| **count > 0).peekable();
+    if drops.peek().is_some() {
+        let rows = drops.map(|(reason, count)| vec![reason.clone(), count.to_string()]);
+        table(&mut out, &["DROPPED", "COUNT"], rows);
     }
     out
 }
