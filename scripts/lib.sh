@@ -6,6 +6,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$ROOT"
 export PATH="${HOME:-/root}/.cargo/bin:$PATH"
 
+# shellcheck disable=SC2034 # used by those that source this
 # What the tree is tested with; setup.sh installs these when nothing new enough is there.
 RUST_TESTED=1.95.0
 CLANG_TESTED=19

@@ -137,7 +137,7 @@ install_rust() {
     curl -fsSL --retry 3 --proto '=https' --tlsv1.2 https://static.rust-lang.org/rustup/rustup-init.sh -o "$installer" ||
         die "rustup's installer could not be fetched; install Rust >= $(rust_minimum)"
     RUSTUP_INIT_SKIP_PATH_CHECK=yes sh "$installer" -y -q --no-modify-path --profile minimal \
-        --default-toolchain "$RUST_TESTED" -c rustfmt -c clippy
+        --default-toolchain "$RUST_TESTED" -c rustfmt -c clippy >/dev/null
     rm -f "$installer"
 }
 

@@ -1,0 +1,225 @@
+//! What an operator does to a relay: settings, signals, certificates, a full disk. Real processes.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace::{relay::status::Status, status::fetch};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use tempfile::TempDir;
+
+const BOUND: Duration = Duration::from_secs(20);
+
+fn millrace() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_millrace"))
+}
+
+/// Waits until `found` finds something, and fails with `what` when it takes too long.
+fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(it) = found() {
+            return it;
+        }
+        assert!(start.elapsed() < BOUND, "no {what} in {BOUND:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+struct Relay {
+    process: Child,
+    http: SocketAddr,
+    dir: TempDir,
+}
+
+impl Relay {
+    /// Starts a relay on ports of its own; `{dir}` in an argument is its directory.
+    fn start(dir: TempDir, args: &[&str]) -> Self {
+        let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
+        let process = millrace()
+            .args(["relay", "--listen=127.0.0.1:0", &format!("--http={http}"), "--log-format=json"])
+            .args(args.iter().map(|arg| arg.replace("{dir}", dir.path().to_str().unwrap())))
+            .stderr(fs::File::create(dir.path().join("stderr")).unwrap())
+            .spawn()
+            .unwrap();
+        let relay = Self { process, http, dir };
+        wait_for("relay", || relay.health());
+        relay
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn health(&self) -> Option<u16> {
+        fetch(self.http, "/healthz").ok().map(|(code, _)| code)
+    }
+
+    fn status(&self) -> Status {
+        serde_json::from_str(&fetch(self.http, "/status").unwrap().1).unwrap()
+    }
+
+    /// Whether a line of the log has all of `words`.
+    fn logged(&self, words: &[&str]) -> bool {
+        let log = fs::read_to_string(self.path("stderr")).unwrap();
+        log.lines().any(|line| words.iter().all(|word| line.contains(word)))
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        wait_for("end of the relay", || self.process.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn stderr_of(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn write_pair(dir: &Path) -> CertificateDer<'static> {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    for (name, text) in [("key.pem", made.signing_key.serialize_pem()), ("cert.pem", made.cert.pem())] {
+        fs::write(dir.join("new"), text).unwrap();
+        fs::rename(dir.join("new"), dir.join(name)).unwrap();
+    }
+    CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap()
+}
+
+/// Whether the relay at `addr` shows a certificate that `trusted` vouches for.
+async fn shows(addr: SocketAddr, trusted: &CertificateDer<'static>) -> bool {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(trusted.clone()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![b"moqt-18".to_vec()];
+    let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+    let mut endpoint = quinn::Endpoint::client((Ipv4Addr::UNSPECIFIED, 0).into()).unwrap();
+    endpoint.set_default_client_config(quinn::ClientConfig::new(Arc::new(tls)));
+    endpoint.connect(addr, "localhost").unwrap().await.is_ok()
+}
+
+#[test]
+fn check_reports_every_problem_and_starts_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("relay.toml");
+    fs::write(&file, "max-sesions = 5\nengine = \"kernel\"\n").unwrap();
+    let check = |args: &[&str]| {
+        millrace().args(["relay", "--check", "--config", file.to_str().unwrap()]).args(args).output().unwrap()
+    };
+    let output = check(&["--idle-timeout=0"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr_of(&output);
+    for part in ["relay.toml:1: max-sesions: ", "`max-sessions`", "relay.toml:2: engine: ", "--idle-timeout: "] {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+
+    fs::write(&file, "max-sessions = 5\n").unwrap();
+    let output = check(&[]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr_of(&output));
+
+    let output = check(&["--tls-cert=/nowhere/c.pem", "--tls-key=/nowhere/k.pem"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr_of(&output).contains("/nowhere/c.pem"), "{}", stderr_of(&output));
+}
+
+#[test]
+fn a_relay_says_what_it_is_and_ends_on_sigterm() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let status = relay.status();
+    assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
+    assert!(status.engine.reason.contains("kernel"), "auto says why: {}", status.engine.reason);
+    assert_eq!(status.listen.len(), 1);
+    assert_ne!(status.listen[0].port(), 0);
+
+    let shown = millrace().args(["status", "--http", &relay.http.to_string()]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("serving on 127.0.0.1:") && shown.contains("engine user"), "{shown}");
+    let metrics = fetch(relay.http, "/metrics").unwrap().1;
+    assert!(metrics.contains("\nmillrace_relay_sessions 0\n"), "{metrics}");
+    assert!(relay.logged(&["self-signed", "sha256"]), "the fingerprint is logged");
+
+    relay.signal(Signal::SIGTERM);
+    assert_eq!(relay.exit_code(), Some(0));
+}
+
+#[test]
+fn a_port_that_is_taken_is_a_start_up_error_that_names_it() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    let output =
+        millrace().args(["relay", "--http=off", "--listen", &addr]).stdout(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr_of(&output).contains(&addr), "{}", stderr_of(&output));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_certificate_is_shown_and_a_broken_one_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = write_pair(dir.path());
+    let relay = Relay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
+    let addr = relay.status().listen[0];
+    assert!(shows(addr, &first).await);
+
+    fs::write(relay.path("cert.pem"), "not a certificate").unwrap();
+    wait_for("complaint", || relay.logged(&["ERROR", "cert.pem"]).then_some(()));
+    assert!(shows(addr, &first).await, "the old one stays");
+
+    let second = write_pair(relay.dir.path());
+    relay.signal(Signal::SIGHUP);
+    wait_for("new certificate", || relay.logged(&["INFO", "new certificate"]).then_some(()));
+    assert!(shows(addr, &second).await);
+    assert!(!shows(addr, &first).await);
+}
+
+#[test]
+fn a_full_disk_for_logs_costs_log_lines_only() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
+    wait_for("dropped log line", || (relay.status().totals.log_lines_dropped > 0).then_some(()));
+    assert_eq!(relay.health(), Some(200));
+    relay.signal(Signal::SIGINT);
+    assert_eq!(relay.exit_code(), Some(0));
+}
+
+#[test]
+fn a_garbage_flood_makes_no_session() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let addr = relay.status().listen[0];
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let mut random = fastrand::Rng::with_seed(7);
+    for round in 0..20_000 {
+        let mut datagram = [0; 1400];
+        random.fill(&mut datagram);
+        if round % 2 == 0 {
+            // A long header of QUIC version 1, so that it goes as far as it can.
+            datagram[..5].copy_from_slice(&[0xc0 | datagram[0] & 0x3f, 0, 0, 0, 1]);
+        }
+        let len = random.usize(1..datagram.len());
+        socket.send_to(&datagram[..len], addr).unwrap();
+    }
+    assert_eq!(relay.health(), Some(200));
+    let status = relay.status();
+    assert!(status.sessions.is_empty());
+    assert_eq!(status.totals.sessions, 0);
+}
