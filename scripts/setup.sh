@@ -147,7 +147,7 @@ setup_rust() {
     hash -r
     if have rustup && ! rust_is_new_enough; then
         say "installing Rust $RUST_TESTED with rustup, for this directory"
-        rustup -q toolchain install "$RUST_TESTED" --profile minimal -c rustfmt -c clippy
+        rustup -q toolchain install "$RUST_TESTED" --no-self-update --profile minimal -c rustfmt -c clippy
         rustup -q override set "$RUST_TESTED"
     fi
     rust_is_new_enough || die "no usable Rust >= $(rust_minimum) with rustfmt and clippy: $(rustc --version 2>&1)"

@@ -1,4 +1,5 @@
 //! What an operator does to a relay: settings, signals, certificates, a full disk. Real processes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::{
     fs,
@@ -131,7 +132,9 @@ fn check_reports_every_problem_and_starts_nothing() {
     let output = check(&["--idle-timeout=0"]);
     assert_eq!(output.status.code(), Some(1));
     let said = stderr_of(&output);
-    for part in ["relay.toml:1: max-sesions: ", "`max-sessions`", "relay.toml:2: engine: ", "--idle-timeout: "] {
+    for part in
+        ["relay.toml:1: max-sesions: ", "`max-sessions`", "relay.toml:2: engine: ", "--idle-timeout: "]
+    {
         assert!(said.contains(part), "{part} is not in\n{said}");
     }
 
@@ -213,7 +216,8 @@ fn a_garbage_flood_makes_no_session() {
         random.fill(&mut datagram);
         if round % 2 == 0 {
             // A long header of QUIC version 1, so that it goes as far as it can.
-            datagram[..5].copy_from_slice(&[0xc0 | datagram[0] & 0x3f, 0, 0, 0, 1]);
+            datagram[0] |= 0xc0;
+            datagram[1..5].copy_from_slice(&1_u32.to_be_bytes());
         }
         let len = random.usize(1..datagram.len());
         socket.send_to(&datagram[..len], addr).unwrap();

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -17,6 +17,8 @@ use super::{
     status::StatusSource,
     tls,
 };
+
+const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
 /// How often the certificate files are looked at.
 const CERTIFICATE_LOOKS: Duration = Duration::from_secs(2);
@@ -73,11 +75,17 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
     if let Some(path) = &config.key_log_file {
         warn!(path = %path.display(), "TLS secrets are written to a file: all sessions can be decrypted");
     }
+    if config.upstream.as_ref().is_some_and(|upstream| upstream.tls_root.is_none()) {
+        warn!("the upstream relay's certificate is not verified");
+    }
     let server = Arc::new(Server::start(config, identity)?);
     let _http = match http_addr {
         Some(addr) => {
             let http = http::start(addr, Arc::clone(&server) as Arc<dyn StatusSource>).await?;
             info!(addr = %http.local_addr, "metrics, health and status");
+            if !http.local_addr.ip().is_loopback() {
+                warn!("http answers beyond this machine, to anyone");
+            }
             Some(http)
         }
         None => None,
@@ -93,8 +101,8 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
     }
     tokio::select! {
         () = server.drain() => info!("drained"),
-        _ = terminate.recv() => warn!("second signal: not waiting for sessions"),
-        _ = interrupt.recv() => warn!("second signal: not waiting for sessions"),
+        _ = terminate.recv() => bail!(SECOND_SIGNAL),
+        _ = interrupt.recv() => bail!(SECOND_SIGNAL),
     }
     Ok(())
 }
