@@ -417,6 +417,9 @@ impl Downstream {
                 return None;
             }
         }
+        // A probe has to arrive even where the path has become narrower (RFC 9000, section 14.4).
+        let excess = if probing { self.config.mtu.saturating_sub(recovery::BASE_MTU as usize) } else { 0 };
+        let room = room.saturating_sub(excess);
         let mut content = Content::default();
         self.fill(now, room, out, &mut content);
         if content.0.is_empty() && probing && room > 0 {
@@ -580,6 +583,9 @@ impl Downstream {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
         self.settle(outcome);
+        if self.recovery.black_hole() {
+            self.on_mtu(recovery::BASE_MTU as usize);
+        }
         Ok(result?)
     }
 
@@ -640,6 +646,11 @@ impl Downstream {
     /// that the QUIC stack did not open.
     pub fn owns(&self, id: u64) -> bool {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
+    }
+
+    /// The largest UDP payload that the path is thought to take, bytes.
+    pub fn mtu(&self) -> usize {
+        self.config.mtu
     }
 
     /// The path takes UDP payloads of `size` bytes.

@@ -30,6 +30,10 @@ const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
 const MAX_BACKOFF: u32 = 16;
 /// Packets declared lost that are remembered, so that a late acknowledgement is understood.
 const MAX_LOST: usize = 256;
+/// What every path of QUIC carries, bytes of UDP payload (RFC 9000, section 14).
+pub const BASE_MTU: u64 = 1200;
+/// Rounds of losses among larger packets, none of which arrived meanwhile, that make a black hole.
+const BLACK_HOLE: u32 = 3;
 /// A sender reports a number that it drew before others have drawn this many more.
 const REPORT_LAG: u64 = 64;
 
@@ -96,6 +100,8 @@ pub struct Recovery<T> {
     blamed: u64,
     /// The first round-trip sample: losses before it cannot establish persistent congestion.
     sampled_at: Option<Instant>,
+    /// Rounds of losses that included packets larger than [`BASE_MTU`], since one such arrived.
+    suspicions: u32,
     counts: Counts,
 }
 
@@ -153,6 +159,7 @@ impl<T: Clone> Recovery<T> {
             reduced_at: None,
             blamed: 0,
             sampled_at: None,
+            suspicions: 0,
             counts: Counts::default(),
         }
     }
@@ -287,7 +294,13 @@ impl<T: Clone> Recovery<T> {
         self.counts
     }
 
+    /// The path seems to have stopped carrying packets larger than [`BASE_MTU`].
+    pub fn black_hole(&self) -> bool {
+        self.suspicions >= BLACK_HOLE
+    }
+
     pub fn set_mtu(&mut self, mtu: u64) {
+        self.suspicions = 0;
         self.config.mtu = mtu;
         self.controller.set_mtu(mtu);
     }
@@ -342,6 +355,9 @@ impl<T: Clone> Recovery<T> {
             return Ok(());
         };
         self.leave_flight(&packet);
+        if packet.size > BASE_MTU {
+            self.suspicions = 0;
+        }
         newly.newest = newly.newest.max(Some(packet.sent));
         newly.largest |= number == largest;
         if self.reduced_at.is_none_or(|at| packet.sent > at) {
@@ -383,6 +399,7 @@ impl<T: Clone> Recovery<T> {
         let delay = self.rtt.loss_delay(GRANULARITY);
         let mut newest: Option<Instant> = None;
         let mut outage = Outage::default();
+        let mut large = false;
         for number in self.base..largest_acked.saturating_add(1).min(self.next()) {
             let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { break };
             let packet = match slot {
@@ -405,6 +422,7 @@ impl<T: Clone> Recovery<T> {
             self.leave_flight(&packet);
             if !packet.mtu_probe {
                 newest = newest.max(Some(packet.sent));
+                large |= packet.size > BASE_MTU;
                 if self.sampled_at.is_some_and(|at| packet.sent > at) {
                     outage.extend(packet.sent);
                 }
@@ -418,6 +436,7 @@ impl<T: Clone> Recovery<T> {
             }
             self.remember(Lost { number, packet, at: now, blamed: false });
         }
+        self.suspicions += u32::from(large);
         if let Some(newest) = newest {
             self.congestion(now, newest);
             if outage.longest > self.persistent_duration() {

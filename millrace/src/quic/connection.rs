@@ -2,7 +2,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -49,6 +52,8 @@ impl Incoming {
 pub struct Connection {
     pub quic: quinn::Connection,
     pub(super) shared: Arc<Shared>,
+    /// The receive window that quinn was told last.
+    pub(super) window: AtomicU32,
 }
 
 impl Connection {
@@ -121,6 +126,18 @@ impl Connection {
     /// The cipher suite; `None` if the data plane has no keys.
     pub fn suite(&self) -> Option<millrace_proto::quic::keys::Suite> {
         self.shared.suite()
+    }
+
+    /// Asks quinn for newer keys if the data plane still needs them. Returns whether it did.
+    pub(super) fn renew_keys(&self) -> bool {
+        if !self.shared.wants_keys() {
+            return false;
+        }
+        self.quic.force_key_update();
+        // quinn moves on with the next packet that it sends. A byte more to receive makes it send one.
+        let window = self.window.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        self.quic.set_receive_window(window.into());
+        true
     }
 
     /// Asks quinn where the peer is. Returns whether quinn still waits for an answer from there.

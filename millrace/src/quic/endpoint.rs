@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    sync::Arc,
+    sync::{Arc, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -57,6 +57,8 @@ pub struct Config {
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// Unidirectional streams that are opened through quinn, before the data plane's.
     pub control_streams: u64,
+    /// Packets sealed with one key before it is updated, if the AEAD's own limit is not lower.
+    pub max_packets_per_key: u64,
     pub downstream: downstream::Config,
 }
 
@@ -77,6 +79,7 @@ impl Default for Config {
             gso: true,
             key_log: None,
             control_streams: 1,
+            max_packets_per_key: u64::MAX,
             downstream: downstream::Config::default(),
         }
     }
@@ -255,8 +258,7 @@ impl Inner {
         let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
         let shared = Shared::new(
             Path::new(remote),
-            self.config.downstream,
-            self.config.control_streams,
+            &self.config,
             Arc::clone(&secrets),
             Arc::clone(&self.alarm),
             Arc::clone(&self.sender),
@@ -281,7 +283,8 @@ impl Inner {
     }
 
     fn register(&self, quic: quinn::Connection, shared: Arc<Shared>) -> Arc<Connection> {
-        let connection = Arc::new(Connection { quic, shared });
+        let window = AtomicU32::new(self.config.receive_window);
+        let connection = Arc::new(Connection { quic, shared, window });
         self.registry.add(&connection);
         connection
     }

@@ -19,8 +19,8 @@ use crate::engine::{Batch, Sender};
 /// Granularity of deadlines: that of tokio's timers.
 const TICK: Duration = Duration::from_millis(1);
 
-/// How often quinn is asked where a peer is that it looks for: it tells when it starts, not when it gives up.
-const ADDRESS_INTERVAL: Duration = Duration::from_millis(50);
+/// How often quinn is asked whether it has finished what it does not tell.
+const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Wakes the keeper. Times are ticks since the alarm was made; `u64::MAX` is never.
 #[derive(Debug)]
@@ -119,8 +119,8 @@ fn attend(connection: &Arc<Connection>) {
     if wanted & attention::ADDRESS != 0 && connection.look_up_address() {
         tokio::spawn(follow_address(Arc::downgrade(connection)));
     }
-    if wanted & attention::KEY_UPDATE != 0 {
-        connection.quic.force_key_update();
+    if wanted & attention::KEY_UPDATE != 0 && connection.renew_keys() {
+        tokio::spawn(follow_keys(Arc::downgrade(connection)));
     }
     if wanted & attention::KEYS_EXHAUSTED != 0 {
         debug!(remote = %connection.quic.remote_address(), "no key generation left");
@@ -131,9 +131,20 @@ fn attend(connection: &Arc<Connection>) {
 /// Until quinn has heard from the peer at its new address, or has gone back to the old one.
 async fn follow_address(connection: Weak<Connection>) {
     loop {
-        tokio::time::sleep(ADDRESS_INTERVAL).await;
+        tokio::time::sleep(INTERVAL).await;
         match connection.upgrade() {
             Some(connection) if connection.look_up_address() => {}
+            _ => return,
+        }
+    }
+}
+
+/// Until quinn uses newer keys: it cannot update them again right after it did.
+async fn follow_keys(connection: Weak<Connection>) {
+    loop {
+        tokio::time::sleep(INTERVAL).await;
+        match connection.upgrade() {
+            Some(connection) if connection.renew_keys() => {}
             _ => return,
         }
     }

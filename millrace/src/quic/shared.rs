@@ -32,18 +32,15 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use quinn::Side;
 use tokio::sync::Notify;
 
-use super::{keeper::Alarm, path::Path, seam::Secrets, stats::Counters};
+use super::{endpoint::Config, keeper::Alarm, path::Path, seam::Secrets, stats::Counters};
 use crate::engine::{Batch, Sender};
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
 /// before the 16 bits in the packet number word run out.
 const LAST_GENERATION: u16 = u16::MAX - 16;
 
-/// Packets left unused of what may be sealed with one key: what quinn sends while it is asked for new ones.
+/// Packets of what may be sealed with one key that are left to quinn: it has to send to move on.
 const KEY_RESERVE: u64 = 1 << 16;
-
-/// Data plane packets between two requests for new keys.
-const KEY_REQUEST_INTERVAL: u64 = 4096;
 
 /// What the keeper has to do for a connection, outside of quinn's lock.
 pub(super) mod attention {
@@ -84,9 +81,11 @@ struct State {
     peer: Option<Params>,
     /// Unidirectional streams that quinn opens, the first ones.
     control_streams: u64,
+    max_packets_per_key: u64,
     /// The largest packet number received; what is above it is no duplicate.
     received: Option<u64>,
-    mtu: usize,
+    /// The data plane has used its keys up and waits for quinn to move on.
+    stalled: bool,
     // Reused from ACK to ACK.
     ack: Ack,
     virtuals: Vec<RangeInclusive<u64>>,
@@ -101,12 +100,18 @@ struct Keys {
     generation: u16,
     /// The first number sealed with them, by either sender.
     since: u64,
+    /// Numbers that the data plane may go up to after `since`.
+    limit: u64,
+    /// quinn has been asked for newer ones.
+    requested: bool,
 }
 
 impl Keys {
-    fn new(secret: Secret) -> Self {
+    fn new(secret: Secret, max_packets: u64) -> Self {
         let (header, packet) = (secret.header_key(), secret.packet_key());
-        Self { header, secret, packet, generation: 0, since: 0 }
+        let max_packets = max_packets.min(secret.suite().confidentiality_limit());
+        let limit = max_packets - KEY_RESERVE.min(max_packets / 4);
+        Self { header, secret, packet, generation: 0, since: 0, limit, requested: false }
     }
 
     fn advance(&mut self, generation: u16, number: u64) {
@@ -115,6 +120,7 @@ impl Keys {
             self.packet = self.secret.packet_key();
             self.generation += 1;
             self.since = number;
+            self.requested = false;
         }
     }
 }
@@ -122,23 +128,23 @@ impl Keys {
 impl Shared {
     pub fn new(
         path: Path,
-        config: downstream::Config,
-        control_streams: u64,
+        config: &Config,
         secrets: Arc<Secrets>,
         alarm: Arc<Alarm>,
         sender: Arc<Sender>,
     ) -> Self {
         let state = State {
-            downstream: Downstream::new(config, PeerLimits::default(), Instant::now()),
-            mtu: config.mtu,
-            config,
+            downstream: Downstream::new(config.downstream, PeerLimits::default(), Instant::now()),
+            config: config.downstream,
             path,
             keys: None,
             map: NumberMap::default(),
             credit: Credit::new(0),
             peer: None,
-            control_streams,
+            control_streams: config.control_streams,
+            max_packets_per_key: config.max_packets_per_key,
             received: None,
+            stalled: false,
             ack: Ack { delay: Duration::ZERO, ranges: Vec::new() },
             virtuals: Vec::new(),
             rewritten: Vec::new(),
@@ -182,6 +188,12 @@ impl Shared {
         self.alarm.ring();
     }
 
+    /// Has the keeper run [`Shared::on_timeout`] now.
+    fn hurry(&self) {
+        self.deadline.store(0, Ordering::Release);
+        self.alarm.at(0);
+    }
+
     fn arm(&self, state: &State) {
         if self.open.load(Ordering::Relaxed) {
             let at = state.downstream.timeout().map_or(u64::MAX, |at| self.alarm.time(at));
@@ -212,32 +224,30 @@ impl Shared {
     fn build(&self, state: &mut State, now: Instant, out: &mut Vec<u8>) -> bool {
         let Some(keys) = &mut state.keys else { return false };
         let overhead = packet::overhead(state.path.id.len());
-        if !state.path.may_send(state.mtu) || self.numbers.peek().1 >= keys.since.saturating_add(keys.limit())
-        {
+        let mtu = state.downstream.mtu();
+        let sealed = self.numbers.peek().1 - keys.since;
+        if sealed >= keys.limit / 2 && !keys.requested {
+            keys.requested = true;
+            self.request(attention::KEY_UPDATE);
+        }
+        state.stalled = sealed >= keys.limit;
+        if state.stalled || !state.path.may_send(mtu) {
             return false;
         }
         let at = out.len();
         packet::start(&state.path.id, out);
-        let room = state.mtu.saturating_sub(overhead);
+        let room = mtu.saturating_sub(overhead);
         let Some(content) = state.downstream.poll_frames(now, room, out) else {
             out.truncate(at);
             return false;
         };
         let (generation, number) = self.numbers.draw();
-        if generation > keys.generation {
-            keys.advance(generation, number);
-            self.counters.key_updates.add(1);
-        }
         packet::finish(out, at, state.path.id.len(), (generation, number), &keys.packet, &keys.header);
         let size = out.len() - at;
         state.downstream.on_sent(now, number, size, content);
         state.path.on_sent(size);
         self.counters.data_plane_packets.add(1);
         self.counters.data_plane_bytes.add(size as u64);
-        let sealed = number - keys.since;
-        if sealed >= keys.limit() / 2 && sealed % KEY_REQUEST_INTERVAL == 0 {
-            self.request(attention::KEY_UPDATE);
-        }
         true
     }
 
@@ -274,6 +284,10 @@ impl Shared {
         // quinn never goes back to old keys. If it did, the peer would drop the packet and quinn repeat it.
         let wire = self.numbers.draw_in(generation).unwrap_or_else(|_| self.numbers.skip());
         state.map.push(wire, Some(now));
+        if let Some(keys) = state.keys.as_mut().filter(|keys| generation > keys.generation) {
+            keys.advance(generation, wire);
+            self.counters.key_updates.add(1);
+        }
         if *state.path.id != *remote_id {
             state.path.id = ConnectionId::new(remote_id).unwrap_or_default();
         }
@@ -281,6 +295,9 @@ impl Shared {
         state.downstream.on_foreign_sent(now, wire, size, ack_eliciting);
         self.counters.quinn_packets.add(1);
         self.arm(state);
+        if std::mem::take(&mut state.stalled) {
+            self.hurry();
+        }
         wire
     }
 
@@ -468,11 +485,8 @@ impl Shared {
                 max_ack_delay: peer.max_ack_delay,
                 is_server,
             };
-            state.downstream = Downstream::new(
-                downstream::Config { mtu: state.mtu, ..state.config },
-                limits,
-                Instant::now(),
-            );
+            let config = downstream::Config { mtu: state.downstream.mtu(), ..state.config };
+            state.downstream = Downstream::new(config, limits, Instant::now());
             state.credit = credit;
             state.peer = Some(peer);
         }
@@ -486,7 +500,9 @@ impl Shared {
             Secret::new(suite, &secret)
         });
         self.secrets.take(!side);
-        self.state.lock().keys = secret.map(Keys::new);
+        let mut state = self.state.lock();
+        let max_packets = state.max_packets_per_key;
+        state.keys = secret.map(|secret| Keys::new(secret, max_packets));
     }
 
     pub fn suite(&self) -> Option<Suite> {
@@ -502,10 +518,13 @@ impl Shared {
         generation.saturating_add(1)
     }
 
+    /// Whether quinn has been asked for newer keys and has not used any yet.
+    pub fn wants_keys(&self) -> bool {
+        self.state.lock().keys.as_ref().is_some_and(|keys| keys.requested)
+    }
+
     pub fn on_mtu(&self, mtu: u16) {
-        let mut state = self.state.lock();
-        state.mtu = usize::from(mtu);
-        state.downstream.on_mtu(usize::from(mtu));
+        self.state.lock().downstream.on_mtu(usize::from(mtu));
     }
 
     /// quinn says where the peer is. Returns whether it waits for an answer from there.
@@ -518,13 +537,6 @@ impl Shared {
             }
         }
         !state.path.is_validated()
-    }
-}
-
-impl Keys {
-    /// Packets that may be sealed with one key, less a reserve for quinn.
-    fn limit(&self) -> u64 {
-        self.secret.suite().confidentiality_limit() - KEY_RESERVE
     }
 }
 
