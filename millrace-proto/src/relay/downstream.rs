@@ -911,6 +911,6 @@ fn write_bytes(stream: &Stream, id: u64, chunk: Chunk, room: usize, out: &mut Ve
 }
 
 #[cfg(test)]
-mod sim;
+pub(super) mod sim;
 #[cfg(test)]
 mod tests;

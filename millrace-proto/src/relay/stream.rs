@@ -268,3 +268,77 @@ impl Sending {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::downstream::sim::Mem;
+
+    fn stream(len: u64) -> (Arc<Mem>, Stream) {
+        let now = Instant::now();
+        let source = Mem::new(1);
+        source.push(len, now);
+        let mut stream = Stream::new(
+            NewStream {
+                source: source.clone(),
+                priority: Priority::default(),
+                owner: 0,
+                object_timeout: None,
+                subgroup_timeout: None,
+            },
+            u64::MAX,
+        );
+        stream.refresh();
+        (source, stream)
+    }
+
+    /// Takes all that is owed now, in chunks of at most `room`.
+    fn drain(stream: &mut Stream, room: u64) -> Vec<(u64, u64, bool)> {
+        std::iter::from_fn(|| {
+            let chunk = stream.next(room, u64::MAX)?;
+            stream.on_sent(&chunk);
+            match chunk {
+                Chunk::Bytes { offset, len, fin, .. } => Some((offset, len, fin)),
+                Chunk::Reset { .. } => None,
+            }
+        })
+        .collect()
+    }
+
+    #[test]
+    fn what_is_acknowledged_is_never_lost() {
+        let (_, mut stream) = stream(400);
+        assert_eq!(drain(&mut stream, 150), [(0, 150, false), (150, 150, false), (300, 100, false)]);
+        stream.on_acked(100..200, false);
+        stream.on_lost(0..300, false);
+        assert_eq!(drain(&mut stream, 1000), [(0, 100, false), (200, 100, false)]);
+        stream.on_acked(0..100, false);
+        stream.on_lost(0..200, false);
+        assert_eq!(stream.need(), Need::Nothing);
+    }
+
+    #[test]
+    fn a_late_acknowledgement_fills_the_hole() {
+        let (_, mut stream) = stream(300);
+        drain(&mut stream, 300);
+        stream.on_lost(0..300, false);
+        stream.on_acked(100..200, false);
+        assert_eq!(stream.pending(), 200);
+        assert_eq!(drain(&mut stream, 1000), [(0, 100, false), (200, 100, false)]);
+    }
+
+    #[test]
+    fn fin_goes_with_the_last_byte_or_alone_and_again_when_lost() {
+        let (source, mut stream) = stream(100);
+        source.finish(End::Fin { at: Instant::now() });
+        stream.refresh();
+        assert_eq!(drain(&mut stream, 60), [(0, 60, false), (60, 40, true)]);
+        assert!(!stream.on_acked(0..60, false));
+        stream.on_lost(60..100, true);
+        assert_eq!(drain(&mut stream, 60), [(60, 40, true)]);
+        assert!(!stream.on_acked(60..100, false), "the bytes, by a frame from before FIN was known");
+        stream.on_lost(60..100, true);
+        assert_eq!(drain(&mut stream, 60), [(100, 0, true)]);
+        assert!(stream.on_acked(100..100, true));
+    }
+}

@@ -448,6 +448,43 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     }
 }
 
+#[test]
+fn a_window_is_spread_over_the_round_trip() {
+    for pacing in [true, false] {
+        let config = Config { pacing, ..Config::default() };
+        let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+        let source = Mem::new(6);
+        let key = sim.open(&source, 1);
+        source.push(400_000, sim.now);
+        sim.down.wake(key);
+        sim.run_for(SECOND);
+        let (before, window) = (sim.sent.len(), sim.down.stats().window);
+        assert!(window > 200_000, "{window}");
+        source.push(150_000, sim.now);
+        sim.down.wake(key);
+        sim.transmit();
+        let burst = sim.sent.len() - before;
+        // Two milliseconds of 1.25 windows per 20 ms.
+        let tenth = window as usize / 8 / MTU;
+        assert!(if pacing { burst <= tenth + 1 } else { burst > 120 }, "{burst} packets, window {window}");
+        sim.run_for(Duration::from_millis(20));
+        assert_eq!(sim.down.stats().pending_bytes, 0);
+    }
+}
+
+#[test]
+fn a_slow_source_does_not_grow_the_window() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(6);
+    let key = sim.open(&source, 1);
+    for _ in 0..200 {
+        source.push(1000, sim.now);
+        sim.down.wake(key);
+        sim.run_for(Duration::from_millis(10));
+    }
+    assert_eq!(sim.down.stats().window, 12_000);
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Open { len: u64, priority: u8 },
