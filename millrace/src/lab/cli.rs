@@ -12,6 +12,7 @@ use clap::Subcommand;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use super::accuracy;
 use super::control::{self, LinkStatus, Request, Status};
 use super::impair::Settings;
 use super::shape::Counters;
@@ -47,6 +48,8 @@ enum Verb {
     Set(Set),
     /// Remove what labs left whose owner died
     Clean,
+    /// Measure how well the emulator does what it is told
+    Accuracy(Show),
 }
 
 #[derive(Debug, clap::Args)]
@@ -136,6 +139,7 @@ pub fn run(args: Args) -> Result<()> {
         Verb::Status(show) => show_status(show.json),
         Verb::Set(set) => change(&set),
         Verb::Clean => clean(),
+        Verb::Accuracy(show) => measure_accuracy(show.json),
     }
 }
 
@@ -305,6 +309,17 @@ fn clean() -> Result<()> {
     match removed.as_slice() {
         [] => println!("nothing to remove"),
         ids => println!("removed {}", ids.join(", ")),
+    }
+    Ok(())
+}
+
+fn measure_accuracy(json: bool) -> Result<()> {
+    super::remove_on_signal()?;
+    let report = accuracy::measure()?;
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{report}");
     }
     Ok(())
 }

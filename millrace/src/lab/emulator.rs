@@ -5,6 +5,7 @@
 
 use std::io::{IoSlice, IoSliceMut, PipeReader, PipeWriter, Write as _};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -27,6 +28,9 @@ const BATCH: usize = 64;
 
 /// Room for bursts while the thread waits for its CPU.
 const SOCKET_BUFFER: usize = 64 << 20;
+
+/// Of SCHED_FIFO, low: before ordinary threads, behind whoever asks for more.
+const PRIORITY: &str = "1";
 
 const ETHERNET_HEADER: usize = 14;
 
@@ -165,6 +169,24 @@ fn address(device: &str) -> nix::Result<LinkAddr> {
     of_device.filter_map(|entry| entry.address?.as_link_addr().copied()).next().ok_or(Errno::ENODEV)
 }
 
+/// A wire does not wait for a CPU: the calling thread goes before all ordinary ones, and wakes when it asked
+/// to. Where that is not allowed links work, less exactly.
+pub(super) fn be_punctual() {
+    // The default slack lets the kernel wake us 50 us late.
+    let _ = nix::sys::prctl::set_timerslack(1);
+    let thread = nix::unistd::gettid().to_string();
+    match Command::new("chrt").args(["--fifo", "--pid", PRIORITY, &thread]).output() {
+        Ok(output) if output.status.success() => {}
+        Ok(output) => {
+            let error = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            tracing::warn!(error, "lab: no real-time priority");
+        }
+        Err(error) => {
+            tracing::warn!(%error, "lab: no real-time priority: chrt (util-linux)")
+        }
+    }
+}
+
 struct Pump {
     shaper: Arc<Mutex<Shaper>>,
     input: Arc<OwnedFd>,
@@ -176,11 +198,11 @@ struct Pump {
 
 impl Pump {
     fn run(self) {
-        // The default slack lets the kernel wake us 50 us late.
-        let _ = nix::sys::prctl::set_timerslack(1);
+        be_punctual();
+        let mut inbox = Inbox::new(self.frame_size);
         while !self.stop.load(Ordering::Relaxed) {
             let deadline = self.deliver();
-            match self.wait(deadline).and_then(|()| self.collect()) {
+            match self.wait(deadline).and_then(|()| self.collect(&mut inbox)) {
                 Ok(()) | Err(Errno::EINTR | Errno::EAGAIN | Errno::ENETDOWN) => {}
                 Err(error) => {
                     tracing::error!(%error, "lab: emulated link is cut");
@@ -239,25 +261,37 @@ impl Pump {
     }
 
     /// Takes in one batch of what has arrived.
-    fn collect(&self) -> nix::Result<()> {
-        let mut frames = vec![vec![0u8; self.frame_size]; BATCH];
-        let arrived = self.receive(&mut frames)?;
+    fn collect(&self, inbox: &mut Inbox) -> nix::Result<()> {
+        let arrived = inbox.receive(&self.input)?;
         let mut shaper = self.shaper.lock();
-        for ((at, len), mut frame) in arrived.into_iter().zip(frames) {
+        for ((at, len), slot) in arrived.into_iter().zip(&mut inbox.frames) {
+            let mut frame = std::mem::replace(slot, vec![0; self.frame_size]);
             frame.truncate(len);
             shaper.push(at, frame);
         }
         Ok(())
     }
+}
 
-    /// Arrival time and length of each frame.
-    fn receive(&self, frames: &mut [Vec<u8>]) -> nix::Result<Vec<(Instant, usize)>> {
-        let mut headers =
-            MultiHeaders::<LinkAddr>::preallocate(frames.len(), Some(nix::cmsg_space!(TimeSpec)));
+/// Where a batch is received.
+struct Inbox {
+    frames: Vec<Vec<u8>>,
+    /// Made once: since every frame has a timestamp, the room for it in each header stays the same.
+    headers: MultiHeaders<LinkAddr>,
+}
+
+impl Inbox {
+    fn new(frame_size: usize) -> Self {
+        let headers = MultiHeaders::preallocate(BATCH, Some(nix::cmsg_space!(TimeSpec)));
+        Self { frames: vec![vec![0; frame_size]; BATCH], headers }
+    }
+
+    /// Arrival time and length of the first of `frames`.
+    fn receive(&mut self, socket: &OwnedFd) -> nix::Result<Vec<(Instant, usize)>> {
         let mut slices: Vec<[IoSliceMut; 1]> =
-            frames.iter_mut().map(|frame| [IoSliceMut::new(frame)]).collect();
-        let fd = self.input.as_raw_fd();
-        let messages = socket::recvmmsg(fd, &mut headers, &mut slices, MsgFlags::MSG_DONTWAIT, None)?;
+            self.frames.iter_mut().map(|frame| [IoSliceMut::new(frame)]).collect();
+        let fd = socket.as_raw_fd();
+        let messages = socket::recvmmsg(fd, &mut self.headers, &mut slices, MsgFlags::MSG_DONTWAIT, None)?;
         let (now, wall) = (Instant::now(), clock_gettime(ClockId::CLOCK_REALTIME)?);
         let arrived = |message: &socket::RecvMsg<LinkAddr>| {
             let stamp = message.cmsgs().ok()?.find_map(|cmsg| match cmsg {

@@ -19,6 +19,7 @@
 //! # }
 //! ```
 
+mod accuracy;
 mod build;
 mod cli;
 mod control;

@@ -1,0 +1,323 @@
+//! `millrace lab accuracy`: how well the emulator does what it is told, measured from outside with UDP probes.
+//!
+//! A probe carries the time of its send call; the kernel stamps its arrival at the receiver's interface. The
+//! same probes over a plain veth show what the kernel and the measuring cost.
+
+use std::fmt;
+use std::io::IoSliceMut;
+use std::net::UdpSocket;
+use std::os::fd::AsRawFd as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, sockopt};
+use nix::sys::time::{TimeSpec, TimeValLike as _};
+use nix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use super::emulator::be_punctual;
+use super::{Direction, Impairment, Lab, Link, Topology};
+
+/// UDP payload of a probe, in bytes: a media packet.
+const PAYLOAD: usize = 1200;
+/// Of the same probe as a frame of the link.
+const FRAME: usize = PAYLOAD + 8 + 20 + 14;
+/// Per row of delays.
+const PROBES: usize = 2000;
+const DELAYS: [&str; 4] = ["0ms", "1ms", "10ms", "50ms"];
+const LOSSES: [f64; 3] = [0.01, 0.05, 0.2];
+const RATES: [u64; 3] = [1_000_000, 10_000_000, 100_000_000];
+/// Probes per second from which on they are sent a millisecond's worth at a time.
+const BULK: u64 = 1000;
+/// A receiver that hears nothing for so long asks whether there is more to come.
+const SILENCE: Duration = Duration::from_millis(100);
+
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// How late a real-time thread wakes from a sleep of a millisecond: what no emulator here can improve on.
+    timer_us: Quantiles,
+    delay: Vec<DelayRow>,
+    max_packets_per_second: u64,
+    loss: Vec<LossRow>,
+    rate: Vec<RateRow>,
+}
+
+/// Time from send call to arrival, less the delay that was asked for, in microseconds.
+#[derive(Debug, Serialize)]
+struct DelayRow {
+    link: String,
+    probes: usize,
+    error_us: Quantiles,
+    /// `p99 - p50`.
+    jitter_us: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Quantiles {
+    min: f64,
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    max: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct LossRow {
+    asked: f64,
+    measured: f64,
+    /// Standard error of the measurement.
+    sigma: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct RateRow {
+    asked_bits_per_second: u64,
+    measured_bits_per_second: f64,
+    error_percent: f64,
+}
+
+pub(super) fn measure() -> Result<Report> {
+    let mut delay = vec![delay_row("plain veth", &Path::new(false)?, Duration::ZERO)?];
+    let path = Path::new(true)?;
+    for asked in DELAYS {
+        let impairment = Impairment::parse(&format!("delay={asked}"))?;
+        path.set(impairment.clone())?;
+        delay.push(delay_row(&format!("delay={asked}"), &path, impairment.delay)?);
+    }
+    path.set(Impairment::default())?;
+    Ok(Report {
+        timer_us: timer()?,
+        delay,
+        max_packets_per_second: max_packets_per_second(&path)?,
+        loss: LOSSES.iter().map(|asked| loss_row(&path, *asked)).collect::<Result<_>>()?,
+        rate: RATES.iter().map(|asked| rate_row(&path, *asked)).collect::<Result<_>>()?,
+    })
+}
+
+fn timer() -> Result<Quantiles> {
+    const SLEEP: Duration = Duration::from_millis(1);
+    let late = || {
+        be_punctual();
+        let lateness = |_| {
+            let start = Instant::now();
+            std::thread::sleep(SLEEP);
+            start.elapsed().saturating_sub(SLEEP).as_secs_f64() * 1e6
+        };
+        Quantiles::of((0..PROBES).map(lateness).collect())
+    };
+    std::thread::scope(|scope| scope.spawn(late).join()).map_err(|_| anyhow!("a thread panicked"))
+}
+
+fn delay_row(name: &str, path: &Path, asked: Duration) -> Result<DelayRow> {
+    let arrivals = path.probe(PROBES, 500)?;
+    ensure!(arrivals.len() == PROBES, "{name}: only {} of {PROBES} probes arrived", arrivals.len());
+    let error = |arrival: &Arrival| (arrival.arrived - arrival.sent - asked.as_nanos() as i64) as f64 / 1e3;
+    let probes = arrivals.len();
+    let error_us = Quantiles::of(arrivals.iter().map(error).collect());
+    let jitter_us = error_us.p99 - error_us.p50;
+    Ok(DelayRow { link: name.into(), probes, error_us, jitter_us })
+}
+
+impl Quantiles {
+    fn of(mut samples: Vec<f64>) -> Self {
+        samples.sort_by(f64::total_cmp);
+        let at = |q: f64| {
+            let index = (q * samples.len().saturating_sub(1) as f64).round() as usize;
+            samples.get(index).copied().unwrap_or(f64::NAN)
+        };
+        Self { min: at(0.0), p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
+    }
+}
+
+/// The highest rate, by steps of a tenth, at which a second of probes arrives whole.
+fn max_packets_per_second(path: &Path) -> Result<u64> {
+    let whole = |rate: u64| -> Result<Option<u64>> {
+        let (arrivals, sending) = path.probe_timed(rate as usize, rate, false)?;
+        let reached = (rate as f64 / sending.as_secs_f64()) as u64;
+        Ok((arrivals.len() == rate as usize).then_some(reached.min(rate)))
+    };
+    let mut best = 0;
+    let mut rate = 10_000;
+    // What the sender cannot send any more says nothing about the link.
+    while let Some(reached) = whole(rate)?
+        && reached > best
+    {
+        best = reached;
+        rate += rate / 10;
+    }
+    Ok(best)
+}
+
+fn loss_row(path: &Path, asked: f64) -> Result<LossRow> {
+    const PROBES: usize = 50_000;
+    path.set(Impairment { loss: asked, ..Impairment::default() })?;
+    let arrived = path.probe(PROBES, 10_000)?.len();
+    let sigma = (asked * (1.0 - asked) / PROBES as f64).sqrt();
+    Ok(LossRow { asked, measured: 1.0 - arrived as f64 / PROBES as f64, sigma })
+}
+
+/// Offers a half more than the link takes, and measures between the first arrival and the last. The queue
+/// holds 200 ms, so that a sender that stalls does not leave the link without work.
+fn rate_row(path: &Path, asked: u64) -> Result<RateRow> {
+    let queue_bytes = Some((asked / 8 / 5) as usize);
+    path.set(Impairment { rate: Some(asked), queue_bytes, ..Impairment::default() })?;
+    let offered = asked * 3 / 2 / (FRAME as u64 * 8);
+    let arrivals = path.probe(offered as usize * 2, offered)?;
+    let (first, last) = arrivals.first().zip(arrivals.last()).context("nothing arrived")?;
+    let bits = (arrivals.len() - 1) as f64 * FRAME as f64 * 8.0;
+    let measured = bits / ((last.arrived - first.arrived) as f64 / 1e9);
+    Ok(RateRow {
+        asked_bits_per_second: asked,
+        measured_bits_per_second: measured,
+        error_percent: (measured / asked as f64 - 1.0) * 100.0,
+    })
+}
+
+/// A lab of two nodes and one link, with a socket at each end.
+struct Path {
+    tx: UdpSocket,
+    rx: UdpSocket,
+    // Last: the sockets live in its namespaces.
+    lab: Lab,
+}
+
+/// Wall clock, in nanoseconds.
+struct Arrival {
+    sent: i64,
+    arrived: i64,
+}
+
+impl Path {
+    fn new(emulate: bool) -> Result<Self> {
+        let mut topology = Topology::standard(0, 1);
+        topology.links.iter_mut().for_each(|link| link.emulate = emulate);
+        let lab = Lab::new(&topology)?;
+        let bind = |node: &str| -> Result<UdpSocket> {
+            let node = lab.node(node)?;
+            Ok(node.enter(|| UdpSocket::bind((node.addr_v4(), 0)))??)
+        };
+        let (tx, rx) = (bind("pub")?, bind("sub1")?);
+        tx.connect(rx.local_addr()?)?;
+        setsockopt(&rx, sockopt::RcvBufForce, &(256 << 20))?;
+        setsockopt(&rx, sockopt::ReceiveTimestampns, &true)?;
+        rx.set_read_timeout(Some(SILENCE))?;
+        Ok(Self { tx, rx, lab })
+    }
+
+    fn link(&self) -> Result<&Link> {
+        Ok(self.lab.link("pub-sub1")?)
+    }
+
+    fn set(&self, impairment: Impairment) -> Result<()> {
+        Ok(self.link()?.set(Direction::Forward, impairment)?)
+    }
+
+    fn probe(&self, count: usize, per_second: u64) -> Result<Vec<Arrival>> {
+        Ok(self.probe_timed(count, per_second, true)?.0)
+    }
+
+    /// What arrived, and how long the sending took.
+    ///
+    /// A punctual sender goes before others: a probe that loses the CPU between its stamp and its send would
+    /// measure the sender, and so would a limited link without work.
+    fn probe_timed(&self, count: usize, per_second: u64, punctual: bool) -> Result<(Vec<Arrival>, Duration)> {
+        let sent_all = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let receiver = scope.spawn(|| self.receive(&sent_all));
+            let sender = scope.spawn(|| {
+                if punctual {
+                    be_punctual();
+                }
+                self.send(count, per_second)
+            });
+            let sending = sender.join();
+            sent_all.store(true, Ordering::Relaxed);
+            let panicked = |_| anyhow!("a thread panicked");
+            let arrivals = receiver.join().map_err(panicked)??;
+            Ok((arrivals, sending.map_err(panicked)??))
+        })
+    }
+
+    /// Evenly, or by the millisecond above [`BULK`] per second.
+    fn send(&self, count: usize, per_second: u64) -> Result<Duration> {
+        let mut payload = [0u8; PAYLOAD];
+        let start = Instant::now();
+        let tick = Duration::from_secs(1).div_f64(per_second.min(BULK) as f64);
+        let mut sent = 0;
+        for n in 1.. {
+            let due = (tick.as_secs_f64() * per_second as f64 * f64::from(n)).round() as usize;
+            while sent < due.min(count) {
+                payload[..8].copy_from_slice(&wall_clock()?.to_be_bytes());
+                self.tx.send(&payload)?;
+                sent += 1;
+            }
+            if sent == count {
+                break;
+            }
+            std::thread::sleep((start + tick * n).saturating_duration_since(Instant::now()));
+        }
+        Ok(start.elapsed())
+    }
+
+    fn receive(&self, sent_all: &AtomicBool) -> Result<Vec<Arrival>> {
+        let mut arrivals = Vec::new();
+        let mut buffer = [0u8; PAYLOAD];
+        let mut control = nix::cmsg_space!(TimeSpec);
+        loop {
+            let last_call = sent_all.load(Ordering::Relaxed) && self.is_idle()?;
+            let mut slices = [IoSliceMut::new(&mut buffer)];
+            let received =
+                recvmsg::<()>(self.rx.as_raw_fd(), &mut slices, Some(&mut control), MsgFlags::empty());
+            let arrived = match received {
+                Ok(message) => message.cmsgs()?.find_map(|cmsg| match cmsg {
+                    ControlMessageOwned::ScmTimestampns(stamp) => Some(stamp.num_nanoseconds()),
+                    _ => None,
+                }),
+                Err(nix::errno::Errno::EAGAIN) if last_call => return Ok(arrivals),
+                Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let sent = buffer.first_chunk().map(|bytes| i64::from_be_bytes(*bytes)).unwrap_or_default();
+            arrivals.push(Arrival { sent, arrived: arrived.context("no receive timestamp")? });
+        }
+    }
+
+    fn is_idle(&self) -> Result<bool> {
+        let counters = self.link()?.counters(Direction::Forward);
+        Ok(counters.is_none_or(|counters| counters.queued == 0 && counters.in_flight == 0))
+    }
+}
+
+fn wall_clock() -> Result<i64> {
+    Ok(clock_gettime(ClockId::CLOCK_REALTIME)?.num_nanoseconds())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "time from send to arrival beyond the delay asked for, us")?;
+        writeln!(f, "  {:<12} {:>8} {:>8} {:>8} {:>8} {:>8}", "", "min", "p50", "p90", "p99", "max")?;
+        let rows = self.delay.iter().map(|row| (row.link.as_str(), &row.error_us));
+        for (name, Quantiles { min, p50, p90, p99, max }) in rows.chain([("bare timer", &self.timer_us)]) {
+            writeln!(f, "  {name:<12} {min:>8.1} {p50:>8.1} {p90:>8.1} {p99:>8.1} {max:>8.1}")?;
+        }
+        writeln!(f, "packets per second without loss, {PAYLOAD} bytes: {}", self.max_packets_per_second)?;
+        writeln!(f, "loss")?;
+        for LossRow { asked, measured, sigma } in &self.loss {
+            let [asked, measured, sigma] = [asked, measured, sigma].map(|share| share * 100.0);
+            writeln!(f, "  {asked:>5.1} % asked, {measured:.3} % measured (sigma {sigma:.3} %)")?;
+        }
+        writeln!(f, "rate")?;
+        for row in &self.rate {
+            let [asked, measured] = [row.asked_bits_per_second as f64, row.measured_bits_per_second];
+            writeln!(
+                f,
+                "  {:>5.0} Mbit/s asked, {:.4} measured, {:+.3} %",
+                asked / 1e6,
+                measured / 1e6,
+                row.error_percent
+            )?;
+        }
+        Ok(())
+    }
+}
