@@ -4,32 +4,123 @@
 //! does not own, sharing the connection with a QUIC stack. What is neither acknowledged nor in flight is a
 //! hole, and holes are sent in priority order.
 
-mod types;
-
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    ops::RangeInclusive,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use smallvec::SmallVec;
 
 use super::{
-    lanes::{Lanes, Level},
+    congestion::Algorithm,
     pacing::Pacer,
-    recovery::{self, Outcome, Recovery},
+    recovery::{self, NeverSent, Outcome, Recovery},
     slots::Slots,
-    source::End,
+    source::{End, Source},
     stream::{Chunk, Need, Queue, Stream},
 };
-use crate::{
-    moq::code,
-    quic::{frame, varint},
-};
+use crate::quic::{frame, varint};
 
-pub use types::*;
+/// Stream reset codes of draft-18 (section "Stream Reset Error Codes") that this module decides on.
+pub mod code {
+    pub const CANCELLED: u64 = 0x1;
+    pub const DELIVERY_TIMEOUT: u64 = 0x2;
+    pub const TOO_FAR_BEHIND: u64 = 0x5;
+}
 
 /// Stream frames shorter than this are not worth splitting off a longer rest.
 const MIN_ROOM: usize = 32;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub algorithm: Algorithm,
+    pub pacing: bool,
+    /// Largest UDP payload that the path is known to take, bytes.
+    pub mtu: usize,
+    /// Round trip to assume before the first sample.
+    pub initial_rtt: Duration,
+    /// Streams that may have bytes to send at a time; beyond it the lowest priority is reset.
+    pub max_pending_streams: usize,
+    /// Datagram payload that may wait, bytes; beyond it the lowest priority is dropped.
+    pub max_datagram_bytes: usize,
+    /// Reset code for a stream whose bytes were evicted or whose turn would never come.
+    pub behind_code: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::default(),
+            pacing: true,
+            mtu: 1200,
+            initial_rtt: Duration::from_millis(333),
+            max_pending_streams: 4096,
+            max_datagram_bytes: 1 << 20,
+            behind_code: code::TOO_FAR_BEHIND,
+        }
+    }
+}
+
+/// Limits of the peer, from its transport parameters (RFC 9000, section 18.2), less what quinn was granted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerLimits {
+    /// Bytes that the data plane may send on the connection (already without quinn's grant).
+    pub max_data: u64,
+    /// Initial credit of each unidirectional stream, bytes.
+    pub max_stream_data_uni: u64,
+    /// Unidirectional streams that may ever be opened on the connection, quinn's included.
+    pub max_streams_uni: u64,
+    /// Index of the first unidirectional stream that is ours (quinn's SETUP stream comes before).
+    pub first_stream_uni: u64,
+    /// Largest DATAGRAM frame that the peer takes, bytes; 0: none (RFC 9221).
+    pub max_datagram_frame_size: u64,
+    pub max_ack_delay: Duration,
+    /// Whether this end is the QUIC server (decides the low bits of stream IDs).
+    pub is_server: bool,
+}
+
+/// Order of sending: smaller first, field by field (draft-18, section "Priorities").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Priority {
+    pub subscriber: u8,
+    pub publisher: u8,
+    /// Group ID for ascending order, its complement (`!group`) for descending.
+    pub group: u64,
+    pub subgroup: u64,
+}
+
+/// Names a stream of one [`Downstream`] for as long as it lives; never reused, ordered by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamKey(pub u64);
+
+pub struct NewStream {
+    pub source: Arc<dyn Source>,
+    pub priority: Priority,
+    /// Whose stream it is, as the caller likes: streams that got an ID are counted per owner.
+    pub owner: u64,
+    /// OBJECT_DELIVERY_TIMEOUT: an object not yet handed to the network this long after its first byte
+    /// arrived resets the stream.
+    pub object_timeout: Option<Duration>,
+    /// SUBGROUP_DELIVERY_TIMEOUT: time from the FIN's arrival to the last acknowledgement.
+    pub subgroup_timeout: Option<Duration>,
+}
+
+pub struct NewDatagram {
+    pub payload: Bytes,
+    pub priority: Priority,
+    /// Dropped when it has not been sent by then.
+    pub expires: Option<Instant>,
+}
+
+/// A wire ACK frame: largest first, ranges descending and disjoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ack {
+    pub delay: Duration,
+    pub ranges: Vec<RangeInclusive<u64>>,
+}
 
 /// What a packet carries, between [`Downstream::poll_frames`] and its fate.
 #[derive(Clone, Debug, Default)]
@@ -41,6 +132,102 @@ enum Sent {
     Reset { key: StreamKey },
     Datagram,
     Ping,
+}
+
+/// What the relay is told about a stream, by [`Downstream::poll_event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub key: StreamKey,
+    pub owner: u64,
+    pub kind: EventKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The stream got an ID: it counts among the streams that PUBLISH_DONE names.
+    Opened,
+    /// The peer sent STOP_SENDING; the stream is being reset with the same code.
+    Stopped(u64),
+    /// Everything is acknowledged, FIN included. The key is gone.
+    Finished,
+    /// The reset is acknowledged, or the stream was dropped before it got an ID. The key is gone.
+    Reset(u64),
+}
+
+impl EventKind {
+    /// Whether the stream is gone.
+    pub fn is_end(self) -> bool {
+        matches!(self, Self::Finished | Self::Reset(_))
+    }
+}
+
+/// The streams of one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// Streams that ever got an ID.
+    pub opened: u64,
+    /// Streams that are neither finished nor gone.
+    pub live: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a DATAGRAM frame of {size} bytes exceeds the peer's limit of {limit}")]
+pub struct TooLarge {
+    pub size: u64,
+    pub limit: u64,
+}
+
+/// The peer broke the protocol: the connection must be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// PROTOCOL_VIOLATION (RFC 9000, section 13.1).
+    #[error(transparent)]
+    NeverSent(#[from] NeverSent),
+    /// STREAM_STATE_ERROR (RFC 9000, sections 19.5 and 19.10).
+    #[error("stream {0} was never opened")]
+    NeverOpened(u64),
+}
+
+/// Why streams were reset, and how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resets {
+    /// The source ended with a reset.
+    pub source: u64,
+    /// [`Downstream::reset`].
+    pub requested: u64,
+    /// STOP_SENDING.
+    pub stopped: u64,
+    pub object_timeout: u64,
+    pub subgroup_timeout: u64,
+    /// The source's bytes were gone before they were sent.
+    pub evicted: u64,
+    /// More than [`Config::max_pending_streams`] had bytes to send.
+    pub overflow: u64,
+    /// Of all these, streams that never got an ID.
+    pub unopened: u64,
+}
+
+/// A snapshot of counters since the connection began and of the state at hand.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    pub recovery: recovery::Counts,
+    /// Stream bytes sent for the first time, and again.
+    pub stream_bytes: u64,
+    pub retransmitted_bytes: u64,
+    pub datagrams_sent: u64,
+    pub datagrams_expired: u64,
+    pub datagrams_too_large: u64,
+    pub datagrams_overflowed: u64,
+    pub streams_opened: u64,
+    pub streams_finished: u64,
+    pub resets: Resets,
+    pub live_streams: u64,
+    /// Stream bytes that wait to be sent.
+    pub pending_bytes: u64,
+    pub window: u64,
+    pub bytes_in_flight: u64,
+    pub smoothed_rtt: Duration,
+    pub min_rtt: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -63,14 +250,12 @@ pub struct Downstream {
     streams: Slots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, Owned>,
-    ready: Lanes,
-    unopened: Lanes,
-    starved: Lanes,
+    ready: BTreeSet<(Priority, StreamKey)>,
+    unopened: BTreeSet<(Priority, StreamKey)>,
+    starved: BTreeSet<(Priority, StreamKey)>,
     datagrams: BTreeMap<(Priority, u64), NewDatagram>,
     datagram_bytes: usize,
     datagrams_queued: u64,
-    /// Datagrams and streams of the same level take turns.
-    datagrams_turn: bool,
     /// Subgroup delivery timeouts that run.
     deadlines: BTreeSet<(Instant, StreamKey)>,
     /// Index of the next stream to open.
@@ -101,13 +286,12 @@ impl Downstream {
             streams: Slots::default(),
             by_id: HashMap::new(),
             owners: HashMap::new(),
-            ready: Lanes::default(),
-            unopened: Lanes::default(),
-            starved: Lanes::default(),
+            ready: BTreeSet::new(),
+            unopened: BTreeSet::new(),
+            starved: BTreeSet::new(),
             datagrams: BTreeMap::new(),
             datagram_bytes: 0,
             datagrams_queued: 0,
-            datagrams_turn: true,
             deadlines: BTreeSet::new(),
             next_stream: peer.first_stream_uni,
             data_sent: 0,
@@ -140,7 +324,7 @@ impl Downstream {
         self.shed();
     }
 
-    /// Gives the stream up with a reset code of draft-18, [`code::Reset::CANCELLED`] for one nobody wants.
+    /// Gives the stream up with a reset code of draft-18, [`code::CANCELLED`] for one nobody wants.
     pub fn reset(&mut self, key: StreamKey, code: u64) {
         self.begin_reset(key, code, Cause::Requested);
     }
@@ -274,11 +458,11 @@ impl Downstream {
         let end = out.len() + room;
         loop {
             let left = end - out.len();
-            let stream = self.ready.first();
-            let datagram = self.datagrams.first_key_value().map(|((priority, _), _)| priority.level());
+            let stream = self.ready.first().copied();
+            let datagram = self.datagrams.first_key_value().map(|(place, _)| *place);
             let more = match (stream, datagram) {
                 (None, None) => false,
-                (Some((level, key)), other) if self.stream_goes_first(level, other) => {
+                (Some((priority, key)), other) if other.is_none_or(|(other, _)| priority <= other) => {
                     self.write_stream(now, key, left, out, content)
                 }
                 (_, _) => self.write_datagram(now, left, out, content),
@@ -287,10 +471,6 @@ impl Downstream {
                 return;
             }
         }
-    }
-
-    fn stream_goes_first(&self, level: Level, datagram: Option<Level>) -> bool {
-        datagram.is_none_or(|datagram| level < datagram || (level == datagram && !self.datagrams_turn))
     }
 
     /// Writes the first datagram; returns whether the packet may take more.
@@ -308,7 +488,6 @@ impl Downstream {
             return false;
         }
         let payload = first.remove().payload;
-        self.datagrams_turn = false;
         self.datagram_bytes -= payload.len();
         if expired {
             self.stats.datagrams_expired += 1;
@@ -347,7 +526,7 @@ impl Downstream {
             Chunk::Bytes { offset, len, .. } => {
                 // FIN alone carries no object.
                 if len > 0 && stream.is_late(offset, now) {
-                    self.begin_reset(key, code::Reset::DELIVERY_TIMEOUT.0, Cause::ObjectTimeout);
+                    self.begin_reset(key, code::DELIVERY_TIMEOUT, Cause::ObjectTimeout);
                     return true;
                 }
                 match write_bytes(stream, id, chunk, room, out) {
@@ -367,8 +546,6 @@ impl Downstream {
     fn record(&mut self, key: StreamKey, id: u64, chunk: &Chunk, content: &mut Content) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.on_sent(chunk);
-        self.ready.rotate(stream.place(key));
-        self.datagrams_turn = true;
         if stream.id.is_none() {
             stream.id = Some(id);
             let owner = stream.owner;
@@ -418,7 +595,7 @@ impl Downstream {
             return;
         }
         self.peer.max_data = max;
-        for key in self.starved.drain() {
+        for (_, key) in std::mem::take(&mut self.starved) {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.queue = Queue::None;
             }
@@ -451,10 +628,7 @@ impl Downstream {
         }
         self.peer.max_streams_uni = max;
         for _ in self.next_stream..max {
-            let Some((_, key)) = self.unopened.first() else { return };
-            if let Some(stream) = self.streams.get(key) {
-                self.unopened.rotate(stream.place(key));
-            }
+            let Some((_, key)) = self.unopened.first().copied() else { return };
             self.place(key);
         }
     }
@@ -524,7 +698,7 @@ impl Downstream {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
         {
-            self.begin_reset(key, code::Reset::DELIVERY_TIMEOUT.0, Cause::SubgroupTimeout);
+            self.begin_reset(key, code::DELIVERY_TIMEOUT, Cause::SubgroupTimeout);
         }
         if self.paced_until.is_some_and(|at| at <= now) {
             self.paced_until = None;
@@ -659,26 +833,26 @@ impl Downstream {
         if queue == stream.queue {
             return;
         }
-        let place = stream.place(key);
+        let entry = (stream.priority, key);
         let old = std::mem::replace(&mut stream.queue, queue);
-        if let Some(lanes) = self.queue(old) {
-            lanes.remove(place);
+        if let Some(set) = self.queue(old) {
+            set.remove(&entry);
         }
-        if let Some(lanes) = self.queue(queue) {
-            lanes.insert(place);
+        if let Some(set) = self.queue(queue) {
+            set.insert(entry);
         }
     }
 
     fn unplace(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let place = stream.place(key);
+        let entry = (stream.priority, key);
         let old = std::mem::take(&mut stream.queue);
-        if let Some(lanes) = self.queue(old) {
-            lanes.remove(place);
+        if let Some(set) = self.queue(old) {
+            set.remove(&entry);
         }
     }
 
-    fn queue(&mut self, queue: Queue) -> Option<&mut Lanes> {
+    fn queue(&mut self, queue: Queue) -> Option<&mut BTreeSet<(Priority, StreamKey)>> {
         match queue {
             Queue::None => None,
             Queue::Ready => Some(&mut self.ready),
@@ -689,11 +863,11 @@ impl Downstream {
 
     /// Resets the streams whose turn is furthest off while too many have bytes to send.
     fn shed(&mut self) {
-        let queues = [&self.ready, &self.unopened, &self.starved];
-        if queues.iter().map(|lanes| lanes.len()).sum::<usize>() <= self.config.max_pending_streams {
+        let sets = [&self.ready, &self.unopened, &self.starved];
+        if sets.iter().map(|set| set.len()).sum::<usize>() <= self.config.max_pending_streams {
             return;
         }
-        let last = queues.iter().filter_map(|lanes| lanes.last()).max();
+        let last = sets.iter().filter_map(|set| set.last().copied()).max();
         if let Some((_, key)) = last {
             self.begin_reset(key, self.config.behind_code, Cause::Overflow);
         }

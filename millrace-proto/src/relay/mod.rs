@@ -5,7 +5,6 @@ pub mod congestion;
 pub mod downstream;
 pub mod fetch;
 pub mod filter;
-mod lanes;
 pub mod pacing;
 pub mod ranges;
 pub mod recovery;

@@ -7,8 +7,7 @@ use std::{
 };
 
 use super::{
-    downstream::{NewStream, Priority, StreamKey},
-    lanes::Place,
+    downstream::{NewStream, Priority},
     ranges::Ranges,
     source::{End, Extent, Source},
 };
@@ -105,10 +104,6 @@ impl Stream {
             state: State::Sending(sending),
             sent: 0,
         }
-    }
-
-    pub fn place(&self, key: StreamKey) -> Place {
-        Place { priority: self.priority, owner: self.owner, key }
     }
 
     /// Looks at the source again and returns how it ends; `None` once the stream is reset.

@@ -1,8 +1,161 @@
-//! `millrace publish`.
+//! `millrace publish`: fragmented MP4 or generated objects towards a relay.
 
-#[derive(Debug, clap::Args)]
-pub struct Args {}
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-pub fn run(_args: Args) -> anyhow::Result<()> {
-    anyhow::bail!("not in this build yet")
+use anyhow::Context;
+use millrace_proto::moq::property::TrackProperties;
+use millrace_proto::moq::{Namespace, code};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::broadcast::{Broadcast, History};
+use super::generate::{GenerateArgs, Generator};
+use super::media::{Boxes, Media};
+use super::serve::Server;
+use super::session::{ConnectArgs, Session};
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// Name of the broadcast: a namespace, its fields divided by /
+    #[arg(long)]
+    pub name: String,
+    /// Push the tracks with PUBLISH, without waiting to be asked
+    #[arg(long)]
+    pub publish: bool,
+    /// Fragmented MP4; standard input without it
+    #[arg(value_name = "FILE", conflicts_with = "generate")]
+    pub input: Option<PathBuf>,
+    /// Publish media at the pace of its timestamps: for input that is not live
+    #[arg(long, conflicts_with = "generate")]
+    pub realtime: bool,
+    /// Seconds of a track that are kept for those who lag or fetch
+    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    pub history: f64,
+    /// Begin when the first subscriber is there
+    #[arg(long)]
+    pub wait: bool,
+    #[command(flatten)]
+    pub generate: GenerateArgs,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    super::log();
+    tokio::runtime::Runtime::new()?.block_on(publish(args))
+}
+
+/// Publishes until the input ends and everything is delivered, or the session ends.
+pub async fn publish(args: Args) -> anyhow::Result<()> {
+    let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
+    let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
+    let broadcast = Broadcast::new(namespace, History { max_age, ..History::default() });
+    let session = Session::connect(&args.connect).await?;
+    let server = Server::new(session.clone(), broadcast.clone());
+    let serving = tokio::spawn(session.clone().run(server.clone()));
+    let mut pushing = None;
+    let mut announced = None;
+    match args.publish {
+        true => pushing = Some(tokio::spawn(push_all(server.clone(), broadcast.clone()))),
+        // Held: the namespace is announced for as long as its stream is open.
+        false => {
+            announced = Some(server.announce().await.context("the relay does not take the namespace")?);
+        }
+    }
+    tracing::info!(name = %broadcast.namespace(), url = %args.connect.url, "publishing");
+
+    let source = async {
+        match args.generate.generate {
+            true => generate(&args, &broadcast, &server).await,
+            false => play(&args, &broadcast, &server).await,
+        }?;
+        broadcast.end();
+        if let Some(pushing) = pushing {
+            pushing.await?;
+        }
+        server.idle().await;
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        result = source => result?,
+        error = serving => return Err(error?).context("the session ended"),
+    }
+    drop(announced);
+    session.close(code::Session::NO_ERROR, "the broadcast is over");
+    session.closed().await;
+    Ok(())
+}
+
+/// Pushes every track, those to come included, until the broadcast is over and delivered.
+async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>) {
+    let mut ended = broadcast.ended();
+    let mut pushes = JoinSet::new();
+    let mut pushed = Vec::new();
+    loop {
+        let is_over = *ended.borrow_and_update();
+        for track in broadcast.tracks() {
+            if !pushed.contains(track.name()) {
+                pushed.push(track.name().clone());
+                let server = server.clone();
+                pushes.spawn(async move {
+                    if let Err(error) = server.publish(track.clone()).await {
+                        tracing::warn!(track = %track.name(), "not published: {error}");
+                    }
+                });
+            }
+        }
+        if is_over || ended.changed().await.is_err() {
+            break;
+        }
+    }
+    while pushes.join_next().await.is_some() {}
+}
+
+async fn generate(args: &Args, broadcast: &Broadcast, server: &Server) -> anyhow::Result<()> {
+    let generator = Generator::new(&args.generate)?;
+    let properties = TrackProperties::default().encode();
+    let track = broadcast.create(&args.generate.track, properties)?;
+    if args.wait {
+        server.subscribed().await;
+    }
+    // On a thread of its own: it spins for up to 80 us before each object.
+    let (done, ended) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new().name("generate".into()).spawn(move || {
+        generator.run(&track);
+        // Nobody waits any more if the session has ended.
+        let _ = done.send(());
+    })?;
+    ended.await.context("the generator stopped")
+}
+
+async fn play(args: &Args, broadcast: &Arc<Broadcast>, server: &Server) -> anyhow::Result<()> {
+    let mut input: Box<dyn AsyncRead + Unpin> = match &args.input {
+        Some(path) => Box::new(
+            tokio::fs::File::open(path).await.with_context(|| format!("cannot open {}", path.display()))?,
+        ),
+        None => Box::new(tokio::io::stdin()),
+    };
+    let mut media = Media::new(broadcast.clone())?;
+    if args.wait {
+        server.subscribed().await;
+    }
+    let mut boxes = Boxes::default();
+    let mut origin = None;
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        while let Some((kind, bytes)) = boxes.pop()? {
+            let time = media.take(kind, bytes)?;
+            if let Some(time) = time.filter(|_| args.realtime) {
+                let (start, first) = *origin.get_or_insert((Instant::now(), time));
+                tokio::time::sleep_until(start + time.saturating_sub(first)).await;
+            }
+        }
+        match input.read(&mut piece).await.context("cannot read the media")? {
+            0 => return Ok(()),
+            length => boxes.push(&piece[..length]),
+        }
+    }
 }
