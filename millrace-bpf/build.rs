@@ -1,4 +1,5 @@
-//! Compiles `src/bpf/*.bpf.c` with clang. Headers come from two places: libbpf's from the copy that
+//! Compiles `src/bpf/*.bpf.c` with clang, and `src/bpf/*.native.c` for the integration tests, which run the same
+//! headers in their own process. Headers come from two places: libbpf's from the copy that
 //! `libbpf-sys` builds and links, so that both always match; the kernel's UAPI headers from the system.
 
 use std::env;
@@ -10,6 +11,9 @@ use std::process::Command;
 /// Every distribution that is supported packages this one or a newer one; older backends are not tried.
 const MIN_CLANG: u32 = 16;
 const NEWEST_CLANG: u32 = 24;
+
+/// v3 is what 6.1 has.
+const BPF: [&str; 3] = ["-target", "bpf", "-mcpu=v3"];
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -28,8 +32,13 @@ fn build() -> Result<()> {
     let includes = include_flags(&clang)?;
     for entry in fs::read_dir("src/bpf")? {
         let source = entry?.path();
-        if source.to_string_lossy().ends_with(".bpf.c") {
-            compile(&clang, &includes, &source, &out)?;
+        let name = source.to_string_lossy();
+        if name.ends_with(".bpf.c") {
+            compile(&clang, &BPF, &includes, &source, &out)?;
+        } else if name.ends_with(".native.c") {
+            let target = format!("--target={}", env::var("TARGET")?);
+            let object = compile(&clang, &[&target, "-fPIC"], &includes, &source, &out)?;
+            println!("cargo::rustc-link-arg-tests={}", object.display());
         }
     }
     Ok(())
@@ -100,20 +109,22 @@ fn require_header(dirs: &[&str], header: &str) -> Result<()> {
     .into())
 }
 
-fn compile(clang: &str, includes: &[String], source: &Path, out: &Path) -> Result<()> {
+/// The object's name is the source's, with `.o` for `.c`.
+fn compile(clang: &str, machine: &[&str], includes: &[String], source: &Path, out: &Path) -> Result<PathBuf> {
     let name = source.file_stem().ok_or("a source without a name")?;
-    let object = out.join(name).with_extension("bpf.o");
+    let object = out.join(format!("{}.o", name.to_string_lossy()));
     let status = Command::new(clang)
-        .args(["-target", "bpf", "-g", "-O2", "-mcpu=v3", "-std=gnu11", "-Wall", "-Wextra", "-Werror"])
+        .args(machine)
+        .args(["-g", "-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror"])
         .args(["-Wno-unused-parameter", "-Wno-sign-compare"])
         .args(includes)
         .arg("-c")
         .arg(source)
         .arg("-o")
-        .arg(object)
+        .arg(&object)
         .status()?;
     if !status.success() {
         return Err(format!("{clang} could not compile {}", source.display()).into());
     }
-    Ok(())
+    Ok(object)
 }

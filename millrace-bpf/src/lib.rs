@@ -5,6 +5,7 @@
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+pub mod crypto;
 mod intf;
 mod object;
 pub mod probe;

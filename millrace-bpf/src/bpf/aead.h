@@ -1,0 +1,320 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Packet protection of QUIC (RFC 9001, section 5.3): AEAD_CHACHA20_POLY1305 (RFC 8439, section 2.8) and
+ * AEAD_AES_128_GCM (NIST SP 800-38D). The header is the associated data.
+ *
+ * The work is in two steps: a keystream, which depends on key and packet number alone, and one pass over the text
+ * that XORs and authenticates it. Whoever has the keystream ready calls the `_with` functions.
+ *
+ * Functions without `static` are global functions in BPF: the verifier walks each once, whoever calls it. They take
+ * pointers to map values or the stack.
+ */
+#ifndef MILLRACE_AEAD_H
+#define MILLRACE_AEAD_H
+
+#include "aes128.h"
+#include "bytes.h"
+#include "chacha20.h"
+#include "crypto_intf.h"
+#include "ghash.h"
+#include "poly1305.h"
+
+#define QUIC_TAG	16
+#define QUIC_AT_MAX	2047 /* a mask: what starts there and is QUIC_TEXT_MAX long still fits a quic_buf */
+#define QUIC_HEADER_MAX 528  /* QUIC needs 25; test vectors need more */
+
+/* Scratch for one packet, too large for the stack: keep it in a per-CPU map. */
+struct quic_buf {
+	__u8 bytes[4096];
+	struct quic_keystream keystream; /* of the packet being opened or sealed, if nobody had it ready */
+	/* Of the functions below. */
+	union {
+		struct poly1305 poly;
+		struct gf128 ghash;
+	} mac;
+	struct bytes16 tag;
+	__u64 sealing; /* all ones; opening: zero */
+};
+
+/* Where a packet is. In the packet's buffer: header, text, tag, without gaps. */
+struct quic_extent {
+	__u32 header_at;    /* offset of the header in the packet's buffer, at most QUIC_AT_MAX */
+	__u32 header_bytes; /* at most QUIC_HEADER_MAX */
+	__u32 plain_at;	    /* sealing: offset of the plaintext in its buffer, at most QUIC_AT_MAX */
+	__u32 text_bytes;   /* at most QUIC_TEXT_MAX, without the tag */
+};
+
+static __always_inline int quic_extent_valid(const struct quic_extent *extent)
+{
+	return extent->header_at <= QUIC_AT_MAX && extent->header_bytes <= QUIC_HEADER_MAX &&
+	       extent->header_at + extent->header_bytes <= QUIC_AT_MAX && extent->plain_at <= QUIC_AT_MAX &&
+	       extent->text_bytes <= QUIC_TEXT_MAX;
+}
+
+static __always_inline int chacha20_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
+					      struct quic_keystream *out)
+{
+	struct chacha20_input input = {{
+		0,
+		load32(keys->iv),
+		load32(keys->iv + 4) ^ __builtin_bswap32(number >> 32),
+		load32(keys->iv + 8) ^ __builtin_bswap32(number),
+	}};
+
+	for (__u32 at = 0; at < sizeof(*out); at += sizeof(struct chacha20_block)) {
+		if (at >= sizeof(out->once) + text_bytes)
+			break;
+		chacha20_block(&keys->chacha20.packet, &input, (struct chacha20_block *)(out->once + at));
+		input.words[0]++;
+	}
+	return 0;
+}
+
+static __always_inline int aes128_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
+					    struct quic_keystream *out)
+{
+	struct aes_block counter = {{
+		load32(keys->iv),
+		load32(keys->iv + 4) ^ __builtin_bswap32(number >> 32),
+		load32(keys->iv + 8) ^ __builtin_bswap32(number),
+		__builtin_bswap32(1),
+	}};
+
+	aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)out->once);
+	for (__u32 at = 0; at < sizeof(out->text); at += sizeof(struct aes_block)) {
+		if (at >= text_bytes)
+			break;
+		counter.words[3] = __builtin_bswap32(2 + at / sizeof(struct aes_block));
+		aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)(out->text + at));
+	}
+	return 0;
+}
+
+/* Computes as much of the keystream of packet `number` as a text of `text_bytes` needs. */
+__noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
+			      struct quic_keystream *out)
+{
+	if (!keys || !out)
+		return -1;
+	if (keys->suite == QUIC_CHACHA20_POLY1305)
+		return chacha20_keystream(keys, number, text_bytes, out);
+	return aes128_keystream(keys, number, text_bytes, out);
+}
+
+#define HEADER_BLOCKS 0x3f0 /* of a header's length, the whole blocks */
+
+static __always_inline void poly1305_header(struct poly1305 *state, const struct quic_keystream *keystream,
+					    const __u8 *header, __u32 bytes)
+{
+	struct poly1305 poly;
+
+	poly1305_start(&poly, keystream->once);
+	for (__u32 at = 0; at < QUIC_HEADER_MAX; at += 16) {
+		if (at + 16 > bytes)
+			break;
+		poly1305_block(&poly, load16(header + at));
+	}
+	if (bytes & 15)
+		poly1305_block(&poly, first16(load16(header + (bytes & HEADER_BLOCKS)), bytes & 15));
+	*state = poly;
+}
+
+static __always_inline void ghash_header(struct gf128 *state, const struct ghash_key *key, const __u8 *header,
+					 __u32 bytes)
+{
+	struct gf128 sum = {};
+
+	for (__u32 at = 0; at < QUIC_HEADER_MAX; at += 16) {
+		if (at + 16 > bytes)
+			break;
+		sum = ghash_block(key, sum, load16(header + at));
+	}
+	if (bytes & 15)
+		sum = ghash_block(key, sum, first16(load16(header + (bytes & HEADER_BLOCKS)), bytes & 15));
+	*state = sum;
+}
+
+/* The functions from here to quic_seal_with are global for the verifier's sake: with the running authenticator in
+ * memory between them, it need not follow every header length through every text length.
+ */
+__noinline int aead_header(const struct quic_keys *keys, const struct quic_keystream *keystream,
+			   struct quic_buf *packet, const struct quic_extent *extent)
+{
+	if (!keys || !keystream || !packet || !extent || !quic_extent_valid(extent))
+		return -1;
+
+	const __u8 *header = packet->bytes + (extent->header_at & QUIC_AT_MAX);
+
+	if (keys->suite == QUIC_CHACHA20_POLY1305)
+		poly1305_header(&packet->mac.poly, keystream, header, extent->header_bytes);
+	else
+		ghash_header(&packet->mac.ghash, &keys->aes128.ghash, header, extent->header_bytes);
+	return 0;
+}
+
+/* XORs the block at `at` of `from` to `to`, which may be the same, and returns the ciphertext. */
+static __always_inline struct bytes16 aead_xor(const struct quic_keystream *keystream, __u64 sealing,
+					       const __u8 *from, __u8 *to, __u32 at)
+{
+	struct bytes16 in = load16(from + at), pad = load16(keystream->text + at);
+
+	store16(to + at, xor16(in, pad));
+	return (struct bytes16){.low = in.low ^ (pad.low & sealing), .high = in.high ^ (pad.high & sealing)};
+}
+
+static __always_inline __u8 *aead_text(struct quic_buf *packet, const struct quic_extent *extent)
+{
+	return packet->bytes + ((extent->header_at + extent->header_bytes) & QUIC_AT_MAX);
+}
+
+static __always_inline const __u8 *aead_plain(const struct quic_buf *plain, const struct quic_extent *extent)
+{
+	return plain->bytes + (extent->plain_at & QUIC_AT_MAX);
+}
+
+#define TEXT_BLOCKS 0x7f0 /* of a text's length, the whole blocks */
+
+/* One pass over the text: copies, XORs and authenticates. The last block is written whole: the tag's place takes the
+ * rest. The loop has no branch but its exit, so that verifiers walk each block once.
+ */
+__noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, struct quic_buf *packet,
+				      const struct quic_buf *plain, const struct quic_extent *extent)
+{
+	if (!keystream || !packet || !plain || !extent)
+		return -1;
+
+	const __u8 *from = aead_plain(plain, extent);
+	__u8 *to = aead_text(packet, extent);
+	struct poly1305 poly = packet->mac.poly;
+	__u64 sealing = packet->sealing;
+	__u32 bytes = extent->text_bytes, last = bytes & TEXT_BLOCKS;
+
+	for (__u32 at = 0; at < QUIC_TEXT_MAX; at += 16) {
+		if (at + 16 > bytes)
+			break;
+		poly1305_block(&poly, aead_xor(keystream, sealing, from, to, at));
+	}
+	if (bytes & 15 && last <= QUIC_TEXT_MAX - 16)
+		poly1305_block(&poly, first16(aead_xor(keystream, sealing, from, to, last), bytes & 15));
+	packet->mac.poly = poly;
+	return 0;
+}
+
+/* The same with the other authenticator. */
+__noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_keystream *keystream,
+			       struct quic_buf *packet, const struct quic_buf *plain,
+			       const struct quic_extent *extent)
+{
+	if (!keys || !keystream || !packet || !plain || !extent)
+		return -1;
+
+	const struct ghash_key *key = &keys->aes128.ghash;
+	const __u8 *from = aead_plain(plain, extent);
+	__u8 *to = aead_text(packet, extent);
+	struct gf128 sum = packet->mac.ghash;
+	__u64 sealing = packet->sealing;
+	__u32 bytes = extent->text_bytes, last = bytes & TEXT_BLOCKS;
+
+	for (__u32 at = 0; at < QUIC_TEXT_MAX; at += 16) {
+		if (at + 16 > bytes)
+			break;
+		sum = ghash_block(key, sum, aead_xor(keystream, sealing, from, to, at));
+	}
+	if (bytes & 15 && last <= QUIC_TEXT_MAX - 16)
+		sum = ghash_block(key, sum,
+				  first16(aead_xor(keystream, sealing, from, to, last), bytes & 15));
+	packet->mac.ghash = sum;
+	return 0;
+}
+
+/* Authenticates the lengths and leaves the tag in packet->tag. */
+__noinline int aead_finish(const struct quic_keys *keys, const struct quic_keystream *keystream,
+			   struct quic_buf *packet, const struct quic_extent *extent)
+{
+	if (!keys || !keystream || !packet || !extent)
+		return -1;
+
+	struct bytes16 lengths = {.low = extent->header_bytes, .high = extent->text_bytes};
+
+	if (keys->suite == QUIC_CHACHA20_POLY1305) {
+		struct poly1305 poly = packet->mac.poly;
+
+		poly1305_block(&poly, lengths);
+		packet->tag = poly1305_finish(&poly);
+		return 0;
+	}
+	lengths.low = __builtin_bswap64(lengths.low * 8);
+	lengths.high = __builtin_bswap64(lengths.high * 8);
+	packet->tag = xor16(gf128_bytes(ghash_block(&keys->aes128.ghash, packet->mac.ghash, lengths)),
+			    load16(keystream->once));
+	return 0;
+}
+
+/* Everything but the comparison or storing of the tag, which is left in packet->tag. */
+static __always_inline int aead_run(const struct quic_keys *keys, const struct quic_keystream *keystream,
+				    struct quic_buf *packet, const struct quic_buf *plain,
+				    const struct quic_extent *extent)
+{
+	if (aead_header(keys, keystream, packet, extent))
+		return -1;
+	if (keys->suite == QUIC_CHACHA20_POLY1305)
+		chacha20_poly1305_text(keystream, packet, plain, extent);
+	else
+		aes128_gcm_text(keys, keystream, packet, plain, extent);
+	return aead_finish(keys, keystream, packet, extent);
+}
+
+/* Seals the text at extent->plain_at of `plain` into `packet`, behind the header that is there, and appends the tag.
+ * `plain` may be `packet` if the text is in its place already. -1: the extent is out of bounds.
+ */
+__noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
+			      struct quic_buf *packet, const struct quic_buf *plain,
+			      const struct quic_extent *extent)
+{
+	if (!keys || !keystream || !packet || !plain || !extent || !quic_extent_valid(extent))
+		return -1;
+
+	__u8 *tag = aead_text(packet, extent) + extent->text_bytes;
+
+	packet->sealing = ~0ULL;
+	if (aead_run(keys, keystream, packet, plain, extent))
+		return -1;
+	store16(tag, packet->tag);
+	return 0;
+}
+
+/* Opens `packet` in place. -1: the packet is not authentic, or the extent is out of bounds; what is then in place of
+ * the text is nobody's to read. What was in place of the tag is undefined either way.
+ */
+__noinline int quic_open_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
+			      struct quic_buf *packet, const struct quic_extent *extent)
+{
+	if (!keys || !keystream || !packet || !extent || !quic_extent_valid(extent))
+		return -1;
+
+	struct quic_extent in_place = *extent;
+	struct bytes16 tag = load16(aead_text(packet, extent) + extent->text_bytes);
+
+	in_place.plain_at = extent->header_at + extent->header_bytes;
+	packet->sealing = 0;
+	if (aead_run(keys, keystream, packet, packet, &in_place))
+		return -1;
+	return -differ16(tag, packet->tag);
+}
+
+/* quic_seal_with, computing the keystream first. A packet number is good for one call per key. */
+static __always_inline int quic_seal(const struct quic_keys *keys, __u64 number, struct quic_buf *packet,
+				     const struct quic_buf *plain, const struct quic_extent *extent)
+{
+	quic_keystream(keys, number, extent->text_bytes, &packet->keystream);
+	return quic_seal_with(keys, &packet->keystream, packet, plain, extent);
+}
+
+/* quic_open_with, computing the keystream first. */
+static __always_inline int quic_open(const struct quic_keys *keys, __u64 number, struct quic_buf *packet,
+				     const struct quic_extent *extent)
+{
+	quic_keystream(keys, number, extent->text_bytes, &packet->keystream);
+	return quic_open_with(keys, &packet->keystream, packet, extent);
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the crypto headers need so that the same source compiles for BPF and natively, without a libc. */
+#ifndef MILLRACE_BYTES_H
+#define MILLRACE_BYTES_H
+
+#include <linux/types.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "loads and stores are little endian");
+
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+#ifndef __noinline
+#define __noinline __attribute__((noinline))
+#endif
+
+/* Unaligned. In BPF a memcpy from unaligned memory becomes eight single-byte loads, although the kernel
+ * allows unaligned access to map values, and every JIT that matters makes one instruction of it.
+ */
+#ifdef __bpf__
+#define DEFINE_UNALIGNED(bits)                                             \
+	static __always_inline __u##bits load##bits(const void *from)      \
+	{                                                                  \
+		return *(const __u##bits *)from;                           \
+	}                                                                  \
+	static __always_inline void store##bits(void *to, __u##bits value) \
+	{                                                                  \
+		*(__u##bits *)to = value;                                  \
+	}
+#else
+#define DEFINE_UNALIGNED(bits)                                             \
+	static __always_inline __u##bits load##bits(const void *from)      \
+	{                                                                  \
+		__u##bits value;                                           \
+		__builtin_memcpy(&value, from, sizeof(value));             \
+		return value;                                              \
+	}                                                                  \
+	static __always_inline void store##bits(void *to, __u##bits value) \
+	{                                                                  \
+		__builtin_memcpy(to, &value, sizeof(value));               \
+	}
+#endif
+
+DEFINE_UNALIGNED(32)
+DEFINE_UNALIGNED(64)
+
+/* 16 bytes, the unit of both authenticators. */
+struct bytes16 {
+	__u64 low; /* the first 8 bytes, little endian */
+	__u64 high;
+};
+
+static __always_inline struct bytes16 load16(const __u8 *from)
+{
+	return (struct bytes16){.low = load64(from), .high = load64(from + 8)};
+}
+
+static __always_inline void store16(__u8 *to, struct bytes16 value)
+{
+	store64(to, value.low);
+	store64(to + 8, value.high);
+}
+
+static __always_inline struct bytes16 xor16(struct bytes16 a, struct bytes16 b)
+{
+	return (struct bytes16){.low = a.low ^ b.low, .high = a.high ^ b.high};
+}
+
+/* The first `count` bytes, at least one, and zeroes. */
+static __always_inline struct bytes16 first16(struct bytes16 value, __u32 count)
+{
+	__u64 mask = ~0ULL >> (-count * 8 & 63);
+
+	if (count >= 16)
+		return value;
+	if (count <= 8)
+		return (struct bytes16){.low = value.low & mask};
+	return (struct bytes16){.low = value.low, .high = value.high & mask};
+}
+
+/* In constant time. */
+static __always_inline int differ16(struct bytes16 a, struct bytes16 b)
+{
+	__u64 difference = (a.low ^ b.low) | (a.high ^ b.high);
+
+	return difference != 0;
+}
+
+#endif

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Runs the crypto headers for BPF_PROG_TEST_RUN. Nothing attaches it. */
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "crypto_test.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct crypto_case);
+	__uint(max_entries, 1);
+} cases SEC(".maps");
+
+SEC("tc")
+int crypto_run(struct __sk_buff *skb)
+{
+	__u32 first = 0;
+	struct crypto_case *c = bpf_map_lookup_elem(&cases, &first);
+
+	if (c)
+		c->result = crypto_case_run(c);
+	return 0;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

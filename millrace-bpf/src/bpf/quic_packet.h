@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Headers of 1-RTT packets (RFC 9000, section 17.3.1) and their protection (RFC 9001, section 5.4). */
+#ifndef MILLRACE_QUIC_PACKET_H
+#define MILLRACE_QUIC_PACKET_H
+
+#include "aead.h"
+
+#define QUIC_SHORT_PROTECTED 0x1f
+#define QUIC_RESERVED	     0x18 /* zero in an authentic packet, or the peer breaks the protocol */
+#define QUIC_KEY_PHASE	     0x04
+#define QUIC_NUMBER_BYTES    0x03 /* less one */
+#define QUIC_SAMPLE	     16
+
+struct quic_sample {
+	__u32 words[4];
+};
+
+/* What header protection covers. */
+struct quic_short {
+	__u8 first;
+	__u8 number_bytes; /* 1 to 4 */
+	__u16 pad;
+	__u32 number; /* as sent: the low bits */
+};
+
+/* The header protection mask, its first byte in the low bits; 5 bytes count. */
+__noinline __u64 quic_mask(const struct quic_keys *keys, const struct quic_sample *sample)
+{
+	struct chacha20_block block = {};
+	struct aes_block *mask = (struct aes_block *)&block;
+
+	if (!keys || !sample)
+		return 0; /* for the verifier; callers have both */
+	if (keys->suite == QUIC_CHACHA20_POLY1305)
+		chacha20_block(&keys->chacha20.header, (const struct chacha20_input *)sample, &block);
+	else
+		aes128_block(&keys->aes128.header, (const struct aes_block *)sample, mask);
+	return block.words[0] | (__u64)block.words[1] << 32;
+}
+
+static __always_inline __u64 quic_mask_at(const struct quic_keys *keys, const struct quic_buf *packet,
+					  __u32 number_at)
+{
+	const __u8 *from = packet->bytes + (number_at & QUIC_AT_MAX) + 4;
+	struct quic_sample sample = {{load32(from), load32(from + 4), load32(from + 8), load32(from + 12)}};
+
+	return quic_mask(keys, &sample);
+}
+
+/* XORs the packet number and returns it as the wire has it, first byte in the low bits. */
+static __always_inline __u32 quic_mask_number(__u8 *at, __u32 bytes, __u32 mask)
+{
+	__u32 covered = ~0U >> (32 - 8 * bytes);
+	__u32 number = load32(at) ^ (mask & covered);
+
+	store32(at, number);
+	return number & covered;
+}
+
+/* Removes header protection from a packet of `packet_bytes` at `at`, which is not authentic yet. -1: too short, or
+ * too far into the buffer.
+ */
+static __always_inline int quic_unprotect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
+					  __u32 id_bytes, __u32 packet_bytes, struct quic_short *header)
+{
+	__u32 number_at = at + 1 + id_bytes;
+	__u8 *first = packet->bytes + (at & QUIC_AT_MAX);
+	__u64 mask;
+
+	if (packet_bytes < 1 + id_bytes + 4 + QUIC_SAMPLE || number_at > QUIC_AT_MAX)
+		return -1;
+	mask = quic_mask_at(keys, packet, number_at);
+	*first ^= mask & QUIC_SHORT_PROTECTED;
+	header->first = *first;
+	header->number_bytes = (header->first & QUIC_NUMBER_BYTES) + 1;
+	header->pad = 0;
+	header->number = __builtin_bswap32(quic_mask_number(packet->bytes + (number_at & QUIC_AT_MAX),
+							    header->number_bytes, mask >> 8)) >>
+			 (32 - 8 * header->number_bytes);
+	return 0;
+}
+
+/* Applies header protection to a sealed packet. The text with its tag must reach 4 bytes and a sample beyond the
+ * start of the packet number, as RFC 9001, section 5.4.2, wants. -1: too far into the buffer.
+ */
+static __always_inline int quic_protect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
+					__u32 id_bytes)
+{
+	__u32 number_at = at + 1 + id_bytes;
+	__u8 *first = packet->bytes + (at & QUIC_AT_MAX);
+	__u64 mask;
+
+	if (number_at > QUIC_AT_MAX)
+		return -1;
+	mask = quic_mask_at(keys, packet, number_at);
+	quic_mask_number(packet->bytes + (number_at & QUIC_AT_MAX), (*first & QUIC_NUMBER_BYTES) + 1,
+			 mask >> 8);
+	*first ^= mask & QUIC_SHORT_PROTECTED;
+	return 0;
+}
+
+/* The packet number next to `expected` whose low bits were sent (RFC 9000, appendix A.3). `expected` is the largest
+ * number of an authentic packet plus one.
+ */
+static __always_inline __u64 quic_number(__u64 expected, const struct quic_short *header)
+{
+	__u64 window = 1ULL << 8 * header->number_bytes;
+	__u64 candidate = (expected & ~(window - 1)) | header->number;
+
+	if (candidate + window / 2 <= expected && candidate < (1ULL << 62) - window)
+		return candidate + window;
+	if (candidate > expected + window / 2 && candidate >= window)
+		return candidate - window;
+	return candidate;
+}
+
+#endif

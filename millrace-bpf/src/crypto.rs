@@ -1,0 +1,232 @@
+//! Keys of 1-RTT packets (RFC 9001, section 5) in the form that BPF programs use: `bpf/crypto_intf.h`.
+//!
+//! What a BPF program would compute for every packet anew is computed here once per key: the AES key schedule
+//! and GHASH's tables.
+
+#![allow(unsafe_code)]
+
+use crate::intf::Plain;
+
+pub const TAG_LEN: usize = 16;
+/// Bytes of frames in a packet that the kernel opens or seals, without the tag.
+pub const TEXT_MAX: usize = 1536;
+
+const CHACHA20_POLY1305: u32 = 0;
+const AES128_GCM: u32 = 1;
+/// The larger member of the union, `quic_aes128_keys`, in words of 8 bytes.
+const MATERIAL_WORDS: usize = (2 * SCHEDULE_LEN + GHASH_ROWS * 16 * 16) / 8;
+
+/// One direction and key generation of a connection: `struct quic_keys`.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct QuicKeys {
+    suite: u32,
+    iv: [u8; 12],
+    /// The union, as the words that memory holds.
+    material: [u64; MATERIAL_WORDS],
+}
+
+// SAFETY: `repr(C)`, integers only; the layout test finds padding.
+unsafe impl Plain for QuicKeys {}
+
+impl std::fmt::Debug for QuicKeys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QuicKeys").field("suite", &self.suite).finish_non_exhaustive()
+    }
+}
+
+impl QuicKeys {
+    /// TLS_CHACHA20_POLY1305_SHA256: the secrets expanded with "quic key", "quic iv" and "quic hp".
+    pub fn chacha20_poly1305(key: &[u8; 32], iv: &[u8; 12], header: &[u8; 32]) -> Self {
+        Self::new(CHACHA20_POLY1305, iv, words(key).chain(words(header)))
+    }
+
+    /// TLS_AES_128_GCM_SHA256: likewise.
+    pub fn aes128_gcm(key: &[u8; 16], iv: &[u8; 12], header: &[u8; 16]) -> Self {
+        let schedule = expand(key);
+        let ghash = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
+        let ghash = ghash.into_iter().flatten().flat_map(|element| [(element >> 64) as u64, element as u64]);
+        Self::new(AES128_GCM, iv, words(&schedule).chain(words(&expand(header))).chain(ghash))
+    }
+
+    fn new(suite: u32, iv: &[u8; 12], words: impl Iterator<Item = u64>) -> Self {
+        let mut keys = Self { suite, iv: *iv, material: [0; MATERIAL_WORDS] };
+        keys.material.iter_mut().zip(words).for_each(|(to, word)| *to = word);
+        keys
+    }
+
+    /// As the kernel reads them.
+    pub fn as_bytes(&self) -> &[u8] {
+        Plain::as_bytes(self)
+    }
+}
+
+/// Bytes as the words that memory holds.
+fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
+    bytes.chunks_exact(8).map(|chunk| chunk.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))
+}
+
+const SCHEDULE_LEN: usize = 176;
+const SBOX: [u8; 256] = sbox();
+
+/// FIPS 197, section 5.1.1: all inverses by walking the powers of 3 and of 1/3.
+const fn sbox() -> [u8; 256] {
+    let mut sbox = [0x63; 256];
+    let (mut power, mut inverse) = (1u8, 1u8);
+    loop {
+        power ^= double(power);
+        inverse ^= inverse << 1;
+        inverse ^= inverse << 2;
+        inverse ^= inverse << 4;
+        inverse ^= if inverse & 0x80 == 0 { 0 } else { 0x09 };
+        let affine = inverse ^ inverse.rotate_left(1) ^ inverse.rotate_left(2) ^ inverse.rotate_left(3);
+        sbox[power as usize] = affine ^ inverse.rotate_left(4) ^ 0x63;
+        if power == 1 {
+            return sbox;
+        }
+    }
+}
+
+/// `byte * x` in AES's field.
+const fn double(byte: u8) -> u8 {
+    byte << 1 ^ if byte & 0x80 == 0 { 0 } else { 0x1b }
+}
+
+/// FIPS 197, section 5.2.
+fn expand(key: &[u8; 16]) -> [u8; SCHEDULE_LEN] {
+    let mut schedule = [0; SCHEDULE_LEN];
+    schedule[..16].copy_from_slice(key);
+    let mut round = 1;
+    for at in (16..SCHEDULE_LEN).step_by(4) {
+        let mut word = [schedule[at - 4], schedule[at - 3], schedule[at - 2], schedule[at - 1]];
+        if at % 16 == 0 {
+            word.rotate_left(1);
+            word = word.map(|byte| SBOX[usize::from(byte)]);
+            word[0] ^= round;
+            round = double(round);
+        }
+        for (i, byte) in word.into_iter().enumerate() {
+            schedule[at + i] = schedule[at + i - 16] ^ byte;
+        }
+    }
+    schedule
+}
+
+/// One AES-128 block (FIPS 197, section 5.1). Plain rather than fast: it runs once per key.
+fn encrypt(schedule: &[u8; SCHEDULE_LEN], mut state: [u8; 16]) -> [u8; 16] {
+    let (rounds, _) = schedule.as_chunks::<16>();
+    add(&mut state, &rounds[0]);
+    for (round, key) in rounds.iter().enumerate().skip(1) {
+        // SubBytes and ShiftRows: row r of column c comes from column c + r.
+        state = std::array::from_fn(|i| SBOX[usize::from(state[(i + 4 * (i % 4)) % 16])]);
+        if round < 10 {
+            state.as_chunks_mut::<4>().0.iter_mut().for_each(mix);
+        }
+        add(&mut state, key);
+    }
+    state
+}
+
+/// MixColumns.
+fn mix(column: &mut [u8; 4]) {
+    let all = column.iter().fold(0, |sum, byte| sum ^ byte);
+    let from = *column;
+    for (i, byte) in column.iter_mut().enumerate() {
+        *byte ^= all ^ double(from[i] ^ from[(i + 1) % 4]);
+    }
+}
+
+fn add(state: &mut [u8; 16], key: &[u8; 16]) {
+    state.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+}
+
+const GHASH_ROWS: usize = 8;
+
+/// `rows[j][n]` is `n * x^(4j) * h`; in nibbles as in elements the top bit is the coefficient of `x^0`.
+fn ghash_rows(h: u128) -> [[u128; 16]; GHASH_ROWS] {
+    let mut power = h;
+    std::array::from_fn(|_| {
+        let powers: [u128; 4] = std::array::from_fn(|_| {
+            let this = power;
+            power = times_x(power);
+            this
+        });
+        std::array::from_fn(|nibble| {
+            (0..4).filter(|bit| nibble & (8 >> bit) != 0).fold(0, |sum, bit: usize| sum ^ powers[bit])
+        })
+    })
+}
+
+/// By `x^128 = 1 + x + x^2 + x^7` (NIST SP 800-38D, section 6.3).
+fn times_x(element: u128) -> u128 {
+    element >> 1 ^ if element & 1 == 0 { 0 } else { 0xe1 << 120 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use libbpf_rs::HasSize;
+    use libbpf_rs::btf::Btf;
+    use libbpf_rs::btf::types::{MemberAttr, Struct};
+    use std::mem::offset_of;
+
+    fn offsets(c: &Struct<'_>) -> Vec<(Option<String>, usize)> {
+        c.iter()
+            .map(|member| match member.attr {
+                MemberAttr::Normal { offset } => {
+                    (member.name.map(|name| name.to_string_lossy().into_owned()), offset as usize / 8)
+                }
+                MemberAttr::BitField { .. } => panic!("a bit field"),
+            })
+            .collect()
+    }
+
+    fn named(fields: &[(&str, usize)]) -> Vec<(Option<String>, usize)> {
+        fields.iter().map(|(name, at)| (Some((*name).to_owned()), *at)).collect()
+    }
+
+    #[test]
+    fn layout_matches_btf() {
+        let btf = Btf::from_path(format!("{}/crypto_test.bpf.o", env!("OUT_DIR"))).expect("BTF");
+        let of = |name: &str| btf.type_by_name::<Struct<'_>>(name).unwrap_or_else(|| panic!("no {name}"));
+        let keys = of("quic_keys");
+        assert_eq!(keys.size(), size_of::<QuicKeys>());
+        let mut expected = named(&[("suite", 0), ("iv", offset_of!(QuicKeys, iv))]);
+        expected.push((None, offset_of!(QuicKeys, material)));
+        assert_eq!(offsets(&keys), expected);
+        assert_eq!(4 + 12 + 8 * MATERIAL_WORDS, size_of::<QuicKeys>(), "implicit padding");
+        assert_eq!(offsets(&of("quic_chacha20_keys")), named(&[("packet", 0), ("header", 32)]));
+        let aes = [("packet", 0), ("header", SCHEDULE_LEN), ("ghash", 2 * SCHEDULE_LEN)];
+        assert_eq!(offsets(&of("quic_aes128_keys")), named(&aes));
+        assert_eq!(offsets(&of("gf128")), named(&[("high", 0), ("low", 8)]));
+        let keystream = of("quic_keystream");
+        assert_eq!(offsets(&keystream), named(&[("once", 0), ("text", 64)]));
+        assert_eq!(keystream.size(), 64 + TEXT_MAX);
+    }
+
+    /// FIPS 197, appendices A.1 and B.
+    #[test]
+    fn aes_of_the_standard() {
+        let key = 0x2b7e151628aed2a6abf7158809cf4f3c_u128.to_be_bytes();
+        let schedule = expand(&key);
+        assert_eq!(schedule[172..], [0xb6, 0x63, 0x0c, 0xa6]);
+        let cipher = encrypt(&schedule, 0x3243f6a8885a308d313198a2e0370734_u128.to_be_bytes());
+        assert_eq!(u128::from_be_bytes(cipher), 0x3925841d02dc09fbdc118597196a0b32);
+    }
+
+    #[test]
+    fn ghash_rows_are_multiples() {
+        let h = 0x66e94bd4ef8a2c3b884cfa59ca342b2e;
+        let rows = ghash_rows(h);
+        assert_eq!(rows[0][0b1000], h);
+        assert_eq!(rows[0][0b0001], times_x(times_x(times_x(h))));
+        assert_eq!(rows[1][0b1000], times_x(rows[0][0b0001]));
+        assert_eq!(rows[7][0b1010], rows[7][0b1000] ^ rows[7][0b0010]);
+    }
+
+    #[test]
+    fn debug_shows_no_key() {
+        let keys = QuicKeys::chacha20_poly1305(&[0xa7; 32], &[0xa7; 12], &[0xa7; 32]);
+        assert_eq!(format!("{keys:?}"), "QuicKeys { suite: 0, .. }");
+    }
+}

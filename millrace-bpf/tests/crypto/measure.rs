@@ -1,0 +1,43 @@
+//! Time per packet in the kernel. Not a check, so it runs on demand only:
+//! `cargo test -p millrace-bpf --test crypto -- --ignored --nocapture`
+
+use crate::engine::{Case, Engine, Operation};
+use crate::random::{SUITES, Suite, bytes};
+use millrace_bpf::crypto::QuicKeys;
+
+const TEXT_LEN: usize = 1200;
+const REPEAT: u32 = 20_000;
+const ROUNDS: usize = 7;
+
+const OPERATIONS: [Operation; 6] = [
+    Operation::Number, // next to nothing: what the others pay for being run
+    Operation::Seal,
+    Operation::SealWith,
+    Operation::OpenWith,
+    Operation::Keystream,
+    Operation::Protect,
+];
+
+#[test]
+#[ignore = "a measurement"]
+fn time_per_packet() {
+    let Some(engine) = Engine::kernel("time_per_packet") else { return };
+    println!("ns per run, {TEXT_LEN}-byte text, least / median / most of {ROUNDS} rounds of {REPEAT}");
+    for suite in SUITES {
+        let keys = match suite {
+            Suite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&bytes(), &bytes(), &bytes()),
+            Suite::Aes128Gcm => QuicKeys::aes128_gcm(&bytes(), &bytes(), &bytes()),
+        };
+        for operation in OPERATIONS {
+            let mut case = Case::to_seal(&keys, 7, &bytes::<13>(), &bytes::<TEXT_LEN>());
+            case.header.number_bytes = 4;
+            case.id_bytes = 8;
+            let mut times: Vec<_> = (0..ROUNDS)
+                .filter_map(|_| engine.time(operation, &mut case, REPEAT))
+                .map(|time| time.as_nanos())
+                .collect();
+            times.sort_unstable();
+            println!("{suite:?} {operation:?}: {} / {} / {}", times[0], times[ROUNDS / 2], times[ROUNDS - 1]);
+        }
+    }
+}
