@@ -177,8 +177,9 @@ fn has_key_frame(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
     })
 }
 
+/// A namespace as moq-pub writes it: with a slash before every field.
 fn path_of(fields: &[Bytes]) -> String {
-    fields.iter().map(|field| String::from_utf8_lossy(field)).collect::<Vec<_>>().join("/")
+    fields.iter().map(|field| format!("/{}", String::from_utf8_lossy(field))).collect()
 }
 
 /// The catalog that moq-pub writes (draft-ietf-moq-catalogformat-01).

@@ -161,6 +161,20 @@ impl Receiver {
         }
     }
 
+    /// Asks for what came before a subscription, from `groups_back` groups before the current one on.
+    /// `None` if there was nothing: then the subscription has everything.
+    pub async fn join(
+        &self,
+        subscription: &Subscription,
+        groups_back: u64,
+    ) -> Result<Option<ObjectStream>, Error> {
+        if subscription.ok.parameters.largest_object.is_none() {
+            return Ok(None);
+        }
+        let kind = FetchKind::RelativeJoining { subscription: subscription.request_id, groups_back };
+        self.fetch(kind, GroupOrder::Ascending).await.map(Some)
+    }
+
     async fn subgroup(
         &self,
         header: millrace_proto::moq::SubgroupHeader,

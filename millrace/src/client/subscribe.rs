@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::media::{CATALOG, Catalog, INIT, playable};
+use super::object::ObjectStream;
 use super::order::Sequencer;
 use super::receive::{Receiver, Sink, Step, Subscription};
 use super::session::{ConnectArgs, Session};
@@ -251,13 +252,15 @@ async fn count(args: Args, figures: Arc<Mutex<Figures>>) -> anyhow::Result<()> {
     let serving = tokio::spawn(session.clone().run(receiver.clone()));
     let work = async {
         if let Some(kind) = args.fetch_kind(track.clone()) {
-            return count_fetch(&receiver, kind, args.order(), &figures).await;
+            let objects = receiver.fetch(kind, args.order()).await?;
+            return count_fetch(objects, &figures).await;
         }
         let sink = Sink::Figures(figures.clone());
         let mut subscription = receiver.subscribe(track, args.parameters(), sink).await?;
-        if let Some(groups_back) = args.join_groups {
-            let kind = FetchKind::RelativeJoining { subscription: subscription.request_id, groups_back };
-            count_fetch(&receiver, kind, GroupOrder::Ascending, &figures).await?;
+        if let Some(groups_back) = args.join_groups
+            && let Some(objects) = receiver.join(&subscription, groups_back).await?
+        {
+            count_fetch(objects, &figures).await?;
         }
         tokio::select! {
             done = subscription.done() => {
@@ -277,13 +280,7 @@ async fn count(args: Args, figures: Arc<Mutex<Figures>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn count_fetch(
-    receiver: &Receiver,
-    kind: FetchKind,
-    order: GroupOrder,
-    figures: &Mutex<Figures>,
-) -> anyhow::Result<()> {
-    let mut objects = receiver.fetch(kind, order).await?;
+async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<Figures>) -> anyhow::Result<()> {
     while let Some(object) = objects.next().await? {
         // Subgroups are interleaved here, so order within one says nothing.
         figures.lock().object(&object.payload, &mut Default::default());
@@ -396,35 +393,35 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn track(self, name: String) -> anyhow::Result<()> {
         let track = self.args.track(&name)?;
         if let Some(kind) = self.args.fetch_kind(track.clone()) {
-            return self.fetch(kind).await.map(drop).with_context(|| format!("cannot fetch {name}"));
+            let objects = self.receiver.fetch(kind, self.args.order()).await;
+            let objects = objects.with_context(|| format!("cannot fetch {name}"))?;
+            return self.write_all(objects).await;
         }
         let (queue, steps) = mpsc::channel(QUEUE);
         let subscribed = self.receiver.subscribe(track, self.args.parameters(), Sink::Queue(queue));
         let subscription = subscribed.await.with_context(|| format!("no track {name}"))?;
         let mut sequencer = Sequencer::default();
         if let Some(groups_back) = self.args.join_groups {
-            let kind = FetchKind::RelativeJoining { subscription: subscription.request_id, groups_back };
-            let last = self.fetch(kind).await.with_context(|| format!("cannot join {name}"))?;
-            last.or(subscription.ok.parameters.largest_object)
-                .into_iter()
-                .for_each(|last| sequencer.skip_to(last));
+            let joined = self.receiver.join(&subscription, groups_back).await;
+            if let Some(objects) = joined.with_context(|| format!("cannot join {name}"))? {
+                self.write_all(objects).await?;
+                subscription
+                    .ok
+                    .parameters
+                    .largest_object
+                    .into_iter()
+                    .for_each(|last| sequencer.skip_to(last));
+            }
         }
         self.follow(subscription, steps, sequencer).await.with_context(|| format!("cannot play {name}"))
     }
 
-    /// Writes what a FETCH gives; returns the last location.
-    async fn fetch(&self, kind: FetchKind) -> anyhow::Result<Option<Location>> {
-        let order = match kind {
-            FetchKind::Standalone { .. } => self.args.order(),
-            _ => GroupOrder::Ascending,
-        };
-        let mut objects = self.receiver.fetch(kind, order).await?;
-        let mut last = None;
+    /// Writes what a FETCH gives.
+    async fn write_all(&self, mut objects: ObjectStream) -> anyhow::Result<()> {
         while let Some(object) = objects.next().await? {
-            last = Some(object.location);
             self.write(&object.payload).await?;
         }
-        Ok(last)
+        Ok(())
     }
 
     async fn follow(

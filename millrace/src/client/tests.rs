@@ -163,14 +163,32 @@ async fn a_joining_fetch_and_its_subscription_are_contiguous() {
         let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
         let mut subscription = subscribed.await.unwrap();
         current.write(1, text(3, 1));
-        let kind = FetchKind::RelativeJoining { subscription: subscription.request_id, groups_back: 1 };
-        let joined = pair.receiver.fetch(kind, GroupOrder::Ascending).await.unwrap();
+        let joined = pair.receiver.join(&subscription, 1).await.unwrap().unwrap();
         assert_eq!(fetched(joined).await, ["2.0", "2.1", "2.2", "3.0"]);
         drop(current);
         track.end();
         subscription.done().await.unwrap();
         pair.receiver.forget(subscription);
         assert_eq!(collect(steps).await, ["3.1"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        let parameters = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+        let (queue, steps) = mpsc::channel(64);
+        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+        let mut subscription = subscribed.await.unwrap();
+        assert!(pair.receiver.join(&subscription, 5).await.unwrap().is_none());
+        write_groups(&track, 0..1);
+        track.end();
+        subscription.done().await.unwrap();
+        pair.receiver.forget(subscription);
+        assert_eq!(collect(steps).await, ["0.0", "0.1", "0.2"]);
     })
     .await;
 }

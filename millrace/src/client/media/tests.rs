@@ -86,7 +86,7 @@ fn the_catalog_is_the_one_that_moq_pub_writes() {
     assert_eq!(catalog["streamingFormat"], 1);
     assert_eq!(catalog["streamingFormatVersion"], "0.2");
     assert_eq!(catalog["supportsDeltaUpdates"], true);
-    let common = serde_json::json!({"namespace": "a/b", "packaging": "cmaf", "renderGroup": 1});
+    let common = serde_json::json!({"namespace": "/a/b", "packaging": "cmaf", "renderGroup": 1});
     assert_eq!(catalog["commonTrackFields"], common);
     let video = &catalog["tracks"][0];
     assert_eq!((&video["name"], &video["initTrack"]), (&"1.m4s".into(), &"0.mp4".into()));
