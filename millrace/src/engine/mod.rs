@@ -6,5 +6,5 @@
 mod batch;
 mod sender;
 
-pub use batch::Batch;
+pub use batch::{Batch, Flow};
 pub use sender::{Report, Sender};

@@ -10,6 +10,7 @@ use std::{
 use nix::{
     cmsg_space,
     errno::Errno,
+    libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo},
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, sendmmsg, sockopt},
 };
@@ -85,13 +86,25 @@ impl Sender {
     /// One system call; returns how many messages it took.
     fn send(&self, batch: &Batch, messages: &[Message], segment: Option<u16>) -> nix::Result<usize> {
         let slices: Vec<_> = messages.iter().map(|m| [IoSlice::new(batch.slice(&m.bytes))]).collect();
-        let addresses: Vec<_> = messages.iter().map(|m| Some(self.address(m.to))).collect();
-        let control = segment.as_ref().map(ControlMessage::UdpGsoSegments);
-        let space = control.is_some().then(|| cmsg_space!(u16));
+        let addresses: Vec<_> = messages.iter().map(|m| Some(self.address(m.flow.to))).collect();
+        let source = messages.first().and_then(|message| message.flow.from).map(Source::new);
+        let control: Vec<_> = segment
+            .iter()
+            .map(ControlMessage::UdpGsoSegments)
+            .chain(source.iter().map(Source::control))
+            .collect();
+        // Exactly what is used: the kernel reads all of it.
+        let space = match (segment, &source) {
+            (None, None) => None,
+            (Some(_), None) => Some(cmsg_space!(u16)),
+            (None, Some(Source::V4(_))) => Some(cmsg_space!(in_pktinfo)),
+            (None, Some(Source::V6(_))) => Some(cmsg_space!(in6_pktinfo)),
+            (Some(_), Some(Source::V4(_))) => Some(cmsg_space!(u16, in_pktinfo)),
+            (Some(_), Some(Source::V6(_))) => Some(cmsg_space!(u16, in6_pktinfo)),
+        };
         let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(messages.len(), space);
         let fd = self.socket.as_raw_fd();
-        let sent =
-            sendmmsg(fd, &mut headers, &slices, &addresses, control.as_slice(), MsgFlags::MSG_DONTWAIT)?;
+        let sent = sendmmsg(fd, &mut headers, &slices, &addresses, &control, MsgFlags::MSG_DONTWAIT)?;
         Ok(sent.count())
     }
 
@@ -181,12 +194,46 @@ impl AddAssign for Report {
     }
 }
 
+/// A source address in the kernel's terms.
+enum Source {
+    V4(in_pktinfo),
+    V6(in6_pktinfo),
+}
+
+impl Source {
+    fn new(ip: IpAddr) -> Self {
+        let any = in_addr { s_addr: 0 };
+        match ip {
+            IpAddr::V4(ip) => Self::V4(in_pktinfo {
+                ipi_ifindex: 0,
+                ipi_spec_dst: in_addr { s_addr: u32::from_ne_bytes(ip.octets()) },
+                ipi_addr: any,
+            }),
+            IpAddr::V6(ip) => {
+                Self::V6(in6_pktinfo { ipi6_addr: in6_addr { s6_addr: ip.octets() }, ipi6_ifindex: 0 })
+            }
+        }
+    }
+
+    fn control(&self) -> ControlMessage<'_> {
+        match self {
+            Self::V4(info) => ControlMessage::Ipv4PacketInfo(info),
+            Self::V6(info) => ControlMessage::Ipv6PacketInfo(info),
+        }
+    }
+}
+
 /// How many of `messages`, which are not empty, fit into one call, and its segment size.
 ///
-/// A call has one segment size for all; a message that is no longer is not segmented.
+/// A call has one source address for all, and one segment size; a message that is no longer is not
+/// segmented.
 fn one_call(messages: &[Message]) -> (usize, Option<u16>) {
     let (mut segment, mut longest_single) = (None, 0);
+    let source = messages.first().and_then(|message| message.flow.from);
     let fits = |message: &&Message| {
+        if message.flow.from != source {
+            return false;
+        }
         if message.packets == 1 {
             longest_single = longest_single.max(message.segment);
         } else if *segment.get_or_insert(message.segment) != message.segment {

@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
+use crate::engine::Flow;
 
 fn socket(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).expect("loopback");
@@ -217,7 +218,38 @@ fn messages_never_exceed_the_kernels_limits() {
     let mut packets: HashMap<SocketAddr, usize> = HashMap::new();
     for message in batch.messages(true) {
         assert!(message.packets <= 64 && message.bytes.len() <= 65_000, "{message:?}");
-        *packets.entry(message.to).or_default() += message.packets;
+        *packets.entry(message.flow.to).or_default() += message.packets;
     }
     assert_eq!(packets.values().sum::<usize>(), 2000);
+}
+
+#[test]
+fn packets_come_from_the_address_of_their_flow() {
+    let table =
+        [("0.0.0.0:0", "127.0.0.1:0", ["127.0.0.2", "127.0.0.3"]), ("[::]:0", "[::1]:0", ["::1", "::1"])];
+    for (any, receiver, sources) in table {
+        let socket = UdpSocket::bind(any).unwrap();
+        let receiver = UdpSocket::bind(receiver).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        for gso in [false, true] {
+            let sender = Sender::new(&socket, gso).unwrap();
+            let mut batch = Batch::default();
+            for from in sources {
+                for number in 0..3 {
+                    let flow = Flow { to: receiver.local_addr().unwrap(), from: Some(from.parse().unwrap()) };
+                    batch.packet(flow, |out| {
+                        out.extend_from_slice(&packet(number, 100));
+                        true
+                    });
+                }
+            }
+            assert_eq!(sender.flush(&mut batch).packets, 6);
+            for expected in sources {
+                for _ in 0..3 {
+                    let (_, from) = receiver.recv_from(&mut [0; 200]).unwrap();
+                    assert_eq!(from.ip(), expected.parse::<IpAddr>().unwrap());
+                }
+            }
+        }
+    }
 }

@@ -283,6 +283,9 @@ impl Inner {
     }
 
     fn register(&self, quic: quinn::Connection, shared: Arc<Shared>) -> Arc<Connection> {
+        if self.local_addr.ip().is_unspecified() {
+            shared.set_local(quic.local_ip());
+        }
         let window = AtomicU32::new(self.config.receive_window);
         let connection = Arc::new(Connection { quic, shared, window });
         self.registry.add(&connection);

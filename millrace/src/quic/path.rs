@@ -1,6 +1,6 @@
 //! Where the data plane's packets go: address, connection ID, and whether the peer was seen there.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use millrace_proto::quic::packet::ConnectionId;
 
@@ -8,6 +8,8 @@ use millrace_proto::quic::packet::ConnectionId;
 #[derive(Debug)]
 pub(super) struct Path {
     pub remote: SocketAddr,
+    /// This end's address, where the socket has several.
+    pub local: Option<IpAddr>,
     /// The peer's connection ID: the one in quinn's last packet.
     pub id: ConnectionId,
     /// The last address that answered a challenge.
@@ -25,7 +27,7 @@ struct Validation {
 
 impl Path {
     pub fn new(remote: SocketAddr) -> Self {
-        Self { remote, id: ConnectionId::default(), validated: remote, validation: None }
+        Self { remote, local: None, id: ConnectionId::default(), validated: remote, validation: None }
     }
 
     /// quinn sends PATH_CHALLENGE: the peer's address has changed. Returns whether that is news.

@@ -6,6 +6,7 @@
 
 use std::{
     cell::RefCell,
+    net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     sync::{
         Arc,
@@ -33,7 +34,7 @@ use quinn::Side;
 use tokio::sync::Notify;
 
 use super::{endpoint::Config, keeper::Alarm, path::Path, seam::Secrets, stats::Counters};
-use crate::engine::{Batch, Sender};
+use crate::engine::{Batch, Flow, Sender};
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
 /// before the 16 bits in the packet number word run out.
@@ -168,6 +169,11 @@ impl Shared {
         MutexGuard::map(self.state.lock(), |state| &mut state.downstream)
     }
 
+    /// Packets have to come from the address that the peer connected to.
+    pub fn set_local(&self, local: Option<IpAddr>) {
+        self.state.lock().path.local = local;
+    }
+
     pub fn open(&self) {
         self.open.store(true, Ordering::Release);
     }
@@ -212,8 +218,8 @@ impl Shared {
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let remote = state.path.remote;
-        while batch.packet(remote, |out| self.build(state, now, out)) {}
+        let flow = Flow { to: state.path.remote, from: state.path.local };
+        while batch.packet(flow, |out| self.build(state, now, out)) {}
         if state.downstream.has_events() {
             self.events.notify_one();
         }
@@ -528,7 +534,7 @@ impl Shared {
     }
 
     /// quinn says where the peer is. Returns whether it waits for an answer from there.
-    pub fn on_remote(&self, now: Instant, remote: std::net::SocketAddr) -> bool {
+    pub fn on_remote(&self, now: Instant, remote: SocketAddr) -> bool {
         let mut state = self.state.lock();
         if remote != state.path.remote {
             self.counters.address_changes.add(1);

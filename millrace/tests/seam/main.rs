@@ -5,7 +5,7 @@
 mod pair;
 mod proxy;
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{net::Ipv4Addr, sync::atomic::Ordering, time::Duration};
 
 use millrace::quic::Config;
 use millrace_proto::{
@@ -274,5 +274,15 @@ async fn datagrams() {
         assert_eq!(Pattern::check(&received), tag);
     }
     in_time(pair.echo(3, 1000)).await;
+    pair.check();
+}
+
+/// The proxy's socket takes packets from the address that it sends to only, as clients do.
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_come_from_the_address_that_the_client_connected_to() {
+    let listen = [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(127, 0, 0, 2)];
+    let pair = in_time(Pair::connect(Options { listen, ..Options::default() })).await;
+    pair.owe(0..100, 3000);
+    in_time(pair.receive(0..100, 3000)).await;
     pair.check();
 }

@@ -94,6 +94,8 @@ pub struct Options {
     pub suite: Suite,
     pub server: Config,
     pub client: TransportConfig,
+    /// Where the server listens, and where the client finds it.
+    pub listen: [Ipv4Addr; 2],
     /// How long the client's connection IDs live.
     pub id_lifetime: Option<Duration>,
 }
@@ -104,6 +106,7 @@ impl Default for Options {
             suite: Suite::ChaCha20Poly1305,
             server: Config::default(),
             client: TransportConfig::default(),
+            listen: [Ipv4Addr::LOCALHOST; 2],
             id_lifetime: None,
         }
     }
@@ -134,8 +137,8 @@ impl Pair {
             key_log: Some(Arc::clone(&secrets) as _),
             ..options.server
         };
-        let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();
-        let proxy = Proxy::start(endpoint.local_addr(), 1).await;
+        let endpoint = Endpoint::bind((options.listen[0], 0).into(), config).unwrap();
+        let proxy = Proxy::start((options.listen[1], endpoint.local_addr().port()).into(), 1).await;
 
         let mut roots = rustls::RootCertStore::empty();
         roots.add(generated.cert.der().clone()).unwrap();
