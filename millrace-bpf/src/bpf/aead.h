@@ -32,7 +32,8 @@ struct quic_buf {
 		struct gf128 ghash;
 	} mac;
 	struct bytes16 tag;
-	__u64 sealing; /* all ones; opening: zero */
+	__u64 sealing;		    /* all ones; opening: zero */
+	struct chacha20_block mask; /* of header protection */
 };
 
 /* Where a packet is. In the packet's buffer: header, text, tag, without gaps. */
@@ -50,43 +51,46 @@ static __always_inline int quic_extent_valid(const struct quic_extent *extent)
 	       extent->text_bytes <= QUIC_TEXT_MAX;
 }
 
-static __always_inline int chacha20_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
-					      struct quic_keystream *out)
+/* RFC 9001, section 5.3: the packet number, big endian, XORed into the end of the IV. */
+static __always_inline void quic_nonce(const struct quic_keys *keys, __u64 number, __u8 nonce[12])
 {
-	struct chacha20_input input = {{
-		0,
-		load32(keys->iv),
-		load32(keys->iv + 4) ^ __builtin_bswap32(number >> 32),
-		load32(keys->iv + 8) ^ __builtin_bswap32(number),
-	}};
-
-	for (__u32 at = 0; at < sizeof(*out); at += sizeof(struct chacha20_block)) {
-		if (at >= sizeof(out->once) + text_bytes)
-			break;
-		chacha20_block(&keys->chacha20.packet, &input, (struct chacha20_block *)(out->once + at));
-		input.words[0]++;
-	}
-	return 0;
+	store32(nonce, load32(keys->iv));
+	store32(nonce + 4, load32(keys->iv + 4) ^ __builtin_bswap32(number >> 32));
+	store32(nonce + 8, load32(keys->iv + 8) ^ __builtin_bswap32(number));
 }
 
-static __always_inline int aes128_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
-					    struct quic_keystream *out)
+static __always_inline void chacha20_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
+					       struct quic_keystream *out)
 {
-	struct aes_block counter = {{
-		load32(keys->iv),
-		load32(keys->iv + 4) ^ __builtin_bswap32(number >> 32),
-		load32(keys->iv + 8) ^ __builtin_bswap32(number),
-		__builtin_bswap32(1),
-	}};
+	const __u32 size = sizeof(struct chacha20_block);
+	struct chacha20_input input;
 
+	quic_nonce(keys, number, input.bytes + 4);
+	for (__u32 at = 0; at < sizeof(*out); at += size) {
+		OPAQUE(at);
+		if (at >= sizeof(out->once) + text_bytes)
+			break;
+		store32(input.bytes, at / size);
+		chacha20_block(&keys->chacha20.packet, &input, (struct chacha20_block *)(out->once + at));
+	}
+}
+
+static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64 number, __u32 text_bytes,
+					     struct quic_keystream *out)
+{
+	const __u32 size = sizeof(struct aes_block);
+	struct aes_block counter;
+
+	quic_nonce(keys, number, counter.bytes);
+	store32(counter.bytes + 12, __builtin_bswap32(1));
 	aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)out->once);
-	for (__u32 at = 0; at < sizeof(out->text); at += sizeof(struct aes_block)) {
+	for (__u32 at = 0; at < sizeof(out->text); at += size) {
+		OPAQUE(at);
 		if (at >= text_bytes)
 			break;
-		counter.words[3] = __builtin_bswap32(2 + at / sizeof(struct aes_block));
+		store32(counter.bytes + 12, __builtin_bswap32(2 + at / size));
 		aes128_block(&keys->aes128.packet, &counter, (struct aes_block *)(out->text + at));
 	}
-	return 0;
 }
 
 /* Computes as much of the keystream of packet `number` as a text of `text_bytes` needs. */
@@ -96,8 +100,10 @@ __noinline int quic_keystream(const struct quic_keys *keys, __u64 number, __u32 
 	if (!keys || !out)
 		return -1;
 	if (keys->suite == QUIC_CHACHA20_POLY1305)
-		return chacha20_keystream(keys, number, text_bytes, out);
-	return aes128_keystream(keys, number, text_bytes, out);
+		chacha20_keystream(keys, number, text_bytes, out);
+	else
+		aes128_keystream(keys, number, text_bytes, out);
+	return 0;
 }
 
 #define HEADER_BLOCKS 0x3f0 /* of a header's length, the whole blocks */
@@ -109,6 +115,7 @@ static __always_inline void poly1305_header(struct poly1305 *state, const struct
 
 	poly1305_start(&poly, keystream->once);
 	for (__u32 at = 0; at < QUIC_HEADER_MAX; at += 16) {
+		OPAQUE(at);
 		if (at + 16 > bytes)
 			break;
 		poly1305_block(&poly, load16(header + at));
@@ -124,6 +131,7 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 	struct gf128 sum = {};
 
 	for (__u32 at = 0; at < QUIC_HEADER_MAX; at += 16) {
+		OPAQUE(at);
 		if (at + 16 > bytes)
 			break;
 		sum = ghash_block(key, sum, load16(header + at));
@@ -189,6 +197,7 @@ __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, st
 	__u32 bytes = extent->text_bytes, last = bytes & TEXT_BLOCKS;
 
 	for (__u32 at = 0; at < QUIC_TEXT_MAX; at += 16) {
+		OPAQUE(at);
 		if (at + 16 > bytes)
 			break;
 		poly1305_block(&poly, aead_xor(keystream, sealing, from, to, at));
@@ -215,6 +224,7 @@ __noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_k
 	__u32 bytes = extent->text_bytes, last = bytes & TEXT_BLOCKS;
 
 	for (__u32 at = 0; at < QUIC_TEXT_MAX; at += 16) {
+		OPAQUE(at);
 		if (at + 16 > bytes)
 			break;
 		sum = ghash_block(key, sum, aead_xor(keystream, sealing, from, to, at));

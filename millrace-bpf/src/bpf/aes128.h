@@ -13,7 +13,7 @@
 #define AES128_ROUNDS 10
 
 struct aes_block {
-	__u32 words[4]; /* columns, row 0 in the low bits */
+	__u8 bytes[16];
 };
 
 /* SubBytes and MixColumns of one byte in row 0: {2s, s, s, 3s}, twice. The same column for a byte in row 1, 2 or 3
@@ -101,8 +101,9 @@ __noinline int aes128_block(const struct aes128_key *key, const struct aes_block
 		return -1;
 
 	const __u32 *k = key->words;
-	__u32 a = in->words[0] ^ k[0], b = in->words[1] ^ k[1], c = in->words[2] ^ k[2],
-	      d = in->words[3] ^ k[3];
+	/* Columns, row 0 in the low bits. */
+	__u32 a = load32(in->bytes) ^ k[0], b = load32(in->bytes + 4) ^ k[1];
+	__u32 c = load32(in->bytes + 8) ^ k[2], d = load32(in->bytes + 12) ^ k[3];
 
 	for (int round = 1; round < AES128_ROUNDS; round++) {
 		k += 4;
@@ -112,10 +113,10 @@ __noinline int aes128_block(const struct aes128_key *key, const struct aes_block
 		a = a1, b = b1, c = c1, d = d1;
 	}
 	k += 4;
-	out->words[0] = aes_last_column(k[0], a, b, c, d);
-	out->words[1] = aes_last_column(k[1], b, c, d, a);
-	out->words[2] = aes_last_column(k[2], c, d, a, b);
-	out->words[3] = aes_last_column(k[3], d, a, b, c);
+	store32(out->bytes, aes_last_column(k[0], a, b, c, d));
+	store32(out->bytes + 4, aes_last_column(k[1], b, c, d, a));
+	store32(out->bytes + 8, aes_last_column(k[2], c, d, a, b));
+	store32(out->bytes + 12, aes_last_column(k[3], d, a, b, c));
 	return 0;
 }
 

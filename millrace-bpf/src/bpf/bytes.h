@@ -14,6 +14,9 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "loads and stores are 
 #define __noinline __attribute__((noinline))
 #endif
 
+/* Hides what clang knows of a number, lest it merges two checks of which verifiers need both. */
+#define OPAQUE(number) asm volatile("" : "+r"(number))
+
 /* Unaligned. In BPF a memcpy from unaligned memory becomes eight single-byte loads, although the kernel
  * allows unaligned access to map values, and every JIT that matters makes one instruction of it.
  */

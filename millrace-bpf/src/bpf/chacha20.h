@@ -7,11 +7,11 @@
 #include "crypto_intf.h"
 
 struct chacha20_input {
-	__u32 words[4]; /* block counter, nonce */
+	__u8 bytes[16]; /* block counter, nonce */
 };
 
 struct chacha20_block {
-	__u32 words[16];
+	__u8 bytes[64];
 };
 
 #define ROTATE(x, n) ((x) << (n) | (x) >> (32 - (n)))
@@ -24,19 +24,21 @@ struct chacha20_block {
 		c += d, b ^= c, b = ROTATE(b, 7);  \
 	} while (0)
 
-/* A function of its own, global in BPF: the verifier walks it once, not once per block. */
+/* A function of its own, global in BPF: the verifier walks it once, not once per block. Neither `key` nor `input` may
+ * overlap `out`.
+ */
 __noinline int chacha20_block(const struct chacha20_key *key, const struct chacha20_input *input,
 			      struct chacha20_block *out)
 {
 	if (!key || !input || !out)
 		return -1;
 
-	const __u32 *k = key->words, *n = input->words;
-	const __u32 c0 = 0x61707865, c1 = 0x3320646e, c2 = 0x79622d32, c3 = 0x6b206574;
-	__u32 x0 = c0, x1 = c1, x2 = c2, x3 = c3;
+	const __u8 *n = input->bytes;
+	const __u32 *k = key->words;
+	__u32 x0 = 0x61707865, x1 = 0x3320646e, x2 = 0x79622d32, x3 = 0x6b206574;
 	__u32 x4 = k[0], x5 = k[1], x6 = k[2], x7 = k[3];
 	__u32 x8 = k[4], x9 = k[5], x10 = k[6], x11 = k[7];
-	__u32 x12 = n[0], x13 = n[1], x14 = n[2], x15 = n[3];
+	__u32 x12 = load32(n), x13 = load32(n + 4), x14 = load32(n + 8), x15 = load32(n + 12);
 
 	for (int i = 0; i < 10; i++) {
 		QUARTER_ROUND(x0, x4, x8, x12);
@@ -48,12 +50,22 @@ __noinline int chacha20_block(const struct chacha20_key *key, const struct chach
 		QUARTER_ROUND(x2, x7, x8, x13);
 		QUARTER_ROUND(x3, x4, x9, x14);
 	}
-	*out = (struct chacha20_block){{
-		x0 + c0, x1 + c1, x2 + c2, x3 + c3,		/* constants */
-		x4 + k[0], x5 + k[1], x6 + k[2], x7 + k[3],	/* key */
-		x8 + k[4], x9 + k[5], x10 + k[6], x11 + k[7],	/* key */
-		x12 + n[0], x13 + n[1], x14 + n[2], x15 + n[3], /* counter, nonce */
-	}};
+	store32(out->bytes, x0 + 0x61707865);
+	store32(out->bytes + 4, x1 + 0x3320646e);
+	store32(out->bytes + 8, x2 + 0x79622d32);
+	store32(out->bytes + 12, x3 + 0x6b206574);
+	store32(out->bytes + 16, x4 + k[0]);
+	store32(out->bytes + 20, x5 + k[1]);
+	store32(out->bytes + 24, x6 + k[2]);
+	store32(out->bytes + 28, x7 + k[3]);
+	store32(out->bytes + 32, x8 + k[4]);
+	store32(out->bytes + 36, x9 + k[5]);
+	store32(out->bytes + 40, x10 + k[6]);
+	store32(out->bytes + 44, x11 + k[7]);
+	store32(out->bytes + 48, x12 + load32(n));
+	store32(out->bytes + 52, x13 + load32(n + 4));
+	store32(out->bytes + 56, x14 + load32(n + 8));
+	store32(out->bytes + 60, x15 + load32(n + 12));
 	return 0;
 }
 

@@ -9,11 +9,7 @@
 #define QUIC_RESERVED	     0x18 /* zero in an authentic packet, or the peer breaks the protocol */
 #define QUIC_KEY_PHASE	     0x04
 #define QUIC_NUMBER_BYTES    0x03 /* less one */
-#define QUIC_SAMPLE	     16
-
-struct quic_sample {
-	__u32 words[4];
-};
+#define QUIC_SAMPLE	     16	  /* bytes, 4 behind the start of the packet number */
 
 /* What header protection covers. */
 struct quic_short {
@@ -23,28 +19,22 @@ struct quic_short {
 	__u32 number; /* as sent: the low bits */
 };
 
-/* The header protection mask, its first byte in the low bits; 5 bytes count. */
-__noinline __u64 quic_mask(const struct quic_keys *keys, const struct quic_sample *sample)
+/* The header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) for the sample that belongs to a packet number at
+ * `number_at`: 5 bytes, the first in the low bits.
+ */
+__noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet, __u32 number_at)
 {
-	struct chacha20_block block = {};
-	struct aes_block *mask = (struct aes_block *)&block;
-
-	if (!keys || !sample)
+	if (!keys || !packet)
 		return 0; /* for the verifier; callers have both */
+
+	const __u8 *sample = packet->bytes + (number_at & QUIC_AT_MAX) + 4;
+
 	if (keys->suite == QUIC_CHACHA20_POLY1305)
-		chacha20_block(&keys->chacha20.header, (const struct chacha20_input *)sample, &block);
+		chacha20_block(&keys->chacha20.header, (const struct chacha20_input *)sample, &packet->mask);
 	else
-		aes128_block(&keys->aes128.header, (const struct aes_block *)sample, mask);
-	return block.words[0] | (__u64)block.words[1] << 32;
-}
-
-static __always_inline __u64 quic_mask_at(const struct quic_keys *keys, const struct quic_buf *packet,
-					  __u32 number_at)
-{
-	const __u8 *from = packet->bytes + (number_at & QUIC_AT_MAX) + 4;
-	struct quic_sample sample = {{load32(from), load32(from + 4), load32(from + 8), load32(from + 12)}};
-
-	return quic_mask(keys, &sample);
+		aes128_block(&keys->aes128.header, (const struct aes_block *)sample,
+			     (struct aes_block *)&packet->mask);
+	return load64(packet->mask.bytes);
 }
 
 /* XORs the packet number and returns it as the wire has it, first byte in the low bits. */
@@ -69,7 +59,7 @@ static __always_inline int quic_unprotect(const struct quic_keys *keys, struct q
 
 	if (packet_bytes < 1 + id_bytes + 4 + QUIC_SAMPLE || number_at > QUIC_AT_MAX)
 		return -1;
-	mask = quic_mask_at(keys, packet, number_at);
+	mask = quic_mask(keys, packet, number_at);
 	*first ^= mask & QUIC_SHORT_PROTECTED;
 	header->first = *first;
 	header->number_bytes = (header->first & QUIC_NUMBER_BYTES) + 1;
@@ -92,7 +82,7 @@ static __always_inline int quic_protect(const struct quic_keys *keys, struct qui
 
 	if (number_at > QUIC_AT_MAX)
 		return -1;
-	mask = quic_mask_at(keys, packet, number_at);
+	mask = quic_mask(keys, packet, number_at);
 	quic_mask_number(packet->bytes + (number_at & QUIC_AT_MAX), (*first & QUIC_NUMBER_BYTES) + 1,
 			 mask >> 8);
 	*first ^= mask & QUIC_SHORT_PROTECTED;

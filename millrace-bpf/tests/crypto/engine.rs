@@ -31,7 +31,7 @@ pub struct Buf {
     pub bytes: [u8; BUF_LEN],
     pub once: [u8; 64],
     pub text: [u8; TEXT_MAX],
-    scratch: [u64; 20],
+    scratch: [u64; 28],
 }
 
 /// `struct quic_extent`.
@@ -77,7 +77,7 @@ impl Case {
             bytes: std::array::from_fn(|_| fastrand::u8(..)),
             once: [fastrand::u8(..); 64],
             text: [fastrand::u8(..); TEXT_MAX],
-            scratch: [fastrand::u64(..); 20],
+            scratch: [fastrand::u64(..); 28],
         };
         Box::new(Self {
             operation: 0,
