@@ -169,7 +169,12 @@ fn segmentation_offload_does_not_reach_the_wire() {
     let before = pair.counters();
     setsockopt(&pair.tx.socket, sockopt::UdpGsoSegment, &(PAYLOAD as i32)).unwrap();
     let segments: Vec<u8> = (0..10).flat_map(datagram).collect();
-    pair.tx.socket.send_to(&segments, pair.rx.address()).unwrap();
+    if let Err(error) = pair.tx.socket.send_to(&segments, pair.rx.address()) {
+        // Kernels before 6.11 refuse to segment for a device without checksum offload.
+        assert_eq!(error.raw_os_error(), Some(nix::libc::EIO), "{error}");
+        println!("SKIP segmentation_offload_does_not_reach_the_wire: the kernel refuses it here (EIO)");
+        return;
+    }
     for number in 0..10 {
         assert_eq!(pair.rx.receive(PATIENCE), Some(number));
     }
@@ -269,12 +274,15 @@ fn the_rate_limits() {
 #[test]
 fn a_full_queue_drops_and_counts() {
     needs_root!("a_full_queue_drops_and_counts");
-    let pair = Pair::new("rate=1mbit queue-packets=10");
+    // A frame takes a second: none leaves while the burst comes in.
+    let pair = Pair::new("rate=8kbit queue-packets=10");
     pair.burst(0..100);
+    wait_for("the burst", || pair.counters().received >= 100);
+    let lift = Settings::parse("rate=none").unwrap();
+    pair.lab.link("pub-sub1").unwrap().change(Directions::Forward, &lift).unwrap();
     let numbers = pair.rest();
     let dropped = 100 - numbers.len() as u64;
-    // Ten wait, and no more than a few leave while the burst comes in.
-    assert!((60..=90).contains(&dropped), "{dropped}");
+    assert!((90 - 3..=90 + STRAY).contains(&dropped), "{dropped}");
     assert!(numbers.is_sorted());
     assert!((dropped..=dropped + STRAY).contains(&pair.counters().queue_dropped));
 }
@@ -340,6 +348,46 @@ fn the_timeline_takes_effect() {
     pair.burst(0..1);
     assert_eq!(pair.rx.receive(PATIENCE), Some(0));
     assert!(start.elapsed() >= Duration::from_millis(50));
+}
+
+#[test]
+fn netem_takes_the_links_that_it_can_do() {
+    needs_root!("netem_takes_the_links_that_it_can_do");
+    let mut topology = Topology::standard(0, 1);
+    topology.impair("pub-sub1", Directions::Forward, "delay=40ms").unwrap();
+    let pair = Pair::of(&topology);
+    let link = pair.lab.link("pub-sub1").unwrap();
+    if !link.is_netem() {
+        println!("SKIP netem_takes_the_links_that_it_can_do: the kernel has no netem");
+        return;
+    }
+    let start = Instant::now();
+    pair.burst(0..1);
+    assert_eq!(pair.rx.receive(PATIENCE), Some(0));
+    assert!(start.elapsed() >= Duration::from_millis(40));
+
+    link.change(Directions::Forward, &Settings::parse("delay=0 duplicate=100%").unwrap()).unwrap();
+    pair.burst(0..10);
+    assert_eq!(pair.rest(), (0..10).flat_map(|n| [n, n]).collect::<Vec<_>>());
+
+    link.set(Direction::Forward, Impairment::parse("loss=100% burst-start=1%").unwrap()).unwrap();
+    let before = pair.counters();
+    pair.burst(0..100);
+    assert_eq!(pair.rest(), [0u32; 0]);
+    assert!(pair.counters().lost - before.lost >= 100);
+
+    let error = link.set(Direction::Forward, Impairment::parse("rate=1mbit").unwrap()).unwrap_err();
+    assert!(error.to_string().contains("emulate = true"), "{error}");
+
+    // What netem cannot do, or not by a seed, goes through the emulator.
+    for text in ["jitter = '1ms'", "rate = '1mbit'"] {
+        let file = format!("relays = 0\n[[link]]\nname = 'pub-sub1'\nboth = {{ {text} }}");
+        let lab = Lab::new(&Topology::parse(&file).unwrap()).unwrap();
+        assert!(!lab.link("pub-sub1").unwrap().is_netem(), "{text}");
+    }
+    let file = "seed = 7\nrelays = 0\n[[link]]\nname = 'pub-sub1'\nboth = { delay = '1ms' }";
+    let lab = Lab::new(&Topology::parse(file).unwrap()).unwrap();
+    assert!(!lab.link("pub-sub1").unwrap().is_netem());
 }
 
 #[test]

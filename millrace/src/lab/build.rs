@@ -1,11 +1,15 @@
 //! From a topology to namespaces, devices, addresses, routes and emulated links.
 
+use std::cell::LazyCell;
+
 use super::emulator::Wire;
+use super::impair::Impairment;
+use super::netem::{self, Qdisc};
 use super::netns::{disable_offloads, ip, sysctl};
 use super::registry::Claim;
 use super::shape::Shaper;
-use super::topology::{Interface, LinkSpec, NodePlan, Topology, plan};
-use super::{Link, Net, Node, Result, Wires};
+use super::topology::{Direction, Interface, LinkSpec, NodePlan, Topology, plan};
+use super::{Driver, Link, Net, Node, Result, Wires};
 
 /// The namespace that holds the inner ends of emulated links. Too long for a node's name.
 const EMULATOR: &str = "link-emulator";
@@ -16,12 +20,13 @@ pub(super) fn build(topology: &Topology) -> Result<Net> {
     let claim = Claim::new(&names.chain([EMULATOR]).collect::<Vec<_>>())?;
     let middle = claim.netns(EMULATOR);
     middle.enter(|| sysctl("ipv6/conf/default/disable_ipv6", "1"))??;
+    let kinds = middle.enter(|| kinds(topology))?;
     for plan in &plans {
         claim.netns(&plan.name).enter(quiet_ipv6)??;
     }
-    ip(&devices(topology, &plans, &claim))?;
-    // Before the nodes' ends come up, so that not one frame passes by the emulator.
-    let links = middle.enter(|| start_links(topology))??;
+    ip(&devices(topology, &kinds, &plans, &claim))?;
+    // Before the nodes' ends come up, so that not one frame passes by what impairs it.
+    let links = middle.enter(|| start_links(topology, &kinds, &plans, &claim))??;
     for plan in &plans {
         let netns = claim.netns(&plan.name);
         netns.enter(|| configure(plan, topology.offloads))??;
@@ -31,6 +36,27 @@ pub(super) fn build(topology: &Topology) -> Result<Net> {
         .map(|plan| Node { netns: claim.netns(&plan.name), name: plan.name, interfaces: plan.interfaces })
         .collect();
     Ok(Net { nodes, links, claim })
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// A veth pair.
+    Plain,
+    /// A veth pair with a queueing discipline at each end.
+    Netem,
+    /// Two veth pairs that end at the emulator.
+    Emulated,
+}
+
+/// How each link is built. Inside the emulator's namespace, where netem may be tried.
+fn kinds(topology: &Topology) -> Vec<Kind> {
+    let has_netem = LazyCell::new(netem::is_available);
+    let kind = |link| match topology.is_emulated(link) {
+        false => Kind::Plain,
+        true if topology.is_for_netem(link) && *has_netem => Kind::Netem,
+        true => Kind::Emulated,
+    };
+    topology.links.iter().map(kind).collect()
 }
 
 /// No link-local addresses, router solicitations or duplicate detection: links carry what nodes send, and a
@@ -43,12 +69,12 @@ fn quiet_ipv6() -> Result<()> {
 }
 
 /// `ip` lines that make the veth pairs of all links.
-fn devices(topology: &Topology, plans: &[NodePlan], claim: &Claim) -> Vec<String> {
+fn devices(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Claim) -> Vec<String> {
     let mut lines = Vec::new();
-    for (index, link) in topology.links.iter().enumerate() {
+    for (index, (link, kind)) in topology.links.iter().zip(kinds).enumerate() {
         let [a, b] = [0, 1].map(|end| outer_end(plans, claim, link, end));
         let mtu = topology.mtu;
-        if topology.is_emulated(link) {
+        if *kind == Kind::Emulated {
             for (outer, inner) in [a, b].iter().zip(inner_ends(index)) {
                 let inner = format!("{inner} mtu {mtu} netns {}", claim.netns(EMULATOR).name());
                 lines.push(format!("link add {outer} mtu {mtu} type veth peer name {inner}"));
@@ -63,12 +89,15 @@ fn devices(topology: &Topology, plans: &[NodePlan], claim: &Claim) -> Vec<String
 /// `DEVICE address MAC netns NAME` of a node's end of a link.
 fn outer_end(plans: &[NodePlan], claim: &Claim, link: &LinkSpec, end: usize) -> String {
     let node = &link.ends[end];
-    let interfaces = plans.iter().filter(|plan| plan.name == *node).flat_map(|plan| &plan.interfaces);
-    let found = interfaces.filter(|interface| interface.link == link.name).map(|interface| {
-        let Interface { device, mac, .. } = interface;
+    let describe = |Interface { device, mac, .. }: &Interface| {
         format!("{device} address {mac} netns {}", claim.netns(node).name())
-    });
-    found.collect()
+    };
+    end_of(plans, link, end).map(describe).unwrap_or_default()
+}
+
+fn end_of<'a>(plans: &'a [NodePlan], link: &LinkSpec, end: usize) -> Option<&'a Interface> {
+    let plan = plans.iter().find(|plan| plan.name == link.ends[end])?;
+    plan.interfaces.iter().find(|interface| interface.link == link.name)
 }
 
 fn inner_ends(index: usize) -> [String; 2] {
@@ -76,27 +105,40 @@ fn inner_ends(index: usize) -> [String; 2] {
 }
 
 /// Inside the emulator's namespace.
-fn start_links(topology: &Topology) -> Result<Vec<Link>> {
-    let emulated = |index: usize| topology.links.get(index).is_some_and(|link| topology.is_emulated(link));
-    let inner: Vec<String> =
-        (0..topology.links.len()).filter(|i| emulated(*i)).flat_map(inner_ends).collect();
+fn start_links(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Claim) -> Result<Vec<Link>> {
+    let emulated = kinds.iter().enumerate().filter(|(_, kind)| **kind == Kind::Emulated);
+    let inner: Vec<String> = emulated.flat_map(|(index, _)| inner_ends(index)).collect();
     inner.iter().try_for_each(|device| disable_offloads(device))?;
     if !inner.is_empty() {
         ip(&inner.iter().map(|device| format!("link set {device} up")).collect::<Vec<_>>())?;
     }
-    let start = |(index, link): (usize, &LinkSpec)| -> Result<Link> {
-        let wires = if emulated(index) { Some(start_wires(topology, index, link)?) } else { None };
+    let start = |(index, (link, kind)): (usize, (&LinkSpec, &Kind))| -> Result<Link> {
+        let wires = match kind {
+            Kind::Plain => None,
+            Kind::Netem => Some(attach_netem(link, plans, claim)?),
+            Kind::Emulated => Some(start_wires(topology, index, link)?),
+        };
         Ok(Link { name: link.name.clone(), ends: link.ends.clone(), wires })
     };
-    topology.links.iter().enumerate().map(start).collect()
+    topology.links.iter().zip(kinds).enumerate().map(start).collect()
+}
+
+fn attach_netem(link: &LinkSpec, plans: &[NodePlan], claim: &Claim) -> Result<Wires> {
+    let attach = |end, direction| {
+        let device = end_of(plans, link, end).map(|interface| interface.device.as_str()).unwrap_or_default();
+        let settings = link.impairment(direction).clone();
+        Qdisc::attach(&link.name, claim.netns(&link.ends[end]), device, settings).map(Driver::Netem)
+    };
+    Ok(Wires { forward: attach(0, Direction::Forward)?, backward: attach(1, Direction::Backward)? })
 }
 
 fn start_wires(topology: &Topology, index: usize, link: &LinkSpec) -> Result<Wires> {
     let [a, b] = inner_ends(index);
     // Each direction has its own stream of random numbers.
     let seed = |direction: u64| topology.seed.wrapping_add((index as u64) << 1 | direction);
-    let wire = |from, to, impairment: &_, seed| {
-        Wire::start(from, to, topology.mtu as usize, Shaper::new(Clone::clone(impairment), seed))
+    let wire = |from, to, impairment: &Impairment, seed| {
+        let shaper = Shaper::new(impairment.clone(), seed);
+        Wire::start(from, to, topology.mtu as usize, shaper).map(Driver::Emulator)
     };
     Ok(Wires {
         forward: wire(&a, &b, &link.forward, seed(0))?,

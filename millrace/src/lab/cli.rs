@@ -69,7 +69,7 @@ struct Shape {
     /// Put every link through the emulator, so that all can be changed while up
     #[arg(long)]
     emulate: bool,
-    /// Seed of the emulator's random decisions
+    /// Seed of the emulator's random decisions; does without netem, which knows none
     #[arg(long)]
     seed: Option<u64>,
 }
@@ -162,7 +162,9 @@ impl Shape {
             topology.impair(link, directions, settings)?;
         }
         topology.links.iter_mut().for_each(|link| link.emulate |= self.emulate);
-        topology.seed = self.seed.unwrap_or(topology.seed);
+        if let Some(seed) = self.seed {
+            (topology.seed, topology.netem) = (seed, false);
+        }
         Ok(topology)
     }
 }

@@ -25,6 +25,7 @@ mod cli;
 mod control;
 mod emulator;
 mod impair;
+mod netem;
 mod netns;
 mod registry;
 mod shape;
@@ -44,6 +45,7 @@ pub use topology::{Direction, Directions, Error as TopologyError, Event, Interfa
 
 use control::Background;
 use emulator::Wire;
+use netem::Qdisc;
 use registry::Claim;
 
 pub type Result<T> = std::result::Result<T, Error>;
@@ -64,6 +66,8 @@ pub enum Error {
     NoNode { name: String, known: String },
     #[error("link `{0}` is a plain veth; give it `emulate = true` to change it while it is up")]
     NotEmulated(String),
+    #[error("link `{0}` is netem's, which cannot do that; give it `emulate = true`")]
+    NotByNetem(String),
     #[error("{0}")]
     Invalid(String),
 }
@@ -187,8 +191,47 @@ pub struct Link {
 }
 
 struct Wires {
-    forward: Wire,
-    backward: Wire,
+    forward: Driver,
+    backward: Driver,
+}
+
+/// What impairs one direction.
+enum Driver {
+    Emulator(Wire),
+    Netem(Qdisc),
+}
+
+impl Driver {
+    fn settings(&self) -> Impairment {
+        match self {
+            Driver::Emulator(wire) => wire.settings(),
+            Driver::Netem(qdisc) => qdisc.settings(),
+        }
+    }
+
+    fn set(&self, impairment: Impairment) -> Result<()> {
+        match self {
+            Driver::Emulator(wire) => {
+                wire.set(impairment);
+                Ok(())
+            }
+            Driver::Netem(qdisc) => qdisc.set(impairment),
+        }
+    }
+
+    fn change(&self, settings: &Settings) -> Result<()> {
+        match self {
+            Driver::Emulator(wire) => wire.change(settings),
+            Driver::Netem(qdisc) => qdisc.change(settings),
+        }
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        match self {
+            Driver::Emulator(wire) => Ok(wire.counters()),
+            Driver::Netem(qdisc) => qdisc.counters(),
+        }
+    }
 }
 
 impl Link {
@@ -201,14 +244,19 @@ impl Link {
         [&self.ends[0], &self.ends[1]]
     }
 
+    /// Whether it can be changed while it is up.
     pub fn is_emulated(&self) -> bool {
         self.wires.is_some()
     }
 
+    /// Whether the kernel's netem impairs it, and not the emulator.
+    pub fn is_netem(&self) -> bool {
+        matches!(&self.wires, Some(Wires { forward: Driver::Netem(_), .. }))
+    }
+
     /// Replaces what the link does in one direction.
     pub fn set(&self, direction: Direction, impairment: Impairment) -> Result<()> {
-        self.wire(direction)?.set(impairment);
-        Ok(())
+        self.wire(direction)?.set(impairment)
     }
 
     /// Changes what the settings name, and leaves the rest.
@@ -218,15 +266,15 @@ impl Link {
 
     /// What the link does now; perfect for a plain veth.
     pub fn impairment(&self, direction: Direction) -> Impairment {
-        self.wire(direction).map(Wire::settings).unwrap_or_default()
+        self.wire(direction).map(Driver::settings).unwrap_or_default()
     }
 
-    /// Frame counts of the emulator, since the lab came up; none for a plain veth.
+    /// Frame counts since the lab came up; none for a plain veth.
     pub fn counters(&self, direction: Direction) -> Option<Counters> {
-        self.wire(direction).map(Wire::counters).ok()
+        self.wire(direction).and_then(Driver::counters).ok()
     }
 
-    fn wire(&self, direction: Direction) -> Result<&Wire> {
+    fn wire(&self, direction: Direction) -> Result<&Driver> {
         let wires = self.wires.as_ref().ok_or_else(|| Error::NotEmulated(self.name.clone()))?;
         Ok(match direction {
             Direction::Forward => &wires.forward,

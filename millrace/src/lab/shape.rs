@@ -249,12 +249,13 @@ impl Shaper {
         self.next_order += 1;
     }
 
-    /// Gilbert-Elliott: first the state moves, then the state's loss probability decides.
+    /// Gilbert-Elliott: the state's loss probability decides, then the state moves, as in netem.
     fn loses(&mut self) -> bool {
-        let flips = if self.in_burst { self.settings.burst_end } else { self.settings.burst_start };
+        let Impairment { loss, burst_start, burst_end, burst_loss, .. } = self.settings;
+        let (loss, flips) = if self.in_burst { (burst_loss, burst_end) } else { (loss, burst_start) };
+        let lost = self.happens(loss);
         self.in_burst ^= self.happens(flips);
-        let loss = if self.in_burst { self.settings.burst_loss } else { self.settings.loss };
-        self.happens(loss)
+        lost
     }
 
     fn happens(&mut self, probability: f64) -> bool {

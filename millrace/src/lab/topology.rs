@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::impair::{self, Impairment, Settings, duration};
+use super::netem;
 
 /// Interface names are `to-PEER` and have at most 15 characters (IFNAMSIZ).
 const MAX_NODE_NAME: usize = 12;
@@ -86,6 +87,9 @@ pub struct Topology {
     pub seed: u64,
     /// Of every link, in bytes of IP packet.
     pub mtu: u32,
+    /// Lets the kernel's netem impair links that it can do, where the kernel has it and a link does not say
+    /// `emulate`. It knows no seed: a file that gives one does without it.
+    pub netem: bool,
     /// Leaves GSO, GRO and checksum offload on, so that super-packets without checksums cross plain links.
     pub offloads: bool,
     pub links: Vec<LinkSpec>,
@@ -94,7 +98,14 @@ pub struct Topology {
 
 impl Default for Topology {
     fn default() -> Self {
-        Self { seed: 1, mtu: DEFAULT_MTU, offloads: false, links: Vec::new(), events: Vec::new() }
+        Self {
+            seed: 1,
+            mtu: DEFAULT_MTU,
+            netem: true,
+            offloads: false,
+            links: Vec::new(),
+            events: Vec::new(),
+        }
     }
 }
 
@@ -129,6 +140,7 @@ impl Topology {
         };
         topology.seed = file.seed.unwrap_or(topology.seed);
         topology.mtu = file.mtu.unwrap_or(topology.mtu);
+        topology.netem = file.netem.unwrap_or(file.seed.is_none());
         topology.offloads = file.offloads;
         for link in file.links {
             topology.merge(link)?;
@@ -185,6 +197,16 @@ impl Topology {
             || self.events.iter().any(|event| event.link == link.name)
     }
 
+    /// Whether netem, if there is one, can do all that the link is to do.
+    pub(super) fn is_for_netem(&self, link: &LinkSpec) -> bool {
+        let start = [Direction::Forward, Direction::Backward].iter().all(|d| netem::can(link.impairment(*d)));
+        let events = self.events.iter().filter(|event| event.link == link.name);
+        let changes = |settings: &Settings| Impairment::try_from(settings.clone());
+        let later =
+            events.map(|event| changes(&event.settings)).all(|change| change.is_ok_and(|c| netem::can(&c)));
+        self.netem && !link.emulate && start && later
+    }
+
     fn merge(&mut self, link: FileLink) -> Result<(), Error> {
         let name = match (&link.name, &link.ends) {
             (Some(name), _) => name.clone(),
@@ -232,6 +254,13 @@ impl Topology {
 }
 
 impl LinkSpec {
+    pub(super) fn impairment(&self, direction: Direction) -> &Impairment {
+        match direction {
+            Direction::Forward => &self.forward,
+            Direction::Backward => &self.backward,
+        }
+    }
+
     fn impair(&mut self, directions: Directions, settings: &Settings) -> Result<(), Error> {
         for direction in directions.each() {
             let target = match direction {
@@ -249,6 +278,7 @@ impl LinkSpec {
 struct File {
     seed: Option<u64>,
     mtu: Option<u32>,
+    netem: Option<bool>,
     #[serde(default)]
     offloads: bool,
     relays: Option<usize>,

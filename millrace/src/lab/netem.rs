@@ -1,0 +1,170 @@
+//! One direction of a link by the kernel's netem queueing discipline, where the kernel has it and where it
+//! means the same as the emulator.
+//!
+//! It sits on the sending node's device, so that nothing but the kernel touches a frame. Jitter in netem
+//! reorders, its queue counts what is on the wire too, and its random numbers take no seed on most kernels:
+//! links that want those, a rate, reordering or an MTU go through the emulator.
+
+use std::process::Command;
+
+use parking_lot::Mutex;
+use serde::Deserialize;
+
+use super::impair::{Impairment, Settings};
+use super::netns::{Netns, check};
+use super::shape::Counters;
+use super::{Error, Result};
+
+/// Frames that may be on the wire: a second at a rate that no lab reaches.
+const LIMIT: &str = "1000000";
+
+/// Whether the kernel has it, by trying it on the loopback device of the calling thread's namespace.
+pub(super) fn is_available() -> bool {
+    tc(&["qdisc", "replace", "dev", "lo", "root", "netem"]).is_ok()
+        && tc(&["qdisc", "delete", "dev", "lo", "root"]).is_ok()
+}
+
+/// Whether netem means the same by these settings.
+pub(super) fn can(impairment: &Impairment) -> bool {
+    let Impairment { jitter, reorder, rate, mtu, .. } = impairment;
+    jitter.is_zero() && *reorder == 0.0 && rate.is_none() && mtu.is_none()
+}
+
+pub(super) struct Qdisc {
+    link: String,
+    netns: Netns,
+    device: String,
+    settings: Mutex<Impairment>,
+}
+
+impl Qdisc {
+    pub(super) fn attach(link: &str, netns: Netns, device: &str, settings: Impairment) -> Result<Self> {
+        let perfect = Mutex::new(Impairment::default());
+        let qdisc = Self { link: link.into(), netns, device: device.into(), settings: perfect };
+        qdisc.set(settings)?;
+        Ok(qdisc)
+    }
+
+    pub(super) fn settings(&self) -> Impairment {
+        self.settings.lock().clone()
+    }
+
+    pub(super) fn set(&self, settings: Impairment) -> Result<()> {
+        self.replace(&mut self.settings.lock(), settings)
+    }
+
+    pub(super) fn change(&self, change: &Settings) -> Result<()> {
+        let mut current = self.settings.lock();
+        let mut changed = current.clone();
+        changed.apply(change)?;
+        self.replace(&mut current, changed)
+    }
+
+    fn replace(&self, current: &mut Impairment, settings: Impairment) -> Result<()> {
+        if !can(&settings) {
+            return Err(Error::NotByNetem(self.link.clone()));
+        }
+        let mut line = ["qdisc", "replace", "dev", &self.device, "root"].map(str::to_owned).to_vec();
+        line.extend(arguments(&settings));
+        let line: Vec<&str> = line.iter().map(String::as_str).collect();
+        self.netns.enter(|| tc(&line))??;
+        *current = settings;
+        Ok(())
+    }
+
+    /// What netem counts: it does not tell duplicates, and counts everything that it drops as lost.
+    pub(super) fn counters(&self) -> Result<Counters> {
+        let line = ["-s", "-json", "qdisc", "show", "dev", &self.device, "root"];
+        let text = self.netns.enter(|| tc(&line))??;
+        parse(&text).ok_or_else(|| Error::Invalid(format!("tc shows no netem on {}: {text}", self.device)))
+    }
+}
+
+fn arguments(settings: &Impairment) -> Vec<String> {
+    let percent = |share: f64| format!("{}%", share * 100.0);
+    let micros = format!("{:.3}us", settings.delay.as_nanos() as f64 / 1e3);
+    let mut arguments = vec!["netem".to_owned(), "limit".into(), LIMIT.into(), "delay".into(), micros];
+    if settings.burst_start > 0.0 {
+        // p, r, loss within a burst, loss outside.
+        let Impairment { burst_start, burst_end, burst_loss, loss, .. } = *settings;
+        arguments.extend(["loss".into(), "gemodel".into()]);
+        arguments.extend([burst_start, burst_end, burst_loss, loss].map(percent));
+    } else if settings.loss > 0.0 {
+        arguments.extend(["loss".into(), "random".into(), percent(settings.loss)]);
+    }
+    if settings.duplicate > 0.0 {
+        arguments.extend(["duplicate".into(), percent(settings.duplicate)]);
+    }
+    arguments
+}
+
+#[derive(Deserialize)]
+struct Shown {
+    kind: String,
+    bytes: u64,
+    packets: u64,
+    drops: u64,
+    qlen: u64,
+}
+
+fn parse(text: &str) -> Option<Counters> {
+    let shown: Vec<serde_json::Value> = serde_json::from_str(text).ok()?;
+    let mut qdiscs = shown.into_iter().filter_map(|value| serde_json::from_value::<Shown>(value).ok());
+    let Shown { bytes, packets, drops, qlen, .. } = qdiscs.find(|qdisc| qdisc.kind == "netem")?;
+    Some(Counters {
+        received: packets + drops + qlen,
+        received_bytes: bytes,
+        delivered: packets,
+        delivered_bytes: bytes,
+        lost: drops,
+        in_flight: qlen,
+        ..Counters::default()
+    })
+}
+
+fn tc(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("tc").args(arguments).output();
+    let output = output.map_err(|source| Error::Io { what: "run tc (iproute2)".into(), source })?;
+    check("tc", &output)?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn speaks_tc() {
+        for (settings, want) in [
+            ("", "netem limit 1000000 delay 0.000us"),
+            ("delay=10ms loss=1%", "netem limit 1000000 delay 10000.000us loss random 1%"),
+            (
+                "burst-start=1% burst-end=25% loss=0.5% duplicate=2%",
+                "netem limit 1000000 delay 0.000us loss gemodel 1% 25% 100% 0.5% duplicate 2%",
+            ),
+        ] {
+            assert_eq!(arguments(&Impairment::parse(settings).unwrap()).join(" "), want);
+        }
+    }
+
+    #[test]
+    fn knows_what_it_cannot_mean() {
+        for settings in ["jitter=1ms", "reorder=1%", "rate=1mbit", "mtu=1280"] {
+            assert!(!can(&Impairment::parse(settings).unwrap()), "{settings}");
+        }
+        assert!(can(&Impairment::parse("delay=1ms loss=1% burst-start=1% duplicate=1%").unwrap()));
+    }
+
+    #[test]
+    fn reads_what_tc_shows() {
+        let text = r#"[{"kind":"netem","handle":"8001:","root":true,"refcnt":2,
+            "options":{"limit":1000,"delay":{"delay":0.01,"jitter":0,"correlation":0}},
+            "bytes":84000,"packets":80,"drops":20,"overlimits":0,"requeues":0,"backlog":0,"qlen":3}]"#;
+        let counters = parse(text).unwrap();
+        assert_eq!(
+            (counters.received, counters.delivered, counters.lost, counters.in_flight),
+            (103, 80, 20, 3)
+        );
+        assert_eq!(parse(r#"[{"kind":"noqueue","root":true}]"#), None);
+    }
+}
