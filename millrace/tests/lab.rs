@@ -1,7 +1,7 @@
 //! Labs as a whole: what comes up, what links do to real packets, and that nothing stays behind.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -56,9 +56,15 @@ impl Probe {
     fn receive(&self, within: Duration) -> Option<u32> {
         let mut payload = [0u8; 2 * PAYLOAD];
         self.socket.set_read_timeout(Some(within)).unwrap();
-        let len = self.socket.recv(&mut payload).ok()?;
-        assert_eq!(len, PAYLOAD);
-        Some(u32::from_be_bytes(payload[..4].try_into().unwrap()))
+        loop {
+            match self.socket.recv(&mut payload) {
+                Ok(len) => assert_eq!(len, PAYLOAD),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                Err(error) => panic!("{error}"),
+            }
+            return Some(u32::from_be_bytes(payload[..4].try_into().unwrap()));
+        }
     }
 }
 

@@ -25,12 +25,14 @@ pub(super) fn build(topology: &Topology) -> Result<Net> {
         claim.netns(&plan.name).enter(quiet_ipv6)??;
     }
     ip(&devices(topology, &kinds, &plans, &claim))?;
-    // Before the nodes' ends come up, so that not one frame passes by what impairs it.
-    let links = middle.enter(|| start_links(topology, &kinds, &plans, &claim))??;
+    // First, so that the nodes' ends have a carrier.
+    middle.enter(|| raise_inner_ends(&kinds))??;
     for plan in &plans {
         let netns = claim.netns(&plan.name);
         netns.enter(|| configure(plan, topology.offloads))??;
     }
+    // Last, so that no frame meets a far end that is not up yet.
+    let links = middle.enter(|| start_links(topology, &kinds, &plans, &claim))??;
     let nodes = plans
         .into_iter()
         .map(|plan| Node { netns: claim.netns(&plan.name), name: plan.name, interfaces: plan.interfaces })
@@ -105,13 +107,15 @@ fn inner_ends(index: usize) -> [String; 2] {
 }
 
 /// Inside the emulator's namespace.
-fn start_links(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Claim) -> Result<Vec<Link>> {
+fn raise_inner_ends(kinds: &[Kind]) -> Result<()> {
     let emulated = kinds.iter().enumerate().filter(|(_, kind)| **kind == Kind::Emulated);
     let inner: Vec<String> = emulated.flat_map(|(index, _)| inner_ends(index)).collect();
     inner.iter().try_for_each(|device| disable_offloads(device))?;
-    if !inner.is_empty() {
-        ip(&inner.iter().map(|device| format!("link set {device} up")).collect::<Vec<_>>())?;
-    }
+    ip(&inner.iter().map(|device| format!("link set {device} up")).collect::<Vec<_>>())
+}
+
+/// Inside the emulator's namespace.
+fn start_links(topology: &Topology, kinds: &[Kind], plans: &[NodePlan], claim: &Claim) -> Result<Vec<Link>> {
     let start = |(index, (link, kind)): (usize, (&LinkSpec, &Kind))| -> Result<Link> {
         let wires = match kind {
             Kind::Plain => None,
