@@ -314,6 +314,11 @@ impl Downstream {
     /// The source has more bytes, or ended. Without effect on a key that is gone.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
+        // A stream without credit would never find out by reading.
+        if stream.lost_its_source() {
+            let code = self.config.behind_code;
+            return self.begin_reset(key, code, Cause::Evicted);
+        }
         match stream.refresh() {
             Some(End::Open) => {}
             Some(End::Fin { at }) => self.arm(key, at),

@@ -14,6 +14,11 @@ pub trait Source: Send + Sync {
     /// May return fewer than `buf` holds only at the end of the extent.
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize;
 
+    /// Whether the bytes have disappeared.
+    fn is_evicted(&self) -> bool {
+        false
+    }
+
     /// When the first byte of the object that covers `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
 }

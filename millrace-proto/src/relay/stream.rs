@@ -218,6 +218,19 @@ impl Stream {
     }
 
     /// Bytes that are holes at the moment.
+    /// Whether bytes are owed that are not there any more.
+    pub fn lost_its_source(&self) -> bool {
+        match &self.state {
+            State::Sending(sending) => sending.source.is_evicted() && self.owes(sending),
+            State::Reset { .. } => false,
+        }
+    }
+
+    fn owes(&self, sending: &Sending) -> bool {
+        let Extent { len, end } = sending.source.extent();
+        end == End::Open || self.sent < len || sending.lost.total() > 0
+    }
+
     pub fn pending(&self) -> u64 {
         match &self.state {
             State::Sending(sending) => sending.lost.total() + sending.extent.len.saturating_sub(self.sent),

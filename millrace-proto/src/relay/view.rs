@@ -68,6 +68,10 @@ impl Source for View {
         head + self.subgroup.read(raw, &mut buf[head..])
     }
 
+    fn is_evicted(&self) -> bool {
+        self.subgroup.is_evicted()
+    }
+
     fn received_at(&self, offset: u64) -> Option<Instant> {
         self.subgroup.received_at(offset.saturating_sub(self.prefix.len() as u64) + self.from)
     }

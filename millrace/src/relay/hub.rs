@@ -16,7 +16,7 @@ use millrace_proto::{
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 
-use super::{live::LiveTrack, session::Session, upstream::Ask};
+use super::{live::LiveTrack, outbox::Outbox, session::Session, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -162,8 +162,8 @@ impl Hub {
     /// Refuses what nobody can serve, before anything is made for it.
     ///
     /// # Errors
-    /// The track is not here, and nobody but `requester` publishes its namespace.
-    pub fn check_known(&self, name: &TrackName, requester: u64) -> Result<(), RequestError> {
+    /// The track is not here, and nobody publishes its namespace for `requester`.
+    pub fn check_known(&self, name: &TrackName, requester: &Session) -> Result<(), RequestError> {
         if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).is_empty() {
             return Ok(());
         }
@@ -225,15 +225,16 @@ impl Hub {
         }
     }
 
-    /// Sessions that publish `namespace` or a prefix of it, `except` one; the configured upstream only if
-    /// there is nobody else.
-    pub fn publishers_of(&self, namespace: &Namespace, except: u64) -> Vec<Arc<Session>> {
+    /// Sessions that publish `namespace` or a prefix of it, as `requester` may be sent to them: the
+    /// configured upstream only if there is nobody else, and never if it is the requester.
+    pub fn publishers_of(&self, namespace: &Namespace, requester: &Session) -> Vec<Arc<Session>> {
         let namespaces = self.namespaces.lock();
         let mut found: Vec<(bool, Arc<Session>)> = Vec::new();
         for prefix in namespace.prefixes() {
             for publisher in namespaces.publishers.get(&prefix).into_iter().flatten() {
                 let Some(session) = publisher.session.upgrade() else { continue };
-                if session.id() != except && !found.iter().any(|(_, other)| other.id() == session.id()) {
+                let loops = requester.is_upstream && session.id() == requester.id();
+                if !loops && !found.iter().any(|(_, other)| other.id() == session.id()) {
                     found.push((publisher.fallback, session));
                 }
             }
@@ -302,7 +303,7 @@ impl Hub {
     pub async fn ensure_upstream(
         &self,
         track: &Arc<LiveTrack>,
-        requester: u64,
+        requester: &Session,
         rendezvous: Duration,
     ) -> Result<(), RequestError> {
         let deadline = tokio::time::Instant::now() + rendezvous.min(self.limits.max_rendezvous);
@@ -322,7 +323,7 @@ impl Hub {
         }
     }
 
-    async fn try_upstream(&self, track: &Arc<LiveTrack>, requester: u64) -> Result<(), RequestError> {
+    async fn try_upstream(&self, track: &Arc<LiveTrack>, requester: &Session) -> Result<(), RequestError> {
         let _one_at_a_time = track.connecting.lock().await;
         if track.is_established() {
             return Ok(());
@@ -346,11 +347,13 @@ impl Hub {
         Err(refused)
     }
 
-    /// Ends upstream subscriptions that nobody has needed for a while, and forgets tracks that have
+    /// Gives up streams over dropped groups, ends upstream subscriptions that nobody has needed for a while, and forgets tracks that have
     /// neither publisher nor subscriber nor cached groups. Call this about twice a second.
     pub fn tidy(&self, now: Instant) {
         self.cache.expire(now);
+        let mut outbox = Outbox::default();
         for track in self.tracks() {
+            track.drop_evicted(now, &mut outbox);
             let Some(idle_since) = track.idle_since() else { continue };
             if now.saturating_duration_since(idle_since) < self.limits.linger {
                 continue;
@@ -364,6 +367,7 @@ impl Hub {
                 self.forget(&track);
             }
         }
+        outbox.flush();
     }
 
     fn forget(&self, track: &Arc<LiveTrack>) {

@@ -152,6 +152,13 @@ impl LiveTrack {
         }
     }
 
+    /// Gives up what the cache has dropped under its subscriptions.
+    pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
+        for subscription in self.subscriptions.read().iter() {
+            subscription.drop_evicted(now, outbox);
+        }
+    }
+
     /// Since when nobody has been subscribed; `None` while somebody is.
     pub fn idle_since(&self) -> Option<Instant> {
         self.subscriptions.read().is_empty().then(|| *self.idle_since.lock())

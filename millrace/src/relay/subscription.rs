@@ -148,6 +148,21 @@ impl Subscription {
         }
     }
 
+    /// Gives up the streams over subgroups that the cache has dropped: some wait for credit, and would wait
+    /// for good.
+    pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
+        let state = self.state.lock();
+        let evicted: Vec<_> =
+            state.open.iter().filter(|(_, subgroup)| subgroup.is_evicted()).map(|(key, _)| *key).collect();
+        drop(state);
+        if !evicted.is_empty() {
+            let mut downstream = self.connection.downstream();
+            evicted.into_iter().for_each(|key| downstream.wake(key));
+            drop(downstream);
+            outbox.transmit(&self.connection, now);
+        }
+    }
+
     /// Sends an object that came as a datagram, if it passes the filter.
     pub fn offer_datagram(&self, object: &DatagramObject, now: Instant, outbox: &mut Outbox) {
         let state = self.state.lock();

@@ -104,7 +104,7 @@ impl Session {
                 if last < start {
                     return refuse(code::Request::INVALID_RANGE, "the range ends before it begins");
                 }
-                self.hub.check_known(&track, self.id())?;
+                self.hub.check_known(&track, self)?;
                 let track = self.hub.track(&track, Instant::now())?;
                 return Ok(Range { track, first: start, last, order, deadline });
             }
@@ -249,7 +249,7 @@ impl Session {
     ) -> Result<FetchOk, RequestError> {
         let name = range.track.name();
         let mut refused = RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track");
-        for publisher in self.hub.publishers_of(name.namespace(), self.id()) {
+        for publisher in self.hub.publishers_of(name.namespace(), self) {
             let each = |item, payload| {
                 response.push(fetched(item, payload));
                 self.wake(key);

@@ -76,7 +76,7 @@ impl Session {
         new_group: Option<u64>,
     ) -> Result<Arc<LiveTrack>, RequestError> {
         if rendezvous.is_zero() {
-            self.hub.check_known(name, self.id())?;
+            self.hub.check_known(name, self)?;
         }
         let track = self.hub.track(name, Instant::now())?;
         match new_group {
@@ -84,7 +84,7 @@ impl Session {
             Some(group) => track.expect_group(group),
             None => {}
         }
-        self.hub.ensure_upstream(&track, self.id(), rendezvous).await?;
+        self.hub.ensure_upstream(&track, self, rendezvous).await?;
         Ok(track)
     }
 

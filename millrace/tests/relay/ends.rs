@@ -1,0 +1,183 @@
+//! How subscriptions, publishers and the relay itself end; chains of relays.
+
+use millrace_proto::moq::{Message, Parameters, code, message::PublishDone};
+
+use millrace::{client::session::Error, relay::config::Upstream};
+
+use super::peer::{End, Relay, first_subscriber, header, patiently, payload, track, with_publisher};
+
+async fn done(request: &mut millrace::client::session::Request) -> PublishDone {
+    match patiently(request.next()).await.unwrap() {
+        Some(Message::PublishDone(done)) => done,
+        other => panic!("{other:?} instead of PUBLISH_DONE"),
+    }
+}
+
+#[tokio::test]
+async fn publish_done_counts_the_streams_and_comes_behind_them() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, mut request, _, mut upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    for group in 0..5 {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        subgroup.object(0, 2000).await;
+        match group {
+            2 => subgroup.reset(code::Reset::CANCELLED),
+            _ => subgroup.finish(),
+        }
+    }
+    let ended = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 5, reason: "over".into() };
+    upstream.send(ended).await.unwrap();
+    let mut ends = Vec::new();
+    let answer = done(&mut request).await;
+    for _ in 0..answer.stream_count {
+        ends.push(subscriber.next_subgroup().await.all().await.1);
+    }
+    assert_eq!((answer.code, answer.reason.as_str()), (code::Done::TRACK_ENDED, "over"));
+    assert!(ends.iter().filter(|end| **end == End::Fin).count() == 4, "{ends:?}");
+    subscriber.expect_no_stream().await;
+    assert_eq!(patiently(request.next()).await.unwrap(), None, "FIN behind PUBLISH_DONE");
+}
+
+#[tokio::test]
+async fn a_publisher_that_dies_in_mid_object_leaves_a_reset_and_publish_done() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, mut request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut subgroup = publisher.subgroup(header(1, 0)).await;
+    subgroup.object(0, 100).await;
+    // 5000 bytes announced, 3 sent.
+    subgroup.stream.write_all(&[0, 0x93, 0x88]).await.unwrap();
+    subgroup.stream.write_all(&payload(0, 1, 5000)[..3]).await.unwrap();
+    let received = subscriber.next_subgroup().await;
+    relay.until("both objects have begun", |status| status.tracks[0].objects_cached == 2).await;
+    publisher.session.close(code::Session::NO_ERROR, "gone");
+    assert_eq!(received.all().await.1, End::Reset);
+    assert_eq!(done(&mut request).await.code, code::Done::INTERNAL_ERROR);
+    relay.until("the namespace is withdrawn", |status| status.sessions.len() == 1).await;
+    let refused = relay.peer().await.try_subscribe(&track, Parameters::default()).await.err().unwrap();
+    assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);
+}
+
+#[tokio::test]
+async fn a_publisher_that_comes_back_begins_anew() {
+    let relay = Relay::start();
+    for round in 0..3 {
+        let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+        let (mut subscriber, _request, ok, _upstream) =
+            first_subscriber(&relay, &mut publisher, &track, 1).await;
+        assert_eq!(ok.parameters.largest_object, None, "round {round}");
+        let mut subgroup = publisher.subgroup(header(1, 0)).await;
+        subgroup.object(0, 100).await;
+        subgroup.finish();
+        assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+        publisher.session.close(code::Session::NO_ERROR, "");
+        relay.until("it is gone", |status| status.tracks[0].publishers == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn draining_says_goaway_refuses_and_waits() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, name) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
+    let draining = tokio::spawn({
+        let server = std::sync::Arc::clone(&relay.server);
+        async move { server.drain().await }
+    });
+    let mut told = subscriber.session.goaway();
+    patiently(told.wait_for(|told| *told)).await.unwrap();
+    let other = track("live/cam", "audio");
+    let refused = subscriber.try_subscribe(&other, Parameters::default()).await.err().unwrap();
+    assert_eq!(refused.code, code::Request::GOING_AWAY);
+    // What is under way goes on.
+    let mut subgroup = publisher.subgroup(header(1, 0)).await;
+    subgroup.object(0, 100).await;
+    subgroup.finish();
+    assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+    assert!(!draining.is_finished());
+    subscriber.session.close(code::Session::NO_ERROR, "");
+    publisher.session.close(code::Session::NO_ERROR, "");
+    patiently(draining).await.unwrap();
+}
+
+#[tokio::test]
+async fn sessions_that_stay_are_closed_when_the_drain_is_over() {
+    let relay = Relay::with(|config| config.drain_timeout = std::time::Duration::from_millis(100));
+    let (mut publisher, _namespace, name) = with_publisher(&relay).await;
+    let (subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &name, 1).await;
+    patiently(relay.server.drain()).await;
+    let Error::Closed(quinn::ConnectionError::ApplicationClosed(close)) = subscriber.ended().await else {
+        panic!("not closed by the relay");
+    };
+    assert_eq!(close.error_code.into_inner(), code::Session::GOAWAY_TIMEOUT.0);
+}
+
+/// Two relays: `edge` asks `origin` for what nobody publishes at it.
+async fn chain() -> (Relay, Relay) {
+    let origin = Relay::start();
+    let url = origin.url();
+    let edge = Relay::with(|config| config.upstream = Some(Upstream { url, tls_root: None }));
+    edge.until("the relays are connected", |status| status.sessions.iter().any(|s| s.upstream)).await;
+    origin.until("both know", |status| status.sessions.len() == 1).await;
+    (origin, edge)
+}
+
+async fn play(publisher_at: &Relay, subscriber_at: &Relay) {
+    let (mut publisher, _namespace, name) = with_publisher(publisher_at).await;
+    let mut subscriber = subscriber_at.peer().await;
+    let waiting = Parameters { rendezvous_timeout: Some(5000), ..Parameters::default() };
+    let (subscribed, _upstream) =
+        tokio::join!(subscriber.try_subscribe(&name, waiting), publisher.accept_subscribe(&name, 1));
+    let (_request, _ok) = subscribed.unwrap();
+    for group in 0..20 {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        for id in 0..5 {
+            subgroup.object(id, 1200).await;
+        }
+        subgroup.finish();
+        let received = subscriber.next_subgroup().await;
+        assert_eq!(received.all().await, ((0..5).collect(), End::Fin));
+    }
+}
+
+#[tokio::test]
+async fn media_goes_down_and_up_a_chain_of_relays() {
+    let (origin, edge) = chain().await;
+    play(&origin, &edge).await;
+    play(&edge, &origin).await;
+    play(&edge, &edge).await;
+}
+
+#[tokio::test]
+async fn an_edge_asks_nobody_in_circles() {
+    let (origin, edge) = chain().await;
+    for relay in [&edge, &origin] {
+        let refused = relay.peer().await.try_subscribe(&track("no", "where"), Parameters::default()).await;
+        assert_eq!(refused.err().unwrap().code, code::Request::DOES_NOT_EXIST);
+    }
+}
+
+#[tokio::test]
+async fn an_edge_finds_its_upstream_again() {
+    let origin = Relay::start();
+    let addr = origin.addr;
+    let url = origin.url();
+    let edge = Relay::with(|config| config.upstream = Some(Upstream { url, tls_root: None }));
+    edge.until("connected", |status| status.sessions.iter().any(|session| session.upstream)).await;
+    origin.server.stop().await;
+    drop(origin);
+    edge.until("the upstream is gone", |status| status.sessions.is_empty()).await;
+    let origin = loop {
+        // The old socket is closed when its last task is.
+        let again = std::panic::catch_unwind(|| Relay::with(|config| config.listen = vec![addr]));
+        match again {
+            Ok(relay) => break relay,
+            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(50)).await,
+        }
+    };
+    edge.until("connected again", |status| status.sessions.iter().any(|session| session.upstream)).await;
+    play(&origin, &edge).await;
+}

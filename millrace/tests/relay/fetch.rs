@@ -1,0 +1,235 @@
+//! FETCH from the cache and from upstream.
+
+use millrace_proto::moq::{
+    FetchItem, FetchObject, GroupOrder, Location, Message, Parameters, Properties, StreamHeader, TrackName,
+    code,
+    data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
+    message::{Fetch, FetchKind, FetchOk},
+};
+
+use millrace::client::session::{Error, Request};
+
+use super::peer::{Peer, Relay, at, first_subscriber, header, patiently, payload, with_publisher};
+
+/// What a FETCH came to: locations of objects in order, ranges that are unknown, and the answer.
+struct Fetched {
+    ok: FetchOk,
+    objects: Vec<Location>,
+    unknown: Vec<Location>,
+}
+
+async fn ask(peer: &Peer, kind: FetchKind, parameters: Parameters) -> Request {
+    let request_id = peer.session.next_request_id();
+    peer.session.request(Fetch { request_id, kind, parameters }).await.unwrap()
+}
+
+async fn refused(peer: &Peer, kind: FetchKind) -> code::Request {
+    match patiently(ask(peer, kind, Parameters::default()).await.answer()).await {
+        Err(Error::Refused(refused)) => refused.code,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+async fn fetch(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
+    let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
+    let mut request = ask(peer, kind, parameters).await;
+    let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
+    let (header, mut stream) = patiently(peer.streams.recv()).await.unwrap();
+    assert!(matches!(header, StreamHeader::Fetch { .. }), "{header:?} instead of a FETCH stream");
+    let (mut parser, mut bytes) = (FetchParser::new(order, 0), Vec::new());
+    let (mut objects, mut unknown, mut payloads) = (Vec::new(), Vec::new(), Vec::new());
+    while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {
+        bytes.extend_from_slice(&chunk);
+        let mut rest = &chunk[..];
+        while let Some(start) = parser.next(&mut rest).unwrap() {
+            match start.item {
+                FetchItem::Object(object) => {
+                    objects.push(object.location);
+                    payloads.push((object.location, start.payload as usize, object.payload_len as usize));
+                }
+                FetchItem::Range { last, end: RangeEnd::Unknown } => unknown.push(last),
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+    }
+    assert!(parser.at_boundary());
+    for (location, from, len) in payloads {
+        assert_eq!(bytes[from..from + len], payload(location.group, location.object, len));
+    }
+    Fetched { ok, objects, unknown }
+}
+
+fn standalone(track: &TrackName, start: Location, end: Location) -> FetchKind {
+    FetchKind::Standalone { track: track.clone(), start, end }
+}
+
+/// Publishes `groups` of 3 objects each, and waits for the first subscriber to have them.
+async fn publish_groups(publisher: &Peer, subscriber: &mut Peer, groups: std::ops::Range<u64>) {
+    for group in groups {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        for id in 0..3 {
+            subgroup.object(id, 700).await;
+        }
+        subgroup.finish();
+        subscriber.next_subgroup().await.all().await;
+    }
+}
+
+fn locations(groups: impl IntoIterator<Item = u64>) -> Vec<Location> {
+    groups.into_iter().flat_map(|group| (0..3).map(move |object| at(group, object))).collect()
+}
+
+#[tokio::test]
+async fn ranges_of_the_cache_in_either_order() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_groups(&publisher, &mut subscriber, 0..4).await;
+    let mut peer = relay.peer().await;
+    let got = fetch(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
+    assert_eq!(got.objects, locations(0..4));
+    assert_eq!((got.ok.end, got.ok.end_of_track), (at(3, 3), false), "no more than there is");
+    let got = fetch(&mut peer, standalone(&track, at(1, 1), at(2, 2)), GroupOrder::Ascending).await;
+    assert_eq!(got.objects, [at(1, 1), at(1, 2), at(2, 0), at(2, 1)]);
+    assert_eq!(got.ok.end, at(2, 2));
+    let got = fetch(&mut peer, standalone(&track, at(1, 0), at(3, 0)), GroupOrder::Descending).await;
+    assert_eq!(got.objects, locations([3, 2, 1]));
+    assert!(got.unknown.is_empty());
+}
+
+#[tokio::test]
+async fn joining_fetches_end_where_the_subscription_begins() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_groups(&publisher, &mut subscriber, 0..3).await;
+    let mut open = publisher.subgroup(header(1, 3)).await;
+    open.object(0, 700).await;
+    open.object(1, 700).await;
+    subscriber.next_subgroup().await.objects(2).await;
+    let mut late = relay.peer().await;
+    let filter = Some(millrace_proto::moq::Filter::LargestObject);
+    let parameters = Parameters { filter, ..Parameters::default() };
+    let (_request, _) = late.try_subscribe(&track, parameters).await.unwrap();
+    let subscription = 0;
+    let back = FetchKind::RelativeJoining { subscription, groups_back: 1 };
+    let got = fetch(&mut late, back, GroupOrder::Ascending).await;
+    assert_eq!(got.objects, [locations([2]), vec![at(3, 0), at(3, 1)]].concat());
+    let absolute = FetchKind::AbsoluteJoining { subscription, first_group: 3 };
+    let got = fetch(&mut late, absolute, GroupOrder::Ascending).await;
+    assert_eq!(got.objects, [at(3, 0), at(3, 1)]);
+    open.object(2, 700).await;
+    open.finish();
+    let (objects, _) = late.next_subgroup().await.all().await;
+    assert_eq!(objects, [2], "contiguous, and without overlap");
+}
+
+#[tokio::test]
+async fn ranges_that_cannot_be_are_refused() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let joining = FetchKind::RelativeJoining { subscription: 0, groups_back: 0 };
+    assert_eq!(refused(&subscriber, joining).await, code::Request::INVALID_RANGE, "nothing published yet");
+    publish_groups(&publisher, &mut subscriber, 0..2).await;
+    let table = [
+        (standalone(&track, at(5, 0), at(6, 0)), code::Request::INVALID_RANGE),
+        (standalone(&track, at(1, 2), at(1, 1)), code::Request::INVALID_RANGE),
+        (
+            FetchKind::RelativeJoining { subscription: 40, groups_back: 0 },
+            code::Request::INVALID_JOINING_REQUEST_ID,
+        ),
+    ];
+    for (kind, code) in table {
+        assert_eq!(refused(&subscriber, kind.clone()).await, code, "{kind:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_cache_does_not_hold_comes_from_upstream() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_groups(&publisher, &mut subscriber, 5..7).await;
+    let mut peer = relay.peer().await;
+    for order in [GroupOrder::Ascending, GroupOrder::Descending] {
+        let fetching = fetch(&mut peer, standalone(&track, at(3, 0), at(6, 0)), order);
+        let (got, ()) = tokio::join!(fetching, serve_upstream(&mut publisher, order));
+        let groups: [u64; 4] = if order == GroupOrder::Ascending { [3, 4, 5, 6] } else { [6, 5, 4, 3] };
+        assert_eq!(got.objects, locations(groups), "{order:?}");
+        assert!(got.unknown.is_empty());
+    }
+}
+
+/// Takes the relay's FETCH of groups 3 and 4 and serves it.
+async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
+    let (message, mut request) = patiently(publisher.requests.recv()).await.unwrap();
+    let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
+    let FetchKind::Standalone { start, end, .. } = fetch.kind else { panic!("not standalone") };
+    assert_eq!((start, end), (at(3, 0), at(4, 0)));
+    assert_eq!(fetch.parameters.group_order, Some(order));
+    let ok = FetchOk {
+        end_of_track: false,
+        end,
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    };
+    request.send(ok).await.unwrap();
+    let mut stream = publisher.session.connection().open_uni().await.unwrap();
+    let mut bytes = Vec::new();
+    encode_fetch_header(fetch.request_id, &mut bytes);
+    let mut encoder = FetchEncoder::new(order);
+    let groups: [u64; 2] = if order == GroupOrder::Ascending { [3, 4] } else { [4, 3] };
+    for location in locations(groups) {
+        let body = payload(location.group, location.object, 900);
+        let object = FetchObject {
+            location,
+            subgroup: Some(0),
+            priority: 1,
+            properties: Default::default(),
+            payload_len: 900,
+        };
+        encoder.encode(&FetchItem::Object(object), &mut bytes);
+        bytes.extend_from_slice(&body);
+    }
+    for piece in bytes.chunks(333) {
+        stream.write_all(piece).await.unwrap();
+    }
+    stream.finish().unwrap();
+}
+
+#[tokio::test]
+async fn a_gap_that_upstream_cannot_fill_is_said_to_be_unknown() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_groups(&publisher, &mut subscriber, 5..6).await;
+    let mut peer = relay.peer().await;
+    let (got, ()) = tokio::join!(
+        fetch(&mut peer, standalone(&track, at(3, 0), at(5, 0)), GroupOrder::Ascending),
+        async {
+            let (_, mut request) = patiently(publisher.requests.recv()).await.unwrap();
+            request.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
+        }
+    );
+    assert_eq!(got.objects, locations([5]));
+    assert_eq!(got.unknown.len(), 1);
+    assert_eq!(got.unknown[0].group, 4);
+}
+
+#[tokio::test]
+async fn a_fetch_needs_no_subscription() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let mut peer = relay.peer().await;
+    let (got, ()) = tokio::join!(
+        fetch(&mut peer, standalone(&track, at(3, 0), at(4, 0)), GroupOrder::Ascending),
+        serve_upstream(&mut publisher, GroupOrder::Ascending)
+    );
+    assert_eq!(got.objects, locations([3, 4]));
+}

@@ -1,0 +1,353 @@
+//! A relay in this process, and peers of it on stock quinn that do exactly what a test says.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use millrace::{
+    client::{
+        session::{ConnectArgs, DataStream, Error, Handler, Request, Session},
+        tls::TlsArgs,
+    },
+    relay::{
+        config::{Config, Settings},
+        server::{Identity, Server},
+        status::{Status, StatusSource},
+        tls,
+    },
+};
+use millrace_proto::moq::{
+    Datagram, Location, Message, Namespace, ObjectParser, Parameters, Properties, Status as ObjectStatus,
+    StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
+    data::encode_object_header,
+    message::{PublishNamespace, RequestError, Subscribe, SubscribeOk},
+};
+use quinn::SendStream;
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+
+/// How long anything may take before a test fails.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a test waits to see that nothing happens.
+pub const QUIET: Duration = Duration::from_millis(200);
+
+pub struct Relay {
+    pub server: Arc<Server>,
+    pub addr: SocketAddr,
+}
+
+impl Relay {
+    pub fn start() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// A relay on loopback with changed settings.
+    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let settings = Settings { listen: Some(vec!["127.0.0.1:0".parse().unwrap()]), ..Settings::default() };
+        let mut config = Config::new(settings, None).unwrap();
+        config.http = None;
+        change(&mut config);
+        let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
+        let identity = Identity { certificate, upstream_roots: None, key_log: None };
+        let server = Arc::new(Server::start(config, identity).unwrap());
+        let addr = server.local_addrs()[0];
+        Self { server, addr }
+    }
+
+    pub fn url(&self) -> url::Url {
+        format!("moqt://{}", self.addr).parse().unwrap()
+    }
+
+    pub async fn peer(&self) -> Peer {
+        Peer::connect(self.url()).await
+    }
+
+    pub fn status(&self) -> Status {
+        self.server.status()
+    }
+
+    /// Waits until the relay's status is as wanted.
+    pub async fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) {
+        let reached = async {
+            while !wanted(&self.status()) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(PATIENCE, reached).await.is_err() {
+            panic!("not reached: {what}: {:#?}", self.status());
+        }
+    }
+}
+
+/// Takes whatever the relay starts.
+struct Tap {
+    requests: mpsc::UnboundedSender<(Message, Request)>,
+    streams: mpsc::UnboundedSender<(StreamHeader, DataStream)>,
+    datagrams: mpsc::UnboundedSender<Datagram>,
+}
+
+impl Handler for Tap {
+    async fn request(self: Arc<Self>, message: Message, request: Request) -> Result<(), Error> {
+        let _ = self.requests.send((message, request)); // the test is over
+        Ok(())
+    }
+
+    async fn stream(self: Arc<Self>, header: StreamHeader, stream: DataStream) -> Result<(), Error> {
+        let _ = self.streams.send((header, stream)); // the test is over
+        Ok(())
+    }
+
+    fn datagram(&self, datagram: Datagram) {
+        let _ = self.datagrams.send(datagram); // the test is over
+    }
+}
+
+pub struct Peer {
+    pub session: Arc<Session>,
+    pub requests: mpsc::UnboundedReceiver<(Message, Request)>,
+    pub streams: mpsc::UnboundedReceiver<(StreamHeader, DataStream)>,
+    pub datagrams: mpsc::UnboundedReceiver<Datagram>,
+    running: JoinHandle<Error>,
+}
+
+impl Peer {
+    pub async fn connect(url: url::Url) -> Self {
+        let tls = TlsArgs { tls_disable_verify: true, ..TlsArgs::default() };
+        let session = Session::connect(&ConnectArgs { url, tls }).await.unwrap();
+        let (requests, requests_out) = mpsc::unbounded_channel();
+        let (streams, streams_out) = mpsc::unbounded_channel();
+        let (datagrams, datagrams_out) = mpsc::unbounded_channel();
+        let tap = Arc::new(Tap { requests, streams, datagrams });
+        let running = tokio::spawn(Arc::clone(&session).run(tap));
+        Self { session, requests: requests_out, streams: streams_out, datagrams: datagrams_out, running }
+    }
+
+    /// Why the session ended.
+    pub async fn ended(self) -> Error {
+        timeout(PATIENCE, self.running).await.expect("the session ends").unwrap()
+    }
+
+    /// Publishes a namespace, and keeps doing so while the request lives.
+    pub async fn publish_namespace(&self, namespace: &str) -> Request {
+        let message = PublishNamespace {
+            request_id: self.session.next_request_id(),
+            namespace: Namespace::from_path(namespace).unwrap(),
+            parameters: Parameters::default(),
+        };
+        let mut request = self.session.request(message).await.unwrap();
+        assert!(matches!(patiently(request.answer()).await.unwrap(), Message::RequestOk(_)));
+        request
+    }
+
+    pub async fn try_subscribe(
+        &self,
+        track: &TrackName,
+        parameters: Parameters,
+    ) -> Result<(Request, SubscribeOk), RequestError> {
+        let request_id = self.session.next_request_id();
+        let message = Subscribe { request_id, track: track.clone(), parameters };
+        let mut request = self.session.request(message).await.unwrap();
+        match patiently(request.answer()).await {
+            Ok(Message::SubscribeOk(ok)) => Ok((request, ok)),
+            Err(Error::Refused(refused)) => Err(refused),
+            other => panic!("no answer to SUBSCRIBE: {other:?}"),
+        }
+    }
+
+    pub async fn subscribe(&self, track: &TrackName) -> (Request, SubscribeOk) {
+        self.try_subscribe(track, Parameters::default()).await.unwrap()
+    }
+
+    /// Takes the relay's SUBSCRIBE for `track`, and accepts it under `alias`.
+    pub async fn accept_subscribe(&mut self, track: &TrackName, alias: u64) -> (Request, Subscribe) {
+        self.accept_subscribe_with(track, alias, Parameters::default(), Properties::default()).await
+    }
+
+    pub async fn accept_subscribe_with(
+        &mut self,
+        track: &TrackName,
+        track_alias: u64,
+        parameters: Parameters,
+        properties: Properties,
+    ) -> (Request, Subscribe) {
+        let (message, mut request) = patiently(self.requests.recv()).await.unwrap();
+        let Message::Subscribe(subscribe) = message else { panic!("{message:?} instead of SUBSCRIBE") };
+        assert_eq!(&subscribe.track, track);
+        request.send(SubscribeOk { track_alias, parameters, properties }).await.unwrap();
+        (request, subscribe)
+    }
+
+    /// Opens a subgroup stream.
+    pub async fn subgroup(&self, header: SubgroupHeader) -> Subgroup {
+        let mut stream = self.session.connection().open_uni().await.unwrap();
+        let mut bytes = Vec::new();
+        header.encode(&mut bytes);
+        stream.write_all(&bytes).await.unwrap();
+        Subgroup { stream, header, previous: None }
+    }
+
+    /// The next data stream, which has to be a subgroup's.
+    pub async fn next_subgroup(&mut self) -> Received {
+        let (header, stream) = patiently(self.streams.recv()).await.unwrap();
+        let StreamHeader::Subgroup(header) = header else { panic!("{header:?} instead of a subgroup") };
+        Received { parser: ObjectParser::new(&header, stream.offset()), header, stream, bytes: Vec::new() }
+    }
+
+    /// Nothing is being sent to this peer.
+    pub async fn expect_no_stream(&mut self) {
+        if let Ok(Some((header, _))) = timeout(QUIET, self.streams.recv()).await {
+            panic!("unexpected stream: {header:?}");
+        }
+    }
+}
+
+/// A subgroup stream of a publisher.
+pub struct Subgroup {
+    pub stream: SendStream,
+    header: SubgroupHeader,
+    previous: Option<u64>,
+}
+
+impl Subgroup {
+    /// Writes an object of [`payload`].
+    pub async fn object(&mut self, id: u64, len: usize) {
+        let bytes = payload(self.header.group, id, len);
+        self.write(id, ObjectStatus::Normal, &bytes).await;
+    }
+
+    pub async fn status(&mut self, id: u64, status: ObjectStatus) {
+        self.write(id, status, &[]).await;
+    }
+
+    async fn write(&mut self, id: u64, status: ObjectStatus, payload: &[u8]) {
+        let mut bytes = Vec::new();
+        let properties = self.header.properties.then_some(&[][..]);
+        encode_object_header(self.previous, id, properties, payload.len() as u64, status, &mut bytes);
+        bytes.extend_from_slice(payload);
+        self.stream.write_all(&bytes).await.unwrap();
+        self.previous = Some(id);
+    }
+
+    pub fn finish(mut self) {
+        self.stream.finish().unwrap();
+    }
+
+    pub fn reset(mut self, code: code::Reset) {
+        self.stream.reset(quinn::VarInt::from_u64(code.0).unwrap()).unwrap();
+    }
+}
+
+/// Bytes that tell which object they are of.
+pub fn payload(group: u64, object: u64, len: usize) -> Vec<u8> {
+    (0..len as u64).map(|n| (group.wrapping_mul(31) ^ object.wrapping_mul(7) ^ n) as u8).collect()
+}
+
+/// A subgroup stream at a subscriber.
+pub struct Received {
+    pub header: SubgroupHeader,
+    parser: ObjectParser,
+    stream: DataStream,
+    bytes: Vec<u8>,
+}
+
+/// How a stream ended.
+#[derive(Debug, PartialEq, Eq)]
+pub enum End {
+    Fin,
+    Reset,
+}
+
+impl Received {
+    /// Reads to the end: the objects' IDs and statuses, each payload checked, and how it ended.
+    pub async fn all(mut self) -> (Vec<u64>, End) {
+        let mut found = Vec::new();
+        let end = loop {
+            match patiently(self.stream.chunk()).await {
+                Ok(Some(chunk)) => self.take(&chunk, &mut found),
+                Ok(None) => break End::Fin,
+                Err(Error::Cancelled) => break End::Reset,
+                Err(error) => panic!("the session ended: {error}"),
+            }
+        };
+        (self.check(&found, &end), end)
+    }
+
+    /// Reads until `count` objects are whole.
+    pub async fn objects(&mut self, count: usize) -> Vec<u64> {
+        let mut found = Vec::new();
+        while found.len() < count || !self.parser.at_boundary() {
+            let chunk = patiently(self.stream.chunk()).await.unwrap().expect("more objects");
+            self.take(&chunk, &mut found);
+        }
+        self.check(&found, &End::Fin)
+    }
+
+    fn take(&mut self, chunk: &Bytes, found: &mut Vec<millrace_proto::moq::ObjectStart>) {
+        self.bytes.extend_from_slice(chunk);
+        let mut rest = &chunk[..];
+        while let Some(object) = self.parser.next(&mut rest).unwrap() {
+            found.push(object);
+        }
+    }
+
+    fn check(&self, found: &[millrace_proto::moq::ObjectStart], end: &End) -> Vec<u64> {
+        // Offsets of the parser count the header, which is not in `bytes`.
+        let base = self.parser.offset() - self.bytes.len() as u64;
+        for object in found {
+            let from = (object.payload - base) as usize;
+            let expected = payload(self.header.group, object.id, object.payload_len as usize);
+            let got = &self.bytes[from..(from + expected.len()).min(self.bytes.len())];
+            assert!(expected.starts_with(got), "object {} is corrupted", object.id);
+            assert!(*end == End::Reset || got.len() == expected.len(), "object {} is short", object.id);
+        }
+        found.iter().map(|object| object.id).collect()
+    }
+
+    pub fn stop(&mut self, code: code::Reset) {
+        self.stream.stop(code);
+    }
+}
+
+pub async fn patiently<T>(future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.expect("it takes too long")
+}
+
+pub fn track(namespace: &str, name: &str) -> TrackName {
+    TrackName::new(Namespace::from_path(namespace).unwrap(), name.to_owned()).unwrap()
+}
+
+/// The header of subgroup 0 of a group.
+pub fn header(alias: u64, group: u64) -> SubgroupHeader {
+    SubgroupHeader {
+        alias,
+        group,
+        subgroup: SubgroupId::Zero,
+        priority: Some(128),
+        properties: false,
+        end_of_group: true,
+        first_object: true,
+    }
+}
+
+pub const fn at(group: u64, object: u64) -> Location {
+    Location::new(group, object)
+}
+
+/// A relay, a publisher whose `live/cam` it knows, and the track `video` in there.
+pub async fn with_publisher(relay: &Relay) -> (Peer, Request, TrackName) {
+    let publisher = relay.peer().await;
+    let namespace = publisher.publish_namespace("live/cam").await;
+    (publisher, namespace, track("live/cam", "video"))
+}
+
+/// A subscriber of `track`, and the publisher's side of the relay's subscription.
+pub async fn first_subscriber(
+    relay: &Relay,
+    publisher: &mut Peer,
+    track: &TrackName,
+    alias: u64,
+) -> (Peer, Request, SubscribeOk, Request) {
+    let subscriber = relay.peer().await;
+    let subscribing = subscriber.subscribe(track);
+    let accepting = publisher.accept_subscribe(track, alias);
+    let ((request, ok), (upstream, _)) = tokio::join!(subscribing, accepting);
+    (subscriber, request, ok, upstream)
+}

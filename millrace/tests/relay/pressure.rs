@@ -1,0 +1,149 @@
+//! Subscribers that do not keep up, and limits.
+
+use std::time::Duration;
+
+use millrace_proto::moq::{Parameters, code, property::TrackProperties};
+
+use millrace::relay::status::Status;
+
+use super::peer::{End, Peer, Relay, first_subscriber, header, patiently, with_publisher};
+
+/// Bytes that a small cache may hold.
+const CACHE: u64 = 6 << 20;
+
+/// Publishes `groups` groups of one object, each as large as `len`.
+async fn publish(publisher: &Peer, groups: std::ops::Range<u64>, len: usize) {
+    for group in groups {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        subgroup.object(0, len).await;
+        subgroup.finish();
+    }
+}
+
+#[tokio::test]
+async fn a_subscriber_that_never_reads_holds_nobody_back() {
+    let relay = Relay::with(|config| config.cache_bytes = CACHE);
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    // Its streams pile up unread, each larger than the credit that a stream has, which stops the relay.
+    let sleeper = relay.peer().await;
+    let _asleep = sleeper.subscribe(&track).await;
+    for group in 0..30 {
+        publish(&publisher, group..group + 1, 2_000_000).await;
+        let received = reader.next_subgroup().await;
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+    }
+    let status = relay.status();
+    assert!(status.cache.bytes <= CACHE, "{} bytes cached", status.cache.bytes);
+    assert!(status.cache.evicted > 20);
+    relay.until("the sleeper loses whole subgroups", |status| status.drops["evicted"] > 10).await;
+    let owed = |status: &Status| status.sessions.iter().map(|session| session.pending).sum::<u64>();
+    relay.until("no more is owed than the cache holds", |status| owed(status) <= CACHE).await;
+}
+
+#[tokio::test]
+async fn an_evicted_subgroup_is_reset_at_the_subscriber() {
+    let relay = Relay::with(|config| config.cache_bytes = 1 << 20);
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut slow, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish(&publisher, 0..1, 400_000).await;
+    let first = slow.next_subgroup().await;
+    assert_eq!(first.all().await.1, End::Fin);
+    // More than the connection's credit and the cache together.
+    publish(&publisher, 1..40, 900_000).await;
+    relay.until("subgroups are dropped", |status| status.drops["evicted"] > 0).await;
+    let mut ends = Vec::new();
+    for _ in 1..40 {
+        let Ok(Some((_, mut stream))) =
+            tokio::time::timeout(Duration::from_millis(500), slow.streams.recv()).await
+        else {
+            break;
+        };
+        let end = loop {
+            match patiently(stream.chunk()).await {
+                Ok(Some(_)) => {}
+                Ok(None) => break End::Fin,
+                Err(_) => break End::Reset,
+            }
+        };
+        ends.push(end);
+    }
+    assert!(ends.contains(&End::Fin) && ends.last() == Some(&End::Fin), "the newest arrives: {ends:?}");
+}
+
+#[tokio::test]
+async fn stop_sending_ends_one_stream_and_not_the_subscription() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut unwanted = publisher.subgroup(header(1, 0)).await;
+    unwanted.object(0, 100).await;
+    let mut received = subscriber.next_subgroup().await;
+    received.stop(code::Reset::CANCELLED);
+    relay.until("the stream is reset", |status| status.drops["stopped_by_subscriber"] == 1).await;
+    unwanted.object(1, 100).await;
+    unwanted.finish();
+    publish(&publisher, 1..2, 100).await;
+    let next = subscriber.next_subgroup().await;
+    assert_eq!((next.header.group, next.all().await), (1, (vec![0], End::Fin)));
+    subscriber.expect_no_stream().await;
+}
+
+#[tokio::test]
+async fn unsubscribing_resets_what_is_open_and_lets_upstream_go() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, mut request, _, upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut subgroup = publisher.subgroup(header(1, 0)).await;
+    subgroup.object(0, 100).await;
+    let mut received = subscriber.next_subgroup().await;
+    assert_eq!(received.objects(1).await, [0]);
+    request.cancel();
+    assert_eq!(received.all().await, (vec![], End::Reset));
+    relay.until("nobody is subscribed", |status| status.tracks[0].subscribers == 0).await;
+    // The relay keeps its own subscription for a while, and then gives it up.
+    patiently(upstream.stopped()).await;
+    relay.until("no publisher feeds it", |status| status.tracks[0].publishers == 0).await;
+}
+
+#[tokio::test]
+async fn objects_past_their_delivery_timeout_are_not_sent() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let mut subscriber = relay.peer().await;
+    let timeout = TrackProperties { object_delivery_timeout: Some(50), ..TrackProperties::default() };
+    let ((_request, _ok), _upstream) = tokio::join!(
+        subscriber.subscribe(&track),
+        publisher.accept_subscribe_with(&track, 1, Parameters::default(), timeout.encode())
+    );
+    let mut subgroup = publisher.subgroup(header(1, 0)).await;
+    // Far more than the subscriber's stream credit: the rest waits until it is too old.
+    subgroup.object(0, 4_000_000).await;
+    subgroup.finish();
+    let (_, stream) = patiently(subscriber.streams.recv()).await.unwrap();
+    relay.until("it is too late", |status| status.drops["object_delivery_timeout"] == 1).await;
+    drop(stream);
+}
+
+#[tokio::test]
+async fn sessions_over_the_limit_are_refused() {
+    let relay = Relay::with(|config| config.max_sessions = 2);
+    let (_one, _two) = (relay.peer().await, relay.peer().await);
+    relay.until("both are there", |status| status.sessions.len() == 2).await;
+    let tls = millrace::client::tls::TlsArgs { tls_disable_verify: true, ..Default::default() };
+    let args = millrace::client::session::ConnectArgs { url: relay.url(), tls };
+    assert!(millrace::client::session::Session::connect(&args).await.is_err());
+    relay.until("it is counted", |status| status.drops["session_limit"] >= 1).await;
+}
+
+#[tokio::test]
+async fn tracks_over_the_limit_are_refused() {
+    let relay = Relay::with(|config| config.max_tracks = 1);
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let other = super::peer::track("live/cam", "audio");
+    let refused = subscriber.try_subscribe(&other, Parameters::default()).await.err().unwrap();
+    assert_eq!(refused.code, code::Request::EXCESSIVE_LOAD);
+}
