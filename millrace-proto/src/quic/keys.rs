@@ -125,11 +125,30 @@ impl Secret {
         HeaderKey(key.expect("the key has the suite's length"))
     }
 
+    /// What [`packet_key`](Self::packet_key) and [`header_key`](Self::header_key) are made of, for a sender or
+    /// receiver outside of userspace. As with them, the header key counts of the first generation only.
+    pub fn key_material(&self) -> KeyMaterial {
+        let mut material = KeyMaterial { key: [0; 32], iv: [0; aead::NONCE_LEN], header: [0; 32] };
+        let len = self.suite.key_len();
+        self.expand(b"quic key", &mut material.key[..len]);
+        self.expand(b"quic iv", &mut material.iv);
+        self.expand(b"quic hp", &mut material.header[..len]);
+        material
+    }
+
     /// HKDF-Expand-Label with an empty context (RFC 8446, section 7.1).
     fn expand(&self, label: &[u8], out: &mut [u8]) {
         let secret = &self.bytes[..self.suite.secret_len()];
         expand_label(&hkdf::Prk::new_less_safe(self.suite.hkdf(), secret), label, out);
     }
+}
+
+/// Keys as bytes; those shorter than 32 bytes are followed by zeroes.
+#[derive(Clone)]
+pub struct KeyMaterial {
+    pub key: [u8; 32],
+    pub iv: [u8; aead::NONCE_LEN],
+    pub header: [u8; 32],
 }
 
 /// The secrets that protect Initial packets (RFC 9001, section 5.2), client's and server's, from the
