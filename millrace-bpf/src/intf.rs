@@ -32,11 +32,12 @@ macro_rules! mirror {
         pub(crate) struct $rust { $(pub $field: $type),* }
 
         // SAFETY: `repr(C)`, integers only; the layout test finds padding.
-        unsafe impl Plain for $rust {}
+        #[allow(unsafe_code)]
+        unsafe impl $crate::intf::Plain for $rust {}
 
         #[cfg(test)]
         impl $rust {
-            const LAYOUT: Layout = Layout {
+            pub(crate) const LAYOUT: $crate::intf::Layout = $crate::intf::Layout {
                 name: $c,
                 size: size_of::<$rust>(),
                 fields: &[$((stringify!($field), std::mem::offset_of!($rust, $field), size_of::<$type>())),*],
@@ -44,6 +45,8 @@ macro_rules! mirror {
         }
     };
 }
+
+pub(crate) use mirror;
 
 mirror!(ProbeConfig = "probe_config" { min_payload_bytes: u32 });
 
@@ -65,11 +68,14 @@ mirror!(ProbeSample = "probe_sample" {
 mirror!(SyscallsConfig = "syscalls_config" { tgid: u32 });
 
 #[cfg(test)]
-struct Layout {
-    name: &'static str,
-    size: usize,
-    fields: &'static [(&'static str, usize, usize)],
+pub(crate) struct Layout {
+    pub name: &'static str,
+    pub size: usize,
+    pub fields: &'static [(&'static str, usize, usize)],
 }
+
+#[cfg(test)]
+pub(crate) use tests::assert_layouts;
 
 #[cfg(test)]
 mod tests {
@@ -80,14 +86,14 @@ mod tests {
 
     #[test]
     fn mirrors_match_btf() {
-        for (object, layouts) in [
-            ("probe.bpf.o", vec![ProbeConfig::LAYOUT, ProbeSample::LAYOUT]),
-            ("syscalls.bpf.o", vec![SyscallsConfig::LAYOUT]),
-        ] {
-            let btf = Btf::from_path(format!("{}/{object}", env!("OUT_DIR"))).expect("BTF");
-            for layout in layouts {
-                check(&btf, &layout);
-            }
+        assert_layouts("probe.bpf.o", &[ProbeConfig::LAYOUT, ProbeSample::LAYOUT]);
+        assert_layouts("syscalls.bpf.o", &[SyscallsConfig::LAYOUT]);
+    }
+
+    pub(crate) fn assert_layouts(object: &str, layouts: &[Layout]) {
+        let btf = Btf::from_path(format!("{}/{object}", env!("OUT_DIR"))).expect("BTF");
+        for layout in layouts {
+            check(&btf, layout);
         }
     }
 

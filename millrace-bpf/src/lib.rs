@@ -9,6 +9,7 @@ pub mod crypto;
 mod intf;
 mod object;
 pub mod probe;
+pub mod relay;
 pub mod syscalls;
 pub mod tc;
 
@@ -28,4 +29,15 @@ pub enum Error {
     Tracepoint { tracepoint: &'static str, source: libbpf_rs::Error },
     #[error("cannot read {what}: {source}")]
     Read { what: &'static str, source: libbpf_rs::Error },
+    #[error("cannot change {what}: {source}")]
+    Write { what: &'static str, source: libbpf_rs::Error },
+    #[error("cannot map {what} into memory: {source}")]
+    Memory { what: &'static str, source: std::io::Error },
+    #[error("no room for more {what}")]
+    Full { what: &'static str },
+    #[error("{0}")]
+    Config(&'static str),
+    /// Routes cannot be looked up on behalf of this host's own packets.
+    #[error("cannot write {path}: {source}")]
+    Sysctl { path: &'static str, source: std::io::Error },
 }

@@ -36,7 +36,9 @@ struct udp_packet {
 	__u8 destination[16];
 	__be16 source_port;
 	__be16 destination_port;
+	__u32 payload_offset; /* in the frame */
 	__u32 payload_bytes;
+	__u16 udp_bytes; /* as the UDP header says, itself included */
 	__u16 vlan;
 	__u8 family;
 };
@@ -140,6 +142,8 @@ static __always_inline enum parse take_udp(struct cursor *cursor, struct udp_pac
 		return PARSE_MALFORMED;
 	packet->source_port = udp.source;
 	packet->destination_port = udp.dest;
+	packet->udp_bytes = bpf_ntohs(udp.len);
+	packet->payload_offset = cursor->offset;
 	packet->payload_bytes = cursor->skb->len - cursor->offset;
 	return PARSE_OK;
 }

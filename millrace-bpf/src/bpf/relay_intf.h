@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the relay program shares with userspace. The Rust mirrors are in relay/intf.rs, whose test compares
+ * sizes and offsets with the BTF of the compiled object.
+ *
+ * `upstreams`, `legs` and `downstreams` are mapped into the relay process. Words that both sides touch are
+ * only touched atomically; an entry is only reused after every program run that may have seen it has ended.
+ */
+#ifndef MILLRACE_RELAY_INTF_H
+#define MILLRACE_RELAY_INTF_H
+
+#include <linux/types.h>
+
+#define RELAY_ID_MAX	  20 /* longest connection ID of QUIC version 1 */
+#define RELAY_PORTS	  4
+#define RELAY_SEEN	  8	      /* words of the replay window */
+#define RELAY_NUMBER_BITS 48	      /* of the number word; the key generation is above */
+#define RELAY_END	  0xffffffffU /* no further leg */
+
+/* Load-time configuration. */
+struct relay_config {
+	__u32 max_legs_per_run; /* packets that one received packet may become before userspace has to go on */
+	__u32 id_bytes;		/* length of the connection IDs that this relay hands out */
+	__be16 ports[RELAY_PORTS]; /* UDP ports that it listens on; 0: unused */
+};
+
+/* Key of the map `ids`: a connection ID and zeroes. The value is the index of the upstream. */
+struct relay_id {
+	__u8 bytes[RELAY_ID_MAX];
+};
+
+/* A connection that media arrives on. */
+struct relay_upstream {
+	__u64 expected; /* one more than the largest packet number that was authentic */
+	/* Ring of 32 numbers each: number / 32 in the high half, a bit for each number seen in the low half. */
+	__u64 seen[RELAY_SEEN];
+	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
+};
+
+/* Key of the map `slots`. The value is the index of the first leg. */
+struct relay_slot {
+	__u64 stream_id;
+	__u32 upstream;
+	__u32 pad;
+};
+
+/* One subscriber's copy of an upstream stream. */
+struct relay_leg {
+	__u64 upstream_id; /* stream ID of the slot: a slot's value may be another slot's by the time it is used */
+	__u64 stream_id;  /* downstream */
+	__u64 shift;	  /* downstream offset minus upstream offset, modulo 2^64 */
+	__u64 from;	  /* upstream offset; what begins before it is left to userspace */
+	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA */
+	__u64 tag;	  /* userspace's, for registrations */
+	__u32 next;	  /* leg of the same slot, or RELAY_END */
+	__u32 downstream;
+	__u32 upstream; /* of the slot */
+	__u32 epoch;	/* that the downstream must have */
+	__u32 reserve;	/* bytes of the congestion window that are kept for more urgent legs */
+	__u32 pad;
+};
+
+/* Where a downstream's packets go: IPv4 addresses are in the first 4 bytes, the rest zero. */
+struct relay_path {
+	__u8 local[16];
+	__u8 remote[16];
+	__be16 local_port;
+	__be16 remote_port;
+	__be32 flow_label;  /* IPv6, 20 bits */
+	__u8 family;	    /* 4 or 6 */
+	__u8 traffic_class; /* DSCP and ECN */
+	__u8 id_bytes;
+	__u8 id[RELAY_ID_MAX];
+	__u8 pad;
+};
+
+/* What became of a leg. */
+enum relay_leg_outcome {
+	RELAY_LEG_SENT = 0,
+	RELAY_LEG_GONE,		 /* the slot or the downstream is another one by now */
+	RELAY_LEG_BEFORE,	 /* starts in front of what the kernel may send */
+	RELAY_LEG_TOO_LARGE,	 /* for the path, or for the route's MTU */
+	RELAY_LEG_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
+	RELAY_LEG_DATA_CREDIT,	 /* beyond the kernel's share of the peer's MAX_DATA */
+	RELAY_LEG_WINDOW,	 /* beyond the kernel's share of the congestion window */
+	RELAY_LEG_NO_KEYS,	 /* userspace has not installed the generation that is in use */
+	RELAY_LEG_NO_ROUTE,
+	RELAY_LEG_NO_NEIGHBOUR, /* the next hop's link address is not known */
+	RELAY_LEG_RING_FULL,	/* no room to register what would be sent */
+	RELAY_LEG_LOST, /* registered, but the packet could not be written or queued: loss recovery's */
+	RELAY_LEG_OUTCOMES,
+};
+
+/* A subscriber's connection. */
+struct relay_downstream {
+	__u64 number;	      /* the word of millrace-proto's quic::number */
+	__u64 max_data;	      /* total of stream bytes that the kernel may send */
+	__u64 data;	      /* that it has sent or is about to */
+	__u64 max_bytes;      /* total of UDP payload that it may send */
+	__u64 bytes;	      /* that it has sent or is about to */
+	__u32 epoch;	      /* 0: not in use */
+	__u32 mtu;	      /* UDP payload bytes */
+	__u32 generations[2]; /* by parity: one more than the generation of its keys, 0 without keys */
+	__u32 path;	      /* which of the two is in use */
+	__u32 pad;
+	struct relay_path paths[2];
+	__u64 outcomes[RELAY_LEG_OUTCOMES];
+};
+
+/* A packet that the kernel sends, in the ring buffer `forwarded` before it leaves. */
+struct relay_forwarded {
+	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u64 number;
+	__u64 tag;
+	__u64 offset; /* downstream */
+	__u32 downstream;
+	__u32 epoch;
+	__u16 len;  /* stream bytes */
+	__u16 size; /* UDP payload bytes */
+	__u16 generation;
+	__u8 fin;
+	__u8 pad;
+};
+
+/* What became of a received packet: index into the map `outcomes`, where enum relay_leg_outcome follows. */
+enum relay_outcome {
+	RELAY_FORWARDED = 0, /* its legs were tried */
+	RELAY_OVER_BUDGET,   /* some of them were, max_legs_per_run left the others to userspace */
+	RELAY_NOT_RESTORED, /* as RELAY_FORWARDED, but out of memory for the original: the one that is dropped */
+	RELAY_NOT_UDP,
+	RELAY_FRAGMENT,
+	RELAY_MALFORMED, /* link, IP or UDP header */
+	RELAY_OTHER_PORT,
+	RELAY_SUPER_PACKET, /* merged by GRO or from a local sender with GSO */
+	RELAY_ODD_HEADERS,  /* IPv4 options, IPv6 extension headers, stacked VLAN tags */
+	RELAY_LONG_HEADER,  /* or not QUIC */
+	RELAY_BAD_SIZE,	    /* too short for a 1-RTT packet, or longer than any that is forwarded */
+	RELAY_UNKNOWN_ID,   /* not an upstream */
+	RELAY_NO_KEYS,
+	RELAY_NOT_AUTHENTIC,
+	RELAY_REPLAYED, /* or too old to tell */
+	RELAY_BAD_FRAMES,
+	RELAY_NO_SLOT, /* no frame of a stream that has a slot */
+	RELAY_OUTCOMES,
+};
+
+#endif

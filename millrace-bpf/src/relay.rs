@@ -1,0 +1,363 @@
+//! The relay's fast path: forwards media at TC ingress, before any process wakes, for the connections and
+//! streams that userspace installs.
+//!
+//! Userspace stays the truth. Every packet also reaches it untouched, and it sends what the kernel did not:
+//!
+//! 1. [`Relay::load`], then [`Relay::attach`] to each interface that media arrives on.
+//! 2. An [`Upstream`] for each connection that media arrives on, with its connection IDs and receive keys.
+//! 3. A [`Downstream`] for each subscriber's connection. [`Downstream::number`] is the packet number word
+//!    (`millrace_proto::quic::number`) of both senders from then on; the send keys of a generation are
+//!    installed before anybody moves the word to it.
+//! 4. Once userspace has opened a subscriber's stream, a [`Leg`] in the [`Slot`] of the upstream stream hands
+//!    it to the kernel. Dropping the slot, or removing the leg, takes it back.
+//! 5. [`Relay::drain`] says what was sent. Every packet is registered before it leaves, so whoever drains
+//!    before it looks at an acknowledgement knows the packets that it is about, save one case: a packet that
+//!    another CPU is registering this very moment blocks those registered after it. A number below the word
+//!    that is not known yet is therefore no offence of the peer: drain again.
+//!
+//! Handles share the maps: they stay valid, and useless, when the [`Relay`] is detached or dropped. Whatever
+//! is removed is only reused when every program run that may have seen it has ended.
+
+mod downstream;
+mod intf;
+mod memory;
+mod outcome;
+mod upstream;
+
+use std::io;
+use std::num::NonZero;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+
+pub use downstream::{Downstream, DownstreamId, Path};
+pub use outcome::{Counters, LegOutcome, Outcome};
+pub use upstream::{Leg, LegKey, Slot, Upstream};
+
+use crate::Error;
+use crate::intf::Plain;
+use crate::object::{Loaded, embedded};
+use crate::tc::{Attachment, Hook, Mechanism, Position};
+use memory::{Ring, Table};
+
+const OBJECT: &str = "relay.bpf.o";
+
+/// What the fast path is made for; it has this much room and takes this much memory from the start.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// UDP ports that the relay listens on, at most 4.
+    pub ports: Vec<u16>,
+    /// Length of the connection IDs that the relay hands out, at most 20 bytes.
+    pub id_len: usize,
+    /// Connections that media arrives on.
+    pub max_upstreams: u32,
+    /// Connections that media leaves on.
+    pub max_downstreams: u32,
+    /// Upstream streams that are forwarded at the same time.
+    pub max_slots: u32,
+    /// Copies of them that are.
+    pub max_legs: u32,
+    /// Packets that one received packet may become in one run of the program, some 2 microseconds each; the
+    /// rest is left to userspace.
+    pub max_legs_per_run: u32,
+    /// Registrations that may wait to be drained.
+    pub max_waiting: u32,
+    /// `None` takes TCX where the kernel has it.
+    pub mechanism: Option<Mechanism>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            ports: Vec::new(),
+            id_len: 8,
+            max_upstreams: 1 << 8,
+            max_downstreams: 1 << 12,
+            max_slots: 1 << 12,
+            max_legs: 1 << 15,
+            max_legs_per_run: 64,
+            max_waiting: 1 << 16,
+            mechanism: None,
+        }
+    }
+}
+
+/// A packet that the kernel sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forwarded {
+    pub downstream: DownstreamId,
+    /// [`Leg::tag`].
+    pub tag: u64,
+    pub number: u64,
+    pub generation: u16,
+    /// Of the downstream stream.
+    pub offset: u64,
+    /// Stream bytes.
+    pub len: u16,
+    pub fin: bool,
+    /// UDP payload, bytes.
+    pub size: u16,
+    /// `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+}
+
+impl From<intf::Forwarded> for Forwarded {
+    fn from(raw: intf::Forwarded) -> Self {
+        Self {
+            downstream: DownstreamId { index: raw.downstream, epoch: raw.epoch },
+            tag: raw.tag,
+            number: raw.number,
+            generation: raw.generation,
+            offset: raw.offset,
+            len: raw.len,
+            fin: raw.fin != 0,
+            size: raw.size,
+            time_ns: raw.time_ns,
+        }
+    }
+}
+
+/// The fast path, loaded. It forwards from [`attach`](Self::attach) on and until it is dropped.
+pub struct Relay {
+    attachments: Mutex<Vec<Attachment>>,
+    object: Mutex<Loaded>,
+    ring: Mutex<Ring>,
+    mechanism: Option<Mechanism>,
+    shared: Arc<Shared>,
+}
+
+/// What all handles use.
+struct Shared {
+    ids: MapHandle,
+    slots: MapHandle,
+    open_keys: MapHandle,
+    seal_keys: MapHandle,
+    barrier: MapHandle,
+    nothing: MapHandle,
+    upstreams: Table<intf::Upstream>,
+    legs: Table<intf::Leg>,
+    downstreams: Table<intf::Downstream>,
+    free: Mutex<Free>,
+    epochs: AtomicU32,
+}
+
+/// Entries of the tables that are not in use.
+struct Free {
+    upstreams: Slab,
+    legs: Slab,
+    downstreams: Slab,
+}
+
+impl Relay {
+    pub fn load(config: &Config) -> Result<Self, Error> {
+        let settings = settings(config)?;
+        let ring_bytes = ring_bytes(config.max_waiting);
+        let mut open = embedded!("relay.bpf.o").open()?;
+        open.configure(&settings)?;
+        for (map, entries) in [
+            // A connection has up to 8 IDs at a time (RFC 9000, section 5.1.1, leaves it to the endpoint).
+            ("ids", config.max_upstreams.saturating_mul(8)),
+            ("upstreams", config.max_upstreams),
+            ("open_keys", config.max_upstreams.saturating_mul(2)),
+            ("slots", config.max_slots),
+            ("legs", config.max_legs),
+            ("downstreams", config.max_downstreams),
+            ("seal_keys", config.max_downstreams.saturating_mul(2)),
+            ("forwarded", ring_bytes),
+        ] {
+            open.map(map)?
+                .set_max_entries(entries.max(1))
+                .map_err(|source| Error::Open { object: OBJECT, source })?;
+        }
+        let mut object = open.load()?;
+        let shared = Shared::new(&mut object)?;
+        let ring = Ring::new(handle(&mut object, "forwarded")?, ring_bytes as usize)
+            .map_err(|source| Error::Memory { what: "forwarded", source })?;
+        Ok(Self {
+            attachments: Mutex::default(),
+            object: Mutex::new(object),
+            ring: Mutex::new(ring),
+            mechanism: config.mechanism,
+            shared: Arc::new(shared),
+        })
+    }
+
+    /// Forwards what arrives on an interface of the calling thread's network namespace, with its routes.
+    ///
+    /// Switches the forwarding flag of the loopback interface on, in that namespace, and leaves it on: without
+    /// it the kernel refuses to look up routes. It has no other effect, since nothing that is not from this
+    /// host arrives there.
+    pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
+        allow_route_lookup()?;
+        let object = lock(&self.object);
+        let program = object.program("relay_ingress")?;
+        let attachment = Attachment::new(&program, ifindex, Hook::Ingress, Position::First, self.mechanism)?;
+        let mechanism = attachment.mechanism();
+        lock(&self.attachments).push(attachment);
+        Ok(mechanism)
+    }
+
+    /// Detaches from every interface. What was installed stays; while nothing is attached the replay window
+    /// of each upstream only moves by [`Upstream::observe`].
+    pub fn detach(&self) {
+        lock(&self.attachments).clear();
+    }
+
+    /// Starts on a connection that media arrives on; `expected` is one more than its largest packet number
+    /// received so far, and no number before it will be forwarded.
+    pub fn upstream(&self, expected: u64) -> Result<Upstream, Error> {
+        Upstream::new(self.shared.clone(), expected)
+    }
+
+    /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
+    /// packet number word starts with; everybody must use [`Downstream::number`] from now on.
+    pub fn downstream(&self, path: &Path, mtu: u32, word: u64) -> Result<Downstream, Error> {
+        Downstream::new(self.shared.clone(), path, mtu, word)
+    }
+
+    /// Hands over what was sent since the last call, and returns how many packets that are. No system call.
+    pub fn drain(&self, mut read: impl FnMut(Forwarded)) -> usize {
+        lock(&self.ring).drain(|bytes| {
+            if let Some(raw) = intf::Forwarded::from_bytes(bytes) {
+                read(raw.into());
+            }
+        })
+    }
+
+    pub fn counters(&self) -> Result<Counters, Error> {
+        let raw = lock(&self.object).counters("outcomes")?;
+        Counters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })
+    }
+}
+
+impl Shared {
+    fn new(object: &mut Loaded) -> Result<Self, Error> {
+        let upstreams = table(object, "upstreams")?;
+        let legs = table(object, "legs")?;
+        let downstreams = table(object, "downstreams")?;
+        let free = Free {
+            upstreams: Slab::new(upstreams.len()),
+            legs: Slab::new(legs.len()),
+            downstreams: Slab::new(downstreams.len()),
+        };
+        Ok(Self {
+            ids: handle(object, "ids")?,
+            slots: handle(object, "slots")?,
+            open_keys: handle(object, "open_keys")?,
+            seal_keys: handle(object, "seal_keys")?,
+            barrier: handle(object, "barrier")?,
+            nothing: handle(object, "nothing")?,
+            upstreams,
+            legs,
+            downstreams,
+            free: Mutex::new(free),
+            epochs: AtomicU32::new(1),
+        })
+    }
+
+    /// Returns when every run of the program has ended that had begun before: an update of a map of maps
+    /// waits for them (`maybe_wait_bpf_programs` in the kernel).
+    fn wait_for_runs(&self) -> Result<(), Error> {
+        let fd = self.nothing.as_fd().as_raw_fd();
+        write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
+    }
+
+    fn take(&self, which: fn(&mut Free) -> &mut Slab, what: &'static str) -> Result<u32, Error> {
+        which(&mut lock(&self.free)).take(|| self.wait_for_runs())?.ok_or(Error::Full { what })
+    }
+
+    /// Nothing leads to entry `index` any more, except in runs of the program that have begun.
+    fn retire(&self, which: fn(&mut Free) -> &mut Slab, index: u32) {
+        which(&mut lock(&self.free)).retired.push(index);
+    }
+
+    /// Not 0, which stands for "not in use".
+    fn next_epoch(&self) -> u32 {
+        match self.epochs.fetch_add(1, Ordering::Relaxed) {
+            0 => self.epochs.fetch_add(1, Ordering::Relaxed),
+            epoch => epoch,
+        }
+    }
+}
+
+/// Hands out indexes.
+struct Slab {
+    untouched: std::ops::Range<u32>,
+    free: Vec<u32>,
+    /// Free once the program runs of now have ended.
+    retired: Vec<u32>,
+}
+
+impl Slab {
+    fn new(len: u32) -> Self {
+        Self { untouched: 0..len, free: Vec::new(), retired: Vec::new() }
+    }
+
+    /// `wait_for_runs` is called as rarely as possible.
+    fn take(&mut self, wait_for_runs: impl FnOnce() -> Result<(), Error>) -> Result<Option<u32>, Error> {
+        if let Some(index) = self.free.pop().or_else(|| self.untouched.next()) {
+            return Ok(Some(index));
+        }
+        if !self.retired.is_empty() {
+            wait_for_runs()?;
+            self.free.append(&mut self.retired);
+        }
+        Ok(self.free.pop())
+    }
+}
+
+fn settings(config: &Config) -> Result<intf::Config, Error> {
+    if config.ports.len() > intf::PORTS {
+        return Err(Error::Config("the fast path watches 4 ports at most"));
+    }
+    if config.id_len > intf::ID_MAX {
+        return Err(Error::Config("connection IDs have 20 bytes at most"));
+    }
+    let mut ports = [[0; 2]; intf::PORTS];
+    ports.iter_mut().zip(&config.ports).for_each(|(to, port)| *to = port.to_be_bytes());
+    Ok(intf::Config { max_legs_per_run: config.max_legs_per_run, id_bytes: config.id_len as u32, ports })
+}
+
+/// The kernel wants a power of two of whole pages; each record has an 8-byte header.
+fn ring_bytes(records: u32) -> u32 {
+    const MAX: u32 = 1 << 30;
+    let record = size_of::<intf::Forwarded>() as u32 + 8;
+    records.saturating_mul(record).clamp(64 * 1024, MAX).next_power_of_two()
+}
+
+fn allow_route_lookup() -> Result<(), Error> {
+    const V4: &str = "/proc/sys/net/ipv4/conf/lo/forwarding";
+    const V6: &str = "/proc/sys/net/ipv6/conf/lo/forwarding";
+    for path in [V4, V6] {
+        match std::fs::read(path) {
+            Ok(flag) if flag.starts_with(b"1") => {}
+            // A host without IPv6.
+            Err(source) if path == V6 && source.kind() == io::ErrorKind::NotFound => {}
+            _ => std::fs::write(path, "1").map_err(|source| Error::Sysctl { path, source })?,
+        }
+    }
+    Ok(())
+}
+
+fn handle(object: &mut Loaded, name: &'static str) -> Result<MapHandle, Error> {
+    MapHandle::try_from(&object.map(name)?).map_err(|source| Error::Read { what: name, source })
+}
+
+fn table<T: memory::Shared>(object: &mut Loaded, name: &'static str) -> Result<Table<T>, Error> {
+    let map = object.map(name)?;
+    let layout = map.value_size() as usize == size_of::<T>();
+    let len = NonZero::new(map.max_entries()).filter(|_| layout);
+    let len = len.ok_or(Error::Missing { object: OBJECT, what: "map of the expected layout" })?;
+    Table::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
+}
+
+fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
+    map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
+}
+
+/// Nothing that is done under these locks leaves a state half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

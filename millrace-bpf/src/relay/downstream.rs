@@ -1,0 +1,183 @@
+//! Connections that media leaves on.
+
+#![allow(unsafe_code)]
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Error, LegOutcome, Shared, intf, write};
+use crate::crypto::QuicKeys;
+
+/// Where a connection's packets go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Path {
+    /// Both of the same family; IPv4 addresses mapped into IPv6 count as IPv4.
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    /// The peer's connection ID, at most 20 bytes.
+    pub id: Vec<u8>,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// IPv6: 20 bits.
+    pub flow_label: u32,
+}
+
+/// A downstream as registrations name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DownstreamId {
+    pub index: u32,
+    /// Tells it from those that had the index before.
+    pub epoch: u32,
+}
+
+/// A connection that media leaves on. When it is dropped, nothing is sent any more on its behalf, up to runs of
+/// the program that have begun.
+pub struct Downstream {
+    shared: Arc<Shared>,
+    id: DownstreamId,
+}
+
+impl Downstream {
+    pub(super) fn new(shared: Arc<Shared>, path: &Path, mtu: u32, word: u64) -> Result<Self, Error> {
+        let path = raw_path(path)?;
+        let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
+        let entry = shared.downstreams.get(index);
+        for total in [&entry.max_data, &entry.data, &entry.max_bytes, &entry.bytes] {
+            total.store(0, Ordering::Relaxed);
+        }
+        entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
+        entry.number.store(word, Ordering::Relaxed);
+        entry.mtu.store(mtu, Ordering::Relaxed);
+        entry.path.store(0, Ordering::Relaxed);
+        // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
+        unsafe { *entry.paths.get() = [path; 2] };
+        let epoch = shared.next_epoch();
+        entry.epoch.store(epoch, Ordering::Release);
+        Ok(Self { shared, id: DownstreamId { index, epoch } })
+    }
+
+    fn entry(&self) -> &intf::Downstream {
+        self.shared.downstreams.get(self.id.index)
+    }
+
+    pub fn id(&self) -> DownstreamId {
+        self.id
+    }
+
+    /// The packet number word that both senders draw from (`millrace_proto::quic::number`).
+    pub fn number(&self) -> &AtomicU64 {
+        &self.entry().number
+    }
+
+    /// Installs the send keys of a generation, in place of those of the last but one. To be called before the
+    /// number word moves to `generation`. May wait for program runs, some microseconds to milliseconds.
+    pub fn set_keys(&mut self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
+        let parity = u32::from(generation & 1);
+        let installed = &self.entry().generations[parity as usize];
+        if installed.swap(0, Ordering::SeqCst) != 0 {
+            self.shared.wait_for_runs()?;
+        }
+        let index = 2 * self.id.index + parity;
+        write(&self.shared.seal_keys, "seal_keys", &index.to_ne_bytes(), keys.as_bytes())?;
+        installed.store(u32::from(generation) + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Changes addresses or connection ID. Waits for program runs.
+    pub fn set_path(&mut self, path: &Path) -> Result<(), Error> {
+        let path = raw_path(path)?;
+        let entry = self.entry();
+        let other = 1 - (entry.path.load(Ordering::Relaxed) & 1);
+        self.shared.wait_for_runs()?;
+        // SAFETY: `&mut self` excludes other writers, and since the last change of `entry.path` every program run
+        // that may have used the other path has ended.
+        unsafe { (&raw mut (*entry.paths.get())[other as usize]).write(path) };
+        entry.path.store(other, Ordering::Release);
+        Ok(())
+    }
+
+    /// Largest UDP payload that the path takes, bytes.
+    pub fn set_mtu(&self, bytes: u32) {
+        self.entry().mtu.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets the total of UDP payload that the kernel may send on this connection, and returns the total that it
+    /// has sent or is about to. To leave it a window of `n` bytes: `set_max_bytes(bytes() + n)`.
+    ///
+    /// When a limit is lowered below the returned total, the excess is the kernel's already; beyond that it
+    /// sends nothing. Attempts that fail count for a moment, so the total may still fall.
+    pub fn set_max_bytes(&self, total: u64) -> u64 {
+        let entry = self.entry();
+        entry.max_bytes.store(total, Ordering::SeqCst);
+        entry.bytes.load(Ordering::SeqCst)
+    }
+
+    /// UDP payload that the kernel has sent or is about to.
+    pub fn bytes(&self) -> u64 {
+        self.entry().bytes.load(Ordering::SeqCst)
+    }
+
+    /// Sets the total of stream bytes that the kernel may send on this connection, its share of the peer's
+    /// MAX_DATA, and returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes).
+    /// The kernel counts each frame in full: bytes that it sent before, or that userspace did, are to be given
+    /// back by raising the limit.
+    pub fn set_max_data(&self, total: u64) -> u64 {
+        let entry = self.entry();
+        entry.max_data.store(total, Ordering::SeqCst);
+        entry.data.load(Ordering::SeqCst)
+    }
+
+    /// Stream bytes that the kernel has sent or is about to.
+    pub fn data(&self) -> u64 {
+        self.entry().data.load(Ordering::SeqCst)
+    }
+
+    /// Legs with this outcome so far.
+    pub fn outcome(&self, outcome: LegOutcome) -> u64 {
+        self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Downstream {
+    fn drop(&mut self) {
+        self.entry().epoch.store(0, Ordering::SeqCst);
+        self.shared.retire(|free| &mut free.downstreams, self.id.index);
+    }
+}
+
+fn raw_path(path: &Path) -> Result<intf::Path, Error> {
+    let (family, local, remote) = match (path.local.ip().to_canonical(), path.remote.ip().to_canonical()) {
+        (local @ IpAddr::V4(_), remote @ IpAddr::V4(_)) => (4, local, remote),
+        (local @ IpAddr::V6(_), remote @ IpAddr::V6(_)) => (6, local, remote),
+        _ => return Err(Error::Config("both ends of a path have addresses of the same family")),
+    };
+    let mut id = [0; intf::ID_MAX];
+    id.get_mut(..path.id.len())
+        .ok_or(Error::Config("connection IDs have 20 bytes at most"))?
+        .copy_from_slice(&path.id);
+    Ok(intf::Path {
+        local: address(local),
+        remote: address(remote),
+        local_port: path.local.port().to_be_bytes(),
+        remote_port: path.remote.port().to_be_bytes(),
+        flow_label: (path.flow_label & 0xfffff).to_be_bytes(),
+        family,
+        traffic_class: path.traffic_class,
+        id_bytes: path.id.len() as u8,
+        id,
+        pad: 0,
+    })
+}
+
+fn address(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&ip.octets());
+            bytes
+        }
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}

@@ -1,0 +1,141 @@
+//! Mirrors of `bpf/relay_intf.h`. The test compares them with the BTF of the compiled object.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use crate::intf::mirror;
+
+pub(crate) const ID_MAX: usize = 20;
+pub(crate) const PORTS: usize = 4;
+pub(crate) const SEEN_WORDS: usize = 8;
+/// `RELAY_END`: no further leg.
+pub(crate) const END: u32 = u32::MAX;
+
+mirror!(Config = "relay_config" { max_legs_per_run: u32, id_bytes: u32, ports: [[u8; 2]; PORTS] });
+
+mirror!(Id = "relay_id" { bytes: [u8; ID_MAX] });
+
+mirror!(Slot = "relay_slot" { stream_id: u64, upstream: u32, pad: u32 });
+
+mirror!(Path = "relay_path" {
+    local: [u8; 16],
+    remote: [u8; 16],
+    local_port: [u8; 2],
+    remote_port: [u8; 2],
+    flow_label: [u8; 4],
+    family: u8,
+    traffic_class: u8,
+    id_bytes: u8,
+    id: [u8; ID_MAX],
+    pad: u8,
+});
+
+mirror!(Forwarded = "relay_forwarded" {
+    time_ns: u64,
+    number: u64,
+    tag: u64,
+    offset: u64,
+    downstream: u32,
+    epoch: u32,
+    len: u16,
+    size: u16,
+    generation: u16,
+    fin: u8,
+    pad: u8,
+});
+
+/// A structure that lives in memory shared with the kernel.
+macro_rules! shared {
+    ($rust:ident = $c:literal { $($field:ident: $type:ty),* $(,)? }) => {
+        #[repr(C)]
+        pub(crate) struct $rust { $(pub $field: $type),* }
+
+        #[cfg(test)]
+        impl $rust {
+            const LAYOUT: crate::intf::Layout = crate::intf::Layout {
+                name: $c,
+                size: size_of::<$rust>(),
+                fields: &[$((stringify!($field), std::mem::offset_of!($rust, $field), size_of::<$type>())),*],
+            };
+        }
+    };
+}
+
+shared!(Upstream = "relay_upstream" {
+    expected: AtomicU64,
+    seen: [AtomicU64; SEEN_WORDS],
+    generations: [AtomicU32; 2],
+});
+
+shared!(Leg = "relay_leg" {
+    upstream_id: AtomicU64,
+    stream_id: AtomicU64,
+    shift: AtomicU64,
+    from: AtomicU64,
+    max_offset: AtomicU64,
+    tag: AtomicU64,
+    next: AtomicU32,
+    downstream: AtomicU32,
+    upstream: AtomicU32,
+    epoch: AtomicU32,
+    reserve: AtomicU32,
+    pad: AtomicU32,
+});
+
+shared!(Downstream = "relay_downstream" {
+    number: AtomicU64,
+    max_data: AtomicU64,
+    data: AtomicU64,
+    max_bytes: AtomicU64,
+    bytes: AtomicU64,
+    epoch: AtomicU32,
+    mtu: AtomicU32,
+    generations: [AtomicU32; 2],
+    path: AtomicU32,
+    pad: AtomicU32,
+    paths: UnsafeCell<[Path; 2]>,
+    outcomes: [AtomicU64; super::LegOutcome::ALL.len()],
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intf::assert_layouts;
+    use crate::relay::{LegOutcome, Outcome};
+    use libbpf_rs::btf::Btf;
+    use libbpf_rs::btf::types::Enum;
+
+    #[test]
+    fn mirrors_match_btf() {
+        assert_layouts(
+            "relay.bpf.o",
+            &[
+                Config::LAYOUT,
+                Id::LAYOUT,
+                Slot::LAYOUT,
+                Path::LAYOUT,
+                Forwarded::LAYOUT,
+                Upstream::LAYOUT,
+                Leg::LAYOUT,
+                Downstream::LAYOUT,
+            ],
+        );
+    }
+
+    #[test]
+    fn outcomes_have_the_programs_names_and_order() {
+        let btf = Btf::from_path(concat!(env!("OUT_DIR"), "/relay.bpf.o")).expect("BTF");
+        let names = |kind: &str, prefix: &str| -> Vec<String> {
+            let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
+            let mut names: Vec<_> = kind
+                .iter()
+                .map(|member| (member.value, member.name.expect("a name").to_string_lossy().to_lowercase()))
+                .collect();
+            names.sort_unstable();
+            assert!(names.pop().expect("a count").1.ends_with("outcomes"));
+            names.into_iter().map(|(_, name)| name.trim_start_matches(prefix).to_owned()).collect()
+        };
+        assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
+        assert_eq!(names("relay_leg_outcome", "relay_leg_"), LegOutcome::ALL.map(LegOutcome::name));
+    }
+}

@@ -1,0 +1,114 @@
+//! What became of packets and legs, by the program's names.
+
+/// An enumeration that has the order of one of the program's, and its names.
+macro_rules! outcomes {
+    ($(#[$meta:meta])* $kind:ident { $($(#[$doc:meta])* $variant:ident = $name:literal),* $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u32)]
+        pub enum $kind { $($(#[$doc])* $variant),* }
+
+        impl $kind {
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            /// For metrics: lower case, with underscores.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name),* }
+            }
+        }
+    };
+}
+
+outcomes! {
+    /// What became of a received packet. Only [`Self::NotRestored`] does not reach userspace.
+    Outcome {
+        /// Its legs were tried, each with a [`LegOutcome`] of its own.
+        Forwarded = "forwarded",
+        /// As `Forwarded`, but `max_legs_per_run`, or too many streams in one packet, left some to userspace.
+        OverBudget = "over_budget",
+        /// As `Forwarded`, but there was no memory to bring the original back: it is dropped.
+        NotRestored = "not_restored",
+        NotUdp = "not_udp",
+        Fragment = "fragment",
+        /// Bad link, IP or UDP header.
+        Malformed = "malformed",
+        OtherPort = "other_port",
+        /// Merged by GRO, or from a local sender with GSO.
+        SuperPacket = "super_packet",
+        /// IPv4 options, IPv6 extension headers, stacked VLAN tags.
+        OddHeaders = "odd_headers",
+        /// Handshake, or not QUIC.
+        LongHeader = "long_header",
+        /// Too short for a 1-RTT packet, or longer than any that is forwarded.
+        BadSize = "bad_size",
+        /// Not of an upstream.
+        UnknownId = "unknown_id",
+        NoKeys = "no_keys",
+        NotAuthentic = "not_authentic",
+        /// Or too old to tell.
+        Replayed = "replayed",
+        BadFrames = "bad_frames",
+        /// No frame of a stream that has a slot.
+        NoSlot = "no_slot",
+    }
+}
+
+outcomes! {
+    /// What became of one leg for one frame. Whatever was not sent is userspace's to send.
+    LegOutcome {
+        Sent = "sent",
+        /// The slot or the downstream is another one by now.
+        Gone = "gone",
+        /// Starts in front of what the kernel may send.
+        Before = "before",
+        /// For the path, or for the route's MTU.
+        TooLarge = "too_large",
+        /// Beyond [`Leg::max_offset`](super::Leg::max_offset).
+        StreamCredit = "stream_credit",
+        /// Beyond [`Downstream::set_max_data`](super::Downstream::set_max_data).
+        DataCredit = "data_credit",
+        /// Beyond [`Downstream::set_max_bytes`](super::Downstream::set_max_bytes).
+        Window = "window",
+        /// The key generation in use is not installed.
+        NoKeys = "no_keys",
+        NoRoute = "no_route",
+        /// The next hop's link address is not known; userspace's packet makes the kernel ask for it.
+        NoNeighbour = "no_neighbour",
+        /// Nobody drained the registrations.
+        RingFull = "ring_full",
+        /// Registered, but then could not be written or queued: a loss for loss recovery to find.
+        Lost = "lost",
+    }
+}
+
+/// Totals since the program was loaded, all CPUs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub(super) packets: [u64; Outcome::ALL.len()],
+    pub(super) legs: [u64; LegOutcome::ALL.len()],
+}
+
+impl Counters {
+    pub(super) fn new(raw: &[u64]) -> Option<Self> {
+        let (packets, legs) = raw.split_first_chunk()?;
+        Some(Self { packets: *packets, legs: legs.try_into().ok()? })
+    }
+
+    /// Received packets with this outcome.
+    pub fn packets(&self, outcome: Outcome) -> u64 {
+        self.packets[outcome as usize]
+    }
+
+    /// Legs with this outcome.
+    pub fn legs(&self, outcome: LegOutcome) -> u64 {
+        self.legs[outcome as usize]
+    }
+
+    /// What was counted since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut difference = *self;
+        difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);
+        difference.legs.iter_mut().zip(earlier.legs).for_each(|(now, then)| *now -= then);
+        difference
+    }
+}

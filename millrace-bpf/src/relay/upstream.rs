@@ -1,0 +1,243 @@
+//! Connections that media arrives on, and who gets their streams.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use libbpf_rs::MapCore;
+
+use super::{Downstream, Error, Shared, intf, write};
+use crate::crypto::QuicKeys;
+use crate::intf::Plain;
+
+/// log2 of the packet numbers in a word of the replay window.
+const BLOCK_BITS: u32 = 5;
+
+/// A connection that media arrives on. The kernel opens its packets from when an ID and keys are there; when it
+/// is dropped, no packet of it is opened any more, up to runs of the program that have begun.
+pub struct Upstream {
+    shared: Arc<Shared>,
+    index: u32,
+    ids: Vec<intf::Id>,
+}
+
+impl Upstream {
+    pub(super) fn new(shared: Arc<Shared>, expected: u64) -> Result<Self, Error> {
+        let index = shared.take(|free| &mut free.upstreams, "upstreams")?;
+        let entry = shared.upstreams.get(index);
+        entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
+        entry.expected.store(expected, Ordering::Relaxed);
+        fill_window(&entry.seen, expected);
+        Ok(Self { shared, index, ids: Vec::new() })
+    }
+
+    fn entry(&self) -> &intf::Upstream {
+        self.shared.upstreams.get(self.index)
+    }
+
+    /// Packets with this destination connection ID belong to the connection. `id` has the length that the fast
+    /// path was configured for.
+    pub fn add_id(&mut self, id: &[u8]) -> Result<(), Error> {
+        let id = raw_id(id)?;
+        write(&self.shared.ids, "ids", id.as_bytes(), &self.index.to_ne_bytes())?;
+        if !self.ids.contains(&id) {
+            self.ids.push(id);
+        }
+        Ok(())
+    }
+
+    pub fn remove_id(&mut self, id: &[u8]) -> Result<(), Error> {
+        let id = raw_id(id)?;
+        if let Some(at) = self.ids.iter().position(|known| *known == id) {
+            self.ids.swap_remove(at);
+            self.forget(&id);
+        }
+        Ok(())
+    }
+
+    /// It is there, so it can be removed.
+    fn forget(&self, id: &intf::Id) {
+        let _ = self.shared.ids.delete(id.as_bytes());
+    }
+
+    /// Installs the receive keys of a generation, in place of those of the last but one. Best done long before
+    /// the peer updates its keys: packets whose keys are missing are left to userspace.
+    pub fn set_keys(&mut self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
+        let phase = u32::from(generation & 1);
+        let installed = &self.entry().generations[phase as usize];
+        // A run that reads half of them finds the packet not authentic.
+        installed.store(0, Ordering::SeqCst);
+        let index = 2 * self.index + phase;
+        write(&self.shared.open_keys, "open_keys", &index.to_ne_bytes(), keys.as_bytes())?;
+        installed.store(u32::from(generation) + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Userspace opened packet `number`: it is not forwarded later. To be called for every packet while nothing
+    /// is attached, since the kernel saw none of them; at other times it changes nothing.
+    pub fn observe(&self, number: u64) {
+        let entry = self.entry();
+        entry.expected.fetch_max(number + 1, Ordering::Relaxed);
+        mark_seen(&entry.seen, number);
+    }
+
+    /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
+    pub fn slot(&self, stream_id: u64) -> Slot {
+        let key = intf::Slot { stream_id, upstream: self.index, pad: 0 };
+        Slot { shared: self.shared.clone(), key, legs: Vec::new() }
+    }
+}
+
+impl Drop for Upstream {
+    fn drop(&mut self) {
+        self.ids.iter().for_each(|id| self.forget(id));
+        self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
+        self.shared.retire(|free| &mut free.upstreams, self.index);
+    }
+}
+
+/// Everything before `expected` has been seen. The entry is not in use yet.
+fn fill_window(seen: &[AtomicU64; intf::SEEN_WORDS], expected: u64) {
+    let last = expected >> BLOCK_BITS;
+    let words = intf::SEEN_WORDS as u64;
+    seen.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    for block in last.saturating_sub(words - 1)..=last {
+        let bits = if block < last { u32::MAX } else { (1 << (expected & 31)) - 1 };
+        seen[(block % words) as usize].store(block << 32 | u64::from(bits), Ordering::Relaxed);
+    }
+}
+
+/// As `mark_seen` of the program.
+fn mark_seen(seen: &[AtomicU64; intf::SEEN_WORDS], number: u64) {
+    let block = number >> BLOCK_BITS;
+    let bit = 1 << (number & 31);
+    let word = &seen[(block % intf::SEEN_WORDS as u64) as usize];
+    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+        match ((old >> 32) as u32).wrapping_sub(block as u32) as i32 {
+            0 => Some(old | bit),
+            ahead if ahead < 0 => Some(block << 32 | bit),
+            _ => None,
+        }
+    });
+}
+
+fn raw_id(id: &[u8]) -> Result<intf::Id, Error> {
+    let mut raw = intf::Id::default();
+    raw.bytes
+        .get_mut(..id.len())
+        .ok_or(Error::Config("connection IDs have 20 bytes at most"))?
+        .copy_from_slice(id);
+    Ok(raw)
+}
+
+/// One subscriber's copy of an upstream stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Leg {
+    /// The downstream stream.
+    pub stream_id: u64,
+    /// Downstream offset minus upstream offset.
+    pub shift: i64,
+    /// Upstream offset: frames that begin before it are userspace's.
+    pub from: u64,
+    /// Downstream offset: the peer's MAX_STREAM_DATA.
+    pub max_offset: u64,
+    /// Comes back in registrations.
+    pub tag: u64,
+    /// Bytes of the connection's window that this leg leaves to others: what puts less urgent tracks behind
+    /// more urgent ones as the window gets small.
+    pub reserve: u32,
+}
+
+/// A leg of one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LegKey(u32);
+
+/// An upstream stream and its legs. When it is dropped, the stream is userspace's again.
+pub struct Slot {
+    shared: Arc<Shared>,
+    key: intf::Slot,
+    /// In the order in which the program follows them.
+    legs: Vec<u32>,
+}
+
+impl Slot {
+    /// Forwards the stream to one more subscriber.
+    pub fn add(&mut self, downstream: &Downstream, leg: &Leg) -> Result<LegKey, Error> {
+        let index = self.shared.take(|free| &mut free.legs, "legs")?;
+        let entry = self.shared.legs.get(index);
+        for (word, value) in [
+            (&entry.upstream_id, self.key.stream_id),
+            (&entry.stream_id, leg.stream_id),
+            (&entry.shift, leg.shift as u64),
+            (&entry.from, leg.from),
+            (&entry.max_offset, leg.max_offset),
+            (&entry.tag, leg.tag),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, value) in [
+            (&entry.next, intf::END),
+            (&entry.downstream, downstream.id().index),
+            (&entry.upstream, self.key.upstream),
+            (&entry.epoch, downstream.id().epoch),
+            (&entry.reserve, leg.reserve),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        match self.legs.last() {
+            Some(last) => self.shared.legs.get(*last).next.store(index, Ordering::Release),
+            None => self.lead_to(index).inspect_err(|_| self.retire(index))?,
+        }
+        self.legs.push(index);
+        Ok(LegKey(index))
+    }
+
+    /// The peer raised MAX_STREAM_DATA of the leg's stream.
+    pub fn set_max_offset(&self, leg: LegKey, max: u64) {
+        if self.legs.contains(&leg.0) {
+            self.shared.legs.get(leg.0).max_offset.store(max, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes the stream back from one subscriber's leg.
+    pub fn remove(&mut self, leg: LegKey) -> Result<(), Error> {
+        let Some(at) = self.legs.iter().position(|index| *index == leg.0) else { return Ok(()) };
+        let next = self.legs.get(at + 1).copied();
+        match (at.checked_sub(1).and_then(|before| self.legs.get(before)), next) {
+            (Some(before), _) => {
+                self.shared.legs.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
+            }
+            (None, Some(next)) => self.lead_to(next)?,
+            (None, None) => self.unlink(),
+        }
+        self.legs.remove(at);
+        self.retire(leg.0);
+        Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.legs.is_empty()
+    }
+
+    fn lead_to(&self, leg: u32) -> Result<(), Error> {
+        write(&self.shared.slots, "slots", self.key.as_bytes(), &leg.to_ne_bytes())
+    }
+
+    /// Fails where there is no leg, and so nothing to remove.
+    fn unlink(&self) {
+        let _ = self.shared.slots.delete(self.key.as_bytes());
+    }
+
+    fn retire(&self, leg: u32) {
+        self.shared.legs.get(leg).epoch.store(0, Ordering::Release);
+        self.shared.retire(|free| &mut free.legs, leg);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if !self.legs.is_empty() {
+            self.unlink();
+        }
+        self.legs.iter().for_each(|leg| self.retire(*leg));
+    }
+}

@@ -1,0 +1,523 @@
+//! The relay program on real interfaces: publisher - relay - subscriber. Every packet that it sends is compared
+//! with the one that the userspace builder makes. Needs root.
+
+#[path = "support/net.rs"]
+mod net;
+#[path = "support/quic.rs"]
+mod quic;
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::atomic::Ordering;
+
+use fastrand::Rng;
+use millrace_bpf::crypto::QuicKeys;
+use millrace_bpf::relay::{
+    Config, Downstream, Forwarded, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot, Upstream,
+};
+use millrace_proto::quic::keys::Suite;
+use net::{Capture, Network, address, inside};
+use quic::{Chunk, Direction};
+
+const PORT: u16 = 4443;
+const ID_LEN: usize = 8;
+
+fn root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {test}: needs root");
+    }
+    root
+}
+
+/// A stream that arrives, and what it is downstream.
+#[derive(Clone, Copy)]
+struct Stream {
+    upstream: u64,
+    downstream: u64,
+    shift: i64,
+}
+
+const STREAMS: [Stream; 3] = [
+    Stream { upstream: 2, downstream: 3, shift: 0 },
+    Stream { upstream: 70_002, downstream: 0x4003, shift: -20 },
+    Stream { upstream: 1 << 40 | 2, downstream: 1 << 35 | 3, shift: 1 << 20 },
+];
+/// Upstream offset from which on every stream has a leg; above the largest negative shift.
+const FROM: u64 = 20;
+
+struct Subscriber {
+    keys: Direction,
+    downstream: Downstream,
+    socket: UdpSocket,
+}
+
+/// Relay, one upstream, some subscribers with a leg for each of `STREAMS`.
+struct Scene {
+    relay: Relay,
+    upstream: Upstream,
+    slots: Vec<Slot>,
+    publisher: Direction,
+    subscribers: Vec<Subscriber>,
+    /// Where the publisher's packets come from, and where they are read.
+    from: UdpSocket,
+    to: UdpSocket,
+    capture: Capture,
+    sent: u64,
+    rng: Rng,
+}
+
+impl Scene {
+    /// `family`: of the upstream; the subscribers' alternate when there are two in `families`.
+    fn new(network: &Network, family: u8, families: &[u8], suite: Suite, legs: usize, seed: u64) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
+        let relay = Relay::load(&config).expect("the relay loads");
+        let publisher = Direction::new(suite, ID_LEN, &mut rng);
+        let mut upstream = relay.upstream(0).expect("an upstream");
+        upstream.add_id(&publisher.id).expect("an ID");
+        upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
+        let subscribers: Vec<_> = (0..legs)
+            .map(|i| {
+                subscriber(network, &relay, families[i % families.len()], quic::SUITES[i / 2 % 2], &mut rng)
+            })
+            .collect();
+        let slots =
+            STREAMS.iter().enumerate().map(|(tag, stream)| slot(&upstream, stream, tag, &subscribers));
+        let slots = slots.collect();
+        let to = net::socket(&network.relay, SocketAddr::new(address(family, 1, 1), PORT));
+        let from = net::socket(&network.publisher, SocketAddr::new(address(family, 1, 2), 0));
+        from.connect(to.local_addr().expect("address")).expect("connect");
+        let capture = Capture::new(&network.subscriber);
+        Self { relay, upstream, slots, publisher, subscribers, from, to, capture, sent: 0, rng }
+    }
+
+    /// Sends one packet and returns what was registered. The packet must reach userspace as it was.
+    fn send(&mut self, packet: &[u8]) -> Vec<Forwarded> {
+        self.from.send(packet).expect("send");
+        let mut buffer = [0; 2048];
+        let len = self.to.recv(&mut buffer).expect("the original");
+        assert_eq!(buffer[..len], *packet, "the original");
+        let mut forwarded = Vec::new();
+        self.relay.drain(|packet| forwarded.push(packet));
+        forwarded
+    }
+
+    /// Each chunk must have come to each subscriber, as the userspace builder would have sent it.
+    fn expect(&mut self, chunks: &[Chunk], forwarded: &[Forwarded]) {
+        let mut registered = forwarded.iter();
+        for chunk in chunks {
+            let (tag, stream) = (0..)
+                .zip(STREAMS)
+                .find(|(_, stream)| stream.upstream == chunk.stream)
+                .expect("a stream with a slot");
+            for subscriber in &self.subscribers {
+                let sent = registered.next().expect("a registration");
+                let offset = chunk.offset.wrapping_add_signed(stream.shift);
+                let moved = Chunk { stream: stream.downstream, offset, ..chunk.clone() };
+                let want = subscriber.keys.build((sent.generation, sent.number), &moved.encode());
+                let mut buffer = [0; 2048];
+                let len = subscriber.socket.recv(&mut buffer).expect("a packet");
+                assert_eq!(buffer[..len], want, "{moved:?}");
+                assert_eq!(
+                    *sent,
+                    Forwarded {
+                        downstream: subscriber.downstream.id(),
+                        tag,
+                        offset,
+                        len: chunk.data.len() as u16,
+                        fin: chunk.fin,
+                        size: want.len() as u16,
+                        ..*sent
+                    }
+                );
+            }
+        }
+        assert_eq!(registered.next(), None);
+    }
+
+    /// A packet with up to `room` bytes of frames, and the chunks in it that have legs.
+    fn generate(&mut self, room: usize) -> (Vec<u8>, Vec<Chunk>) {
+        let rng = &mut self.rng;
+        let mut frames = Vec::new();
+        let mut chunks = Vec::new();
+        let wanted = rng.usize(1..=3);
+        while chunks.len() < wanted {
+            while rng.u32(..3) == 0 {
+                let other = quic::any_other(rng);
+                if frames.len() + other.len() + 40 < room {
+                    frames.extend(other);
+                }
+            }
+            let left = room.saturating_sub(frames.len() + 33);
+            let len = if rng.bool() { left } else { rng.usize(..=left) };
+            let (fin, stream) = (rng.bool(), STREAMS[rng.usize(..3)]);
+            let bits = rng.u32(1..58);
+            let offset = FROM + rng.u64(..1 << bits);
+            let chunk = Chunk { stream: stream.upstream, offset, data: quic::bytes(len, rng), fin };
+            let last = chunks.len() + 1 == wanted || left < 40;
+            frames.extend(quic::any_stream(&chunk, last, rng));
+            if len > 0 || fin {
+                chunks.push(chunk);
+            }
+            if last {
+                break;
+            }
+        }
+        (frames, chunks)
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.sent += 1;
+        self.sent - 1
+    }
+}
+
+fn subscriber(network: &Network, relay: &Relay, family: u8, suite: Suite, rng: &mut Rng) -> Subscriber {
+    let socket = net::socket(&network.subscriber, SocketAddr::new(address(family, 2, 2), 0));
+    let remote = socket.local_addr().expect("address");
+    let local = SocketAddr::new(address(family, 2, 1), PORT);
+    meet(network, local, &socket);
+    let keys = Direction::new(suite, rng.usize(..=20), rng);
+    let path = Path { local, remote, id: keys.id.clone(), traffic_class: 2, flow_label: rng.u32(..1 << 20) };
+    let mut downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
+    downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
+    downstream.set_max_bytes(u64::MAX / 2);
+    downstream.set_max_data(u64::MAX / 2);
+    Subscriber { keys, downstream, socket }
+}
+
+/// Makes the relay's host know the subscriber's link address.
+fn meet(network: &Network, local: SocketAddr, subscriber: &UdpSocket) {
+    let socket = net::socket(&network.relay, SocketAddr::new(local.ip(), 0));
+    socket.send_to(&[0], subscriber.local_addr().expect("address")).expect("send");
+    assert_eq!(subscriber.recv(&mut [0; 1]).expect("receive"), 1);
+}
+
+fn slot(upstream: &Upstream, stream: &Stream, tag: usize, subscribers: &[Subscriber]) -> Slot {
+    let mut slot = upstream.slot(stream.upstream);
+    let leg = Leg {
+        stream_id: stream.downstream,
+        shift: stream.shift,
+        from: FROM,
+        max_offset: 1 << 62,
+        tag: tag as u64,
+        reserve: 0,
+    };
+    for subscriber in subscribers {
+        slot.add(&subscriber.downstream, &leg).expect("a leg");
+    }
+    slot
+}
+
+fn attach(network: &Network, relay: &Relay, interface: &str) {
+    let ifindex = net::ifindex(&network.relay, interface);
+    inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
+}
+
+/// Packets of all sizes and shapes to `legs` subscribers.
+fn equals_the_builder(
+    name: &str,
+    (family, families): (u8, &[u8]),
+    suite: Suite,
+    (legs, cases): (usize, usize),
+    offload: bool,
+) {
+    let network = Network::new(name);
+    net::set_checksum_offload(&network.publisher, "eth", offload);
+    // With offload the copies have their checksum still to be filled in; without it there is nobody to do so.
+    net::set_checksum_offload(&network.relay, "east", !offload);
+    let mut scene = Scene::new(&network, family, families, suite, legs, 7);
+    attach(&network, &scene.relay, "west");
+    scene.capture.check();
+    let mut packets = 0;
+    for _ in 0..cases {
+        let number = scene.next_number();
+        // What a downstream adds: a longer connection ID and number, a longer STREAM header.
+        let room = scene.rng.usize(..=1452 - 57);
+        let (frames, chunks) = scene.generate(room);
+        let number_len = scene.rng.usize(1..=4);
+        let padding = vec![0; 4usize.saturating_sub(frames.len())];
+        let packet = scene.publisher.seal((0, number), number_len, &[padding, frames].concat());
+        let forwarded = scene.send(&packet);
+        scene.expect(&chunks, &forwarded);
+        packets += chunks.len() * legs;
+        assert_eq!(scene.capture.check(), chunks.len() * legs);
+    }
+    let counters = scene.relay.counters().expect("counters");
+    assert_eq!(counters.legs(LegOutcome::Sent), packets as u64);
+    let others = [Outcome::Forwarded, Outcome::NoSlot].map(|outcome| counters.packets(outcome));
+    assert_eq!(others.iter().sum::<u64>(), cases as u64, "{counters:?}");
+    println!("{name}: {cases} packets became {packets}, all equal");
+}
+
+#[test]
+fn ipv4_to_one() {
+    if root("ipv4_to_one") {
+        for (suite, name) in quic::SUITES.into_iter().zip(["c41", "a41"]) {
+            equals_the_builder(name, (4, &[4]), suite, (1, 1500), true);
+        }
+    }
+}
+
+#[test]
+fn ipv6_to_one() {
+    if root("ipv6_to_one") {
+        equals_the_builder("c61", (6, &[6]), Suite::ChaCha20Poly1305, (1, 1000), true);
+    }
+}
+
+#[test]
+fn ipv4_to_eight_of_both_families() {
+    if root("ipv4_to_eight_of_both_families") {
+        equals_the_builder("c48", (4, &[4, 6]), Suite::ChaCha20Poly1305, (8, 400), true);
+    }
+}
+
+#[test]
+fn ipv6_to_eight_of_both_families() {
+    if root("ipv6_to_eight_of_both_families") {
+        equals_the_builder("a68", (6, &[4, 6]), Suite::Aes128Gcm, (8, 400), true);
+    }
+}
+
+#[test]
+fn without_checksum_offload() {
+    if root("without_checksum_offload") {
+        equals_the_builder("n48", (4, &[6, 4]), Suite::Aes128Gcm, (8, 200), false);
+        equals_the_builder("n68", (6, &[6, 4]), Suite::ChaCha20Poly1305, (8, 200), false);
+    }
+}
+
+/// IPv4, one subscriber, ChaCha20-Poly1305.
+fn simple(name: &str) -> (Network, Scene) {
+    let network = Network::new(name);
+    net::set_checksum_offload(&network.publisher, "eth", false);
+    let scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    attach(&network, &scene.relay, "west");
+    (network, scene)
+}
+
+impl Scene {
+    fn only(&mut self) -> &mut Subscriber {
+        &mut self.subscribers[0]
+    }
+
+    /// Some bytes of the first stream.
+    fn chunk(&mut self, len: usize) -> Chunk {
+        let data = quic::bytes(len, &mut self.rng);
+        Chunk { stream: STREAMS[0].upstream, offset: 1000, data, fin: false }
+    }
+
+    /// Sends a chunk of 1000 bytes and returns the outcome of its one leg. What is not sent has no trace but the
+    /// count, on the connection too.
+    fn try_leg(&mut self, generation: u16) -> LegOutcome {
+        let before = self.relay.counters().expect("counters");
+        let shared = |subscriber: &Subscriber| {
+            let downstream = &subscriber.downstream;
+            (downstream.number().load(Ordering::SeqCst), downstream.bytes(), downstream.data())
+        };
+        let state = shared(&self.subscribers[0]);
+        let chunk = self.chunk(1000);
+        let number = self.next_number();
+        let forwarded = self.send(&self.publisher.seal((generation, number), 2, &chunk.encode()));
+        let counted = self.relay.counters().expect("counters").since(&before);
+        assert_eq!(counted.packets(Outcome::Forwarded), 1, "{counted:?}");
+        let mut outcomes = LegOutcome::ALL.into_iter().filter(|outcome| counted.legs(*outcome) > 0);
+        let outcome = outcomes.next().expect("an outcome");
+        assert_eq!((counted.legs(outcome), outcomes.next()), (1, None), "{counted:?}");
+        if outcome == LegOutcome::Sent {
+            self.expect(&[chunk], &forwarded);
+            let size = u64::from(forwarded[0].size);
+            assert_eq!(shared(&self.subscribers[0]), (state.0 + 1, state.1 + size, state.2 + 1000));
+        } else {
+            assert_eq!(shared(&self.subscribers[0]), state, "{outcome:?}");
+            assert_eq!(forwarded, []);
+        }
+        assert_eq!(self.capture.check(), usize::from(outcome == LegOutcome::Sent));
+        outcome
+    }
+
+    /// The UDP payload that `try_leg` makes.
+    fn size(&self) -> u64 {
+        let chunk = Chunk { stream: STREAMS[0].downstream, offset: 1000, data: vec![0; 1000], fin: false };
+        self.subscribers[0].keys.build((0, 0), &chunk.encode()).len() as u64
+    }
+
+    /// One slot for the first stream in place of those that are there.
+    fn relay_with(&mut self, leg: Leg) -> LegKey {
+        self.slots.clear();
+        let mut slot = self.upstream.slot(STREAMS[0].upstream);
+        let key = slot.add(&self.subscribers[0].downstream, &leg).expect("a leg");
+        self.slots.push(slot);
+        key
+    }
+}
+
+const LEG: Leg = Leg { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, reserve: 0 };
+
+#[test]
+fn limits_hold_to_the_byte() {
+    if !root("limits_hold_to_the_byte") {
+        return;
+    }
+    let (_network, mut scene) = simple("lim");
+    let size = scene.size();
+    let key = scene.relay_with(LEG);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+
+    scene.slots[0].set_max_offset(key, 1999);
+    assert_eq!(scene.try_leg(0), LegOutcome::StreamCredit);
+    scene.slots[0].set_max_offset(key, 2000);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+
+    let downstream = &scene.only().downstream;
+    assert_eq!(downstream.set_max_data(2999), 2000);
+    assert_eq!(scene.try_leg(0), LegOutcome::DataCredit);
+    scene.only().downstream.set_max_data(3000);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    assert_eq!(scene.try_leg(0), LegOutcome::DataCredit);
+    scene.only().downstream.set_max_data(u64::MAX / 2);
+
+    let downstream = &scene.only().downstream;
+    downstream.set_max_bytes(downstream.bytes() + size - 1);
+    assert_eq!(scene.try_leg(0), LegOutcome::Window);
+    let downstream = &scene.only().downstream;
+    downstream.set_max_bytes(downstream.bytes() + size);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    assert_eq!(scene.try_leg(0), LegOutcome::Window);
+
+    scene.relay_with(Leg { reserve: 100, ..LEG });
+    let downstream = &scene.only().downstream;
+    downstream.set_max_bytes(downstream.bytes() + size + 99);
+    assert_eq!(scene.try_leg(0), LegOutcome::Window);
+    let downstream = &scene.only().downstream;
+    downstream.set_max_bytes(downstream.bytes() + size + 100);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    scene.only().downstream.set_max_bytes(u64::MAX / 2);
+
+    scene.relay_with(Leg { from: 1001, ..LEG });
+    assert_eq!(scene.try_leg(0), LegOutcome::Before);
+    scene.relay_with(Leg { from: 1000, ..LEG });
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+
+    scene.only().downstream.set_mtu(size as u32 - 1);
+    assert_eq!(scene.try_leg(0), LegOutcome::TooLarge);
+    scene.only().downstream.set_mtu(size as u32);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+}
+
+#[test]
+fn key_updates_on_both_sides() {
+    if !root("key_updates_on_both_sides") {
+        return;
+    }
+    let (_network, mut scene) = simple("key");
+    scene.relay_with(LEG);
+    for generation in 0..3 {
+        if generation > 0 {
+            // The subscriber's side first, in two steps: the word moves before the keys are there.
+            let next = scene.only().downstream.number().load(Ordering::SeqCst) & 0xffff_ffff_ffff;
+            let moved = u64::from(generation) << 48 | next;
+            scene.only().downstream.number().store(moved, Ordering::SeqCst);
+            assert_eq!(scene.try_leg(generation - 1), LegOutcome::NoKeys);
+            let keys = scene.only().keys.kernel_keys(generation);
+            scene.only().downstream.set_keys(generation, &keys).expect("keys");
+            assert_eq!(scene.try_leg(generation - 1), LegOutcome::Sent);
+            let keys = scene.publisher.kernel_keys(generation);
+            scene.upstream.set_keys(generation, &keys).expect("keys");
+        }
+        assert_eq!(scene.try_leg(generation), LegOutcome::Sent);
+    }
+}
+
+#[test]
+fn what_cannot_be_reached_is_declined() {
+    if !root("what_cannot_be_reached_is_declined") {
+        return;
+    }
+    let (network, mut scene) = simple("rch");
+    scene.relay_with(LEG);
+    let size = scene.size() as u32;
+    let local = SocketAddr::new(address(4, 2, 1), PORT);
+    let good = scene.only().socket.local_addr().expect("address");
+    let path = |scene: &mut Scene, remote: SocketAddr| Path {
+        local,
+        remote,
+        id: scene.only().keys.id.clone(),
+        traffic_class: 0,
+        flow_label: 0,
+    };
+    for (remote, want) in [
+        (SocketAddr::new(address(4, 2, 77), 1), LegOutcome::NoNeighbour),
+        (SocketAddr::from(([192, 0, 2, 1], 1)), LegOutcome::NoRoute),
+        (SocketAddr::new(address(4, 2, 1), 1), LegOutcome::NoRoute),
+        (good, LegOutcome::Sent),
+    ] {
+        let path = path(&mut scene, remote);
+        scene.only().downstream.set_path(&path).expect("a path");
+        assert_eq!(scene.try_leg(0), want, "{remote}");
+    }
+    net::ip(&format!("-n {} link set east mtu {}", network.relay, size + 27));
+    assert_eq!(scene.try_leg(0), LegOutcome::TooLarge);
+    net::ip(&format!("-n {} link set east mtu {}", network.relay, size + 28));
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    scene.only().keys.id = vec![9; 20];
+    let path = path(&mut scene, good);
+    scene.only().downstream.set_mtu(2000);
+    scene.only().downstream.set_path(&path).expect("a path");
+    net::ip(&format!("-n {} link set east mtu 1500", network.relay));
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent, "another connection ID");
+}
+
+#[test]
+fn removed_means_gone() {
+    if !root("removed_means_gone") {
+        return;
+    }
+    let network = Network::new("rem");
+    let mut scene = Scene::new(&network, 4, &[4, 6], Suite::ChaCha20Poly1305, 3, 1);
+    attach(&network, &scene.relay, "west");
+    scene.slots.clear();
+    let mut slot = scene.upstream.slot(STREAMS[0].upstream);
+    let keys: Vec<_> = scene
+        .subscribers
+        .iter()
+        .map(|subscriber| slot.add(&subscriber.downstream, &LEG).expect("a leg"))
+        .collect();
+    let mut keys: Vec<_> = keys.into_iter().enumerate().collect();
+    // Middle, last, only.
+    for remove in [None, Some(1), Some(2), Some(0)] {
+        if let Some(remove) = remove {
+            let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("a leg");
+            slot.remove(keys.remove(at).1).expect("removed");
+        }
+        let chunk = scene.chunk(100);
+        let number = scene.next_number();
+        let packet = scene.publisher.seal((0, number), 1, &chunk.encode());
+        let got: Vec<_> = scene.send(&packet).iter().map(|packet| packet.downstream).collect();
+        let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
+        assert_eq!(got, want);
+    }
+    // First of two; then a downstream that its leg outlives.
+    let first = slot.add(&scene.subscribers[0].downstream, &LEG).expect("a leg");
+    slot.add(&scene.subscribers[1].downstream, &LEG).expect("a leg");
+    slot.remove(first).expect("removed");
+    let number = scene.next_number();
+    let frames = scene.chunk(100).encode();
+    let got = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].downstream, scene.subscribers[1].downstream.id());
+    scene.subscribers.clear();
+    let number = scene.next_number();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.relay.counters().expect("counters").legs(LegOutcome::Gone), 1);
+    // The slot, the connection ID.
+    drop(slot);
+    let number = scene.next_number();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::NoSlot), 2);
+    scene.upstream.remove_id(&scene.publisher.id).expect("removed");
+    let number = scene.next_number();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::UnknownId), 1);
+}

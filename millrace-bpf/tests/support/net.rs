@@ -1,0 +1,156 @@
+//! Publisher - relay - subscriber, each in a network namespace, and frames as they are on the wire.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::Command;
+use std::time::Duration;
+
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType};
+
+/// Interface names: `west` and `east` in the relay's namespace, `eth` in the others.
+pub struct Network {
+    pub publisher: String,
+    pub relay: String,
+    pub subscriber: String,
+}
+
+impl Network {
+    pub fn new(name: &str) -> Self {
+        let id = std::process::id();
+        let namespace = |role: &str| {
+            let namespace = format!("mr-{id}-{name}-{role}");
+            ip(&format!("netns add {namespace}"));
+            namespace
+        };
+        let network = Self { publisher: namespace("p"), relay: namespace("r"), subscriber: namespace("s") };
+        let relay = &network.relay;
+        for (peer, port, net) in [(&network.publisher, "west", 1), (&network.subscriber, "east", 2)] {
+            ip(&format!("-n {relay} link add {port} type veth peer name eth netns {peer}"));
+            for (namespace, interface, host) in [(relay, port, 1), (peer, "eth", 2)] {
+                ip(&format!("-n {namespace} addr add 10.98.{net}.{host}/24 dev {interface}"));
+                ip(&format!("-n {namespace} addr add fd98:{net}::{host}/64 dev {interface} nodad"));
+                ip(&format!("-n {namespace} link set {interface} up"));
+            }
+        }
+        network
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for namespace in [&self.publisher, &self.relay, &self.subscriber] {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
+        }
+    }
+}
+
+/// The address of a host of a network above.
+pub fn address(family: u8, net: u8, host: u8) -> IpAddr {
+    match family {
+        4 => IpAddr::from([10, 98, net, host]),
+        _ => format!("fd98:{net}::{host}").parse().expect("an address"),
+    }
+}
+
+pub fn ip(arguments: &str) {
+    run("ip", arguments);
+}
+
+pub fn run(program: &str, arguments: &str) {
+    let output = Command::new(program).args(arguments.split(' ')).output().expect("the program runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{program} {arguments}: {said}");
+}
+
+/// Whether the sender leaves UDP checksums to the interface.
+pub fn set_checksum_offload(namespace: &str, interface: &str, on: bool) {
+    let state = if on { "on" } else { "off" };
+    run("ip", &format!("netns exec {namespace} ethtool -K {interface} tx {state}"));
+}
+
+/// Runs `work` on a thread of its own in a namespace.
+pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            let file = std::fs::File::open(format!("/run/netns/{namespace}")).expect("a namespace");
+            setns(file, CloneFlags::CLONE_NEWNET).expect("setns");
+            work()
+        });
+        done.join().expect("work in a namespace")
+    })
+}
+
+/// Sockets keep the namespace in which they were opened.
+pub fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
+    let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    socket
+}
+
+pub fn ifindex(namespace: &str, interface: &str) -> i32 {
+    inside(namespace, || nix::net::if_::if_nametoindex(interface).expect("the interface") as i32)
+}
+
+/// Everything that arrives in a namespace, headers included.
+pub struct Capture(OwnedFd);
+
+impl Capture {
+    pub fn new(namespace: &str) -> Self {
+        let open = || {
+            socket::socket(
+                AddressFamily::Packet,
+                SockType::Raw,
+                SockFlag::SOCK_NONBLOCK,
+                SockProtocol::EthAll,
+            )
+        };
+        Self(inside(namespace, open).expect("a packet socket"))
+    }
+
+    /// The UDP frames that have arrived; panics when a checksum of one is wrong.
+    pub fn check(&self) -> usize {
+        let mut buffer = [0; 4096];
+        let mut datagrams = 0;
+        while let Ok(len) = socket::recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            datagrams += usize::from(check_frame(&buffer[..len]));
+        }
+        datagrams
+    }
+}
+
+/// Whether it is UDP.
+fn check_frame(frame: &[u8]) -> bool {
+    let ip = &frame[14..];
+    let (pseudo, udp) = match u16::from_be_bytes([frame[12], frame[13]]) {
+        0x0800 => {
+            if ip[9] != 17 {
+                return false;
+            }
+            assert_eq!(sum(&ip[..20]), 0xffff, "IPv4 header checksum");
+            assert_eq!(usize::from(u16::from_be_bytes([ip[2], ip[3]])), ip.len(), "IPv4 length");
+            (&ip[12..20], &ip[20..])
+        }
+        0x86dd => {
+            if ip[6] != 17 {
+                return false;
+            }
+            assert_eq!(usize::from(u16::from_be_bytes([ip[4], ip[5]])) + 40, ip.len(), "IPv6 length");
+            (&ip[8..40], &ip[40..])
+        }
+        _ => return false,
+    };
+    assert_eq!(usize::from(u16::from_be_bytes([udp[4], udp[5]])), udp.len(), "UDP length");
+    assert_ne!(udp[6..8], [0, 0], "no UDP checksum");
+    let length = (udp.len() as u16).to_be_bytes();
+    let all = [pseudo, &[0, 17], &length, udp].concat();
+    assert_eq!(sum(&all), 0xffff, "UDP checksum of a datagram of {} bytes", udp.len());
+    true
+}
+
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
+    let sum = words.fold(0u64, |sum, word| sum + u64::from(word));
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}

@@ -1,0 +1,187 @@
+//! QUIC as a peer of the relay program sees it, by the userspace implementation.
+
+use fastrand::Rng;
+use millrace_proto::quic::frame;
+use millrace_proto::quic::keys::{HeaderKey, PacketKey, Secret, Suite};
+use millrace_proto::quic::packet::{self, ConnectionId};
+
+use super::QuicKeys;
+
+pub const SUITES: [Suite; 2] = [Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
+const GENERATIONS: usize = 4;
+
+/// The keys of one direction of a connection, all generations.
+pub struct Direction {
+    pub id: Vec<u8>,
+    secrets: Vec<Secret>,
+    keys: Vec<PacketKey>,
+    header: HeaderKey,
+}
+
+impl Direction {
+    pub fn new(suite: Suite, id_len: usize, rng: &mut Rng) -> Self {
+        let first = Secret::new(suite, &bytes(32, rng)).expect("a secret");
+        let secrets: Vec<_> =
+            std::iter::successors(Some(first), |secret| Some(secret.next())).take(GENERATIONS).collect();
+        let keys = secrets.iter().map(Secret::packet_key).collect();
+        Self { id: bytes(id_len, rng), header: secrets[0].header_key(), secrets, keys }
+    }
+
+    /// As the kernel gets them.
+    pub fn kernel_keys(&self, generation: u16) -> QuicKeys {
+        let material = self.secrets[usize::from(generation)].key_material();
+        let header = self.secrets[0].key_material().header;
+        match self.secrets[0].suite() {
+            Suite::ChaCha20Poly1305 => QuicKeys::chacha20_poly1305(&material.key, &material.iv, &header),
+            Suite::Aes128Gcm => QuicKeys::aes128_gcm(
+                material.key.first_chunk().expect("16 bytes"),
+                &material.iv,
+                header.first_chunk().expect("16 bytes"),
+            ),
+            Suite::Aes256Gcm => panic!("not for the kernel"),
+        }
+    }
+
+    /// A packet as the relay's own builder makes it.
+    pub fn build(&self, word: (u16, u64), frames: &[u8]) -> Vec<u8> {
+        let id = ConnectionId::new(&self.id).expect("a connection ID");
+        let mut out = Vec::new();
+        packet::start(&id, &mut out);
+        out.extend_from_slice(frames);
+        packet::finish(&mut out, 0, id.len(), word, &self.keys[usize::from(word.0)], &self.header);
+        out
+    }
+
+    /// A packet as any peer may make it: its number in 1 to 4 bytes.
+    pub fn seal(&self, (generation, number): (u16, u64), number_len: usize, frames: &[u8]) -> Vec<u8> {
+        self.seal_with_bits(0, (generation, number), number_len, frames)
+    }
+
+    /// `bits` are set in the first byte.
+    pub fn seal_with_bits(
+        &self,
+        bits: u8,
+        (generation, number): (u16, u64),
+        number_len: usize,
+        frames: &[u8],
+    ) -> Vec<u8> {
+        let phase = if packet::key_phase(generation) { 0x04 } else { 0 };
+        let mut out = vec![0x40 | bits | phase | (number_len as u8 - 1)];
+        out.extend_from_slice(&self.id);
+        out.extend_from_slice(&number.to_be_bytes()[8 - number_len..]);
+        let header = out.clone();
+        let mut payload = frames.to_vec();
+        let tag = self.keys[usize::from(generation)].seal(number, &header, &mut payload);
+        out.extend(payload);
+        out.extend(tag);
+        packet::protect(&mut out, 1 + self.id.len(), &self.header);
+        out
+    }
+}
+
+pub fn bytes(len: usize, rng: &mut Rng) -> Vec<u8> {
+    std::iter::repeat_with(|| rng.u8(..)).take(len).collect()
+}
+
+/// Part of a stream.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    pub stream: u64,
+    pub offset: u64,
+    pub data: Vec<u8>,
+    pub fin: bool,
+}
+
+impl Chunk {
+    /// The STREAM frame by the relay's own encoder.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        frame::write_stream(self.stream, self.offset, &self.data, self.fin, &mut out);
+        out
+    }
+}
+
+/// A varint of the given width, 1, 2, 4 or 8 bytes, or of the least that takes the value.
+pub fn varint(value: u64, width: usize) -> Vec<u8> {
+    let least = match value {
+        0..0x40 => 1,
+        0x40..0x4000 => 2,
+        0x4000..0x4000_0000 => 4,
+        _ => 8,
+    };
+    let width = width.max(least);
+    let mut out = value.to_be_bytes()[8 - width..].to_vec();
+    out[0] |= (width.trailing_zeros() as u8) << 6;
+    out
+}
+
+pub fn any_varint(value: u64, rng: &mut Rng) -> Vec<u8> {
+    varint(value, 1 << rng.u32(..4))
+}
+
+/// A STREAM frame with any legal encoding; without a length it must be the last.
+pub fn any_stream(chunk: &Chunk, last: bool, rng: &mut Rng) -> Vec<u8> {
+    let with_offset = chunk.offset != 0 || rng.bool();
+    let with_len = !last || rng.bool();
+    let kind = 0x08 | u64::from(chunk.fin) | u64::from(with_len) << 1 | u64::from(with_offset) << 2;
+    let mut out = varint(kind, 1);
+    out.extend(any_varint(chunk.stream, rng));
+    if with_offset {
+        out.extend(any_varint(chunk.offset, rng));
+    }
+    if with_len {
+        out.extend(any_varint(chunk.data.len() as u64, rng));
+    }
+    out.extend(&chunk.data);
+    out
+}
+
+/// A frame that is not the relay program's business.
+pub fn any_other(rng: &mut Rng) -> Vec<u8> {
+    let fields = |kind: u64, count: usize, rng: &mut Rng| {
+        let mut out = varint(kind, 1);
+        for _ in 0..count {
+            let bits = rng.u32(1..62);
+            let value = rng.u64(..1 << bits);
+            out.extend(any_varint(value, rng));
+        }
+        out
+    };
+    let prefixed = |kind: u64, before: usize, rng: &mut Rng| {
+        let mut out = fields(kind, before, rng);
+        let data = bytes(rng.usize(..40), rng);
+        out.extend(any_varint(data.len() as u64, rng));
+        out.extend(data);
+        out
+    };
+    match rng.u32(..14) {
+        0 => vec![0; rng.usize(1..40)],
+        1 => vec![[0x01, 0x1e, 0x1f][rng.usize(..3)]],
+        2 | 3 => {
+            let ranges = rng.usize(..12);
+            let ecn = rng.bool();
+            let mut out = fields(0x02 | u64::from(ecn), 2, rng);
+            out.extend(any_varint(ranges as u64, rng));
+            out.extend(fields(0, 1 + 2 * ranges + if ecn { 3 } else { 0 }, rng).split_off(1));
+            out
+        }
+        4 => fields(0x04, 3, rng),
+        5 => fields([0x05, 0x11, 0x15][rng.usize(..3)], 2, rng),
+        6 => fields([0x10, 0x12, 0x13, 0x14, 0x16, 0x17, 0x19][rng.usize(..7)], 1, rng),
+        7 => prefixed(0x06, 1, rng),
+        8 => prefixed([0x07, 0x31][rng.usize(..2)], 0, rng),
+        9 => {
+            let mut out = varint(0x18, 1);
+            out.extend(varint(rng.u64(5..60), 1));
+            out.extend(varint(rng.u64(..5), 1));
+            let len = rng.u8(1..=20);
+            out.push(len);
+            out.extend(bytes(usize::from(len) + 16, rng));
+            out
+        }
+        10 => [vec![[0x1a, 0x1b][rng.usize(..2)]], bytes(8, rng)].concat(),
+        11 => prefixed(0x1c, 2, rng),
+        12 => prefixed(0x1d, 1, rng),
+        _ => fields(0xaf, 4, rng),
+    }
+}
