@@ -62,12 +62,20 @@ live_video 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |
 publisher=$!
 pids+=("$publisher")
 
+# The tracks are there once ffmpeg has written its first fragment: until then a player is told so, and asks again.
+play() {
+    local deadline=$((SECONDS + 15))
+    until "$millrace" subscribe --name demo --tls-disable-verify --join-groups 1000 "$url" \
+        >"$dir/player$1.mp4" 2>"$dir/player$1.log"; do
+        grep -q DOES_NOT_EXIST "$dir/player$1.log" && [ "$SECONDS" -lt "$deadline" ] || return 1
+        sleep 0.1
+    done
+}
+
 say "two players, from the first frame on"
-published() { "$millrace" status --http "$http" --json | grep -q '"publishers": *[1-9]'; }
 players=()
 for i in 1 2; do
-    "$millrace" subscribe --name demo --tls-disable-verify --join-groups 1000 "$url" \
-        >"$dir/player$i.mp4" 2>"$dir/player$i.log" &
+    play "$i" &
     players+=($!)
 done
 pids+=("${players[@]}")

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::data::{FetchItem, FetchParser, ObjectParser};
 use millrace_proto::moq::{GroupOrder, Location, Status, SubgroupHeader, code};
 
-use super::session::{DataStream, Error, violation};
+use super::session::{DataStream, Error, Request, violation};
 
 /// The longest payload that a client takes, in bytes: what an object may make it hold.
 const MAX_PAYLOAD: u64 = 64 << 20;
@@ -59,18 +59,30 @@ pub struct ObjectStream {
     stream: DataStream,
     parser: Parser,
     chunk: Bytes,
+    /// The FETCH that this answers: letting go of its stream before the end would cancel it.
+    _request: Option<Request>,
 }
 
 impl ObjectStream {
     pub fn subgroup(header: &SubgroupHeader, stream: DataStream) -> Self {
         let parser = ObjectParser::new(header, stream.offset());
-        Self { stream, parser: Parser::Subgroup { group: header.group, parser }, chunk: Bytes::new() }
+        Self {
+            stream,
+            parser: Parser::Subgroup { group: header.group, parser },
+            chunk: Bytes::new(),
+            _request: None,
+        }
     }
 
     /// `order` is the order that the FETCH asked for.
     pub fn fetch(order: GroupOrder, stream: DataStream) -> Self {
         let parser = FetchParser::new(order, stream.offset());
-        Self { stream, parser: Parser::Fetch(parser), chunk: Bytes::new() }
+        Self { stream, parser: Parser::Fetch(parser), chunk: Bytes::new(), _request: None }
+    }
+
+    /// Keeps `request` open as long as this stream.
+    pub fn answering(self, request: Request) -> Self {
+        Self { _request: Some(request), ..self }
     }
 
     /// The next object, or `None` at FIN. Marks of the end of a group or track are passed over. A reset is

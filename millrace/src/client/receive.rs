@@ -152,7 +152,9 @@ impl Receiver {
         let mut request = self.session.request(Fetch { request_id, kind, parameters }).await?;
         let answer = request.answer().await;
         match answer {
-            Ok(Message::FetchOk(_)) => stream.await.map_err(|_| Error::Cancelled),
+            Ok(Message::FetchOk(_)) => {
+                stream.await.map(|objects| objects.answering(request)).map_err(|_| Error::Cancelled)
+            }
             other => {
                 self.fetches.lock().remove(&request_id);
                 other?;
