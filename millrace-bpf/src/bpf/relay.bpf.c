@@ -196,9 +196,6 @@ static __always_inline void count(__u32 outcome)
 
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
 
-/* Makes the compiler check a range as it is written, which is how the verifier understands it. */
-#define OPAQUE(x) asm volatile("" : "+r"(x))
-
 static __always_inline __u16 fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -214,7 +211,7 @@ static __always_inline __u16 fold(__u64 sum)
 
 /* --- The received packet --- */
 
-int find_packet(struct __sk_buff *skb, struct arrival *arrival)
+enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
 	struct udp_packet packet = {};
 	__u32 headers;
@@ -330,7 +327,7 @@ static __always_inline struct quic_keys *any_open_keys(const struct relay_upstre
 }
 
 /* Opens the packet and leaves in `walk` where its frames are. */
-int open_packet(struct work *work, struct frame_walk *walk)
+enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 {
 	struct quic_extent extent = {.header_at = QUIC_AT};
 	struct relay_upstream *upstream;
@@ -439,7 +436,8 @@ int measure(struct leg_packet *packet, const struct relay_leg *leg, const struct
 }
 
 /* Asks as the host's own output would, which is what an input interface of "loopback" means. */
-int find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route, const struct relay_path *path, __u32 size)
+enum relay_leg_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
+				  const struct relay_path *path, __u32 size)
 {
 	if (!route || !path)
 		return RELAY_LEG_NO_ROUTE;
@@ -484,8 +482,8 @@ static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 a
 	return -1;
 }
 
-static __always_inline int admit(struct relay_downstream *downstream, const struct relay_leg *leg,
-				 const struct leg_packet *packet)
+static __always_inline enum relay_leg_outcome
+admit(struct relay_downstream *downstream, const struct relay_leg *leg, const struct leg_packet *packet)
 {
 	if (packet->offset + packet->len > READ_ONCE(leg->max_offset))
 		return RELAY_LEG_STREAM_CREDIT;
@@ -532,8 +530,8 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const
  * for that is there before the number is drawn. Little happens in between: until then, registrations of other
  * CPUs wait.
  */
-static __always_inline int draw_number(struct relay_downstream *downstream, const struct relay_leg *leg,
-				       struct leg_packet *packet)
+static __always_inline enum relay_leg_outcome
+draw_number(struct relay_downstream *downstream, const struct relay_leg *leg, struct leg_packet *packet)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct relay_forwarded *entry;
@@ -778,13 +776,14 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return arrival->vlan_protocol ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
 }
 
-static __always_inline int forward(struct __sk_buff *skb, struct work *work, const struct relay_leg *leg,
-				   struct relay_downstream *downstream)
+static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, struct work *work,
+						      const struct relay_leg *leg,
+						      struct relay_downstream *downstream)
 {
 	const struct frame_stream *frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
 	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
 	struct leg_packet *packet = &work->packet;
-	int outcome;
+	enum relay_leg_outcome outcome;
 
 	if (leg->upstream != work->arrival.upstream || leg->upstream_id != frame->id || !leg->epoch ||
 	    READ_ONCE(downstream->epoch) != leg->epoch)
@@ -846,10 +845,10 @@ static long next_leg(__u32 step, struct leg_loop *loop)
 
 /* --- All of it --- */
 
-static __always_inline int walk_frames(struct work *work)
+static __always_inline enum relay_outcome walk_frames(struct work *work)
 {
 	struct walk_loop loop = {.work = work};
-	int outcome = open_packet(work, &loop.walk);
+	enum relay_outcome outcome = open_packet(work, &loop.walk);
 
 	if (outcome)
 		return outcome;
@@ -860,10 +859,10 @@ static __always_inline int walk_frames(struct work *work)
 	return work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
 }
 
-static __always_inline int relay(struct __sk_buff *skb, struct work *work)
+static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct work *work)
 {
 	struct leg_loop loop = {.skb = skb, .work = work};
-	int outcome;
+	enum relay_outcome outcome;
 
 	outcome = find_packet(skb, &work->arrival);
 	if (outcome)
@@ -891,7 +890,7 @@ int relay_ingress(struct __sk_buff *skb)
 {
 	__u32 key = 0;
 	struct work *work = bpf_map_lookup_elem(&works, &key);
-	int outcome;
+	enum relay_outcome outcome;
 
 	if (!work)
 		return PASS_ON;
