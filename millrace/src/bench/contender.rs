@@ -106,9 +106,12 @@ pub struct Identity {
 }
 
 impl Identity {
+    /// In a directory of its own: moq-relay watches the certificate's directory, and would take each line of
+    /// its log there for a new certificate.
     pub fn create(directory: &Path, address: Ipv4Addr) -> anyhow::Result<Self> {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), address.to_string()])
             .context("cannot make a certificate")?;
+        std::fs::create_dir(directory)?;
         let identity = Self { certificate: directory.join("cert.pem"), key: directory.join("key.pem") };
         std::fs::write(&identity.certificate, made.cert.pem())?;
         std::fs::write(&identity.key, made.signing_key.serialize_pem())?;

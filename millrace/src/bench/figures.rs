@@ -18,7 +18,7 @@ pub struct Figures {
     /// From the relay's incoming interface to its outgoing one.
     pub wire_latency_us: Option<Percentiles>,
     pub cpu_ns_per_object: Cpu,
-    pub syscalls_per_object: f64,
+    pub syscalls_per_object: Option<f64>,
     /// Peak resident memory of the relay.
     pub rss_bytes: u64,
     /// How the wire latency was matched.
@@ -153,7 +153,7 @@ mod tests {
             latency_us: percentiles,
             wire_latency_us: percentiles,
             cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
-            syscalls_per_object: 1.5,
+            syscalls_per_object: Some(1.5),
             rss_bytes: 4096,
             wire: Matched::default(),
             probe_adds_us: None,

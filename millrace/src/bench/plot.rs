@@ -72,7 +72,11 @@ impl Axis {
     fn label(&self, x: f64) -> String {
         let group = self.subscribers.get(x.round().max(0.0) as usize);
         let near = (x - x.round()).abs() < 0.01;
-        group.filter(|_| near).map_or_else(String::new, |n| format!("{n} subs"))
+        match group {
+            Some(1) if near => "1 subscriber".to_owned(),
+            Some(n) if near => format!("{n} subscribers"),
+            _ => String::new(),
+        }
     }
 }
 
@@ -178,7 +182,7 @@ mod tests {
             latency_us: Some(Percentiles { p50: 80.0, p90: 90.0, p99: 200.0, max: 900.0 }),
             wire_latency_us: None,
             cpu_ns_per_object: Cpu { machine: 30_000.0, relay: 9_000.0 },
-            syscalls_per_object: 1.0,
+            syscalls_per_object: None,
             rss_bytes: 1,
             wire: Matched::default(),
             probe_adds_us: None,
@@ -193,7 +197,9 @@ mod tests {
         let path = directory.path().join("plot.svg");
         draw(&rows, &path).expect("a picture");
         let svg = std::fs::read_to_string(&path).expect("a file");
-        for text in ["millrace (user)", "moq-relay", "1 subs", "8 subs", "500 objects of 1200 bytes"] {
+        for text in
+            ["millrace (user)", "moq-relay", "1 subscriber", "8 subscribers", "500 objects of 1200 bytes"]
+        {
             assert!(svg.contains(text), "{text} is not in the picture");
         }
         assert!(draw(&[], &path).is_err());

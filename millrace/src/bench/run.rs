@@ -44,7 +44,7 @@ impl Bench {
         lab::remove_on_signal()?;
         let lab = Lab::new(&Topology::standard(1, 1)).context("cannot make the lab")?;
         let directory = tempfile::tempdir()?;
-        let identity = Identity::create(directory.path(), lab.node("relay")?.addr_v4())?;
+        let identity = Identity::create(&directory.path().join("identity"), lab.node("relay")?.addr_v4())?;
         Ok(Self { lab, directory, identity, seconds })
     }
 
@@ -63,12 +63,12 @@ impl Bench {
 
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let (probed, wire) = self.probed(load)?;
-        let (calls, calls_ns) = self.counted_calls(&relay)?;
+        let syscalls_per_object = self.counted_calls(&relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
         let rss_bytes = peak_rss_bytes(relay.id())?;
         let received = traffic.finish()?;
 
-        let objects = |ns: u64| objects_in(ns, load, received.delivered, received.lost);
+        let objects = |ns: u64| received.rate_hz * ns as f64 / 1e9;
         let probe_adds_us = (received.latency_of(&probed))
             .zip(received.latency_of(&undisturbed))
             .map(|(with, without)| with.p50 - without.p50);
@@ -81,7 +81,7 @@ impl Bench {
                 machine: used.machine_ns as f64 / objects(used.elapsed_ns),
                 relay: used.process_ns as f64 / objects(used.elapsed_ns),
             },
-            syscalls_per_object: calls as f64 / objects(calls_ns),
+            syscalls_per_object,
             rss_bytes,
             wire: wire.matched,
             probe_adds_us,
@@ -142,6 +142,24 @@ impl Bench {
 
     /// Wire latency.
     fn probed(&self, load: &Load) -> anyhow::Result<(Range<u64>, Wire)> {
+        let mut probe = self.attach_probe(load)?;
+        let start = now_ns();
+        let wire = self.sample(&mut probe, load, self.wire_time())?;
+        Ok((start..now_ns(), wire))
+    }
+
+    /// System calls of the relay per object, with the probe as the counter of objects.
+    fn counted_calls(&self, relay: &Process, load: &Load) -> anyhow::Result<Option<f64>> {
+        let mut syscalls = Syscalls::attach(relay.id())?;
+        let mut probe = self.attach_probe(load)?;
+        let before: u64 = syscalls.counts()?.iter().sum();
+        let wire = self.sample(&mut probe, load, self.calls_time())?;
+        let after: u64 = syscalls.counts()?.iter().sum();
+        let copies = wire.latencies_ns.len();
+        Ok((copies > 0).then(|| (after - before) as f64 / copies as f64))
+    }
+
+    fn attach_probe(&self, load: &Load) -> anyhow::Result<Probe> {
         let packets_per_s = load.rate_hz * (load.subscribers as u32 + 1);
         let mut probe = Probe::load(&probe::Config {
             min_payload_bytes: load.object_bytes,
@@ -158,25 +176,17 @@ impl Bench {
                 anyhow::Ok(())
             })??;
         }
-        let start = now_ns();
-        let samples = drain(&mut probe, self.wire_time())?;
+        Ok(probe)
+    }
+
+    fn sample(&self, probe: &mut Probe, load: &Load, time: Duration) -> anyhow::Result<Wire> {
+        let samples = drain(probe, time)?;
         let ends = Ends {
             publisher: IpAddr::V4(self.lab.node("pub")?.addr_v4()),
             subscribers: IpAddr::V4(self.lab.node("sub1")?.addr_v4()),
             object_bytes: load.object_bytes,
         };
-        Ok((start..now_ns(), wire::matched(&samples, &ends)))
-    }
-
-    /// System calls of the relay, and in how many ns.
-    fn counted_calls(&self, relay: &Process) -> anyhow::Result<(u64, u64)> {
-        let mut syscalls = Syscalls::attach(relay.id())?;
-        let before: u64 = syscalls.counts()?.iter().sum();
-        let start = now_ns();
-        std::thread::sleep(self.calls_time());
-        let elapsed = now_ns() - start;
-        let after: u64 = syscalls.counts()?.iter().sum();
-        Ok((after - before, elapsed))
+        Ok(wire::matched(&samples, &ends))
     }
 }
 
@@ -197,10 +207,4 @@ fn drain(probe: &mut Probe, time: Duration) -> anyhow::Result<Vec<Sample>> {
         return Err(anyhow!("the probe's ring was full {dropped} times"));
     }
     Ok(samples)
-}
-
-/// Objects delivered in a stretch of a run, given how the whole run went.
-fn objects_in(ns: u64, load: &Load, delivered: u64, lost: u64) -> f64 {
-    let share = delivered as f64 / (delivered + lost).max(1) as f64;
-    share * f64::from(load.rate_hz) * load.subscribers as f64 * ns as f64 / 1e9
 }

@@ -59,7 +59,7 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
         pair(figures.wire_latency_us),
         format!("{:.1}", cpu.machine / 1e3),
         format!("{:.1}", cpu.relay / 1e3),
-        format!("{:.2}", figures.syscalls_per_object),
+        figures.syscalls_per_object.map_or_else(|| "-".to_owned(), |calls| format!("{calls:.2}")),
         format!("{:.1}", figures.rss_bytes as f64 / f64::from(1 << 20)),
         matched(figures),
     ]

@@ -37,6 +37,8 @@ pub struct Traffic {
 pub struct Received {
     pub delivered: u64,
     pub lost: u64,
+    /// Delivered per second, over all subscribers.
+    pub rate_hz: f64,
     pub latency_us: Option<Percentiles>,
     /// Of the plain UDP sinks: when each object was sent, and how long it took, ns.
     objects: Vec<(u64, u64)>,
@@ -125,9 +127,12 @@ impl Traffic {
 fn received_by_sinks(output: &str) -> anyhow::Result<Received> {
     let sinks: udp::Received = serde_json::from_str(output)?;
     let latencies = sinks.objects.iter().map(|(_, latency)| *latency).collect();
+    let first = sinks.objects.iter().map(|(sent, _)| *sent).min().unwrap_or(0);
+    let last = sinks.objects.iter().map(|(sent, _)| *sent).max().unwrap_or(0);
     Ok(Received {
         delivered: sinks.delivered,
         lost: sinks.lost,
+        rate_hz: sinks.delivered as f64 * 1e9 / (last - first).max(1) as f64,
         latency_us: Percentiles::of_ns(latencies),
         objects: sinks.objects,
     })
@@ -138,12 +143,14 @@ fn received_by_clients(output: &str) -> anyhow::Result<Received> {
     struct Stats {
         delivered: u64,
         lost: u64,
+        rate_hz: f64,
         latency_us: Option<Percentiles>,
     }
     let stats: Stats = serde_json::from_str(output)?;
     Ok(Received {
         delivered: stats.delivered,
         lost: stats.lost,
+        rate_hz: stats.rate_hz,
         latency_us: stats.latency_us,
         objects: Vec::new(),
     })
