@@ -24,10 +24,11 @@ pub struct Ends {
 /// exactly one copy for each subscriber.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matched {
-    /// Object packets that entered the relay's interface.
+    /// Object packets that entered the relay's interface in the stretch.
     pub objects: u64,
     /// Flows to subscribers that carried copies.
     pub subscribers: u64,
+    /// Packets towards subscribers that were looked at; what was under way at the end is not.
     pub copies: u64,
     /// Objects without a copy, over all subscribers.
     pub missing: u64,
@@ -43,7 +44,7 @@ pub struct Wire {
 }
 
 /// Matches samples of a stretch of traffic. The first object counts, so the subscribers' interface has to
-/// be sampled before the publisher's is; the last one does not, since its copies may come after the stretch.
+/// be sampled before the publisher's is.
 pub fn matched(samples: &[Sample], ends: &Ends) -> Wire {
     let mut entered = Vec::new();
     let mut left: BTreeMap<SocketAddr, Vec<u64>> = BTreeMap::new();
@@ -59,29 +60,33 @@ pub fn matched(samples: &[Sample], ends: &Ends) -> Wire {
     }
     // CPUs stamp before they reserve ring space, so neighbours may be swapped.
     entered.sort_unstable();
-    let end = entered.pop().unwrap_or(0);
     let mut wire = Wire { latencies_ns: Vec::new(), matched: Matched::default() };
     wire.matched.objects = entered.len() as u64;
     wire.matched.subscribers = left.len() as u64;
     for copies in left.values_mut() {
         copies.sort_unstable();
-        wire.add(&entered, copies, end);
+        wire.add(&entered, copies);
     }
     wire
 }
 
 impl Wire {
-    /// One subscriber; copies count from the first object until `end`, when the next object came.
-    fn add(&mut self, entered: &[u64], left: &[u64], end: u64) {
-        let Some(first) = entered.first() else { return };
-        let left: Vec<u64> = left.iter().copied().filter(|time| (first..&end).contains(&time)).collect();
-        self.matched.copies += left.len() as u64;
-        let in_order =
-            entered.len() == left.len() && entered.iter().zip(&left).all(|(came, went)| came <= went);
-        if in_order {
-            self.latencies_ns.extend(entered.iter().zip(&left).map(|(came, went)| went - came));
-        } else {
-            self.add_nearest(entered, &left);
+    /// One subscriber.
+    fn add(&mut self, entered: &[u64], left: &[u64]) {
+        let (Some(first), Some(last)) = (entered.first(), entered.last()) else { return };
+        let left = left.get(left.partition_point(|time| time < first)..).unwrap_or_default();
+        match settled(entered, left) {
+            Some(count) => {
+                self.matched.copies += count as u64;
+                let pairs = entered.iter().zip(left).take(count);
+                self.latencies_ns.extend(pairs.map(|(came, went)| went - came));
+            }
+            None => {
+                // Copies of the last object may come after the stretch.
+                let left = left.get(..left.partition_point(|time| time < last)).unwrap_or_default();
+                self.matched.copies += left.len() as u64;
+                self.add_nearest(entered.get(..entered.len() - 1).unwrap_or_default(), left);
+            }
         }
     }
 
@@ -103,6 +108,16 @@ impl Wire {
         }
         self.matched.missing += entered.len() as u64 - with_copy;
     }
+}
+
+/// How many objects had come, late in the stretch, when exactly as many copies had left and none before its
+/// object. `None` if there is no such moment in the second half.
+fn settled(entered: &[u64], left: &[u64]) -> Option<usize> {
+    let count = (entered.len() / 2..entered.len()).rev().find(|count| {
+        entered.get(*count).is_some_and(|next| left.partition_point(|went| went < next) == *count)
+    })?;
+    let in_order = entered.iter().zip(left).take(count).all(|(came, went)| came <= went);
+    in_order.then_some(count)
 }
 
 #[cfg(test)]
@@ -158,7 +173,7 @@ mod tests {
         let mut latencies = wire.latencies_ns.clone();
         latencies.sort_unstable();
         assert_eq!(latencies, [10, 20, 50, 60, 70, 80]);
-        assert_eq!(wire.matched, Matched { objects: 3, subscribers: 2, copies: 6, missing: 0, extra: 0 });
+        assert_eq!(wire.matched, Matched { objects: 4, subscribers: 2, copies: 6, missing: 0, extra: 0 });
     }
 
     #[test]
@@ -173,7 +188,7 @@ mod tests {
         let wire =
             run(&[came(100), came(200), went(230, 1), came(300), went(340, 1), went(350, 1), went(360, 1)]);
         assert_eq!(wire.latencies_ns, [30, 40]);
-        assert_eq!(wire.matched, Matched { objects: 3, subscribers: 1, copies: 4, missing: 1, extra: 2 });
+        assert_eq!(wire.matched, Matched { objects: 4, subscribers: 1, copies: 4, missing: 1, extra: 2 });
     }
 
     #[test]
@@ -183,18 +198,25 @@ mod tests {
         let to_publisher = sample(130, Hook::Egress, RELAY, PUBLISHER);
         let wire = run(&[went(50, 1), came(100), small, other, to_publisher, went(150, 1)]);
         assert_eq!(wire.latencies_ns, [50]);
-        assert_eq!(wire.matched.objects, 1);
+        assert_eq!(wire.matched.copies, 1);
     }
 
     #[test]
     fn edges_and_order() {
-        // The copy at 50 belongs to an object before the first; the object at 400 is the last.
+        // The copy at 50 belongs to an object before the first; the one at 440 to the last, which is not settled.
         let samples =
             [went(50, 1), went(280, 1), came(260), came(100), went(130, 1), came(400), went(440, 1)];
         let wire = matched(&samples, &ENDS);
         assert_eq!(wire.latencies_ns, [30, 20]);
-        assert_eq!(wire.matched, Matched { objects: 2, subscribers: 1, copies: 2, missing: 0, extra: 0 });
+        assert_eq!(wire.matched, Matched { objects: 3, subscribers: 1, copies: 2, missing: 0, extra: 0 });
         assert_eq!(matched(&[], &ENDS).matched, Matched::default());
+    }
+
+    #[test]
+    fn copies_under_way_at_the_end_are_not_missing() {
+        let wire = matched(&[came(100), went(110, 1), came(200), went(210, 1), came(300), came(400)], &ENDS);
+        assert_eq!(wire.latencies_ns, [10, 10]);
+        assert_eq!(wire.matched, Matched { objects: 4, subscribers: 1, copies: 2, missing: 0, extra: 0 });
     }
 
     #[test]
