@@ -174,7 +174,7 @@ impl Commands<'_> {
                 format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
             }
             _ => format!(
-                "publish --generate --name {NAMESPACE} --track {TRACK} {common} \
+                "publish --generate --wait --name {NAMESPACE} --track {TRACK} {common} \
                  --objects-per-group {OBJECTS_PER_GROUP} --duration {} --tls-disable-verify moqt://{relay}",
                 self.seconds
             ),
