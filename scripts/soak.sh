@@ -29,10 +29,18 @@ url=moqt://$LAB_RELAY_V4:4443
 in_node() { "$millrace" lab exec "$1" -- "${@:2}"; }
 status() { in_node relay "$millrace" status "$@"; }
 
+relay_pid() {
+    local pid
+    for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do
+        case $(tr '\0' ' ' <"/proc/$pid/cmdline") in "$millrace relay "*) echo "$pid" && return ;; esac
+    done
+    return 1
+}
+
 say "$rate objects/s, $subscribers subscribers, $links, $seconds s"
 in_node relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" 2>"$dir/relay.log" &
 wait_for 10 status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
-relay=$(ip netns pids "$LAB_RELAY_NETNS" | xargs -r -n1 -I{} sh -c 'grep -qx millrace /proc/{}/comm && echo {}' | head -n1)
+relay=$(relay_pid) || die "the relay is gone: $(tail -n1 "$dir/relay.log")"
 
 in_node pub "$millrace" publish --name soak --generate --wait --rate-hz "$rate" --duration "$seconds" \
     --tls-disable-verify "$url" 2>"$dir/publish.log" &
@@ -74,6 +82,10 @@ read -r early late < <(awk '{ rss[NR] = $1 } END {
     print int(early / q), int(late / q)
 }' "$dir/rss")
 echo "relay memory: $early KiB in the second quarter, $late KiB in the last"
-[ "$late" -le $((early + early / 20 + 2048)) ] || failed=1
+if [ "$seconds" -lt 130 ]; then
+    say "too short to judge memory: the cache is still filling"
+elif [ "$late" -gt $((early + early / 20 + 2048)) ]; then
+    failed=1
+fi
 [ "$failed" = 0 ] || die "FAIL (see target/soak)"
 echo "PASS: nothing owed is missing, memory is flat"
