@@ -361,3 +361,6 @@ fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Resul
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

@@ -521,3 +521,45 @@ fn removed_means_gone() {
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
     assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::UnknownId), 1);
 }
+
+/// Run time and runs of the program, by the kernel's own statistics.
+fn run_time() -> (u64, u64) {
+    let programs = libbpf_rs::query::ProgInfoIter::default();
+    let relay = programs.filter(|program| program.name == "relay_ingress").max_by_key(|program| program.id);
+    let relay = relay.expect("the program");
+    (relay.run_time_ns, relay.run_cnt)
+}
+
+/// `cargo test -p millrace-bpf --test relay -- --ignored --nocapture run_time`, on a machine that does nothing
+/// else and with `sysctl kernel.bpf_stats_enabled=1`.
+#[test]
+#[ignore = "measures, which takes a quiet machine"]
+fn run_time_per_packet() {
+    const PACKETS: u64 = 5000;
+    if !root("run_time_per_packet") {
+        return;
+    }
+    for (suite, name) in quic::SUITES.into_iter().zip(["rtc", "rta"]) {
+        for (legs, offload) in
+            [(0, true), (1, true), (8, true), (32, true), (1, false), (8, false), (32, false)]
+        {
+            let network = Network::new(name);
+            net::set_checksum_offload(&network.publisher, "eth", offload);
+            let mut scene = Scene::new(&network, 4, &[4], suite, 0, 1);
+            scene.subscribers =
+                (0..legs).map(|_| subscriber(&network, &scene.relay, 4, suite, &mut scene.rng)).collect();
+            scene.slots = vec![slot(&scene.upstream, &STREAMS[0], 0, &scene.subscribers)];
+            attach(&network, &scene.relay, "west");
+            let chunk = scene.chunk(1200);
+            let before = run_time();
+            for _ in 0..PACKETS {
+                let number = scene.next_number();
+                let packet = scene.publisher.seal((0, number), 2, &chunk.encode());
+                assert_eq!(scene.send(&packet).len(), legs);
+            }
+            let after = run_time();
+            let time = (after.0 - before.0) / (after.1 - before.1).max(1);
+            println!("{suite:?}, {legs} legs, checksum offload {offload}: {time} ns");
+        }
+    }
+}

@@ -158,11 +158,14 @@ pub fn any_other(rng: &mut Rng) -> Vec<u8> {
         0 => vec![0; rng.usize(1..40)],
         1 => vec![[0x01, 0x1e, 0x1f][rng.usize(..3)]],
         2 | 3 => {
-            let ranges = rng.usize(..12);
-            let ecn = rng.bool();
-            let mut out = fields(0x02 | u64::from(ecn), 2, rng);
+            let (ranges, ecn) = (rng.usize(..12), rng.bool());
+            let mut out = varint(0x02 | u64::from(ecn), 1);
+            out.extend(varint(1 << 40, 8));
+            out.extend(any_varint(rng.u64(..1 << 14), rng));
             out.extend(any_varint(ranges as u64, rng));
-            out.extend(fields(0, 1 + 2 * ranges + if ecn { 3 } else { 0 }, rng).split_off(1));
+            for _ in 0..1 + 2 * ranges + if ecn { 3 } else { 0 } {
+                out.extend(any_varint(rng.u64(..1 << 14), rng));
+            }
             out
         }
         4 => fields(0x04, 3, rng),
