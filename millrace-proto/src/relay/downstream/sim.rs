@@ -3,13 +3,18 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
+    ops::RangeInclusive,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use super::{super::ranges::Ranges, super::source::Extent, *};
+use super::{
+    super::ranges::Ranges,
+    super::source::{Extent, Source},
+    *,
+};
 use crate::quic::frame::{Frame, Walker};
 
 pub const MTU: usize = 1200;

@@ -1,10 +1,16 @@
+use std::sync::Arc;
+
+use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{
     sim::{Credit, Fast, Link, MTU, Mem, Sim},
     *,
 };
-use crate::quic::frame::{Frame, Walker};
+use crate::{
+    quic::frame::{Frame, Walker},
+    relay::{congestion::Algorithm, recovery::NeverSent},
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -208,8 +214,8 @@ fn reset_before_an_id_just_disappears() {
     let key = sim.open(&source, 1);
     source.push(10, sim.now);
     sim.down.wake(key);
-    sim.down.reset(key, code::CANCELLED);
-    assert_eq!(events(&mut sim), [event(key, EventKind::Reset(code::CANCELLED))]);
+    sim.down.reset(key, code::Reset::CANCELLED.0);
+    assert_eq!(events(&mut sim), [event(key, EventKind::Reset(code::Reset::CANCELLED.0))]);
     assert!(sim.sent.is_empty());
     let resets = Resets { requested: 1, unopened: 1, ..Resets::default() };
     assert_eq!(sim.down.stats().resets, resets);
@@ -237,7 +243,9 @@ fn evicted_bytes_reset_the_stream() {
     let key = sim.open(&source, 1);
     sim.transmit();
     source.evict();
-    sim.run_until(SECOND, |sim| sim.events.contains(&event(key, EventKind::Reset(code::TOO_FAR_BEHIND))));
+    sim.run_until(SECOND, |sim| {
+        sim.events.contains(&event(key, EventKind::Reset(code::Reset::TOO_FAR_BEHIND.0)))
+    });
     assert_eq!(sim.down.stats().resets.evicted, 1);
     assert!(sim.peer.streams[&7].reset.expect("reset").1 < 100_000);
 }
@@ -284,7 +292,7 @@ fn too_many_waiting_streams_shed_the_last() {
     let mut sim = Sim::new(1, Link::default(), credit, config);
     let keys: Vec<_> = (0..30).map(|tag| sim.open_whole(tag, 1000, tag as u8)).collect();
     let expected: Vec<_> =
-        keys[10..].iter().map(|key| event(*key, EventKind::Reset(code::TOO_FAR_BEHIND))).collect();
+        keys[10..].iter().map(|key| event(*key, EventKind::Reset(code::Reset::TOO_FAR_BEHIND.0))).collect();
     assert_eq!(events(&mut sim), expected);
     let stats = sim.down.stats();
     assert_eq!((stats.resets.overflow, stats.resets.unopened, stats.live_streams), (20, 20, 10));
@@ -549,7 +557,7 @@ proptest! {
                 Step::Reset { stream } => {
                     let Some((key, _, _, reset)) = streams.get_mut(stream % count) else { continue };
                     *reset = true;
-                    sim.down.reset(*key, code::CANCELLED);
+                    sim.down.reset(*key, code::Reset::CANCELLED.0);
                 }
                 Step::Prioritize { stream, priority } => {
                     let Some((key, ..)) = streams.get(stream % count) else { continue };

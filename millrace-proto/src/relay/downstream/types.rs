@@ -1,0 +1,202 @@
+//! What goes into a [`Downstream`] and comes out of it.
+
+use std::{
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+
+use super::super::{
+    congestion::Algorithm,
+    recovery::{self, NeverSent},
+    source::Source,
+};
+#[cfg(doc)]
+use super::Downstream;
+use crate::moq::code;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub algorithm: Algorithm,
+    pub pacing: bool,
+    /// Largest UDP payload that the path is known to take, bytes.
+    pub mtu: usize,
+    /// Round trip to assume before the first sample.
+    pub initial_rtt: Duration,
+    /// Streams that may have bytes to send at a time; beyond it the lowest priority is reset.
+    pub max_pending_streams: usize,
+    /// Datagram payload that may wait, bytes; beyond it the lowest priority is dropped.
+    pub max_datagram_bytes: usize,
+    /// Reset code for a stream whose bytes were evicted or whose turn would never come.
+    pub behind_code: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            algorithm: Algorithm::default(),
+            pacing: true,
+            mtu: 1200,
+            initial_rtt: Duration::from_millis(333),
+            max_pending_streams: 4096,
+            max_datagram_bytes: 1 << 20,
+            behind_code: code::Reset::TOO_FAR_BEHIND.0,
+        }
+    }
+}
+
+/// Limits of the peer, from its transport parameters (RFC 9000, section 18.2), less what quinn was granted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerLimits {
+    /// Bytes that the data plane may send on the connection (already without quinn's grant).
+    pub max_data: u64,
+    /// Initial credit of each unidirectional stream, bytes.
+    pub max_stream_data_uni: u64,
+    /// Unidirectional streams that may ever be opened on the connection, quinn's included.
+    pub max_streams_uni: u64,
+    /// Index of the first unidirectional stream that is ours (quinn's SETUP stream comes before).
+    pub first_stream_uni: u64,
+    /// Largest DATAGRAM frame that the peer takes, bytes; 0: none (RFC 9221).
+    pub max_datagram_frame_size: u64,
+    pub max_ack_delay: Duration,
+    /// Whether this end is the QUIC server (decides the low bits of stream IDs).
+    pub is_server: bool,
+}
+
+/// Order of sending: smaller first, field by field (draft-18, section "Priorities").
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Priority {
+    pub subscriber: u8,
+    pub publisher: u8,
+    /// Group ID for ascending order, its complement (`!group`) for descending.
+    pub group: u64,
+    pub subgroup: u64,
+}
+
+/// Names a stream of one [`Downstream`] for as long as it lives; never reused, ordered by age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StreamKey(pub u64);
+
+pub struct NewStream {
+    pub source: Arc<dyn Source>,
+    pub priority: Priority,
+    /// Whose stream it is, as the caller likes: streams that got an ID are counted per owner.
+    pub owner: u64,
+    /// OBJECT_DELIVERY_TIMEOUT: an object not yet handed to the network this long after its first byte
+    /// arrived resets the stream.
+    pub object_timeout: Option<Duration>,
+    /// SUBGROUP_DELIVERY_TIMEOUT: time from the FIN's arrival to the last acknowledgement.
+    pub subgroup_timeout: Option<Duration>,
+}
+
+pub struct NewDatagram {
+    pub payload: Bytes,
+    pub priority: Priority,
+    /// Dropped when it has not been sent by then.
+    pub expires: Option<Instant>,
+}
+
+/// A wire ACK frame: largest first, ranges descending and disjoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ack {
+    pub delay: Duration,
+    pub ranges: Vec<RangeInclusive<u64>>,
+}
+
+/// What the relay is told about a stream, by [`Downstream::poll_event`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    pub key: StreamKey,
+    pub owner: u64,
+    pub kind: EventKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The stream got an ID: it counts among the streams that PUBLISH_DONE names.
+    Opened,
+    /// The peer sent STOP_SENDING; the stream is being reset with the same code.
+    Stopped(u64),
+    /// Everything is acknowledged, FIN included. The key is gone.
+    Finished,
+    /// The reset is acknowledged, or the stream was dropped before it got an ID. The key is gone.
+    Reset(u64),
+}
+
+impl EventKind {
+    /// Whether the stream is gone.
+    pub fn is_end(self) -> bool {
+        matches!(self, Self::Finished | Self::Reset(_))
+    }
+}
+
+/// The streams of one owner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Owned {
+    /// Streams that ever got an ID.
+    pub opened: u64,
+    /// Streams that are neither finished nor gone.
+    pub live: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a DATAGRAM frame of {size} bytes exceeds the peer's limit of {limit}")]
+pub struct TooLarge {
+    pub size: u64,
+    pub limit: u64,
+}
+
+/// The peer broke the protocol: the connection must be closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// PROTOCOL_VIOLATION (RFC 9000, section 13.1).
+    #[error(transparent)]
+    NeverSent(#[from] NeverSent),
+    /// STREAM_STATE_ERROR (RFC 9000, sections 19.5 and 19.10).
+    #[error("stream {0} was never opened")]
+    NeverOpened(u64),
+}
+
+/// Why streams were reset, and how many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resets {
+    /// The source ended with a reset.
+    pub source: u64,
+    /// [`Downstream::reset`].
+    pub requested: u64,
+    /// STOP_SENDING.
+    pub stopped: u64,
+    pub object_timeout: u64,
+    pub subgroup_timeout: u64,
+    /// The source's bytes were gone before they were sent.
+    pub evicted: u64,
+    /// More than [`Config::max_pending_streams`] had bytes to send.
+    pub overflow: u64,
+    /// Of all these, streams that never got an ID.
+    pub unopened: u64,
+}
+
+/// A snapshot of counters since the connection began and of the state at hand.
+#[derive(Clone, Debug, Default)]
+pub struct Stats {
+    pub recovery: recovery::Counts,
+    /// Stream bytes sent for the first time, and again.
+    pub stream_bytes: u64,
+    pub retransmitted_bytes: u64,
+    pub datagrams_sent: u64,
+    pub datagrams_expired: u64,
+    pub datagrams_too_large: u64,
+    pub datagrams_overflowed: u64,
+    pub streams_opened: u64,
+    pub streams_finished: u64,
+    pub resets: Resets,
+    pub live_streams: u64,
+    /// Stream bytes that wait to be sent.
+    pub pending_bytes: u64,
+    pub window: u64,
+    pub bytes_in_flight: u64,
+    pub smoothed_rtt: Duration,
+    pub min_rtt: Duration,
+}
