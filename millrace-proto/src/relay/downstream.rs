@@ -14,6 +14,7 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
+    lanes::{Lanes, Level},
     pacing::Pacer,
     recovery::{self, Outcome, Recovery},
     slots::Slots,
@@ -62,12 +63,14 @@ pub struct Downstream {
     streams: Slots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, Owned>,
-    ready: BTreeSet<(Priority, StreamKey)>,
-    unopened: BTreeSet<(Priority, StreamKey)>,
-    starved: BTreeSet<(Priority, StreamKey)>,
+    ready: Lanes,
+    unopened: Lanes,
+    starved: Lanes,
     datagrams: BTreeMap<(Priority, u64), NewDatagram>,
     datagram_bytes: usize,
     datagrams_queued: u64,
+    /// Datagrams and streams of the same level take turns.
+    datagrams_turn: bool,
     /// Subgroup delivery timeouts that run.
     deadlines: BTreeSet<(Instant, StreamKey)>,
     /// Index of the next stream to open.
@@ -98,12 +101,13 @@ impl Downstream {
             streams: Slots::default(),
             by_id: HashMap::new(),
             owners: HashMap::new(),
-            ready: BTreeSet::new(),
-            unopened: BTreeSet::new(),
-            starved: BTreeSet::new(),
+            ready: Lanes::default(),
+            unopened: Lanes::default(),
+            starved: Lanes::default(),
             datagrams: BTreeMap::new(),
             datagram_bytes: 0,
             datagrams_queued: 0,
+            datagrams_turn: true,
             deadlines: BTreeSet::new(),
             next_stream: peer.first_stream_uni,
             data_sent: 0,
@@ -275,11 +279,11 @@ impl Downstream {
         let end = out.len() + room;
         loop {
             let left = end - out.len();
-            let stream = self.ready.first().copied();
-            let datagram = self.datagrams.first_key_value().map(|(place, _)| *place);
+            let stream = self.ready.first();
+            let datagram = self.datagrams.first_key_value().map(|((priority, _), _)| priority.level());
             let more = match (stream, datagram) {
                 (None, None) => false,
-                (Some((priority, key)), other) if other.is_none_or(|(other, _)| priority <= other) => {
+                (Some((level, key)), other) if self.stream_goes_first(level, other) => {
                     self.write_stream(now, key, left, out, content)
                 }
                 (_, _) => self.write_datagram(now, left, out, content),
@@ -288,6 +292,10 @@ impl Downstream {
                 return;
             }
         }
+    }
+
+    fn stream_goes_first(&self, level: Level, datagram: Option<Level>) -> bool {
+        datagram.is_none_or(|datagram| level < datagram || (level == datagram && !self.datagrams_turn))
     }
 
     /// Writes the first datagram; returns whether the packet may take more.
@@ -305,6 +313,7 @@ impl Downstream {
             return false;
         }
         let payload = first.remove().payload;
+        self.datagrams_turn = false;
         self.datagram_bytes -= payload.len();
         if expired {
             self.stats.datagrams_expired += 1;
@@ -363,6 +372,8 @@ impl Downstream {
     fn record(&mut self, key: StreamKey, id: u64, chunk: &Chunk, content: &mut Content) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.on_sent(chunk);
+        self.ready.rotate(stream.place(key));
+        self.datagrams_turn = true;
         if stream.id.is_none() {
             stream.id = Some(id);
             let owner = stream.owner;
@@ -412,7 +423,7 @@ impl Downstream {
             return;
         }
         self.peer.max_data = max;
-        for (_, key) in std::mem::take(&mut self.starved) {
+        for key in self.starved.drain() {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.queue = Queue::None;
             }
@@ -445,7 +456,10 @@ impl Downstream {
         }
         self.peer.max_streams_uni = max;
         for _ in self.next_stream..max {
-            let Some((_, key)) = self.unopened.first().copied() else { return };
+            let Some((_, key)) = self.unopened.first() else { return };
+            if let Some(stream) = self.streams.get(key) {
+                self.unopened.rotate(stream.place(key));
+            }
             self.place(key);
         }
     }
@@ -650,26 +664,26 @@ impl Downstream {
         if queue == stream.queue {
             return;
         }
-        let entry = (stream.priority, key);
+        let place = stream.place(key);
         let old = std::mem::replace(&mut stream.queue, queue);
-        if let Some(set) = self.queue(old) {
-            set.remove(&entry);
+        if let Some(lanes) = self.queue(old) {
+            lanes.remove(place);
         }
-        if let Some(set) = self.queue(queue) {
-            set.insert(entry);
+        if let Some(lanes) = self.queue(queue) {
+            lanes.insert(place);
         }
     }
 
     fn unplace(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let entry = (stream.priority, key);
+        let place = stream.place(key);
         let old = std::mem::take(&mut stream.queue);
-        if let Some(set) = self.queue(old) {
-            set.remove(&entry);
+        if let Some(lanes) = self.queue(old) {
+            lanes.remove(place);
         }
     }
 
-    fn queue(&mut self, queue: Queue) -> Option<&mut BTreeSet<(Priority, StreamKey)>> {
+    fn queue(&mut self, queue: Queue) -> Option<&mut Lanes> {
         match queue {
             Queue::None => None,
             Queue::Ready => Some(&mut self.ready),
@@ -680,11 +694,11 @@ impl Downstream {
 
     /// Resets the streams whose turn is furthest off while too many have bytes to send.
     fn shed(&mut self) {
-        let sets = [&self.ready, &self.unopened, &self.starved];
-        if sets.iter().map(|set| set.len()).sum::<usize>() <= self.config.max_pending_streams {
+        let queues = [&self.ready, &self.unopened, &self.starved];
+        if queues.iter().map(|lanes| lanes.len()).sum::<usize>() <= self.config.max_pending_streams {
             return;
         }
-        let last = sets.iter().filter_map(|set| set.last().copied()).max();
+        let last = queues.iter().filter_map(|lanes| lanes.last()).max();
         if let Some((_, key)) = last {
             self.begin_reset(key, self.config.behind_code, Cause::Overflow);
         }

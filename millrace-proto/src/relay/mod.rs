@@ -5,6 +5,7 @@ pub mod congestion;
 pub mod downstream;
 pub mod fetch;
 pub mod filter;
+mod lanes;
 pub mod pacing;
 pub mod ranges;
 pub mod recovery;

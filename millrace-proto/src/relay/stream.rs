@@ -7,7 +7,8 @@ use std::{
 };
 
 use super::{
-    downstream::{NewStream, Priority},
+    downstream::{NewStream, Priority, StreamKey},
+    lanes::Place,
     ranges::Ranges,
     source::{End, Extent, Source},
 };
@@ -104,6 +105,10 @@ impl Stream {
             state: State::Sending(sending),
             sent: 0,
         }
+    }
+
+    pub fn place(&self, key: StreamKey) -> Place {
+        Place { priority: self.priority, owner: self.owner, key }
     }
 
     /// Looks at the source again and returns how it ends; `None` once the stream is reset.

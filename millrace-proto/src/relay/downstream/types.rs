@@ -75,6 +75,13 @@ pub struct Priority {
     pub subgroup: u64,
 }
 
+impl Priority {
+    /// What compares across subscriptions; those of the same level take turns.
+    pub fn level(&self) -> (u8, u8) {
+        (self.subscriber, self.publisher)
+    }
+}
+
 /// Names a stream of one [`Downstream`] for as long as it lives; never reused, ordered by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub u64);
@@ -82,7 +89,8 @@ pub struct StreamKey(pub u64);
 pub struct NewStream {
     pub source: Arc<dyn Source>,
     pub priority: Priority,
-    /// Whose stream it is, as the caller likes: streams that got an ID are counted per owner.
+    /// Whose stream it is, a subscription's or a FETCH's: owners of the same priority take turns, and
+    /// streams that got an ID are counted per owner.
     pub owner: u64,
     /// OBJECT_DELIVERY_TIMEOUT: an object not yet handed to the network this long after its first byte
     /// arrived resets the stream.
