@@ -4,7 +4,13 @@
 //! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
 
 use std::{
-    collections::HashMap, fmt, net::SocketAddr, ops::Range, path::PathBuf, str::FromStr, time::Duration,
+    collections::HashMap,
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    ops::Range,
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
 };
 
 use clap::ValueEnum;
@@ -15,7 +21,7 @@ use url::Url;
 /// What the relay runs with.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// UDP addresses; `[::]:PORT` takes IPv4 as well.
+    /// UDP addresses; each takes its own address family only, `[::]` IPv6.
     pub listen: Vec<SocketAddr>,
     pub engine: EngineChoice,
     pub identity: Identity,
@@ -123,6 +129,8 @@ pub enum LogFormat {
     Json,
 }
 
+const PORT: u16 = 4443;
+
 /// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
@@ -164,7 +172,7 @@ macro_rules! settings {
 }
 
 settings! {
-    /// UDP address to serve MoQ on, repeatable [default: [::]:4443, which takes IPv4 as well]
+    /// UDP address to serve MoQ on, repeatable [default: 0.0.0.0:4443 and [::]:4443]
     #[arg(long, value_name = "ADDR:PORT")]
     listen: Vec<SocketAddr>,
     /// How media packets leave [default: auto]
@@ -344,7 +352,10 @@ impl Check {
     }
 
     fn listen(&mut self, given: Option<Vec<SocketAddr>>) -> Vec<SocketAddr> {
-        let listen = given.unwrap_or_else(|| vec![SocketAddr::from(([0; 16], 4443))]);
+        let listen = given.unwrap_or_else(|| {
+            let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+            any.map(|ip| SocketAddr::new(ip, PORT)).to_vec()
+        });
         if listen.is_empty() {
             self.problem("listen", "needs at least one address");
         }

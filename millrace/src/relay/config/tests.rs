@@ -23,7 +23,7 @@ fn problems(flags: &[&str], text: &str) -> Vec<(String, String)> {
 #[test]
 fn nothing_given_is_a_relay_to_try_out() {
     let config = config(&[], "").unwrap();
-    assert_eq!(config.listen, ["[::]:4443".parse().unwrap()]);
+    assert_eq!(config.listen, ["0.0.0.0:4443".parse().unwrap(), "[::]:4443".parse().unwrap()]);
     assert_eq!(config.identity, Identity::SelfSigned);
     assert_eq!(config.http, Some("127.0.0.1:9184".parse().unwrap()));
     assert_eq!(config.cipher_suites, CipherSuite::value_variants());
