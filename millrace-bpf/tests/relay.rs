@@ -11,11 +11,12 @@ use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
+use millrace_bpf::probe::{self, Probe};
 use millrace_bpf::relay::{
     Config, Downstream, Forwarded, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot, Upstream,
 };
 use millrace_proto::quic::keys::Suite;
-use net::{Capture, Network, address, inside};
+use net::{Capture, Network, RawSender, address, inside};
 use quic::{Chunk, Direction};
 
 const PORT: u16 = 4443;
@@ -343,6 +344,21 @@ impl Scene {
         self.subscribers[0].keys.build((0, 0), &chunk.encode()).len() as u64
     }
 
+    /// The same connections and streams on a relay of another configuration.
+    fn rebuild(&mut self, network: &Network, config: &Config) {
+        let count = self.subscribers.len();
+        self.slots.clear();
+        self.subscribers.clear();
+        self.relay = Relay::load(config).expect("the relay loads");
+        self.upstream = self.relay.upstream(0).expect("an upstream");
+        self.upstream.add_id(&self.publisher.id).expect("an ID");
+        self.upstream.set_keys(0, &self.publisher.kernel_keys(0)).expect("keys");
+        let suite = Suite::ChaCha20Poly1305;
+        self.subscribers =
+            (0..count).map(|_| subscriber(network, &self.relay, 4, suite, &mut self.rng)).collect();
+        self.slots = vec![slot(&self.upstream, &STREAMS[0], 0, &self.subscribers)];
+    }
+
     /// One slot for the first stream in place of those that are there.
     fn relay_with(&mut self, leg: Leg) -> LegKey {
         self.slots.clear();
@@ -520,6 +536,202 @@ fn removed_means_gone() {
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
     assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::UnknownId), 1);
+}
+
+#[test]
+fn budget_is_shared_in_order() {
+    if !root("budget_is_shared_in_order") {
+        return;
+    }
+    let network = Network::new("bud");
+    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 3, 1);
+    let config = Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, ..Config::default() };
+    scene.rebuild(&network, &config);
+    attach(&network, &scene.relay, "west");
+    for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
+        let frames: Vec<u8> = (0..chunks).flat_map(|_| scene.chunk(50).encode()).collect();
+        let before = scene.relay.counters().expect("counters");
+        let number = scene.next_number();
+        assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)).len(), sent);
+        let counted = scene.relay.counters().expect("counters").since(&before);
+        assert_eq!((counted.packets(outcome), counted.legs(LegOutcome::Sent)), (1, sent as u64));
+    }
+}
+
+#[test]
+fn many_streams_in_a_packet() {
+    if !root("many_streams_in_a_packet") {
+        return;
+    }
+    let (_network, mut scene) = simple("str");
+    for (streams, sent, outcome) in [(8, 8, Outcome::Forwarded), (9, 8, Outcome::OverBudget)] {
+        let chunks: Vec<_> = (0..streams).map(|len| scene.chunk(len + 1)).collect();
+        let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
+        let before = scene.relay.counters().expect("counters");
+        let number = scene.next_number();
+        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+        scene.expect(&chunks[..sent], &forwarded);
+        assert_eq!(scene.relay.counters().expect("counters").since(&before).packets(outcome), 1);
+    }
+}
+
+#[test]
+fn nothing_is_sent_that_cannot_be_registered() {
+    if !root("nothing_is_sent_that_cannot_be_registered") {
+        return;
+    }
+    let network = Network::new("rng");
+    net::set_checksum_offload(&network.publisher, "eth", false);
+    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    let config = Config { ports: vec![PORT], id_len: ID_LEN, max_waiting: 1, ..Config::default() };
+    scene.rebuild(&network, &config);
+    attach(&network, &scene.relay, "west");
+    const PACKETS: u64 = 2000;
+    for _ in 0..PACKETS {
+        let number = scene.next_number();
+        let frames = scene.chunk(9).encode();
+        let packet = scene.publisher.seal((0, number), 2, &frames);
+        scene.from.send(&packet).expect("send");
+        assert_eq!(scene.to.recv(&mut [0; 2048]).expect("the original"), packet.len());
+    }
+    let counters = scene.relay.counters().expect("counters");
+    let (sent, declined) = (counters.legs(LegOutcome::Sent), counters.legs(LegOutcome::RingFull));
+    assert!(sent > 1000 && declined > 0, "{counters:?}");
+    assert_eq!(sent + declined, PACKETS);
+    let mut numbers = Vec::new();
+    scene.relay.drain(|packet| numbers.push(packet.number));
+    assert!(numbers.into_iter().eq(0..sent));
+    assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), sent);
+    assert_eq!(scene.only().downstream.outcome(LegOutcome::RingFull), declined);
+    assert_eq!(scene.only().downstream.data(), sent * 9);
+    // Once it is drained, it goes on.
+    let number = scene.next_number();
+    let frames = scene.chunk(9).encode();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 2, &frames)).len(), 1);
+}
+
+#[test]
+fn detached_and_attached_again() {
+    if !root("detached_and_attached_again") {
+        return;
+    }
+    let (network, mut scene) = simple("det");
+    scene.relay_with(LEG);
+    let send = |scene: &mut Scene| {
+        let number = scene.next_number();
+        let frames = scene.chunk(9).encode();
+        let packet = scene.publisher.seal((0, number), 1, &frames);
+        (scene.send(&packet).len(), packet)
+    };
+    assert_eq!(send(&mut scene).0, 1);
+    scene.relay.detach();
+    let mut missed = Vec::new();
+    for number in 1..300 {
+        let (sent, packet) = send(&mut scene);
+        assert_eq!(sent, 0);
+        scene.upstream.observe(number);
+        missed.push(packet);
+    }
+    attach(&network, &scene.relay, "west");
+    // What went by then is not forwarded later; what is new is.
+    for packet in &missed[250..] {
+        assert_eq!(scene.send(packet), []);
+    }
+    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::Replayed), 49);
+    assert_eq!(send(&mut scene).0, 1);
+    // Handles outlive the relay; nothing stays attached.
+    let Scene { relay, subscribers, .. } = &mut scene;
+    let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
+    drop(std::mem::replace(relay, Relay::load(&config).expect("another relay")));
+    let downstream = &subscribers[0].downstream;
+    let next = downstream.number().fetch_add(1, Ordering::SeqCst);
+    assert_eq!(next, 2);
+    assert_eq!(send(&mut scene).0, 0);
+    assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn entries_are_reused_in_turn() {
+    if !root("entries_are_reused_in_turn") {
+        return;
+    }
+    let network = Network::new("reu");
+    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    let config = Config {
+        ports: vec![PORT],
+        id_len: ID_LEN,
+        max_upstreams: 2,
+        max_downstreams: 2,
+        max_slots: 1,
+        max_legs: 2,
+        ..Config::default()
+    };
+    scene.rebuild(&network, &config);
+    attach(&network, &scene.relay, "west");
+    let path = Path {
+        local: SocketAddr::new(address(4, 2, 1), PORT),
+        remote: SocketAddr::new(address(4, 2, 2), 1),
+        id: vec![],
+        traffic_class: 0,
+        flow_label: 0,
+    };
+    let mut ids = std::collections::HashSet::new();
+    for _ in 0..50 {
+        let other = scene.relay.downstream(&path, 1452, 0).expect("the second");
+        assert!(scene.relay.downstream(&path, 1452, 0).is_err(), "a third");
+        assert!(ids.insert(other.id()), "an ID twice");
+        let upstream = scene.relay.upstream(0).expect("the second");
+        assert!(scene.relay.upstream(0).is_err(), "a third");
+        drop(upstream);
+        let key = scene.relay_with(LEG);
+        let mut slot = scene.slots.remove(0);
+        slot.add(&other, &LEG).expect("the second");
+        assert!(slot.add(&other, &LEG).is_err(), "a third");
+        slot.remove(key).expect("removed");
+        assert!(scene.upstream.slot(99).add(&other, &LEG).is_err(), "a second slot");
+        // The first leg is another downstream's now; that has no keys.
+        let number = scene.next_number();
+        let frames = scene.chunk(9).encode();
+        assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+        assert_eq!(other.outcome(LegOutcome::NoKeys) + other.outcome(LegOutcome::Window), 1);
+    }
+}
+
+/// Whether the tag comes back is seen by a probe behind the program: taps see packets before it.
+#[test]
+fn tagged_frames() {
+    if !root("tagged_frames") {
+        return;
+    }
+    let (network, mut scene) = simple("vln");
+    scene.relay.detach();
+    let mut probe = Probe::load(&probe::Config::default()).expect("the probe loads");
+    let west = net::ifindex(&network.relay, "west");
+    inside(&network.relay, || probe.attach(west).expect("the probe attaches"));
+    attach(&network, &scene.relay, "west");
+    let wire = RawSender::new(&network.publisher, "eth");
+    let to = net::link_address(&network.relay, "west");
+    scene.capture.check();
+    for len in [0, 1, 20, 100, 1200] {
+        let chunk = Chunk { fin: true, ..scene.chunk(len) };
+        let number = scene.next_number();
+        let packet = scene.publisher.seal((0, number), 3, &chunk.encode());
+        let (from, at) = (scene.from.local_addr().expect("address"), scene.to.local_addr().expect("address"));
+        wire.send(&net::frame(to, Some(7), (from, at), &packet));
+        let mut forwarded = Vec::new();
+        let mut buffer = [0; 2048];
+        let got = scene.only().socket.recv(&mut buffer).expect("a packet");
+        scene.relay.drain(|packet| forwarded.push(packet));
+        let [sent] = forwarded[..] else { panic!("{forwarded:?}") };
+        let moved = Chunk { stream: STREAMS[0].downstream, ..chunk };
+        assert_eq!(buffer[..got], scene.only().keys.build((0, sent.number), &moved.encode()));
+        assert_eq!(scene.capture.check(), 1);
+        let samples: Vec<_> =
+            probe.read().expect("samples").into_iter().filter(|s| s.vlan.is_some()).collect();
+        let [sample] = samples[..] else { panic!("{samples:?}") };
+        assert_eq!((sample.vlan, sample.source, sample.destination), (Some(7), from, at));
+        assert_eq!(sample.payload_bytes as usize, packet.len());
+    }
 }
 
 /// Run time and runs of the program, by the kernel's own statistics.

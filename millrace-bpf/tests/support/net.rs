@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use nix::sched::{CloneFlags, setns};
-use nix::sys::socket::{self, AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType};
+use nix::sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType};
 
 /// Interface names: `west` and `east` in the relay's namespace, `eth` in the others.
 pub struct Network {
@@ -92,20 +92,74 @@ pub fn ifindex(namespace: &str, interface: &str) -> i32 {
     inside(namespace, || nix::net::if_::if_nametoindex(interface).expect("the interface") as i32)
 }
 
+fn packet_socket(namespace: &str) -> OwnedFd {
+    let (family, kind) = (AddressFamily::Packet, SockType::Raw);
+    let open = || socket::socket(family, kind, SockFlag::SOCK_NONBLOCK, SockProtocol::EthAll);
+    inside(namespace, open).expect("a packet socket")
+}
+
+fn link(namespace: &str, interface: &str) -> LinkAddr {
+    let addresses = || {
+        let mut addresses = nix::ifaddrs::getifaddrs().expect("interfaces");
+        addresses.find_map(|a| {
+            if a.interface_name == interface { a.address?.as_link_addr().copied() } else { None }
+        })
+    };
+    inside(namespace, addresses).expect("the interface")
+}
+
+pub fn link_address(namespace: &str, interface: &str) -> [u8; 6] {
+    link(namespace, interface).addr().expect("a link address")
+}
+
+/// Sends frames as they are.
+pub struct RawSender {
+    socket: OwnedFd,
+    interface: LinkAddr,
+}
+
+impl RawSender {
+    pub fn new(namespace: &str, interface: &str) -> Self {
+        Self { socket: packet_socket(namespace), interface: link(namespace, interface) }
+    }
+
+    pub fn send(&self, frame: &[u8]) {
+        let fd = self.socket.as_raw_fd();
+        let sent = socket::sendto(fd, frame, &self.interface, MsgFlags::empty()).expect("sent");
+        assert_eq!(sent, frame.len());
+    }
+}
+
+/// A UDP datagram over IPv4 to link address `to`, with a VLAN tag or without. Its UDP checksum is 0, none.
+pub fn frame(
+    to: [u8; 6],
+    vlan: Option<u16>,
+    (from, at): (SocketAddr, SocketAddr),
+    payload: &[u8],
+) -> Vec<u8> {
+    let (IpAddr::V4(source), IpAddr::V4(destination)) = (from.ip(), at.ip()) else { panic!("IPv4 only") };
+    let mut frame = [to, [2; 6]].concat();
+    if let Some(id) = vlan {
+        frame.extend([0x8100, id].map(u16::to_be_bytes).as_flattened());
+    }
+    let udp_len = payload.len() as u16 + 8;
+    let words = [0x0800, 0x4500, udp_len + 20, 1, 0x4000, 0x4011, 0];
+    frame.extend(words.map(u16::to_be_bytes).as_flattened());
+    frame.extend([source.octets(), destination.octets()].as_flattened());
+    let ip = frame.len() - 20;
+    let checksum = (!sum(&frame[ip..])).to_be_bytes();
+    frame[ip + 10..ip + 12].copy_from_slice(&checksum);
+    frame.extend([from.port(), at.port(), udp_len, 0].map(u16::to_be_bytes).as_flattened());
+    frame.extend(payload);
+    frame
+}
+
 /// Everything that arrives in a namespace, headers included.
 pub struct Capture(OwnedFd);
 
 impl Capture {
     pub fn new(namespace: &str) -> Self {
-        let open = || {
-            socket::socket(
-                AddressFamily::Packet,
-                SockType::Raw,
-                SockFlag::SOCK_NONBLOCK,
-                SockProtocol::EthAll,
-            )
-        };
-        Self(inside(namespace, open).expect("a packet socket"))
+        Self(packet_socket(namespace))
     }
 
     /// The UDP frames that have arrived; panics when a checksum of one is wrong.
