@@ -264,8 +264,8 @@ impl Path {
         let mut arrivals = Vec::new();
         let mut buffer = [0u8; PAYLOAD];
         let mut control = nix::cmsg_space!(TimeSpec);
+        let mut last_call = false;
         loop {
-            let last_call = sent_all.load(Ordering::Relaxed) && self.is_idle()?;
             let mut slices = [IoSliceMut::new(&mut buffer)];
             let received =
                 recvmsg::<()>(self.rx.as_raw_fd(), &mut slices, Some(&mut control), MsgFlags::empty());
@@ -275,7 +275,12 @@ impl Path {
                     _ => None,
                 }),
                 Err(nix::errno::Errno::EAGAIN) if last_call => return Ok(arrivals),
-                Err(nix::errno::Errno::EAGAIN | nix::errno::Errno::EINTR) => continue,
+                Err(nix::errno::Errno::EAGAIN) => {
+                    // Only in silence: asking locks the link, and we may lose the CPU while we hold it.
+                    last_call = sent_all.load(Ordering::Relaxed) && self.is_idle()?;
+                    continue;
+                }
+                Err(nix::errno::Errno::EINTR) => continue,
                 Err(error) => return Err(error.into()),
             };
             let sent = buffer.first_chunk().map(|bytes| i64::from_be_bytes(*bytes)).unwrap_or_default();

@@ -110,11 +110,10 @@ impl Wire {
     }
 
     pub fn counters(&self) -> Counters {
-        let mut shaper = self.shaper.lock();
         // Reading them resets them.
-        if let Ok(statistics) = socket::getsockopt(&self.input, Statistics) {
-            shaper.count_overrun(statistics.tp_drops.into());
-        }
+        let dropped = socket::getsockopt(&self.input, Statistics).map_or(0, |statistics| statistics.tp_drops);
+        let mut shaper = self.shaper.lock();
+        shaper.count_overrun(dropped.into());
         shaper.counters()
     }
 
