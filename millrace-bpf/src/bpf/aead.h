@@ -2,11 +2,11 @@
 /* Packet protection of QUIC (RFC 9001, section 5.3): AEAD_CHACHA20_POLY1305 (RFC 8439, section 2.8) and
  * AEAD_AES_128_GCM (NIST SP 800-38D). The header is the associated data.
  *
- * The work is in two steps: a keystream, which depends on key and packet number alone, and one pass over the text
- * that XORs and authenticates it. Whoever has the keystream ready calls the `_with` functions.
+ * The work is in two steps: a keystream, which depends on key and packet number alone, and one pass over the
+ * text that XORs and authenticates it. Whoever has the keystream ready calls the `_with` functions.
  *
- * Functions without `static` are global functions in BPF: the verifier walks each once, whoever calls it. They take
- * pointers to map values or the stack.
+ * Functions without `static` are global functions in BPF: the verifier walks each once, whoever calls it.
+ * They take pointers to map values or the stack; NULL is refused for the verifier's sake.
  */
 #ifndef MILLRACE_AEAD_H
 #define MILLRACE_AEAD_H
@@ -26,7 +26,7 @@
 struct quic_buf {
 	__u8 bytes[4096];
 	struct quic_keystream keystream; /* of the packet being opened or sealed, if nobody had it ready */
-	/* Of the functions below. */
+	/* What the functions below leave each other: BPF has five arguments, and they are all in use. */
 	union {
 		struct poly1305 poly;
 		struct gf128 ghash;
@@ -63,7 +63,8 @@ static __always_inline void chacha20_keystream(const struct quic_keys *keys, __u
 					       struct quic_keystream *out)
 {
 	const __u32 size = sizeof(struct chacha20_block);
-	struct chacha20_input input;
+	/* On the stack, unlike in maps, BPF insists on alignment. */
+	struct chacha20_input input __attribute__((aligned(8)));
 
 	quic_nonce(keys, number, input.bytes + 4);
 	for (__u32 at = 0; at < sizeof(*out); at += size) {
@@ -79,7 +80,7 @@ static __always_inline void aes128_keystream(const struct quic_keys *keys, __u64
 					     struct quic_keystream *out)
 {
 	const __u32 size = sizeof(struct aes_block);
-	struct aes_block counter;
+	struct aes_block counter __attribute__((aligned(8)));
 
 	quic_nonce(keys, number, counter.bytes);
 	store32(counter.bytes + 12, __builtin_bswap32(1));
@@ -141,8 +142,8 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 	*state = sum;
 }
 
-/* The functions from here to quic_seal_with are global for the verifier's sake: with the running authenticator in
- * memory between them, it need not follow every header length through every text length.
+/* From here to quic_seal_with the steps are global functions so that the verifier, with the running
+ * authenticator in memory between them, need not follow every header length through every text length.
  */
 __noinline int aead_header(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			   struct quic_buf *packet, const struct quic_extent *extent)
@@ -181,8 +182,8 @@ static __always_inline const __u8 *aead_plain(const struct quic_buf *plain, cons
 
 #define TEXT_BLOCKS 0x7f0 /* of a text's length, the whole blocks */
 
-/* One pass over the text: copies, XORs and authenticates. The last block is written whole: the tag's place takes the
- * rest. The loop has no branch but its exit, so that verifiers walk each block once.
+/* One pass over the text: copies, XORs and authenticates. The last block is written whole: the tag's place
+ * takes the rest. The loop has no branch but its exit, so that verifiers walk each block once.
  */
 __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, struct quic_buf *packet,
 				      const struct quic_buf *plain, const struct quic_extent *extent)
@@ -273,8 +274,8 @@ static __always_inline int aead_run(const struct quic_keys *keys, const struct q
 	return aead_finish(keys, keystream, packet, extent);
 }
 
-/* Seals the text at extent->plain_at of `plain` into `packet`, behind the header that is there, and appends the tag.
- * `plain` may be `packet` if the text is in its place already. -1: the extent is out of bounds.
+/* Seals the text at extent->plain_at of `plain` into `packet`, behind the header that is there, and appends
+ * the tag. `plain` may be `packet` if the text is in its place already. -1: the extent is out of bounds.
  */
 __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			      struct quic_buf *packet, const struct quic_buf *plain,
@@ -292,8 +293,8 @@ __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_ke
 	return 0;
 }
 
-/* Opens `packet` in place. -1: the packet is not authentic, or the extent is out of bounds; what is then in place of
- * the text is nobody's to read. What was in place of the tag is undefined either way.
+/* Opens `packet` in place. -1: the packet is not authentic, or the extent is out of bounds; what is then in
+ * place of the text is nobody's to read. What is in place of the tag is undefined either way.
  */
 __noinline int quic_open_with(const struct quic_keys *keys, const struct quic_keystream *keystream,
 			      struct quic_buf *packet, const struct quic_extent *extent)

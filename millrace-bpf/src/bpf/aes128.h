@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* AES-128 encryption of single blocks (FIPS 197) by table look-ups.
  *
- * The time of a look-up depends on what is cached, so that code which shares the core's cache might learn about
- * keys. Where that matters, use ChaCha20-Poly1305, whose time depends on lengths alone.
+ * The time of a look-up depends on what is cached, here as in ghash.h, so that code which shares the core's
+ * cache might learn about keys. Where that matters, use ChaCha20-Poly1305, whose time depends on lengths
+ * alone.
  */
 #ifndef MILLRACE_AES128_H
 #define MILLRACE_AES128_H
@@ -16,7 +17,7 @@ struct aes_block {
 	__u8 bytes[16];
 };
 
-/* SubBytes and MixColumns of one byte in row 0: {2s, s, s, 3s}, twice. The same column for a byte in row 1, 2 or 3
+/* SubBytes and MixColumns of one byte in row 0: {2s, s, s, 3s}, twice. The column for a byte in row 1, 2 or 3
  * is the four bytes at 3, 2 or 1: one table instead of four, and no rotations, which BPF lacks.
  */
 static const __u64 aes_mix[256] = {

@@ -24,8 +24,8 @@ struct chacha20_block {
 		c += d, b ^= c, b = ROTATE(b, 7);  \
 	} while (0)
 
-/* A function of its own, global in BPF: the verifier walks it once, not once per block. Neither `key` nor `input` may
- * overlap `out`.
+/* A function of its own, global in BPF: the verifier walks it once, not once per block. Neither `key` nor
+ * `input` may overlap `out`.
  */
 __noinline int chacha20_block(const struct chacha20_key *key, const struct chacha20_input *input,
 			      struct chacha20_block *out)

@@ -64,8 +64,7 @@ struct quic_keystream {
 	 * encrypted counter block 1, which masks the tag; the rest is unused.
 	 */
 	__u8 once[64];
-	__u8 text
-		[QUIC_TEXT_MAX]; /* what the text is XORed with; only as much as the text is long need be set */
+	__u8 text[QUIC_TEXT_MAX]; /* XORed with the text; what exceeds the text need not be set */
 };
 _Static_assert(sizeof(struct quic_keystream) == 1600, "quic_keystream has no hidden padding");
 

@@ -9,6 +9,7 @@
 
 enum crypto_operation {
 	CRYPTO_SEAL = 0,
+	CRYPTO_SEAL_IN_PLACE,
 	CRYPTO_SEAL_WITH,
 	CRYPTO_OPEN,
 	CRYPTO_OPEN_WITH,
@@ -41,6 +42,9 @@ static __always_inline int crypto_case_run(struct crypto_case *c)
 	switch (c->operation) {
 	case CRYPTO_SEAL:
 		return quic_seal(&c->keys, c->number, &c->packet, &c->plain, &extent);
+	case CRYPTO_SEAL_IN_PLACE:
+		extent.plain_at = extent.header_at + extent.header_bytes;
+		return quic_seal(&c->keys, c->number, &c->packet, &c->packet, &extent);
 	case CRYPTO_SEAL_WITH:
 		return quic_seal_with(&c->keys, &c->packet.keystream, &c->packet, &c->plain, &extent);
 	case CRYPTO_OPEN:

@@ -62,19 +62,19 @@ static __always_inline void poly1305_block(struct poly1305 *poly, struct bytes16
 	h[1] += d >> LIMB_BITS;
 }
 
-/* Until every limb has 26 bits. Should the second round wrap around, h[0] has just been carried out of and is
- * far from full.
+/* Until every limb has 26 bits, which h[0] has after each block. Should it wrap around so that h[0] carries,
+ * h[1] has just been carried out of and is far from full.
  */
 static __always_inline void poly1305_carry(__u64 h[5])
 {
-	for (int round = 0; round < 2; round++) {
-		for (int i = 0; i < 4; i++) {
-			h[i + 1] += h[i] >> LIMB_BITS;
-			h[i] &= LIMB;
-		}
-		h[0] += (h[4] >> LIMB_BITS) * 5;
-		h[4] &= LIMB;
+	for (int i = 1; i < 4; i++) {
+		h[i + 1] += h[i] >> LIMB_BITS;
+		h[i] &= LIMB;
 	}
+	h[0] += (h[4] >> LIMB_BITS) * 5;
+	h[4] &= LIMB;
+	h[1] += h[0] >> LIMB_BITS;
+	h[0] &= LIMB;
 }
 
 static __always_inline struct bytes16 poly1305_finish(struct poly1305 *poly)

@@ -19,8 +19,8 @@ struct quic_short {
 	__u32 number; /* as sent: the low bits */
 };
 
-/* The header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) for the sample that belongs to a packet number at
- * `number_at`: 5 bytes, the first in the low bits.
+/* The header protection mask (RFC 9001, sections 5.4.3 and 5.4.4) for the sample that belongs to a packet
+ * number at `number_at`: 5 bytes, the first in the low bits.
  */
 __noinline __u64 quic_mask(const struct quic_keys *keys, struct quic_buf *packet, __u32 number_at)
 {
@@ -47,8 +47,8 @@ static __always_inline __u32 quic_mask_number(__u8 *at, __u32 bytes, __u32 mask)
 	return number & covered;
 }
 
-/* Removes header protection from a packet of `packet_bytes` at `at`, which is not authentic yet. -1: too short, or
- * too far into the buffer.
+/* Removes header protection from a packet of `packet_bytes` at `at`, which is not authentic yet. -1: too
+ * short, or too far into the buffer.
  */
 static __always_inline int quic_unprotect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
 					  __u32 id_bytes, __u32 packet_bytes, struct quic_short *header)
@@ -70,8 +70,8 @@ static __always_inline int quic_unprotect(const struct quic_keys *keys, struct q
 	return 0;
 }
 
-/* Applies header protection to a sealed packet. The text with its tag must reach 4 bytes and a sample beyond the
- * start of the packet number, as RFC 9001, section 5.4.2, wants. -1: too far into the buffer.
+/* Applies header protection to a sealed packet. The text with its tag must reach 4 bytes and a sample beyond
+ * the start of the packet number, as RFC 9001, section 5.4.2, wants. -1: too far into the buffer.
  */
 static __always_inline int quic_protect(const struct quic_keys *keys, struct quic_buf *packet, __u32 at,
 					__u32 id_bytes)
@@ -89,8 +89,8 @@ static __always_inline int quic_protect(const struct quic_keys *keys, struct qui
 	return 0;
 }
 
-/* The packet number next to `expected` whose low bits were sent (RFC 9000, appendix A.3). `expected` is the largest
- * number of an authentic packet plus one.
+/* The packet number next to `expected` whose low bits were sent (RFC 9000, appendix A.3). `expected` is the
+ * largest number of an authentic packet plus one.
  */
 static __always_inline __u64 quic_number(__u64 expected, const struct quic_short *header)
 {

@@ -11,6 +11,7 @@ use std::time::Duration;
 #[repr(u32)]
 pub enum Operation {
     Seal = 0,
+    SealInPlace,
     SealWith,
     Open,
     OpenWith,

@@ -81,6 +81,8 @@ fn every_length(engine: &Engine, suite: Suite) {
         let (at, before) = (case.text_at(), case.packet.bytes);
         assert_eq!(engine.run(Operation::Open, &mut case), 0, "opening {len} bytes with {suite:?}");
         assert!(case.text(len) == text, "opening {len} bytes with {suite:?}");
+        assert_eq!(engine.run(Operation::SealInPlace, &mut case), 0);
+        assert!(case.text(sealed.len()) == sealed, "sealing {len} bytes in place with {suite:?}");
         assert!(case.packet.bytes[..at] == before[..at]);
         let end = at + len + TAG_LEN;
         assert!(case.packet.bytes[end..] == before[end..], "written behind {len} bytes with {suite:?}");

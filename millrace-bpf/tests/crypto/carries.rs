@@ -1,0 +1,77 @@
+//! Poly1305 next to multiples of 2^130 - 5, where limbs are full and carries go all the way.
+
+use crate::engine::{Case, Engine, Operation};
+use millrace_bpf::crypto::{QuicKeys, TAG_LEN};
+
+/// With r = 1 the authenticator is the sum of the blocks, each with 2^128 added: `high * 2^128 + low`.
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    high: u128,
+    low: u128,
+}
+
+impl Sum {
+    fn add(self, block: u128) -> Self {
+        let (low, carry) = self.low.overflowing_add(block);
+        Self { high: self.high + 1 + u128::from(carry), low }
+    }
+
+    /// The lowest 128 bits, modulo 2^130 - 5.
+    fn reduce(self) -> u128 {
+        let (low, carry) = self.low.overflowing_add(5 * (self.high / 4));
+        let high = self.high % 4 + u128::from(carry);
+        let over = high == 4 || high == 3 && low.checked_add(5).is_none();
+        if over { low.wrapping_add(5) } else { low }
+    }
+}
+
+/// The tag under the key `(r, s)` of a text without header; the keystream of zeroes leaves it as it is.
+fn authenticate(engine: &Engine, r: u128, s: u128, blocks: &[u128]) -> u128 {
+    let keys = QuicKeys::chacha20_poly1305(&[0; 32], &[0; 12], &[0; 32]);
+    let text: Vec<u8> = blocks.iter().flat_map(|block| block.to_le_bytes()).collect();
+    let mut case = Case::to_seal(&keys, 0, &[], &text);
+    case.packet.once[..16].copy_from_slice(&r.to_le_bytes());
+    case.packet.once[16..32].copy_from_slice(&s.to_le_bytes());
+    case.packet.text.fill(0);
+    assert_eq!(engine.run(Operation::SealWith, &mut case), 0);
+    u128::from_le_bytes(*case.text(text.len() + TAG_LEN).last_chunk().expect("a tag"))
+}
+
+#[test]
+fn sums_next_to_the_prime() {
+    for engine in Engine::all("sums_next_to_the_prime") {
+        for _ in 0..4000 {
+            let mut blocks: Vec<u128> = (0..fastrand::usize(0..12)).map(|_| any_block()).collect();
+            let lengths = (blocks.len() as u128 + 1) * 16 << 64;
+            let others = blocks.iter().fold(Sum::default().add(lengths), |sum, &block| sum.add(block));
+            blocks.push(fastrand::u128(0..128).wrapping_sub(64).wrapping_sub(others.low));
+            let sum = blocks.iter().fold(Sum::default().add(lengths), |sum, &block| sum.add(block));
+
+            let s = fastrand::u128(..);
+            let want = sum.reduce().wrapping_add(s);
+            assert_eq!(authenticate(&engine, 1, s, &blocks), want, "{blocks:x?}");
+        }
+    }
+}
+
+fn any_block() -> u128 {
+    match fastrand::u8(0..4) {
+        0 => u128::MAX - fastrand::u128(0..8),
+        1 => fastrand::u128(0..8),
+        _ => fastrand::u128(..),
+    }
+}
+
+/// With r = 2 one block leaves all limbs but the lowest full, and the next carries through every one of them:
+/// the sum is `2^131 - 4 * j`.
+#[test]
+fn all_limbs_full() {
+    const LENGTHS: u128 = 16 << 64;
+    for engine in Engine::all("all_limbs_full") {
+        for j in 0..64 {
+            let block = (1 << 127) - LENGTHS / 2 - j;
+            let tag = 10u128.wrapping_sub(4 * j).wrapping_sub(if j <= 2 { 0 } else { 5 });
+            assert_eq!(authenticate(&engine, 2, 0, &[block]), tag, "{j}");
+        }
+    }
+}
