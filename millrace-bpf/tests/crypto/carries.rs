@@ -42,7 +42,7 @@ fn sums_next_to_the_prime() {
     for engine in Engine::all("sums_next_to_the_prime") {
         for _ in 0..4000 {
             let mut blocks: Vec<u128> = (0..fastrand::usize(0..12)).map(|_| any_block()).collect();
-            let lengths = (blocks.len() as u128 + 1) * 16 << 64;
+            let lengths = ((blocks.len() as u128 + 1) * 16) << 64;
             let others = blocks.iter().fold(Sum::default().add(lengths), |sum, &block| sum.add(block));
             blocks.push(fastrand::u128(0..128).wrapping_sub(64).wrapping_sub(others.low));
             let sum = blocks.iter().fold(Sum::default().add(lengths), |sum, &block| sum.add(block));
