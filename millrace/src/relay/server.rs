@@ -34,6 +34,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a track without subscribers stays subscribed upstream.
 const LINGER: Duration = Duration::from_secs(5);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
+/// Of moqt:// URLs without one (draft-18, "MOQT URI Scheme").
+const DEFAULT_PORT: u16 = 443;
 /// Pauses between attempts to reach the upstream relay.
 const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
 
@@ -200,11 +202,9 @@ impl Shared {
     /// Keeps a session with the upstream relay.
     async fn keep_upstream(self: Arc<Self>) {
         let Some(upstream) = &self.config.upstream else { return };
-        let Some(endpoint) = self.endpoints.first() else { return };
-        let host = upstream.url.host_str().unwrap_or_default().to_owned();
         let mut pause = *RECONNECT.start();
         while !self.draining.load(Relaxed) {
-            match connect(endpoint, &upstream.url, &host).await {
+            match connect(&self.endpoints, &upstream.url).await {
                 Ok(connection) => {
                     info!(url = %upstream.url, "connected to the upstream relay");
                     pause = *RECONNECT.start();
@@ -218,15 +218,17 @@ impl Shared {
     }
 }
 
-async fn connect(endpoint: &Endpoint, url: &url::Url, host: &str) -> anyhow::Result<Arc<Connection>> {
-    let port = url.port().unwrap_or(443);
-    let bare = host.trim_start_matches('[').trim_end_matches(']');
-    let local_is_v6 = endpoint.local_addr().is_ipv6();
-    let addrs: Vec<_> = tokio::net::lookup_host((bare, port)).await?.collect();
-    let usable = addrs.iter().find(|addr| local_is_v6 || addr.is_ipv4());
-    let addr =
-        usable.ok_or_else(|| anyhow::anyhow!("{host} has no address that the first endpoint can reach"))?;
-    Ok(endpoint.connect(*addr, bare).await?)
+/// Connects from the first endpoint that serves the address family of one of the host's addresses.
+async fn connect(endpoints: &[Endpoint], url: &url::Url) -> anyhow::Result<Arc<Connection>> {
+    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let port = url.port().unwrap_or(DEFAULT_PORT);
+    for addr in tokio::net::lookup_host((host, port)).await? {
+        let same_family = |endpoint: &&Endpoint| endpoint.local_addr().is_ipv4() == addr.is_ipv4();
+        if let Some(endpoint) = endpoints.iter().find(same_family) {
+            return Ok(endpoint.connect(addr, host).await?);
+        }
+    }
+    anyhow::bail!("{host} has no address of a family that this relay listens on")
 }
 
 fn endpoint_config(config: &Config, identity: &Identity) -> quic::Config {

@@ -6,7 +6,9 @@ use millrace_proto::moq::{
     property::TrackProperties,
 };
 
-use super::peer::{End, Relay, at, first_subscriber, header, patiently, payload, track, with_publisher};
+use super::peer::{
+    End, Peer, Relay, at, first_subscriber, header, patiently, payload, track, with_publisher,
+};
 
 #[tokio::test]
 async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription() {
@@ -26,6 +28,30 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
         assert_eq!(received.all().await, ((0..50).collect(), End::Fin));
     }
     assert!(publisher.requests.try_recv().is_err(), "one upstream subscription for all");
+}
+
+#[tokio::test]
+async fn one_relay_serves_several_addresses_of_both_families() {
+    let listen = ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"];
+    let relay = Relay::with(|config| config.listen = listen.map(|addr| addr.parse().unwrap()).to_vec());
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut subscribers = vec![(first, _request)];
+    let ports: Vec<_> = relay.server.local_addrs().iter().map(|addr| addr.port()).collect();
+    let urls = [("127.0.0.1", 1), ("[::1]", 2), ("[::1]", 3)];
+    for (host, index) in urls {
+        let peer = Peer::connect(format!("moqt://{host}:{}", ports[index]).parse().unwrap()).await;
+        let (request, _ok) = peer.subscribe(&track).await;
+        subscribers.push((peer, request));
+    }
+    let mut subgroup = publisher.subgroup(header(1, 0)).await;
+    for id in 0..20 {
+        subgroup.object(id, 1200).await;
+    }
+    subgroup.finish();
+    for (subscriber, _request) in &mut subscribers {
+        assert_eq!(subscriber.next_subgroup().await.all().await, ((0..20).collect(), End::Fin));
+    }
 }
 
 #[tokio::test]
