@@ -20,6 +20,7 @@
 
 mod downstream;
 mod intf;
+mod keystream;
 mod memory;
 mod outcome;
 mod upstream;
@@ -33,7 +34,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 pub use downstream::{Downstream, DownstreamId, Path};
-pub use outcome::{Counters, LegOutcome, Outcome};
+pub use keystream::Keystream;
+pub use outcome::{Counters, LegOutcome, Outcome, Supply};
 pub use upstream::{Leg, LegKey, Slot, Upstream};
 
 use crate::Error;
@@ -64,6 +66,10 @@ pub struct Config {
     pub max_legs_per_run: u32,
     /// Registrations that may wait to be drained.
     pub max_waiting: u32,
+    /// Connections whose keystreams are computed ahead.
+    pub max_rings: u32,
+    /// Packets for which they are, each: a power of two. An entry takes 1616 bytes.
+    pub ring_len: u32,
     /// `None` takes TCX where the kernel has it.
     pub mechanism: Option<Mechanism>,
 }
@@ -79,6 +85,8 @@ impl Default for Config {
             max_legs: 1 << 15,
             max_legs_per_run: 64,
             max_waiting: 1 << 16,
+            max_rings: 1 << 8,
+            ring_len: 1 << 5,
             mechanism: None,
         }
     }
@@ -139,6 +147,8 @@ struct Shared {
     upstreams: Table<intf::Upstream>,
     legs: Table<intf::Leg>,
     downstreams: Table<intf::Downstream>,
+    keystreams: Table<intf::Keystream>,
+    ring_len: u32,
     free: Mutex<Free>,
     epochs: AtomicU32,
 }
@@ -148,6 +158,7 @@ struct Free {
     upstreams: Slab,
     legs: Slab,
     downstreams: Slab,
+    rings: Slab,
 }
 
 impl Relay {
@@ -165,6 +176,7 @@ impl Relay {
             ("legs", config.max_legs),
             ("downstreams", config.max_downstreams),
             ("seal_keys", config.max_downstreams.saturating_mul(2)),
+            ("keystreams", config.max_rings.saturating_mul(config.ring_len)),
             ("forwarded", ring_bytes),
         ] {
             open.map(map)?
@@ -172,7 +184,7 @@ impl Relay {
                 .map_err(|source| Error::Open { object: OBJECT, source })?;
         }
         let mut object = open.load()?;
-        let shared = Shared::new(&mut object)?;
+        let shared = Shared::new(&mut object, config)?;
         let ring = Ring::new(handle(&mut object, "forwarded")?, ring_bytes as usize)
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
         Ok(Self {
@@ -233,7 +245,7 @@ impl Relay {
 }
 
 impl Shared {
-    fn new(object: &mut Loaded) -> Result<Self, Error> {
+    fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
         let upstreams = table(object, "upstreams")?;
         let legs = table(object, "legs")?;
         let downstreams = table(object, "downstreams")?;
@@ -241,6 +253,7 @@ impl Shared {
             upstreams: Slab::new(upstreams.len()),
             legs: Slab::new(legs.len()),
             downstreams: Slab::new(downstreams.len()),
+            rings: Slab::new(config.max_rings),
         };
         Ok(Self {
             ids: handle(object, "ids")?,
@@ -252,6 +265,8 @@ impl Shared {
             upstreams,
             legs,
             downstreams,
+            keystreams: table(object, "keystreams")?,
+            ring_len: config.ring_len,
             free: Mutex::new(free),
             epochs: AtomicU32::new(1),
         })
@@ -314,6 +329,9 @@ fn settings(config: &Config) -> Result<intf::Config, Error> {
     }
     if config.id_len > intf::ID_MAX {
         return Err(Error::Config("connection IDs have 20 bytes at most"));
+    }
+    if !config.ring_len.is_power_of_two() {
+        return Err(Error::Config("the length of keystream rings is a power of two"));
     }
     let mut ports = [[0; 2]; intf::PORTS];
     ports.iter_mut().zip(&config.ports).for_each(|(to, port)| *to = port.to_be_bytes());

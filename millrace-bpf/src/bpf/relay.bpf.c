@@ -150,6 +150,14 @@ struct {
 } seal_keys SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_keystream);
+	__uint(max_entries, 1);
+} keystreams SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } forwarded SEC(".maps");
@@ -209,6 +217,66 @@ static __always_inline __u16 fold(__u64 sum)
  * the whole within its limits. It wants to see that their pointers are not NULL.
  */
 
+/* --- Keystreams --- */
+
+/* The entry of a packet, whether it is in there or not. */
+static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
+{
+	__u32 len = READ_ONCE(ring->len);
+	__u32 index = ring->start + (word & (len - 1));
+
+	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
+}
+
+/* Whether the entry is that of the packet. Ordered after everything that was read from the entry. */
+static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
+{
+	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
+}
+
+static __noinline int count_supply(__u64 *supplies, enum relay_supply supply)
+{
+	if (supply < RELAY_SUPPLIES)
+		__sync_fetch_and_add(&supplies[supply], 1);
+	return 0;
+}
+
+static __always_inline enum relay_supply supply_of(const struct relay_keystream *entry, int ahead)
+{
+	if (ahead)
+		return RELAY_SUPPLY_AHEAD;
+	return entry && entry->word ? RELAY_SUPPLY_STALE : RELAY_SUPPLY_DRY;
+}
+
+/* Opens in place, so an entry that is replaced while it is used makes the packet look forged: userspace has it
+ * then.
+ */
+static __noinline int open_text(struct relay_upstream *upstream, const struct quic_keys *keys, __u64 word,
+				struct work *work, const struct quic_extent *extent)
+{
+	struct relay_keystream *entry = find_keystream(&upstream->ring, word);
+	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes;
+
+	count_supply(upstream->supplies, supply_of(entry, ahead));
+	if (ahead)
+		return quic_open_with(keys, &entry->keystream, &work->in, extent);
+	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
+}
+
+/* Seals from one buffer into another, so it can start anew when the entry is replaced while it is used. */
+static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
+				struct work *work, const struct quic_extent *extent)
+{
+	__u64 word = work->packet.word;
+	struct relay_keystream *entry = find_keystream(&downstream->ring, word);
+	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes &&
+		    !quic_seal_with(keys, &entry->keystream, &work->out, &work->in, extent) &&
+		    is_ready(entry, word);
+
+	count_supply(downstream->supplies, supply_of(entry, ahead));
+	return ahead ? 0 : quic_seal(keys, word & NUMBER_MASK, &work->out, &work->in, extent);
+}
+
 /* --- The received packet --- */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
@@ -254,6 +322,16 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	return RELAY_FORWARDED;
 }
 
+static __always_inline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
+{
+	if (!bytes)
+		return -1;
+	OPAQUE(bytes);
+	if (bytes > FRAME_BYTES)
+		return -1;
+	return bpf_skb_load_bytes(skb, at, to, bytes);
+}
+
 /* Copies the frame, and the QUIC packet to where it is opened. */
 static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
 {
@@ -265,12 +343,10 @@ static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, str
 		return RELAY_BAD_SIZE;
 	if ((first & (QUIC_LONG | QUIC_SHORT)) != QUIC_SHORT)
 		return RELAY_LONG_HEADER;
-	OPAQUE(frame_bytes);
-	OPAQUE(packet_bytes);
-	if (frame_bytes < 1 || frame_bytes > FRAME_BYTES || packet_bytes < 1 || packet_bytes > QUIC_TEXT_MAX)
+	if (frame_bytes > FRAME_BYTES || packet_bytes > QUIC_TEXT_MAX)
 		return RELAY_BAD_SIZE;
-	if (bpf_skb_load_bytes(skb, 0, work->frame, frame_bytes) ||
-	    bpf_skb_load_bytes(skb, packet_at, work->in.bytes + QUIC_AT, packet_bytes))
+	if (load(skb, 0, work->frame, frame_bytes) ||
+	    load(skb, packet_at, work->in.bytes + QUIC_AT, packet_bytes))
 		return RELAY_MALFORMED;
 	return RELAY_FORWARDED;
 }
@@ -333,7 +409,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	struct relay_upstream *upstream;
 	struct quic_short header;
 	struct quic_keys *keys;
-	__u32 index, phase;
+	__u32 index, phase, generation;
 	__u64 number;
 
 	if (!work || !walk)
@@ -348,7 +424,8 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	if (quic_unprotect(keys, &work->in, QUIC_AT, config.id_bytes, work->arrival.packet_bytes, &header))
 		return RELAY_BAD_SIZE;
 	phase = !!(header.first & QUIC_KEY_PHASE);
-	if (!READ_ONCE(upstream->generations[phase]))
+	generation = READ_ONCE(upstream->generations[phase]);
+	if (!generation--)
 		return RELAY_NO_KEYS;
 	index = 2 * index + phase;
 	keys = bpf_map_lookup_elem(&open_keys, &index);
@@ -357,7 +434,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	number = quic_number(READ_ONCE(upstream->expected), &header);
 	extent.header_bytes = 1 + config.id_bytes + header.number_bytes;
 	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
-	if (quic_open(keys, number, &work->in, &extent))
+	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
 	if (mark_seen(upstream, number))
 		return RELAY_REPLAYED;
@@ -599,17 +676,18 @@ int put_packet(struct work *work, const struct relay_leg *leg, const struct rela
 	return extent->plain_at ? 0 : -1;
 }
 
-int seal_packet(struct work *work, const struct relay_leg *leg, const struct relay_path *path)
+int seal_packet(struct work *work, const struct relay_leg *leg, const struct relay_path *path,
+		struct relay_downstream *downstream)
 {
 	struct quic_extent extent = {};
 	struct quic_keys *keys;
 	__u32 key;
 
-	if (!work || !leg || !path || put_packet(work, leg, path, &extent))
+	if (!work || !leg || !path || !downstream || put_packet(work, leg, path, &extent))
 		return -1;
 	key = 2 * leg->downstream + (work->packet.word >> RELAY_NUMBER_BITS & 1);
 	keys = bpf_map_lookup_elem(&seal_keys, &key);
-	if (!keys || quic_seal(keys, work->packet.word & NUMBER_MASK, &work->out, &work->in, &extent))
+	if (!keys || seal_text(downstream, keys, work, &extent))
 		return -1;
 	return quic_protect(keys, &work->out, QUIC_AT, path->id_bytes);
 }
@@ -741,8 +819,10 @@ static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *
 
 static __always_inline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
 {
+	if (!bytes)
+		return -1;
 	OPAQUE(bytes);
-	if (bytes < 1 || bytes > FRAME_BYTES)
+	if (bytes > FRAME_BYTES)
 		return -1;
 	return bpf_skb_store_bytes(skb, 0, from, bytes, 0);
 }
@@ -804,7 +884,7 @@ static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, str
 		give_back(downstream, packet);
 		return outcome;
 	}
-	if (seal_packet(work, leg, path) || send(skb, work, path))
+	if (seal_packet(work, leg, path, downstream) || send(skb, work, path))
 		return RELAY_LEG_LOST;
 	return RELAY_LEG_SENT;
 }

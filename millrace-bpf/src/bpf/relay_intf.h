@@ -8,6 +8,7 @@
 #ifndef MILLRACE_RELAY_INTF_H
 #define MILLRACE_RELAY_INTF_H
 
+#include "crypto_intf.h"
 #include <linux/types.h>
 
 #define RELAY_ID_MAX	  20 /* longest connection ID of QUIC version 1 */
@@ -28,12 +29,38 @@ struct relay_id {
 	__u8 bytes[RELAY_ID_MAX];
 };
 
+/* Keystreams of the packets to come, entries of the map `keystreams`: that of packet number n is, if
+ * userspace was in time, at start + n % len.
+ */
+struct relay_ring {
+	__u32 start;
+	__u32 len; /* a power of two; 0: no ring */
+};
+
+/* Userspace clears `word` before it changes anything else, and sets it afterwards. */
+struct relay_keystream {
+	__u64 word; /* one more than generation and number in the form of the number word; 0: nothing there */
+	__u32 bytes; /* of text that it is enough for */
+	__u32 pad;
+	struct quic_keystream keystream;
+};
+
+/* Where a packet's keystream came from. */
+enum relay_supply {
+	RELAY_SUPPLY_AHEAD = 0,
+	RELAY_SUPPLY_STALE, /* computed here: the entry was another packet's, too short, or just being replaced */
+	RELAY_SUPPLY_DRY, /* computed here: nothing was there */
+	RELAY_SUPPLIES,
+};
+
 /* A connection that media arrives on. */
 struct relay_upstream {
 	__u64 expected; /* one more than the largest packet number that was authentic */
 	/* Ring of 32 numbers each: number / 32 in the high half, a bit for each number seen in the low half. */
 	__u64 seen[RELAY_SEEN];
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
+	struct relay_ring ring;
+	__u64 supplies[RELAY_SUPPLIES];
 };
 
 /* Key of the map `slots`. The value is the index of the first leg. */
@@ -102,6 +129,8 @@ struct relay_downstream {
 	__u32 generations[2]; /* by parity: one more than the generation of its keys, 0 without keys */
 	__u32 path;	      /* which of the two is in use */
 	__u32 pad;
+	struct relay_ring ring;
+	__u64 supplies[RELAY_SUPPLIES];
 	struct relay_path paths[2];
 	__u64 outcomes[RELAY_LEG_OUTCOMES];
 };

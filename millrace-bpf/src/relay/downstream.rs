@@ -6,7 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Error, LegOutcome, Shared, intf, write};
+use super::keystream::{self, Keystream, Ring};
+use super::{Error, LegOutcome, Shared, Supply, intf, write};
 use crate::crypto::QuicKeys;
 
 /// Where a connection's packets go.
@@ -36,6 +37,7 @@ pub struct DownstreamId {
 pub struct Downstream {
     shared: Arc<Shared>,
     id: DownstreamId,
+    ring: Option<Ring>,
 }
 
 impl Downstream {
@@ -48,6 +50,8 @@ impl Downstream {
         }
         entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
+        entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.ring.len.store(0, Ordering::Relaxed);
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
@@ -55,7 +59,7 @@ impl Downstream {
         unsafe { *entry.paths.get() = [path; 2] };
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
-        Ok(Self { shared, id: DownstreamId { index, epoch } })
+        Ok(Self { shared, id: DownstreamId { index, epoch }, ring: None })
     }
 
     fn entry(&self) -> &intf::Downstream {
@@ -83,6 +87,28 @@ impl Downstream {
         write(&self.shared.seal_keys, "seal_keys", &index.to_ne_bytes(), keys.as_bytes())?;
         installed.store(u32::from(generation) + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Computes the keystreams of the next packets ahead, those that are missing, for up to `text_bytes` of
+    /// frames each, and returns how many it computed; to be called again as packets leave. The first call
+    /// takes a ring, for which there may be no room.
+    ///
+    /// `compute` gets generation and number. What it writes must be right: the program seals with it.
+    pub fn refill(
+        &mut self,
+        text_bytes: usize,
+        compute: impl FnMut(u16, u64, &mut Keystream),
+    ) -> Result<usize, Error> {
+        let next = keystream::split(self.number());
+        if self.ring.is_none() {
+            self.ring = Some(Ring::new(self.shared.clone(), &self.entry().ring)?);
+        }
+        Ok(self.ring.as_mut().map_or(0, |ring| ring.refill(next, text_bytes, compute)))
+    }
+
+    /// Packets whose keystream came from there.
+    pub fn supply(&self, supply: Supply) -> u64 {
+        self.entry().supplies[supply as usize].load(Ordering::Relaxed)
     }
 
     /// Changes addresses or connection ID. Waits for program runs.

@@ -61,10 +61,21 @@ macro_rules! shared {
     };
 }
 
+shared!(Ring = "relay_ring" { start: AtomicU32, len: AtomicU32 });
+
+shared!(Keystream = "relay_keystream" {
+    word: AtomicU64,
+    bytes: AtomicU32,
+    pad: AtomicU32,
+    keystream: UnsafeCell<crate::relay::Keystream>,
+});
+
 shared!(Upstream = "relay_upstream" {
     expected: AtomicU64,
     seen: [AtomicU64; SEEN_WORDS],
     generations: [AtomicU32; 2],
+    ring: Ring,
+    supplies: [AtomicU64; super::Supply::ALL.len()],
 });
 
 shared!(Leg = "relay_leg" {
@@ -93,6 +104,8 @@ shared!(Downstream = "relay_downstream" {
     generations: [AtomicU32; 2],
     path: AtomicU32,
     pad: AtomicU32,
+    ring: Ring,
+    supplies: [AtomicU64; super::Supply::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,
     outcomes: [AtomicU64; super::LegOutcome::ALL.len()],
 });
@@ -101,7 +114,7 @@ shared!(Downstream = "relay_downstream" {
 mod tests {
     use super::*;
     use crate::intf::assert_layouts;
-    use crate::relay::{LegOutcome, Outcome};
+    use crate::relay::{LegOutcome, Outcome, Supply};
     use libbpf_rs::btf::Btf;
     use libbpf_rs::btf::types::Enum;
 
@@ -115,6 +128,8 @@ mod tests {
                 Slot::LAYOUT,
                 Path::LAYOUT,
                 Forwarded::LAYOUT,
+                Ring::LAYOUT,
+                Keystream::LAYOUT,
                 Upstream::LAYOUT,
                 Leg::LAYOUT,
                 Downstream::LAYOUT,
@@ -132,10 +147,11 @@ mod tests {
                 .map(|member| (member.value, member.name.expect("a name").to_string_lossy().to_lowercase()))
                 .collect();
             names.sort_unstable();
-            assert!(names.pop().expect("a count").1.ends_with("outcomes"));
+            assert!(names.pop().expect("a count").1.ends_with("s"));
             names.into_iter().map(|(_, name)| name.trim_start_matches(prefix).to_owned()).collect()
         };
         assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
+        assert_eq!(names("relay_supply", "relay_supply_"), Supply::ALL.map(Supply::name));
         assert_eq!(names("relay_leg_outcome", "relay_leg_"), LegOutcome::ALL.map(LegOutcome::name));
     }
 }

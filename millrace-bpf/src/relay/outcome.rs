@@ -81,6 +81,18 @@ outcomes! {
     }
 }
 
+outcomes! {
+    /// Where a packet's keystream came from.
+    Supply {
+        /// Userspace had computed it.
+        Ahead = "ahead",
+        /// The program computed it, since it found another packet's.
+        Stale = "stale",
+        /// The program computed it, since it found none.
+        Dry = "dry",
+    }
+}
+
 /// Totals since the program was loaded, all CPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::MapCore;
 
-use super::{Downstream, Error, Shared, intf, write};
+use super::keystream::{Keystream, Ring};
+use super::{Downstream, Error, Shared, Supply, intf, write};
 use crate::crypto::QuicKeys;
 use crate::intf::Plain;
 
@@ -18,6 +19,7 @@ pub struct Upstream {
     shared: Arc<Shared>,
     index: u32,
     ids: Vec<intf::Id>,
+    ring: Option<Ring>,
 }
 
 impl Upstream {
@@ -26,8 +28,10 @@ impl Upstream {
         let entry = shared.upstreams.get(index);
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
         entry.expected.store(expected, Ordering::Relaxed);
+        entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.ring.len.store(0, Ordering::Relaxed);
         fill_window(&entry.seen, expected);
-        Ok(Self { shared, index, ids: Vec::new() })
+        Ok(Self { shared, index, ids: Vec::new(), ring: None })
     }
 
     fn entry(&self) -> &intf::Upstream {
@@ -70,6 +74,25 @@ impl Upstream {
         write(&self.shared.open_keys, "open_keys", &index.to_ne_bytes(), keys.as_bytes())?;
         installed.store(u32::from(generation) + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// As [`Downstream::refill`], for the packets that are expected next, with the keys of `generation`.
+    pub fn refill(
+        &mut self,
+        generation: u16,
+        text_bytes: usize,
+        compute: impl FnMut(u16, u64, &mut Keystream),
+    ) -> Result<usize, Error> {
+        let expected = self.entry().expected.load(Ordering::Relaxed);
+        if self.ring.is_none() {
+            self.ring = Some(Ring::new(self.shared.clone(), &self.entry().ring)?);
+        }
+        Ok(self.ring.as_mut().map_or(0, |ring| ring.refill((generation, expected), text_bytes, compute)))
+    }
+
+    /// Packets whose keystream came from there.
+    pub fn supply(&self, supply: Supply) -> u64 {
+        self.entry().supplies[supply as usize].load(Ordering::Relaxed)
     }
 
     /// Userspace opened packet `number`: it is not forwarded later. To be called for every packet while nothing

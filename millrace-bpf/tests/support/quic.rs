@@ -3,9 +3,10 @@
 use fastrand::Rng;
 use millrace_proto::quic::frame;
 use millrace_proto::quic::keys::{HeaderKey, PacketKey, Secret, Suite};
+use millrace_proto::quic::keystream::KeystreamKey;
 use millrace_proto::quic::packet::{self, ConnectionId};
 
-use super::QuicKeys;
+use super::{Keystream, QuicKeys};
 
 pub const SUITES: [Suite; 2] = [Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
 const GENERATIONS: usize = 4;
@@ -39,6 +40,15 @@ impl Direction {
                 header.first_chunk().expect("16 bytes"),
             ),
             Suite::Aes256Gcm => panic!("not for the kernel"),
+        }
+    }
+
+    /// What computes keystreams ahead.
+    pub fn keystreams(&self) -> impl FnMut(u16, u64, &mut Keystream) + use<> {
+        let keys: Vec<_> = self.secrets.iter().map(KeystreamKey::new).collect();
+        move |generation, number, out| {
+            let key = keys[usize::from(generation)].as_ref().expect("a suite for the kernel");
+            key.compute(number, &mut out.once, &mut out.text);
         }
     }
 

@@ -4,6 +4,7 @@ pub mod ack;
 pub mod credit;
 pub mod frame;
 pub mod keys;
+pub mod keystream;
 pub mod number;
 pub mod packet;
 pub mod params;
