@@ -15,7 +15,8 @@
 
 #define LOOPBACK      1 /* interface index, in every network namespace */
 #define FRAME_BYTES   2048
-#define CHUNKS	      8 /* STREAM frames of one packet that are forwarded; a power of two */
+#define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define CHUNKS	      8	 /* STREAM frames of one packet that are forwarded; a power of two */
 #define QUIC_AT	      64 /* of a QUIC packet in its buffer: in front, the other headers or a longer STREAM header */
 #define UDP_AT	      (QUIC_AT - (int)sizeof(struct udphdr))
 #define IPV4_FRAME_AT (UDP_AT - (int)(sizeof(struct iphdr) + sizeof(struct ethhdr)))
@@ -322,9 +323,10 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	return RELAY_FORWARDED;
 }
 
-static __always_inline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
+/* Not inlined, so that the checks stay on the register that the helper gets. */
+static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
 {
-	if (!bytes)
+	if (bytes < SHORTEST)
 		return -1;
 	OPAQUE(bytes);
 	if (bytes > FRAME_BYTES)
@@ -343,7 +345,7 @@ static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, str
 		return RELAY_BAD_SIZE;
 	if ((first & (QUIC_LONG | QUIC_SHORT)) != QUIC_SHORT)
 		return RELAY_LONG_HEADER;
-	if (frame_bytes > FRAME_BYTES || packet_bytes > QUIC_TEXT_MAX)
+	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
 		return RELAY_BAD_SIZE;
 	if (load(skb, 0, work->frame, frame_bytes) ||
 	    load(skb, packet_at, work->in.bytes + QUIC_AT, packet_bytes))
@@ -446,7 +448,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	return RELAY_FORWARDED;
 }
 
-int step_frame(const struct quic_buf *in, struct frame_walk *walk, struct frame_stream *stream)
+enum frame_step step_frame(const struct quic_buf *in, struct frame_walk *walk, struct frame_stream *stream)
 {
 	return in && walk && stream ? frame_next(walk, in->bytes, stream) : FRAME_BAD;
 }
@@ -476,22 +478,15 @@ static __always_inline void take_chunk(struct work *work, const struct frame_str
 	work->fan.chunks++;
 }
 
-static long walk_step(__u32 step, struct walk_loop *loop)
+static long walk_step(__u32 index, struct walk_loop *loop)
 {
 	struct frame_stream frame = {};
+	enum frame_step step = step_frame(&loop->work->in, &loop->walk, &frame);
 
-	switch (step_frame(&loop->work->in, &loop->walk, &frame)) {
-	case FRAME_MORE:
-		return 0;
-	case FRAME_IS_STREAM:
+	if (step == FRAME_IS_STREAM)
 		take_chunk(loop->work, &frame);
-		return 0;
-	case FRAME_END:
-		loop->ended = 1;
-		return 1;
-	default:
-		return 1;
-	}
+	loop->ended = step == FRAME_END;
+	return step == FRAME_END || step == FRAME_BAD;
 }
 
 /* --- One leg --- */
@@ -817,9 +812,9 @@ static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *
 	return arrival->vlan_protocol ? bpf_skb_vlan_pop(skb) : 0;
 }
 
-static __always_inline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
+static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
 {
-	if (!bytes)
+	if (bytes < SHORTEST)
 		return -1;
 	OPAQUE(bytes);
 	if (bytes > FRAME_BYTES)
@@ -894,17 +889,17 @@ struct leg_loop {
 	struct work *work;
 };
 
-static long next_leg(__u32 step, struct leg_loop *loop)
+static long next_leg(__u32 index, struct leg_loop *loop)
 {
 	struct fan *fan = &loop->work->fan;
 	struct relay_downstream *downstream;
-	__u32 outcome = RELAY_LEG_GONE, next = RELAY_END, index = fan->leg;
-	struct relay_leg *leg = bpf_map_lookup_elem(&legs, &index);
+	__u32 outcome = RELAY_LEG_GONE, next = RELAY_END, key = fan->leg;
+	struct relay_leg *leg = bpf_map_lookup_elem(&legs, &key);
 
 	if (leg) {
 		next = READ_ONCE(leg->next);
-		index = leg->downstream;
-		downstream = bpf_map_lookup_elem(&downstreams, &index);
+		key = leg->downstream;
+		downstream = bpf_map_lookup_elem(&downstreams, &key);
 		if (downstream) {
 			outcome = forward(loop->skb, loop->work, leg, downstream);
 			OPAQUE(outcome);
