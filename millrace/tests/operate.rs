@@ -1,95 +1,20 @@
 //! What an operator does to a relay: settings, signals, certificates, a full disk. Real processes.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod process;
+
 use std::{
     fs,
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    process::{Output, Stdio},
     sync::Arc,
-    time::{Duration, Instant},
 };
 
-use millrace::{relay::status::Status, status::fetch};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use millrace::status::fetch;
+use nix::sys::signal::Signal;
+use process::{Relay, millrace, wait_for};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
-use tempfile::TempDir;
-
-const BOUND: Duration = Duration::from_secs(20);
-
-fn millrace() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_millrace"))
-}
-
-/// Waits until `found` finds something, and fails with `what` when it takes too long.
-fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(it) = found() {
-            return it;
-        }
-        assert!(start.elapsed() < BOUND, "no {what} in {BOUND:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-struct Relay {
-    process: Child,
-    http: SocketAddr,
-    dir: TempDir,
-}
-
-impl Relay {
-    /// Starts a relay on ports of its own; `{dir}` in an argument is its directory.
-    fn start(dir: TempDir, args: &[&str]) -> Self {
-        let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
-        let process = millrace()
-            .args(["relay", "--listen=127.0.0.1:0", &format!("--http={http}"), "--log-format=json"])
-            .args(args.iter().map(|arg| arg.replace("{dir}", dir.path().to_str().unwrap())))
-            .stderr(fs::File::create(dir.path().join("stderr")).unwrap())
-            .spawn()
-            .unwrap();
-        let relay = Self { process, http, dir };
-        wait_for("relay", || relay.health());
-        relay
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn health(&self) -> Option<u16> {
-        fetch(self.http, "/healthz").ok().map(|(code, _)| code)
-    }
-
-    fn status(&self) -> Status {
-        serde_json::from_str(&fetch(self.http, "/status").unwrap().1).unwrap()
-    }
-
-    /// Whether a line of the log has all of `words`.
-    fn logged(&self, words: &[&str]) -> bool {
-        let log = fs::read_to_string(self.path("stderr")).unwrap();
-        log.lines().any(|line| words.iter().all(|word| line.contains(word)))
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
-    }
-
-    fn exit_code(&mut self) -> Option<i32> {
-        wait_for("end of the relay", || self.process.try_wait().unwrap()).code()
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
 
 fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
