@@ -85,10 +85,11 @@ read -r early late < <(awk '{ rss[NR] = $1 } END {
     print int(early / q), int(late / q)
 }' "$dir/rss")
 echo "relay memory: $early KiB in the second quarter, $late KiB in the last"
+memory="memory is flat"
 if [ "$seconds" -lt 130 ]; then
-    say "too short to judge memory: the cache is still filling"
+    memory="too short a run to judge memory: the cache is still filling"
 elif [ "$late" -gt $((early + early / 20 + 2048)) ]; then
     failed=1
 fi
 [ "$failed" = 0 ] || die "FAIL (see target/soak)"
-echo "PASS: nothing owed is missing, memory is flat"
+echo "PASS: nothing owed is missing; $memory"
