@@ -7,7 +7,7 @@ mod net;
 mod quic;
 
 use std::net::{SocketAddr, UdpSocket};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
@@ -22,6 +22,7 @@ use quic::{Chunk, Direction};
 
 const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
+const NUMBER_MASK: u64 = (1 << 48) - 1;
 
 fn root(test: &str) -> bool {
     let root = nix::unistd::geteuid().is_root();
@@ -331,6 +332,11 @@ impl Scene {
         Chunk { stream: STREAMS[0].upstream, offset: 1000, data, fin: false }
     }
 
+    /// The same bytes each time.
+    fn chunk_of(&self, len: usize) -> Chunk {
+        Chunk { stream: STREAMS[0].upstream, offset: 1000, data: vec![5; len], fin: false }
+    }
+
     /// Sends a chunk of 1000 bytes and returns the outcome of its one leg. What is not sent has no trace but the
     /// count, on the connection too.
     fn try_leg(&mut self, generation: u16) -> LegOutcome {
@@ -454,7 +460,7 @@ fn key_updates_on_both_sides() {
     for generation in 0..3 {
         if generation > 0 {
             // The subscriber's side first, in two steps: the word moves before the keys are there.
-            let next = scene.only().downstream.number().load(Ordering::SeqCst) & 0xffff_ffff_ffff;
+            let next = scene.only().downstream.number().load(Ordering::SeqCst) & NUMBER_MASK;
             let moved = u64::from(generation) << 48 | next;
             scene.only().downstream.number().store(moved, Ordering::SeqCst);
             assert_eq!(scene.try_leg(generation - 1), LegOutcome::NoKeys);
@@ -754,6 +760,66 @@ fn tagged_frames() {
         assert_eq!((sample.vlan, sample.source, sample.destination), (Some(7), from, at));
         assert_eq!(sample.payload_bytes as usize, packet.len());
     }
+}
+
+/// The program and two threads draw numbers for one connection; one of them updates keys. No number is drawn
+/// twice or lost, generations never go back, and each of the program's packets has the keys of its generation.
+#[test]
+fn numbers_are_shared_with_userspace() {
+    const PACKETS: usize = 3000;
+    if !root("numbers_are_shared_with_userspace") {
+        return;
+    }
+    let (_network, mut scene) = simple("num");
+    scene.relay_with(LEG);
+    let keys = scene.only().keys.kernel_keys(1);
+    scene.only().downstream.set_keys(1, &keys).expect("keys");
+    let packets: Vec<_> = (0..PACKETS)
+        .map(|number| scene.publisher.seal((0, number as u64), 4, &scene.chunk_of(9).encode()))
+        .collect();
+    let frames = Chunk { stream: LEG.stream_id, ..scene.chunk_of(9) }.encode();
+    let Scene { relay, subscribers, from, to, .. } = &scene;
+    let word = subscribers[0].downstream.number();
+    let (update, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let draw = || {
+        let mut drawn = Vec::new();
+        while !done.load(Ordering::Relaxed) {
+            let old = word.fetch_add(1, Ordering::SeqCst);
+            drawn.push((old & NUMBER_MASK, (old >> 48) as u16));
+            if update.swap(false, Ordering::SeqCst) {
+                word.fetch_add(1 << 48, Ordering::SeqCst);
+            }
+            std::thread::yield_now();
+        }
+        drawn
+    };
+    let (mut drawn, registered) = std::thread::scope(|scope| {
+        let threads = [(); 2].map(|()| scope.spawn(draw));
+        let mut registered = Vec::new();
+        for (at, packet) in packets.iter().enumerate() {
+            update.fetch_or(at == PACKETS / 2, Ordering::SeqCst);
+            from.send(packet).expect("send");
+            assert_eq!(to.recv(&mut [0; 2048]).expect("the original"), packet.len());
+            relay.drain(|packet| {
+                let want = subscribers[0].keys.build((packet.generation, packet.number), &frames);
+                let mut buffer = [0; 2048];
+                let len = subscribers[0].socket.recv(&mut buffer).expect("a packet");
+                assert_eq!(buffer[..len], want);
+                registered.push(packet);
+            });
+        }
+        assert_eq!(word.load(Ordering::SeqCst) >> 48, 1);
+        done.store(true, Ordering::Relaxed);
+        let drawn: Vec<_> = threads.into_iter().flat_map(|thread| thread.join().expect("no panic")).collect();
+        (drawn, registered)
+    });
+    assert_eq!(registered.len(), PACKETS);
+    drawn.extend(registered.iter().map(|packet| (packet.number, packet.generation)));
+    drawn.sort_unstable();
+    assert!(drawn.iter().map(|(number, _)| *number).eq(0..drawn.len() as u64), "a number twice, or lost");
+    assert!(drawn.is_sorted_by_key(|(_, generation)| *generation), "a generation went back");
+    let updated = registered.iter().filter(|packet| packet.generation == 1).count();
+    assert!((1..PACKETS).contains(&updated), "{updated} packets after the update");
 }
 
 /// Run time and runs of the program, by the kernel's own statistics.
