@@ -196,7 +196,7 @@ impl Relay {
         })
     }
 
-    /// Forwards what arrives on an interface of the calling thread's network namespace, with its routes.
+    /// Forwards what arrives on an Ethernet interface of the calling thread's network namespace, with its routes.
     ///
     /// Switches the forwarding flag of the loopback interface on, in that namespace, and leaves it on: without
     /// it the kernel refuses to look up routes. It has no other effect, since nothing that is not from this

@@ -59,6 +59,8 @@ struct arrival {
 	__u8 family_now;
 	__u8 summed; /* enum ip_summed */
 	__u8 changed;
+	__u8 untagged; /* the tag was taken off */
+	__u8 pad[3];
 };
 
 /* A packet for one leg. */
@@ -797,19 +799,23 @@ static __always_inline int reshape(struct __sk_buff *skb, struct arrival *arriva
 	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
 }
 
-/* Before the first change. */
+/* A sum over the whole frame would have to follow every change. Growing makes the kernel forget it: it sums up
+ * the original again when that goes up. A tag would go along to whatever interface the copies leave by.
+ */
 static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *arrival)
 {
-	if (arrival->changed)
-		return 0;
-	arrival->changed = 1;
-	/* A sum over the whole frame would have to follow every change. Growing makes the kernel forget it: it
-	 * sums up the original again when that goes up.
-	 */
-	if (arrival->summed == CHECKSUM_COMPLETE && bpf_skb_change_tail(skb, arrival->frame_bytes + 4, 0))
-		return -1;
-	/* The tag would go along to whatever interface the copies leave by. */
-	return arrival->vlan_protocol ? bpf_skb_vlan_pop(skb) : 0;
+	if (!arrival->changed) {
+		arrival->changed = 1;
+		if (arrival->summed == CHECKSUM_COMPLETE &&
+		    bpf_skb_change_tail(skb, arrival->frame_bytes + 4, 0))
+			return -1;
+	}
+	if (arrival->vlan_protocol && !arrival->untagged) {
+		if (bpf_skb_vlan_pop(skb))
+			return -1;
+		arrival->untagged = 1;
+	}
+	return 0;
 }
 
 static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
@@ -848,7 +854,7 @@ int restore(struct __sk_buff *skb, struct work *work)
 	if (reshape(skb, arrival, arrival->family, arrival->frame_bytes) ||
 	    store(skb, work->frame, arrival->frame_bytes))
 		return -1;
-	return arrival->vlan_protocol ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
+	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
 }
 
 static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, struct work *work,
