@@ -360,6 +360,7 @@ impl Subscription {
                             listener = self.track.listen(Some(self.window.start.group));
                         }
                     }
+                    Some(Message::Unsubscribe(_)) => return Err(Error::Cancelled),
                     Some(_) => return Err(violation("a message that a subscription does not allow")),
                     None => peer_speaks = false,
                 },

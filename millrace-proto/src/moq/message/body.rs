@@ -453,6 +453,20 @@ impl Body for NamespaceDone {
     }
 }
 
+/// UNSUBSCRIBE of older drafts, where draft-18 cancels the request stream: the end of a subscription.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsubscribe;
+
+impl Body for Unsubscribe {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        // The older request ID, where there is one: the stream says what ends.
+        input.rest();
+        Ok(Self)
+    }
+
+    fn encode(&self, _out: &mut Vec<u8>) {}
+}
+
 /// PUBLISH_BLOCKED: a track that matches a SUBSCRIBE_TRACKS but cannot be published now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublishBlocked {

@@ -10,7 +10,7 @@ use bytes::{Buf, BytesMut};
 pub use body::{
     Fetch, FetchKind, FetchOk, GoAway, NamespaceDone, NamespaceFound, Publish, PublishBlocked, PublishDone,
     PublishNamespace, Redirect, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeNamespace,
-    SubscribeOk, SubscribeTracks, TrackStatus,
+    SubscribeOk, SubscribeTracks, TrackStatus, Unsubscribe,
 };
 pub use setup::Setup;
 
@@ -84,6 +84,8 @@ messages! {
     PublishNamespace(PublishNamespace) = 0x06, "PUBLISH_NAMESPACE";
     RequestOk(RequestOk) = 0x07, "REQUEST_OK";
     Namespace(NamespaceFound) = 0x08, "NAMESPACE";
+    // Not in draft-18, but moq-transport 0.17 still ends its subscriptions with it.
+    Unsubscribe(Unsubscribe) = 0x0a, "UNSUBSCRIBE";
     PublishDone(PublishDone) = 0x0b, "PUBLISH_DONE";
     TrackStatus(TrackStatus) = 0x0d, "TRACK_STATUS";
     NamespaceDone(NamespaceDone) = 0x0e, "NAMESPACE_DONE";

@@ -31,7 +31,7 @@ fn track() -> TrackName {
 #[test]
 fn frames_that_peers_send() {
     let none = Parameters::default;
-    let table: [(Message, &[u8]); 12] = [
+    let table: [(Message, &[u8]); 13] = [
         (
             Subscribe { request_id: 0, track: track(), parameters: none() }.into(),
             &[0x03, 0, 8, 0, 1, 2, b'n', b's', 1, b't', 0],
@@ -103,6 +103,7 @@ fn frames_that_peers_send() {
             PublishBlocked { suffix: TrackName::new(Namespace::default(), "t").unwrap() }.into(),
             &[0x0f, 0, 3, 0, 1, b't'],
         ),
+        (Unsubscribe.into(), &[0x0a, 0, 0]),
     ];
     for (message, bytes) in table {
         assert_eq!(decode(bytes), Ok(Some(message.clone())), "{}", message.name());

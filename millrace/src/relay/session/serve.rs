@@ -204,6 +204,10 @@ impl Session {
                             }
                         }
                     }
+                    // Not a reset: those who still say this take it for a failure of the session.
+                    Incoming::Message(Message::Unsubscribe(_)) => {
+                        return Ok(Some(Ended::new(code::Done::SUBSCRIPTION_ENDED, "unsubscribed")));
+                    }
                     Incoming::Message(message) => {
                         return Err(SessionError::violation(format!("{} in a subscription", message.name())));
                     }
