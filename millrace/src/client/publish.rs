@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::broadcast::{Broadcast, History};
+use super::broadcast::{Broadcast, History, Track};
 use super::generate::{GenerateArgs, Generator};
 use super::media::{Boxes, Media};
 use super::serve::Server;
@@ -53,6 +53,8 @@ pub async fn publish(args: Args) -> anyhow::Result<()> {
     let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
     let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
     let broadcast = Broadcast::new(namespace, History { max_age, ..History::default() });
+    // Its tracks are there before anybody can ask for them.
+    let source = Source::open(&args, &broadcast).await?;
     let session = Session::connect(&args.connect).await?;
     let server = Server::new(session.clone(), broadcast.clone());
     let serving = tokio::spawn(session.clone().run(server.clone()));
@@ -67,11 +69,11 @@ pub async fn publish(args: Args) -> anyhow::Result<()> {
     }
     tracing::info!(name = %broadcast.namespace(), url = %args.connect.url, "publishing");
 
-    let source = async {
-        match args.generate.generate {
-            true => generate(&args, &broadcast, &server).await,
-            false => play(&args, &broadcast, &server).await,
-        }?;
+    let work = async {
+        if args.wait {
+            server.subscribed().await;
+        }
+        source.run(args.realtime).await?;
         broadcast.end();
         if let Some(pushing) = pushing {
             pushing.await?;
@@ -80,7 +82,7 @@ pub async fn publish(args: Args) -> anyhow::Result<()> {
         anyhow::Ok(())
     };
     tokio::select! {
-        result = source => result?,
+        result = work => result?,
         error = serving => return Err(error?).context("the session ended"),
     }
     drop(announced);
@@ -114,13 +116,38 @@ async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>) {
     while pushes.join_next().await.is_some() {}
 }
 
-async fn generate(args: &Args, broadcast: &Broadcast, server: &Server) -> anyhow::Result<()> {
-    let generator = Generator::new(&args.generate)?;
-    let properties = TrackProperties::default().encode();
-    let track = broadcast.create(&args.generate.track, properties)?;
-    if args.wait {
-        server.subscribed().await;
+/// What is published.
+enum Source {
+    Generated(Generator, Arc<Track>),
+    Media(Media, Box<dyn AsyncRead + Unpin>),
+}
+
+impl Source {
+    async fn open(args: &Args, broadcast: &Arc<Broadcast>) -> anyhow::Result<Self> {
+        if args.generate.generate {
+            let generator = Generator::new(&args.generate)?;
+            let properties = TrackProperties::default().encode();
+            return Ok(Self::Generated(generator, broadcast.create(&args.generate.track, properties)?));
+        }
+        let input: Box<dyn AsyncRead + Unpin> = match &args.input {
+            Some(path) => {
+                let file = tokio::fs::File::open(path).await;
+                Box::new(file.with_context(|| format!("cannot open {}", path.display()))?)
+            }
+            None => Box::new(tokio::io::stdin()),
+        };
+        Ok(Self::Media(Media::new(broadcast.clone())?, input))
     }
+
+    async fn run(self, realtime: bool) -> anyhow::Result<()> {
+        match self {
+            Self::Generated(generator, track) => generate(generator, track).await,
+            Self::Media(media, input) => play(media, input, realtime).await,
+        }
+    }
+}
+
+async fn generate(generator: Generator, track: Arc<Track>) -> anyhow::Result<()> {
     // On a thread of its own: it spins for up to 80 us before each object.
     let (done, ended) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("generate".into()).spawn(move || {
@@ -131,24 +158,14 @@ async fn generate(args: &Args, broadcast: &Broadcast, server: &Server) -> anyhow
     ended.await.context("the generator stopped")
 }
 
-async fn play(args: &Args, broadcast: &Arc<Broadcast>, server: &Server) -> anyhow::Result<()> {
-    let mut input: Box<dyn AsyncRead + Unpin> = match &args.input {
-        Some(path) => Box::new(
-            tokio::fs::File::open(path).await.with_context(|| format!("cannot open {}", path.display()))?,
-        ),
-        None => Box::new(tokio::io::stdin()),
-    };
-    let mut media = Media::new(broadcast.clone())?;
-    if args.wait {
-        server.subscribed().await;
-    }
+async fn play(mut media: Media, mut input: Box<dyn AsyncRead + Unpin>, realtime: bool) -> anyhow::Result<()> {
     let mut boxes = Boxes::default();
     let mut origin = None;
     let mut piece = vec![0; 64 << 10];
     loop {
         while let Some((kind, bytes)) = boxes.pop()? {
             let time = media.take(kind, bytes)?;
-            if let Some(time) = time.filter(|_| args.realtime) {
+            if let Some(time) = time.filter(|_| realtime) {
                 let (start, first) = *origin.get_or_insert((Instant::now(), time));
                 tokio::time::sleep_until(start + time.saturating_sub(first)).await;
             }
