@@ -1,0 +1,114 @@
+//! Fragmented MP4 to publish, and what ffmpeg makes of what a player wrote.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    sync::LazyLock,
+};
+
+/// Of the video, and the length of the clips.
+pub const FRAMES_PER_SECOND: usize = 25;
+pub const SECONDS: usize = 4;
+pub const FRAMES: usize = FRAMES_PER_SECOND * SECONDS;
+/// A key frame, and with it a group, begins each second.
+pub const GROUP: usize = FRAMES_PER_SECOND;
+
+pub const VIDEO_TRACK: &str = "1.m4s";
+pub const SOUND_TRACK: &str = "2.m4s";
+
+pub struct Clip {
+    /// ftyp and moov.
+    pub init: Vec<u8>,
+    /// moof and mdat each: the objects of the tracks. One for a frame of the video.
+    pub fragments: Vec<Vec<u8>>,
+}
+
+/// moq-sub writes the objects of two tracks as they come, so only video can be compared byte by byte.
+pub static VIDEO: LazyLock<Clip> = LazyLock::new(|| Clip::make(&[]));
+pub static VIDEO_AND_SOUND: LazyLock<Clip> = LazyLock::new(|| {
+    Clip::make(&["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000", "-c:a", "aac", "-b:a", "64k"])
+});
+
+impl Clip {
+    fn make(sound: &[&str]) -> Self {
+        let picture = format!("testsrc2=size=320x240:rate={FRAMES_PER_SECOND}");
+        let (group, seconds) = (GROUP.to_string(), SECONDS.to_string());
+        let (input, codec) = sound.split_at(sound.len().min(4));
+        let args = [
+            &["-f", "lavfi", "-i", picture.as_str()],
+            input,
+            codec,
+            &["-t", &seconds, "-c:v", "libx264", "-preset", "ultrafast", "-tune", "zerolatency"],
+            &["-pix_fmt", "yuv420p", "-g", &group, "-sc_threshold", "0", "-b:v", "1M"],
+            &["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"],
+        ];
+        Self::split(&run("ffmpeg", &args.concat(), &[]))
+    }
+
+    fn split(mut media: &[u8]) -> Self {
+        let mut clip = Self { init: Vec::new(), fragments: Vec::new() };
+        while let Some(header) = media.first_chunk::<8>() {
+            let (len, kind) = header.split_at(4);
+            let (head, rest) = media.split_at(u32::from_be_bytes(len.try_into().unwrap()) as usize);
+            media = rest;
+            match kind {
+                b"ftyp" | b"moov" => clip.init.extend_from_slice(head),
+                b"moof" => clip.fragments.push(head.to_vec()),
+                b"mdat" => clip.fragments.last_mut().unwrap().extend_from_slice(head),
+                kind => panic!("a box that is not published: {}", kind.escape_ascii()),
+            }
+        }
+        assert!(media.is_empty() && clip.fragments.len() >= FRAMES);
+        clip
+    }
+
+    /// The clip without the fragments before `first`: what a player writes that comes late.
+    pub fn bytes_from(&self, first: usize) -> Vec<u8> {
+        self.bytes_of(first..self.fragments.len())
+    }
+
+    pub fn bytes_of(&self, fragments: std::ops::Range<usize>) -> Vec<u8> {
+        [&self.init, &self.fragments[fragments].concat()[..]].concat()
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        self.bytes_from(0)
+    }
+
+    /// The last fragment.
+    pub fn end(&self) -> &[u8] {
+        self.fragments.last().unwrap()
+    }
+}
+
+/// How many frames of the video can be decoded.
+pub fn frames(media: &[u8]) -> usize {
+    let args = ["-select_streams", "v:0", "-count_frames", "-show_entries", "stream=nb_read_frames"];
+    let printed = run("ffprobe", &[&args[..], &["-of", "csv=p=0", "-"]].concat(), media);
+    String::from_utf8(printed).unwrap().lines().next().unwrap().parse().unwrap()
+}
+
+/// The packets of the video and of the sound, however they are interleaved: an MD5 for each stream.
+pub fn hashes(media: &[u8]) -> Vec<String> {
+    let args = ["-i", "-", "-map", "0", "-c", "copy", "-f", "streamhash", "-hash", "md5", "-"];
+    String::from_utf8(run("ffmpeg", &args, media)).unwrap().lines().map(str::to_owned).collect()
+}
+
+/// The bytes differ at a place that a failure can show.
+pub fn assert_same(got: &[u8], want: &[u8], what: &str) {
+    let same = got.iter().zip(want).take_while(|(got, want)| got == want).count();
+    assert!(got == want, "{what}: {} bytes, {} expected, equal up to {same}", got.len(), want.len());
+}
+
+fn run(program: &str, args: &[&str], input: &[u8]) -> Vec<u8> {
+    let mut command = Command::new(program);
+    command.args(["-hide_banner", "-loglevel", "error"]).args(args);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut pipe = child.stdin.take().unwrap();
+    let input = input.to_vec();
+    let writer = std::thread::spawn(move || pipe.write_all(&input));
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {}", output.status);
+    writer.join().unwrap().unwrap();
+    output.stdout
+}

@@ -1,0 +1,113 @@
+//! The same media over links that lose packets, and between hosts whose addresses change.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use millrace::lab::{Directions, Lab, Node, Topology};
+
+use super::{
+    clip::{self, FRAMES, FRAMES_PER_SECOND, VIDEO, VIDEO_TRACK, assert_same},
+    needs,
+    players::{Playing, assert_played, moq_pub, moq_sub, publish, subscribe},
+    process::Need::{Ffmpeg, Peer, Root},
+    relay::Relay,
+};
+
+/// Between two fragments: real time, so that a stream that loses packets is not overtaken by the next group.
+const PACE: Duration = Duration::from_millis(1000 / FRAMES_PER_SECOND as u64);
+
+/// A lab of one relay whose links have a delay of 20 ms, and more.
+fn lab(subscribers: usize, impairments: &[(&str, &str)]) -> Lab {
+    let mut topology = Topology::standard(1, subscribers);
+    for (link, settings) in [&[("all", "delay=20ms")], impairments].concat() {
+        topology.impair(link, Directions::Both, settings).unwrap();
+    }
+    Lab::new(&topology).unwrap()
+}
+
+#[test]
+fn loss_between_publisher_and_relay() {
+    needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let clip = &VIDEO;
+    for loss in ["loss=2%", "loss=5%"] {
+        let lab = lab(1, &[("pub-relay", loss)]);
+        let [source, relay, player] = ["pub", "relay", "sub1"].map(|name| lab.node(name).unwrap());
+        let url_at = relay.addr_v4();
+        let relay = Relay::inside(relay);
+        let url = relay.url_at(url_at);
+        let mut publisher = moq_pub(Some(source), &relay, &url, clip, &[]);
+        let theirs = Playing::new(moq_sub(Some(player), &url, &[]), loss, 0);
+        let ours = Playing::new(subscribe(Some(player), &url, &[]), loss, 0);
+        relay.until_subscribed(VIDEO_TRACK, 2);
+        publisher.feed(&clip.fragments, PACE);
+        assert_played(&relay, clip, [theirs, ours]);
+    }
+}
+
+#[test]
+fn loss_between_relay_and_players() {
+    needs!(Root, Ffmpeg, Peer("moq-sub"));
+    let clip = &VIDEO;
+    let lab = lab(2, &[("relay-sub1", "loss=2%"), ("relay-sub2", "loss=5%")]);
+    let node = |name| lab.node(name).unwrap();
+    let relay = Relay::inside(node("relay"));
+    let url = relay.url_at(node("relay").addr_v4());
+    let mut publisher = publish(Some(node("pub")), &relay, &url, clip, &[]);
+    let players = ["sub1", "sub2"].map(|name| {
+        let host = Some(node(name));
+        [("moq-sub", moq_sub(host, &url, &[])), ("ours", subscribe(host, &url, &[]))]
+            .map(|(program, player)| (format!("{program} on {name}"), player))
+    });
+    relay.until_subscribed(VIDEO_TRACK, 4);
+    publisher.feed(&clip.fragments, PACE);
+    publisher.finish();
+    for (what, player) in players.into_iter().flatten() {
+        let media = player.finish();
+        assert_same(&media, &clip.bytes(), &what);
+        assert_eq!(clip::frames(&media), FRAMES);
+    }
+    assert!(relay.status().totals.bytes_retransmitted > 0, "nothing was lost");
+}
+
+/// Gives a node on the edge of the lab another address, which takes the old one's place at once.
+fn change_address(node: &Node) {
+    let interface = &node.interfaces()[0];
+    let [a, b, c, d] = interface.v4.octets();
+    let (old, new) = (interface.v4, Ipv4Addr::new(a, b, c, d + 100));
+    let device = &interface.device;
+    let gateway = Ipv4Addr::new(a, b, c, if d == 1 { 2 } else { 1 });
+    let script = format!(
+        "ip address add {new}/24 dev {device} && ip address del {old}/24 dev {device} && \
+         ip address replace {new}/24 dev {device} && ip route replace default via {gateway} dev {device}"
+    );
+    let status = node.command("sh").args(["-c", &script]).status().unwrap();
+    assert!(status.success(), "{script}: {status}");
+}
+
+#[test]
+fn addresses_change_under_way() {
+    needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let clip = &VIDEO;
+    let lab = lab(2, &[]);
+    let node = |name| lab.node(name).unwrap();
+    let relay = Relay::inside(node("relay"));
+    let url = relay.url_at(node("relay").addr_v4());
+    let mut publisher = moq_pub(Some(node("pub")), &relay, &url, clip, &[]);
+    let players = [
+        Playing::new(moq_sub(Some(node("sub1")), &url, &[]), "moq-sub", 0),
+        Playing::new(subscribe(Some(node("sub2")), &url, &[]), "ours", 0),
+    ];
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    let addresses = || relay.status().sessions.iter().map(|session| session.remote.ip()).collect::<Vec<_>>();
+    let before = addresses();
+    let (first, rest) = clip.fragments.split_at(FRAMES / 4);
+    publisher.feed(first, PACE);
+    change_address(node("sub1"));
+    change_address(node("sub2"));
+    publisher.feed(&rest[..FRAMES / 4], PACE);
+    change_address(node("pub"));
+    publisher.feed(&rest[FRAMES / 4..], PACE);
+    // A player that only receives is silent, and found again by its next keep-alive.
+    relay.until("everybody at a new address", |_| addresses().iter().all(|now| !before.contains(now)));
+    assert_eq!(addresses().len(), 3);
+    assert_played(&relay, clip, players);
+}

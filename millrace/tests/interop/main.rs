@@ -1,0 +1,23 @@
+//! Media through a relay: unmodified peers, our own clients, and every mix of them.
+//!
+//! The peers are built by `scripts/peers.sh`. A test whose peers, ffmpeg or root are missing says SKIP.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod clip;
+mod lossy;
+mod ours;
+mod players;
+mod process;
+mod relay;
+mod suite;
+
+/// Ends a test that cannot run here, and says why.
+macro_rules! needs {
+    ($($program:expr),* $(,)?) => {
+        if let Some(missing) = [$($program),*].into_iter().find_map(crate::process::missing) {
+            println!("SKIP {}: {missing}", std::thread::current().name().unwrap_or("interop"));
+            return;
+        }
+    };
+}
+pub(crate) use needs;

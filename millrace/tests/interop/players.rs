@@ -1,0 +1,212 @@
+//! The unmodified publisher and player, with each other and with ours.
+
+use std::time::Duration;
+
+use super::{
+    clip::{self, Clip, FRAMES, GROUP, SOUND_TRACK, VIDEO, VIDEO_AND_SOUND, VIDEO_TRACK, assert_same},
+    needs,
+    process::{
+        Host,
+        Need::{Ffmpeg, Peer},
+        Process,
+    },
+    relay::Relay,
+};
+
+/// Between two fragments.
+pub const PACE: Duration = Duration::from_millis(4);
+
+/// moq-pub, which has described its tracks and waits for fragments.
+pub fn moq_pub(host: Host, relay: &Relay, url: &str, clip: &Clip, more: &[&str]) -> Process {
+    let mut publisher = Process::peer(host, "moq-pub", url, more);
+    publisher.write(&clip.init);
+    // It logs the catalog once its tracks are there.
+    publisher.wait_logged("catalog:");
+    relay.until_announced();
+    publisher
+}
+
+/// Our publisher, likewise.
+pub fn publish(host: Host, relay: &Relay, url: &str, clip: &Clip, more: &[&str]) -> Process {
+    let mut publisher = Process::ours(host, "publish", url, more);
+    publisher.write(&clip.init);
+    relay.until_announced();
+    publisher
+}
+
+pub fn moq_sub(host: Host, url: &str, more: &[&str]) -> Process {
+    Process::peer(host, "moq-sub", url, more)
+}
+
+pub fn subscribe(host: Host, url: &str, more: &[&str]) -> Process {
+    Process::ours(host, "subscribe", url, more)
+}
+
+/// moq-sub keeps up to so many bytes of its output until it exits: what is behind the last byte 0x0a.
+const HELD_BACK: usize = 1024;
+
+/// What a player should write, from a fragment on.
+pub struct Playing {
+    pub player: Process,
+    pub what: String,
+    pub first: usize,
+}
+
+impl Playing {
+    pub fn new(player: Process, what: &str, first: usize) -> Self {
+        Self { player, what: what.into(), first }
+    }
+}
+
+/// Every player writes what it should, and every frame of that can be decoded.
+///
+/// moq-pub never ends a track, and moq-sub holds back some of what it writes until it exits. So the relay goes
+/// once they have all begun to write the last fragment.
+pub fn assert_played(relay: &Relay, clip: &Clip, players: impl IntoIterator<Item = Playing>) {
+    let players: Vec<_> = players.into_iter().collect();
+    assert!(clip.end().len() > HELD_BACK);
+    for Playing { player, first, .. } in &players {
+        player.wait_beyond(clip.bytes_from(*first).len() - clip.end().len());
+    }
+    relay.stop();
+    for Playing { player, what, first } in players {
+        let media = player.last_output();
+        assert_same(&media, &clip.bytes_from(first), &what);
+        assert_eq!(clip::frames(&media), FRAMES - first, "{what}");
+    }
+}
+
+/// Two and a half groups, then a player that comes late, then the rest.
+const LATE: usize = 2 * GROUP + GROUP / 2;
+
+#[test]
+fn moq_pub_to_two_moq_subs() {
+    needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
+    let first = moq_sub(None, &relay.url(), &[]);
+    relay.until_subscribed(VIDEO_TRACK, 1);
+    publisher.feed(&clip.fragments[..LATE], PACE);
+    relay.until_largest(VIDEO_TRACK, LATE - 1);
+
+    let late = moq_sub(None, &relay.url(), &[]);
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    publisher.feed(&clip.fragments[LATE..], PACE);
+    let first = Playing::new(first, "from the start", 0);
+    let late = Playing::new(late, "the current group, from the cache", 2 * GROUP);
+    assert_played(&relay, clip, [first, late]);
+}
+
+#[test]
+fn moq_sub_joins_with_groups_of_the_past() {
+    needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
+    // The relay has what somebody watches.
+    let _first = moq_sub(None, &relay.url(), &[]);
+    relay.until_subscribed(VIDEO_TRACK, 1);
+    publisher.feed(&clip.fragments[..LATE], PACE);
+    relay.until_largest(VIDEO_TRACK, LATE - 1);
+
+    let joining = [
+        Playing::new(moq_sub(None, &relay.url(), &["--join-groups", "1"]), "one group back", GROUP),
+        Playing::new(moq_sub(None, &relay.url(), &["--catalog", "fetch", "absolute", "0"]), "group 0", 0),
+        Playing::new(moq_sub(None, &relay.url(), &["fetch", "relative", "1"]), "this group", 2 * GROUP),
+    ];
+    relay.until_subscribed(VIDEO_TRACK, 4);
+    publisher.feed(&clip.fragments[LATE..], PACE);
+    let fetched = moq_sub(None, &relay.url(), &["fetch", "standalone", "1:0", "2:0"]).finish();
+    assert_same(&fetched, &clip.bytes_of(GROUP..3 * GROUP), "groups 1 and 2");
+    assert_played(&relay, clip, joining);
+}
+
+#[test]
+fn moq_pub_that_pushes_its_tracks() {
+    needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &["--publish"]);
+    relay.until_published(VIDEO_TRACK);
+    publisher.feed(&clip.fragments[..LATE], PACE);
+    relay.until_largest(VIDEO_TRACK, LATE - 1);
+    let theirs = moq_sub(None, &relay.url(), &["--join-groups", "9"]);
+    let ours = subscribe(None, &relay.url(), &[]);
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    publisher.feed(&clip.fragments[LATE..], PACE);
+    let players = [Playing::new(theirs, "moq-sub", 0), Playing::new(ours, "ours", 2 * GROUP)];
+    assert_played(&relay, clip, players);
+}
+
+#[test]
+fn our_publisher_to_moq_sub() {
+    needs!(Ffmpeg, Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = publish(None, &relay, &relay.url(), clip, &[]);
+    let players = [moq_sub(None, &relay.url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    publisher.feed(&clip.fragments, PACE);
+    publisher.finish();
+    for player in players {
+        // It ends by itself: PUBLISH_DONE counts the streams that it has had.
+        let media = player.finish();
+        assert_same(&media, &clip.bytes(), "moq-sub");
+        assert_eq!(clip::frames(&media), FRAMES);
+    }
+}
+
+#[test]
+fn our_publisher_with_sound_to_moq_sub() {
+    needs!(Ffmpeg, Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let mut publisher = publish(None, &relay, &relay.url(), clip, &[]);
+    let players = [moq_sub(None, &relay.url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    relay.until_subscribed(SOUND_TRACK, 2);
+    publisher.feed(&clip.fragments, PACE);
+    publisher.finish();
+    for player in players {
+        assert_same_streams(&player.finish(), clip);
+    }
+}
+
+/// Both tracks are as published, however a player has interleaved them.
+pub fn assert_same_streams(media: &[u8], clip: &Clip) {
+    let want = clip.bytes();
+    assert_eq!(media.len(), want.len());
+    assert_eq!(clip::hashes(media), clip::hashes(&want));
+    assert_eq!(clip::frames(media), FRAMES);
+}
+
+#[test]
+fn moq_pub_with_sound_to_moq_sub() {
+    needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let relay = Relay::with(|config| config.idle_timeout = Duration::from_secs(8));
+    let clip = &VIDEO_AND_SOUND;
+    let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
+    let players = [moq_sub(None, &relay.url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    relay.until_subscribed(SOUND_TRACK, 2);
+    publisher.feed(&clip.fragments, PACE);
+    relay.until_delivered(1 + clip.fragments.len());
+    // Its end is that of the tracks, once the relay has noticed the silence, and so of the players.
+    drop(publisher);
+    for player in players {
+        assert_same_streams(&player.last_output(), clip);
+    }
+}
+
+#[test]
+fn moq_pub_to_our_subscriber() {
+    needs!(Ffmpeg, Peer("moq-pub"));
+    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
+    let both = subscribe(None, &relay.url(), &["--catalog"]);
+    let video = subscribe(None, &relay.url(), &["--track", VIDEO_TRACK, "--count", &FRAMES.to_string()]);
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    relay.until_subscribed(SOUND_TRACK, 1);
+    publisher.feed(&clip.fragments, PACE);
+    both.wait_beyond(clip.bytes().len() - 1);
+    assert_same_streams(&both.output(), clip);
+    let alone = [&clip.init[..], &video.finish()].concat();
+    assert_eq!(clip::frames(&alone), FRAMES);
+    assert_eq!(clip::hashes(&alone)[0], clip::hashes(&clip.bytes())[0]);
+}

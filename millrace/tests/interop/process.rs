@@ -1,0 +1,166 @@
+//! Publishers and players as processes, whose output a test looks at while they run.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::Write as _,
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, ExitStatus, Stdio},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use millrace::lab::Node;
+use tempfile::TempDir;
+
+/// How long anything may take before a test fails; the machine may be busy with other tests.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a test needs.
+#[derive(Clone, Copy)]
+pub enum Need {
+    /// A peer that `scripts/peers.sh` builds.
+    Peer(&'static str),
+    Ffmpeg,
+    Root,
+}
+
+/// What is missing, if something is.
+pub fn missing(need: Need) -> Option<String> {
+    match need {
+        Need::Peer(name) => {
+            let path = peer(name);
+            (!path.is_file()).then(|| format!("no {}: scripts/peers.sh builds it", path.display()))
+        }
+        Need::Ffmpeg => {
+            let started = Command::new("ffprobe").arg("-version").stdout(Stdio::null()).status();
+            started.is_err().then(|| "no ffmpeg".into())
+        }
+        Need::Root => (!nix::unistd::geteuid().is_root()).then(|| "needs root".into()),
+    }
+}
+
+fn peer(name: &str) -> PathBuf {
+    let default = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../target/peers");
+    env::var_os("MILLRACE_PEERS").map_or_else(default, PathBuf::from).join("bin").join(name)
+}
+
+/// Waits until `found` finds something; `None` when that takes too long.
+pub fn wait_for<T>(mut found: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        let it = found();
+        if it.is_some() || start.elapsed() > PATIENCE {
+            return it;
+        }
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running program. Killed when it is dropped.
+pub struct Process {
+    name: String,
+    child: Child,
+    input: Option<ChildStdin>,
+    dir: TempDir,
+}
+
+/// Where programs run: this host, or a node of a lab.
+pub type Host<'a> = Option<&'a Node>;
+
+impl Process {
+    /// Starts a peer with arguments for the broadcast at `url` and more.
+    pub fn peer(host: Host, name: &str, url: &str, more: &[&str]) -> Self {
+        let broadcast = ["--name", super::relay::BROADCAST, "--tls-disable-verify", url];
+        Self::start(host, name, peer(name), &[&broadcast, more].concat())
+    }
+
+    /// Starts our own publisher or subscriber.
+    pub fn ours(host: Host, verb: &str, url: &str, more: &[&str]) -> Self {
+        let broadcast = [verb, "--name", super::relay::BROADCAST, "--tls-disable-verify", url];
+        Self::start(host, verb, env!("CARGO_BIN_EXE_millrace").into(), &[&broadcast, more].concat())
+    }
+
+    pub fn start_peer(name: &str, args: &[&str]) -> Self {
+        Self::start(None, name, peer(name), args)
+    }
+
+    fn start(host: Host, name: &str, program: PathBuf, args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = match host {
+            Some(node) => node.command(program),
+            None => Command::new(program),
+        };
+        let file = |name| File::create(dir.path().join(name)).unwrap();
+        // The waits below read what the peers log; colours would be in the way.
+        command.args(args).env("NO_COLOR", "1").env_remove("RUST_LOG");
+        command.stdin(Stdio::piped()).stdout(file("stdout")).stderr(file("stderr"));
+        let mut child = command.spawn().unwrap();
+        let input = child.stdin.take();
+        Self { name: name.into(), child, input, dir }
+    }
+
+    /// Writes to its standard input.
+    pub fn write(&mut self, bytes: &[u8]) {
+        let input = self.input.as_mut().expect("the input is open");
+        if let Err(error) = input.write_all(bytes).and_then(|()| input.flush()) {
+            panic!("{} does not read: {error}\n{}", self.name, self.log());
+        }
+    }
+
+    /// Writes at a steady pace, as a live source does.
+    pub fn feed(&mut self, pieces: &[Vec<u8>], pace: Duration) {
+        let start = Instant::now();
+        for (piece, count) in pieces.iter().zip(0..) {
+            sleep((pace * count).saturating_sub(start.elapsed()));
+            self.write(piece);
+        }
+    }
+
+    pub fn output(&self) -> Vec<u8> {
+        fs::read(self.dir.path().join("stdout")).unwrap()
+    }
+
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.dir.path().join("stderr")).unwrap()).into_owned()
+    }
+
+    /// Waits until its log has `text`.
+    pub fn wait_logged(&self, text: &str) {
+        let logged = wait_for(|| self.log().contains(text).then_some(()));
+        assert!(logged.is_some(), "{} has not logged {text:?}:\n{}", self.name, self.log());
+    }
+
+    /// Waits until it has written more than `len` bytes.
+    pub fn wait_beyond(&self, len: usize) {
+        let written = || fs::metadata(self.dir.path().join("stdout")).unwrap().len();
+        let beyond = wait_for(|| (written() > len as u64).then_some(()));
+        assert!(beyond.is_some(), "{} has written {} bytes of {len}:\n{}", self.name, written(), self.log());
+    }
+
+    /// Waits until it has ended well after the end of its input, and returns what it has written.
+    pub fn finish(mut self) -> Vec<u8> {
+        self.input = None;
+        let status = self.wait();
+        assert!(status.success(), "{}: {status}\n{}", self.name, self.log());
+        self.output()
+    }
+
+    /// Waits until it has ended, however, and returns what it has written.
+    pub fn last_output(mut self) -> Vec<u8> {
+        self.wait();
+        self.output()
+    }
+
+    fn wait(&mut self) -> ExitStatus {
+        let status = wait_for(|| self.child.try_wait().unwrap());
+        status.unwrap_or_else(|| panic!("{} does not end:\n{}", self.name, self.log()))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+    }
+}

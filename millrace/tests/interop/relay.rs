@@ -1,0 +1,113 @@
+//! A relay in this process.
+
+use std::sync::Arc;
+
+use millrace::{
+    lab::Node,
+    relay::{
+        config::{Config, Settings},
+        server::{Identity, Server},
+        status::{Status, StatusSource},
+        tls,
+    },
+};
+use millrace_proto::moq::{Namespace, TrackName};
+use tokio::runtime::Runtime;
+
+use super::{clip::GROUP, process::wait_for};
+
+/// The name of every broadcast here.
+pub const BROADCAST: &str = "live/cam";
+
+pub struct Relay {
+    server: Arc<Server>,
+    runtime: Runtime,
+}
+
+impl Relay {
+    /// On a port of its own, at every IPv4 address of this host or of a node.
+    pub fn start() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let runtime = Runtime::new().unwrap();
+        let settings = Settings { listen: Some(vec!["0.0.0.0:0".parse().unwrap()]), ..Settings::default() };
+        let mut config = Config::new(settings, None).unwrap();
+        config.http = None;
+        change(&mut config);
+        let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
+        let identity = Identity { certificate, upstream_roots: None, key_log: None };
+        let server = {
+            let _inside = runtime.enter();
+            Arc::new(Server::start(config, identity).unwrap())
+        };
+        Self { server, runtime }
+    }
+
+    pub fn inside(node: &Node) -> Self {
+        node.enter(Self::start).unwrap()
+    }
+
+    pub fn url(&self) -> String {
+        self.url_at("127.0.0.1")
+    }
+
+    pub fn url_at(&self, host: impl std::fmt::Display) -> String {
+        format!("moqt://{host}:{}", self.server.local_addrs()[0].port())
+    }
+
+    /// Closes every session.
+    pub fn stop(&self) {
+        self.runtime.block_on(self.server.stop());
+    }
+
+    pub fn status(&self) -> Status {
+        self.server.status()
+    }
+
+    /// Waits until the relay's status is as wanted.
+    pub fn until(&self, what: &str, wanted: impl Fn(&Status) -> bool) {
+        let reached = wait_for(|| wanted(&self.status()).then_some(()));
+        assert!(reached.is_some(), "not reached: {what}: {:#?}", self.status());
+    }
+
+    pub fn until_announced(&self) {
+        self.until("a publisher", |status| status.sessions.iter().any(|session| session.publisher));
+    }
+
+    pub fn until_subscribed(&self, track: &str, subscribers: u64) {
+        let name = name(track);
+        self.until(&format!("{subscribers} of {name}"), |status| {
+            status.tracks.iter().any(|track| track.name == name && track.subscribers == subscribers)
+        });
+    }
+
+    pub fn until_published(&self, track: &str) {
+        let name = name(track);
+        self.until(&name, |status| {
+            status.tracks.iter().any(|track| track.name == name && track.publishers == 1)
+        });
+    }
+
+    /// Waits until so many objects have come, and all that is owed to subscribers has arrived there.
+    pub fn until_delivered(&self, objects: usize) {
+        self.until(&format!("{objects} delivered"), |status| {
+            let idle = status.sessions.iter().all(|session| session.pending == 0 && session.in_flight == 0);
+            idle && status.totals.objects_received >= objects as u64
+        });
+    }
+
+    /// Waits until the relay has this frame of the video.
+    pub fn until_largest(&self, track: &str, frame: usize) {
+        let (name, at) = (name(track), ((frame / GROUP) as u64, (frame % GROUP) as u64));
+        self.until(&format!("{name} at {at:?}"), |status| {
+            let found = status.tracks.iter().find(|track| track.name == name);
+            found.is_some_and(|track| track.largest == Some(at))
+        });
+    }
+}
+
+fn name(track: &str) -> String {
+    TrackName::new(Namespace::from_path(BROADCAST).unwrap(), track.to_owned()).unwrap().to_string()
+}
