@@ -6,196 +6,28 @@
 #include "udp.h"
 #include "frames.h"
 #include "quic_packet.h"
-#include "relay_intf.h"
+#include "relay_state.h"
+#include "relay_wire.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
 
 /* "Next program" for TCX (TCX_NEXT), "next filter" for clsact (TC_ACT_UNSPEC). */
 #define PASS_ON -1
 
-#define LOOPBACK      1 /* interface index, in every network namespace */
-#define FRAME_BYTES   2048
-#define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
-#define CHUNKS	      8	 /* STREAM frames of one packet that are forwarded; a power of two */
-#define QUIC_AT	      64 /* of a QUIC packet in its buffer: in front, the other headers or a longer STREAM header */
-#define UDP_AT	      (QUIC_AT - (int)sizeof(struct udphdr))
-#define IPV4_FRAME_AT (UDP_AT - (int)(sizeof(struct iphdr) + sizeof(struct ethhdr)))
-#define IPV6_FRAME_AT (UDP_AT - (int)(sizeof(struct ipv6hdr) + sizeof(struct ethhdr)))
-#define QUIC_SHORT    0x40 /* fixed bit, and not a long header */
-#define QUIC_LONG     0x80
-#define AF_INET	      2
-#define AF_INET6      10
-#define HOP_LIMIT     64
-#define NUMBER_MASK   ((1ULL << RELAY_NUMBER_BITS) - 1)
-#define SEEN_BLOCK    5 /* log2 of the numbers in a word of the replay window */
-#define MAX_ATTEMPTS  4 /* to change a word that other CPUs change too */
-
-enum ip_summed {
-	CHECKSUM_COMPLETE = 2,
-	CHECKSUM_PARTIAL = 3,
-};
+#define LOOPBACK     1	  /* interface index, in every network namespace */
+#define SHORTEST     14	  /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define QUIC_SHORT   0x40 /* fixed bit, and not a long header */
+#define QUIC_LONG    0x80
+#define AF_INET	     2
+#define AF_INET6     10
+#define NUMBER_MASK  ((1ULL << RELAY_NUMBER_BITS) - 1)
+#define SEEN_BLOCK   5 /* log2 of the numbers in a word of the replay window */
+#define MAX_ATTEMPTS 4 /* to change a word that other CPUs change too */
 
 /* The one field that is needed; libbpf finds its place in the running kernel. */
 struct sk_buff {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
-
-/* A STREAM frame that has a slot. */
-struct chunk {
-	struct frame_stream frame;
-	__u32 leg; /* first of its slot */
-	__u32 pad;
-};
-
-/* The frame that arrived, and what has been done to it. */
-struct arrival {
-	__u32 frame_bytes;
-	__u32 packet_at; /* the QUIC packet's place in the frame */
-	__u32 packet_bytes;
-	__u32 upstream;
-	__u16 vlan_tci;
-	__be16 vlan_protocol; /* 0: untagged */
-	__u8 family;	      /* 4 or 6 */
-	__u8 family_now;
-	__u8 summed; /* enum ip_summed */
-	__u8 changed;
-	__u8 untagged; /* the tag was taken off */
-	__u8 pad[3];
-};
-
-/* A packet for one leg. */
-struct leg_packet {
-	__u64 word;   /* the drawn number and its key generation */
-	__u64 offset; /* downstream */
-	__u32 data_at;
-	__u32 len;
-	__u32 size; /* UDP payload */
-	__u32 header_bytes;
-	__u32 fin;
-	__u32 pad;
-};
-
-/* Where the fan-out is. */
-struct fan {
-	__u32 chunks;
-	__u32 chunk;
-	__u32 leg;
-	__u32 left_over; /* chunks for which there was no room */
-};
-
-/* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
-struct work {
-	struct quic_buf in;
-	struct quic_buf out;
-	__u8 frame[FRAME_BYTES]; /* as it arrived */
-	struct arrival arrival;
-	struct chunk chunks[CHUNKS];
-	struct fan fan;
-	struct leg_packet packet;
-	struct bpf_fib_lookup route;
-};
-
-SEC(".rodata.config")
-const volatile struct relay_config config = {};
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct relay_id);
-	__type(value, __u32);
-	__uint(max_entries, 1); /* sizes are set before loading */
-} ids SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct relay_upstream);
-	__uint(max_entries, 1);
-} upstreams SEC(".maps");
-
-/* Two for each upstream, by key phase. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct quic_keys);
-	__uint(max_entries, 2);
-} open_keys SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__type(key, struct relay_slot);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} slots SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct relay_leg);
-	__uint(max_entries, 1);
-} legs SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct relay_downstream);
-	__uint(max_entries, 1);
-} downstreams SEC(".maps");
-
-/* Two for each downstream, by parity of the generation. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct quic_keys);
-	__uint(max_entries, 2);
-} seal_keys SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__type(key, __u32);
-	__type(value, struct relay_keystream);
-	__uint(max_entries, 1);
-} keystreams SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 12);
-} forwarded SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, __u64);
-	__uint(max_entries, RELAY_OUTCOMES + RELAY_LEG_OUTCOMES);
-} outcomes SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__type(key, __u32);
-	__type(value, struct work);
-	__uint(max_entries, 1);
-} works SEC(".maps");
-
-struct nothing {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} nothing SEC(".maps");
-
-/* Not for the program: an update of a map of maps returns when all program runs have ended that it might
- * concern, which tells userspace that it may reuse what it has unlinked.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__array(values, struct nothing);
-} barrier SEC(".maps")
-= {.values = {&nothing}};
 
 static __always_inline void count(__u32 outcome)
 {
@@ -206,15 +38,6 @@ static __always_inline void count(__u32 outcome)
 }
 
 #define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
-
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
 
 /* Functions without `static` are global functions: the verifier walks each once, whoever calls it, which keeps
  * the whole within its limits. It wants to see that their pointers are not NULL.
@@ -687,86 +510,6 @@ int seal_packet(struct work *work, const struct relay_leg *leg, const struct rel
 	if (!keys || seal_text(downstream, keys, work, &extent))
 		return -1;
 	return quic_protect(keys, &work->out, QUIC_AT, path->id_bytes);
-}
-
-/* Sum over UDP header and payload, which are `bytes` together, zeroes behind them. */
-static __always_inline __u64 sum_udp(const __u8 *udp, __u32 bytes, __u64 sum)
-{
-	const __u32 step = 512; /* what bpf_csum_diff takes at a time before Linux 6.13 */
-
-	for (__u32 at = 0; at < FRAME_BYTES; at += step) {
-		__u32 part = bytes - at;
-
-		if (at >= bytes)
-			break;
-		if (part > step)
-			part = step;
-		part = (part + 3) & ~3U;
-		sum = bpf_csum_diff(NULL, 0, (__be32 *)(udp + at), part & 1023, sum);
-	}
-	return sum;
-}
-
-/* A packet that is to be checksummed on the way out (CHECKSUM_PARTIAL) holds the sum of the pseudo header. */
-static __always_inline void put_udp(struct quic_buf *out, const struct relay_path *path, __u32 size,
-				    __u32 summed)
-{
-	__u8 *at = out->bytes + UDP_AT;
-	struct udphdr *udp = (struct udphdr *)at;
-	__u32 bytes = sizeof(*udp) + size;
-	__u64 sum = bpf_csum_diff(NULL, 0, (__be32 *)path->local, sizeof(path->local) + sizeof(path->remote),
-				  bpf_htons(IPPROTO_UDP) + bpf_htons(bytes));
-
-	udp->source = path->local_port;
-	udp->dest = path->remote_port;
-	udp->len = bpf_htons(bytes);
-	udp->check = 0;
-	if (summed == CHECKSUM_PARTIAL) {
-		udp->check = fold(sum);
-		return;
-	}
-	store32(at + (bytes & FRAMES_MASK), 0);
-	udp->check = ~fold(sum_udp(at, bytes, sum));
-	if (!udp->check)
-		udp->check = 0xffff;
-}
-
-static __always_inline void put_ipv4(struct quic_buf *out, const struct relay_path *path, __u32 size)
-{
-	struct iphdr *ip = (struct iphdr *)(out->bytes + UDP_AT - sizeof(*ip));
-
-	__builtin_memset(ip, 0, sizeof(*ip));
-	ip->version = 4;
-	ip->ihl = 5;
-	ip->tos = path->traffic_class;
-	ip->tot_len = bpf_htons(sizeof(*ip) + sizeof(struct udphdr) + size);
-	ip->frag_off = bpf_htons(0x4000); /* don't fragment */
-	ip->ttl = HOP_LIMIT;
-	ip->protocol = IPPROTO_UDP;
-	__builtin_memcpy(&ip->saddr, path->local, 4);
-	__builtin_memcpy(&ip->daddr, path->remote, 4);
-	ip->check = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
-}
-
-static __always_inline void put_ipv6(struct quic_buf *out, const struct relay_path *path, __u32 size)
-{
-	struct ipv6hdr *ip = (struct ipv6hdr *)(out->bytes + UDP_AT - sizeof(*ip));
-
-	*(__be32 *)ip = bpf_htonl(6 << 28 | path->traffic_class << 20) | path->flow_label;
-	ip->payload_len = bpf_htons(sizeof(struct udphdr) + size);
-	ip->nexthdr = IPPROTO_UDP;
-	ip->hop_limit = HOP_LIMIT;
-	__builtin_memcpy(&ip->saddr, path->local, 16);
-	__builtin_memcpy(&ip->daddr, path->remote, 16);
-}
-
-static __always_inline void put_ethernet(__u8 *at, __be16 protocol, const struct bpf_fib_lookup *route)
-{
-	struct ethhdr *eth = (struct ethhdr *)at;
-
-	eth->h_proto = protocol;
-	__builtin_memcpy(eth->h_dest, route->dmac, sizeof(eth->h_dest));
-	__builtin_memcpy(eth->h_source, route->smac, sizeof(eth->h_source));
 }
 
 /* Headers in front of the QUIC packet. */

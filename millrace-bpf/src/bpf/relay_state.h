@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The relay program's maps, and what it keeps in them while it runs. */
+#ifndef MILLRACE_RELAY_STATE_H
+#define MILLRACE_RELAY_STATE_H
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+#include "aead.h"
+#include "frames.h"
+#include "relay_intf.h"
+
+#define FRAME_BYTES 2048
+#define CHUNKS	    8 /* STREAM frames of one packet that are forwarded; a power of two */
+
+/* A STREAM frame that has a slot. */
+struct chunk {
+	struct frame_stream frame;
+	__u32 leg; /* first of its slot */
+	__u32 pad;
+};
+
+/* The frame that arrived, and what has been done to it. */
+struct arrival {
+	__u32 frame_bytes;
+	__u32 packet_at; /* the QUIC packet's place in the frame */
+	__u32 packet_bytes;
+	__u32 upstream;
+	__u16 vlan_tci;
+	__be16 vlan_protocol; /* 0: untagged */
+	__u8 family;	      /* 4 or 6 */
+	__u8 family_now;
+	__u8 summed; /* enum ip_summed */
+	__u8 changed;
+	__u8 untagged; /* the tag was taken off */
+	__u8 pad[3];
+};
+
+/* A packet for one leg. */
+struct leg_packet {
+	__u64 word;   /* the drawn number and its key generation */
+	__u64 offset; /* downstream */
+	__u32 data_at;
+	__u32 len;
+	__u32 size; /* UDP payload */
+	__u32 header_bytes;
+	__u32 fin;
+	__u32 pad;
+};
+
+/* Where the fan-out is. */
+struct fan {
+	__u32 chunks;
+	__u32 chunk;
+	__u32 leg;
+	__u32 left_over; /* chunks for which there was no room */
+};
+
+/* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
+struct work {
+	struct quic_buf in;
+	struct quic_buf out;
+	__u8 frame[FRAME_BYTES]; /* as it arrived */
+	struct arrival arrival;
+	struct chunk chunks[CHUNKS];
+	struct fan fan;
+	struct leg_packet packet;
+	struct bpf_fib_lookup route;
+};
+
+SEC(".rodata.config")
+const volatile struct relay_config config = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct relay_id);
+	__type(value, __u32);
+	__uint(max_entries, 1); /* sizes are set before loading */
+} ids SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_upstream);
+	__uint(max_entries, 1);
+} upstreams SEC(".maps");
+
+/* Two for each upstream, by key phase. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct quic_keys);
+	__uint(max_entries, 2);
+} open_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct relay_slot);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} slots SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_leg);
+	__uint(max_entries, 1);
+} legs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_downstream);
+	__uint(max_entries, 1);
+} downstreams SEC(".maps");
+
+/* Two for each downstream, by parity of the generation. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct quic_keys);
+	__uint(max_entries, 2);
+} seal_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_keystream);
+	__uint(max_entries, 1);
+} keystreams SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 12);
+} forwarded SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, RELAY_OUTCOMES + RELAY_LEG_OUTCOMES);
+} outcomes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct work);
+	__uint(max_entries, 1);
+} works SEC(".maps");
+
+struct nothing {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} nothing SEC(".maps");
+
+/* Not for the program: an update of a map of maps returns when all program runs have ended that it might
+ * concern, which tells userspace that it may reuse what it has unlinked.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct nothing);
+} barrier SEC(".maps")
+= {.values = {&nothing}};
+
+#endif
