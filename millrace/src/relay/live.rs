@@ -128,6 +128,10 @@ impl LiveTrack {
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         let mut subscriptions = self.subscriptions.write();
         self.offer_cached(&subscription, now, outbox);
+        let (first, last) = subscription.group_range();
+        for (_, group) in self.data.groups(first, last) {
+            group.datagrams.iter().for_each(|object| subscription.offer_datagram(object, now, outbox));
+        }
         if !self.is_established() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
         }

@@ -235,6 +235,45 @@ async fn datagrams_are_forwarded_under_the_subscribers_alias() {
 }
 
 #[tokio::test]
+async fn datagrams_of_the_current_group_and_those_ahead_of_their_alias_arrive() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (_first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 9).await;
+    let send = |alias: u64, object: u64| {
+        let datagram = Datagram {
+            alias,
+            group: 1,
+            object,
+            priority: None,
+            end_of_group: false,
+            properties: Default::default(),
+            status: None,
+            payload: payload(1, object, 100).into(),
+        };
+        let mut bytes = Vec::new();
+        datagram.encode(&mut bytes);
+        publisher.session.connection().send_datagram(bytes.into()).unwrap();
+    };
+    (0..3).for_each(|object| send(9, object));
+    relay.until("they are cached", |status| status.tracks[0].objects_cached == 3).await;
+    let mut late = relay.peer().await;
+    let (_late, _) = late.subscribe(&track).await;
+    let mut objects = Vec::new();
+    for _ in 0..3 {
+        objects.push(patiently(late.datagrams.recv()).await.unwrap().object);
+    }
+    objects.sort_unstable();
+    assert_eq!(objects, [0, 1, 2]);
+
+    let other = super::peer::track("live/cam", "audio");
+    send(10, 7);
+    let subscribing = late.subscribe(&other);
+    let accepting = publisher.accept_subscribe(&other, 10);
+    let _held = tokio::join!(subscribing, accepting);
+    assert_eq!(patiently(late.datagrams.recv()).await.unwrap().object, 7);
+}
+
+#[tokio::test]
 async fn statuses_and_empty_subgroups_pass() {
     let relay = Relay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;

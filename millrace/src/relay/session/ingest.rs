@@ -14,7 +14,10 @@ use millrace_proto::{
     },
 };
 use quinn::{ReadError, RecvStream};
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
 
 use super::Session;
 use crate::relay::{
@@ -24,10 +27,12 @@ use crate::relay::{
     wire::{self, MessageReader, SessionError},
 };
 
-/// How long a stream may wait for the control message that says what its track alias means.
-const ALIAS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a peer may take for the header of a stream.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a stream may wait for the control message that says what its track alias means. Loss can hold
+/// that message up for a while, and the stream waits in its flow control window.
+const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
+/// The same for datagrams, and how many of a session may wait.
+const DATAGRAM_PATIENCE: Duration = Duration::from_millis(500);
+const MAX_WAITING_DATAGRAMS: usize = 64;
 /// Bytes that are taken from a stream at once.
 const READ_SIZE: usize = 64 * 1024;
 
@@ -54,16 +59,8 @@ impl Session {
         control: mpsc::Sender<MessageReader>,
     ) -> Result<(), SessionError> {
         let mut buffer = BytesMut::new();
-        let header = match timeout(HEADER_TIMEOUT, read_header(&mut recv, &mut buffer)).await {
-            Ok(header) => header?,
-            Err(_) => {
-                return Err(SessionError::Violation {
-                    code: code::Session::DATA_STREAM_TIMEOUT,
-                    reason: "no stream header in time".into(),
-                });
-            }
-        };
-        match header {
+        // Without a limit of time: congestion can hold a header up for long, and streams are limited.
+        match read_header(&mut recv, &mut buffer).await? {
             Some((StreamHeader::Setup, _)) => {
                 let _ = control.send(MessageReader::new(recv, buffer)).await; // the session is over
                 Ok(())
@@ -92,7 +89,7 @@ impl Session {
         header_len: usize,
         front: BytesMut,
     ) -> Result<(), SessionError> {
-        let Some(upstream) = self.upstream_of(header.alias).await else {
+        let Some(upstream) = self.upstream_of(header.alias, ALIAS_TIMEOUT).await else {
             Counters::count(&self.hub.counters.unknown_alias);
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
@@ -169,7 +166,7 @@ impl Session {
     }
 
     /// The subscription that a track alias stands for, once it is known.
-    async fn upstream_of(&self, alias: u64) -> Option<Arc<Upstream>> {
+    async fn upstream_of(&self, alias: u64, patience: Duration) -> Option<Arc<Upstream>> {
         let known = async {
             loop {
                 let changed = self.aliases_changed.notified();
@@ -179,28 +176,38 @@ impl Session {
                 changed.await;
             }
         };
-        timeout(ALIAS_TIMEOUT, known).await.ok()
+        timeout(patience, known).await.ok()
     }
 
     pub(super) async fn accept_datagrams(self: &Arc<Self>) -> Result<(), SessionError> {
         let mut outbox = Outbox::default();
+        let places = Arc::new(Semaphore::new(MAX_WAITING_DATAGRAMS));
         loop {
             let bytes = self.connection.quic.read_datagram().await?;
             let Some(datagram) = Datagram::decode(bytes)? else { continue };
-            let upstream = self.state.lock().upstreams.get(&datagram.alias).cloned();
-            let Some(upstream) = upstream else {
-                Counters::count(&self.hub.counters.unknown_alias);
-                continue;
-            };
             let object = DatagramObject { datagram: owned(datagram), received_at: Instant::now() };
-            self.count_objects(&Pushed {
-                objects: 1,
-                payload_bytes: object.datagram.payload.len() as u64,
-                ..Pushed::default()
-            });
-            if let Err(duplicate) = upstream.track.datagram(object, &mut outbox) {
-                self.count_duplicate(duplicate);
+            let upstream = self.state.lock().upstreams.get(&object.datagram.alias).cloned();
+            match (upstream, Arc::clone(&places).try_acquire_owned()) {
+                (Some(upstream), _) => self.take_datagram(&upstream, object, &mut outbox),
+                // The control message that explains it may be right behind.
+                (None, Ok(place)) => drop(tokio::spawn(Arc::clone(self).hold_datagram(object, place))),
+                (None, Err(_)) => Counters::count(&self.hub.counters.unknown_alias),
             }
+        }
+    }
+
+    async fn hold_datagram(self: Arc<Self>, object: DatagramObject, _place: OwnedSemaphorePermit) {
+        match self.upstream_of(object.datagram.alias, DATAGRAM_PATIENCE).await {
+            Some(upstream) => self.take_datagram(&upstream, object, &mut Outbox::default()),
+            None => Counters::count(&self.hub.counters.unknown_alias),
+        }
+    }
+
+    fn take_datagram(&self, upstream: &Upstream, object: DatagramObject, outbox: &mut Outbox) {
+        let payload_bytes = object.datagram.payload.len() as u64;
+        self.count_objects(&Pushed { objects: 1, payload_bytes, ..Pushed::default() });
+        if let Err(duplicate) = upstream.track.datagram(object, outbox) {
+            self.count_duplicate(duplicate);
         }
     }
 }
