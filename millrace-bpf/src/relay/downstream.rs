@@ -76,7 +76,8 @@ impl Downstream {
     }
 
     /// Installs the send keys of a generation, in place of those of the last but one. To be called before the
-    /// number word moves to `generation`. May wait for program runs, some microseconds to milliseconds.
+    /// number word moves to `generation`. From the third generation on it waits for program runs, which blocks
+    /// the thread for some 10 ms: best done well ahead, and where nobody else has to wait.
     pub fn set_keys(&mut self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
         let parity = u32::from(generation & 1);
         let installed = &self.entry().generations[parity as usize];
@@ -111,7 +112,7 @@ impl Downstream {
         self.entry().supplies[supply as usize].load(Ordering::Relaxed)
     }
 
-    /// Changes addresses or connection ID. Waits for program runs.
+    /// Changes addresses or connection ID. Waits for program runs, some 10 ms.
     pub fn set_path(&mut self, path: &Path) -> Result<(), Error> {
         let path = raw_path(path)?;
         let entry = self.entry();
