@@ -146,8 +146,16 @@ impl Downstream {
     }
 
     /// Gives the stream up with a reset code of draft-18, [`code::Reset::CANCELLED`] for one nobody wants.
+    /// One that only waits for acknowledgements is left alone: its receiver may be reading it.
     pub fn reset(&mut self, key: StreamKey, code: u64) {
-        self.begin_reset(key, code, Cause::Requested);
+        if self.streams.get(key).is_some_and(|stream| !stream.is_sent()) {
+            self.begin_reset(key, code, Cause::Requested);
+        }
+    }
+
+    /// Datagrams that wait to be sent.
+    pub fn queued_datagrams(&self) -> usize {
+        self.datagrams.len()
     }
 
     pub fn set_priority(&mut self, key: StreamKey, priority: Priority) {

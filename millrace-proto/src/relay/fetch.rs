@@ -154,8 +154,10 @@ impl Source for Response {
 
 /// What the cache can give for a range of a track.
 pub enum Plan {
-    /// The last objects of the range are still arriving.
+    /// An object of the range is still arriving.
     Unfinished,
+    /// As `Ready`, but objects in between may be on the way: their group goes on, and IDs are missing.
+    Gaps { held_from: Location, objects: Vec<Entry> },
     /// All objects from `held_from` on, in the order asked for; what lies before is not held.
     Ready { held_from: Location, objects: Vec<Entry> },
 }
@@ -174,14 +176,16 @@ pub fn plan(track: &Track, first: Location, last: Location, order: GroupOrder, n
     if order == GroupOrder::Descending {
         groups.reverse();
     }
-    let mut objects = Vec::new();
+    let (mut objects, mut gaps) = (Vec::new(), false);
     for (id, group) in groups {
-        match range.objects_of(id, &group) {
-            Some(mut found) => objects.append(&mut found),
-            None => return Plan::Unfinished,
-        }
+        let Some(mut found) = range.objects_of(id, &group) else { return Plan::Unfinished };
+        gaps |= group.is_open() && range.misses_some(id, found.len() as u64);
+        objects.append(&mut found);
     }
-    Plan::Ready { held_from, objects }
+    match gaps {
+        true => Plan::Gaps { held_from, objects },
+        false => Plan::Ready { held_from, objects },
+    }
 }
 
 struct Range {
@@ -195,6 +199,12 @@ struct Range {
 impl Range {
     fn takes(&self, location: Location, received_at: Instant) -> bool {
         (self.first..=self.last).contains(&location) && self.oldest.is_none_or(|oldest| received_at >= oldest)
+    }
+
+    /// Whether fewer objects than the range has IDs of a group were found, where the range says how many.
+    fn misses_some(&self, group: u64, found: u64) -> bool {
+        let first = if group == self.first.group { self.first.object } else { 0 };
+        group == self.last.group && found <= self.last.object.saturating_sub(first)
     }
 
     /// The objects of a group that are in the range, by ID; `None` while one of them is still arriving.

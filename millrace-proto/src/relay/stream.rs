@@ -223,6 +223,14 @@ impl Stream {
     }
 
     /// Bytes that are holes at the moment.
+    /// Whether everything has been sent, FIN included, and nothing of it is known to be lost.
+    pub fn is_sent(&self) -> bool {
+        match &self.state {
+            State::Sending(sending) => sending.fin != Fin::Owed && !self.owes(sending),
+            State::Reset { .. } => true,
+        }
+    }
+
     /// Whether bytes are owed that are not there any more.
     pub fn lost_its_source(&self) -> bool {
         match &self.state {

@@ -303,6 +303,22 @@ fn fetch_waits_for_the_end_of_an_object_and_leaves_out_what_is_not_held() {
 }
 
 #[test]
+fn missing_ids_of_a_group_that_goes_on_may_be_on_the_way() {
+    let (track, now) = (track(), Instant::now());
+    let mut urgent = begin(&track, now, 1, SubgroupId::Explicit(0));
+    let mut later = begin(&track, now, 1, SubgroupId::Explicit(1));
+    push(&track, &mut urgent, now, &objects([0, 2, 4], 30));
+    push(&track, &mut later, now, &objects([1], 30));
+    let plan_to =
+        |last| plan(&track, Location::new(1, 0), Location::new(1, last), GroupOrder::Ascending, now);
+    assert!(matches!(plan_to(4), Plan::Gaps { objects, .. } if objects.len() == 4));
+    assert!(matches!(plan_to(2), Plan::Ready { objects, .. } if objects.len() == 3));
+    urgent.finish(now).unwrap();
+    later.finish(now).unwrap();
+    assert!(matches!(plan_to(4), Plan::Ready { objects, .. } if objects.len() == 4));
+}
+
+#[test]
 fn a_group_that_broke_off_is_not_served_as_whole() {
     let (track, now) = (track(), Instant::now());
     for group in 1..4 {
@@ -323,6 +339,7 @@ fn max_cache_duration_hides_old_objects() {
     assert_eq!(track.set_properties(properties.encode()).unwrap(), None);
     let mut writer = begin(&track, now, 1, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(0..2, 10));
+    writer.finish(now).unwrap();
     let range = (Location::new(1, 0), Location::new(1, 9));
     for (later, count) in [(50, 2), (150, 0)] {
         let later = now + Duration::from_millis(later);

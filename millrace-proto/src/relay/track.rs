@@ -254,6 +254,11 @@ impl Group {
         self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
     }
 
+    /// Whether a subgroup goes on.
+    pub fn is_open(&self) -> bool {
+        self.subgroups.iter().any(|subgroup| subgroup.extent().end == End::Open)
+    }
+
     fn is_broken(&self) -> bool {
         self.subgroups.iter().any(|subgroup| matches!(subgroup.extent().end, End::Reset(_)))
     }

@@ -258,10 +258,12 @@ impl Subscription {
         self.state.lock().ended.clone()
     }
 
-    /// Why the subscription ended, once its streams are closed too.
+    /// Why the subscription ended, once its streams are closed and datagrams have left too.
     pub fn drained(&self) -> Option<Ended> {
         let state = self.state.lock();
-        state.ended.clone().filter(|_| state.open.is_empty())
+        let closed =
+            |_: &Ended| state.open.is_empty() && self.connection.downstream().queued_datagrams() == 0;
+        state.ended.clone().filter(closed)
     }
 
     /// Whether the track has gone past the last group that was asked for.

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
 use tokio::sync::{Notify, mpsc};
@@ -22,6 +22,7 @@ pub struct Upstream {
     /// Data streams that arrived, for comparison with PUBLISH_DONE.
     streams: AtomicU64,
     open_streams: AtomicU64,
+    datagrams: AtomicBool,
     stream_ended: Notify,
 }
 
@@ -50,6 +51,7 @@ impl Upstream {
             asks,
             streams: AtomicU64::new(0),
             open_streams: AtomicU64::new(0),
+            datagrams: AtomicBool::new(false),
             stream_ended: Notify::new(),
         };
         (Arc::new(upstream), receiver)
@@ -64,6 +66,15 @@ impl Upstream {
         self.open_streams.fetch_add(1, Relaxed);
         self.streams.fetch_add(1, Relaxed);
         OpenStream(Arc::clone(self))
+    }
+
+    /// The publisher sends datagrams, whose end nothing announces.
+    pub fn saw_datagram(&self) {
+        self.datagrams.store(true, Relaxed);
+    }
+
+    pub fn has_datagrams(&self) -> bool {
+        self.datagrams.load(Relaxed)
     }
 
     /// Returns when `announced` data streams have arrived and all that arrived have ended.

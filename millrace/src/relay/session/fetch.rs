@@ -34,6 +34,9 @@ use crate::relay::{
 /// The longest that a FETCH waits for objects of the cache that are still arriving.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// The longest that it waits for objects that may be on the way.
+const GAP_TIMEOUT: Duration = Duration::from_millis(300);
+
 /// A FETCH with its range resolved.
 struct Range {
     track: Arc<LiveTrack>,
@@ -198,14 +201,21 @@ impl Session {
 
     /// The objects of the range that the cache holds, once those that are arriving have arrived.
     async fn cached(&self, range: &Range, last: Location) -> Result<(Location, Vec<Entry>), RequestError> {
-        let deadline = Clock::now() + ARRIVAL_TIMEOUT;
+        let began = Clock::now();
         loop {
             let progress = range.track.progress.notified();
-            if let Plan::Ready { held_from, objects } =
-                plan(&range.track.data, range.first, last, range.order, Instant::now())
-            {
-                return Ok((held_from, objects));
-            }
+            let deadline = match plan(&range.track.data, range.first, last, range.order, Instant::now()) {
+                Plan::Ready { held_from, objects } => return Ok((held_from, objects)),
+                // Subgroups of lower priority come later; but not every ID needs to exist.
+                Plan::Gaps { held_from, objects } if began.elapsed() >= GAP_TIMEOUT => {
+                    return Ok((held_from, objects));
+                }
+                Plan::Gaps { .. } => {
+                    let _ = timeout_at(began + GAP_TIMEOUT, progress).await; // then without what is missing
+                    continue;
+                }
+                Plan::Unfinished => began + ARRIVAL_TIMEOUT,
+            };
             if timeout_at(deadline, progress).await.is_err() {
                 let reason = "the last objects of the range did not arrive in time";
                 return Err(RequestError::new(code::Request::TIMEOUT, reason));

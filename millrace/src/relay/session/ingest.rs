@@ -204,6 +204,7 @@ impl Session {
     }
 
     fn take_datagram(&self, upstream: &Upstream, object: DatagramObject, outbox: &mut Outbox) {
+        upstream.saw_datagram();
         let payload_bytes = object.datagram.payload.len() as u64;
         self.count_objects(&Pushed { objects: 1, payload_bytes, ..Pushed::default() });
         if let Err(duplicate) = upstream.track.datagram(object, outbox) {

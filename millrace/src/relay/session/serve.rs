@@ -19,7 +19,7 @@ use millrace_proto::{
 use quinn::SendStream;
 use tokio::{
     sync::mpsc,
-    time::{Instant as Clock, timeout},
+    time::{Instant as Clock, sleep, timeout},
 };
 use tracing::debug;
 
@@ -34,6 +34,10 @@ use crate::relay::{
 
 /// How long the streams of a subscription that ended may take to be delivered before PUBLISH_DONE.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a subscription that ended looks whether its datagrams have left.
+const DATAGRAM_LOOKS: Duration = Duration::from_millis(10);
+/// How long datagrams may be behind the PUBLISH_DONE of their publisher.
+const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
 /// How long announced streams may take to arrive after a publisher's PUBLISH_DONE.
 const LATE_STREAMS: Duration = Duration::from_secs(2);
 
@@ -217,6 +221,7 @@ impl Session {
                 },
                 _ = &mut stopped => return Ok(None),
                 () = subscription.changed.notified() => {}
+                () = sleep(DATAGRAM_LOOKS), if subscription.ended().is_some() => {}
                 () = sleep_until(past_end), if subscription.is_past_end() => {
                     let reason = "the last group asked for is over";
                     subscription.end(Ended::new(code::Done::SUBSCRIPTION_ENDED, reason));
@@ -422,6 +427,9 @@ impl Session {
             Ok(Some(done)) => {
                 let all_here = upstream.has_seen_all(done.stream_count);
                 let _ = timeout(LATE_STREAMS, all_here).await; // some were reset before their header
+                if upstream.has_datagrams() {
+                    sleep(LATE_DATAGRAMS).await;
+                }
                 let _ = send.finish(); // the publisher may have stopped it
                 Ended::new(done.code, done.reason.clone())
             }
