@@ -252,3 +252,7 @@ impl crypto::PacketKey for PacketKey {
         self.inner.integrity_limit()
     }
 }
+
+#[cfg(test)]
+#[path = "seam_tests.rs"]
+mod tests;

@@ -579,3 +579,7 @@ fn with_batch(work: impl FnOnce(&mut Batch)) {
     thread_local!(static BATCH: RefCell<Batch> = RefCell::new(Batch::default()));
     BATCH.with_borrow_mut(work);
 }
+
+#[cfg(test)]
+#[path = "shared_tests.rs"]
+mod tests;

@@ -15,7 +15,7 @@ use millrace_proto::{
     },
     relay::downstream::{EventKind, NewDatagram, Priority},
 };
-use pair::{ID_LEN, Options, Pair, Pattern, in_time, local_socket, short_packet};
+use pair::{ID_LEN, Options, Pair, Pattern, Sent, in_time, local_socket, short_packet};
 use proxy::Towards;
 use quinn::{ConnectionError, TransportConfig, TransportErrorCode, VarInt};
 
@@ -98,12 +98,12 @@ async fn keys_are_updated_before_they_wear_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_sent_on_a_closed_connection() {
     let pair = in_time(Pair::connect(Options::default())).await;
-    pair.owe(0..1, 100 << 20);
-    in_time(pair.client.accept_uni()).await.unwrap();
+    pair.owe(0..10, 1000);
+    in_time(pair.receive(0..10, 1000)).await;
     pair.client.close(VarInt::from_u32(0), b"");
     in_time(pair.server.quic.closed()).await;
     let before = pair.server.stats().data_plane_packets;
-    pair.owe(1..100, 1000);
+    pair.owe(10..100, 1000);
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert_eq!(pair.server.stats().data_plane_packets, before);
 }
@@ -134,8 +134,8 @@ async fn twenty_percent_loss() {
     bad_network(200).await;
 }
 
-/// The client moves while it only receives: from then on it has nothing to send but ACKs of packets that
-/// quinn knows nothing of.
+/// The client moves while it only receives: from then on it has nothing to send but ACKs. quinn uses
+/// another connection ID of the client at each new address, and the client takes the old ones no more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_new_address_of_the_client_is_followed() {
     let pair = in_time(Pair::connect(Options::default())).await;
@@ -146,22 +146,8 @@ async fn a_new_address_of_the_client_is_followed() {
         pair.client_endpoint.rebind(local_socket()).unwrap();
         in_time(pair.receive_data(tags, 8000)).await;
     }
-    pair.check();
+    assert!(pair.check().ids.len() >= 5);
     assert_eq!(pair.server.stats().address_changes, 4);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn new_connection_ids_are_used() {
-    let options = Options { id_lifetime: Some(Duration::from_millis(300)), ..Options::default() };
-    let pair = in_time(Pair::connect(options)).await;
-    for round in 0..10 {
-        let tags = round * 100..(round + 1) * 100;
-        pair.owe(tags.clone(), 3000);
-        in_time(async { tokio::join!(pair.receive_data(tags, 3000), pair.echo(5, 1000)) }).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    let sent = pair.check();
-    assert!(sent.ids.len() >= 3, "{} connection IDs", sent.ids.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -175,6 +161,7 @@ async fn the_path_mtu_is_followed_up_and_down() {
     pair.proxy.impairment.max_size.store(1250, Ordering::Relaxed);
     pair.owe(1000..1200, 5000);
     in_time(pair.receive_data(1000..1200, 5000)).await;
+    assert_eq!(pair.server.downstream().mtu(), 1200);
     in_time(pair.echo(30, 5000)).await;
     pair.check();
 }
@@ -203,14 +190,19 @@ async fn verdict_on(frames: &[u8]) -> TransportErrorCode {
     in_time(async { tokio::join!(pair.receive(0..10, 3000), pair.echo(3, 1000)) }).await;
     pair.check();
 
-    let secret = pair.secrets.secret(pair.suite, "CLIENT_TRAFFIC_SECRET_0");
+    // The client may have updated its keys by itself.
+    let sent =
+        Sent::open(&pair.proxy.seen(Towards::Server), pair.suite, &pair.secrets, "CLIENT_TRAFFIC_SECRET_0");
+    let newest = sent.numbers.values().max().copied().unwrap();
+    let first = pair.secrets.secret(pair.suite, "CLIENT_TRAFFIC_SECRET_0");
+    let secret = (0..newest).fold(first.clone(), |secret, _| secret.next());
     let genuine = pair.proxy.seen(Towards::Server);
     let id = genuine.iter().rev().find_map(|datagram| short_packet(datagram)).expect("a 1-RTT packet");
     let id = ConnectionId::new(&id[1..1 + ID_LEN]).unwrap();
     let mut forged = Vec::new();
     packet::start(&id, &mut forged);
     forged.extend_from_slice(frames);
-    packet::finish(&mut forged, 0, ID_LEN, (0, 5000), &secret.packet_key(), &secret.header_key());
+    packet::finish(&mut forged, 0, ID_LEN, (newest as u16, 5000), &secret.packet_key(), &first.header_key());
     pair.proxy.forge(&forged).await;
     match in_time(pair.server.quic.closed()).await {
         ConnectionError::TransportError(error) => error.code,

@@ -19,8 +19,7 @@ use millrace_proto::{
     },
 };
 use parking_lot::Mutex;
-use quinn::{ConnectionIdGenerator, TransportConfig, crypto::rustls::QuicClientConfig};
-use quinn_proto::RandomConnectionIdGenerator;
+use quinn::{TransportConfig, crypto::rustls::QuicClientConfig};
 use rustls::{KeyLog, sign::CertifiedKey};
 
 use crate::proxy::{Proxy, Towards};
@@ -96,8 +95,6 @@ pub struct Options {
     pub client: TransportConfig,
     /// Where the server listens, and where the client finds it.
     pub listen: [Ipv4Addr; 2],
-    /// How long the client's connection IDs live.
-    pub id_lifetime: Option<Duration>,
 }
 
 impl Default for Options {
@@ -107,7 +104,6 @@ impl Default for Options {
             server: Config::default(),
             client: TransportConfig::default(),
             listen: [Ipv4Addr::LOCALHOST; 2],
-            id_lifetime: None,
         }
     }
 }
@@ -152,17 +148,10 @@ impl Pair {
         tls.key_log = Arc::clone(&secrets) as _;
         let mut config = quinn::ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls).unwrap()));
         config.transport_config(Arc::new(options.client));
-        let mut ids = quinn::EndpointConfig::default();
-        let lifetime = options.id_lifetime;
-        ids.cid_generator(move || -> Box<dyn ConnectionIdGenerator> {
-            let mut generator = RandomConnectionIdGenerator::new(ID_LEN);
-            if let Some(lifetime) = lifetime {
-                generator.set_lifetime(lifetime);
-            }
-            Box::new(generator)
-        });
+        let endpoint_config = quinn::EndpointConfig::default();
         let client_endpoint =
-            quinn::Endpoint::new(ids, None, local_socket(), Arc::new(quinn::TokioRuntime)).unwrap();
+            quinn::Endpoint::new(endpoint_config, None, local_socket(), Arc::new(quinn::TokioRuntime))
+                .unwrap();
         let connecting = client_endpoint.connect_with(config, proxy.addr, "localhost").unwrap();
         let accepting = async { endpoint.accept().await.unwrap().accept().await.unwrap() };
         let (client, server) = tokio::join!(connecting, accepting);
@@ -258,14 +247,19 @@ impl Pair {
         assert_eq!(self.client.close_reason(), None);
         assert_eq!(self.server.quic.close_reason(), None);
         assert_eq!(self.server.stats().acks_refused, 0);
-        let sent = Sent::open(&self.proxy.seen(Towards::Client), self.suite, &self.secrets);
+        let sent = Sent::open(
+            &self.proxy.seen(Towards::Client),
+            self.suite,
+            &self.secrets,
+            "SERVER_TRAFFIC_SECRET_0",
+        );
         let stats = self.server.stats();
         assert!(sent.numbers.len() as u64 <= stats.quinn_packets + stats.data_plane_packets);
         sent
     }
 }
 
-/// The server's 1-RTT packets.
+/// One end's 1-RTT packets.
 pub struct Sent {
     /// Packet number and key generation.
     pub numbers: BTreeMap<u64, usize>,
@@ -275,8 +269,9 @@ pub struct Sent {
 }
 
 impl Sent {
-    fn open(datagrams: &[Vec<u8>], suite: Suite, secrets: &Secrets) -> Self {
-        let mut secret = secrets.secret(suite, "SERVER_TRAFFIC_SECRET_0");
+    /// Opens all of one end's packets, `label` being its secret's.
+    pub fn open(datagrams: &[Vec<u8>], suite: Suite, secrets: &Secrets, label: &str) -> Self {
+        let mut secret = secrets.secret(suite, label);
         let header_key = secret.header_key();
         let mut keys = vec![secret.packet_key()];
         let mut sent = Self { numbers: BTreeMap::new(), ids: Vec::new(), largest: 0 };
@@ -293,7 +288,7 @@ impl Sent {
                 let opened = packet::open(&mut packet, ID_LEN, expected, &header_key, |_| &keys[generation]);
                 opened.ok().map(|opened| (opened.number, generation))
             });
-            let (number, generation) = opened.expect("a packet of the server");
+            let (number, generation) = opened.expect("a packet of that end");
             newest = newest.max(generation);
             assert_eq!(sent.numbers.insert(number, generation), None, "number {number} was used twice");
             sent.largest = sent.largest.max(packet.len());
