@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the peers that tests and benchmarks run against, at fixed versions, into target/peers.
 #
-#   scripts/peers.sh       the publisher, player, test client and relay of Cloudflare's moq-rs
-#   scripts/peers.sh all   also moq-dev's relay
+#   scripts/peers.sh       the publisher, player and test client of Cloudflare's moq-rs: what tests need
+#   scripts/peers.sh all   also its relay and moq-dev's: what benchmarks compare with
 #
 # What is there already stays. MILLRACE_PEERS names another directory. PEERS_PROFILE=dev builds with little
 # optimisation, which is enough for interop tests; a run without it replaces such builds.
@@ -31,8 +31,8 @@ peer() {
 peer moq-test-client 0.2.0 --locked
 peer moq-pub 0.10.0 --locked
 peer moq-sub 0.5.0 --locked
-peer moq-relay-ietf 0.8.0 --locked
 if [[ ${1:-} == all ]]; then
+	peer moq-relay-ietf 0.8.0 --locked
 	# Without --locked: a dependency in its lock file has been withdrawn.
 	peer moq-relay 0.17.10 --no-default-features --features noq
 fi
