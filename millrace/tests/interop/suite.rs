@@ -9,15 +9,36 @@ use super::{
 /// How many there are in version 0.2.0.
 const CASES: usize = 18;
 
+/// Cases that demand every datagram, which nobody repeats when it is lost: on a busy machine any of the
+/// three processes may drop one.
+const DATAGRAM_CASES: &str = "moq-test-datagram";
+const ATTEMPTS: usize = 4;
+
 #[test]
 fn every_case_of_moq_test_client_passes() {
     needs!(Peer("moq-test-client"));
     let relay = Relay::start();
-    let client = Process::start_peer("moq-test-client", &["--relay", &relay.url(), "--tls-disable-verify"]);
-    let tap = String::from_utf8(client.last_output()).unwrap();
+    let tap = run(&relay, &[]);
     assert!(tap.contains(&format!("\n1..{CASES}\n")), "{tap}");
     // A case that is skipped is `ok` too.
     let passes = |line: &&str| line.starts_with("ok ") && !line.contains(" # ");
-    assert_eq!(tap.lines().filter(passes).count(), CASES, "{tap}");
-    assert!(!tap.lines().any(|line| line.starts_with("not ok")), "{tap}");
+    let failed: Vec<_> = tap.lines().filter(|line| line.starts_with("not ok")).filter_map(case).collect();
+    assert_eq!(tap.lines().filter(passes).count() + failed.len(), CASES, "{tap}");
+    for name in failed {
+        assert!(name.starts_with(DATAGRAM_CASES), "{tap}");
+        let passed = (1..ATTEMPTS).any(|_| run(&relay, &["--test", name]).contains("\nok 1 "));
+        assert!(passed, "{name} fails every time: {tap}");
+    }
+}
+
+/// The name in a line `not ok N - NAME`.
+fn case(line: &str) -> Option<&str> {
+    line.split_once(" - ").map(|(_, name)| name.trim())
+}
+
+/// What the test client says about `relay`.
+fn run(relay: &Relay, which: &[&str]) -> String {
+    let url = relay.url();
+    let arguments = [&["--relay", &url, "--tls-disable-verify"], which].concat();
+    String::from_utf8(Process::start_peer("moq-test-client", &arguments).last_output()).unwrap()
 }
