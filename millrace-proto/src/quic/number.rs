@@ -4,6 +4,8 @@
 //! and because a generation never goes back, no packet of an older generation has a number above one of a
 //! newer generation (RFC 9001, section 6.1 and 6.4).
 
+use std::borrow::Borrow;
+
 #[cfg(not(all(test, loom)))]
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,9 +19,10 @@ pub const NUMBER_BITS: u32 = 48;
 
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
-/// The packet numbers of one connection's 1-RTT space, shared by everyone who sends on it.
+/// The packet numbers of one connection's 1-RTT space, shared by everyone who sends on it. `W` owns the word,
+/// which may be in memory that others have mapped too, and lends the same one every time.
 #[derive(Debug)]
-pub struct PacketNumbers(AtomicU64);
+pub struct PacketNumbers<W = AtomicU64>(W);
 
 /// A packet number was wanted for a key generation that a newer one has replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,25 +37,41 @@ impl PacketNumbers {
     pub fn new(next: u64) -> Self {
         Self(AtomicU64::new(next & NUMBER_MASK))
     }
+}
+
+impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
+    /// Goes on with whatever number and generation `word` holds.
+    pub fn over(word: W) -> Self {
+        Self(word)
+    }
+
+    fn word(&self) -> &AtomicU64 {
+        self.0.borrow()
+    }
+
+    /// Whoever owns the word.
+    pub fn owner(&self) -> &W {
+        &self.0
+    }
 
     /// Takes the next number; the packet must be sealed with the keys of the returned generation.
     ///
     /// Acquires what the one who moved to that generation did before, so its keys are there.
     pub fn draw(&self) -> (u16, u64) {
-        split(self.0.fetch_add(1, Ordering::Acquire))
+        split(self.word().fetch_add(1, Ordering::Acquire))
     }
 
     /// Takes the next number for a packet of `generation`, moving everyone to it when it is newer.
     ///
     /// The keys of `generation` must be in place before: others use them from here on.
     pub fn draw_in(&self, generation: u16) -> Result<u64, Superseded> {
-        let mut word = self.0.load(Ordering::Relaxed);
+        let mut word = self.word().load(Ordering::Relaxed);
         loop {
             let (current, number) = split(word);
             if generation < current {
                 return Err(Superseded { wanted: generation, current });
             }
-            match self.0.compare_exchange_weak(
+            match self.word().compare_exchange_weak(
                 word,
                 join(generation, number + 1),
                 Ordering::AcqRel,
@@ -72,7 +91,7 @@ impl PacketNumbers {
 
     /// The generation and number that the next packet would get, if nobody else draws in between.
     pub fn peek(&self) -> (u16, u64) {
-        split(self.0.load(Ordering::Acquire))
+        split(self.word().load(Ordering::Acquire))
     }
 }
 
@@ -105,6 +124,22 @@ mod tests {
         assert_eq!(numbers.draw_in(3), Ok(0));
         assert_eq!(numbers.draw_in(2), Err(Superseded { wanted: 2, current: 3 }));
         assert_eq!(numbers.draw(), (3, 1));
+    }
+
+    #[test]
+    fn goes_on_where_a_word_of_others_is() {
+        let word = std::sync::Arc::new(AtomicU64::new(join(1, 41)));
+        struct Mapped(std::sync::Arc<AtomicU64>);
+        impl Borrow<AtomicU64> for Mapped {
+            fn borrow(&self) -> &AtomicU64 {
+                &self.0
+            }
+        }
+        let numbers = PacketNumbers::over(Mapped(word.clone()));
+        assert_eq!(split(word.fetch_add(1, Ordering::Relaxed)), (1, 41));
+        assert_eq!(numbers.draw(), (1, 42));
+        assert_eq!(numbers.draw_in(2), Ok(43));
+        assert_eq!(split(word.load(Ordering::Relaxed)), (2, 44));
     }
 
     #[test]
