@@ -4,6 +4,7 @@
 //! does not own, sharing the connection with a QUIC stack. What is neither acknowledged nor in flight is a
 //! hole, and holes are sent in priority order.
 
+mod elsewhere;
 mod types;
 
 use std::{
@@ -26,6 +27,7 @@ use crate::{
     quic::{frame, varint},
 };
 
+pub use elsewhere::{Elsewhere, Loan, Share};
 pub use types::*;
 
 /// Stream frames shorter than this are not worth splitting off a longer rest.
@@ -77,6 +79,9 @@ pub struct Downstream {
     next_stream: u64,
     /// Connection credit used, bytes.
     data_sent: u64,
+    /// Of another sender, not registered yet.
+    outstanding: Share,
+    recalls: Vec<StreamKey>,
     /// The window was open when there was last nothing to send.
     app_limited: bool,
     paced_until: Option<Instant>,
@@ -111,6 +116,8 @@ impl Downstream {
             deadlines: BTreeSet::new(),
             next_stream: peer.first_stream_uni,
             data_sent: 0,
+            outstanding: Share::default(),
+            recalls: Vec::new(),
             app_limited: true,
             paced_until: None,
             events: VecDeque::new(),
@@ -235,7 +242,7 @@ impl Downstream {
                 self.app_limited = true;
                 return None;
             }
-            if !self.recovery.window_open() {
+            if !self.recovery.window_open(self.outstanding.bytes) {
                 self.app_limited = false;
                 return None;
             }
@@ -353,7 +360,7 @@ impl Downstream {
             return true;
         };
         let id = stream.id.unwrap_or_else(|| self.stream_id(self.next_stream));
-        let credit = self.peer.max_data.saturating_sub(self.data_sent);
+        let credit = self.data_credit();
         let Some(chunk) = stream.next(room as u64, credit) else { return false };
         let written = match chunk {
             Chunk::Reset { code, size } => write_reset(id, code, size, room, out).map(|()| chunk),
@@ -441,7 +448,7 @@ impl Downstream {
 
     /// Gives up to `wanted` bytes of unused connection credit away and returns how many.
     pub fn take_max_data(&mut self, wanted: u64) -> u64 {
-        let taken = wanted.min(self.peer.max_data.saturating_sub(self.data_sent));
+        let taken = wanted.min(self.data_credit());
         self.peer.max_data -= taken;
         taken
     }
@@ -609,6 +616,7 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset()) else { return };
         let opened = stream.id.is_some();
         stream.reset(code);
+        self.recall(key);
         self.disarm(key);
         // A few bytes that free the peer's resources: they go first.
         self.set_priority(key, Priority::default());
@@ -632,6 +640,7 @@ impl Downstream {
     fn close(&mut self, key: StreamKey, kind: EventKind) {
         self.unplace(key);
         self.disarm(key);
+        self.recall(key);
         let Some(stream) = self.streams.remove(key) else { return };
         if let Some(id) = stream.id {
             self.by_id.remove(&id);

@@ -108,6 +108,8 @@ pub struct Recovery<T> {
 enum Slot<T> {
     /// Skipped, or drawn by a sender that has not reported it yet.
     Unused,
+    /// So long ago that it was forgotten: whether it was skipped, lost or acknowledged.
+    Past,
     /// Elicits no acknowledgement, so its fate is of no interest.
     Quiet,
     Resolved {
@@ -166,12 +168,17 @@ impl<T: Clone> Recovery<T> {
 
     /// The data plane sent a packet of `size` bytes, the UDP payload.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
+        self.probes = self.probes.saturating_sub(1);
+        self.on_sent_elsewhere(now, number, size, content);
+    }
+
+    /// A packet of the data plane left by another way, at `sent`.
+    pub fn on_sent_elsewhere(&mut self, sent: Instant, number: u64, size: usize, content: T) {
         let size = size as u64;
         self.counts.packets_sent += 1;
         self.counts.bytes_sent += size;
-        self.last_own_sent = Some(now);
-        self.probes = self.probes.saturating_sub(1);
-        let packet = Packet { sent: now, size, content: Some(content), mtu_probe: false };
+        self.last_own_sent = self.last_own_sent.max(Some(sent));
+        let packet = Packet { sent, size, content: Some(content), mtu_probe: false };
         self.record(number, Slot::InFlight(packet));
     }
 
@@ -189,6 +196,10 @@ impl<T: Clone> Recovery<T> {
     /// Takes a whole ACK frame and adds what it means for the data plane's packets to `outcome`.
     ///
     /// `app_limited`: the data plane had nothing to send while the window was open.
+    ///
+    /// # Errors
+    /// A number that was not sent, or not reported yet. All others have been taken note of; the frame may be
+    /// taken again.
     pub fn on_ack(
         &mut self,
         now: Instant,
@@ -197,19 +208,22 @@ impl<T: Clone> Recovery<T> {
         outcome: &mut Outcome<T>,
     ) -> Result<(), NeverSent> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
-        if largest >= self.next() {
-            return Err(NeverSent(largest));
-        }
         let mut newly = Newly::default();
+        if largest >= self.next() {
+            newly.never_sent = Some(largest);
+        }
         for range in &ack.ranges {
-            let (first, last) = (*range.start(), (*range.end()).min(largest));
-            self.late(first, last, outcome);
-            for number in first.max(self.base)..last.saturating_add(1) {
-                self.acknowledge(number, largest, &mut newly, outcome)?;
+            let (first, end) = (*range.start(), range.end().saturating_add(1).min(self.next()));
+            if let Some(last) = end.checked_sub(1) {
+                self.late(first, last, outcome);
+            }
+            for number in first.max(self.base)..end {
+                self.acknowledge(number, largest, &mut newly, outcome);
             }
         }
-        self.largest_acked = self.largest_acked.max(Some(largest));
-        let Some(newest) = newly.newest else { return Ok(()) };
+        let result = newly.never_sent.map_or(Ok(()), |number| Err(NeverSent(number)));
+        self.largest_acked = self.largest_acked.max(newly.last);
+        let Some(newest) = newly.newest else { return result };
         if newly.largest {
             let delay = ack.delay.min(self.config.max_ack_delay);
             self.rtt.sample(now.saturating_duration_since(newest), delay);
@@ -228,7 +242,7 @@ impl<T: Clone> Recovery<T> {
         }
         self.detect(now, outcome);
         self.prune(now);
-        Ok(())
+        result
     }
 
     /// When [`Recovery::on_timeout`] is due.
@@ -266,9 +280,14 @@ impl<T: Clone> Recovery<T> {
         })
     }
 
-    /// Whether a full packet fits into the window.
-    pub fn window_open(&self) -> bool {
-        self.in_flight + self.config.mtu <= self.controller.window()
+    /// Whether a full packet fits into the window beside `others`, bytes in flight that were not reported yet.
+    pub fn window_open(&self, others: u64) -> bool {
+        self.in_flight + others + self.config.mtu <= self.controller.window()
+    }
+
+    /// Bytes that the window has room for.
+    pub fn room(&self) -> u64 {
+        self.controller.window().saturating_sub(self.in_flight)
     }
 
     pub fn window(&self) -> u64 {
@@ -321,12 +340,15 @@ impl<T: Clone> Recovery<T> {
 
     /// Senders draw and report without a common lock, so numbers may arrive slightly out of order.
     fn record(&mut self, number: u64, slot: Slot<T>) {
-        let Some(index) = number.checked_sub(self.base) else { return };
+        while self.base > number {
+            self.sent.push_front(Slot::Past);
+            self.base -= 1;
+        }
         while self.next() <= number {
             self.sent.push_back(Slot::Unused);
         }
-        let Some(place) = self.sent.get_mut(index as usize) else { return };
-        debug_assert!(matches!(place, Slot::Unused), "packet number {number} was used twice");
+        let Some(place) = self.sent.get_mut((number - self.base) as usize) else { return };
+        debug_assert!(matches!(place, Slot::Unused | Slot::Past), "packet number {number} was used twice");
         if let Slot::InFlight(packet) = &slot {
             self.in_flight += packet.size;
             match packet.content {
@@ -338,22 +360,18 @@ impl<T: Clone> Recovery<T> {
         self.trim();
     }
 
-    fn acknowledge(
-        &mut self,
-        number: u64,
-        largest: u64,
-        newly: &mut Newly,
-        outcome: &mut Outcome<T>,
-    ) -> Result<(), NeverSent> {
-        let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { return Ok(()) };
+    fn acknowledge(&mut self, number: u64, largest: u64, newly: &mut Newly, outcome: &mut Outcome<T>) {
+        let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { return };
         match slot {
-            Slot::Unused => return Err(NeverSent(number)),
-            Slot::Resolved { .. } => return Ok(()),
+            Slot::Unused => {
+                newly.never_sent.get_or_insert(number);
+                return;
+            }
+            Slot::Resolved { .. } | Slot::Past => return,
             Slot::Quiet | Slot::InFlight(_) => {}
         }
-        let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: true }) else {
-            return Ok(());
-        };
+        newly.last = newly.last.max(Some(number));
+        let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: true }) else { return };
         self.leave_flight(&packet);
         if packet.size > BASE_MTU {
             self.suspicions = 0;
@@ -367,7 +385,6 @@ impl<T: Clone> Recovery<T> {
             self.counts.packets_acked += 1;
             outcome.acked.push(content);
         }
-        Ok(())
     }
 
     /// Packets that were declared lost and now are acknowledged after all.
@@ -487,7 +504,7 @@ impl<T: Clone> Recovery<T> {
             match slot {
                 Slot::InFlight(_) => return,
                 Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
-                Slot::Unused | Slot::Quiet | Slot::Resolved { .. } => {}
+                Slot::Unused | Slot::Past | Slot::Quiet | Slot::Resolved { .. } => {}
             }
             self.sent.pop_front();
             self.base += 1;
@@ -518,6 +535,10 @@ impl<T: Clone> Recovery<T> {
 struct Newly {
     /// When the newest packet was sent.
     newest: Option<Instant>,
+    /// The largest number.
+    last: Option<u64>,
+    /// A number that it should not have named.
+    never_sent: Option<u64>,
     /// Bytes that may open the window.
     bytes: u64,
     /// Whether the frame's largest number is among them: only then it makes a round-trip sample.

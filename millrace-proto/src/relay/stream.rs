@@ -24,6 +24,8 @@ pub struct Stream {
     pub deadline: Option<Instant>,
     /// Bytes that the peer lets this stream send.
     pub credit: u64,
+    /// Somebody else sends on it too.
+    pub lent: bool,
     state: State,
     /// End of what was ever sent: what counts against credit, and the final size of a reset.
     sent: u64,
@@ -63,7 +65,7 @@ struct Sending {
 enum Fin {
     Owed,
     Sent,
-    Acked,
+    Acked { size: u64 },
 }
 
 /// What a stream has to send.
@@ -102,6 +104,7 @@ impl Stream {
             queue: Queue::None,
             deadline: None,
             credit,
+            lent: false,
             state: State::Sending(sending),
             sent: 0,
         }
@@ -136,8 +139,9 @@ impl Stream {
 
     pub fn need(&self) -> Need {
         match &self.state {
-            State::Reset { owed: true, .. } => Need::Repair,
-            State::Reset { owed: false, .. } => Need::Nothing,
+            // The final size is known once nobody else sends.
+            State::Reset { owed: true, .. } if !self.lent => Need::Repair,
+            State::Reset { .. } => Need::Nothing,
             State::Sending(sending) => sending.need(self.sent, self.credit),
         }
     }
@@ -186,15 +190,41 @@ impl Stream {
         }
     }
 
+    /// Somebody else sent the bytes, which the source may not have yet. Returns how many of them count against
+    /// the connection's credit: what is skipped does too, and is a hole from now on.
+    pub fn on_sent_elsewhere(&mut self, range: Range<u64>, fin: bool) -> u64 {
+        let before = self.sent;
+        self.sent = before.max(range.end);
+        if let State::Sending(sending) = &mut self.state {
+            sending.lost.insert(before..range.start.max(before));
+            sending.lost.remove(range);
+            if fin && sending.fin == Fin::Owed {
+                sending.fin = Fin::Sent;
+            }
+        }
+        self.sent - before
+    }
+
+    /// Whether more is to come, and all that the source has was sent and is not known to be lost.
+    pub fn is_caught_up(&self) -> bool {
+        match &self.state {
+            State::Sending(sending) => {
+                sending.lost.is_empty() && self.sent == sending.extent.len && !sending.is_complete()
+            }
+            State::Reset { .. } => false,
+        }
+    }
+
     /// Returns whether everything is acknowledged now, FIN included.
     pub fn on_acked(&mut self, range: Range<u64>, fin: bool) -> bool {
         let State::Sending(sending) = &mut self.state else { return false };
         sending.lost.remove(range.clone());
+        let end = range.end;
         sending.acknowledge(range);
         if fin {
-            sending.fin = Fin::Acked;
+            sending.fin = Fin::Acked { size: end };
         }
-        sending.fin == Fin::Acked && sending.acked == sending.extent.len
+        sending.fin == Fin::Acked { size: sending.acked }
     }
 
     pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
@@ -222,7 +252,6 @@ impl Stream {
         }
     }
 
-    /// Bytes that are holes at the moment.
     /// Whether everything has been sent, FIN included, and nothing of it is known to be lost.
     pub fn is_sent(&self) -> bool {
         match &self.state {
@@ -244,6 +273,7 @@ impl Stream {
         end == End::Open || self.sent < len || sending.lost.total() > 0
     }
 
+    /// Bytes that are holes at the moment.
     pub fn pending(&self) -> u64 {
         match &self.state {
             State::Sending(sending) => sending.lost.total() + sending.extent.len.saturating_sub(self.sent),
@@ -254,13 +284,19 @@ impl Stream {
 
 impl Sending {
     fn need(&self, sent: u64, credit: u64) -> Need {
-        if !self.lost.is_empty() || self.owes_fin_alone(sent) {
+        if self.hole().is_some() || self.owes_fin_alone(sent) {
             Need::Repair
         } else if sent < self.extent.len.min(credit) {
             Need::Fresh
         } else {
             Need::Nothing
         }
+    }
+
+    /// The first hole among what was sent, as far as the source can fill it.
+    fn hole(&self) -> Option<Range<u64>> {
+        let hole = self.lost.first().filter(|hole| hole.start < self.extent.len)?;
+        Some(hole.start..hole.end.min(self.extent.len))
     }
 
     fn owes_fin_alone(&self, sent: u64) -> bool {
@@ -272,7 +308,7 @@ impl Sending {
     }
 
     fn next(&self, sent: u64, room: u64, fresh_limit: u64) -> Option<Chunk> {
-        let (offset, len, fresh) = match self.lost.first() {
+        let (offset, len, fresh) = match self.hole() {
             Some(hole) => (hole.start, (hole.end - hole.start).min(room), false),
             None => (sent, self.extent.len.saturating_sub(sent).min(fresh_limit).min(room), true),
         };
@@ -351,6 +387,48 @@ mod tests {
         stream.on_acked(100..200, false);
         assert_eq!(stream.pending(), 200);
         assert_eq!(drain(&mut stream, 1000), [(0, 100, false), (200, 100, false)]);
+    }
+
+    #[test]
+    fn what_others_sent_may_be_ahead_of_the_source() {
+        let (source, mut stream) = stream(100);
+        assert_eq!(drain(&mut stream, 1000), [(0, 100, false)]);
+        assert!(stream.is_caught_up());
+        assert_eq!(stream.on_sent_elsewhere(150..200, true), 100, "what is skipped counts as well");
+        assert_eq!(stream.on_sent_elsewhere(180..200, true), 0);
+        assert_eq!(stream.need(), Need::Nothing, "the hole is not there yet");
+        source.push(50, Instant::now());
+        stream.refresh();
+        assert_eq!(drain(&mut stream, 1000), [(100, 50, false)]);
+        stream.on_lost(170..200, true);
+        assert_eq!(stream.need(), Need::Nothing);
+        assert!(!stream.on_acked(0..150, false) && !stream.on_acked(150..180, false));
+        source.push(50, Instant::now());
+        source.finish(End::Fin { at: Instant::now() });
+        stream.refresh();
+        assert_eq!(drain(&mut stream, 1000), [(180, 20, true)]);
+        assert!(stream.on_acked(180..200, true));
+    }
+
+    #[test]
+    fn all_can_be_acknowledged_before_the_source_has_it() {
+        let (_, mut stream) = stream(100);
+        drain(&mut stream, 100);
+        stream.on_sent_elsewhere(100..200, true);
+        assert!(!stream.on_acked(100..200, true));
+        assert!(stream.on_acked(0..100, false));
+    }
+
+    #[test]
+    fn a_lent_stream_is_reset_once_it_is_back() {
+        let (_, mut stream) = stream(100);
+        drain(&mut stream, 100);
+        stream.lent = true;
+        stream.reset(7);
+        assert_eq!(stream.need(), Need::Nothing);
+        assert_eq!(stream.on_sent_elsewhere(100..150, false), 50);
+        stream.lent = false;
+        assert_eq!(stream.next(1000, 0), Some(Chunk::Reset { code: 7, size: 150 }));
     }
 
     #[test]

@@ -231,6 +231,18 @@ pub struct Sim {
     /// When the rate-limited link is done with what it has.
     busy_until: Instant,
     max_ack_delay: Duration,
+    pub third: Third,
+}
+
+/// Another sender, of streams that it was lent: it sends from its own copy of what comes in, which may be ahead of
+/// what the source has, within its share, and says so later.
+#[derive(Default)]
+pub struct Third {
+    lent: HashMap<StreamKey, (Loan, Arc<Mem>)>,
+    unregistered: Vec<Elsewhere>,
+    share: Share,
+    used: Share,
+    pub declined: u64,
 }
 
 impl Sim {
@@ -271,6 +283,60 @@ impl Sim {
             serial: 0,
             busy_until: start,
             max_ack_delay,
+            third: Third::default(),
+        }
+    }
+
+    /// Lends the stream over `source` to the third sender, if it can be.
+    pub fn lend(&mut self, key: StreamKey, source: &Arc<Mem>) {
+        if let Some(loan) = self.down.lend(key) {
+            self.third.lent.insert(key, (loan, source.clone()));
+        }
+    }
+
+    /// The third sender comes across bytes of its stream, which the source will have too.
+    pub fn arrive_elsewhere(&mut self, key: StreamKey, range: std::ops::Range<u64>, fin: bool) {
+        let Some((loan, source)) = self.third.lent.get(&key) else { return };
+        let (loan, tag) = (*loan, source.tag);
+        let len = (range.end - range.start) as usize;
+        let mut frames = Vec::new();
+        frame::write_stream_header(loan.id, range.start, len, fin, &mut frames);
+        frames.extend(range.clone().map(|offset| Mem::byte(tag, offset)));
+        let size = frames.len() + OVERHEAD;
+        let used =
+            Share { bytes: self.third.used.bytes + size as u64, data: self.third.used.data + len as u64 };
+        let Share { bytes, data } = self.third.share;
+        if range.end > loan.max_offset || used.bytes > bytes || used.data > data {
+            self.third.declined += 1;
+            return;
+        }
+        self.third.used = used;
+        let number = self.number();
+        self.third.unregistered.push(Elsewhere {
+            sent: self.now,
+            number,
+            size,
+            key,
+            offset: range.start,
+            len: len as u16,
+            fin,
+        });
+        self.carry(size, Arrival::Packet { number, frames: Some(frames) });
+    }
+
+    /// Takes what the third sender has registered, and takes its share back.
+    pub fn settle(&mut self) {
+        let mut registrations = std::mem::take(&mut self.third.unregistered);
+        if registrations.len() > 1 {
+            let middle = self.random(registrations.len() as u64) as usize;
+            registrations.rotate_left(middle);
+        }
+        registrations.iter().for_each(|registration| self.down.on_sent_elsewhere(registration));
+        self.third.share = Share::default();
+        self.third.used = Share::default();
+        while let Some(key) = self.down.poll_recall() {
+            self.third.lent.remove(&key);
+            self.down.on_returned(key);
         }
     }
 
@@ -313,6 +379,7 @@ impl Sim {
 
     /// Sends whatever may be sent now.
     pub fn transmit(&mut self) {
+        self.settle();
         loop {
             let mut frames = Vec::new();
             let probing = self.down.recovery.probes() > 0;
@@ -330,6 +397,7 @@ impl Sim {
             }
         }
         self.collect();
+        self.third.share = self.down.share();
     }
 
     fn collect(&mut self) {
@@ -479,11 +547,15 @@ impl Sim {
     }
 
     fn feedback(&mut self, feedback: &Feedback) {
+        self.settle();
         self.down.on_ack(self.now, &feedback.ack).expect("the receiver does not lie");
         self.down.on_max_data(feedback.max_data);
         self.down.on_max_streams_uni(feedback.max_streams);
         for (id, max) in &feedback.max_stream_data {
             self.down.on_max_stream_data(*id, *max).expect("opened");
+            for (loan, _) in self.third.lent.values_mut().filter(|(loan, _)| loan.id == *id) {
+                loan.max_offset = loan.max_offset.max(*max);
+            }
         }
         for (id, code) in &feedback.stop {
             self.down.on_stop_sending(*id, *code).expect("opened");

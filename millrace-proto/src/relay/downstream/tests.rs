@@ -694,3 +694,119 @@ fn cost_per_object() {
         each(acking)
     );
 }
+
+/// Live streams whose packets the third sender forwards as they come, in some other order and with some of them
+/// missing, while the source gets everything in order, later.
+fn with_a_third_sender(seed: u64, link: Link, credit: Credit) -> Sim {
+    const OBJECT: u64 = 1000;
+    const OBJECTS: u64 = 200;
+    let mut sim = Sim::new(seed, link, credit, Config::default());
+    sim.foreign_every = 7;
+    let sources: Vec<_> = (0..4).map(Mem::new).collect();
+    let keys: Vec<_> = sources.iter().map(|source| sim.open(source, 128)).collect();
+    for object in 0..OBJECTS {
+        for (source, key) in sources.iter().zip(&keys) {
+            let at = object * OBJECT;
+            let last = object + 1 == OBJECTS;
+            match sim.random(10) {
+                0 => {}
+                // The packet before came late.
+                1 if object > 0 => {
+                    sim.arrive_elsewhere(*key, at..at + OBJECT, last);
+                    sim.arrive_elsewhere(*key, at - OBJECT..at, false);
+                }
+                _ => sim.arrive_elsewhere(*key, at..at + OBJECT, last),
+            }
+            if sim.random(3) == 0 {
+                sim.run_for(Duration::from_micros(100));
+            }
+            source.push(OBJECT, sim.now);
+            if last {
+                source.finish(End::Fin { at: sim.now });
+            }
+            sim.down.wake(*key);
+            sim.transmit();
+            sim.lend(*key, source);
+        }
+        sim.run_for(Duration::from_millis(2));
+    }
+    sim.run_until(120 * SECOND, |sim| sim.all_done(4));
+    let whole: Vec<_> = (0..4).map(|tag| (tag, OBJECT * OBJECTS)).collect();
+    sim.verify(&whole);
+    sim.run_until(120 * SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
+    sim
+}
+
+#[test]
+fn a_third_sender_sends_nearly_everything() {
+    let sim = with_a_third_sender(1, Link::default(), Credit::default());
+    let stats = sim.down.stats();
+    let share = stats.elsewhere_packets * 100 / 800;
+    assert!((80..=120).contains(&share), "{share} %, {} declined", sim.third.declined);
+    assert_eq!(stats.recovery.packets_lost, stats.recovery.spurious_losses);
+}
+
+#[test]
+fn what_a_third_sender_loses_or_declines_is_repaired() {
+    for seed in 0..8 {
+        let link = Link {
+            loss: [0.0, 0.01, 0.05, 0.2][seed as usize % 4],
+            duplicate: 0.02,
+            jitter: Duration::from_millis(4),
+            ..Link::default()
+        };
+        let tight = Credit { data: 20_000, stream_data: 8000, streams: 4 };
+        let credit = if seed < 4 { Credit::default() } else { tight };
+        let sim = with_a_third_sender(seed, link, credit);
+        let elsewhere = sim.down.stats().elsewhere_packets;
+        // With more loss the window is always full, and then all is sent from here, by priority.
+        assert!(elsewhere > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {elsewhere}");
+        assert!(sim.third.declined > 0 || seed < 4, "beyond its credit");
+    }
+}
+
+#[test]
+fn a_lent_stream_is_reset_with_what_the_third_sender_sent() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(1);
+    source.push(1000, sim.now);
+    let key = sim.open(&source, 128);
+    sim.transmit();
+    sim.lend(key, &source);
+    sim.transmit();
+    sim.arrive_elsewhere(key, 3000..4000, false);
+    sim.down.reset(key, code::Reset::CANCELLED.0);
+    sim.run_until(SECOND, |sim| sim.down.stats().live_streams == 0);
+    let stream = sim.peer.streams.values().next().expect("one");
+    assert_eq!(stream.reset, Some((code::Reset::CANCELLED.0, 4000)));
+    assert_eq!(sim.down.stats().stream_bytes, 4000, "as credit has it");
+}
+
+#[test]
+fn nothing_is_shared_while_something_waits() {
+    let mut sim = sim(Link { rate: Some(100_000), ..Link::default() });
+    sim.transmit();
+    assert_eq!(sim.down.share(), Share { bytes: 12_000 - 2 * 1200, data: 1 << 24 });
+    let source = Mem::new(1);
+    source.push(50_000, sim.now);
+    let key = sim.open(&source, 128);
+    sim.transmit();
+    assert!(sim.down.has_work());
+    assert_eq!(sim.down.share(), Share::default());
+    assert_eq!(sim.down.lend(key), None, "it has not caught up");
+}
+
+#[test]
+fn what_is_outstanding_is_neither_sent_nor_given_away() {
+    let credit = Credit { data: 10_000, ..Credit::default() };
+    let mut sim = Sim::new(1, Link::default(), credit, Config::default());
+    sim.down.set_outstanding(Share { bytes: 0, data: 9500 });
+    sim.open_whole(1, 5000, 128);
+    assert_eq!(sim.down.take_max_data(10_000), 500);
+    let mut out = Vec::new();
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none());
+    sim.down.set_outstanding(Share { bytes: 11_000, data: 0 });
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "no window");
+    sim.down.set_outstanding(Share { bytes: 10_800, data: 0 });
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
+}

@@ -281,6 +281,43 @@ fn numbers_nobody_sent_are_refused() {
 }
 
 #[test]
+fn what_is_reported_after_its_acknowledgement_is_found_by_the_same_frame() {
+    let mut lab = Lab::warm();
+    lab.send(1);
+    let late = lab.next;
+    lab.next += 1;
+    lab.send(1);
+    lab.now += RTT;
+    let frame = [late - 1..=late + 1];
+    assert_eq!(lab.try_ack(&frame), Err(NeverSent(late)));
+    assert_eq!(lab.outcome.acked, [late - 1, late + 1], "the others count");
+    lab.recovery.on_sent_elsewhere(lab.now - RTT, late, 500, late);
+    lab.ack(&frame);
+    assert_eq!(lab.outcome.acked, [late - 1, late + 1, late]);
+    assert!(lab.outcome.lost.is_empty() && lab.recovery.in_flight() == 0);
+}
+
+#[test]
+fn no_report_is_too_late() {
+    let mut lab = Lab::warm();
+    let late = lab.next;
+    lab.next += 1;
+    lab.send(REPORT_LAG + 10);
+    lab.now += RTT;
+    let frame = [late + 1..=lab.next - 1, 0..=0];
+    lab.ack(&frame);
+    lab.recovery.on_sent_elsewhere(lab.now - RTT, late, 500, late);
+    assert_eq!(lab.recovery.in_flight(), 500);
+    lab.ack(&frame);
+    assert_eq!(lab.outcome.lost, [] as [u64; 0], "judged when something new is acknowledged");
+    lab.send(1);
+    lab.now += RTT;
+    lab.ack(&[late + 1..=lab.next - 1, 0..=0]);
+    assert_eq!(lab.outcome.lost, [late]);
+    assert_eq!(lab.recovery.in_flight(), 0);
+}
+
+#[test]
 fn repeated_and_strange_ranges_do_no_harm() {
     let mut lab = Lab::warm();
     lab.send(4);
