@@ -239,6 +239,12 @@ impl Relay {
         })
     }
 
+    /// Returns when every run of the program has ended that had begun before: nothing that was removed by then is
+    /// used any more, and what was sent over it is registered. Takes microseconds to milliseconds.
+    pub fn settle(&self) -> Result<(), Error> {
+        self.shared.wait_for_runs()
+    }
+
     pub fn counters(&self) -> Result<Counters, Error> {
         let raw = lock(&self.object).counters("outcomes")?;
         Counters::new(&raw).ok_or(Error::Missing { object: OBJECT, what: "counter for each outcome" })

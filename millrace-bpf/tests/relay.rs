@@ -195,7 +195,7 @@ fn subscriber(network: &Network, relay: &Relay, family: u8, suite: Suite, rng: &
     meet(network, local, &socket);
     let keys = Direction::new(suite, rng.usize(..=20), rng);
     let path = Path { local, remote, id: keys.id.clone(), traffic_class: 2, flow_label: rng.u32(..1 << 20) };
-    let mut downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
+    let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
     downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
     downstream.set_max_bytes(u64::MAX / 2);
     downstream.set_max_data(u64::MAX / 2);

@@ -3,11 +3,11 @@
 #![allow(unsafe_code)]
 
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use super::keystream::{self, Keystream, Ring};
-use super::{Error, LegOutcome, Shared, Supply, intf, write};
+use super::{Error, LegOutcome, Shared, Supply, intf, lock, write};
 use crate::crypto::QuicKeys;
 
 /// Where a connection's packets go.
@@ -37,7 +37,9 @@ pub struct DownstreamId {
 pub struct Downstream {
     shared: Arc<Shared>,
     id: DownstreamId,
-    ring: Option<Ring>,
+    ring: Mutex<Option<Ring>>,
+    /// Held while keys or the path are changed.
+    changing: Mutex<()>,
 }
 
 impl Downstream {
@@ -59,7 +61,8 @@ impl Downstream {
         unsafe { *entry.paths.get() = [path; 2] };
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
-        Ok(Self { shared, id: DownstreamId { index, epoch }, ring: None })
+        let id = DownstreamId { index, epoch };
+        Ok(Self { shared, id, ring: Mutex::default(), changing: Mutex::default() })
     }
 
     fn entry(&self) -> &intf::Downstream {
@@ -78,7 +81,8 @@ impl Downstream {
     /// Installs the send keys of a generation, in place of those of the last but one. To be called before the
     /// number word moves to `generation`. From the third generation on it waits for program runs, which blocks
     /// the thread for some 10 ms: best done well ahead, and where nobody else has to wait.
-    pub fn set_keys(&mut self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
+    pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
+        let _changing = lock(&self.changing);
         let parity = u32::from(generation & 1);
         let installed = &self.entry().generations[parity as usize];
         if installed.swap(0, Ordering::SeqCst) != 0 {
@@ -96,15 +100,16 @@ impl Downstream {
     ///
     /// `compute` gets generation and number. What it writes must be right: the program seals with it.
     pub fn refill(
-        &mut self,
+        &self,
         text_bytes: usize,
         compute: impl FnMut(u16, u64, &mut Keystream),
     ) -> Result<usize, Error> {
         let next = keystream::split(self.number());
-        if self.ring.is_none() {
-            self.ring = Some(Ring::new(self.shared.clone(), &self.entry().ring)?);
+        let mut ring = lock(&self.ring);
+        if ring.is_none() {
+            *ring = Some(Ring::new(self.shared.clone(), &self.entry().ring)?);
         }
-        Ok(self.ring.as_mut().map_or(0, |ring| ring.refill(next, text_bytes, compute)))
+        Ok(ring.as_mut().map_or(0, |ring| ring.refill(next, text_bytes, compute)))
     }
 
     /// Packets whose keystream came from there.
@@ -113,12 +118,13 @@ impl Downstream {
     }
 
     /// Changes addresses or connection ID. Waits for program runs, some 10 ms.
-    pub fn set_path(&mut self, path: &Path) -> Result<(), Error> {
+    pub fn set_path(&self, path: &Path) -> Result<(), Error> {
         let path = raw_path(path)?;
+        let _changing = lock(&self.changing);
         let entry = self.entry();
         let other = 1 - (entry.path.load(Ordering::Relaxed) & 1);
         self.shared.wait_for_runs()?;
-        // SAFETY: `&mut self` excludes other writers, and since the last change of `entry.path` every program run
+        // SAFETY: the lock excludes other writers, and since the last change of `entry.path` every program run
         // that may have used the other path has ended.
         unsafe { (&raw mut (*entry.paths.get())[other as usize]).write(path) };
         entry.path.store(other, Ordering::Release);
