@@ -263,7 +263,7 @@ mod tests {
         };
         let status = Status {
             version: "1.2.3".into(),
-            engine: Engine { name: "user".into(), reason: "no kernel engine".into() },
+            engine: Engine { name: "user".into(), reason: "no kernel engine".into(), ..Engine::default() },
             uptime_s: 61.0,
             tracks: vec![track],
             drops: [("too_far_behind".to_owned(), 5)].into(),

@@ -77,7 +77,7 @@ fn a_relay_says_what_it_is_and_ends_on_sigterm() {
     let mut relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
     let status = relay.status();
     assert_eq!((status.engine.name.as_str(), status.draining), ("user", false));
-    assert!(status.engine.reason.contains("kernel"), "auto says why: {}", status.engine.reason);
+    assert!(status.engine.reason.contains("interface"), "auto says why: {}", status.engine.reason);
     assert_eq!(status.listen.len(), 1);
     assert_ne!(status.listen[0].port(), 0);
 

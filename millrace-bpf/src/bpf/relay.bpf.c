@@ -16,7 +16,7 @@
 
 #define LOOPBACK     1	  /* interface index, in every network namespace */
 #define SHORTEST     14	  /* no Ethernet frame is shorter, and no 1-RTT packet either */
-#define QUIC_SHORT   0x40 /* fixed bit, and not a long header */
+#define QUIC_SHORT   0x40 /* fixed bit, and not a long header; of what is sent */
 #define QUIC_LONG    0x80
 #define AF_INET	     2
 #define AF_INET6     10
@@ -168,7 +168,8 @@ static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, str
 
 	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
 		return RELAY_BAD_SIZE;
-	if ((first & (QUIC_LONG | QUIC_SHORT)) != QUIC_SHORT)
+	/* The fixed bit may have any value: peers grease it (RFC 9287). */
+	if (first & QUIC_LONG)
 		return RELAY_LONG_HEADER;
 	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
 		return RELAY_BAD_SIZE;

@@ -161,7 +161,7 @@ enum relay_outcome {
 	RELAY_OTHER_PORT,
 	RELAY_SUPER_PACKET, /* merged by GRO or from a local sender with GSO */
 	RELAY_ODD_HEADERS,  /* IPv4 options, IPv6 extension headers, stacked VLAN tags */
-	RELAY_LONG_HEADER,  /* or not QUIC */
+	RELAY_LONG_HEADER,  /* handshake */
 	RELAY_BAD_SIZE,	    /* too short for a 1-RTT packet, or longer than any that is forwarded */
 	RELAY_UNKNOWN_ID,   /* not an upstream */
 	RELAY_NO_KEYS,

@@ -37,7 +37,7 @@ outcomes! {
         SuperPacket = "super_packet",
         /// IPv4 options, IPv6 extension headers, stacked VLAN tags.
         OddHeaders = "odd_headers",
-        /// Handshake, or not QUIC.
+        /// Handshake.
         LongHeader = "long_header",
         /// Too short for a 1-RTT packet, or longer than any that is forwarded.
         BadSize = "bad_size",

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -22,6 +22,7 @@ pub struct Subgroup {
     serial: u64,
     header: SubgroupHeader,
     header_len: usize,
+    settled: AtomicBool,
     state: RwLock<State>,
 }
 
@@ -53,7 +54,13 @@ impl Subgroup {
         let state = State { chunks: Vec::new(), len: 0, objects: Vec::new(), end: End::Open, evicted: false };
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Relaxed);
-        let subgroup = Arc::new(Self { serial, header, header_len, state: RwLock::new(state) });
+        let subgroup = Arc::new(Self {
+            serial,
+            header,
+            header_len,
+            settled: AtomicBool::new(false),
+            state: RwLock::new(state),
+        });
         SubgroupWriter { subgroup, parser }
     }
 
@@ -139,6 +146,15 @@ impl Subgroup {
 
     pub fn is_evicted(&self) -> bool {
         self.state.read().evicted
+    }
+
+    /// Everybody has been told that it ended, and how.
+    pub fn settle(&self) {
+        self.settled.store(true, Relaxed);
+    }
+
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Relaxed)
     }
 }
 

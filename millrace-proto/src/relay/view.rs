@@ -49,6 +49,17 @@ impl View {
     pub fn subgroup(&self) -> &Arc<Subgroup> {
         &self.subgroup
     }
+
+    /// What is added to offsets of the publisher's stream to get those of this one.
+    pub fn shift(&self) -> i64 {
+        self.prefix.len() as i64 - self.from as i64 - self.subgroup.header_len() as i64
+    }
+
+    /// How much of the publisher's stream is here or not for this one: from there on the difference is
+    /// [`Self::shift`].
+    pub fn received(&self) -> u64 {
+        self.subgroup.header_len() as u64 + self.subgroup.extent().len.max(self.from)
+    }
 }
 
 impl Source for View {

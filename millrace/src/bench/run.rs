@@ -109,6 +109,11 @@ impl Bench {
         let line = contender.command_line(self.address()?, &self.identity)?;
         let mut command = node.command(line.program);
         command.args(line.arguments);
+        if contender == Contender::Kernel {
+            let devices: Vec<_> =
+                node.interfaces().iter().map(|interface| interface.device.as_str()).collect();
+            command.arg("--interface").arg(devices.join(","));
+        }
         let mut relay = Process::start("relay", command, self.directory.path())?;
         let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
         relay.wait_until("listening", START_LIMIT, bound)?;

@@ -78,6 +78,12 @@ impl Sender {
         *self.totals.lock()
     }
 
+    /// Has the kernel pass up packets one by one, as they came: merged ones (UDP_GRO) are merged before a program at
+    /// TC ingress sees them.
+    pub fn refuse_merged(&self) -> io::Result<()> {
+        Ok(nix::sys::socket::setsockopt(&self.socket, sockopt::UdpGroSegment, &false)?)
+    }
+
     /// Whether segmentation offload is in use.
     pub fn gso(&self) -> bool {
         self.gso.load(Ordering::Relaxed)

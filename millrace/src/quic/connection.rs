@@ -9,15 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::relay::downstream::{Downstream, Event};
+use millrace_proto::relay::downstream::{Downstream, Event, StreamKey};
 use parking_lot::MappedMutexGuard;
+use quinn::VarInt;
 
 use super::{
     endpoint::{AcceptError, Inner},
     shared::Shared,
     stats::Stats,
 };
-use crate::engine::Batch;
+use crate::engine::{Batch, kernel::Feed};
 
 /// How long objects wait for the control message before them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
@@ -79,6 +80,22 @@ impl Connection {
         let mut batch = self.batch();
         self.transmit(Instant::now(), &mut batch);
         self.flush(&mut batch);
+    }
+
+    /// The peer's stream as the kernel may forward it; `None` if it cannot.
+    pub fn feed(&self, stream: quinn::StreamId) -> Option<Arc<Feed>> {
+        self.shared.feed(VarInt::from(stream).into_inner())
+    }
+
+    /// Has the kernel forward a feed as stream `key` from now on, if that owes nothing: what begins at offset `from`
+    /// of the feed or behind it, at an offset that is larger by `shift`.
+    pub fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) {
+        self.shared.lend(key, feed, shift, from);
+    }
+
+    /// What became of packets that the kernel could have sent on this connection, by reason; `None` if it never can.
+    pub fn kernel_outcomes(&self) -> Option<Vec<(&'static str, u64)>> {
+        self.shared.kernel_outcomes()
     }
 
     /// Whether both connections send through the same socket, so that one batch serves them.

@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, atomic::AtomicU32},
+    sync::{Arc, Weak, atomic::AtomicU32},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use quinn::{
 use rustls::{KeyLog, sign::CertifiedKey};
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
+use tracing::debug;
 
 use super::{
     congestion::Window,
@@ -26,7 +27,14 @@ use super::{
     shared::Shared,
     tls::{self, Certificate, Trust},
 };
-use crate::engine::{Report, Sender};
+use crate::engine::{Report, Sender, kernel::Kernel};
+
+/// Length of the connection IDs that quinn makes by default.
+pub const ID_LEN: usize = 8;
+
+/// What peers may send with engine `kernel`, UDP payload: on a path of Ethernet's MTU a copy may have a longer
+/// connection ID, packet number and stream header than the original and still be one packet.
+const KERNEL_MAX_PAYLOAD: u16 = 1452 - 24;
 
 /// Socket buffers asked for, bytes; the kernel gives what its limits allow.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -60,6 +68,8 @@ pub struct Config {
     /// Packets sealed with one key before it is updated, if the AEAD's own limit is not lower.
     pub max_packets_per_key: u64,
     pub downstream: downstream::Config,
+    /// Has a part in every connection.
+    pub kernel: Option<Arc<Kernel>>,
 }
 
 impl Default for Config {
@@ -81,6 +91,7 @@ impl Default for Config {
             control_streams: 1,
             max_packets_per_key: u64::MAX,
             downstream: downstream::Config::default(),
+            kernel: None,
         }
     }
 }
@@ -156,9 +167,16 @@ impl Endpoint {
         let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
+        if config.kernel.is_some() {
+            endpoint.max_udp_payload_size(KERNEL_MAX_PAYLOAD).unwrap_or_else(|_| unreachable!("above 1200"));
+        }
         let accepting = config.certificate.is_some().then(|| server.clone());
         let quic =
             quinn::Endpoint::new(endpoint, accepting, socket, Arc::new(TokioRuntime)).map_err(failed)?;
+
+        if config.kernel.is_some() {
+            sender.refuse_merged().map_err(failed)?;
+        }
 
         let registry = Arc::new(Registry::default());
         let alarm = Arc::new(Alarm::new());
@@ -256,14 +274,24 @@ impl Inner {
 
     fn shared(&self, remote: SocketAddr) -> (Arc<Shared>, Arc<Secrets>) {
         let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
+        let line = self.config.kernel.as_ref().and_then(|kernel| {
+            let line = kernel.line(remote, 0);
+            line.inspect_err(|error| debug!(%error, "served from userspace")).ok()
+        });
         let shared = Shared::new(
             Path::new(remote),
             &self.config,
             Arc::clone(&secrets),
             Arc::clone(&self.alarm),
             Arc::clone(&self.sender),
+            line.clone().map(|line| (line, self.local_addr)),
         );
-        (Arc::new(shared), secrets)
+        let shared = Arc::new(shared);
+        if let Some(line) = line {
+            let owner: Weak<Shared> = Arc::downgrade(&shared);
+            line.set_owner(owner);
+        }
+        (shared, secrets)
     }
 
     fn transport(&self, shared: &Arc<Shared>) -> Arc<TransportConfig> {

@@ -20,5 +20,5 @@ mod stats;
 pub mod tls;
 
 pub use connection::{Connection, Incoming};
-pub use endpoint::{AcceptError, BindError, Config, ConnectError, Endpoint};
+pub use endpoint::{AcceptError, BindError, Config, ConnectError, Endpoint, ID_LEN};
 pub use stats::Stats;

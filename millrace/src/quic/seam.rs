@@ -236,7 +236,9 @@ impl crypto::PacketKey for PacketKey {
     fn decrypt(&self, packet: u64, header: &[u8], payload: &mut BytesMut) -> Result<(), CryptoError> {
         let size = header.len() + payload.len();
         self.inner.decrypt(packet, header, payload)?;
-        self.shared.on_received(Instant::now(), packet, size, payload);
+        // The ID lies between the first byte and the packet number.
+        let id = header.get(1..header.len() - 1 - usize::from(header[0] & 0x03)).unwrap_or_default();
+        self.shared.on_received(Instant::now(), (self.generation, packet), id, size, payload);
         Ok(())
     }
 

@@ -4,6 +4,8 @@
 //! by whoever sends or receives one. quinn calls in here with its own lock held; nothing in here calls
 //! quinn. Packet numbers are outside of the lock, in one atomic word, since the kernel draws from it too.
 
+mod kernel;
+
 use std::{
     cell::RefCell,
     net::{IpAddr, SocketAddr},
@@ -33,8 +35,11 @@ use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use quinn::Side;
 use tokio::sync::Notify;
 
+use kernel::Part;
+pub(super) use kernel::Word;
+
 use super::{endpoint::Config, keeper::Alarm, path::Path, seam::Secrets, stats::Counters};
-use crate::engine::{Batch, Flow, Sender};
+use crate::engine::{Batch, Flow, Sender, kernel::Line};
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
 /// before the 16 bits in the packet number word run out.
@@ -54,7 +59,7 @@ pub(super) mod attention {
 }
 
 pub(super) struct Shared {
-    numbers: PacketNumbers,
+    numbers: PacketNumbers<Word>,
     state: Mutex<State>,
     /// The data plane may send: quinn has opened its streams, and the connection is open.
     open: AtomicBool,
@@ -75,6 +80,8 @@ struct State {
     downstream: Downstream,
     config: downstream::Config,
     path: Path,
+    /// With engine `kernel`.
+    kernel: Option<Part>,
     keys: Option<Keys>,
     /// Of quinn's packets.
     map: NumberMap,
@@ -133,11 +140,17 @@ impl Shared {
         secrets: Arc<Secrets>,
         alarm: Arc<Alarm>,
         sender: Arc<Sender>,
+        kernel: Option<(Arc<Line>, SocketAddr)>,
     ) -> Self {
+        let word = match &kernel {
+            Some((line, _)) => Word::Kernel(Arc::clone(line)),
+            None => Word::Own(AtomicU64::new(0)),
+        };
         let state = State {
             downstream: Downstream::new(config.downstream, PeerLimits::default(), Instant::now()),
             config: config.downstream,
             path,
+            kernel: kernel.map(|(line, local)| Part::new(line, local)),
             keys: None,
             map: NumberMap::default(),
             credit: Credit::new(0),
@@ -151,7 +164,7 @@ impl Shared {
             rewritten: Vec::new(),
         };
         Self {
-            numbers: PacketNumbers::new(0),
+            numbers: PacketNumbers::over(word),
             state: Mutex::new(state),
             open: AtomicBool::new(false),
             attention: AtomicU8::new(0),
@@ -180,7 +193,10 @@ impl Shared {
 
     /// Nothing is sent any more: after CONNECTION_CLOSE only quinn has something to say.
     pub fn close(&self) {
-        self.open.store(false, Ordering::Release);
+        self.open.store(false, Ordering::SeqCst);
+        if let Word::Kernel(line) = self.numbers.owner() {
+            line.downstream.set_max_bytes(0);
+        }
         self.deadline.store(u64::MAX, Ordering::Release);
     }
 
@@ -200,7 +216,9 @@ impl Shared {
         self.alarm.at(0);
     }
 
-    fn arm(&self, state: &State) {
+    /// Before the lock is let go: says when there is something to do, and what the kernel may do meanwhile.
+    fn arm(&self, state: &mut State) {
+        self.hand_out(state);
         if self.open.load(Ordering::Relaxed) {
             let at = state.downstream.timeout().map_or(u64::MAX, |at| self.alarm.time(at));
             self.deadline.store(at, Ordering::Release);
@@ -218,6 +236,8 @@ impl Shared {
         }
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        self.take_in(state, now);
+        self.take_share(state);
         let flow = Flow { to: state.path.remote, from: state.path.local };
         while batch.packet(flow, |out| self.build(state, now, out)) {}
         if state.downstream.has_events() {
@@ -231,12 +251,7 @@ impl Shared {
         let Some(keys) = &mut state.keys else { return false };
         let overhead = packet::overhead(state.path.id.len());
         let mtu = state.downstream.mtu();
-        let sealed = self.numbers.peek().1 - keys.since;
-        if sealed >= keys.limit / 2 && !keys.requested {
-            keys.requested = true;
-            self.request(attention::KEY_UPDATE);
-        }
-        state.stalled = sealed >= keys.limit;
+        state.stalled = self.is_used_up(keys);
         if state.stalled || !state.path.may_send(mtu) {
             return false;
         }
@@ -260,11 +275,12 @@ impl Shared {
     pub fn on_timeout(&self, now: Instant, batch: &mut Batch) {
         {
             let mut state = self.state.lock();
+            self.take_in(&mut state, now);
             state.downstream.on_timeout(now);
             if state.downstream.has_events() {
                 self.events.notify_one();
             }
-            self.arm(&state);
+            self.arm(&mut state);
         }
         self.transmit(now, batch);
     }
@@ -293,6 +309,9 @@ impl Shared {
         if let Some(keys) = state.keys.as_mut().filter(|keys| generation > keys.generation) {
             keys.advance(generation, wire);
             self.counters.key_updates.add(1);
+            if let Some(part) = &mut state.kernel {
+                part.on_seal_keys(generation, &keys.secret);
+            }
         }
         if *state.path.id != *remote_id {
             state.path.id = ConnectionId::new(remote_id).unwrap_or_default();
@@ -300,6 +319,7 @@ impl Shared {
         let ack_eliciting = self.inspect(state, payload);
         state.downstream.on_foreign_sent(now, wire, size, ack_eliciting);
         self.counters.quinn_packets.add(1);
+        self.counters.quinn_bytes.add(size as u64);
         self.arm(state);
         if std::mem::take(&mut state.stalled) {
             self.hurry();
@@ -327,26 +347,40 @@ impl Shared {
         ack_eliciting
     }
 
+    /// Without what was left to the kernel.
     pub fn quinn_window(&self) -> u64 {
-        self.state.lock().downstream.quinn_window()
+        let state = self.state.lock();
+        let share = state.kernel.as_ref().map_or(0, |part| part.share().bytes);
+        let least = 2 * state.downstream.mtu() as u64;
+        state.downstream.quinn_window().saturating_sub(share).max(least)
     }
 }
 
 /// Receiving.
 impl Shared {
-    /// A packet of `size` bytes was opened: takes what is meant for the data plane out of `payload`,
+    /// A packet of `size` bytes was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of `payload`,
     /// translates what is meant for quinn, and sends what has become possible.
-    pub fn on_received(&self, now: Instant, number: u64, size: usize, payload: &mut BytesMut) {
+    pub fn on_received(
+        &self,
+        now: Instant,
+        (generation, number): (u16, u64),
+        id: &[u8],
+        size: usize,
+        payload: &mut BytesMut,
+    ) {
         let news = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
             state.path.on_received(size);
-            let news = self.walk(state, now, payload);
+            if let Some(part) = &mut state.kernel {
+                part.on_received(number, generation, id);
+            }
+            let mut news = self.walk(state, now, payload);
             // quinn drops duplicates, and with them what is put in here.
             let fresh = state.received.is_none_or(|received| number > received);
             state.received = state.received.max(Some(number));
             if fresh && self.open.load(Ordering::Relaxed) {
-                self.top_up(state, payload);
+                news |= self.top_up(state, payload);
             }
             if state.downstream.has_events() {
                 self.events.notify_one();
@@ -393,6 +427,9 @@ impl Shared {
                 Frame::MaxStreamData { id, limit } if state.downstream.owns(id) => {
                     if state.downstream.on_max_stream_data(id, limit).is_ok() {
                         self.consume(&mut payload[range]);
+                        if let Some(part) = &state.kernel {
+                            part.on_max_stream_data(id, limit);
+                        }
                     }
                     news = true;
                 }
@@ -429,9 +466,14 @@ impl Shared {
         state.ack.delay = Duration::from_micros(ack.delay.saturating_mul(1 << exponent));
         state.ack.ranges.clear();
         state.ack.ranges.extend(ack.ranges());
+        self.take_in(state, now);
         if state.downstream.on_ack(now, &state.ack).is_err() {
-            // A number that was skipped. If it was quinn's trap, quinn finds it in what follows.
-            self.counters.acks_refused.add(1);
+            // One that the kernel was registering on another CPU; by now it has.
+            self.take_in(state, now);
+            if state.downstream.on_ack(now, &state.ack).is_err() {
+                // A number that was skipped. If it was quinn's trap, quinn finds it in what follows.
+                self.counters.acks_refused.add(1);
+            }
         }
 
         ack.translate(&state.map, &mut state.virtuals);
@@ -461,16 +503,23 @@ impl Shared {
         true
     }
 
-    /// Tells quinn about more connection credit when it has used half of what it had.
-    fn top_up(&self, state: &mut State, payload: &mut BytesMut) {
-        let downstream = &mut state.downstream;
-        let Some(limit) = state.credit.top_up(|wanted| downstream.take_max_data(wanted)) else { return };
+    /// Tells quinn about more connection credit when it has used half of what it had; returns whether it did.
+    fn top_up(&self, state: &mut State, payload: &mut BytesMut) -> bool {
+        let State { downstream, credit, kernel, .. } = state;
+        let limit = credit.top_up(|wanted| {
+            if let Some(part) = kernel {
+                downstream.set_outstanding(part.take_share());
+            }
+            downstream.take_max_data(wanted)
+        });
+        let Some(limit) = limit else { return false };
         self.counters.credit_grants.add(1);
         // In front: behind the last frame it could become that frame's data.
         let mut frame = Vec::with_capacity(9 + payload.len());
         frame::write_max_data(limit, &mut frame);
         frame.extend_from_slice(payload);
         *payload = BytesMut::from(frame.as_slice());
+        true
     }
 }
 
@@ -505,9 +554,15 @@ impl Shared {
             let suite = identify(secret.len(), integrity_limit)?;
             Secret::new(suite, &secret)
         });
-        self.secrets.take(!side);
+        let received = self.secrets.take(!side).and_then(|received| {
+            let suite = secret.as_ref()?.suite();
+            Secret::new(suite, &received)
+        });
         let mut state = self.state.lock();
         let max_packets = state.max_packets_per_key;
+        if let Some(part) = &mut state.kernel {
+            part.on_keys(secret.as_ref(), received);
+        }
         state.keys = secret.map(|secret| Keys::new(secret, max_packets));
     }
 

@@ -28,6 +28,7 @@ macro_rules! counters {
 counters! {
     /// 1-RTT packets sealed for quinn.
     quinn_packets,
+    quinn_bytes,
     /// 1-RTT packets sealed for the data plane.
     data_plane_packets,
     data_plane_bytes,

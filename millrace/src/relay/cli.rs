@@ -68,7 +68,6 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
     let mut reload = signal(SignalKind::hangup())?;
     let watch = tls::Watch::new(&config.identity);
     let http_addr = config.http;
-    let (engine, reason) = config.engine.pick();
     if config.identity == config::Identity::SelfSigned {
         info!(sha256 = tls::fingerprint(&identity.certificate), "self-signed certificate, for trying out");
     }
@@ -90,6 +89,7 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
         }
         None => None,
     };
+    let (engine, reason) = server.engine();
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
     }

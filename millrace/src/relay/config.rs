@@ -24,6 +24,8 @@ pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
     pub listen: Vec<SocketAddr>,
     pub engine: EngineChoice,
+    /// Interfaces that engine `kernel` forwards from; empty: those of the listen addresses.
+    pub interfaces: Vec<String>,
     pub identity: Identity,
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
@@ -83,17 +85,6 @@ pub enum EngineChoice {
     User,
     /// Packets leave from inside the kernel
     Kernel,
-}
-
-impl EngineChoice {
-    /// The engine that runs, and why.
-    pub fn pick(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Auto => ("user", "auto: the kernel engine is not in this build yet"),
-            // `Config::new` refuses `kernel`.
-            Self::User | Self::Kernel => ("user", "as configured"),
-        }
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -178,6 +169,9 @@ settings! {
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
+    /// Interfaces that media arrives on, for engine kernel [default: those of the listen addresses]
+    #[arg(long, value_delimiter = ',', value_name = "IF")]
+    interface: Vec<String>,
     /// Certificate chain, PEM; read again when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
     tls_cert: PathBuf,
@@ -319,12 +313,11 @@ impl Check {
     }
 
     fn config(&mut self, settings: Settings) -> Config {
-        if settings.engine == Some(EngineChoice::Kernel) {
-            self.problem("engine", "the kernel engine is not in this build yet; use `user` or `auto`");
-        }
+        let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         Config {
             listen: self.listen(settings.listen),
-            engine: settings.engine.unwrap_or(EngineChoice::Auto),
+            engine,
+            interfaces: self.interfaces(settings.interface, engine),
             identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),
@@ -363,6 +356,18 @@ impl Check {
             self.problem("listen", format!("{twice} is given twice"));
         }
         listen
+    }
+
+    fn interfaces(&mut self, given: Option<Vec<String>>, engine: EngineChoice) -> Vec<String> {
+        let interfaces = given.unwrap_or_default();
+        if !interfaces.is_empty() && engine == EngineChoice::User {
+            self.problem("interface", "means nothing with engine user");
+        }
+        if let Some(twice) = interfaces.iter().enumerate().find(|(at, name)| interfaces[..*at].contains(name))
+        {
+            self.problem("interface", format!("{} is given twice", twice.1));
+        }
+        interfaces
     }
 
     fn identity(

@@ -15,9 +15,10 @@ use tokio::sync::Notify;
 
 use super::{
     outbox::Outbox,
-    subscription::Subscription,
+    subscription::{News, Subscription},
     upstream::{Ask, Upstream},
 };
+use crate::engine::kernel::Feed;
 
 /// A track with its live edges.
 pub struct LiveTrack {
@@ -143,7 +144,7 @@ impl LiveTrack {
         let (first, last) = subscription.group_range();
         for (_, group) in self.data.groups(first, last) {
             for subgroup in &group.subgroups {
-                subscription.offer(subgroup, now, outbox);
+                subscription.offer(subgroup, News::Cached, now, outbox);
             }
         }
     }
@@ -180,8 +181,16 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// A subgroup grew or ended: every subscription gets its share, in one batch.
-    pub fn advance(&self, now: Instant, subgroup: &Arc<Subgroup>, pushed: &Pushed, outbox: &mut Outbox) {
+    /// A subgroup grew: every subscription gets its share, in one batch. `feed` is the stream that it arrives on, if
+    /// the kernel can forward that.
+    pub fn advance(
+        &self,
+        now: Instant,
+        subgroup: &Arc<Subgroup>,
+        pushed: &Pushed,
+        feed: Option<&Arc<Feed>>,
+        outbox: &mut Outbox,
+    ) {
         let group = subgroup.header().group;
         if self.data.grew(group, pushed) {
             self.cache.grew(pushed.cost);
@@ -190,8 +199,21 @@ impl LiveTrack {
             self.data.ended_at(Location { group, object });
         }
         for subscription in self.subscriptions.read().iter() {
-            subscription.offer(subgroup, now, outbox);
+            subscription.offer(subgroup, News::Grown(feed), now, outbox);
         }
+        outbox.flush();
+        self.progress.notify_waiters();
+    }
+
+    /// A subgroup ended, after it had grown for the last time.
+    pub fn settle(&self, now: Instant, subgroup: &Arc<Subgroup>, outbox: &mut Outbox) {
+        let subscriptions = self.subscriptions.read();
+        for subscription in subscriptions.iter() {
+            subscription.offer(subgroup, News::Ended, now, outbox);
+        }
+        // Who subscribes from now on will not hear of it.
+        subgroup.settle();
+        drop(subscriptions);
         outbox.flush();
         self.progress.notify_waiters();
     }

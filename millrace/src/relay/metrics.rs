@@ -2,7 +2,7 @@
 //!
 //! Sessions and tracks come and go without bound, so they are summed up here and listed only in `/status`.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     collector::Collector,
@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::status::{Sent, Session, Status};
+use super::status::{Engine, Sent, Session, Status};
 
 /// Media type of [`encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -71,7 +71,7 @@ impl Snapshot {
         out.counter("objects_received", "Objects from publishers", None, totals.objects_received)?;
         let received = totals.object_bytes_received;
         out.counter("objects_received", "Payload of objects from publishers", Some(Unit::Bytes), received)?;
-        let senders = [("quinn", totals.quinn), ("data_plane", totals.data_plane)];
+        let senders = [("quinn", totals.quinn), ("data_plane", totals.data_plane), ("kernel", totals.kernel)];
         out.per_sender("packets_sent", "QUIC packets sent", None, senders, |sent| sent.packets)?;
         out.per_sender("sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
         out.counter("packets_lost", "QUIC packets deemed lost", None, totals.packets_lost)?;
@@ -82,6 +82,9 @@ impl Snapshot {
         out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
         out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
+        let Engine { received, copies, .. } = &self.0.engine;
+        out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
+        out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
         out.labelled("drops", "What was not forwarded", MetricType::Counter, |family| {
             self.0.drops.iter().try_for_each(|(reason, count)| {
                 ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
@@ -118,12 +121,21 @@ impl Out<'_> {
         values(&mut self.0.encode_descriptor(name, help, None, kind)?)
     }
 
+    fn by_outcome(&mut self, name: &str, help: &str, counts: &Option<BTreeMap<String, u64>>) -> fmt::Result {
+        let Some(counts) = counts else { return Ok(()) };
+        self.labelled(name, help, MetricType::Counter, |family| {
+            counts.iter().try_for_each(|(outcome, count)| {
+                ConstCounter::new(*count).encode(family.encode_family(&[("outcome", outcome.as_str())])?)
+            })
+        })
+    }
+
     fn per_sender(
         &mut self,
         name: &str,
         help: &str,
         unit: Option<&Unit>,
-        senders: [(&str, Sent); 2],
+        senders: [(&str, Sent); 3],
         value: fn(Sent) -> u64,
     ) -> fmt::Result {
         let mut family = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
@@ -136,13 +148,17 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Cache, Engine, Totals};
+    use crate::relay::status::{Cache, Totals};
 
     #[test]
     fn names_and_units_follow_the_conventions() {
         let status = Status {
             version: "1.2.3".into(),
-            engine: Engine { name: "user".into(), reason: String::new() },
+            engine: Engine {
+                name: "user".into(),
+                copies: Some([("window".to_owned(), 6)].into()),
+                ..Engine::default()
+            },
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
             drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
@@ -158,6 +174,8 @@ mod tests {
             "millrace_relay_uptime_seconds 2.5",
             r#"millrace_relay_packets_sent_total{sender="data_plane"} 9"#,
             r#"millrace_relay_sent_bytes_total{sender="data_plane"} 900"#,
+            r#"millrace_relay_packets_sent_total{sender="kernel"} 0"#,
+            r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
             r#"millrace_relay_drops_total{reason="evicted"} 4"#,
             r#"millrace_relay_drops_total{reason="a \"b\""} 5"#,
             "# EOF",

@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod config;
+mod engine;
 pub mod http;
 mod hub;
 mod live;

@@ -8,6 +8,7 @@ use std::{
     },
 };
 
+use millrace_bpf::relay::{LegOutcome, Outcome};
 use millrace_proto::{quic::keys::Suite, relay::downstream};
 use parking_lot::Mutex;
 
@@ -54,9 +55,11 @@ impl Sums {
         let seam = session.connection.stats();
         let totals = &mut self.totals;
         totals.quinn.packets += seam.quinn_packets;
-        totals.quinn.bytes += stats.recovery.bytes_sent.saturating_sub(seam.data_plane_bytes);
+        totals.quinn.bytes += seam.quinn_bytes;
         totals.data_plane.packets += seam.data_plane_packets;
         totals.data_plane.bytes += seam.data_plane_bytes;
+        totals.kernel.packets += stats.elsewhere_packets;
+        totals.kernel.bytes += stats.elsewhere_bytes;
         totals.packets_lost += stats.recovery.packets_lost;
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;
@@ -98,7 +101,6 @@ impl StatusSource for Server {
 
 impl Shared {
     fn status(&self) -> Status {
-        let (name, reason) = self.config.engine.pick();
         let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
         let mut sums = *self.past.sessions.lock();
         sessions.iter().for_each(|session| sums.add(session));
@@ -109,7 +111,7 @@ impl Shared {
         let usage = self.hub.cache.usage();
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            engine: status::Engine { name: name.to_owned(), reason: reason.to_owned() },
+            engine: self.describe_engine(),
             uptime_s: self.since.elapsed().as_secs_f64(),
             draining: self.draining.load(Relaxed),
             listen: self.endpoints.iter().map(crate::quic::Endpoint::local_addr).collect(),
@@ -123,6 +125,20 @@ impl Shared {
             totals: self.totals(&sums, sessions.len() as u64),
             sessions: shown,
             tracks,
+        }
+    }
+
+    fn describe_engine(&self) -> status::Engine {
+        let kernel = self.engine.kernel.as_ref();
+        let counters = kernel.and_then(|kernel| kernel.counters());
+        status::Engine {
+            name: self.engine.name().to_owned(),
+            reason: self.engine.reason.clone(),
+            streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
+            received: counters
+                .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
+            copies: counters
+                .map(|counters| outcomes(LegOutcome::ALL, |one| (one.name(), counters.legs(one)))),
         }
     }
 
@@ -166,6 +182,15 @@ impl Shared {
     }
 }
 
+/// Counts by name, those that are not 0.
+fn outcomes<T>(
+    all: impl IntoIterator<Item = T>,
+    count: impl Fn(T) -> (&'static str, u64),
+) -> BTreeMap<String, u64> {
+    let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0);
+    counts.map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
 fn describe(session: &Session) -> status::Session {
     let stats = session.connection.downstream().stats();
     let seam = session.connection.stats();
@@ -183,11 +208,10 @@ fn describe(session: &Session) -> status::Session {
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
         cipher: session.connection.suite().map_or("unknown", suite_name).to_owned(),
-        quinn: Sent {
-            packets: seam.quinn_packets,
-            bytes: stats.recovery.bytes_sent.saturating_sub(seam.data_plane_bytes),
-        },
+        quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
+        kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
+        kernel_copies: session.connection.kernel_outcomes().map(|all| outcomes(all, |count| count)),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,
         subscriptions: roles.subscriptions,

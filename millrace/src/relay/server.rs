@@ -22,10 +22,14 @@ use tracing::{info, warn};
 
 use super::{
     config::{CipherSuite, Config, CongestionControl, Gso},
+    engine::Engine,
     hub::{Hub, Limits},
     session::Session,
 };
-use crate::quic::{self, BindError, Connection, Endpoint, Incoming};
+use crate::{
+    engine::kernel,
+    quic::{self, BindError, Connection, Endpoint, Incoming},
+};
 
 /// How often old groups and idle tracks are looked for.
 const TIDY: Duration = Duration::from_millis(500);
@@ -48,6 +52,7 @@ pub struct Server {
 pub(super) struct Shared {
     pub config: Config,
     pub hub: Arc<Hub>,
+    pub engine: Engine,
     pub endpoints: Vec<Endpoint>,
     pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub since: Instant,
@@ -64,13 +69,23 @@ pub struct Identity {
     pub key_log: Option<Arc<dyn KeyLog>>,
 }
 
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error("engine kernel cannot run: {0}")]
+    Engine(#[from] kernel::Error),
+}
+
 impl Server {
     /// Binds every address and starts to serve.
     ///
     /// # Errors
-    /// An address cannot be had, or the TLS settings are not usable.
-    pub fn start(config: Config, identity: Identity) -> Result<Self, BindError> {
-        let endpoint_config = endpoint_config(&config, &identity);
+    /// An address cannot be had, the TLS settings are not usable, or the engine cannot run here.
+    pub fn start(config: Config, identity: Identity) -> Result<Self, StartError> {
+        let engine = Engine::start(&config)?;
+        let endpoint_config =
+            quic::Config { kernel: engine.kernel.clone(), ..endpoint_config(&config, &identity) };
         let endpoints = config
             .listen
             .iter()
@@ -89,6 +104,7 @@ impl Server {
         let shared = Arc::new(Shared {
             config,
             hub: Arc::new(Hub::new(limits, cache)),
+            engine,
             endpoints,
             sessions: Mutex::default(),
             since: Instant::now(),
@@ -110,6 +126,11 @@ impl Server {
     /// The addresses that are served, ports filled in.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.shared.endpoints.iter().map(Endpoint::local_addr).collect()
+    }
+
+    /// Which engine runs, and why.
+    pub fn engine(&self) -> (&'static str, &str) {
+        (self.shared.engine.name(), &self.shared.engine.reason)
     }
 
     /// New sessions are shown this certificate.

@@ -34,6 +34,15 @@ pub struct Engine {
     pub name: String,
     /// Why this one.
     pub reason: String,
+    /// Streams to subscribers that the kernel sends on at the moment.
+    #[serde(default)]
+    pub streams: u64,
+    /// What became of packets that arrived on the kernel engine's interfaces, by reason.
+    #[serde(default)]
+    pub received: Option<BTreeMap<String, u64>>,
+    /// What became of copies that the kernel could have sent, by reason; all but `sent` are userspace's.
+    #[serde(default)]
+    pub copies: Option<BTreeMap<String, u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -58,8 +67,14 @@ pub struct Session {
     pub cipher: String,
     /// Sent by the QUIC stack: handshake, control, acknowledgements.
     pub quinn: Sent,
-    /// Sent by the data plane: media.
+    /// Sent by the data plane in userspace: media.
     pub data_plane: Sent,
+    /// Sent by the kernel: media.
+    #[serde(default)]
+    pub kernel: Sent,
+    /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
+    #[serde(default)]
+    pub kernel_copies: Option<BTreeMap<String, u64>>,
     pub packets_lost: u64,
     pub bytes_retransmitted: u64,
     /// Subscriptions and fetches that are open.
@@ -114,6 +129,7 @@ pub struct Totals {
     pub object_bytes_received: u64,
     pub quinn: Sent,
     pub data_plane: Sent,
+    pub kernel: Sent,
     pub packets_lost: u64,
     pub bytes_retransmitted: u64,
     pub streams_opened: u64,

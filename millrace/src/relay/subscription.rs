@@ -25,7 +25,7 @@ use super::{
     live::{Ended, LiveTrack},
     outbox::Outbox,
 };
-use crate::quic::Connection;
+use crate::{engine::kernel::Feed, quic::Connection};
 
 /// What a subscriber asked for; REQUEST_UPDATE changes it.
 #[derive(Clone, Debug)]
@@ -54,14 +54,34 @@ struct State {
     options: Options,
     /// Largest object when forwarding began: where a joining FETCH ends.
     joining: Option<Location>,
-    /// By the subgroup's serial number; `None`: its stream is over, and it gets no other.
-    streams: HashMap<u64, Option<StreamKey>>,
-    open: HashMap<StreamKey, Arc<Subgroup>>,
+    /// By the subgroup's serial number, until its stream is over and the last news of it has come.
+    streams: HashMap<u64, Stream>,
+    open: HashMap<StreamKey, Arc<View>>,
     ended: Option<Ended>,
     /// The track has gone past the window's last group.
     past_end: bool,
     /// Streams that ever got an ID, for PUBLISH_DONE.
     opened: u64,
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Open(StreamKey),
+    /// The subgroup's last news has come.
+    Ending(StreamKey),
+    /// The subgroup gets no other, whatever news there will be.
+    Over,
+}
+
+/// What a subscription is told about a subgroup.
+#[derive(Clone, Copy)]
+pub enum News<'a> {
+    /// It is in the cache.
+    Cached,
+    /// It has grown; the feed is the publisher's stream, if the kernel can forward that.
+    Grown(Option<&'a Arc<Feed>>),
+    /// It has ended: the last news.
+    Ended,
 }
 
 impl Subscription {
@@ -101,41 +121,53 @@ impl Subscription {
         (window.start.group, window.end_group.unwrap_or(u64::MAX))
     }
 
-    /// `subgroup` has begun, grown or ended: opens a stream for it or sends on.
-    pub fn offer(&self, subgroup: &Arc<Subgroup>, now: Instant, outbox: &mut Outbox) {
+    /// There is news of `subgroup`: opens a stream for it or sends on, and leaves the rest to the kernel where that
+    /// can be.
+    pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) {
         let mut state = self.state.lock();
         if !state.past_end && state.options.window.is_past(subgroup.header().group) {
             state.past_end = true;
             self.changed.notify_one();
         }
-        match state.streams.get(&subgroup.serial()) {
-            Some(Some(key)) => self.connection.downstream().wake(*key),
-            Some(None) => {
-                if subgroup.extent().end != End::Open {
+        let key = match state.streams.get(&subgroup.serial()) {
+            Some(Stream::Open(key) | Stream::Ending(key)) => {
+                self.connection.downstream().wake(*key);
+                *key
+            }
+            Some(Stream::Over) => {
+                if matches!(news, News::Ended) {
                     state.streams.remove(&subgroup.serial());
                 }
                 return;
             }
             None => match state.view(subgroup, self.alias) {
-                Some(view) => self.open(&mut state, subgroup, view),
+                Some(view) => self.open(&mut state, subgroup, Arc::new(view)),
                 None => return,
             },
+        };
+        if matches!(news, News::Ended) || subgroup.is_settled() {
+            state.streams.insert(subgroup.serial(), Stream::Ending(key));
         }
+        let view = state.open.get(&key).cloned();
         drop(state);
         outbox.transmit(&self.connection, now);
+        if let (News::Grown(Some(feed)), Some(view)) = (news, view) {
+            self.connection.lend(key, feed, view.shift(), view.received());
+        }
     }
 
-    fn open(&self, state: &mut State, subgroup: &Arc<Subgroup>, view: View) {
+    fn open(&self, state: &mut State, subgroup: &Arc<Subgroup>, view: Arc<View>) -> StreamKey {
         let stream = NewStream {
-            source: Arc::new(view),
+            source: Arc::clone(&view) as _,
             priority: self.priority_of(&state.options, subgroup),
             object_timeout: state.options.object_timeout,
             subgroup_timeout: state.options.subgroup_timeout,
             owner: self.owner,
         };
         let key = self.connection.downstream().open(stream);
-        state.streams.insert(subgroup.serial(), Some(key));
-        state.open.insert(key, Arc::clone(subgroup));
+        state.streams.insert(subgroup.serial(), Stream::Open(key));
+        state.open.insert(key, view);
+        key
     }
 
     fn priority_of(&self, options: &Options, subgroup: &Subgroup) -> Priority {
@@ -153,7 +185,7 @@ impl Subscription {
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         let state = self.state.lock();
         let evicted: Vec<_> =
-            state.open.iter().filter(|(_, subgroup)| subgroup.is_evicted()).map(|(key, _)| *key).collect();
+            state.open.iter().filter(|(_, view)| view.subgroup().is_evicted()).map(|(key, _)| *key).collect();
         drop(state);
         if !evicted.is_empty() {
             let mut downstream = self.connection.downstream();
@@ -212,7 +244,8 @@ impl Subscription {
             state.options.window.start = state.options.window.start.max(next.unwrap_or_default());
         }
         let mut downstream = self.connection.downstream();
-        for (key, subgroup) in &state.open {
+        for (key, view) in &state.open {
+            let subgroup = view.subgroup();
             if state.wants_group(subgroup.header().group) {
                 downstream.set_priority(*key, self.priority_of(&state.options, subgroup));
             } else {
@@ -275,11 +308,12 @@ impl Subscription {
 
 impl State {
     fn close(&mut self, key: StreamKey) {
-        let Some(subgroup) = self.open.remove(&key) else { return };
-        if subgroup.extent().end == End::Open {
-            self.streams.insert(subgroup.serial(), None);
-        } else {
-            self.streams.remove(&subgroup.serial());
+        let Some(view) = self.open.remove(&key) else { return };
+        let subgroup = view.subgroup();
+        // With the kernel, everything can be acknowledged before it is known here.
+        match self.streams.get(&subgroup.serial()) {
+            Some(Stream::Ending(_)) => drop(self.streams.remove(&subgroup.serial())),
+            _ => drop(self.streams.insert(subgroup.serial(), Stream::Over)),
         }
     }
 

@@ -37,7 +37,8 @@ fn flags_and_file_take_the_same_words() {
         &[
             "--listen=127.0.0.1:1",
             "--listen=[::1]:2",
-            "--engine=user",
+            "--engine=kernel",
+            "--interface=eth0,eth1",
             "--tls-cert=c.pem",
             "--tls-key=k.pem",
             "--cipher-suites=aes-256-gcm,chacha20-poly1305",
@@ -64,7 +65,8 @@ fn flags_and_file_take_the_same_words() {
         &[],
         r#"
         listen = ["127.0.0.1:1", "[::1]:2"]
-        engine = "user"
+        engine = "kernel"
+        interface = ["eth0", "eth1"]
         tls-cert = "c.pem"
         tls-key = "k.pem"
         cipher-suites = ["aes-256-gcm", "chacha20-poly1305"]
@@ -112,7 +114,7 @@ fn every_problem_is_reported_with_key_and_line() {
                 gso = \"perhaps\"\n\
                 max-tracks = -1\n\
                 colour = 1\n\
-                engine = \"kernel\"\n";
+                interface = [\"eth0\", \"eth0\"]\n";
     let found = problems(&["--max-requests=0"], text);
     let places: Vec<&str> = found.iter().map(|(place, _)| place.as_str()).collect();
     let in_file = |line: usize, key: &str| format!("relay.toml:{line}: {key}");
@@ -124,7 +126,7 @@ fn every_problem_is_reported_with_key_and_line() {
         (5, "gso"),
         (6, "max-tracks"),
         (7, "colour"),
-        (8, "engine"),
+        (8, "interface"),
     ] {
         assert!(places.contains(&in_file(line, key).as_str()), "{key} in {places:?}");
     }

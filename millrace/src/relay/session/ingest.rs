@@ -20,11 +20,14 @@ use tokio::{
 };
 
 use super::Session;
-use crate::relay::{
-    hub::Counters,
-    outbox::Outbox,
-    upstream::Upstream,
-    wire::{self, MessageReader, SessionError},
+use crate::{
+    engine::kernel::Feed,
+    relay::{
+        hub::Counters,
+        outbox::Outbox,
+        upstream::Upstream,
+        wire::{self, MessageReader, SessionError},
+    },
 };
 
 /// How long a stream may wait for the control message that says what its track alias means. Loss can hold
@@ -102,7 +105,8 @@ impl Session {
             return Ok(());
         }
         let subgroup = Arc::clone(writer.subgroup());
-        let result = self.read_subgroup(&mut recv, &mut writer, &upstream, front).await;
+        let feed = self.connection.feed(recv.id());
+        let result = self.read_subgroup(&mut recv, &mut writer, &upstream, feed.as_ref(), front).await;
         let (now, mut outbox) = (Instant::now(), Outbox::default());
         let result = match result {
             Ok(Finish::Fin) => writer.finish(now).map_err(SessionError::from),
@@ -115,7 +119,7 @@ impl Session {
                 Err(error)
             }
         };
-        upstream.track.advance(now, &subgroup, &Pushed::default(), &mut outbox);
+        upstream.track.settle(now, &subgroup, &mut outbox);
         result
     }
 
@@ -124,6 +128,7 @@ impl Session {
         recv: &mut RecvStream,
         writer: &mut SubgroupWriter,
         upstream: &Arc<Upstream>,
+        feed: Option<&Arc<Feed>>,
         front: BytesMut,
     ) -> Result<Finish, SessionError> {
         let subgroup = Arc::clone(writer.subgroup());
@@ -134,7 +139,7 @@ impl Session {
                 let now = Instant::now();
                 let pushed = writer.push(now, &bytes)?;
                 self.count_objects(&pushed);
-                upstream.track.advance(now, &subgroup, &pushed, &mut outbox);
+                upstream.track.advance(now, &subgroup, &pushed, feed, &mut outbox);
             }
             bytes = match recv.read_chunk(READ_SIZE, true).await {
                 Ok(Some(chunk)) => chunk.bytes,

@@ -1,0 +1,374 @@
+//! Engine `kernel`: media of the streams that were handed to it is forwarded at TC ingress, before any process
+//! wakes (`millrace_bpf::relay`).
+//!
+//! [`Kernel`] is the engine; each connection that it sends on has a [`Line`]. The kernel says afterwards what it
+//! sent, for all connections in one place: whoever looks there puts what belongs to others into their lines, where
+//! each connection finds its own under its own lock. What has to wait for the kernel is done by one thread, which
+//! calls the connection back.
+
+use std::{
+    any::Any,
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock, Weak,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_bpf::{
+    crypto::QuicKeys,
+    relay::{self as bpf, Counters, Forwarded, LegKey, Slot},
+    tc::Mechanism,
+};
+use millrace_proto::relay::downstream::StreamKey;
+use nix::time::{ClockId, clock_gettime};
+use parking_lot::{Mutex, RwLock};
+use thiserror::Error;
+use tracing::{debug, warn};
+
+/// How often connections find out what was sent on them if nothing else happens there.
+const TICK: Duration = Duration::from_millis(10);
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("the kernel's fast path cannot be loaded: {0}")]
+    Load(#[source] millrace_bpf::Error),
+    #[error("there is no interface {name}: {source}")]
+    Interface { name: String, source: io::Error },
+    #[error("interface {name}: {source}")]
+    Attach { name: String, source: millrace_bpf::Error },
+    #[error("no interface is named to forward from, and none has a listen address of its own")]
+    NoInterface,
+    #[error("the kernel's fast path needs listen addresses with a port")]
+    NoPort,
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// An interface that media is forwarded from.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    pub interface: String,
+    pub mechanism: Mechanism,
+}
+
+/// The fast path, attached until it is dropped.
+pub struct Kernel {
+    relay: bpf::Relay,
+    attached: Vec<Attached>,
+    /// By index of the downstream.
+    lines: RwLock<Vec<Weak<Line>>>,
+    clock: Clock,
+    commands: mpsc::Sender<Command>,
+    /// Streams that are handed to the kernel.
+    legs: AtomicUsize,
+    /// Registrations that no connection wanted any more.
+    orphans: AtomicU64,
+}
+
+/// What is done on the engine's thread, since it waits for runs of the program.
+enum Command {
+    /// There are legs again.
+    Wake,
+    Recall {
+        line: Arc<Line>,
+        key: StreamKey,
+        leg: Option<Leg>,
+    },
+    Path {
+        line: Arc<Line>,
+        path: Box<bpf::Path>,
+    },
+    Keys {
+        line: Arc<Line>,
+        generation: u16,
+        keys: Box<QuicKeys>,
+    },
+}
+
+/// A stream of an upstream connection that the kernel may forward. Dropping it takes all its legs back.
+pub struct Feed {
+    // Before the connection, whose place in the kernel it names.
+    slot: Mutex<Slot>,
+    _upstream: Arc<dyn Any + Send + Sync>,
+}
+
+/// A stream that is handed to the kernel.
+pub struct Leg {
+    feed: Weak<Feed>,
+    key: LegKey,
+}
+
+/// The connection behind a line.
+pub trait Owner: Send + Sync {
+    /// Something was sent on the line.
+    fn on_forwarded(&self, now: Instant);
+    /// The kernel sends no more on these streams.
+    fn on_returned(&self, now: Instant, keys: &[StreamKey]);
+    /// The kernel sends there from now on.
+    fn on_path(&self, now: Instant, path: &bpf::Path);
+}
+
+/// A connection that the kernel may send on.
+pub struct Line {
+    pub downstream: bpf::Downstream,
+    kernel: Arc<Kernel>,
+    owner: OnceLock<Weak<dyn Owner>>,
+    inbox: Mutex<Vec<Forwarded>>,
+    /// The inbox is not empty.
+    waiting: AtomicBool,
+}
+
+impl Kernel {
+    /// Loads the fast path for the relay's UDP ports, and attaches it to interfaces of the calling thread's network
+    /// namespace.
+    pub fn start(ports: Vec<u16>, id_len: usize, interfaces: &[String]) -> Result<Arc<Self>, Error> {
+        let config = bpf::Config { ports, id_len, ..bpf::Config::default() };
+        let relay = bpf::Relay::load(&config).map_err(Error::Load)?;
+        let attached = interfaces.iter().map(|name| attach(&relay, name)).collect::<Result<_, _>>()?;
+        let (commands, todo) = mpsc::channel();
+        let kernel = Arc::new(Self {
+            relay,
+            attached,
+            lines: RwLock::default(),
+            clock: Clock::new(),
+            commands,
+            legs: AtomicUsize::new(0),
+            orphans: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&kernel);
+        std::thread::Builder::new()
+            .name("kernel-engine".to_owned())
+            .spawn(move || work(&weak, &todo))
+            .map_err(Error::Thread)?;
+        Ok(kernel)
+    }
+
+    pub fn attached(&self) -> &[Attached] {
+        &self.attached
+    }
+
+    pub fn counters(&self) -> Option<Counters> {
+        self.relay.counters().ok()
+    }
+
+    /// Streams that are handed to the kernel at the moment.
+    pub fn legs(&self) -> usize {
+        self.legs.load(Ordering::Relaxed)
+    }
+
+    /// A connection that media arrives on, as [`bpf::Relay::upstream`].
+    pub fn upstream(&self, expected: u64) -> Result<bpf::Upstream, millrace_bpf::Error> {
+        self.relay.upstream(expected)
+    }
+
+    /// A connection that begins, with packet number `number`; the kernel may not send anything on it yet.
+    pub fn line(self: &Arc<Self>, remote: SocketAddr, number: u64) -> Result<Arc<Line>, millrace_bpf::Error> {
+        let nowhere = bpf::Path { local: remote, remote, id: Vec::new(), traffic_class: 0, flow_label: 0 };
+        let downstream = self.relay.downstream(&nowhere, 0, number)?;
+        let index = downstream.id().index as usize;
+        let line = Arc::new(Line {
+            downstream,
+            kernel: Arc::clone(self),
+            owner: OnceLock::new(),
+            inbox: Mutex::default(),
+            waiting: AtomicBool::new(false),
+        });
+        let mut lines = self.lines.write();
+        if lines.len() <= index {
+            lines.resize_with(index + 1, Weak::new);
+        }
+        lines[index] = Arc::downgrade(&line);
+        Ok(line)
+    }
+
+    /// Stops forwarding, whatever is handed to the kernel.
+    pub fn detach(&self) {
+        self.relay.detach();
+    }
+
+    /// Puts everything that was registered into the lines' inboxes.
+    fn sort(&self) {
+        let lines = self.lines.read();
+        self.relay.drain(|forwarded| {
+            let line = lines.get(forwarded.downstream.index as usize).and_then(Weak::upgrade);
+            match line.filter(|line| line.downstream.id() == forwarded.downstream) {
+                Some(line) => {
+                    line.inbox.lock().push(forwarded);
+                    line.waiting.store(true, Ordering::Release);
+                }
+                None => drop(self.orphans.fetch_add(1, Ordering::Relaxed)),
+            }
+        });
+    }
+
+    fn send(&self, command: Command) {
+        // The thread lives as long as the engine.
+        let _ = self.commands.send(command);
+    }
+
+    /// Tells connections what was sent on them, where nothing else has done so.
+    fn tick(&self) {
+        self.sort();
+        let waiting = |line: &Arc<Line>| line.waiting.load(Ordering::Acquire);
+        let lines: Vec<_> = self.lines.read().iter().filter_map(Weak::upgrade).filter(waiting).collect();
+        let now = Instant::now();
+        lines.iter().filter_map(|line| line.owner()).for_each(|owner| owner.on_forwarded(now));
+    }
+}
+
+impl Line {
+    /// To be called once, before anything is handed to the kernel.
+    pub fn set_owner(&self, owner: Weak<dyn Owner>) {
+        let _ = self.owner.set(owner); // there is one already
+    }
+
+    fn owner(&self) -> Option<Arc<dyn Owner>> {
+        self.owner.get()?.upgrade()
+    }
+
+    pub fn kernel(&self) -> &Arc<Kernel> {
+        &self.kernel
+    }
+
+    /// Takes what was sent on the line since the last call, each with the time when it was.
+    pub fn take(&self, now: Instant, mut read: impl FnMut(Instant, Forwarded)) {
+        self.kernel.sort();
+        if self.waiting.swap(false, Ordering::AcqRel) {
+            let forwarded = std::mem::take(&mut *self.inbox.lock());
+            forwarded.into_iter().for_each(|one| read(self.kernel.clock.instant(one.time_ns).min(now), one));
+        }
+    }
+
+    /// Hands a stream to the kernel.
+    pub fn lend(&self, feed: &Arc<Feed>, leg: &bpf::Leg) -> Result<Leg, millrace_bpf::Error> {
+        let key = feed.slot.lock().add(&self.downstream, leg)?;
+        if self.kernel.legs.fetch_add(1, Ordering::Relaxed) == 0 {
+            self.kernel.send(Command::Wake);
+        }
+        Ok(Leg { feed: Arc::downgrade(feed), key })
+    }
+
+    /// Takes a stream back; [`Owner::on_returned`] says when that is done.
+    pub fn recall(self: &Arc<Self>, key: StreamKey, leg: Option<Leg>) {
+        self.kernel.send(Command::Recall { line: Arc::clone(self), key, leg });
+    }
+
+    /// Sends elsewhere; [`Owner::on_path`] says from when on.
+    pub fn set_path(self: &Arc<Self>, path: bpf::Path) {
+        self.kernel.send(Command::Path { line: Arc::clone(self), path: Box::new(path) });
+    }
+
+    /// Installs the keys of a generation, in some moments. Until then the kernel does not send with them.
+    pub fn set_keys(self: &Arc<Self>, generation: u16, keys: QuicKeys) {
+        self.kernel.send(Command::Keys { line: Arc::clone(self), generation, keys: Box::new(keys) });
+    }
+}
+
+impl Feed {
+    /// `upstream` owns what `slot` was made by.
+    pub fn new(slot: Slot, upstream: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
+        Arc::new(Self { slot: Mutex::new(slot), _upstream: upstream })
+    }
+}
+
+impl Leg {
+    pub fn set_max_offset(&self, max: u64) {
+        if let Some(feed) = self.feed.upgrade() {
+            feed.slot.lock().set_max_offset(self.key, max);
+        }
+    }
+
+    fn remove(&self) {
+        if let Some(feed) = self.feed.upgrade()
+            && let Err(error) = feed.slot.lock().remove(self.key)
+        {
+            warn!(%error, "a stream cannot be taken back from the kernel");
+        }
+    }
+}
+
+fn attach(relay: &bpf::Relay, name: &str) -> Result<Attached, Error> {
+    let index = nix::net::if_::if_nametoindex(name)
+        .map_err(|errno| Error::Interface { name: name.to_owned(), source: errno.into() })?;
+    let mechanism =
+        relay.attach(index as i32).map_err(|source| Error::Attach { name: name.to_owned(), source })?;
+    Ok(Attached { interface: name.to_owned(), mechanism })
+}
+
+/// The engine's thread, until the engine is gone.
+fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
+    loop {
+        let idle = kernel.upgrade().is_none_or(|kernel| kernel.legs() == 0);
+        let first = match if idle { todo.recv().map_err(Into::into) } else { todo.recv_timeout(TICK) } {
+            Ok(command) => Some(command),
+            Err(mpsc::RecvTimeoutError::Timeout) => None,
+            Err(mpsc::RecvTimeoutError::Disconnected) => return,
+        };
+        let Some(kernel) = kernel.upgrade() else { return };
+        let mut returned = Vec::new();
+        first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
+        if !returned.is_empty() {
+            give_back(&kernel, returned);
+        }
+        kernel.tick();
+    }
+}
+
+fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Line>, StreamKey)>) {
+    match command {
+        Command::Wake => {}
+        Command::Recall { line, key, leg } => {
+            if let Some(leg) = leg {
+                kernel.legs.fetch_sub(1, Ordering::Relaxed);
+                leg.remove();
+            }
+            returned.push((line, key));
+        }
+        Command::Path { line, path } => match line.downstream.set_path(&path) {
+            Ok(()) => line.owner().into_iter().for_each(|owner| owner.on_path(Instant::now(), &path)),
+            Err(error) => debug!(?path, %error, "the kernel cannot send there"),
+        },
+        Command::Keys { line, generation, keys } => {
+            if let Err(error) = line.downstream.set_keys(generation, &keys) {
+                warn!(%error, "keys cannot be installed: this connection is served from userspace");
+            }
+        }
+    }
+}
+
+/// Waits once for all of them.
+fn give_back(kernel: &Kernel, mut returned: Vec<(Arc<Line>, StreamKey)>) {
+    if let Err(error) = kernel.relay.settle() {
+        warn!(%error, "cannot wait for the kernel");
+    }
+    returned.sort_by_key(|(line, _)| line.downstream.id().index);
+    for group in returned.chunk_by(|(one, _), (other, _)| Arc::ptr_eq(one, other)) {
+        let keys: Vec<_> = group.iter().map(|(_, key)| *key).collect();
+        if let Some(owner) = group.first().and_then(|(line, _)| line.owner()) {
+            owner.on_returned(Instant::now(), &keys);
+        }
+    }
+}
+
+/// `Instant` is of the same clock, CLOCK_MONOTONIC, but does not say its time.
+struct Clock {
+    base: Instant,
+    base_ns: u64,
+}
+
+impl Clock {
+    fn new() -> Self {
+        let base_ns =
+            clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| Duration::from(time).as_nanos());
+        Self { base: Instant::now(), base_ns: base_ns as u64 }
+    }
+
+    /// Too late by the time that passed between the two readings in `new`.
+    fn instant(&self, time_ns: u64) -> Instant {
+        self.base + Duration::from_nanos(time_ns.saturating_sub(self.base_ns))
+    }
+}

@@ -1,0 +1,362 @@
+//! What the kernel does on a connection: it receives the streams that it is told to forward, and sends on those that
+//! it was lent.
+//!
+//! The kernel sends within a share of credit and window, which it is told whenever the connection's lock is let go.
+//! Before anything is sent from here the share is taken back, so both together stay within the peer's limits.
+
+use std::{
+    borrow::Borrow,
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use millrace_bpf::{crypto::QuicKeys, relay as bpf};
+use millrace_proto::{
+    quic::{
+        keys::{Secret, Suite},
+        packet::ConnectionId,
+    },
+    relay::downstream::{Elsewhere, Share, StreamKey},
+};
+use tracing::debug;
+
+use super::{Keys, Shared, State, attention, with_batch};
+use crate::engine::kernel::{Feed, Leg, Line, Owner};
+
+/// This end's connection IDs that a peer may use in turn; older ones are forgotten.
+const IDS: usize = 4;
+
+/// Where a connection's packet number word is.
+pub(in crate::quic) enum Word {
+    Own(AtomicU64),
+    Kernel(Arc<Line>),
+}
+
+impl Borrow<AtomicU64> for Word {
+    fn borrow(&self) -> &AtomicU64 {
+        match self {
+            Self::Own(word) => word,
+            Self::Kernel(line) => line.downstream.number(),
+        }
+    }
+}
+
+/// The kernel's part of a connection.
+pub(super) struct Part {
+    line: Arc<Line>,
+    /// Of this end's socket.
+    local: SocketAddr,
+    /// From where to where the kernel was told to send, and whether it does.
+    path: Option<(SocketAddr, SocketAddr, ConnectionId)>,
+    path_ready: bool,
+    /// The header keys of both directions, which are those of generation 0.
+    seal_header: Option<[u8; 32]>,
+    open: Option<Open>,
+    upstream: Option<bpf::Upstream>,
+    /// This end's IDs, as the peer uses them: the newest last.
+    ids: VecDeque<ConnectionId>,
+    legs: HashMap<StreamKey, Out>,
+    /// Totals that the kernel has registered.
+    registered: Share,
+    /// What it may send beyond them.
+    share: Share,
+}
+
+/// Receiving keys: those of the newest generation that the peer has used.
+struct Open {
+    secret: Secret,
+    header: [u8; 32],
+    generation: u16,
+}
+
+/// A stream that the kernel sends on.
+struct Out {
+    id: u64,
+    leg: Leg,
+}
+
+impl Part {
+    pub fn new(line: Arc<Line>, local: SocketAddr) -> Self {
+        Self {
+            line,
+            local,
+            path: None,
+            path_ready: false,
+            seal_header: None,
+            open: None,
+            upstream: None,
+            ids: VecDeque::new(),
+            legs: HashMap::new(),
+            registered: Share::default(),
+            share: Share::default(),
+        }
+    }
+
+    /// The handshake is over: both directions' keys of the first two generations.
+    pub fn on_keys(&mut self, seal: Option<&Secret>, open: Option<Secret>) {
+        if let Some(secret) = seal.filter(|secret| secret.suite() != Suite::Aes256Gcm) {
+            let header = secret.key_material().header;
+            self.seal_header = Some(header);
+            self.install_seal_keys(0, secret);
+            self.install_seal_keys(1, &secret.next());
+        }
+        self.open = open.map(|secret| Open { header: secret.key_material().header, secret, generation: 0 });
+    }
+
+    /// This end seals with the keys of `generation`, those of `secret`, from now on.
+    pub fn on_seal_keys(&mut self, generation: u16, secret: &Secret) {
+        self.install_seal_keys(generation.saturating_add(1), &secret.next());
+    }
+
+    fn install_seal_keys(&self, generation: u16, secret: &Secret) {
+        if let Some(keys) = self.seal_header.and_then(|header| quic_keys(secret, &header)) {
+            self.line.set_keys(generation, keys);
+        }
+    }
+
+    /// A packet arrived, sealed with keys of `generation`, for `id` of this end.
+    pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) {
+        if self.ids.back().is_none_or(|last| **last != *id) {
+            self.on_id(id);
+        }
+        while let Some(open) = self.open.as_mut().filter(|open| open.generation < generation) {
+            open.secret = open.secret.next();
+            open.generation += 1;
+            self.install_open_keys();
+        }
+        if let Some(upstream) = &self.upstream {
+            upstream.observe(number);
+        }
+    }
+
+    /// The peer has moved to another of this end's IDs.
+    fn on_id(&mut self, id: &[u8]) {
+        let Some(id) = ConnectionId::new(id) else { return };
+        self.ids.retain(|known| *known != id);
+        self.ids.push_back(id);
+        let oldest = if self.ids.len() > IDS { self.ids.pop_front() } else { None };
+        if let Some(upstream) = &mut self.upstream {
+            let removed = oldest.map_or(Ok(()), |oldest| upstream.remove_id(&oldest));
+            if let Err(error) = removed.and_then(|()| upstream.add_id(&id)) {
+                debug!(%error, "the kernel does not know a connection ID");
+            }
+        }
+    }
+
+    /// Keys of the generation in use and of the next.
+    fn install_open_keys(&mut self) {
+        let (Some(open), Some(upstream)) = (&self.open, &mut self.upstream) else { return };
+        let next = open.generation.saturating_add(1);
+        for (generation, secret) in [(open.generation, open.secret.clone()), (next, open.secret.next())] {
+            if let Some(keys) = quic_keys(&secret, &open.header)
+                && let Err(error) = upstream.set_keys(generation, &keys)
+            {
+                debug!(%error, "the kernel has no keys to open packets with");
+            }
+        }
+    }
+
+    /// The kernel's handle for a stream of the peer; `None` if there is no room for its connection.
+    fn slot(&mut self, expected: u64, stream: u64) -> Option<bpf::Slot> {
+        if self.upstream.is_none() {
+            let suite = self.open.as_ref()?.secret.suite();
+            if suite == Suite::Aes256Gcm {
+                return None;
+            }
+            let upstream = self.line.kernel().upstream(expected);
+            self.upstream =
+                upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok();
+            self.install_open_keys();
+            let upstream = self.upstream.as_mut()?;
+            for id in &self.ids {
+                upstream.add_id(id).inspect_err(|error| debug!(%error, "no connection ID")).ok()?;
+            }
+        }
+        Some(self.upstream.as_ref()?.slot(stream))
+    }
+
+    pub fn on_max_stream_data(&self, id: u64, max: u64) {
+        self.legs.values().filter(|out| out.id == id).for_each(|out| out.leg.set_max_offset(max));
+    }
+
+    /// Lets the kernel send nothing more; returns what it may have sent without having said so.
+    pub fn take_share(&mut self) -> Share {
+        self.set_share(Share::default())
+    }
+
+    fn set_share(&mut self, share: Share) -> Share {
+        let Share { bytes, data } = self.registered;
+        self.share = share;
+        let all_data = self.line.downstream.set_max_data(data.saturating_add(share.data));
+        let all_bytes = self.line.downstream.set_max_bytes(bytes.saturating_add(share.bytes));
+        Share { bytes: all_bytes.saturating_sub(bytes), data: all_data.saturating_sub(data) }
+    }
+
+    /// Bytes of the window that are the kernel's at the moment.
+    pub fn share(&self) -> Share {
+        self.share
+    }
+
+    /// Whether the kernel sends to where `state` does.
+    fn follow_path(&mut self, path: &super::Path, mtu: usize) -> bool {
+        let ip = path.local.or(Some(self.local.ip()).filter(|ip| !ip.is_unspecified()));
+        let Some(ip) = ip else { return false };
+        self.line.downstream.set_mtu(u32::try_from(mtu).unwrap_or(u32::MAX));
+        let wanted = (SocketAddr::new(ip, self.local.port()), path.remote, path.id);
+        if self.path != Some(wanted) {
+            self.path_ready = false;
+            self.path = Some(wanted);
+            let (local, remote, id) = (wanted.0, wanted.1, path.id.to_vec());
+            self.line.set_path(bpf::Path { local, remote, id, traffic_class: 0, flow_label: 0 });
+        }
+        self.path_ready && path.is_validated()
+    }
+}
+
+impl Shared {
+    /// Takes note of what the kernel has sent.
+    pub(super) fn take_in(&self, state: &mut State, now: Instant) {
+        let Some(part) = &mut state.kernel else { return };
+        part.line.take(now, |sent, one| {
+            part.registered.bytes += u64::from(one.size);
+            part.registered.data += u64::from(one.len);
+            state.downstream.on_sent_elsewhere(&Elsewhere {
+                sent,
+                number: one.number,
+                size: usize::from(one.size),
+                key: StreamKey(one.tag),
+                offset: one.offset,
+                len: one.len,
+                fin: one.fin,
+            });
+        });
+    }
+
+    /// Before something is sent from here: the kernel sends nothing meanwhile.
+    pub(super) fn take_share(&self, state: &mut State) {
+        let State { kernel: Some(part), downstream, .. } = state else { return };
+        if downstream.has_work() {
+            downstream.set_outstanding(part.take_share());
+        }
+    }
+
+    /// Tells the kernel what it may send now, and takes streams back that are over.
+    pub(super) fn hand_out(&self, state: &mut State) {
+        if state.kernel.is_none() {
+            return;
+        }
+        let sending = state.keys.as_mut().is_some_and(|keys| !self.is_used_up(keys))
+            && self.open.load(Ordering::Relaxed);
+        let State { kernel: Some(part), downstream, path, .. } = state else { return };
+        while let Some(key) = downstream.poll_recall() {
+            part.line.recall(key, part.legs.remove(&key).map(|out| out.leg));
+        }
+        downstream.set_outstanding(Share::default());
+        let ready = part.follow_path(path, downstream.mtu());
+        let share = if sending && ready { downstream.share() } else { Share::default() };
+        part.set_share(share);
+        if !self.open.load(Ordering::SeqCst) {
+            // Closed meanwhile, without the lock.
+            part.take_share();
+        }
+    }
+
+    /// Whether the data plane has to wait for newer keys; asks for them well before.
+    pub(super) fn is_used_up(&self, keys: &mut Keys) -> bool {
+        let sealed = self.numbers.peek().1.saturating_sub(keys.since);
+        if sealed >= keys.limit / 2 && !keys.requested {
+            keys.requested = true;
+            self.request(attention::KEY_UPDATE);
+        }
+        sealed >= keys.limit
+    }
+
+    /// A stream of the peer that the kernel may forward from now on.
+    pub(in crate::quic) fn feed(self: &Arc<Self>, stream: u64) -> Option<Arc<Feed>> {
+        let mut guard = self.state.lock();
+        let expected = guard.received.map_or(0, |received| received + 1);
+        let slot = guard.kernel.as_mut()?.slot(expected, stream)?;
+        drop(guard);
+        Some(Feed::new(slot, Arc::clone(self) as _))
+    }
+
+    /// Has the kernel forward a feed as stream `key`, once that owes nothing: from offset `from` of the feed on, at
+    /// an offset that is larger by `shift`.
+    pub(in crate::quic) fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) {
+        let mut guard = self.state.lock();
+        let State { kernel: Some(part), downstream, .. } = &mut *guard else { return };
+        if part.seal_header.is_none() {
+            return;
+        }
+        let Some(loan) = downstream.lend(key) else { return };
+        let leg =
+            bpf::Leg { stream_id: loan.id, shift, from, max_offset: loan.max_offset, tag: key.0, reserve: 0 };
+        match part.line.lend(feed, &leg) {
+            Ok(leg) => drop(part.legs.insert(key, Out { id: loan.id, leg })),
+            Err(error) => {
+                debug!(%error, "a stream stays in userspace");
+                downstream.on_returned(key);
+            }
+        }
+    }
+
+    /// What became of packets that the kernel could have sent here.
+    pub(in crate::quic) fn kernel_outcomes(&self) -> Option<Vec<(&'static str, u64)>> {
+        let state = self.state.lock();
+        let downstream = &state.kernel.as_ref()?.line.downstream;
+        let outcomes = bpf::LegOutcome::ALL.into_iter();
+        Some(outcomes.map(|outcome| (outcome.name(), downstream.outcome(outcome))).collect())
+    }
+
+    fn transmit_now(&self, now: Instant) {
+        with_batch(|batch| {
+            self.transmit(now, batch);
+            self.sender.flush(batch);
+        });
+    }
+}
+
+impl Owner for Shared {
+    fn on_forwarded(&self, now: Instant) {
+        self.transmit_now(now);
+    }
+
+    fn on_returned(&self, now: Instant, keys: &[StreamKey]) {
+        {
+            let mut state = self.state.lock();
+            self.take_in(&mut state, now);
+            keys.iter().for_each(|key| state.downstream.on_returned(*key));
+        }
+        self.transmit_now(now);
+    }
+
+    fn on_path(&self, now: Instant, path: &bpf::Path) {
+        {
+            let mut state = self.state.lock();
+            let Some(part) = &mut state.kernel else { return };
+            let current = |wanted: &(SocketAddr, SocketAddr, ConnectionId)| {
+                (wanted.0, wanted.1) == (path.local, path.remote) && *wanted.2 == *path.id
+            };
+            part.path_ready |= part.path.as_ref().is_some_and(current);
+        }
+        self.transmit_now(now);
+    }
+}
+
+/// The kernel's form of a generation's keys; `None`: it does not have the suite.
+fn quic_keys(secret: &Secret, header: &[u8; 32]) -> Option<QuicKeys> {
+    let material = secret.key_material();
+    match secret.suite() {
+        Suite::ChaCha20Poly1305 => Some(QuicKeys::chacha20_poly1305(&material.key, &material.iv, header)),
+        Suite::Aes128Gcm => {
+            let (key, header) = (material.key.first_chunk()?, header.first_chunk()?);
+            Some(QuicKeys::aes128_gcm(key, &material.iv, header))
+        }
+        Suite::Aes256Gcm => None,
+    }
+}

@@ -1,0 +1,82 @@
+//! Which engine the relay runs with.
+
+use std::{net::IpAddr, sync::Arc};
+
+use nix::ifaddrs::getifaddrs;
+
+use super::config::{Config, EngineChoice};
+use crate::{
+    engine::kernel::{Error, Kernel},
+    quic,
+};
+
+/// The engine that runs, and why it is this one.
+pub struct Engine {
+    /// `None`: engine `user`.
+    pub kernel: Option<Arc<Kernel>>,
+    pub reason: String,
+}
+
+impl Engine {
+    /// # Errors
+    /// The engine that was asked for by name cannot run here.
+    pub fn start(config: &Config) -> Result<Self, Error> {
+        match config.engine {
+            EngineChoice::User => Ok(Self::user("as configured")),
+            EngineChoice::Kernel => Ok(Self::kernel(load(config)?)),
+            EngineChoice::Auto => Ok(match load(config) {
+                Ok(kernel) => Self::kernel(kernel),
+                Err(error) => Self::user(format!("auto: {error}")),
+            }),
+        }
+    }
+
+    fn user(reason: impl Into<String>) -> Self {
+        Self { kernel: None, reason: reason.into() }
+    }
+
+    fn kernel(kernel: Arc<Kernel>) -> Self {
+        let attached = kernel.attached().iter().map(|one| format!("{} by {}", one.interface, one.mechanism));
+        let reason = format!("attached to {}", attached.collect::<Vec<_>>().join(", "));
+        Self { kernel: Some(kernel), reason }
+    }
+
+    pub fn name(&self) -> &'static str {
+        if self.kernel.is_some() { "kernel" } else { "user" }
+    }
+}
+
+fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
+    let mut interfaces = config.interfaces.clone();
+    if interfaces.is_empty() {
+        interfaces = with_addresses(config.listen.iter().map(|addr| addr.ip()));
+    }
+    if interfaces.is_empty() {
+        return Err(Error::NoInterface);
+    }
+    let mut ports: Vec<u16> = config.listen.iter().map(|addr| addr.port()).collect();
+    ports.sort_unstable();
+    ports.dedup();
+    if ports.contains(&0) {
+        return Err(Error::NoPort);
+    }
+    Kernel::start(ports, quic::ID_LEN, &interfaces)
+}
+
+/// Interfaces that have one of the addresses; no media comes by loopback.
+fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
+    let wanted: Vec<_> = addresses.filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect();
+    let Ok(all) = getifaddrs() else { return Vec::new() };
+    let ip = |address: nix::sys::socket::SockaddrStorage| {
+        let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
+        v4.or(address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
+    };
+    let has_one = |address: Option<_>| address.and_then(ip).is_some_and(|ip| wanted.contains(&ip));
+    let mut names: Vec<_> = all
+        .filter(|interface| has_one(interface.address))
+        .map(|interface| interface.interface_name)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
