@@ -44,6 +44,7 @@ fn the_number_takes_four_bytes_and_padding_comes_before_the_frames() {
         Arc::new(Secrets::new(None)),
         Arc::new(Alarm::new()),
         Arc::new(Sender::new(&socket, false).unwrap()),
+        None,
     ));
     let key = PacketKey { inner: Box::new(Transparent), shared, generation: 0 };
     // A STREAM frame without a length: what follows would be taken for its data.

@@ -13,6 +13,7 @@ fn shared() -> Shared {
         Arc::new(Secrets::new(None)),
         Arc::new(Alarm::new()),
         Arc::new(Sender::new(&socket, false).unwrap()),
+        None,
     );
     let mut params = vec![0x04, 4];
     varint::encode(100_000, &mut params);
@@ -37,7 +38,7 @@ fn others(shared: &Shared, now: Instant) -> u64 {
 /// What quinn sees of a payload.
 fn seen(shared: &Shared, now: Instant, payload: &[u8]) -> Vec<u8> {
     let mut payload = BytesMut::from(payload);
-    shared.on_received(now, 0, payload.len() + 30, &mut payload);
+    shared.on_received(now, (0, 0), &[], payload.len() + 30, &mut payload);
     payload.to_vec()
 }
 

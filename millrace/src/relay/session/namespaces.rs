@@ -33,9 +33,10 @@ impl Session {
         if namespace.is_forbidden() {
             return self.refuse(send, code::Request::UNAUTHORIZED, "a reserved namespace").await;
         }
+        // Before the answer: after it, everybody finds the publisher.
+        let publication = self.hub.publish(namespace.clone(), self, false);
         wire::send(&mut send, RequestOk::default()).await?;
         info!(session = self.id(), %namespace, "namespace published");
-        let publication = self.hub.publish(namespace.clone(), self, false);
         self.state.lock().published.push(namespace.clone());
         let result = self.until_withdrawn(&mut send, &mut reader).await;
         self.state.lock().published.retain(|other| *other != namespace);
