@@ -50,7 +50,7 @@ async fn shows(addr: SocketAddr, trusted: &CertificateDer<'static>) -> bool {
 fn check_reports_every_problem_and_starts_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("relay.toml");
-    fs::write(&file, "max-sesions = 5\nengine = \"kernel\"\n").unwrap();
+    fs::write(&file, "max-sesions = 5\nengine = \"warp\"\n").unwrap();
     let check = |args: &[&str]| {
         millrace().args(["relay", "--check", "--config", file.to_str().unwrap()]).args(args).output().unwrap()
     };

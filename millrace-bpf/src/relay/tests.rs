@@ -154,7 +154,12 @@ fn passes_what_it_does_not_understand() {
         ("UDP length past the end", long_udp, 0, Outcome::Malformed),
         ("empty datagram", v4(&[]), 0, Outcome::BadSize),
         ("long header", v4(&[&[0xc0], good(&bench)[1..].as_ref()].concat()), 0, Outcome::LongHeader),
-        ("no fixed bit", v4(&[&[0], good(&bench)[1..].as_ref()].concat()), 0, Outcome::LongHeader),
+        (
+            "another fixed bit than was sealed",
+            v4(&[&[0], good(&bench)[1..].as_ref()].concat()),
+            0,
+            Outcome::NotAuthentic,
+        ),
         ("unknown connection ID", v4(&[0x40; 100]), 0, Outcome::UnknownId),
         ("only a header", v4(&good(&bench)[..9]), 0, Outcome::BadSize),
         ("one byte short of a sample", v4(&good(&bench)[..1 + ID_LEN + 19]), 0, Outcome::BadSize),
