@@ -362,7 +362,7 @@ fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
     assert_eq!(auto.engine().0, "user");
     assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
     drop(auto);
-    // The interfaces of the listen address, if none is named.
+    // By name it finds the interfaces of the listen address; `auto` does not take it unasked.
     runtime.block_on(async { time::sleep(Duration::from_millis(50)).await });
     let auto = start(&lab, &runtime, |config| {
         config.interfaces.clear();
@@ -370,5 +370,11 @@ fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
         config.engine = EngineChoice::Auto;
     })
     .unwrap();
-    assert_eq!(auto.engine().0, "kernel", "{}", auto.engine().1);
+    assert_eq!(auto.engine().0, "user", "{}", auto.engine().1);
+    let by_name = start(&lab, &runtime, |config| {
+        config.interfaces.clear();
+        config.listen[0].set_port(PORT + 2);
+    })
+    .unwrap();
+    assert_eq!(by_name.engine().0, "kernel", "{}", by_name.engine().1);
 }

@@ -24,6 +24,10 @@ impl Engine {
         match config.engine {
             EngineChoice::User => Ok(Self::user("as configured")),
             EngineChoice::Kernel => Ok(Self::kernel(load(config)?)),
+            // It has not yet been measured and tested enough to be taken unasked.
+            EngineChoice::Auto if config.interfaces.is_empty() => {
+                Ok(Self::user("auto: the kernel engine wants an interface by name"))
+            }
             EngineChoice::Auto => Ok(match load(config) {
                 Ok(kernel) => Self::kernel(kernel),
                 Err(error) => Self::user(format!("auto: {error}")),
