@@ -72,9 +72,10 @@ impl Filter {
             (Self::AbsoluteStart(start) | Self::AbsoluteRange { start, .. }, _) => start,
             (_, None) => Location::default(),
             (Self::NextGroupStart, Some(largest)) => Location::new(largest.group.saturating_add(1), 0),
-            (Self::LargestObject, Some(largest)) => {
-                Location::new(largest.group, largest.object.saturating_add(1))
-            }
+            (Self::LargestObject, Some(largest)) => match largest.object.checked_add(1) {
+                Some(object) => Location { object, ..largest },
+                None => Location::new(largest.group.saturating_add(1), 0),
+            },
         }
     }
 

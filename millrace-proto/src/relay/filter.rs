@@ -25,14 +25,9 @@ impl Window {
     /// group, which the cache holds; older groups are for FETCH.
     pub fn resolve(filter: Option<&Filter>, largest: Option<Location>) -> Result<Self, OutOfRange> {
         let current = Location { group: largest.map_or(0, |largest| largest.group), object: 0 };
-        let window = match filter {
-            None => Self { start: current, end_group: None },
-            Some(Filter::LargestObject) => Self { start: next_object(largest), end_group: None },
-            Some(Filter::NextGroupStart) => Self { start: next_group(largest), end_group: None },
-            Some(Filter::AbsoluteStart(start)) => Self { start: current.max(*start), end_group: None },
-            Some(Filter::AbsoluteRange { start, end_group }) => {
-                Self { start: current.max(*start), end_group: Some(*end_group) }
-            }
+        let window = Self {
+            start: filter.map_or(current, |filter| filter.start(largest).max(current)),
+            end_group: filter.and_then(Filter::end_group),
         };
         match (window.end_group, largest) {
             (Some(end_group), Some(largest)) if end_group < largest.group => {
@@ -60,17 +55,6 @@ impl Window {
     pub fn is_past(&self, group: u64) -> bool {
         self.end_group.is_some_and(|end| group > end)
     }
-}
-
-fn next_object(largest: Option<Location>) -> Location {
-    largest.map_or(Location { group: 0, object: 0 }, |largest| match largest.object.checked_add(1) {
-        Some(object) => Location { object, ..largest },
-        None => next_group(Some(largest)),
-    })
-}
-
-fn next_group(largest: Option<Location>) -> Location {
-    Location { group: largest.map_or(0, |largest| largest.group.saturating_add(1)), object: 0 }
 }
 
 #[cfg(test)]
