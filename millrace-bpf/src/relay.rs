@@ -24,6 +24,7 @@ mod intf;
 mod keystream;
 mod memory;
 mod outcome;
+mod trace;
 mod upstream;
 
 use std::io;
@@ -37,6 +38,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::Keystream;
 pub use outcome::{Counters, LegOutcome, Outcome, Supply};
+pub use trace::{Event, Tracing, What};
 pub use upstream::{Leg, LegKey, Slot, Upstream};
 
 use crate::Error;
@@ -133,6 +135,7 @@ pub struct Relay {
     attachments: Mutex<Vec<Attachment>>,
     object: Mutex<Loaded>,
     ring: Mutex<Ring>,
+    trace: trace::Trace,
     mechanism: Option<Mechanism>,
     shared: Arc<Shared>,
 }
@@ -179,6 +182,7 @@ impl Relay {
             ("seal_keys", config.max_downstreams.saturating_mul(2)),
             ("keystreams", config.max_rings.saturating_mul(config.ring_len)),
             ("forwarded", ring_bytes),
+            ("events", trace::RING_BYTES),
         ] {
             open.map(map)?
                 .set_max_entries(entries.max(1))
@@ -188,10 +192,12 @@ impl Relay {
         let shared = Shared::new(&mut object, config)?;
         let ring = Ring::new(handle(&mut object, "forwarded")?, ring_bytes as usize)
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
+        let trace = trace::Trace::new(&mut object)?;
         Ok(Self {
             attachments: Mutex::default(),
             object: Mutex::new(object),
             ring: Mutex::new(ring),
+            trace,
             mechanism: config.mechanism,
             shared: Arc::new(shared),
         })
@@ -237,6 +243,17 @@ impl Relay {
                 read(raw.into());
             }
         })
+    }
+
+    /// Has the program report on single packets, until told otherwise; `None`: no more.
+    pub fn set_tracing(&self, tracing: Option<Tracing>) {
+        self.trace.set(tracing);
+    }
+
+    /// Hands over the events since the last call, those of one packet in any order, and returns how many there was
+    /// no room for since. No system call.
+    pub fn drain_events(&self, read: impl FnMut(Event)) -> u64 {
+        self.trace.drain(read)
     }
 
     /// Returns when every run of the program has ended that had begun before: nothing that was removed by then is

@@ -217,7 +217,7 @@ fn slot(upstream: &Upstream, stream: &Stream, tag: usize, subscribers: &[Subscri
         from: FROM,
         max_offset: 1 << 62,
         tag: tag as u64,
-        reserve: 0,
+        ..LEG
     };
     for subscriber in subscribers {
         slot.add(&subscriber.downstream, &leg).expect("a leg");
@@ -397,7 +397,8 @@ impl Scene {
     }
 }
 
-const LEG: Leg = Leg { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, reserve: 0 };
+const LEG: Leg =
+    Leg { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, reserve: 0, track: 0, group: 0 };
 
 #[test]
 fn limits_hold_to_the_byte() {

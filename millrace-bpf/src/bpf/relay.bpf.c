@@ -7,6 +7,7 @@
 #include "frames.h"
 #include "quic_packet.h"
 #include "relay_state.h"
+#include "relay_trace.h"
 #include "relay_wire.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
@@ -190,6 +191,7 @@ static __always_inline enum relay_outcome find_upstream(struct work *work)
 	if (!index)
 		return RELAY_UNKNOWN_ID;
 	work->arrival.upstream = *index;
+	trace_arrival(&work->arrival);
 	return RELAY_FORWARDED;
 }
 
@@ -260,6 +262,7 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	if (!keys)
 		return RELAY_NO_KEYS;
 	number = quic_number(READ_ONCE(upstream->expected), &header);
+	trace_number(&work->arrival, number);
 	extent.header_bytes = 1 + config.id_bytes + header.number_bytes;
 	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
@@ -655,6 +658,8 @@ static long next_leg(__u32 index, struct leg_loop *loop)
 			OPAQUE(outcome);
 			if (outcome < RELAY_LEG_OUTCOMES)
 				__sync_fetch_and_add(&downstream->outcomes[outcome], 1);
+			if (loop->work->arrival.traced_ns)
+				trace_copy(loop->work, leg, downstream, outcome);
 		}
 		count(RELAY_OUTCOMES + outcome);
 	}
@@ -719,8 +724,11 @@ int relay_ingress(struct __sk_buff *skb)
 
 	if (!work)
 		return PASS_ON;
+	work->arrival.traced_ns = 0;
 	outcome = relay(skb, work);
 	count(outcome);
+	if (work->arrival.traced_ns)
+		trace_packet(work, outcome);
 	/* What is left of the frame may carry somebody else's address. */
 	return outcome == RELAY_NOT_RESTORED ? TC_ACT_SHOT : PASS_ON;
 }

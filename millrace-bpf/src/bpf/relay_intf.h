@@ -61,6 +61,8 @@ struct relay_upstream {
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
+	__u32 session; /* its name in events */
+	__u32 pad;
 };
 
 /* Key of the map `slots`. The value is the index of the first leg. */
@@ -78,12 +80,13 @@ struct relay_leg {
 	__u64 from;	  /* upstream offset; what begins before it is left to userspace */
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA */
 	__u64 tag;	  /* userspace's, for registrations */
+	__u64 group;	  /* userspace's, for events */
 	__u32 next;	  /* leg of the same slot, or RELAY_END */
 	__u32 downstream;
 	__u32 upstream; /* of the slot */
 	__u32 epoch;	/* that the downstream must have */
 	__u32 reserve;	/* bytes of the congestion window that are kept for more urgent legs */
-	__u32 pad;
+	__u32 track;	/* its name in events */
 };
 
 /* Where a downstream's packets go: IPv4 addresses are in the first 4 bytes, the rest zero. */
@@ -128,7 +131,7 @@ struct relay_downstream {
 	__u32 mtu;	      /* UDP payload bytes */
 	__u32 generations[2]; /* by parity: one more than the generation of its keys, 0 without keys */
 	__u32 path;	      /* which of the two is in use */
-	__u32 pad;
+	__u32 session;	      /* its name in events */
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
 	struct relay_path paths[2];
@@ -170,6 +173,34 @@ enum relay_outcome {
 	RELAY_BAD_FRAMES,
 	RELAY_NO_SLOT, /* no frame of a stream that has a slot */
 	RELAY_OUTCOMES,
+};
+
+/* Whose packets become events; userspace changes it while the program runs. */
+struct relay_tracing {
+	__u32 every;   /* of an upstream's packets those whose number is a multiple of it; 0: none */
+	__u32 track;   /* only about copies of it; 0: any */
+	__u32 session; /* only where it is the publisher or the subscriber; 0: any */
+	__u32 pad;
+	__u64 lost; /* events for which there was no room */
+};
+
+/* What became of a packet of an upstream, or of one copy of a frame of it, in the ring buffer `events`. */
+struct relay_event {
+	__u64 time_ns;	/* CLOCK_MONOTONIC: when the packet arrived, when its copy had left */
+	__u64 received; /* packet number upstream; 0 where it could not be told */
+	__u64 number;	/* of the copy, if one was drawn */
+	__u64 group;
+	__u64 stream_id; /* downstream, as is the offset */
+	__u64 offset;
+	__u32 publisher;  /* session */
+	__u32 subscriber; /* session */
+	__u32 track;
+	__u16 len;    /* stream bytes */
+	__u16 size;   /* UDP payload; of a copy only if a number was drawn */
+	__u8 is_copy; /* otherwise it is about the packet itself, and the rest about it is 0 */
+	__u8 outcome; /* enum relay_leg_outcome of a copy, enum relay_outcome of a packet */
+	__u8 fin;
+	__u8 pad[5];
 };
 
 #endif

@@ -21,6 +21,8 @@ struct chunk {
 
 /* The frame that arrived, and what has been done to it. */
 struct arrival {
+	__u64 traced_ns; /* when it arrived; 0: it is not traced */
+	__u64 number;	 /* for traces */
 	__u32 frame_bytes;
 	__u32 packet_at; /* the QUIC packet's place in the frame */
 	__u32 packet_bytes;
@@ -31,8 +33,9 @@ struct arrival {
 	__u8 family_now;
 	__u8 summed; /* enum ip_summed */
 	__u8 changed;
-	__u8 untagged; /* the tag was taken off */
-	__u8 pad[3];
+	__u8 untagged;	/* the tag was taken off */
+	__u8 has_event; /* one of its copies became one */
+	__u8 pad[2];
 };
 
 /* A packet for one leg. */
@@ -136,6 +139,15 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } forwarded SEC(".maps");
+
+/* A variable, so that all it costs while nobody traces is a load and a branch. */
+SEC(".data.tracing")
+volatile struct relay_tracing tracing = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 12);
+} events SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

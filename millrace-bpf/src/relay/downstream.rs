@@ -57,6 +57,7 @@ impl Downstream {
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
+        entry.session.store(0, Ordering::Relaxed);
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
         unsafe { *entry.paths.get() = [path; 2] };
         let epoch = shared.next_epoch();
@@ -165,6 +166,11 @@ impl Downstream {
     /// Stream bytes that the kernel has sent or is about to.
     pub fn data(&self) -> u64 {
         self.entry().data.load(Ordering::SeqCst)
+    }
+
+    /// How events name the connection.
+    pub fn set_session(&self, session: u32) {
+        self.entry().session.store(session, Ordering::Relaxed);
     }
 
     /// Legs with this outcome so far.

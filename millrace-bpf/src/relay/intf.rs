@@ -44,6 +44,24 @@ mirror!(Forwarded = "relay_forwarded" {
     pad: u8,
 });
 
+mirror!(Event = "relay_event" {
+    time_ns: u64,
+    received: u64,
+    number: u64,
+    group: u64,
+    stream_id: u64,
+    offset: u64,
+    publisher: u32,
+    subscriber: u32,
+    track: u32,
+    len: u16,
+    size: u16,
+    is_copy: u8,
+    outcome: u8,
+    fin: u8,
+    pad: [u8; 5],
+});
+
 /// A structure that lives in memory shared with the kernel.
 macro_rules! shared {
     ($rust:ident = $c:literal { $($field:ident: $type:ty),* $(,)? }) => {
@@ -76,6 +94,8 @@ shared!(Upstream = "relay_upstream" {
     generations: [AtomicU32; 2],
     ring: Ring,
     supplies: [AtomicU64; super::Supply::ALL.len()],
+    session: AtomicU32,
+    pad: AtomicU32,
 });
 
 shared!(Leg = "relay_leg" {
@@ -85,12 +105,13 @@ shared!(Leg = "relay_leg" {
     from: AtomicU64,
     max_offset: AtomicU64,
     tag: AtomicU64,
+    group: AtomicU64,
     next: AtomicU32,
     downstream: AtomicU32,
     upstream: AtomicU32,
     epoch: AtomicU32,
     reserve: AtomicU32,
-    pad: AtomicU32,
+    track: AtomicU32,
 });
 
 shared!(Downstream = "relay_downstream" {
@@ -103,11 +124,19 @@ shared!(Downstream = "relay_downstream" {
     mtu: AtomicU32,
     generations: [AtomicU32; 2],
     path: AtomicU32,
-    pad: AtomicU32,
+    session: AtomicU32,
     ring: Ring,
     supplies: [AtomicU64; super::Supply::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,
     outcomes: [AtomicU64; super::LegOutcome::ALL.len()],
+});
+
+shared!(Tracing = "relay_tracing" {
+    every: AtomicU32,
+    track: AtomicU32,
+    session: AtomicU32,
+    pad: AtomicU32,
+    lost: AtomicU64,
 });
 
 #[cfg(test)]
@@ -128,6 +157,8 @@ mod tests {
                 Slot::LAYOUT,
                 Path::LAYOUT,
                 Forwarded::LAYOUT,
+                Event::LAYOUT,
+                Tracing::LAYOUT,
                 Ring::LAYOUT,
                 Keystream::LAYOUT,
                 Upstream::LAYOUT,

@@ -16,6 +16,19 @@ use quic::{Chunk, Direction};
 const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
+/// Always declined as [`LegOutcome::Before`].
+const LEG: Leg = Leg {
+    stream_id: 3,
+    shift: 2,
+    from: u64::MAX,
+    max_offset: 0,
+    tag: 0,
+    reserve: 0,
+    track: 5,
+    group: 1 << 40,
+};
+const PUBLISHER: u32 = 11;
+const SUBSCRIBER: u32 = 12;
 
 struct Bench {
     relay: Relay,
@@ -44,9 +57,10 @@ impl Bench {
             flow_label: 0,
         };
         let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
-        let leg = Leg { stream_id: 3, shift: 0, from: u64::MAX, max_offset: 0, tag: 0, reserve: 0 };
+        upstream.set_session(PUBLISHER);
+        downstream.set_session(SUBSCRIBER);
         let mut slot = upstream.slot(STREAM);
-        slot.add(&downstream, &leg).expect("a leg");
+        slot.add(&downstream, &LEG).expect("a leg");
         Self { relay, upstream, publisher, _slot: slot, _downstream: downstream, rng }
     }
 
@@ -76,6 +90,19 @@ impl Bench {
         self.relay.counters().expect("counters").legs(LegOutcome::Before)
     }
 }
+
+impl Bench {
+    /// Runs packet `number` and returns the events about it, by time.
+    fn trace(&self, number: u64) -> Vec<Event> {
+        self.run_packet(&self.publisher.seal((0, number), 4, &stream(1000)));
+        let mut events = Vec::new();
+        assert_eq!(self.relay.drain_events(|event| events.push(event)), 0, "lost");
+        events.sort_by_key(|event| event.time_ns);
+        events
+    }
+}
+
+const ALL: Tracing = Tracing { every: NonZero::<u32>::MIN, track: None, session: None };
 
 fn ethernet(protocol: u16, rest: &[u8]) -> Vec<u8> {
     [&[2; 12], protocol.to_be_bytes().as_slice(), rest].concat()
@@ -327,4 +354,146 @@ fn expected(frames: &[u8]) -> Option<(Outcome, u64)> {
         0 => (Outcome::NoSlot, 0),
         streams => (Outcome::Forwarded, streams),
     })
+}
+
+#[test]
+fn tells_what_became_of_the_packets_that_are_traced() {
+    if !root("tells_what_became_of_the_packets_that_are_traced") {
+        return;
+    }
+    let bench = Bench::new();
+    assert_eq!(bench.trace(0), [], "nobody asked");
+
+    bench.relay.set_tracing(Some(ALL));
+    let events = bench.trace(1);
+    let [packet, copy] = events[..] else { panic!("{events:?}") };
+    assert!(packet.time_ns < copy.time_ns);
+    for event in events {
+        assert_eq!((event.publisher, event.received), (PUBLISHER, 1));
+    }
+    let size = bench.publisher.seal((0, 1), 4, &stream(1000)).len() as u16;
+    assert_eq!(packet.what, What::Packet { outcome: Outcome::Forwarded, size });
+    let want = What::Copy {
+        outcome: LegOutcome::Before,
+        subscriber: SUBSCRIBER,
+        sent: None,
+        track: LEG.track,
+        group: LEG.group,
+        stream_id: LEG.stream_id,
+        offset: 7 + LEG.shift as u64,
+        len: 1000,
+        fin: false,
+    };
+    assert_eq!(copy.what, want);
+    let replayed = bench.trace(1);
+    assert_eq!(replayed.len(), 1);
+    assert!(matches!(replayed[0].what, What::Packet { outcome: Outcome::Replayed, .. }));
+    // Of what is no upstream's nothing is said, whatever came before.
+    bench.run(&ethernet(0x0806, &[0; 46]), 0);
+    bench.run_packet(&[0x40; 100]);
+    assert_eq!(bench.relay.drain_events(|event| panic!("{event:?}")), 0);
+
+    bench.relay.set_tracing(None);
+    assert_eq!(bench.trace(2), [], "off again");
+}
+
+#[test]
+fn traces_a_sample_of_one_track_or_session() {
+    if !root("traces_a_sample_of_one_track_or_session") {
+        return;
+    }
+    let bench = Bench::new();
+    let mut number = 0;
+    let mut count = |tracing| {
+        bench.relay.set_tracing(Some(tracing));
+        number += 1;
+        bench.trace(number).len()
+    };
+    let name = NonZero::new;
+    for (description, track, session, want) in [
+        ("everything", None, None, 2),
+        ("the track", name(LEG.track), None, 2),
+        ("another track", name(LEG.track + 1), None, 0),
+        ("the publisher", None, name(PUBLISHER), 2),
+        ("the subscriber", None, name(SUBSCRIBER), 2),
+        ("another session", None, name(SUBSCRIBER + 1), 0),
+        ("the track for another session", name(LEG.track), name(SUBSCRIBER + 1), 0),
+    ] {
+        assert_eq!(count(Tracing { track, session, ..ALL }), want, "{description}");
+    }
+    // Nothing of the track in it, and the publisher's own is told of all its packets.
+    let other = |number, tracing| {
+        bench.relay.set_tracing(Some(tracing));
+        bench.run_packet(&bench.publisher.seal((0, number), 4, &[1; 20]));
+        let mut events = 0;
+        bench.relay.drain_events(|_| events += 1);
+        events
+    };
+    assert_eq!(other(100, Tracing { track: name(LEG.track), ..ALL }), 0);
+    assert_eq!(other(101, Tracing { session: name(SUBSCRIBER), ..ALL }), 0);
+    assert_eq!(other(102, Tracing { session: name(PUBLISHER), ..ALL }), 1);
+
+    let every = NonZero::new(4).expect("not 0");
+    bench.relay.set_tracing(Some(Tracing { every, ..ALL }));
+    let traced = (200..300).filter(|number| bench.trace(*number).len() == 2);
+    assert!(traced.eq((200..300).step_by(4)));
+}
+
+#[test]
+fn counts_the_events_that_nobody_takes() {
+    if !root("counts_the_events_that_nobody_takes") {
+        return;
+    }
+    const PACKETS: u64 = 5000;
+    let bench = Bench::new();
+    bench.relay.set_tracing(Some(ALL));
+    for number in 0..PACKETS {
+        assert_eq!(bench.run_packet(&bench.publisher.seal((0, number), 4, &stream(1))), Outcome::Forwarded);
+    }
+    let mut read = 0;
+    let lost = bench.relay.drain_events(|_| read += 1);
+    assert!(lost > 0 && read > 0, "{read} and {lost}");
+    assert_eq!(read + lost, 2 * PACKETS);
+    assert_eq!(bench.trace(PACKETS).len(), 2, "goes on");
+}
+
+/// `cargo test -p millrace-bpf -- --ignored --nocapture cost_of_tracing`, on a quiet machine. A packet that is opened
+/// and then found to be a repetition.
+#[test]
+#[ignore = "measures, which takes a quiet machine"]
+fn cost_of_tracing() {
+    if !root("cost_of_tracing") {
+        return;
+    }
+    let bench = Bench::new();
+    let packet = bench.publisher.seal((0, 1), 4, &stream(100));
+    let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)));
+    let elsewhere = ethernet(0x0800, &ipv4(0, &udp(PORT + 1, &packet)));
+    let run = |frame: &[u8]| {
+        let mut rounds: Vec<_> = (0..21).map(|_| bench.repeat(frame)).collect();
+        rounds.sort_unstable();
+        (rounds[0], rounds[10], rounds[20])
+    };
+    let not_even = NonZero::new(2).expect("not 0");
+    for (what, tracing) in [
+        ("off", None),
+        ("on, in the sample", Some(ALL)),
+        ("on, not in the sample", Some(Tracing { every: not_even, ..ALL })),
+        ("on, of another session", Some(Tracing { session: NonZero::new(1), ..ALL })),
+    ] {
+        bench.relay.set_tracing(tracing);
+        println!("{what}: {:?} ns; for another port: {:?} ns", run(&frame), run(&elsewhere));
+    }
+}
+
+impl Bench {
+    /// Mean run time, nanoseconds.
+    fn repeat(&self, frame: &[u8]) -> u128 {
+        let input = ProgramInput { data_in: Some(frame), repeat: 1000, ..ProgramInput::default() };
+        let object = lock(&self.relay.object);
+        let output = object.program("relay_ingress").expect("the program").test_run(input).expect("test run");
+        drop(object);
+        self.relay.drain_events(|_| {});
+        output.duration.as_nanos()
+    }
 }

@@ -30,6 +30,7 @@ impl Upstream {
         entry.expected.store(expected, Ordering::Relaxed);
         entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.len.store(0, Ordering::Relaxed);
+        entry.session.store(0, Ordering::Relaxed);
         fill_window(&entry.seen, expected);
         Ok(Self { shared, index, ids: Vec::new(), ring: None })
     }
@@ -103,6 +104,11 @@ impl Upstream {
         mark_seen(&entry.seen, number);
     }
 
+    /// How events name the connection.
+    pub fn set_session(&self, session: u32) {
+        self.entry().session.store(session, Ordering::Relaxed);
+    }
+
     /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
     pub fn slot(&self, stream_id: u64) -> Slot {
         let key = intf::Slot { stream_id, upstream: self.index, pad: 0 };
@@ -168,6 +174,9 @@ pub struct Leg {
     /// Bytes of the connection's window that this leg leaves to others: what puts less urgent tracks behind
     /// more urgent ones as the window gets small.
     pub reserve: u32,
+    /// How events name what it carries.
+    pub track: u32,
+    pub group: u64,
 }
 
 /// A leg of one slot.
@@ -194,6 +203,7 @@ impl Slot {
             (&entry.from, leg.from),
             (&entry.max_offset, leg.max_offset),
             (&entry.tag, leg.tag),
+            (&entry.group, leg.group),
         ] {
             word.store(value, Ordering::Relaxed);
         }
@@ -203,6 +213,7 @@ impl Slot {
             (&entry.upstream, self.key.upstream),
             (&entry.epoch, downstream.id().epoch),
             (&entry.reserve, leg.reserve),
+            (&entry.track, leg.track),
         ] {
             word.store(value, Ordering::Relaxed);
         }

@@ -294,8 +294,16 @@ impl Shared {
             return;
         }
         let Some(loan) = downstream.lend(key) else { return };
-        let leg =
-            bpf::Leg { stream_id: loan.id, shift, from, max_offset: loan.max_offset, tag: key.0, reserve: 0 };
+        let leg = bpf::Leg {
+            stream_id: loan.id,
+            shift,
+            from,
+            max_offset: loan.max_offset,
+            tag: key.0,
+            reserve: 0,
+            track: 0,
+            group: 0,
+        };
         match part.line.lend(feed, &leg) {
             Ok(leg) => drop(part.legs.insert(key, Out { id: loan.id, leg })),
             Err(error) => {

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Events about single packets, for whoever watches. */
+#ifndef MILLRACE_RELAY_TRACE_H
+#define MILLRACE_RELAY_TRACE_H
+
+#include "relay_state.h"
+
+/* A packet of an upstream arrived. */
+static __always_inline void trace_arrival(struct arrival *arrival)
+{
+	if (tracing.every)
+		arrival->traced_ns = bpf_ktime_get_ns();
+}
+
+/* Its number is known: whether it is in the sample. */
+static __always_inline void trace_number(struct arrival *arrival, __u64 number)
+{
+	__u32 every = tracing.every;
+
+	arrival->number = number;
+	if (arrival->traced_ns && (!every || number % every))
+		arrival->traced_ns = 0;
+}
+
+/* Not inlined, so that the type is known to BTF. */
+static __noinline struct relay_event *reserve_event(void)
+{
+	struct relay_event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event)
+		__sync_fetch_and_add(&tracing.lost, 1);
+	return event;
+}
+
+/* One copy of the frame was tried. To be called for traced packets only. */
+int trace_copy(struct work *work, const struct relay_leg *leg, const struct relay_downstream *downstream,
+	       __u32 outcome)
+{
+	__u32 track = tracing.track, session = tracing.session, index, publisher;
+	const struct relay_upstream *upstream;
+	const struct frame_stream *frame;
+	struct relay_event *event;
+	int drawn = outcome == RELAY_LEG_SENT || outcome == RELAY_LEG_LOST;
+
+	if (!work || !leg || !downstream)
+		return -1;
+	index = work->arrival.upstream;
+	upstream = bpf_map_lookup_elem(&upstreams, &index);
+	publisher = upstream ? upstream->session : 0;
+	if ((track && leg->track != track) ||
+	    (session && downstream->session != session && publisher != session))
+		return 0;
+	work->arrival.has_event = 1;
+	event = reserve_event();
+	if (!event)
+		return -1;
+	frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
+	*event = (struct relay_event){
+		.time_ns = bpf_ktime_get_ns(),
+		.received = work->arrival.number,
+		.number = drawn ? work->packet.word & ((1ULL << RELAY_NUMBER_BITS) - 1) : 0,
+		.group = leg->group,
+		.stream_id = leg->stream_id,
+		.offset = frame->offset + leg->shift,
+		.publisher = publisher,
+		.subscriber = downstream->session,
+		.track = leg->track,
+		.len = frame->len,
+		.size = drawn ? work->packet.size : 0,
+		.is_copy = 1,
+		.outcome = outcome,
+		.fin = frame->fin,
+	};
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+/* All of it has been dealt with. To be called for traced packets only. One about whose copies there are events
+ * has one itself.
+ */
+int trace_packet(struct work *work, __u32 outcome)
+{
+	__u32 track = tracing.track, session = tracing.session, index, publisher;
+	const struct relay_upstream *upstream;
+	struct relay_event *event;
+
+	if (!work)
+		return -1;
+	index = work->arrival.upstream;
+	upstream = bpf_map_lookup_elem(&upstreams, &index);
+	publisher = upstream ? upstream->session : 0;
+	if (!work->arrival.has_event && (track || (session && publisher != session)))
+		return 0;
+	event = reserve_event();
+	if (!event)
+		return -1;
+	*event = (struct relay_event){
+		.time_ns = work->arrival.traced_ns,
+		.received = work->arrival.number,
+		.publisher = publisher,
+		.size = work->arrival.packet_bytes,
+		.outcome = outcome,
+	};
+	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
+	return 0;
+}
+
+#endif

@@ -1,0 +1,120 @@
+//! Events about single packets.
+
+use std::num::NonZero;
+use std::sync::Mutex;
+use std::sync::atomic::Ordering;
+
+use super::memory::{Ring, Table};
+use super::{Error, LegOutcome, Loaded, Outcome, handle, intf, lock, table};
+use crate::intf::Plain;
+
+/// Some 5000 events: what 250,000 per second need for 20 ms.
+pub(super) const RING_BYTES: u32 = 1 << 19;
+
+/// Which packets become events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tracing {
+    /// Of the packets of each upstream those whose number is a multiple of it, with all their copies.
+    pub every: NonZero<u32>,
+    /// Copies of this track only ([`Leg::track`](super::Leg::track)), and the packets that they are of.
+    pub track: Option<NonZero<u32>>,
+    /// Those only where it is publisher or subscriber.
+    pub session: Option<NonZero<u32>>,
+}
+
+/// Something that became of a packet, at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// `CLOCK_MONOTONIC`: of a packet when it arrived, of a copy when that had been dealt with.
+    pub time_ns: u64,
+    /// The upstream that the packet came on: [`Upstream::set_session`](super::Upstream::set_session).
+    pub publisher: u32,
+    /// The packet's number there; 0 where it could not be told, a guess where it was not authentic.
+    pub received: u64,
+    pub what: What,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    Packet {
+        outcome: Outcome,
+        /// UDP payload, bytes.
+        size: u16,
+    },
+    /// One frame of the packet for one leg.
+    Copy {
+        outcome: LegOutcome,
+        /// [`Downstream::set_session`](super::Downstream::set_session).
+        subscriber: u32,
+        /// Packet number and UDP payload, where the copy got that far.
+        sent: Option<(u64, u16)>,
+        /// [`Leg::track`](super::Leg::track) and [`Leg::group`](super::Leg::group).
+        track: u32,
+        group: u64,
+        /// The downstream stream, and the offset in it.
+        stream_id: u64,
+        offset: u64,
+        len: u16,
+        fin: bool,
+    },
+}
+
+impl Event {
+    /// `None` for an outcome that there is not.
+    fn new(raw: &intf::Event) -> Option<Self> {
+        let outcome = usize::from(raw.outcome);
+        let what = match raw.is_copy {
+            0 => What::Packet { outcome: *Outcome::ALL.get(outcome)?, size: raw.size },
+            _ => {
+                let outcome = *LegOutcome::ALL.get(outcome)?;
+                let drawn = matches!(outcome, LegOutcome::Sent | LegOutcome::Lost);
+                What::Copy {
+                    outcome,
+                    subscriber: raw.subscriber,
+                    sent: drawn.then_some((raw.number, raw.size)),
+                    track: raw.track,
+                    group: raw.group,
+                    stream_id: raw.stream_id,
+                    offset: raw.offset,
+                    len: raw.len,
+                    fin: raw.fin != 0,
+                }
+            }
+        };
+        Some(Self { time_ns: raw.time_ns, publisher: raw.publisher, received: raw.received, what })
+    }
+}
+
+/// The program's events, and what it is told about them.
+pub(super) struct Trace {
+    ring: Mutex<Ring>,
+    table: Table<intf::Tracing>,
+}
+
+impl Trace {
+    pub fn new(object: &mut Loaded) -> Result<Self, Error> {
+        let ring = Ring::new(handle(object, "events")?, RING_BYTES as usize)
+            .map_err(|source| Error::Memory { what: "events", source })?;
+        Ok(Self { ring: Mutex::new(ring), table: table(object, ".data.tracing")? })
+    }
+
+    pub fn set(&self, tracing: Option<Tracing>) {
+        let entry = self.table.get(0);
+        // A packet in between may be in the sample of both settings or in none.
+        entry.every.store(0, Ordering::SeqCst);
+        let Some(tracing) = tracing else { return };
+        let name = |name: Option<NonZero<u32>>| name.map_or(0, NonZero::get);
+        entry.track.store(name(tracing.track), Ordering::Relaxed);
+        entry.session.store(name(tracing.session), Ordering::Relaxed);
+        entry.every.store(tracing.every.get(), Ordering::Release);
+    }
+
+    pub fn drain(&self, mut read: impl FnMut(Event)) -> u64 {
+        lock(&self.ring).drain(|bytes| {
+            if let Some(event) = intf::Event::from_bytes(bytes).and_then(|raw| Event::new(&raw)) {
+                read(event);
+            }
+        });
+        self.table.get(0).lost.swap(0, Ordering::Relaxed)
+    }
+}
