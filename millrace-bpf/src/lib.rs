@@ -35,6 +35,9 @@ pub enum Error {
     Memory { what: &'static str, source: std::io::Error },
     #[error("no room for more {what}")]
     Full { what: &'static str },
+    /// [`relay::Relay::settle`] makes some.
+    #[error("no room for more {what} before program runs have ended")]
+    Unsettled { what: &'static str },
     #[error("{0}")]
     Config(&'static str),
     /// Routes cannot be looked up on behalf of this host's own packets.

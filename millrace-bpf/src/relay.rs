@@ -17,7 +17,7 @@
 //!
 //! Handles share the maps: they stay valid, and useless, when the [`Relay`] is detached or dropped. Whatever
 //! is removed is only reused when every program run that may have seen it has ended. To wait for that blocks the
-//! calling thread for some 10 ms; it happens when all entries of a kind have been in use, and where noted.
+//! calling thread for some 10 ms: [`Relay::settle`] does, and otherwise only what says so.
 
 mod downstream;
 mod intf;
@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 pub use downstream::{Downstream, DownstreamId, Path};
-pub use keystream::Keystream;
+pub use keystream::{Compute, Refill, Want};
 pub use outcome::{Counters, LegOutcome, Outcome, Supply};
 pub use trace::{Event, Tracing, What};
 pub use upstream::{Leg, LegKey, Slot, Upstream};
@@ -69,10 +69,8 @@ pub struct Config {
     pub max_legs_per_run: u32,
     /// Registrations that may wait to be drained.
     pub max_waiting: u32,
-    /// Connections whose keystreams are computed ahead.
-    pub max_rings: u32,
-    /// Packets for which they are, each: a power of two. An entry takes 1616 bytes.
-    pub ring_len: u32,
+    /// Memory for keystreams that are computed ahead, 1616 bytes for each packet.
+    pub keystream_bytes: u64,
     /// `None` takes TCX where the kernel has it.
     pub mechanism: Option<Mechanism>,
 }
@@ -88,8 +86,7 @@ impl Default for Config {
             max_legs: 1 << 15,
             max_legs_per_run: 64,
             max_waiting: 1 << 16,
-            max_rings: 1 << 8,
-            ring_len: 1 << 5,
+            keystream_bytes: 32 << 20,
             mechanism: None,
         }
     }
@@ -152,7 +149,6 @@ struct Shared {
     legs: Table<intf::Leg>,
     downstreams: Table<intf::Downstream>,
     keystreams: Table<intf::Keystream>,
-    ring_len: u32,
     free: Mutex<Free>,
     epochs: AtomicU32,
 }
@@ -162,7 +158,7 @@ struct Free {
     upstreams: Slab,
     legs: Slab,
     downstreams: Slab,
-    rings: Slab,
+    keystreams: keystream::Runs,
 }
 
 impl Relay {
@@ -180,7 +176,7 @@ impl Relay {
             ("legs", config.max_legs),
             ("downstreams", config.max_downstreams),
             ("seal_keys", config.max_downstreams.saturating_mul(2)),
-            ("keystreams", config.max_rings.saturating_mul(config.ring_len)),
+            ("keystreams", keystream_entries(config)),
             ("forwarded", ring_bytes),
             ("events", trace::RING_BYTES),
         ] {
@@ -257,9 +253,20 @@ impl Relay {
     }
 
     /// Returns when every run of the program has ended that had begun before: nothing that was removed by then is
-    /// used any more, and what was sent over it is registered. Takes microseconds to milliseconds.
+    /// used any more, so it may be handed out again, and what was sent over it is registered. Blocks the calling
+    /// thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
-        self.shared.wait_for_runs()
+        self.shared.settle()
+    }
+
+    /// Whether [`settle`](Self::settle) should be called soon, for something to be left to hand out.
+    pub fn needs_settling(&self) -> bool {
+        lock(&self.shared.free).needs_settling()
+    }
+
+    /// Whether [`settle`](Self::settle) would make room for keystreams.
+    pub fn has_retired_keystreams(&self) -> bool {
+        !lock(&self.shared.free).keystreams.retired.is_empty()
     }
 
     pub fn counters(&self) -> Result<Counters, Error> {
@@ -277,7 +284,7 @@ impl Shared {
             upstreams: Slab::new(upstreams.len()),
             legs: Slab::new(legs.len()),
             downstreams: Slab::new(downstreams.len()),
-            rings: Slab::new(config.max_rings),
+            keystreams: keystream::Runs::new(keystream_entries(config)),
         };
         Ok(Self {
             ids: handle(object, "ids")?,
@@ -290,7 +297,6 @@ impl Shared {
             legs,
             downstreams,
             keystreams: table(object, "keystreams")?,
-            ring_len: config.ring_len,
             free: Mutex::new(free),
             epochs: AtomicU32::new(1),
         })
@@ -303,8 +309,23 @@ impl Shared {
         write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
     }
 
+    fn settle(&self) -> Result<(), Error> {
+        let retired = lock(&self.free).take_retired();
+        let result = self.wait_for_runs();
+        let free = &mut lock(&self.free);
+        match result {
+            Ok(()) => free.reuse(retired),
+            Err(_) => free.put_back(retired),
+        }
+        result
+    }
+
+    /// Never waits.
     fn take(&self, which: fn(&mut Free) -> &mut Slab, what: &'static str) -> Result<u32, Error> {
-        which(&mut lock(&self.free)).take(|| self.wait_for_runs())?.ok_or(Error::Full { what })
+        let mut free = lock(&self.free);
+        let slab = which(&mut free);
+        let full = if slab.retired.is_empty() { Error::Full { what } } else { Error::Unsettled { what } };
+        slab.take().ok_or(full)
     }
 
     /// Nothing leads to entry `index` any more, except in runs of the program that have begun.
@@ -321,6 +342,41 @@ impl Shared {
     }
 }
 
+/// What was unlinked, and may still be in use.
+struct Retired {
+    slabs: [Vec<u32>; 3],
+    runs: Vec<keystream::Run>,
+}
+
+impl Free {
+    fn slabs(&mut self) -> [&mut Slab; 3] {
+        [&mut self.upstreams, &mut self.legs, &mut self.downstreams]
+    }
+
+    fn needs_settling(&mut self) -> bool {
+        self.slabs().into_iter().any(|slab| slab.is_low())
+    }
+
+    fn take_retired(&mut self) -> Retired {
+        let runs = std::mem::take(&mut self.keystreams.retired);
+        Retired { slabs: self.slabs().map(|slab| std::mem::take(&mut slab.retired)), runs }
+    }
+
+    fn reuse(&mut self, retired: Retired) {
+        for (slab, indexes) in self.slabs().into_iter().zip(retired.slabs) {
+            slab.free.extend(indexes);
+        }
+        retired.runs.into_iter().for_each(|run| self.keystreams.give(run));
+    }
+
+    fn put_back(&mut self, retired: Retired) {
+        for (slab, indexes) in self.slabs().into_iter().zip(retired.slabs) {
+            slab.retired.extend(indexes);
+        }
+        self.keystreams.retired.extend(retired.runs);
+    }
+}
+
 /// Hands out indexes.
 struct Slab {
     untouched: std::ops::Range<u32>,
@@ -334,16 +390,13 @@ impl Slab {
         Self { untouched: 0..len, free: Vec::new(), retired: Vec::new() }
     }
 
-    /// `wait_for_runs` is called as rarely as possible.
-    fn take(&mut self, wait_for_runs: impl FnOnce() -> Result<(), Error>) -> Result<Option<u32>, Error> {
-        if let Some(index) = self.free.pop().or_else(|| self.untouched.next()) {
-            return Ok(Some(index));
-        }
-        if !self.retired.is_empty() {
-            wait_for_runs()?;
-            self.free.append(&mut self.retired);
-        }
-        Ok(self.free.pop())
+    fn take(&mut self) -> Option<u32> {
+        self.free.pop().or_else(|| self.untouched.next())
+    }
+
+    /// Whether more wait to become free than are.
+    fn is_low(&self) -> bool {
+        self.retired.len() > self.free.len() + self.untouched.len()
     }
 }
 
@@ -354,12 +407,14 @@ fn settings(config: &Config) -> Result<intf::Config, Error> {
     if config.id_len > intf::ID_MAX {
         return Err(Error::Config("connection IDs have 20 bytes at most"));
     }
-    if !config.ring_len.is_power_of_two() {
-        return Err(Error::Config("the length of keystream rings is a power of two"));
-    }
     let mut ports = [[0; 2]; intf::PORTS];
     ports.iter_mut().zip(&config.ports).for_each(|(to, port)| *to = port.to_be_bytes());
     Ok(intf::Config { max_legs_per_run: config.max_legs_per_run, id_bytes: config.id_len as u32, ports })
+}
+
+fn keystream_entries(config: &Config) -> u32 {
+    let entries = config.keystream_bytes / size_of::<intf::Keystream>() as u64;
+    u32::try_from(entries).unwrap_or(u32::MAX)
 }
 
 /// The kernel wants a power of two of whole pages; each record has an 8-byte header.

@@ -13,8 +13,8 @@ use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::probe::{self, Probe};
 use millrace_bpf::relay::{
-    Config, Downstream, Forwarded, Keystream, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot, Supply,
-    Upstream,
+    Compute, Config, Downstream, Forwarded, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot, Supply,
+    Upstream, Want,
 };
 use millrace_proto::quic::keys::Suite;
 use net::{Capture, Network, RawSender, address, inside};
@@ -76,7 +76,7 @@ impl Scene {
         let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
         let relay = Relay::load(&config).expect("the relay loads");
         let publisher = Direction::new(suite, ID_LEN, &mut rng);
-        let mut upstream = relay.upstream(0).expect("an upstream");
+        let upstream = relay.upstream(0).expect("an upstream");
         upstream.add_id(&publisher.id).expect("an ID");
         upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
         let subscribers: Vec<_> = (0..legs)
@@ -169,16 +169,23 @@ impl Scene {
         (frames, chunks)
     }
 
-    /// Now and then, and sometimes for short packets only.
+    /// Now and then, by rings of changing lengths, and sometimes for short packets only.
     fn compute_ahead(&mut self) {
-        let mut pick = || if self.rng.u32(..8) == 0 { Some(self.rng.usize(..1500)) } else { None };
-        if let Some(bytes) = pick() {
-            self.upstream.refill(0, bytes, self.publisher.keystreams()).expect("a ring");
+        let rng = &mut self.rng;
+        let mut pick = || {
+            let want = Want { len: [0, 1, 8, 16, 32, 32][rng.usize(..6)], text_bytes: rng.usize(..1500) };
+            (rng.u32(..8) == 0).then_some(want)
+        };
+        if let Some(want) = pick() {
+            assert_eq!(self.upstream.refill(0, want, self.publisher.keystreams()).len, want.len);
         }
         for subscriber in &mut self.subscribers {
-            if let Some(bytes) = pick() {
-                subscriber.downstream.refill(bytes, subscriber.keys.keystreams()).expect("a ring");
+            if let Some(want) = pick() {
+                assert_eq!(subscriber.downstream.refill(want, subscriber.keys.keystreams()).len, want.len);
             }
+        }
+        if self.sent.is_multiple_of(100) {
+            self.relay.settle().expect("settled");
         }
     }
 
@@ -706,6 +713,8 @@ fn entries_are_reused_in_turn() {
     };
     let mut ids = std::collections::HashSet::new();
     for _ in 0..50 {
+        scene.slots.clear();
+        scene.relay.settle().expect("settled");
         let other = scene.relay.downstream(&path, 1452, 0).expect("the second");
         assert!(scene.relay.downstream(&path, 1452, 0).is_err(), "a third");
         assert!(ids.insert(other.id()), "an ID twice");
@@ -862,9 +871,10 @@ fn measure(suite: Suite, legs: usize, ahead: bool) -> u64 {
     let before = run_time();
     for number in 0..PACKETS {
         if ahead && number % 16 == 0 {
-            scene.upstream.refill(0, 1300, scene.publisher.keystreams()).expect("a ring");
+            let want = Want { len: 32, text_bytes: 1300 };
+            scene.upstream.refill(0, want, scene.publisher.keystreams());
             for subscriber in &mut scene.subscribers {
-                subscriber.downstream.refill(1300, subscriber.keys.keystreams()).expect("a ring");
+                subscriber.downstream.refill(want, subscriber.keys.keystreams());
             }
         }
         let packet = scene.publisher.seal((0, number), 2, &chunk.encode());

@@ -17,7 +17,7 @@ use millrace::{
     relay::{
         config::{CipherSuite, Config, EngineChoice, Settings},
         server::{Identity, Server},
-        status::{Session, Status, StatusSource},
+        status::{Session, Status, StatusSource, Supply},
         tls,
     },
 };
@@ -259,6 +259,64 @@ fn keys_are_updated_by_every_side_in_the_middle_of_it() {
         for session in subscribers(&status) {
             assert!(share(session) > 80, "{session:#?} {:#?}", status.engine);
         }
+    }
+}
+
+/// Every packet that the kernel sent to the subscribers has its keystream from somewhere.
+fn sealed(status: &Status) -> Supply {
+    let mut all = Supply::default();
+    for session in subscribers(status) {
+        let sealed = session.keystreams.unwrap().sealed;
+        assert_eq!(sealed.counts().iter().map(|(_, count)| count).sum::<u64>(), session.kernel.packets);
+        all.add(sealed);
+    }
+    all
+}
+
+fn opened(status: &Status) -> Supply {
+    let mut publishers = status.sessions.iter().filter(|session| session.publisher);
+    publishers.next().unwrap().keystreams.unwrap().opened
+}
+
+fn is_ahead(supply: Supply, percent: u64) -> bool {
+    supply.ahead * 100 >= (supply.ahead + supply.stale + supply.dry) * percent
+}
+
+#[test]
+fn keystreams_are_there_before_the_packets() {
+    needs_root!(keystreams_are_there_before_the_packets);
+    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+        let net = Net::new(2, false, |config| config.cipher_suites = vec![suite]);
+        let cast = cast(&net, &["sub1", "sub2"]);
+        let status = play(&net, cast, &Show { groups: 20, ..SHOW }, |_| {});
+        assert!(is_ahead(sealed(&status), 95), "{status:#?}");
+        assert!(is_ahead(opened(&status), 95), "{status:#?}");
+    }
+}
+
+#[test]
+fn keystreams_follow_the_keys() {
+    needs_root!(keystreams_follow_the_keys);
+    let net = Net::new(1, false, |_| {});
+    let cast = cast(&net, &["sub1"]);
+    let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
+    let show = Show { groups: 20, ..SHOW };
+    let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
+    let (sealed, opened) = (sealed(&status), opened(&status));
+    // What came first with new keys told that there are some.
+    assert!(opened.stale > 5 && is_ahead(opened, 95), "{status:#?}");
+    assert!(is_ahead(sealed, 95), "{status:#?}");
+}
+
+#[test]
+fn without_memory_for_keystreams_the_kernel_computes_them() {
+    needs_root!(without_memory_for_keystreams_the_kernel_computes_them);
+    let net = Net::new(2, false, |config| config.keystream_bytes = 0);
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let status = play(&net, cast, &SHOW, |_| {});
+    assert!(subscribers(&status).all(|session| share(session) > 90), "{status:#?}");
+    for supply in [sealed(&status), opened(&status)] {
+        assert!(supply.dry > 0 && supply.ahead + supply.stale == 0, "{status:#?}");
     }
 }
 

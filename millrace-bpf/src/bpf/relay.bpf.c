@@ -49,8 +49,9 @@ static __always_inline void count(__u32 outcome)
 /* The entry of a packet, whether it is in there or not. */
 static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
 {
-	__u32 len = READ_ONCE(ring->len);
-	__u32 index = ring->start + (word & (len - 1));
+	__u64 run = READ_ONCE(ring->run);
+	__u32 len = run >> 32;
+	__u32 index = (__u32)run + (word & (len - 1));
 
 	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
 }

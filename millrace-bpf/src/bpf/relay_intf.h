@@ -30,11 +30,10 @@ struct relay_id {
 };
 
 /* Keystreams of the packets to come, entries of the map `keystreams`: that of packet number n is, if
- * userspace was in time, at start + n % len.
+ * userspace was in time, at start + n % len. One word, since both change together.
  */
 struct relay_ring {
-	__u32 start;
-	__u32 len; /* a power of two; 0: no ring */
+	__u64 run; /* len in the high half, a power of two, 0: no ring; start in the low half */
 };
 
 /* Userspace clears `word` before it changes anything else, and sets it afterwards. */

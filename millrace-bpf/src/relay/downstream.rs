@@ -6,9 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use super::keystream::{self, Keystream, Ring};
+use super::keystream::{self, Compute, Refill, Ring, Want};
 use super::{Error, LegOutcome, Shared, Supply, intf, lock, write};
 use crate::crypto::QuicKeys;
+
+/// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
+const OVERHEAD_LEAST: usize = 1 + 4 + 16;
 
 /// Where a connection's packets go.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +40,7 @@ pub struct DownstreamId {
 pub struct Downstream {
     shared: Arc<Shared>,
     id: DownstreamId,
-    ring: Mutex<Option<Ring>>,
+    ring: Mutex<Ring>,
     /// Held while keys or the path are changed.
     changing: Mutex<()>,
 }
@@ -53,7 +56,7 @@ impl Downstream {
         entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
         entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
-        entry.ring.len.store(0, Ordering::Relaxed);
+        entry.ring.run.store(0, Ordering::Relaxed);
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
@@ -63,7 +66,8 @@ impl Downstream {
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
         let id = DownstreamId { index, epoch };
-        Ok(Self { shared, id, ring: Mutex::default(), changing: Mutex::default() })
+        let ring = Mutex::new(Ring::new(shared.clone()));
+        Ok(Self { shared, id, ring, changing: Mutex::default() })
     }
 
     fn entry(&self) -> &intf::Downstream {
@@ -95,22 +99,18 @@ impl Downstream {
         Ok(())
     }
 
-    /// Computes the keystreams of the next packets ahead, those that are missing, for up to `text_bytes` of
-    /// frames each, and returns how many it computed; to be called again as packets leave. The first call
-    /// takes a ring, for which there may be no room.
-    ///
-    /// `compute` gets generation and number. What it writes must be right: the program seals with it.
-    pub fn refill(
-        &self,
-        text_bytes: usize,
-        compute: impl FnMut(u16, u64, &mut Keystream),
-    ) -> Result<usize, Error> {
+    /// The packet number that is drawn next.
+    pub fn next_number(&self) -> u64 {
+        keystream::split(self.number()).1
+    }
+
+    /// Computes the keystreams of the next packets ahead, those that are missing, for no more text than the path
+    /// takes; to be called again as packets leave. No system call.
+    pub fn refill(&self, want: Want, compute: impl Compute) -> Refill {
         let next = keystream::split(self.number());
-        let mut ring = lock(&self.ring);
-        if ring.is_none() {
-            *ring = Some(Ring::new(self.shared.clone(), &self.entry().ring)?);
-        }
-        Ok(ring.as_mut().map_or(0, |ring| ring.refill(next, text_bytes, compute)))
+        let most = (self.entry().mtu.load(Ordering::Relaxed) as usize).saturating_sub(OVERHEAD_LEAST);
+        let want = Want { text_bytes: want.text_bytes.min(most), ..want };
+        lock(&self.ring).refill(&self.entry().ring, next, want, compute)
     }
 
     /// Packets whose keystream came from there.

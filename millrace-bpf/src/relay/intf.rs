@@ -79,13 +79,13 @@ macro_rules! shared {
     };
 }
 
-shared!(Ring = "relay_ring" { start: AtomicU32, len: AtomicU32 });
+shared!(Ring = "relay_ring" { run: AtomicU64 });
 
 shared!(Keystream = "relay_keystream" {
     word: AtomicU64,
     bytes: AtomicU32,
     pad: AtomicU32,
-    keystream: UnsafeCell<crate::relay::Keystream>,
+    keystream: UnsafeCell<super::keystream::Keystream>,
 });
 
 shared!(Upstream = "relay_upstream" {

@@ -1,12 +1,12 @@
 //! Connections that media arrives on, and who gets their streams.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use libbpf_rs::MapCore;
 
-use super::keystream::{Keystream, Ring};
-use super::{Downstream, Error, Shared, Supply, intf, write};
+use super::keystream::{Compute, Refill, Ring, Want};
+use super::{Downstream, Error, Shared, Supply, intf, lock, write};
 use crate::crypto::QuicKeys;
 use crate::intf::Plain;
 
@@ -18,8 +18,10 @@ const BLOCK_BITS: u32 = 5;
 pub struct Upstream {
     shared: Arc<Shared>,
     index: u32,
-    ids: Vec<intf::Id>,
-    ring: Option<Ring>,
+    ids: Mutex<Vec<intf::Id>>,
+    /// Held while keys are changed.
+    changing: Mutex<()>,
+    ring: Mutex<Ring>,
 }
 
 impl Upstream {
@@ -29,10 +31,11 @@ impl Upstream {
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
         entry.expected.store(expected, Ordering::Relaxed);
         entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
-        entry.ring.len.store(0, Ordering::Relaxed);
+        entry.ring.run.store(0, Ordering::Relaxed);
         entry.session.store(0, Ordering::Relaxed);
         fill_window(&entry.seen, expected);
-        Ok(Self { shared, index, ids: Vec::new(), ring: None })
+        let ring = Mutex::new(Ring::new(shared.clone()));
+        Ok(Self { shared, index, ids: Mutex::default(), changing: Mutex::default(), ring })
     }
 
     fn entry(&self) -> &intf::Upstream {
@@ -41,19 +44,21 @@ impl Upstream {
 
     /// Packets with this destination connection ID belong to the connection. `id` has the length that the fast
     /// path was configured for.
-    pub fn add_id(&mut self, id: &[u8]) -> Result<(), Error> {
+    pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
         let id = raw_id(id)?;
+        let mut ids = lock(&self.ids);
         write(&self.shared.ids, "ids", id.as_bytes(), &self.index.to_ne_bytes())?;
-        if !self.ids.contains(&id) {
-            self.ids.push(id);
+        if !ids.contains(&id) {
+            ids.push(id);
         }
         Ok(())
     }
 
-    pub fn remove_id(&mut self, id: &[u8]) -> Result<(), Error> {
+    pub fn remove_id(&self, id: &[u8]) -> Result<(), Error> {
         let id = raw_id(id)?;
-        if let Some(at) = self.ids.iter().position(|known| *known == id) {
-            self.ids.swap_remove(at);
+        let mut ids = lock(&self.ids);
+        if let Some(at) = ids.iter().position(|known| *known == id) {
+            ids.swap_remove(at);
             self.forget(&id);
         }
         Ok(())
@@ -66,7 +71,8 @@ impl Upstream {
 
     /// Installs the receive keys of a generation, in place of those of the last but one. Best done long before
     /// the peer updates its keys: packets whose keys are missing are left to userspace.
-    pub fn set_keys(&mut self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
+    pub fn set_keys(&self, generation: u16, keys: &QuicKeys) -> Result<(), Error> {
+        let _changing = lock(&self.changing);
         let phase = u32::from(generation & 1);
         let installed = &self.entry().generations[phase as usize];
         // A run that reads half of them finds the packet not authentic.
@@ -78,17 +84,13 @@ impl Upstream {
     }
 
     /// As [`Downstream::refill`], for the packets that are expected next, with the keys of `generation`.
-    pub fn refill(
-        &mut self,
-        generation: u16,
-        text_bytes: usize,
-        compute: impl FnMut(u16, u64, &mut Keystream),
-    ) -> Result<usize, Error> {
-        let expected = self.entry().expected.load(Ordering::Relaxed);
-        if self.ring.is_none() {
-            self.ring = Some(Ring::new(self.shared.clone(), &self.entry().ring)?);
-        }
-        Ok(self.ring.as_mut().map_or(0, |ring| ring.refill((generation, expected), text_bytes, compute)))
+    pub fn refill(&self, generation: u16, want: Want, compute: impl Compute) -> Refill {
+        lock(&self.ring).refill(&self.entry().ring, (generation, self.expected()), want, compute)
+    }
+
+    /// One more than the largest packet number received.
+    pub fn expected(&self) -> u64 {
+        self.entry().expected.load(Ordering::Relaxed)
     }
 
     /// Packets whose keystream came from there.
@@ -118,7 +120,7 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        self.ids.iter().for_each(|id| self.forget(id));
+        lock(&self.ids).iter().for_each(|id| self.forget(id));
         self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
         self.shared.retire(|free| &mut free.upstreams, self.index);
     }

@@ -6,7 +6,7 @@ use millrace_proto::quic::keys::{HeaderKey, PacketKey, Secret, Suite};
 use millrace_proto::quic::keystream::KeystreamKey;
 use millrace_proto::quic::packet::{self, ConnectionId};
 
-use super::{Keystream, QuicKeys};
+use super::{Compute, QuicKeys};
 
 pub const SUITES: [Suite; 2] = [Suite::ChaCha20Poly1305, Suite::Aes128Gcm];
 const GENERATIONS: usize = 4;
@@ -44,11 +44,12 @@ impl Direction {
     }
 
     /// What computes keystreams ahead.
-    pub fn keystreams(&self) -> impl FnMut(u16, u64, &mut Keystream) + use<> {
+    pub fn keystreams(&self) -> impl Compute + use<> {
         let keys: Vec<_> = self.secrets.iter().map(KeystreamKey::new).collect();
-        move |generation, number, out| {
+        move |generation, number, once, text| {
             let key = keys[usize::from(generation)].as_ref().expect("a suite for the kernel");
-            key.compute(number, &mut out.once, &mut out.text);
+            key.compute(number, once, text);
+            true
         }
     }
 

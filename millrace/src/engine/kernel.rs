@@ -4,7 +4,9 @@
 //! [`Kernel`] is the engine; each connection that it sends on has a [`Line`]. The kernel says afterwards what it
 //! sent, for all connections in one place: whoever looks there puts what belongs to others into their lines, where
 //! each connection finds its own under its own lock. What has to wait for the kernel is done by one thread, which
-//! calls the connection back.
+//! calls the connection back. Another one computes keystreams ([`ahead`]).
+
+mod ahead;
 
 use std::{
     any::Any,
@@ -20,14 +22,16 @@ use std::{
 
 use millrace_bpf::{
     crypto::QuicKeys,
-    relay::{self as bpf, Counters, Forwarded, LegKey, Slot},
+    relay::{self as bpf, Counters, Forwarded, LegKey, Slot, Supply},
     tc::Mechanism,
 };
-use millrace_proto::relay::downstream::StreamKey;
+use millrace_proto::{quic::keys::Secret, relay::downstream::StreamKey};
 use nix::time::{ClockId, clock_gettime};
 use parking_lot::{Mutex, RwLock};
 use thiserror::Error;
 use tracing::{debug, warn};
+
+use ahead::{Ahead, Computer};
 
 /// How often connections find out what was sent on them if nothing else happens there.
 const TICK: Duration = Duration::from_millis(10);
@@ -48,6 +52,19 @@ pub enum Error {
     Thread(#[source] io::Error),
 }
 
+/// What the engine is made for.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// UDP ports that the relay listens on.
+    pub ports: Vec<u16>,
+    /// Length of this end's connection IDs.
+    pub id_len: usize,
+    /// Of the calling thread's network namespace.
+    pub interfaces: &'a [String],
+    /// Memory for keystreams that are computed ahead.
+    pub keystream_bytes: u64,
+}
+
 /// An interface that media is forwarded from.
 #[derive(Clone, Debug)]
 pub struct Attached {
@@ -63,6 +80,7 @@ pub struct Kernel {
     lines: RwLock<Vec<Weak<Line>>>,
     clock: Clock,
     commands: mpsc::Sender<Command>,
+    computer: Computer,
     /// Streams that are handed to the kernel.
     legs: AtomicUsize,
     /// Registrations that no connection wanted any more.
@@ -93,13 +111,24 @@ enum Command {
 pub struct Feed {
     // Before the connection, whose place in the kernel it names.
     slot: Mutex<Slot>,
+    line: Arc<Line>,
     _upstream: Arc<dyn Any + Send + Sync>,
 }
 
-/// A stream that is handed to the kernel.
+/// A stream that is handed to the kernel, until it is dropped.
 pub struct Leg {
     feed: Weak<Feed>,
     key: LegKey,
+    from: Arc<Line>,
+    to: Arc<Line>,
+}
+
+/// Packets by where their keystream came from ([`Supply`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Supplies {
+    pub ahead: u64,
+    pub stale: u64,
+    pub dry: u64,
 }
 
 /// The connection behind a line.
@@ -112,9 +141,13 @@ pub trait Owner: Send + Sync {
     fn on_path(&self, now: Instant, path: &bpf::Path);
 }
 
-/// A connection that the kernel may send on.
+/// A connection that the kernel may send on, and whose packets it may open.
 pub struct Line {
     pub downstream: bpf::Downstream,
+    /// Once a stream of the peer may be forwarded.
+    upstream: OnceLock<bpf::Upstream>,
+    seal: Ahead,
+    open: Ahead,
     kernel: Arc<Kernel>,
     owner: OnceLock<Weak<dyn Owner>>,
     inbox: Mutex<Vec<Forwarded>>,
@@ -123,10 +156,10 @@ pub struct Line {
 }
 
 impl Kernel {
-    /// Loads the fast path for the relay's UDP ports, and attaches it to interfaces of the calling thread's network
-    /// namespace.
-    pub fn start(ports: Vec<u16>, id_len: usize, interfaces: &[String]) -> Result<Arc<Self>, Error> {
-        let config = bpf::Config { ports, id_len, ..bpf::Config::default() };
+    /// Loads the fast path, and attaches it.
+    pub fn start(setup: Setup<'_>) -> Result<Arc<Self>, Error> {
+        let Setup { ports, id_len, interfaces, keystream_bytes } = setup;
+        let config = bpf::Config { ports, id_len, keystream_bytes, ..bpf::Config::default() };
         let relay = bpf::Relay::load(&config).map_err(Error::Load)?;
         let attached = interfaces.iter().map(|name| attach(&relay, name)).collect::<Result<_, _>>()?;
         let (commands, todo) = mpsc::channel();
@@ -136,6 +169,7 @@ impl Kernel {
             lines: RwLock::default(),
             clock: Clock::new(),
             commands,
+            computer: Computer::default(),
             legs: AtomicUsize::new(0),
             orphans: AtomicU64::new(0),
         });
@@ -144,6 +178,7 @@ impl Kernel {
             .name("kernel-engine".to_owned())
             .spawn(move || work(&weak, &todo))
             .map_err(Error::Thread)?;
+        Computer::start(&kernel)?;
         Ok(kernel)
     }
 
@@ -160,11 +195,6 @@ impl Kernel {
         self.legs.load(Ordering::Relaxed)
     }
 
-    /// A connection that media arrives on, as [`bpf::Relay::upstream`].
-    pub fn upstream(&self, expected: u64) -> Result<bpf::Upstream, millrace_bpf::Error> {
-        self.relay.upstream(expected)
-    }
-
     /// A connection that begins, with packet number `number`; the kernel may not send anything on it yet.
     pub fn line(self: &Arc<Self>, remote: SocketAddr, number: u64) -> Result<Arc<Line>, millrace_bpf::Error> {
         let nowhere = bpf::Path { local: remote, remote, id: Vec::new(), traffic_class: 0, flow_label: 0 };
@@ -172,6 +202,9 @@ impl Kernel {
         let index = downstream.id().index as usize;
         let line = Arc::new(Line {
             downstream,
+            upstream: OnceLock::new(),
+            seal: Ahead::default(),
+            open: Ahead::default(),
             kernel: Arc::clone(self),
             owner: OnceLock::new(),
             inbox: Mutex::default(),
@@ -205,6 +238,11 @@ impl Kernel {
         });
     }
 
+    /// All connections.
+    fn lines(&self) -> Vec<Arc<Line>> {
+        self.lines.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
     fn send(&self, command: Command) {
         // The thread lives as long as the engine.
         let _ = self.commands.send(command);
@@ -213,10 +251,16 @@ impl Kernel {
     /// Tells connections what was sent on them, where nothing else has done so.
     fn tick(&self) {
         self.sort();
-        let waiting = |line: &Arc<Line>| line.waiting.load(Ordering::Acquire);
-        let lines: Vec<_> = self.lines.read().iter().filter_map(Weak::upgrade).filter(waiting).collect();
+        let lines = self.lines();
+        let waiting = lines.iter().filter(|line| line.waiting.load(Ordering::Acquire));
         let now = Instant::now();
-        lines.iter().filter_map(|line| line.owner()).for_each(|owner| owner.on_forwarded(now));
+        waiting.filter_map(|line| line.owner()).for_each(|owner| owner.on_forwarded(now));
+    }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.computer.wake();
     }
 }
 
@@ -230,8 +274,27 @@ impl Line {
         self.owner.get()?.upgrade()
     }
 
-    pub fn kernel(&self) -> &Arc<Kernel> {
-        &self.kernel
+    /// Makes the kernel open the connection's packets, those from number `expected` on.
+    pub fn open_from(&self, expected: u64) -> Result<&bpf::Upstream, millrace_bpf::Error> {
+        if self.upstream.get().is_none() {
+            let _ = self.upstream.set(self.kernel.relay.upstream(expected)?); // another was faster
+        }
+        self.upstream().ok_or(millrace_bpf::Error::Full { what: "upstreams" })
+    }
+
+    /// The connection as one that media arrives on, if it is.
+    pub fn upstream(&self) -> Option<&bpf::Upstream> {
+        self.upstream.get()
+    }
+
+    /// Where the keystreams of packets came from that the kernel sealed.
+    pub fn sealed(&self) -> Supplies {
+        Supplies::new(|supply| self.downstream.supply(supply))
+    }
+
+    /// Of those that it opened.
+    pub fn opened(&self) -> Supplies {
+        Supplies::new(|supply| self.upstream.get().map_or(0, |upstream| upstream.supply(supply)))
     }
 
     /// Takes what was sent on the line since the last call, each with the time when it was.
@@ -243,13 +306,23 @@ impl Line {
         }
     }
 
-    /// Hands a stream to the kernel.
-    pub fn lend(&self, feed: &Arc<Feed>, leg: &bpf::Leg) -> Result<Leg, millrace_bpf::Error> {
-        let key = feed.slot.lock().add(&self.downstream, leg)?;
+    /// Hands a stream to the kernel. Never waits: where there is no room at the moment, it is an error.
+    pub fn lend(self: &Arc<Self>, feed: &Arc<Feed>, leg: &bpf::Leg) -> Result<Leg, millrace_bpf::Error> {
+        let added = feed.slot.lock().add(&self.downstream, leg);
+        let key = match added {
+            Err(error @ millrace_bpf::Error::Unsettled { .. }) => {
+                self.kernel.send(Command::Wake);
+                return Err(error);
+            }
+            added => added?,
+        };
         if self.kernel.legs.fetch_add(1, Ordering::Relaxed) == 0 {
             self.kernel.send(Command::Wake);
         }
-        Ok(Leg { feed: Arc::downgrade(feed), key })
+        if self.seal.add_stream() | feed.line.open.add_stream() {
+            self.kernel.computer.wake();
+        }
+        Ok(Leg { feed: Arc::downgrade(feed), key, from: Arc::clone(&feed.line), to: Arc::clone(self) })
     }
 
     /// Takes a stream back; [`Owner::on_returned`] says when that is done.
@@ -262,16 +335,46 @@ impl Line {
         self.kernel.send(Command::Path { line: Arc::clone(self), path: Box::new(path) });
     }
 
-    /// Installs the keys of a generation, in some moments. Until then the kernel does not send with them.
-    pub fn set_keys(self: &Arc<Self>, generation: u16, keys: QuicKeys) {
+    /// Installs the keys of a generation to send with, in some moments. Until then the kernel does not use them.
+    pub fn set_seal_keys(self: &Arc<Self>, generation: u16, keys: QuicKeys, secret: &Secret) {
+        self.seal.set_keys(generation, secret);
         self.kernel.send(Command::Keys { line: Arc::clone(self), generation, keys: Box::new(keys) });
+    }
+
+    /// Installs the keys of a generation to open with, if the kernel opens the connection's packets.
+    pub fn set_open_keys(
+        &self,
+        generation: u16,
+        keys: &QuicKeys,
+        secret: &Secret,
+    ) -> Result<(), millrace_bpf::Error> {
+        let Some(upstream) = self.upstream.get() else { return Ok(()) };
+        self.open.set_keys(generation, secret);
+        upstream.set_keys(generation, keys)
+    }
+
+    /// This end sends with new keys: what was computed ahead is stale.
+    pub fn on_key_update(&self) {
+        self.kernel.computer.wake();
+    }
+
+    /// The peer sends with keys of this generation.
+    pub fn on_opened_generation(&self, generation: u16) {
+        self.open.set_generation(generation);
+        self.kernel.computer.wake();
+    }
+}
+
+impl Supplies {
+    fn new(count: impl Fn(Supply) -> u64) -> Self {
+        Self { ahead: count(Supply::Ahead), stale: count(Supply::Stale), dry: count(Supply::Dry) }
     }
 }
 
 impl Feed {
-    /// `upstream` owns what `slot` was made by.
-    pub fn new(slot: Slot, upstream: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { slot: Mutex::new(slot), _upstream: upstream })
+    /// A stream of the connection behind `line`, which lives as long as `owner`.
+    pub fn new(slot: Slot, line: Arc<Line>, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
+        Arc::new(Self { slot: Mutex::new(slot), line, _upstream: owner })
     }
 }
 
@@ -281,8 +384,13 @@ impl Leg {
             feed.slot.lock().set_max_offset(self.key, max);
         }
     }
+}
 
-    fn remove(&self) {
+impl Drop for Leg {
+    fn drop(&mut self) {
+        self.to.kernel.legs.fetch_sub(1, Ordering::Relaxed);
+        self.to.seal.remove_stream();
+        self.from.open.remove_stream();
         if let Some(feed) = self.feed.upgrade()
             && let Err(error) = feed.slot.lock().remove(self.key)
         {
@@ -310,22 +418,21 @@ fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
         };
         let Some(kernel) = kernel.upgrade() else { return };
         let mut returned = Vec::new();
-        first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
+        first.into_iter().chain(todo.try_iter()).for_each(|command| run(command, &mut returned));
         if !returned.is_empty() {
             give_back(&kernel, returned);
+        } else if kernel.relay.needs_settling() {
+            settle(&kernel);
         }
         kernel.tick();
     }
 }
 
-fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Line>, StreamKey)>) {
+fn run(command: Command, returned: &mut Vec<(Arc<Line>, StreamKey)>) {
     match command {
         Command::Wake => {}
         Command::Recall { line, key, leg } => {
-            if let Some(leg) = leg {
-                kernel.legs.fetch_sub(1, Ordering::Relaxed);
-                leg.remove();
-            }
+            drop(leg);
             returned.push((line, key));
         }
         Command::Path { line, path } => match line.downstream.set_path(&path) {
@@ -340,11 +447,15 @@ fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Line>, StreamK
     }
 }
 
-/// Waits once for all of them.
-fn give_back(kernel: &Kernel, mut returned: Vec<(Arc<Line>, StreamKey)>) {
+fn settle(kernel: &Kernel) {
     if let Err(error) = kernel.relay.settle() {
         warn!(%error, "cannot wait for the kernel");
     }
+}
+
+/// Waits once for all of them.
+fn give_back(kernel: &Kernel, mut returned: Vec<(Arc<Line>, StreamKey)>) {
+    settle(kernel);
     returned.sort_by_key(|(line, _)| line.downstream.id().index);
     for group in returned.chunk_by(|(one, _), (other, _)| Arc::ptr_eq(one, other)) {
         let keys: Vec<_> = group.iter().map(|(_, key)| *key).collect();

@@ -18,7 +18,10 @@ use super::{
     shared::Shared,
     stats::Stats,
 };
-use crate::engine::{Batch, kernel::Feed};
+use crate::engine::{
+    Batch,
+    kernel::{Feed, Supplies},
+};
 
 /// How long objects wait for the control message before them.
 const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
@@ -96,6 +99,11 @@ impl Connection {
     /// What became of packets that the kernel could have sent on this connection, by reason; `None` if it never can.
     pub fn kernel_outcomes(&self) -> Option<Vec<(&'static str, u64)>> {
         self.shared.kernel_outcomes()
+    }
+
+    /// Where the keystreams of packets came from that the kernel sealed, and of those that it opened.
+    pub fn kernel_keystreams(&self) -> Option<[Supplies; 2]> {
+        self.shared.kernel_keystreams()
     }
 
     /// Whether both connections send through the same socket, so that one batch serves them.

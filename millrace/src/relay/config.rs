@@ -26,6 +26,8 @@ pub struct Config {
     pub engine: EngineChoice,
     /// Interfaces that engine `kernel` forwards from; empty: those of the listen addresses.
     pub interfaces: Vec<String>,
+    /// Memory of engine `kernel` for keystreams that are computed ahead.
+    pub keystream_bytes: u64,
     pub identity: Identity,
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
@@ -172,6 +174,9 @@ settings! {
     /// Interfaces that media arrives on, for engine kernel [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
+    /// Memory of engine kernel for cryptography ahead of time, bytes or with KiB, MiB, GiB [default: 32MiB]
+    #[arg(long, value_name = "BYTES")]
+    keystream_bytes: ByteCount,
     /// Certificate chain, PEM; read again when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
     tls_cert: PathBuf,
@@ -318,6 +323,7 @@ impl Check {
             listen: self.listen(settings.listen),
             engine,
             interfaces: self.interfaces(settings.interface, engine),
+            keystream_bytes: settings.keystream_bytes.map_or(32 << 20, |count| count.0),
             identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),

@@ -6,7 +6,7 @@ use nix::ifaddrs::getifaddrs;
 
 use super::config::{Config, EngineChoice};
 use crate::{
-    engine::kernel::{Error, Kernel},
+    engine::kernel::{Error, Kernel, Setup},
     quic,
 };
 
@@ -64,7 +64,12 @@ fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
     if ports.contains(&0) {
         return Err(Error::NoPort);
     }
-    Kernel::start(ports, quic::ID_LEN, &interfaces)
+    Kernel::start(Setup {
+        ports,
+        id_len: quic::ID_LEN,
+        interfaces: &interfaces,
+        keystream_bytes: config.keystream_bytes,
+    })
 }
 
 /// Interfaces that have one of the addresses; no media comes by loopback.

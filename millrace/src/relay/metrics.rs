@@ -11,7 +11,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 
-use super::status::{Engine, Sent, Session, Status};
+use super::status::{Engine, Keystreams, Sent, Session, Status};
 
 /// Media type of [`encode`]'s text.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -85,6 +85,21 @@ impl Snapshot {
         let Engine { received, copies, .. } = &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
         out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
+        out.labelled(
+            "kernel_keystreams",
+            "Packets by where their keystream was",
+            MetricType::Counter,
+            |family| {
+                let Keystreams { sealed, opened } = totals.keystreams;
+                let all = [("sealed", sealed), ("opened", opened)];
+                all.into_iter()
+                    .flat_map(|(packets, supply)| supply.counts().map(|count| (packets, count)))
+                    .try_for_each(|(packets, (supply, count))| {
+                        let labels = [("packets", packets), ("supply", supply)];
+                        ConstCounter::new(count).encode(family.encode_family(&labels)?)
+                    })
+            },
+        )?;
         out.labelled("drops", "What was not forwarded", MetricType::Counter, |family| {
             self.0.drops.iter().try_for_each(|(reason, count)| {
                 ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
@@ -148,7 +163,7 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Cache, Totals};
+    use crate::relay::status::{Cache, Supply, Totals};
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -162,7 +177,14 @@ mod tests {
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
             drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
-            totals: Totals { data_plane: Sent { packets: 9, bytes: 900 }, ..Totals::default() },
+            totals: Totals {
+                data_plane: Sent { packets: 9, bytes: 900 },
+                keystreams: Keystreams {
+                    sealed: Supply { stale: 3, ..Supply::default() },
+                    ..Keystreams::default()
+                },
+                ..Totals::default()
+            },
             ..Status::default()
         };
         let text = encode(status).unwrap();
@@ -176,6 +198,7 @@ mod tests {
             r#"millrace_relay_sent_bytes_total{sender="data_plane"} 900"#,
             r#"millrace_relay_packets_sent_total{sender="kernel"} 0"#,
             r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
+            r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
             r#"millrace_relay_drops_total{reason="evicted"} 4"#,
             r#"millrace_relay_drops_total{reason="a \"b\""} 5"#,
             "# EOF",

@@ -19,6 +19,7 @@ use super::{
     session::Session,
     status::{self, Sent, Status, StatusSource, Totals},
 };
+use crate::engine::kernel::Supplies;
 
 /// What closed sessions leave behind.
 #[derive(Default)]
@@ -60,6 +61,10 @@ impl Sums {
         totals.data_plane.bytes += seam.data_plane_bytes;
         totals.kernel.packets += stats.elsewhere_packets;
         totals.kernel.bytes += stats.elsewhere_bytes;
+        if let Some(keystreams) = keystreams(session) {
+            totals.keystreams.sealed.add(keystreams.sealed);
+            totals.keystreams.opened.add(keystreams.opened);
+        }
         totals.packets_lost += stats.recovery.packets_lost;
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;
@@ -191,6 +196,14 @@ fn outcomes<T>(
     counts.map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
+fn keystreams(session: &Session) -> Option<status::Keystreams> {
+    let [sealed, opened] = session.connection.kernel_keystreams()?.map(|supplies| {
+        let Supplies { ahead, stale, dry } = supplies;
+        status::Supply { ahead, stale, dry }
+    });
+    Some(status::Keystreams { sealed, opened })
+}
+
 fn describe(session: &Session) -> status::Session {
     let stats = session.connection.downstream().stats();
     let seam = session.connection.stats();
@@ -212,6 +225,7 @@ fn describe(session: &Session) -> status::Session {
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
         kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
         kernel_copies: session.connection.kernel_outcomes().map(|all| outcomes(all, |count| count)),
+        keystreams: keystreams(session),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,
         subscriptions: roles.subscriptions,

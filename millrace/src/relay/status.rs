@@ -75,6 +75,9 @@ pub struct Session {
     /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
+    /// Packets that the kernel sealed and opened by where their keystream came from; none: it never does either.
+    #[serde(default)]
+    pub keystreams: Option<Keystreams>,
     pub packets_lost: u64,
     pub bytes_retransmitted: u64,
     /// Subscriptions and fetches that are open.
@@ -83,6 +86,36 @@ pub struct Session {
     pub publications: u64,
     /// Media that is owed and not yet sent, bytes.
     pub pending: u64,
+}
+
+/// Packets of the kernel by where their keystream came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keystreams {
+    pub sealed: Supply,
+    pub opened: Supply,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Supply {
+    /// It had been computed ahead.
+    pub ahead: u64,
+    /// The kernel computed it: another packet's was in its place.
+    pub stale: u64,
+    /// The kernel computed it: nothing was in its place.
+    pub dry: u64,
+}
+
+impl Supply {
+    pub fn add(&mut self, other: Self) {
+        self.ahead += other.ahead;
+        self.stale += other.stale;
+        self.dry += other.dry;
+    }
+
+    /// By name.
+    pub fn counts(&self) -> [(&'static str, u64); 3] {
+        [("ahead", self.ahead), ("stale", self.stale), ("dry", self.dry)]
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -130,6 +163,7 @@ pub struct Totals {
     pub quinn: Sent,
     pub data_plane: Sent,
     pub kernel: Sent,
+    pub keystreams: Keystreams,
     pub packets_lost: u64,
     pub bytes_retransmitted: u64,
     pub streams_opened: u64,

@@ -26,7 +26,7 @@ use millrace_proto::{
 use tracing::debug;
 
 use super::{Keys, Shared, State, attention, with_batch};
-use crate::engine::kernel::{Feed, Leg, Line, Owner};
+use crate::engine::kernel::{Feed, Leg, Line, Owner, Supplies};
 
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten.
 const IDS: usize = 4;
@@ -57,7 +57,6 @@ pub(super) struct Part {
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<Open>,
-    upstream: Option<bpf::Upstream>,
     /// This end's IDs, as the peer uses them: the newest last.
     ids: VecDeque<ConnectionId>,
     legs: HashMap<StreamKey, Out>,
@@ -89,7 +88,6 @@ impl Part {
             path_ready: false,
             seal_header: None,
             open: None,
-            upstream: None,
             ids: VecDeque::new(),
             legs: HashMap::new(),
             registered: Share::default(),
@@ -110,12 +108,13 @@ impl Part {
 
     /// This end seals with the keys of `generation`, those of `secret`, from now on.
     pub fn on_seal_keys(&mut self, generation: u16, secret: &Secret) {
+        self.line.on_key_update();
         self.install_seal_keys(generation.saturating_add(1), &secret.next());
     }
 
     fn install_seal_keys(&self, generation: u16, secret: &Secret) {
         if let Some(keys) = self.seal_header.and_then(|header| quic_keys(secret, &header)) {
-            self.line.set_keys(generation, keys);
+            self.line.set_seal_keys(generation, keys, secret);
         }
     }
 
@@ -129,7 +128,7 @@ impl Part {
             open.generation += 1;
             self.install_open_keys();
         }
-        if let Some(upstream) = &self.upstream {
+        if let Some(upstream) = self.line.upstream() {
             upstream.observe(number);
         }
     }
@@ -140,7 +139,7 @@ impl Part {
         self.ids.retain(|known| *known != id);
         self.ids.push_back(id);
         let oldest = if self.ids.len() > IDS { self.ids.pop_front() } else { None };
-        if let Some(upstream) = &mut self.upstream {
+        if let Some(upstream) = self.line.upstream() {
             let removed = oldest.map_or(Ok(()), |oldest| upstream.remove_id(&oldest));
             if let Err(error) = removed.and_then(|()| upstream.add_id(&id)) {
                 debug!(%error, "the kernel does not know a connection ID");
@@ -149,35 +148,35 @@ impl Part {
     }
 
     /// Keys of the generation in use and of the next.
-    fn install_open_keys(&mut self) {
-        let (Some(open), Some(upstream)) = (&self.open, &mut self.upstream) else { return };
+    fn install_open_keys(&self) {
+        let Some(open) = &self.open else { return };
         let next = open.generation.saturating_add(1);
         for (generation, secret) in [(open.generation, open.secret.clone()), (next, open.secret.next())] {
             if let Some(keys) = quic_keys(&secret, &open.header)
-                && let Err(error) = upstream.set_keys(generation, &keys)
+                && let Err(error) = self.line.set_open_keys(generation, &keys, &secret)
             {
                 debug!(%error, "the kernel has no keys to open packets with");
             }
         }
+        self.line.on_opened_generation(open.generation);
     }
 
     /// The kernel's handle for a stream of the peer; `None` if there is no room for its connection.
     fn slot(&mut self, expected: u64, stream: u64) -> Option<bpf::Slot> {
-        if self.upstream.is_none() {
+        if self.line.upstream().is_none() {
             let suite = self.open.as_ref()?.secret.suite();
             if suite == Suite::Aes256Gcm {
                 return None;
             }
-            let upstream = self.line.kernel().upstream(expected);
-            self.upstream =
-                upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok();
+            let upstream = self.line.open_from(expected);
+            let upstream =
+                upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok()?;
             self.install_open_keys();
-            let upstream = self.upstream.as_mut()?;
             for id in &self.ids {
                 upstream.add_id(id).inspect_err(|error| debug!(%error, "no connection ID")).ok()?;
             }
         }
-        Some(self.upstream.as_ref()?.slot(stream))
+        Some(self.line.upstream()?.slot(stream))
     }
 
     pub fn on_max_stream_data(&self, id: u64, max: u64) {
@@ -280,9 +279,10 @@ impl Shared {
     pub(in crate::quic) fn feed(self: &Arc<Self>, stream: u64) -> Option<Arc<Feed>> {
         let mut guard = self.state.lock();
         let expected = guard.received.map_or(0, |received| received + 1);
-        let slot = guard.kernel.as_mut()?.slot(expected, stream)?;
+        let part = guard.kernel.as_mut()?;
+        let (slot, line) = (part.slot(expected, stream)?, Arc::clone(&part.line));
         drop(guard);
-        Some(Feed::new(slot, Arc::clone(self) as _))
+        Some(Feed::new(slot, line, Arc::clone(self) as _))
     }
 
     /// Has the kernel forward a feed as stream `key`, once that owes nothing: from offset `from` of the feed on, at
@@ -319,6 +319,13 @@ impl Shared {
         let downstream = &state.kernel.as_ref()?.line.downstream;
         let outcomes = bpf::LegOutcome::ALL.into_iter();
         Some(outcomes.map(|outcome| (outcome.name(), downstream.outcome(outcome))).collect())
+    }
+
+    /// Where the keystreams of packets came from that the kernel sealed, and of those that it opened.
+    pub(in crate::quic) fn kernel_keystreams(&self) -> Option<[Supplies; 2]> {
+        let state = self.state.lock();
+        let line = &state.kernel.as_ref()?.line;
+        Some([line.sealed(), line.opened()])
     }
 
     fn transmit_now(&self, now: Instant) {
