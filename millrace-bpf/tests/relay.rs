@@ -405,7 +405,7 @@ impl Scene {
 }
 
 const LEG: Leg =
-    Leg { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, reserve: 0, track: 0, group: 0 };
+    Leg { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, level: 0, track: 0, group: 0 };
 
 #[test]
 fn limits_hold_to_the_byte() {
@@ -438,14 +438,18 @@ fn limits_hold_to_the_byte() {
     assert_eq!(scene.try_leg(0), LegOutcome::Sent);
     assert_eq!(scene.try_leg(0), LegOutcome::Window);
 
-    scene.relay_with(Leg { reserve: 100, ..LEG });
-    let downstream = &scene.only().downstream;
-    downstream.set_max_bytes(downstream.bytes() + size + 99);
-    assert_eq!(scene.try_leg(0), LegOutcome::Window);
-    let downstream = &scene.only().downstream;
-    downstream.set_max_bytes(downstream.bytes() + size + 100);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
     scene.only().downstream.set_max_bytes(u64::MAX / 2);
+
+    scene.relay_with(Leg { level: 7, ..LEG });
+    for (waiting, want) in [
+        (Some(0), LegOutcome::Behind),
+        (Some(7), LegOutcome::Behind),
+        (Some(8), LegOutcome::Sent),
+        (None, LegOutcome::Sent),
+    ] {
+        scene.only().downstream.set_waiting(waiting);
+        assert_eq!(scene.try_leg(0), want, "{waiting:?}");
+    }
 
     scene.relay_with(Leg { from: 1001, ..LEG });
     assert_eq!(scene.try_leg(0), LegOutcome::Before);

@@ -376,9 +376,9 @@ enum relay_leg_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *
 /* Adds first and looks at the limit afterwards; userspace lowers the limit first and looks at the total
  * afterwards. So one of them sees the other, and the limit holds.
  */
-static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount, __u64 reserve)
+static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
 {
-	if (__sync_fetch_and_add(total, amount) + amount + reserve <= READ_ONCE(*limit))
+	if (__sync_fetch_and_add(total, amount) + amount <= READ_ONCE(*limit))
 		return 0;
 	__sync_fetch_and_add(total, -amount);
 	return -1;
@@ -387,11 +387,13 @@ static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 a
 static __always_inline enum relay_leg_outcome
 admit(struct relay_downstream *downstream, const struct relay_leg *leg, const struct leg_packet *packet)
 {
+	if (leg->level >= READ_ONCE(downstream->waiting))
+		return RELAY_LEG_BEHIND;
 	if (packet->offset + packet->len > READ_ONCE(leg->max_offset))
 		return RELAY_LEG_STREAM_CREDIT;
-	if (take_credit(&downstream->bytes, &downstream->max_bytes, packet->size, leg->reserve))
+	if (take_credit(&downstream->bytes, &downstream->max_bytes, packet->size))
 		return RELAY_LEG_WINDOW;
-	if (!take_credit(&downstream->data, &downstream->max_data, packet->len, 0))
+	if (!take_credit(&downstream->data, &downstream->max_data, packet->len))
 		return RELAY_LEG_SENT;
 	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
 	return RELAY_LEG_DATA_CREDIT;

@@ -84,7 +84,7 @@ struct relay_leg {
 	__u32 downstream;
 	__u32 upstream; /* of the slot */
 	__u32 epoch;	/* that the downstream must have */
-	__u32 reserve;	/* bytes of the congestion window that are kept for more urgent legs */
+	__u32 level;	/* of urgency: smaller is more urgent */
 	__u32 track;	/* its name in events */
 };
 
@@ -111,6 +111,7 @@ enum relay_leg_outcome {
 	RELAY_LEG_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
 	RELAY_LEG_DATA_CREDIT,	 /* beyond the kernel's share of the peer's MAX_DATA */
 	RELAY_LEG_WINDOW,	 /* beyond the kernel's share of the congestion window */
+	RELAY_LEG_BEHIND,	 /* something as urgent waits in userspace */
 	RELAY_LEG_NO_KEYS,	 /* userspace has not installed the generation that is in use */
 	RELAY_LEG_NO_ROUTE,
 	RELAY_LEG_NO_NEIGHBOUR, /* the next hop's link address is not known */
@@ -131,6 +132,8 @@ struct relay_downstream {
 	__u32 generations[2]; /* by parity: one more than the generation of its keys, 0 without keys */
 	__u32 path;	      /* which of the two is in use */
 	__u32 session;	      /* its name in events */
+	__u32 waiting; /* level of what waits in userspace: legs of this one, or less urgent, are userspace's */
+	__u32 pad;
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
 	struct relay_path paths[2];

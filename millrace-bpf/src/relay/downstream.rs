@@ -60,6 +60,7 @@ impl Downstream {
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
+        entry.waiting.store(u32::MAX, Ordering::Relaxed);
         entry.session.store(0, Ordering::Relaxed);
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
         unsafe { *entry.paths.get() = [path; 2] };
@@ -146,6 +147,11 @@ impl Downstream {
         let entry = self.entry();
         entry.max_bytes.store(total, Ordering::SeqCst);
         entry.bytes.load(Ordering::SeqCst)
+    }
+
+    /// Sets the level of what waits in userspace: legs of this level, and less urgent ones, are left to userspace.
+    pub fn set_waiting(&self, level: Option<u16>) {
+        self.entry().waiting.store(level.map_or(u32::MAX, u32::from), Ordering::Relaxed);
     }
 
     /// UDP payload that the kernel has sent or is about to.

@@ -110,7 +110,7 @@ shared!(Leg = "relay_leg" {
     downstream: AtomicU32,
     upstream: AtomicU32,
     epoch: AtomicU32,
-    reserve: AtomicU32,
+    level: AtomicU32,
     track: AtomicU32,
 });
 
@@ -125,6 +125,8 @@ shared!(Downstream = "relay_downstream" {
     generations: [AtomicU32; 2],
     path: AtomicU32,
     session: AtomicU32,
+    waiting: AtomicU32,
+    pad: AtomicU32,
     ring: Ring,
     supplies: [AtomicU64; super::Supply::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,

@@ -69,6 +69,8 @@ outcomes! {
         DataCredit = "data_credit",
         /// Beyond [`Downstream::set_max_bytes`](super::Downstream::set_max_bytes).
         Window = "window",
+        /// Something as urgent waits in userspace: [`Downstream::set_waiting`](super::Downstream::set_waiting).
+        Behind = "behind",
         /// The key generation in use is not installed.
         NoKeys = "no_keys",
         NoRoute = "no_route",

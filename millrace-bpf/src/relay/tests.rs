@@ -17,16 +17,8 @@ const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
 /// Always declined as [`LegOutcome::Before`].
-const LEG: Leg = Leg {
-    stream_id: 3,
-    shift: 2,
-    from: u64::MAX,
-    max_offset: 0,
-    tag: 0,
-    reserve: 0,
-    track: 5,
-    group: 1 << 40,
-};
+const LEG: Leg =
+    Leg { stream_id: 3, shift: 2, from: u64::MAX, max_offset: 0, tag: 0, level: 0, track: 5, group: 1 << 40 };
 const PUBLISHER: u32 = 11;
 const SUBSCRIBER: u32 = 12;
 

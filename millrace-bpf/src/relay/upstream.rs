@@ -173,9 +173,8 @@ pub struct Leg {
     pub max_offset: u64,
     /// Comes back in registrations.
     pub tag: u64,
-    /// Bytes of the connection's window that this leg leaves to others: what puts less urgent tracks behind
-    /// more urgent ones as the window gets small.
-    pub reserve: u32,
+    /// Of urgency, smaller is more urgent: see [`Downstream::set_waiting`].
+    pub level: u16,
     /// How events name what it carries.
     pub track: u32,
     pub group: u64,
@@ -214,7 +213,7 @@ impl Slot {
             (&entry.downstream, downstream.id().index),
             (&entry.upstream, self.key.upstream),
             (&entry.epoch, downstream.id().epoch),
-            (&entry.reserve, leg.reserve),
+            (&entry.level, u32::from(leg.level)),
             (&entry.track, leg.track),
         ] {
             word.store(value, Ordering::Relaxed);

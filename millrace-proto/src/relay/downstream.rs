@@ -173,6 +173,8 @@ impl Downstream {
                 stream.priority = priority;
             }
             self.place(key);
+            // The other sender goes by the one that the stream had.
+            self.recall(key);
         }
     }
 

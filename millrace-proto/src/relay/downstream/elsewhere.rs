@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use super::{Content, Downstream, Sent, StreamKey};
+use super::{Content, Downstream, Level, Sent, StreamKey};
 
 /// A packet with one STREAM frame that somebody else sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +37,8 @@ pub struct Loan {
     pub id: u64,
     /// The peer's limit of the stream; [`Downstream::on_max_stream_data`] raises it.
     pub max_offset: u64,
+    /// [`Priority::level`](super::Priority::level).
+    pub level: Level,
 }
 
 /// Packets that are kept out of the share, so that the QUIC stack can always send something.
@@ -49,7 +51,7 @@ impl Downstream {
         let stream = self.streams.get_mut(key).filter(|stream| !stream.lent && stream.is_caught_up())?;
         let id = stream.id?;
         stream.lent = true;
-        Some(Loan { id, max_offset: stream.credit })
+        Some(Loan { id, max_offset: stream.credit, level: stream.priority.level() })
     }
 
     /// The other sender sends no more on the stream, and all that it has sent was registered.
@@ -82,18 +84,26 @@ impl Downstream {
         self.recovery.on_sent_elsewhere(sent, number, size, content);
     }
 
-    /// What the other sender may send from now on: nothing while anything waits here, so that priorities hold.
-    /// It is not set aside: lower it and [set](Self::set_outstanding) what is outstanding before the next call
-    /// of [`Self::poll_frames`] or [`Self::take_max_data`].
+    /// What the other sender may send from now on, on streams before the level of [`Self::waiting`]. It is not set
+    /// aside: lower it and [set](Self::set_outstanding) what is outstanding before the next call of
+    /// [`Self::poll_frames`] or [`Self::take_max_data`].
     pub fn share(&self) -> Share {
-        if self.has_work() {
-            return Share::default();
-        }
         let reserved = RESERVED_PACKETS * self.config.mtu as u64;
         Share {
             bytes: self.recovery.room().saturating_sub(reserved),
             data: self.peer.max_data.saturating_sub(self.data_sent),
         }
+    }
+
+    /// The level of what waits here to be sent. So that priorities hold, the other sender leaves streams of this
+    /// level, and of those behind it, to this one; `None`: it need not.
+    pub fn waiting(&self) -> Option<Level> {
+        if self.recovery.probes() > 0 {
+            return Some(Level::default());
+        }
+        let stream = self.ready.first().map(|(level, _)| level);
+        let datagram = self.datagrams.first_key_value().map(|((priority, _), _)| priority.level());
+        stream.into_iter().chain(datagram).min()
     }
 
     /// The other sender may have sent this much that was not registered, and sends no more.

@@ -241,6 +241,7 @@ pub struct Third {
     lent: HashMap<StreamKey, (Loan, Arc<Mem>)>,
     unregistered: Vec<Elsewhere>,
     share: Share,
+    waiting: Option<(u8, u8)>,
     used: Share,
     pub declined: u64,
 }
@@ -306,7 +307,8 @@ impl Sim {
         let used =
             Share { bytes: self.third.used.bytes + size as u64, data: self.third.used.data + len as u64 };
         let Share { bytes, data } = self.third.share;
-        if range.end > loan.max_offset || used.bytes > bytes || used.data > data {
+        let behind = self.third.waiting.is_some_and(|waiting| loan.level >= waiting);
+        if behind || range.end > loan.max_offset || used.bytes > bytes || used.data > data {
             self.third.declined += 1;
             return;
         }
@@ -397,7 +399,13 @@ impl Sim {
             }
         }
         self.collect();
+        self.hand_out();
+    }
+
+    /// Tells the third sender what it may send.
+    pub fn hand_out(&mut self) {
         self.third.share = self.down.share();
+        self.third.waiting = self.down.waiting();
     }
 
     fn collect(&mut self) {

@@ -783,17 +783,36 @@ fn a_lent_stream_is_reset_with_what_the_third_sender_sent() {
 }
 
 #[test]
-fn nothing_is_shared_while_something_waits() {
-    let mut sim = sim(Link { rate: Some(100_000), ..Link::default() });
+fn the_third_sender_goes_first_with_what_is_more_urgent_only() {
+    let mut sim = sim(Link::default());
+    let lent: Vec<_> = [(1, 127), (2, 128), (3, 129)]
+        .into_iter()
+        .map(|(tag, subscriber)| {
+            let source = Mem::new(tag);
+            source.push(1000, sim.now);
+            (sim.open(&source, subscriber), source)
+        })
+        .collect();
     sim.transmit();
-    assert_eq!(sim.down.share(), Share { bytes: 12_000 - 2 * 1200, data: 1 << 24 });
-    let source = Mem::new(1);
+    sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
+    lent.iter().for_each(|(key, source)| sim.lend(*key, source));
+    sim.transmit();
+    assert_eq!(sim.down.share().bytes, sim.down.recovery.window() - 2 * 1200);
+    assert_eq!(sim.down.waiting(), None);
+
+    let source = Mem::new(4);
     source.push(50_000, sim.now);
     let key = sim.open(&source, 128);
-    sim.transmit();
-    assert!(sim.down.has_work());
-    assert_eq!(sim.down.share(), Share::default());
+    sim.hand_out();
+    assert_eq!(sim.down.waiting(), Some((128, 0)));
     assert_eq!(sim.down.lend(key), None, "it has not caught up");
+    for (at, (key, _)) in lent.iter().enumerate() {
+        sim.arrive_elsewhere(*key, 1000..1100, false);
+        assert_eq!(sim.third.declined, [0, 1, 2][at]);
+    }
+    // Who is not as urgent any more is taken back.
+    sim.down.set_priority(lent[0].0, Priority { subscriber: 200, ..Priority::default() });
+    assert_eq!(sim.down.poll_recall(), Some(lent[0].0));
 }
 
 #[test]

@@ -258,6 +258,7 @@ impl Shared {
         downstream.set_outstanding(Share::default());
         let ready = part.follow_path(path, downstream.mtu());
         let share = if sending && ready { downstream.share() } else { Share::default() };
+        part.line.downstream.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         part.set_share(share);
         if !self.open.load(Ordering::SeqCst) {
             // Closed meanwhile, without the lock.
@@ -300,7 +301,7 @@ impl Shared {
             from,
             max_offset: loan.max_offset,
             tag: key.0,
-            reserve: 0,
+            level: u16::from_be_bytes(loan.level.into()),
             track: 0,
             group: 0,
         };
