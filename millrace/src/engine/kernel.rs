@@ -325,8 +325,12 @@ impl Line {
         Ok(Leg { feed: Arc::downgrade(feed), key, from: Arc::clone(&feed.line), to: Arc::clone(self) })
     }
 
-    /// Takes a stream back; [`Owner::on_returned`] says when that is done.
+    /// Takes a stream back: the kernel sends nothing more on it, save what it is about to send this very moment.
+    /// [`Owner::on_returned`] says when that is over.
     pub fn recall(self: &Arc<Self>, key: StreamKey, leg: Option<Leg>) {
+        if let Some(leg) = &leg {
+            leg.set_max_offset(0);
+        }
         self.kernel.send(Command::Recall { line: Arc::clone(self), key, leg });
     }
 
