@@ -41,8 +41,8 @@ pub struct Downstream {
     shared: Arc<Shared>,
     id: DownstreamId,
     ring: Mutex<Ring>,
-    /// Held while keys or the path are changed.
-    changing: Mutex<()>,
+    /// Held while keys or the path are changed: whether the path ever was.
+    changing: Mutex<bool>,
 }
 
 impl Downstream {
@@ -119,15 +119,17 @@ impl Downstream {
         self.entry().supplies[supply as usize].load(Ordering::Relaxed)
     }
 
-    /// Changes addresses or connection ID. Waits for program runs, some 10 ms.
+    /// Changes addresses or connection ID. From the second call on it waits for program runs, some 10 ms.
     pub fn set_path(&self, path: &Path) -> Result<(), Error> {
         let path = raw_path(path)?;
-        let _changing = lock(&self.changing);
+        let mut changed = lock(&self.changing);
         let entry = self.entry();
         let other = 1 - (entry.path.load(Ordering::Relaxed) & 1);
-        self.shared.wait_for_runs()?;
-        // SAFETY: the lock excludes other writers, and since the last change of `entry.path` every program run
-        // that may have used the other path has ended.
+        if std::mem::replace(&mut *changed, true) {
+            self.shared.wait_for_runs()?;
+        }
+        // SAFETY: the lock excludes other writers. Before the first change no run has used the other path, and since
+        // the last one every program run that may have used it has ended.
         unsafe { (&raw mut (*entry.paths.get())[other as usize]).write(path) };
         entry.path.store(other, Ordering::Release);
         Ok(())
