@@ -5,6 +5,8 @@
 #[allow(dead_code)]
 #[path = "relay/peer.rs"]
 mod peer;
+#[path = "support/site.rs"]
+mod site;
 
 use std::{
     net::SocketAddr,

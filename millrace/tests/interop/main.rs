@@ -9,12 +9,14 @@ mod ours;
 mod players;
 mod process;
 mod relay;
+#[path = "../support/site.rs"]
+mod site;
 mod suite;
 
 /// Ends a test that cannot run here, and says why.
 macro_rules! needs {
     ($($program:expr),* $(,)?) => {
-        if let Some(missing) = [$($program),*].into_iter().find_map(crate::process::missing) {
+        if let Some(missing) = [$($program),*].into_iter().find_map(super::process::missing) {
             println!("SKIP {}: {missing}", std::thread::current().name().unwrap_or("interop"));
             return;
         }

@@ -23,6 +23,7 @@ fn sound_and_video_arrive_as_they_were() {
     for player in players {
         assert_same_streams(&player.finish(), clip);
     }
+    relay.assert_forwarded(60);
 }
 
 /// A publisher that is in the middle of group 2, and a relay that has everything so far.

@@ -1,6 +1,9 @@
 //! A relay in this process.
 
-use std::sync::Arc;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 
 use millrace::{
     lab::Node,
@@ -14,7 +17,11 @@ use millrace::{
 use millrace_proto::moq::{Namespace, TrackName};
 use tokio::runtime::Runtime;
 
-use super::{clip::GROUP, process::wait_for};
+use super::{
+    clip::GROUP,
+    process::wait_for,
+    site::{Host, Site, assert_forwarded},
+};
 
 /// The name of every broadcast here.
 pub const BROADCAST: &str = "live/cam";
@@ -22,35 +29,51 @@ pub const BROADCAST: &str = "live/cam";
 pub struct Relay {
     server: Arc<Server>,
     runtime: Runtime,
+    v4: Ipv4Addr,
+    /// Kept as long as the relay.
+    site: Option<Arc<Site>>,
 }
 
 impl Relay {
-    /// On a port of its own, at every IPv4 address of this host or of a node.
+    /// At every IPv4 address of a host of its own, which may be this one.
     pub fn start() -> Self {
         Self::with(|_| {})
     }
 
     pub fn with(change: impl FnOnce(&mut Config)) -> Self {
+        let site = Site::of_this_test();
+        let mut relay = Self::on(site.host(), change);
+        relay.site = Some(site);
+        relay
+    }
+
+    /// On a node.
+    pub fn inside(node: &Node) -> Self {
+        Self::inside_with(node, |_| {})
+    }
+
+    pub fn inside_with(node: &Node, change: impl FnOnce(&mut Config)) -> Self {
+        Self::on(Host(Some(node)), change)
+    }
+
+    fn on(host: Host<'_>, change: impl FnOnce(&mut Config)) -> Self {
         let runtime = Runtime::new().unwrap();
-        let settings = Settings { listen: Some(vec!["0.0.0.0:0".parse().unwrap()]), ..Settings::default() };
+        let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
+        let settings = Settings { listen: Some(vec![listen]), ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        config.http = None;
+        host.configure(&mut config);
         change(&mut config);
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
         let identity = Identity { certificate, upstream_roots: None, key_log: None };
-        let server = {
+        let server = host.enter(|| {
             let _inside = runtime.enter();
             Arc::new(Server::start(config, identity).unwrap())
-        };
-        Self { server, runtime }
-    }
-
-    pub fn inside(node: &Node) -> Self {
-        node.enter(Self::start).unwrap()
+        });
+        Self { server, runtime, v4: host.v4(), site: None }
     }
 
     pub fn url(&self) -> String {
-        self.url_at("127.0.0.1")
+        self.url_at(self.v4)
     }
 
     pub fn url_at(&self, host: impl std::fmt::Display) -> String {
@@ -64,6 +87,10 @@ impl Relay {
 
     pub fn status(&self) -> Status {
         self.server.status()
+    }
+
+    pub fn assert_forwarded(&self, percent: u64) {
+        assert_forwarded(&self.status(), percent);
     }
 
     /// Waits until the relay's status is as wanted.

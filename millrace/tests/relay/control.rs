@@ -250,7 +250,7 @@ async fn a_peer_without_setup_is_closed_in_time() {
     let tls = millrace::client::tls::TlsArgs { tls_disable_verify: true, ..Default::default() };
     let config = tls.client_config(b"moqt-18").unwrap();
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
-    let endpoint = quinn::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+    let endpoint = quinn::Endpoint::client("0.0.0.0:0".parse().unwrap()).unwrap();
     let config = quinn::ClientConfig::new(std::sync::Arc::new(crypto));
     let connection = endpoint.connect_with(config, relay.addr, "localhost").unwrap().await.unwrap();
     let closed = tokio::time::timeout(Duration::from_secs(15), connection.closed()).await.unwrap();

@@ -141,6 +141,7 @@ async fn play(publisher_at: &Relay, subscriber_at: &Relay) {
         let received = subscriber.next_subgroup().await;
         assert_eq!(received.all().await, ((0..5).collect(), End::Fin));
     }
+    publisher_at.assert_forwarded(20);
 }
 
 #[tokio::test]

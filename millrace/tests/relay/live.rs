@@ -1,5 +1,7 @@
 //! Objects from publishers to subscribers.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use millrace_proto::moq::{
     Datagram, Filter, GroupOrder, Message, Parameters, Properties, Status, SubgroupHeader, SubgroupId, code,
     message::{Publish, RequestUpdate, Subscribe},
@@ -28,17 +30,22 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
         assert_eq!(received.all().await, ((0..50).collect(), End::Fin));
     }
     assert!(publisher.requests.try_recv().is_err(), "one upstream subscription for all");
+    relay.assert_forwarded(20);
 }
 
 #[tokio::test]
 async fn one_relay_serves_several_addresses_of_both_families() {
-    let listen = ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0", "[::]:0"];
-    let relay = Relay::with(|config| config.listen = listen.map(|addr| addr.parse().unwrap()).to_vec());
+    let (mut v4, mut v6) = (Ipv4Addr::UNSPECIFIED, Ipv6Addr::UNSPECIFIED);
+    let relay = Relay::at(|host, config| {
+        (v4, v6) = (host.v4(), host.v6());
+        let ips = [v4.into(), Ipv4Addr::UNSPECIFIED.into(), v6.into(), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+        config.listen = ips.into_iter().zip(0..).map(|(ip, nth)| (ip, host.port(nth)).into()).collect();
+    });
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (first, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
     let mut subscribers = vec![(first, _request)];
     let ports: Vec<_> = relay.server.local_addrs().iter().map(|addr| addr.port()).collect();
-    let urls = [("127.0.0.1", 1), ("[::1]", 2), ("[::1]", 3)];
+    let urls = [(v4.to_string(), 1), (format!("[{v6}]"), 2), (format!("[{v6}]"), 3)];
     for (host, index) in urls {
         let peer = Peer::connect(format!("moqt://{host}:{}", ports[index]).parse().unwrap()).await;
         let (request, _ok) = peer.subscribe(&track).await;

@@ -1,4 +1,4 @@
-//! The relay as its peers see it, each on its own stock quinn connection over loopback.
+//! The relay as its peers see it, each on its own stock quinn connection.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,3 +8,5 @@ mod fetch;
 mod live;
 mod peer;
 mod pressure;
+#[path = "../support/site.rs"]
+mod site;

@@ -22,16 +22,21 @@ use millrace_proto::moq::{
     message::{PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
 use quinn::SendStream;
-use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
+
+use super::site::{Host, Site, assert_forwarded, wants_kernel};
 
 /// How long anything may take before a test fails.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a test waits to see that nothing happens.
 pub const QUIET: Duration = Duration::from_millis(200);
+/// Objects of a stream that are published one by one, for the kernel engine.
+const PACED: usize = 20;
 
 pub struct Relay {
     pub server: Arc<Server>,
     pub addr: SocketAddr,
+    _site: Arc<Site>,
 }
 
 impl Relay {
@@ -39,17 +44,30 @@ impl Relay {
         Self::with(|_| {})
     }
 
-    /// A relay on loopback with changed settings.
+    /// A relay with changed settings.
     pub fn with(change: impl FnOnce(&mut Config)) -> Self {
-        let settings = Settings { listen: Some(vec!["127.0.0.1:0".parse().unwrap()]), ..Settings::default() };
+        Self::at(|_, config| change(config))
+    }
+
+    /// Likewise, of which some depend on where it is.
+    pub fn at(change: impl FnOnce(Host<'_>, &mut Config)) -> Self {
+        let site = Site::of_this_test();
+        let host = site.host();
+        let listen = SocketAddr::new(host.v4().into(), host.port(0));
+        let settings = Settings { listen: Some(vec![listen]), ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
-        config.http = None;
-        change(&mut config);
+        change(host, &mut config);
+        let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
+        host.configure(&mut config);
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
         let identity = Identity { certificate, upstream_roots: None, key_log: None };
-        let server = Arc::new(Server::start(config, identity).unwrap());
+        let runtime = Handle::current();
+        let server = host.enter(|| {
+            let _inside = runtime.enter();
+            Arc::new(Server::start(config, identity).unwrap())
+        });
         let addr = server.local_addrs()[0];
-        Self { server, addr }
+        Self { server, addr, _site: site }
     }
 
     pub fn url(&self) -> url::Url {
@@ -62,6 +80,10 @@ impl Relay {
 
     pub fn status(&self) -> Status {
         self.server.status()
+    }
+
+    pub fn assert_forwarded(&self, percent: u64) {
+        assert_forwarded(&self.status(), percent);
     }
 
     /// Waits until the relay's status is as wanted.
@@ -181,7 +203,7 @@ impl Peer {
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
         stream.write_all(&bytes).await.unwrap();
-        Subgroup { stream, header, previous: None }
+        Subgroup { stream, header, previous: None, written: 0 }
     }
 
     /// The next data stream, which has to be a subgroup's.
@@ -204,6 +226,7 @@ pub struct Subgroup {
     pub stream: SendStream,
     header: SubgroupHeader,
     previous: Option<u64>,
+    written: usize,
 }
 
 impl Subgroup {
@@ -222,8 +245,13 @@ impl Subgroup {
         let properties = self.header.properties.then_some(&[][..]);
         encode_object_header(self.previous, id, properties, payload.len() as u64, status, &mut bytes);
         bytes.extend_from_slice(payload);
+        if wants_kernel() && (1..PACED).contains(&self.written) {
+            // Live media: of what comes at once, nothing is left for the kernel by the time it is told.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
         self.stream.write_all(&bytes).await.unwrap();
         self.previous = Some(id);
+        self.written += 1;
     }
 
     pub fn finish(mut self) {

@@ -1,0 +1,149 @@
+//! Where the relays of a test are, and its peers: on loopback with engine `user`; with engine `kernel` in network
+//! namespaces, since what never arrives on an interface cannot be forwarded from one.
+//!
+//! The same tests are built twice: with engine `kernel` into the programs whose names say so.
+
+#![allow(dead_code, reason = "each program uses a part")]
+
+use std::{
+    cell::RefCell,
+    fs::File,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use millrace::{
+    lab::{Lab, Node, Topology},
+    relay::{
+        config::{Config, EngineChoice},
+        status::Status,
+    },
+};
+use nix::{
+    sched::{CloneFlags, setns},
+    unistd::geteuid,
+};
+
+/// In a namespace every port is free, and the kernel engine has to know it.
+const PORT: u16 = 4443;
+const PEERS: &str = "peers";
+const RELAYS: [&str; 2] = ["relay", "relay2"];
+
+/// Whether this program's relays are to forward in the kernel.
+pub fn wants_kernel() -> bool {
+    env!("CARGO_CRATE_NAME").starts_with("kernel")
+}
+
+/// With engine `kernel`: at least `percent` of the media packets so far were the kernel's.
+pub fn assert_forwarded(status: &Status, percent: u64) {
+    let (kernel, user) = (status.totals.kernel.packets, status.totals.data_plane.packets);
+    let share = kernel * 100 / (kernel + user).max(1);
+    let expected = if status.engine.name == "kernel" { percent } else { 0 };
+    assert!(share >= expected, "{kernel} packets by the kernel, {user} by userspace: {status:#?}");
+}
+
+/// All relays of one test, which has a thread of its own. With engine `kernel` that thread is where the peers are, and
+/// so are processes that it starts.
+pub struct Site {
+    lab: Option<Lab>,
+    /// The namespace that the thread comes from.
+    home: File,
+    used: AtomicUsize,
+}
+
+thread_local!(static SITE: RefCell<Weak<Site>> = const { RefCell::new(Weak::new()) });
+
+impl Site {
+    /// The calling test's.
+    pub fn of_this_test() -> Arc<Self> {
+        SITE.with_borrow_mut(|site| {
+            site.upgrade().unwrap_or_else(|| {
+                let new = Arc::new(Self::new());
+                *site = Arc::downgrade(&new);
+                new
+            })
+        })
+    }
+
+    fn new() -> Self {
+        let home = File::open("/proc/thread-self/ns/net").unwrap();
+        let lab = wants_kernel().then(lab).flatten();
+        if let Some(lab) = &lab {
+            let peers = File::open(lab.node(PEERS).unwrap().netns().path()).unwrap();
+            setns(peers, CloneFlags::CLONE_NEWNET).unwrap();
+        }
+        Self { lab, home, used: AtomicUsize::new(0) }
+    }
+
+    /// A place for one more relay.
+    pub fn host(&self) -> Host<'_> {
+        let used = self.used.fetch_add(1, Ordering::Relaxed);
+        Host(self.lab.as_ref().map(|lab| lab.node(RELAYS[used % RELAYS.len()]).unwrap()))
+    }
+
+    /// The place of a relay that was there before.
+    pub fn host_at(&self, ip: IpAddr) -> Option<Host<'_>> {
+        let has = |node: &&Node| node.interfaces().iter().any(|interface| interface.v4 == ip);
+        self.lab.as_ref()?.nodes().iter().find(has).map(|node| Host(Some(node)))
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        if self.lab.is_some() {
+            setns(&self.home, CloneFlags::CLONE_NEWNET).unwrap();
+        }
+    }
+}
+
+fn lab() -> Option<Lab> {
+    if !geteuid().is_root() {
+        println!("SKIP engine kernel needs root: done with engine user");
+        return None;
+    }
+    let mut topology = Topology::default();
+    topology.connect(PEERS, RELAYS[0]);
+    topology.connect(RELAYS[0], RELAYS[1]);
+    Some(Lab::new(&topology).unwrap())
+}
+
+/// Where a relay is: on this host if not on a node.
+#[derive(Clone, Copy)]
+pub struct Host<'a>(pub Option<&'a Node>);
+
+impl Host<'_> {
+    pub fn v4(&self) -> Ipv4Addr {
+        self.0.map_or(Ipv4Addr::LOCALHOST, Node::addr_v4)
+    }
+
+    pub fn v6(&self) -> Ipv6Addr {
+        self.0.map_or(Ipv6Addr::LOCALHOST, Node::addr_v6)
+    }
+
+    /// To listen on; 0 lets the system choose.
+    pub fn port(&self, index: u16) -> u16 {
+        if self.0.is_some() { PORT + index } else { 0 }
+    }
+
+    pub fn configure(&self, config: &mut Config) {
+        config.http = None;
+        config.engine = EngineChoice::User;
+        if let Some(node) = self.0
+            && wants_kernel()
+        {
+            config.engine = EngineChoice::Kernel;
+            config.interfaces = node.interfaces().iter().map(|interface| interface.device.clone()).collect();
+        }
+    }
+
+    /// Runs `start` there.
+    pub fn enter<T: Send>(&self, start: impl FnOnce() -> T + Send) -> T {
+        match self.0 {
+            Some(node) => node.enter(start).unwrap(),
+            None => start(),
+        }
+    }
+}
