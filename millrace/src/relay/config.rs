@@ -32,6 +32,8 @@ pub struct Config {
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
     pub congestion_control: CongestionControl,
+    /// After so many packets of a session its keys are updated, or as many as the suite allows if that is less.
+    pub max_packets_per_key: u64,
     /// Limit of all cached media.
     pub cache_bytes: u64,
     /// Cached groups older than this are evicted.
@@ -124,6 +126,9 @@ pub enum LogFormat {
 
 const PORT: u16 = 4443;
 
+/// An update takes a round trip. With fewer packets to a key, media would wait for updates all the time.
+const MIN_PACKETS_PER_KEY: u64 = 100;
+
 /// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
@@ -192,6 +197,9 @@ settings! {
     /// Congestion control of media [default: cubic]
     #[arg(long, value_enum)]
     congestion_control: CongestionControl,
+    /// Packets of a session that are sealed with one key at most [default: what the cipher suite allows]
+    #[arg(long, value_name = "N")]
+    max_packets_per_key: u64,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     cache_bytes: ByteCount,
@@ -327,6 +335,7 @@ impl Check {
             identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),
+            max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
             cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
@@ -417,6 +426,14 @@ impl Check {
             self.problem("cipher-suites", format!("{} is given twice", name(&twice)));
         }
         suites
+    }
+
+    fn max_packets_per_key(&mut self, given: Option<u64>) -> u64 {
+        let value = given.unwrap_or(u64::MAX);
+        if value < MIN_PACKETS_PER_KEY {
+            self.problem("max-packets-per-key", format!("must be at least {MIN_PACKETS_PER_KEY}"));
+        }
+        value
     }
 
     fn upstream(

@@ -65,6 +65,7 @@ impl Sums {
             totals.keystreams.sealed.add(keystreams.sealed);
             totals.keystreams.opened.add(keystreams.opened);
         }
+        totals.key_updates += seam.key_updates;
         totals.packets_lost += stats.recovery.packets_lost;
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;

@@ -274,6 +274,7 @@ fn endpoint_config(config: &Config, identity: &Identity) -> quic::Config {
         max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),
         gso: config.gso != Gso::Off,
         key_log: identity.key_log.clone(),
+        max_packets_per_key: config.max_packets_per_key,
         downstream: downstream::Config { algorithm, ..downstream::Config::default() },
         ..quic::Config::default()
     }

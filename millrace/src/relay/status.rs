@@ -166,6 +166,8 @@ pub struct Totals {
     pub keystreams: Keystreams,
     pub packets_lost: u64,
     pub bytes_retransmitted: u64,
+    /// Times that a session of subscribers went on with new keys.
+    pub key_updates: u64,
     pub streams_opened: u64,
     pub streams_reset: u64,
     pub datagrams_sent: u64,

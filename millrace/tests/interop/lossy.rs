@@ -68,6 +68,28 @@ fn loss_between_relay_and_players() {
     assert!(relay.status().totals.bytes_retransmitted > 0, "nothing was lost");
 }
 
+#[test]
+fn keys_are_updated_every_100_packets() {
+    needs!(Root, Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let clip = &VIDEO;
+    for (up, down) in [("loss=0%", "loss=0%"), ("loss=1%", "loss=5%"), ("loss=5%", "loss=1%")] {
+        let lab = lab(2, &[("pub-relay", up), ("relay-sub1", down)]);
+        let node = |name| lab.node(name).unwrap();
+        let relay = Relay::inside_with(node("relay"), |config| config.max_packets_per_key = 100);
+        let url = relay.url_at(node("relay").addr_v4());
+        let mut publisher = moq_pub(Some(node("pub")), &relay, &url, clip, &[]);
+        let players = ["sub1", "sub2"].map(|name| {
+            [moq_sub, subscribe].map(|play| Playing::new(play(Some(node(name)), &url, &[]), name, 0))
+        });
+        relay.until_subscribed(VIDEO_TRACK, 4);
+        publisher.feed(&clip.fragments, PACE);
+        assert_played(&relay, clip, players.into_iter().flatten());
+        // Each of 4 players gets more than 400 packets.
+        let updates = relay.status().totals.key_updates;
+        assert!(updates >= 12, "{updates} updates");
+    }
+}
+
 /// Gives a node on the edge of the lab another address, which takes the old one's place at once.
 fn change_address(node: &Node) {
     let interface = &node.interfaces()[0];
