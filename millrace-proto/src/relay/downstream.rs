@@ -5,6 +5,7 @@
 //! hole, and holes are sent in priority order.
 
 mod elsewhere;
+mod pieces;
 mod types;
 
 use std::{
@@ -28,6 +29,7 @@ use crate::{
 };
 
 pub use elsewhere::{Elsewhere, Loan, Share};
+pub use pieces::{Carried, Piece};
 pub use types::*;
 
 /// Stream frames shorter than this are not worth splitting off a longer rest.
@@ -39,9 +41,9 @@ pub struct Content(SmallVec<[Sent; 2]>);
 
 #[derive(Clone, Copy, Debug)]
 enum Sent {
-    Bytes { key: StreamKey, offset: u64, len: u16, fin: bool },
+    Bytes { key: StreamKey, offset: u64, len: u16, fin: bool, again: bool },
     Reset { key: StreamKey },
-    Datagram,
+    Datagram { label: Label },
     Ping,
 }
 
@@ -329,7 +331,7 @@ impl Downstream {
         if !expired && !fits && !content.0.is_empty() {
             return false;
         }
-        let payload = first.remove().payload;
+        let NewDatagram { payload, label, .. } = first.remove();
         self.datagrams_turn = false;
         self.datagram_bytes -= payload.len();
         if expired {
@@ -338,7 +340,7 @@ impl Downstream {
             self.stats.datagrams_too_large += 1;
         } else {
             frame::write_datagram(&payload, out);
-            content.0.push(Sent::Datagram);
+            content.0.push(Sent::Datagram { label });
             self.stats.datagrams_sent += 1;
         }
         true
@@ -411,7 +413,7 @@ impl Downstream {
                 } else {
                     self.stats.retransmitted_bytes += len;
                 }
-                Sent::Bytes { key, offset, len: len as u16, fin }
+                Sent::Bytes { key, offset, len: len as u16, fin, again: !fresh }
             }
         });
         self.place(key);
@@ -576,7 +578,7 @@ impl Downstream {
     fn acknowledge(&mut self, content: &Content) {
         for sent in &content.0 {
             match *sent {
-                Sent::Bytes { key, offset, len, fin } => {
+                Sent::Bytes { key, offset, len, fin, .. } => {
                     let Some(stream) = self.streams.get_mut(key) else { continue };
                     if stream.on_acked(offset..offset + u64::from(len), fin) {
                         self.stats.streams_finished += 1;
@@ -590,7 +592,7 @@ impl Downstream {
                         self.close(key, EventKind::Reset(code));
                     }
                 }
-                Sent::Datagram | Sent::Ping => {}
+                Sent::Datagram { .. } | Sent::Ping => {}
             }
         }
     }
@@ -598,7 +600,7 @@ impl Downstream {
     fn lose(&mut self, content: &Content) {
         for sent in &content.0 {
             let key = match *sent {
-                Sent::Bytes { key, offset, len, fin } => {
+                Sent::Bytes { key, offset, len, fin, .. } => {
                     let Some(stream) = self.streams.get_mut(key) else { continue };
                     stream.on_lost(offset..offset + u64::from(len), fin);
                     key
@@ -608,7 +610,7 @@ impl Downstream {
                     stream.on_reset_lost();
                     key
                 }
-                Sent::Datagram | Sent::Ping => continue,
+                Sent::Datagram { .. } | Sent::Ping => continue,
             };
             self.place(key);
         }

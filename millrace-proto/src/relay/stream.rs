@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    downstream::{NewStream, Priority, StreamKey},
+    downstream::{Label, NewStream, Priority, StreamKey},
     lanes::Place,
     ranges::Ranges,
     source::{End, Extent, Source},
@@ -17,6 +17,7 @@ use super::{
 pub struct Stream {
     pub owner: u64,
     pub priority: Priority,
+    pub label: Label,
     /// The QUIC stream ID; none before the stream is first sent.
     pub id: Option<u64>,
     pub queue: Queue,
@@ -100,6 +101,7 @@ impl Stream {
         Self {
             owner: new.owner,
             priority: new.priority,
+            label: new.label,
             id: None,
             queue: Queue::None,
             deadline: None,
@@ -347,6 +349,7 @@ mod tests {
                 owner: 0,
                 object_timeout: None,
                 subgroup_timeout: None,
+                label: Label::default(),
             },
             u64::MAX,
         );

@@ -1,6 +1,12 @@
 //! A track on its way: publishers that feed it, the cache, subscriptions that it feeds.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Instant,
+};
 
 use millrace_proto::{
     moq::{Location, Status, TrackName, code},
@@ -22,6 +28,8 @@ use crate::engine::kernel::Feed;
 
 /// A track with its live edges.
 pub struct LiveTrack {
+    /// Stands for the track in traces. Never 0.
+    pub number: u32,
     pub data: Arc<Track>,
     cache: Arc<Cache>,
     subscriptions: RwLock<Vec<Arc<Subscription>>>,
@@ -62,7 +70,9 @@ impl Ended {
 
 impl LiveTrack {
     pub fn new(name: TrackName, cache: Arc<Cache>, now: Instant) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
         Self {
+            number: NEXT.fetch_add(1, Relaxed).max(1),
             data: Arc::new(Track::new(name)),
             cache,
             subscriptions: RwLock::default(),

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use millrace_proto::{
     moq::{Datagram, GroupOrder, Location, code},
     relay::{
-        downstream::{Event, EventKind, NewDatagram, NewStream, Priority, StreamKey},
+        downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
         filter::Window,
         source::End,
         subgroup::Subgroup,
@@ -163,11 +163,16 @@ impl Subscription {
             object_timeout: state.options.object_timeout,
             subgroup_timeout: state.options.subgroup_timeout,
             owner: self.owner,
+            label: self.label(subgroup.header().group),
         };
         let key = self.connection.downstream().open(stream);
         state.streams.insert(subgroup.serial(), Stream::Open(key));
         state.open.insert(key, view);
         key
+    }
+
+    fn label(&self, group: u64) -> Label {
+        Label { track: self.track.number, group }
     }
 
     fn priority_of(&self, options: &Options, subgroup: &Subgroup) -> Priority {
@@ -217,6 +222,7 @@ impl Subscription {
                 subgroup: 0,
             },
             expires: timeout.map(|timeout| object.received_at + timeout),
+            label: self.label(header.group),
         };
         drop(state);
         // Too large for this subscriber's path: dropped, as the draft says, and counted down there.

@@ -13,7 +13,7 @@ use millrace_proto::{
         keys::Suite,
         packet::{self, ConnectionId},
     },
-    relay::downstream::{EventKind, NewDatagram, Priority},
+    relay::downstream::{EventKind, Label, NewDatagram, Priority},
 };
 use pair::{ID_LEN, Options, Pair, Pattern, Sent, in_time, local_socket, short_packet};
 use proxy::Towards;
@@ -259,7 +259,8 @@ async fn datagrams() {
     let pair = in_time(Pair::connect(Options::default())).await;
     for tag in 0..200u64 {
         let payload = Pattern::bytes(tag, 1000).into();
-        let datagram = NewDatagram { payload, priority: Priority::default(), expires: None };
+        let datagram =
+            NewDatagram { payload, priority: Priority::default(), expires: None, label: Label::default() };
         pair.server.downstream().send_datagram(datagram).unwrap();
         pair.server.transmit_now();
         let received = in_time(pair.client.read_datagram()).await.unwrap();

@@ -14,7 +14,7 @@ use millrace_proto::{
         packet,
     },
     relay::{
-        downstream::{NewStream, Priority, StreamKey},
+        downstream::{Label, NewStream, Priority, StreamKey},
         source::{End, Extent, Source},
     },
 };
@@ -200,6 +200,7 @@ impl Pair {
                     owner: 0,
                     object_timeout: None,
                     subgroup_timeout: None,
+                    label: Label::default(),
                 })
             })
             .collect()

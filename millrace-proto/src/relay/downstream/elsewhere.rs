@@ -7,7 +7,7 @@
 
 use std::time::Instant;
 
-use super::{Content, Downstream, Level, Sent, StreamKey};
+use super::{Content, Downstream, Label, Level, Sent, StreamKey};
 
 /// A packet with one STREAM frame that somebody else sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,7 @@ pub struct Loan {
     pub max_offset: u64,
     /// [`Priority::level`](super::Priority::level).
     pub level: Level,
+    pub label: Label,
 }
 
 /// Packets that are kept out of the share, so that the QUIC stack can always send something.
@@ -51,7 +52,7 @@ impl Downstream {
         let stream = self.streams.get_mut(key).filter(|stream| !stream.lent && stream.is_caught_up())?;
         let id = stream.id?;
         stream.lent = true;
-        Some(Loan { id, max_offset: stream.credit, level: stream.priority.level() })
+        Some(Loan { id, max_offset: stream.credit, level: stream.priority.level(), label: stream.label })
     }
 
     /// The other sender sends no more on the stream, and all that it has sent was registered.
@@ -80,7 +81,7 @@ impl Downstream {
             self.place(key);
         }
         let mut content = Content::default();
-        content.0.push(Sent::Bytes { key, offset, len, fin });
+        content.0.push(Sent::Bytes { key, offset, len, fin, again: false });
         self.recovery.on_sent_elsewhere(sent, number, size, content);
     }
 

@@ -353,6 +353,7 @@ impl Sim {
             owner: 1,
             object_timeout: None,
             subgroup_timeout: None,
+            label: Label::default(),
         };
         change(&mut stream);
         self.down.open(stream)

@@ -337,7 +337,7 @@ fn too_many_waiting_streams_shed_the_last() {
 
 fn datagram(text: &[u8], subscriber: u8, expires: Option<Instant>) -> NewDatagram {
     let priority = Priority { subscriber, ..Priority::default() };
-    NewDatagram { payload: Bytes::copy_from_slice(text), priority, expires }
+    NewDatagram { payload: Bytes::copy_from_slice(text), priority, expires, label: Label::default() }
 }
 
 #[test]
@@ -415,6 +415,7 @@ fn the_client_numbers_its_own_streams() {
         owner: 0,
         object_timeout: None,
         subgroup_timeout: None,
+        label: Label::default(),
     };
     down.open(stream);
     let mut out = Vec::new();
@@ -650,6 +651,7 @@ fn cost_per_object() {
                 owner: 0,
                 object_timeout: None,
                 subgroup_timeout: None,
+                label: Label::default(),
             };
             let key = down.open(stream);
             (down, key)
@@ -828,4 +830,44 @@ fn what_is_outstanding_is_neither_sent_nor_given_away() {
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "no window");
     sim.down.set_outstanding(Share { bytes: 10_800, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
+}
+
+#[test]
+fn pieces_name_what_a_packet_carries() {
+    let peer = PeerLimits {
+        max_data: 1000,
+        max_stream_data_uni: 1000,
+        max_streams_uni: 5,
+        max_datagram_frame_size: 100,
+        ..<_>::default()
+    };
+    let now = Instant::now();
+    let mut down = Downstream::new(Config::default(), peer, now);
+    let source = Mem::new(1);
+    source.push(50, now);
+    let (stream, object) = (Label { track: 3, group: 1 << 40 }, Label { track: 4, group: 9 });
+    let key = down.open(NewStream {
+        source,
+        priority: Priority { subscriber: 9, ..Priority::default() },
+        owner: 0,
+        object_timeout: None,
+        subgroup_timeout: None,
+        label: stream,
+    });
+    down.send_datagram(NewDatagram { label: object, ..datagram(b"x", 0, None) }).expect("small");
+    let poll = |down: &mut Downstream| {
+        let content = down.poll_frames(now, 1000, &mut Vec::new()).expect("owed");
+        (down.pieces(&content).collect::<Vec<_>>(), content)
+    };
+    let bytes = |again| Piece {
+        label: stream,
+        stream_id: Some(2),
+        carried: Carried::Bytes { offset: 0, len: 50, fin: false, again },
+    };
+    let (pieces, content) = poll(&mut down);
+    assert_eq!(pieces, [Piece { label: object, stream_id: None, carried: Carried::Datagram }, bytes(false)]);
+    down.on_not_sent(content);
+    assert_eq!(poll(&mut down).0, [bytes(true)]);
+    down.reset(key, 7);
+    assert_eq!(poll(&mut down).0, [Piece { label: stream, stream_id: Some(2), carried: Carried::Reset }]);
 }

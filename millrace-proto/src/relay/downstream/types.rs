@@ -86,6 +86,14 @@ impl Priority {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub u64);
 
+/// What a stream or datagram carries, for whoever watches single packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Label {
+    /// The caller's number of the track; 0: of none in particular.
+    pub track: u32,
+    pub group: u64,
+}
+
 pub struct NewStream {
     pub source: Arc<dyn Source>,
     pub priority: Priority,
@@ -97,6 +105,7 @@ pub struct NewStream {
     pub object_timeout: Option<Duration>,
     /// SUBGROUP_DELIVERY_TIMEOUT: time from the FIN's arrival to the last acknowledgement.
     pub subgroup_timeout: Option<Duration>,
+    pub label: Label,
 }
 
 pub struct NewDatagram {
@@ -104,6 +113,7 @@ pub struct NewDatagram {
     pub priority: Priority,
     /// Dropped when it has not been sent by then.
     pub expires: Option<Instant>,
+    pub label: Label,
 }
 
 /// A wire ACK frame: largest first, ranges descending and disjoint.

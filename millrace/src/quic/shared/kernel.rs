@@ -302,8 +302,8 @@ impl Shared {
             max_offset: loan.max_offset,
             tag: key.0,
             level: u16::from_be_bytes(loan.level.into()),
-            track: 0,
-            group: 0,
+            track: loan.label.track,
+            group: loan.label.group,
         };
         match part.line.lend(feed, &leg) {
             Ok(leg) => drop(part.legs.insert(key, Out { id: loan.id, leg })),

@@ -11,7 +11,7 @@ use millrace_proto::{
         message::{Fetch, FetchKind, FetchOk, RequestError, RequestOk},
     },
     relay::{
-        downstream::{Event, NewStream, Priority, StreamKey},
+        downstream::{Event, Label, NewStream, Priority, StreamKey},
         fetch::{Entry, Plan, Response, plan},
     },
 };
@@ -66,7 +66,7 @@ impl Session {
             publisher: range.track.data.default_priority(),
             ..Priority::default()
         };
-        let key = self.open_response(&response, owner, priority);
+        let key = self.open_response(&response, owner, priority, &range);
         let mut stopped = std::pin::pin!(send.stopped());
         let filled = tokio::select! {
             filled = self.fill(&range, &response, key) => filled,
@@ -145,9 +145,17 @@ impl Session {
         self.state.lock().owners.remove(&owner);
     }
 
-    fn open_response(&self, response: &Arc<Response>, owner: u64, priority: Priority) -> StreamKey {
+    fn open_response(
+        &self,
+        response: &Arc<Response>,
+        owner: u64,
+        priority: Priority,
+        range: &Range,
+    ) -> StreamKey {
+        let label = Label { track: range.track.number, group: range.first.group };
         let source = Arc::clone(response) as _;
-        let stream = NewStream { source, priority, object_timeout: None, subgroup_timeout: None, owner };
+        let stream =
+            NewStream { source, priority, object_timeout: None, subgroup_timeout: None, owner, label };
         self.connection.downstream().open(stream)
     }
 
