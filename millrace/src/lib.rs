@@ -7,3 +7,4 @@ pub mod lab;
 pub mod quic;
 pub mod relay;
 pub mod status;
+pub mod trace;

@@ -3,7 +3,7 @@
 use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use millrace::{bench, client, lab, relay, status};
+use millrace::{bench, client, lab, relay, status, trace};
 
 /// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
 #[derive(Parser)]
@@ -24,6 +24,8 @@ enum Command {
     Subscribe(client::subscribe::Args),
     /// Show the state of a running relay
     Status(status::Args),
+    /// Show what happens to single packets in a running relay
+    Trace(trace::Args),
     /// Make networks out of namespaces and emulated links
     Lab(lab::Args),
     /// Measure Millrace and other relays
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Publish(args) => client::publish::run(args),
         Command::Subscribe(args) => client::subscribe::run(args),
         Command::Status(args) => status::run(args),
+        Command::Trace(args) => trace::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
     };

@@ -186,11 +186,14 @@ struct relay_tracing {
 	__u64 lost; /* events for which there was no room */
 };
 
-/* What became of a packet of an upstream, or of one copy of a frame of it, in the ring buffer `events`. */
+/* What became of a copy of a frame of an upstream's packet, or of a packet that was not just copied, in the ring buffer
+ * `events`.
+ */
 struct relay_event {
-	__u64 time_ns;	/* CLOCK_MONOTONIC: when the packet arrived, when its copy had left */
-	__u64 received; /* packet number upstream; 0 where it could not be told */
-	__u64 number;	/* of the copy, if one was drawn */
+	__u64 arrived_ns; /* CLOCK_MONOTONIC */
+	__u64 time_ns;	  /* when it, or the copy, had been dealt with */
+	__u64 received;	  /* packet number upstream; 0 where it could not be told */
+	__u64 number;	  /* of the copy, if one was drawn */
 	__u64 group;
 	__u64 stream_id; /* downstream, as is the offset */
 	__u64 offset;

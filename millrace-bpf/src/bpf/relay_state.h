@@ -33,9 +33,8 @@ struct arrival {
 	__u8 family_now;
 	__u8 summed; /* enum ip_summed */
 	__u8 changed;
-	__u8 untagged;	/* the tag was taken off */
-	__u8 has_event; /* one of its copies became one */
-	__u8 pad[2];
+	__u8 untagged; /* the tag was taken off */
+	__u8 pad[3];
 };
 
 /* A packet for one leg. */

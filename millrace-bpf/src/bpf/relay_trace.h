@@ -50,12 +50,12 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	if ((track && leg->track != track) ||
 	    (session && downstream->session != session && publisher != session))
 		return 0;
-	work->arrival.has_event = 1;
 	event = reserve_event();
 	if (!event)
 		return -1;
 	frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
 	*event = (struct relay_event){
+		.arrived_ns = work->arrival.traced_ns,
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
 		.number = drawn ? work->packet.word & ((1ULL << RELAY_NUMBER_BITS) - 1) : 0,
@@ -75,27 +75,26 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	return 0;
 }
 
-/* All of it has been dealt with. To be called for traced packets only. One about whose copies there are events
- * has one itself.
- */
+/* All of it has been dealt with. To be called for traced packets only. Where it just became copies, they tell. */
 int trace_packet(struct work *work, __u32 outcome)
 {
-	__u32 track = tracing.track, session = tracing.session, index, publisher;
+	__u32 session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
 	struct relay_event *event;
 
-	if (!work)
-		return -1;
+	if (!work || outcome == RELAY_FORWARDED)
+		return 0;
 	index = work->arrival.upstream;
 	upstream = bpf_map_lookup_elem(&upstreams, &index);
 	publisher = upstream ? upstream->session : 0;
-	if (!work->arrival.has_event && (track || (session && publisher != session)))
+	if (tracing.track || (session && publisher != session))
 		return 0;
 	event = reserve_event();
 	if (!event)
 		return -1;
 	*event = (struct relay_event){
-		.time_ns = work->arrival.traced_ns,
+		.arrived_ns = work->arrival.traced_ns,
+		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
 		.publisher = publisher,
 		.size = work->arrival.packet_bytes,

@@ -45,6 +45,7 @@ mirror!(Forwarded = "relay_forwarded" {
 });
 
 mirror!(Event = "relay_event" {
+    arrived_ns: u64,
     time_ns: u64,
     received: u64,
     number: u64,

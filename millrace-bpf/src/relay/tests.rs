@@ -358,13 +358,9 @@ fn tells_what_became_of_the_packets_that_are_traced() {
 
     bench.relay.set_tracing(Some(ALL));
     let events = bench.trace(1);
-    let [packet, copy] = events[..] else { panic!("{events:?}") };
-    assert!(packet.time_ns < copy.time_ns);
-    for event in events {
-        assert_eq!((event.publisher, event.received), (PUBLISHER, 1));
-    }
-    let size = bench.publisher.seal((0, 1), 4, &stream(1000)).len() as u16;
-    assert_eq!(packet.what, What::Packet { outcome: Outcome::Forwarded, size });
+    let [copy] = events[..] else { panic!("{events:?}") };
+    assert!(copy.arrived_ns < copy.time_ns);
+    assert_eq!((copy.publisher, copy.received), (PUBLISHER, 1));
     let want = What::Copy {
         outcome: LegOutcome::Before,
         subscriber: SUBSCRIBER,
@@ -378,8 +374,10 @@ fn tells_what_became_of_the_packets_that_are_traced() {
     };
     assert_eq!(copy.what, want);
     let replayed = bench.trace(1);
-    assert_eq!(replayed.len(), 1);
-    assert!(matches!(replayed[0].what, What::Packet { outcome: Outcome::Replayed, .. }));
+    let [replayed] = replayed[..] else { panic!("{replayed:?}") };
+    assert_eq!((replayed.publisher, replayed.received), (PUBLISHER, 1));
+    let size = bench.publisher.seal((0, 1), 4, &stream(1000)).len() as u16;
+    assert_eq!(replayed.what, What::Packet { outcome: Outcome::Replayed, size });
     // Of what is no upstream's nothing is said, whatever came before.
     bench.run(&ethernet(0x0806, &[0; 46]), 0);
     bench.run_packet(&[0x40; 100]);
@@ -403,11 +401,11 @@ fn traces_a_sample_of_one_track_or_session() {
     };
     let name = NonZero::new;
     for (description, track, session, want) in [
-        ("everything", None, None, 2),
-        ("the track", name(LEG.track), None, 2),
+        ("everything", None, None, 1),
+        ("the track", name(LEG.track), None, 1),
         ("another track", name(LEG.track + 1), None, 0),
-        ("the publisher", None, name(PUBLISHER), 2),
-        ("the subscriber", None, name(SUBSCRIBER), 2),
+        ("the publisher", None, name(PUBLISHER), 1),
+        ("the subscriber", None, name(SUBSCRIBER), 1),
         ("another session", None, name(SUBSCRIBER + 1), 0),
         ("the track for another session", name(LEG.track), name(SUBSCRIBER + 1), 0),
     ] {
@@ -427,7 +425,7 @@ fn traces_a_sample_of_one_track_or_session() {
 
     let every = NonZero::new(4).expect("not 0");
     bench.relay.set_tracing(Some(Tracing { every, ..ALL }));
-    let traced = (200..300).filter(|number| bench.trace(*number).len() == 2);
+    let traced = (200..300).filter(|number| bench.trace(*number).len() == 1);
     assert!(traced.eq((200..300).step_by(4)));
 }
 
@@ -436,7 +434,7 @@ fn counts_the_events_that_nobody_takes() {
     if !root("counts_the_events_that_nobody_takes") {
         return;
     }
-    const PACKETS: u64 = 5000;
+    const PACKETS: u64 = 8000;
     let bench = Bench::new();
     bench.relay.set_tracing(Some(ALL));
     for number in 0..PACKETS {
@@ -445,8 +443,8 @@ fn counts_the_events_that_nobody_takes() {
     let mut read = 0;
     let lost = bench.relay.drain_events(|_| read += 1);
     assert!(lost > 0 && read > 0, "{read} and {lost}");
-    assert_eq!(read + lost, 2 * PACKETS);
-    assert_eq!(bench.trace(PACKETS).len(), 2, "goes on");
+    assert_eq!(read + lost, PACKETS);
+    assert_eq!(bench.trace(PACKETS).len(), 1, "goes on");
 }
 
 /// `cargo test -p millrace-bpf -- --ignored --nocapture cost_of_tracing`, on a quiet machine. A packet that is opened

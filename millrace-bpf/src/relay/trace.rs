@@ -16,16 +16,18 @@ pub(super) const RING_BYTES: u32 = 1 << 19;
 pub struct Tracing {
     /// Of the packets of each upstream those whose number is a multiple of it, with all their copies.
     pub every: NonZero<u32>,
-    /// Copies of this track only ([`Leg::track`](super::Leg::track)), and the packets that they are of.
+    /// Copies of this track only ([`Leg::track`](super::Leg::track)).
     pub track: Option<NonZero<u32>>,
-    /// Those only where it is publisher or subscriber.
+    /// Copies from or to this session only, and its packets.
     pub session: Option<NonZero<u32>>,
 }
 
 /// Something that became of a packet, at one time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event {
-    /// `CLOCK_MONOTONIC`: of a packet when it arrived, of a copy when that had been dealt with.
+    /// When the packet arrived, `CLOCK_MONOTONIC`.
+    pub arrived_ns: u64,
+    /// When it, or the copy, had been dealt with.
     pub time_ns: u64,
     /// The upstream that the packet came on: [`Upstream::set_session`](super::Upstream::set_session).
     pub publisher: u32,
@@ -36,6 +38,7 @@ pub struct Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
+    /// A packet that did not just become copies: [`Outcome::Forwarded`] is left to them to tell.
     Packet {
         outcome: Outcome,
         /// UDP payload, bytes.
@@ -81,7 +84,8 @@ impl Event {
                 }
             }
         };
-        Some(Self { time_ns: raw.time_ns, publisher: raw.publisher, received: raw.received, what })
+        let intf::Event { arrived_ns, time_ns, publisher, received, .. } = *raw;
+        Some(Self { arrived_ns, time_ns, publisher, received, what })
     }
 }
 

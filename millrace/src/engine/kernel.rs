@@ -218,6 +218,16 @@ impl Kernel {
         Ok(line)
     }
 
+    /// As [`bpf::Relay::set_tracing`].
+    pub fn set_tracing(&self, tracing: Option<bpf::Tracing>) {
+        self.relay.set_tracing(tracing);
+    }
+
+    /// As [`bpf::Relay::drain_events`].
+    pub fn drain_events(&self, read: impl FnMut(bpf::Event)) -> u64 {
+        self.relay.drain_events(read)
+    }
+
     /// Stops forwarding, whatever is handed to the kernel.
     pub fn detach(&self) {
         self.relay.detach();

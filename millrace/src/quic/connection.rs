@@ -85,6 +85,11 @@ impl Connection {
         self.flush(&mut batch);
     }
 
+    /// How traces name the connection.
+    pub fn set_session(&self, session: u32) {
+        self.shared.set_session(session);
+    }
+
     /// The peer's stream as the kernel may forward it; `None` if it cannot.
     pub fn feed(&self, stream: quinn::StreamId) -> Option<Arc<Feed>> {
         self.shared.feed(VarInt::from(stream).into_inner())

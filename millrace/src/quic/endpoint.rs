@@ -25,6 +25,7 @@ use super::{
     path::Path,
     seam::{ClientCrypto, Secrets, ServerCrypto},
     shared::Shared,
+    tap::Tap,
     tls::{self, Certificate, Trust},
 };
 use crate::engine::{Report, Sender, kernel::Kernel};
@@ -70,6 +71,7 @@ pub struct Config {
     pub downstream: downstream::Config,
     /// Has a part in every connection.
     pub kernel: Option<Arc<Kernel>>,
+    pub tap: Arc<Tap>,
 }
 
 impl Default for Config {
@@ -92,6 +94,7 @@ impl Default for Config {
             max_packets_per_key: u64::MAX,
             downstream: downstream::Config::default(),
             kernel: None,
+            tap: Arc::default(),
         }
     }
 }

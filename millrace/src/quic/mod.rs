@@ -17,8 +17,10 @@ mod path;
 mod seam;
 mod shared;
 mod stats;
+mod tap;
 pub mod tls;
 
 pub use connection::{Connection, Incoming};
 pub use endpoint::{AcceptError, BindError, Config, ConnectError, Endpoint, ID_LEN};
 pub use stats::Stats;
+pub use tap::{Sent, Tap, monotonic_ns};

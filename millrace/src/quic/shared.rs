@@ -12,7 +12,7 @@ use std::{
     ops::RangeInclusive,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -38,7 +38,7 @@ use tokio::sync::Notify;
 use kernel::Part;
 pub(super) use kernel::Word;
 
-use super::{endpoint::Config, keeper::Alarm, path::Path, seam::Secrets, stats::Counters};
+use super::{endpoint::Config, keeper::Alarm, path::Path, seam::Secrets, stats::Counters, tap::Tap};
 use crate::engine::{Batch, Flow, Sender, kernel::Line};
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
@@ -74,6 +74,9 @@ pub(super) struct Shared {
     /// Fires when quinn has sent stream data.
     pub control: Notify,
     pub counters: Counters,
+    tap: Arc<Tap>,
+    /// Of [`Tap`].
+    session: AtomicU32,
 }
 
 struct State {
@@ -175,11 +178,21 @@ impl Shared {
             events: Notify::new(),
             control: Notify::new(),
             counters: Counters::default(),
+            tap: Arc::clone(&config.tap),
+            session: AtomicU32::new(0),
         }
     }
 
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
         MutexGuard::map(self.state.lock(), |state| &mut state.downstream)
+    }
+
+    /// How traces name the connection.
+    pub fn set_session(&self, session: u32) {
+        self.session.store(session, Ordering::Relaxed);
+        if let Some(part) = &mut self.state.lock().kernel {
+            part.set_session(session);
+        }
     }
 
     /// Packets have to come from the address that the peer connected to.
@@ -265,6 +278,10 @@ impl Shared {
         let (generation, number) = self.numbers.draw();
         packet::finish(out, at, state.path.id.len(), (generation, number), &keys.packet, &keys.header);
         let size = out.len() - at;
+        if self.tap.is_on() {
+            let session = self.session.load(Ordering::Relaxed);
+            self.tap.add(session, number, size, state.downstream.pieces(&content));
+        }
         state.downstream.on_sent(now, number, size, content);
         state.path.on_sent(size);
         self.counters.data_plane_packets.add(1);

@@ -80,7 +80,8 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
     let server = Arc::new(Server::start(config, identity)?);
     let _http = match http_addr {
         Some(addr) => {
-            let http = http::start(addr, Arc::clone(&server) as Arc<dyn StatusSource>).await?;
+            let source = Arc::clone(&server) as Arc<dyn StatusSource>;
+            let http = http::start(addr, source, Arc::clone(server.tracer())).await?;
             info!(addr = %http.local_addr, "metrics, health and status");
             if !http.local_addr.ip().is_loopback() {
                 warn!("http answers beyond this machine, to anyone");

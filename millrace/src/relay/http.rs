@@ -1,10 +1,11 @@
-//! `/metrics`, `/healthz` and `/status` over HTTP.
+//! `/metrics`, `/healthz`, `/status` and `/trace` over HTTP.
 
 use std::{io, net::SocketAddr, sync::Arc};
 
 use axum::{
     Json, Router,
-    extract::State,
+    body::Body,
+    extract::{RawQuery, State},
     http::{StatusCode, header},
     response::{IntoResponse, Response},
     routing::get,
@@ -14,6 +15,7 @@ use tokio::net::TcpListener;
 use super::{
     metrics,
     status::{Status, StatusSource},
+    trace::{Tracer, Wanted},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -24,14 +26,18 @@ pub struct BindError {
 }
 
 /// Serves until the task is aborted; returns the bound address once it is.
-pub async fn start(addr: SocketAddr, source: Arc<dyn StatusSource>) -> Result<Server, BindError> {
+pub async fn start(
+    addr: SocketAddr,
+    source: Arc<dyn StatusSource>,
+    tracer: Arc<Tracer>,
+) -> Result<Server, BindError> {
     let bound = async {
         let listener = TcpListener::bind(addr).await?;
         Ok((listener.local_addr()?, listener))
     };
     let (local_addr, listener) = bound.await.map_err(|source| BindError { addr, source })?;
     let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router(source)).await {
+        if let Err(error) = axum::serve(listener, router(source, tracer)).await {
             tracing::error!(%error, "http ended");
         }
     });
@@ -52,16 +58,32 @@ impl Drop for Server {
 
 type Source = State<Arc<dyn StatusSource>>;
 
-fn router(source: Arc<dyn StatusSource>) -> Router {
+fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
+    let trace = Router::new().route("/trace", get(trace)).with_state(tracer);
     Router::new()
         .route("/metrics", get(scrape))
         .route("/healthz", get(healthz))
         .route("/status", get(status))
         .with_state(source)
+        .merge(trace)
 }
 
 async fn status(State(source): Source) -> Json<Status> {
     Json(source.status())
+}
+
+/// Lines of JSON until the viewer leaves.
+async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> Response {
+    let wanted = match Wanted::parse(query.as_deref().unwrap_or_default()) {
+        Ok(wanted) => wanted,
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    };
+    match tracer.watch(wanted) {
+        Ok(watch) => {
+            ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(watch)).into_response()
+        }
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+    }
 }
 
 async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
@@ -94,13 +116,17 @@ mod tests {
         }
     }
 
+    fn tracer() -> Arc<Tracer> {
+        crate::relay::trace::tests::tracer().0
+    }
+
     #[tokio::test(flavor = "multi_thread")]
-    async fn three_paths_are_served() {
+    async fn paths_are_served() {
         let source = Arc::new(Fake::default());
-        let server = start(([127, 0, 0, 1], 0).into(), source.clone()).await.unwrap();
-        let get = async |path: &'static str| {
-            let addr = server.local_addr;
-            tokio::task::spawn_blocking(move || fetch(addr, path)).await.unwrap().unwrap()
+        let server = start(([127, 0, 0, 1], 0).into(), source.clone(), tracer()).await.unwrap();
+        let get = async |path: &str| {
+            let (addr, path) = (server.local_addr, path.to_owned());
+            tokio::task::spawn_blocking(move || fetch(addr, &path)).await.unwrap().unwrap()
         };
         assert_eq!(get("/healthz").await, (200, "ok\n".to_owned()));
         source.0.store(true, Ordering::Relaxed);
@@ -111,13 +137,17 @@ mod tests {
         assert_eq!(code, 200);
         assert!(body.contains("millrace_relay_draining 1"), "{body}");
         assert_eq!(get("/").await.0, 404);
+        for (query, part) in [("sample=0", "sample"), ("track=x", "track"), ("tracks=1", "tracks")] {
+            let (code, body) = get(&format!("/trace?{query}")).await;
+            assert!(code == 400 && body.starts_with(part), "{code} {body}");
+        }
     }
 
     #[tokio::test]
     async fn a_taken_port_is_named() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = taken.local_addr().unwrap();
-        let error = start(addr, Arc::new(Fake::default())).await.map(|_| ()).unwrap_err();
+        let error = start(addr, Arc::new(Fake::default()), tracer()).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
     }
 }

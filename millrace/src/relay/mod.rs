@@ -15,5 +15,6 @@ mod session;
 pub mod status;
 mod subscription;
 pub mod tls;
+pub mod trace;
 mod upstream;
 mod wire;

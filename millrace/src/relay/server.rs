@@ -25,6 +25,7 @@ use super::{
     engine::Engine,
     hub::{Hub, Limits},
     session::Session,
+    trace::Tracer,
 };
 use crate::{
     engine::kernel,
@@ -58,6 +59,7 @@ pub(super) struct Shared {
     pub since: Instant,
     pub draining: AtomicBool,
     pub past: super::report::Past,
+    pub tracer: Arc<Tracer>,
     session_over: Notify,
 }
 
@@ -84,8 +86,12 @@ impl Server {
     /// An address cannot be had, the TLS settings are not usable, or the engine cannot run here.
     pub fn start(config: Config, identity: Identity) -> Result<Self, StartError> {
         let engine = Engine::start(&config)?;
-        let endpoint_config =
-            quic::Config { kernel: engine.kernel.clone(), ..endpoint_config(&config, &identity) };
+        let tap = Arc::<quic::Tap>::default();
+        let endpoint_config = quic::Config {
+            kernel: engine.kernel.clone(),
+            tap: Arc::clone(&tap),
+            ..endpoint_config(&config, &identity)
+        };
         let endpoints = config
             .listen
             .iter()
@@ -101,9 +107,13 @@ impl Server {
             max_rendezvous: MAX_RENDEZVOUS,
             request_timeout: REQUEST_TIMEOUT,
         };
+        let hub = Arc::new(Hub::new(limits, cache));
+        let named = (engine.name().to_owned(), engine.reason.clone());
+        let tracer = Tracer::new(Arc::clone(&hub), engine.kernel.clone(), named, tap);
         let shared = Arc::new(Shared {
             config,
-            hub: Arc::new(Hub::new(limits, cache)),
+            hub,
+            tracer,
             engine,
             endpoints,
             sessions: Mutex::default(),
@@ -131,6 +141,11 @@ impl Server {
     /// Which engine runs, and why.
     pub fn engine(&self) -> (&'static str, &str) {
         (self.shared.engine.name(), &self.shared.engine.reason)
+    }
+
+    /// What happens to single packets.
+    pub fn tracer(&self) -> &Arc<Tracer> {
+        &self.shared.tracer
     }
 
     /// New sessions are shown this certificate.
@@ -163,6 +178,7 @@ impl Server {
             endpoint.close(super::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
             endpoint.wait_idle().await;
         }
+        self.shared.tracer.stop();
         self.tasks.lock().abort_all();
     }
 }

@@ -64,6 +64,7 @@ pub(super) struct Part {
     registered: Share,
     /// What it may send beyond them.
     share: Share,
+    session: u32,
 }
 
 /// Receiving keys: those of the newest generation that the peer has used.
@@ -92,7 +93,15 @@ impl Part {
             legs: HashMap::new(),
             registered: Share::default(),
             share: Share::default(),
+            session: 0,
         }
+    }
+
+    /// How traces name the connection.
+    pub fn set_session(&mut self, session: u32) {
+        self.session = session;
+        self.line.downstream.set_session(session);
+        self.line.upstream().into_iter().for_each(|upstream| upstream.set_session(session));
     }
 
     /// The handshake is over: both directions' keys of the first two generations.
@@ -172,6 +181,7 @@ impl Part {
             let upstream =
                 upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok()?;
             self.install_open_keys();
+            upstream.set_session(self.session);
             for id in &self.ids {
                 upstream.add_id(id).inspect_err(|error| debug!(%error, "no connection ID")).ok()?;
             }

@@ -126,8 +126,10 @@ impl RequestIds {
 impl Session {
     pub fn new(hub: Arc<Hub>, connection: Arc<Connection>, is_upstream: bool) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Relaxed);
+        connection.set_session(id as u32);
         Arc::new(Self {
-            id: NEXT.fetch_add(1, Relaxed),
+            id,
             hub,
             connection,
             is_upstream,

@@ -1,0 +1,336 @@
+//! `millrace trace`: asks a running relay what happens to single packets, and shows it line by line.
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write as _,
+    io::{BufRead, BufReader, ErrorKind, Write},
+    net::{SocketAddr, TcpStream},
+    num::NonZero,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, bail};
+use millrace_proto::moq::{Namespace, TrackName};
+
+use crate::relay::trace::event::{Carries, Copy, Event, Media, Packet, Place, Userspace};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where the relay serves its status
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
+    http: SocketAddr,
+    /// Only packets of this track: NAMESPACE/NAME, or as `millrace status` shows it
+    #[arg(long, value_name = "TRACK", value_parser = parse_track)]
+    track: Option<TrackName>,
+    /// Only packets from or to this session, by its number in `millrace status`
+    #[arg(long, value_name = "ID")]
+    session: Option<NonZero<u32>>,
+    /// Only packets whose number is a multiple of N
+    #[arg(long, value_name = "N", default_value = "1")]
+    sample: NonZero<u32>,
+    /// End after so many events
+    #[arg(long, value_name = "N")]
+    count: Option<NonZero<u64>>,
+    /// End after so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    duration: Option<f64>,
+    /// Print the events as JSON, one per line
+    #[arg(long)]
+    json: bool,
+}
+
+/// A track in its canonical form, or as namespace and name with slashes between.
+fn parse_track(text: &str) -> Result<TrackName, String> {
+    if let Ok(track) = text.parse() {
+        return Ok(track);
+    }
+    let (namespace, name) = text.rsplit_once('/').ok_or("a track is NAMESPACE/NAME")?;
+    let namespace =
+        Namespace::new(namespace.split('/').map(str::to_owned)).map_err(|error| error.to_string())?;
+    TrackName::new(namespace, name.to_owned()).map_err(|error| error.to_string())
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let duration = args.duration.map(Duration::try_from_secs_f64).transpose();
+    let end = duration.context("--duration is not a time")?.and_then(|time| Instant::now().checked_add(time));
+    let mut lines = Lines::open(args.http, &query(&args), end)?;
+    let mut out = std::io::stdout().lock();
+    let mut sums = Sums::default();
+    while let Some(line) = lines.next()? {
+        let event: Event =
+            serde_json::from_str(&line).with_context(|| format!("not an event of a relay: {line}"))?;
+        if args.json {
+            writeln!(out, "{line}")?;
+        } else {
+            writeln!(out, "{}", describe(&event))?;
+        }
+        sums.add(&event);
+        if args.count.is_some_and(|count| sums.events >= count.get()) {
+            break;
+        }
+    }
+    if !args.json {
+        write!(out, "{}", sums.describe())?;
+    }
+    Ok(())
+}
+
+fn query(args: &Args) -> String {
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    query.append_pair("sample", &args.sample.to_string());
+    if let Some(track) = &args.track {
+        query.append_pair("track", &track.to_string());
+    }
+    if let Some(session) = args.session {
+        query.append_pair("session", &session.to_string());
+    }
+    query.finish()
+}
+
+/// The body of an answer, line by line until a point in time.
+struct Lines {
+    reader: BufReader<TcpStream>,
+    end: Option<Instant>,
+}
+
+impl Lines {
+    fn open(addr: SocketAddr, query: &str, end: Option<Instant>) -> anyhow::Result<Self> {
+        const TIMEOUT: Duration = Duration::from_secs(5);
+        let stream = TcpStream::connect_timeout(&addr, TIMEOUT)
+            .with_context(|| format!("no relay answers on http://{addr}/trace"))?;
+        // HTTP/1.0, so that the answer ends with the connection and comes as it is.
+        write!(&stream, "GET /trace?{query} HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
+        let mut lines = Self { reader: BufReader::new(stream), end: None };
+        let status = lines.next()?.unwrap_or_default();
+        while lines.next_raw()?.is_some_and(|line| !line.trim_end().is_empty()) {}
+        match status.split(' ').nth(1) {
+            Some("200") => {}
+            Some(code) => {
+                let reason = lines.next()?.unwrap_or_default();
+                bail!("http://{addr}/trace answered {code}: {}", reason.trim_end());
+            }
+            None => bail!("http://{addr}/trace is not a relay's"),
+        }
+        lines.reader.get_ref().set_read_timeout(None)?;
+        lines.end = end;
+        Ok(lines)
+    }
+
+    /// The next line that is not empty; `None`: there are no more, or the time is over.
+    fn next(&mut self) -> anyhow::Result<Option<String>> {
+        while let Some(line) = self.next_raw()? {
+            let line = line.trim_end();
+            if !line.is_empty() {
+                return Ok(Some(line.to_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn next_raw(&mut self) -> anyhow::Result<Option<String>> {
+        if let Some(end) = self.end {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            self.reader.get_ref().set_read_timeout(Some(left))?;
+        }
+        let mut line = String::new();
+        match self.reader.read_line(&mut line) {
+            Ok(0) => Ok(None),
+            Ok(_) => Ok(Some(line)),
+            Err(error)
+                if self.end.is_some()
+                    && matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) =>
+            {
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+fn describe(event: &Event) -> String {
+    match event {
+        Event::Start { engine, reason, notes } => {
+            let mut text = format!("# engine {engine}: {reason}");
+            notes.iter().for_each(|note| text.extend(["\n# ", note]));
+            text
+        }
+        Event::Copy(Copy {
+            time_us,
+            took_ns,
+            publisher,
+            received,
+            subscriber,
+            outcome,
+            number,
+            bytes,
+            media,
+        }) => {
+            let mut text = format!("{} s{publisher} #{received} -> s{subscriber} ", time(*time_us));
+            if let (Some(number), Some(bytes)) = (number, bytes) {
+                let _ = write!(text, "#{number} {bytes} B ");
+            }
+            let _ = match outcome.as_str() {
+                "sent" => write!(text, "by kernel in {:.1} us", *took_ns as f64 / 1000.0),
+                other => write!(text, "not by kernel: {other}"),
+            };
+            text + &describe_media(media)
+        }
+        Event::Packet(Packet { time_us, publisher, received, bytes, outcome }) => {
+            format!("{} s{publisher} #{received} {bytes} B left to userspace: {outcome}", time(*time_us))
+        }
+        Event::Sent(Userspace { time_us, subscriber, number, bytes, carries, media }) => {
+            let what = match carries {
+                Carries::First => "by userspace",
+                Carries::Repair => "by userspace, repair",
+                Carries::Reset => "by userspace, stream reset",
+                Carries::Datagram => "by userspace, datagram",
+                Carries::Probe => "by userspace, probe",
+            };
+            format!("{} -> s{subscriber} #{number} {bytes} B {what}", time(*time_us)) + &describe_media(media)
+        }
+        Event::Lost { count, place } => {
+            let place = match place {
+                Place::Kernel => "the kernel's ring was full",
+                Place::Relay => "the relay's queue was full",
+                Place::Viewer => "this viewer was too slow",
+            };
+            format!("# {count} events lost: {place}")
+        }
+    }
+}
+
+fn describe_media(media: &Media) -> String {
+    let Media { track, group, stream, offset, len, fin } = media;
+    let mut text = String::new();
+    let _ = track.iter().try_for_each(|track| write!(text, " {track}"));
+    let _ = group.iter().try_for_each(|group| write!(text, " group {group}"));
+    let _ = stream.iter().try_for_each(|stream| write!(text, " stream {stream}"));
+    if let (Some(offset), Some(len)) = (offset, len) {
+        let _ = write!(text, " {offset}+{len}");
+    }
+    if *fin {
+        text.push_str(" fin");
+    }
+    text
+}
+
+/// The time of day in UTC.
+fn time(us: u64) -> String {
+    let seconds = us / 1_000_000;
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{:06}", seconds % 60, us % 1_000_000)
+}
+
+/// What was shown, by kind.
+#[derive(Default)]
+struct Sums {
+    events: u64,
+    lost: u64,
+    kinds: BTreeMap<String, u64>,
+}
+
+impl Sums {
+    fn add(&mut self, event: &Event) {
+        let kind = match event {
+            Event::Start { .. } => return,
+            Event::Lost { count, .. } => {
+                self.lost += count;
+                return;
+            }
+            Event::Copy(copy) if copy.outcome == "sent" => "by kernel".to_owned(),
+            Event::Copy(copy) => format!("not by kernel: {}", copy.outcome),
+            Event::Packet(packet) => format!("left to userspace: {}", packet.outcome),
+            Event::Sent(sent) => match sent.carries {
+                Carries::First => "by userspace".to_owned(),
+                other => format!("by userspace: {other:?}").to_lowercase(),
+            },
+        };
+        self.events += 1;
+        *self.kinds.entry(kind).or_default() += 1;
+    }
+
+    fn describe(&self) -> String {
+        let mut text = format!("# {} events, {} lost\n", self.events, self.lost);
+        for (kind, count) in &self.kinds {
+            let _ = writeln!(text, "# {count:>9} {kind}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tracks_are_named_in_two_ways() {
+        let track = parse_track("live/cam/video").unwrap();
+        assert_eq!(track.to_string(), "live-cam--video");
+        assert_eq!(parse_track("live-cam--video").unwrap(), track);
+        assert!(parse_track("video").is_err());
+    }
+
+    #[test]
+    fn events_are_lines() {
+        let media = Media {
+            track: Some("live--v".into()),
+            group: Some(7),
+            stream: Some(11),
+            offset: Some(2000),
+            len: Some(1000),
+            fin: true,
+        };
+        let copy = Copy {
+            time_us: 3_723_000_004,
+            took_ns: 2500,
+            publisher: 1,
+            received: 40,
+            subscriber: 2,
+            outcome: "sent".into(),
+            number: Some(90),
+            bytes: Some(1050),
+            media: media.clone(),
+        };
+        let declined = Copy { outcome: "window".into(), number: None, bytes: None, ..copy.clone() };
+        let repair = Userspace {
+            time_us: 1,
+            subscriber: 2,
+            number: 91,
+            bytes: 1050,
+            carries: Carries::Repair,
+            media: Media { fin: false, ..media },
+        };
+        let packet = Packet { time_us: 0, publisher: 1, received: 41, bytes: 99, outcome: "no_slot".into() };
+        let table = [
+            (
+                Event::Copy(copy),
+                "01:02:03.000004 s1 #40 -> s2 #90 1050 B by kernel in 2.5 us live--v group 7 stream 11 2000+1000 fin",
+            ),
+            (
+                Event::Copy(declined),
+                "01:02:03.000004 s1 #40 -> s2 not by kernel: window live--v group 7 stream 11 2000+1000 fin",
+            ),
+            (
+                Event::Sent(repair),
+                "00:00:00.000001 -> s2 #91 1050 B by userspace, repair live--v group 7 stream 11 2000+1000",
+            ),
+            (Event::Packet(packet), "00:00:00.000000 s1 #41 99 B left to userspace: no_slot"),
+            (Event::Lost { count: 3, place: Place::Kernel }, "# 3 events lost: the kernel's ring was full"),
+        ];
+        let mut sums = Sums::default();
+        for (event, want) in &table {
+            assert_eq!(describe(event), *want);
+            let json = serde_json::to_string(event).unwrap();
+            assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");
+            sums.add(event);
+        }
+        let text = sums.describe();
+        for part in ["# 4 events, 3 lost\n", "1 by kernel\n", "1 by userspace: repair\n"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+}
