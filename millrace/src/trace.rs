@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use millrace_proto::moq::{Namespace, TrackName};
 
-use crate::relay::trace::event::{Carries, Copy, Event, Media, Packet, Place, Userspace};
+use crate::relay::trace::event::{Carries, Copied, Event, Media, Packet, Place, Userspace};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -158,7 +158,7 @@ fn describe(event: &Event) -> String {
             notes.iter().for_each(|note| text.extend(["\n# ", note]));
             text
         }
-        Event::Copy(Copy {
+        Event::Copy(Copied {
             time_us,
             took_ns,
             publisher,
@@ -284,7 +284,7 @@ mod tests {
             len: Some(1000),
             fin: true,
         };
-        let copy = Copy {
+        let copy = Copied {
             time_us: 3_723_000_004,
             took_ns: 2500,
             publisher: 1,
@@ -295,7 +295,7 @@ mod tests {
             bytes: Some(1050),
             media: media.clone(),
         };
-        let declined = Copy { outcome: "window".into(), number: None, bytes: None, ..copy.clone() };
+        let declined = Copied { outcome: "window".into(), number: None, bytes: None, ..copy.clone() };
         let repair = Userspace {
             time_us: 1,
             subscriber: 2,

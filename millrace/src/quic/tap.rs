@@ -56,7 +56,7 @@ impl Tap {
         let mut open = self.open.lock();
         let Some(tracing) = open.tracing else { return };
         let other_session = tracing.session.is_some_and(|wanted| wanted.get() != session);
-        if other_session || number % u64::from(tracing.every.get()) != 0 {
+        if other_session || !number.is_multiple_of(u64::from(tracing.every.get())) {
             return;
         }
         let time_ns = monotonic_ns();

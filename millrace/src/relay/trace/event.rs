@@ -21,7 +21,7 @@ pub enum Event {
         notes: Vec<String>,
     },
     /// The kernel engine tried to send a frame of a publisher's packet on to one subscriber.
-    Copy(Copy),
+    Copy(Copied),
     /// The kernel engine did not, or not only, make copies of a publisher's packet.
     Packet(Packet),
     /// Userspace sent a packet, or one piece of it.
@@ -31,7 +31,7 @@ pub enum Event {
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Copy {
+pub struct Copied {
     pub time_us: u64,
     /// From the packet's arrival to when the copy had been dealt with, nanoseconds.
     pub took_ns: u64,
@@ -168,7 +168,7 @@ fn describe_kernel(event: &bpf::Event, clock: Clock, name: Option<&str>) -> Even
             outcome: outcome.name().to_owned(),
         }),
         bpf::What::Copy { outcome, subscriber, sent, group, stream_id, offset, len, fin, .. } => {
-            Event::Copy(Copy {
+            Event::Copy(Copied {
                 time_us: clock.wall_us(time_ns),
                 took_ns: time_ns.saturating_sub(arrived_ns),
                 publisher,
@@ -208,7 +208,7 @@ fn describe_sent(sent: &Sent, clock: Clock, name: Option<&str>) -> Event {
     Event::Sent(Userspace { time_us, subscriber: session, number, bytes: size, carries, media })
 }
 
-/// Tells the time of day from `CLOCK_MONOTONIC`, as of when it was made.
+/// Tells the time of day from `CLOCK_MONOTONIC`, as of when it was started.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     /// Time of day when the other clock was 0, nanoseconds since 1970.
@@ -216,7 +216,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    pub fn new() -> Self {
+    pub fn start() -> Self {
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let wall_ns = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX);
         Self { offset_ns: wall_ns.saturating_sub(monotonic_ns()) }

@@ -167,7 +167,7 @@ impl Tracer {
             tokio::spawn(Arc::clone(self).run());
         }
         self.tell(&mut state);
-        Ok(Watch { start: Some(start), events, lost, clock: Clock::new(), items: Vec::new() })
+        Ok(Watch { start: Some(start), events, lost, clock: Clock::start(), items: Vec::new() })
     }
 
     /// The relay ends: so do all lines.
