@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model soak bench clean-lab
+.PHONY: help setup build demo lint test peers fuzz model kernels soak bench clean-lab
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -32,10 +32,15 @@ peers: setup ## build the MoQ peers that interop tests and benchmarks use (all o
 	scripts/peers.sh all
 
 fuzz: setup ## fuzz every parser for TIME seconds in all (make fuzz TIME=600)
+	@scripts/setup.sh fuzz
 	@scripts/fuzz.sh $(TIME)
 
 model: setup ## every interleaving of two senders that draw packet numbers (loom)
 	RUSTFLAGS="--cfg loom" cargo test -p millrace-proto --release --lib number --target-dir target/loom
+
+kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) and on the running kernel
+	@scripts/setup.sh kernels
+	@scripts/kernels.sh
 
 soak: build ## ten minutes of load with loss: nothing owed is missing, memory is flat
 	@scripts/soak.sh

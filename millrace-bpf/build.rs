@@ -30,18 +30,27 @@ fn build() -> Result<()> {
     let out = PathBuf::from(env::var("OUT_DIR")?);
     let clang = find_clang()?;
     let includes = include_flags(&clang)?;
+    let mut objects = Vec::new();
     for entry in fs::read_dir("src/bpf")? {
         let source = entry?.path();
         let name = source.to_string_lossy();
         if name.ends_with(".bpf.c") {
-            compile(&clang, &BPF, &includes, &source, &out)?;
+            objects.push(compile(&clang, &BPF, &includes, &source, &out)?);
         } else if name.ends_with(".native.c") {
             let target = format!("--target={}", env::var("TARGET")?);
             let object = compile(&clang, &[&target, "-fPIC"], &includes, &source, &out)?;
             println!("cargo::rustc-link-arg-tests={}", object.display());
         }
     }
+    fs::write(out.join("objects.rs"), list(&objects))?;
     Ok(())
+}
+
+/// All objects, for the test that loads them: `[(path, image)]`.
+fn list(objects: &[PathBuf]) -> String {
+    let items =
+        objects.iter().map(|object| format!("({object:?}, include_bytes!({object:?}).as_slice()),\n"));
+    format!("[{}]\n", items.collect::<String>())
 }
 
 /// `$CLANG` if set, else `clang`, else the newest `clang-N`.

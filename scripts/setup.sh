@@ -2,8 +2,11 @@
 # Installs what building and testing need and what is not there yet: Debian packages and Rust.
 # Asks nothing and says what it does. A second run does nothing.
 # Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
+#
+#   scripts/setup.sh [kernels|fuzz]     what these want beyond the rest
 . "$(dirname "$0")/lib.sh"
 
+group=${1:-}
 SUDO=()
 if [ "$(id -u)" != 0 ]; then SUDO=(sudo -n); fi
 can_install() { have apt-get && { [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; }; }
@@ -41,6 +44,18 @@ ffmpeg                          ffmpeg
 NEEDS
 }
 
+# What scripts/kernels.sh wants beyond that.
+needs_kernels() {
+    cat <<'NEEDS'
+qemu-system-x86_64              qemu-system-x86
+busybox                         busybox-static
+cpio                            cpio
+xz                              xz-utils
+nsenter                         util-linux
+/usr/share/keyrings/debian-archive-keyring.gpg debian-archive-keyring
+NEEDS
+}
+
 is_there() {
     case $1 in
         /*) [ -e "$1" ] ;;
@@ -52,7 +67,7 @@ missing_packages() {
     local proof package
     while read -r proof package; do
         is_there "$proof" || echo "$package"
-    done < <(needs)
+    done < <(needs; [ "$group" != kernels ] || needs_kernels)
 }
 
 # The clang that the distribution has: the tested version if there, else its newest that is new enough.
@@ -106,6 +121,21 @@ setup_clang() {
     apt_get install "clang-$version" "clang-format-$version" >/dev/null || die "apt-get could not install clang-$version"
 }
 
+# scripts/fuzz.sh links clang's sanitizers, which are packaged apart.
+setup_sanitizers() {
+    local clang package
+    clang=$(clang_tool clang) || return 0
+    ! echo 'int main(void) { return 0; }' | "$clang" -fsanitize=address,undefined -x c - -o /dev/null 2>/dev/null || return 0
+    package=libclang-rt-$("$clang" -dumpversion | cut -d. -f1)-dev
+    if ! can_install; then
+        say "SKIP: not root, cannot install: $package"
+        return 0
+    fi
+    apt_update
+    say "installing: $package"
+    apt_get install "$package" >/dev/null || die "apt-get could not install $package"
+}
+
 rust_minimum() { sed -n 's/^rust-version *= *"\(.*\)"/\1/p' Cargo.toml; }
 
 rust_is_new_enough() {
@@ -155,4 +185,5 @@ setup_rust() {
 
 setup_packages
 setup_clang
+[ "$group" != fuzz ] || setup_sanitizers
 setup_rust

@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# Runs what needs the kernel on other kernels than the running one: Debian's, booted by QEMU with nothing but an
+# initrd. The test programs of millrace-bpf (every BPF object loads; the packet and crypto tables) and a relay with
+# engine `kernel` between a publisher and a subscriber. Prints a table; fails if anything in it failed.
+#
+#   scripts/kernels.sh [KERNEL...]     6.1, 6.12 (Debian 12 and 13), host (the running one); default: all
+#
+# Everything is kept in target/kernels: logs, and what was downloaded, so that a second run downloads nothing.
+# Kernels come from the Debian mirror that apt is configured with, checked by apt against Debian's keys; where apt
+# has none, name one.
+#
+#   DEBIAN_MIRROR     as in a sources.list
+#   KERNELS_TIMEOUT   seconds for all tests on one kernel (900): emulated, everything is slow
+#   KERNELS_ACCEL     of QEMU (tcg,thread=multi); "kvm" is faster where it works, which nested it often does not
+. "$(dirname "$0")/lib.sh"
+
+dir=$ROOT/target/kernels
+tests=$dir/tests
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+time_limit=${KERNELS_TIMEOUT:-900}
+kernels=("$@")
+[ ${#kernels[@]} -gt 0 ] || kernels=(6.1 6.12 host)
+
+# The Debian release that has the kernel.
+release_of() {
+    case $1 in
+        6.1) echo bookworm ;;
+        6.12) echo trixie ;;
+        *) die "no kernel $1: there are 6.1, 6.12 and host" ;;
+    esac
+}
+
+mirror() {
+    local found=${DEBIAN_MIRROR:-}
+    [ -n "$found" ] || found=$(apt-get indextargets --format '$(REPO_URI) $(LABEL) $(COMPONENT)' 'Created-By: Packages' |
+        awk '$2 == "Debian" && $3 == "main" { print $1; exit }')
+    [ -n "$found" ] || die "apt knows no Debian mirror: name one in DEBIAN_MIRROR"
+    echo "$found"
+}
+
+# apt with lists and packages of its own: the host's sources and packages stay as they are.
+apt_in() {
+    local apt=$1 tool=$2
+    shift 2
+    "$tool" -q -o "Dir::Etc::SourceList=$apt/sources.list" -o Dir::Etc::SourceParts=/dev/null \
+        -o "Dir::State=$apt" -o "Dir::State::status=$apt/status" -o "Dir::Cache=$apt" \
+        -o APT::Architecture=amd64 -o APT::Sandbox::User= -o Acquire::Languages=none \
+        -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false "$@"
+}
+
+# The kernel's package into target/kernels/KERNEL/download.
+download() {
+    local kernel=$1 to=$2 apt=$2/apt from package
+    from=$(mirror)
+    mkdir -p "$apt/lists/partial" "$apt/archives/partial"
+    : >"$apt/status"
+    echo "deb [signed-by=$keyring] $from $(release_of "$kernel") main" >"$apt/sources.list"
+    say "$kernel: downloading"
+    apt_in "$apt" apt-get update >/dev/null || die "the package list of $(release_of "$kernel") cannot be had"
+    package=$(apt_in "$apt" apt-cache depends linux-image-cloud-amd64 | sed -n 's/^ *Depends: *//p' | head -n1)
+    case $package in
+        linux-image-"$kernel".*) ;;
+        *) die "$(release_of "$kernel") has ${package:-no kernel}, not $kernel" ;;
+    esac
+    (cd "$to" && apt_in "$apt" apt-get download "$package" >/dev/null) || die "$package cannot be downloaded"
+}
+
+# vmlinuz, and as modules.cpio what networking and cryptography may want to load.
+unpack() {
+    local to=$1 root=$1/root modules version
+    rm -rf "$root"
+    dpkg-deb -x "$to"/linux-image-*.deb "$root"
+    modules=$(find "$root" -type d -path '*/lib/modules/*' -prune)
+    version=$(basename "$modules")
+    mkdir -p "$root/initrd/lib/modules/$version"
+    (
+        cd "$modules"
+        find kernel -type f -name '*.ko*' \( -path 'kernel/net/*' -o -path 'kernel/drivers/net/*.ko*' -o \
+            -path 'kernel/crypto/*' -o -path 'kernel/arch/x86/crypto/*' -o -path 'kernel/lib/*' \) \
+            ! -path 'kernel/drivers/net/*/*' -exec cp --parents -t "$root/initrd/lib/modules/$version" {} +
+    )
+    find "$root/initrd" -name '*.ko.xz' -exec xz -d {} +
+    busybox depmod -b "$root/initrd" "$version"
+    archive "$root/initrd" >"$to/modules.cpio"
+    cp "$root"/boot/vmlinuz-* "$to/vmlinuz.new"
+    rm -rf "$root" "$to"/linux-image-*.deb "$to/apt"
+    mv "$to/vmlinuz.new" "$to/vmlinuz"
+}
+
+archive() { (cd "$1" && find . | cpio -o -H newc -R 0:0 --quiet); }
+
+# The test programs by name, and the binary, without their debug information.
+build() {
+    local name program
+    say "building"
+    cargo build --locked -q -p millrace
+    rm -rf "$tests"
+    mkdir -p "$tests"
+    cargo test --locked -q -p millrace-bpf --test '*' --no-run --message-format=json |
+        sed -n 's/.*"kind":\["test"\].*"name":"\([^"]*\)","src_path".*"executable":"\([^"]*\)".*/\1 \2/p' \
+        >"$dir/programs"
+    # `parsers` needs no kernel, but the fixtures.
+    while read -r name program; do
+        [ "$name" = parsers ] || strip --strip-debug -o "$tests/$name" "$program"
+    done <"$dir/programs"
+    [ -x "$tests/load" ] || die "cargo named no test programs"
+    strip --strip-debug -o "$dir/millrace" target/debug/millrace
+}
+
+# Copies a program, and the libraries that it is linked to, below $1.
+add() {
+    local root=$1 program=$2 to=$3 library
+    install -D "$program" "$root/$to"
+    for library in $(ldd "$program" 2>/dev/null | grep -o '/[^ ]*'); do
+        [ -e "$root$library" ] || install -D "$library" "$root$library"
+    done
+}
+
+userland() {
+    local root=$dir/root tool program
+    rm -rf "$root"
+    mkdir -p "$root"/{dev,proc,sys,run,tmp,etc}
+    add "$root" "$(command -v busybox)" bin/busybox
+    for tool in ip tc ethtool nsenter; do add "$root" "$(PATH=$PATH:/usr/sbin:/sbin command -v "$tool")" "tools/$tool"; done
+    add "$root" "$dir/millrace" tools/millrace
+    for program in "$tests"/*; do add "$root" "$program" "tests/$(basename "$program")"; done
+    install scripts/kernels/run.sh scripts/kernels/forward.sh "$root/"
+    install scripts/kernels/init.sh "$root/init"
+    archive "$root" >"$dir/userland.cpio"
+    rm -rf "$root"
+}
+
+# The guest's first serial port is its console, the second one takes the results. Without cx16, because QEMU 7.2
+# loses the flags when an interrupt meets a CMPXCHG16B, of which 6.12's allocator is full: a double fault.
+boot() {
+    local to=$dir/$1 begin=$SECONDS running
+    cat "$dir/userland.cpio" "$to/modules.cpio" >"$to/initrd"
+    : >"$to/results"
+    timeout "$time_limit" qemu-system-x86_64 -accel "${KERNELS_ACCEL:-tcg,thread=multi}" -cpu max,-cx16 -smp 2 -m 2G \
+        -nodefaults -no-user-config -display none -no-reboot -kernel "$to/vmlinuz" -initrd "$to/initrd" \
+        -append "console=ttyS0 loglevel=5 panic=-1 oops=panic softlockup_panic=1" \
+        -serial "file:$to/console" -serial "file:$to/results" </dev/null >"$to/qemu" 2>&1 || true
+    rm -f "$to/initrd"
+    sed -i 's/\r$//' "$to/console" "$to/results"
+    # A panic, or a hang: what was running has failed.
+    if ! grep -q '^end ' "$to/results"; then
+        running=$(sed -n 's/^== \([a-z_]*\)$/\1/p' "$to/console" | tail -n1)
+        echo "${running:-boot} FAIL $((SECONDS - begin)) 0" >>"$to/results"
+    fi
+    # Not every kernel bug is a panic.
+    if grep -qE '(BUG|WARNING): ' "$to/console"; then echo "kernel-log FAIL 0 0" >>"$to/results"; fi
+}
+
+run_here() {
+    local to=$dir/host
+    mkdir -p "$to"
+    : >"$to/results"
+    if [ "$(id -u)" != 0 ]; then
+        say "SKIP: not root, nothing to see on the running kernel"
+        return
+    fi
+    uname -r >"$to/console"
+    PATH=$dir:$PATH:/usr/sbin:/sbin sh scripts/kernels/run.sh "$tests" scripts/kernels/forward.sh "$to/results" \
+        >>"$to/console" 2>&1 || true
+}
+
+table() {
+    local kernel
+    for kernel in "${kernels[@]}"; do
+        sed -n "s/^[a-z_-]* [a-zA-Z]* [0-9.]* [0-9]*$/$kernel &/p" "$dir/$kernel/results"
+    done | awk '{
+        if (!($2 in seen) && $2 != "end") { seen[$2] = 1; order[++rows] = $2 }
+        if (!($1 in column)) { column[$1] = ++columns; head[columns] = $1 }
+        cell[$2, $1] = $3 " " $4 " s" ($5 > 0 ? " (" $5 " skipped)" : "")
+    } END {
+        printf "%-12s", ""
+        for (c = 1; c <= columns; c++) printf "%-28s", head[c]
+        print ""
+        for (r = 1; r <= rows; r++) {
+            printf "%-12s", order[r]
+            for (c = 1; c <= columns; c++) printf "%-28s", (order[r], head[c]) in cell ? cell[order[r], head[c]] : "-"
+            print ""
+        }
+    }'
+}
+
+[ "$(uname -m)" = x86_64 ] || die "the kernels are amd64's, to be run with an amd64 build"
+mkdir -p "$dir"
+for kernel in "${kernels[@]}"; do
+    [ "$kernel" = host ] || [ -e "$dir/$kernel/vmlinuz" ] || {
+        release_of "$kernel" >/dev/null
+        rm -rf "${dir:?}/$kernel"
+        mkdir -p "$dir/$kernel"
+        download "$kernel" "$dir/$kernel"
+        unpack "$dir/$kernel"
+    }
+done
+build
+userland
+for kernel in "${kernels[@]}"; do
+    say "$kernel"
+    if [ "$kernel" = host ]; then run_here; else boot "$kernel"; fi
+done
+
+status=0
+for kernel in "${kernels[@]}"; do
+    grep -q ' FAIL ' "$dir/$kernel/results" || continue
+    status=1
+    say "$kernel: the end of its log (all of it is in target/kernels/$kernel/console)"
+    tail -n 100 "$dir/$kernel/console"
+done
+table
+exit "$status"

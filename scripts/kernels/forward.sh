@@ -1,0 +1,46 @@
+#!/bin/sh
+# Inside of a lab: a relay with engine `kernel`, a publisher and a subscriber, each in its own network namespace.
+# Every object must arrive intact, and most of them by the kernel. For busybox, too.
+objects=1000
+url=moqt://$LAB_RELAY_V4:4443
+temporary=$(mktemp -d)
+in_node() { node=$1; shift; millrace lab exec "$node" -- "$@"; }
+fail() { echo "$*"; cat "$temporary"/*.log; exit 1; }
+# The first number called $2 in the JSON of $1.
+figure() { grep -oE "\"$2\": *[0-9]+" "$1" | head -n 1 | grep -oE '[0-9]+$'; }
+
+wait_for() {
+    left=300
+    until "$@" >"$temporary/status" 2>&1; do
+        left=$((left - 1))
+        [ "$left" -gt 0 ] || return 1
+        sleep 0.1
+    done
+}
+status() { in_node relay millrace status --json; }
+published() { status | grep -q '"publisher": true'; }
+
+in_node relay millrace relay --engine kernel --interface to-pub --listen "$LAB_RELAY_V4:4443" 2>"$temporary/relay.log" &
+relay=$!
+wait_for status || fail "the relay does not answer"
+in_node pub millrace publish --name kernels --generate --wait --rate-hz 200 --object-bytes 1000 \
+    --tls-disable-verify "$url" 2>"$temporary/publish.log" &
+publisher=$!
+wait_for published || fail "the publisher is not there"
+in_node sub1 millrace subscribe --name kernels --track objects --count "$objects" --json --tls-disable-verify "$url" \
+    >"$temporary/subscribe" 2>"$temporary/subscribe.log" || fail "the subscriber failed"
+status >"$temporary/status" || fail "the relay does not answer"
+kill "$publisher" "$relay"
+wait
+
+[ "$(figure "$temporary/subscribe" delivered)" = "$objects" ] || fail "not all objects arrived: $(cat "$temporary/subscribe")"
+for what in lost corrupted duplicates; do
+    [ "$(figure "$temporary/subscribe" "$what")" = 0 ] || fail "objects were $what: $(cat "$temporary/subscribe")"
+done
+# `copies` of the engine come first in the status; of all senders, the data plane in userspace is the other one.
+by_kernel=$(sed -n '/"copies"/,/}/p' "$temporary/status" | sed -n 's/.*"sent": *\([0-9]*\).*/\1/p')
+by_user=$(sed -n '/"totals"/,$p' "$temporary/status" | sed -n '/"data_plane"/,/}/p' | sed -n 's/.*"packets": *\([0-9]*\).*/\1/p')
+grep -q '"name": "kernel"' "$temporary/status" && [ "${by_kernel:-0}" -gt "${by_user:-0}" ] ||
+    fail "packets by the kernel: ${by_kernel:-0}, by userspace: $by_user: $(cat "$temporary/status")"
+echo "$objects objects arrived: $by_kernel packets by the kernel, $by_user by userspace"
+rm -rf "$temporary"
