@@ -14,7 +14,10 @@ share=$((total / ${#targets[@]}))
 
 # Flags with --target do not reach build scripts and procedural macros.
 host=$(rustc -vV | sed -n 's/^host: //p')
-export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+CLANG=$(clang_tool clang) || die "no clang >= $CLANG_MINIMUM: make setup"
+export CLANG
+# The targets in C bring clang's sanitizers along, which clang links.
+export RUSTFLAGS="--cfg fuzzing -Clinker=$CLANG -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
     -Cllvm-args=-sanitizer-coverage-trace-compares"
 say "building ${#targets[@]} targets"

@@ -66,6 +66,9 @@ struct frame_walk {
 	__u32 end;
 	__u32 varints;	/* still to skip in this frame */
 	__u32 prefixed; /* whether a length and as many bytes follow them */
+	__u64 smallest; /* acknowledged so far, of an ACK frame with .. */
+	__u32 blocks;	/* .. so many gaps and lengths, in turn, to come, the varints behind them */
+	__u32 pad;
 };
 
 struct frame_stream {
@@ -140,7 +143,24 @@ static __always_inline enum frame_step frame_ack(struct frame_walk *walk, const 
 	if (frame_varint(walk, text, &largest) || frame_varint(walk, text, &delay) ||
 	    frame_varint(walk, text, &ranges) || ranges > FRAMES_MAX)
 		return FRAME_BAD;
-	return frame_fields(walk, 1 + 2 * ranges + (type == FRAME_ACK_ECN ? 3 : 0), 0);
+	walk->smallest = largest;
+	walk->blocks = 1 + 2 * ranges;
+	return frame_fields(walk, type == FRAME_ACK_ECN ? 3 : 0, 0);
+}
+
+/* A gap or a range length of an ACK frame: no number below zero is acknowledged (RFC 9000, section 19.3.1). */
+static __always_inline enum frame_step frame_ack_block(struct frame_walk *walk, const __u8 *text)
+{
+	__u64 by;
+
+	if (frame_varint(walk, text, &by))
+		return FRAME_BAD;
+	if (!(walk->blocks-- & 1))
+		by += 2; /* a gap */
+	if (by > walk->smallest)
+		return FRAME_BAD;
+	walk->smallest -= by;
+	return FRAME_MORE;
 }
 
 static __always_inline enum frame_step frame_new_id(struct frame_walk *walk, const __u8 *text)
@@ -169,6 +189,8 @@ static __always_inline enum frame_step frame_next(struct frame_walk *walk, const
 {
 	__u64 type;
 
+	if (walk->blocks)
+		return frame_ack_block(walk, text);
 	if (walk->varints) {
 		walk->varints--;
 		return frame_varint(walk, text, &type);

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The parsers of what comes from the network, in a process, for fuzz/kernel_checks.rs. */
+/* Global functions of the headers: crypto_test.native.c, in the same program, has them too. */
+#define __noinline static __attribute__((noinline, unused))
+
+#include <errno.h>
+#include <string.h>
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+struct native_skb {
+	struct __sk_buff skb;
+	const __u8 *frame;
+};
+
+static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *to, __u32 bytes)
+{
+	const struct native_skb *native = (const struct native_skb *)skb;
+
+	if (offset > skb->len || bytes > skb->len - offset)
+		return -EFAULT;
+	memcpy(to, native->frame + offset, bytes);
+	return 0;
+}
+
+#define bpf_skb_load_bytes native_load_bytes
+
+#include "frames.h"
+#include "quic_packet.h"
+#include "udp.h"
+
+struct native_walk {
+	__u32 steps;
+	__u32 count;
+	struct frame_stream *streams;
+};
+
+int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out);
+int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
+int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
+			  __u64 expected, struct quic_short *header, __u64 *number);
+int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
+
+/* `text` has FRAMES_MAX bytes and 8 more; `out` has room for a stream per byte. Whether all are frames. */
+int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out)
+{
+	struct frame_walk walk = {.at = at, .end = end};
+
+	for (;;) {
+		struct frame_stream stream = {};
+		enum frame_step step = frame_next(&walk, text, &stream);
+
+		out->steps++;
+		if (step == FRAME_IS_STREAM)
+			out->streams[out->count++] = stream;
+		if (step == FRAME_END || step == FRAME_BAD)
+			return step == FRAME_END;
+	}
+}
+
+/* enum parse. `vlan_tci` is a tag that travels beside the frame, or NULL. */
+int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out)
+{
+	struct native_skb native = {.skb.len = bytes, .frame = frame};
+
+	native.skb.vlan_present = !!vlan_tci;
+	native.skb.vlan_tci = vlan_tci ? *vlan_tci : 0;
+	return parse_udp(&native.skb, out);
+}
+
+static struct quic_buf buf;
+
+/* ChaCha20: the suite matters for the mask only. */
+static struct quic_keys header_keys(const __u8 key[32])
+{
+	struct quic_keys keys = {.suite = QUIC_CHACHA20_POLY1305};
+
+	memcpy(keys.chacha20.header.words, key, sizeof(keys.chacha20.header.words));
+	return keys;
+}
+
+/* -1, or 0 and the packet number that the header stands for. */
+int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
+			  __u64 expected, struct quic_short *header, __u64 *number)
+{
+	struct quic_keys keys = header_keys(key);
+	int result;
+
+	memcpy(buf.bytes + at, packet, bytes);
+	result = quic_unprotect(&keys, &buf, at, id_bytes, bytes, header);
+	memcpy(packet, buf.bytes + at, bytes);
+	if (!result)
+		*number = quic_number(expected, header);
+	return result;
+}
+
+int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes)
+{
+	struct quic_keys keys = header_keys(key);
+	int result;
+
+	memcpy(buf.bytes + at, packet, bytes);
+	result = quic_protect(&keys, &buf, at, id_bytes);
+	memcpy(packet, buf.bytes + at, bytes);
+	return result;
+}
