@@ -48,6 +48,25 @@ macro_rules! mirror {
 
 pub(crate) use mirror;
 
+/// A structure that lives in memory shared with the kernel.
+macro_rules! shared {
+    ($rust:ident = $c:literal { $($field:ident: $type:ty),* $(,)? }) => {
+        #[repr(C)]
+        pub(crate) struct $rust { $(pub $field: $type),* }
+
+        #[cfg(test)]
+        impl $rust {
+            pub(crate) const LAYOUT: crate::intf::Layout = crate::intf::Layout {
+                name: $c,
+                size: size_of::<$rust>(),
+                fields: &[$((stringify!($field), std::mem::offset_of!($rust, $field), size_of::<$type>())),*],
+            };
+        }
+    };
+}
+
+pub(crate) use shared;
+
 mirror!(ProbeConfig = "probe_config" { min_payload_bytes: u32 });
 
 mirror!(ProbeSample = "probe_sample" {

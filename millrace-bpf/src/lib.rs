@@ -5,10 +5,13 @@
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+pub mod cost;
 pub mod crypto;
 mod intf;
+mod memory;
 mod object;
 pub mod probe;
+pub mod programs;
 pub mod relay;
 pub mod syscalls;
 pub mod tc;
@@ -27,6 +30,12 @@ pub enum Error {
     Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, source: std::io::Error },
     #[error("cannot attach to tracepoint {tracepoint}: {source}")]
     Tracepoint { tracepoint: &'static str, source: libbpf_rs::Error },
+    #[error("cannot attach to function {function}: {source}")]
+    Function { function: &'static str, source: libbpf_rs::Error },
+    #[error("cannot sample CPU {cpu}: {source}")]
+    Sampler { cpu: u32, source: std::io::Error },
+    #[error("the kernel does not keep run-time statistics of BPF programs: {0}")]
+    Statistics(std::io::Error),
     #[error("cannot read {what}: {source}")]
     Read { what: &'static str, source: libbpf_rs::Error },
     #[error("cannot change {what}: {source}")]

@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::ffi::OsStr;
+use std::os::fd::AsFd;
 use std::sync::Once;
 
 use libbpf_rs::{
-    MapCore, MapFlags, MapMut, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, ProgramMut, set_print,
+    MapCore, MapFlags, MapMut, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, Program, ProgramMut,
+    set_print,
 };
 
 use crate::Error;
@@ -70,6 +72,20 @@ impl Open {
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
+    /// Loads a program that is not loaded by default, for a kernel function or for what its section says.
+    pub fn enable(&mut self, name: &str, function: Option<&str>) -> Result<(), Error> {
+        let missing = Error::Missing { object: self.name, what: "program of that name" };
+        let mut program = self.object.progs_mut().find(|program| program.name() == name).ok_or(missing)?;
+        program.set_autoload(true);
+        if let Some(function) = function {
+            const OF_THE_KERNEL: i32 = 0;
+            program
+                .set_attach_target(OF_THE_KERNEL, Some(function.to_owned()))
+                .map_err(|source| Error::Open { object: self.name, source })?;
+        }
+        Ok(())
+    }
+
     pub fn load(self) -> Result<Loaded, Error> {
         let name = self.name;
         take_log();
@@ -87,7 +103,18 @@ impl Loaded {
 
     pub fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: name };
+        self.program_by_name(name).map_err(|_| missing)
+    }
+
+    pub fn program_by_name(&self, name: &str) -> Result<ProgramMut<'_>, Error> {
+        let missing = Error::Missing { object: self.name, what: "program of that name" };
         self.object.progs_mut().find(|program| program.name() == OsStr::new(name)).ok_or(missing)
+    }
+
+    /// The kernel's IDs of the programs that were loaded.
+    pub fn program_ids(&self) -> Vec<u32> {
+        let loaded = self.object.progs().filter(|program| program.autoload());
+        loaded.filter_map(|program| Program::id_from_fd(program.as_fd()).ok()).collect()
     }
 
     /// Sums a per-CPU array of `u64` over the CPUs.

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use crate::intf::mirror;
+use crate::intf::{mirror, shared};
 
 pub(crate) const ID_MAX: usize = 20;
 pub(crate) const PORTS: usize = 4;
@@ -62,23 +62,6 @@ mirror!(Event = "relay_event" {
     fin: u8,
     pad: [u8; 5],
 });
-
-/// A structure that lives in memory shared with the kernel.
-macro_rules! shared {
-    ($rust:ident = $c:literal { $($field:ident: $type:ty),* $(,)? }) => {
-        #[repr(C)]
-        pub(crate) struct $rust { $(pub $field: $type),* }
-
-        #[cfg(test)]
-        impl $rust {
-            const LAYOUT: crate::intf::Layout = crate::intf::Layout {
-                name: $c,
-                size: size_of::<$rust>(),
-                fields: &[$((stringify!($field), std::mem::offset_of!($rust, $field), size_of::<$type>())),*],
-            };
-        }
-    };
-}
 
 shared!(Ring = "relay_ring" { run: AtomicU64 });
 

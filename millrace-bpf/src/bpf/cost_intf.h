@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What cost.bpf.c shares with userspace. The mirrors are in cost/intf.rs. */
+#ifndef MILLRACE_COST_INTF_H
+#define MILLRACE_COST_INTF_H
+
+#include <linux/types.h>
+
+/* 0 is no event: indexes into ns[] and calls[] are these. */
+enum cost_event {
+	COST_NET_RX = 1,
+	COST_NET_TX = 2,
+	COST_SEND = 3,
+	COST_RECEIVE = 4,
+	COST_IO_URING = 5,
+	COST_SOFTIRQ = 6, /* a softirq that is not networking */
+	COST_EVENTS = 8,  /* a power of two */
+};
+
+/* What a system call does with a socket, and which of its arguments the socket is in. */
+enum cost_call {
+	COST_CALL_SEND = 1, /* always a socket */
+	COST_CALL_RECEIVE = 2,
+	COST_CALL_WRITE = 3, /* sends if the first argument is a socket */
+	COST_CALL_READ = 4,
+	COST_CALL_SENDFILE = 5, /* sends if the first is, receives if the second is */
+	COST_CALL_SPLICE = 6,	/* sends if the third is, receives if the first is */
+};
+
+#define COST_POINTS    32   /* pairs of programs for functions that send or receive */
+#define COST_CALLS     512  /* system call numbers that are known */
+#define COST_FRAMES    127  /* of one stack; what sysctl kernel.perf_event_max_stack allows by default */
+#define COST_WATCHED   256  /* processes that are sampled always */
+#define COST_PROCESSES 8192 /* processes with calls between two readings */
+
+/* Load-time configuration. */
+struct cost_config {
+	__u32 half_bytes; /* size of one half of a CPU's double buffer */
+	__u8 always;	  /* sample whatever runs, not only events */
+	__u8 ring;	  /* stacks travel through the ring buffer */
+	__u8 watch;	  /* look at the map `watched` */
+	__u8 pad;
+	__u8 point_events[COST_POINTS]; /* enum cost_event of each point */
+	__u8 calls[COST_CALLS];		/* enum cost_call by number; 0: none of them */
+};
+
+/* One per CPU; only that CPU's programs write to it, but for check_tid and what they say about it. */
+struct cost_cpu {
+	/* What runs, one word per context: when it began in ns << 9, point << 3, event; 0: nothing that is timed.
+	 * The task's begins are on the task clock, the softirq's on the monotonic clock.
+	 */
+	__u64 task;
+	__u64 softirq;
+	__u64 base;	  /* low bits of the word of a thread that is an event as a whole */
+	__u64 softirq_ns; /* in all softirqs: what the task clock leaves out */
+	__u64 ns[COST_EVENTS];
+	__u64 calls[COST_EVENTS];
+	/* The part of ns[] and calls[] that was handed to processes. */
+	__u64 seen_ns[COST_EVENTS];
+	__u64 seen_calls[COST_EVENTS];
+	__u64 samples;		    /* all runs of the sampler */
+	__u64 user_samples;	    /* runs that found user mode, as far as it looked */
+	__u64 lost_samples;	    /* no room in the buffer */
+	__u64 lost_stacks;	    /* the kernel could not walk the stack */
+	__u64 lost_processes;	    /* no room in `processes` */
+	__u64 lost_tasks;	    /* no storage for a task's place in a call */
+	__u64 writing;		    /* the sampler may be writing to either half */
+	__u64 check_tid;	    /* userspace: count the calls of this thread ... */
+	__u64 checked[COST_EVENTS]; /* ... here */
+	__u64 pad[12];		    /* to whole cache lines */
+};
+_Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPUs");
+
+/* The part that all CPUs read. */
+struct cost_control {
+	__u32 half; /* 0 or 1: the half that samplers append to */
+	__u32 pad;
+};
+
+/* One half of a CPU's double buffer; records follow up to half_bytes. */
+struct cost_half {
+	__u64 used_bytes; /* of records */
+};
+
+/* A sampled stack: frames follow, the kernel's first, innermost first. */
+struct cost_record {
+	__u32 pid; /* tgid */
+	__u32 cpu;
+	__u16 kernel_frames;
+	__u16 user_frames;
+	__u8 event; /* enum cost_event; 0: none, or not known */
+	__u8 watched;
+	__u16 pad;
+};
+
+struct cost_process_key {
+	__u64 cgroup; /* v2 */
+	__u32 pid;    /* tgid */
+	__u32 pad;
+};
+
+struct cost_process {
+	__u64 ns[COST_EVENTS];
+	__u64 calls[COST_EVENTS];
+	__u8 name[16];
+};
+
+#endif

@@ -1,0 +1,196 @@
+//! Sampled stacks on their way to userspace.
+
+#![allow(unsafe_code)]
+
+use std::num::NonZero;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::{Event, Transport, intf};
+use crate::Error;
+use crate::intf::Plain;
+use crate::memory::{Mapping, Ring, Table};
+use crate::object::Loaded;
+
+/// A sampled stack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Record<'a> {
+    pub cpu: u32,
+    /// The process that was running, whether or not the event was its own. 0: the CPU was idle.
+    pub pid: u32,
+    /// `None`: none, or events are not timed.
+    pub event: Option<Event>,
+    /// The process is watched.
+    pub watched: bool,
+    /// Return addresses, innermost first; none in user mode.
+    pub kernel: &'a [u64],
+    /// Likewise in user mode; only of processes that are watched.
+    pub user: &'a [u64],
+}
+
+pub(super) enum Buffer {
+    Double(DoubleBuffer),
+    Ring(Ring),
+}
+
+impl Buffer {
+    pub fn new(
+        object: &mut Loaded,
+        transport: Transport,
+        cpus: NonZero<u32>,
+        half_bytes: u32,
+        ring_bytes: u32,
+    ) -> Result<Self, Error> {
+        match transport {
+            Transport::DoubleBuffer => DoubleBuffer::new(object, cpus, half_bytes).map(Self::Double),
+            Transport::RingBuffer => {
+                let map = object.map("ring")?;
+                let ring = Ring::new(&map, ring_bytes as usize);
+                Ok(Self::Ring(ring.map_err(|source| Error::Memory { what: "ring", source })?))
+            }
+        }
+    }
+
+    /// `quiet`: whether no sampler is at work at this moment.
+    pub fn drain(&mut self, quiet: impl Fn() -> bool, mut read: impl FnMut(Record<'_>)) {
+        match self {
+            Self::Double(buffer) => buffer.drain(quiet, read),
+            Self::Ring(ring) => {
+                ring.drain(|bytes| {
+                    if let Some((record, _)) = parse(bytes) {
+                        read(record);
+                    }
+                });
+            }
+        }
+    }
+}
+
+/// Two halves per CPU: samplers append to one while the other is read.
+pub(super) struct DoubleBuffer {
+    halves: Mapping,
+    control: Table<intf::Control>,
+    cpus: u32,
+    half_bytes: usize,
+}
+
+/// `struct cost_half`.
+const HALF_HEADER_BYTES: usize = 8;
+
+impl DoubleBuffer {
+    fn new(object: &mut Loaded, cpus: NonZero<u32>, half_bytes: u32) -> Result<Self, Error> {
+        let half_bytes = half_bytes as usize;
+        let halves =
+            Mapping::new(object.map("halves")?.as_fd(), 2 * cpus.get() as usize * half_bytes, 0, true)
+                .map_err(|source| Error::Memory { what: "halves", source })?;
+        let control = Table::new(object.map("control")?.as_fd(), NonZero::<u32>::MIN)
+            .map_err(|source| Error::Memory { what: "control", source })?;
+        Ok(Self { halves, control, cpus: cpus.get(), half_bytes })
+    }
+
+    fn drain(&mut self, quiet: impl Fn() -> bool, mut read: impl FnMut(Record<'_>)) {
+        let active = &self.control.get(0).half;
+        let filled = active.load(Ordering::Relaxed) & 1;
+        // The other half was read, and no sampler has been in it since.
+        for cpu in 0..self.cpus {
+            self.used(cpu, 1 - filled).store(0, Ordering::Relaxed);
+        }
+        active.swap(1 - filled, Ordering::SeqCst);
+        // A sampler that saw the old half marked itself before it looked: it is at work until the mark is gone.
+        // They run in interrupts, for a few microseconds.
+        while !quiet() {
+            std::hint::spin_loop();
+        }
+        for cpu in 0..self.cpus {
+            let used = self.used(cpu, filled).load(Ordering::Acquire) as usize;
+            let mut rest = self.records(cpu, filled, used);
+            while let Some((record, bytes)) = parse(rest) {
+                read(record);
+                rest = rest.get(bytes..).unwrap_or_default();
+            }
+        }
+    }
+
+    fn offset(&self, cpu: u32, half: u32) -> usize {
+        (cpu as usize * 2 + half as usize) * self.half_bytes
+    }
+
+    fn used(&self, cpu: u32, half: u32) -> &AtomicU64 {
+        // SAFETY: at the start of a half inside the mapping; halves are whole pages.
+        unsafe { self.halves.start().add(self.offset(cpu, half)).cast().as_ref() }
+    }
+
+    fn records(&self, cpu: u32, half: u32, used: usize) -> &[u8] {
+        let used = used.min(self.half_bytes - HALF_HEADER_BYTES);
+        // SAFETY: inside the mapping; the kernel writes to this half only after the next flip.
+        unsafe {
+            let start = self.halves.start().add(self.offset(cpu, half) + HALF_HEADER_BYTES);
+            std::slice::from_raw_parts(start.as_ptr(), used)
+        }
+    }
+}
+
+/// The record at the beginning of `bytes`, which are aligned to 8, and its length.
+fn parse(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
+    let (header, rest) = bytes.split_at_checked(size_of::<intf::Record>())?;
+    let header = intf::Record::from_bytes(header)?;
+    let kernel = usize::from(header.kernel_frames);
+    let frames = kernel + usize::from(header.user_frames);
+    // SAFETY: any bytes are integers; what is not aligned is left out, and then frames are missing.
+    let (_, words, _) = unsafe { rest.align_to::<u64>() };
+    let (kernel, user) = words.get(..frames)?.split_at_checked(kernel)?;
+    let record = Record {
+        cpu: header.cpu,
+        pid: header.pid,
+        event: Event::from_code(header.event),
+        watched: header.watched != 0,
+        kernel,
+        user,
+    };
+    Some((record, size_of::<intf::Record>() + frames * size_of::<u64>()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(kernel_frames: u16, user_frames: u16) -> intf::Record {
+        intf::Record { pid: 7, cpu: 1, kernel_frames, user_frames, event: 4, watched: 1, pad: 0 }
+    }
+
+    fn words(record: &intf::Record, frames: &[u64]) -> Vec<u64> {
+        let header: &[u8] = record.as_bytes();
+        let mut words: Vec<u64> = header
+            .chunks_exact(8)
+            .map(|chunk| u64::from_ne_bytes(chunk.try_into().expect("8 bytes")))
+            .collect();
+        words.extend(frames);
+        words
+    }
+
+    fn bytes(words: &[u64]) -> &[u8] {
+        // SAFETY: integers are bytes.
+        unsafe { words.align_to::<u8>().1 }
+    }
+
+    #[test]
+    fn records_follow_one_another() {
+        let mut words = words(&record(2, 1), &[10, 11, 20]);
+        words.extend(self::words(&record(0, 0), &[]));
+        let bytes = bytes(&words);
+        let (first, len) = parse(bytes).expect("a record");
+        assert_eq!((first.kernel, first.user), (&[10, 11][..], &[20][..]));
+        assert_eq!((first.pid, first.cpu, first.event, first.watched), (7, 1, Some(Event::Receive), true));
+        let (second, more) = parse(&bytes[len..]).expect("another");
+        assert_eq!((second.kernel.len(), second.user.len()), (0, 0));
+        assert_eq!(len + more, bytes.len());
+        assert_eq!(parse(&bytes[len + more..]), None);
+    }
+
+    #[test]
+    fn what_is_cut_off_is_no_record() {
+        let words = words(&record(2, 1), &[10, 11]);
+        assert_eq!(parse(bytes(&words)), None);
+        assert_eq!(parse(&bytes(&words)[..12]), None);
+    }
+}

@@ -1,0 +1,86 @@
+//! Mirrors of `bpf/cost_intf.h`. The test compares them with the BTF of the compiled object.
+
+#![allow(unsafe_code)]
+
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use super::calls::Table;
+use crate::intf::{mirror, shared};
+use crate::memory::Shared;
+
+pub(crate) const EVENTS: usize = 8;
+pub(crate) const POINTS: usize = 32;
+
+mirror!(Config = "cost_config" {
+    half_bytes: u32,
+    always: u8,
+    ring: u8,
+    watch: u8,
+    pad: u8,
+    point_events: [u8; POINTS],
+    calls: Table,
+});
+
+shared!(Cpu = "cost_cpu" {
+    task: AtomicU64,
+    softirq: AtomicU64,
+    base: AtomicU64,
+    softirq_ns: AtomicU64,
+    ns: [AtomicU64; EVENTS],
+    calls: [AtomicU64; EVENTS],
+    seen_ns: [AtomicU64; EVENTS],
+    seen_calls: [AtomicU64; EVENTS],
+    samples: AtomicU64,
+    user_samples: AtomicU64,
+    lost_samples: AtomicU64,
+    lost_stacks: AtomicU64,
+    lost_processes: AtomicU64,
+    lost_tasks: AtomicU64,
+    writing: AtomicU64,
+    check_tid: AtomicU64,
+    checked: [AtomicU64; EVENTS],
+    pad: [AtomicU64; 12],
+});
+
+// SAFETY: atomics only; the layout test finds padding.
+unsafe impl Shared for Cpu {}
+
+shared!(Control = "cost_control" { half: AtomicU32, pad: AtomicU32 });
+
+// SAFETY: as above.
+unsafe impl Shared for Control {}
+
+mirror!(Record = "cost_record" {
+    pid: u32,
+    cpu: u32,
+    kernel_frames: u16,
+    user_frames: u16,
+    event: u8,
+    watched: u8,
+    pad: u16,
+});
+
+mirror!(ProcessKey = "cost_process_key" { cgroup: u64, pid: u32, pad: u32 });
+
+mirror!(Process = "cost_process" { ns: [u64; EVENTS], calls: [u64; EVENTS], name: [u8; 16] });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intf::assert_layouts;
+
+    #[test]
+    fn mirrors_match_btf() {
+        assert_layouts(
+            "cost.bpf.o",
+            &[
+                Config::LAYOUT,
+                Cpu::LAYOUT,
+                Control::LAYOUT,
+                Record::LAYOUT,
+                ProcessKey::LAYOUT,
+                Process::LAYOUT,
+            ],
+        );
+    }
+}

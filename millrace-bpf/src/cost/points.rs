@@ -1,0 +1,172 @@
+//! The ways into the socket layer, and the functions where each may be timed.
+//!
+//! `sendfile` stands for every splice to a socket, `write` and `read` for all their relatives.
+
+use std::collections::HashSet;
+use std::{fs, io};
+
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::{Func, Typedef};
+
+use super::sockets::Sockets;
+use super::{Event, Method, OF_REQUESTS, OF_SYSTEM_CALLS, TRACEPOINTS, Tracepoint};
+
+/// A way to send or to receive.
+#[derive(Clone, Copy)]
+pub struct Way {
+    pub name: &'static str,
+    pub event: Event,
+    /// Where it may be timed, best first. What several ways share comes first, since it also serves the kernel's
+    /// own sockets. Which of them the way really comes through is found out by trying.
+    pub(super) functions: &'static [&'static str],
+    /// Goes this way once; gives the number of bytes that were moved.
+    pub(super) call: fn(&Sockets) -> io::Result<usize>,
+}
+
+// A system call's entry function: called through a table or a switch, so never inlined.
+
+#[cfg(target_arch = "x86_64")]
+macro_rules! syscall {
+    ($name:literal) => {
+        concat!("__x64_sys_", $name)
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! syscall {
+    ($name:literal) => {
+        concat!("__arm64_sys_", $name)
+    };
+}
+
+#[cfg(target_arch = "riscv64")]
+macro_rules! syscall {
+    ($name:literal) => {
+        concat!("__riscv_sys_", $name)
+    };
+}
+
+const fn send(
+    name: &'static str,
+    functions: &'static [&'static str],
+    call: fn(&Sockets) -> io::Result<usize>,
+) -> Way {
+    Way { name, event: Event::Send, functions, call }
+}
+
+const fn receive(
+    name: &'static str,
+    functions: &'static [&'static str],
+    call: fn(&Sockets) -> io::Result<usize>,
+) -> Way {
+    Way { name, event: Event::Receive, functions, call }
+}
+
+/// In the order in which they are tried: those that come through shared functions first.
+pub const WAYS: [Way; 14] = [
+    send("io_uring send", &["sock_sendmsg", "io_send"], Sockets::uring_send),
+    send("io_uring sendmsg", &["sock_sendmsg", "__sys_sendmsg_sock", "io_sendmsg"], Sockets::uring_sendmsg),
+    send("write", &["sock_write_iter"], Sockets::write),
+    send("sendto", &["__sys_sendto", syscall!("sendto")], Sockets::sendto),
+    send(
+        "sendmsg",
+        &["__sys_sendmsg", "___sys_sendmsg", "____sys_sendmsg", syscall!("sendmsg")],
+        Sockets::sendmsg,
+    ),
+    send(
+        "sendmmsg",
+        &["__sys_sendmmsg", "___sys_sendmsg", "____sys_sendmsg", syscall!("sendmmsg")],
+        Sockets::sendmmsg,
+    ),
+    send("sendfile", &["splice_to_socket", "sock_sendpage", "sock_sendmsg"], Sockets::sendfile),
+    receive("io_uring recv", &["sock_recvmsg", "io_recv"], Sockets::uring_recv),
+    receive(
+        "io_uring recvmsg",
+        &["sock_recvmsg", "__sys_recvmsg_sock", "io_recvmsg"],
+        Sockets::uring_recvmsg,
+    ),
+    receive("read", &["sock_recvmsg", "sock_read_iter"], Sockets::read),
+    receive("recvfrom", &["sock_recvmsg", "__sys_recvfrom", syscall!("recvfrom")], Sockets::recvfrom),
+    receive(
+        "recvmsg",
+        &["sock_recvmsg", "__sys_recvmsg", "___sys_recvmsg", "____sys_recvmsg", syscall!("recvmsg")],
+        Sockets::recvmsg,
+    ),
+    receive(
+        "recvmmsg",
+        &["sock_recvmsg", "__sys_recvmmsg", "do_recvmmsg", syscall!("recvmmsg")],
+        Sockets::recvmmsg,
+    ),
+    receive("splice", &["sock_splice_read"], Sockets::splice),
+];
+
+/// A function that may be timed, and the pair of programs for it: `cost_begin_N` and `cost_end_N`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Point {
+    pub function: &'static str,
+    pub event: Event,
+}
+
+/// What the running kernel has.
+pub(super) struct Kernel {
+    btf: Btf<'static>,
+    /// Those of the functions in question that have a symbol.
+    symbols: HashSet<&'static str>,
+}
+
+impl Kernel {
+    pub fn read() -> io::Result<Self> {
+        let text = fs::read_to_string("/proc/kallsyms")?;
+        let wanted: HashSet<&'static str> = all().iter().map(|point| point.function).collect();
+        let name = |line: &str| wanted.get(line.split_ascii_whitespace().nth(2)?).copied();
+        let symbols = text.lines().filter_map(name).collect();
+        Ok(Self { btf: Btf::from_vmlinux().map_err(io::Error::other)?, symbols })
+    }
+
+    /// The functions of [`WAYS`], each once.
+    pub fn points(&self) -> Vec<Point> {
+        let has = |point: &Point| {
+            self.symbols.contains(point.function)
+                && self.btf.type_by_name::<Func<'_>>(point.function).is_some()
+        };
+        all().into_iter().filter(has).collect()
+    }
+
+    pub fn tracepoints(&self, method: Option<Method>) -> Vec<Tracepoint> {
+        let mut tracepoints = Vec::new();
+        if method.is_some() {
+            tracepoints.extend(TRACEPOINTS);
+        }
+        if method == Some(Method::SystemCalls) {
+            tracepoints.extend(OF_SYSTEM_CALLS);
+            let has = |(name, _): &Tracepoint| {
+                self.btf.type_by_name::<Typedef<'_>>(&format!("btf_trace_{name}")).is_some()
+            };
+            tracepoints.extend(OF_REQUESTS.into_iter().filter(has));
+        }
+        tracepoints
+    }
+}
+
+fn all() -> Vec<Point> {
+    let mut points: Vec<Point> = Vec::new();
+    for way in WAYS {
+        for function in way.functions {
+            if !points.iter().any(|point| point.function == *function) {
+                points.push(Point { function, event: way.event });
+            }
+        }
+    }
+    points
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::intf::POINTS;
+
+    #[test]
+    fn every_function_has_a_pair_of_programs() {
+        assert!(all().len() <= POINTS, "{}", all().len());
+    }
+}

@@ -1,0 +1,131 @@
+//! Every way to send and to receive, once each.
+
+use std::fs::File;
+use std::io::{self, IoSlice, IoSliceMut, Seek, SeekFrom, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::fcntl::{SpliceFFlags, splice};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::sendfile::sendfile;
+use nix::sys::socket::{
+    ControlMessage, MsgFlags, MultiHeaders, UnixAddr, recv, recvmmsg, recvmsg, send, sendmmsg, sendmsg,
+};
+use nix::unistd::{pipe, read, write};
+
+use super::Event;
+use super::points::Way;
+use super::uring::{Request, Uring};
+
+const BYTES: [u8; 8] = *b"millrace";
+
+/// A connected pair of sockets that needs no network.
+pub struct Sockets {
+    sender: UnixStream,
+    receiver: UnixStream,
+}
+
+impl Sockets {
+    pub fn new() -> io::Result<Self> {
+        let (sender, receiver) = UnixStream::pair()?;
+        // What goes wrong is an error, never a wait.
+        sender.set_nonblocking(true)?;
+        receiver.set_nonblocking(true)?;
+        Ok(Self { sender, receiver })
+    }
+
+    /// Sends or receives once, as `way` says, and nothing else of the same event.
+    pub fn call(&self, way: &Way) -> io::Result<()> {
+        if way.event == Event::Receive {
+            self.write()?;
+        }
+        let moved = (way.call)(self)?;
+        if way.event == Event::Send {
+            self.read()?;
+        }
+        if moved == BYTES.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    pub(super) fn write(&self) -> io::Result<usize> {
+        Ok(write(&self.sender, &BYTES)?)
+    }
+
+    pub(super) fn sendto(&self) -> io::Result<usize> {
+        Ok(send(self.sender.as_raw_fd(), &BYTES, MsgFlags::empty())?)
+    }
+
+    pub(super) fn sendmsg(&self) -> io::Result<usize> {
+        let slices = [IoSlice::new(&BYTES)];
+        Ok(sendmsg::<()>(self.sender.as_raw_fd(), &slices, &[], MsgFlags::empty(), None)?)
+    }
+
+    pub(super) fn sendmmsg(&self) -> io::Result<usize> {
+        let mut headers = MultiHeaders::<UnixAddr>::preallocate(1, None);
+        let slices = [[IoSlice::new(&BYTES)]];
+        let nothing: [ControlMessage<'_>; 0] = [];
+        let to = [None::<UnixAddr>];
+        let sent = sendmmsg(self.sender.as_raw_fd(), &mut headers, &slices, to, nothing, MsgFlags::empty())?;
+        Ok(sent.map(|message| message.bytes).sum())
+    }
+
+    pub(super) fn sendfile(&self) -> io::Result<usize> {
+        let mut file = File::from(memfd_create(c"millrace", MFdFlags::MFD_CLOEXEC)?);
+        file.write_all(&BYTES)?;
+        file.seek(SeekFrom::Start(0))?;
+        Ok(sendfile(&self.sender, &file, None, BYTES.len())?)
+    }
+
+    pub(super) fn uring_send(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::Send, self.sender.as_fd(), &mut BYTES.clone())
+    }
+
+    /// Sends in a worker thread of io_uring.
+    pub fn send_by_worker(&self) -> io::Result<usize> {
+        Uring::new()?.call_worker(Request::Send, self.sender.as_fd(), &mut BYTES.clone())
+    }
+
+    pub(super) fn uring_sendmsg(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::SendMessage, self.sender.as_fd(), &mut BYTES.clone())
+    }
+
+    pub(super) fn read(&self) -> io::Result<usize> {
+        Ok(read(&self.receiver, &mut BYTES.clone())?)
+    }
+
+    pub(super) fn recvfrom(&self) -> io::Result<usize> {
+        Ok(recv(self.receiver.as_raw_fd(), &mut BYTES.clone(), MsgFlags::empty())?)
+    }
+
+    pub(super) fn recvmsg(&self) -> io::Result<usize> {
+        let mut bytes = BYTES;
+        let mut slices = [IoSliceMut::new(&mut bytes)];
+        Ok(recvmsg::<()>(self.receiver.as_raw_fd(), &mut slices, None, MsgFlags::empty())?.bytes)
+    }
+
+    pub(super) fn recvmmsg(&self) -> io::Result<usize> {
+        let mut headers = MultiHeaders::<UnixAddr>::preallocate(1, None);
+        let mut bytes = BYTES;
+        let mut slices = [[IoSliceMut::new(&mut bytes)]];
+        let from = self.receiver.as_raw_fd();
+        let messages = recvmmsg(from, &mut headers, slices.iter_mut(), MsgFlags::empty(), None)?;
+        Ok(messages.map(|message| message.bytes).sum())
+    }
+
+    pub(super) fn splice(&self) -> io::Result<usize> {
+        let (_reader, writer) = pipe()?;
+        Ok(splice(&self.receiver, None, &writer, None, BYTES.len(), SpliceFFlags::empty())?)
+    }
+
+    pub(super) fn uring_recv(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::Receive, self.receiver.as_fd(), &mut BYTES.clone())
+    }
+
+    pub(super) fn uring_recvmsg(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::ReceiveMessage, self.receiver.as_fd(), &mut BYTES.clone())
+    }
+}
+
+/// The calling thread's ID.
+pub(super) fn thread_id() -> u32 {
+    u32::try_from(nix::unistd::gettid().as_raw()).unwrap_or(0)
+}

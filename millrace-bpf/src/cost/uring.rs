@@ -1,0 +1,221 @@
+//! As much of io_uring as one request at a time takes (`io_uring(7)`).
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use nix::libc;
+
+use crate::memory::Mapping;
+
+/// What to do with a connected socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Request {
+    Send,
+    SendMessage,
+    Receive,
+    ReceiveMessage,
+}
+
+impl Request {
+    /// `IORING_OP_*`.
+    const fn code(self) -> u8 {
+        match self {
+            Self::SendMessage => 9,
+            Self::ReceiveMessage => 10,
+            Self::Send => 26,
+            Self::Receive => 27,
+        }
+    }
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct SubmissionOffsets {
+    head: u32,
+    tail: u32,
+    ring_mask: u32,
+    ring_entries: u32,
+    flags: u32,
+    dropped: u32,
+    array: u32,
+    resv1: u32,
+    user_addr: u64,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct CompletionOffsets {
+    head: u32,
+    tail: u32,
+    ring_mask: u32,
+    ring_entries: u32,
+    overflow: u32,
+    cqes: u32,
+    flags: u32,
+    resv1: u32,
+    user_addr: u64,
+}
+
+/// `struct io_uring_params`.
+#[repr(C)]
+#[derive(Default)]
+struct Params {
+    sq_entries: u32,
+    cq_entries: u32,
+    flags: u32,
+    sq_thread_cpu: u32,
+    sq_thread_idle: u32,
+    features: u32,
+    wq_fd: u32,
+    resv: [u32; 3],
+    submission: SubmissionOffsets,
+    completion: CompletionOffsets,
+}
+
+/// `struct io_uring_sqe`, in the fields that sockets use.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Submission {
+    opcode: u8,
+    flags: u8,
+    ioprio: u16,
+    fd: i32,
+    off: u64,
+    addr: u64,
+    len: u32,
+    msg_flags: u32,
+    user_data: u64,
+    rest: [u64; 3],
+}
+
+const _: () = assert!(size_of::<Submission>() == 64 && size_of::<Params>() == 120);
+
+/// `IOSQE_ASYNC`.
+const FLAG_ASYNC: u8 = 1 << 4;
+const ENTER_GETEVENTS: libc::c_uint = 1;
+const OFFSET_SUBMISSIONS: usize = 0x1000_0000;
+/// `struct io_uring_cqe`: user_data, then the result.
+const COMPLETION_BYTES: usize = 16;
+const RESULT_AT: usize = 8;
+
+/// A ring with room for one request.
+pub struct Uring {
+    fd: OwnedFd,
+    params: Params,
+    /// Both rings: kernels have had them in one mapping since 5.4.
+    rings: Mapping,
+    submissions: Mapping,
+}
+
+impl Uring {
+    pub fn new() -> io::Result<Self> {
+        let mut params = Params::default();
+        // SAFETY: `params` is the kernel's structure, which it fills.
+        let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, &raw mut params) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that was just made for us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let array_end = params.submission.array + params.sq_entries * 4;
+        let completions_end = params.completion.cqes + params.cq_entries * COMPLETION_BYTES as u32;
+        let rings = Mapping::new(fd.as_fd(), array_end.max(completions_end) as usize, 0, true)?;
+        let bytes = params.sq_entries as usize * size_of::<Submission>();
+        let submissions = Mapping::new(fd.as_fd(), bytes, OFFSET_SUBMISSIONS, true)?;
+        Ok(Self { fd, params, rings, submissions })
+    }
+
+    /// Runs one request to its end and returns the number of bytes that were sent or received.
+    pub fn call(&mut self, request: Request, socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+        self.run(request, 0, socket, bytes)
+    }
+
+    /// The same in a worker thread of io_uring.
+    pub fn call_worker(
+        &mut self,
+        request: Request,
+        socket: BorrowedFd<'_>,
+        bytes: &mut [u8],
+    ) -> io::Result<usize> {
+        self.run(request, FLAG_ASYNC, socket, bytes)
+    }
+
+    fn run(
+        &mut self,
+        request: Request,
+        flags: u8,
+        socket: BorrowedFd<'_>,
+        bytes: &mut [u8],
+    ) -> io::Result<usize> {
+        let mut slice = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        // SAFETY: all zeroes is a message without anything.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = &raw mut slice;
+        message.msg_iovlen = 1;
+        let (address, len) = match request {
+            Request::Send | Request::Receive => (bytes.as_mut_ptr() as u64, bytes.len() as u32),
+            Request::SendMessage | Request::ReceiveMessage => (&raw mut message as u64, 1),
+        };
+        self.submit(Submission {
+            opcode: request.code(),
+            flags,
+            fd: socket.as_raw_fd(),
+            addr: address,
+            len,
+            ..Submission::default()
+        })?;
+        let result = self.completion()?;
+        usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+    }
+
+    /// Returns after the request has completed, so that nothing it points to is used any more.
+    fn submit(&mut self, submission: Submission) -> io::Result<()> {
+        // SAFETY: the only entry, which the kernel does not read before the tail moves.
+        unsafe { self.submissions.start().cast::<Submission>().write(submission) };
+        let tail = self.word(self.params.submission.tail);
+        let at = tail.load(Ordering::Relaxed);
+        // The array's only slot names the only entry.
+        self.word(self.params.submission.array).store(0, Ordering::Relaxed);
+        tail.store(at.wrapping_add(1), Ordering::Release);
+        loop {
+            // SAFETY: no memory is passed; one request is submitted and waited for.
+            let done = unsafe {
+                libc::syscall(
+                    libc::SYS_io_uring_enter,
+                    self.fd.as_raw_fd(),
+                    1,
+                    1,
+                    ENTER_GETEVENTS,
+                    std::ptr::null::<libc::sigset_t>(),
+                    0,
+                )
+            };
+            let completed = self.word(self.params.completion.tail).load(Ordering::Acquire)
+                != self.word(self.params.completion.head).load(Ordering::Relaxed);
+            match io::Error::last_os_error() {
+                _ if completed => return Ok(()),
+                error if done < 0 && error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+    }
+
+    fn completion(&self) -> io::Result<i32> {
+        let head = self.word(self.params.completion.head);
+        let at = head.load(Ordering::Relaxed);
+        let index = at & self.word(self.params.completion.ring_mask).load(Ordering::Relaxed);
+        let offset = self.params.completion.cqes as usize + index as usize * COMPLETION_BYTES + RESULT_AT;
+        let result = self.word(u32::try_from(offset).map_err(io::Error::other)?).load(Ordering::Relaxed);
+        head.store(at.wrapping_add(1), Ordering::Release);
+        Ok(result as i32)
+    }
+
+    /// A word of the rings, at an offset that the kernel gave.
+    fn word(&self, offset: u32) -> &AtomicU32 {
+        // SAFETY: inside the mapping, whose size was computed from these offsets, and aligned.
+        unsafe { self.rings.start().add(offset as usize).cast().as_ref() }
+    }
+}

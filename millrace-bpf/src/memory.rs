@@ -1,0 +1,162 @@
+//! Maps of the kernel in this process' memory.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::num::NonZero;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use nix::libc;
+
+/// A shared mapping; unmapped when dropped.
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: memory belongs to no thread; what is reached through it is atomic or guarded by its users.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub fn new(fd: BorrowedFd<'_>, bytes: usize, offset: usize, writable: bool) -> io::Result<Self> {
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        // SAFETY: a new mapping at an address that the kernel picks.
+        let start = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                protection,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        Ok(Self { start, bytes })
+    }
+
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this mapping, once; references into it borrow from its owner.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
+    }
+}
+
+fn page_bytes() -> usize {
+    // SAFETY: asks for a constant of the system.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(4096)
+}
+
+/// A type that may live in an mmapable array: every bit pattern is a value, and whatever the kernel changes
+/// is atomic or in an `UnsafeCell`.
+///
+/// # Safety
+/// As said; the layout is that of the map's value, its size a multiple of 8 without implicit padding.
+pub(crate) unsafe trait Shared {}
+
+/// An mmapable array.
+pub(crate) struct Table<T> {
+    mapping: Mapping,
+    len: NonZero<u32>,
+    kind: std::marker::PhantomData<T>,
+}
+
+// SAFETY: what is not atomic in a `Shared` type is only written by the one owner of the entry.
+unsafe impl<T: Shared> Send for Table<T> {}
+// SAFETY: as above.
+unsafe impl<T: Shared> Sync for Table<T> {}
+
+impl<T: Shared> Table<T> {
+    pub fn new(fd: BorrowedFd<'_>, len: NonZero<u32>) -> io::Result<Self> {
+        let page = page_bytes();
+        let bytes = (len.get() as usize * size_of::<T>()).next_multiple_of(page);
+        Ok(Self { mapping: Mapping::new(fd, bytes, 0, true)?, len, kind: std::marker::PhantomData })
+    }
+
+    pub fn len(&self) -> u32 {
+        self.len.get()
+    }
+
+    /// The entry; indexes past the end wrap around.
+    pub fn get(&self, index: u32) -> &T {
+        let index = index % self.len;
+        // SAFETY: inside the mapping, which lives as long as `self`; page-aligned start, and any bytes are a `T`.
+        unsafe { self.mapping.start.cast::<T>().add(index as usize).as_ref() }
+    }
+}
+
+const BUSY: u32 = 1 << 31;
+const DISCARDED: u32 = 1 << 30;
+const HEADER_BYTES: usize = 8;
+
+/// The reading end of a ring buffer (`BPF_MAP_TYPE_RINGBUF`): records in the order in which they were
+/// reserved. Reading makes no system call.
+pub(crate) struct Ring {
+    /// One page with the position up to which records were read.
+    consumer: Mapping,
+    /// One page with the position up to which records were reserved, then the data twice in a row, so that
+    /// no record is ever in two parts.
+    producer: Mapping,
+    page: usize,
+    mask: usize,
+}
+
+impl Ring {
+    /// `bytes`: the size of the map, a power of two.
+    pub fn new(fd: impl AsFd, bytes: usize) -> io::Result<Self> {
+        let page = page_bytes();
+        Ok(Self {
+            consumer: Mapping::new(fd.as_fd(), page, 0, true)?,
+            producer: Mapping::new(fd.as_fd(), page + 2 * bytes, page, false)?,
+            page,
+            mask: bytes - 1,
+        })
+    }
+
+    /// Hands the waiting records to `read` and returns how many there were. It stops at a record that is
+    /// still being written.
+    pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
+        let mut records = 0;
+        // SAFETY: both positions are aligned words at the start of their mappings, and only used atomically.
+        let (consumed, reserved) = unsafe {
+            (
+                self.consumer.start.cast::<AtomicU64>().as_ref(),
+                self.producer.start.cast::<AtomicU64>().as_ref(),
+            )
+        };
+        let mut at = consumed.load(Ordering::Relaxed);
+        while at < reserved.load(Ordering::Acquire) {
+            let offset = self.page + (at as usize & self.mask);
+            // SAFETY: records start on 8 bytes inside the data, and the length in their header is atomic.
+            let record = unsafe { self.producer.start.add(offset) };
+            // SAFETY: as above.
+            let length = unsafe { record.cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire);
+            if length & BUSY != 0 {
+                break;
+            }
+            let bytes = (length & !DISCARDED) as usize;
+            if length & DISCARDED == 0 {
+                // SAFETY: the kernel reserved `bytes` behind the header, has finished writing, and writes there
+                // again only once the consumer position has passed.
+                read(unsafe { std::slice::from_raw_parts(record.add(HEADER_BYTES).as_ptr(), bytes) });
+                records += 1;
+            }
+            at += (HEADER_BYTES + bytes).next_multiple_of(8) as u64;
+            consumed.store(at, Ordering::Release);
+        }
+        records
+    }
+}

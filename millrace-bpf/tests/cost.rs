@@ -1,0 +1,371 @@
+//! The cost programs on the running kernel. Needs root.
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream, UdpSocket};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use libbpf_rs::query::ProgInfoIter;
+use millrace_bpf::cost::{Config, Cost, Event, Method, Missing, Sockets, Transport, WAYS};
+use millrace_bpf::programs::Statistics;
+
+const CALLS: u64 = 100;
+const BOUND: Duration = Duration::from_secs(20);
+
+/// One test at a time, since each counts what the whole process does.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP {test}: needs root");
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// With each method that the kernel allows.
+fn with_each_method(test: &str, mut run: impl FnMut(&mut Cost, &[Missing])) {
+    for method in [Method::Functions, Method::SystemCalls] {
+        match Cost::load(&Config { method: Some(method), ..Config::default() }) {
+            Ok(mut cost) => {
+                let missing = cost.attach().expect("it attaches");
+                run(&mut cost, &missing);
+            }
+            Err(error) if method == Method::Functions => println!("SKIP {test} with functions: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+fn attached(config: &Config) -> Cost {
+    let mut cost = Cost::load(config).expect("it loads");
+    if config.events {
+        cost.attach().expect("it attaches");
+    }
+    cost
+}
+
+/// Calls of this process since it was forgotten.
+fn calls(cost: &mut Cost) -> (u64, u64) {
+    (own(cost, Event::Send).1, own(cost, Event::Receive).1)
+}
+
+/// Nanoseconds and calls. Sums reach a process when its thread leaves the CPU.
+fn own(cost: &mut Cost, event: Event) -> (u64, u64) {
+    thread::sleep(Duration::from_millis(2));
+    let processes = cost.processes().expect("processes");
+    let own = processes.iter().filter(|process| process.id.pid == std::process::id());
+    own.fold((0, 0), |sum, process| (sum.0 + process.ns(event), sum.1 + process.calls(event)))
+}
+
+#[test]
+fn every_way_to_send_and_to_receive_counts_exactly() {
+    let test = "every_way_to_send_and_to_receive_counts_exactly";
+    let Some(_alone) = alone(test) else { return };
+    with_each_method(test, |cost, missing| {
+        let sockets = Sockets::new().expect("sockets");
+        for way in WAYS {
+            if let Some(missing) = missing.iter().find(|missing| missing.what == way.name) {
+                // Only what this kernel does not have at all.
+                assert!(missing.reason.contains("a call failed"), "{missing:?}");
+                println!("SKIP {test}, {}: {}", way.name, missing.reason);
+                continue;
+            }
+            let before = calls(cost);
+            for _ in 0..CALLS {
+                sockets.call(&way).expect("a call");
+            }
+            let after = calls(cost);
+            // Each call is followed or preceded by its opposite.
+            assert_eq!((after.0 - before.0, after.1 - before.1), (CALLS, CALLS), "{}", way.name);
+        }
+    });
+}
+
+#[test]
+fn protocols_count() {
+    let Some(_alone) = alone("protocols_count") else { return };
+    with_each_method("protocols_count", |cost, _| {
+        for host in ["127.0.0.1", "::1"] {
+            let near = UdpSocket::bind((host, 0)).expect("a socket");
+            let far = UdpSocket::bind((host, 0)).expect("a socket");
+            let to = far.local_addr().expect("an address");
+            let before = calls(cost);
+            for _ in 0..CALLS {
+                near.send_to(b"millrace", to).expect("sent");
+                far.recv(&mut [0; 16]).expect("received");
+            }
+            let after = calls(cost);
+            assert_eq!((after.0 - before.0, after.1 - before.1), (CALLS, CALLS), "UDP, {host}");
+
+            let listener = TcpListener::bind((host, 0)).expect("a socket");
+            let mut near = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
+            let mut far = listener.accept().expect("accepted").0;
+            let before = calls(cost);
+            for _ in 0..CALLS {
+                near.write_all(b"millrace").expect("sent");
+                far.read_exact(&mut [0; 8]).expect("received");
+            }
+            let after = calls(cost);
+            assert_eq!((after.0 - before.0, after.1 - before.1), (CALLS, CALLS), "TCP, {host}");
+        }
+    });
+}
+
+/// Neither files nor other calls are networking.
+#[test]
+fn files_do_not_count() {
+    let Some(_alone) = alone("files_do_not_count") else { return };
+    with_each_method("files_do_not_count", |cost, _| {
+        let before = calls(cost);
+        let mut null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").expect("a file");
+        for _ in 0..CALLS {
+            null.write_all(b"millrace").expect("written");
+            assert_eq!(null.read(&mut [0; 8]).expect("read"), 0);
+        }
+        assert_eq!(calls(cost), before);
+    });
+}
+
+/// The call lasts for as long as it blocks, and costs only the time on CPU.
+#[test]
+fn waiting_costs_nothing() {
+    const WAIT: Duration = Duration::from_millis(400);
+    let Some(_alone) = alone("waiting_costs_nothing") else { return };
+    with_each_method("waiting_costs_nothing", |cost, _| {
+        let near = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let far = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let to = far.local_addr().expect("an address");
+        let before = own(cost, Event::Receive);
+        thread::scope(|scope| {
+            scope.spawn(|| far.recv(&mut [0; 16]).expect("received"));
+            thread::sleep(WAIT);
+            near.send_to(b"millrace", to).expect("sent");
+        });
+        let after = own(cost, Event::Receive);
+        assert_eq!(after.1 - before.1, 1);
+        let ns = after.0 - before.0;
+        assert!(ns > 0 && u128::from(ns) < WAIT.as_nanos() / 4, "{ns} ns");
+    });
+}
+
+/// Over loopback the receiving softirq interrupts the send: no nanosecond counts twice.
+#[test]
+fn events_never_take_more_than_a_cpu_has() {
+    let Some(_alone) = alone("events_never_take_more_than_a_cpu_has") else { return };
+    with_each_method("events_never_take_more_than_a_cpu_has", |cost, _| {
+        for cpu in 0..cost.totals().len() {
+            // Possible CPUs need not be online.
+            let _ = cost.sample(u32::try_from(cpu).expect("a number"), 1000);
+        }
+        let sum = |cost: &Cost| -> Vec<u64> {
+            let totals = cost.totals();
+            totals.iter().map(|totals| Event::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
+        };
+        let before = (Instant::now(), sum(cost), own(cost, Event::Send).0);
+        let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+        let to = socket.local_addr().expect("an address");
+        while before.0.elapsed() < Duration::from_millis(300) {
+            socket.send_to(&[0; 1000], to).expect("sent");
+        }
+        let sent = own(cost, Event::Send).0 - before.2;
+        let after = sum(cost);
+        let elapsed = u64::try_from(before.0.elapsed().as_nanos()).expect("a short time");
+        assert!(sent > 0 && sent < elapsed, "{sent} of {elapsed}");
+        let networking: Vec<u64> =
+            after.iter().zip(&before.1).map(|(after, before)| after - before).collect();
+        assert!(networking.iter().all(|ns| *ns <= elapsed), "{networking:?} of {elapsed}");
+        let softirqs: u64 = cost.totals().iter().map(|totals| totals.ns(Event::NetRx)).sum();
+        assert!(softirqs > 0);
+    });
+}
+
+#[test]
+fn workers_of_io_uring_are_an_event() {
+    let test = "workers_of_io_uring_are_an_event";
+    let Some(_alone) = alone(test) else { return };
+    with_each_method(test, |cost, _| {
+        let sockets = Sockets::new().expect("sockets");
+        match sockets.send_by_worker() {
+            Ok(bytes) => assert_eq!(bytes, 8),
+            Err(error) => return println!("SKIP {test}: {error}"),
+        }
+        let deadline = Instant::now() + BOUND;
+        while own(cost, Event::IoUring).0 == 0 {
+            assert!(Instant::now() < deadline, "no time of a worker");
+        }
+    });
+}
+
+/// Function names by address, as far as these tests need them.
+fn name_of(symbols: &[(u64, String)], address: u64) -> &str {
+    let at = symbols.partition_point(|(start, _)| *start <= address);
+    at.checked_sub(1).map_or("", |at| &symbols[at].1)
+}
+
+fn symbols() -> Vec<(u64, String)> {
+    let text = std::fs::read_to_string("/proc/kallsyms").expect("kallsyms");
+    let mut symbols: Vec<_> = text
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split_whitespace();
+            let address = u64::from_str_radix(fields.next()?, 16).ok()?;
+            Some((address, fields.nth(1)?.to_owned()))
+        })
+        .collect();
+    symbols.sort();
+    symbols
+}
+
+fn flood(until: impl Fn() -> bool) {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let to = socket.local_addr().expect("an address");
+    let deadline = Instant::now() + BOUND;
+    while !until() && Instant::now() < deadline {
+        for _ in 0..100 {
+            socket.send_to(&[0; 1000], to).expect("sent");
+        }
+    }
+}
+
+fn sample_all(cost: &mut Cost, hz: u32) {
+    let sampled = (0..cost.totals().len()).filter(|cpu| cost.sample(*cpu as u32, hz).is_ok()).count();
+    assert!(sampled > 0, "no CPU could be sampled");
+}
+
+#[test]
+fn stacks_come_by_either_transport() {
+    let Some(_alone) = alone("stacks_come_by_either_transport") else { return };
+    let symbols = symbols();
+    for transport in [Transport::DoubleBuffer, Transport::RingBuffer] {
+        let mut cost = attached(&Config { transport, ..Config::default() });
+        sample_all(&mut cost, 1000);
+        let own = std::process::id();
+        let (mut sends, mut right) = (0, 0);
+        let deadline = Instant::now() + BOUND;
+        while right < 50 && Instant::now() < deadline {
+            let samples: u64 = cost.totals().iter().map(|totals| totals.samples).sum();
+            flood(|| cost.totals().iter().map(|totals| totals.samples).sum::<u64>() > samples + 50);
+            cost.drain(|record| {
+                if record.pid != own || record.event != Some(Event::Send) {
+                    return;
+                }
+                sends += 1;
+                let of_call = |frame: &u64| name_of(&symbols, *frame).contains("sys_sendto");
+                right += usize::from(record.kernel.iter().any(of_call));
+            });
+        }
+        assert!(right >= 50, "{right} of {sends}, {transport:?}");
+        // The others fall on the edges of calls, in what leads to the programs.
+        assert!(right * 3 >= sends * 2, "{right} of {sends}, {transport:?}");
+        let lost: u64 = cost.totals().iter().map(|totals| totals.lost_samples).sum();
+        assert_eq!(lost, 0, "{transport:?}");
+    }
+}
+
+#[test]
+fn a_full_buffer_counts_what_it_loses() {
+    let Some(_alone) = alone("a_full_buffer_counts_what_it_loses") else { return };
+    for transport in [Transport::DoubleBuffer, Transport::RingBuffer] {
+        let buffer_bytes = 1 << 13;
+        let mut cost = attached(&Config { events: false, transport, buffer_bytes, ..Config::default() });
+        sample_all(&mut cost, 10_000);
+        let lost = |cost: &Cost| -> u64 { cost.totals().iter().map(|totals| totals.lost_samples).sum() };
+        flood(|| lost(&cost) > 100);
+        assert!(lost(&cost) > 100, "{transport:?}");
+        let mut bytes = vec![0; cost.totals().len()];
+        cost.drain(|record| {
+            assert!(record.kernel.iter().all(|frame| *frame >= 1 << 63), "{record:?}");
+            bytes[record.cpu as usize] += 16 + 8 * (record.kernel.len() + record.user.len());
+        });
+        assert!(bytes.iter().any(|bytes| *bytes > 0));
+        if transport == Transport::DoubleBuffer {
+            assert!(bytes.iter().all(|bytes| *bytes <= buffer_bytes as usize), "{bytes:?}");
+        }
+    }
+}
+
+#[test]
+fn a_watched_process_shows_its_own_functions() {
+    let Some(_alone) = alone("a_watched_process_shows_its_own_functions") else { return };
+    let mut cost = attached(&Config { watch: true, ..Config::default() });
+    let own = std::process::id();
+    cost.watch(own, true).expect("watched");
+    sample_all(&mut cost, 1000);
+    let deadline = Instant::now() + BOUND;
+    let (mut in_user, mut others) = (0, 0);
+    while in_user < 20 && Instant::now() < deadline {
+        std::hint::black_box((0..1_000_000_u64).fold(0, |sum, n| sum ^ std::hint::black_box(n)));
+        cost.drain(|record| match record.watched {
+            true => {
+                in_user +=
+                    usize::from(record.pid == own && record.kernel.is_empty() && !record.user.is_empty())
+            }
+            false => others += usize::from(!record.user.is_empty()),
+        });
+    }
+    assert!(in_user >= 20, "{in_user}");
+    assert_eq!(others, 0);
+    cost.watch(own, false).expect("no longer watched");
+}
+
+#[test]
+fn programs_have_run_times() {
+    let Some(_alone) = alone("programs_have_run_times") else { return };
+    let statistics = Statistics::enable().expect("statistics");
+    let cost = attached(&Config::default());
+    let own: HashSet<u32> = cost.program_ids().into_iter().collect();
+    assert!(own.len() >= 4, "{own:?}");
+    thread::sleep(Duration::from_millis(20));
+    let ran = |name: &str| {
+        let programs = statistics.read();
+        let program = programs.iter().find(|program| own.contains(&program.id) && program.name == name);
+        let program = program.expect("the program").clone();
+        assert_eq!(program.kind, "tracing");
+        program.run_ns > 0 && program.runs > 0
+    };
+    assert!(ran("cost_sched_swit"));
+}
+
+const VICTIM: &str = "MILLRACE_COST_VICTIM";
+
+/// Not a test: what the next one kills.
+#[test]
+fn victim() {
+    if std::env::var_os(VICTIM).is_none() {
+        return;
+    }
+    let mut cost = attached(&Config::default());
+    sample_all(&mut cost, 100);
+    println!("\nattached {:?}", cost.program_ids());
+    thread::sleep(BOUND);
+}
+
+#[test]
+fn nothing_stays_after_a_kill() {
+    let Some(_alone) = alone("nothing_stays_after_a_kill") else { return };
+    let mut victim = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "victim", "--nocapture"])
+        .env(VICTIM, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let lines = BufReader::new(victim.stdout.take().expect("its output")).lines();
+    let attached =
+        lines.map_while(Result::ok).find(|line| line.starts_with("attached")).expect("it attaches");
+    let ids: HashSet<u32> =
+        attached.split(|c: char| !c.is_ascii_digit()).filter_map(|id| id.parse().ok()).collect();
+    let left = || ProgInfoIter::default().filter(|program| ids.contains(&program.id)).count();
+    assert!(!ids.is_empty() && left() == ids.len(), "{attached}");
+    victim.kill().expect("killed");
+    victim.wait().expect("gone");
+    // Programs go after a grace period.
+    let deadline = Instant::now() + BOUND;
+    while left() > 0 {
+        assert!(Instant::now() < deadline, "{} programs are left", left());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
