@@ -61,6 +61,18 @@ impl QuicKeys {
     }
 }
 
+/// What AES-128-GCM needs that encrypts nothing under one key and nonce: GHASH's tables, and the block that masks the
+/// tag. As the kernel reads them.
+pub(crate) fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {
+    let schedule = expand(key);
+    let rows = ghash_rows(u128::from_be_bytes(encrypt(&schedule, [0; 16])));
+    let words = rows.into_iter().flatten().flat_map(|element| [(element >> 64) as u64, element as u64]);
+    let mut counter = [0; 16];
+    counter[..12].copy_from_slice(nonce);
+    counter[15] = 1;
+    words.flat_map(u64::to_ne_bytes).chain(encrypt(&schedule, counter)).collect()
+}
+
 /// Bytes as the words that memory holds.
 fn words(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.chunks_exact(8).map(|chunk| chunk.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)))

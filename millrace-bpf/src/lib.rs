@@ -7,6 +7,7 @@
 
 pub mod cost;
 pub mod crypto;
+pub mod gate;
 mod intf;
 mod memory;
 mod object;
@@ -15,6 +16,7 @@ pub mod programs;
 pub mod relay;
 pub mod syscalls;
 pub mod tc;
+pub mod xdp;
 
 /// Why a program could not be used. `{:#}`-style chains end in the kernel's or libbpf's own words.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +30,11 @@ pub enum Error {
     Load { object: &'static str, source: libbpf_rs::Error, log: String },
     #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
     Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, source: std::io::Error },
+    #[error(
+        "cannot attach to XDP of interface {ifindex} in mode {mode}: {source}{}",
+        if source.raw_os_error() == Some(nix::libc::EBUSY) { " (another XDP program is there)" } else { "" }
+    )]
+    Xdp { ifindex: i32, mode: xdp::Mode, source: std::io::Error },
     #[error("cannot attach to tracepoint {tracepoint}: {source}")]
     Tracepoint { tracepoint: &'static str, source: libbpf_rs::Error },
     #[error("cannot attach to function {function}: {source}")]
@@ -49,6 +56,12 @@ pub enum Error {
     Unsettled { what: &'static str },
     #[error("{0}")]
     Config(&'static str),
+    #[error(transparent)]
+    Rules(#[from] gate::rules::Error),
+    #[error("cannot run {program}: {source}")]
+    Run { program: &'static str, source: std::io::Error },
+    #[error("cannot get random numbers: {source}")]
+    Random { source: std::io::Error },
     /// Routes cannot be looked up on behalf of this host's own packets.
     #[error("cannot write {path}: {source}")]
     Sysctl { path: &'static str, source: std::io::Error },

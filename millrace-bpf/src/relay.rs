@@ -23,7 +23,7 @@ mod downstream;
 mod intf;
 mod keystream;
 mod memory;
-mod outcome;
+pub(crate) mod outcome;
 mod trace;
 mod upstream;
 

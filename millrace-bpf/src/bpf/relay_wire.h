@@ -5,6 +5,7 @@
 
 #include "udp.h"
 #include "aead.h"
+#include "checksum.h"
 #include "relay_intf.h"
 
 #define QUIC_AT	      64 /* of a QUIC packet in its buffer: in front, the other headers or a longer STREAM header */
@@ -18,15 +19,6 @@ enum ip_summed {
 	CHECKSUM_COMPLETE = 2,
 	CHECKSUM_PARTIAL = 3,
 };
-
-static __always_inline __u16 fold(__u64 sum)
-{
-	sum = (sum & 0xffffffff) + (sum >> 32);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	sum = (sum & 0xffff) + (sum >> 16);
-	return sum;
-}
 
 /* Sum over UDP header and payload, which are `bytes` together, zeroes behind them. */
 static __always_inline __u64 sum_udp(const __u8 *udp, __u32 bytes, __u64 sum)

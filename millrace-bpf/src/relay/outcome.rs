@@ -18,6 +18,7 @@ macro_rules! outcomes {
         }
     };
 }
+pub(crate) use outcomes;
 
 outcomes! {
     /// What became of a received packet. Only [`Self::NotRestored`] does not reach userspace.

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the gate shares with userspace. The Rust mirrors are in gate/intf.rs, whose test compares sizes, offsets
+ * and names with the BTF of the compiled object.
+ *
+ * Addresses have 16 bytes; IPv4 is mapped (::ffff:a.b.c.d). A client is an address with the bits behind the
+ * prefix cleared.
+ */
+#ifndef MILLRACE_GATE_INTF_H
+#define MILLRACE_GATE_INTF_H
+
+#include "crypto_intf.h"
+#include <linux/types.h>
+
+#define GATE_SCOPES	64 /* scope 0 is for what cannot be told apart */
+#define GATE_ID_MAX	20 /* longest connection ID of QUIC versions 1 and 2 */
+#define GATE_VERSIONS	4
+#define GATE_PORTS	32
+#define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */
+#define GATE_TOKEN_KEYS 2
+
+struct gate_address {
+	__u8 bytes[16];
+};
+
+/* Load-time configuration. */
+struct gate_config {
+	struct gate_address client_mask_v4;
+	struct gate_address client_mask_v6;
+	__u64 sample_ticks; /* at least, between samples of a scope */
+};
+
+/* In the order of their evaluation. */
+enum gate_rule {
+	GATE_FRAGMENT = 0,
+	GATE_HEADERS,
+	GATE_OPTIONS,
+	GATE_BLOCK,
+	GATE_SHORT,
+	GATE_MALFORMED,
+	GATE_VERSION,
+	GATE_INITIAL_SIZE,
+	GATE_LIVE_PACKETS,
+	GATE_LIVE_BYTES,
+	GATE_SOURCE_PORT,
+	GATE_UNKNOWN_ID,
+	GATE_QUOTA,
+	GATE_RETRY,
+	GATE_UNKNOWN_INITIALS,
+	GATE_UNKNOWN_PACKETS,
+	GATE_UNKNOWN_BYTES,
+	GATE_CLIENT_INITIALS,
+	GATE_CLIENT_PACKETS,
+	GATE_CLIENT_BYTES,
+	GATE_RULES,
+};
+
+/* Why a packet passed. Together with the rules: index into a scope's part of the map `counters`. */
+enum gate_pass {
+	GATE_OTHER = GATE_RULES, /* in no scope; counted in scope 0 */
+	GATE_LIVE,		 /* a live connection's ID */
+	GATE_LIVE_PATH,		 /* another ID, from a live connection's address and port */
+	GATE_HANDSHAKE,		 /* carries back what the server answered */
+	GATE_ALLOWED,		 /* by the list */
+	GATE_PROVED,		 /* a new connection with a valid token */
+	GATE_NEW,		 /* a new connection */
+	GATE_UNKNOWN,		 /* none of all that, and no rule objects */
+	GATE_REASONS,
+};
+
+enum gate_mode {
+	GATE_OFF = 0,
+	GATE_MONITOR,
+	GATE_ENFORCE,
+};
+
+/* A token bucket: every unit costs `cost`, and as much as `burst` may be taken at once. */
+struct gate_rate {
+	__u64 cost;  /* ticks */
+	__u64 burst; /* ticks */
+};
+
+enum gate_rate_index {
+	GATE_RATE_INITIALS = 0,
+	GATE_RATE_PACKETS,
+	GATE_RATE_BYTES,
+	GATE_RATES,
+};
+
+#define GATE_TRACK	     1 /* the gate finds out by itself which connections are live */
+#define GATE_COUNT	     2 /* and counts them */
+#define GATE_ANSWER_VERSIONS 4 /* Version Negotiation instead of silence */
+
+/* Entry of the map `policies`: scope s of half h is at h * GATE_SCOPES + s. */
+struct gate_policy {
+	__u8 modes[24]; /* enum gate_mode by enum gate_rule */
+	__u32 flags;
+	__u32 id_bytes;	       /* of the server's connection IDs; 0: as the server was seen to choose */
+	__u32 quota;	       /* connections per client */
+	__u32 token_seconds;   /* for which a token is good */
+	__u64 idle_ns;	       /* after which a tracked connection is forgotten */
+	struct gate_rate calm; /* new connections without a token, below which nobody is sent a Retry */
+	struct gate_rate live[GATE_RATES]; /* per client */
+	struct gate_rate unknown[GATE_RATES];
+	struct gate_rate client[GATE_RATES];
+	__be32 versions[GATE_VERSIONS]; /* that the server speaks; 0: unused */
+	__be16 ports[GATE_PORTS];	/* that reflectors answer from; 0: unused */
+};
+_Static_assert(GATE_RULES <= sizeof(((struct gate_policy *)0)->modes), "a mode for each rule");
+
+/* Key of the map `scopes`, whose value is the scope's index. */
+struct gate_scope_key {
+	struct gate_address address; /* all zeroes: any */
+	__be16 port;		     /* 0: any */
+	__u16 half;
+};
+
+/* Key of the map `prefixes`, whose value is an enum gate_entry. Scope 0 is for all scopes. */
+struct gate_prefix_key {
+	__u32 prefix_bits; /* 32 for what precedes the address included */
+	__be16 table;	   /* the half, and GATE_TABLE_V6 */
+	__be16 scope;
+	struct gate_address address;
+};
+
+#define GATE_TABLE_V6 2 /* so that ::/0 does not match mapped addresses */
+
+enum gate_entry {
+	GATE_ENTRY_BLOCK = 1,
+	GATE_ENTRY_ALLOW = 2,
+};
+
+struct gate_client {
+	struct gate_address address;
+	__u32 scope;
+};
+
+/* Value of the map `clients`. */
+struct gate_count {
+	__u32 connections; /* GATE_COUNT_GONE and more: is just being removed */
+	__u32 pad;
+	__u64 zero_ns; /* since when it has been zero */
+};
+
+#define GATE_COUNT_GONE 0x40000000
+
+/* Key of `connections`, `handshakes`, `openings`: a connection ID and zeroes. */
+struct gate_id {
+	__u32 scope;
+	__u8 len;
+	__u8 bytes[GATE_ID_MAX];
+	__u8 pad[3];
+};
+
+struct gate_path {
+	struct gate_address address;
+	__u32 scope;
+	__be16 port;
+	__u16 pad;
+};
+
+/* Value of the map `connections`. */
+struct gate_connection {
+	__u64 seen_ns;
+	struct gate_path path; /* that it was last seen on; only tracked connections */
+	struct gate_client client;
+	__u8 tracked; /* by the gate, which forgets it when it is idle; else published */
+	__u8 counted; /* for its client, by the gate */
+	__u16 pad;
+};
+
+/* Value of the map `paths`. */
+struct gate_path_state {
+	__u64 seen_ns;
+	struct gate_id latest; /* connection that was last found to be on it */
+	__u32 pad;
+};
+
+/* Value of the map `openings`: who was let in with this ID of his choice; of `handshakes`: who the server answered
+ * with this ID of its choice.
+ */
+struct gate_opening {
+	struct gate_address address;
+};
+
+/* Key of the map `buckets`. */
+struct gate_bucket_key {
+	struct gate_address client;
+	__u16 scope;
+	__u16 live;
+};
+
+/* When each bucket will be full again, in ticks; empties as time passes. */
+struct gate_buckets {
+	__u64 full_at[GATE_RATES];
+};
+
+/* Entry of the map `states`: what packets change in a scope. */
+struct gate_state {
+	__u64 calm_at;
+	__u64 sample_at;
+	struct gate_buckets unknown;
+	__u32 id_bytes; /* as the server was seen to choose */
+	__u32 pad;
+};
+
+/* Entry of the map `counters`, for each scope and reason. */
+struct gate_counter {
+	__u64 packets;
+	__u64 bytes;	 /* of UDP payload; of frames where that cannot be told */
+	__u64 monitored; /* packets that the rule would have refused */
+};
+
+/* What else happened: index into the map `events`. */
+enum gate_event {
+	GATE_CONNECTION_TRACKED = 0,
+	GATE_CONNECTION_EXPIRED,
+	GATE_CONNECTIONS_FULL, /* a client proved itself, but there was no room to remember it */
+	GATE_TOKEN_INVALID,    /* of this gate's form, but forged, too old or of another address */
+	GATE_NOT_ANSWERED,     /* dropped in place of an answer that could not be made */
+	GATE_SAMPLES_LOST,     /* nobody read them in time */
+	GATE_EVENTS,
+};
+
+/* A packet that a rule refused, or would have; in the ring buffer `samples`. */
+struct gate_sample {
+	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u16 scope;
+	__u8 reason;	 /* of the verdict: enum gate_rule or enum gate_pass */
+	__u8 first;	 /* byte of the QUIC packet */
+	__u32 monitored; /* rules that would have refused it: one bit each */
+	struct gate_address source;
+	struct gate_address destination;
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 bytes; /* of UDP payload */
+	__be32 version;
+	__u8 id_len;
+	__u8 id[GATE_ID_MAX];
+	__u8 pad[7];
+};
+
+/* SipHash key: two words, little endian on disk. */
+struct siphash_key {
+	__u64 words[2];
+};
+
+/* What a Retry packet carries; an application can check it, too. Numbers are big endian. */
+struct gate_token {
+	__u8 magic[4];
+	__u8 key; /* index of the key */
+	__u8 id_len;
+	__be16 port;
+	__be32 issued; /* seconds since 1970 */
+	struct gate_address address;
+	__u8 id[GATE_ID_MAX]; /* original destination connection ID, and zeroes */
+	__u8 tag[16];
+};
+_Static_assert(sizeof(struct gate_token) == 64, "gate_token is as the wire has it");
+
+/* Entry of the map `token_keys`. */
+struct gate_token_key {
+	struct siphash_key key;
+	__u32 valid;
+	__u32 pad;
+};
+
+/* The one entry of the map `active`. What changes under load is a single byte each, so it needs no lock. */
+struct gate_active {
+	__u32 half;	 /* of policies, scopes, prefixes */
+	__u32 lookups;	 /* which are of use: GATE_LOOKUP_... */
+	__u32 token_key; /* with which tokens are made */
+	__u32 pad;
+	__s64 unix_seconds; /* what CLOCK_MONOTONIC is short of UNIX time */
+};
+
+#define GATE_LOOKUP_BOTH     1 /* scopes by address and port */
+#define GATE_LOOKUP_ADDRESS  2
+#define GATE_LOOKUP_PORT     4
+#define GATE_LOOKUP_PREFIXES 8
+
+/* Entry of the map `retry_keys`: the constant key of the integrity tag, for versions 1 and 2. */
+struct gate_retry_key {
+	struct ghash_key ghash;
+	__u8 mask[16]; /* the encrypted first counter block */
+};
+
+/* Argument of gate_count. */
+struct gate_count_call {
+	struct gate_client client;
+	__s32 change;
+	__u32 connections; /* afterwards */
+	__s32 error;
+};
+
+/* Argument of gate_expire. */
+struct gate_expire_call {
+	__u64 now_ns;
+	__u64 expired; /* connections that were forgotten */
+};
+
+#endif

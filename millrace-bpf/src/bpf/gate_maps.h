@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The gate's maps. Sizes of 1 are set by userspace before loading. */
+#ifndef MILLRACE_GATE_MAPS_H
+#define MILLRACE_GATE_MAPS_H
+
+#include "gate_packet.h"
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#define ANSWER_AT  96  /* of the QUIC packet in an answer: in front, the other headers or a pseudo header */
+#define ANSWER_MAX 128 /* bytes of it */
+
+/* A packet that goes back. */
+struct gate_answer {
+	__u8 bytes[ANSWER_AT + ANSWER_MAX + HEAD_SLACK];
+	__u32 quic_bytes;
+};
+
+/* What one run of gate_xdp works with. */
+struct gate_work {
+	struct gate_head head;
+	struct gate_packet packet;
+	struct gate_client client;
+	struct gate_path path;
+	struct gate_id id;
+	struct gate_token token;
+	struct gate_answer answer;
+	struct gate_active active;
+	__u64 now_ns;
+	__u32 scope;
+	__u32 monitored;  /* rules that would have refused the packet */
+	__u8 is_new;	  /* an Initial that opens a connection */
+	__u8 is_repeated; /* of which another was let in before */
+	__u8 is_proved;	  /* it carries a valid token */
+};
+
+SEC(".rodata.config")
+const volatile struct gate_config config = {};
+
+#define MAP(name, map_type, key_type, value_type, entries) \
+	struct {                                           \
+		__uint(type, BPF_MAP_TYPE_##map_type);     \
+		__type(key, key_type);                     \
+		__type(value, value_type);                 \
+		__uint(max_entries, entries);              \
+	} name SEC(".maps")
+
+MAP(works, PERCPU_ARRAY, __u32, struct gate_work, 1);
+MAP(active, ARRAY, __u32, struct gate_active, 1);
+MAP(scopes, HASH, struct gate_scope_key, __u32, 2 * 4 * GATE_SCOPES);
+MAP(policies, ARRAY, __u32, struct gate_policy, 2 * GATE_SCOPES);
+MAP(states, ARRAY, __u32, struct gate_state, GATE_SCOPES);
+MAP(counters, PERCPU_ARRAY, __u32, struct gate_counter, GATE_SCOPES *GATE_REASONS);
+MAP(events, PERCPU_ARRAY, __u32, __u64, GATE_EVENTS);
+MAP(token_keys, ARRAY, __u32, struct gate_token_key, GATE_TOKEN_KEYS);
+MAP(retry_keys, ARRAY, __u32, struct gate_retry_key, 2);
+
+/* Nothing is ever evicted from these three. */
+MAP(connections, HASH, struct gate_id, struct gate_connection, 1);
+MAP(paths, HASH, struct gate_path, struct gate_path_state, 1);
+MAP(clients, HASH, struct gate_client, struct gate_count, 1);
+
+/* What was only claimed. */
+MAP(handshakes, LRU_HASH, struct gate_id, struct gate_opening, 1);
+MAP(openings, LRU_HASH, struct gate_id, struct gate_opening, 1);
+MAP(buckets, LRU_HASH, struct gate_bucket_key, struct gate_buckets, 1);
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__type(key, struct gate_prefix_key);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+} prefixes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 18);
+} samples SEC(".maps");
+
+/* An update of this map of maps returns when every run of a program that had begun before has ended. */
+struct nothing {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} nothing SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, 1);
+	__array(values, struct nothing);
+} barrier SEC(".maps")
+= {.values = {&nothing}};
+
+#endif

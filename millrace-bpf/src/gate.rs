@@ -1,0 +1,344 @@
+//! The gate: admits or drops QUIC traffic at XDP, before the stack, for any QUIC server on the machine.
+//!
+//! 1. [`Gate::load`], [`Gate::apply`] with the [`Rules`], [`Gate::attach`] to each interface that clients come in by.
+//! 2. For scopes with [`Live::Tracked`], [`Gate::watch`] each interface that answers leave by.
+//! 3. [`Gate::maintain`] about once a second.
+//! 4. The application, if it takes part, gets its [`Scope`]: it publishes connection IDs and counts connections.
+//!
+//! All methods take `&self` and may be called from many threads. Nothing is pinned: everything is detached when the
+//! gate is dropped, and when the process ends, however it does.
+
+mod intf;
+mod maps;
+mod prefix;
+mod reason;
+pub mod rules;
+mod scope;
+mod settings;
+pub mod token;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use libbpf_rs::RingBufferBuilder;
+
+pub use prefix::{ParseError, Prefix};
+pub use reason::{Event, Pass, Reason, Rule};
+pub use rules::{Counting, Entry, Live, Modes, Place, Policy, Rate, Rates, Rules, VERSION_1, VERSION_2};
+pub use scope::Scope;
+
+use crate::Error;
+use crate::intf::Plain;
+use crate::object::{Loaded, embedded};
+use crate::tc::{self, Hook, Position};
+use crate::xdp;
+use maps::Maps;
+use settings::Settings;
+
+const OBJECT: &str = "gate.bpf.o";
+
+/// What cannot change while the gate is loaded. Memory is taken when loading, except for lists: some 150 bytes for each
+/// connection, 130 for each of the others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Config {
+    /// Bits of an IPv4 address that make a client.
+    pub client_prefix_v4: u8,
+    /// Bits of an IPv6 address that do.
+    pub client_prefix_v6: u8,
+    /// Live connection IDs, of all scopes. Where they are published, a connection has several.
+    pub max_ids: u32,
+    /// Clients that have connections, and 4-tuples of tracked ones.
+    pub max_clients: u32,
+    /// Handshakes that are under way.
+    pub max_handshakes: u32,
+    /// Clients whose rates are remembered.
+    pub max_rates: u32,
+    /// Prefixes in all lists; they take twice that for a moment when rules are applied.
+    pub max_prefixes: u32,
+    /// Samples of refused packets per scope, at most. 0: none.
+    pub samples_per_second: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            client_prefix_v4: 32,
+            client_prefix_v6: 64,
+            max_ids: 1 << 17,
+            max_clients: 1 << 16,
+            max_handshakes: 1 << 16,
+            max_rates: 1 << 16,
+            max_prefixes: 1 << 18,
+            samples_per_second: 10,
+        }
+    }
+}
+
+/// A packet that a rule refused, or would have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    pub scope: String,
+    pub reason: Reason,
+    /// Rules in mode "monitor" that would have refused it.
+    pub monitored: Vec<Rule>,
+    pub source: SocketAddr,
+    pub destination: SocketAddr,
+    /// UDP payload.
+    pub bytes: u32,
+    /// First byte of the QUIC packet.
+    pub first: u8,
+    /// Of long headers.
+    pub version: Option<u32>,
+    /// Destination connection ID of long headers.
+    pub id: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counter {
+    pub packets: u64,
+    /// UDP payload; whole frames where that cannot be told.
+    pub bytes: u64,
+    /// Packets that the rule would have refused if it had been enforced.
+    pub monitored: u64,
+}
+
+/// Totals since the gate was loaded.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Statistics {
+    /// The first is "interface".
+    pub scopes: Vec<ScopeStatistics>,
+    events: [u64; Event::ALL.len()],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScopeStatistics {
+    pub name: String,
+    rules: [Counter; Rule::ALL.len()],
+    passes: [Counter; Pass::ALL.len()],
+}
+
+impl Statistics {
+    pub fn event(&self, event: Event) -> u64 {
+        self.events[event as usize]
+    }
+
+    pub fn scope(&self, name: &str) -> Option<&ScopeStatistics> {
+        self.scopes.iter().find(|scope| scope.name == name)
+    }
+}
+
+impl ScopeStatistics {
+    /// Packets that the rule decided on.
+    pub fn rule(&self, rule: Rule) -> Counter {
+        self.rules[rule as usize]
+    }
+
+    /// Packets that passed for this reason.
+    pub fn pass(&self, pass: Pass) -> Counter {
+        self.passes[pass as usize]
+    }
+}
+
+/// A client with connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Client {
+    pub prefix: Prefix,
+    pub connections: u32,
+}
+
+/// The gate, loaded. It decides from [`attach`](Self::attach) on and until it is dropped.
+pub struct Gate {
+    attachments: Mutex<Vec<(i32, xdp::Attachment)>>,
+    watches: Mutex<Vec<(i32, tc::Attachment)>>,
+    object: Mutex<Loaded>,
+    settings: Mutex<Settings>,
+    maps: Arc<Maps>,
+}
+
+impl Gate {
+    /// Until rules are applied, everything passes.
+    pub fn load(config: &Config) -> Result<Self, Error> {
+        let mut open = embedded!("gate.bpf.o").open()?;
+        open.configure(&encode(config)?)?;
+        for (map, entries) in [
+            ("connections", config.max_ids),
+            ("paths", config.max_clients),
+            ("clients", config.max_clients),
+            ("handshakes", config.max_handshakes),
+            ("openings", config.max_handshakes),
+            ("buckets", config.max_rates),
+            ("prefixes", config.max_prefixes.saturating_mul(2)),
+        ] {
+            open.map(map)?
+                .set_max_entries(entries.max(1))
+                .map_err(|source| Error::Open { object: OBJECT, source })?;
+        }
+        let mut object = open.load()?;
+        let maps = Arc::new(Maps::new(&mut object, config)?);
+        let settings = Settings::new(&maps)?;
+        let gate = Self {
+            attachments: Mutex::default(),
+            watches: Mutex::default(),
+            object: Mutex::new(object),
+            settings: Mutex::new(settings),
+            maps,
+        };
+        let key = token::Key::random().map_err(|source| Error::Random { source })?;
+        gate.rotate_token_key(key)?;
+        gate.maintain()?;
+        Ok(gate)
+    }
+
+    /// Decides about what arrives on an interface of the calling thread's network namespace. Returns how it is
+    /// attached, never [`xdp::Mode::Auto`]. An interface has room for one XDP program; another one's is an error.
+    pub fn attach(&self, ifindex: i32, mode: xdp::Mode) -> Result<xdp::Mode, Error> {
+        let object = lock(&self.object);
+        let attachment = xdp::Attachment::new(&object.program("gate_xdp")?, ifindex, mode)?;
+        let mode = attachment.mode();
+        lock(&self.attachments).push((ifindex, attachment));
+        Ok(mode)
+    }
+
+    /// Watches what servers answer by an interface of the calling thread's network namespace, at TC egress. Only scopes
+    /// with [`Live::Tracked`] need it. An interface that is watched already stays so.
+    pub fn watch(&self, ifindex: i32) -> Result<(), Error> {
+        let object = lock(&self.object);
+        let mut watches = lock(&self.watches);
+        if watches.iter().any(|(watched, _)| *watched == ifindex) {
+            return Ok(());
+        }
+        let program = object.program("gate_egress")?;
+        let attachment = tc::Attachment::new(&program, ifindex, Hook::Egress, Position::Last, None)?;
+        watches.push((ifindex, attachment));
+        Ok(())
+    }
+
+    /// Detaches from every interface. What is known of connections stays.
+    pub fn detach(&self) {
+        lock(&self.attachments).clear();
+        lock(&self.watches).clear();
+    }
+
+    /// Replaces all rules at once, or changes nothing. What [`list`](Self::list) put in stays.
+    pub fn apply(&self, rules: &Rules) -> Result<(), Error> {
+        lock(&self.settings).apply(&self.maps, rules)
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Rules {
+        lock(&self.settings).rules().clone()
+    }
+
+    /// Blocks or allows a prefix at once, in a scope or in all (`None`), until [`unlist`](Self::unlist): beyond changes
+    /// of the rules, and in place of their entry for the same prefix.
+    pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: Entry) -> Result<(), Error> {
+        lock(&self.settings).list(&self.maps, scope, prefix, Some(entry))
+    }
+
+    /// Takes back what [`list`](Self::list) did; the rules' entry, if there is one, is in force again.
+    pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
+        lock(&self.settings).list(&self.maps, scope, prefix, None)
+    }
+
+    /// What [`list`](Self::list) has put in: scope, prefix and entry.
+    pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
+        lock(&self.settings).listed()
+    }
+
+    /// For the application behind a scope. Valid as long as the scope keeps its name, and harmless afterwards.
+    pub fn scope(&self, name: &str) -> Result<Scope, Error> {
+        let index =
+            lock(&self.settings).index(name).ok_or(Error::Config("there is no scope of that name"))?;
+        Ok(Scope::new(self.maps.clone(), index))
+    }
+
+    /// To be called about once a second: forgets what has been idle, and follows the system's clock, for tokens.
+    /// Returns how many connections were forgotten.
+    pub fn maintain(&self) -> Result<u64, Error> {
+        lock(&self.settings).follow_clock(&self.maps)?;
+        self.maps.expire(maps::monotonic_ns())
+    }
+
+    /// Makes tokens with this key from now on. Those of the key before are still accepted, older ones are not.
+    pub fn rotate_token_key(&self, key: token::Key) -> Result<(), Error> {
+        lock(&self.settings).rotate_token_key(&self.maps, key)
+    }
+
+    /// What an application needs to check tokens.
+    pub fn token_keys(&self) -> token::Keys {
+        lock(&self.settings).token_keys().clone()
+    }
+
+    pub fn statistics(&self) -> Result<Statistics, Error> {
+        let names = lock(&self.settings).names();
+        self.maps.statistics(&names, &lock(&self.object).counters("events")?)
+    }
+
+    /// The clients of a scope that have connections, in no order.
+    pub fn clients(&self, scope: &str) -> Result<Vec<Client>, Error> {
+        self.scope(scope)?.clients()
+    }
+
+    /// Takes the samples that wait.
+    pub fn drain_samples(&self) -> Result<Vec<Sample>, Error> {
+        let names = lock(&self.settings).names();
+        let mut object = lock(&self.object);
+        let map = object.map("samples")?;
+        let error = |source| Error::Read { what: "samples", source };
+        let mut samples = Vec::new();
+        let mut builder = RingBufferBuilder::new();
+        builder
+            .add(&map, |bytes| {
+                samples.extend(intf::Sample::from_bytes(bytes).and_then(|raw| sample(raw, &names)));
+                0
+            })
+            .map_err(error)?;
+        let ring = builder.build().map_err(error)?;
+        ring.consume().map_err(error)?;
+        drop(ring);
+        Ok(samples)
+    }
+}
+
+fn encode(config: &Config) -> Result<intf::Config, Error> {
+    if config.client_prefix_v4 > 32 || config.client_prefix_v6 > 128 {
+        return Err(Error::Config("a client's prefix has 32 bits at most, or 128 with IPv6"));
+    }
+    const SECOND: u64 = 1_000_000_000 * intf::TICKS;
+    Ok(intf::Config {
+        client_mask_v4: prefix::bits(96 + config.client_prefix_v4).to_be_bytes(),
+        client_mask_v6: prefix::bits(config.client_prefix_v6).to_be_bytes(),
+        sample_ticks: SECOND.checked_div(u64::from(config.samples_per_second)).unwrap_or(0),
+    })
+}
+
+/// `None`: made by a program that knows other reasons.
+fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
+    let address = |bytes, port: [u8; 2]| -> SocketAddr {
+        let address: IpAddr = prefix::unmapped(bytes);
+        SocketAddr::new(address, u16::from_be_bytes(port))
+    };
+    let version = u32::from_be_bytes(raw.version);
+    Some(Sample {
+        time_ns: raw.time_ns,
+        scope: names.get(usize::from(raw.scope)).cloned().unwrap_or_default(),
+        reason: Reason::new(raw.reason)?,
+        monitored: Rule::ALL.into_iter().filter(|rule| raw.monitored & 1 << *rule as u32 != 0).collect(),
+        source: address(raw.source, raw.source_port),
+        destination: address(raw.destination, raw.destination_port),
+        bytes: raw.bytes,
+        first: raw.first,
+        version: (raw.first & 0x80 != 0).then_some(version),
+        id: raw.id.get(..usize::from(raw.id_len)).unwrap_or_default().to_vec(),
+    })
+}
+
+/// Nothing that is done under these locks leaves a state half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

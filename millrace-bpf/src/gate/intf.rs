@@ -1,0 +1,153 @@
+//! Mirrors of `bpf/gate_intf.h`. The test compares them with the BTF of the compiled object.
+
+use crate::intf::mirror;
+
+pub(crate) const SCOPES: u32 = 64;
+pub(crate) const ID_MAX: usize = 20;
+pub(crate) const VERSIONS: usize = 4;
+pub(crate) const PORTS: usize = 32;
+/// Per nanosecond.
+pub(crate) const TICKS: u64 = 64;
+pub(crate) const TOKEN_KEYS: usize = 2;
+pub(crate) const MODES: usize = 24;
+
+pub(crate) const TRACK: u32 = 1;
+pub(crate) const COUNT: u32 = 2;
+pub(crate) const ANSWER_VERSIONS: u32 = 4;
+
+pub(crate) const LOOKUP_BOTH: u32 = 1;
+pub(crate) const LOOKUP_ADDRESS: u32 = 2;
+pub(crate) const LOOKUP_PORT: u32 = 4;
+pub(crate) const LOOKUP_PREFIXES: u32 = 8;
+
+pub(crate) const TABLE_V6: u16 = 2;
+
+mirror!(Config = "gate_config" { client_mask_v4: [u8; 16], client_mask_v6: [u8; 16], sample_ticks: u64 });
+
+mirror!(Rate = "gate_rate" { cost: u64, burst: u64 });
+
+mirror!(Policy = "gate_policy" {
+    modes: [u8; MODES],
+    flags: u32,
+    id_bytes: u32,
+    quota: u32,
+    token_seconds: u32,
+    idle_ns: u64,
+    calm: Rate,
+    live: [Rate; 3],
+    unknown: [Rate; 3],
+    client: [Rate; 3],
+    versions: [[u8; 4]; VERSIONS],
+    ports: [[u8; 2]; PORTS],
+});
+
+mirror!(#[derive(PartialOrd, Ord)] ScopeKey = "gate_scope_key" { address: [u8; 16], port: [u8; 2], half: u16 });
+
+mirror!(#[derive(PartialOrd, Ord)] PrefixKey = "gate_prefix_key" {
+    prefix_bits: u32,
+    table: [u8; 2],
+    scope: [u8; 2],
+    address: [u8; 16],
+});
+
+mirror!(Client = "gate_client" { address: [u8; 16], scope: u32 });
+
+mirror!(Count = "gate_count" { connections: u32, pad: u32, zero_ns: u64 });
+
+mirror!(Id = "gate_id" { scope: u32, len: u8, bytes: [u8; ID_MAX], pad: [u8; 3] });
+
+mirror!(Path = "gate_path" { address: [u8; 16], scope: u32, port: [u8; 2], pad: u16 });
+
+mirror!(Connection = "gate_connection" {
+    seen_ns: u64,
+    path: Path,
+    client: Client,
+    tracked: u8,
+    counted: u8,
+    pad: u16,
+});
+
+mirror!(Counter = "gate_counter" { packets: u64, bytes: u64, monitored: u64 });
+
+mirror!(Sample = "gate_sample" {
+    time_ns: u64,
+    scope: u16,
+    reason: u8,
+    first: u8,
+    monitored: u32,
+    source: [u8; 16],
+    destination: [u8; 16],
+    source_port: [u8; 2],
+    destination_port: [u8; 2],
+    bytes: u32,
+    version: [u8; 4],
+    id_len: u8,
+    id: [u8; ID_MAX],
+    pad: [u8; 7],
+});
+
+mirror!(TokenKey = "gate_token_key" { key: [u64; 2], valid: u32, pad: u32 });
+
+mirror!(Active = "gate_active" {
+    half: u32,
+    lookups: u32,
+    token_key: u32,
+    pad: u32,
+    unix_seconds: i64,
+});
+
+mirror!(CountCall = "gate_count_call" { client: Client, change: i32, connections: u32, error: i32 });
+
+mirror!(ExpireCall = "gate_expire_call" { now_ns: u64, expired: u64 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::{Event, Pass, Rule};
+    use crate::intf::assert_layouts;
+    use libbpf_rs::btf::Btf;
+    use libbpf_rs::btf::types::Enum;
+
+    #[test]
+    fn mirrors_match_btf() {
+        assert_layouts(
+            "gate.bpf.o",
+            &[
+                Config::LAYOUT,
+                Rate::LAYOUT,
+                Policy::LAYOUT,
+                ScopeKey::LAYOUT,
+                PrefixKey::LAYOUT,
+                Client::LAYOUT,
+                Count::LAYOUT,
+                Id::LAYOUT,
+                Path::LAYOUT,
+                Connection::LAYOUT,
+                Counter::LAYOUT,
+                Sample::LAYOUT,
+                TokenKey::LAYOUT,
+                Active::LAYOUT,
+                CountCall::LAYOUT,
+                ExpireCall::LAYOUT,
+            ],
+        );
+    }
+
+    #[test]
+    fn names_and_order_are_the_programs() {
+        let btf = Btf::from_path(concat!(env!("OUT_DIR"), "/gate.bpf.o")).expect("BTF");
+        let names = |kind: &str| -> Vec<String> {
+            let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
+            let mut names: Vec<_> = kind
+                .iter()
+                .map(|member| (member.value, member.name.expect("a name").to_string_lossy().to_lowercase()))
+                .collect();
+            names.sort_unstable();
+            assert!(names.pop().expect("a count").1.ends_with('s'));
+            names.into_iter().map(|(_, name)| name.trim_start_matches("gate_").to_owned()).collect()
+        };
+        assert_eq!(names("gate_rule"), Rule::ALL.map(Rule::name));
+        assert_eq!(names("gate_pass"), Pass::ALL.map(Pass::name));
+        assert_eq!(names("gate_event"), Event::ALL.map(Event::name));
+    }
+}

@@ -1,0 +1,298 @@
+//! The program's maps, and the programs that change them for us.
+
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
+use nix::time::{ClockId, clock_gettime};
+
+use super::intf;
+use super::prefix::{Prefix, mapped, mask, unmapped};
+use super::reason::{Event, Pass, Rule};
+use super::rules::Entry;
+use super::token;
+use super::{Client, Config, Counter, OBJECT, ScopeStatistics, Statistics};
+use crate::Error;
+use crate::crypto::gcm_constants;
+use crate::intf::Plain;
+use crate::object::Loaded;
+
+pub(super) struct Maps {
+    active: MapHandle,
+    scopes: MapHandle,
+    policies: MapHandle,
+    prefixes: MapHandle,
+    counters: MapHandle,
+    token_keys: MapHandle,
+    connections: MapHandle,
+    clients: MapHandle,
+    barrier: MapHandle,
+    nothing: MapHandle,
+    count: OwnedFd,
+    expire: OwnedFd,
+    masks: [u8; 2],
+}
+
+const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
+
+/// Key and nonce of the Retry integrity tag: RFC 9001, section 5.8, and RFC 9369, section 3.3.3.
+const RETRY: [([u8; 16], [u8; 12]); 2] = [
+    (
+        0xbe0c_690b_9f66_575a_1d76_6b54_e368_c84e_u128.to_be_bytes(),
+        [0x46, 0x15, 0x99, 0xd3, 0x5d, 0x63, 0x2b, 0xf2, 0x23, 0x98, 0x25, 0xbb],
+    ),
+    (
+        0x8fb4_b01b_56ac_48e2_60fb_cbce_ad7c_cc92_u128.to_be_bytes(),
+        [0xd8, 0x69, 0x69, 0xbc, 0x2d, 0x7c, 0x6d, 0x99, 0x90, 0xef, 0xb0, 0x4a],
+    ),
+];
+
+impl Maps {
+    pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
+        let retry_keys = handle(object, "retry_keys")?;
+        for (index, (key, nonce)) in (0u32..).zip(&RETRY) {
+            write(&retry_keys, "retry_keys", &index.to_ne_bytes(), &gcm_constants(key, nonce))?;
+        }
+        Ok(Self {
+            active: handle(object, "active")?,
+            scopes: handle(object, "scopes")?,
+            policies: handle(object, "policies")?,
+            prefixes: handle(object, "prefixes")?,
+            counters: handle(object, "counters")?,
+            token_keys: handle(object, "token_keys")?,
+            connections: handle(object, "connections")?,
+            clients: handle(object, "clients")?,
+            barrier: handle(object, "barrier")?,
+            nothing: handle(object, "nothing")?,
+            count: program(object, "gate_count")?,
+            expire: program(object, "gate_expire")?,
+            masks: [96 + config.client_prefix_v4, config.client_prefix_v6],
+        })
+    }
+
+    // --- Rules ---
+
+    /// Returns when every run of a program has ended that had begun before: an update of a map of maps waits for them
+    /// (`maybe_wait_bpf_programs` in the kernel).
+    pub fn wait_for_runs(&self) -> Result<(), Error> {
+        let fd = self.nothing.as_fd().as_raw_fd();
+        write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
+    }
+
+    pub fn clear<'a>(
+        &self,
+        scopes: impl Iterator<Item = &'a intf::ScopeKey>,
+        prefixes: impl Iterator<Item = &'a intf::PrefixKey>,
+    ) -> Result<(), Error> {
+        for key in scopes {
+            delete(&self.scopes, "scopes", key.as_bytes())?;
+        }
+        for key in prefixes {
+            delete(&self.prefixes, "prefixes", key.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    pub fn write(
+        &self,
+        half: u32,
+        policies: &[intf::Policy],
+        scopes: &BTreeMap<intf::ScopeKey, u32>,
+        prefixes: &BTreeMap<intf::PrefixKey, Entry>,
+    ) -> Result<(), Error> {
+        for (index, policy) in (half * intf::SCOPES..).zip(policies) {
+            write(&self.policies, "policies", &index.to_ne_bytes(), policy.as_bytes())?;
+        }
+        for (key, index) in scopes {
+            write(&self.scopes, "scopes", key.as_bytes(), &index.to_ne_bytes())?;
+        }
+        prefixes.iter().try_for_each(|(key, entry)| self.put_prefix(key, *entry))
+    }
+
+    pub fn put_prefix(&self, key: &intf::PrefixKey, entry: Entry) -> Result<(), Error> {
+        write(&self.prefixes, "prefixes", key.as_bytes(), &(entry as u32).to_ne_bytes())
+    }
+
+    pub fn activate(&self, active: &intf::Active) -> Result<(), Error> {
+        write(&self.active, "active", &0u32.to_ne_bytes(), active.as_bytes())
+    }
+
+    pub fn put_token_key(&self, index: u32, key: &token::Key) -> Result<(), Error> {
+        let key = intf::TokenKey { key: key.words(), valid: 1, pad: 0 };
+        write(&self.token_keys, "token_keys", &index.to_ne_bytes(), key.as_bytes())
+    }
+
+    // --- Connections ---
+
+    /// The client that an address belongs to.
+    fn client(&self, scope: u32, address: std::net::IpAddr) -> intf::Client {
+        let address = address.to_canonical();
+        let [v4, v6] = self.masks;
+        let len = if address.is_ipv4() { v4 } else { v6 };
+        intf::Client { address: mask(mapped(address), len), scope }
+    }
+
+    /// Counts, in the kernel and atomically, and returns how many connections the client has now.
+    pub fn change_count(&self, scope: u32, address: std::net::IpAddr, change: i32) -> Result<u32, Error> {
+        let client = self.client(scope, address);
+        // The program gives up when others change the same entry all the time, which cannot last.
+        for _ in 0..64 {
+            let mut call = intf::CountCall { client, change, ..Default::default() };
+            run(&self.count, &mut call).map_err(|source| Error::Run { program: "gate_count", source })?;
+            if call.error == 0 {
+                return Ok(call.connections);
+            }
+        }
+        Err(Error::Full { what: "clients" })
+    }
+
+    pub fn connections(&self, scope: u32, address: std::net::IpAddr) -> Result<u32, Error> {
+        let value = self
+            .clients
+            .lookup(self.client(scope, address).as_bytes(), MapFlags::ANY)
+            .map_err(|source| Error::Read { what: "clients", source })?;
+        let count = value.and_then(|bytes| intf::Count::from_bytes(&bytes));
+        Ok(count.map_or(0, |count| live(count.connections)))
+    }
+
+    pub fn clients(&self, scope: u32) -> Vec<Client> {
+        let keys = self.clients.keys().filter_map(|key| intf::Client::from_bytes(&key));
+        keys.filter(|client| client.scope == scope)
+            .filter_map(|client| {
+                let value = self.clients.lookup(client.as_bytes(), MapFlags::ANY).ok()??;
+                let connections = live(intf::Count::from_bytes(&value)?.connections);
+                let address = unmapped(client.address);
+                let [v4, v6] = self.masks;
+                let len = if address.is_ipv4() { v4 - 96 } else { v6 };
+                (connections > 0).then_some(Client { prefix: Prefix::new(address, len)?, connections })
+            })
+            .collect()
+    }
+
+    pub fn publish(&self, scope: u32, id: &[u8]) -> Result<(), Error> {
+        let connection = intf::Connection::default();
+        let key = id_key(scope, id)?;
+        match self.connections.update(key.as_bytes(), connection.as_bytes(), MapFlags::ANY) {
+            Err(source) if is(&source, nix::libc::E2BIG) => Err(Error::Full { what: "connection IDs" }),
+            result => result.map_err(|source| Error::Write { what: "connections", source }),
+        }
+    }
+
+    pub fn retire(&self, scope: u32, id: &[u8]) -> Result<(), Error> {
+        delete(&self.connections, "connections", id_key(scope, id)?.as_bytes())
+    }
+
+    /// Forgets tracked connections that have been idle, as of a moment of CLOCK_MONOTONIC.
+    pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
+        let mut call = intf::ExpireCall { now_ns, expired: 0 };
+        run(&self.expire, &mut call).map_err(|source| Error::Run { program: "gate_expire", source })?;
+        Ok(call.expired)
+    }
+
+    // --- Counters ---
+
+    pub fn statistics(&self, names: &[String], events: &[u64]) -> Result<Statistics, Error> {
+        let scopes = (0..).zip(names).map(|(index, name)| self.scope_statistics(index, name));
+        let mut all = [0; Event::ALL.len()];
+        all.iter_mut().zip(events).for_each(|(to, count)| *to = *count);
+        Ok(Statistics { scopes: scopes.collect::<Result<_, _>>()?, events: all })
+    }
+
+    fn scope_statistics(&self, index: u32, name: &str) -> Result<ScopeStatistics, Error> {
+        let at = index * REASONS;
+        let mut statistics =
+            ScopeStatistics { name: name.to_owned(), rules: Default::default(), passes: Default::default() };
+        for (key, to) in (at..).zip(statistics.rules.iter_mut().chain(&mut statistics.passes)) {
+            *to = self.counter(key)?;
+        }
+        Ok(statistics)
+    }
+
+    fn counter(&self, key: u32) -> Result<Counter, Error> {
+        let per_cpu = self
+            .counters
+            .lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| Error::Read { what: "counters", source })?;
+        let values = per_cpu.iter().flatten().filter_map(|bytes| intf::Counter::from_bytes(bytes));
+        Ok(values.fold(Counter::default(), |sum, raw| Counter {
+            packets: sum.packets + raw.packets,
+            bytes: sum.bytes + raw.bytes,
+            monitored: sum.monitored + raw.monitored,
+        }))
+    }
+}
+
+/// An entry that is just being removed has a huge count.
+fn live(connections: u32) -> u32 {
+    if connections < 0x4000_0000 { connections } else { 0 }
+}
+
+fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {
+    const ERROR: Error = Error::Config("connection IDs have 1 to 20 bytes");
+    let mut key = intf::Id { scope, len: id.len() as u8, ..Default::default() };
+    if id.is_empty() {
+        return Err(ERROR);
+    }
+    key.bytes.get_mut(..id.len()).ok_or(ERROR)?.copy_from_slice(id);
+    Ok(key)
+}
+
+pub(super) fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
+pub(super) fn unix_ns() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// Runs a `syscall` program on its argument.
+fn run<T: Plain>(program: &OwnedFd, call: &mut T) -> io::Result<()> {
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        ctx_in: std::ptr::from_mut(call).cast(),
+        ctx_size_in: size_of::<T>() as u32,
+        ..Default::default()
+    };
+    // SAFETY: the descriptor is open; the kernel reads and writes as many bytes as `call` has, whose every bit
+    // pattern is a value, and keeps no pointer to it.
+    let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+}
+
+fn handle(object: &mut Loaded, name: &'static str) -> Result<MapHandle, Error> {
+    MapHandle::try_from(&object.map(name)?).map_err(|source| Error::Read { what: name, source })
+}
+
+fn program(object: &Loaded, name: &'static str) -> Result<OwnedFd, Error> {
+    let program = object.program(name)?;
+    program.as_fd().try_clone_to_owned().map_err(|source| Error::Run { program: OBJECT, source })
+}
+
+fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
+    map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
+}
+
+/// Also if it is not there.
+fn delete(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
+    match map.delete(key) {
+        Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),
+        result => result.map_err(|source| Error::Write { what, source }),
+    }
+}
+
+fn is(error: &libbpf_rs::Error, errno: i32) -> bool {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) == Some(errno) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}

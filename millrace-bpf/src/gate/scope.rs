@@ -1,0 +1,51 @@
+//! What an application tells the gate about itself.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use super::Client;
+use super::maps::Maps;
+use crate::Error;
+
+/// An application's side of its scope; see [`Gate::scope`](super::Gate::scope). Clones share it; calls from many threads
+/// at once are fine, each is one system call.
+#[derive(Clone)]
+pub struct Scope {
+    maps: Arc<Maps>,
+    index: u32,
+}
+
+impl Scope {
+    pub(super) fn new(maps: Arc<Maps>, index: u32) -> Self {
+        Self { maps, index }
+    }
+
+    /// A client has one connection more. Returns how many it has. For [`Counting::Application`](super::Counting).
+    pub fn inc(&self, client: IpAddr) -> Result<u32, Error> {
+        self.maps.change_count(self.index, client, 1)
+    }
+
+    /// A client has one connection less. Never less than none.
+    pub fn dec(&self, client: IpAddr) -> Result<u32, Error> {
+        self.maps.change_count(self.index, client, -1)
+    }
+
+    /// How many connections the client has to whom the address belongs.
+    pub fn connections(&self, client: IpAddr) -> Result<u32, Error> {
+        self.maps.connections(self.index, client)
+    }
+
+    /// Makes a connection ID known, before it is given to a peer. For [`Live::Published`](super::Live).
+    pub fn publish(&self, id: &[u8]) -> Result<(), Error> {
+        self.maps.publish(self.index, id)
+    }
+
+    /// Forgets a connection ID, also one that was not known.
+    pub fn retire(&self, id: &[u8]) -> Result<(), Error> {
+        self.maps.retire(self.index, id)
+    }
+
+    pub(super) fn clients(&self) -> Result<Vec<Client>, Error> {
+        Ok(self.maps.clients(self.index))
+    }
+}

@@ -1,0 +1,236 @@
+//! What is in force, and how it changes: written to the half of the maps that is not in use, then switched on.
+
+use std::collections::BTreeMap;
+
+use super::intf;
+use super::maps::{self, Maps};
+use super::prefix::Prefix;
+use super::rules::{Entry, INTERFACE, Policy, Rules};
+use super::token;
+use crate::Error;
+
+/// Userspace's idea of the maps; the maps follow it.
+pub(super) struct Settings {
+    rules: Rules,
+    /// By index. A name keeps its index for as long as the gate lives.
+    names: Vec<String>,
+    listed: BTreeMap<(Option<String>, Prefix), Entry>,
+    active: intf::Active,
+    clock_ns: i64,
+    token_keys: token::Keys,
+    halves: [Half; 2],
+}
+
+/// What one half of the maps holds.
+#[derive(Default)]
+struct Half {
+    scopes: BTreeMap<intf::ScopeKey, u32>,
+    prefixes: BTreeMap<intf::PrefixKey, Entry>,
+}
+
+/// By how much the clocks may drift apart before tokens get another time.
+const CLOCK_SLACK_NS: u64 = 500_000_000;
+const NS_PER_S: i64 = 1_000_000_000;
+
+impl Settings {
+    pub fn new(maps: &Maps) -> Result<Self, Error> {
+        let mut settings = Self {
+            rules: Rules::default(),
+            names: vec![INTERFACE.to_owned()],
+            listed: BTreeMap::new(),
+            active: intf::Active::default(),
+            clock_ns: 0,
+            token_keys: token::Keys::default(),
+            halves: Default::default(),
+        };
+        settings.apply(maps, &Rules::default())?;
+        Ok(settings)
+    }
+
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.names.clone()
+    }
+
+    pub fn token_keys(&self) -> &token::Keys {
+        &self.token_keys
+    }
+
+    /// Never the interface's.
+    pub fn index(&self, name: &str) -> Option<u32> {
+        index(&self.names, name)
+    }
+
+    pub fn apply(&mut self, maps: &Maps, rules: &Rules) -> Result<(), Error> {
+        rules.check()?;
+        let names = self.name(rules)?;
+        let half = 1 - self.active.half;
+        let policies = policies(rules, &names)?;
+        let next = Half::new(half, rules, &names, &self.listed);
+        let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
+        maps.wait_for_runs()?;
+        let old = std::mem::take(self.half(half));
+        maps.clear(old.scopes.keys(), old.prefixes.keys())?;
+        // Known before it is written: what a failure leaves behind is cleared by the next attempt.
+        *self.half(half) = next;
+        let next = &self.halves[(half & 1) as usize];
+        maps.write(half, &policies, &next.scopes, &next.prefixes)?;
+        let active = intf::Active { half, lookups: lookups | prefixes_flag(next), ..self.active };
+        maps.activate(&active)?;
+        (self.active, self.names, self.rules) = (active, names, rules.clone());
+        Ok(())
+    }
+
+    pub fn list(
+        &mut self,
+        maps: &Maps,
+        scope: Option<&str>,
+        prefix: Prefix,
+        entry: Option<Entry>,
+    ) -> Result<(), Error> {
+        let index = match scope {
+            None => 0,
+            Some(name) => self.index(name).ok_or(Error::Config("there is no scope of that name"))?,
+        };
+        let key = prefix_key(self.active.half, index, prefix);
+        let wanted = entry.or_else(|| self.rules_entry(scope, prefix));
+        match wanted {
+            Some(wanted) => maps.put_prefix(&key, wanted)?,
+            None => maps.clear([].iter(), [key].iter())?,
+        }
+        let half = self.half(self.active.half);
+        match wanted {
+            Some(wanted) => half.prefixes.insert(key, wanted),
+            None => half.prefixes.remove(&key),
+        };
+        let name = (scope.map(str::to_owned), prefix);
+        match entry {
+            Some(entry) => self.listed.insert(name, entry),
+            None => self.listed.remove(&name),
+        };
+        let flag = prefixes_flag(self.half(self.active.half));
+        let lookups = self.active.lookups & !intf::LOOKUP_PREFIXES | flag;
+        self.activate(maps, intf::Active { lookups, ..self.active })
+    }
+
+    pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
+        let listed = self.listed.iter();
+        listed.map(|((scope, prefix), entry)| (scope.clone(), *prefix, *entry)).collect()
+    }
+
+    /// Tokens carry UNIX time, and the program has CLOCK_MONOTONIC.
+    pub fn follow_clock(&mut self, maps: &Maps) -> Result<(), Error> {
+        let clock_ns = maps::unix_ns() - maps::monotonic_ns() as i64;
+        if clock_ns.abs_diff(self.clock_ns) < CLOCK_SLACK_NS {
+            return Ok(());
+        }
+        self.clock_ns = clock_ns;
+        self.activate(maps, intf::Active { unix_seconds: clock_ns.div_euclid(NS_PER_S), ..self.active })
+    }
+
+    pub fn rotate_token_key(&mut self, maps: &Maps, key: token::Key) -> Result<(), Error> {
+        let index = 1 - self.active.token_key;
+        maps.put_token_key(index, &key)?;
+        self.token_keys.set(index as usize, key);
+        self.activate(maps, intf::Active { token_key: index, ..self.active })
+    }
+
+    fn activate(&mut self, maps: &Maps, active: intf::Active) -> Result<(), Error> {
+        if active != self.active {
+            maps.activate(&active)?;
+            self.active = active;
+        }
+        Ok(())
+    }
+
+    fn half(&mut self, half: u32) -> &mut Half {
+        &mut self.halves[(half & 1) as usize]
+    }
+
+    /// The names with those that are new.
+    fn name(&self, rules: &Rules) -> Result<Vec<String>, Error> {
+        let mut names = self.names.clone();
+        for scope in &rules.scopes {
+            if index(&names, &scope.name).is_none() {
+                names.push(scope.name.clone());
+            }
+        }
+        if names.len() > intf::SCOPES as usize { Err(Error::Full { what: "scope names" }) } else { Ok(names) }
+    }
+
+    /// What the rules say about a prefix.
+    fn rules_entry(&self, scope: Option<&str>, prefix: Prefix) -> Option<Entry> {
+        let prefixes = match scope {
+            None => &self.rules.prefixes,
+            Some(name) => &self.rules.scopes.iter().find(|scope| scope.name == name)?.prefixes,
+        };
+        prefixes.iter().rfind(|(listed, _)| *listed == prefix).map(|(_, entry)| *entry)
+    }
+}
+
+impl Half {
+    fn new(
+        half: u32,
+        rules: &Rules,
+        names: &[String],
+        listed: &BTreeMap<(Option<String>, Prefix), Entry>,
+    ) -> Self {
+        let mut scopes = BTreeMap::new();
+        let mut prefixes = BTreeMap::new();
+        let mut put = |scope, list: &[(Prefix, Entry)]| {
+            prefixes.extend(list.iter().map(|(prefix, entry)| (prefix_key(half, scope, *prefix), *entry)));
+        };
+        put(0, &rules.prefixes);
+        for scope in &rules.scopes {
+            let Some(index) = index(names, &scope.name) else { continue };
+            scopes.extend(scope.places.iter().map(|place| (place.key(half), index)));
+            put(index, &scope.prefixes);
+        }
+        for ((scope, prefix), entry) in listed {
+            match scope {
+                None => put(0, &[(*prefix, *entry)]),
+                Some(name) => put(index(names, name).unwrap_or(intf::SCOPES), &[(*prefix, *entry)]),
+            }
+        }
+        Self { scopes, prefixes }
+    }
+}
+
+fn prefixes_flag(half: &Half) -> u32 {
+    if half.prefixes.is_empty() { 0 } else { intf::LOOKUP_PREFIXES }
+}
+
+fn index(names: &[String], name: &str) -> Option<u32> {
+    let index = names.iter().position(|known| known == name).filter(|index| *index > 0)?;
+    u32::try_from(index).ok()
+}
+
+/// By index; nothing for what is not in the rules.
+fn policies(rules: &Rules, names: &[String]) -> Result<Vec<intf::Policy>, Error> {
+    let mut policies = vec![intf::Policy::default(); intf::SCOPES as usize];
+    if let Some(interface) = policies.first_mut() {
+        let modes = rules.interface;
+        *interface = intf::Policy { modes: modes.encode(), ..Policy::default().encode(INTERFACE)? };
+    }
+    for scope in &rules.scopes {
+        let index = index(names, &scope.name).and_then(|index| policies.get_mut(index as usize));
+        if let Some(policy) = index {
+            *policy = scope.policy.encode(&scope.name)?;
+        }
+    }
+    Ok(policies)
+}
+
+fn prefix_key(half: u32, scope: u32, prefix: Prefix) -> intf::PrefixKey {
+    let (address, bits) = prefix.raw();
+    let family = if prefix.address().is_ipv4() { 0 } else { intf::TABLE_V6 };
+    intf::PrefixKey {
+        prefix_bits: 32 + u32::from(bits),
+        table: (half as u16 | family).to_be_bytes(),
+        scope: (scope as u16).to_be_bytes(),
+        address,
+    }
+}

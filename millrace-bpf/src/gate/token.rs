@@ -1,0 +1,293 @@
+//! Tokens of Retry packets (RFC 9000, section 8.1.2), as the gate makes them and as an application checks them. The same
+//! as `bpf/gate_token.h`, byte for byte.
+//!
+//! A token says which client it was given to, when, and in answer to which destination connection ID; the last is what
+//! the server's transport parameter `original_destination_connection_id` has to say. The parameter
+//! `retry_source_connection_id` is the destination ID of the Initial that carries the token.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use super::intf;
+use super::prefix::{mapped, unmapped};
+
+/// Bytes of a token.
+pub const LEN: usize = 64;
+const MAGIC: [u8; 4] = *b"mrg1";
+const TAG_AT: usize = LEN - 16;
+/// Seconds by which the clocks of two machines that share keys may differ.
+const SKEW: u64 = 1;
+
+/// What tokens are made with.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Key([u8; 16]);
+
+impl Key {
+    pub const LEN: usize = 16;
+
+    pub const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// From the system's random numbers.
+    pub fn random() -> io::Result<Self> {
+        let mut bytes = [0; 16];
+        std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+        Ok(Self(bytes))
+    }
+
+    pub(super) fn words(&self) -> [u64; 2] {
+        let (low, high) = self.0.split_at(8);
+        [word(low), word(high)]
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+/// The keys that are accepted. A token names the one that it was made with by its index.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Keys([Option<Key>; intf::TOKEN_KEYS]);
+
+impl Keys {
+    /// What [`Gate::token_keys`](super::Gate::token_keys) returned, or somebody else's gate.
+    pub const fn new(keys: [Option<Key>; intf::TOKEN_KEYS]) -> Self {
+        Self(keys)
+    }
+
+    pub fn get(&self, index: usize) -> Option<&Key> {
+        self.0.get(index)?.as_ref()
+    }
+
+    pub(super) fn set(&mut self, index: usize, key: Key) {
+        if let Some(slot) = self.0.get_mut(index) {
+            *slot = Some(key);
+        }
+    }
+}
+
+/// What an authentic token says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Token {
+    pub client: SocketAddr,
+    /// When it was made, seconds since 1970.
+    pub issued: u64,
+    id: [u8; intf::ID_MAX],
+    id_len: usize,
+}
+
+impl Token {
+    /// `None`: a connection ID has 20 bytes at most.
+    pub fn new(client: SocketAddr, original_id: &[u8], issued: u64) -> Option<Self> {
+        let mut id = [0; intf::ID_MAX];
+        id.get_mut(..original_id.len())?.copy_from_slice(original_id);
+        Some(Self { client, issued, id, id_len: original_id.len() })
+    }
+
+    /// The destination connection ID of the Initial that the Retry answered.
+    pub fn original_id(&self) -> &[u8] {
+        &self.id[..self.id_len]
+    }
+
+    /// As the gate would have made it with the key of this index.
+    pub fn seal(&self, index: u8, key: &Key) -> [u8; LEN] {
+        let mut bytes = [0; LEN];
+        let fields: [&[u8]; 6] = [
+            &MAGIC,
+            &[index, self.id_len as u8],
+            &self.client.port().to_be_bytes(),
+            &(self.issued as u32).to_be_bytes(),
+            &mapped(self.client.ip()),
+            &self.id,
+        ];
+        let content = fields.concat();
+        bytes[..TAG_AT].copy_from_slice(&content);
+        bytes[TAG_AT..].copy_from_slice(&siphash128(key, &content));
+        bytes
+    }
+}
+
+/// Why a token was not accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A server may treat the packet as one without a token (RFC 9000, section 8.1.3).
+    #[error("not made by a gate")]
+    NotOurs,
+    #[error("not authentic: forged, or made with a key that is not accepted any more")]
+    Forged,
+    #[error("given to another address")]
+    OtherClient,
+    #[error("too old, or from the future")]
+    Expired,
+}
+
+/// Checks that a token is authentic, and no more. For QUIC libraries that compare address and time themselves.
+pub fn open(keys: &Keys, token: &[u8]) -> Result<Token, Error> {
+    let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
+    let (content, tag) = token.split_at(TAG_AT);
+    let (magic, content_rest) = content.split_at(MAGIC.len());
+    if magic != MAGIC {
+        return Err(Error::NotOurs);
+    }
+    let [index, id_len, port @ .., _, _, _, _] = [
+        content_rest[0],
+        content_rest[1],
+        content_rest[2],
+        content_rest[3],
+        content_rest[4],
+        content_rest[5],
+        content_rest[6],
+        content_rest[7],
+    ];
+    let key = keys.get(usize::from(index)).ok_or(Error::Forged)?;
+    if !equal(&siphash128(key, content), tag) {
+        return Err(Error::Forged);
+    }
+    let issued = content_rest[4..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let mut address = [0; 16];
+    address.copy_from_slice(&content_rest[8..24]);
+    let client = SocketAddr::new(unmapped(address), u16::from_be_bytes(port));
+    let id = content_rest[24..].get(..usize::from(id_len)).ok_or(Error::Forged)?;
+    Token::new(client, id, issued).ok_or(Error::Forged)
+}
+
+/// Checks a token that came from `client` at `now`, in seconds since 1970.
+pub fn check(
+    keys: &Keys,
+    token: &[u8],
+    client: SocketAddr,
+    now: u64,
+    lifetime: Duration,
+) -> Result<Token, Error> {
+    let token = open(keys, token)?;
+    if (token.client.ip(), token.client.port()) != (client.ip().to_canonical(), client.port()) {
+        return Err(Error::OtherClient);
+    }
+    if token.issued > now.saturating_add(SKEW) || now > token.issued.saturating_add(lifetime.as_secs()) {
+        return Err(Error::Expired);
+    }
+    Ok(token)
+}
+
+/// In constant time.
+fn equal(a: &[u8; 16], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
+}
+
+/// SipHash-2-4 with 128 bits of output.
+fn siphash128(key: &Key, message: &[u8]) -> [u8; 16] {
+    let [low, high] = key.words();
+    let mut state = [
+        low ^ 0x736f_6d65_7073_6575,
+        high ^ 0x646f_7261_6e64_6f6d ^ 0xee,
+        low ^ 0x6c79_6765_6e65_7261,
+        high ^ 0x7465_6462_7974_6573,
+    ];
+    let chunks = message.chunks_exact(8);
+    let last = (message.len() as u64) << 56 | word(chunks.remainder());
+    for block in chunks.map(word).chain([last]) {
+        state[3] ^= block;
+        rounds(&mut state, 2);
+        state[0] ^= block;
+    }
+    let mut tag = [0; 16];
+    for (half, (at, mark)) in tag.chunks_exact_mut(8).zip([(2, 0xee), (1, 0xdd)]) {
+        state[at] ^= mark;
+        rounds(&mut state, 4);
+        half.copy_from_slice(&state.iter().fold(0, |sum, word| sum ^ word).to_le_bytes());
+    }
+    tag
+}
+
+fn rounds([a, b, c, d]: &mut [u64; 4], count: usize) {
+    for _ in 0..count {
+        *a = a.wrapping_add(*b);
+        *b = b.rotate_left(13) ^ *a;
+        *a = a.rotate_left(32);
+        *c = c.wrapping_add(*d);
+        *d = d.rotate_left(16) ^ *c;
+        *a = a.wrapping_add(*d);
+        *d = d.rotate_left(21) ^ *a;
+        *c = c.wrapping_add(*b);
+        *b = b.rotate_left(17) ^ *c;
+        *c = c.rotate_left(32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: Key = Key::new([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+
+    /// `vectors_sip128` of the reference implementation, for inputs of 0, 1, 8, 15 and 16 bytes 0, 1, 2...
+    #[test]
+    fn siphash_of_the_reference() {
+        for (len, want) in
+            [(0, 0xa3817f04ba25a8e66df67214c7550293_u128), (1, 0xda87c1d86b99af44347659119b22fc45)]
+        {
+            let message: Vec<u8> = (0..len).collect();
+            assert_eq!(siphash128(&KEY, &message), want.to_be_bytes(), "{len} bytes");
+        }
+    }
+
+    fn keys() -> Keys {
+        Keys::new([None, Some(KEY)])
+    }
+
+    #[test]
+    fn what_is_sealed_opens() {
+        for (client, id) in [
+            ("192.0.2.1:443", &[][..]),
+            ("[2001:db8::1]:65535", &[7; 20]),
+            ("192.0.2.1:1", &[1, 2, 3, 4, 5, 6, 7, 8]),
+        ] {
+            let token = Token::new(client.parse().expect("an address"), id, 1_800_000_000).expect("a token");
+            let sealed = token.seal(1, &KEY);
+            assert_eq!(open(&keys(), &sealed), Ok(token));
+            assert_eq!(token.original_id(), id);
+        }
+        assert_eq!(Token::new("192.0.2.1:1".parse().expect("an address"), &[0; 21], 0), None);
+    }
+
+    #[test]
+    fn every_byte_counts() {
+        let client = "192.0.2.1:443".parse().expect("an address");
+        let sealed = Token::new(client, &[7; 8], 1_800_000_000).expect("a token").seal(1, &KEY);
+        for at in 0..LEN {
+            let mut forged = sealed;
+            forged[at] ^= 1;
+            let want = if at < MAGIC.len() { Error::NotOurs } else { Error::Forged };
+            assert_eq!(open(&keys(), &forged), Err(want), "byte {at}");
+        }
+        assert_eq!(open(&keys(), &sealed[1..]), Err(Error::NotOurs));
+        assert_eq!(open(&Keys::default(), &sealed), Err(Error::Forged));
+    }
+
+    #[test]
+    fn bound_to_address_and_time() {
+        let client: SocketAddr = "192.0.2.1:443".parse().expect("an address");
+        let sealed = Token::new(client, &[7; 8], 100).expect("a token").seal(1, &KEY);
+        let lifetime = Duration::from_secs(10);
+        let check = |client: &str, now| {
+            check(&keys(), &sealed, client.parse().expect("an address"), now, lifetime).map(|_| ())
+        };
+        assert_eq!(check("192.0.2.1:443", 100), Ok(()));
+        assert_eq!(check("[::ffff:192.0.2.1]:443", 100), Ok(()));
+        assert_eq!(check("192.0.2.1:443", 110), Ok(()));
+        assert_eq!(check("192.0.2.1:443", 99), Ok(()));
+        assert_eq!(check("192.0.2.1:443", 98), Err(Error::Expired));
+        assert_eq!(check("192.0.2.1:443", 111), Err(Error::Expired));
+        assert_eq!(check("192.0.2.1:444", 100), Err(Error::OtherClient));
+        assert_eq!(check("192.0.2.2:443", 100), Err(Error::OtherClient));
+    }
+}

@@ -1,0 +1,101 @@
+//! Attaching to an interface at XDP, by a link: the kernel detaches when its last descriptor closes, so also when this
+//! process is killed.
+
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use libbpf_rs::ProgramMut;
+use nix::libc;
+
+use crate::Error;
+
+/// Where in the way of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// Native where the driver can, else generic.
+    #[default]
+    Auto,
+    /// In the driver, before there is a socket buffer.
+    Native,
+    /// In the stack, after one was made: works everywhere, and is slower.
+    Generic,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}
+
+/// A program on an interface; dropping it detaches the program.
+pub(crate) struct Attachment {
+    link: OwnedFd,
+    mode: Mode,
+}
+
+impl Attachment {
+    /// Attaches to an interface of the calling thread's network namespace. An interface has room for one program.
+    pub fn new(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> Result<Self, Error> {
+        let attach = |mode| {
+            link(program, ifindex, mode).map(|link| Self { link, mode }).map_err(|source| Error::Xdp {
+                ifindex,
+                mode,
+                source,
+            })
+        };
+        match mode {
+            Mode::Auto => attach(Mode::Native).or_else(|error| match &error {
+                Error::Xdp { source, .. } if is_for_want_of_support(source) => attach(Mode::Generic),
+                _ => Err(error),
+            }),
+            mode => attach(mode),
+        }
+    }
+
+    /// Never [`Mode::Auto`].
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+}
+
+/// What drivers say that have no XDP, or not for this size of packets.
+fn is_for_want_of_support(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        // Closing alone is not enough: a child that another thread is about to start holds the descriptor until it
+        // executes its program. An interface that is gone took the link along.
+        // SAFETY: the descriptor is open.
+        unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) };
+    }
+}
+
+fn link(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedFd> {
+    let options = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags: match mode {
+            Mode::Auto => 0,
+            Mode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            Mode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+        },
+        ..Default::default()
+    };
+    let program = program.as_fd().as_raw_fd();
+    // SAFETY: the program is loaded; `options` is initialised and carries its size.
+    let fd =
+        unsafe { libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options) };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: libbpf returned a descriptor that nothing else owns.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
