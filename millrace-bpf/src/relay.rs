@@ -37,7 +37,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, LegOutcome, Outcome, Supply};
+pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome, Supply};
 pub use trace::{Event, Tracing, What};
 pub use upstream::{Leg, LegKey, Slot, Upstream};
 
@@ -64,9 +64,11 @@ pub struct Config {
     pub max_slots: u32,
     /// Copies of them that are.
     pub max_legs: u32,
-    /// Packets that one received packet may become in one run of the program, some 2 microseconds each; the
-    /// rest is left to userspace.
+    /// Packets that one received packet may become in one run of the program, some 2 microseconds each. For more
+    /// it is put back into the queue of packets that wait for the stack, and goes up from its last run.
     pub max_legs_per_run: u32,
+    /// Runs that one received packet may take; what is left then is userspace's.
+    pub max_runs: u32,
     /// Registrations that may wait to be drained.
     pub max_waiting: u32,
     /// Memory for keystreams that are computed ahead, 1616 bytes for each packet.
@@ -85,6 +87,7 @@ impl Default for Config {
             max_slots: 1 << 12,
             max_legs: 1 << 15,
             max_legs_per_run: 64,
+            max_runs: 64,
             max_waiting: 1 << 16,
             keystream_bytes: 32 << 20,
             mechanism: None,
@@ -253,8 +256,8 @@ impl Relay {
     }
 
     /// Returns when every run of the program has ended that had begun before: nothing that was removed by then is
-    /// used any more, so it may be handed out again, and what was sent over it is registered. Blocks the calling
-    /// thread for some 10 ms.
+    /// used any more, neither by packets between two of their runs, so it may be handed out again, and what was sent
+    /// over it is registered. Blocks the calling thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }
@@ -409,7 +412,12 @@ fn settings(config: &Config) -> Result<intf::Config, Error> {
     }
     let mut ports = [[0; 2]; intf::PORTS];
     ports.iter_mut().zip(&config.ports).for_each(|(to, port)| *to = port.to_be_bytes());
-    Ok(intf::Config { max_legs_per_run: config.max_legs_per_run, id_bytes: config.id_len as u32, ports })
+    Ok(intf::Config {
+        max_legs_per_run: config.max_legs_per_run,
+        max_runs: config.max_runs,
+        id_bytes: config.id_len as u32,
+        ports,
+    })
 }
 
 fn keystream_entries(config: &Config) -> u32 {

@@ -13,8 +13,8 @@ use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::probe::{self, Probe};
 use millrace_bpf::relay::{
-    Compute, Config, Downstream, Forwarded, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot, Supply,
-    Upstream, Want,
+    Compute, Config, Downstream, Forwarded, FurtherRun, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot,
+    Supply, Upstream, Want,
 };
 use millrace_proto::quic::keys::Suite;
 use net::{Capture, Network, RawSender, address, inside};
@@ -72,9 +72,21 @@ struct Scene {
 impl Scene {
     /// `family`: of the upstream; the subscribers' alternate when there are two in `families`.
     fn new(network: &Network, family: u8, families: &[u8], suite: Suite, legs: usize, seed: u64) -> Self {
-        let mut rng = Rng::with_seed(seed);
         let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
-        let relay = Relay::load(&config).expect("the relay loads");
+        Self::with_config(&config, network, family, families, suite, legs, seed)
+    }
+
+    fn with_config(
+        config: &Config,
+        network: &Network,
+        family: u8,
+        families: &[u8],
+        suite: Suite,
+        legs: usize,
+        seed: u64,
+    ) -> Self {
+        let mut rng = Rng::with_seed(seed);
+        let relay = Relay::load(config).expect("the relay loads");
         let publisher = Direction::new(suite, ID_LEN, &mut rng);
         let upstream = relay.upstream(0).expect("an upstream");
         upstream.add_id(&publisher.id).expect("an ID");
@@ -585,7 +597,8 @@ fn budget_is_shared_in_order() {
     }
     let network = Network::new("bud");
     let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 3, 1);
-    let config = Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, ..Config::default() };
+    let config =
+        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, max_runs: 1, ..Config::default() };
     scene.rebuild(&network, &config);
     attach(&network, &scene.relay, "west");
     for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
@@ -596,6 +609,55 @@ fn budget_is_shared_in_order() {
         let counted = scene.relay.counters().expect("counters").since(&before);
         assert_eq!((counted.packets(outcome), counted.legs(LegOutcome::Sent)), (1, sent as u64));
     }
+}
+
+/// Whoever sees the packet in userspace also finds all of its registrations.
+#[test]
+fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
+    if !root("a_fan_out_beyond_the_budget_goes_on_in_further_runs") {
+        return;
+    }
+    for (name, family, offload) in [("f4", 4, true), ("f6", 6, false)] {
+        let network = Network::new(name);
+        net::set_checksum_offload(&network.publisher, "eth", offload);
+        net::set_checksum_offload(&network.relay, "east", !offload);
+        let config = Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, ..Config::default() };
+        let mut scene = Scene::with_config(&config, &network, family, &[4, 6], Suite::ChaCha20Poly1305, 7, 1);
+        attach(&network, &scene.relay, "west");
+        scene.capture.check();
+        for (chunks, further) in [(1, 1), (2, 3), (8, 13)] {
+            let chunks: Vec<_> = (0..chunks).map(|_| scene.chunk(100)).collect();
+            let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
+            let before = scene.relay.counters().expect("counters");
+            let number = scene.next_number();
+            let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+            scene.expect(&chunks, &forwarded);
+            assert_eq!(scene.capture.check(), 7 * chunks.len());
+            let counted = scene.relay.counters().expect("counters").since(&before);
+            assert_eq!(counted.packets(Outcome::Continued), 1);
+            let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
+            assert_eq!(runs, [1, further - 1, 0]);
+        }
+    }
+}
+
+#[test]
+fn what_is_left_after_the_last_run_is_for_userspace() {
+    if !root("what_is_left_after_the_last_run_is_for_userspace") {
+        return;
+    }
+    let network = Network::new("lft");
+    let config =
+        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 2, max_runs: 3, ..Config::default() };
+    let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::Aes128Gcm, 7, 1);
+    attach(&network, &scene.relay, "west");
+    let chunk = scene.chunk(100);
+    let number = scene.next_number();
+    let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
+    scene.subscribers.truncate(6);
+    scene.expect(&[chunk], &forwarded);
+    let counters = scene.relay.counters().expect("counters");
+    assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [0, 1, 1]);
 }
 
 #[test]

@@ -23,6 +23,7 @@
 #define AF_INET6     10
 #define NUMBER_MASK  ((1ULL << RELAY_NUMBER_BITS) - 1)
 #define SEEN_BLOCK   5 /* log2 of the numbers in a word of the replay window */
+#define GOLDEN_RATIO 0x9e3779b9U /* of 2^32: its multiples are spread evenly */
 #define MAX_ATTEMPTS 4 /* to change a word that other CPUs change too */
 
 /* The one field that is needed; libbpf finds its place in the running kernel. */
@@ -262,14 +263,15 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	keys = bpf_map_lookup_elem(&open_keys, &index);
 	if (!keys)
 		return RELAY_NO_KEYS;
-	number = quic_number(READ_ONCE(upstream->expected), &header);
+	number = work->cursor.id ? work->cursor.number : quic_number(READ_ONCE(upstream->expected), &header);
 	trace_number(&work->arrival, number);
 	extent.header_bytes = 1 + config.id_bytes + header.number_bytes;
 	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
-	if (mark_seen(upstream, number))
+	if (!work->cursor.id && mark_seen(upstream, number))
 		return RELAY_REPLAYED;
+	work->cursor.number = number;
 	raise_expected(upstream, number);
 	if (header.first & QUIC_RESERVED)
 		return RELAY_BAD_FRAMES;
@@ -607,8 +609,20 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
 }
 
+/* A further run may find an entry that is another leg's by now, and just being filled: the epoch is what is written
+ * last, and read first.
+ */
+static __always_inline int is_gone(struct relay_leg *leg, const struct relay_downstream *downstream,
+				   const struct work *work, const struct frame_stream *frame)
+{
+	__u32 epoch = __sync_fetch_and_add(&leg->epoch, 0);
+
+	return !epoch || epoch != READ_ONCE(downstream->epoch) || leg->upstream != work->arrival.upstream ||
+	       leg->upstream_id != frame->id;
+}
+
 static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, struct work *work,
-						      const struct relay_leg *leg,
+						      struct relay_leg *leg,
 						      struct relay_downstream *downstream)
 {
 	const struct frame_stream *frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
@@ -616,8 +630,7 @@ static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, str
 	struct leg_packet *packet = &work->packet;
 	enum relay_leg_outcome outcome;
 
-	if (leg->upstream != work->arrival.upstream || leg->upstream_id != frame->id || !leg->epoch ||
-	    READ_ONCE(downstream->epoch) != leg->epoch)
+	if (is_gone(leg, downstream, work, frame))
 		return RELAY_LEG_GONE;
 	if (frame->offset < leg->from)
 		return RELAY_LEG_BEFORE;
@@ -676,6 +689,59 @@ static long next_leg(__u32 index, struct leg_loop *loop)
 	return 0;
 }
 
+/* --- Further runs --- */
+
+/* A fan-out that is larger than the budget of one run goes on in another: the packet as it came goes to the end of
+ * the queue of packets that wait for the stack, from where it reaches this program again, behind everybody who came
+ * meanwhile; on another CPU if the interface is set up for that (RPS). Where to go on stands in an entry of `cursors`
+ * that its mark leads to: a mark does not come by wire. It goes up to userspace from its last run, so that
+ * whoever sees a packet there also finds registered what it became.
+ */
+static __always_inline void take_cursor(struct __sk_buff *skb, struct work *work)
+{
+	__u32 id = skb->mark, key = id & (CURSORS - 1);
+	struct cursor_entry *entry;
+
+	work->cursor = (struct cursor_entry){};
+	if ((id & ~CURSOR_LOW) != CURSOR_ID)
+		return;
+	entry = bpf_map_lookup_elem(&cursors, &key);
+	if (!entry || __sync_val_compare_and_swap(&entry->id, id, 0) != id)
+		return;
+	work->cursor = *entry;
+	work->cursor.id = id;
+	skb->mark = entry->mark;
+	bpf_set_hash_invalid(skb);
+}
+
+/* Not 0: the packet is where it was. */
+static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
+{
+	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW), key = id & (CURSORS - 1);
+	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
+	__u32 mark = skb->mark, runs = work->cursor.runs + 1;
+
+	if (!entry || runs >= config.max_runs)
+		return -1;
+	*entry = (struct cursor_entry){
+		.number = work->cursor.number,
+		.id = id,
+		.mark = mark,
+		.leg = work->fan.leg,
+		.chunk = work->fan.chunk,
+		.runs = runs,
+	};
+	skb->mark = id;
+	/* Runs take turns on the CPUs that the interface spreads its packets over, if it does. */
+	bpf_set_hash(skb, runs * GOLDEN_RATIO);
+	if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
+		return 0;
+	skb->mark = mark;
+	bpf_set_hash_invalid(skb);
+	__sync_val_compare_and_swap(&entry->id, id, 0);
+	return -1;
+}
+
 /* --- All of it --- */
 
 static __always_inline enum relay_outcome walk_frames(struct work *work)
@@ -689,7 +755,13 @@ static __always_inline enum relay_outcome walk_frames(struct work *work)
 	bpf_loop(FRAMES_MAX, walk_step, &loop, 0);
 	if (!loop.ended)
 		return RELAY_BAD_FRAMES;
-	return work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
+	if (work->cursor.id) {
+		work->fan.chunk = work->cursor.chunk;
+		work->fan.leg = work->cursor.leg;
+	} else {
+		work->fan.leg = work->chunks[0].leg;
+	}
+	return work->fan.chunk < work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
 }
 
 static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct work *work)
@@ -709,13 +781,20 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	outcome = walk_frames(work);
 	if (outcome)
 		return outcome;
-	work->fan.leg = work->chunks[0].leg;
 	work->arrival.summed = BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed);
 	bpf_loop(config.max_legs_per_run, next_leg, &loop, 0);
 	if (restore(skb, work))
 		return RELAY_NOT_RESTORED;
-	return work->fan.left_over || work->fan.chunk < work->fan.chunks ? RELAY_OVER_BUDGET
-									 : RELAY_FORWARDED;
+	if (work->fan.chunk < work->fan.chunks)
+		return put_back(skb, work) ? RELAY_OVER_BUDGET : RELAY_CONTINUED;
+	return work->fan.left_over ? RELAY_OVER_BUDGET : RELAY_FORWARDED;
+}
+
+static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
+{
+	return outcome == RELAY_FORWARDED ? RELAY_RUN_LAST :
+	       outcome == RELAY_CONTINUED ? RELAY_RUN_CONTINUED :
+					    RELAY_RUN_LEFT;
 }
 
 SEC("tcx/ingress")
@@ -728,12 +807,15 @@ int relay_ingress(struct __sk_buff *skb)
 	if (!work)
 		return PASS_ON;
 	work->arrival.traced_ns = 0;
+	take_cursor(skb, work);
 	outcome = relay(skb, work);
-	count(outcome);
+	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + further_run(outcome) : outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
-	/* What is left of the frame may carry somebody else's address. */
-	return outcome == RELAY_NOT_RESTORED ? TC_ACT_SHOT : PASS_ON;
+	/* Its clone waits in the queue; or what is left of the frame may carry somebody else's address. */
+	if (outcome == RELAY_CONTINUED || outcome == RELAY_NOT_RESTORED)
+		return TC_ACT_SHOT;
+	return PASS_ON;
 }
 
 char LICENSE[] SEC("license")

@@ -19,7 +19,8 @@
 
 /* Load-time configuration. */
 struct relay_config {
-	__u32 max_legs_per_run; /* packets that one received packet may become before userspace has to go on */
+	__u32 max_legs_per_run; /* packets that one received packet may become in one run of the program */
+	__u32 max_runs;		/* that one received packet may take */
 	__u32 id_bytes;		/* length of the connection IDs that this relay hands out */
 	__be16 ports[RELAY_PORTS]; /* UDP ports that it listens on; 0: unused */
 };
@@ -155,10 +156,13 @@ struct relay_forwarded {
 	__u8 pad;
 };
 
-/* What became of a received packet: index into the map `outcomes`, where enum relay_leg_outcome follows. */
+/* What became of a received packet: index into the map `outcomes`, where enum relay_leg_outcome and enum
+ * relay_further_run follow.
+ */
 enum relay_outcome {
 	RELAY_FORWARDED = 0, /* its legs were tried */
-	RELAY_OVER_BUDGET,   /* some of them were, max_legs_per_run left the others to userspace */
+	RELAY_CONTINUED,     /* some of them were, the others are in further runs */
+	RELAY_OVER_BUDGET,   /* some of them were, the others are left to userspace */
 	RELAY_NOT_RESTORED, /* as RELAY_FORWARDED, but out of memory for the original: the one that is dropped */
 	RELAY_NOT_UDP,
 	RELAY_FRAGMENT,
@@ -175,6 +179,14 @@ enum relay_outcome {
 	RELAY_BAD_FRAMES,
 	RELAY_NO_SLOT, /* no frame of a stream that has a slot */
 	RELAY_OUTCOMES,
+};
+
+/* What became of a packet in a run that went on with it. */
+enum relay_further_run {
+	RELAY_RUN_LAST = 0, /* all its legs were tried by now */
+	RELAY_RUN_CONTINUED,
+	RELAY_RUN_LEFT, /* the other legs are left to userspace */
+	RELAY_FURTHER_RUNS,
 };
 
 /* Whose packets become events; userspace changes it while the program runs. */

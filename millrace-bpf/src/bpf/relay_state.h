@@ -57,6 +57,21 @@ struct fan {
 	__u32 left_over; /* chunks for which there was no room */
 };
 
+/* Where the fan-out of a packet goes on that was put back into the queue of its interface. */
+struct cursor_entry {
+	__u64 number; /* of the QUIC packet */
+	__u32 id;     /* the packet's mark while it waits; 0: nobody's */
+	__u32 mark;   /* that it had, and gets back */
+	__u32 leg;
+	__u32 chunk;
+	__u32 runs; /* that it has taken */
+	__u32 pad;
+};
+
+#define CURSORS	    4096	/* packets that wait at a time; what is more loses its place to newer ones */
+#define CURSOR_ID   0x4d520000U /* in the high half of an entry's ID */
+#define CURSOR_LOW  0xffffU
+
 /* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
 struct work {
 	struct quic_buf in;
@@ -66,6 +81,7 @@ struct work {
 	struct chunk chunks[CHUNKS];
 	struct fan fan;
 	struct leg_packet packet;
+	struct cursor_entry cursor; /* where it began; without an ID: at the beginning */
 	struct bpf_fib_lookup route;
 };
 
@@ -152,7 +168,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, RELAY_OUTCOMES + RELAY_LEG_OUTCOMES);
+	__uint(max_entries, RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + RELAY_FURTHER_RUNS);
 } outcomes SEC(".maps");
 
 struct {
@@ -161,6 +177,15 @@ struct {
 	__type(value, struct work);
 	__uint(max_entries, 1);
 } works SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct cursor_entry);
+	__uint(max_entries, CURSORS);
+} cursors SEC(".maps");
+
+__u32 cursors_used = 0;
 
 struct nothing {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

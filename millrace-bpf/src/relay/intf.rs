@@ -11,7 +11,12 @@ pub(crate) const SEEN_WORDS: usize = 8;
 /// `RELAY_END`: no further leg.
 pub(crate) const END: u32 = u32::MAX;
 
-mirror!(Config = "relay_config" { max_legs_per_run: u32, id_bytes: u32, ports: [[u8; 2]; PORTS] });
+mirror!(Config = "relay_config" {
+    max_legs_per_run: u32,
+    max_runs: u32,
+    id_bytes: u32,
+    ports: [[u8; 2]; PORTS],
+});
 
 mirror!(Id = "relay_id" { bytes: [u8; ID_MAX] });
 
@@ -129,7 +134,7 @@ shared!(Tracing = "relay_tracing" {
 mod tests {
     use super::*;
     use crate::intf::assert_layouts;
-    use crate::relay::{LegOutcome, Outcome, Supply};
+    use crate::relay::{FurtherRun, LegOutcome, Outcome, Supply};
     use libbpf_rs::btf::Btf;
     use libbpf_rs::btf::types::Enum;
 
@@ -170,5 +175,6 @@ mod tests {
         assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("relay_supply", "relay_supply_"), Supply::ALL.map(Supply::name));
         assert_eq!(names("relay_leg_outcome", "relay_leg_"), LegOutcome::ALL.map(LegOutcome::name));
+        assert_eq!(names("relay_further_run", "relay_run_"), FurtherRun::ALL.map(FurtherRun::name));
     }
 }

@@ -25,7 +25,9 @@ outcomes! {
     Outcome {
         /// Its legs were tried, each with a [`LegOutcome`] of its own.
         Forwarded = "forwarded",
-        /// As `Forwarded`, but `max_legs_per_run`, or too many streams in one packet, left some to userspace.
+        /// The first [`Config::max_legs_per_run`](super::Config::max_legs_per_run) were; each [`FurtherRun`] goes on.
+        Continued = "continued",
+        /// As `Forwarded`, but some were left to userspace: too many streams in one packet, no further run.
         OverBudget = "over_budget",
         /// As `Forwarded`, but there was no memory to bring the original back: it is dropped.
         NotRestored = "not_restored",
@@ -85,6 +87,17 @@ outcomes! {
 }
 
 outcomes! {
+    /// What became of a packet in a run that went on with it.
+    FurtherRun {
+        /// All its legs were tried by now.
+        Last = "last",
+        Continued = "continued",
+        /// The other legs are left to userspace: the queue is full, or [`Config::max_runs`](super::Config::max_runs).
+        Left = "left",
+    }
+}
+
+outcomes! {
     /// Where a packet's keystream came from.
     Supply {
         /// Userspace had computed it.
@@ -101,12 +114,14 @@ outcomes! {
 pub struct Counters {
     pub(super) packets: [u64; Outcome::ALL.len()],
     pub(super) legs: [u64; LegOutcome::ALL.len()],
+    pub(super) further_runs: [u64; FurtherRun::ALL.len()],
 }
 
 impl Counters {
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
-        let (packets, legs) = raw.split_first_chunk()?;
-        Some(Self { packets: *packets, legs: legs.try_into().ok()? })
+        let (packets, rest) = raw.split_first_chunk()?;
+        let (legs, rest) = rest.split_first_chunk()?;
+        Some(Self { packets: *packets, legs: *legs, further_runs: rest.try_into().ok()? })
     }
 
     /// Received packets with this outcome.
@@ -119,11 +134,17 @@ impl Counters {
         self.legs[outcome as usize]
     }
 
+    /// Runs after a packet's first, with this outcome.
+    pub fn further_runs(&self, outcome: FurtherRun) -> u64 {
+        self.further_runs[outcome as usize]
+    }
+
     /// What was counted since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);
         difference.legs.iter_mut().zip(earlier.legs).for_each(|(now, then)| *now -= then);
+        difference.further_runs.iter_mut().zip(earlier.further_runs).for_each(|(now, then)| *now -= then);
         difference
     }
 }

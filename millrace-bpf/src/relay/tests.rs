@@ -22,20 +22,27 @@ const LEG: Leg =
 const PUBLISHER: u32 = 11;
 const SUBSCRIBER: u32 = 12;
 
+const PASS_ON: u32 = -1i32 as u32;
+const DROP: u32 = 2;
+
 struct Bench {
     relay: Relay,
     upstream: Upstream,
     publisher: Direction,
-    _slot: Slot,
-    _downstream: Downstream,
+    slot: Slot,
+    downstream: Downstream,
     rng: Rng,
 }
 
 impl Bench {
     /// One upstream whose stream `STREAM` has a leg that is always declined as [`LegOutcome::Before`].
     fn new() -> Self {
+        Self::with_config(Config::default())
+    }
+
+    fn with_config(config: Config) -> Self {
         let mut rng = Rng::with_seed(3);
-        let config = Config { ports: vec![1, PORT], id_len: ID_LEN, ..Config::default() };
+        let config = Config { ports: vec![1, PORT], id_len: ID_LEN, ..config };
         let relay = Relay::load(&config).expect("the relay loads");
         let publisher = Direction::new(Suite::ChaCha20Poly1305, ID_LEN, &mut rng);
         let upstream = relay.upstream(0).expect("an upstream");
@@ -53,24 +60,34 @@ impl Bench {
         downstream.set_session(SUBSCRIBER);
         let mut slot = upstream.slot(STREAM);
         slot.add(&downstream, &LEG).expect("a leg");
-        Self { relay, upstream, publisher, _slot: slot, _downstream: downstream, rng }
+        Self { relay, upstream, publisher, slot, downstream, rng }
     }
 
     /// Runs one frame. It must pass on, whatever the outcome.
     fn run(&self, frame: &[u8], gso_size: u32) -> Outcome {
-        const PASS_ON: u32 = -1i32 as u32;
         let before = self.relay.counters().expect("counters");
-        let mut context = context(gso_size);
-        let input =
-            ProgramInput { data_in: Some(frame), context_in: Some(&mut context), ..ProgramInput::default() };
-        let output = {
-            let object = lock(&self.relay.object);
-            object.program("relay_ingress").expect("the program").test_run(input).expect("test run")
-        };
-        assert_eq!(output.return_value, PASS_ON);
+        assert_eq!(self.test_run(frame, &mut context(gso_size)), PASS_ON);
         let counted = self.relay.counters().expect("counters").since(&before);
         assert_eq!(counted.packets.iter().sum::<u64>(), 1, "{counted:?}");
         Outcome::ALL.into_iter().find(|outcome| counted.packets(*outcome) == 1).expect("an outcome")
+    }
+
+    /// Returns the program's verdict; the context is as the program left it.
+    fn test_run(&self, frame: &[u8], context: &mut [u8]) -> u32 {
+        let mut after = vec![0; context.len()];
+        let input = ProgramInput {
+            data_in: Some(frame),
+            context_in: Some(context),
+            context_out: Some(&mut after),
+            ..ProgramInput::default()
+        };
+        let verdict = {
+            let object = lock(&self.relay.object);
+            let program = object.program("relay_ingress").expect("the program");
+            program.test_run(input).expect("test run").return_value
+        };
+        context.copy_from_slice(&after);
+        verdict
     }
 
     /// Runs a QUIC packet over IPv4.
@@ -578,4 +595,50 @@ fn what_was_unlinked_comes_back_after_settling() {
     assert!(relay.needs_settling());
     relay.settle().expect("settled");
     assert!(!relay.needs_settling() && relay.upstream(0).is_ok());
+}
+
+/// The mark leads to where a packet's next run goes on, is used up by it, and comes back.
+#[test]
+fn a_further_run_goes_on_where_the_last_ended() {
+    const MARK: usize = 8;
+    if !root("a_further_run_goes_on_where_the_last_ended") {
+        return;
+    }
+    let mut bench = Bench::with_config(Config { max_legs_per_run: 2, ..Config::default() });
+    for _ in 1..5 {
+        bench.slot.add(&bench.downstream, &LEG).expect("a leg");
+    }
+    let frame = |bench: &Bench, number| {
+        let packet = bench.publisher.seal((0, number), 2, &stream(100));
+        ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)))
+    };
+    let run = |bench: &Bench, frame: &[u8], mark: u32| {
+        let mut context = context(0);
+        context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
+        let before = bench.legs_tried();
+        let verdict = bench.test_run(frame, &mut context);
+        let after = u32::from_ne_bytes(*context[MARK..].first_chunk().expect("a mark"));
+        (verdict, after, bench.legs_tried() - before)
+    };
+    let (one, other) = (frame(&bench, 0), frame(&bench, 300));
+    let (verdict, first, legs) = run(&bench, &one, 77);
+    assert_eq!((verdict, legs), (DROP, 2));
+    // Meanwhile others come, among them far later numbers and this one again.
+    let (verdict, second, legs) = run(&bench, &other, 0);
+    assert_eq!((verdict, legs), (DROP, 2));
+    assert_eq!(run(&bench, &one, 77), (PASS_ON, 77, 0), "replayed");
+    let (verdict, third, legs) = run(&bench, &one, first);
+    assert_eq!((verdict, legs), (DROP, 2));
+    assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth leg");
+    // What is used up is a mark like any other.
+    assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
+    // A cursor is of no use to another packet.
+    assert_eq!(run(&bench, &one, second), (PASS_ON, 0, 0));
+    let counters = bench.relay.counters().expect("counters");
+    assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
+    assert_eq!(counters.packets(Outcome::Replayed), 2);
+    // Removed meanwhile.
+    let (_, mark, _) = run(&bench, &frame(&bench, 301), 0);
+    bench.slot = bench.upstream.slot(STREAM);
+    assert_eq!(run(&bench, &frame(&bench, 301), mark), (PASS_ON, 0, 0));
 }

@@ -212,12 +212,13 @@ impl Slot {
             (&entry.next, intf::END),
             (&entry.downstream, downstream.id().index),
             (&entry.upstream, self.key.upstream),
-            (&entry.epoch, downstream.id().epoch),
             (&entry.level, u32::from(leg.level)),
             (&entry.track, leg.track),
         ] {
             word.store(value, Ordering::Relaxed);
         }
+        // Last: a packet between two runs may lead to the entry already.
+        entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.legs.last() {
             Some(last) => self.shared.legs.get(*last).next.store(index, Ordering::Release),
             None => self.lead_to(index).inspect_err(|_| self.retire(index))?,

@@ -63,6 +63,28 @@ pub struct Setup<'a> {
     pub interfaces: &'a [String],
     /// Memory for keystreams that are computed ahead.
     pub keystream_bytes: u64,
+    pub limits: Limits,
+}
+
+/// How much the engine has room for, and how long it may take at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that media arrives on.
+    pub publishers: u32,
+    /// Connections in all, each of which media may leave on.
+    pub sessions: u32,
+    /// Streams to subscribers at a time.
+    pub streams: u32,
+    /// Packets that one received packet may become in one run of the program.
+    pub copies_per_run: u32,
+    /// Runs that one received packet may take.
+    pub runs: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { publishers: 256, sessions: 4096, streams: 1 << 15, copies_per_run: 64, runs: 64 }
+    }
 }
 
 /// An interface that media is forwarded from.
@@ -158,8 +180,19 @@ pub struct Line {
 impl Kernel {
     /// Loads the fast path, and attaches it.
     pub fn start(setup: Setup<'_>) -> Result<Arc<Self>, Error> {
-        let Setup { ports, id_len, interfaces, keystream_bytes } = setup;
-        let config = bpf::Config { ports, id_len, keystream_bytes, ..bpf::Config::default() };
+        let Setup { ports, id_len, interfaces, keystream_bytes, limits } = setup;
+        let config = bpf::Config {
+            ports,
+            id_len,
+            keystream_bytes,
+            max_upstreams: limits.publishers,
+            max_downstreams: limits.sessions,
+            max_slots: limits.streams,
+            max_legs: limits.streams,
+            max_legs_per_run: limits.copies_per_run,
+            max_runs: limits.runs,
+            ..bpf::Config::default()
+        };
         let relay = bpf::Relay::load(&config).map_err(Error::Load)?;
         let attached = interfaces.iter().map(|name| attach(&relay, name)).collect::<Result<_, _>>()?;
         let (commands, todo) = mpsc::channel();

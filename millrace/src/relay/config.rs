@@ -18,6 +18,8 @@ use serde::{Deserialize, Deserializer, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
+use crate::engine::kernel::Limits;
+
 /// What the relay runs with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -28,6 +30,7 @@ pub struct Config {
     pub interfaces: Vec<String>,
     /// Memory of engine `kernel` for keystreams that are computed ahead.
     pub keystream_bytes: u64,
+    pub kernel: Limits,
     pub identity: Identity,
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
@@ -182,6 +185,21 @@ settings! {
     /// Memory of engine kernel for cryptography ahead of time, bytes or with KiB, MiB, GiB [default: 32MiB]
     #[arg(long, value_name = "BYTES")]
     keystream_bytes: ByteCount,
+    /// Publishers' sessions that engine kernel has room for [default: 256]
+    #[arg(long, value_name = "N")]
+    kernel_publishers: u32,
+    /// Sessions that engine kernel has room for, all of them [default: 4096]
+    #[arg(long, value_name = "N")]
+    kernel_sessions: u32,
+    /// Streams to subscribers that engine kernel has room for [default: 32768]
+    #[arg(long, value_name = "N")]
+    kernel_streams: u32,
+    /// Copies that engine kernel makes of a packet before it lets others in [default: 64]
+    #[arg(long, value_name = "N")]
+    kernel_copies_per_run: u32,
+    /// Times that a packet may have that turn; further copies leave from userspace [default: 64]
+    #[arg(long, value_name = "N")]
+    kernel_runs: u32,
     /// Certificate chain, PEM; read again when it changes and on SIGHUP
     #[arg(long, value_name = "FILE")]
     tls_cert: PathBuf,
@@ -327,11 +345,23 @@ impl Check {
 
     fn config(&mut self, settings: Settings) -> Config {
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
+        let limits = Limits::default();
         Config {
             listen: self.listen(settings.listen),
             engine,
             interfaces: self.interfaces(settings.interface, engine),
             keystream_bytes: settings.keystream_bytes.map_or(32 << 20, |count| count.0),
+            kernel: Limits {
+                publishers: self.some("kernel-publishers", settings.kernel_publishers, limits.publishers),
+                sessions: self.some("kernel-sessions", settings.kernel_sessions, limits.sessions),
+                streams: self.some("kernel-streams", settings.kernel_streams, limits.streams),
+                copies_per_run: self.some(
+                    "kernel-copies-per-run",
+                    settings.kernel_copies_per_run,
+                    limits.copies_per_run,
+                ),
+                runs: self.some("kernel-runs", settings.kernel_runs, limits.runs),
+            },
             identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),
@@ -467,6 +497,16 @@ impl Check {
         let value = given.map_or(Duration::from_secs(default), |seconds| seconds.0);
         if value.is_zero() {
             self.problem(key, "must be more than 0");
+        }
+        value
+    }
+
+    /// The kernel takes no more entries than this in a map.
+    fn some(&mut self, key: &str, given: Option<u32>, default: u32) -> u32 {
+        const MOST: u32 = 1 << 24;
+        let value = given.unwrap_or(default);
+        if !(1..=MOST).contains(&value) {
+            self.problem(key, format!("must be 1 to {MOST}"));
         }
         value
     }

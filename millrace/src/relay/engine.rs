@@ -69,6 +69,7 @@ fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
         id_len: quic::ID_LEN,
         interfaces: &interfaces,
         keystream_bytes: config.keystream_bytes,
+        limits: config.kernel,
     })
 }
 

@@ -208,9 +208,14 @@ impl LiveTrack {
         if let Some((Status::EndOfTrack, object)) = pushed.status {
             self.data.ended_at(Location { group, object });
         }
-        for subscription in self.subscriptions.read().iter() {
+        // Who comes first is another one in every subgroup, in which the kernel follows the order of this.
+        let subscriptions = self.subscriptions.read();
+        let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
+        let (last, front) = subscriptions.split_at(first);
+        for subscription in front.iter().chain(last) {
             subscription.offer(subgroup, News::Grown(feed), now, outbox);
         }
+        drop(subscriptions);
         outbox.flush();
         self.progress.notify_waiters();
     }

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use millrace_bpf::relay::{LegOutcome, Outcome};
+use millrace_bpf::relay::{FurtherRun, LegOutcome, Outcome};
 use millrace_proto::{quic::keys::Suite, relay::downstream};
 use parking_lot::Mutex;
 
@@ -145,6 +145,8 @@ impl Shared {
                 .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
             copies: counters
                 .map(|counters| outcomes(LegOutcome::ALL, |one| (one.name(), counters.legs(one)))),
+            further_runs: counters
+                .map(|counters| outcomes(FurtherRun::ALL, |one| (one.name(), counters.further_runs(one)))),
         }
     }
 

@@ -43,6 +43,9 @@ pub struct Engine {
     /// What became of copies that the kernel could have sent, by reason; all but `sent` are userspace's.
     #[serde(default)]
     pub copies: Option<BTreeMap<String, u64>>,
+    /// Runs that went on with a packet which becomes more copies than fit one run, by how they ended.
+    #[serde(default)]
+    pub further_runs: Option<BTreeMap<String, u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

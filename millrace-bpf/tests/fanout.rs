@@ -1,0 +1,274 @@
+//! Ways to go on with a fan-out that is too large for one run of the relay program, measured against each other:
+//!
+//! `cargo test -p millrace-bpf --test fanout -- --ignored --nocapture`, as root on a machine that does nothing else.
+//!
+//! CPU 0 has the publisher and so the program; CPU 1 has the receiver. A bystander's packets are steered to CPU 0 a
+//! moment after each of the publisher's: how long they take says how long CPU 0 is kept from other work.
+
+#[path = "support/net.rs"]
+#[allow(dead_code)]
+mod net;
+#[path = "support/quic.rs"]
+#[allow(dead_code)]
+mod quic;
+
+use std::io::IoSlice;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use fastrand::Rng;
+use millrace_bpf::crypto::QuicKeys;
+use millrace_bpf::relay::{Compute, Config, Downstream, Forwarded, Leg, Path, Relay, Want};
+use millrace_proto::quic::keys::Suite;
+use net::{Network, address, inside};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::socket::{MsgFlags, MultiHeaders, SockaddrStorage, sendmmsg};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+use quic::{Chunk, Direction};
+
+const PORT: u16 = 4443;
+const LEGS: usize = 512;
+const PACKETS: u64 = 100;
+const ROUNDS: usize = 3;
+const PAUSE: Duration = Duration::from_millis(1);
+
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// All in one run, however long that takes.
+    OneRun,
+    FurtherRuns,
+    /// With RPS over both CPUs.
+    FurtherRunsSpread,
+    /// One run, and userspace sends the rest; who comes first changes with every packet.
+    Userspace,
+}
+
+const WAYS: [Way; 4] = [Way::OneRun, Way::FurtherRuns, Way::FurtherRunsSpread, Way::Userspace];
+
+/// Microseconds.
+#[derive(Default)]
+struct Figures {
+    /// From the publisher's send call until a copy was registered, or sent by userspace.
+    copies: Vec<u64>,
+    /// The same for the last copy of each packet.
+    last: Vec<u64>,
+    bystander: Vec<u64>,
+}
+
+#[test]
+#[ignore = "measures, which takes a quiet machine"]
+fn ways_to_go_on() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP ways_to_go_on: needs root");
+        return;
+    }
+    println!(
+        "{LEGS} subscribers, 1200 bytes, {ROUNDS} x {PACKETS} packets; medians over rounds (least, most), us"
+    );
+    let mut all: Vec<Vec<Figures>> = WAYS.iter().map(|_| Vec::new()).collect();
+    for _ in 0..ROUNDS {
+        WAYS.iter().zip(&mut all).for_each(|(way, rounds)| rounds.push(measure(*way)));
+    }
+    for (way, rounds) in WAYS.iter().zip(&mut all) {
+        let mut row = format!("{way:?}:");
+        type Series = fn(&mut Figures) -> &mut Vec<u64>;
+        let series: [(&str, Series); 3] = [
+            ("copy", |f| &mut f.copies),
+            ("last copy", |f| &mut f.last),
+            ("bystander", |f| &mut f.bystander),
+        ];
+        for (name, pick) in series {
+            for percent in [50, 99] {
+                let mut values: Vec<_> = rounds.iter_mut().map(|f| percentile(pick(f), percent)).collect();
+                values.sort_unstable();
+                let (least, most) = (values[0], values[ROUNDS - 1]);
+                row += &format!("  {name} p{percent} {} ({least}, {most})", values[ROUNDS / 2]);
+            }
+        }
+        println!("{row}");
+    }
+}
+
+fn percentile(values: &mut [u64], percent: usize) -> u64 {
+    values.sort_unstable();
+    values[(values.len() - 1) * percent / 100]
+}
+
+fn now_ns() -> u64 {
+    Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC).expect("a clock")).as_nanos() as u64
+}
+
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu).expect("a CPU");
+    sched_setaffinity(Pid::from_raw(0), &set).expect("affinity");
+}
+
+fn steer(namespace: &str, interface: &str, cpus: u8) {
+    let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
+    let script = format!("echo {cpus} > {file}");
+    let command = ["netns", "exec", namespace, "sh", "-c", &script];
+    assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
+}
+
+struct Subscriber {
+    keys: Direction,
+    downstream: Downstream,
+}
+
+fn subscriber(relay: &Relay, (local, remote): (SocketAddr, SocketAddr), rng: &mut Rng) -> Subscriber {
+    let keys = Direction::new(Suite::ChaCha20Poly1305, 8, rng);
+    let path = Path { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
+    let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
+    downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
+    downstream.set_max_bytes(u64::MAX / 2);
+    downstream.set_max_data(u64::MAX / 2);
+    Subscriber { keys, downstream }
+}
+
+fn measure(way: Way) -> Figures {
+    let network = Network::new("fan");
+    let mut rng = Rng::with_seed(1);
+    let (max_legs_per_run, max_runs) = match way {
+        Way::OneRun => (LEGS as u32, 1),
+        Way::FurtherRuns | Way::FurtherRunsSpread => (64, 64),
+        Way::Userspace => (64, 1),
+    };
+    let config = Config { ports: vec![PORT], max_legs_per_run, max_runs, ..Config::default() };
+    let relay = Relay::load(&config).expect("the relay loads");
+    if matches!(way, Way::FurtherRunsSpread) {
+        steer(&network.relay, "west", 3);
+    }
+    // The bystander comes by the other interface.
+    steer(&network.relay, "east", 1);
+    let sink = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
+    let remote = sink.local_addr().expect("address");
+    let local = SocketAddr::new(address(4, 2, 1), PORT);
+    let from_relay = net::socket(&network.relay, SocketAddr::new(local.ip(), 0));
+    from_relay.send_to(&[0], remote).expect("send");
+    let publisher = Direction::new(Suite::ChaCha20Poly1305, 8, &mut rng);
+    let upstream = relay.upstream(0).expect("an upstream");
+    upstream.add_id(&publisher.id).expect("an ID");
+    upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
+    let subscribers: Vec<_> = (0..LEGS).map(|_| subscriber(&relay, (local, remote), &mut rng)).collect();
+    let mut slot = upstream.slot(2);
+    for (tag, subscriber) in (0..).zip(&subscribers) {
+        let leg =
+            Leg { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 60, tag, level: 0, track: 0, group: 0 };
+        slot.add(&subscriber.downstream, &leg).expect("a leg");
+    }
+    let ifindex = net::ifindex(&network.relay, "west");
+    inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
+    let to = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), PORT));
+    let from = net::socket(&network.publisher, SocketAddr::new(address(4, 1, 2), 0));
+    from.connect(to.local_addr().expect("address")).expect("connect");
+
+    let chunk = Chunk { stream: 2, offset: 7, data: quic::bytes(1200, &mut rng), fin: false };
+    let packets: Vec<_> =
+        (0..PACKETS).map(|number| publisher.seal((0, number), 2, &chunk.encode())).collect();
+    let sent: Vec<AtomicU64> = packets.iter().map(|_| AtomicU64::default()).collect();
+    let (next, bystander) = (Barrier::new(2), Bystander::new(&network));
+    let mut figures = Figures::default();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            pin(0);
+            for (packet, sent) in packets.iter().zip(&sent) {
+                next.wait();
+                std::thread::sleep(PAUSE);
+                sent.store(now_ns(), Ordering::SeqCst);
+                from.send(packet).expect("send");
+            }
+        });
+        pin(1);
+        let mut outgoing = Outgoing { socket: from_relay, remote, packets: Vec::new() };
+        let refill = || {
+            for Subscriber { keys, downstream } in &subscribers {
+                assert_eq!(downstream.refill(Want { len: 4, text_bytes: 1300 }, keys.keystreams()).len, 4);
+            }
+        };
+        for (number, (packet, sent)) in packets.iter().zip(&sent).enumerate() {
+            refill();
+            next.wait();
+            figures.bystander.push(bystander.delay(sent));
+            let mut buffer = [0; 2048];
+            let len = to.recv(&mut buffer).expect("the original");
+            assert_eq!(buffer[..len], *packet);
+            let sent = sent.load(Ordering::SeqCst);
+            let mut times = [0; LEGS];
+            relay.drain(|one: Forwarded| times[one.tag as usize] = one.time_ns);
+            if matches!(way, Way::Userspace) {
+                outgoing.rest(&subscribers, number * 64 % LEGS, &chunk, &mut times);
+            }
+            assert!(times.iter().all(|time| *time > 0), "a copy is missing");
+            let delays = times.iter().map(|time| (time - sent) / 1000);
+            figures.last.extend(delays.clone().max());
+            figures.copies.extend(delays);
+        }
+    });
+    figures
+}
+
+/// What userspace sends, at least: sealed packets in batches, without whatever finds out that they are due.
+struct Outgoing {
+    socket: UdpSocket,
+    remote: SocketAddr,
+    packets: Vec<Vec<u8>>,
+}
+
+impl Outgoing {
+    /// Sends what the kernel has not, beginning with subscriber `first`.
+    fn rest(&mut self, subscribers: &[Subscriber], first: usize, chunk: &Chunk, times: &mut [u64]) {
+        let frames = Chunk { stream: 3, ..chunk.clone() }.encode();
+        let missing: Vec<_> =
+            (first..LEGS).chain(0..first).filter(|subscriber| times[*subscriber] == 0).collect();
+        for batch in missing.chunks(64) {
+            self.packets.clear();
+            for subscriber in batch {
+                let Subscriber { keys, downstream } = &subscribers[*subscriber];
+                let number = downstream.number().fetch_add(1, Ordering::SeqCst);
+                self.packets.push(keys.build((0, number), &frames));
+            }
+            let slices: Vec<_> = self.packets.iter().map(|packet| [IoSlice::new(packet)]).collect();
+            let to = vec![Some(SockaddrStorage::from(self.remote)); batch.len()];
+            let mut headers = MultiHeaders::preallocate(batch.len(), None);
+            let fd = self.socket.as_raw_fd();
+            let none = MsgFlags::empty();
+            let sent = sendmmsg(fd, &mut headers, &slices, &to, [], none).expect("sent").count();
+            assert_eq!(sent, batch.len());
+            let now = now_ns();
+            batch.iter().for_each(|subscriber| times[*subscriber] = now);
+        }
+    }
+}
+
+/// Sends small packets that CPU 0 takes in.
+struct Bystander {
+    from: UdpSocket,
+    to: UdpSocket,
+}
+
+impl Bystander {
+    fn new(network: &Network) -> Self {
+        let to = net::socket(&network.relay, SocketAddr::new(address(4, 2, 1), 0));
+        let from = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
+        from.connect(to.local_addr().expect("address")).expect("connect");
+        Self { from, to }
+    }
+
+    /// How long one takes that is sent a moment after a packet of the publisher.
+    fn delay(&self, publisher: &AtomicU64) -> u64 {
+        const MOMENT_NS: u64 = 100_000;
+        let due = || publisher.load(Ordering::SeqCst) + MOMENT_NS;
+        while due() == MOMENT_NS || now_ns() < due() {
+            std::hint::spin_loop();
+        }
+        let sent = now_ns();
+        self.from.send(&[1]).expect("send");
+        self.to.recv(&mut [0; 8]).expect("receive");
+        (now_ns() - sent) / 1000
+    }
+}
