@@ -19,8 +19,9 @@ pub mod token;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use libbpf_rs::RingBufferBuilder;
+use libbpf_rs::{ProgramInput, RingBufferBuilder};
 
 pub use prefix::{ParseError, Prefix};
 pub use reason::{Event, Pass, Reason, Rule};
@@ -102,6 +103,15 @@ pub struct Counter {
     pub bytes: u64,
     /// Packets that the rule would have refused if it had been enforced.
     pub monitored: u64,
+}
+
+/// What becomes of a frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    Pass,
+    Drop,
+    /// Goes back in place of the one that came: a Retry or Version Negotiation.
+    Answer(Vec<u8>),
 }
 
 /// Totals since the gate was loaded.
@@ -258,7 +268,13 @@ impl Gate {
     /// Returns how many connections were forgotten.
     pub fn maintain(&self) -> Result<u64, Error> {
         lock(&self.settings).follow_clock(&self.maps)?;
-        self.maps.expire(maps::monotonic_ns())
+        self.expire_after(Duration::ZERO)
+    }
+
+    /// Forgets what will have been idle after `time` in which nothing happens, and returns how many connections.
+    pub fn expire_after(&self, time: Duration) -> Result<u64, Error> {
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.maps.expire(maps::monotonic_ns().saturating_add(time_ns))
     }
 
     /// Makes tokens with this key from now on. Those of the key before are still accepted, older ones are not.
@@ -269,6 +285,33 @@ impl Gate {
     /// What an application needs to check tokens.
     pub fn token_keys(&self) -> token::Keys {
         lock(&self.settings).token_keys().clone()
+    }
+
+    /// Decides about an Ethernet frame as if it had arrived, with all that follows for counters and state, but without a
+    /// network.
+    pub fn run(&self, frame: &[u8]) -> Result<Action, Error> {
+        let object = lock(&self.object);
+        let mut after = vec![0; frame.len()];
+        let input =
+            ProgramInput { data_in: Some(frame), data_out: Some(&mut after), ..ProgramInput::default() };
+        let output = object
+            .program("gate_xdp")?
+            .test_run(input)
+            .map_err(|source| Error::Read { what: "the verdict", source })?;
+        match output.return_value {
+            libbpf_sys::XDP_PASS => Ok(Action::Pass),
+            libbpf_sys::XDP_DROP => Ok(Action::Drop),
+            libbpf_sys::XDP_TX => Ok(Action::Answer(output.data.unwrap_or_default().to_vec())),
+            _ => Err(Error::Config("the program returned what it never should")),
+        }
+    }
+
+    /// Watches an Ethernet frame as if a server had sent it.
+    pub fn run_egress(&self, frame: &[u8]) -> Result<(), Error> {
+        let input = ProgramInput { data_in: Some(frame), ..ProgramInput::default() };
+        let object = lock(&self.object);
+        let output = object.program("gate_egress")?.test_run(input);
+        output.map(|_| ()).map_err(|source| Error::Read { what: "what was watched", source })
     }
 
     pub fn statistics(&self) -> Result<Statistics, Error> {
@@ -339,6 +382,3 @@ fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-#[cfg(test)]
-mod tests;

@@ -222,8 +222,8 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 	return 0;
 }
 
-/* Leaves the destination connection ID in work->id. Its length is not in short headers. */
-static __always_inline int take_id(struct gate_work *work, const struct gate_policy *policy)
+/* Leaves the destination connection ID in work->id, and returns its length, which is not in short headers. */
+static __always_inline __u32 take_id(struct gate_work *work, const struct gate_policy *policy)
 {
 	const struct gate_packet *packet = &work->packet;
 	const __u8 *from = head_at(&work->head, packet->id_at);
@@ -234,13 +234,13 @@ static __always_inline int take_id(struct gate_work *work, const struct gate_pol
 		state = bpf_map_lookup_elem(&states, &work->scope);
 		len = policy->id_bytes ? policy->id_bytes : state ? READ_ONCE(state->id_bytes) : 0;
 	}
-	if (!len || len > GATE_ID_MAX || packet->id_at + len > packet->end)
-		return -1;
+	if (len > GATE_ID_MAX || packet->id_at + len > packet->end)
+		len = 0;
 	work->id.scope = work->scope;
 	work->id.len = len;
 	for (int i = 0; i < GATE_ID_MAX; i++)
 		work->id.bytes[i] = i < len ? from[i] : 0;
-	return 0;
+	return len;
 }
 
 /* Whether it belongs to a live connection, or to a handshake that the server has answered. */
@@ -253,7 +253,7 @@ __noinline enum gate_pass find_connection(struct gate_work *work, const struct g
 	if (!work || !policy)
 		return 0;
 	is_short = work->packet.kind == QUIC_SHORT;
-	has_id = !take_id(work, policy);
+	has_id = take_id(work, policy) != 0;
 	if (has_id) {
 		connection = bpf_map_lookup_elem(&connections, &work->id);
 		if (connection) {
@@ -313,6 +313,12 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	return 0;
 }
 
+/* Whether there is any use in remembering who was let in. */
+static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
+{
+	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY));
+}
+
 /* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
 __noinline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -321,9 +327,10 @@ __noinline int look_at_initial(struct gate_work *work, const struct gate_policy 
 	if (!work || !policy)
 		return -1;
 	work->is_new = 1;
-	if (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY)) {
+	if (has_openings(work, policy)) {
 		opening = bpf_map_lookup_elem(&openings, &work->id);
-		work->is_repeated = opening && same_address(&opening->address, &work->path.address);
+		work->is_repeated = opening && opening->port == work->path.port &&
+				    same_address(&opening->address, &work->path.address);
 	}
 	work->is_proved = has_valid_token(work, policy);
 	return 0;
@@ -331,9 +338,9 @@ __noinline int look_at_initial(struct gate_work *work, const struct gate_policy 
 
 static __always_inline void remember_opening(struct gate_work *work, const struct gate_policy *policy)
 {
-	struct gate_opening opening = {.address = work->path.address};
+	struct gate_opening opening = {.address = work->path.address, .port = work->path.port};
 
-	if (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY))
+	if (has_openings(work, policy))
 		bpf_map_update_elem(&openings, &work->id, &opening, BPF_ANY);
 }
 
@@ -527,15 +534,11 @@ __noinline int find_scope(struct gate_work *work, __u32 found)
 static __always_inline void name_client(struct gate_work *work)
 {
 	const struct gate_packet *packet = &work->packet;
-	struct bytes16 address = load16(packet->source.bytes), mask;
+	const volatile struct gate_address *mask =
+		packet->family == 4 ? &config.client_mask_v4 : &config.client_mask_v6;
 
-	if (packet->family == 4)
-		mask = load16((const __u8 *)config.client_mask_v4.bytes);
-	else
-		mask = load16((const __u8 *)config.client_mask_v6.bytes);
-	address.low &= mask.low;
-	address.high &= mask.high;
-	store16(work->client.address.bytes, address);
+	for (int i = 0; i < sizeof(mask->bytes); i++)
+		work->client.address.bytes[i] = packet->source.bytes[i] & mask->bytes[i];
 	work->client.scope = work->scope;
 	work->path.address = packet->source;
 	work->path.scope = work->scope;
@@ -638,24 +641,23 @@ __noinline int sample(const struct gate_work *work, __u32 reason, __u32 bytes)
 	return 0;
 }
 
-/* What is refused is dropped, unless it gets an answer. Nothing with odd headers does: the answer would need them. */
+/* No answer would be as large as half of this, and nothing has to be known of odd headers. */
+static __always_inline int can_be_answered(const struct gate_packet *packet)
+{
+	return packet->end - packet->quic_at >= INITIAL_DATAGRAM && !packet->options && !packet->long_ids;
+}
+
+/* What is refused is dropped, unless it gets an answer. */
 static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 				  const struct gate_policy *policy, __u32 rule)
 {
-	const struct gate_packet *packet = &work->packet;
-	int failed;
+	int answers = rule == GATE_RETRY || (rule == GATE_VERSION && policy->flags & GATE_ANSWER_VERSIONS);
 
-	if (rule == GATE_VERSION) {
-		if (!(policy->flags & GATE_ANSWER_VERSIONS) ||
-		    packet->end - packet->quic_at < INITIAL_DATAGRAM)
-			return XDP_DROP;
-		failed = make_version_negotiation(work, policy);
-	} else if (rule == GATE_RETRY) {
-		failed = make_retry(work);
-	} else {
+	if (!answers)
 		return XDP_DROP;
-	}
-	if (!failed && !packet->options && !put_answer(ctx, work))
+	if (can_be_answered(&work->packet) &&
+	    !(rule == GATE_RETRY ? make_retry(work) : make_version_negotiation(work, policy)) &&
+	    !put_answer(ctx, work))
 		return XDP_TX;
 	count_event(GATE_NOT_ANSWERED);
 	return XDP_DROP;
@@ -808,7 +810,7 @@ SEC("tcx/egress")
 int gate_egress(struct __sk_buff *skb)
 {
 	struct gate_address server;
-	struct gate_opening opening;
+	struct gate_opening opening = {};
 	struct udp_packet packet = {};
 	struct gate_policy *policy;
 	struct gate_state *state;
@@ -820,6 +822,7 @@ int gate_egress(struct __sk_buff *skb)
 		return PASS_ON;
 	to_address(&server, packet.source, packet.family);
 	to_address(&opening.address, packet.destination, packet.family);
+	opening.port = packet.destination_port;
 	policy = find_tracking(&server, packet.source_port, &id.scope);
 	if (!policy || take_source_id(skb, packet.payload_offset, &id))
 		return PASS_ON;

@@ -180,6 +180,8 @@ struct gate_path_state {
  */
 struct gate_opening {
 	struct gate_address address;
+	__be16 port;
+	__u16 pad;
 };
 
 /* Key of the map `buckets`. */

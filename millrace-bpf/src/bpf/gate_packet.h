@@ -72,6 +72,7 @@ struct gate_packet {
 	__u8 first;
 	__u8 id_len; /* of destination and source; long headers only */
 	__u8 source_id_len;
+	__u8 long_ids; /* another version's, too long to be read */
 	__be32 version;
 	__u16 id_at;
 	__u16 source_id_at;
@@ -275,6 +276,7 @@ static __always_inline enum quic_kind read_long(const struct gate_head *head, st
 	packet->version = head_be32(head, packet->quic_at + 1);
 	kind = long_kind(packet);
 	too_long = kind == QUIC_OTHER_VERSION ? QUIC_OTHER_VERSION : QUIC_IMPOSSIBLE;
+	packet->long_ids = 1;
 	if (head_u8(head, at) > GATE_ID_MAX)
 		return too_long;
 	packet->id_len = head_u8(head, at);
@@ -284,6 +286,7 @@ static __always_inline enum quic_kind read_long(const struct gate_head *head, st
 		return QUIC_IMPOSSIBLE;
 	if (head_u8(head, at) > GATE_ID_MAX)
 		return too_long;
+	packet->long_ids = 0;
 	packet->source_id_len = head_u8(head, at);
 	packet->source_id_at = at + 1;
 	at += 1 + packet->source_id_len;

@@ -35,6 +35,7 @@ pub(super) struct Maps {
     count: OwnedFd,
     expire: OwnedFd,
     masks: [u8; 2],
+    max_ids: usize,
 }
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
@@ -71,6 +72,7 @@ impl Maps {
             count: program(object, "gate_count")?,
             expire: program(object, "gate_expire")?,
             masks: [96 + config.client_prefix_v4, config.client_prefix_v6],
+            max_ids: config.max_ids.max(1) as usize,
         })
     }
 
@@ -176,9 +178,12 @@ impl Maps {
     pub fn publish(&self, scope: u32, id: &[u8]) -> Result<(), Error> {
         let connection = intf::Connection::default();
         let key = id_key(scope, id)?;
-        match self.connections.update(key.as_bytes(), connection.as_bytes(), MapFlags::ANY) {
-            Err(source) if is(&source, nix::libc::E2BIG) => Err(Error::Full { what: "connection IDs" }),
-            result => result.map_err(|source| Error::Write { what: "connections", source }),
+        match write(&self.connections, "connections", key.as_bytes(), connection.as_bytes()) {
+            // What a full table says has no kind of its own; ask the table.
+            Err(_) if self.connections.keys().count() >= self.max_ids => {
+                Err(Error::Full { what: "connection IDs" })
+            }
+            result => result,
         }
     }
 
@@ -284,15 +289,4 @@ fn delete(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> 
         Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),
         result => result.map_err(|source| Error::Write { what, source }),
     }
-}
-
-fn is(error: &libbpf_rs::Error, errno: i32) -> bool {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error) == Some(errno) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
 }

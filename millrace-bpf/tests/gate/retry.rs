@@ -1,0 +1,204 @@
+//! Retry packets and their tokens.
+
+use std::net::SocketAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use millrace_bpf::gate::token::{self, Key};
+use millrace_bpf::gate::{Action, Event, Gate, Pass, Policy, Rate, Rule};
+use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+
+use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer};
+use crate::{apply, enforce, gate, judge, passed, reason, refused, root, to_server};
+
+const V4: &str = "192.0.2.7:40000";
+const V6: &str = "[2001:db8::7]:40000";
+const LIFETIME: Duration = Duration::from_secs(10);
+
+fn policy() -> Policy {
+    Policy { modes: enforce(&[Rule::Retry]), token_lifetime: LIFETIME, ..Policy::default() }
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_secs()
+}
+
+/// RFC 9001, section 5.8; RFC 9369, section 3.3.3.
+fn integrity_tag(version: u32, pseudo_packet: &[u8]) -> Vec<u8> {
+    let (key, nonce) = match version {
+        1 => (0xbe0c690b9f66575a1d766b54e368c84e_u128, "461599d35d632bf2239825bb"),
+        _ => (0x8fb4b01b56ac48e260fbcbcead7ccc92_u128, "d86969bc2d7c6d9990efb04a"),
+    };
+    let key = LessSafeKey::new(UnboundKey::new(&AES_128_GCM, &key.to_be_bytes()).expect("a key"));
+    let nonce = u128::from_str_radix(nonce, 16).expect("hex").to_be_bytes();
+    let nonce = Nonce::try_assume_unique_for_key(&nonce[4..]).expect("a nonce");
+    let tag = key.seal_in_place_separate_tag(nonce, Aad::from(pseudo_packet), &mut []).expect("a tag");
+    tag.as_ref().to_vec()
+}
+
+/// The Retry that answers an Initial: its connection ID and token.
+fn retry(gate: &Gate, frame: &Frame, version: u32, id: &[u8], from: &[u8]) -> (Vec<u8>, Vec<u8>) {
+    let (verdict, action) = judge(gate, &frame.bytes());
+    assert_eq!(verdict, Some(("web".to_owned(), refused(Rule::Retry))));
+    let Action::Answer(answer) = action else { panic!("{action:?}") };
+    assert!(answer.len() < 256);
+    let packet = payload_of_answer(frame, &answer);
+    let type_bits = if version == 1 { 0xf0 } else { 0xc0 };
+    assert_eq!(packet[0] & 0xf0, type_bits);
+    let source_at = 6 + from.len() + 1;
+    let retry_id = packet[source_at..source_at + 8].to_vec();
+    let start = long_start(packet[0], version, from, &retry_id);
+    assert_eq!(packet[..start.len()], start);
+    let (token, tag) = packet[start.len()..].split_at(token::LEN);
+    let pseudo = [&[id.len() as u8], id, &packet[..packet.len() - 16]].concat();
+    assert_eq!(tag, integrity_tag(version, &pseudo), "integrity tag");
+    (retry_id, token.to_vec())
+}
+
+/// Appendix A.4 of RFC 9001 and of RFC 9369 for the reference that the program is compared with.
+#[test]
+fn integrity_tags_of_the_rfcs() {
+    for (version, packet, tag) in [
+        (1, "ff000000010008f067a5502a4262b5746f6b656e", "04a265ba2eff4d829058fb3f0f2496ba"),
+        (2, "cf6b3343cf0008f067a5502a4262b5746f6b656e", "c8646ce8bfe33952d955543665dcc7b6"),
+    ] {
+        let packet = hex(packet);
+        let pseudo = [&[8], &hex("8394c8f03e515708")[..], &packet].concat();
+        assert_eq!(integrity_tag(version, &pseudo), hex(tag));
+    }
+}
+
+fn hex(text: &str) -> Vec<u8> {
+    text.as_bytes()
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("text"), 16).expect("hex"))
+        .collect()
+}
+
+/// Both families and versions, IDs of all lengths: the tag is right, the token says what it must, and is accepted from
+/// the same address and port only.
+#[test]
+fn tokens() {
+    if !root("tokens") {
+        return;
+    }
+    let gate = gate(policy());
+    let keys = gate.token_keys();
+    for version in VERSIONS {
+        for from in [V4, V6] {
+            for len in 0..=20 {
+                let (id, source_id) = (vec![0xd0; len], vec![0x50; 20 - len]);
+                let asked = to_server(from, initial(version, &id, &source_id, &[]));
+                let (retry_id, token) = retry(&gate, &asked, version, &id, &source_id);
+                let client: SocketAddr = from.parse().expect("an address");
+                let checked = token::check(&keys, &token, client, now(), LIFETIME).expect("a good token");
+                assert_eq!(checked.original_id(), id);
+                let again = initial(version, &retry_id, &source_id, &token);
+                assert_eq!(reason(&gate, &to_server(from, again.clone())), passed(Pass::Proved));
+                let mut other_port = to_server(from, again.clone());
+                other_port.source.set_port(40001);
+                retry(&gate, &other_port, version, &retry_id, &source_id);
+                let other = if client.is_ipv4() { "192.0.2.8:40000" } else { "[2001:db8::8]:40000" };
+                retry(&gate, &to_server(other, again), version, &retry_id, &source_id);
+            }
+        }
+    }
+    let invalid = gate.statistics().expect("statistics").event(Event::TokenInvalid);
+    assert_eq!(invalid, 2 * 2 * 2 * 21);
+}
+
+#[test]
+fn forged_tokens() {
+    if !root("forged_tokens") {
+        return;
+    }
+    let gate = gate(policy());
+    let id = [1; 8];
+    let (retry_id, token) = retry(&gate, &to_server(V4, initial(1, &id, &[], &[])), 1, &id, &[]);
+    for at in 0..token.len() {
+        let mut forged = token.clone();
+        forged[at] ^= 0x40;
+        retry(&gate, &to_server(V4, initial(1, &retry_id, &[], &forged)), 1, &retry_id, &[]);
+    }
+    for other in [&token[1..], &[token.clone(), vec![0]].concat(), &[9; 64], &[9; 200]] {
+        retry(&gate, &to_server(V4, initial(1, &retry_id, &[], other)), 1, &retry_id, &[]);
+    }
+    assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));
+}
+
+/// What Rust makes, the program accepts, within its time.
+#[test]
+fn age_and_keys() {
+    if !root("age_and_keys") {
+        return;
+    }
+    let gate = gate(policy());
+    let client = V4.parse().expect("an address");
+    let token = |issued, index: u8, key: &Key| {
+        token::Token::new(client, &[1; 8], issued).expect("a token").seal(index, key).to_vec()
+    };
+    let accepts = |token: Vec<u8>| {
+        let (verdict, _) = judge(&gate, &to_server(V4, initial(1, &[7; 8], &[], &token)).bytes());
+        verdict == Some(("web".to_owned(), passed(Pass::Proved)))
+    };
+    let keys: Vec<Key> = (1..4).map(|byte| Key::new([byte; 16])).collect();
+    let mut accepted = Vec::new();
+    for key in &keys {
+        gate.rotate_token_key(key.clone()).expect("a key");
+        accepted.push(
+            [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(key)).expect("an index"),
+        );
+        // Each key is still good after the next has come, and not any more after the one after that.
+        for (age, (key, index)) in keys.iter().zip(&accepted).rev().enumerate() {
+            assert_eq!(accepts(token(now(), *index, key)), age < 2, "age {age}");
+        }
+    }
+    let (key, index) = (&keys[2], accepted[2]);
+    assert!(accepts(token(now() - 5, index, key)));
+    assert!(!accepts(token(now() - 15, index, key)));
+    assert!(!accepts(token(now() + 5, index, key)));
+}
+
+/// Only above a rate, only new connections, and nothing that cannot be answered.
+#[test]
+fn only_under_load() {
+    if !root("only_under_load") {
+        return;
+    }
+    let calm = Rate { amount: 1, per: Duration::from_secs(1000), burst: 5 };
+    let gate = gate(Policy { retry_above: Some(calm), ..policy() });
+    let open = |n: u8, from| to_server(from, initial(1, &[n; 8], &[], &[]));
+    for n in 0..5 {
+        assert_eq!(reason(&gate, &open(n, V4)), passed(Pass::New));
+    }
+    // The same Initial again is no other connection.
+    assert_eq!(reason(&gate, &open(4, V4)), passed(Pass::New));
+    retry(&gate, &open(5, V4), 1, &[5; 8], &[]);
+    // From elsewhere it is.
+    retry(&gate, &open(4, V6), 1, &[4; 8], &[]);
+    for kind in [Type::ZeroRtt, Type::Handshake] {
+        let other = to_server(V4, long(kind, 1, &[6; 8], &[], &[], 1200));
+        assert_eq!(reason(&gate, &other), passed(Pass::Unknown));
+    }
+    let mut options = open(6, V4);
+    options.options = 1;
+    assert_eq!(reason(&gate, &options), refused(Rule::Retry));
+    assert_eq!(gate.statistics().expect("statistics").event(Event::NotAnswered), 1);
+    apply(&gate, Policy { retry_above: None, ..policy() });
+    retry(&gate, &open(7, V4), 1, &[7; 8], &[]);
+}
+
+/// Two scopes with tags: the answer keeps them.
+#[test]
+fn tags() {
+    if !root("tags") {
+        return;
+    }
+    let gate = gate(policy());
+    for tags in [vec![0x8100], vec![0x88a8, 0x8100]] {
+        for from in [V4, V6] {
+            let mut frame = to_server(from, initial(1, &[1; 8], &[2; 20], &[]));
+            frame.tags.clone_from(&tags);
+            retry(&gate, &frame, 1, &[1; 8], &[2; 20]);
+        }
+    }
+}

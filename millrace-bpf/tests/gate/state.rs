@@ -1,0 +1,426 @@
+//! What depends on what came before: live connections, quotas, rates.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use millrace_bpf::gate::{
+    Config, Counting, Event, Gate, Live, Pass, Policy, Prefix, Rate, Rates, Reason, Rule, Rules,
+};
+
+use crate::frame::{Frame, Type, VERSIONS, initial, long, short};
+use crate::{apply, config, enforce, gate, passed, reason, refused, root, scope, to_client, to_server};
+
+const V4: &str = "192.0.2.7:40000";
+const V6: &str = "[2001:db8::7]:40000";
+const NEW: Reason = passed(Pass::New);
+const LIVE: Reason = passed(Pass::Live);
+const UNKNOWN: Reason = passed(Pass::Unknown);
+const SERVER_ID: [u8; 8] = [0x5e; 8];
+
+/// A burst that does not refill while a test runs.
+fn burst(burst: u64) -> Option<Rate> {
+    Some(Rate { amount: 1, per: Duration::from_secs(1000), burst })
+}
+
+/// Connections are told apart by their IDs.
+fn open(from: &str, n: u32) -> Frame {
+    let id = [n.to_be_bytes(), [0xc1; 4]].concat();
+    to_server(from, initial(VERSIONS[n as usize % 2], &id, &[2; 4], &[]))
+}
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("an address")
+}
+
+fn published() -> Policy {
+    Policy { live: Live::Published { id_len: 8 }, counting: Counting::Application, ..Policy::default() }
+}
+
+#[test]
+fn quota() {
+    if !root("quota") {
+        return;
+    }
+    let quota = Policy { modes: enforce(&[Rule::Quota]), quota: Some(2), ..published() };
+    let gate = gate(quota);
+    let web = gate.scope("web").expect("a scope");
+    // Clients are whole addresses with IPv4, and networks with IPv6.
+    for (from, sibling, other) in [
+        ("192.0.2.7:1000", "192.0.2.7:2000", "192.0.2.8:1000"),
+        ("[2001:db8::7]:1000", "[2001:db8::8:1]:2000", "[2001:db8:0:1::7]:1000"),
+    ] {
+        let client = from.parse::<std::net::SocketAddr>().expect("an address").ip();
+        assert_eq!(web.inc(client).expect("inc"), 1);
+        assert_eq!(reason(&gate, &open(from, 1)), NEW);
+        assert_eq!(web.inc(client).expect("inc"), 2);
+        assert_eq!(reason(&gate, &open(from, 2)), refused(Rule::Quota));
+        assert_eq!(reason(&gate, &open(sibling, 3)), refused(Rule::Quota));
+        assert_eq!(reason(&gate, &open(other, 4)), NEW);
+        // Whose first packet was let in, may send it again, and the second half of it.
+        assert_eq!(reason(&gate, &open(from, 1)), NEW);
+        // Only Initials with an unknown ID are new connections.
+        web.publish(&SERVER_ID).expect("an ID");
+        assert_eq!(reason(&gate, &to_server(from, initial(1, &SERVER_ID, &[2; 4], &[]))), LIVE);
+        assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 100))), LIVE);
+        assert_eq!(reason(&gate, &to_server(from, short(&[9; 8], 100))), UNKNOWN);
+        assert_eq!(web.dec(client).expect("dec"), 1);
+        assert_eq!(reason(&gate, &open(from, 5)), NEW);
+        assert_eq!(web.connections(client).expect("connections"), 1);
+        assert_eq!((web.dec(client).expect("dec"), web.dec(client).expect("dec")), (0, 0));
+    }
+}
+
+/// From many threads, none is lost.
+#[test]
+fn counting_is_atomic() {
+    if !root("counting_is_atomic") {
+        return;
+    }
+    let gate = gate(published());
+    let web = gate.scope("web").expect("a scope");
+    let clients = [address("192.0.2.7"), address("2001:db8::7")];
+    std::thread::scope(|threads| {
+        for _ in 0..4 {
+            let web = web.clone();
+            threads.spawn(move || {
+                for n in 0..2000 {
+                    web.inc(clients[n % 2]).expect("inc");
+                    if n % 4 < 2 {
+                        web.dec(clients[n % 2]).expect("dec");
+                    }
+                }
+            });
+        }
+    });
+    for client in clients {
+        assert_eq!(web.connections(client).expect("connections"), 4 * 500);
+    }
+    let mut all = gate.clients("web").expect("clients");
+    all.sort_by_key(|client| client.prefix);
+    let want: Vec<Prefix> = ["192.0.2.7", "2001:db8::/64"].map(|p| p.parse().expect("a prefix")).into();
+    assert_eq!(all.iter().map(|client| client.prefix).collect::<Vec<_>>(), want);
+    assert!(all.iter().all(|client| client.connections == 2000));
+}
+
+#[test]
+fn published_ids() {
+    if !root("published_ids") {
+        return;
+    }
+    let gate = gate(Policy { modes: enforce(&[Rule::UnknownId]), ..published() });
+    let web = gate.scope("web").expect("a scope");
+    for from in [V4, V6] {
+        let packet = to_server(from, short(&SERVER_ID, 100));
+        assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
+        web.publish(&SERVER_ID).expect("an ID");
+        assert_eq!(reason(&gate, &packet), LIVE);
+        for version in VERSIONS {
+            let handshake = long(Type::Handshake, version, &SERVER_ID, &[], &[], 90);
+            assert_eq!(reason(&gate, &to_server(from, handshake)), LIVE);
+        }
+        assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 28))), refused(Rule::Short));
+        assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 29))), LIVE);
+        web.retire(&SERVER_ID).expect("an ID");
+        web.retire(&SERVER_ID).expect("also if it is gone");
+        assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
+    }
+    // Another application's ID means nothing here.
+    let rules = |policy: Policy| Rules {
+        scopes: vec![scope("web", 443, policy.clone()), scope("dns", 853, policy)],
+        ..Rules::default()
+    };
+    gate.apply(&rules(Policy { modes: enforce(&[Rule::UnknownId]), ..published() })).expect("rules");
+    gate.scope("dns").expect("a scope").publish(&SERVER_ID).expect("an ID");
+    assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
+}
+
+#[test]
+fn room_for_ids_ends() {
+    if !root("room_for_ids_ends") {
+        return;
+    }
+    let gate = gate(published());
+    let web = gate.scope("web").expect("a scope");
+    let id = |n: u32| [n.to_be_bytes(), [7; 4]].concat();
+    let fits = (0..1000).take_while(|n| web.publish(&id(*n)).is_ok()).count() as u32;
+    assert_eq!(fits, config().max_ids);
+    let error = web.publish(&id(1000)).expect_err("no room").to_string();
+    assert_eq!(error, "no room for more connection IDs");
+    for n in 0..fits {
+        assert_eq!(reason(&gate, &to_server(V4, short(&id(n), 100))), LIVE);
+    }
+    for bad in [&[][..], &[1; 21]] {
+        assert!(web.publish(bad).is_err());
+    }
+}
+
+fn tracked(rules: &[Rule]) -> Policy {
+    Policy {
+        modes: enforce(rules),
+        live: Live::Tracked { idle: Duration::from_secs(30) },
+        quota: Some(1),
+        ..Policy::default()
+    }
+}
+
+/// The server's part of a handshake.
+fn answer(gate: &Gate, to: &str, version: u32, id: &[u8]) {
+    let payload = long(Type::Initial, version, &[2; 4], id, &[], 1200);
+    gate.run_egress(&to_client(to, payload).bytes()).expect("watched");
+}
+
+/// A handshake of a client up to its first short header.
+fn handshake(gate: &Gate, from: &str, version: u32, id: &[u8]) {
+    assert_eq!(reason(gate, &to_server(from, initial(version, &[0xc0; 8], &[2; 4], &[]))), NEW);
+    answer(gate, from, version, id);
+    for payload in [initial(version, id, &[2; 4], &[]), long(Type::Handshake, version, id, &[2; 4], &[], 100)]
+    {
+        assert_eq!(reason(gate, &to_server(from, payload)), passed(Pass::Handshake));
+    }
+    assert_eq!(reason(gate, &to_server(from, short(id, 100))), LIVE);
+}
+
+#[test]
+fn tracking() {
+    if !root("tracking") {
+        return;
+    }
+    for version in VERSIONS {
+        for (from, rebound, elsewhere) in
+            [(V4, "192.0.2.7:40001", "192.0.2.9:40000"), (V6, "[2001:db8::7]:40001", "[2001:db8:9::7]:40000")]
+        {
+            let gate = gate(tracked(&[Rule::Quota]));
+            let web = gate.scope("web").expect("a scope");
+            let client = to_server(from, vec![]).source.ip();
+            assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 100))), UNKNOWN);
+            handshake(&gate, from, version, &SERVER_ID);
+            assert_eq!(web.connections(client).expect("connections"), 1);
+            assert_eq!(reason(&gate, &open(from, 9)), refused(Rule::Quota));
+            // Another ID on the same path, the same ID on another path; that is the path then.
+            assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), passed(Pass::LivePath));
+            assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), UNKNOWN);
+            assert_eq!(reason(&gate, &to_server(rebound, short(&SERVER_ID, 100))), LIVE);
+            assert_eq!(reason(&gate, &to_server(rebound, short(&[6; 8], 100))), passed(Pass::LivePath));
+            assert_eq!(reason(&gate, &to_server(from, short(&[6; 8], 100))), UNKNOWN);
+            // Who never got the answer does not know the ID; who overheard it, comes from elsewhere.
+            answer(&gate, from, version, &[0x77; 8]);
+            assert_eq!(reason(&gate, &to_server(elsewhere, short(&[0x77; 8], 100))), UNKNOWN);
+            assert_eq!(web.connections(client).expect("connections"), 1);
+            let statistics = gate.statistics().expect("statistics");
+            assert_eq!(statistics.event(Event::ConnectionTracked), 1);
+        }
+    }
+}
+
+/// What a client says alone proves nothing, and what the server says in short headers, Retry or Version Negotiation is
+/// no answer to a handshake.
+#[test]
+fn nothing_is_proved_by_claims() {
+    if !root("nothing_is_proved_by_claims") {
+        return;
+    }
+    let gate = gate(tracked(&[]));
+    let chosen = [0xc1; 8];
+    for payload in [
+        initial(1, &chosen, &[2; 4], &[]),
+        long(Type::Handshake, 1, &chosen, &[2; 4], &[], 100),
+        short(&chosen, 100),
+    ] {
+        assert!(matches!(reason(&gate, &to_server(V4, payload)), Reason::Passed(Pass::New | Pass::Unknown)));
+    }
+    for payload in [
+        short(&chosen, 100),
+        long(Type::Retry, 1, &[2; 4], &chosen, &[], 100),
+        crate::frame::long_start(0xc0, 0, &[2; 4], &chosen),
+        long(Type::Initial, 1, &[2; 4], &[], &[], 1200),
+        vec![0xc0, 0, 0],
+        vec![],
+    ] {
+        gate.run_egress(&to_client(V4, payload).bytes()).expect("watched");
+        assert_eq!(reason(&gate, &to_server(V4, short(&chosen, 100))), UNKNOWN);
+    }
+    assert_eq!(gate.statistics().expect("statistics").event(Event::ConnectionTracked), 0);
+}
+
+#[test]
+fn idle_connections_expire() {
+    if !root("idle_connections_expire") {
+        return;
+    }
+    let gate = gate(tracked(&[Rule::Quota]));
+    let web = gate.scope("web").expect("a scope");
+    let client = to_server(V4, vec![]).source.ip();
+    handshake(&gate, V4, 1, &SERVER_ID);
+    handshake(&gate, V6, VERSIONS[1], &[0x66; 8]);
+    web.publish(&[0x99; 8]).expect("an ID");
+    assert_eq!(gate.expire_after(Duration::from_secs(29)).expect("expiry"), 0);
+    assert_eq!(web.connections(client).expect("connections"), 1);
+    assert_eq!(reason(&gate, &open(V4, 9)), refused(Rule::Quota));
+    assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), 2);
+    assert_eq!(web.connections(client).expect("connections"), 0);
+    assert_eq!(reason(&gate, &open(V4, 9)), NEW);
+    // Published ones are the application's.
+    assert_eq!(reason(&gate, &to_server(V4, short(&[0x99; 8], 100))), LIVE);
+    // The answer is still remembered, so the client can prove itself again.
+    assert_eq!(reason(&gate, &to_server(V4, short(&[6; 8], 100))), UNKNOWN);
+    assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), LIVE);
+    assert_eq!(web.connections(client).expect("connections"), 1);
+}
+
+/// Rates: exactly as many as the burst has.
+#[test]
+fn rates() {
+    if !root("rates") {
+        return;
+    }
+    let one_packet = open(V4, 0).payload.len() as u64;
+    let all =
+        |rates: Rates| Policy { client_rates: rates, unknown_rates: rates, live_rates: rates, ..published() };
+    for (rule, rates, each_client, initials_only) in [
+        (Rule::ClientInitials, Rates { initials: burst(5), ..Rates::default() }, true, true),
+        (Rule::ClientPackets, Rates { packets: burst(5), ..Rates::default() }, true, false),
+        (Rule::ClientBytes, Rates { bytes: burst(5 * one_packet), ..Rates::default() }, true, false),
+        (Rule::UnknownInitials, Rates { initials: burst(5), ..Rates::default() }, false, true),
+        (Rule::UnknownPackets, Rates { packets: burst(5), ..Rates::default() }, false, false),
+        (Rule::UnknownBytes, Rates { bytes: burst(5 * one_packet), ..Rates::default() }, false, false),
+    ] {
+        let gate = gate(Policy { modes: enforce(&[rule]), ..all(rates) });
+        let web = gate.scope("web").expect("a scope");
+        web.publish(&SERVER_ID).expect("an ID");
+        for (round, from) in [V4, V6].into_iter().enumerate() {
+            for n in 0..8 {
+                let want = if n < 5 && (each_client || round == 0) { NEW } else { refused(rule) };
+                assert_eq!(reason(&gate, &open(from, n)), want, "{rule:?} {from} {n}");
+                assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 1200))), LIVE, "{rule:?}");
+            }
+            let other = reason(&gate, &to_server(from, short(&[9; 8], 1200)));
+            assert_eq!(other, if initials_only { UNKNOWN } else { refused(rule) }, "{rule:?}");
+        }
+        // Who has a connection is not unknown.
+        web.inc(to_server(V4, vec![]).source.ip()).expect("inc");
+        let want = if each_client { refused(rule) } else { NEW };
+        assert_eq!(reason(&gate, &open(V4, 100)), want, "{rule:?}");
+    }
+}
+
+#[test]
+fn live_rates_where_asked_for() {
+    if !root("live_rates_where_asked_for") {
+        return;
+    }
+    let packet = short(&SERVER_ID, 1000);
+    for (rule, live_rates) in [
+        (Rule::LivePackets, Rates { packets: burst(7), ..Rates::default() }),
+        (Rule::LiveBytes, Rates { bytes: burst(7000), ..Rates::default() }),
+    ] {
+        let gate = gate(Policy { modes: enforce(&[rule]), live_rates, ..published() });
+        gate.scope("web").expect("a scope").publish(&SERVER_ID).expect("an ID");
+        for from in [V4, V6] {
+            // Strangers' packets from the same address do not count.
+            for n in 0..20 {
+                assert_eq!(reason(&gate, &open(from, n)), NEW);
+            }
+            for n in 0..10 {
+                let want = if n < 7 { LIVE } else { refused(rule) };
+                assert_eq!(reason(&gate, &to_server(from, packet.clone())), want);
+            }
+        }
+    }
+}
+
+/// Buckets fill up again as time passes.
+#[test]
+fn rates_refill() {
+    if !root("rates_refill") {
+        return;
+    }
+    let rate = Rate { amount: 20, per: Duration::from_secs(1), burst: 1 };
+    let rates = Rates { initials: Some(rate), ..Rates::default() };
+    let gate = gate(Policy { modes: enforce(&[Rule::ClientInitials]), client_rates: rates, ..published() });
+    let begin = std::time::Instant::now();
+    let passed = (0..).take_while(|_| begin.elapsed() < Duration::from_millis(300));
+    let passed = passed.filter(|n| reason(&gate, &open(V4, *n)) == NEW).count() as u128;
+    // One at once, and one more each 50 ms.
+    let most = begin.elapsed().as_millis() / 50 + 1;
+    assert!((2..=most).contains(&passed), "{passed} of at most {most}");
+}
+
+/// Addresses that an attacker makes up: as many as there are packets.
+fn spoofed(n: u32) -> String {
+    let [a, b, c, d] = n.to_be_bytes();
+    if n.is_multiple_of(2) {
+        format!("10.{b}.{c}.{d}:4000")
+    } else {
+        format!("[2001:db8:{b:x}{c:02x}:{d:x}{a:x}::1]:4000")
+    }
+}
+
+/// A flood from addresses without number, of all kinds of packets, while every table is far smaller: every packet of
+/// every live connection still passes as one.
+#[test]
+fn a_flood_evicts_nothing_that_is_live() {
+    if !root("a_flood_evicts_nothing_that_is_live") {
+        return;
+    }
+    let rates = Rates { initials: burst(1 << 40), packets: burst(1 << 40), bytes: burst(1 << 50) };
+    let every = [Rule::ClientInitials, Rule::ClientPackets, Rule::ClientBytes, Rule::Quota];
+    let gate = Gate::load(&Config { samples_per_second: 0, ..config() }).expect("a gate");
+    let policy = Policy { client_rates: rates, quota: Some(100), ..tracked(&every) };
+    apply(&gate, policy);
+    let web = gate.scope("web").expect("a scope");
+    let live = |n: u32| (format!("203.0.113.{n}:4000"), [n as u8; 8]);
+    for n in 0..20 {
+        let (from, id) = live(n);
+        handshake(&gate, &from, 1, &id);
+        web.publish(&[0x80 + n as u8; 8]).expect("an ID");
+    }
+    for n in 0..3000 {
+        let from = spoofed(n);
+        gate.run(&open(&from, n).bytes()).expect("a run");
+        // The server answers, and the attacker guesses.
+        answer(&gate, &from, 1, &[n.to_be_bytes(), [0x33; 4]].concat());
+        gate.run(&to_server(&from, short(&[n.to_be_bytes(), [0x34; 4]].concat(), 100)).bytes())
+            .expect("a run");
+        gate.run(&to_server(&from, long(Type::Handshake, 1, &[n as u8; 8], &[], &[], 100)).bytes())
+            .expect("a run");
+        // Forged packets with the address of a live client.
+        let (victim, _) = live(n % 20);
+        gate.run(&open(&victim, n).bytes()).expect("a run");
+    }
+    for n in 0..20 {
+        let (from, id) = live(n);
+        assert_eq!(reason(&gate, &to_server(&from, short(&id, 100))), LIVE);
+        assert_eq!(reason(&gate, &to_server(&from, short(&[0xee; 8], 100))), passed(Pass::LivePath));
+        assert_eq!(reason(&gate, &to_server(&from, short(&[0x80 + n as u8; 8], 100))), LIVE);
+        assert_eq!(web.connections(to_server(&from, vec![]).source.ip()).expect("connections"), 1);
+    }
+}
+
+/// Real clients, more than there is room for: the first stay, the others pass, uncounted.
+#[test]
+fn room_for_tracked_connections_ends() {
+    if !root("room_for_tracked_connections_ends") {
+        return;
+    }
+    let gate = gate(tracked(&[]));
+    let client = |n: u32| (format!("203.0.113.{n}:4000"), [n as u8 + 1; 8]);
+    let mut live = BTreeSet::new();
+    for n in 0..100 {
+        let (from, id) = client(n);
+        gate.run(&open(&from, n).bytes()).expect("a run");
+        answer(&gate, &from, 1, &id);
+        match reason(&gate, &to_server(&from, short(&id, 100))) {
+            LIVE => assert!(live.insert(n)),
+            other => assert_eq!(other, passed(Pass::Handshake)),
+        }
+    }
+    assert_eq!(live, (0..64).collect());
+    for n in live {
+        let (from, id) = client(n);
+        assert_eq!(reason(&gate, &to_server(&from, short(&id, 100))), LIVE);
+    }
+    let statistics = gate.statistics().expect("statistics");
+    assert_eq!(statistics.event(Event::ConnectionTracked), 64);
+    assert_eq!(statistics.event(Event::ConnectionsFull), 36);
+}
