@@ -22,14 +22,15 @@ static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 		arrival->traced_ns = 0;
 }
 
-/* Not inlined, so that the type is known to BTF. */
-static __noinline struct relay_event *reserve_event(void)
+/* Not inlined, so that the type is known to BTF. Memory that is reserved here could not be handed to the caller:
+ * the verifier of 6.1 does not know afterwards that it is not NULL.
+ */
+static __noinline int send_event(struct relay_event *event)
 {
-	struct relay_event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
-
-	if (!event)
-		__sync_fetch_and_add(&tracing.lost, 1);
-	return event;
+	if (!bpf_ringbuf_output(&events, event, sizeof(*event), BPF_RB_NO_WAKEUP))
+		return 0;
+	__sync_fetch_and_add(&tracing.lost, 1);
+	return -1;
 }
 
 /* One copy of the frame was tried. To be called for traced packets only. */
@@ -39,7 +40,7 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	__u32 track = tracing.track, session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
 	const struct frame_stream *frame;
-	struct relay_event *event;
+	struct relay_event event;
 	int drawn = outcome == RELAY_LEG_SENT || outcome == RELAY_LEG_LOST;
 
 	if (!work || !leg || !downstream)
@@ -50,11 +51,8 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	if ((track && leg->track != track) ||
 	    (session && downstream->session != session && publisher != session))
 		return 0;
-	event = reserve_event();
-	if (!event)
-		return -1;
 	frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
-	*event = (struct relay_event){
+	event = (struct relay_event){
 		.arrived_ns = work->arrival.traced_ns,
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
@@ -71,8 +69,7 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 		.outcome = outcome,
 		.fin = frame->fin,
 	};
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
-	return 0;
+	return send_event(&event);
 }
 
 /* All of it has been dealt with. To be called for traced packets only. Where it just became copies, they tell. */
@@ -80,7 +77,7 @@ int trace_packet(struct work *work, __u32 outcome)
 {
 	__u32 session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
-	struct relay_event *event;
+	struct relay_event event;
 
 	if (!work || outcome == RELAY_FORWARDED)
 		return 0;
@@ -89,10 +86,7 @@ int trace_packet(struct work *work, __u32 outcome)
 	publisher = upstream ? upstream->session : 0;
 	if (tracing.track || (session && publisher != session))
 		return 0;
-	event = reserve_event();
-	if (!event)
-		return -1;
-	*event = (struct relay_event){
+	event = (struct relay_event){
 		.arrived_ns = work->arrival.traced_ns,
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
@@ -100,8 +94,7 @@ int trace_packet(struct work *work, __u32 outcome)
 		.size = work->arrival.packet_bytes,
 		.outcome = outcome,
 	};
-	bpf_ringbuf_submit(event, BPF_RB_NO_WAKEUP);
-	return 0;
+	return send_event(&event);
 }
 
 #endif
