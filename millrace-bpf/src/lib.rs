@@ -14,6 +14,7 @@ mod object;
 pub mod probe;
 pub mod programs;
 pub mod relay;
+pub mod run_time;
 pub mod syscalls;
 pub mod tc;
 pub mod xdp;

@@ -48,7 +48,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
+/// What the relay at `addr` says about itself.
+pub fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
     let (code, body) =
         fetch(addr, "/status").with_context(|| format!("no relay answers on http://{addr}/status"))?;
     if code != 200 {

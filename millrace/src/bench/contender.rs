@@ -9,6 +9,9 @@ use anyhow::{Context, bail};
 /// Port that every relay listens on.
 pub const PORT: u16 = 4443;
 
+/// Where Millrace says what it does.
+pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9184);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Contender {
     /// Millrace, forwarding in the kernel
@@ -51,13 +54,13 @@ impl Contender {
     }
 
     pub fn command_line(self, listen: SocketAddr, identity: &Identity) -> anyhow::Result<CommandLine> {
-        let listen = listen.to_string();
+        let (listen, http) = (listen.to_string(), STATUS.to_string());
         let certificate = identity.certificate.to_string_lossy();
         let key = identity.key.to_string_lossy();
         let (program, arguments) = match self {
             Self::Kernel | Self::User => {
                 let engine = self.engine().unwrap_or_default();
-                let mut arguments = vec!["relay", "--listen", &listen, "--engine", engine, "--http", "off"];
+                let mut arguments = vec!["relay", "--listen", &listen, "--engine", engine, "--http", &http];
                 arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
                 (env::current_exe()?, arguments)
             }

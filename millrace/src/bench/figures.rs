@@ -19,6 +19,9 @@ pub struct Figures {
     pub wire_latency_us: Option<Percentiles>,
     pub cpu_ns_per_object: Cpu,
     pub syscalls_per_object: Option<f64>,
+    /// Only of the kernel engine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Kernel>,
     /// Peak resident memory of the relay.
     pub rss_bytes: u64,
     /// How the wire latency was matched.
@@ -34,6 +37,19 @@ pub struct Figures {
 pub struct Cpu {
     pub machine: f64,
     pub relay: f64,
+}
+
+/// What the kernel engine did, while system calls were counted.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Of the packets with media that left, those that the kernel sent, percent.
+    pub sent_percent: f64,
+    /// Of the packets that the kernel sealed or opened, those whose keystream was there, percent.
+    pub ahead_percent: f64,
+    /// Run time of the relay's BPF programs per packet that they forwarded, other packets' runs included.
+    pub bpf_ns_per_packet: f64,
+    /// The same per copy.
+    pub bpf_ns_per_copy: f64,
 }
 
 /// What was asked for in a row.
@@ -154,6 +170,7 @@ mod tests {
             wire_latency_us: percentiles,
             cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
             syscalls_per_object: Some(1.5),
+            kernel: None,
             rss_bytes: 4096,
             wire: Matched::default(),
             probe_adds_us: None,

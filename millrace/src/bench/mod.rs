@@ -1,7 +1,9 @@
 //! `millrace bench`: measurements as commands.
 
 mod contender;
+mod engine;
 mod figures;
+mod max_rate;
 mod plot;
 mod process;
 mod relay;

@@ -183,6 +183,7 @@ mod tests {
             wire_latency_us: None,
             cpu_ns_per_object: Cpu { machine: 30_000.0, relay: 9_000.0 },
             syscalls_per_object: None,
+            kernel: None,
             rss_bytes: 1,
             wire: Matched::default(),
             probe_adds_us: None,

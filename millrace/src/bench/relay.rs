@@ -9,7 +9,7 @@ use super::contender::Contender;
 use super::figures::{Load, Row};
 use super::run::Bench;
 use super::usage::Reading;
-use super::{plot, table};
+use super::{max_rate, plot, table};
 
 const LOOK_AROUND: Duration = Duration::from_secs(1);
 const BUSY_CPUS: f64 = 0.1;
@@ -31,6 +31,9 @@ pub struct Args {
     /// Objects per second
     #[arg(long, default_value_t = 500, value_name = "HZ")]
     rate_hz: u32,
+    /// Find the highest rate that each relay sustains without loss instead, starting from --rate-hz
+    #[arg(long, conflicts_with = "plot")]
+    max_rate: bool,
     /// Length of the stretch without instruments; the others are half and a fifth of it
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
@@ -49,6 +52,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
     let bench = Bench::new(args.seconds)?;
+    if args.max_rate {
+        return max_rates(&args, &bench);
+    }
     let mut rows = args.rows();
     for round in 1..=args.rounds {
         for row in &mut rows {
@@ -59,15 +65,21 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     drop(bench);
     print!("{}", table::render(&rows));
-    if let Some(path) = &args.json {
-        let rows: Vec<_> = rows.iter().map(Row::json).collect();
-        let text = serde_json::to_string_pretty(&rows)?;
-        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    args.write(rows.iter().map(Row::json).collect())?;
     if let Some(path) = &args.plot {
         plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
     }
     Ok(())
+}
+
+fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
+    let mut rows: Vec<_> =
+        args.rows().into_iter().map(|row| max_rate::Row::new(row.contender, row.load)).collect();
+    for _ in 0..args.rounds {
+        rows.iter_mut().for_each(|row| row.run(bench));
+    }
+    rows.iter().for_each(|row| println!("{}", row.line()));
+    args.write(rows.iter().map(max_rate::Row::json).collect())
 }
 
 /// Every figure is worse on a machine that does something else.
@@ -82,6 +94,12 @@ fn warn_if_busy() -> anyhow::Result<()> {
 }
 
 impl Args {
+    fn write(&self, rows: Vec<serde_json::Value>) -> anyhow::Result<()> {
+        let Some(path) = &self.json else { return Ok(()) };
+        let text = serde_json::to_string_pretty(&rows)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+    }
+
     fn check(&self) -> anyhow::Result<()> {
         ensure!(self.rate_hz > 0 && self.rounds > 0, "--rate-hz and --rounds are at least 1");
         ensure!(self.subscribers.iter().all(|n| *n > 0), "--subscribers are at least 1");

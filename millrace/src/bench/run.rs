@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use millrace_bpf::probe::{self, Probe, Sample};
+use millrace_bpf::run_time::Statistics;
 use millrace_bpf::syscalls::Syscalls;
 use nix::net::if_::if_nametoindex;
 
 use super::contender::{Contender, Identity, PORT};
-use super::figures::{Cpu, Figures, Load};
+use super::engine;
+use super::figures::{Cpu, Figures, Kernel, Load};
+use super::max_rate::Trial;
 use super::process::{Process, listens, packets_sent};
 use super::traffic::{Route, Traffic};
 use super::usage::{Reading, Used, now_ns, peak_rss_bytes};
@@ -50,20 +53,12 @@ impl Bench {
 
     pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
         let relay = self.start_relay(contender)?;
-        let route = Route {
-            publisher: self.lab.node("pub")?,
-            relay: self.address()?,
-            subscribers: self.lab.node("sub1")?,
-        };
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
-        let flows = self.flow_detector(load)?;
-        let mut traffic =
-            Traffic::start(contender, &route, load, seconds + SPARE_SECONDS, self.directory.path(), flows)?;
-        std::thread::sleep(WARM_UP);
+        let mut traffic = self.start_traffic(contender, load, seconds)?;
 
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let (probed, wire) = self.probed(load)?;
-        let syscalls_per_object = self.counted_calls(&relay, load)?;
+        let (syscalls_per_object, kernel) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
         let rss_bytes = peak_rss_bytes(relay.id())?;
         let received = traffic.finish()?;
@@ -82,10 +77,35 @@ impl Bench {
                 relay: used.process_ns as f64 / objects(used.elapsed_ns),
             },
             syscalls_per_object,
+            kernel,
             rss_bytes,
             wire: wire.matched,
             probe_adds_us,
         })
+    }
+
+    /// Whether the relay keeps up with a load, and what that costs.
+    pub fn trial(&self, contender: Contender, load: &Load) -> anyhow::Result<Trial> {
+        let relay = self.start_relay(contender)?;
+        let mut traffic = self.start_traffic(contender, load, self.seconds)?;
+        let (_, used) = self.undisturbed(&relay)?;
+        traffic.check_runs().context("traffic ended before it was measured")?;
+        let received = traffic.finish()?;
+        Ok(Trial { received, used })
+    }
+
+    /// Traffic for `seconds` beyond its warm-up, which is over.
+    fn start_traffic(&self, contender: Contender, load: &Load, seconds: f64) -> anyhow::Result<Traffic> {
+        let route = Route {
+            publisher: self.lab.node("pub")?,
+            relay: self.address()?,
+            subscribers: self.lab.node("sub1")?,
+        };
+        let flows = self.flow_detector(load)?;
+        let seconds = seconds + SPARE_SECONDS;
+        let traffic = Traffic::start(contender, &route, load, seconds, self.directory.path(), flows)?;
+        std::thread::sleep(WARM_UP);
+        Ok(traffic)
     }
 
     fn wire_time(&self) -> Duration {
@@ -153,15 +173,27 @@ impl Bench {
         Ok((start..now_ns(), wire))
     }
 
-    /// System calls of the relay per object, with the probe as the counter of objects.
-    fn counted_calls(&self, relay: &Process, load: &Load) -> anyhow::Result<Option<f64>> {
+    /// System calls of the relay per object, with the probe as the counter of objects, and what the kernel engine
+    /// does.
+    fn counted(
+        &self,
+        contender: Contender,
+        relay: &Process,
+        load: &Load,
+    ) -> anyhow::Result<(Option<f64>, Option<Kernel>)> {
+        let node = self.relay_node()?;
+        let reading = || (contender == Contender::Kernel).then(|| engine::Reading::take(node, relay.id()));
         let mut syscalls = Syscalls::attach(relay.id())?;
         let mut probe = self.attach_probe(load)?;
+        let _statistics = Statistics::enable().context("statistics of BPF programs")?;
+        let earlier = reading().transpose()?;
         let before: u64 = syscalls.counts()?.iter().sum();
         let wire = self.sample(&mut probe, load, self.calls_time())?;
         let after: u64 = syscalls.counts()?.iter().sum();
+        let later = reading().transpose()?;
+        let kernel = later.zip(earlier).and_then(|(later, earlier)| later.since(&earlier));
         let copies = wire.latencies_ns.len();
-        Ok((copies > 0).then(|| (after - before) as f64 / copies as f64))
+        Ok(((copies > 0).then(|| (after - before) as f64 / copies as f64), kernel))
     }
 
     fn attach_probe(&self, load: &Load) -> anyhow::Result<Probe> {

@@ -3,7 +3,7 @@
 use super::figures::{Figures, Row};
 use super::stats::Percentiles;
 
-const HEAD: [&str; 11] = [
+const HEAD: [&str; 13] = [
     "relay",
     "subs",
     "delivered",
@@ -15,6 +15,8 @@ const HEAD: [&str; 11] = [
     "calls/obj",
     "RSS MiB",
     "matched",
+    "kernel/ahead %",
+    "BPF us/pkt",
 ];
 
 /// One line per row: medians over the rounds.
@@ -59,14 +61,20 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
         pair(figures.wire_latency_us),
         format!("{:.1}", cpu.machine / 1e3),
         format!("{:.1}", cpu.relay / 1e3),
-        figures.syscalls_per_object.map_or_else(|| "-".to_owned(), |calls| format!("{calls:.2}")),
+        figures.syscalls_per_object.map_or_else(dash, |calls| format!("{calls:.2}")),
         format!("{:.1}", figures.rss_bytes as f64 / f64::from(1 << 20)),
         matched(figures),
+        figures.kernel.map_or_else(dash, |it| format!("{:.1} / {:.1}", it.sent_percent, it.ahead_percent)),
+        figures.kernel.map_or_else(dash, |it| format!("{:.1}", it.bpf_ns_per_packet / 1e3)),
     ]
 }
 
+fn dash() -> String {
+    "-".to_owned()
+}
+
 fn pair(percentiles: Option<Percentiles>) -> String {
-    percentiles.map_or_else(|| "-".to_owned(), |p| format!("{:.0} / {:.0}", p.p50, p.p99))
+    percentiles.map_or_else(dash, |p| format!("{:.0} / {:.0}", p.p50, p.p99))
 }
 
 /// `all`, or how many copies were missing and how many were too many.

@@ -19,7 +19,7 @@ use crate::lab::Node;
 const NAMESPACE: &str = "bench";
 const TRACK: &str = "objects";
 /// Short enough that a subscriber that waits for a group to begin does not wait long, long enough that
-/// setting up streams is not what is measured.
+/// setting up streams is not what is measured: this many objects, or those of a fifth of a second.
 const OBJECTS_PER_GROUP: u32 = 100;
 /// From the start of both ends until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(10);
@@ -169,13 +169,14 @@ impl Commands<'_> {
         let Load { object_bytes, rate_hz, .. } = self.load;
         let common = format!("--object-bytes {object_bytes} --rate-hz {rate_hz}");
         let relay = self.route.relay;
+        let objects_per_group = OBJECTS_PER_GROUP.max(rate_hz / 5);
         let arguments = match self.contender {
             Contender::Forwarder => {
                 format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
             }
             _ => format!(
                 "publish --generate --wait --name {NAMESPACE} --track {TRACK} {common} \
-                 --objects-per-group {OBJECTS_PER_GROUP} --duration {} --tls-disable-verify moqt://{relay}",
+                 --objects-per-group {objects_per_group} --duration {} --tls-disable-verify moqt://{relay}",
                 self.seconds
             ),
         };

@@ -1,0 +1,55 @@
+//! What the kernel engine did in a stretch of time: the relay's own counters, and the kernel's about BPF programs.
+
+use millrace_bpf::run_time::RunTime;
+
+use super::contender::STATUS;
+use super::figures::Kernel;
+use crate::lab::Node;
+use crate::relay::status::{Status, Supply};
+use crate::status;
+
+/// The difference of two says what was done between them.
+pub struct Reading {
+    status: Status,
+    run_time: RunTime,
+}
+
+impl Reading {
+    /// `node`: where the relay runs.
+    pub fn take(node: &Node, relay: u32) -> anyhow::Result<Self> {
+        let run_time = RunTime::of_process(relay)?;
+        Ok(Self { status: node.enter(|| status::ask(STATUS))??, run_time })
+    }
+
+    /// `None`: the kernel forwarded nothing.
+    pub fn since(&self, earlier: &Self) -> Option<Kernel> {
+        let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
+        let copies = totals(|status| status.totals.kernel.packets);
+        let forwarded = totals(|status| {
+            let outcomes = status.engine.received.as_ref();
+            outcomes.and_then(|outcomes| outcomes.get("forwarded")).copied().unwrap_or(0)
+        });
+        if copies == 0 || forwarded == 0 {
+            return None;
+        }
+        let userspace = totals(|status| status.totals.data_plane.packets);
+        let ahead = totals(|status| keystreams(status, |supply| supply.ahead));
+        let all = totals(|status| keystreams(status, |supply| supply.ahead + supply.stale + supply.dry));
+        let run_time = self.run_time.since(earlier.run_time);
+        Some(Kernel {
+            sent_percent: percent(copies, copies + userspace),
+            ahead_percent: percent(ahead, all),
+            bpf_ns_per_packet: run_time.ns as f64 / forwarded as f64,
+            bpf_ns_per_copy: run_time.ns as f64 / copies as f64,
+        })
+    }
+}
+
+fn keystreams(status: &Status, count: fn(Supply) -> u64) -> u64 {
+    let both = status.totals.keystreams;
+    count(both.sealed) + count(both.opened)
+}
+
+fn percent(part: u64, all: u64) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
+}
