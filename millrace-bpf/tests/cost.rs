@@ -48,17 +48,23 @@ fn attached(config: &Config) -> Cost {
     cost
 }
 
-/// Calls of this process since it was forgotten.
+/// Calls that send and that receive, of this process.
 fn calls(cost: &mut Cost) -> (u64, u64) {
-    (own(cost, Event::Send).1, own(cost, Event::Receive).1)
+    let sums = own(cost);
+    (sums(Event::Send).1, sums(Event::Receive).1)
 }
 
-/// Nanoseconds and calls. Sums reach a process when its thread leaves the CPU.
-fn own(cost: &mut Cost, event: Event) -> (u64, u64) {
-    thread::sleep(Duration::from_millis(2));
-    let processes = cost.processes().expect("processes");
-    let own = processes.iter().filter(|process| process.id.pid == std::process::id());
-    own.fold((0, 0), |sum, process| (sum.0 + process.ns(event), sum.1 + process.calls(event)))
+/// Nanoseconds and calls of this process by event.
+fn own(cost: &mut Cost) -> impl Fn(Event) -> (u64, u64) + use<> {
+    // Sums reach a process when its thread leaves the CPU, which a short sleep on a slow machine does not do.
+    thread::sleep(Duration::from_millis(20));
+    let mut processes = cost.processes().expect("processes");
+    processes.retain(|process| process.id.pid == std::process::id());
+    move |event| {
+        processes
+            .iter()
+            .fold((0, 0), |sum, process| (sum.0 + process.ns(event), sum.1 + process.calls(event)))
+    }
 }
 
 #[test]
@@ -139,13 +145,13 @@ fn waiting_costs_nothing() {
         let near = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let far = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = far.local_addr().expect("an address");
-        let before = own(cost, Event::Receive);
+        let before = own(cost)(Event::Receive);
         thread::scope(|scope| {
             scope.spawn(|| far.recv(&mut [0; 16]).expect("received"));
             thread::sleep(WAIT);
             near.send_to(b"millrace", to).expect("sent");
         });
-        let after = own(cost, Event::Receive);
+        let after = own(cost)(Event::Receive);
         assert_eq!(after.1 - before.1, 1);
         let ns = after.0 - before.0;
         assert!(ns > 0 && u128::from(ns) < WAIT.as_nanos() / 4, "{ns} ns");
@@ -165,13 +171,13 @@ fn events_never_take_more_than_a_cpu_has() {
             let totals = cost.totals();
             totals.iter().map(|totals| Event::ALL.iter().map(|event| totals.ns(*event)).sum()).collect()
         };
-        let before = (Instant::now(), sum(cost), own(cost, Event::Send).0);
+        let before = (Instant::now(), sum(cost), own(cost)(Event::Send).0);
         let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let to = socket.local_addr().expect("an address");
         while before.0.elapsed() < Duration::from_millis(300) {
             socket.send_to(&[0; 1000], to).expect("sent");
         }
-        let sent = own(cost, Event::Send).0 - before.2;
+        let sent = own(cost)(Event::Send).0 - before.2;
         let after = sum(cost);
         let elapsed = u64::try_from(before.0.elapsed().as_nanos()).expect("a short time");
         assert!(sent > 0 && sent < elapsed, "{sent} of {elapsed}");
@@ -194,7 +200,7 @@ fn workers_of_io_uring_are_an_event() {
             Err(error) => return println!("SKIP {test}: {error}"),
         }
         let deadline = Instant::now() + BOUND;
-        while own(cost, Event::IoUring).0 == 0 {
+        while own(cost)(Event::IoUring).0 == 0 {
             assert!(Instant::now() < deadline, "no time of a worker");
         }
     });
