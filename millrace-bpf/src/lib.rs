@@ -7,6 +7,7 @@
 
 pub mod cost;
 pub mod crypto;
+pub mod energy;
 pub mod gate;
 mod intf;
 mod memory;

@@ -76,6 +76,16 @@ pub enum Mode {
     Sampling,
 }
 
+/// Where calls that send or receive are timed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// At the kernel's functions.
+    Functions,
+    /// At system calls and io_uring requests, since the kernel allows no programs on functions.
+    SystemCalls,
+}
+
 /// What came to pass in one period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -87,6 +97,9 @@ pub struct Report {
     pub time_unix_ms: u64,
     pub period_ns: u64,
     pub mode: Mode,
+    /// Absent in mode `sampling`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub method: Option<Method>,
     /// Samples per second and CPU; 0 when no stacks are sampled, and there are no parts then.
     pub frequency_hz: u32,
     pub host: Host,
@@ -97,7 +110,7 @@ pub struct Report {
     pub processes: Vec<Process>,
     /// Sums of `processes`, most time first.
     pub cgroups: Vec<Cgroup>,
-    /// Every BPF program that ran in the period, most time first; absent if the kernel does not tell.
+    /// Every BPF program that ran in the period, most time first; absent if that was not asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub programs: Option<Vec<Program>>,
     pub energy: Energy,
@@ -310,7 +323,7 @@ pub struct EnergyDomain {
 pub struct Observer {
     pub user_ns: u64,
     pub system_ns: u64,
-    /// Its BPF programs, over all CPUs; absent if the kernel does not tell.
+    /// Its BPF programs, over all CPUs; absent without [`Report::programs`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_ns: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,0 +1,94 @@
+//! Paths of cgroups (v2) by the kernel's IDs, which are the inode numbers of their directories.
+
+use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug)]
+pub struct Cgroups {
+    mount: Option<PathBuf>,
+    paths: HashMap<u64, String>,
+    /// Looked for and not found: not looked for again.
+    unknown: HashMap<u64, ()>,
+}
+
+/// Deeper ones are nobody's services.
+const MAX_DEPTH: usize = 16;
+
+impl Cgroups {
+    /// Of the first cgroup2 mount, in whatever place.
+    pub fn new() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        Self::at(mount(&mounts))
+    }
+
+    fn at(mount: Option<PathBuf>) -> Self {
+        Self { mount, paths: HashMap::new(), unknown: HashMap::new() }
+    }
+
+    /// `/` for the root. `None`: it is gone, or there is no mount.
+    pub fn path(&mut self, id: u64) -> Option<&str> {
+        if !self.paths.contains_key(&id) && self.unknown.insert(id, ()).is_none() {
+            self.scan();
+        }
+        self.paths.get(&id).map(String::as_str)
+    }
+
+    fn scan(&mut self) {
+        let Some(mount) = self.mount.clone() else { return };
+        let mut directories = vec![(mount.clone(), 0)];
+        while let Some((directory, depth)) = directories.pop() {
+            let Ok(metadata) = fs::metadata(&directory) else { continue };
+            let below = directory.strip_prefix(&mount).unwrap_or(&directory);
+            self.paths.insert(metadata.ino(), format!("/{}", below.display()));
+            self.unknown.remove(&metadata.ino());
+            if depth < MAX_DEPTH {
+                directories.extend(children(&directory).map(|child| (child, depth + 1)));
+            }
+        }
+    }
+}
+
+fn children(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+}
+
+fn mount(mounts: &str) -> Option<PathBuf> {
+    mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ');
+        let place = fields.nth(1)?;
+        (fields.next()? == "cgroup2").then(|| place.into())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mount_may_be_anywhere() {
+        let mounts =
+            "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
+        assert_eq!(mount(mounts), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(mount("proc /proc proc rw 0 0\n"), None);
+    }
+
+    #[test]
+    fn directories_are_found_by_inode_when_asked_for() {
+        let root = tempfile::tempdir().expect("a directory");
+        let id = |path: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(&path).expect("created");
+            fs::metadata(path).expect("metadata").ino()
+        };
+        let service = id("system.slice/a.service");
+        let mut cgroups = Cgroups::at(Some(root.path().to_owned()));
+        assert_eq!(cgroups.path(service), Some("/system.slice/a.service"));
+        assert_eq!(cgroups.path(id("")), Some("/"));
+        let later = id("b");
+        assert_eq!(cgroups.path(later), Some("/b"));
+        assert_eq!(cgroups.path(u64::MAX), None);
+    }
+}

@@ -1,0 +1,282 @@
+//! Energy by RAPL: through powercap, else through perf. And networking's part of it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
+
+use millrace_bpf::energy::Counter;
+
+use crate::report::{Energy, EnergyDomain};
+
+const POWERCAP: &str = "/sys/class/powercap";
+const PERF: &str = "/sys/bus/event_source/devices/power";
+/// What perf calls the domains, and what powercap does.
+const PERF_DOMAINS: [(&str, &str); 2] = [("energy-pkg", "package"), ("energy-ram", "dram")];
+
+/// Reads joules from one reading to the next.
+#[derive(Debug)]
+pub struct Meter {
+    source: Result<(&'static str, Vec<Domain>), String>,
+    idle_watts: Option<f64>,
+}
+
+#[derive(Debug)]
+struct Domain {
+    name: String,
+    /// Of the whole package: the others are parts of one, or memory beside it.
+    package: bool,
+    reader: Reader,
+    last: u64,
+}
+
+#[derive(Debug)]
+enum Reader {
+    /// A counter of microjoules that goes back to 0 after `range`.
+    Powercap { path: PathBuf, range: u64 },
+    /// A counter of `joules` each, 64 bits wide.
+    Perf { counter: Counter, joules: f64 },
+}
+
+impl Meter {
+    /// `idle_watts`: what all packages together take when nothing runs.
+    pub fn new(idle_watts: Option<f64>) -> Self {
+        Self { source: open(Path::new(POWERCAP), Path::new(PERF)), idle_watts }
+    }
+
+    /// Since the last call. `networking` and `busy`: times of all CPUs.
+    pub fn read(&mut self, period: Duration, networking_ns: u64, busy_ns: u64) -> Energy {
+        match &mut self.source {
+            Err(reason) => Energy::Absent { reason: reason.clone() },
+            Ok((source, domains)) => {
+                let readings: Vec<(bool, EnergyDomain)> =
+                    domains.iter_mut().map(|domain| (domain.package, domain.read(period))).collect();
+                let packages: f64 =
+                    readings.iter().filter(|(package, _)| *package).map(|(_, domain)| domain.joules).sum();
+                let active = active_joules(packages, self.idle_watts, period);
+                let networking = networking_joules(active, networking_ns, busy_ns);
+                Energy::Measured {
+                    source: (*source).to_owned(),
+                    domains: readings.into_iter().map(|(_, domain)| domain).collect(),
+                    active_joules: active,
+                    networking_joules: networking,
+                    networking_watts: watts(networking, period),
+                    idle_watts: self.idle_watts,
+                }
+            }
+        }
+    }
+}
+
+/// Above what the machine takes idle.
+fn active_joules(joules: f64, idle_watts: Option<f64>, period: Duration) -> f64 {
+    (joules - idle_watts.unwrap_or(0.0) * period.as_secs_f64()).max(0.0)
+}
+
+/// CPUs take active energy for as long as they are busy: networking's part of it is its part of that time.
+fn networking_joules(active_joules: f64, networking_ns: u64, busy_ns: u64) -> f64 {
+    if busy_ns == 0 {
+        return 0.0;
+    }
+    active_joules * (networking_ns as f64 / busy_ns as f64).min(1.0)
+}
+
+fn watts(joules: f64, period: Duration) -> f64 {
+    if period.is_zero() { 0.0 } else { joules / period.as_secs_f64() }
+}
+
+impl Domain {
+    fn read(&mut self, period: Duration) -> EnergyDomain {
+        // A counter that cannot be read stands still.
+        let now = self.reader.count().unwrap_or(self.last);
+        let joules = self.reader.joules(self.last, now);
+        self.last = now;
+        EnergyDomain { name: self.name.clone(), joules, watts: watts(joules, period) }
+    }
+}
+
+impl Reader {
+    fn count(&self) -> io::Result<u64> {
+        match self {
+            Self::Powercap { path, .. } => number(&path.join("energy_uj")),
+            Self::Perf { counter, .. } => counter.read(),
+        }
+    }
+
+    fn joules(&self, before: u64, after: u64) -> f64 {
+        match self {
+            Self::Powercap { range, .. } => wrapped(before, after, *range) as f64 * 1e-6,
+            Self::Perf { joules, .. } => after.wrapping_sub(before) as f64 * joules,
+        }
+    }
+}
+
+/// The difference of two readings of a counter that follows `range` with 0, once at most.
+fn wrapped(before: u64, after: u64, range: u64) -> u64 {
+    match after.checked_sub(before) {
+        Some(difference) => difference,
+        None => range.saturating_sub(before).saturating_add(after).saturating_add(1),
+    }
+}
+
+fn open(powercap: &Path, perf: &Path) -> Result<(&'static str, Vec<Domain>), String> {
+    let domains = powercap_domains(powercap).map_err(|error| error.to_string())?;
+    if !domains.is_empty() {
+        return Ok(("powercap", domains));
+    }
+    match perf_domains(perf) {
+        Ok(domains) if !domains.is_empty() => Ok(("perf", domains)),
+        Ok(_) => Err("no RAPL, neither in powercap nor in perf".to_owned()),
+        Err(error) => Err(format!("no RAPL in powercap; in perf: {error}")),
+    }
+}
+
+/// Directories like `intel-rapl:0` (a package) and `intel-rapl:0:1` (a part of it); also on AMD. `intel-rapl-mmio`
+/// is the same hardware once more.
+fn powercap_domains(root: &Path) -> io::Result<Vec<Domain>> {
+    let entries = match fs::read_dir(root) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error),
+    };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    let zone = |path: &&PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("intel-rapl:"))
+    };
+    paths.iter().filter(zone).map(|path| powercap_domain(path)).collect()
+}
+
+fn powercap_domain(path: &Path) -> io::Result<Domain> {
+    let name = fs::read_to_string(path.join("name"))?.trim().to_owned();
+    let range = number(&path.join("max_energy_range_uj"))?;
+    let reader = Reader::Powercap { path: path.to_owned(), range };
+    Ok(Domain { package: name.starts_with("package"), last: reader.count()?, name, reader })
+}
+
+fn perf_domains(root: &Path) -> io::Result<Vec<Domain>> {
+    let mut domains = Vec::new();
+    if !root.exists() {
+        return Ok(domains);
+    }
+    let kind = u32::try_from(number(&root.join("type"))?).map_err(io::Error::other)?;
+    let cpus = cpu_list(&fs::read_to_string(root.join("cpumask"))?);
+    for (event, name) in PERF_DOMAINS {
+        let Some(config) = event_config(&root.join("events").join(event)) else { continue };
+        let scale = fs::read_to_string(root.join("events").join(format!("{event}.scale")))?;
+        let joules = scale.trim().parse().map_err(io::Error::other)?;
+        for (package, cpu) in cpus.iter().enumerate() {
+            let counter = Counter::open(kind, config, *cpu)?;
+            domains.push(Domain {
+                name: format!("{name}-{package}"),
+                package: name == "package",
+                last: counter.read()?,
+                reader: Reader::Perf { counter, joules },
+            });
+        }
+    }
+    Ok(domains)
+}
+
+/// `event=0x02`.
+fn event_config(path: &Path) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    u64::from_str_radix(text.trim().strip_prefix("event=0x")?, 16).ok()
+}
+
+/// `0,4-5`.
+fn cpu_list(text: &str) -> Vec<u32> {
+    let range = |item: &str| {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        Some(first.trim().parse().ok()?..=last.trim().parse().ok()?)
+    };
+    text.split(',').filter_map(range).flatten().collect()
+}
+
+fn number(path: &Path) -> io::Result<u64> {
+    fs::read_to_string(path)?.trim().parse().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn write(root: &Path, zone: &str, file: &str, text: &str) {
+        fs::create_dir_all(root.join(zone)).expect("created");
+        fs::write(root.join(zone).join(file), text).expect("written");
+    }
+
+    fn tree(root: &Path) {
+        for (zone, name) in
+            [("intel-rapl:0", "package-0"), ("intel-rapl:0:0", "dram"), ("intel-rapl-mmio:0", "x")]
+        {
+            write(root, zone, "name", &format!("{name}\n"));
+            write(root, zone, "max_energy_range_uj", "1000000\n");
+            write(root, zone, "energy_uj", "999000\n");
+        }
+    }
+
+    fn meter(root: &Path, idle_watts: Option<f64>) -> Meter {
+        Meter { source: open(root, Path::new("/nonexistent")), idle_watts }
+    }
+
+    #[test]
+    fn a_counter_that_wraps_around() {
+        let root = tempfile::tempdir().expect("a directory");
+        tree(root.path());
+        let mut meter = meter(root.path(), None);
+        write(root.path(), "intel-rapl:0", "energy_uj", "500999");
+        write(root.path(), "intel-rapl:0:0", "energy_uj", "999500");
+        let Energy::Measured { source, domains, active_joules, networking_joules, .. } =
+            meter.read(SECOND, 1, 4)
+        else {
+            panic!("it is there")
+        };
+        assert_eq!(source, "powercap");
+        let joules: Vec<_> = domains.iter().map(|domain| (domain.name.as_str(), domain.joules)).collect();
+        // 1001 to the end and to 0, 500999 on.
+        assert_eq!(joules, [("package-0", 0.502), ("dram", 0.0005)]);
+        assert!((active_joules - 0.502).abs() < 1e-9, "{active_joules}");
+        assert!((networking_joules - 0.1255).abs() < 1e-9, "{networking_joules}");
+    }
+
+    #[test]
+    fn idle_power_is_nobodys() {
+        let root = tempfile::tempdir().expect("a directory");
+        tree(root.path());
+        let mut meter = meter(root.path(), Some(0.3));
+        write(root.path(), "intel-rapl:0", "energy_uj", "499999");
+        match meter.read(SECOND, 1, 2) {
+            Energy::Measured { active_joules, networking_watts, idle_watts, .. } => {
+                assert!((active_joules - 0.201).abs() < 1e-9, "{active_joules}");
+                assert!((networking_watts - 0.1005).abs() < 1e-9, "{networking_watts}");
+                assert_eq!(idle_watts, Some(0.3));
+            }
+            Energy::Absent { reason } => panic!("{reason}"),
+        }
+    }
+
+    #[test]
+    fn absent_hardware_is_said_to_be_absent() {
+        let root = tempfile::tempdir().expect("a directory");
+        match meter(root.path(), None).read(SECOND, 1, 2) {
+            Energy::Absent { reason } => assert!(reason.contains("no RAPL"), "{reason}"),
+            Energy::Measured { .. } => panic!("there is nothing"),
+        }
+    }
+
+    #[test]
+    fn nothing_runs_is_no_energy_of_networking() {
+        assert_eq!(networking_joules(1.0, 0, 0), 0.0);
+        // Ticks are coarser than nanoseconds: never more than all.
+        assert_eq!(networking_joules(1.0, 3, 2), 1.0);
+        assert_eq!(active_joules(1.0, Some(2.0), SECOND), 0.0);
+    }
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(cpu_list("0,4-6\n"), [0, 4, 5, 6]);
+        assert_eq!(cpu_list("\n"), [] as [u32; 0]);
+    }
+}

@@ -1,0 +1,312 @@
+//! From sampled stacks to counts: by CPU, event and part, and whole stacks for flame graphs.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::report::{Event, Function, OTHER, OtherFunctions, Stack, Stacks};
+use crate::symbols::Symbols;
+use crate::taxonomy::{Rules, Taxonomy};
+
+/// A part of an event, by its number among [`Names`].
+pub type Name = u32;
+
+/// Names, each once.
+#[derive(Debug, Default)]
+pub struct Names {
+    numbers: HashMap<Box<str>, Name>,
+    names: Vec<Box<str>>,
+}
+
+impl Names {
+    pub fn number(&mut self, name: &str) -> Name {
+        if let Some(number) = self.numbers.get(name) {
+            return *number;
+        }
+        let number = Name::try_from(self.names.len()).unwrap_or(Name::MAX);
+        self.numbers.insert(name.into(), number);
+        self.names.push(name.into());
+        number
+    }
+
+    pub fn name(&self, number: Name) -> &str {
+        usize::try_from(number).ok().and_then(|at| self.names.get(at)).map_or("", |name| name)
+    }
+}
+
+/// Symbols and rules, looked up once per address and per function.
+#[derive(Debug)]
+pub struct Resolver {
+    symbols: Symbols,
+    taxonomy: Taxonomy,
+    rules: Vec<Option<Rules>>,
+    addresses: HashMap<u64, Option<usize>>,
+    /// An address had no symbol: there may be new ones.
+    pub outdated: bool,
+}
+
+/// Addresses that are remembered; a kernel has many more, networking uses few of them.
+const ADDRESSES: usize = 1 << 16;
+const UNKNOWN: &str = "[unknown]";
+
+impl Resolver {
+    pub fn new(symbols: Symbols, taxonomy: Taxonomy) -> Self {
+        let rules = vec![None; symbols.len()];
+        Self { symbols, taxonomy, rules, addresses: HashMap::new(), outdated: false }
+    }
+
+    /// Other symbols, the same rules.
+    pub fn renew(&mut self, symbols: Symbols) {
+        self.rules = vec![None; symbols.len()];
+        self.symbols = symbols;
+        self.addresses.clear();
+        self.outdated = false;
+    }
+
+    pub fn taxonomy(&self) -> &Taxonomy {
+        &self.taxonomy
+    }
+
+    /// Numbers of the functions of a stack of addresses, innermost first.
+    pub fn functions(&mut self, stack: &[u64], into: &mut Vec<Option<usize>>) {
+        into.clear();
+        for (at, address) in stack.iter().enumerate() {
+            // Further out are return addresses, which may be behind the end of a function that ends in a call.
+            let address = address.saturating_sub(u64::from(at > 0));
+            let number = self.find(address);
+            self.outdated |= number.is_none();
+            into.push(number);
+        }
+    }
+
+    fn find(&mut self, address: u64) -> Option<usize> {
+        if let Some(known) = self.addresses.get(&address) {
+            return *known;
+        }
+        let number = self.symbols.find(address);
+        if self.addresses.len() >= ADDRESSES {
+            self.addresses.clear();
+        }
+        self.addresses.insert(address, number);
+        if let Some(number) = number
+            && let Some(slot @ None) = self.rules.get_mut(number)
+        {
+            *slot = Some(self.taxonomy.rules(self.symbols.name(number)));
+        }
+        number
+    }
+
+    pub fn name(&self, number: Option<usize>) -> &str {
+        number.map_or(UNKNOWN, |number| self.symbols.name(number))
+    }
+
+    fn frames<'a>(
+        &'a self,
+        functions: &'a [Option<usize>],
+    ) -> impl Iterator<Item = (&'a str, &'a Rules)> + Clone {
+        functions
+            .iter()
+            .flatten()
+            .filter_map(|number| Some((self.symbols.name(*number), self.rules.get(*number)?.as_ref()?)))
+    }
+
+    pub fn part<'a>(&'a self, event: Event, functions: &'a [Option<usize>]) -> &'a str {
+        self.taxonomy.part(event, self.frames(functions))
+    }
+
+    pub fn event(&self, functions: &[Option<usize>]) -> Option<Event> {
+        self.taxonomy.event(self.frames(functions).map(|(_, rules)| rules))
+    }
+}
+
+/// Counts of one period.
+#[derive(Debug, Default)]
+pub struct Fold {
+    names: Names,
+    parts: HashMap<(u32, Event), HashMap<Name, u64>>,
+    others: HashMap<(Event, Name), u64>,
+    /// By CPU, event, process if chosen, and functions from the outermost on.
+    stacks: Option<HashMap<StackKey, u64>>,
+}
+
+type StackKey = (u32, Option<Event>, Option<u32>, Box<[Name]>);
+
+impl Fold {
+    pub fn new(keep_stacks: bool) -> Self {
+        Self { stacks: keep_stacks.then(HashMap::new), ..Self::default() }
+    }
+
+    /// Counts a stack of the kernel, innermost function first.
+    pub fn add(&mut self, resolver: &Resolver, cpu: u32, event: Event, functions: &[Option<usize>]) {
+        let part = resolver.part(event, functions);
+        let part_number = self.names.number(part);
+        count(self.parts.entry((cpu, event)).or_default(), part_number);
+        if part == OTHER {
+            let innermost = resolver.name(functions.first().copied().flatten());
+            let number = self.names.number(innermost);
+            count(&mut self.others, (event, number));
+        }
+    }
+
+    /// Keeps the whole stack, innermost function first, if stacks are kept.
+    pub fn add_stack<'a>(
+        &mut self,
+        cpu: u32,
+        event: Option<Event>,
+        pid: Option<u32>,
+        functions: impl Iterator<Item = &'a str>,
+    ) {
+        let Some(stacks) = &mut self.stacks else { return };
+        let mut frames: Vec<Name> = functions.map(|function| self.names.number(function)).collect();
+        frames.reverse();
+        count(stacks, (cpu, event, pid, frames.into()));
+    }
+
+    /// Names and samples of an event's parts on a CPU, most first.
+    pub fn parts(&self, cpu: u32, event: Event) -> Vec<(&str, u64)> {
+        let parts = self.parts.get(&(cpu, event)).into_iter().flatten();
+        let mut parts: Vec<_> = parts.map(|(name, samples)| (self.names.name(*name), *samples)).collect();
+        parts.sort_unstable_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+        parts
+    }
+
+    /// `ns_per_sample`: of an event, over all CPUs.
+    pub fn others(&self, top: usize, ns_per_sample: impl Fn(Event) -> f64) -> Vec<OtherFunctions> {
+        let of_event = |event: Event| {
+            let mut functions: Vec<Function> = self
+                .others
+                .iter()
+                .filter(|((of, _), _)| *of == event)
+                .map(|((_, name), samples)| Function {
+                    name: self.names.name(*name).to_owned(),
+                    ns: (*samples as f64 * ns_per_sample(event)) as u64,
+                    samples: *samples,
+                })
+                .collect();
+            functions.sort_unstable_by(|a, b| b.samples.cmp(&a.samples).then(a.name.cmp(&b.name)));
+            functions.truncate(top);
+            (!functions.is_empty()).then_some(OtherFunctions { event, functions })
+        };
+        Event::ALL.into_iter().filter_map(of_event).collect()
+    }
+
+    /// `ns_per_sample`: on a CPU, of an event or of a chosen process outside of all.
+    pub fn stacks(&self, ns_per_sample: impl Fn(u32, Option<Event>) -> f64) -> Option<Stacks> {
+        let kept = self.stacks.as_ref()?;
+        let mut used: HashMap<Name, u32> = HashMap::new();
+        let mut functions = Vec::new();
+        let mut stacks = Vec::with_capacity(kept.len());
+        for ((cpu, event, pid, frames), samples) in kept {
+            let frames = frames.iter().map(|name| {
+                *used.entry(*name).or_insert_with(|| {
+                    functions.push(self.names.name(*name).to_owned());
+                    u32::try_from(functions.len() - 1).unwrap_or(u32::MAX)
+                })
+            });
+            stacks.push(Stack {
+                cpu: *cpu,
+                event: *event,
+                pid: *pid,
+                frames: frames.collect(),
+                samples: *samples,
+                ns: (*samples as f64 * ns_per_sample(*cpu, *event)) as u64,
+            });
+        }
+        stacks.sort_unstable_by_key(|stack| std::cmp::Reverse(stack.ns));
+        Some(Stacks { functions, stacks })
+    }
+}
+
+fn count<K: Eq + Hash>(counts: &mut HashMap<K, u64>, key: K) {
+    *counts.entry(key).or_default() += 1;
+}
+
+/// Shares out `total` in proportion to `samples`, most exactly: the results add up to it but for rounding down.
+pub fn share_out(total: u64, samples: u64, of: u64) -> u64 {
+    if of == 0 {
+        return 0;
+    }
+    u64::try_from(u128::from(total) * u128::from(samples) / u128::from(of)).unwrap_or(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "\
+ffffffff81000100 T ip_rcv
+ffffffff81000200 T tcp_v4_rcv
+ffffffff81000300 T somebody
+ffffffff81000400 T net_rx_action
+ffffffff81000500 T end
+";
+    const IP: u64 = 0xffff_ffff_8100_0110;
+    const TCP: u64 = 0xffff_ffff_8100_0210;
+    const SOMEBODY: u64 = 0xffff_ffff_8100_0310;
+    const RX: u64 = 0xffff_ffff_8100_0410;
+
+    fn resolver() -> Resolver {
+        Resolver::new(Symbols::parse_for_tests(TEXT), Taxonomy::builtin().expect("it parses"))
+    }
+
+    fn fold(stacks: &[&[u64]]) -> Fold {
+        let (mut resolver, mut fold, mut functions) = (resolver(), Fold::new(true), Vec::new());
+        for stack in stacks {
+            resolver.functions(stack, &mut functions);
+            fold.add(&resolver, 0, Event::NetRx, &functions);
+            let names: Vec<&str> = functions.iter().map(|number| resolver.name(*number)).collect();
+            fold.add_stack(0, Some(Event::NetRx), None, names.into_iter());
+        }
+        fold
+    }
+
+    #[test]
+    fn stacks_become_parts() {
+        let fold = fold(&[&[IP, RX], &[TCP, IP, RX], &[TCP + 4, IP, RX], &[SOMEBODY, RX], &[RX]]);
+        assert_eq!(fold.parts(0, Event::NetRx), [("TCP", 2), ("other", 2), ("local delivery v4", 1)]);
+        assert!(fold.parts(1, Event::NetRx).is_empty());
+        assert!(fold.parts(0, Event::Send).is_empty());
+        let others = fold.others(10, |_| 10.0);
+        let names: Vec<_> = others[0].functions.iter().map(|f| (f.name.as_str(), f.samples, f.ns)).collect();
+        assert_eq!(names, [("net_rx_action", 1, 10), ("somebody", 1, 10)]);
+    }
+
+    #[test]
+    fn equal_stacks_are_one() {
+        let fold = fold(&[&[TCP, IP, RX], &[TCP + 4, IP, RX], &[IP, RX]]);
+        let stacks = fold.stacks(|_, _| 100.0).expect("they are kept");
+        let names = |stack: &Stack| -> Vec<&str> {
+            stack.frames.iter().map(|at| stacks.functions[*at as usize].as_str()).collect()
+        };
+        assert_eq!(stacks.stacks.len(), 2);
+        assert_eq!(names(&stacks.stacks[0]), ["net_rx_action", "ip_rcv", "tcp_v4_rcv"]);
+        assert_eq!((stacks.stacks[0].samples, stacks.stacks[0].ns), (2, 200));
+    }
+
+    /// The return address of a call at the end of a function is the beginning of the next one.
+    #[test]
+    fn return_addresses_belong_to_the_caller() {
+        let mut functions = Vec::new();
+        let mut resolver = resolver();
+        resolver.functions(&[0xffff_ffff_8100_0200, 0xffff_ffff_8100_0200], &mut functions);
+        let names: Vec<&str> = functions.iter().map(|number| resolver.name(*number)).collect();
+        assert_eq!(names, ["tcp_v4_rcv", "ip_rcv"]);
+    }
+
+    #[test]
+    fn an_address_without_a_symbol_asks_for_new_ones() {
+        let mut resolver = resolver();
+        resolver.functions(&[IP], &mut Vec::new());
+        assert!(!resolver.outdated);
+        resolver.functions(&[7], &mut Vec::new());
+        assert!(resolver.outdated);
+        assert_eq!(resolver.name(None), UNKNOWN);
+    }
+
+    #[test]
+    fn shares_add_up() {
+        assert_eq!(share_out(1000, 1, 4), 250);
+        assert_eq!(share_out(1000, 0, 0), 0);
+        assert_eq!(share_out(u64::MAX, 3, 3), u64::MAX);
+        assert_eq!((1..=3).map(|samples| share_out(100, samples, 6)).sum::<u64>(), 99);
+    }
+}

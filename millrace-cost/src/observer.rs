@@ -1,0 +1,564 @@
+//! From counters and stacks to a report per period.
+
+mod tables;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{io, thread};
+
+use millrace_bpf::cost::{self, Cost, Record, Totals, Transport};
+use millrace_bpf::programs::Statistics;
+
+use crate::cgroups::Cgroups;
+use crate::energy::Meter;
+use crate::fold::{Fold, Resolver, share_out};
+use crate::procstat::{self, CpuTimes};
+use crate::report::{
+    Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, ProcStat, Report, VERSION,
+};
+use crate::symbols::Symbols;
+use crate::taxonomy::Taxonomy;
+use crate::users::{Place, ProfileFold, Users};
+use tables::{Processes, Programs, Usage};
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Kernel(#[from] millrace_bpf::Error),
+    #[error("cannot read the kernel's symbols: {0}")]
+    Symbols(io::Error),
+    #[error("cannot read /proc/stat: {0}")]
+    ProcStat(io::Error),
+    #[error("CPU {0} is not online")]
+    Cpu(u32),
+    #[error("{0} samples a second are more than {MAX_FREQUENCY_HZ}")]
+    Frequency(u32),
+    #[error("mode `sampling` needs a frequency")]
+    NoFrequency,
+}
+
+/// What the kernel allows by default is 100 kHz; beyond this the observer would see mostly itself.
+pub const MAX_FREQUENCY_HZ: u32 = 20_000;
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub mode: Mode,
+    /// `None` takes functions where the kernel allows it.
+    pub method: Option<Method>,
+    /// Samples per second and CPU. 0: events only, without parts.
+    pub frequency_hz: u32,
+    /// `None`: all that are online.
+    pub cpus: Option<BTreeSet<u32>>,
+    pub ring_buffer: bool,
+    pub taxonomy: Taxonomy,
+    /// Processes whose user-mode stacks are sampled too.
+    pub profile: BTreeSet<u32>,
+    /// If any, no other processes are reported.
+    pub pids: BTreeSet<u32>,
+    /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::Process).
+    pub cgroup: Option<String>,
+    /// Reports contain [stacks](Report::stacks).
+    pub stacks: bool,
+    /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
+    pub program_statistics: bool,
+    /// What the packages take idle, if that is known.
+    pub idle_watts: Option<f64>,
+}
+
+impl Config {
+    /// 1 kHz on all CPUs, with the taxonomy that is built in.
+    ///
+    /// # Errors
+    /// None, as a test of the taxonomy shows.
+    pub fn new() -> Result<Self, crate::taxonomy::Error> {
+        Ok(Self {
+            mode: Mode::Events,
+            method: None,
+            frequency_hz: 1000,
+            cpus: None,
+            ring_buffer: false,
+            taxonomy: Taxonomy::builtin()?,
+            profile: BTreeSet::new(),
+            pids: BTreeSet::new(),
+            cgroup: None,
+            stacks: false,
+            program_statistics: false,
+            idle_watts: None,
+        })
+    }
+}
+
+/// How long stacks may stay in the buffer: the most that [`Observer::poll`] may be late by.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Room for [`POLL_INTERVAL`] at worst, and twice that for usual stacks.
+const BUFFER_BYTES_PER_HZ: u32 = 256;
+/// Reading all symbols takes tens of milliseconds: not more often than this.
+const SYMBOLS_INTERVAL: Duration = Duration::from_secs(5);
+const TOP_OTHERS: usize = 20;
+const NS_PER_S: f64 = 1e9;
+
+/// Observes from [`start`](Self::start) until it is dropped. Needs root.
+pub struct Observer {
+    config: Config,
+    cost: Cost,
+    resolver: Resolver,
+    symbols_read: Instant,
+    missing: Vec<Missing>,
+    host: Host,
+    cgroups: Cgroups,
+    users: Users,
+    meter: Meter,
+    statistics: Option<Statistics>,
+    programs: Programs,
+    processes: Processes,
+    usage: Usage,
+    last: Instant,
+    last_totals: Vec<Totals>,
+    last_times: CpuTimes,
+    samples: Samples,
+    sequence: u64,
+}
+
+/// What was sampled since the last report.
+struct Samples {
+    fold: Fold,
+    /// By CPU and event.
+    counts: HashMap<(u32, Event), u64>,
+    profiles: HashMap<u32, ProfileFold>,
+}
+
+impl Samples {
+    fn new(config: &Config) -> Self {
+        Self { fold: Fold::new(config.stacks), counts: HashMap::new(), profiles: HashMap::new() }
+    }
+}
+
+impl Observer {
+    pub fn start(config: Config) -> Result<Self, Error> {
+        check(&config)?;
+        let times = procstat::read().map_err(Error::ProcStat)?;
+        let cpus: BTreeSet<u32> = match &config.cpus {
+            Some(cpus) => cpus.clone(),
+            None => times.keys().copied().collect(),
+        };
+        if let Some(cpu) = cpus.iter().find(|cpu| !times.contains_key(cpu)) {
+            return Err(Error::Cpu(*cpu));
+        }
+        let mut missing = Vec::new();
+        let statistics = statistics(&config, &mut missing);
+        let mut cost = load(&config)?;
+        if config.mode == Mode::Events {
+            missing.extend(cost.attach()?.into_iter().map(Missing::from));
+            missing.extend(missing_by_method(&cost));
+        }
+        for pid in &config.profile {
+            cost.watch(*pid, true)?;
+        }
+        if config.frequency_hz > 0 {
+            for cpu in &cpus {
+                cost.sample(*cpu, config.frequency_hz)?;
+            }
+        }
+        // After loading: the observer's own programs are among the symbols.
+        let symbols = Symbols::read().map_err(Error::Symbols)?;
+        let now = Instant::now();
+        let mut observer = Self {
+            resolver: Resolver::new(symbols, config.taxonomy.clone()),
+            symbols_read: now,
+            missing,
+            host: host(),
+            cgroups: Cgroups::new(),
+            users: Users::default(),
+            meter: Meter::new(config.idle_watts),
+            programs: Programs::new(cost.program_ids()),
+            statistics,
+            processes: Processes::default(),
+            usage: Usage::default(),
+            last: now,
+            last_totals: Vec::new(),
+            last_times: times,
+            samples: Samples::new(&config),
+            sequence: 0,
+            config: Config { cpus: Some(cpus), ..config },
+            cost,
+        };
+        observer.begin()?;
+        Ok(observer)
+    }
+
+    /// What cannot be measured on this kernel.
+    pub fn missing(&self) -> &[Missing] {
+        &self.missing
+    }
+
+    /// Kernel functions at which calls are timed.
+    pub fn functions(&self) -> Vec<&'static str> {
+        self.cost.functions()
+    }
+
+    /// Waits until `period` after the last report, or the start, and reports.
+    pub fn next(&mut self, period: Duration) -> Result<Report, Error> {
+        loop {
+            let left = period.saturating_sub(self.last.elapsed());
+            if left.is_zero() {
+                return self.report();
+            }
+            thread::sleep(left.min(POLL_INTERVAL));
+            self.poll();
+        }
+    }
+
+    /// Takes the stacks that wait. At least every [`POLL_INTERVAL`], or some may be lost; that is counted.
+    pub fn poll(&mut self) {
+        let Self { cost, resolver, samples, users, config, .. } = self;
+        let mut functions = Vec::new();
+        cost.drain(|record| take(&record, config, resolver, users, samples, &mut functions));
+        if self.resolver.outdated && self.symbols_read.elapsed() >= SYMBOLS_INTERVAL {
+            self.read_symbols();
+        }
+    }
+
+    /// What came to pass since the last report, or the start.
+    pub fn report(&mut self) -> Result<Report, Error> {
+        self.poll();
+        let now = Instant::now();
+        let period = now - self.last;
+        let totals = self.cost.totals();
+        let times = procstat::read().map_err(Error::ProcStat)?;
+        let programs = self.statistics.as_ref().map(|statistics| self.programs.read(statistics, period));
+        let (processes, forget) = self.processes.read(self.cost.processes()?);
+        for id in forget {
+            self.cost.forget(id)?;
+        }
+        let samples = std::mem::replace(&mut self.samples, Samples::new(&self.config));
+
+        let cpus: Vec<Cpu> =
+            self.cpus().map(|cpu| self.cpu(cpu, &totals, &times, &samples, period)).collect();
+        let by_event = by_event(&cpus);
+        let networking_ns = cpus.iter().flat_map(|cpu| &cpu.events).map(|event| event.ns).sum();
+        let busy_ns = cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
+        let (processes, cgroups) = tables::describe(processes, &mut self.cgroups, &self.config, period);
+        let processes = self.with_profiles(processes, &samples, period);
+        let report = Report {
+            version: VERSION,
+            sequence: self.sequence,
+            time_unix_ms: unix_ms(),
+            period_ns: ns(period),
+            mode: self.config.mode,
+            method: self.cost.method().map(Method::from),
+            frequency_hz: self.config.frequency_hz,
+            host: self.host.clone(),
+            other: samples.fold.others(TOP_OTHERS, |event| by_event.get(&event).copied().unwrap_or(0.0)),
+            stacks: samples.fold.stacks(|cpu, event| self.ns_per_sample(&cpus, cpu, event)),
+            processes,
+            cgroups,
+            energy: self.meter.read(period, networking_ns, busy_ns),
+            observer: self.usage.read(programs.as_deref(), period),
+            lost: lost(&totals, &self.last_totals, self.programs.skipped()),
+            missing: self.missing.clone(),
+            programs,
+            cpus,
+        };
+        if self.programs.changed() && self.symbols_read.elapsed() >= SYMBOLS_INTERVAL {
+            self.read_symbols();
+        }
+        self.sequence += 1;
+        self.last = now;
+        self.last_totals = totals;
+        self.last_times = times;
+        Ok(report)
+    }
+
+    /// Everything counts from now on.
+    fn begin(&mut self) -> Result<(), Error> {
+        self.report()?;
+        self.sequence = 0;
+        Ok(())
+    }
+
+    /// If it fails, names are missing, and the next time comes.
+    fn read_symbols(&mut self) {
+        self.symbols_read = Instant::now();
+        if let Ok(symbols) = Symbols::read() {
+            self.resolver.renew(symbols);
+        }
+    }
+
+    fn cpus(&self) -> impl Iterator<Item = u32> {
+        self.config.cpus.iter().flatten().copied()
+    }
+
+    fn cpu(&self, cpu: u32, totals: &[Totals], times: &CpuTimes, samples: &Samples, period: Duration) -> Cpu {
+        let at = cpu as usize;
+        let (after, before) = (of(totals, at), of(&self.last_totals, at));
+        let events: Vec<EventCost> = Event::ALL
+            .into_iter()
+            .map(|event| {
+                let taken = samples.counts.get(&(cpu, event)).copied().unwrap_or(0);
+                let (total, calls) = match self.config.mode {
+                    Mode::Events => (
+                        after.ns(event.into()).saturating_sub(before.ns(event.into())),
+                        after.calls(event.into()).saturating_sub(before.calls(event.into())),
+                    ),
+                    Mode::Sampling => (self.sampled_ns(taken), 0),
+                };
+                EventCost {
+                    event,
+                    ns: total,
+                    share: share(total, period),
+                    calls,
+                    samples: taken,
+                    parts: parts(&samples.fold, cpu, event, total, taken, period),
+                }
+            })
+            .collect();
+        let nothing = ProcStat::default();
+        Cpu {
+            cpu,
+            networking_share: rounded(events.iter().map(|event| event.share).sum()),
+            events,
+            procstat: procstat::difference(
+                times.get(&cpu).unwrap_or(&nothing),
+                self.last_times.get(&cpu).unwrap_or(&nothing),
+            ),
+            samples: after.samples.saturating_sub(before.samples),
+            lost_samples: after.lost_samples.saturating_sub(before.lost_samples),
+        }
+    }
+
+    /// The time that a number of samples stands for.
+    fn sampled_ns(&self, samples: u64) -> u64 {
+        (samples as f64 * NS_PER_S / f64::from(self.config.frequency_hz.max(1))) as u64
+    }
+
+    fn ns_per_sample(&self, cpus: &[Cpu], cpu: u32, event: Option<Event>) -> f64 {
+        let Some(event) = event else { return NS_PER_S / f64::from(self.config.frequency_hz.max(1)) };
+        let events = cpus.iter().find(|of| of.cpu == cpu).map_or(&[][..], |of| &of.events);
+        let cost = events.iter().find(|of| of.event == event);
+        cost.map_or(0.0, |cost| cost.ns as f64 / cost.samples.max(1) as f64)
+    }
+
+    fn with_profiles(
+        &self,
+        mut processes: Vec<crate::report::Process>,
+        samples: &Samples,
+        period: Duration,
+    ) -> Vec<crate::report::Process> {
+        for (pid, profile) in &samples.profiles {
+            let profile = profile.finish(NS_PER_S / f64::from(self.config.frequency_hz.max(1)), period);
+            match processes.iter_mut().find(|process| process.pid == *pid) {
+                Some(process) => process.profile = Some(profile),
+                // It was running without any call.
+                None => processes.push(tables::idle(*pid, profile)),
+            }
+        }
+        processes
+    }
+}
+
+fn check(config: &Config) -> Result<(), Error> {
+    match config.frequency_hz {
+        0 if config.mode == Mode::Sampling => Err(Error::NoFrequency),
+        hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency(hz)),
+        _ => Ok(()),
+    }
+}
+
+fn load(config: &Config) -> Result<Cost, Error> {
+    let watch = !config.profile.is_empty();
+    // User stacks come on top.
+    let bytes_per_hz = if watch { 2 * BUFFER_BYTES_PER_HZ } else { BUFFER_BYTES_PER_HZ };
+    Ok(Cost::load(&cost::Config {
+        events: config.mode == Mode::Events,
+        method: config.method.map(cost::Method::from),
+        transport: if config.ring_buffer { Transport::RingBuffer } else { Transport::DoubleBuffer },
+        buffer_bytes: config.frequency_hz.saturating_mul(bytes_per_hz),
+        watch,
+    })?)
+}
+
+fn statistics(config: &Config, missing: &mut Vec<Missing>) -> Option<Statistics> {
+    if !config.program_statistics {
+        return None;
+    }
+    let what = "run times of BPF programs".to_owned();
+    Statistics::enable()
+        .map_err(|error| missing.push(Missing { event: None, what, reason: error.to_string() }))
+        .ok()
+}
+
+/// What timing at system calls does not see.
+fn missing_by_method(cost: &Cost) -> Vec<Missing> {
+    if cost.method() != Some(cost::Method::SystemCalls) {
+        return Vec::new();
+    }
+    let why = cost.refused().map_or_else(String::new, |refused| {
+        format!("; calls are timed at functions otherwise, but {}", refused.lines().next().unwrap_or(refused))
+    });
+    let both = [Event::Send, Event::Receive].into_iter();
+    both.flat_map(|event| {
+        [
+            ("sockets of the kernel itself", "they make no system calls"),
+            ("io_uring requests that had to wait", "only their first try is seen"),
+        ]
+        .map(|(what, reason)| Missing {
+            event: Some(event),
+            what: what.to_owned(),
+            reason: format!("{reason}{why}"),
+        })
+    })
+    .collect()
+}
+
+/// Counts one record.
+fn take(
+    record: &Record<'_>,
+    config: &Config,
+    resolver: &mut Resolver,
+    users: &mut Users,
+    samples: &mut Samples,
+    functions: &mut Vec<Option<usize>>,
+) {
+    if config.cpus.as_ref().is_some_and(|cpus| !cpus.contains(&record.cpu)) {
+        return;
+    }
+    resolver.functions(record.kernel, functions);
+    let event = match config.mode {
+        Mode::Events => record.event.map(Event::from),
+        Mode::Sampling => resolver.event(functions),
+    };
+    if let Some(event) = event {
+        *samples.counts.entry((record.cpu, event)).or_default() += 1;
+        samples.fold.add(resolver, record.cpu, event, functions);
+        if config.stacks {
+            let names = functions.iter().map(|number| resolver.name(*number));
+            samples.fold.add_stack(record.cpu, Some(event), None, names);
+        }
+    }
+    if record.watched {
+        let names = users.names(record.pid, record.user);
+        let place = match event {
+            Some(Event::NetRx | Event::NetTx) => Place::Softirq,
+            _ if record.kernel.is_empty() => Place::User(&names),
+            _ => Place::Kernel,
+        };
+        samples.profiles.entry(record.pid).or_default().add(resolver.taxonomy(), place);
+        if config.stacks && place != Place::Softirq {
+            let kernel = functions.iter().map(|number| resolver.name(*number));
+            let user = names.iter().map(|name| name.unwrap_or("[unknown]"));
+            samples.fold.add_stack(record.cpu, event, Some(record.pid), kernel.chain(user));
+        }
+    }
+}
+
+fn parts(fold: &Fold, cpu: u32, event: Event, total: u64, samples: u64, period: Duration) -> Vec<Part> {
+    let part = |(name, taken): (&str, u64)| {
+        let ns = share_out(total, taken, samples);
+        Part { name: name.to_owned(), ns, share: share(ns, period), samples: taken }
+    };
+    fold.parts(cpu, event).into_iter().map(part).collect()
+}
+
+/// Nanoseconds per sample, over all CPUs.
+fn by_event(cpus: &[Cpu]) -> HashMap<Event, f64> {
+    let mut sums: BTreeMap<Event, (u64, u64)> = BTreeMap::new();
+    for event in cpus.iter().flat_map(|cpu| &cpu.events).filter(|event| event.samples > 0) {
+        let sum = sums.entry(event.event).or_default();
+        *sum = (sum.0 + event.ns, sum.1 + event.samples);
+    }
+    sums.into_iter().map(|(event, (ns, samples))| (event, ns as f64 / samples as f64)).collect()
+}
+
+fn lost(after: &[Totals], before: &[Totals], skipped_runs: u64) -> Lost {
+    let sum = |of: fn(&Totals) -> u64| -> u64 {
+        let total = |totals: &[Totals]| -> u64 { totals.iter().map(of).sum() };
+        total(after).saturating_sub(total(before))
+    };
+    Lost {
+        samples: sum(|totals| totals.lost_samples),
+        stacks: sum(|totals| totals.lost_stacks),
+        processes: sum(|totals| totals.lost_processes),
+        tasks: sum(|totals| totals.lost_tasks),
+        skipped_runs,
+    }
+}
+
+fn of(totals: &[Totals], cpu: usize) -> Totals {
+    totals.get(cpu).copied().unwrap_or_default()
+}
+
+/// In steps of a millionth, which is finer than the clocks: reports stay short.
+pub(crate) fn share(part_ns: u64, period: Duration) -> f64 {
+    rounded(part_ns as f64 / ns(period).max(1) as f64)
+}
+
+fn rounded(share: f64) -> f64 {
+    (share * 1e6).round() / 1e6
+}
+
+fn ns(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn unix_ms() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn host() -> Host {
+    nix::sys::utsname::uname().map_or_else(
+        |_| Host::default(),
+        |names| Host {
+            name: names.nodename().to_string_lossy().into_owned(),
+            kernel: names.release().to_string_lossy().into_owned(),
+        },
+    )
+}
+
+impl From<cost::Event> for Event {
+    fn from(event: cost::Event) -> Self {
+        match event {
+            cost::Event::NetRx => Self::NetRx,
+            cost::Event::NetTx => Self::NetTx,
+            cost::Event::Send => Self::Send,
+            cost::Event::Receive => Self::Receive,
+            cost::Event::IoUring => Self::IoUring,
+        }
+    }
+}
+
+impl From<Event> for cost::Event {
+    fn from(event: Event) -> Self {
+        match event {
+            Event::NetRx => Self::NetRx,
+            Event::NetTx => Self::NetTx,
+            Event::Send => Self::Send,
+            Event::Receive => Self::Receive,
+            Event::IoUring => Self::IoUring,
+        }
+    }
+}
+
+impl From<cost::Method> for Method {
+    fn from(method: cost::Method) -> Self {
+        match method {
+            cost::Method::Functions => Self::Functions,
+            cost::Method::SystemCalls => Self::SystemCalls,
+        }
+    }
+}
+
+impl From<Method> for cost::Method {
+    fn from(method: Method) -> Self {
+        match method {
+            Method::Functions => Self::Functions,
+            Method::SystemCalls => Self::SystemCalls,
+        }
+    }
+}
+
+impl From<cost::Missing> for Missing {
+    fn from(missing: cost::Missing) -> Self {
+        Self { event: Some(missing.event.into()), what: missing.what.to_owned(), reason: missing.reason }
+    }
+}

@@ -1,0 +1,134 @@
+//! The observer on the running kernel. Needs root.
+
+use std::collections::BTreeSet;
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use millrace_cost::report::{Event, Mode, Report};
+use millrace_cost::{Config, Observer};
+
+static ALONE: Mutex<()> = Mutex::new(());
+const PERIOD: Duration = Duration::from_millis(700);
+
+fn alone(test: &str) -> Option<MutexGuard<'static, ()>> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP {test}: needs root");
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn config() -> Config {
+    Config::new().expect("the taxonomy parses")
+}
+
+/// A report of a period in which this process sends and receives without pause.
+fn observe(config: Config) -> Report {
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+            let to = socket.local_addr().expect("an address");
+            while !stop.load(Ordering::Relaxed) {
+                socket.send_to(&[0; 1000], to).expect("sent");
+                socket.recv(&mut [0; 1000]).expect("received");
+            }
+        });
+        let report = Observer::start(config).map(|mut observer| observer.next(PERIOD));
+        stop.store(true, Ordering::Relaxed);
+        report.expect("it starts").expect("a report")
+    })
+}
+
+fn sum(report: &Report, event: Event) -> (u64, u64) {
+    let events = report.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == event);
+    events.fold((0, 0), |sum, of| (sum.0 + of.ns, sum.1 + of.samples))
+}
+
+fn parts(report: &Report, event: Event) -> BTreeSet<&str> {
+    let events = report.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == event);
+    events.flat_map(|of| &of.parts).map(|part| part.name.as_str()).collect()
+}
+
+/// In both modes the same process shows the same picture.
+#[test]
+fn a_report_shows_who_does_what() {
+    let Some(_alone) = alone("a_report_shows_who_does_what") else { return };
+    for mode in [Mode::Events, Mode::Sampling] {
+        let report = observe(Config { mode, stacks: true, ..config() });
+        for event in [Event::Send, Event::Receive, Event::NetRx] {
+            let (ns, samples) = sum(&report, event);
+            assert!(ns > 0 && samples > 0, "{mode:?} {event}: {ns} ns, {samples} samples");
+        }
+        assert!(parts(&report, Event::Send).contains("UDP"), "{mode:?}: {:?}", parts(&report, Event::Send));
+        for of in report.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.samples > 0) {
+            let of_parts: u64 = of.parts.iter().map(|part| part.ns).sum();
+            assert!(of_parts <= of.ns && of.ns - of_parts <= of.parts.len() as u64, "rounding only: {of:?}");
+            assert_eq!(of.parts.iter().map(|part| part.samples).sum::<u64>(), of.samples);
+        }
+        let stacks = report.stacks.as_ref().expect("they were asked for");
+        assert!(stacks.functions.iter().any(|function| function.contains("udp_sendmsg")));
+        let functions = u32::try_from(stacks.functions.len()).expect("a number");
+        assert!(stacks.stacks.iter().flat_map(|stack| &stack.frames).all(|frame| *frame < functions));
+    }
+}
+
+#[test]
+fn events_belong_to_the_process() {
+    let Some(_alone) = alone("events_belong_to_the_process") else { return };
+    let report = observe(Config { pids: [std::process::id()].into(), ..config() });
+    let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
+    assert_eq!(own.pid, std::process::id());
+    assert!(own.cost.send_ns > 0 && own.cost.send_calls > 0, "{own:?}");
+    assert!(own.cost.receive_ns > 0 && own.cost.receive_calls > 0, "{own:?}");
+    assert_eq!(report.cgroups.len(), 1);
+    assert_eq!(report.cgroups[0].cost, own.cost);
+}
+
+#[test]
+fn the_observer_shows_its_own_cost() {
+    let Some(_alone) = alone("the_observer_shows_its_own_cost") else { return };
+    let report = observe(Config { program_statistics: true, ..config() });
+    let programs = report.programs.as_ref().expect("statistics");
+    let own: Vec<_> = programs.iter().filter(|program| program.own).collect();
+    assert!(
+        own.iter().any(|program| program.name.starts_with("cost_") && program.run_ns > 0),
+        "{programs:?}"
+    );
+    assert_eq!(report.observer.program_ns, Some(own.iter().map(|program| program.run_ns).sum()));
+    assert!(report.observer.user_ns + report.observer.system_ns > 0 && report.observer.share > 0.0);
+}
+
+#[test]
+fn a_chosen_process_is_profiled() {
+    let Some(_alone) = alone("a_chosen_process_is_profiled") else { return };
+    let report = observe(Config { profile: [std::process::id()].into(), ..config() });
+    let own = report.processes.iter().find(|process| process.pid == std::process::id()).expect("its row");
+    let profile = own.profile.as_ref().expect("its profile");
+    assert!(profile.samples > 0);
+    assert!(profile.parts.iter().any(|part| part.name == "system call"), "{profile:?}");
+    assert_eq!(profile.parts.iter().map(|part| part.samples).sum::<u64>(), profile.samples);
+}
+
+#[test]
+fn only_the_cpus_that_were_asked_for() {
+    let Some(_alone) = alone("only_the_cpus_that_were_asked_for") else { return };
+    let report = observe(Config { cpus: Some([0].into()), ..config() });
+    let cpus: Vec<u32> = report.cpus.iter().map(|cpu| cpu.cpu).collect();
+    assert_eq!(cpus, [0]);
+    let refused = Observer::start(Config { cpus: Some([1_000_000].into()), ..config() });
+    assert!(refused.is_err_and(|error| error.to_string().contains("1000000")));
+}
+
+/// What is printed can be read again: logs and other programs rely on it.
+#[test]
+fn reports_survive_json() {
+    let Some(_alone) = alone("reports_survive_json") else { return };
+    let report = observe(Config { stacks: true, ..config() });
+    let json = serde_json::to_string(&report).expect("JSON");
+    let again: Report = serde_json::from_str(&json).expect("a report");
+    assert_eq!(serde_json::to_string(&again).expect("JSON"), json);
+}
