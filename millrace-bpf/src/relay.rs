@@ -27,6 +27,7 @@ pub(crate) mod outcome;
 mod trace;
 mod upstream;
 
+use std::collections::HashMap;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd};
@@ -132,7 +133,8 @@ impl From<intf::Forwarded> for Forwarded {
 
 /// The fast path, loaded. It forwards from [`attach`](Self::attach) on and until it is dropped.
 pub struct Relay {
-    attachments: Mutex<Vec<Attachment>>,
+    /// By interface.
+    attachments: Mutex<HashMap<i32, Attachment>>,
     object: Mutex<Loaded>,
     ring: Mutex<Ring>,
     trace: trace::Trace,
@@ -208,13 +210,29 @@ impl Relay {
     /// it the kernel refuses to look up routes. It has no other effect, since nothing that is not from this
     /// host arrives there.
     pub fn attach(&self, ifindex: i32) -> Result<Mechanism, Error> {
+        let mut attachments = lock(&self.attachments);
+        if let Some(there) = attachments.get(&ifindex).filter(|there| there.is_in_place()) {
+            return Ok(there.mechanism());
+        }
+        // Dropped first: it would take away what is attached in its place.
+        attachments.remove(&ifindex);
         allow_route_lookup()?;
         let object = lock(&self.object);
         let program = object.program("relay_ingress")?;
         let attachment = Attachment::new(&program, ifindex, Hook::Ingress, Position::First, self.mechanism)?;
         let mechanism = attachment.mechanism();
-        lock(&self.attachments).push(attachment);
+        attachments.insert(ifindex, attachment);
         Ok(mechanism)
+    }
+
+    /// Whether it is attached to an interface: somebody else may have detached it, and interfaces come and go.
+    pub fn is_attached(&self, ifindex: i32) -> bool {
+        lock(&self.attachments).get(&ifindex).is_some_and(Attachment::is_in_place)
+    }
+
+    /// Detaches from an interface, as [`Self::detach`] does from all.
+    pub fn detach_from(&self, ifindex: i32) {
+        lock(&self.attachments).remove(&ifindex);
     }
 
     /// Detaches from every interface. What was installed stays; while nothing is attached the replay window

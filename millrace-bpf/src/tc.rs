@@ -3,12 +3,15 @@
 
 #![allow(unsafe_code)]
 
+mod stale;
+
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 
+use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{AsRawLibbpf, Link, ProgramMut};
 use nix::sched::{CloneFlags, setns};
 
@@ -58,7 +61,7 @@ enum Inner {
     /// The kernel detaches when the link's last descriptor closes, so also when this process is killed.
     Tcx { link: Link },
     /// Outlives the process unless it is removed.
-    Clsact { _filter: Filter },
+    Clsact { filter: Filter },
 }
 
 impl Attachment {
@@ -81,7 +84,19 @@ impl Attachment {
             }
         }
         let filter = Filter::new(program, ifindex, hook, position).map_err(error(Mechanism::Clsact))?;
-        Ok(Self(Inner::Clsact { _filter: filter }))
+        Ok(Self(Inner::Clsact { filter }))
+    }
+
+    /// Whether the program is still where it was attached: somebody else may have detached it, and an interface takes
+    /// it along when it goes.
+    pub fn is_in_place(&self) -> bool {
+        match &self.0 {
+            Inner::Tcx { link } => {
+                let info = link.info().map(|info| info.info);
+                matches!(info, Ok(LinkTypeInfo::Tcx(tcx)) if tcx.ifindex != 0)
+            }
+            Inner::Clsact { filter } => filter.elsewhere(|filter| filter.is_in_place()),
+        }
     }
 
     pub fn mechanism(&self) -> Mechanism {
@@ -100,6 +115,38 @@ impl Drop for Attachment {
             let _ = link.detach();
         }
     }
+}
+
+/// Detaches every TCX program from a hook of an interface of the calling thread's namespace, whoever attached it, as
+/// `bpftool link detach` does. Returns how many there were; an error where the kernel has no TCX.
+pub fn detach_all(ifindex: i32, hook: Hook) -> io::Result<usize> {
+    let mut links = [0; 64]; // BPF_MPROG_MAX
+    let mut options = libbpf_sys::bpf_prog_query_opts {
+        sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    let mut programs = links;
+    options.prog_ids = programs.as_mut_ptr();
+    options.link_ids = links.as_mut_ptr();
+    options.__bindgen_anon_1.count = links.len() as u32;
+    let kind = match hook {
+        Hook::Ingress => libbpf_sys::BPF_TCX_INGRESS,
+        Hook::Egress => libbpf_sys::BPF_TCX_EGRESS,
+    };
+    // SAFETY: both arrays have as many elements as `count` says and outlive the call.
+    check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind, &raw mut options) })?;
+    // SAFETY: all members of the union are the same number.
+    let count = unsafe { options.__bindgen_anon_1.count } as usize;
+    for id in links.iter().take(count) {
+        // SAFETY: no pointers are passed.
+        let descriptor = unsafe { libbpf_sys::bpf_link_get_fd_by_id(*id) };
+        check(descriptor)?;
+        // SAFETY: the kernel has just made the descriptor for us.
+        let link = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        // SAFETY: no pointers are passed.
+        check(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })?;
+    }
+    Ok(count)
 }
 
 /// The hook comes from the program's section, `tcx/ingress` or `tcx/egress`.
@@ -128,6 +175,7 @@ struct Filter {
     hook: Hook,
     handle: u32,
     priority: u32,
+    program: u32,
     /// Interface indexes mean nothing outside their namespace.
     namespace: File,
 }
@@ -145,6 +193,7 @@ impl Filter {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
             _ => {}
         }
+        remove_stale(&point, hook, &program.name().to_string_lossy())?;
         let mut options = libbpf_sys::bpf_tc_opts {
             prog_fd: program.as_fd().as_raw_fd(),
             priority: match position {
@@ -155,26 +204,55 @@ impl Filter {
         };
         // SAFETY: both structures are initialised and carry their sizes; the descriptor is open.
         check(unsafe { libbpf_sys::bpf_tc_attach(&raw const point, &raw mut options) })?;
-        Ok(Self { ifindex, hook, handle: options.handle, priority: options.priority, namespace })
+        let libbpf_sys::bpf_tc_opts { handle, priority, prog_id: program, .. } = options;
+        Ok(Self { ifindex, hook, handle, priority, program, namespace })
+    }
+
+    /// Whether there is such a filter in the calling thread's namespace.
+    fn is_in_place(&self) -> bool {
+        let Self { ifindex, hook, handle, priority, program, .. } = *self;
+        let (point, mut options) =
+            (point(ifindex, hook), libbpf_sys::bpf_tc_opts { handle, priority, ..options() });
+        // SAFETY: both structures are initialised and carry their sizes.
+        let found = check(unsafe { libbpf_sys::bpf_tc_query(&raw const point, &raw mut options) });
+        found.is_ok() && options.prog_id == program
     }
 
     fn detach(&self) -> io::Result<()> {
-        setns(&self.namespace, CloneFlags::CLONE_NEWNET)?;
-        let options = libbpf_sys::bpf_tc_opts { handle: self.handle, priority: self.priority, ..options() };
-        let point = point(self.ifindex, self.hook);
-        // SAFETY: both structures are initialised and carry their sizes.
-        check(unsafe { libbpf_sys::bpf_tc_detach(&raw const point, &raw const options) })
+        detach(&point(self.ifindex, self.hook), self.handle, self.priority)
+    }
+
+    /// Runs `work` in the filter's namespace, on a thread of its own so that the caller's stays what it is. Without
+    /// the namespace there is nothing to work on.
+    fn elsewhere<T: Send + Default>(&self, work: impl FnOnce(&Self) -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let inside = || setns(&self.namespace, CloneFlags::CLONE_NEWNET).map(|()| work(self));
+            scope.spawn(inside).join().map_or_else(|_| T::default(), Result::unwrap_or_default)
+        })
     }
 }
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        // On a thread of its own, so that the caller's namespace stays what it is. An interface that is gone
-        // took its filters along, so there is nothing to report.
-        std::thread::scope(|scope| {
-            let _ = scope.spawn(|| self.detach()).join();
-        });
+        // An interface that is gone took its filters along, so there is nothing to report.
+        self.elsewhere(|filter| drop(filter.detach()));
     }
+}
+
+/// A process that was killed leaves its filters behind, and with them programs that nobody serves. They do no harm,
+/// since nobody raises their limits any more, but see every packet.
+fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: Hook, name: &str) -> io::Result<()> {
+    for filter in stale::find(point.ifindex, hook, name)? {
+        detach(point, filter.handle, filter.priority)?;
+    }
+    Ok(())
+}
+
+/// Detaches a filter in the calling thread's namespace.
+fn detach(point: &libbpf_sys::bpf_tc_hook, handle: u32, priority: u32) -> io::Result<()> {
+    let options = libbpf_sys::bpf_tc_opts { handle, priority, ..options() };
+    // SAFETY: both structures are initialised and carry their sizes.
+    check(unsafe { libbpf_sys::bpf_tc_detach(point, &raw const options) })
 }
 
 fn point(ifindex: i32, hook: Hook) -> libbpf_sys::bpf_tc_hook {

@@ -1,0 +1,161 @@
+//! Filters that outlived the process that attached them.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+
+use super::Hook;
+
+/// A filter with a program.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub handle: u32,
+    pub priority: u32,
+    pub program: u32,
+}
+
+/// Filters on a hook, of programs with this name, that no process has a descriptor of: whoever attached them cannot
+/// remove them any more.
+pub(super) fn find(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found>> {
+    let mut found = list(ifindex, hook, name)?;
+    if !found.is_empty() {
+        let open = open_programs();
+        found.retain(|filter| !open.contains(&filter.program));
+    }
+    Ok(found)
+}
+
+// linux/rtnetlink.h, linux/pkt_cls.h
+const RTM_NEWTFILTER: u16 = 44;
+const RTM_GETTFILTER: u16 = 46;
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLMSG_DONE: u16 = 3;
+const NLMSG_ERROR: u16 = 2;
+const TCA_OPTIONS: u16 = 2;
+const TCA_BPF_NAME: u16 = 7;
+const TCA_BPF_ID: u16 = 11;
+const HEADER: usize = 16;
+/// struct tcmsg
+const TCMSG: usize = 20;
+
+/// As `tc filter show`.
+fn list(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found>> {
+    let parent: u32 = match hook {
+        Hook::Ingress => 0xffff_fff2,
+        Hook::Egress => 0xffff_fff3,
+    };
+    let mut request = Vec::with_capacity(HEADER + TCMSG);
+    request.extend(((HEADER + TCMSG) as u32).to_ne_bytes());
+    request.extend(RTM_GETTFILTER.to_ne_bytes());
+    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
+    request.extend([0; 8]);
+    request.extend([0; 4]);
+    request.extend(ifindex.to_ne_bytes());
+    request.extend([0; 4]);
+    request.extend(parent.to_ne_bytes());
+    request.extend([0; 4]);
+
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let mut found = Vec::new();
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        let mut messages = buffer.get(..len).unwrap_or_default();
+        while let Some((kind, body)) = next_message(&mut messages) {
+            match kind {
+                RTM_NEWTFILTER => found.extend(parse(body, name)),
+                NLMSG_DONE => return Ok(found),
+                NLMSG_ERROR => {
+                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                    return Err(io::Error::from_raw_os_error(-code));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
+    let body = messages.get(HEADER..len)?;
+    *messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, body))
+}
+
+/// The filter, if it is one with a program of this name; its class has none.
+fn parse(body: &[u8], name: &str) -> Option<Found> {
+    let word = |at: usize| Some(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?));
+    let (handle, info) = (word(8)?, word(16)?);
+    let options = attribute(body.get(TCMSG..)?, TCA_OPTIONS)?;
+    // libbpf names filters NAME:[ID].
+    let full = std::str::from_utf8(attribute(options, TCA_BPF_NAME)?).ok()?;
+    full.strip_prefix(name)?.strip_prefix(":[")?;
+    let program = u32::from_ne_bytes(*attribute(options, TCA_BPF_ID)?.first_chunk()?);
+    Some(Found { handle, priority: info >> 16, program })
+}
+
+fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    // The upper two bits are flags.
+    const TYPE: u16 = 0x3fff;
+    loop {
+        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
+        let kind = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
+        let value = attributes.get(4..len)?;
+        if kind & TYPE == wanted {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+/// IDs of all programs that processes have descriptors of. Processes that may not be looked into are none of ours.
+fn open_programs() -> Vec<u32> {
+    let entries = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
+    let processes = entries("/proc").filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let files = processes.flat_map(|process| entries(&format!("/proc/{process}/fdinfo")));
+    let id = |text: String| text.lines().find_map(|line| line.strip_prefix("prog_id:")?.trim().parse().ok());
+    files.filter_map(|file| fs::read_to_string(file.path()).ok()).filter_map(id).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend((4 + value.len() as u16).to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    fn filter(name: &[u8]) -> Vec<u8> {
+        let options = [attribute_of(TCA_BPF_NAME, name), attribute_of(TCA_BPF_ID, &7_u32.to_ne_bytes())];
+        let mut body = vec![0; TCMSG];
+        body[8..12].copy_from_slice(&3_u32.to_ne_bytes());
+        body[16..20].copy_from_slice(&0xc000_0300_u32.to_ne_bytes());
+        body.extend(attribute_of(1, b"bpf\0"));
+        body.extend(attribute_of(TCA_OPTIONS | 0x8000, &options.concat()));
+        body
+    }
+
+    #[test]
+    fn filters_are_known_by_their_names() {
+        let found = Some(Found { handle: 3, priority: 0xc000, program: 7 });
+        for (name, want) in
+            [(&b"relay_in:[7]\0"[..], &found), (b"relay_ingress:[7]\0", &None), (b"", &None), (b"\xff", &None)]
+        {
+            assert_eq!(parse(&filter(name), "relay_in"), *want);
+        }
+        let whole = filter(b"relay_in:[7]\0");
+        for len in 0..whole.len() {
+            assert_eq!(parse(&whole[..len], "relay_in"), None, "cut at {len}");
+        }
+    }
+}

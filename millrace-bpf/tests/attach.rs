@@ -1,0 +1,116 @@
+//! Programs that come and go on interfaces, and processes that die.
+#![allow(clippy::expect_used, reason = "a test may panic")]
+
+#[allow(dead_code)]
+#[path = "support/net.rs"]
+mod net;
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
+
+use millrace_bpf::relay::{Config, Relay};
+use millrace_bpf::tc::{self, Hook, Mechanism};
+use net::{Network, inside, ip, run};
+use nix::sys::signal::{Signal, raise};
+
+/// Set for the process that is to die: the namespace that it attaches in.
+const NAMESPACE: &str = "MILLRACE_TEST_NAMESPACE";
+
+fn root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {test}: needs root");
+    }
+    root
+}
+
+fn load(mechanism: Mechanism) -> Relay {
+    let config = Config { ports: vec![4443], mechanism: Some(mechanism), ..Config::default() };
+    Relay::load(&config).expect("the program loads")
+}
+
+fn west() -> i32 {
+    nix::net::if_::if_nametoindex("west").expect("west") as i32
+}
+
+/// IDs of the programs of the relay's filters on `west`.
+fn filters(namespace: &str) -> Vec<String> {
+    let show = ["-n", namespace, "filter", "show", "dev", "west", "ingress"];
+    let output = Command::new("tc").args(show).output().expect("tc runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.split("relay_ingress:[").skip(1).filter_map(|rest| Some(rest.split_once(']')?.0.to_owned())).collect()
+}
+
+#[test]
+fn it_notices_that_it_was_detached_and_attaches_again() {
+    if !root("it_notices_that_it_was_detached_and_attaches_again") {
+        return;
+    }
+    for mechanism in [Mechanism::Tcx, Mechanism::Clsact] {
+        let network = Network::new("attach");
+        let relay = load(mechanism);
+        inside(&network.relay, || {
+            let west = west();
+            assert!(!relay.is_attached(west));
+            for _ in 0..2 {
+                assert_eq!(relay.attach(west).expect("attached"), mechanism);
+                assert!(relay.is_attached(west));
+            }
+            match mechanism {
+                Mechanism::Tcx => assert_eq!(tc::detach_all(west, Hook::Ingress).expect("detached"), 1),
+                Mechanism::Clsact => run("tc", "filter del dev west ingress"),
+            }
+            assert!(!relay.is_attached(west));
+            relay.attach(west).expect("attached");
+            assert!(relay.is_attached(west));
+            relay.detach_from(west);
+            assert!(!relay.is_attached(west));
+            assert_eq!(tc::detach_all(west, Hook::Ingress).expect("a query"), 0);
+
+            relay.attach(west).expect("attached");
+            run("ip", "link del west");
+            assert!(!relay.is_attached(west));
+            run("ip", "link add west type veth");
+            relay.attach(self::west()).expect("attached");
+            assert!(relay.is_attached(self::west()));
+        });
+        assert_eq!(filters(&network.relay).len(), usize::from(mechanism == Mechanism::Clsact));
+        drop(relay);
+        assert!(filters(&network.relay).is_empty());
+    }
+}
+
+#[test]
+fn what_a_killed_process_leaves_goes_with_it_or_at_the_next_start() {
+    if let Some(namespace) = std::env::var_os(NAMESPACE) {
+        let [tcx, clsact] = [Mechanism::Tcx, Mechanism::Clsact].map(load);
+        inside(&namespace.to_string_lossy(), || [&tcx, &clsact].map(|relay| relay.attach(west()).expect("attached")));
+        raise(Signal::SIGKILL).expect("it dies");
+    }
+    if !root("what_a_killed_process_leaves_goes_with_it_or_at_the_next_start") {
+        return;
+    }
+    let network = Network::new("killed");
+    let living = load(Mechanism::Clsact);
+    inside(&network.relay, || living.attach(west()).expect("attached"));
+    let ours = filters(&network.relay);
+    assert_eq!(ours.len(), 1);
+
+    let myself = std::env::current_exe().expect("a path");
+    let mut command = Command::new(myself);
+    command.args(["--exact", "what_a_killed_process_leaves_goes_with_it_or_at_the_next_start"]);
+    let died = command.env(NAMESPACE, &network.relay).output().expect("it starts").status;
+    assert_eq!(died.signal(), Some(Signal::SIGKILL as i32));
+    assert_eq!(filters(&network.relay).len(), 2, "a filter outlives its process");
+    let links = inside(&network.relay, || tc::detach_all(west(), Hook::Ingress).expect("a query"));
+    assert_eq!(links, 0, "a link does not");
+
+    let next = load(Mechanism::Clsact);
+    inside(&network.relay, || next.attach(west()).expect("attached"));
+    let there = filters(&network.relay);
+    assert_eq!(there.len(), 2, "the one that was left is gone: {there:?}");
+    assert!(there.contains(&ours[0]), "the one that is served stays: {there:?}");
+    drop((living, next));
+    assert!(filters(&network.relay).is_empty());
+    ip(&format!("-n {} link show west", network.relay));
+}
