@@ -68,3 +68,16 @@ pub enum Error {
     #[error("cannot write {path}: {source}")]
     Sysctl { path: &'static str, source: std::io::Error },
 }
+
+impl Error {
+    /// Whether this process lacks a privilege.
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Self::Load { source, .. } => source.kind() == libbpf_rs::ErrorKind::PermissionDenied,
+            Self::Interface { source, .. } | Self::Sysctl { source, .. } => {
+                source.kind() == std::io::ErrorKind::PermissionDenied
+            }
+            _ => false,
+        }
+    }
+}

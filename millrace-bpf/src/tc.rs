@@ -117,27 +117,18 @@ impl Drop for Attachment {
     }
 }
 
-/// Detaches every TCX program from a hook of an interface of the calling thread's namespace, whoever attached it, as
-/// `bpftool link detach` does. Returns how many there were; an error where the kernel has no TCX.
+/// TCX programs on a hook of an interface of the calling thread's namespace, whoever attached them.
+///
+/// # Errors
+/// There is no such interface, or the kernel has no TCX.
+pub fn count(ifindex: i32, hook: Hook) -> io::Result<usize> {
+    Ok(links(ifindex, hook)?.len())
+}
+
+/// Detaches every TCX program as [`count`] counts them, as `bpftool link detach` does. Returns how many.
 pub fn detach_all(ifindex: i32, hook: Hook) -> io::Result<usize> {
-    let mut links = [0; 64]; // BPF_MPROG_MAX
-    let mut options = libbpf_sys::bpf_prog_query_opts {
-        sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    let mut programs = links;
-    options.prog_ids = programs.as_mut_ptr();
-    options.link_ids = links.as_mut_ptr();
-    options.__bindgen_anon_1.count = links.len() as u32;
-    let kind = match hook {
-        Hook::Ingress => libbpf_sys::BPF_TCX_INGRESS,
-        Hook::Egress => libbpf_sys::BPF_TCX_EGRESS,
-    };
-    // SAFETY: both arrays have as many elements as `count` says and outlive the call.
-    check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind, &raw mut options) })?;
-    // SAFETY: all members of the union are the same number.
-    let count = unsafe { options.__bindgen_anon_1.count } as usize;
-    for id in links.iter().take(count) {
+    let links = links(ifindex, hook)?;
+    for id in &links {
         // SAFETY: no pointers are passed.
         let descriptor = unsafe { libbpf_sys::bpf_link_get_fd_by_id(*id) };
         check(descriptor)?;
@@ -146,7 +137,29 @@ pub fn detach_all(ifindex: i32, hook: Hook) -> io::Result<usize> {
         // SAFETY: no pointers are passed.
         check(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })?;
     }
-    Ok(count)
+    Ok(links.len())
+}
+
+/// IDs of the links, in the order in which their programs run.
+fn links(ifindex: i32, hook: Hook) -> io::Result<Vec<u32>> {
+    const MOST: usize = 64; // BPF_MPROG_MAX
+    let (mut programs, mut links) = ([0; MOST], [0; MOST]);
+    let mut options = libbpf_sys::bpf_prog_query_opts {
+        sz: size_of::<libbpf_sys::bpf_prog_query_opts>() as libbpf_sys::size_t,
+        prog_ids: programs.as_mut_ptr(),
+        link_ids: links.as_mut_ptr(),
+        ..Default::default()
+    };
+    options.__bindgen_anon_1.count = MOST as u32;
+    let kind = match hook {
+        Hook::Ingress => libbpf_sys::BPF_TCX_INGRESS,
+        Hook::Egress => libbpf_sys::BPF_TCX_EGRESS,
+    };
+    // SAFETY: both arrays have as many elements as `count` says and outlive the call.
+    check(unsafe { libbpf_sys::bpf_prog_query_opts(ifindex, kind, &raw mut options) })?;
+    // SAFETY: all members of the union are the same number.
+    let count = unsafe { options.__bindgen_anon_1.count } as usize;
+    Ok(links.into_iter().take(count).collect())
 }
 
 /// The hook comes from the program's section, `tcx/ingress` or `tcx/egress`.

@@ -38,7 +38,10 @@ fn filters(namespace: &str) -> Vec<String> {
     let show = ["-n", namespace, "filter", "show", "dev", "west", "ingress"];
     let output = Command::new("tc").args(show).output().expect("tc runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    text.split("relay_ingress:[").skip(1).filter_map(|rest| Some(rest.split_once(']')?.0.to_owned())).collect()
+    text.split("relay_ingress:[")
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once(']')?.0.to_owned()))
+        .collect()
 }
 
 #[test]
@@ -84,7 +87,9 @@ fn it_notices_that_it_was_detached_and_attaches_again() {
 fn what_a_killed_process_leaves_goes_with_it_or_at_the_next_start() {
     if let Some(namespace) = std::env::var_os(NAMESPACE) {
         let [tcx, clsact] = [Mechanism::Tcx, Mechanism::Clsact].map(load);
-        inside(&namespace.to_string_lossy(), || [&tcx, &clsact].map(|relay| relay.attach(west()).expect("attached")));
+        inside(&namespace.to_string_lossy(), || {
+            [&tcx, &clsact].map(|relay| relay.attach(west()).expect("attached"))
+        });
         raise(Signal::SIGKILL).expect("it dies");
     }
     if !root("what_a_killed_process_leaves_goes_with_it_or_at_the_next_start") {

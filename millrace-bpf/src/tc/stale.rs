@@ -148,9 +148,12 @@ mod tests {
     #[test]
     fn filters_are_known_by_their_names() {
         let found = Some(Found { handle: 3, priority: 0xc000, program: 7 });
-        for (name, want) in
-            [(&b"relay_in:[7]\0"[..], &found), (b"relay_ingress:[7]\0", &None), (b"", &None), (b"\xff", &None)]
-        {
+        for (name, want) in [
+            (&b"relay_in:[7]\0"[..], &found),
+            (b"relay_ingress:[7]\0", &None),
+            (b"", &None),
+            (b"\xff", &None),
+        ] {
             assert_eq!(parse(&filter(name), "relay_in"), *want);
         }
         let whole = filter(b"relay_in:[7]\0");

@@ -7,6 +7,7 @@
 //! calls the connection back. Another one computes keystreams ([`ahead`]).
 
 mod ahead;
+mod interfaces;
 
 use std::{
     any::Any,
@@ -23,7 +24,6 @@ use std::{
 use millrace_bpf::{
     crypto::QuicKeys,
     relay::{self as bpf, Counters, Forwarded, LegKey, Slot, Supply},
-    tc::Mechanism,
 };
 use millrace_proto::{quic::keys::Secret, relay::downstream::StreamKey};
 use nix::time::{ClockId, clock_gettime};
@@ -32,14 +32,21 @@ use thiserror::Error;
 use tracing::{debug, warn};
 
 use ahead::{Ahead, Computer};
+pub use interfaces::Attached;
+use interfaces::Interfaces;
 
 /// How often connections find out what was sent on them if nothing else happens there.
 const TICK: Duration = Duration::from_millis(10);
+
+/// How often interfaces are looked at: a system call each.
+const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Error)]
 pub enum Error {
     #[error("the kernel's fast path cannot be loaded: {0}")]
     Load(#[source] millrace_bpf::Error),
+    #[error("the kernel's fast path needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: {0}")]
+    Denied(#[source] millrace_bpf::Error),
     #[error("there is no interface {name}: {source}")]
     Interface { name: String, source: io::Error },
     #[error("interface {name}: {source}")]
@@ -48,6 +55,14 @@ pub enum Error {
     NoInterface,
     #[error("the kernel's fast path needs listen addresses with a port")]
     NoPort,
+    #[error("interface {name} does not carry Ethernet frames: tunnels cannot be forwarded from")]
+    NotEthernet { name: String },
+    #[error("interface {name} is loopback: the kernel forwards between hosts")]
+    Loopback { name: String },
+    #[error("nothing was loaded at start-up: restart the relay with engine kernel")]
+    NotLoaded,
+    #[error("the engine has stopped")]
+    Stopped,
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
 }
@@ -61,6 +76,8 @@ pub struct Setup<'a> {
     pub id_len: usize,
     /// Of the calling thread's network namespace.
     pub interfaces: &'a [String],
+    /// Attach again where somebody else detaches the program.
+    pub reattach: bool,
     /// Memory for keystreams that are computed ahead.
     pub keystream_bytes: u64,
     pub limits: Limits,
@@ -87,17 +104,10 @@ impl Default for Limits {
     }
 }
 
-/// An interface that media is forwarded from.
-#[derive(Clone, Debug)]
-pub struct Attached {
-    pub interface: String,
-    pub mechanism: Mechanism,
-}
-
 /// The fast path, attached until it is dropped.
 pub struct Kernel {
     relay: bpf::Relay,
-    attached: Vec<Attached>,
+    interfaces: Interfaces,
     /// By index of the downstream.
     lines: RwLock<Vec<Weak<Line>>>,
     clock: Clock,
@@ -111,6 +121,11 @@ pub struct Kernel {
 
 /// What is done on the engine's thread, since it waits for runs of the program.
 enum Command {
+    /// Also since the thread is in the network namespace that the engine was started in.
+    Interfaces {
+        names: Vec<String>,
+        done: mpsc::SyncSender<Result<(), Error>>,
+    },
     /// There are legs again.
     Wake,
     Recall {
@@ -180,7 +195,7 @@ pub struct Line {
 impl Kernel {
     /// Loads the fast path, and attaches it.
     pub fn start(setup: Setup<'_>) -> Result<Arc<Self>, Error> {
-        let Setup { ports, id_len, interfaces, keystream_bytes, limits } = setup;
+        let Setup { ports, id_len, interfaces: names, reattach, keystream_bytes, limits } = setup;
         let config = bpf::Config {
             ports,
             id_len,
@@ -193,12 +208,14 @@ impl Kernel {
             max_runs: limits.runs,
             ..bpf::Config::default()
         };
-        let relay = bpf::Relay::load(&config).map_err(Error::Load)?;
-        let attached = interfaces.iter().map(|name| attach(&relay, name)).collect::<Result<_, _>>()?;
+        let relay = bpf::Relay::load(&config)
+            .map_err(|error| if error.is_denied() { Error::Denied(error) } else { Error::Load(error) })?;
+        let interfaces = Interfaces::new(reattach);
+        interfaces.set(&relay, names)?;
         let (commands, todo) = mpsc::channel();
         let kernel = Arc::new(Self {
             relay,
-            attached,
+            interfaces,
             lines: RwLock::default(),
             clock: Clock::new(),
             commands,
@@ -215,8 +232,25 @@ impl Kernel {
         Ok(kernel)
     }
 
-    pub fn attached(&self) -> &[Attached] {
-        &self.attached
+    /// The interfaces that media is to be forwarded from.
+    pub fn attached(&self) -> Vec<Attached> {
+        self.interfaces.list()
+    }
+
+    /// Whether anything can be forwarded at the moment.
+    pub fn is_attached(&self) -> bool {
+        self.interfaces.any()
+    }
+
+    /// Forwards from these interfaces and from no others; waits for that. Where the program is missing it is attached
+    /// again.
+    ///
+    /// # Errors
+    /// One of them cannot be attached to; then nothing has changed.
+    pub fn set_interfaces(&self, names: Vec<String>) -> Result<(), Error> {
+        let (done, result) = mpsc::sync_channel(1);
+        self.send(Command::Interfaces { names, done });
+        result.recv().unwrap_or(Err(Error::Stopped))
     }
 
     pub fn counters(&self) -> Option<Counters> {
@@ -259,11 +293,6 @@ impl Kernel {
     /// As [`bpf::Relay::drain_events`].
     pub fn drain_events(&self, read: impl FnMut(bpf::Event)) -> u64 {
         self.relay.drain_events(read)
-    }
-
-    /// Stops forwarding, whatever is handed to the kernel.
-    pub fn detach(&self) {
-        self.relay.detach();
     }
 
     /// Puts everything that was registered into the lines' inboxes.
@@ -315,6 +344,11 @@ impl Line {
 
     fn owner(&self) -> Option<Arc<dyn Owner>> {
         self.owner.get()?.upgrade()
+    }
+
+    /// Whether the kernel forwards anything at the moment.
+    pub fn is_served(&self) -> bool {
+        self.kernel.is_attached()
     }
 
     /// Makes the kernel open the connection's packets, those from number `expected` on.
@@ -446,38 +480,38 @@ impl Drop for Leg {
     }
 }
 
-fn attach(relay: &bpf::Relay, name: &str) -> Result<Attached, Error> {
-    let index = nix::net::if_::if_nametoindex(name)
-        .map_err(|errno| Error::Interface { name: name.to_owned(), source: errno.into() })?;
-    let mechanism =
-        relay.attach(index as i32).map_err(|source| Error::Attach { name: name.to_owned(), source })?;
-    Ok(Attached { interface: name.to_owned(), mechanism })
-}
-
 /// The engine's thread, until the engine is gone.
 fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
+    let mut looked = Instant::now();
     loop {
         let idle = kernel.upgrade().is_none_or(|kernel| kernel.legs() == 0);
-        let first = match if idle { todo.recv().map_err(Into::into) } else { todo.recv_timeout(TICK) } {
+        let first = match todo.recv_timeout(if idle { LOOK } else { TICK }) {
             Ok(command) => Some(command),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
         let Some(kernel) = kernel.upgrade() else { return };
         let mut returned = Vec::new();
-        first.into_iter().chain(todo.try_iter()).for_each(|command| run(command, &mut returned));
+        first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
         if !returned.is_empty() {
             give_back(&kernel, returned);
         } else if kernel.relay.needs_settling() {
             settle(&kernel);
         }
         kernel.tick();
+        if looked.elapsed() >= LOOK {
+            kernel.interfaces.look(&kernel.relay);
+            looked = Instant::now();
+        }
     }
 }
 
-fn run(command: Command, returned: &mut Vec<(Arc<Line>, StreamKey)>) {
+fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Line>, StreamKey)>) {
     match command {
         Command::Wake => {}
+        Command::Interfaces { names, done } => {
+            let _ = done.send(kernel.interfaces.set(&kernel.relay, &names)); // nobody waits any more
+        }
         Command::Recall { line, key, leg } => {
             drop(leg);
             returned.push((line, key));

@@ -36,7 +36,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let config = load(args.settings, args.config.as_deref())?;
+    let config = load(args.settings.clone(), args.config.as_deref())?;
     let identity = identity(&config)?;
     if args.check {
         println!("the settings are usable");
@@ -44,7 +44,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let logs = log::start(&config.log).context("log")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(config, identity, &logs))
+    let again = move || load(args.settings.clone(), args.config.as_deref());
+    runtime.block_on(serve(config, identity, &logs, again))
 }
 
 /// Reads everything that the settings name.
@@ -62,7 +63,12 @@ fn identity(config: &Config) -> anyhow::Result<server::Identity> {
     })
 }
 
-async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -> anyhow::Result<()> {
+async fn serve(
+    config: Config,
+    identity: server::Identity,
+    logs: &log::Handle,
+    again: impl Fn() -> anyhow::Result<Config>,
+) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut reload = signal(SignalKind::hangup())?;
@@ -94,11 +100,14 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
     }
-    let certificates = keep_certificate(Arc::clone(&server), watch, &mut reload, logs);
+    let reloading = keep_up(&server, watch, &mut reload, || {
+        logs.reopen();
+        change_engine(&server, again());
+    });
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-        never = certificates => match never {},
+        never = reloading => match never {},
     }
     tokio::select! {
         () = server.drain() => info!("drained"),
@@ -108,12 +117,12 @@ async fn serve(config: Config, identity: server::Identity, logs: &log::Handle) -
     Ok(())
 }
 
-/// Shows new sessions the certificate that is in the files now, and opens the log anew on SIGHUP.
-async fn keep_certificate(
-    server: Arc<Server>,
+/// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
+async fn keep_up(
+    server: &Server,
     mut watch: Option<tls::Watch>,
     reload: &mut Signal,
-    logs: &log::Handle,
+    on_reload: impl Fn(),
 ) -> std::convert::Infallible {
     let mut looks = tokio::time::interval(CERTIFICATE_LOOKS);
     loop {
@@ -122,7 +131,7 @@ async fn keep_certificate(
             _ = reload.recv() => true,
         };
         if asked {
-            logs.reopen();
+            tokio::task::block_in_place(&on_reload);
         }
         match watch.as_mut().and_then(|watch| watch.look(asked)) {
             Some(Ok(certificate)) => {
@@ -132,6 +141,19 @@ async fn keep_certificate(
             Some(Err(error)) => error!(%error, "the new certificate is not usable, the old one stays"),
             None => {}
         }
+    }
+}
+
+/// Runs with the engine and on the interfaces that the settings name now.
+fn change_engine(server: &Server, config: anyhow::Result<Config>) {
+    let changed = config.and_then(|config| Ok(server.change_engine(&config)?));
+    let (engine, reason) = server.engine();
+    match changed {
+        Ok(()) => info!(engine, reason, "settings read again"),
+        Err(error) => error!(
+            error = format!("{error:#}"),
+            engine, reason, "the settings are not usable now, the engine stays as it is"
+        ),
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Config {
     pub engine: EngineChoice,
     /// Interfaces that engine `kernel` forwards from; empty: those of the listen addresses.
     pub interfaces: Vec<String>,
+    /// Attach again where somebody else detaches the program, or the interface is made anew.
+    pub reattach: bool,
     /// Memory of engine `kernel` for keystreams that are computed ahead.
     pub keystream_bytes: u64,
     pub kernel: Limits,
@@ -182,6 +184,9 @@ settings! {
     /// Interfaces that media arrives on, for engine kernel [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
+    /// Let engine kernel attach again where somebody detached it or an interface came back [default: true]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    reattach: bool,
     /// Memory of engine kernel for cryptography ahead of time, bytes or with KiB, MiB, GiB [default: 32MiB]
     #[arg(long, value_name = "BYTES")]
     keystream_bytes: ByteCount,
@@ -350,6 +355,7 @@ impl Check {
             listen: self.listen(settings.listen),
             engine,
             interfaces: self.interfaces(settings.interface, engine),
+            reattach: settings.reattach.unwrap_or(true),
             keystream_bytes: settings.keystream_bytes.map_or(32 << 20, |count| count.0),
             kernel: Limits {
                 publishers: self.some("kernel-publishers", settings.kernel_publishers, limits.publishers),

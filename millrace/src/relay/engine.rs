@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::Arc};
 
 use nix::ifaddrs::getifaddrs;
+use parking_lot::Mutex;
 
 use super::config::{Config, EngineChoice};
 use crate::{
@@ -10,11 +11,13 @@ use crate::{
     quic,
 };
 
+const CONFIGURED: &str = "as configured";
+
 /// The engine that runs, and why it is this one.
 pub struct Engine {
-    /// `None`: engine `user`.
+    /// What was loaded at start-up; it forwards while it has interfaces.
     pub kernel: Option<Arc<Kernel>>,
-    pub reason: String,
+    why_user: Mutex<String>,
 }
 
 impl Engine {
@@ -22,7 +25,7 @@ impl Engine {
     /// The engine that was asked for by name cannot run here.
     pub fn start(config: &Config) -> Result<Self, Error> {
         match config.engine {
-            EngineChoice::User => Ok(Self::user("as configured")),
+            EngineChoice::User => Ok(Self::user(CONFIGURED)),
             EngineChoice::Kernel => Ok(Self::kernel(load(config)?)),
             // It has not yet been measured and tested enough to be taken unasked.
             EngineChoice::Auto if config.interfaces.is_empty() => {
@@ -36,28 +39,52 @@ impl Engine {
     }
 
     fn user(reason: impl Into<String>) -> Self {
-        Self { kernel: None, reason: reason.into() }
+        Self { kernel: None, why_user: Mutex::new(reason.into()) }
     }
 
     fn kernel(kernel: Arc<Kernel>) -> Self {
-        let attached = kernel.attached().iter().map(|one| format!("{} by {}", one.interface, one.mechanism));
-        let reason = format!("attached to {}", attached.collect::<Vec<_>>().join(", "));
-        Self { kernel: Some(kernel), reason }
+        Self { kernel: Some(kernel), why_user: Mutex::default() }
     }
 
-    pub fn name(&self) -> &'static str {
-        if self.kernel.is_some() { "kernel" } else { "user" }
+    /// Runs with what `config` says now about engine and interfaces. What is under way goes on: each packet is sent by
+    /// the kernel or by userspace.
+    ///
+    /// # Errors
+    /// That cannot be; then nothing has changed.
+    pub fn change(&self, config: &Config) -> Result<(), Error> {
+        match (&self.kernel, config.engine) {
+            (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
+            (None, _) => Ok(()),
+            (Some(kernel), EngineChoice::User) => {
+                kernel.set_interfaces(Vec::new())?;
+                CONFIGURED.clone_into(&mut self.why_user.lock());
+                Ok(())
+            }
+            (Some(kernel), _) => kernel.set_interfaces(interfaces(config)?),
+        }
+    }
+
+    /// Name and reason.
+    pub fn describe(&self) -> (&'static str, String) {
+        let attached = self.kernel.as_ref().map(|kernel| kernel.attached()).unwrap_or_default();
+        if attached.is_empty() {
+            return ("user", self.why_user.lock().clone());
+        }
+        let attached: Vec<_> = attached.iter().map(ToString::to_string).collect();
+        ("kernel", format!("attached to {}", attached.join(", ")))
     }
 }
 
-fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
+fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     let mut interfaces = config.interfaces.clone();
     if interfaces.is_empty() {
         interfaces = with_addresses(config.listen.iter().map(|addr| addr.ip()));
     }
-    if interfaces.is_empty() {
-        return Err(Error::NoInterface);
-    }
+    if interfaces.is_empty() { Err(Error::NoInterface) } else { Ok(interfaces) }
+}
+
+fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
+    let interfaces = interfaces(config)?;
     let mut ports: Vec<u16> = config.listen.iter().map(|addr| addr.port()).collect();
     ports.sort_unstable();
     ports.dedup();
@@ -68,6 +95,7 @@ fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
         ports,
         id_len: quic::ID_LEN,
         interfaces: &interfaces,
+        reattach: config.reattach,
         keystream_bytes: config.keystream_bytes,
         limits: config.kernel,
     })

@@ -137,9 +137,10 @@ impl Shared {
     fn describe_engine(&self) -> status::Engine {
         let kernel = self.engine.kernel.as_ref();
         let counters = kernel.and_then(|kernel| kernel.counters());
+        let (name, reason) = self.engine.describe();
         status::Engine {
-            name: self.engine.name().to_owned(),
-            reason: self.engine.reason.clone(),
+            name: name.to_owned(),
+            reason,
             streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
             received: counters
                 .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),

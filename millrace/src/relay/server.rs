@@ -108,7 +108,8 @@ impl Server {
             request_timeout: REQUEST_TIMEOUT,
         };
         let hub = Arc::new(Hub::new(limits, cache));
-        let named = (engine.name().to_owned(), engine.reason.clone());
+        let (name, reason) = engine.describe();
+        let named = (name.to_owned(), reason);
         let tracer = Tracer::new(Arc::clone(&hub), engine.kernel.clone(), named, tap);
         let shared = Arc::new(Shared {
             config,
@@ -139,8 +140,16 @@ impl Server {
     }
 
     /// Which engine runs, and why.
-    pub fn engine(&self) -> (&'static str, &str) {
-        (self.shared.engine.name(), &self.shared.engine.reason)
+    pub fn engine(&self) -> (&'static str, String) {
+        self.shared.engine.describe()
+    }
+
+    /// Runs with what `config` says now about engine and interfaces, nothing else of it; blocks until that is so.
+    ///
+    /// # Errors
+    /// That cannot be; then nothing has changed.
+    pub fn change_engine(&self, config: &Config) -> Result<(), kernel::Error> {
+        self.shared.engine.change(config)
     }
 
     /// What happens to single packets.

@@ -290,7 +290,7 @@ impl Shared {
     pub(in crate::quic) fn feed(self: &Arc<Self>, stream: u64) -> Option<Arc<Feed>> {
         let mut guard = self.state.lock();
         let expected = guard.received.map_or(0, |received| received + 1);
-        let part = guard.kernel.as_mut()?;
+        let part = guard.kernel.as_mut().filter(|part| part.line.is_served())?;
         let (slot, line) = (part.slot(expected, stream)?, Arc::clone(&part.line));
         drop(guard);
         Some(Feed::new(slot, line, Arc::clone(self) as _))
@@ -301,7 +301,7 @@ impl Shared {
     pub(in crate::quic) fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) {
         let mut guard = self.state.lock();
         let State { kernel: Some(part), downstream, .. } = &mut *guard else { return };
-        if part.seal_header.is_none() {
+        if part.seal_header.is_none() || !part.line.is_served() {
             return;
         }
         let Some(loan) = downstream.lend(key) else { return };

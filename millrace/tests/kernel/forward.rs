@@ -1,0 +1,165 @@
+//! What the kernel forwards, and what it leaves to userspace.
+
+use std::time::Duration;
+
+use millrace::relay::{
+    config::CipherSuite,
+    status::{Status, Supply},
+};
+use millrace_proto::moq::code;
+use tokio::time;
+
+use crate::{
+    needs_root,
+    net::{Cast, Net, PUBLISHER_LINK, SHOW, Show, cast, play, share, subscribers, sum},
+    peer::{self, End, header},
+};
+
+#[test]
+fn the_kernel_forwards_a_steady_stream_to_everybody() {
+    needs_root!(the_kernel_forwards_a_steady_stream_to_everybody);
+    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+        let net = Net::new(2, false, |config| config.cipher_suites = vec![suite]);
+        let cast = cast(&net, &["sub1", "sub2"]);
+        let status = play(&net, cast, &SHOW, |_| {});
+        assert_eq!(status.engine.name, "kernel");
+        assert_eq!(subscribers(&status).count(), 2);
+        for session in subscribers(&status) {
+            assert!(share(session) > 90, "{session:#?} {:#?}", status.engine);
+        }
+    }
+}
+
+#[test]
+fn what_is_lost_on_either_link_is_repaired() {
+    needs_root!(what_is_lost_on_either_link_is_repaired);
+    for (loss, least) in [("loss=1%", 60), ("loss=5%", 20)] {
+        for link in [PUBLISHER_LINK, "relay-sub1"] {
+            let net = Net::new(2, true, |_| {});
+            let cast = cast(&net, &["sub1", "sub2"]);
+            net.impair(link, loss);
+            let show = Show { groups: 6, ..SHOW };
+            let status = play(&net, cast, &show, |_| {});
+            let lost = sum(&status, |session| session.packets_lost);
+            assert!(link == PUBLISHER_LINK || lost > 0, "{loss} on {link}");
+            for session in subscribers(&status) {
+                assert!(share(session) >= least, "{loss} on {link}: {session:#?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_are_updated_by_every_side_in_the_middle_of_it() {
+    needs_root!(keys_are_updated_by_every_side_in_the_middle_of_it);
+    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+        let net = Net::new(1, false, |config| config.cipher_suites = vec![suite]);
+        let cast = cast(&net, &["sub1"]);
+        let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
+        let show = Show { groups: 30, objects: 20, ..SHOW };
+        // The one's keys seal media on its way to the relay, the other's have the relay renew its own.
+        let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
+        for session in subscribers(&status) {
+            assert!(share(session) > 80, "{session:#?} {:#?}", status.engine);
+        }
+    }
+}
+
+/// Every packet that the kernel sent to the subscribers has its keystream from somewhere.
+fn sealed(status: &Status) -> Supply {
+    let mut all = Supply::default();
+    for session in subscribers(status) {
+        let sealed = session.keystreams.unwrap().sealed;
+        assert_eq!(sealed.counts().iter().map(|(_, count)| count).sum::<u64>(), session.kernel.packets);
+        all.add(sealed);
+    }
+    all
+}
+
+fn opened(status: &Status) -> Supply {
+    let mut publishers = status.sessions.iter().filter(|session| session.publisher);
+    publishers.next().unwrap().keystreams.unwrap().opened
+}
+
+fn is_ahead(supply: Supply, percent: u64) -> bool {
+    supply.ahead * 100 >= (supply.ahead + supply.stale + supply.dry) * percent
+}
+
+#[test]
+fn keystreams_are_there_before_the_packets() {
+    needs_root!(keystreams_are_there_before_the_packets);
+    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+        let net = Net::new(2, false, |config| config.cipher_suites = vec![suite]);
+        let cast = cast(&net, &["sub1", "sub2"]);
+        let status = play(&net, cast, &Show { groups: 20, ..SHOW }, |_| {});
+        assert!(is_ahead(sealed(&status), 95), "{status:#?}");
+        assert!(is_ahead(opened(&status), 95), "{status:#?}");
+    }
+}
+
+#[test]
+fn keystreams_follow_the_keys() {
+    needs_root!(keystreams_follow_the_keys);
+    let net = Net::new(1, false, |_| {});
+    let cast = cast(&net, &["sub1"]);
+    let ends = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.connection().clone());
+    let show = Show { groups: 20, ..SHOW };
+    let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
+    let (sealed, opened) = (sealed(&status), opened(&status));
+    // What came first with new keys told that there are some.
+    assert!(opened.stale > 5 && is_ahead(opened, 95), "{status:#?}");
+    assert!(is_ahead(sealed, 95), "{status:#?}");
+}
+
+#[test]
+fn without_memory_for_keystreams_the_kernel_computes_them() {
+    needs_root!(without_memory_for_keystreams_the_kernel_computes_them);
+    let net = Net::new(2, false, |config| config.keystream_bytes = 0);
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let status = play(&net, cast, &SHOW, |_| {});
+    assert!(subscribers(&status).all(|session| share(session) > 90), "{status:#?}");
+    for supply in [sealed(&status), opened(&status)] {
+        assert!(supply.dry > 0 && supply.ahead + supply.stale == 0, "{status:#?}");
+    }
+}
+
+#[test]
+fn a_stream_that_is_given_up_is_taken_back_first() {
+    needs_root!(a_stream_that_is_given_up_is_taken_back_first);
+    let net = Net::new(2, false, |_| {});
+    let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
+    net.run(async {
+        for group in 0..20 {
+            let mut subgroup = publisher.subgroup(header(7, group)).await;
+            subgroup.object(0, 1000).await;
+            let mut received = Vec::new();
+            for subscriber in &mut subscribers {
+                received.push(subscriber.next_subgroup().await);
+            }
+            // The one stops while media is on its way; then the publisher resets, in the middle of it too.
+            for id in 1..40 {
+                subgroup.object(id, 1000).await;
+                if id == 20 {
+                    received[0].stop(code::Reset::CANCELLED);
+                }
+                time::sleep(Duration::from_micros(300)).await;
+            }
+            subgroup.reset(code::Reset::CANCELLED);
+            assert_eq!(received.pop().unwrap().all().await.1, End::Reset);
+        }
+        // Had a stream got more than its final size says, its peer would have closed the connection.
+        for subscriber in &subscribers {
+            assert!(subscriber.session.connection().close_reason().is_none());
+        }
+    });
+    let status = net.status();
+    assert!(sum(&status, |session| session.kernel.packets) > 200, "{:#?}", status.engine);
+    let legs_are_back = async {
+        while net.status().engine.streams > 0 {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    net.run(async {
+        time::timeout(peer::PATIENCE, legs_are_back).await.expect("no stream is left in the kernel")
+    });
+}

@@ -1,0 +1,357 @@
+//! Engines that come and go while media flows.
+
+use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
+
+use millrace::{
+    lab::{Lab, Node, Topology},
+    relay::{
+        config::{Config, EngineChoice},
+        status::Status,
+    },
+    status::fetch,
+};
+use millrace_bpf::tc::{self, Hook};
+use nix::{
+    net::if_::if_nametoindex,
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tokio::runtime::Runtime;
+
+use crate::{
+    needs_root,
+    net::{Net, PORT, SHOW, Show, cast, configure, play, start, sum, until},
+};
+
+/// Long enough for several phases.
+const LONG: Show = Show { groups: 30, objects: 30, ..SHOW };
+
+/// Packets that the kernel and userspace have sent to subscribers.
+fn sent(status: &Status) -> [u64; 2] {
+    [sum(status, |session| session.kernel.packets), sum(status, |session| session.data_plane.packets)]
+}
+
+/// What was sent in each phase of a show, which begins at the groups of `starts`.
+struct Phases(Vec<[u64; 2]>);
+
+impl Phases {
+    fn begin(&mut self, net: &Net) {
+        self.0.push(sent(&net.status()));
+    }
+
+    /// Percent that the kernel had, by phase.
+    fn shares(mut self, end: &Status) -> Vec<u64> {
+        self.0.push(sent(end));
+        let shares = self.0.windows(2).map(|pair| {
+            let [kernel, user] = [pair[1][0] - pair[0][0], pair[1][1] - pair[0][1]];
+            kernel * 100 / (kernel + user).max(1)
+        });
+        shares.collect()
+    }
+}
+
+#[test]
+fn the_engine_is_switched_while_media_flows() {
+    needs_root!(the_engine_is_switched_while_media_flows);
+    let net = Net::new(2, false, |_| {});
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let user = Config { engine: EngineChoice::User, interfaces: Vec::new(), ..net.config.clone() };
+    let mut phases = Phases(Vec::new());
+    let status = play(&net, cast, &LONG, |group| match group {
+        0 => phases.begin(&net),
+        10 => {
+            net.server.change_engine(&user).unwrap();
+            phases.begin(&net);
+            assert_eq!(net.server.engine(), ("user", "as configured".to_owned()));
+        }
+        20 => {
+            let wrong = Config { interfaces: vec!["nowhere0".to_owned()], ..net.config.clone() };
+            assert!(net.server.change_engine(&wrong).unwrap_err().to_string().contains("nowhere0"));
+            assert_eq!(net.server.engine().0, "user", "nothing has changed");
+            net.server.change_engine(&net.config).unwrap();
+            phases.begin(&net);
+            assert_eq!(net.server.engine().0, "kernel");
+        }
+        _ => {}
+    });
+    let shares = phases.shares(&status);
+    assert!(shares[0] > 80 && shares[1] < 5 && shares[2] > 80, "{shares:?} {:#?}", status.engine);
+}
+
+/// As another program would.
+fn detach_all(node: &Node) {
+    let detach = |name: &str| tc::detach_all(index(name), Hook::Ingress).unwrap();
+    node.enter(|| node.interfaces().iter().for_each(|one| assert_eq!(detach(&one.device), 1))).unwrap();
+}
+
+fn index(interface: &str) -> i32 {
+    if_nametoindex(interface).unwrap() as i32
+}
+
+#[test]
+fn detached_behind_its_back_it_goes_on_in_userspace() {
+    needs_root!(detached_behind_its_back_it_goes_on_in_userspace);
+    let net = Net::new(2, false, |config| config.reattach = false);
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let before = OnceCell::new();
+    let status = play(&net, cast, &SHOW, |group| {
+        if group == SHOW.groups / 2 {
+            detach_all(net.relay());
+            before.set(sum(&net.status(), |session| session.kernel.packets)).unwrap();
+        }
+    });
+    let before = *before.get().unwrap();
+    assert!(before > 2 * 4 * 40, "{before}");
+    let after = sum(&status, |session| session.kernel.packets);
+    assert!(after - before < 10, "{before} and {after}: what was under way");
+    assert!(sum(&status, |session| session.data_plane.packets) >= 2 * 5 * SHOW.objects);
+    until("it is noticed", || net.server.engine().1.contains("no more to to-pub: somebody has detached"));
+}
+
+#[test]
+fn detached_behind_its_back_it_attaches_again() {
+    needs_root!(detached_behind_its_back_it_attaches_again);
+    let net = Net::new(2, false, |_| {});
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let mut phases = Phases(Vec::new());
+    let all = net.server.engine().1;
+    let status = play(&net, cast, &LONG, |group| match group {
+        10 => {
+            detach_all(net.relay());
+            phases.begin(&net);
+        }
+        20 => {
+            let attached =
+                |one: &str| net.relay().enter(|| tc::count(index(one), Hook::Ingress).unwrap() == 1).unwrap();
+            let devices = || net.relay().interfaces().iter().map(|one| one.device.as_str());
+            until("it is attached again", || devices().all(attached));
+            until("it says so", || net.server.engine().1 == all);
+            phases.begin(&net);
+        }
+        _ => {}
+    });
+    let shares = phases.shares(&status);
+    assert!(shares[1] > 80, "{shares:?} {:#?}", status.engine);
+}
+
+/// Makes both ends of a node's link to the relay anew, as a driver that is loaded again does.
+fn replace_link(net: &Net, name: &str) {
+    let (relay, node) = (net.relay(), net.lab.node(name).unwrap());
+    let (near, far) = (relay.interface(&link(name)).unwrap(), &node.interfaces()[0]);
+    let (near_device, far_device) = (&near.device, &far.device);
+    let script = format!(
+        "ip link del {near_device} && ip link add {near_device} address {} type veth \
+         peer name {far_device} address {} netns {} && \
+         ip address add {}/24 dev {near_device} && ip link set {near_device} up",
+        near.mac,
+        far.mac,
+        node.netns().name(),
+        near.v4
+    );
+    sh(relay, &script);
+    sh(
+        node,
+        &format!(
+            "ip address add {}/24 dev {far_device} && ip link set {far_device} up && ip route add default via {}",
+            far.v4, near.v4
+        ),
+    );
+    // Super-packets are userspace's.
+    sh(node, &format!("ethtool -K {far_device} tx off gso off tso off gro off"));
+    sh(relay, &format!("ethtool -K {near_device} tx off gso off tso off gro off"));
+}
+
+fn link(name: &str) -> String {
+    if name == "pub" { "pub-relay".to_owned() } else { format!("relay-{name}") }
+}
+
+fn sh(node: &Node, script: &str) {
+    let output = node.command("sh").args(["-c", script]).output().unwrap();
+    assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn interfaces_go_and_come_back() {
+    needs_root!(interfaces_go_and_come_back);
+    for name in ["pub", "sub1"] {
+        let net = Net::new(2, false, |_| {});
+        let cast = cast(&net, &["sub1", "sub2"]);
+        let all = net.server.engine().1;
+        let mut phases = Phases(Vec::new());
+        let device = net.relay().interface(&link(name)).unwrap().device.clone();
+        let status = play(&net, cast, &LONG, |group| match group {
+            5 => sh(net.relay(), &format!("ip link set {device} down && ip link set {device} up")),
+            10 => {
+                sh(
+                    net.relay(),
+                    &format!(
+                        "ip link set {device} name gone0 2>/dev/null || \
+                    (ip link set {device} down && ip link set {device} name gone0)"
+                    ),
+                );
+                until("it is missed", || net.server.engine().1.contains("the interface is gone"));
+                sh(net.relay(), &format!("ip link set gone0 down; ip link set gone0 name {device}"));
+                replace_link(&net, name);
+                until("it is attached again", || net.server.engine().1 == all);
+            }
+            20 => phases.begin(&net),
+            _ => {}
+        });
+        let shares = phases.shares(&status);
+        assert!(shares[0] > 80, "{name}: {shares:?} {:#?}", status.engine);
+    }
+}
+
+/// A relay as a process on the relay's node, killed when it is dropped.
+struct Process<'a> {
+    node: &'a Node,
+    child: std::process::Child,
+    dir: tempfile::TempDir,
+}
+
+const HTTP: &str = "127.0.0.1:9184";
+
+impl<'a> Process<'a> {
+    fn start(node: &'a Node) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut relay = Self::command(node);
+        relay.arg("--config").arg(dir.path().join("relay.toml"));
+        Self::configure(&dir, node, "kernel");
+        let log = fs::File::create(dir.path().join("log")).unwrap();
+        let process = Self { node, child: relay.stderr(log).spawn().unwrap(), dir };
+        until("the relay runs", || process.engine().is_some());
+        process
+    }
+
+    fn command(node: &Node) -> Command {
+        let mut command = node.command(env!("CARGO_BIN_EXE_millrace"));
+        command.arg("relay").env("NO_COLOR", "1");
+        command
+    }
+
+    fn configure(dir: &tempfile::TempDir, node: &Node, engine: &str) {
+        let interfaces: Vec<_> = node.interfaces().iter().map(|one| one.device.as_str()).collect();
+        let interfaces =
+            if engine == "kernel" { format!("interface = {interfaces:?}") } else { String::new() };
+        let listen = SocketAddr::new(node.addr_v4().into(), PORT);
+        let text = format!("listen = [\"{listen}\"]\nengine = \"{engine}\"\n{interfaces}\n");
+        fs::write(dir.path().join("relay.toml"), text).unwrap();
+    }
+
+    fn engine(&self) -> Option<millrace::relay::status::Engine> {
+        let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status")).unwrap().ok()?;
+        Some(serde_json::from_str::<Status>(&body).unwrap().engine)
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap()
+    }
+}
+
+impl Drop for Process<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill(); // it may have ended
+        let _ = self.child.wait();
+    }
+}
+
+/// Programs on all interfaces of a node.
+fn programs(node: &Node) -> usize {
+    let count = |name: &str| tc::count(index(name), Hook::Ingress).unwrap();
+    node.enter(|| node.interfaces().iter().map(|one| count(&one.device)).sum()).unwrap()
+}
+
+#[test]
+fn sighup_changes_the_engine_and_sigkill_leaves_nothing() {
+    needs_root!(sighup_changes_the_engine_and_sigkill_leaves_nothing);
+    let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
+    let node = lab.node("relay").unwrap();
+    let mut relay = Process::start(node);
+    assert_eq!((relay.engine().unwrap().name.as_str(), programs(node)), ("kernel", 2));
+    for (engine, want) in [("user", 0), ("kernel", 2)] {
+        Process::configure(&relay.dir, node, engine);
+        relay.signal(Signal::SIGHUP);
+        until(engine, || relay.engine().is_some_and(|now| now.name == engine));
+        assert_eq!(programs(node), want);
+    }
+    fs::write(relay.dir.path().join("relay.toml"), "engine = \"warp\"").unwrap();
+    relay.signal(Signal::SIGHUP);
+    until("it complains", || relay.log().contains("warp"));
+    assert_eq!(programs(node), 2, "it goes on as it was");
+    relay.signal(Signal::SIGKILL);
+    assert_eq!(relay.child.wait().unwrap().signal(), Some(Signal::SIGKILL as i32));
+    assert_eq!(programs(node), 0);
+}
+
+#[test]
+fn what_cannot_work_is_refused_with_a_reason() {
+    needs_root!(what_cannot_work_is_refused_with_a_reason);
+    let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
+    let node = lab.node("relay").unwrap();
+    sh(node, "ip tuntap add tunnel0 mode tun");
+    let addr = format!("{}:{PORT}", node.addr_v4());
+    for (listen, interface, reasons) in [
+        (addr.as_str(), "nowhere0", &["nowhere0", "there is no interface"][..]),
+        (&addr, "lo", &["interface lo is loopback"]),
+        (&addr, "tunnel0", &["interface tunnel0 does not carry Ethernet"]),
+        ("10.77.0.2:0", "to-pub", &["listen addresses with a port"]),
+    ] {
+        let mut relay = Process::command(node);
+        relay.args(["--engine=kernel", "--http=off", "--interface", interface, "--listen", listen]);
+        refuses(relay, reasons);
+    }
+    let mut wildcard = Process::command(node);
+    wildcard.args(["--engine=kernel", "--http=off", "--listen", "0.0.0.0:4443"]);
+    refuses(wildcard, &["no interface is named"]);
+
+    let mut powerless = node.command("setpriv");
+    powerless.args(["--bounding-set=-all", env!("CARGO_BIN_EXE_millrace"), "relay", "--http=off"]);
+    powerless.args(["--engine=kernel", "--interface=to-pub", "--listen", &addr]);
+    refuses(powerless, &["the kernel's fast path needs CAP_BPF", "Operation not permitted"]);
+}
+
+fn refuses(mut relay: Command, reasons: &[&str]) {
+    let output = relay.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for reason in reasons {
+        assert!(said.contains(reason), "{reason} is not in\n{said}");
+    }
+}
+
+#[test]
+fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
+    needs_root!(an_engine_that_cannot_attach_says_why_or_is_not_picked);
+    let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
+    let runtime = Runtime::new().unwrap();
+    let nowhere = |config: &mut Config| config.interfaces = vec!["nowhere0".to_owned()];
+    let start = |change: &dyn Fn(&mut Config)| start(&lab, &runtime, configure(&lab, change));
+    let error = start(&nowhere).err().expect("refused").to_string();
+    assert!(error.contains("nowhere0"), "{error}");
+    let auto = start(&|config| {
+        nowhere(config);
+        config.engine = EngineChoice::Auto;
+    })
+    .unwrap();
+    assert_eq!(auto.engine().0, "user");
+    assert!(auto.engine().1.contains("nowhere0"), "{}", auto.engine().1);
+    drop(auto);
+    // By name it finds the interfaces of the listen address; `auto` does not take it unasked.
+    let auto = start(&|config| {
+        config.interfaces.clear();
+        config.listen[0].set_port(PORT + 1);
+        config.engine = EngineChoice::Auto;
+    })
+    .unwrap();
+    assert_eq!(auto.engine().0, "user", "{}", auto.engine().1);
+    let by_name = start(&|config| {
+        config.interfaces.clear();
+        config.listen[0].set_port(PORT + 2);
+    })
+    .unwrap();
+    assert_eq!(by_name.engine().0, "kernel", "{}", by_name.engine().1);
+}

@@ -1,0 +1,28 @@
+//! Engine `kernel` between unmodified peers, each in a network namespace of its own. Needs root.
+
+#![allow(clippy::unwrap_used)]
+
+mod forward;
+mod life;
+mod net;
+#[allow(dead_code)]
+#[path = "../relay/peer.rs"]
+mod peer;
+#[path = "../support/site.rs"]
+mod site;
+
+use std::sync::Mutex;
+
+/// One at a time: they share the processors that they measure on, and the files of this process.
+pub static ALONE: Mutex<()> = Mutex::new(());
+
+macro_rules! needs_root {
+    ($name:ident) => {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP {}: needs root", stringify!($name));
+            return;
+        }
+        let _alone = crate::ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    };
+}
+pub(crate) use needs_root;

@@ -1,0 +1,217 @@
+//! A relay with engine `kernel` in a lab, and what is played through it.
+
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace::{
+    lab::{Direction, Impairment, Lab, Node, Topology},
+    relay::{
+        config::{Config, EngineChoice, Settings},
+        server::{Identity, Server},
+        status::{Session, Status, StatusSource},
+        tls,
+    },
+};
+use millrace_proto::moq::TrackName;
+use tokio::{runtime::Runtime, time};
+
+use crate::peer::{End, PATIENCE, Peer, header, track};
+
+pub const PORT: u16 = 4443;
+pub const PUBLISHER_LINK: &str = "pub-relay";
+
+/// A relay with engine `kernel`, and where its peers are.
+pub struct Net {
+    pub runtime: Runtime,
+    pub server: Arc<Server>,
+    pub lab: Lab,
+    /// What the relay was started with.
+    pub config: Config,
+}
+
+impl Net {
+    pub fn new(subscribers: usize, emulate: bool, change: impl FnOnce(&mut Config)) -> Self {
+        let mut topology = Topology::standard(1, subscribers);
+        topology.netem = false;
+        topology.links.iter_mut().for_each(|link| link.emulate = emulate);
+        Self::of(&topology, change)
+    }
+
+    pub fn of(topology: &Topology, change: impl FnOnce(&mut Config)) -> Self {
+        let lab = Lab::new(topology).unwrap();
+        let runtime = Runtime::new().unwrap();
+        let config = configure(&lab, change);
+        let server = start(&lab, &runtime, config.clone()).unwrap();
+        Self { runtime, server: Arc::new(server), lab, config }
+    }
+
+    pub fn relay(&self) -> &Node {
+        self.lab.node("relay").unwrap()
+    }
+
+    pub fn peer(&self, node: &str) -> Peer {
+        let url = format!("moqt://{}:{PORT}", self.relay().addr_v4()).parse().unwrap();
+        self.lab.node(node).unwrap().enter(|| self.runtime.block_on(Peer::connect(url))).unwrap()
+    }
+
+    pub fn impair(&self, link: &str, what: &str) {
+        let impairment = Impairment::parse(what).unwrap();
+        for direction in [Direction::Forward, Direction::Backward] {
+            self.lab.link(link).unwrap().set(direction, impairment.clone()).unwrap();
+        }
+    }
+
+    pub fn status(&self) -> Status {
+        self.server.status()
+    }
+
+    /// Runs until the end, and leaves nothing behind.
+    pub fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.runtime.block_on(work)
+    }
+}
+
+/// Engine `kernel` on all interfaces of the relay's node, and more.
+pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
+    let node = lab.node("relay").unwrap();
+    let addr = SocketAddr::new(node.addr_v4().into(), PORT);
+    let settings = Settings { listen: Some(vec![addr]), ..Settings::default() };
+    let mut config = Config::new(settings, None).unwrap();
+    config.http = None;
+    config.engine = EngineChoice::Kernel;
+    config.interfaces = node.interfaces().iter().map(|interface| interface.device.clone()).collect();
+    change(&mut config);
+    config
+}
+
+pub fn start(
+    lab: &Lab,
+    runtime: &Runtime,
+    config: Config,
+) -> Result<Server, millrace::relay::server::StartError> {
+    let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
+    let identity = Identity { certificate, upstream_roots: None, key_log: None };
+    lab.node("relay")
+        .unwrap()
+        .enter(|| {
+            let _inside = runtime.enter();
+            Server::start(config, identity)
+        })
+        .unwrap()
+}
+
+/// Waits, whatever the runtime does.
+pub fn until(what: &str, reached: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !reached() {
+        assert!(start.elapsed() < PATIENCE, "not reached: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A stream of groups, and what its subscribers have to get.
+pub struct Show {
+    pub groups: u64,
+    pub objects: u64,
+    pub bytes: usize,
+    pub pause: Duration,
+}
+
+pub const SHOW: Show = Show { groups: 10, objects: 50, bytes: 1000, pause: Duration::from_millis(2) };
+
+impl Show {
+    /// Publishes all groups, and runs `between` before each.
+    pub async fn publish(&self, publisher: &Peer, alias: u64, mut between: impl FnMut(u64)) {
+        for group in 0..self.groups {
+            between(group);
+            let mut subgroup = publisher.subgroup(header(alias, group)).await;
+            for id in 0..self.objects {
+                subgroup.object(id, self.bytes).await;
+                time::sleep(self.pause).await;
+            }
+            subgroup.finish();
+        }
+    }
+
+    /// Every group whole, whatever order the streams come in.
+    pub async fn receive(&self, mut subscriber: Peer) -> Peer {
+        let mut groups = Vec::new();
+        for _ in 0..self.groups {
+            let received = subscriber.next_subgroup().await;
+            groups.push(received.header.group);
+            assert_eq!(received.all().await, ((0..self.objects).collect(), End::Fin));
+        }
+        groups.sort_unstable();
+        assert_eq!(groups, (0..self.groups).collect::<Vec<_>>());
+        subscriber
+    }
+}
+
+/// The publisher, and `names` as subscribers of the one track, all of them connected.
+pub struct Cast {
+    pub publisher: Peer,
+    pub subscribers: Vec<Peer>,
+    pub _requests: Vec<millrace::client::session::Request>,
+}
+
+pub fn cast(net: &Net, names: &[&str]) -> Cast {
+    let mut publisher = net.peer("pub");
+    let subscribers: Vec<_> = names.iter().map(|name| net.peer(name)).collect();
+    let track: TrackName = track("live/cam", "video");
+    let requests = net.run(async {
+        let mut requests = vec![publisher.publish_namespace("live/cam").await];
+        let mut all = subscribers.iter();
+        let first = all.next().unwrap();
+        let (one, upstream) = tokio::join!(first.subscribe(&track), publisher.accept_subscribe(&track, 7));
+        requests.extend([one.0, upstream.0]);
+        for subscriber in all {
+            requests.push(subscriber.subscribe(&track).await.0);
+        }
+        requests
+    });
+    Cast { publisher, subscribers, _requests: requests }
+}
+
+/// Plays the show to the end; returns the status then.
+pub fn play(net: &Net, cast: Cast, show: &Show, between: impl FnMut(u64)) -> Status {
+    let Cast { publisher, subscribers, _requests } = cast;
+    net.run(async {
+        let receiving = subscribers.into_iter().map(|subscriber| show.receive(subscriber));
+        let receiving = futures_join(receiving.collect());
+        let (_, _subscribers) = tokio::join!(show.publish(&publisher, 7, between), receiving);
+        net.status()
+    })
+}
+
+pub async fn futures_join<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut futures: Vec<_> = futures.into_iter().map(Box::pin).collect();
+    let mut done: Vec<Option<T>> = futures.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, done) in futures.iter_mut().zip(&mut done) {
+            if done.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *done = Some(value);
+            }
+        }
+        if done.iter().all(Option::is_some) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+    })
+    .await;
+    done.into_iter().flatten().collect()
+}
+
+pub fn subscribers(status: &Status) -> impl Iterator<Item = &Session> {
+    status.sessions.iter().filter(|session| session.subscriber)
+}
+
+pub fn sum(status: &Status, field: fn(&Session) -> u64) -> u64 {
+    subscribers(status).map(field).sum()
+}
+
+/// Percent of the media packets that the kernel sent.
+pub fn share(session: &Session) -> u64 {
+    session.kernel.packets * 100 / (session.kernel.packets + session.data_plane.packets).max(1)
+}
