@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model kernels soak bench clean-lab
+.PHONY: help setup build demo lint test peers fuzz model kernels soak bench clean-lab install install-gate
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -50,3 +50,22 @@ bench: build peers ## compare relays; results in target/bench.json
 
 clean-lab: ## remove namespaces that dead lab runs left behind
 	@scripts/clean-lab.sh
+
+PREFIX ?= /usr/local
+GATE_BUILD ?= target/release
+GATE_VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
+
+install: build ## the binary and the gate's library, header and pkg-config file (PREFIX, DESTDIR)
+	cargo build --release --locked -p millrace-gate
+	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
+	$(MAKE) --no-print-directory install-gate
+
+# What is built already, in GATE_BUILD. The soname is build.rs's.
+install-gate:
+	install -D -m 755 $(GATE_BUILD)/libmillrace_gate.so $(DESTDIR)$(PREFIX)/lib/libmillrace_gate.so.$(GATE_VERSION)
+	ln -sf libmillrace_gate.so.$(GATE_VERSION) $(DESTDIR)$(PREFIX)/lib/libmillrace_gate.so.0
+	ln -sf libmillrace_gate.so.0 $(DESTDIR)$(PREFIX)/lib/libmillrace_gate.so
+	install -D -m 644 millrace-gate/include/millrace_gate.h $(DESTDIR)$(PREFIX)/include/millrace_gate.h
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(GATE_VERSION)|' millrace-gate/millrace-gate.pc.in \
+		>$(DESTDIR)$(PREFIX)/lib/pkgconfig/millrace-gate.pc

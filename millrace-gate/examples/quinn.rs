@@ -1,0 +1,76 @@
+//! A QUIC server on quinn that guards its port with the gate, which tracks connection IDs by itself; the server counts
+//! each client's connections. Every bidirectional stream is answered "hello".
+//!
+//!     cargo run --example quinn -- eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::Arc,
+};
+
+use anyhow::Context;
+use clap::Parser;
+use millrace_gate::{Gate, Mode, Policy, Scope};
+use quinn::{Endpoint, Incoming, ServerConfig, crypto::rustls::QuicServerConfig};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use tokio::signal::unix::{SignalKind, signal};
+
+#[derive(Parser)]
+struct Args {
+    interface: String,
+    policy: PathBuf,
+    scope: String,
+    address: IpAddr,
+    port: u16,
+    certificate: PathBuf,
+    key: PathBuf,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let gate = Gate::new(&Policy::load(&args.policy)?)?;
+    gate.attach(&args.interface, Mode::Auto)?;
+    let scope = gate.scope(&args.scope)?;
+    let endpoint = Endpoint::server(server_config(&args)?, SocketAddr::new(args.address, args.port))?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    println!("ready");
+    loop {
+        tokio::select! {
+            incoming = endpoint.accept() => match incoming {
+                Some(incoming) => drop(tokio::spawn(serve(incoming, scope.clone()))),
+                None => return Ok(()),
+            },
+            // The gate is off the interface when it is dropped.
+            _ = terminate.recv() => return Ok(()),
+        }
+    }
+}
+
+async fn serve(incoming: Incoming, scope: Scope) {
+    // The address is not proved before.
+    let Ok(connection) = incoming.await else { return };
+    let client = connection.remote_address().ip();
+    // Counts until it is dropped. A server serves without its gate, too.
+    let counted = scope.connection(client).inspect_err(|error| eprintln!("gate: {error}"));
+    while let Ok((mut send, mut recv)) = connection.accept_bi().await {
+        // A client that is gone ends the loop.
+        let _ = recv.read_to_end(64 * 1024).await;
+        let _ = send.write_all(b"hello\n").await;
+        let _ = send.finish();
+    }
+    drop(counted);
+}
+
+fn server_config(args: &Args) -> anyhow::Result<ServerConfig> {
+    let certificate = CertificateDer::from_pem_file(&args.certificate).context("certificate")?;
+    let key = PrivateKeyDer::from_pem_file(&args.key).context("key")?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)?;
+    tls.alpn_protocols = vec![b"hello".to_vec()];
+    Ok(ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?)))
+}

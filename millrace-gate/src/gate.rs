@@ -1,0 +1,235 @@
+//! A gate with what keeps it going.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use millrace_bpf::{
+    gate::{
+        self as kernel, Client, Config, Entry, Live, Prefix, Rules, Sample, Statistics,
+        token::{self, Token},
+    },
+    xdp::Mode,
+};
+use nix::net::if_::if_nametoindex;
+
+use crate::{Error, Policy, Scope, policy::TokenKeys};
+
+/// How often idle connections are looked for, and the clock is.
+const UPKEEP: Duration = Duration::from_secs(1);
+
+/// A loaded gate. It decides about what arrives on the interfaces that it is [attached](Self::attach) to, until it
+/// is dropped.
+pub struct Gate {
+    inner: Arc<Inner>,
+    /// Dropping it ends the upkeep.
+    stop: Option<Sender<()>>,
+    upkeep: Option<JoinHandle<()>>,
+}
+
+/// An interface that the gate is attached to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    pub interface: String,
+    /// Never [`Mode::Auto`].
+    pub mode: Mode,
+}
+
+pub(crate) struct Inner {
+    kernel: kernel::Gate,
+    load: Config,
+    /// Held while interfaces or rules change, so that answers are watched wherever rules want it.
+    attached: Mutex<Vec<(i32, Attached)>>,
+    /// Of the latest upkeep.
+    trouble: Mutex<Option<String>>,
+}
+
+impl Gate {
+    /// Loads the gate with its policy. It needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON, as root has.
+    pub fn new(policy: &Policy) -> Result<Self, Error> {
+        let inner = Arc::new(Inner {
+            kernel: kernel::Gate::load(&policy.load)?,
+            load: policy.load.clone(),
+            attached: Mutex::default(),
+            trouble: Mutex::default(),
+        });
+        inner.set_policy(policy)?;
+        let (stop, stopped) = channel::<()>();
+        let kept = inner.clone();
+        let keep = move || {
+            while stopped.recv_timeout(UPKEEP) == Err(RecvTimeoutError::Timeout) {
+                let trouble = kept.kernel.maintain().err().map(|error| error.to_string());
+                *lock(&kept.trouble) = trouble;
+            }
+        };
+        let upkeep =
+            std::thread::Builder::new().name("gate upkeep".into()).spawn(keep).map_err(Error::Thread)?;
+        Ok(Self { inner, stop: Some(stop), upkeep: Some(upkeep) })
+    }
+
+    /// Decides about what arrives on an interface of the calling thread's network namespace from now on. Returns how
+    /// it is attached.
+    pub fn attach(&self, interface: &str, mode: Mode) -> Result<Mode, Error> {
+        self.inner.attach(interface, mode)
+    }
+
+    /// Detaches from all interfaces. Connections and counts stay known.
+    pub fn detach(&self) {
+        let mut attached = lock(&self.inner.attached);
+        self.inner.kernel.detach();
+        attached.clear();
+    }
+
+    pub fn attached(&self) -> Vec<Attached> {
+        lock(&self.inner.attached).iter().map(|(_, attached)| attached.clone()).collect()
+    }
+
+    /// Replaces the policy as a whole, or changes nothing. Connections and counts of scopes that keep their name
+    /// stay.
+    pub fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
+        self.inner.set_policy(policy)
+    }
+
+    /// The rules in force.
+    pub fn rules(&self) -> Rules {
+        self.inner.kernel.rules()
+    }
+
+    /// What the application behind that scope tells about itself.
+    pub fn scope(&self, name: &str) -> Result<Scope, Error> {
+        self.inner.must_have(name)?;
+        Ok(Scope::new(self.inner.clone(), name.to_owned(), self.inner.kernel.scope(name)?))
+    }
+
+    /// Blocks or allows a prefix at once, in one scope or in all (`None`); beyond changes of the policy, and in place
+    /// of its entry for the same prefix.
+    pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: Entry) -> Result<(), Error> {
+        scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
+        Ok(self.inner.kernel.list(scope, prefix, entry)?)
+    }
+
+    /// Takes back what [`list`](Self::list) did.
+    pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
+        scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
+        Ok(self.inner.kernel.unlist(scope, prefix)?)
+    }
+
+    /// What [`list`](Self::list) did: scope, prefix, entry.
+    pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
+        self.inner.kernel.listed()
+    }
+
+    pub fn statistics(&self) -> Result<Statistics, Error> {
+        Ok(self.inner.kernel.statistics()?)
+    }
+
+    /// The clients of a scope that have connections, in no order.
+    pub fn clients(&self, scope: &str) -> Result<Vec<Client>, Error> {
+        self.inner.must_have(scope)?;
+        Ok(self.inner.kernel.clients(scope)?)
+    }
+
+    /// Samples of packets that were refused, or would have been, since the last call.
+    pub fn drain_samples(&self) -> Result<Vec<Sample>, Error> {
+        Ok(self.inner.kernel.drain_samples()?)
+    }
+
+    /// What keeps idle connections from being forgotten and tokens from being dated right, if anything does.
+    pub fn trouble(&self) -> Option<String> {
+        lock(&self.inner.trouble).clone()
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        // Scopes may live on; the interface is free at once.
+        self.detach();
+        drop(self.stop.take());
+        if let Some(upkeep) = self.upkeep.take() {
+            let _ = upkeep.join();
+        }
+    }
+}
+
+impl Inner {
+    fn attach(&self, interface: &str, mode: Mode) -> Result<Mode, Error> {
+        let index = if_nametoindex(interface)
+            .map_err(|source| Error::Interface { name: interface.to_owned(), source })?;
+        let index = i32::try_from(index)
+            .map_err(|_| Error::Interface { name: interface.to_owned(), source: nix::Error::ERANGE })?;
+        let mut attached = lock(&self.attached);
+        // First: a connection whose answers were missed is not known.
+        if wants_watch(&self.kernel.rules()) {
+            self.kernel.watch(index)?;
+        }
+        let mode = self.kernel.attach(index, mode)?;
+        attached.push((index, Attached { interface: interface.to_owned(), mode }));
+        Ok(mode)
+    }
+
+    fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
+        if policy.load != self.load {
+            return Err(Error::Load);
+        }
+        let attached = lock(&self.attached);
+        if wants_watch(&policy.rules) {
+            attached.iter().try_for_each(|(index, _)| self.kernel.watch(*index))?;
+        }
+        self.kernel.apply(&policy.rules)?;
+        match &policy.token_keys {
+            Some(keys) => Ok(self.set_token_keys(keys)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Brings both keys into their slots: a new key goes into the slot that is not in use.
+    fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_bpf::Error> {
+        let TokenKeys { slots, current } = wanted;
+        let Some((key, other)) = slots.get(*current).zip(slots.get(1 - *current)) else { return Ok(()) };
+        let keys = self.kernel.token_keys();
+        if keys.get(*current) == Some(key) && keys.get(1 - *current) == Some(other) {
+            return Ok(());
+        }
+        // The last one set is the one that tokens are made with, and it is in its slot if the other one is.
+        loop {
+            self.kernel.rotate_token_key(other.clone())?;
+            if self.kernel.token_keys().get(1 - *current) == Some(other) {
+                return self.kernel.rotate_token_key(key.clone());
+            }
+        }
+    }
+
+    fn must_have(&self, scope: &str) -> Result<(), Error> {
+        let rules = self.kernel.rules();
+        let known = rules.scopes.iter().any(|known| known.name == scope);
+        if known { Ok(()) } else { Err(Error::NoScope(scope.to_owned())) }
+    }
+
+    pub(crate) fn check_token(
+        &self,
+        scope: &str,
+        client: SocketAddr,
+        bytes: &[u8],
+    ) -> Result<Token, token::Error> {
+        let rules = self.kernel.rules();
+        let lifetime = rules.scopes.iter().find(|known| known.name == scope);
+        let lifetime = lifetime.map_or(Duration::ZERO, |scope| scope.policy.token_lifetime);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        token::check(&self.kernel.token_keys(), bytes, client, now.as_secs(), lifetime)
+    }
+}
+
+fn wants_watch(rules: &Rules) -> bool {
+    rules.scopes.iter().any(|scope| matches!(scope.policy.live, Live::Tracked { .. }))
+}
+
+/// Nothing that is done under these locks leaves a state half changed.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,61 @@
+//! Admission of QUIC packets at XDP, told by the server: for applications.
+//!
+//! ```no_run
+//! use millrace_gate::{Gate, Mode, Policy};
+//!
+//! let policy = Policy::parse(r#"
+//!     [[scope]]
+//!     name = "web"
+//!     port = 443
+//!     count = "application"
+//!     rules.quota = { connections = 20 }
+//! "#)?;
+//! let gate = Gate::new(&policy)?;
+//! gate.attach("eth0", Mode::Auto)?;
+//! let scope = gate.scope("web")?;
+//! // For each connection whose handshake is complete:
+//! let connection = scope.connection("192.0.2.7".parse()?)?;
+//! // It counts until it is dropped.
+//! # drop(connection);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nothing is pinned and no signal is caught: the gate is off the interface when [`Gate`] is dropped, and when the
+//! process ends, however it does. All methods may be called from many threads at once.
+//!
+//! `include/millrace_gate.h` is the same for C. What rules there are and how a policy is written is in
+//! `docs/gate.md`; how packets are judged in `docs/design/0004-gate.md`.
+
+mod ffi;
+mod gate;
+pub mod hex;
+pub mod policy;
+mod scope;
+
+pub use gate::{Attached, Gate};
+pub use millrace_bpf::{
+    gate::{
+        Client, Counter, Entry, Event, ParseError, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics,
+        Statistics, rules, token,
+    },
+    xdp::Mode,
+};
+pub use policy::Policy;
+pub use scope::{Connection, Scope};
+
+/// Why something could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("there is no interface {name}: {source}")]
+    Interface { name: String, source: nix::Error },
+    #[error("there is no scope \"{0}\"")]
+    NoScope(String),
+    #[error(
+        "section [load] of the policy is not the one that the gate was loaded with: start anew to change it"
+    )]
+    Load,
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+    #[error(transparent)]
+    Kernel(#[from] millrace_bpf::Error),
+}

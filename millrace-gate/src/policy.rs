@@ -1,0 +1,242 @@
+//! Policy files: TOML, read as a whole, with every problem at once. `docs/gate.md` has all keys.
+
+mod read;
+mod scope;
+
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+use millrace_bpf::gate::{
+    Config, Entry, Modes, Prefix, Rule, Rules, rules,
+    token::{self, Key},
+};
+
+use read::{Place, Reader, Section};
+
+/// What a policy file comes to.
+#[derive(Clone, Debug, PartialEq, Default)]
+pub struct Policy {
+    pub rules: Rules,
+    /// From section `[load]`; cannot change while a gate runs.
+    pub load: Config,
+    /// Shared with other gates; `None`: each gate has its own.
+    pub token_keys: Option<TokenKeys>,
+}
+
+/// Keys of Retry tokens, in the slots that tokens name them by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenKeys {
+    pub slots: [Key; 2],
+    /// The slot whose key tokens are made with.
+    pub current: usize,
+}
+
+/// What is wrong with one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// From 1.
+    pub line: usize,
+    /// Keys joined by dots; empty: the line is not TOML.
+    pub key: String,
+    pub message: String,
+}
+
+/// Everything that is wrong with a policy.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct Errors {
+    pub file: String,
+    pub problems: Vec<Problem>,
+}
+
+impl fmt::Display for Errors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the policy is not usable:")?;
+        self.problems.iter().try_for_each(|Problem { line, key, message }| {
+            let colon = if key.is_empty() { "" } else { ": " };
+            write!(f, "\n  {}:{line}: {key}{colon}{message}", self.file)
+        })
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("{}: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Policy(#[from] Errors),
+}
+
+impl Policy {
+    /// Reads a policy file and the lists and keys that it names, by paths relative to it.
+    pub fn load(path: &Path) -> Result<Self, LoadError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        let directory = path.parent().unwrap_or(Path::new(""));
+        Ok(Self::parse_in(&text, &path.to_string_lossy(), directory)?)
+    }
+
+    /// The policy that `text` says. Files that it names are relative to the working directory.
+    pub fn parse(text: &str) -> Result<Self, Errors> {
+        Self::parse_in(text, "policy", Path::new(""))
+    }
+
+    fn parse_in(text: &str, file: &str, directory: &Path) -> Result<Self, Errors> {
+        let (mut reader, root) = Reader::new(text);
+        let (policy, places) = read_policy(&mut reader, root, directory);
+        // What is wrong in one place would only be said again in other words.
+        if reader.problems.is_empty()
+            && let Err(error) = policy.rules.check()
+        {
+            reader.problem(&culprit(&error, &places), error.to_string());
+        }
+        reader.problems.sort_by_key(|problem| problem.line);
+        match reader.problems.as_slice() {
+            [] => Ok(policy),
+            _ => Err(Errors { file: file.to_owned(), problems: reader.problems }),
+        }
+    }
+
+    /// What is enforced is only watched.
+    #[must_use]
+    pub fn dry_run(self) -> Self {
+        Self { rules: self.rules.dry_run(), ..self }
+    }
+}
+
+/// Of the scope that an error names.
+fn culprit(error: &rules::Error, places: &[(String, Place)]) -> Place {
+    use rules::Error;
+    let name = match error {
+        Error::Name(name) | Error::NoPlace(name) | Error::SamePlace(_, name) => name,
+        Error::Unset { scope, .. } | Error::Value { scope, .. } => scope,
+        Error::TooMany { .. } => return Place { line: 1, key: "scope".into() },
+    };
+    let place = places.iter().rev().find(|(scope, _)| scope == name).map(|(_, place)| place.clone());
+    place.unwrap_or(Place { line: 1, key: "scope".into() })
+}
+
+fn read_policy(
+    reader: &mut Reader<'_>,
+    mut root: Section<'_>,
+    directory: &Path,
+) -> (Policy, Vec<(String, Place)>) {
+    let mut policy = Policy::default();
+    if let Some(section) = reader.section(&mut root, "load") {
+        policy.load = load(reader, section);
+    }
+    if let Some((place, path)) = reader.take_at::<PathBuf>(&mut root, "token_keys") {
+        match token_keys(&directory.join(path)) {
+            Ok(keys) => policy.token_keys = Some(keys),
+            Err(message) => reader.problem(&place, message),
+        }
+    }
+    if let Some(section) = reader.section(&mut root, "interface") {
+        policy.rules.interface = interface(reader, section);
+    }
+    policy.rules.prefixes = prefixes(reader, &mut root, directory);
+    let mut places = Vec::new();
+    for section in reader.sections(&mut root, "scope") {
+        let place = section.place.clone();
+        let scope = scope::read(reader, section, directory);
+        places.push((scope.name.clone(), place));
+        policy.rules.scopes.push(scope);
+    }
+    let place = root.place.clone();
+    reader.finish(root);
+    if policy.rules.scopes.is_empty() && reader.problems.is_empty() {
+        reader.problem(&place, "there is no scope: nothing would be guarded; add `[[scope]]` with a port");
+    }
+    (policy, places)
+}
+
+fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
+    let mut config = Config::default();
+    let mut bits = |reader: &mut Reader<'_>, key, max, to: &mut u8| {
+        let Some((place, value)) = reader.take_at::<u8>(&mut section, key) else { return };
+        *to = value;
+        if value > max {
+            reader.problem(&place, format!("an address has {max} bits"));
+        }
+    };
+    bits(reader, "client_prefix_v4", 32, &mut config.client_prefix_v4);
+    bits(reader, "client_prefix_v6", 128, &mut config.client_prefix_v6);
+    for (key, to) in [
+        ("max_ids", &mut config.max_ids),
+        ("max_clients", &mut config.max_clients),
+        ("max_handshakes", &mut config.max_handshakes),
+        ("max_rates", &mut config.max_rates),
+        ("max_prefixes", &mut config.max_prefixes),
+        ("samples_per_second", &mut config.samples_per_second),
+    ] {
+        *to = reader.take(&mut section, key).unwrap_or(*to);
+    }
+    reader.finish(section);
+    config
+}
+
+fn interface(reader: &mut Reader<'_>, mut section: Section<'_>) -> Modes {
+    let mut modes = Modes::default();
+    for rule in [Rule::Fragment, Rule::Headers] {
+        if let Some(mode) = reader.take(&mut section, rule.name()) {
+            modes.set(rule, mode);
+        }
+    }
+    reader.finish(section);
+    modes
+}
+
+/// `block`, `allow`, `block_file` and `allow_file` of a section.
+fn prefixes(reader: &mut Reader<'_>, from: &mut Section<'_>, directory: &Path) -> Vec<(Prefix, Entry)> {
+    let mut all = Vec::new();
+    for (key, file_key, entry) in
+        [("block", "block_file", Entry::Block), ("allow", "allow_file", Entry::Allow)]
+    {
+        let listed: Vec<Prefix> = reader.take(from, key).unwrap_or_default();
+        all.extend(listed.into_iter().map(|prefix| (prefix, entry)));
+        if let Some((place, path)) = reader.take_at::<PathBuf>(from, file_key) {
+            match prefix_file(&directory.join(path)) {
+                Ok(listed) => all.extend(listed.into_iter().map(|prefix| (prefix, entry))),
+                Err(message) => reader.problem(&place, message),
+            }
+        }
+    }
+    all
+}
+
+/// A prefix per line; `#` begins a comment.
+fn prefix_file(path: &Path) -> Result<Vec<Prefix>, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let lines = text.lines().map(content).enumerate().filter(|(_, line)| !line.is_empty());
+    let parsed = lines.map(|(index, line)| {
+        line.parse().map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))
+    });
+    parsed.collect()
+}
+
+/// Two lines of 32 hexadecimal digits; tokens are made with the one after `*`.
+fn token_keys(path: &Path) -> Result<TokenKeys, String> {
+    let error = |what: &dyn fmt::Display| format!("{}: {what}", path.display());
+    let text = std::fs::read_to_string(path).map_err(|source| error(&source))?;
+    let lines: Vec<_> = text.lines().map(content).filter(|line| !line.is_empty()).collect();
+    let current = lines.iter().position(|line| line.starts_with('*'));
+    let keys: Option<Vec<Key>> = lines.iter().map(|line| key(line.trim_start_matches('*').trim())).collect();
+    let slots = keys.and_then(|keys| <[Key; 2]>::try_from(keys).ok());
+    match (slots, current) {
+        (Some(slots), Some(current)) => Ok(TokenKeys { slots, current }),
+        _ => Err(error(&"wants two lines of 32 hexadecimal digits each, one of them after a `*`")),
+    }
+}
+
+fn key(hex: &str) -> Option<Key> {
+    let bytes = crate::hex::decode(hex)?;
+    <[u8; token::Key::LEN]>::try_from(bytes).ok().map(Key::new)
+}
+
+fn content(line: &str) -> &str {
+    line.split('#').next().unwrap_or_default().trim()
+}
+
+#[cfg(test)]
+mod tests;

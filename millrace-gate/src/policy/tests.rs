@@ -1,0 +1,180 @@
+use std::time::Duration;
+
+use millrace_bpf::gate::{
+    Counting, Entry, Live, Rate, Rule, VERSION_1, VERSION_2,
+    rules::{Mode, Place},
+};
+
+use super::*;
+
+fn problems(text: &str) -> Vec<String> {
+    let errors = Policy::parse(text).expect_err("problems").to_string();
+    errors.lines().skip(1).map(|line| line.trim_start().trim_start_matches("policy:").to_owned()).collect()
+}
+
+const WEB: &str = "[[scope]]\nname = \"web\"\nport = 443\n";
+
+#[test]
+fn the_documented_example_is_usable() {
+    let page = include_str!("../../../docs/gate.md");
+    let examples: Vec<_> =
+        page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
+    assert!(examples.len() >= 2, "docs/gate.md has examples");
+    for text in examples {
+        let scope = if text.contains("[[scope]]") { "" } else { WEB };
+        let text = text.replace("block_file = ", "#") + scope;
+        Policy::parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
+    }
+}
+
+#[test]
+fn every_rule_is_documented() {
+    let page = include_str!("../../../docs/gate.md");
+    for rule in Rule::ALL {
+        assert!(page.contains(&format!("`{}`", rule.name())), "docs/gate.md has rule {}", rule.name());
+    }
+}
+
+#[test]
+fn a_port_alone_is_guarded_by_what_needs_no_numbers() {
+    let policy = Policy::parse(WEB).unwrap();
+    let scope = &policy.rules.scopes[0];
+    assert_eq!(scope.places, [Place { address: None, port: Some(443) }]);
+    assert_eq!(scope.policy, rules::Policy::default());
+}
+
+#[test]
+fn everything_arrives_where_it_belongs() {
+    let policy = Policy::parse(
+        r#"
+        block = ["192.0.2.0/24", "2001:db8::/32"]
+        allow = "192.0.2.7"
+        [load]
+        client_prefix_v6 = 56
+        max_clients = 1_000
+        [interface]
+        fragment = "monitor"
+        [[scope]]
+        name = "web"
+        address = ["198.51.100.1", "2001:db8::1"]
+        port = [443, 8443]
+        live = "published"
+        id_bytes = 8
+        allow = ["203.0.113.0/24"]
+        [scope.rules]
+        options = "enforce"
+        short = "off"
+        quota = { connections = 20 }
+        retry = { above = 500, lifetime = 5 }
+        version = { mode = "monitor", speaks = [1, 0x6b3343cf], answer = true }
+        source_port = { reflectors = [53, 123] }
+        client_initials = { per_second = 10, burst = 30 }
+        unknown_bytes = { mode = "monitor", per_second = 1_000_000 }
+        live_packets = { per_second = 7 }
+        client_bytes = { per_second = 10 }
+        "#,
+    )
+    .unwrap();
+    assert_eq!((policy.load.client_prefix_v4, policy.load.client_prefix_v6), (32, 56));
+    assert_eq!(policy.load.max_clients, 1000);
+    assert_eq!(policy.rules.interface.get(Rule::Fragment), Mode::Monitor);
+    assert_eq!(policy.rules.interface.get(Rule::Headers), Mode::Enforce);
+    let listed =
+        [("192.0.2.0/24", Entry::Block), ("2001:db8::/32", Entry::Block), ("192.0.2.7", Entry::Allow)];
+    assert_eq!(policy.rules.prefixes, listed.map(|(prefix, entry)| (prefix.parse().unwrap(), entry)));
+
+    let scope = &policy.rules.scopes[0];
+    assert_eq!(scope.places.len(), 4);
+    assert_eq!(scope.prefixes.len(), 1);
+    let web = &scope.policy;
+    assert_eq!((web.live, web.counting), (Live::Published { id_len: 8 }, Counting::Application));
+    assert_eq!((web.quota, web.retry_above), (Some(20), Some(Rate::per_second(500, 500))));
+    assert_eq!(web.token_lifetime, Duration::from_secs(5));
+    assert_eq!((web.versions.as_slice(), web.answer_versions), (&[VERSION_1, VERSION_2][..], true));
+    assert_eq!(web.reflectors, [53, 123]);
+    assert_eq!(web.client_rates.initials, Some(Rate::per_second(10, 30)));
+    assert_eq!(web.unknown_rates.bytes, Some(Rate::per_second(1_000_000, 1_000_000)));
+    assert_eq!(web.live_rates.packets, Some(Rate::per_second(7, 7)));
+    assert_eq!(web.client_rates.bytes, Some(Rate::per_second(10, 65_535)), "a datagram always fits");
+    let modes = [
+        (Rule::Options, Mode::Enforce),
+        (Rule::Short, Mode::Off),
+        (Rule::Quota, Mode::Enforce),
+        (Rule::Version, Mode::Monitor),
+        (Rule::UnknownBytes, Mode::Monitor),
+        (Rule::UnknownPackets, Mode::Off),
+    ];
+    for (rule, mode) in modes {
+        assert_eq!(web.modes.get(rule), mode, "{}", rule.name());
+    }
+    let watched = policy.dry_run();
+    assert!(Rule::ALL.iter().all(|rule| watched.rules.scopes[0].policy.modes.get(*rule) != Mode::Enforce));
+}
+
+#[test]
+fn every_problem_is_said_with_line_key_and_remedy() {
+    let table: [(&str, &[&str]); 13] = [
+        ("", &["1: there is no scope"]),
+        ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
+        ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
+        ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web is found by nothing"]),
+        ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the name \"interface\""]),
+        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 0 to 65535"]),
+        (
+            "[[scope]]\nname = \"web\"\nport = 443\nlive = \"published\"\nidle_timeout = 3\n",
+            &["4: scope[0].live: needs the length", "5: scope[0].idle_timeout: means nothing"],
+        ),
+        (
+            "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nquoat = \"off\"\nquota = \"enforce\"\nretry = \"on\"\n",
+            &[
+                "5: scope[0].rules.quoat: unknown key; did you mean `quota`?",
+                "6: scope[0].rules.quota: needs numbers: `quota = { connections = 20 }`",
+                "7: scope[0].rules.retry: is \"off\", \"monitor\" or \"enforce\"",
+            ],
+        ),
+        (
+            "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nclient_bytes = { per_second = 10, burst = 100 }\n",
+            &["5: scope[0].rules.client_bytes.burst: is at least 65535"],
+        ),
+        (
+            "[[scope]]\nname = \"a\"\nport = 443\n[[scope]]\nname = \"b\"\nport = 443\n",
+            &["4: scope[1]: scopes a and b are found by the same"],
+        ),
+        ("block = [\"10.0.0.0/33\"]\n", &["1: block: [0] \"10.0.0.0/33\" is no address prefix"]),
+        ("block_file = \"/nowhere/list\"\n", &["1: block_file: /nowhere/list: No such file"]),
+        ("[load]\nclient_prefix_v4 = 33\n", &["2: load.client_prefix_v4: an address has 32 bits"]),
+    ];
+    for (text, want) in table {
+        let said = problems(text);
+        assert_eq!(said.len(), want.len(), "{text}\n{said:?}");
+        for (said, want) in said.iter().zip(want) {
+            assert!(said.starts_with(want), "{text}\n{said}");
+        }
+    }
+}
+
+#[test]
+fn lists_and_keys_come_from_files_beside_the_policy() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    file("gate.toml", &format!("block_file = \"block\"\ntoken_keys = \"keys\"\n{WEB}"));
+    file("block", "# spammers\n192.0.2.0/24\n\n2001:db8::1 # one more\n");
+    file("keys", "00112233445566778899aabbccddeeff\n* ffeeddccbbaa99887766554433221100 # new\n");
+    let policy = Policy::load(&dir.path().join("gate.toml")).unwrap();
+    assert_eq!(policy.rules.prefixes.len(), 2);
+    let keys = policy.token_keys.unwrap();
+    assert_eq!(keys.current, 1);
+    assert_eq!(
+        keys.slots[0],
+        Key::new([0, 17, 34, 51, 68, 85, 102, 119, 136, 153, 170, 187, 204, 221, 238, 255])
+    );
+
+    file("block", "192.0.2.0/24\nnonsense\n");
+    file("keys", "00112233445566778899aabbccddeeff\n");
+    let said = Policy::load(&dir.path().join("gate.toml")).unwrap_err().to_string();
+    for part in
+        ["gate.toml:1: block_file: ", "block:2: \"nonsense\"", "gate.toml:2: token_keys: ", "two lines"]
+    {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+}

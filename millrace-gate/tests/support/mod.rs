@@ -1,0 +1,247 @@
+//! A server and its clients, each in a network namespace; a server as a process, clients on quinn.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
+    path::PathBuf,
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_gate::{Gate, Mode, Policy};
+use nix::{
+    sched::{CloneFlags, setns},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+use tempfile::TempDir;
+
+pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 1));
+pub const PORT: u16 = 4433;
+const BOUND: Duration = Duration::from_secs(20);
+
+/// Whether tests that need root can run; says so if not.
+pub fn is_root() -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP: not root, no namespaces and no XDP");
+    }
+    root
+}
+
+/// Waits until `found` finds something, and fails with `what` when it takes too long.
+pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(it) = found() {
+            return it;
+        }
+        assert!(start.elapsed() < BOUND, "no {what} in {BOUND:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Two namespaces with an interface `eth` each, a directory, a certificate.
+pub struct Site {
+    pub server: String,
+    pub clients: String,
+    pub dir: TempDir,
+    certificate: CertificateDer<'static>,
+}
+
+impl Site {
+    pub fn new(name: &str, policy: &str) -> Self {
+        let id = std::process::id();
+        let [server, clients] = ["s", "c"].map(|role| format!("gate-{id}-{name}-{role}"));
+        ip(&["netns", "add", &server]);
+        ip(&["netns", "add", &clients]);
+        ip(&["-n", &server, "link", "add", "eth", "type", "veth", "peer", "name", "eth", "netns", &clients]);
+        for (namespace, host) in [(&server, "1"), (&clients, "2")] {
+            ip(&["-n", namespace, "addr", "add", &format!("10.97.0.{host}/24"), "dev", "eth"]);
+            ip(&["-n", namespace, "addr", "add", &format!("fd97::{host}/64"), "dev", "eth", "nodad"]);
+            ip(&["-n", namespace, "link", "set", "eth", "up"]);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let certificate = CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap();
+        for (name, text) in [
+            ("key.pem", made.signing_key.serialize_pem()),
+            ("cert.pem", made.cert.pem()),
+            ("gate.toml", policy.to_owned()),
+        ] {
+            std::fs::write(dir.path().join(name), text).unwrap();
+        }
+        Self { server, clients, dir, certificate }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A veth takes what its peer sends back at XDP only while it has an XDP program itself: one that lets everything
+    /// pass.
+    pub fn take_answers(&self) -> Gate {
+        let gate = Gate::new(&Policy::parse("[[scope]]\nname = \"none\"\nport = 1\n").unwrap()).unwrap();
+        inside(&self.clients, || gate.attach("eth", Mode::Native)).unwrap();
+        gate
+    }
+
+    /// A command inside the server's namespace.
+    pub fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.server, program]).current_dir(self.dir.path());
+        command
+    }
+
+    /// Starts an example, whose arguments are all the same, and waits for it to say that it is ready.
+    pub fn serve(&self, program: &str) -> Server {
+        let port = PORT.to_string();
+        let mut command = self.command(program);
+        command.args(["eth", "gate.toml", "web", "10.97.0.1", &port, "cert.pem", "key.pem"]);
+        Server::start(command)
+    }
+
+    /// Whether there is an XDP program on the server's interface.
+    pub fn is_guarded(&self) -> bool {
+        said(Command::new("ip").args(["-d", "-n", &self.server, "link", "show", "dev", "eth"]))
+            .contains("xdp")
+    }
+
+    /// A client's endpoint, in the namespace of clients.
+    pub fn endpoint(&self, idle: Duration) -> Endpoint {
+        let socket = inside(&self.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
+        let mut endpoint =
+            Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime)).unwrap();
+        endpoint.set_default_client_config(self.client_config(idle));
+        endpoint
+    }
+
+    fn client_config(&self, idle: Duration) -> quinn::ClientConfig {
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(self.certificate.clone()).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![b"hello".to_vec()];
+        let tls = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
+        let mut config = quinn::ClientConfig::new(Arc::new(tls));
+        let mut transport = quinn::TransportConfig::default();
+        transport.max_idle_timeout(Some(idle.try_into().unwrap()));
+        config.transport_config(Arc::new(transport));
+        config
+    }
+
+    /// A new connection, which fails when nothing is heard for `idle`.
+    pub async fn connect(&self, idle: Duration) -> Result<Connection, ConnectionError> {
+        self.endpoint(idle).connect(SocketAddr::new(SERVER, PORT), "localhost").unwrap().await
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for namespace in [&self.server, &self.clients] {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
+        }
+    }
+}
+
+/// Asks on a stream of its own, and checks the answer.
+pub async fn hello(connection: &Connection) {
+    let (mut send, mut recv) = connection.open_bi().await.unwrap();
+    send.write_all(b"who is there?").await.unwrap();
+    send.finish().unwrap();
+    assert_eq!(recv.read_to_end(100).await.unwrap(), b"hello\n");
+}
+
+/// What every example has to show, with a quota of 2: the third connection is refused, the first two are not hurt,
+/// and when one goes there is room for another.
+pub async fn quota_of_two_holds(site: &Site) {
+    const LONG: Duration = Duration::from_secs(60);
+    const SHORT: Duration = Duration::from_secs(2);
+    let first = site.connect(LONG).await.expect("the first");
+    hello(&first).await;
+    let second = site.connect(LONG).await.expect("the second");
+    hello(&second).await;
+    assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+    hello(&first).await;
+    hello(&second).await;
+    first.close(0u8.into(), b"");
+    let start = Instant::now();
+    let third = loop {
+        match site.connect(SHORT).await {
+            Ok(connection) => break connection,
+            Err(error) => assert!(start.elapsed() < BOUND, "{error}"),
+        }
+    };
+    hello(&third).await;
+    hello(&second).await;
+    assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+}
+
+/// A process that said `ready`; killed when dropped.
+pub struct Server {
+    process: Child,
+    out: BufReader<ChildStdout>,
+}
+
+impl Server {
+    pub fn start(mut command: Command) -> Self {
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        out.read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self { process, out }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    /// Ends it by a signal; returns its exit code and the rest of what it said.
+    pub fn end(mut self, signal: Signal) -> (Option<i32>, String) {
+        self.signal(signal);
+        let status = wait_for("end of the server", || self.process.try_wait().unwrap());
+        let mut rest = String::new();
+        let _ = std::io::Read::read_to_string(&mut self.out, &mut rest);
+        (status.code(), rest)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn ip(arguments: &[&str]) {
+    let output = Command::new("ip").args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "ip {}: {said}", arguments.join(" "));
+}
+
+fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Runs `work` on a thread of its own in a namespace.
+pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
+    std::thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            setns(File::open(format!("/run/netns/{namespace}")).unwrap(), CloneFlags::CLONE_NEWNET).unwrap();
+            work()
+        });
+        done.join().unwrap()
+    })
+}
