@@ -13,10 +13,6 @@
 #define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
 
-/* Functions without `static` are global functions: the verifier walks each once, whoever calls it, which keeps the
- * whole within its limits. It wants to see that their pointers are not NULL.
- */
-
 static __noinline int count_event(enum gate_event event)
 {
 	__u32 key = event;
@@ -244,14 +240,12 @@ static __always_inline __u32 take_id(struct gate_work *work, const struct gate_p
 }
 
 /* Whether it belongs to a live connection, or to a handshake that the server has answered. */
-__noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
+static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_connection *connection;
 	struct gate_opening *opening;
 	int is_short, has_id;
 
-	if (!work || !policy)
-		return 0;
 	is_short = work->packet.kind == QUIC_SHORT;
 	has_id = take_id(work, policy) != 0;
 	if (has_id) {
@@ -320,12 +314,10 @@ static __always_inline int has_openings(const struct gate_work *work, const stru
 }
 
 /* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
-__noinline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
+static __noinline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_opening *opening;
 
-	if (!work || !policy)
-		return -1;
 	work->is_new = 1;
 	if (has_openings(work, policy)) {
 		opening = bpf_map_lookup_elem(&openings, &work->id);
@@ -370,12 +362,10 @@ static __always_inline int is_reflected(const struct gate_packet *packet, const 
 }
 
 /* Unknown clients share buckets. That comes before anything is remembered of one. */
-__noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
+static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;
 
-	if (!work || !policy)
-		return GATE_RULES;
 	if (!mode_of(policy, GATE_UNKNOWN_INITIALS) && !mode_of(policy, GATE_UNKNOWN_PACKETS) &&
 	    !mode_of(policy, GATE_UNKNOWN_BYTES))
 		return GATE_RULES;
@@ -387,12 +377,10 @@ __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gat
 	return check_rates(work, policy, &state->unknown, policy->unknown, GATE_UNKNOWN_PACKETS);
 }
 
-__noinline enum gate_rule check_client(struct gate_work *work, const struct gate_policy *policy)
+static __noinline enum gate_rule check_client(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_buckets *found;
 
-	if (!work || !policy)
-		return GATE_RULES;
 	if (!(work->is_new && mode_of(policy, GATE_CLIENT_INITIALS)) &&
 	    !mode_of(policy, GATE_CLIENT_PACKETS) && !mode_of(policy, GATE_CLIENT_BYTES))
 		return GATE_RULES;
@@ -443,13 +431,11 @@ static __always_inline int speaks(const struct gate_policy *policy, __be32 versi
 }
 
 /* What no server wants, whoever sends it. */
-__noinline enum gate_rule check_form(struct gate_work *work, const struct gate_policy *policy)
+static __noinline enum gate_rule check_form(struct gate_work *work, const struct gate_policy *policy)
 {
 	const struct gate_packet *packet;
 	__u32 bytes;
 
-	if (!work || !policy)
-		return GATE_RULES;
 	packet = &work->packet;
 	bytes = packet->end - packet->quic_at;
 	if ((packet->kind == QUIC_NOTHING ||
@@ -482,12 +468,12 @@ static __always_inline int check_headers(struct gate_work *work, const struct ga
 }
 
 /* The longest prefix decides; the scope's own list goes before the one for all. 0: in no list. */
-__noinline int find_entry(const struct gate_work *work)
+static __noinline int find_entry(const struct gate_work *work)
 {
 	struct gate_prefix_key key = {.prefix_bits = 32 + 128};
 	__u32 *entry;
 
-	if (!work || !(work->active.lookups & GATE_LOOKUP_PREFIXES))
+	if (!(work->active.lookups & GATE_LOOKUP_PREFIXES))
 		return 0;
 	key.table = bpf_htons(work->active.half | (work->packet.family == 6 ? GATE_TABLE_V6 : 0));
 	key.scope = bpf_htons(work->scope);
@@ -515,12 +501,10 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 }
 
 /* Not 0: it is nobody's. */
-__noinline int find_scope(struct gate_work *work, __u32 found)
+static __noinline int find_scope(struct gate_work *work, __u32 found)
 {
 	__u32 *scope = NULL;
 
-	if (!work)
-		return -1;
 	if (found == FIND_OK)
 		scope = look_up_scope(work, GATE_LOOKUP_BOTH, 1, 1);
 	if (!scope)
@@ -622,13 +606,13 @@ static __noinline int fill_sample(struct gate_sample *to, const struct gate_work
 	return 0;
 }
 
-__noinline int sample(const struct gate_work *work, __u32 reason, __u32 bytes)
+static __noinline int sample(const struct gate_work *work, __u32 reason, __u32 bytes)
 {
 	const struct gate_rate rate = {.cost = config.sample_ticks, .burst = config.sample_ticks};
 	struct gate_state *state;
 	struct gate_sample *to;
 
-	if (!work || !rate.cost)
+	if (!rate.cost)
 		return 0;
 	state = bpf_map_lookup_elem(&states, &work->scope);
 	if (!state || is_over(&state->sample_at, &rate, 1, work->now_ns))
@@ -689,10 +673,8 @@ static __noinline int load_head(struct xdp_md *ctx, struct gate_head *head)
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
 }
 
-__noinline int parse(struct gate_work *work)
+static __noinline int parse(struct gate_work *work)
 {
-	if (!work)
-		return FIND_OTHER;
 	work->packet = (struct gate_packet){};
 	return find_udp(&work->head, &work->packet);
 }
@@ -781,13 +763,23 @@ static __always_inline struct gate_policy *find_tracking(const struct gate_addre
 	return policy && policy->flags & GATE_TRACK ? policy : NULL;
 }
 
+static __always_inline int load_id(struct __sk_buff *skb, __u32 at, struct gate_id *id)
+{
+	__u32 last;
+
+	if (bpf_skb_load_bytes(skb, at, &id->len, 1))
+		return -1;
+	last = (__u32)id->len - 1;
+	OPAQUE(last); /* the check that "not zero" would be does not tell 6.1's verifier the least value */
+	return last < GATE_ID_MAX ? bpf_skb_load_bytes(skb, at + 1, id->bytes, last + 1) : -1;
+}
+
 /* Takes the server's connection ID from an Initial or a Handshake packet. */
 static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struct gate_id *id)
 {
 	struct gate_packet packet = {};
 	struct long_header header;
 	enum quic_kind kind;
-	__u32 len;
 
 	if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)) || !(header.first & QUIC_LONG))
 		return -1;
@@ -796,14 +788,7 @@ static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struc
 	kind = long_kind(&packet);
 	if (kind != QUIC_INITIAL && kind != QUIC_HANDSHAKE)
 		return -1;
-	at += sizeof(header) + header.id_len;
-	if (bpf_skb_load_bytes(skb, at, &id->len, 1))
-		return -1;
-	len = id->len;
-	OPAQUE(len);
-	if (!len || len > GATE_ID_MAX)
-		return -1;
-	return bpf_skb_load_bytes(skb, at + 1, id->bytes, len);
+	return load_id(skb, at + sizeof(header) + header.id_len, id);
 }
 
 SEC("tcx/egress")

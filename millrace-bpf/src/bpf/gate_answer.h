@@ -87,15 +87,13 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 }
 
 /* The original destination ID goes in front, as the pseudo-packet has it, and is not sent. */
-__noinline int make_retry(struct gate_work *work)
+static __noinline int make_retry(struct gate_work *work)
 {
 	struct gate_retry_key *key;
 	struct gate_packet *packet;
 	struct gate_answer *answer;
 	__u32 from, at, second;
 
-	if (!work)
-		return -1;
 	packet = &work->packet;
 	answer = &work->answer;
 	second = packet->version == bpf_htonl(QUIC_VERSION_2);
@@ -120,14 +118,12 @@ __noinline int make_retry(struct gate_work *work)
 	return 0;
 }
 
-__noinline int make_version_negotiation(struct gate_work *work, const struct gate_policy *policy)
+static __noinline int make_version_negotiation(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_packet *packet;
 	struct gate_answer *answer;
 	__u32 at = ANSWER_AT;
 
-	if (!work || !policy)
-		return -1;
 	packet = &work->packet;
 	answer = &work->answer;
 	*answer_at(answer, at) = 0xc0 | (bpf_get_prandom_u32() & 0x3f);

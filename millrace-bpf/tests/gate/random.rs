@@ -1,5 +1,7 @@
 //! Any bytes: the program decides, and never fails.
 
+use std::time::Duration;
+
 use fastrand::Rng;
 use millrace_bpf::gate::rules::Mode;
 use millrace_bpf::gate::{Action, Entry, Gate, Modes, Policy, Rate, Rates, Rule, Rules};
@@ -9,8 +11,9 @@ use crate::{config, root, scope, to_client, to_server};
 
 /// All rules, at random in all modes.
 fn rules(rng: &mut Rng) -> Rules {
-    let rate = Some(Rate::per_second(100, 10));
-    let rates = Rates { initials: rate, packets: rate, bytes: Some(Rate::per_second(100_000, 10_000)) };
+    // Slow enough that a slow machine does not let everything through.
+    let rate = |burst| Some(Rate { amount: 1, per: Duration::from_secs(100), burst });
+    let rates = Rates { initials: rate(10), packets: rate(20), bytes: rate(20_000) };
     let modes =
         Rule::ALL.into_iter().filter(|rule| *rule != Rule::UnknownId).fold(Modes::OFF, |modes, rule| {
             modes.with(rule, [Mode::Off, Mode::Monitor, Mode::Enforce][rng.usize(..3)])
@@ -19,7 +22,7 @@ fn rules(rng: &mut Rng) -> Rules {
         modes,
         quota: Some(rng.u32(..3)),
         answer_versions: rng.bool(),
-        retry_above: rng.bool().then_some(Rate::per_second(10, 1)),
+        retry_above: rng.bool().then_some(Rate::per_second(1, 1)),
         client_rates: rates,
         unknown_rates: rates,
         live_rates: rates,
