@@ -1,6 +1,7 @@
 //! `millrace status`: asks a running relay and shows the answer as tables.
 
 use std::{
+    collections::BTreeMap,
     fmt::Write as _,
     io::{Read, Write as _},
     net::{SocketAddr, TcpStream},
@@ -94,6 +95,13 @@ fn render(status: &Status, before: Option<&Status>) -> String {
         ];
         table(&mut out, &head, status.sessions.iter().map(session_row));
     }
+    let mut by_kernel = status.sessions.iter().filter(|session| session.kernel_copies.is_some()).peekable();
+    if by_kernel.peek().is_some() {
+        let head = ["SESSION", "KERNEL pkt", "SHARE %", "AHEAD", "STALE", "DRY", "UNREGISTERED", "DECLINED"];
+        table(&mut out, &head, by_kernel.map(kernel_row));
+    }
+    outcomes(&mut out, "RECEIVED", &status.engine.received);
+    outcomes(&mut out, "COPIES", &status.engine.copies);
     if !status.tracks.is_empty() {
         let head = ["TRACK", "ALIAS", "PUBLISHERS", "SUBSCRIBERS", "GROUPS", "OBJECTS", "CACHED", "LARGEST"];
         table(&mut out, &head, status.tracks.iter().map(track_row));
@@ -130,15 +138,28 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
         totals.send_calls,
         totals.packets_lost
     );
+    if engine.name == "kernel" {
+        let _ = writeln!(
+            out,
+            "by kernel out {} media packets ({}), {} % of all; {} streams at the moment, {} packets unregistered",
+            totals.kernel.packets,
+            bytes(totals.kernel.bytes),
+            percent(totals.kernel.packets, totals.data_plane.packets),
+            engine.streams,
+            totals.kernel_unregistered
+        );
+    }
     if let Some(before) = before {
         let seconds = (status.uptime_s - before.uptime_s).max(0.001);
         let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
         let _ = writeln!(
             out,
-            "now {:.0} objects/s in, {:.0} media packets/s ({}/s) out",
+            "now {:.0} objects/s in, {:.0} media packets/s ({}/s) out, {:.0} packets/s ({}/s) by kernel",
             rate(totals.objects_received, before.totals.objects_received),
             rate(totals.data_plane.packets, before.totals.data_plane.packets),
-            bytes(rate(totals.data_plane.bytes, before.totals.data_plane.bytes) as u64)
+            bytes(rate(totals.data_plane.bytes, before.totals.data_plane.bytes) as u64),
+            rate(totals.kernel.packets, before.totals.kernel.packets),
+            bytes(rate(totals.kernel.bytes, before.totals.kernel.bytes) as u64)
         );
     }
 }
@@ -176,6 +197,39 @@ fn track_row(track: &Track) -> Vec<String> {
         bytes(track.bytes_cached),
         track.largest.map_or("-".to_owned(), |(group, object)| format!("{group}/{object}")),
     ]
+}
+
+/// What the kernel did for a session, and did not.
+fn kernel_row(session: &Session) -> Vec<String> {
+    let sealed = session.keystreams.unwrap_or_default().sealed;
+    let declined = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
+    let declined: Vec<_> = declined.map(|(reason, count)| format!("{reason} {count}")).collect();
+    vec![
+        session.id.to_string(),
+        session.kernel.packets.to_string(),
+        percent(session.kernel.packets, session.data_plane.packets),
+        sealed.ahead.to_string(),
+        sealed.stale.to_string(),
+        sealed.dry.to_string(),
+        session.kernel_unregistered.to_string(),
+        if declined.is_empty() { "-".to_owned() } else { declined.join(", ") },
+    ]
+}
+
+fn outcomes(out: &mut String, what: &str, counts: &Option<BTreeMap<String, u64>>) {
+    let rows: Vec<_> =
+        counts.iter().flatten().map(|(outcome, count)| vec![outcome.clone(), count.to_string()]).collect();
+    if !rows.is_empty() {
+        table(out, &[what, "PACKETS"], rows.into_iter());
+    }
+}
+
+/// How much of both together is `one`.
+fn percent(one: u64, other: u64) -> String {
+    match one + other {
+        0 => "-".to_owned(),
+        both => format!("{:.1}", one as f64 * 100.0 / both as f64),
+    }
 }
 
 /// Columns as wide as their longest cell; numbers to the right.
@@ -228,7 +282,7 @@ fn span(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Engine, Totals};
+    use crate::relay::status::{Engine, Keystreams, Sent, Supply, Totals};
 
     #[test]
     fn amounts_are_short() {
@@ -248,6 +302,71 @@ mod tests {
         let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
         table(&mut out, &["NAME", "N"], rows.into_iter());
         assert_eq!(out, "\nNAME          N\na             1\nlong name  1000\n");
+    }
+
+    #[test]
+    fn the_kernels_part_is_shown() {
+        let counts = |counts: &[(&str, u64)]| {
+            Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
+        };
+        let sealed = Supply { ahead: 51, stale: 52, dry: 53 };
+        let session = Session {
+            id: 4,
+            kernel: Sent { packets: 300, bytes: 1 },
+            data_plane: Sent { packets: 100, bytes: 1 },
+            kernel_copies: counts(&[("sent", 300), ("window", 5), ("before", 6)]),
+            keystreams: Some(Keystreams { sealed, opened: Supply::default() }),
+            ..session()
+        };
+        let status = Status {
+            engine: Engine {
+                name: "kernel".into(),
+                reason: "attached to eth0 by TCX".into(),
+                streams: 2,
+                received: counts(&[("forwarded", 70), ("no_slot", 8)]),
+                copies: counts(&[("sent", 300)]),
+                ..Engine::default()
+            },
+            totals: Totals { kernel: session.kernel, data_plane: session.data_plane, ..Totals::default() },
+            sessions: vec![session],
+            ..Status::default()
+        };
+        let text = render(&status, None);
+        for part in [
+            "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
+            "4         300     75.0     51     52   53             0  before 6, window 5",
+            "no_slot          8",
+            "sent        300",
+        ] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
+        }
+    }
+
+    fn session() -> Session {
+        Session {
+            id: 1,
+            remote: ([192, 0, 2, 1], 4443).into(),
+            upstream: false,
+            publisher: false,
+            subscriber: true,
+            age_s: 0.0,
+            rtt_us: 0,
+            cwnd: 0,
+            in_flight: 0,
+            path_mtu: 1200,
+            cipher: String::new(),
+            quinn: Sent::default(),
+            data_plane: Sent::default(),
+            kernel: Sent::default(),
+            kernel_copies: None,
+            kernel_unregistered: 0,
+            keystreams: None,
+            packets_lost: 0,
+            bytes_retransmitted: 0,
+            subscriptions: 0,
+            publications: 0,
+            pending: 0,
+        }
     }
 
     #[test]

@@ -193,7 +193,7 @@ static __always_inline enum relay_outcome find_upstream(struct work *work)
 	if (!index)
 		return RELAY_UNKNOWN_ID;
 	work->arrival.upstream = *index;
-	trace_arrival(&work->arrival);
+	trace_arrival(work);
 	return RELAY_FORWARDED;
 }
 
@@ -725,6 +725,7 @@ static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
 		return -1;
 	*entry = (struct cursor_entry){
 		.number = work->cursor.number,
+		.traced_ns = work->arrival.traced_ns,
 		.id = id,
 		.mark = mark,
 		.leg = work->fan.leg,

@@ -60,6 +60,7 @@ struct fan {
 /* Where the fan-out of a packet goes on that was put back into the queue of its interface. */
 struct cursor_entry {
 	__u64 number; /* of the QUIC packet */
+	__u64 traced_ns; /* as in struct arrival */
 	__u32 id;     /* the packet's mark while it waits; 0: nobody's */
 	__u32 mark;   /* that it had, and gets back */
 	__u32 leg;

@@ -5,11 +5,13 @@
 
 #include "relay_state.h"
 
-/* A packet of an upstream arrived. */
-static __always_inline void trace_arrival(struct arrival *arrival)
+/* A packet of an upstream arrived, or came back for a further run. */
+static __always_inline void trace_arrival(struct work *work)
 {
-	if (tracing.every)
-		arrival->traced_ns = bpf_ktime_get_ns();
+	if (work->cursor.id)
+		work->arrival.traced_ns = work->cursor.traced_ns;
+	else if (tracing.every)
+		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
 
 /* Its number is known: whether it is in the sample. */
@@ -72,14 +74,14 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	return send_event(&event);
 }
 
-/* All of it has been dealt with. To be called for traced packets only. Where it just became copies, they tell. */
+/* All of it has been dealt with. To be called for traced packets only. Where it just became copies, or will, they tell. */
 int trace_packet(struct work *work, __u32 outcome)
 {
 	__u32 session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
 	struct relay_event event;
 
-	if (!work || outcome == RELAY_FORWARDED)
+	if (!work || outcome == RELAY_FORWARDED || outcome == RELAY_CONTINUED)
 		return 0;
 	index = work->arrival.upstream;
 	upstream = bpf_map_lookup_elem(&upstreams, &index);

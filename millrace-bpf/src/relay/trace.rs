@@ -38,7 +38,8 @@ pub struct Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// A packet that did not just become copies: [`Outcome::Forwarded`] is left to them to tell.
+    /// A packet that did not just become copies: [`Outcome::Forwarded`] and [`Outcome::Continued`] are left
+    /// to them to tell.
     Packet {
         outcome: Outcome,
         /// UDP payload, bytes.

@@ -106,6 +106,11 @@ impl Connection {
         self.shared.kernel_outcomes()
     }
 
+    /// Packets that the kernel sent without saying so: there must be none.
+    pub fn kernel_unregistered(&self) -> Option<u64> {
+        self.shared.kernel_unregistered()
+    }
+
     /// Where the keystreams of packets came from that the kernel sealed, and of those that it opened.
     pub fn kernel_keystreams(&self) -> Option<[Supplies; 2]> {
         self.shared.kernel_keystreams()

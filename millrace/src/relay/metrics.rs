@@ -46,6 +46,26 @@ impl Snapshot {
         })?;
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
+        out.gauge("trace_viewers", "Who watches single packets", None, self.0.trace_viewers)?;
+        out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
+        out.labelled(
+            "kernel_interface_attached",
+            "Whether the kernel engine is attached",
+            MetricType::Gauge,
+            |family| {
+                self.0.engine.interfaces.iter().try_for_each(|one| {
+                    let labels = [("interface", one.name.as_str())];
+                    ConstGauge::new(i64::from(one.mechanism.is_some())).encode(family.encode_family(&labels)?)
+                })
+            },
+        )?;
+        let unregistered = self.0.totals.kernel_unregistered;
+        out.gauge(
+            "kernel_unregistered",
+            "Packets that the kernel sent without saying so",
+            None,
+            unregistered,
+        )?;
         out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
         out.gauge("tracks", "Known tracks", None, tracks.len() as u64)?;
         out.gauge("subscriptions", "Open subscriptions and fetches", None, sum(|s| s.subscriptions))?;
@@ -164,7 +184,7 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Cache, Supply, Totals};
+    use crate::relay::status::{Cache, Interface, Supply, Totals};
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -173,6 +193,11 @@ mod tests {
             engine: Engine {
                 name: "user".into(),
                 copies: Some([("window".to_owned(), 6)].into()),
+                interfaces: vec![Interface {
+                    name: "eth0".into(),
+                    mechanism: Some("TCX".into()),
+                    detached: None,
+                }],
                 ..Engine::default()
             },
             uptime_s: 2.5,
@@ -198,6 +223,8 @@ mod tests {
             r#"millrace_relay_packets_sent_total{sender="data_plane"} 9"#,
             r#"millrace_relay_sent_bytes_total{sender="data_plane"} 900"#,
             r#"millrace_relay_packets_sent_total{sender="kernel"} 0"#,
+            r#"millrace_relay_kernel_interface_attached{interface="eth0"} 1"#,
+            "millrace_relay_kernel_unregistered 0",
             r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
             r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
             r#"millrace_relay_drops_total{reason="evicted"} 4"#,

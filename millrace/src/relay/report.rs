@@ -19,7 +19,7 @@ use super::{
     session::Session,
     status::{self, Sent, Status, StatusSource, Totals},
 };
-use crate::engine::kernel::Supplies;
+use crate::engine::kernel::{Attached, Supplies};
 
 /// What closed sessions leave behind.
 #[derive(Default)]
@@ -61,6 +61,7 @@ impl Sums {
         totals.data_plane.bytes += seam.data_plane_bytes;
         totals.kernel.packets += stats.elsewhere_packets;
         totals.kernel.bytes += stats.elsewhere_bytes;
+        totals.kernel_unregistered += session.connection.kernel_unregistered().unwrap_or_default();
         if let Some(keystreams) = keystreams(session) {
             totals.keystreams.sealed.add(keystreams.sealed);
             totals.keystreams.opened.add(keystreams.opened);
@@ -128,6 +129,7 @@ impl Shared {
                 evicted: usage.evicted,
             },
             drops: self.drops(&sums),
+            trace_viewers: self.tracer.viewers() as u64,
             totals: self.totals(&sums, sessions.len() as u64),
             sessions: shown,
             tracks,
@@ -141,6 +143,9 @@ impl Shared {
         status::Engine {
             name: name.to_owned(),
             reason,
+            interfaces: kernel
+                .map(|kernel| kernel.attached().iter().map(interface).collect())
+                .unwrap_or_default(),
             streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
             received: counters
                 .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
@@ -208,7 +213,16 @@ fn keystreams(session: &Session) -> Option<status::Keystreams> {
     Some(status::Keystreams { sealed, opened })
 }
 
+fn interface(attached: &Attached) -> status::Interface {
+    status::Interface {
+        name: attached.interface.clone(),
+        mechanism: attached.by.as_ref().ok().map(ToString::to_string),
+        detached: attached.by.as_ref().err().cloned(),
+    }
+}
+
 fn describe(session: &Session) -> status::Session {
+    let unregistered = session.connection.kernel_unregistered();
     let stats = session.connection.downstream().stats();
     let seam = session.connection.stats();
     let path = session.connection.quic.stats().path;
@@ -229,6 +243,7 @@ fn describe(session: &Session) -> status::Session {
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
         kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
         kernel_copies: session.connection.kernel_outcomes().map(|all| outcomes(all, |count| count)),
+        kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: keystreams(session),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,

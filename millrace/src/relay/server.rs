@@ -53,7 +53,7 @@ pub struct Server {
 pub(super) struct Shared {
     pub config: Config,
     pub hub: Arc<Hub>,
-    pub engine: Engine,
+    pub engine: Arc<Engine>,
     pub endpoints: Vec<Endpoint>,
     pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub since: Instant,
@@ -85,7 +85,7 @@ impl Server {
     /// # Errors
     /// An address cannot be had, the TLS settings are not usable, or the engine cannot run here.
     pub fn start(config: Config, identity: Identity) -> Result<Self, StartError> {
-        let engine = Engine::start(&config)?;
+        let engine = Arc::new(Engine::start(&config)?);
         let tap = Arc::<quic::Tap>::default();
         let endpoint_config = quic::Config {
             kernel: engine.kernel.clone(),
@@ -108,9 +108,7 @@ impl Server {
             request_timeout: REQUEST_TIMEOUT,
         };
         let hub = Arc::new(Hub::new(limits, cache));
-        let (name, reason) = engine.describe();
-        let named = (name.to_owned(), reason);
-        let tracer = Tracer::new(Arc::clone(&hub), engine.kernel.clone(), named, tap);
+        let tracer = Tracer::new(Arc::clone(&hub), Arc::clone(&engine), tap);
         let shared = Arc::new(Shared {
             config,
             hub,

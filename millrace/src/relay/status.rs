@@ -24,6 +24,9 @@ pub struct Status {
     pub cache: Cache,
     /// What was not forwarded, by reason, since start.
     pub drops: BTreeMap<String, u64>,
+    /// Who watches single packets at the moment.
+    #[serde(default)]
+    pub trace_viewers: u64,
     pub totals: Totals,
 }
 
@@ -34,6 +37,9 @@ pub struct Engine {
     pub name: String,
     /// Why this one.
     pub reason: String,
+    /// Where the kernel engine is to forward from.
+    #[serde(default)]
+    pub interfaces: Vec<Interface>,
     /// Streams to subscribers that the kernel sends on at the moment.
     #[serde(default)]
     pub streams: u64,
@@ -46,6 +52,16 @@ pub struct Engine {
     /// Runs that went on with a packet which becomes more copies than fit one run, by how they ended.
     #[serde(default)]
     pub further_runs: Option<BTreeMap<String, u64>>,
+}
+
+/// An interface that media is forwarded from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    pub name: String,
+    /// `TCX` or `clsact`, where it is attached to.
+    pub mechanism: Option<String>,
+    /// Why it is not.
+    pub detached: Option<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -78,6 +94,9 @@ pub struct Session {
     /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
+    /// Packets that the kernel sent without registering them: always 0.
+    #[serde(default)]
+    pub kernel_unregistered: u64,
     /// Packets that the kernel sealed and opened by where their keystream came from; none: it never does either.
     #[serde(default)]
     pub keystreams: Option<Keystreams>,
@@ -166,6 +185,8 @@ pub struct Totals {
     pub quinn: Sent,
     pub data_plane: Sent,
     pub kernel: Sent,
+    /// Packets that the kernel sent without registering them: always 0.
+    pub kernel_unregistered: u64,
     pub keystreams: Keystreams,
     pub packets_lost: u64,
     pub bytes_retransmitted: u64,

@@ -10,6 +10,7 @@ mod net;
 mod peer;
 #[path = "../support/site.rs"]
 mod site;
+mod trace;
 
 use std::sync::Mutex;
 

@@ -332,6 +332,17 @@ impl Shared {
         Some(outcomes.map(|outcome| (outcome.name(), downstream.outcome(outcome))).collect())
     }
 
+    /// Packets that the kernel sent without saying so. There are none but those that another CPU registers this moment.
+    pub(in crate::quic) fn kernel_unregistered(&self) -> Option<u64> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let downstream = &state.kernel.as_ref()?.line.downstream;
+        let counted = [bpf::LegOutcome::Sent, bpf::LegOutcome::Lost];
+        let sent: u64 = counted.map(|outcome| downstream.outcome(outcome)).iter().sum();
+        self.take_in(state, Instant::now());
+        Some(sent.saturating_sub(state.downstream.stats().elsewhere_packets))
+    }
+
     /// Where the keystreams of packets came from that the kernel sealed, and of those that it opened.
     pub(in crate::quic) fn kernel_keystreams(&self) -> Option<[Supplies; 2]> {
         let state = self.state.lock();

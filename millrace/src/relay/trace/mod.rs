@@ -29,11 +29,8 @@ use tokio::{
 };
 
 use self::event::{Clock, Event, Place, Raw};
-use super::hub::Hub;
-use crate::{
-    engine::kernel::Kernel,
-    quic::{Tap, monotonic_ns},
-};
+use super::{engine::Engine, hub::Hub};
+use crate::quic::{Tap, monotonic_ns};
 
 /// How often events are collected.
 const TICK: Duration = Duration::from_millis(20);
@@ -103,9 +100,7 @@ pub struct TooMany;
 /// The source of `/trace`.
 pub struct Tracer {
     hub: Arc<Hub>,
-    kernel: Option<Arc<Kernel>>,
-    /// Name of the engine, and why it is this one.
-    engine: (String, String),
+    engine: Arc<Engine>,
     tap: Arc<Tap>,
     state: Mutex<State>,
 }
@@ -140,13 +135,8 @@ enum Item {
 }
 
 impl Tracer {
-    pub fn new(
-        hub: Arc<Hub>,
-        kernel: Option<Arc<Kernel>>,
-        engine: (String, String),
-        tap: Arc<Tap>,
-    ) -> Arc<Self> {
-        Arc::new(Self { hub, kernel, engine, tap, state: Mutex::default() })
+    pub fn new(hub: Arc<Hub>, engine: Arc<Engine>, tap: Arc<Tap>) -> Arc<Self> {
+        Arc::new(Self { hub, engine, tap, state: Mutex::default() })
     }
 
     /// Starts to watch, until the result is dropped. Within a tokio runtime.
@@ -170,6 +160,10 @@ impl Tracer {
         Ok(Watch { start: Some(start), events, lost, clock: Clock::start(), items: Vec::new() })
     }
 
+    pub fn viewers(&self) -> usize {
+        self.state.lock().viewers.iter().filter(|viewer| !viewer.events.is_closed()).count()
+    }
+
     /// The relay ends: so do all lines.
     pub fn stop(&self) {
         self.state.lock().viewers.clear();
@@ -177,7 +171,8 @@ impl Tracer {
 
     fn start_line(&self, wanted: &Wanted) -> Event {
         let mut notes = Vec::new();
-        if self.kernel.is_none() {
+        let (engine, reason) = self.engine.describe();
+        if engine == "user" {
             notes.push(
                 "engine user: what arrives is opened by the QUIC stack and cannot be seen here".to_owned(),
             );
@@ -185,8 +180,7 @@ impl Tracer {
         if let Some(track) = wanted.track.as_ref().filter(|track| self.number(track).is_none()) {
             notes.push(format!("there is no track {track} yet"));
         }
-        let (engine, reason) = self.engine.clone();
-        Event::Start { engine, reason, notes }
+        Event::Start { engine: engine.to_owned(), reason, notes }
     }
 
     /// The number of a track in events.
@@ -231,7 +225,7 @@ impl Tracer {
 
     fn collect(&self) -> (Vec<Raw>, (u64, u64)) {
         let mut events = Vec::new();
-        let kernel = self.kernel.as_ref();
+        let kernel = self.engine.kernel.as_ref();
         let kernel_lost =
             kernel.map_or(0, |kernel| kernel.drain_events(|event| events.push(Raw::Kernel(event))));
         let (pieces, tap_lost) = self.tap.take();
@@ -278,7 +272,7 @@ impl Tracer {
         if all != state.told {
             state.told = all;
             self.tap.set(all);
-            self.kernel.iter().for_each(|kernel| kernel.set_tracing(all));
+            self.engine.kernel.iter().for_each(|kernel| kernel.set_tracing(all));
         }
     }
 }

@@ -7,7 +7,10 @@ use millrace_proto::relay::{
 };
 
 use super::{
-    super::hub::Limits,
+    super::{
+        config::{Config, Settings},
+        hub::Limits,
+    },
     event::{Carries, Userspace},
     *,
 };
@@ -25,7 +28,9 @@ pub fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
     };
     let tap = Arc::<Tap>::default();
     let hub = Arc::new(Hub::new(limits, cache));
-    (Tracer::new(hub, None, ("user".into(), "as configured".into()), Arc::clone(&tap)), tap)
+    let config = Config::new(Settings::default(), None).unwrap();
+    let engine = Arc::new(Engine::start(&config).unwrap());
+    (Tracer::new(hub, engine, Arc::clone(&tap)), tap)
 }
 
 fn send(tap: &Tap, session: u32, number: u64) {

@@ -1,0 +1,272 @@
+//! `millrace trace` beside the counters of the relay.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    io::{BufRead, BufReader},
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex},
+    thread::JoinHandle,
+};
+
+use millrace::relay::{
+    config::EngineChoice,
+    http,
+    status::{Session, StatusSource},
+    trace::event::{Carries, Event, Media},
+};
+
+use crate::{
+    needs_root,
+    net::{Cast, Net, SHOW, Show, cast, futures_join, play, subscribers, until},
+};
+
+/// `millrace trace --json` as a process; killed when dropped.
+struct Viewer {
+    process: Child,
+    events: Arc<Mutex<Vec<Event>>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Viewer {
+    /// Returns when it sees everything from now on.
+    fn new(http: SocketAddr, args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["trace", "--json", &format!("--http={http}")]).args(args);
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let event = |line: std::io::Result<String>| serde_json::from_str::<Event>(&line.unwrap()).unwrap();
+        let events = Arc::new(Mutex::new(vec![event(lines.next().expect("a start line"))]));
+        let sink = Arc::clone(&events);
+        let reader =
+            std::thread::spawn(move || lines.map(event).for_each(|event| sink.lock().unwrap().push(event)));
+        Self { process, events, reader: Some(reader) }
+    }
+
+    fn events(&self) -> Vec<Event> {
+        self.events.lock().unwrap().clone()
+    }
+
+    /// Waits for it to end by itself.
+    fn all(mut self) -> Vec<Event> {
+        self.reader.take().unwrap().join().unwrap();
+        assert!(self.process.wait().unwrap().success());
+        self.events()
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        let _ = self.process.kill(); // it may have ended
+        let _ = self.process.wait();
+    }
+}
+
+fn serve_http(net: &Net) -> http::Server {
+    let source = Arc::clone(&net.server) as Arc<dyn StatusSource>;
+    let tracer = Arc::clone(net.server.tracer());
+    net.run(http::start(([127, 0, 0, 1], 0).into(), source, tracer)).unwrap()
+}
+
+fn session_of(net: &Net, node: &str) -> Session {
+    let ip = net.lab.node(node).unwrap().addr_v4();
+    net.status().sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
+}
+
+/// What a trace says, in the terms of the counters.
+#[derive(Debug, Default, PartialEq)]
+struct Counted {
+    copies: BTreeMap<String, u64>,
+    by_kernel: u64,
+    by_userspace: u64,
+}
+
+impl Counted {
+    fn of(events: &[Event]) -> Self {
+        let mut counted = Self::default();
+        let mut numbers = HashSet::new();
+        for event in events {
+            match event {
+                Event::Copy(copy) => {
+                    counted.by_kernel += u64::from(copy.number.is_some());
+                    *counted.copies.entry(copy.outcome.clone()).or_default() += 1;
+                }
+                Event::Sent(sent) => drop(numbers.insert(sent.number)),
+                _ => {}
+            }
+        }
+        counted.by_userspace = numbers.len() as u64;
+        counted
+    }
+
+    /// Those of a session that was like `before` when the trace began.
+    fn by(session: &Session, before: &Session) -> Self {
+        Self {
+            copies: session.kernel_copies.clone().unwrap_or_default(),
+            by_kernel: session.kernel.packets - before.kernel.packets,
+            by_userspace: session.data_plane.packets - before.data_plane.packets,
+        }
+    }
+}
+
+/// Packet number, if it left, and what it carried.
+fn sending(event: &Event) -> Option<(Option<u64>, &Media)> {
+    match event {
+        Event::Copy(copy) => Some((copy.number, &copy.media)),
+        Event::Sent(sent) => Some((Some(sent.number), &sent.media)),
+        _ => None,
+    }
+}
+
+/// No number is used twice: pieces of one packet follow each other, and come from userspace.
+fn assert_unique(events: &[Event]) {
+    let (mut numbers, mut last) = (HashSet::new(), None);
+    for event in events {
+        let Some((Some(number), _)) = sending(event) else { continue };
+        let same_packet = matches!(event, Event::Sent(_)) && last == Some(number);
+        assert!(numbers.insert(number) || same_packet, "{number} again: {event:?}");
+        last = matches!(event, Event::Sent(_)).then_some(number);
+    }
+}
+
+/// What was sent of each stream, in order of offsets.
+fn sent_ranges(events: &[Event]) -> BTreeMap<u64, Vec<(u64, u64, bool)>> {
+    let mut streams = BTreeMap::<u64, Vec<_>>::new();
+    for (number, media) in events.iter().filter_map(sending) {
+        if let (Some(_), Some(stream), Some(offset), Some(len)) =
+            (number, media.stream, media.offset, media.len)
+        {
+            streams.entry(stream).or_default().push((offset, offset + u64::from(len), media.fin));
+        }
+    }
+    streams.values_mut().for_each(|ranges| ranges.sort_unstable());
+    streams
+}
+
+/// Each stream from its beginning to its FIN, without a gap.
+fn assert_complete(events: &[Event], streams: u64) {
+    let sent = sent_ranges(events);
+    assert_eq!(sent.len() as u64, streams);
+    for (stream, ranges) in sent {
+        let end = ranges.iter().fold(0, |end, (from, to, _)| {
+            assert!(*from <= end, "stream {stream}: nothing of {end} to {from}");
+            end.max(*to)
+        });
+        let fin = ranges.iter().find(|(_, _, fin)| *fin).map(|(_, to, _)| *to);
+        assert_eq!(fin, Some(end), "stream {stream}");
+    }
+}
+
+/// A repair fills a hole: something behind it had been sent. Returns how many sent bytes again that the trace has
+/// seen sent before.
+fn check_repairs(events: &[Event]) -> usize {
+    let mut again = 0;
+    for (at, event) in events.iter().enumerate() {
+        let Event::Sent(repair) = event else { continue };
+        let (Carries::Repair, Some(from), Some(len)) =
+            (repair.carries, repair.media.offset, repair.media.len)
+        else {
+            continue;
+        };
+        let earlier = events[..at].iter().filter_map(sending).filter_map(|(number, media)| {
+            let from = media.offset.filter(|_| number.is_some() && media.stream == repair.media.stream)?;
+            Some((from, from + u64::from(media.len?)))
+        });
+        let earlier: Vec<_> = earlier.collect();
+        assert!(earlier.iter().any(|(_, to)| *to >= from + u64::from(len)), "no hole: {repair:?}");
+        again += usize::from(earlier.iter().any(|(begin, to)| *begin <= from && *to > from));
+    }
+    again
+}
+
+#[test]
+fn a_trace_of_a_session_says_what_the_counters_say() {
+    needs_root!(a_trace_of_a_session_says_what_the_counters_say);
+    for engine in [EngineChoice::Kernel, EngineChoice::User] {
+        let net = Net::new(2, true, |config| config.engine = engine);
+        let http = serve_http(&net);
+        let Cast { publisher, subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
+        let before = session_of(&net, "sub1");
+        let viewer = Viewer::new(http.local_addr, &["--session", &before.id.to_string()]);
+        net.impair("relay-sub1", "loss=5%");
+        let show = Show { groups: 6, ..SHOW };
+        let _subscribers = net.run(async {
+            let receiving = subscribers.into_iter().map(|subscriber| show.receive(subscriber)).collect();
+            tokio::join!(show.publish(&publisher, 7, |_| {}), futures_join(receiving)).1
+        });
+        let counted = || (Counted::of(&viewer.events()), Counted::by(&session_of(&net, "sub1"), &before));
+        let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
+        until("everything acknowledged", quiet);
+        until("the trace as complete as the counters", || {
+            let (trace, counters) = counted();
+            trace == counters
+        });
+
+        let events = viewer.events();
+        let Event::Start { engine: name, notes, .. } = &events[0] else { panic!("{:?}", events[0]) };
+        assert_eq!(*name, net.status().engine.name);
+        assert_eq!(notes.is_empty(), engine == EngineChoice::Kernel, "{notes:?}");
+        let lost = events.iter().filter(|event| matches!(event, Event::Lost { .. })).count();
+        assert_eq!(lost, 0);
+        assert_unique(&events);
+        assert_complete(&events, show.groups);
+        assert!(check_repairs(&events) > 0, "5 % were lost");
+        let publisher = session_of(&net, "pub").id as u32;
+        for event in &events {
+            let (subscriber, media) = match event {
+                Event::Copy(copy) => {
+                    assert_eq!(copy.publisher, publisher);
+                    (copy.subscriber, &copy.media)
+                }
+                Event::Sent(sent) if sent.media.stream.is_some() => (sent.subscriber, &sent.media),
+                _ => continue,
+            };
+            assert_eq!(u64::from(subscriber), before.id);
+            assert_eq!(media.track.as_deref(), Some("live-cam--video"));
+            assert!(media.group.unwrap() < show.groups);
+        }
+        let counted = Counted::of(&events);
+        let kernel = engine == EngineChoice::Kernel;
+        assert_eq!(counted.by_kernel > 20, kernel, "{counted:?}");
+
+        // Killed, it leaves nothing switched on.
+        assert_eq!(net.status().trace_viewers, 1);
+        drop(viewer);
+        until("nobody watching", || net.status().trace_viewers == 0);
+    }
+}
+
+#[test]
+fn viewers_choose_and_end_by_themselves() {
+    needs_root!(viewers_choose_and_end_by_themselves);
+    let net = Net::new(2, false, |_| {});
+    let http = serve_http(&net);
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let ids = ["sub1", "sub2"].map(|node| session_of(&net, node).id as u32);
+    let view = |args: &[&str]| Viewer::new(http.local_addr, args);
+    let sampled = view(&["--track=live/cam/video", "--sample=4", "--count=60"]);
+    let other = view(&["--track=live/cam/audio", "--duration=1"]);
+    let status = play(&net, cast, &SHOW, |_| {});
+    assert!(subscribers(&status).all(|session| session.kernel_unregistered == 0), "{status:#?}");
+
+    let events = sampled.all();
+    let shown = events.iter().filter(|event| !matches!(event, Event::Start { .. } | Event::Lost { .. }));
+    assert_eq!(shown.count(), 60);
+    let mut seen = HashSet::new();
+    for event in &events {
+        match event {
+            Event::Copy(copy) => {
+                assert_eq!(copy.received % 4, 0);
+                seen.insert(copy.subscriber);
+            }
+            Event::Sent(sent) => assert_eq!(sent.number % 4, 0),
+            Event::Start { .. } => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(seen, ids.into(), "both subscribers, by their numbers in the status");
+
+    let events = other.all();
+    let [Event::Start { notes, .. }] = &events[..] else { panic!("{events:?}") };
+    assert!(notes[0].contains("live-cam--audio"), "{notes:?}");
+}
