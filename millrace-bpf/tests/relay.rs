@@ -7,6 +7,7 @@ mod net;
 mod quic;
 
 use std::net::{SocketAddr, UdpSocket};
+use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use fastrand::Rng;
@@ -14,7 +15,7 @@ use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::probe::{self, Probe};
 use millrace_bpf::relay::{
     Compute, Config, Downstream, Forwarded, FurtherRun, Leg, LegKey, LegOutcome, Outcome, Path, Relay, Slot,
-    Supply, Upstream, Want,
+    Supply, Tracing, Upstream, Want, What,
 };
 use millrace_proto::quic::keys::Suite;
 use net::{Capture, Network, RawSender, address, inside};
@@ -658,6 +659,43 @@ fn what_is_left_after_the_last_run_is_for_userspace() {
     scene.expect(&[chunk], &forwarded);
     let counters = scene.relay.counters().expect("counters");
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [0, 1, 1]);
+}
+
+#[test]
+fn all_runs_of_a_packet_are_traced_or_none() {
+    if !root("all_runs_of_a_packet_are_traced_or_none") {
+        return;
+    }
+    let network = Network::new("trc");
+    let config =
+        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 2, max_runs: 3, ..Config::default() };
+    let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::ChaCha20Poly1305, 7, 1);
+    attach(&network, &scene.relay, "west");
+    let every = NonZero::new(2).expect("not 0");
+    scene.relay.set_tracing(Some(Tracing { every, track: None, session: None }));
+    for number in 0..4 {
+        let frames = scene.chunk(100).encode();
+        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+        let mut events = Vec::new();
+        assert_eq!(scene.relay.drain_events(|event| events.push(event)), 0);
+        if number % 2 == 1 {
+            assert_eq!(events, []);
+            continue;
+        }
+        let What::Packet { outcome: Outcome::OverBudget, .. } = events.pop().expect("the last run").what
+        else {
+            panic!("{events:?}");
+        };
+        assert!(
+            events.iter().all(|event| event.received == number && event.arrived_ns == events[0].arrived_ns)
+        );
+        let sent = events.iter().map(|event| match event.what {
+            What::Copy { outcome: LegOutcome::Sent, sent: Some(sent), .. } => sent,
+            other => panic!("{other:?}"),
+        });
+        assert!(sent.eq(forwarded.iter().map(|packet| (packet.number, packet.size))));
+        assert_eq!(forwarded.len(), 6);
+    }
 }
 
 #[test]
