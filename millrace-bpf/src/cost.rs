@@ -198,9 +198,10 @@ impl Cost {
             (true, Some(Method::SystemCalls)) => &[Some(Method::SystemCalls)],
             (true, None) => &[Some(Method::Functions), Some(Method::SystemCalls)],
         };
+        let kernel = Kernel::read().map_err(|source| Error::Memory { what: "symbols", source })?;
         let mut refused = None;
         for method in methods {
-            match Self::load_with(config, *method) {
+            match Self::load_with(config, *method, &kernel) {
                 Ok(mut cost) => {
                     cost.refused = refused.map(|error: Error| error.to_string());
                     return Ok(cost);
@@ -211,10 +212,9 @@ impl Cost {
         Err(refused.unwrap_or(Error::Config("no method to time calls")))
     }
 
-    fn load_with(config: &Config, method: Option<Method>) -> Result<Self, Error> {
+    fn load_with(config: &Config, method: Option<Method>, kernel: &Kernel) -> Result<Self, Error> {
         let cpus = cpus()?;
         let half_bytes = config.buffer_bytes.clamp(1 << 13, 1 << 24).next_multiple_of(4096);
-        let kernel = Kernel::read().map_err(|source| Error::Memory { what: "symbols", source })?;
         let points = if method == Some(Method::Functions) { kernel.points() } else { Vec::new() };
         let tracepoints = kernel.tracepoints(method);
         let ring_bytes = match config.transport {

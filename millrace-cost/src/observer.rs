@@ -387,27 +387,28 @@ fn statistics(config: &Config, missing: &mut Vec<Missing>) -> Option<Statistics>
         .ok()
 }
 
-/// What timing at system calls does not see.
+/// What timing at system calls does not see, and why it is not done at functions.
 fn missing_by_method(cost: &Cost) -> Vec<Missing> {
     if cost.method() != Some(cost::Method::SystemCalls) {
         return Vec::new();
     }
-    let why = cost.refused().map_or_else(String::new, |refused| {
-        format!("; calls are timed at functions otherwise, but {}", refused.lines().next().unwrap_or(refused))
+    let refused = cost.refused().and_then(|reason| reason.lines().next()).map(|reason| Missing {
+        event: None,
+        what: "timing at functions".to_owned(),
+        reason: reason.to_owned(),
     });
-    let both = [Event::Send, Event::Receive].into_iter();
-    both.flat_map(|event| {
+    let of_calls = [Event::Send, Event::Receive].into_iter().flat_map(|event| {
         [
-            ("sockets of the kernel itself", "they make no system calls"),
-            ("io_uring requests that had to wait", "only their first try is seen"),
+            ("sockets of the kernel itself", "timing at system calls does not see them"),
+            ("io_uring requests that had to wait", "timing at system calls sees their first try only"),
         ]
         .map(|(what, reason)| Missing {
             event: Some(event),
             what: what.to_owned(),
-            reason: format!("{reason}{why}"),
+            reason: reason.to_owned(),
         })
-    })
-    .collect()
+    });
+    refused.into_iter().chain(of_calls).collect()
 }
 
 /// Counts one record.

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod client;
+pub mod cost;
 pub mod engine;
 pub mod lab;
 pub mod quic;

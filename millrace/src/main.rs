@@ -3,7 +3,7 @@
 use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use millrace::{bench, client, lab, relay, status, trace};
+use millrace::{bench, client, cost, lab, relay, status, trace};
 
 /// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
 #[derive(Parser)]
@@ -26,6 +26,8 @@ enum Command {
     Status(status::Args),
     /// Show what happens to single packets in a running relay
     Trace(trace::Args),
+    /// Show what the kernel's networking costs: which share of each CPU, which part of the stack, for whom
+    Cost(cost::Args),
     /// Make networks out of namespaces and emulated links
     Lab(lab::Args),
     /// Measure Millrace and other relays
@@ -39,6 +41,7 @@ fn main() -> ExitCode {
         Command::Subscribe(args) => client::subscribe::run(args),
         Command::Status(args) => status::run(args),
         Command::Trace(args) => trace::run(args),
+        Command::Cost(args) => cost::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
     };

@@ -1,0 +1,291 @@
+//! The live view on a terminal.
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_cost::report::Report;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+use super::table::Table;
+use super::text;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Answer {
+    Continue,
+    Quit,
+}
+
+/// The terminal's other screen, without echo; as it was when dropped.
+pub(super) struct Terminal {
+    before: Termios,
+    /// A terminal that is left as it is would be of no use after SIGTERM.
+    signals: SignalFd,
+    report: Option<Arc<Report>>,
+    view: View,
+}
+
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+/// To the top left; what is below and to the right is overwritten line by line, so that nothing flickers.
+const HOME: &str = "\x1b[H";
+const END_OF_LINE: &str = "\x1b[K\r\n";
+const END_OF_SCREEN: &str = "\x1b[J";
+const BOLD: &str = "\x1b[1m";
+const REVERSE: &str = "\x1b[7m";
+const PLAIN: &str = "\x1b[0m";
+
+impl Terminal {
+    pub fn open() -> anyhow::Result<Self> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            set.add(signal);
+        }
+        set.thread_block()?;
+        let signals = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)?;
+        let before = tcgetattr(io::stdin())?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
+        let mut terminal = Self { before, signals, report: None, view: View::default() };
+        terminal.write(ENTER)?;
+        terminal.draw()?;
+        Ok(terminal)
+    }
+
+    /// Answers to keys for `time`.
+    pub fn wait(&mut self, time: Duration) -> anyhow::Result<Answer> {
+        let stdin = io::stdin();
+        let mut ready = [
+            PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+        ];
+        poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO))?;
+        let [key, signal] = ready.map(|fd| fd.any().unwrap_or(false));
+        if signal {
+            return Ok(Answer::Quit);
+        }
+        if !key {
+            return Ok(Answer::Continue);
+        }
+        let mut bytes = [0; 16];
+        // Nothing to read although it is ready: the terminal is gone.
+        let read = nix::unistd::read(&stdin, &mut bytes)?;
+        let keys = bytes.get(..read).unwrap_or_default();
+        if keys.is_empty() || self.view.key(keys) == Answer::Quit {
+            return Ok(Answer::Quit);
+        }
+        self.draw()?;
+        Ok(Answer::Continue)
+    }
+
+    pub fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        if self.view.paused {
+            return Ok(());
+        }
+        self.report = Some(report.clone());
+        self.draw()
+    }
+
+    fn draw(&mut self) -> anyhow::Result<()> {
+        let size = tcgetwinsize(io::stdout())?;
+        let (width, height) = (usize::from(size.ws_col), usize::from(size.ws_row));
+        let lines = self.view.lines(self.report.as_deref(), width, height);
+        let mut screen = String::from(HOME);
+        screen.push_str(&lines.join(END_OF_LINE));
+        screen.push_str("\x1b[K");
+        screen.push_str(END_OF_SCREEN);
+        self.write(&screen)
+    }
+
+    fn write(&mut self, text: &str) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        Ok(out.flush()?)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Nothing is left to do if the terminal is gone.
+        let _ = self.write(LEAVE);
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+    }
+}
+
+/// What is looked at, and how.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct View {
+    table: usize,
+    /// `None`: as it comes.
+    sort: Option<usize>,
+    reverse: bool,
+    /// Rows above the first one that is shown.
+    scroll: usize,
+    paused: bool,
+    /// As they were when it was drawn.
+    tables: usize,
+    columns: usize,
+}
+
+const HELP: &str = "Tab table  s sort  r reverse  arrows scroll  space pause  q quit";
+
+impl View {
+    fn key(&mut self, bytes: &[u8]) -> Answer {
+        match bytes {
+            b"q" | b"Q" | [3] | [27] => return Answer::Quit,
+            b"\t" => self.turn(1),
+            b"\x1b[Z" => self.turn(self.tables.saturating_sub(1)),
+            b"s" => {
+                self.sort = match self.sort {
+                    None => Some(0),
+                    Some(column) if column + 1 < self.columns => Some(column + 1),
+                    Some(_) => None,
+                }
+            }
+            b"r" => self.reverse = !self.reverse,
+            b" " | b"p" => self.paused = !self.paused,
+            b"\x1b[A" | b"k" => self.scroll = self.scroll.saturating_sub(1),
+            b"\x1b[B" | b"j" => self.scroll += 1,
+            b"\x1b[5~" => self.scroll = self.scroll.saturating_sub(10),
+            b"\x1b[6~" => self.scroll += 10,
+            b"\x1b[H" | b"g" => self.scroll = 0,
+            _ => {}
+        }
+        Answer::Continue
+    }
+
+    fn turn(&mut self, by: usize) {
+        self.table = (self.table + by) % self.tables.max(1);
+        (self.sort, self.reverse, self.scroll) = (None, false, 0);
+    }
+
+    fn lines(&mut self, report: Option<&Report>, width: usize, height: usize) -> Vec<String> {
+        let Some(report) = report else { return vec!["observing...".to_owned()] };
+        let mut tables = text::tables(report);
+        self.tables = tables.len();
+        let titles: Vec<&str> = tables.iter().map(|table| table.title).collect();
+        let mut lines: Vec<String> = text::head(report).iter().map(|line| cut(line, width)).collect();
+        lines.push(self.titles(&titles));
+        let table = tables.swap_remove(self.table.min(titles.len().saturating_sub(1)));
+        let mut foot: Vec<String> = text::notes(report).iter().map(|line| cut(line, width)).collect();
+        // Notes must not take the table's place on a small screen; all are in `--plain` and JSON.
+        foot.truncate(height / 4);
+        foot.push(cut(if self.paused { "paused; space goes on" } else { HELP }, width));
+        let room = height.saturating_sub(lines.len() + foot.len() + 1);
+        lines.extend(self.rows(table, width, room));
+        lines.extend(foot);
+        lines.truncate(height);
+        lines
+    }
+
+    fn titles(&self, titles: &[&str]) -> String {
+        let mut line = String::new();
+        for (at, title) in titles.iter().enumerate() {
+            let (on, off) = if at == self.table { (REVERSE, PLAIN) } else { ("", "") };
+            line.push_str(&format!("{on} {title} {off}"));
+        }
+        line
+    }
+
+    /// Heading and as many rows as there is room for.
+    fn rows(&mut self, mut table: Table, width: usize, room: usize) -> Vec<String> {
+        self.columns = table.columns.len();
+        if let Some(column) = self.sort {
+            table.sort(column, self.reverse);
+        } else if self.reverse {
+            table.rows.reverse();
+        }
+        self.scroll = self.scroll.min(table.rows.len().saturating_sub(room));
+        let mut lines = table.lines();
+        let heading = lines.remove(0);
+        let sorted = self.sort.and_then(|column| table.columns.get(column)).copied();
+        let heading = match sorted {
+            Some(name) => heading.replacen(name, &format!("{name}\u{2193}"), 1),
+            None => heading,
+        };
+        let mut shown = vec![format!("{BOLD}{}{PLAIN}", cut(&heading, width))];
+        shown.extend(lines.iter().skip(self.scroll).take(room).map(|line| cut(line, width)));
+        shown.resize(room + 1, String::new());
+        shown
+    }
+}
+
+fn cut(line: &str, width: usize) -> String {
+    line.chars().take(width).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::table::Cell;
+    use super::*;
+
+    fn table(rows: u64) -> Table {
+        Table {
+            title: "numbers",
+            columns: vec!["a", "b"],
+            rows: (0..rows).map(|n| vec![Cell::Number(n + 1), Cell::Number(100 - n)]).collect(),
+        }
+    }
+
+    fn first(view: &mut View, rows: u64, room: usize) -> String {
+        view.rows(table(rows), 80, room)[1].split_whitespace().next().expect("a row").to_owned()
+    }
+
+    #[test]
+    fn keys_sort_and_reverse() {
+        let mut view = View { tables: 3, ..View::default() };
+        assert_eq!(first(&mut view, 5, 5), "1");
+        view.key(b"s");
+        assert_eq!(first(&mut view, 5, 5), "5");
+        view.key(b"r");
+        assert_eq!(first(&mut view, 5, 5), "1");
+        view.key(b"s");
+        assert_eq!(first(&mut view, 5, 5), "5");
+        view.key(b"s");
+        assert_eq!(view.sort, None);
+    }
+
+    #[test]
+    fn scrolling_ends_where_the_table_ends() {
+        let mut view = View::default();
+        for _ in 0..20 {
+            view.key(b"\x1b[B");
+        }
+        assert_eq!(first(&mut view, 10, 4), "7");
+        view.key(b"\x1b[A");
+        assert_eq!(first(&mut view, 10, 4), "6");
+        assert_eq!(view.rows(table(10), 80, 4).len(), 5);
+    }
+
+    #[test]
+    fn tables_come_round() {
+        let mut view = View { tables: 3, sort: Some(1), scroll: 2, ..View::default() };
+        view.key(b"\t");
+        assert_eq!((view.table, view.sort, view.scroll), (1, None, 0));
+        view.key(b"\x1b[Z");
+        view.key(b"\x1b[Z");
+        assert_eq!(view.table, 2);
+    }
+
+    #[test]
+    fn it_ends_by_key() {
+        let mut view = View::default();
+        for key in [&b"q"[..], &[3], &[27]] {
+            assert_eq!(view.key(key), Answer::Quit);
+        }
+        assert_eq!(view.key(b"x"), Answer::Continue);
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_screen() {
+        let mut view = View::default();
+        for line in view.rows(table(3), 4, 3).iter().skip(1) {
+            assert!(line.chars().count() <= 4, "{line}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! `millrace cost`: what the kernel's networking costs.
+
+mod live;
+mod table;
+mod text;
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::ValueEnum;
+use millrace_cost::report::{Method, Mode, Report};
+use millrace_cost::taxonomy::Taxonomy;
+use millrace_cost::{Config, Observer, POLL_INTERVAL};
+
+use live::{Answer, Terminal};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Report once, over this time, and end: 1s, 500ms
+    #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "period")]
+    duration: Option<Duration>,
+    /// From one report to the next
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "1s")]
+    period: Duration,
+    /// End after so many reports
+    #[arg(long, value_name = "N")]
+    reports: Option<u64>,
+    /// Print reports as JSON, one per line
+    #[arg(long)]
+    json: bool,
+    /// Print reports as text one after the other, even on a terminal
+    #[arg(long, conflicts_with = "json")]
+    plain: bool,
+    /// Samples per second and CPU; 0 shows events without their parts
+    #[arg(long, value_name = "HZ", default_value_t = 1000)]
+    frequency: u32,
+    /// `sampling` attaches nothing but the sampler: its cost does not depend on the packet rate
+    #[arg(long, value_enum, default_value_t = ModeName::Events)]
+    mode: ModeName,
+    /// Where calls are timed; by default at functions if the kernel allows it
+    #[arg(long, value_enum)]
+    method: Option<MethodName>,
+    /// Only these CPUs: 0,2-5
+    #[arg(long, value_name = "LIST", value_parser = parse_cpus)]
+    cpus: Option<Cpus>,
+    /// Only this process; more than once for several
+    #[arg(long, value_name = "PID")]
+    pid: Vec<u32>,
+    /// Only processes in this cgroup or below, as a path under the cgroup v2 mount
+    #[arg(long, value_name = "PATH")]
+    cgroup: Option<String>,
+    /// Where all CPU time of this process goes, in user mode too; more than once for several
+    #[arg(long, value_name = "PID")]
+    profile: Vec<u32>,
+    /// Run times of all BPF programs; costs a little in each of their runs
+    #[arg(long)]
+    programs: bool,
+    /// Parts of the stack by function names, before those that are built in
+    #[arg(long, value_name = "FILE")]
+    taxonomy: Option<PathBuf>,
+    /// Reports contain the sampled stacks
+    #[arg(long, requires = "json")]
+    stacks: bool,
+    /// How stacks come from the kernel
+    #[arg(long, value_enum, default_value_t = TransportName::DoubleBuffer)]
+    transport: TransportName,
+    /// What all CPU packages take when nothing runs: it is subtracted from networking's energy
+    #[arg(long, value_name = "WATTS")]
+    idle_watts: Option<f64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ModeName {
+    Events,
+    Sampling,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum MethodName {
+    Functions,
+    SystemCalls,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum TransportName {
+    DoubleBuffer,
+    RingBuffer,
+}
+
+/// Something that reports go to. They are shared, since some are looked at later.
+pub trait Sink {
+    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()>;
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let once = args.duration.is_some();
+    let period = args.duration.unwrap_or(args.period);
+    let reports = if once { Some(1) } else { args.reports };
+    let live = !args.json && !args.plain && !once && io::stdout().is_terminal() && io::stdin().is_terminal();
+    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+    match live {
+        true => {}
+        false if args.json => sinks.push(Box::new(JsonLines)),
+        false => sinks.push(Box::new(Text { one: once })),
+    }
+    let mut observer = Observer::start(args.config()?).context("cannot observe the kernel")?;
+    // Only now: an error is not to be lost on the other screen.
+    let mut terminal = if live { Some(Terminal::open()?) } else { None };
+    observe(&mut observer, period, reports, terminal.as_mut(), &mut sinks)
+}
+
+/// Reports to everyone, until there were enough reports or somebody at the terminal has seen enough.
+fn observe(
+    observer: &mut Observer,
+    period: Duration,
+    reports: Option<u64>,
+    mut terminal: Option<&mut Terminal>,
+    sinks: &mut [Box<dyn Sink>],
+) -> anyhow::Result<()> {
+    let mut made = 0;
+    let mut due = Instant::now() + period;
+    while reports.is_none_or(|reports| made < reports) {
+        let wait = due.saturating_duration_since(Instant::now()).min(POLL_INTERVAL);
+        match &mut terminal {
+            Some(terminal) => {
+                if terminal.wait(wait)? == Answer::Quit {
+                    return Ok(());
+                }
+            }
+            None => std::thread::sleep(wait),
+        }
+        observer.poll();
+        if Instant::now() < due {
+            continue;
+        }
+        let report = Arc::new(observer.report()?);
+        if let Some(terminal) = &mut terminal {
+            terminal.report(&report)?;
+        }
+        for sink in &mut *sinks {
+            sink.report(&report)?;
+        }
+        made += 1;
+        // After a pause of the machine there is one long period, not many empty ones.
+        due = (due + period).max(Instant::now());
+    }
+    Ok(())
+}
+
+impl Args {
+    fn config(self) -> anyhow::Result<Config> {
+        let taxonomy = match &self.taxonomy {
+            Some(file) => Taxonomy::extended(file)?,
+            None => Taxonomy::builtin()?,
+        };
+        Ok(Config {
+            mode: match self.mode {
+                ModeName::Events => Mode::Events,
+                ModeName::Sampling => Mode::Sampling,
+            },
+            method: self.method.map(|method| match method {
+                MethodName::Functions => Method::Functions,
+                MethodName::SystemCalls => Method::SystemCalls,
+            }),
+            frequency_hz: self.frequency,
+            cpus: self.cpus.map(|cpus| cpus.0),
+            ring_buffer: self.transport == TransportName::RingBuffer,
+            taxonomy,
+            profile: self.profile.into_iter().collect(),
+            pids: self.pid.into_iter().collect(),
+            cgroup: self.cgroup,
+            stacks: self.stacks,
+            program_statistics: self.programs,
+            idle_watts: self.idle_watts,
+        })
+    }
+}
+
+struct JsonLines;
+
+impl Sink for JsonLines {
+    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        serde_json::to_writer(&mut out, &**report).map_err(io::Error::from)?;
+        out.write_all(b"\n")?;
+        Ok(out.flush()?)
+    }
+}
+
+/// One report after the other.
+struct Text {
+    /// There is only one.
+    one: bool,
+}
+
+impl Sink for Text {
+    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(text::report(report).as_bytes())?;
+        if !self.one {
+            writeln!(out)?;
+        }
+        Ok(out.flush()?)
+    }
+}
+
+/// A list of CPUs, each once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Cpus(BTreeSet<u32>);
+
+fn parse_cpus(text: &str) -> Result<Cpus, String> {
+    let number = |text: &str| text.trim().parse::<u32>().map_err(|_| format!("{text:?} is not a CPU"));
+    let mut cpus = BTreeSet::new();
+    for item in text.split(',') {
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last > u32::from(u16::MAX) {
+            return Err(format!("{item:?} is no range of CPUs"));
+        }
+        cpus.extend(first..=last);
+    }
+    Ok(Cpus(cpus))
+}
+
+/// `2`, `2s`, `500ms`, `1m`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let number: f64 = number.parse().map_err(|_| "a time is a number and a unit, such as 1s".to_owned())?;
+    let seconds = match unit {
+        "" | "s" => number,
+        "ms" => number / 1e3,
+        "m" => number * 60.0,
+        _ => return Err(format!("no unit of time: {unit:?} (ms, s, m)")),
+    };
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if time >= Duration::from_millis(10) => Ok(time),
+        _ => Err("at least 10ms".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        assert_eq!(parse_time("2"), Ok(Duration::from_secs(2)));
+        assert_eq!(parse_time("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(parse_time("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_time("1m"), Ok(Duration::from_secs(60)));
+        for wrong in ["", "s", "1h", "1ms", "-1s", "0"] {
+            assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn lists_of_cpus() {
+        assert_eq!(parse_cpus("0,4-6,5"), Ok(Cpus([0, 4, 5, 6].into())));
+        for wrong in ["", "a", "3-1", "0-4294967295", "1,,2"] {
+            assert!(parse_cpus(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Tables that can be sorted by any column.
+
+use std::cmp::Ordering;
+use std::fmt::Write as _;
+
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Cell {
+    Text(String),
+    Number(u64),
+    /// Of one CPU.
+    Share(f64),
+    Microseconds(u64),
+}
+
+impl Cell {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => text.clone(),
+            Self::Number(0) => "-".to_owned(),
+            Self::Number(number) => number.to_string(),
+            Self::Share(share) if *share == 0.0 => "-".to_owned(),
+            Self::Share(share) => format!("{:.2} %", share * 100.0),
+            Self::Microseconds(ns) => format!("{:.1} us", *ns as f64 / 1e3),
+        }
+    }
+
+    fn order(&self, other: &Self) -> Ordering {
+        match (self, other) {
+            (Self::Text(a), Self::Text(b)) => a.cmp(b),
+            (Self::Number(a), Self::Number(b)) | (Self::Microseconds(a), Self::Microseconds(b)) => a.cmp(b),
+            (Self::Share(a), Self::Share(b)) => a.total_cmp(b),
+            _ => Ordering::Equal,
+        }
+    }
+
+    fn is_text(&self) -> bool {
+        matches!(self, Self::Text(_))
+    }
+}
+
+/// As it comes, it is in the order that says most.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Table {
+    pub title: &'static str,
+    pub columns: Vec<&'static str>,
+    pub rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// Numbers from the largest on, texts from A on; the other way round if `reverse`.
+    pub fn sort(&mut self, column: usize, reverse: bool) {
+        self.rows.sort_by(|a, b| {
+            let (Some(a), Some(b)) = (a.get(column), b.get(column)) else { return Ordering::Equal };
+            let order = a.order(b);
+            if a.is_text() == reverse { order.reverse() } else { order }
+        });
+    }
+
+    /// The heading, then a line for each row; texts to the left, numbers to the right.
+    pub fn lines(&self) -> Vec<String> {
+        let cells: Vec<Vec<String>> =
+            self.rows.iter().map(|row| row.iter().map(Cell::text).collect()).collect();
+        let widths: Vec<usize> = self
+            .columns
+            .iter()
+            .enumerate()
+            .map(|(at, name)| {
+                let cells = cells.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
+                cells.max().unwrap_or(0).max(name.len())
+            })
+            .collect();
+        let left: Vec<bool> = (0..self.columns.len())
+            .map(|at| self.rows.first().and_then(|row| row.get(at)).is_some_and(Cell::is_text))
+            .collect();
+        let line = |cells: &mut dyn Iterator<Item = &str>| {
+            let mut line = String::new();
+            for ((cell, width), left) in cells.zip(&widths).zip(&left) {
+                let gap = if line.is_empty() { "" } else { "  " };
+                // Writing to a string cannot fail.
+                let _ = match left {
+                    true => write!(line, "{gap}{cell:<width$}"),
+                    false => write!(line, "{gap}{cell:>width$}"),
+                };
+            }
+            line.trim_end().to_owned()
+        };
+        let heading = line(&mut self.columns.iter().copied());
+        let rows = cells.iter().map(|row| line(&mut row.iter().map(String::as_str)));
+        std::iter::once(heading).chain(rows).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> Table {
+        let row = |name: &str, share: f64, calls: u64| {
+            vec![Cell::Text(name.to_owned()), Cell::Share(share), Cell::Number(calls)]
+        };
+        Table {
+            title: "parts",
+            columns: vec!["part", "share", "calls"],
+            rows: vec![row("b", 0.01, 0), row("a long name", 0.1234, 3), row("c", 0.0, 20)],
+        }
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        assert_eq!(
+            table().lines(),
+            [
+                "part           share  calls",
+                "b             1.00 %      -",
+                "a long name  12.34 %      3",
+                "c                  -     20",
+            ]
+        );
+    }
+
+    #[test]
+    fn any_column_sorts() {
+        let names = |column, reverse| {
+            let mut table = table();
+            table.sort(column, reverse);
+            table.rows.iter().map(|row| row[0].text()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(0, false), ["a long name", "b", "c"]);
+        assert_eq!(names(0, true), ["c", "b", "a long name"]);
+        assert_eq!(names(1, false), ["a long name", "b", "c"]);
+        assert_eq!(names(1, true), ["c", "b", "a long name"]);
+        assert_eq!(names(2, false), ["c", "a long name", "b"]);
+        assert_eq!(names(9, false), ["b", "a long name", "c"]);
+    }
+}

@@ -1,0 +1,352 @@
+//! Reports as tables of text.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use millrace_cost::report::{Cpu, Energy, Event, Method, Mode, Process, Report, TaskCost};
+
+use super::table::{Cell, Table};
+
+/// Rows of a table when it is one of several.
+const TOP: usize = 20;
+
+/// All of a report.
+pub(super) fn report(report: &Report) -> String {
+    let mut text = String::new();
+    for line in head(report) {
+        let _ = writeln!(text, "{line}");
+    }
+    for table in tables(report).into_iter().filter(|table| !table.rows.is_empty()) {
+        let _ = writeln!(text);
+        let rows = if table.title == CPUS { table.rows.len() } else { TOP };
+        for line in table.lines().iter().take(rows + 1) {
+            let _ = writeln!(text, "{line}");
+        }
+        if let Some(more) = table.rows.len().checked_sub(rows).filter(|more| *more > 0) {
+            let _ = writeln!(text, "... {more} more");
+        }
+    }
+    let notes = notes(report);
+    if !notes.is_empty() {
+        let _ = writeln!(text);
+    }
+    for line in notes {
+        let _ = writeln!(text, "{line}");
+    }
+    text
+}
+
+/// What the figures are of, and their sum.
+pub(super) fn head(report: &Report) -> Vec<String> {
+    let how = match (report.mode, report.method) {
+        (Mode::Sampling, _) => "sampling only".to_owned(),
+        (Mode::Events, Some(Method::SystemCalls)) => "calls timed at system calls".to_owned(),
+        (Mode::Events, _) => "calls timed at functions".to_owned(),
+    };
+    let networking: f64 = report.cpus.iter().map(|cpu| cpu.networking_share).sum();
+    let busy: u64 = report.cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
+    let mut lines = vec![
+        format!(
+            "{}, Linux {}: {:.2} s, {} Hz, {how}",
+            report.host.name,
+            report.host.kernel,
+            report.period_ns as f64 / 1e9,
+            report.frequency_hz
+        ),
+        format!(
+            "networking {:.2} of {} CPUs ({:.2} busy); observer {:.2} % of one CPU",
+            networking,
+            report.cpus.len(),
+            busy as f64 / report.period_ns.max(1) as f64,
+            report.observer.share * 100.0
+        ),
+    ];
+    match &report.energy {
+        Energy::Absent { reason } => lines.push(format!("energy: {reason}")),
+        Energy::Measured { source, active_joules, networking_joules, networking_watts, .. } => {
+            lines.push(format!(
+                "energy ({source}): networking {networking_watts:.2} W, {networking_joules:.2} of \
+                 {active_joules:.2} J"
+            ));
+        }
+    }
+    lines
+}
+
+/// What the figures do not contain.
+pub(super) fn notes(report: &Report) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !report.lost.is_nothing() {
+        let lost = &report.lost;
+        notes.push(format!(
+            "lost: {} samples, {} stacks, {} process sums, {} places of tasks, {} runs",
+            lost.samples, lost.stacks, lost.processes, lost.tasks, lost.skipped_runs
+        ));
+    }
+    for missing in &report.missing {
+        let event = missing.event.map_or(String::new(), |event| format!("{event}: "));
+        notes.push(format!("missing: {event}{} ({})", missing.what, missing.reason));
+    }
+    notes
+}
+
+const CPUS: &str = "CPUs";
+
+/// Every view of a report, most important first. Tables of what was not measured are empty.
+pub(super) fn tables(report: &Report) -> Vec<Table> {
+    vec![
+        cpus(report),
+        parts(report),
+        processes(report),
+        profiles(report),
+        cgroups(report),
+        programs(report),
+        others(report),
+    ]
+}
+
+fn cpus(report: &Report) -> Table {
+    let busy = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
+    let row = |cpu: &Cpu| {
+        let mut row = vec![Cell::Text(format!("{:>4}", cpu.cpu)), Cell::Share(cpu.networking_share)];
+        row.extend(Event::ALL.map(|event| {
+            let cost = cpu.events.iter().find(|cost| cost.event == event);
+            cost.map_or(Cell::Text("?".to_owned()), |cost| Cell::Share(cost.share))
+        }));
+        let stat = &cpu.procstat;
+        row.extend([stat.user_ns, stat.system_ns, stat.softirq_ns, stat.idle_ns].map(busy));
+        row
+    };
+    Table {
+        title: CPUS,
+        columns: vec![
+            "CPU",
+            "networking",
+            "net_rx",
+            "net_tx",
+            "send",
+            "receive",
+            "io_uring",
+            "user",
+            "system",
+            "softirq",
+            "idle",
+        ],
+        rows: report.cpus.iter().map(row).collect(),
+    }
+}
+
+fn parts(report: &Report) -> Table {
+    let mut sums: BTreeMap<&str, [f64; Event::ALL.len()]> = BTreeMap::new();
+    for cost in report.cpus.iter().flat_map(|cpu| &cpu.events) {
+        for part in &cost.parts {
+            if let Some(sum) = sums.entry(&part.name).or_default().get_mut(cost.event.index()) {
+                *sum += part.share;
+            }
+        }
+    }
+    let row = |(name, shares): (&str, [f64; Event::ALL.len()])| {
+        let mut row = vec![Cell::Text(name.to_owned()), Cell::Share(shares.iter().sum())];
+        row.extend(shares.map(Cell::Share));
+        row
+    };
+    let mut table = Table {
+        title: "parts",
+        columns: vec!["part", "all", "net_rx", "net_tx", "send", "receive", "io_uring"],
+        rows: sums.into_iter().map(row).collect(),
+    };
+    table.sort(1, false);
+    table
+}
+
+fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = Cell> {
+    let share = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
+    let per_second = |calls: u64| Cell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
+    [
+        share(cost.send_ns),
+        share(cost.receive_ns),
+        share(cost.io_uring_ns),
+        per_second(cost.send_calls),
+        per_second(cost.receive_calls),
+    ]
+    .into_iter()
+}
+
+fn processes(report: &Report) -> Table {
+    let row = |process: &Process| {
+        let mut row = vec![
+            Cell::Text(process.name.clone()),
+            Cell::Number(process.pid.into()),
+            Cell::Share(process.share),
+        ];
+        row.extend(task(&process.cost, report));
+        row.push(Cell::Text(process.cgroup.clone().unwrap_or_default()));
+        row
+    };
+    Table {
+        title: "processes",
+        columns: vec![
+            "process",
+            "PID",
+            "share",
+            "send",
+            "receive",
+            "io_uring",
+            "sends/s",
+            "receives/s",
+            "cgroup",
+        ],
+        rows: report.processes.iter().map(row).collect(),
+    }
+}
+
+fn profiles(report: &Report) -> Table {
+    let mut rows = Vec::new();
+    for process in &report.processes {
+        for part in process.profile.iter().flat_map(|profile| &profile.parts) {
+            rows.push(vec![
+                Cell::Text(process.name.clone()),
+                Cell::Number(process.pid.into()),
+                Cell::Text(part.name.clone()),
+                Cell::Share(part.share),
+            ]);
+        }
+    }
+    Table { title: "profiles", columns: vec!["process", "PID", "all its CPU time", "share"], rows }
+}
+
+fn cgroups(report: &Report) -> Table {
+    let row = |cgroup: &millrace_cost::report::Cgroup| {
+        let name = cgroup.path.clone().unwrap_or_else(|| format!("({})", cgroup.id));
+        let mut row =
+            vec![Cell::Text(name), Cell::Number(cgroup.processes.into()), Cell::Share(cgroup.share)];
+        row.extend(task(&cgroup.cost, report));
+        row
+    };
+    Table {
+        title: "cgroups",
+        columns: vec!["cgroup", "processes", "share", "send", "receive", "io_uring", "sends/s", "receives/s"],
+        rows: report.cgroups.iter().map(row).collect(),
+    }
+}
+
+fn programs(report: &Report) -> Table {
+    let row = |program: &millrace_cost::report::Program| {
+        let own = if program.own { "observer" } else { "" };
+        vec![
+            Cell::Text(program.name.clone()),
+            Cell::Number(program.id.into()),
+            Cell::Text(program.kind.clone()),
+            Cell::Share(program.share),
+            Cell::Number(program.runs),
+            Cell::Microseconds(program.run_ns.checked_div(program.runs).unwrap_or(0)),
+            Cell::Text(own.to_owned()),
+        ]
+    };
+    Table {
+        title: "BPF programs",
+        columns: vec!["BPF program", "ID", "type", "share", "runs", "each", "of"],
+        rows: report.programs.iter().flatten().map(row).collect(),
+    }
+}
+
+fn others(report: &Report) -> Table {
+    let mut rows = Vec::new();
+    for other in &report.other {
+        for function in &other.functions {
+            rows.push(vec![
+                Cell::Text(function.name.clone()),
+                Cell::Text(other.event.to_string()),
+                Cell::Share(function.ns as f64 / report.period_ns.max(1) as f64),
+            ]);
+        }
+    }
+    let mut table = Table {
+        title: "other functions",
+        columns: vec!["function of the part other", "event", "share"],
+        rows,
+    };
+    table.sort(2, false);
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millrace_cost::report::{EventCost, Host, Lost, Missing, Observer, Part, VERSION};
+
+    fn example() -> Report {
+        let part = |name: &str, share: f64| Part { name: name.to_owned(), ns: 1, share, samples: 1 };
+        let receive = EventCost {
+            event: Event::NetRx,
+            ns: 250_000_000,
+            share: 0.25,
+            calls: 7,
+            samples: 2,
+            parts: vec![part("UDP", 0.15), part("other", 0.1)],
+        };
+        let cpu = |cpu| Cpu { cpu, networking_share: 0.25, events: vec![receive.clone()], ..Cpu::default() };
+        Report {
+            version: VERSION,
+            sequence: 0,
+            time_unix_ms: 0,
+            period_ns: 1_000_000_000,
+            mode: Mode::Events,
+            method: Some(Method::Functions),
+            frequency_hz: 1000,
+            host: Host { name: "host".to_owned(), kernel: "6.1".to_owned() },
+            cpus: vec![cpu(0), cpu(1)],
+            other: Vec::new(),
+            processes: vec![Process {
+                pid: 7,
+                name: "server".to_owned(),
+                cgroup: Some("/system.slice".to_owned()),
+                share: 0.3,
+                cost: TaskCost { send_ns: 300_000_000, send_calls: 1000, ..TaskCost::default() },
+                profile: None,
+            }],
+            cgroups: Vec::new(),
+            programs: None,
+            energy: Energy::Absent { reason: "no RAPL".to_owned() },
+            observer: Observer { share: 0.01, ..Observer::default() },
+            lost: Lost { samples: 3, ..Lost::default() },
+            missing: vec![Missing {
+                event: Some(Event::Send),
+                what: "sendfile".to_owned(),
+                reason: "no function".to_owned(),
+            }],
+            stacks: None,
+        }
+    }
+
+    #[test]
+    fn a_report_reads_as_text() {
+        let text = report(&example());
+        for want in [
+            "host, Linux 6.1: 1.00 s, 1000 Hz, calls timed at functions",
+            "networking 0.50 of 2 CPUs",
+            "energy: no RAPL",
+            "UDP    30.00 %  30.00 %",
+            "server     7  30.00 %  30.00 %",
+            "lost: 3 samples",
+            "missing: send: sendfile (no function)",
+        ] {
+            assert!(text.contains(want), "{want} in\n{text}");
+        }
+    }
+
+    /// What is not measured is not 0.
+    #[test]
+    fn an_event_that_is_not_there_is_a_question() {
+        let table = cpus(&example());
+        assert_eq!(table.rows[0][2], Cell::Share(0.25));
+        assert_eq!(table.rows[0][4], Cell::Text("?".to_owned()));
+    }
+
+    #[test]
+    fn parts_add_up_over_cpus() {
+        let table = parts(&example());
+        assert_eq!(table.rows[0][..2], [Cell::Text("UDP".to_owned()), Cell::Share(0.3)]);
+        assert_eq!(table.rows[1][..2], [Cell::Text("other".to_owned()), Cell::Share(0.2)]);
+    }
+}
