@@ -1,7 +1,6 @@
 //! Programs that come and go on interfaces, and processes that die.
 #![allow(clippy::expect_used, reason = "a test may panic")]
 
-#[allow(dead_code)]
 #[path = "support/net.rs"]
 mod net;
 

@@ -6,7 +6,6 @@
 //! moment after each of the publisher's: how long they take says how long CPU 0 is kept from other work.
 
 #[path = "support/net.rs"]
-#[allow(dead_code)]
 mod net;
 #[path = "support/quic.rs"]
 #[allow(dead_code)]

@@ -1,5 +1,7 @@
 //! Publisher - relay - subscriber, each in a network namespace, and frames as they are on the wire.
 
+#![allow(dead_code, reason = "each test file uses a part")]
+
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::Command;
@@ -154,27 +156,40 @@ pub fn frame(
     frame
 }
 
-/// Everything that arrives in a namespace, headers included.
+/// Everything that arrives in a namespace or on an interface of it, headers included, and what leaves there.
 pub struct Capture(OwnedFd);
 
 impl Capture {
     pub fn new(namespace: &str) -> Self {
-        Self(packet_socket(namespace))
+        let socket = packet_socket(namespace);
+        socket::setsockopt(&socket, socket::sockopt::RcvBufForce, &(64 << 20)).expect("room for packets");
+        Self(socket)
+    }
+
+    pub fn on(namespace: &str, interface: &str) -> Self {
+        let capture = Self::new(namespace);
+        socket::bind(capture.0.as_raw_fd(), &link(namespace, interface)).expect("bound to the interface");
+        capture
+    }
+
+    /// The frames that have come since the last call.
+    pub fn frames(&self) -> Vec<Vec<u8>> {
+        let mut buffer = [0; 4096];
+        let mut frames = Vec::new();
+        while let Ok(len) = socket::recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            frames.push(buffer[..len].to_vec());
+        }
+        frames
     }
 
     /// The UDP frames that have arrived; panics when a checksum of one is wrong.
     pub fn check(&self) -> usize {
-        let mut buffer = [0; 4096];
-        let mut datagrams = 0;
-        while let Ok(len) = socket::recv(self.0.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-            datagrams += usize::from(check_frame(&buffer[..len]));
-        }
-        datagrams
+        self.frames().iter().filter(|frame| check_frame(frame)).count()
     }
 }
 
-/// Whether it is UDP.
-fn check_frame(frame: &[u8]) -> bool {
+/// Whether it is UDP; panics when a checksum or a length is wrong.
+pub fn check_frame(frame: &[u8]) -> bool {
     let ip = &frame[14..];
     let (pseudo, udp) = match u16::from_be_bytes([frame[12], frame[13]]) {
         0x0800 => {

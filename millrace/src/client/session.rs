@@ -157,6 +157,11 @@ impl Session {
         &self.connection
     }
 
+    /// The connection's own, which can move to another socket.
+    pub fn endpoint(&self) -> &quinn::Endpoint {
+        &self.endpoint
+    }
+
     /// Whether the peer has announced that it will close the session.
     pub fn goaway(&self) -> watch::Receiver<bool> {
         self.goaway.subscribe()

@@ -32,15 +32,15 @@ fn sent(status: &Status) -> [u64; 2] {
 }
 
 /// What was sent in each phase of a show, which begins at the groups of `starts`.
-struct Phases(Vec<[u64; 2]>);
+pub struct Phases(pub Vec<[u64; 2]>);
 
 impl Phases {
-    fn begin(&mut self, net: &Net) {
+    pub fn begin(&mut self, net: &Net) {
         self.0.push(sent(&net.status()));
     }
 
     /// Percent that the kernel had, by phase.
-    fn shares(mut self, end: &Status) -> Vec<u64> {
+    pub fn shares(mut self, end: &Status) -> Vec<u64> {
         self.0.push(sent(end));
         let shares = self.0.windows(2).map(|pair| {
             let [kernel, user] = [pair[1][0] - pair[0][0], pair[1][1] - pair[0][1]];
@@ -161,11 +161,11 @@ fn replace_link(net: &Net, name: &str) {
     sh(relay, &format!("ethtool -K {near_device} tx off gso off tso off gro off"));
 }
 
-fn link(name: &str) -> String {
+pub fn link(name: &str) -> String {
     if name == "pub" { "pub-relay".to_owned() } else { format!("relay-{name}") }
 }
 
-fn sh(node: &Node, script: &str) {
+pub fn sh(node: &Node, script: &str) {
     let output = node.command("sh").args(["-c", script]).output().unwrap();
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod forward;
+#[path = "../../../millrace-bpf/tests/support/net.rs"]
+mod frames;
 mod life;
 mod net;
 #[allow(dead_code)]
@@ -11,6 +13,7 @@ mod peer;
 #[path = "../support/site.rs"]
 mod site;
 mod trace;
+mod wire;
 
 use std::sync::Mutex;
 

@@ -1,7 +1,7 @@
 //! A relay with engine `kernel` in a lab, and what is played through it.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -53,7 +53,12 @@ impl Net {
     }
 
     pub fn peer(&self, node: &str) -> Peer {
-        let url = format!("moqt://{}:{PORT}", self.relay().addr_v4()).parse().unwrap();
+        self.peer_at(node, self.relay().addr_v4().into())
+    }
+
+    /// A peer on a node, connected to this address of the relay.
+    pub fn peer_at(&self, node: &str, ip: IpAddr) -> Peer {
+        let url = format!("moqt://{}", SocketAddr::new(ip, PORT)).parse().unwrap();
         self.lab.node(node).unwrap().enter(|| self.runtime.block_on(Peer::connect(url))).unwrap()
     }
 
@@ -93,7 +98,9 @@ pub fn start(
     config: Config,
 ) -> Result<Server, millrace::relay::server::StartError> {
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-    let identity = Identity { certificate, upstream_roots: None, key_log: None };
+    let key_log =
+        config.key_log_file.as_ref().map(|path| Arc::new(tls::KeyLogFile::open(path).unwrap()) as _);
+    let identity = Identity { certificate, upstream_roots: None, key_log };
     lab.node("relay")
         .unwrap()
         .enter(|| {
@@ -158,8 +165,10 @@ pub struct Cast {
 }
 
 pub fn cast(net: &Net, names: &[&str]) -> Cast {
-    let mut publisher = net.peer("pub");
-    let subscribers: Vec<_> = names.iter().map(|name| net.peer(name)).collect();
+    introduce(net, net.peer("pub"), names.iter().map(|name| net.peer(name)).collect())
+}
+
+pub fn introduce(net: &Net, mut publisher: Peer, subscribers: Vec<Peer>) -> Cast {
     let track: TrackName = track("live/cam", "video");
     let requests = net.run(async {
         let mut requests = vec![publisher.publish_namespace("live/cam").await];

@@ -1,0 +1,207 @@
+//! The kernel's packets as they are on the wire: families, VLANs, checksums, what tshark makes of them; and peers that
+//! move.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use millrace::{
+    lab::Topology,
+    relay::config::{CipherSuite, Config},
+};
+
+use crate::{
+    frames::{Capture, check_frame},
+    life::{Phases, link, sh},
+    needs_root,
+    net::{Net, PORT, SHOW, Show, cast, introduce, play, share, subscribers, until},
+};
+
+/// Frames from the relay, all of whose checksums and lengths are right.
+fn checked(capture: &Capture) -> usize {
+    let is_media = |frame: &&Vec<u8>| check_frame(frame) && source_port(frame) == PORT;
+    capture.frames().iter().filter(is_media).count()
+}
+
+/// Of a UDP frame without options.
+fn source_port(frame: &[u8]) -> u16 {
+    let at = if frame[12..14] == [0x86, 0xdd] { 14 + 40 } else { 14 + 20 };
+    u16::from_be_bytes([frame[at], frame[at + 1]])
+}
+
+/// What comes and goes on a subscriber's link.
+fn watch(net: &Net, name: &str) -> Capture {
+    let node = net.lab.node(name).unwrap();
+    Capture::on(node.netns().name(), &node.interfaces()[0].device)
+}
+
+#[test]
+fn every_checksum_is_right_in_every_mix_of_families() {
+    needs_root!(every_checksum_is_right_in_every_mix_of_families);
+    for (from, mtu) in [(0, 1500), (1, 9000)] {
+        let topology = Topology { netem: false, mtu, ..Topology::standard(1, 2) };
+        let net = Net::of(&topology, |config| {
+            config.listen.push(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), PORT));
+        });
+        let ips: [IpAddr; 2] = [net.relay().addr_v4().into(), net.relay().addr_v6().into()];
+        let captures = ["sub1", "sub2"].map(|name| watch(&net, name));
+        let subscribers_at = ["sub1", "sub2"].iter().zip(ips).map(|(name, ip)| net.peer_at(name, ip));
+        let cast = introduce(&net, net.peer_at("pub", ips[from]), subscribers_at.collect());
+        let status = play(&net, cast, &SHOW, |_| {});
+        for (session, capture) in subscribers(&status).zip(captures) {
+            assert!(share(session) > 80, "{mtu}: {session:#?} {:#?}", status.engine);
+            let (seen, sent) = (checked(&capture), session.kernel.packets + session.data_plane.packets);
+            assert!(seen as u64 >= sent, "{seen} of {sent}");
+            assert_eq!(session.packets_lost, 0);
+        }
+    }
+}
+
+/// A VLAN on the link between the relay and a node, on which alone the two reach each other from now on.
+fn make_vlan(net: &Net, name: &str) -> &'static str {
+    const VLAN: &str = "vlan100";
+    let node = net.lab.node(name).unwrap();
+    let near = net.relay().interface(&link(name)).unwrap();
+    let far = &node.interfaces()[0];
+    for (host, interface, ip) in [(net.relay(), near, "10.88.0.1"), (node, far, "10.88.0.2")] {
+        let device = &interface.device;
+        sh(host, &format!("ip link add link {device} name {VLAN} type vlan id 100 && ip link set {VLAN} up"));
+        sh(
+            host,
+            &format!("ip address add {ip}/24 dev {VLAN} && ip address del {}/24 dev {device}", interface.v4),
+        );
+        // The relay is at its address on this link or on another one, and so is its end of the VLAN.
+        sh(host, &format!("ip address add {}/32 dev lo", interface.v4));
+    }
+    sh(node, &format!("ip route replace default via 10.88.0.1 dev {VLAN} src 10.88.0.2"));
+    VLAN
+}
+
+#[test]
+fn media_comes_and_goes_by_vlan() {
+    needs_root!(media_comes_and_goes_by_vlan);
+    if !Path::new("/proc/net/vlan").exists() && !Path::new("/sys/module/8021q").exists() {
+        println!("SKIP media_comes_and_goes_by_vlan: this kernel has no VLAN devices");
+        return;
+    }
+    for (tagged, attach_below) in [("sub1", false), ("pub", false), ("pub", true)] {
+        let net = Net::new(2, false, |config| config.interfaces.truncate(1));
+        let captures = ["sub1", "sub2"].map(|name| watch(&net, name));
+        let vlan = make_vlan(&net, tagged);
+        if tagged == "pub" && !attach_below {
+            let config = Config { interfaces: vec![vlan.to_owned()], ..net.config.clone() };
+            net.server.change_engine(&config).unwrap();
+        }
+        let cast = cast(&net, &["sub1", "sub2"]);
+        let status = play(&net, cast, &SHOW, |_| {});
+        for (session, capture) in subscribers(&status).zip(captures) {
+            assert!(share(session) > 80, "{tagged}, {attach_below}: {session:#?} {:#?}", status.engine);
+            let (seen, sent) = (checked(&capture), session.kernel.packets + session.data_plane.packets);
+            assert!(seen as u64 >= sent, "{seen} of {sent}");
+        }
+    }
+}
+
+/// Moves a peer to another socket: another port, and other connection IDs in both directions (RFC 9000, section 9.5).
+fn move_away(net: &Net, node: &str, peer: &quinn::Endpoint) {
+    let rebind = || {
+        let _inside = net.runtime.enter();
+        peer.rebind(UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    };
+    net.lab.node(node).unwrap().enter(rebind).unwrap();
+}
+
+#[test]
+fn peers_move_and_the_kernel_follows() {
+    needs_root!(peers_move_and_the_kernel_follows);
+    let net = Net::new(2, false, |_| {});
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let endpoints = [&cast.publisher, &cast.subscribers[0]].map(|peer| peer.session.endpoint().clone());
+    let addresses =
+        || net.status().sessions.iter().map(|one| (one.id, one.remote)).collect::<BTreeMap<_, _>>();
+    let before = addresses();
+    let mut phases = Phases(Vec::new());
+    let show = Show { groups: 40, objects: 30, ..SHOW };
+    let status = play(&net, cast, &show, |group| match group {
+        10 => move_away(&net, "pub", &endpoints[0]),
+        20 => move_away(&net, "sub1", &endpoints[1]),
+        30 => {
+            until("both are found", || {
+                addresses().iter().filter(|(id, remote)| before.get(id) != Some(remote)).count() == 2
+            });
+            phases.begin(&net);
+        }
+        _ => {}
+    });
+    let shares = phases.shares(&status);
+    assert!(shares[0] > 80, "{shares:?} {:#?}", status.engine);
+}
+
+/// As `tcpdump -w` writes it, all at the same time.
+fn write_pcap(path: &Path, frames: &[Vec<u8>]) {
+    let mut bytes = Vec::new();
+    for word in [0xa1b2_c3d4, 2 | 4 << 16, 0, 0, 65_535, 1_u32] {
+        bytes.extend(word.to_ne_bytes());
+    }
+    for frame in frames {
+        for word in [0, 0, frame.len() as u32, frame.len() as u32] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(frame);
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+/// Fields of all QUIC packets from the relay, as tshark sees them.
+fn dissect(pcap: &Path, keys: &Path, fields: &[&str]) -> Vec<Vec<String>> {
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-r").arg(pcap).arg("-o").arg(format!("tls.keylog_file:{}", keys.display()));
+    tshark.args(["-d", &format!("udp.port=={PORT},quic"), "-Y", &format!("udp.srcport=={PORT}")]);
+    tshark.args(["-T", "fields", "-E", "separator=;"]);
+    tshark.args(fields.iter().flat_map(|field| ["-e", field]));
+    let output = tshark.stderr(Stdio::null()).output().unwrap();
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(|line| line.split(';').map(str::to_owned).collect()).collect()
+}
+
+#[test]
+fn tshark_decrypts_what_the_kernel_sent() {
+    needs_root!(tshark_decrypts_what_the_kernel_sent);
+    if Command::new("tshark").arg("-v").stdout(Stdio::null()).status().is_err() {
+        println!("SKIP tshark_decrypts_what_the_kernel_sent: no tshark");
+        return;
+    }
+    for suite in [CipherSuite::Chacha20Poly1305, CipherSuite::Aes128Gcm] {
+        let dir = tempfile::tempdir().unwrap();
+        let (pcap, keys) = (dir.path().join("pcap"), dir.path().join("keys"));
+        let net = Net::new(1, false, |config| {
+            config.cipher_suites = vec![suite];
+            config.key_log_file = Some(keys.clone());
+        });
+        let capture = watch(&net, "sub1");
+        let cast = cast(&net, &["sub1"]);
+        let status = play(&net, cast, &SHOW, |_| {});
+        let session = subscribers(&status).next().unwrap();
+        assert!(share(session) > 80, "{session:#?}");
+        write_pcap(&pcap, &capture.frames());
+
+        let mut numbers = BTreeSet::new();
+        let mut stream_bytes = 0;
+        for packet in dissect(&pcap, &keys, &["quic.short", "quic.packet_number", "quic.stream.length"]) {
+            let [short, number, lengths] = &packet[..] else { panic!("{packet:?}") };
+            if short.is_empty() {
+                continue;
+            }
+            let number: u64 = number.parse().unwrap_or_else(|_| panic!("not decrypted: {packet:?}"));
+            assert!(numbers.insert(number), "number {number} is used twice");
+            stream_bytes += lengths.split(',').filter_map(|len| len.parse::<u64>().ok()).sum::<u64>();
+        }
+        assert!(stream_bytes >= SHOW.groups * SHOW.objects * SHOW.bytes as u64, "{stream_bytes}");
+        assert!(numbers.len() as u64 >= session.kernel.packets + session.data_plane.packets);
+    }
+}
