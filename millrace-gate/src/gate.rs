@@ -223,6 +223,10 @@ impl Inner {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         token::check(&self.kernel.token_keys(), bytes, client, now.as_secs(), lifetime)
     }
+
+    pub(crate) fn open_token(&self, bytes: &[u8]) -> Result<Token, token::Error> {
+        token::open(&self.kernel.token_keys(), bytes)
+    }
 }
 
 fn wants_watch(rules: &Rules) -> bool {

@@ -293,8 +293,8 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	if (packet->token_len != sizeof(work->token) ||
 	    !has(&work->head, packet->token_at, sizeof(work->token)))
 		return 0;
-	for (int i = 0; i < sizeof(work->token); i += 16)
-		store16((__u8 *)&work->token + i, load16(from + i));
+	for (int i = 0; i < sizeof(work->token); i += 8)
+		store64((__u8 *)&work->token + i, load64(from + i));
 	if (!gate_token_is_ours(&work->token))
 		return 0;
 	index = work->token.key;

@@ -60,6 +60,7 @@ static __always_inline int make_token(struct gate_work *work)
 	token->id_len = packet->id_len;
 	token->port = packet->source_port;
 	token->issued = bpf_htonl(unix_seconds(work));
+	store64(token->nonce, random64());
 	token->address = packet->source;
 	for (int i = 0; i < GATE_ID_MAX; i++)
 		token->id[i] = i < packet->id_len ? id[i] : 0;
@@ -109,8 +110,8 @@ static __noinline int make_retry(struct gate_work *work)
 	*answer_at(answer, at) = RETRY_ID_BYTES;
 	store64(answer_at(answer, at + 1), random64());
 	at += 1 + RETRY_ID_BYTES;
-	for (int i = 0; i < sizeof(work->token); i += 16)
-		store16(answer_at(answer, at + i), load16((__u8 *)&work->token + i));
+	for (int i = 0; i < sizeof(work->token); i += 8)
+		store64(answer_at(answer, at + i), load64((__u8 *)&work->token + i));
 	at += sizeof(work->token);
 	store16(answer_at(answer, at), (struct bytes16){});
 	put_integrity_tag(answer, key, from, at);

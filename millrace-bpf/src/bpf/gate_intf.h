@@ -253,11 +253,12 @@ struct gate_token {
 	__u8 id_len;
 	__be16 port;
 	__be32 issued; /* seconds since 1970 */
+	__u8 nonce[8]; /* random, so that no two tokens are equal */
 	struct gate_address address;
 	__u8 id[GATE_ID_MAX]; /* original destination connection ID, and zeroes */
 	__u8 tag[16];
 };
-_Static_assert(sizeof(struct gate_token) == 64, "gate_token is as the wire has it");
+_Static_assert(sizeof(struct gate_token) == 72, "gate_token is as the wire has it");
 
 /* Entry of the map `token_keys`. */
 struct gate_token_key {

@@ -14,7 +14,7 @@
 #include <linux/in.h>
 
 #define HEAD_BYTES	    256 /* of a frame that are looked at */
-#define HEAD_SLACK	    64	/* zeroes that the longest masked read may touch */
+#define HEAD_SLACK	    80	/* zeroes that the longest masked read may touch */
 #define HEAD_TAGS_MAX	    2	/* QinQ */
 #define HEAD_EXTENSIONS_MAX 8
 #define UDP_AT_MAX	    160 /* so that all of a QUIC header but a long token is in there */

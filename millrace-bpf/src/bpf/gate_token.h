@@ -7,7 +7,7 @@
 #include "siphash.h"
 
 #define GATE_TOKEN_MAGIC 0x3167726d /* "mrg1" */
-#define GATE_TOKEN_WORDS 6	    /* that the tag covers */
+#define GATE_TOKEN_WORDS 7	    /* that the tag covers */
 
 static __always_inline struct bytes16 gate_token_tag(const struct siphash_key *key,
 						     const struct gate_token *token)

@@ -14,7 +14,7 @@ use super::intf;
 use super::prefix::{mapped, unmapped};
 
 /// Bytes of a token.
-pub const LEN: usize = 64;
+pub const LEN: usize = 72;
 const MAGIC: [u8; 4] = *b"mrg1";
 const TAG_AT: usize = LEN - 16;
 /// Seconds by which the clocks of two machines that share keys may differ.
@@ -77,6 +77,8 @@ pub struct Token {
     pub client: SocketAddr,
     /// When it was made, seconds since 1970.
     pub issued: u64,
+    /// Random: tells tokens apart.
+    pub nonce: u64,
     id: [u8; intf::ID_MAX],
     id_len: usize,
 }
@@ -86,7 +88,7 @@ impl Token {
     pub fn new(client: SocketAddr, original_id: &[u8], issued: u64) -> Option<Self> {
         let mut id = [0; intf::ID_MAX];
         id.get_mut(..original_id.len())?.copy_from_slice(original_id);
-        Some(Self { client, issued, id, id_len: original_id.len() })
+        Some(Self { client, issued, nonce: 0, id, id_len: original_id.len() })
     }
 
     /// The destination connection ID of the Initial that the Retry answered.
@@ -97,11 +99,12 @@ impl Token {
     /// As the gate would have made it with the key of this index.
     pub fn seal(&self, index: u8, key: &Key) -> [u8; LEN] {
         let mut bytes = [0; LEN];
-        let fields: [&[u8]; 6] = [
+        let fields: [&[u8]; 7] = [
             &MAGIC,
             &[index, self.id_len as u8],
             &self.client.port().to_be_bytes(),
             &(self.issued as u32).to_be_bytes(),
+            &self.nonce.to_be_bytes(),
             &mapped(self.client.ip()),
             &self.id,
         ];
@@ -130,30 +133,26 @@ pub enum Error {
 pub fn open(keys: &Keys, token: &[u8]) -> Result<Token, Error> {
     let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
     let (content, tag) = token.split_at(TAG_AT);
-    let (magic, content_rest) = content.split_at(MAGIC.len());
-    if magic != MAGIC {
-        return Err(Error::NotOurs);
-    }
-    let [index, id_len, port @ .., _, _, _, _] = [
-        content_rest[0],
-        content_rest[1],
-        content_rest[2],
-        content_rest[3],
-        content_rest[4],
-        content_rest[5],
-        content_rest[6],
-        content_rest[7],
-    ];
+    let mut rest = content.strip_prefix(&MAGIC).ok_or(Error::NotOurs)?;
+    let [index, id_len] = take(&mut rest).ok_or(Error::NotOurs)?;
+    let port = take(&mut rest).map(u16::from_be_bytes).ok_or(Error::NotOurs)?;
+    let issued = take(&mut rest).map(u32::from_be_bytes).ok_or(Error::NotOurs)?;
+    let nonce = take(&mut rest).map(u64::from_be_bytes).ok_or(Error::NotOurs)?;
+    let address = take(&mut rest).ok_or(Error::NotOurs)?;
     let key = keys.get(usize::from(index)).ok_or(Error::Forged)?;
     if !equal(&siphash128(key, content), tag) {
         return Err(Error::Forged);
     }
-    let issued = content_rest[4..8].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
-    let mut address = [0; 16];
-    address.copy_from_slice(&content_rest[8..24]);
-    let client = SocketAddr::new(unmapped(address), u16::from_be_bytes(port));
-    let id = content_rest[24..].get(..usize::from(id_len)).ok_or(Error::Forged)?;
-    Token::new(client, id, issued).ok_or(Error::Forged)
+    let client = SocketAddr::new(unmapped(address), port);
+    let id = rest.get(..usize::from(id_len)).ok_or(Error::Forged)?;
+    let token = Token::new(client, id, u64::from(issued)).ok_or(Error::Forged)?;
+    Ok(Token { nonce, ..token })
+}
+
+fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
+    let (taken, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(*taken)
 }
 
 /// Checks a token that came from `client` at `now`, in seconds since 1970.

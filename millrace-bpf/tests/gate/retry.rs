@@ -119,7 +119,7 @@ fn forged_tokens() {
         forged[at] ^= 0x40;
         retry(&gate, &to_server(V4, initial(1, &retry_id, &[], &forged)), 1, &retry_id, &[]);
     }
-    for other in [&token[1..], &[token.clone(), vec![0]].concat(), &[9; 64], &[9; 200]] {
+    for other in [&token[1..], &[token.clone(), vec![0]].concat(), &[9; 72], &[9; 200]] {
         retry(&gate, &to_server(V4, initial(1, &retry_id, &[], other)), 1, &retry_id, &[]);
     }
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));

@@ -114,7 +114,13 @@ impl Site {
 
     /// A client's endpoint, in the namespace of clients.
     pub fn endpoint(&self, idle: Duration) -> Endpoint {
-        let socket = inside(&self.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
+        self.endpoint_at("0.0.0.0", idle)
+    }
+
+    /// The same, from an address of any family.
+    pub fn endpoint_at(&self, address: &str, idle: Duration) -> Endpoint {
+        let address = SocketAddr::new(address.parse().unwrap(), 0);
+        let socket = inside(&self.clients, || UdpSocket::bind(address).unwrap());
         let mut endpoint =
             Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime)).unwrap();
         endpoint.set_default_client_config(self.client_config(idle));

@@ -1,0 +1,244 @@
+//! Connections of stock quinn behind the gate: proved by its Retry, and not hurt by anything. Counted by the gate.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use millrace_gate::{Gate, Mode, Pass, Policy, Rule, Scope, ScopeStatistics};
+use quinn::{
+    Connection, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    crypto::{AeadKey, CryptoError, HandshakeTokenKey, rustls::QuicServerConfig},
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use support::{PORT, Site, hello, inside, is_root, wait_for};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Lets quinn read the gate's tokens, by its public trait: quinn takes the last 16 bytes for a nonce, which are the tag,
+/// and expects to find its own encoding of a Retry token in what it "decrypts".
+struct Tokens(Scope);
+
+struct Token {
+    scope: Scope,
+    tag: Vec<u8>,
+}
+
+impl HandshakeTokenKey for Tokens {
+    fn aead_from_hkdf(&self, tag: &[u8]) -> Box<dyn AeadKey> {
+        Box::new(Token { scope: self.0.clone(), tag: tag.to_vec() })
+    }
+}
+
+impl AeadKey for Token {
+    /// This server makes no tokens of its own.
+    fn seal(&self, _: &mut Vec<u8>, _: &[u8]) -> Result<(), CryptoError> {
+        Err(CryptoError)
+    }
+
+    fn open<'a>(&self, data: &'a mut [u8], _: &[u8]) -> Result<&'a mut [u8], CryptoError> {
+        let bytes = [&*data, &self.tag].concat();
+        let token = self.scope.open_token(&bytes).map_err(|_| CryptoError)?;
+        let mut retry = vec![0];
+        match token.client.ip() {
+            IpAddr::V4(address) => retry.extend([&[0][..], &address.octets()].concat()),
+            IpAddr::V6(address) => retry.extend([&[1][..], &address.octets()].concat()),
+        }
+        retry.extend(token.client.port().to_be_bytes());
+        retry.push(token.original_id().len() as u8);
+        retry.extend(token.original_id());
+        retry.extend(token.issued.to_be_bytes());
+        let out = data.get_mut(..retry.len()).ok_or(CryptoError)?;
+        out.copy_from_slice(&retry);
+        Ok(out)
+    }
+}
+
+/// Publishes every connection ID before quinn uses it.
+struct Published {
+    scope: Scope,
+    next: Arc<AtomicU64>,
+}
+
+impl ConnectionIdGenerator for Published {
+    fn generate_cid(&mut self) -> ConnectionId {
+        let id = self.next.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed).to_be_bytes();
+        self.scope.publish(&id).unwrap();
+        ConnectionId::new(&id)
+    }
+
+    fn cid_len(&self) -> usize {
+        8
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        None
+    }
+}
+
+fn gate(site: &Site, policy: &str) -> Gate {
+    let gate = Gate::new(&Policy::parse(policy).unwrap()).unwrap();
+    inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
+    gate
+}
+
+fn server_config(site: &Site) -> ServerConfig {
+    let certificate = CertificateDer::from_pem_file(site.path("cert.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(site.path("key.pem")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    tls.alpn_protocols = vec![b"hello".to_vec()];
+    let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()));
+    config.validation_token.sent(0);
+    config
+}
+
+fn server(site: &Site, address: &str, endpoint: EndpointConfig, config: ServerConfig) -> Endpoint {
+    let address = SocketAddr::new(address.parse().unwrap(), PORT);
+    let socket = inside(&site.server, || UdpSocket::bind(address).unwrap());
+    Endpoint::new(endpoint, Some(config), socket, Arc::new(TokioRuntime)).unwrap()
+}
+
+async fn answer(connection: Connection) {
+    while let Ok((mut send, mut recv)) = connection.accept_bi().await {
+        let _ = recv.read_to_end(1024).await;
+        let _ = send.write_all(b"hello\n").await;
+        let _ = send.finish();
+    }
+}
+
+fn web(gate: &Gate) -> ScopeStatistics {
+    gate.statistics().unwrap().scope("web").unwrap().clone()
+}
+
+/// All packets that were refused, by whatever rule.
+fn refused(gate: &Gate) -> u64 {
+    let web = web(gate);
+    Rule::ALL.iter().map(|rule| web.rule(*rule).packets).sum()
+}
+
+const RETRY: &str = "\
+[[scope]]
+name = \"web\"
+port = 4433
+rules.retry = \"enforce\"
+";
+
+/// Before the server hears of a connection, its address is proved; the client finds everything in order, and the server
+/// knows.
+#[tokio::test(flavor = "multi_thread")]
+async fn retry_is_accepted_by_stock_quinn() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("live-retry", "");
+    let _pass = site.take_answers();
+    let gate = gate(&site, RETRY);
+    for (connections, (local, at)) in (1..).zip([("0.0.0.0", "10.97.0.1"), ("::", "fd97::1")]) {
+        let mut config = server_config(&site);
+        config.token_key(Arc::new(Tokens(gate.scope("web").unwrap())));
+        let server = server(&site, at, EndpointConfig::default(), config);
+        let served = tokio::spawn(async move {
+            let incoming = server.accept().await.unwrap();
+            let validated = incoming.remote_address_validated();
+            answer(incoming.await.unwrap()).await;
+            validated
+        });
+        let client = site.endpoint_at(local, LONG);
+        let there = SocketAddr::new(at.parse().unwrap(), PORT);
+        let connection = client.connect(there, "localhost").unwrap().await.expect("a connection");
+        hello(&connection).await;
+        connection.close(0u8.into(), b"");
+        client.wait_idle().await;
+        assert!(served.await.unwrap(), "the address was proved");
+        let web = web(&gate);
+        // A client that is slow to hear of it may ask twice; it is let in by its token, and nothing else.
+        assert!(web.rule(Rule::Retry).packets >= connections);
+        assert!(web.pass(Pass::Proved).packets >= connections);
+        assert_eq!((web.pass(Pass::New).packets, refused(&gate)), (0, web.rule(Rule::Retry).packets));
+    }
+}
+
+fn published(connections: u32) -> String {
+    format!(
+        "[[scope]]\nname = \"web\"\nport = 4433\nlive = \"published\"\nid_bytes = 8\n\
+         [scope.rules]\nquota = {{ connections = {connections} }}\nunknown_id = \"enforce\"\n"
+    )
+}
+
+/// An Initial that opens a connection of its own.
+fn initial(n: u64) -> Vec<u8> {
+    let mut packet = vec![0xc0, 0, 0, 0, 1, 8];
+    packet.extend(n.to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend((0x4000_u16 | 1182).to_be_bytes());
+    packet.resize(1200, 0xaa);
+    packet
+}
+
+/// A connection of an address that is over its quota and floods, as if behind one NAT: key updates, new connection IDs,
+/// new ports, and a policy that changes all the time. Exactly the flood is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn live_connections_are_not_hurt() {
+    const ROUNDS: u64 = 40;
+    const BURST: u64 = 50;
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("live", "");
+    let gate = gate(&site, &published(1));
+    let scope = gate.scope("web").unwrap();
+    let mut endpoint = EndpointConfig::default();
+    let (ids, next) = (scope.clone(), Arc::new(AtomicU64::new(1 << 63)));
+    endpoint.cid_generator(move || Box::new(Published { scope: ids.clone(), next: next.clone() }));
+    let server = server(&site, "10.97.0.1", endpoint, server_config(&site));
+    let served = tokio::spawn(async move {
+        let connection = server.accept().await.unwrap().await.unwrap();
+        let _counted = scope.connection(connection.remote_address().ip()).unwrap();
+        answer(connection).await;
+        server
+    });
+    let client = site.endpoint(LONG);
+    let there = SocketAddr::new(support::SERVER, PORT);
+    let connection = client.connect(there, "localhost").unwrap().await.expect("a connection");
+    hello(&connection).await;
+    assert_eq!(refused(&gate), 0);
+
+    let attacker = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
+    attacker.connect(there).unwrap();
+    for round in 0..ROUNDS {
+        for n in 0..BURST {
+            attacker.send(&initial(round * BURST + n)).unwrap();
+        }
+        connection.force_key_update();
+        if round % 4 == 0 {
+            client.rebind(inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap())).unwrap();
+        }
+        gate.set_policy(&Policy::parse(&published(1 - round as u32 % 2)).unwrap()).unwrap();
+        hello(&connection).await;
+        let sent = (round + 1) * BURST;
+        wait_for("end of the burst", || (web(&gate).rule(Rule::Quota).packets >= sent).then_some(()));
+    }
+    let total = ROUNDS * BURST;
+    assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (total, total));
+    // The gate goes, the connection stays.
+    let live = web(&gate).pass(Pass::Live).packets;
+    assert!(live > 2 * ROUNDS, "{live} packets of the live connection");
+    drop(gate);
+    hello(&connection).await;
+    assert!(!site.is_guarded());
+    connection.close(0u8.into(), b"");
+    drop(served.await.unwrap());
+}
