@@ -17,6 +17,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::{Link, MapCore, MapFlags};
+use nix::sys::stat::{major, minor, stat};
 
 use crate::Error;
 use crate::intf::Plain;
@@ -198,7 +199,8 @@ impl Cost {
             (true, Some(Method::SystemCalls)) => &[Some(Method::SystemCalls)],
             (true, None) => &[Some(Method::Functions), Some(Method::SystemCalls)],
         };
-        let kernel = Kernel::read().map_err(|source| Error::Memory { what: "symbols", source })?;
+        let kernel =
+            Kernel::read().map_err(|source| Error::Prepare { what: "the kernel's functions", source })?;
         let mut refused = None;
         for method in methods {
             match Self::load_with(config, *method, &kernel) {
@@ -222,7 +224,10 @@ impl Cost {
             Transport::DoubleBuffer => 4096,
         };
         let mut open = embedded!("cost.bpf.o").open()?;
+        let (pidns_dev, pidns_ino) = pid_namespace()?;
         open.configure(&intf::Config {
+            pidns_dev,
+            pidns_ino,
             half_bytes,
             always: u8::from(method.is_none()),
             ring: u8::from(config.transport == Transport::RingBuffer),
@@ -277,7 +282,8 @@ impl Cost {
             let link = self.object.program(program)?.attach_trace();
             self.links.push(link.map_err(|source| Error::Tracepoint { tracepoint, source })?);
         }
-        let sockets = Sockets::new().map_err(|source| Error::Memory { what: "a pair of sockets", source })?;
+        let sockets =
+            Sockets::new().map_err(|source| Error::Prepare { what: "a pair of sockets", source })?;
         let missing = WAYS.iter().filter_map(|way| {
             let reason = self.attach_way(way, &sockets).err()?;
             Some(Missing { event: way.event, what: way.name, reason })
@@ -441,6 +447,14 @@ fn cpus() -> Result<NonZero<u32>, Error> {
     let cpus =
         libbpf_rs::num_possible_cpus().map_err(|source| Error::Read { what: "possible CPUs", source })?;
     u32::try_from(cpus).ok().and_then(NonZero::new).ok_or(Error::Config("no possible CPU"))
+}
+
+/// Device and inode of this process' PID namespace. The kernel wants its own form of device numbers.
+fn pid_namespace() -> Result<(u64, u64), Error> {
+    let namespace = stat("/proc/self/ns/pid")
+        .map_err(|errno| Error::Prepare { what: "the PID namespace", source: errno.into() })?;
+    let device = namespace.st_dev;
+    Ok((major(device) << 20 | minor(device), namespace.st_ino))
 }
 
 fn events_of(points: &[Point]) -> [u8; intf::POINTS] {

@@ -51,6 +51,8 @@ pub enum Error {
     Write { what: &'static str, source: libbpf_rs::Error },
     #[error("cannot map {what} into memory: {source}")]
     Memory { what: &'static str, source: std::io::Error },
+    #[error("cannot get {what}: {source}")]
+    Prepare { what: &'static str, source: std::io::Error },
     #[error("no room for more {what}")]
     Full { what: &'static str },
     /// [`relay::Relay::settle`] makes some.

@@ -1,6 +1,6 @@
 //! Paths of cgroups (v2) by the kernel's IDs, which are the inode numbers of their directories.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -10,9 +10,11 @@ pub struct Cgroups {
     mount: Option<PathBuf>,
     paths: HashMap<u64, String>,
     /// Looked for and not found: not looked for again.
-    unknown: HashMap<u64, ()>,
+    unknown: HashSet<u64>,
 }
 
+/// How many unknown IDs are remembered.
+const UNKNOWN: usize = 4096;
 /// Deeper ones are nobody's services.
 const MAX_DEPTH: usize = 16;
 
@@ -24,12 +26,12 @@ impl Cgroups {
     }
 
     fn at(mount: Option<PathBuf>) -> Self {
-        Self { mount, paths: HashMap::new(), unknown: HashMap::new() }
+        Self { mount, paths: HashMap::new(), unknown: HashSet::new() }
     }
 
     /// `/` for the root. `None`: it is gone, or there is no mount.
     pub fn path(&mut self, id: u64) -> Option<&str> {
-        if !self.paths.contains_key(&id) && self.unknown.insert(id, ()).is_none() {
+        if !self.paths.contains_key(&id) && self.unknown.insert(id) {
             self.scan();
         }
         self.paths.get(&id).map(String::as_str)
@@ -37,6 +39,11 @@ impl Cgroups {
 
     fn scan(&mut self) {
         let Some(mount) = self.mount.clone() else { return };
+        // What is gone is forgotten, so that a machine that makes many of them does not fill the memory.
+        self.paths.clear();
+        if self.unknown.len() > UNKNOWN {
+            self.unknown.clear();
+        }
         let mut directories = vec![(mount.clone(), 0)];
         while let Some((directory, depth)) = directories.pop() {
             let Ok(metadata) = fs::metadata(&directory) else { continue };

@@ -185,6 +185,16 @@ static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 
 
 /* Calls: begin() and end() around whatever sends or receives */
 
+/* The current thread's ID as userspace knows it; 0 in other PID namespaces. */
+static __always_inline __u64 thread_of_userspace(void)
+{
+	struct bpf_pidns_info ids = {};
+
+	if (bpf_get_ns_current_pid_tgid(config.pidns_dev, config.pidns_ino, &ids, sizeof(ids)))
+		return 0;
+	return ids.pid;
+}
+
 static __always_inline int begin(enum point point, __u64 event)
 {
 	struct cost_cpu *cpu = this_cpu();
@@ -199,7 +209,7 @@ static __always_inline int begin(enum point point, __u64 event)
 		count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);
 	cpu->task = word(clock, point << POINT_SHIFT | event);
 	add(&cpu->calls[event], 1);
-	if (cpu->check_tid && cpu->check_tid == (__u32)bpf_get_current_pid_tgid())
+	if (cpu->check_tid && cpu->check_tid == thread_of_userspace())
 		add(&cpu->checked[event], 1);
 	return 0;
 }

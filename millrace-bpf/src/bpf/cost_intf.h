@@ -34,6 +34,8 @@ enum cost_call {
 
 /* Load-time configuration. */
 struct cost_config {
+	__u64 pidns_dev; /* userspace's PID namespace */
+	__u64 pidns_ino;
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
 	__u8 always;	  /* sample whatever runs, not only events */
 	__u8 ring;	  /* stacks travel through the ring buffer */
@@ -64,7 +66,7 @@ struct cost_cpu {
 	__u64 lost_processes;	    /* no room in `processes` */
 	__u64 lost_tasks;	    /* no storage for a task's place in a call */
 	__u64 writing;		    /* the sampler may be writing to either half */
-	__u64 check_tid;	    /* userspace: count the calls of this thread ... */
+	__u64 check_tid;	    /* userspace: count the calls of this thread of its namespace ... */
 	__u64 checked[COST_EVENTS]; /* ... here */
 	__u64 pad[12];		    /* to whole cache lines */
 };

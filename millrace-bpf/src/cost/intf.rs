@@ -12,6 +12,8 @@ pub(crate) const EVENTS: usize = 8;
 pub(crate) const POINTS: usize = 32;
 
 mirror!(Config = "cost_config" {
+    pidns_dev: u64,
+    pidns_ino: u64,
     half_bytes: u32,
     always: u8,
     ring: u8,

@@ -132,6 +132,9 @@ struct View {
     columns: usize,
 }
 
+/// Positions among the tables of a report.
+const OVERVIEW: usize = 0;
+const PARTS: usize = 1;
 const HELP: &str = "Tab table  s sort  r reverse  arrows scroll  space pause  q quit";
 
 impl View {
@@ -171,16 +174,43 @@ impl View {
         let titles: Vec<&str> = tables.iter().map(|table| table.title).collect();
         let mut lines: Vec<String> = text::head(report).iter().map(|line| cut(line, width)).collect();
         lines.push(self.titles(&titles));
-        let table = tables.swap_remove(self.table.min(titles.len().saturating_sub(1)));
-        let mut foot: Vec<String> = text::notes(report).iter().map(|line| cut(line, width)).collect();
-        // Notes must not take the table's place on a small screen; all are in `--plain` and JSON.
-        foot.truncate(height / 4);
-        foot.push(cut(if self.paused { "paused; space goes on" } else { HELP }, width));
+        let foot = self.foot(report, width);
         let room = height.saturating_sub(lines.len() + foot.len() + 1);
-        lines.extend(self.rows(table, width, room));
+        if self.table == OVERVIEW {
+            let parts = tables.swap_remove(PARTS);
+            let cpus = tables.swap_remove(OVERVIEW);
+            lines.extend(self.overview(cpus, parts, width, room));
+        } else {
+            let table = tables.swap_remove(self.table.min(titles.len().saturating_sub(1)));
+            lines.extend(self.rows(table, width, room));
+        }
         lines.extend(foot);
         lines.truncate(height);
         lines
+    }
+
+    /// The CPUs, and parts in the room below.
+    fn overview(&mut self, cpus: Table, parts: Table, width: usize, room: usize) -> Vec<String> {
+        let room_of_cpus = cpus.rows.len().min(room / 2);
+        let mut lines = self.rows(cpus, width, room_of_cpus);
+        let mut below = View::default();
+        if let Some(room) = room.checked_sub(room_of_cpus + 2) {
+            lines.push(String::new());
+            lines.extend(below.rows(parts, width, room));
+        }
+        lines
+    }
+
+    fn foot(&self, report: &Report, width: usize) -> Vec<String> {
+        let mut foot: Vec<String> = text::lost(report).into_iter().collect();
+        if !report.missing.is_empty() {
+            foot.push(format!(
+                "{} things cannot be measured here; --plain and --json name them",
+                report.missing.len()
+            ));
+        }
+        foot.push(if self.paused { "paused; space goes on" } else { HELP }.to_owned());
+        foot.iter().map(|line| cut(line, width)).collect()
     }
 
     fn titles(&self, titles: &[&str]) -> String {

@@ -75,19 +75,23 @@ pub(super) fn head(report: &Report) -> Vec<String> {
 
 /// What the figures do not contain.
 pub(super) fn notes(report: &Report) -> Vec<String> {
-    let mut notes = Vec::new();
-    if !report.lost.is_nothing() {
-        let lost = &report.lost;
-        notes.push(format!(
-            "lost: {} samples, {} stacks, {} process sums, {} places of tasks, {} runs",
-            lost.samples, lost.stacks, lost.processes, lost.tasks, lost.skipped_runs
-        ));
-    }
+    let mut notes: Vec<String> = lost(report).into_iter().collect();
     for missing in &report.missing {
         let event = missing.event.map_or(String::new(), |event| format!("{event}: "));
         notes.push(format!("missing: {event}{} ({})", missing.what, missing.reason));
     }
     notes
+}
+
+/// What was seen and is not in the figures, if anything.
+pub(super) fn lost(report: &Report) -> Option<String> {
+    let lost = &report.lost;
+    (!lost.is_nothing()).then(|| {
+        format!(
+            "lost: {} samples, {} stacks, {} process sums, {} places of tasks, {} runs",
+            lost.samples, lost.stacks, lost.processes, lost.tasks, lost.skipped_runs
+        )
+    })
 }
 
 const CPUS: &str = "CPUs";
