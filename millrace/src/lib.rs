@@ -4,6 +4,7 @@ pub mod bench;
 pub mod client;
 pub mod cost;
 pub mod engine;
+pub mod gate;
 pub mod lab;
 pub mod quic;
 pub mod relay;

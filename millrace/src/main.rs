@@ -3,7 +3,7 @@
 use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use millrace::{bench, client, cost, lab, relay, status, trace};
+use millrace::{bench, client, cost, gate, lab, relay, status, trace};
 
 /// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
 #[derive(Parser)]
@@ -28,6 +28,8 @@ enum Command {
     Trace(trace::Args),
     /// Show what the kernel's networking costs: which share of each CPU, which part of the stack, for whom
     Cost(cost::Args),
+    /// Guard QUIC servers of this machine at XDP
+    Gate(gate::cli::Args),
     /// Make networks out of namespaces and emulated links
     Lab(lab::Args),
     /// Measure Millrace and other relays
@@ -42,6 +44,7 @@ fn main() -> ExitCode {
         Command::Status(args) => status::run(args),
         Command::Trace(args) => trace::run(args),
         Command::Cost(args) => cost::run(args),
+        Command::Gate(args) => gate::cli::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
     };

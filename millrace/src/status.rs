@@ -233,7 +233,7 @@ fn percent(one: u64, other: u64) -> String {
 }
 
 /// Columns as wide as their longest cell; numbers to the right.
-fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
+pub(crate) fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
     let rows: Vec<_> = rows.collect();
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -258,7 +258,7 @@ fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>
 }
 
 /// `1536` as `1.5K`: powers of 1024.
-fn bytes(count: u64) -> String {
+pub(crate) fn bytes(count: u64) -> String {
     let mut value = count as f64;
     let mut units = ["", "K", "M", "G", "T"].into_iter();
     let mut unit = units.next().unwrap_or_default();
@@ -269,7 +269,7 @@ fn bytes(count: u64) -> String {
     if unit.is_empty() { format!("{count}") } else { format!("{value:.1}{unit}") }
 }
 
-fn span(seconds: f64) -> String {
+pub(crate) fn span(seconds: f64) -> String {
     let whole = seconds as u64;
     match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
         (0, 0, 0, s) => format!("{s}s"),

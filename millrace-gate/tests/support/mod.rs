@@ -65,6 +65,7 @@ impl Site {
             ip(&["-n", namespace, "addr", "add", &format!("10.97.0.{host}/24"), "dev", "eth"]);
             ip(&["-n", namespace, "addr", "add", &format!("fd97::{host}/64"), "dev", "eth", "nodad"]);
             ip(&["-n", namespace, "link", "set", "eth", "up"]);
+            ip(&["-n", namespace, "link", "set", "lo", "up"]);
         }
         let dir = tempfile::tempdir().unwrap();
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

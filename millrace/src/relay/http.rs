@@ -31,13 +31,18 @@ pub async fn start(
     source: Arc<dyn StatusSource>,
     tracer: Arc<Tracer>,
 ) -> Result<Server, BindError> {
+    serve(addr, router(source, tracer)).await
+}
+
+/// The same for any router.
+pub(crate) async fn serve(addr: SocketAddr, router: Router) -> Result<Server, BindError> {
     let bound = async {
         let listener = TcpListener::bind(addr).await?;
         Ok((listener.local_addr()?, listener))
     };
     let (local_addr, listener) = bound.await.map_err(|source| BindError { addr, source })?;
     let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router(source, tracer)).await {
+        if let Err(error) = axum::serve(listener, router).await {
             tracing::error!(%error, "http ended");
         }
     });

@@ -129,7 +129,7 @@ impl Snapshot {
     }
 }
 
-struct Out<'a>(DescriptorEncoder<'a>);
+pub(crate) struct Out<'a>(pub(crate) DescriptorEncoder<'a>);
 
 impl Out<'_> {
     fn counter(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
@@ -142,12 +142,12 @@ impl Out<'_> {
         metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
     }
 
-    fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
+    pub(crate) fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
         let metric = ConstGauge::new(value);
         metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
     }
 
-    fn labelled(
+    pub(crate) fn labelled(
         &mut self,
         name: &str,
         help: &str,

@@ -1,0 +1,206 @@
+//! `millrace gate`.
+
+use std::{
+    fmt::Write as _,
+    io::Write as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::{Subcommand, ValueEnum};
+use millrace_gate::Mode;
+
+use super::{
+    control::{self, Answer, DEFAULT_SOCKET, Request},
+    daemon::{self, Setup, Source},
+    top,
+};
+use crate::relay::{
+    config::{HttpAddr, Log, LogFormat},
+    log,
+};
+
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+    #[command(flatten)]
+    guard: Guard,
+}
+
+#[derive(Debug, clap::Args)]
+struct Guard {
+    /// Interfaces that clients come in by
+    #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "IF")]
+    interface: Vec<String>,
+    /// UDP ports to guard, by what needs no numbers
+    #[arg(long, value_delimiter = ',', required_unless_present = "policy", conflicts_with = "policy")]
+    port: Vec<u16>,
+    /// With --port: connections that one client may have
+    #[arg(long, value_name = "N", conflicts_with = "policy")]
+    connections: Option<u32>,
+    /// TOML file with scopes and rules
+    #[arg(long, value_name = "FILE")]
+    policy: Option<PathBuf>,
+    /// Count what would be refused, and refuse nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Check the policy and exit
+    #[arg(long)]
+    check: bool,
+    /// How to attach: in the driver (native), in the stack (generic), or whichever works (auto)
+    #[arg(long, value_enum, default_value_t = AttachMode::Auto)]
+    mode: AttachMode,
+    #[command(flatten)]
+    socket: SocketArg,
+    /// A group whose members may use the socket; only its owner without
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// Where /metrics, /healthz and /status are served, or "off"
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9185")]
+    http: HttpAddr,
+    /// A level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+    log_format: LogFormat,
+}
+
+#[derive(Debug, clap::Args)]
+struct SocketArg {
+    /// Socket of the running gate
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AttachMode {
+    Auto,
+    Native,
+    Generic,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Show what a running gate has counted
+    Status {
+        #[command(flatten)]
+        socket: SocketArg,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show rates, and who is refused, every second
+    Top {
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+    /// Block a prefix now, until the gate ends or --remove
+    Block(List),
+    /// Allow a prefix now, until the gate ends or --remove
+    Allow(List),
+    /// Print the policy in force
+    Policy {
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+    /// Have the policy file read again
+    Reload {
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct List {
+    /// 192.0.2.0/24, 2001:db8::1
+    prefix: String,
+    /// In this scope only
+    #[arg(long)]
+    scope: Option<String>,
+    /// Take it back: what the policy says counts again
+    #[arg(long)]
+    remove: bool,
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args.verb {
+        None => guard(args.guard),
+        Some(Verb::Status { socket, json }) => status(&socket.socket, json),
+        Some(Verb::Top { socket }) => watch(&socket.socket),
+        Some(Verb::Block(list)) => change(list, |prefix, scope| Request::Block { prefix, scope }),
+        Some(Verb::Allow(list)) => change(list, |prefix, scope| Request::Allow { prefix, scope }),
+        Some(Verb::Policy { socket }) => {
+            let answer = control::ask(&socket.socket, &Request::Policy)?;
+            print(&answer.policy.unwrap_or_default())
+        }
+        Some(Verb::Reload { socket }) => control::ask(&socket.socket, &Request::Reload).map(drop),
+    }
+}
+
+fn guard(args: Guard) -> anyhow::Result<()> {
+    let source = match args.policy {
+        Some(path) => Source::File(path),
+        None => Source::Text(policy_of_flags(&args.port, args.connections)),
+    };
+    if args.check {
+        source.read()?;
+        return print("the policy is usable\n");
+    }
+    let _log = log::start(&Log { level: args.log_level, format: args.log_format, file: None })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(daemon::run(Setup {
+        source,
+        dry_run: args.dry_run,
+        interfaces: args.interface,
+        mode: match args.mode {
+            AttachMode::Auto => Mode::Auto,
+            AttachMode::Native => Mode::Native,
+            AttachMode::Generic => Mode::Generic,
+        },
+        socket: args.socket.socket,
+        socket_group: args.socket_group,
+        http: args.http.0,
+    }))
+}
+
+/// What the flags say, as a policy file says it.
+fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
+    let mut text = format!("[[scope]]\nname = \"default\"\nport = {ports:?}\n");
+    if let Some(connections) = connections {
+        let _ = writeln!(text, "rules.quota = {{ connections = {connections} }}");
+    }
+    text
+}
+
+fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
+    let Answer { status, .. } = control::ask(socket, &Request::Status)?;
+    let status = status.unwrap_or_default();
+    print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { top::render(&status, None) })
+}
+
+fn watch(socket: &Path) -> anyhow::Result<()> {
+    let mut before = None;
+    loop {
+        let status = control::ask(socket, &Request::Status)?.status.unwrap_or_default();
+        let text = top::render(&status, Some(before.as_ref().unwrap_or(&status)));
+        // Clears the screen, cursor to the top left corner.
+        print(&format!("\x1b[2J\x1b[H{text}"))?;
+        before = Some(status);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+fn change(list: List, entry: fn(String, Option<String>) -> Request) -> anyhow::Result<()> {
+    let List { prefix, scope, remove, socket } = list;
+    let request = if remove { Request::Unlist { prefix, scope } } else { entry(prefix, scope) };
+    control::ask(&socket.socket, &request).map(drop)
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}

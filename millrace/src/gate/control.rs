@@ -1,0 +1,275 @@
+//! The socket of a running gate: what may be asked, who may ask, and what becomes of what a server told when it is
+//! gone. `docs/gate.md` documents it.
+
+use std::{
+    collections::HashMap,
+    io::{self, BufRead as _, BufReader, Write as _},
+    net::{IpAddr, SocketAddr},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use millrace_gate::{Connection, Entry, Prefix, hex};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixListener,
+};
+
+use super::{daemon::Daemon, status::Status};
+
+pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
+
+/// Of a request, bytes.
+const LINE_MAX: u64 = 64 * 1024;
+/// Of the commands with an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Request {
+    Inc { scope: String, client: IpAddr },
+    Dec { scope: String, client: IpAddr },
+    Publish { scope: String, id: String },
+    Retire { scope: String, id: String },
+    CheckToken { scope: String, client: SocketAddr, token: String },
+    Block { prefix: String, scope: Option<String> },
+    Allow { prefix: String, scope: Option<String> },
+    Unlist { prefix: String, scope: Option<String> },
+    Status,
+    Policy,
+    Reload,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Answer {
+    pub ok: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub original_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<Status>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<String>,
+}
+
+/// Asks a running gate one thing.
+pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
+    let mut stream =
+        UnixStream::connect(socket).with_context(|| format!("no gate answers on {}", socket.display()))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    let answer: Answer = serde_json::from_str(&answer).context("the gate's answer")?;
+    match answer.error {
+        Some(error) => bail!("{error}"),
+        None => Ok(answer),
+    }
+}
+
+/// A listening socket; its file goes when it is dropped.
+pub(super) struct Socket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl Socket {
+    /// Inside of a runtime. `group`, if given, may use it, too.
+    pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
+        Self::try_bind(path, group).with_context(|| format!("socket {}", path.display()))
+    }
+
+    fn try_bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
+        match UnixStream::connect(path) {
+            Ok(_) => bail!("another gate answers on it; choose another with --socket"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Of a gate that died. It is replaced below.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        // Under a name that nobody knows until its permissions are right.
+        let new = path.with_extension(format!("{}.new", std::process::id()));
+        let listener = UnixListener::bind(&new)?;
+        let ready = permit(&new, group).and_then(|()| Ok(std::fs::rename(&new, path)?));
+        if ready.is_err() {
+            let _ = std::fs::remove_file(&new);
+        }
+        ready?;
+        Ok(Self { path: path.to_owned(), listener })
+    }
+
+    /// Answers everybody, until the task is aborted.
+    pub async fn serve(&self, daemon: Arc<Daemon>) -> std::convert::Infallible {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    tokio::spawn(converse(stream, daemon.clone()));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "control socket");
+                    // Mostly for want of descriptors.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn permit(path: &Path, group: Option<&str>) -> anyhow::Result<()> {
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    let Some(name) = group else { return Ok(()) };
+    let found = nix::unistd::Group::from_name(name)?;
+    let group = found.with_context(|| format!("there is no group {name}"))?;
+    Ok(nix::unistd::chown(path, None, Some(group.gid))?)
+}
+
+/// One connection to the socket, which may be a server's for its whole life.
+async fn converse(stream: tokio::net::UnixStream, daemon: Arc<Daemon>) {
+    let (read, mut write) = stream.into_split();
+    let mut read = tokio::io::BufReader::new(read);
+    let mut told = Told::default();
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line).await;
+        if !matches!(got, Ok(1..)) {
+            return;
+        }
+        let is_whole = line.ends_with(b"\n");
+        let answer = if is_whole {
+            // A change of policy waits for the kernel, some 10 ms.
+            tokio::task::block_in_place(|| answer(&daemon, &mut told, &line))
+        } else {
+            Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes"))
+        };
+        let answer =
+            answer.unwrap_or_else(|error| Answer { error: Some(format!("{error:#}")), ..Answer::default() });
+        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
+        text.push(b'\n');
+        if write.write_all(&text).await.is_err() || !is_whole {
+            return;
+        }
+    }
+}
+
+/// What one connection to the socket told; undone when it ends, since the server that told it has.
+#[derive(Default)]
+struct Told {
+    connections: HashMap<(String, IpAddr), Vec<Connection>>,
+    ids: HashMap<(String, Vec<u8>), Id>,
+}
+
+/// A published connection ID; retired when dropped.
+struct Id {
+    scope: millrace_gate::Scope,
+    bytes: Vec<u8>,
+}
+
+impl Drop for Id {
+    fn drop(&mut self) {
+        if let Err(error) = self.scope.retire(&self.bytes) {
+            tracing::warn!(%error, "a connection ID was not retired");
+        }
+    }
+}
+
+fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answer> {
+    let ok = Answer { ok: true, ..Answer::default() };
+    let gate = &daemon.gate;
+    match serde_json::from_slice(line).context("not a request")? {
+        Request::Inc { scope, client } => {
+            let connections = told.inc(daemon, scope, client)?;
+            Ok(Answer { connections: Some(connections), ..ok })
+        }
+        Request::Dec { scope, client } => {
+            let connections = told.dec(daemon, scope, client)?;
+            Ok(Answer { connections: Some(connections), ..ok })
+        }
+        Request::Publish { scope, id } => told.publish(daemon, scope, id_of(&id)?).map(|()| ok),
+        Request::Retire { scope, id } => told.retire(scope, id_of(&id)?).map(|()| ok),
+        Request::CheckToken { scope, client, token } => {
+            let token = hex::decode(&token).context("the token is not hexadecimal")?;
+            let token = gate.scope(&scope)?.check_token(client, &token)?;
+            Ok(Answer { original_id: Some(hex::encode(token.original_id())), ..ok })
+        }
+        Request::Block { prefix, scope } => {
+            gate.list(scope.as_deref(), prefix_of(&prefix)?, Entry::Block)?;
+            tracing::info!(prefix, scope, "blocked");
+            Ok(ok)
+        }
+        Request::Allow { prefix, scope } => {
+            gate.list(scope.as_deref(), prefix_of(&prefix)?, Entry::Allow)?;
+            tracing::info!(prefix, scope, "allowed");
+            Ok(ok)
+        }
+        Request::Unlist { prefix, scope } => {
+            gate.unlist(scope.as_deref(), prefix_of(&prefix)?)?;
+            tracing::info!(prefix, scope, "neither blocked nor allowed any more");
+            Ok(ok)
+        }
+        Request::Status => Ok(Answer { status: Some(daemon.status()?), ..ok }),
+        Request::Policy => Ok(Answer { policy: Some(daemon.policy_text()), ..ok }),
+        Request::Reload => daemon.reload().map(|()| ok),
+    }
+}
+
+impl Told {
+    fn inc(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
+        let handle = daemon.gate.scope(&scope)?;
+        let connection = handle.connection(client)?;
+        self.connections.entry((scope, client)).or_default().push(connection);
+        Ok(handle.connections(client)?)
+    }
+
+    fn dec(&mut self, daemon: &Daemon, scope: String, client: IpAddr) -> anyhow::Result<u32> {
+        let handle = daemon.gate.scope(&scope)?;
+        let key = (scope, client);
+        let counted = self.connections.get_mut(&key).context("this client was not counted on this socket")?;
+        counted.pop();
+        if counted.is_empty() {
+            self.connections.remove(&key);
+        }
+        Ok(handle.connections(client)?)
+    }
+
+    fn publish(&mut self, daemon: &Daemon, scope: String, id: Vec<u8>) -> anyhow::Result<()> {
+        let handle = daemon.gate.scope(&scope)?;
+        handle.publish(&id)?;
+        // Not made where there is one: dropping it would retire the ID.
+        self.ids.entry((scope, id.clone())).or_insert_with(|| Id { scope: handle, bytes: id });
+        Ok(())
+    }
+
+    fn retire(&mut self, scope: String, id: Vec<u8>) -> anyhow::Result<()> {
+        self.ids.remove(&(scope, id)).context("this ID was not published on this socket")?;
+        Ok(())
+    }
+}
+
+fn id_of(text: &str) -> anyhow::Result<Vec<u8>> {
+    let id = hex::decode(text).filter(|id| (1..=20).contains(&id.len()));
+    id.context("a connection ID is 1 to 20 bytes, in hexadecimal")
+}
+
+fn prefix_of(text: &str) -> anyhow::Result<Prefix> {
+    Ok(text.parse::<Prefix>()?)
+}

@@ -1,0 +1,223 @@
+//! A gate that runs: policy, socket, metrics, samples, signals.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
+use millrace_gate::{Gate, Mode, Policy};
+use nix::net::if_::if_nametoindex;
+use parking_lot::Mutex;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info, warn};
+
+use super::{
+    control::Socket,
+    metrics,
+    status::{self, Recent, Refusal, Status},
+};
+use crate::relay::{http, metrics::CONTENT_TYPE};
+
+/// How often samples are logged, and interfaces looked at.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Where the policy comes from.
+#[derive(Clone, Debug)]
+pub(super) enum Source {
+    File(PathBuf),
+    /// Made of flags.
+    Text(String),
+}
+
+impl Source {
+    /// The policy and its text.
+    pub fn read(&self) -> anyhow::Result<(Policy, String)> {
+        match self {
+            Self::File(path) => {
+                let policy = Policy::load(path)?;
+                Ok((policy, std::fs::read_to_string(path).with_context(|| path.display().to_string())?))
+            }
+            Self::Text(text) => Ok((Policy::parse(text)?, text.clone())),
+        }
+    }
+}
+
+pub(super) struct Setup {
+    pub source: Source,
+    pub dry_run: bool,
+    pub interfaces: Vec<String>,
+    pub mode: Mode,
+    pub socket: PathBuf,
+    pub socket_group: Option<String>,
+    pub http: Option<std::net::SocketAddr>,
+}
+
+pub(super) struct Daemon {
+    pub gate: Gate,
+    source: Source,
+    dry_run: bool,
+    /// Of the policy in force.
+    text: Mutex<String>,
+    /// Attached, with the index that each had.
+    interfaces: Vec<(String, u32)>,
+    recent: Mutex<Recent>,
+    since: Instant,
+}
+
+/// Until a signal ends it.
+pub(super) async fn run(setup: Setup) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let socket = Socket::bind(&setup.socket, setup.socket_group.as_deref())?;
+    let daemon = Arc::new(Daemon::start(&setup)?);
+    let _http = match setup.http {
+        Some(addr) => {
+            let server = http::serve(addr, router(daemon.clone())).await?;
+            info!(addr = %server.local_addr, "metrics, health and status");
+            Some(server)
+        }
+        None => None,
+    };
+    for attached in daemon.gate.attached() {
+        info!(interface = attached.interface, mode = %attached.mode, dry_run = daemon.dry_run, "guarding");
+    }
+    let mut ticks = tokio::time::interval(TICK);
+    let mut trouble = Vec::new();
+    let serve = socket.serve(daemon.clone());
+    tokio::pin!(serve);
+    loop {
+        tokio::select! {
+            never = &mut serve => match never {},
+            _ = ticks.tick() => daemon.tick(&mut trouble),
+            _ = hangup.recv() => {
+                if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
+                    error!("the new policy is not usable, the old one stays: {error:#}");
+                }
+            }
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    daemon.gate.detach();
+    info!("detached");
+    Ok(())
+}
+
+impl Daemon {
+    fn start(setup: &Setup) -> anyhow::Result<Self> {
+        let (policy, text) = setup.source.read()?;
+        let policy = if setup.dry_run { policy.dry_run() } else { policy };
+        let gate = Gate::new(&policy)?;
+        let mut interfaces = Vec::new();
+        for name in &setup.interfaces {
+            gate.attach(name, setup.mode).with_context(|| name.clone())?;
+            interfaces.push((name.clone(), if_nametoindex(name.as_str()).with_context(|| name.clone())?));
+        }
+        Ok(Self {
+            gate,
+            source: setup.source.clone(),
+            dry_run: setup.dry_run,
+            text: Mutex::new(text),
+            interfaces,
+            recent: Mutex::default(),
+            since: Instant::now(),
+        })
+    }
+
+    /// Reads the policy again; all or nothing.
+    pub fn reload(&self) -> anyhow::Result<()> {
+        let (policy, text) = self.source.read()?;
+        let policy = if self.dry_run { policy.dry_run() } else { policy };
+        // Held over both, so that two reloads do not mix.
+        let mut current = self.text.lock();
+        self.gate.set_policy(&policy)?;
+        *current = text;
+        info!("new policy");
+        Ok(())
+    }
+
+    pub fn policy_text(&self) -> String {
+        self.text.lock().clone()
+    }
+
+    pub fn status(&self) -> anyhow::Result<Status> {
+        let policy = match &self.source {
+            Source::File(path) => path.display().to_string(),
+            Source::Text(_) => String::new(),
+        };
+        Ok(Status {
+            uptime_s: self.since.elapsed().as_secs_f64(),
+            dry_run: self.dry_run,
+            policy,
+            trouble: self.trouble(),
+            recent: self.recent.lock().all(),
+            ..status::of(&self.gate)?
+        })
+    }
+
+    fn trouble(&self) -> Vec<String> {
+        let gone = self.interfaces.iter().filter(|(name, index)| if_nametoindex(name.as_str()) != Ok(*index));
+        let gone =
+            gone.map(|(name, _)| format!("interface {name} is not the one any more that was attached to"));
+        gone.chain(self.gate.trouble()).collect()
+    }
+
+    fn tick(&self, before: &mut Vec<String>) {
+        match self.gate.drain_samples() {
+            Ok(samples) => samples.iter().map(Refusal::new).for_each(|refusal| {
+                log(&refusal);
+                self.recent.lock().push(refusal);
+            }),
+            Err(error) => warn!(%error, "samples"),
+        }
+        let now = self.trouble();
+        now.iter().filter(|trouble| !before.contains(trouble)).for_each(|trouble| error!("{trouble}"));
+        *before = now;
+    }
+}
+
+fn log(refusal: &Refusal) {
+    let Refusal { scope, source, destination, bytes, .. } = refusal;
+    let rule = refusal.rules.join(",");
+    let what = if refusal.refused { "refused" } else { "would refuse" };
+    info!(target: "millrace::gate::sample", rule, scope, %source, %destination, bytes, "{what}");
+}
+
+fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/healthz", get(healthz))
+        .route("/status", get(show))
+        .with_state(daemon)
+}
+
+async fn healthz(State(daemon): State<Arc<Daemon>>) -> (StatusCode, String) {
+    match daemon.trouble().as_slice() {
+        [] => (StatusCode::OK, "ok\n".to_owned()),
+        trouble => (StatusCode::SERVICE_UNAVAILABLE, trouble.join("\n") + "\n"),
+    }
+}
+
+async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
+    match daemon.status() {
+        Ok(status) => Json(status).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
+    match daemon.status().map(metrics::encode) {
+        Ok(Ok(text)) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
+        _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}

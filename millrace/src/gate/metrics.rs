@@ -1,0 +1,147 @@
+//! `/metrics` of the gate, made anew for each scrape.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+use super::status::{Scope, Status};
+use crate::relay::metrics::Out;
+
+/// The text of one scrape.
+pub fn encode(status: Status) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("millrace_gate");
+    registry.register_collector(Box::new(Snapshot(status)));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Snapshot(Status);
+
+/// One value of a family: its labels and itself.
+type Value<'a> = ([(&'static str, &'a str); 2], u64);
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Status { scopes, events, interfaces, .. } = &self.0;
+        let mut out = Out(encoder);
+        out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
+        by_rule(&mut out, "refused_packets", "Packets that a rule refused", scopes, |rule| rule.packets)?;
+        by_rule(&mut out, "refused_bytes", "The same in UDP payload", scopes, |rule| rule.bytes)?;
+        let help = "Packets that a rule would have refused";
+        by_rule(&mut out, "monitored_packets", help, scopes, |rule| rule.monitored)?;
+        by_reason(&mut out, "passed_packets", "Packets that passed", scopes, |pass| pass.packets)?;
+        by_reason(&mut out, "passed_bytes", "The same in UDP payload", scopes, |pass| pass.bytes)?;
+        out.labelled("events", "What else happened", MetricType::Counter, |family| {
+            events.iter().try_for_each(|(event, count)| {
+                ConstCounter::new(*count).encode(family.encode_family(&[("event", event.as_str())])?)
+            })
+        })?;
+        by_scope(&mut out, "clients", "Clients that have connections", scopes, |scope| scope.clients)?;
+        by_scope(&mut out, "connections", "Connections of clients", scopes, |scope| scope.connections)?;
+        out.labelled("interfaces", "Interfaces that are guarded", MetricType::Gauge, |family| {
+            interfaces.iter().try_for_each(|interface| {
+                let labels = [("interface", interface.name.as_str()), ("mode", interface.mode.as_str())];
+                ConstGauge::new(1i64).encode(family.encode_family(&labels)?)
+            })
+        })
+    }
+}
+
+fn counters<'a>(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    mut values: impl Iterator<Item = Value<'a>>,
+) -> fmt::Result {
+    out.labelled(name, help, MetricType::Counter, |family| {
+        values.try_for_each(|(labels, value)| ConstCounter::new(value).encode(family.encode_family(&labels)?))
+    })
+}
+
+fn by_rule(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    scopes: &[Scope],
+    value: fn(&super::status::RuleCount) -> u64,
+) -> fmt::Result {
+    let values = scopes.iter().flat_map(|scope| {
+        scope
+            .rules
+            .iter()
+            .map(move |rule| ([("scope", scope.name.as_str()), ("rule", &rule.rule)], value(rule)))
+    });
+    counters(out, name, help, values)
+}
+
+fn by_reason(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    scopes: &[Scope],
+    value: fn(&super::status::PassCount) -> u64,
+) -> fmt::Result {
+    let values = scopes.iter().flat_map(|scope| {
+        scope
+            .passed
+            .iter()
+            .map(move |pass| ([("scope", scope.name.as_str()), ("reason", &pass.reason)], value(pass)))
+    });
+    counters(out, name, help, values)
+}
+
+fn by_scope(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    scopes: &[Scope],
+    value: fn(&Scope) -> u64,
+) -> fmt::Result {
+    out.labelled(name, help, MetricType::Gauge, |family| {
+        scopes.iter().try_for_each(|scope| {
+            ConstGauge::new(value(scope)).encode(family.encode_family(&[("scope", scope.name.as_str())])?)
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gate::status::{Interface, PassCount, RuleCount};
+
+    #[test]
+    fn names_follow_the_documentation() {
+        let quota = RuleCount { rule: "quota".into(), packets: 3, bytes: 3600, ..RuleCount::default() };
+        let live = PassCount { reason: "live".into(), packets: 7, bytes: 700 };
+        let scope =
+            Scope { name: "web".into(), clients: 2, connections: 5, rules: vec![quota], passed: vec![live] };
+        let text = encode(Status {
+            uptime_s: 2.5,
+            scopes: vec![scope],
+            events: [("token_invalid".to_owned(), 4)].into(),
+            interfaces: vec![Interface { name: "eth0".into(), mode: "native".into() }],
+            ..Status::default()
+        })
+        .unwrap();
+        for line in [
+            "millrace_gate_uptime_seconds 2.5",
+            r#"millrace_gate_refused_packets_total{scope="web",rule="quota"} 3"#,
+            r#"millrace_gate_refused_bytes_total{scope="web",rule="quota"} 3600"#,
+            r#"millrace_gate_monitored_packets_total{scope="web",rule="quota"} 0"#,
+            r#"millrace_gate_passed_packets_total{scope="web",reason="live"} 7"#,
+            r#"millrace_gate_events_total{event="token_invalid"} 4"#,
+            r#"millrace_gate_clients{scope="web"} 2"#,
+            r#"millrace_gate_connections{scope="web"} 5"#,
+            r#"millrace_gate_interfaces{interface="eth0",mode="native"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! `millrace gate`: guards QUIC servers of this machine, as a command. What it decides by is in `millrace-gate`.
+
+pub mod cli;
+pub mod control;
+mod daemon;
+mod metrics;
+pub mod status;
+mod top;

@@ -1,0 +1,188 @@
+//! What a gate says about itself.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    net::SocketAddr,
+};
+
+use millrace_gate::{Counter, Entry, Event, Gate, Pass, Reason, Rule, Sample, ScopeStatistics, rules};
+use serde::{Deserialize, Serialize};
+
+/// Samples that are kept for those who ask.
+const RECENT: usize = 256;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub uptime_s: f64,
+    /// Nothing is enforced.
+    pub dry_run: bool,
+    /// The policy file; empty: flags.
+    pub policy: String,
+    pub interfaces: Vec<Interface>,
+    /// What keeps the gate from doing its work; empty: nothing.
+    pub trouble: Vec<String>,
+    pub scopes: Vec<Scope>,
+    /// What else happened, how often.
+    pub events: BTreeMap<String, u64>,
+    /// What `block` and `allow` did.
+    pub listed: Vec<Listed>,
+    /// The latest samples of packets that were refused, or would have been; oldest first.
+    pub recent: Vec<Refusal>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    pub name: String,
+    /// `native` or `generic`.
+    pub mode: String,
+}
+
+/// Counts since the gate was started.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scope {
+    pub name: String,
+    /// Clients that have connections.
+    pub clients: u64,
+    pub connections: u64,
+    /// By name, in the order of evaluation.
+    pub rules: Vec<RuleCount>,
+    pub passed: Vec<PassCount>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RuleCount {
+    pub rule: String,
+    /// `off`, `monitor` or `enforce`.
+    pub mode: String,
+    /// Refused.
+    pub packets: u64,
+    /// Of UDP payload.
+    pub bytes: u64,
+    /// Packets that would have been refused.
+    pub monitored: u64,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassCount {
+    pub reason: String,
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed {
+    /// `None`: all.
+    pub scope: Option<String>,
+    pub prefix: String,
+    /// `block` or `allow`.
+    pub entry: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    pub scope: String,
+    /// Rules: the one that decided, or those that would have.
+    pub rules: Vec<String>,
+    /// Whether it was refused; else a rule only watches.
+    pub refused: bool,
+    pub source: SocketAddr,
+    pub destination: SocketAddr,
+    pub bytes: u32,
+}
+
+impl Refusal {
+    pub(super) fn new(sample: &Sample) -> Self {
+        let rules = match sample.reason {
+            Reason::Refused(rule) => vec![rule.name().to_owned()],
+            Reason::Passed(_) => sample.monitored.iter().map(|rule| rule.name().to_owned()).collect(),
+        };
+        Self {
+            time_ns: sample.time_ns,
+            scope: sample.scope.clone(),
+            rules,
+            refused: matches!(sample.reason, Reason::Refused(_)),
+            source: sample.source,
+            destination: sample.destination,
+            bytes: sample.bytes,
+        }
+    }
+}
+
+/// The latest samples.
+#[derive(Debug, Default)]
+pub(super) struct Recent(VecDeque<Refusal>);
+
+impl Recent {
+    pub fn push(&mut self, refusal: Refusal) {
+        if self.0.len() == RECENT {
+            self.0.pop_front();
+        }
+        self.0.push_back(refusal);
+    }
+
+    pub fn all(&self) -> Vec<Refusal> {
+        self.0.iter().cloned().collect()
+    }
+}
+
+/// What the gate knows; the rest is the daemon's.
+pub(super) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
+    let statistics = gate.statistics()?;
+    let rules = gate.rules();
+    let scopes = statistics.scopes.iter().map(|scope| Scope::new(gate, &rules, scope));
+    let listed = gate.listed().into_iter().map(|(scope, prefix, entry)| Listed {
+        scope,
+        prefix: prefix.to_string(),
+        entry: match entry {
+            Entry::Block => "block".to_owned(),
+            Entry::Allow => "allow".to_owned(),
+        },
+    });
+    let attached = gate.attached().into_iter();
+    Ok(Status {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        interfaces: attached.map(|it| Interface { name: it.interface, mode: it.mode.to_string() }).collect(),
+        scopes: scopes.collect(),
+        events: Event::ALL.map(|event| (event.name().to_owned(), statistics.event(event))).into(),
+        listed: listed.collect(),
+        ..Status::default()
+    })
+}
+
+impl Scope {
+    fn new(gate: &Gate, rules: &rules::Rules, scope: &ScopeStatistics) -> Self {
+        let known = rules.scopes.iter().find(|known| known.name == scope.name);
+        let modes = known.map_or(rules.interface, |known| known.policy.modes);
+        // "interface", and scopes that are gone, have none.
+        let clients = known.and_then(|known| gate.clients(&known.name).ok()).unwrap_or_default();
+        let clients: Vec<_> = clients.into_iter().filter(|client| client.connections > 0).collect();
+        Self {
+            name: scope.name.clone(),
+            clients: clients.len() as u64,
+            connections: clients.iter().map(|client| u64::from(client.connections)).sum(),
+            rules: Rule::ALL.map(|rule| RuleCount::new(rule, modes.get(rule), scope.rule(rule))).into(),
+            passed: Pass::ALL.map(|pass| PassCount::new(pass, scope.pass(pass))).into(),
+        }
+    }
+}
+
+impl RuleCount {
+    fn new(rule: Rule, mode: rules::Mode, counter: Counter) -> Self {
+        let mode = match mode {
+            rules::Mode::Off => "off",
+            rules::Mode::Monitor => "monitor",
+            rules::Mode::Enforce => "enforce",
+        };
+        let Counter { packets, bytes, monitored } = counter;
+        Self { rule: rule.name().to_owned(), mode: mode.to_owned(), packets, bytes, monitored }
+    }
+}
+
+impl PassCount {
+    fn new(pass: Pass, Counter { packets, bytes, .. }: Counter) -> Self {
+        Self { reason: pass.name().to_owned(), packets, bytes }
+    }
+}

@@ -1,0 +1,354 @@
+//! `millrace gate` as a process: it guards a server that knows nothing of it, and one in Go through its socket.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+#[path = "../../millrace-gate/tests/support/mod.rs"]
+mod support;
+
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::UdpSocket,
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::Path,
+    process::{Child, Command, Output},
+    sync::Arc,
+    time::Duration,
+};
+
+use millrace::{gate::status::Status, status::fetch};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use quinn::{ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use serde_json::{Value, json};
+use support::{PORT, SERVER, Server, Site, hello, inside, is_root, quota_of_two_holds, wait_for};
+
+const LONG: Duration = Duration::from_secs(60);
+const SHORT: Duration = Duration::from_secs(2);
+
+fn policy(connections: u32) -> String {
+    format!("[[scope]]\nname = \"web\"\nport = {PORT}\nrules.quota = {{ connections = {connections} }}\n")
+}
+
+/// A running `millrace gate`; killed when dropped.
+struct Gate<'a> {
+    site: &'a Site,
+    process: Child,
+}
+
+impl<'a> Gate<'a> {
+    fn start(site: &'a Site, args: &[&str]) -> Self {
+        let mut command = site.command(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["gate", "--interface=eth", "--socket=gate.sock"]).args(args);
+        let process = command.stderr(std::fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
+        let mut gate = Self { site, process };
+        wait_for("gate", || {
+            let ended = gate.process.try_wait().unwrap();
+            assert!(ended.is_none(), "{}", std::fs::read_to_string(site.path("log")).unwrap());
+            gate.logged("guarding").then_some(())
+        });
+        gate
+    }
+
+    /// `millrace gate VERB`.
+    fn verb(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.arg("gate").args(args).arg("--socket").arg(self.site.path("gate.sock"));
+        command.output().unwrap()
+    }
+
+    fn succeed(&self, args: &[&str]) -> String {
+        let output = self.verb(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn fail(&self, args: &[&str]) -> String {
+        let output = self.verb(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn status(&self) -> Status {
+        serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
+    }
+
+    /// Packets that a rule refused, and that it would have.
+    fn counted(&self, rule: &str) -> (u64, u64) {
+        let status = self.status();
+        let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
+        let rule = scope.rules.iter().find(|count| count.rule == rule).unwrap();
+        (rule.packets, rule.monitored)
+    }
+
+    fn connections(&self) -> u64 {
+        self.status().scopes.iter().map(|scope| scope.connections).sum()
+    }
+
+    fn logged(&self, words: &str) -> bool {
+        std::fs::read_to_string(self.site.path("log")).unwrap().contains(words)
+    }
+
+    fn end(mut self, signal: Signal) -> Option<i32> {
+        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+        wait_for("end of the gate", || self.process.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Gate<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A server that knows of no gate.
+fn serve(site: &Site) -> Endpoint {
+    let certificate = CertificateDer::from_pem_file(site.path("cert.pem")).unwrap();
+    let key = PrivateKeyDer::from_pem_file(site.path("key.pem")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    tls.alpn_protocols = vec![b"hello".to_vec()];
+    let tls = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
+    let config = quinn::ServerConfig::with_crypto(Arc::new(tls));
+    let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
+    let endpoint =
+        Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime)).unwrap();
+    let accepting = endpoint.clone();
+    tokio::spawn(async move {
+        while let Some(incoming) = accepting.accept().await {
+            tokio::spawn(async move {
+                let Ok(connection) = incoming.await else { return };
+                while let Ok((mut send, mut recv)) = connection.accept_bi().await {
+                    let _ = recv.read_to_end(1000).await;
+                    let _ = send.write_all(b"hello\n").await;
+                    let _ = send.finish();
+                }
+            });
+        }
+    });
+    endpoint
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("command", &policy(2));
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
+    let _server = serve(&site);
+    let first = site.connect(LONG).await.unwrap();
+    hello(&first).await;
+    let second = site.connect(LONG).await.unwrap();
+    hello(&second).await;
+    assert_eq!(gate.connections(), 2, "both were seen");
+    assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+    hello(&first).await;
+    let (refused, monitored) = gate.counted("quota");
+    assert!(refused > 0);
+    assert_eq!(monitored, 0);
+
+    // Who was refused, and why.
+    wait_for("sample in the log", || gate.logged("refused rule=\"quota\" scope=\"web\"").then_some(()));
+    let recent = gate.status().recent;
+    assert!(
+        recent
+            .iter()
+            .all(|it| it.refused && it.rules == ["quota"] && it.source.ip().to_string() == "10.97.0.2")
+    );
+    let shown = gate.succeed(&["status"]);
+    assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
+    let http = "127.0.0.1:9999".parse().unwrap();
+    let (code, metrics) = inside(&site.server, || fetch(http, "/metrics").unwrap());
+    assert_eq!(code, 200);
+    let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
+    assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
+    assert_eq!(inside(&site.server, || fetch(http, "/healthz").unwrap()), (200, "ok\n".to_owned()));
+
+    // A policy that is not usable changes nothing; one that is takes effect, and hurts no live connection.
+    std::fs::write(site.path("gate.toml"), policy(3).replace("quota", "quoat")).unwrap();
+    let said = gate.fail(&["reload"]);
+    assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
+    assert_eq!(gate.succeed(&["policy"]), policy(2));
+    assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+    std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
+    gate.succeed(&["reload"]);
+    assert_eq!(gate.succeed(&["policy"]), policy(3));
+    hello(&site.connect(LONG).await.unwrap()).await;
+    hello(&first).await;
+    hello(&second).await;
+
+    // An operator's word is above all else, and outlives a reload.
+    gate.succeed(&["block", "10.97.0.0/24"]);
+    gate.succeed(&["reload"]);
+    assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+    assert!(gate.counted("block").0 > 0);
+    assert_eq!(gate.status().listed.len(), 1);
+    gate.succeed(&["block", "10.97.0.0/24", "--remove"]);
+    hello(&first).await;
+    assert!(gate.fail(&["block", "10.97.0.0/33"]).contains("is no address prefix"));
+    assert!(gate.fail(&["allow", "10.97.0.2", "--scope=wbe"]).contains("there is no scope \"wbe\""));
+
+    let mode = std::fs::metadata(site.path("gate.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let again = site
+        .command(env!("CARGO_BIN_EXE_millrace"))
+        .args(["gate", "--interface=eth", "--port=1"])
+        .args(["--socket=gate.sock", "--http=off"])
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&again.stderr).contains("another gate answers on it"));
+
+    assert!(site.is_guarded());
+    assert_eq!(gate.end(Signal::SIGTERM), Some(0));
+    assert!(!site.is_guarded());
+    assert!(!site.path("gate.sock").exists());
+    hello(&first).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("dry", "");
+    let port = PORT.to_string();
+    let gate = Gate::start(&site, &["--port", &port, "--connections=1", "--dry-run", "--http=off"]);
+    let _server = serve(&site);
+    let first = site.connect(LONG).await.unwrap();
+    hello(&first).await;
+    hello(&site.connect(LONG).await.unwrap()).await;
+    let status = gate.status();
+    assert!(status.dry_run);
+    let quota = status.scopes[1].rules.iter().find(|count| count.rule == "quota").unwrap();
+    assert_eq!((quota.mode.as_str(), quota.packets), ("monitor", 0));
+    assert!(quota.monitored > 0);
+    assert_eq!(gate.end(Signal::SIGKILL), None);
+    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    // What a killed gate left of its socket is no obstacle.
+    assert!(site.path("gate.sock").exists());
+    let gate = Gate::start(&site, &["--port", &port, "--http=off"]);
+    assert_eq!(gate.connections(), 0);
+}
+
+/// A client of the socket.
+struct Teller(BufReader<UnixStream>);
+
+impl Teller {
+    fn new(socket: &Path) -> Self {
+        Self(BufReader::new(UnixStream::connect(socket).unwrap()))
+    }
+
+    fn say(&mut self, line: &str) -> Value {
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        self.0.read_line(&mut answer).unwrap();
+        serde_json::from_str(&answer).unwrap()
+    }
+
+    fn ask(&mut self, request: Value) -> Value {
+        self.say(&request.to_string())
+    }
+}
+
+#[test]
+fn what_a_server_told_goes_with_its_connection_to_the_socket() {
+    if !is_root() {
+        return;
+    }
+    let scope = format!("[[scope]]\nname = \"web\"\nport = {PORT}\nlive = \"published\"\nid_bytes = 8\n");
+    let site = Site::new("socket", &scope);
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let socket = site.path("gate.sock");
+    let (mut one, mut other) = (Teller::new(&socket), Teller::new(&socket));
+    let count = |verb: &str, client: &str| json!({"do": verb, "scope": "web", "client": client});
+    assert_eq!(one.ask(count("inc", "192.0.2.7")), json!({"ok": true, "connections": 1}));
+    assert_eq!(one.ask(count("inc", "192.0.2.7")), json!({"ok": true, "connections": 2}));
+    assert_eq!(other.ask(count("inc", "::ffff:192.0.2.7")), json!({"ok": true, "connections": 3}));
+    assert_eq!(other.ask(count("inc", "2001:db8::1")), json!({"ok": true, "connections": 1}));
+    assert_eq!(one.ask(count("dec", "192.0.2.7")), json!({"ok": true, "connections": 2}));
+    let id = |verb: &str, id: &str| json!({"do": verb, "scope": "web", "id": id});
+    assert_eq!(one.ask(id("publish", "0011223344556677")), json!({"ok": true}));
+    assert_eq!(one.ask(id("publish", "0011223344556677")), json!({"ok": true}));
+    assert_eq!(one.ask(id("retire", "0011223344556677")), json!({"ok": true}));
+    assert_eq!(one.ask(id("publish", "7711223344556677")), json!({"ok": true}));
+
+    for (request, error) in [
+        (count("dec", "198.51.100.1"), "was not counted on this socket"),
+        (count("inc", "nobody"), "invalid IP address"),
+        (id("retire", "0011223344556677"), "was not published on this socket"),
+        (id("publish", "xyz"), "in hexadecimal"),
+        (json!({"do": "inc", "scope": "wbe", "client": "192.0.2.7"}), "there is no scope \"wbe\""),
+        (json!({"do": "fly"}), "unknown variant `fly`"),
+        (
+            json!({"do": "check_token", "scope": "web", "client": "192.0.2.7:1", "token": "00"}),
+            "not made by a gate",
+        ),
+    ] {
+        let answer = one.ask(request.clone());
+        assert_eq!(answer["ok"], json!(false), "{request}");
+        assert!(answer["error"].as_str().unwrap().contains(error), "{request}: {answer}");
+    }
+    assert_eq!(one.say("{")["ok"], json!(false));
+    assert_eq!(gate.connections(), 3);
+    drop(one);
+    wait_for("counts of a server that is gone", || (gate.connections() == 2).then_some(()));
+    drop(other);
+    wait_for("counts of a server that is gone", || (gate.connections() == 0).then_some(()));
+}
+
+#[test]
+fn a_policy_is_checked_without_privilege() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("gate.toml");
+    let check = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["gate", "--check", "--policy"]).arg(&file).output().unwrap()
+    };
+    std::fs::write(&file, policy(2)).unwrap();
+    assert_eq!(check().status.code(), Some(0));
+    std::fs::write(&file, "[[scope]]\nname = \"web\"\nport = 70000\n").unwrap();
+    let output = check();
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("gate.toml:3: scope[0].port: is a number, 0 to 65535"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_in_go_has_its_quota() {
+    if !is_root() {
+        return;
+    }
+    let site =
+        Site::new("go", &format!("{}count = \"application\"\n", policy(2).replace("rules", "\nrules")));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-gate/examples/quic-go");
+    let program = site.path("server");
+    match Command::new("go").arg("build").arg("-o").arg(&program).arg(".").current_dir(source).output() {
+        Err(error) => return println!("SKIP: no Go: {error}"),
+        Ok(output) if !output.status.success() => {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let wants = ["requires go", "unknown directive", "invalid go version", "dial tcp", "lookup "];
+            assert!(wants.iter().any(|want| said.contains(want)), "{said}");
+            return println!(
+                "SKIP: too old a Go, or no module proxy: {}",
+                said.lines().next().unwrap_or_default()
+            );
+        }
+        Ok(_) => {}
+    }
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let mut command = site.command(program.to_str().unwrap());
+    command.args(["gate.sock", "web", &format!("{SERVER}:{PORT}"), "cert.pem", "key.pem"]);
+    let server = Server::start(command);
+    quota_of_two_holds(&site).await;
+    assert!(gate.connections() > 0);
+    drop(server);
+    wait_for("counts of a server that is gone", || (gate.connections() == 0).then_some(()));
+}
