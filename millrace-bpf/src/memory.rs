@@ -102,6 +102,19 @@ const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
+/// Another CPU writes a record in no time, unless it is interrupted.
+fn settled(length: &AtomicU32) -> u32 {
+    const ATTEMPTS: usize = 1000;
+    for _ in 0..ATTEMPTS {
+        let value = length.load(Ordering::Acquire);
+        if value & BUSY == 0 {
+            return value;
+        }
+        std::hint::spin_loop();
+    }
+    length.load(Ordering::Acquire)
+}
+
 /// The reading end of a ring buffer (`BPF_MAP_TYPE_RINGBUF`): records in the order in which they were
 /// reserved. Reading makes no system call.
 pub(crate) struct Ring {
@@ -127,7 +140,7 @@ impl Ring {
     }
 
     /// Hands the waiting records to `read` and returns how many there were. It stops at a record that is
-    /// still being written.
+    /// still being written after a moment.
     pub fn drain(&mut self, mut read: impl FnMut(&[u8])) -> usize {
         let mut records = 0;
         // SAFETY: both positions are aligned words at the start of their mappings, and only used atomically.
@@ -143,7 +156,7 @@ impl Ring {
             // SAFETY: records start on 8 bytes inside the data, and the length in their header is atomic.
             let record = unsafe { self.producer.start.add(offset) };
             // SAFETY: as above.
-            let length = unsafe { record.cast::<AtomicU32>().as_ref() }.load(Ordering::Acquire);
+            let length = settled(unsafe { record.cast::<AtomicU32>().as_ref() });
             if length & BUSY != 0 {
                 break;
             }

@@ -10,6 +10,7 @@
 //!    installed before anybody moves the word to it.
 //! 4. Once userspace has opened a subscriber's stream, a [`Leg`] in the [`Slot`] of the upstream stream hands
 //!    it to the kernel. Dropping the slot, or removing the leg, takes it back.
+//!    [`Datagrams`] in the slot of an alias are the same for objects that come as datagrams.
 //! 5. [`Relay::drain`] says what was sent. Every packet is registered before it leaves, so whoever drains
 //!    before it looks at an acknowledgement knows the packets that it is about, save one case: a packet that
 //!    another CPU is registering this very moment blocks those registered after it. A number below the word
@@ -40,7 +41,7 @@ pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::{Compute, Refill, Want};
 pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome, Supply};
 pub use trace::{Event, Tracing, What};
-pub use upstream::{Leg, LegKey, Slot, Upstream};
+pub use upstream::{Datagrams, Leg, LegKey, Slot, Upstream};
 
 use crate::Error;
 use crate::intf::Plain;
@@ -104,9 +105,11 @@ pub struct Forwarded {
     pub tag: u64,
     pub number: u64,
     pub generation: u16,
-    /// Of the downstream stream.
+    /// Of the downstream stream; the group of a datagram.
     pub offset: u64,
-    /// Stream bytes.
+    /// Of a datagram, `None`: it is part of a stream.
+    pub object: Option<u64>,
+    /// Stream bytes, or those of the datagram.
     pub len: u16,
     pub fin: bool,
     /// UDP payload, bytes.
@@ -123,6 +126,7 @@ impl From<intf::Forwarded> for Forwarded {
             number: raw.number,
             generation: raw.generation,
             offset: raw.offset,
+            object: Some(raw.object).filter(|_| u32::from(raw.kind) == intf::DATAGRAMS),
             len: raw.len,
             fin: raw.fin != 0,
             size: raw.size,

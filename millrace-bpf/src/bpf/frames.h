@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Walks the frames of a decrypted 1-RTT payload (RFC 9000, section 19; RFC 9221;
- * draft-ietf-quic-ack-frequency), as millrace-proto's quic::frame does, but only STREAM frames come out.
+ * draft-ietf-quic-ack-frequency), as millrace-proto's quic::frame does, but only STREAM and DATAGRAM frames come out.
  *
  * It goes by steps of bounded work, so that BPF can loop over them: a step takes one frame, or one of the
  * many fields of a long one. Each takes at least one byte.
@@ -59,6 +59,7 @@ enum frame_step {
 	FRAME_IS_STREAM,
 	FRAME_END,
 	FRAME_BAD,
+	FRAME_IS_DATAGRAM,
 };
 
 struct frame_walk {
@@ -71,6 +72,7 @@ struct frame_walk {
 	__u32 pad;
 };
 
+/* Of a DATAGRAM frame, only where its data is. */
 struct frame_stream {
 	__u64 id;
 	__u64 offset;
@@ -134,6 +136,18 @@ static __always_inline enum frame_step frame_stream(struct frame_walk *walk, con
 	if (frame_skip(walk, len) || stream->offset + len > VARINT_MAX)
 		return FRAME_BAD;
 	return FRAME_IS_STREAM;
+}
+
+static __always_inline enum frame_step frame_datagram(struct frame_walk *walk, const __u8 *text, __u64 type,
+						      struct frame_stream *stream)
+{
+	__u64 len = walk->end - walk->at;
+
+	if (type == FRAME_DATAGRAM_LEN && frame_varint(walk, text, &len))
+		return FRAME_BAD;
+	stream->at = walk->at;
+	stream->len = len;
+	return frame_skip(walk, len) ? FRAME_BAD : FRAME_IS_DATAGRAM;
 }
 
 static __always_inline enum frame_step frame_ack(struct frame_walk *walk, const __u8 *text, __u64 type)
@@ -232,7 +246,6 @@ static __always_inline enum frame_step frame_next(struct frame_walk *walk, const
 	case FRAME_ACK_FREQUENCY:
 		return frame_fields(walk, 4, 0);
 	case FRAME_NEW_TOKEN:
-	case FRAME_DATAGRAM_LEN:
 		return frame_fields(walk, 0, 1);
 	case FRAME_CRYPTO:
 	case FRAME_APPLICATION_CLOSE:
@@ -245,8 +258,8 @@ static __always_inline enum frame_step frame_next(struct frame_walk *walk, const
 	case FRAME_PATH_RESPONSE:
 		return frame_skip(walk, 8);
 	case FRAME_DATAGRAM:
-		walk->at = walk->end;
-		return FRAME_MORE;
+	case FRAME_DATAGRAM_LEN:
+		return frame_datagram(walk, text, type, stream);
 	default:
 		return FRAME_BAD;
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Forwards media at TC ingress: a 1-RTT packet of an upstream connection is opened, and each of its STREAM
- * frames that has a slot leaves again as one packet per leg, sealed for that downstream. Then the packet goes
+/* Forwards media at TC ingress: a 1-RTT packet of an upstream connection is opened, and each of its STREAM and
+ * DATAGRAM frames that has a slot leaves again as one packet per leg, sealed for that downstream. Then the packet goes
  * up as it came: userspace gets everything, and sends whatever this program declined.
  */
 #include "udp.h"
@@ -292,50 +292,99 @@ struct walk_loop {
 	__u32 pad;
 };
 
-static __always_inline void take_chunk(struct work *work, const struct frame_stream *frame)
+/* Finds the slot, and notes the frame if there is one. */
+static __always_inline void take_chunk(struct work *work, const struct chunk *found)
 {
-	struct relay_slot slot = {.stream_id = frame->id, .upstream = work->arrival.upstream};
+	struct relay_slot slot = {
+		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
 	__u32 *leg = bpf_map_lookup_elem(&slots, &slot);
 	struct chunk *chunk;
 
-	if (!leg || !(frame->len || frame->fin))
+	if (!leg)
 		return;
 	if (work->fan.chunks >= CHUNKS) {
 		work->fan.left_over = 1;
 		return;
 	}
 	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
-	chunk->frame = *frame;
+	*chunk = *found;
 	chunk->leg = *leg;
 	work->fan.chunks++;
+}
+
+int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, struct chunk *chunk)
+{
+	struct object_datagram datagram = {};
+
+	if (!in || !frame || !chunk || object_datagram(in->bytes, frame->at, frame->len, &datagram))
+		return -1;
+	*chunk = (struct chunk){
+		.frame = {.id = datagram.alias, .offset = datagram.group, .at = datagram.rest_at},
+		.object = datagram.object,
+		.type = datagram.type,
+		.priority = datagram.priority,
+		.kind = RELAY_DATAGRAMS,
+	};
+	chunk->frame.len = frame->at + frame->len - datagram.rest_at;
+	return 0;
 }
 
 static long walk_step(__u32 index, struct walk_loop *loop)
 {
 	struct frame_stream frame = {};
 	enum frame_step step = step_frame(&loop->work->in, &loop->walk, &frame);
+	struct chunk chunk = {};
 
-	if (step == FRAME_IS_STREAM)
-		take_chunk(loop->work, &frame);
+	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
+		chunk.frame = frame;
+		take_chunk(loop->work, &chunk);
+	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
+		take_chunk(loop->work, &chunk);
+	}
 	loop->ended = step == FRAME_END;
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
 /* --- One leg --- */
 
-int measure(struct leg_packet *packet, const struct relay_leg *leg, const struct relay_path *path,
-	    const struct frame_stream *frame)
+static __always_inline void measure_stream(struct leg_packet *packet, const struct relay_leg *leg,
+					   const struct frame_stream *frame)
 {
-	if (!packet || !leg || !path || !frame)
-		return -1;
-	packet->data_at = frame->at;
 	packet->offset = frame->offset + leg->shift;
 	packet->len = frame->len;
+	packet->credit = frame->len;
 	packet->fin = frame->fin;
+	packet->size = 1 + varint_len(leg->id) + (packet->offset ? varint_len(packet->offset) : 0) +
+		       varint_len(packet->len) + packet->len;
+}
+
+static __always_inline void measure_datagram(struct leg_packet *packet, const struct relay_leg *leg,
+					     const struct chunk *chunk)
+{
+	packet->offset = chunk->frame.offset;
+	packet->len = 1 + vi64_len(leg->id) + chunk->frame.len;
+	packet->credit = 0;
+	packet->fin = 0;
+	packet->size = 1 + varint_len(packet->len) + packet->len;
+	if (chunk->priority >= 0)
+		packet->level = (leg->level & 0xff00) | (chunk->priority & 0xff);
+}
+
+int measure(struct leg_packet *packet, const struct relay_leg *leg, const struct relay_path *path,
+	    const struct chunk *chunk)
+{
+	if (!packet || !leg || !path || !chunk)
+		return -1;
+	packet->data_at = chunk->frame.at;
+	packet->data_bytes = chunk->frame.len;
+	packet->level = leg->level;
+	if (chunk->kind == RELAY_STREAM)
+		measure_stream(packet, leg, &chunk->frame);
+	else
+		measure_datagram(packet, leg, chunk);
+	packet->frame_bytes = packet->size;
 	packet->header_bytes = 1 + path->id_bytes + 4;
-	packet->size = packet->header_bytes + 1 + varint_len(leg->stream_id) +
-		       (packet->offset ? varint_len(packet->offset) : 0) + varint_len(packet->len) +
-		       packet->len + QUIC_TAG;
+	packet->size += packet->header_bytes + QUIC_TAG;
 	return 0;
 }
 
@@ -389,13 +438,13 @@ static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 a
 static __always_inline enum relay_leg_outcome
 admit(struct relay_downstream *downstream, const struct relay_leg *leg, const struct leg_packet *packet)
 {
-	if (leg->level >= READ_ONCE(downstream->waiting))
+	if (packet->level >= READ_ONCE(downstream->waiting))
 		return RELAY_LEG_BEHIND;
-	if (packet->offset + packet->len > READ_ONCE(leg->max_offset))
+	if (leg->kind == RELAY_STREAM && packet->offset + packet->len > READ_ONCE(leg->max_offset))
 		return RELAY_LEG_STREAM_CREDIT;
 	if (take_credit(&downstream->bytes, &downstream->max_bytes, packet->size))
 		return RELAY_LEG_WINDOW;
-	if (!take_credit(&downstream->data, &downstream->max_data, packet->len))
+	if (!packet->credit || !take_credit(&downstream->data, &downstream->max_data, packet->credit))
 		return RELAY_LEG_SENT;
 	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
 	return RELAY_LEG_DATA_CREDIT;
@@ -404,7 +453,7 @@ admit(struct relay_downstream *downstream, const struct relay_leg *leg, const st
 static __always_inline void give_back(struct relay_downstream *downstream, const struct leg_packet *packet)
 {
 	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
-	__sync_fetch_and_add(&downstream->data, -(__u64)packet->len);
+	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
 }
 
 static __always_inline int has_keys(const struct relay_downstream *downstream, __u32 generation)
@@ -413,21 +462,23 @@ static __always_inline int has_keys(const struct relay_downstream *downstream, _
 }
 
 int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const struct leg_packet *packet,
-	       __u64 now)
+	       const struct chunk *chunk, __u64 now)
 {
-	if (!entry || !leg || !packet)
+	if (!entry || !leg || !packet || !chunk)
 		return -1;
 	*entry = (struct relay_forwarded){
 		.time_ns = now,
 		.number = packet->word & NUMBER_MASK,
 		.tag = leg->tag,
 		.offset = packet->offset,
+		.object = chunk->object,
 		.downstream = leg->downstream,
 		.epoch = leg->epoch,
 		.len = packet->len,
 		.size = packet->size,
 		.generation = packet->word >> RELAY_NUMBER_BITS,
 		.fin = packet->fin,
+		.kind = chunk->kind,
 	};
 	return 0;
 }
@@ -437,7 +488,8 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const
  * CPUs wait.
  */
 static __always_inline enum relay_leg_outcome
-draw_number(struct relay_downstream *downstream, const struct relay_leg *leg, struct leg_packet *packet)
+draw_number(struct relay_downstream *downstream, const struct relay_leg *leg, const struct chunk *chunk,
+	    struct leg_packet *packet)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct relay_forwarded *entry;
@@ -452,33 +504,51 @@ draw_number(struct relay_downstream *downstream, const struct relay_leg *leg, st
 		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
 		return RELAY_LEG_NO_KEYS;
 	}
-	fill_entry(entry, leg, packet, now);
+	fill_entry(entry, leg, packet, chunk, now);
 	bpf_ringbuf_submit(entry, BPF_RB_NO_WAKEUP);
 	return RELAY_LEG_SENT;
 }
 
-/* Writes the header of the STREAM frame in front of its data, where only what has been dealt with is
- * overwritten, and returns where it starts. 0: nowhere, for the verifier.
- */
-static __always_inline __u32 put_stream_header(struct quic_buf *in, const struct relay_leg *leg,
+static __always_inline void put_stream_header(__u8 *end, const struct relay_leg *leg,
 					       const struct leg_packet *packet)
 {
-	__u32 data_at = packet->data_at;
 	__u32 type = FRAME_STREAM | FRAME_STREAM_LEN | (packet->fin ? FRAME_STREAM_FIN : 0) |
 		     (packet->offset ? FRAME_STREAM_OFF : 0);
-	__u32 bytes = 0;
-	__u8 *end;
+	__u32 bytes = varint_put_before(end, packet->len);
+
+	if (packet->offset)
+		bytes += varint_put_before(end - bytes, packet->offset);
+	bytes += varint_put_before(end - bytes, leg->id);
+	varint_put_before(end - bytes, type);
+}
+
+/* The object's own header begins with its type and the alias. */
+static __always_inline void put_datagram_header(__u8 *end, const struct relay_leg *leg,
+						 const struct leg_packet *packet, __u32 type)
+{
+	__u32 bytes = vi64_put_before(end, leg->id);
+
+	bytes += vi64_put_before(end - bytes, type & OBJECT_KNOWN);
+	bytes += varint_put_before(end - bytes, packet->len);
+	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
+}
+
+/* Writes the frame's header in front of the data, where only what has been dealt with already is overwritten, and
+ * returns where it starts. 0: nowhere, for the verifier.
+ */
+static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_leg *leg,
+					      const struct leg_packet *packet, const struct chunk *chunk)
+{
+	__u32 data_at = packet->data_at;
 
 	OPAQUE(data_at);
 	if (data_at < QUIC_AT || data_at > FRAMES_MASK)
 		return 0;
-	end = in->bytes + data_at;
-	bytes += varint_put_before(end, packet->len);
-	if (packet->offset)
-		bytes += varint_put_before(end - bytes, packet->offset);
-	bytes += varint_put_before(end - bytes, leg->stream_id);
-	bytes += varint_put_before(end - bytes, type);
-	return data_at - bytes;
+	if (chunk->kind == RELAY_STREAM)
+		put_stream_header(in->bytes + data_at, leg, packet);
+	else
+		put_datagram_header(in->bytes + data_at, leg, packet, chunk->type);
+	return data_at + packet->data_bytes - packet->frame_bytes;
 }
 
 /* Writes everything that is sealed, or goes along with it as the header. */
@@ -499,7 +569,8 @@ int put_packet(struct work *work, const struct relay_leg *leg, const struct rela
 	*extent = (struct quic_extent){
 		.header_at = QUIC_AT,
 		.header_bytes = work->packet.header_bytes,
-		.plain_at = put_stream_header(&work->in, leg, &work->packet),
+		.plain_at = put_frame_header(&work->in, leg, &work->packet,
+					     &work->chunks[work->fan.chunk & (CHUNKS - 1)]),
 		.text_bytes = work->packet.size - work->packet.header_bytes - QUIC_TAG,
 	};
 	return extent->plain_at ? 0 : -1;
@@ -613,29 +684,41 @@ int restore(struct __sk_buff *skb, struct work *work)
  * last, and read first.
  */
 static __always_inline int is_gone(struct relay_leg *leg, const struct relay_downstream *downstream,
-				   const struct work *work, const struct frame_stream *frame)
+				   const struct work *work, const struct chunk *chunk)
 {
 	__u32 epoch = __sync_fetch_and_add(&leg->epoch, 0);
 
 	return !epoch || epoch != READ_ONCE(downstream->epoch) || leg->upstream != work->arrival.upstream ||
-	       leg->upstream_id != frame->id;
+	       leg->upstream_id != chunk->frame.id || leg->kind != chunk->kind;
+}
+
+/* Whether the leg wants it. */
+static __always_inline int is_inside(const struct relay_leg *leg, const struct chunk *chunk)
+{
+	__u64 at = chunk->frame.offset;
+
+	if (chunk->kind == RELAY_STREAM)
+		return at >= leg->from;
+	return (at > leg->from || (at == leg->from && chunk->object >= leg->shift)) && at <= leg->max_offset;
 }
 
 static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, struct work *work,
 						      struct relay_leg *leg,
 						      struct relay_downstream *downstream)
 {
-	const struct frame_stream *frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
+	const struct chunk *chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
 	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
 	struct leg_packet *packet = &work->packet;
 	enum relay_leg_outcome outcome;
 
-	if (is_gone(leg, downstream, work, frame))
+	if (is_gone(leg, downstream, work, chunk))
 		return RELAY_LEG_GONE;
-	if (frame->offset < leg->from)
+	if (!is_inside(leg, chunk))
 		return RELAY_LEG_BEFORE;
-	measure(packet, leg, path, frame);
+	measure(packet, leg, path, chunk);
 	if (packet->size > READ_ONCE(downstream->mtu) || packet->size > QUIC_TEXT_MAX)
+		return RELAY_LEG_TOO_LARGE;
+	if (chunk->kind == RELAY_DATAGRAMS && packet->frame_bytes > READ_ONCE(downstream->max_datagram))
 		return RELAY_LEG_TOO_LARGE;
 	outcome = find_route(skb, &work->route, path, packet->size);
 	if (outcome)
@@ -643,7 +726,7 @@ static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, str
 	outcome = admit(downstream, leg, packet);
 	if (outcome)
 		return outcome;
-	outcome = draw_number(downstream, leg, packet);
+	outcome = draw_number(downstream, leg, chunk, packet);
 	if (outcome) {
 		give_back(downstream, packet);
 		return outcome;

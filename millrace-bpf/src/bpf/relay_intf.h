@@ -65,28 +65,35 @@ struct relay_upstream {
 	__u32 pad;
 };
 
-/* Key of the map `slots`. The value is the index of the first leg. */
-struct relay_slot {
-	__u64 stream_id;
-	__u32 upstream;
-	__u32 pad;
+enum relay_kind {
+	RELAY_STREAM = 0,
+	RELAY_DATAGRAMS, /* of a track */
 };
 
-/* One subscriber's copy of an upstream stream. */
+/* Key of the map `slots`. The value is the index of the first leg. */
+struct relay_slot {
+	__u64 id; /* of the stream, or the track's alias */
+	__u32 upstream;
+	__u32 kind; /* enum relay_kind */
+};
+
+/* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_leg {
-	__u64 upstream_id; /* stream ID of the slot: a slot's value may be another slot's by the time it is used */
-	__u64 stream_id;  /* downstream */
-	__u64 shift;	  /* downstream offset minus upstream offset, modulo 2^64 */
-	__u64 from;	  /* upstream offset; what begins before it is left to userspace */
-	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA */
+	__u64 upstream_id; /* ID of the slot: a slot's value may be another slot's by the time it is used */
+	__u64 id;	  /* downstream: of the stream, or the track's alias */
+	__u64 shift;	  /* downstream offset minus upstream offset, modulo 2^64. Datagrams: first object of `from` */
+	__u64 from;	  /* upstream offset; what begins before it is left to userspace. Datagrams: first group */
+	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
 	__u64 tag;	  /* userspace's, for registrations */
 	__u64 group;	  /* userspace's, for events */
 	__u32 next;	  /* leg of the same slot, or RELAY_END */
 	__u32 downstream;
 	__u32 upstream; /* of the slot */
 	__u32 epoch;	/* that the downstream must have */
-	__u32 level;	/* of urgency: smaller is more urgent */
+	__u32 level;	/* of urgency, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 */
 	__u32 track;	/* its name in events */
+	__u32 kind;	/* of the slot */
+	__u32 pad;
 };
 
 /* Where a downstream's packets go: IPv4 addresses are in the first 4 bytes, the rest zero. */
@@ -107,7 +114,7 @@ struct relay_path {
 enum relay_leg_outcome {
 	RELAY_LEG_SENT = 0,
 	RELAY_LEG_GONE,		 /* the slot or the downstream is another one by now */
-	RELAY_LEG_BEFORE,	 /* starts in front of what the kernel may send */
+	RELAY_LEG_BEFORE,	 /* starts in front of what the kernel may send; datagrams: outside of the leg's groups */
 	RELAY_LEG_TOO_LARGE,	 /* for the path, or for the route's MTU */
 	RELAY_LEG_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
 	RELAY_LEG_DATA_CREDIT,	 /* beyond the kernel's share of the peer's MAX_DATA */
@@ -134,7 +141,7 @@ struct relay_downstream {
 	__u32 path;	      /* which of the two is in use */
 	__u32 session;	      /* its name in events */
 	__u32 waiting; /* level of what waits in userspace: legs of this one, or less urgent, are userspace's */
-	__u32 pad;
+	__u32 max_datagram; /* the peer's max_datagram_frame_size */
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
 	struct relay_path paths[2];
@@ -146,14 +153,15 @@ struct relay_forwarded {
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u64 number;
 	__u64 tag;
-	__u64 offset; /* downstream */
+	__u64 offset; /* downstream; group of a datagram */
+	__u64 object; /* of a datagram */
 	__u32 downstream;
 	__u32 epoch;
-	__u16 len;  /* stream bytes */
+	__u16 len;  /* stream bytes, or of the datagram */
 	__u16 size; /* UDP payload bytes */
 	__u16 generation;
 	__u8 fin;
-	__u8 pad;
+	__u8 kind; /* enum relay_kind */
 };
 
 /* What became of a received packet: index into the map `outcomes`, where enum relay_leg_outcome and enum
@@ -177,7 +185,7 @@ enum relay_outcome {
 	RELAY_NOT_AUTHENTIC,
 	RELAY_REPLAYED, /* or too old to tell */
 	RELAY_BAD_FRAMES,
-	RELAY_NO_SLOT, /* no frame of a stream that has a slot */
+	RELAY_NO_SLOT, /* no frame that has a slot */
 	RELAY_OUTCOMES,
 };
 
@@ -207,7 +215,7 @@ struct relay_event {
 	__u64 received;	  /* packet number upstream; 0 where it could not be told */
 	__u64 number;	  /* of the copy, if one was drawn */
 	__u64 group;
-	__u64 stream_id; /* downstream, as is the offset */
+	__u64 stream_id; /* downstream, as is the offset; of a datagram alias and object */
 	__u64 offset;
 	__u32 publisher;  /* session */
 	__u32 subscriber; /* session */

@@ -7,16 +7,20 @@
 #include <bpf/bpf_helpers.h>
 #include "aead.h"
 #include "frames.h"
+#include "object.h"
 #include "relay_intf.h"
 
 #define FRAME_BYTES 2048
-#define CHUNKS	    8 /* STREAM frames of one packet that are forwarded; a power of two */
+#define CHUNKS	    8 /* frames of one packet that are forwarded; a power of two */
 
-/* A STREAM frame that has a slot. */
+/* A frame that has a slot. */
 struct chunk {
-	struct frame_stream frame;
+	struct frame_stream frame; /* of a datagram: the alias, the group, and what follows the alias */
+	__u64 object;
+	__u32 type; /* of a datagram */
+	__s32 priority;
+	__u32 kind;
 	__u32 leg; /* first of its slot */
-	__u32 pad;
 };
 
 /* The frame that arrived, and what has been done to it. */
@@ -40,13 +44,16 @@ struct arrival {
 /* A packet for one leg. */
 struct leg_packet {
 	__u64 word;   /* the drawn number and its key generation */
-	__u64 offset; /* downstream */
+	__u64 offset; /* downstream; group of a datagram */
 	__u32 data_at;
-	__u32 len;
-	__u32 size; /* UDP payload */
+	__u32 data_bytes; /* that are taken over as they are */
+	__u32 len;	  /* stream bytes, or of the datagram */
+	__u32 credit;	  /* of the connection that it takes, bytes */
+	__u32 level;
+	__u32 size;	  /* UDP payload */
+	__u32 frame_bytes;
 	__u32 header_bytes;
 	__u32 fin;
-	__u32 pad;
 };
 
 /* Where the fan-out is. */

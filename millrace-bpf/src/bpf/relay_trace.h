@@ -42,6 +42,7 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	__u32 track = tracing.track, session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
 	const struct frame_stream *frame;
+	const struct chunk *chunk;
 	struct relay_event event;
 	int drawn = outcome == RELAY_LEG_SENT || outcome == RELAY_LEG_LOST;
 
@@ -53,15 +54,16 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	if ((track && leg->track != track) ||
 	    (session && downstream->session != session && publisher != session))
 		return 0;
-	frame = &work->chunks[work->fan.chunk & (CHUNKS - 1)].frame;
+	chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
+	frame = &chunk->frame;
 	event = (struct relay_event){
 		.arrived_ns = work->arrival.traced_ns,
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
 		.number = drawn ? work->packet.word & ((1ULL << RELAY_NUMBER_BITS) - 1) : 0,
-		.group = leg->group,
-		.stream_id = leg->stream_id,
-		.offset = frame->offset + leg->shift,
+		.group = chunk->kind == RELAY_STREAM ? leg->group : frame->offset,
+		.stream_id = leg->id,
+		.offset = chunk->kind == RELAY_STREAM ? frame->offset + leg->shift : chunk->object,
 		.publisher = publisher,
 		.subscriber = downstream->session,
 		.track = leg->track,

@@ -59,6 +59,7 @@ impl Downstream {
         entry.ring.run.store(0, Ordering::Relaxed);
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
+        entry.max_datagram.store(0, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
         entry.waiting.store(u32::MAX, Ordering::Relaxed);
         entry.session.store(0, Ordering::Relaxed);
@@ -138,6 +139,11 @@ impl Downstream {
     /// Largest UDP payload that the path takes, bytes.
     pub fn set_mtu(&self, bytes: u32) {
         self.entry().mtu.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Largest DATAGRAM frame that the peer takes, bytes: its max_datagram_frame_size; at first none.
+    pub fn set_max_datagram(&self, bytes: u32) {
+        self.entry().max_datagram.store(bytes, Ordering::Relaxed);
     }
 
     /// Sets the total of UDP payload that the kernel may send on this connection, and returns the total that it

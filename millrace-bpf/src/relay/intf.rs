@@ -20,7 +20,11 @@ mirror!(Config = "relay_config" {
 
 mirror!(Id = "relay_id" { bytes: [u8; ID_MAX] });
 
-mirror!(Slot = "relay_slot" { stream_id: u64, upstream: u32, pad: u32 });
+/// `enum relay_kind`.
+pub(crate) const STREAM: u32 = 0;
+pub(crate) const DATAGRAMS: u32 = 1;
+
+mirror!(Slot = "relay_slot" { id: u64, upstream: u32, kind: u32 });
 
 mirror!(Path = "relay_path" {
     local: [u8; 16],
@@ -40,13 +44,14 @@ mirror!(Forwarded = "relay_forwarded" {
     number: u64,
     tag: u64,
     offset: u64,
+    object: u64,
     downstream: u32,
     epoch: u32,
     len: u16,
     size: u16,
     generation: u16,
     fin: u8,
-    pad: u8,
+    kind: u8,
 });
 
 mirror!(Event = "relay_event" {
@@ -89,7 +94,7 @@ shared!(Upstream = "relay_upstream" {
 
 shared!(Leg = "relay_leg" {
     upstream_id: AtomicU64,
-    stream_id: AtomicU64,
+    id: AtomicU64,
     shift: AtomicU64,
     from: AtomicU64,
     max_offset: AtomicU64,
@@ -101,6 +106,8 @@ shared!(Leg = "relay_leg" {
     epoch: AtomicU32,
     level: AtomicU32,
     track: AtomicU32,
+    kind: AtomicU32,
+    pad: AtomicU32,
 });
 
 shared!(Downstream = "relay_downstream" {
@@ -115,7 +122,7 @@ shared!(Downstream = "relay_downstream" {
     path: AtomicU32,
     session: AtomicU32,
     waiting: AtomicU32,
-    pad: AtomicU32,
+    max_datagram: AtomicU32,
     ring: Ring,
     supplies: [AtomicU64; super::Supply::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,

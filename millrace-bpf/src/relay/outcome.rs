@@ -51,7 +51,7 @@ outcomes! {
         /// Or too old to tell.
         Replayed = "replayed",
         BadFrames = "bad_frames",
-        /// No frame of a stream that has a slot.
+        /// No frame that has a slot.
         NoSlot = "no_slot",
     }
 }
@@ -62,7 +62,7 @@ outcomes! {
         Sent = "sent",
         /// The slot or the downstream is another one by now.
         Gone = "gone",
-        /// Starts in front of what the kernel may send.
+        /// Starts in front of what the kernel may send; a datagram outside of what the subscriber wants.
         Before = "before",
         /// For the path, or for the route's MTU.
         TooLarge = "too_large",

@@ -113,7 +113,16 @@ impl Upstream {
 
     /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
     pub fn slot(&self, stream_id: u64) -> Slot {
-        let key = intf::Slot { stream_id, upstream: self.index, pad: 0 };
+        self.slot_of(intf::STREAM, stream_id)
+    }
+
+    /// Forwards the datagrams of the track that this connection calls `alias`; otherwise as [`slot`](Self::slot).
+    pub fn datagrams(&self, alias: u64) -> Slot {
+        self.slot_of(intf::DATAGRAMS, alias)
+    }
+
+    fn slot_of(&self, kind: u32, id: u64) -> Slot {
+        let key = intf::Slot { id, upstream: self.index, kind };
         Slot { shared: self.shared.clone(), key, legs: Vec::new() }
     }
 }
@@ -180,11 +189,26 @@ pub struct Leg {
     pub group: u64,
 }
 
+/// One subscriber's copy of a track's datagrams: of those from the first location on, to the last group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Datagrams {
+    /// The track's downstream.
+    pub alias: u64,
+    /// Group and object.
+    pub first: (u64, u64),
+    pub last_group: u64,
+    /// As of [`Leg`].
+    pub tag: u64,
+    /// As of [`Leg`]; the publisher's part, the low 8 bits, is for datagrams that do not have their own.
+    pub level: u16,
+    pub track: u32,
+}
+
 /// A leg of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LegKey(u32);
 
-/// An upstream stream and its legs. When it is dropped, the stream is userspace's again.
+/// An upstream stream, or the datagrams of a track, with their legs. When it is dropped, they are userspace's again.
 pub struct Slot {
     shared: Arc<Shared>,
     key: intf::Slot,
@@ -193,13 +217,29 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// Forwards datagrams to one more subscriber; only for a slot of [`Upstream::datagrams`].
+    pub fn add_datagrams(&mut self, downstream: &Downstream, leg: &Datagrams) -> Result<LegKey, Error> {
+        let (from, shift) = leg.first;
+        let leg = Leg {
+            stream_id: leg.alias,
+            shift: shift as i64,
+            from,
+            max_offset: leg.last_group,
+            tag: leg.tag,
+            level: leg.level,
+            track: leg.track,
+            group: 0,
+        };
+        self.add(downstream, &leg)
+    }
+
     /// Forwards the stream to one more subscriber.
     pub fn add(&mut self, downstream: &Downstream, leg: &Leg) -> Result<LegKey, Error> {
         let index = self.shared.take(|free| &mut free.legs, "legs")?;
         let entry = self.shared.legs.get(index);
         for (word, value) in [
-            (&entry.upstream_id, self.key.stream_id),
-            (&entry.stream_id, leg.stream_id),
+            (&entry.upstream_id, self.key.id),
+            (&entry.id, leg.stream_id),
             (&entry.shift, leg.shift as u64),
             (&entry.from, leg.from),
             (&entry.max_offset, leg.max_offset),
@@ -214,6 +254,7 @@ impl Slot {
             (&entry.upstream, self.key.upstream),
             (&entry.level, u32::from(leg.level)),
             (&entry.track, leg.track),
+            (&entry.kind, self.key.kind),
         ] {
             word.store(value, Ordering::Relaxed);
         }

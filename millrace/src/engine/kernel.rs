@@ -144,7 +144,7 @@ enum Command {
     },
 }
 
-/// A stream of an upstream connection that the kernel may forward. Dropping it takes all its legs back.
+/// A stream of an upstream connection, or the datagrams of a track, that the kernel may forward. Dropping it takes all its legs back.
 pub struct Feed {
     // Before the connection, whose place in the kernel it names.
     slot: Mutex<Slot>,
@@ -152,7 +152,7 @@ pub struct Feed {
     _upstream: Arc<dyn Any + Send + Sync>,
 }
 
-/// A stream that is handed to the kernel, until it is dropped.
+/// A stream, or the datagrams of a track, handed to the kernel until this is dropped.
 pub struct Leg {
     feed: Weak<Feed>,
     key: LegKey,
@@ -386,6 +386,24 @@ impl Line {
     /// Hands a stream to the kernel. Never waits: where there is no room at the moment, it is an error.
     pub fn lend(self: &Arc<Self>, feed: &Arc<Feed>, leg: &bpf::Leg) -> Result<Leg, millrace_bpf::Error> {
         let added = feed.slot.lock().add(&self.downstream, leg);
+        self.lent(feed, added)
+    }
+
+    /// Hands a track's datagrams to the kernel.
+    pub fn lend_datagrams(
+        self: &Arc<Self>,
+        feed: &Arc<Feed>,
+        leg: &bpf::Datagrams,
+    ) -> Result<Leg, millrace_bpf::Error> {
+        let added = feed.slot.lock().add_datagrams(&self.downstream, leg);
+        self.lent(feed, added)
+    }
+
+    fn lent(
+        self: &Arc<Self>,
+        feed: &Arc<Feed>,
+        added: Result<LegKey, millrace_bpf::Error>,
+    ) -> Result<Leg, millrace_bpf::Error> {
         let key = match added {
             Err(error @ millrace_bpf::Error::Unsettled { .. }) => {
                 self.kernel.send(Command::Wake);
@@ -460,6 +478,10 @@ impl Feed {
 }
 
 impl Leg {
+    pub fn is_of(&self, feed: &Arc<Feed>) -> bool {
+        self.feed.as_ptr() == Arc::as_ptr(feed)
+    }
+
     pub fn set_max_offset(&self, max: u64) {
         if let Some(feed) = self.feed.upgrade() {
             feed.slot.lock().set_max_offset(self.key, max);

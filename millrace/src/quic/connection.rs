@@ -9,7 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::relay::downstream::{Downstream, Event, StreamKey};
+use millrace_bpf::relay::Datagrams;
+use millrace_proto::{
+    moq::Location,
+    relay::downstream::{Downstream, Event, StreamKey},
+};
 use parking_lot::MappedMutexGuard;
 use quinn::VarInt;
 
@@ -20,7 +24,7 @@ use super::{
 };
 use crate::engine::{
     Batch,
-    kernel::{Feed, Supplies},
+    kernel::{Feed, Leg, Supplies},
 };
 
 /// How long objects wait for the control message before them.
@@ -93,6 +97,22 @@ impl Connection {
     /// The peer's stream as the kernel may forward it; `None` if it cannot.
     pub fn feed(&self, stream: quinn::StreamId) -> Option<Arc<Feed>> {
         self.shared.feed(VarInt::from(stream).into_inner())
+    }
+
+    /// Datagrams under a track alias of the peer as the kernel may forward them; `None` if it cannot.
+    pub fn feed_datagrams(&self, alias: u64) -> Option<Arc<Feed>> {
+        self.shared.feed_datagrams(alias)
+    }
+
+    /// Has the kernel forward a track's datagrams until what this returns is dropped; `None` if it cannot. The tag is
+    /// what [`Self::take_delivered`] asks for.
+    pub fn lend_datagrams(&self, feed: &Arc<Feed>, datagrams: &Datagrams) -> Option<Leg> {
+        self.shared.lend_datagrams(feed, datagrams)
+    }
+
+    /// Whether the kernel has sent the datagram at this location; says so once.
+    pub fn take_delivered(&self, now: Instant, tag: u64, at: Location) -> bool {
+        self.shared.take_delivered(now, tag, at)
     }
 
     /// Has the kernel forward a feed as stream `key` from now on, if that owes nothing: what begins at offset `from`

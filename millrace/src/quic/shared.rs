@@ -560,6 +560,9 @@ impl Shared {
             let config = downstream::Config { mtu: state.downstream.mtu(), ..state.config };
             state.downstream = Downstream::new(config, limits, Instant::now());
             state.credit = credit;
+            if let Some(part) = &state.kernel {
+                part.set_max_datagram(peer.max_datagram_frame_size);
+            }
             state.peer = Some(peer);
         }
         params::cap_initial_max_data(encoded, state.credit.granted())

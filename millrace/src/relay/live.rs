@@ -115,15 +115,21 @@ impl LiveTrack {
         self.data.restart();
     }
 
-    /// An upstream subscription was established.
+    /// An upstream subscription was established. The kernel cannot tell that another publisher has sent the same
+    /// datagram before, so it only has those of one that is alone.
     pub fn add_upstream(&self, upstream: Arc<Upstream>) {
-        self.upstreams.lock().push(upstream);
+        let mut upstreams = self.upstreams.lock();
+        upstreams.push(upstream);
+        if upstreams.len() > 1 {
+            upstreams.iter().for_each(|upstream| upstream.withhold_datagrams());
+        }
     }
 
     /// An upstream subscription is over. With the last one, the subscriptions end as it did.
     pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
         let mut upstreams = self.upstreams.lock();
         upstreams.retain(|other| !Arc::ptr_eq(other, upstream));
+        upstream.withhold_datagrams();
         let left = upstreams.len();
         drop(upstreams);
         if left == 0 {
@@ -141,7 +147,7 @@ impl LiveTrack {
         self.offer_cached(&subscription, now, outbox);
         let (first, last) = subscription.group_range();
         for (_, group) in self.data.groups(first, last) {
-            group.datagrams.iter().for_each(|object| subscription.offer_datagram(object, now, outbox));
+            group.datagrams.iter().for_each(|object| subscription.offer_datagram(object, None, now, outbox));
         }
         if !self.is_established() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
@@ -233,8 +239,13 @@ impl LiveTrack {
         self.progress.notify_waiters();
     }
 
-    /// An object came as a datagram.
-    pub fn datagram(&self, object: DatagramObject, outbox: &mut Outbox) -> Result<(), Duplicate> {
+    /// An object came as a datagram. `feed` is what it came with, if the kernel can forward that.
+    pub fn datagram(
+        &self,
+        object: DatagramObject,
+        feed: Option<&Arc<Feed>>,
+        outbox: &mut Outbox,
+    ) -> Result<(), Duplicate> {
         let now = object.received_at;
         let cost = object.cost();
         let (object, fresh) = self.data.add_datagram(object)?;
@@ -243,7 +254,7 @@ impl LiveTrack {
         }
         self.cache.grew(cost);
         for subscription in self.subscriptions.read().iter() {
-            subscription.offer_datagram(&object, now, outbox);
+            subscription.offer_datagram(&object, feed, now, outbox);
         }
         outbox.flush();
         self.progress.notify_waiters();

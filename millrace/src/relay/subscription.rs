@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use millrace_bpf::relay::Datagrams;
 use millrace_proto::{
     moq::{Datagram, GroupOrder, Location, code},
     relay::{
@@ -25,7 +26,10 @@ use super::{
     live::{Ended, LiveTrack},
     outbox::Outbox,
 };
-use crate::{engine::kernel::Feed, quic::Connection};
+use crate::{
+    engine::kernel::{Feed, Leg},
+    quic::Connection,
+};
 
 /// What a subscriber asked for; REQUEST_UPDATE changes it.
 #[derive(Clone, Debug)]
@@ -62,6 +66,8 @@ struct State {
     past_end: bool,
     /// Streams that ever got an ID, for PUBLISH_DONE.
     opened: u64,
+    /// Datagrams, while the kernel forwards them.
+    lent: Option<Leg>,
 }
 
 #[derive(Clone, Copy)]
@@ -101,6 +107,7 @@ impl Subscription {
             ended: None,
             past_end: false,
             opened: 0,
+            lent: None,
         };
         Self { track, alias, owner, connection, state: Mutex::new(state), changed: Notify::new() }
     }
@@ -200,9 +207,23 @@ impl Subscription {
         }
     }
 
-    /// Sends an object that came as a datagram, if it passes the filter.
-    pub fn offer_datagram(&self, object: &DatagramObject, now: Instant, outbox: &mut Outbox) {
-        let state = self.state.lock();
+    /// Sends an object that came as a datagram, if it passes the filter and the kernel has not sent it, and leaves
+    /// those to come to the kernel where that can be.
+    pub fn offer_datagram(
+        &self,
+        object: &DatagramObject,
+        feed: Option<&Arc<Feed>>,
+        now: Instant,
+        outbox: &mut Outbox,
+    ) {
+        let mut state = self.state.lock();
+        if let Some(feed) = feed {
+            self.lend_datagrams(&mut state, feed);
+        }
+        if self.connection.take_delivered(now, self.owner, object.location()) {
+            drop(state);
+            return outbox.transmit(&self.connection, now);
+        }
         let options = &state.options;
         if !options.forward || state.ended.is_some() || !options.window.contains(object.location()) {
             return;
@@ -230,6 +251,24 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
     }
 
+    fn lend_datagrams(&self, state: &mut State, feed: &Arc<Feed>) {
+        let lent = state.lent.as_ref().is_some_and(|leg| leg.is_of(feed));
+        if lent || !state.options.forward || state.ended.is_some() {
+            return;
+        }
+        let Window { start, end_group } = state.options.window;
+        let level = [state.options.priority, self.track.data.default_priority()];
+        let datagrams = Datagrams {
+            alias: self.alias,
+            first: (start.group, start.object),
+            last_group: end_group.unwrap_or(u64::MAX),
+            tag: self.owner,
+            level: u16::from_be_bytes(level),
+            track: self.track.number,
+        };
+        state.lent = self.connection.lend_datagrams(feed, &datagrams);
+    }
+
     /// The object under this subscription's alias.
     fn encode(&self, object: &DatagramObject) -> Bytes {
         let datagram = Datagram { alias: self.alias, ..object.datagram.clone() };
@@ -243,6 +282,7 @@ impl Subscription {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
+        state.lent = None;
         if resumed {
             state.joining = largest;
             let next =
@@ -262,13 +302,17 @@ impl Subscription {
 
     /// No more subgroups will come.
     pub fn end(&self, ended: Ended) {
-        self.state.lock().ended.get_or_insert(ended);
+        let mut state = self.state.lock();
+        state.ended.get_or_insert(ended);
+        state.lent = None;
+        drop(state);
         self.changed.notify_one();
     }
 
     /// The subscriber is gone, or wants no more: resets what is open.
     pub fn cancel(&self, code: code::Reset) {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        state.lent = None;
         let mut downstream = self.connection.downstream();
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
     }

@@ -5,9 +5,11 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use super::live::LiveTrack;
+use crate::engine::kernel::Feed;
 
 /// One publisher feeding one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
@@ -23,7 +25,16 @@ pub struct Upstream {
     streams: AtomicU64,
     open_streams: AtomicU64,
     datagrams: AtomicBool,
+    datagram_feed: Mutex<DatagramFeed>,
     stream_ended: Notify,
+}
+
+/// The subscription's datagrams as the kernel may forward them.
+enum DatagramFeed {
+    /// None have come yet, or the kernel could not when they did.
+    Unknown,
+    Known(Arc<Feed>),
+    Withheld,
 }
 
 /// What an upstream subscription is told to do.
@@ -52,6 +63,7 @@ impl Upstream {
             streams: AtomicU64::new(0),
             open_streams: AtomicU64::new(0),
             datagrams: AtomicBool::new(false),
+            datagram_feed: Mutex::new(DatagramFeed::Unknown),
             stream_ended: Notify::new(),
         };
         (Arc::new(upstream), receiver)
@@ -71,6 +83,25 @@ impl Upstream {
     /// The publisher sends datagrams, whose end nothing announces.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
+    }
+
+    /// What `make` once made, until it is withheld.
+    pub fn datagram_feed(&self, make: impl FnOnce() -> Option<Arc<Feed>>) -> Option<Arc<Feed>> {
+        let mut state = self.datagram_feed.lock();
+        match &*state {
+            DatagramFeed::Known(feed) => Some(Arc::clone(feed)),
+            DatagramFeed::Withheld => None,
+            DatagramFeed::Unknown => {
+                let feed = make()?;
+                *state = DatagramFeed::Known(Arc::clone(&feed));
+                Some(feed)
+            }
+        }
+    }
+
+    /// Takes datagrams back from the kernel, for good.
+    pub fn withhold_datagrams(&self) {
+        *self.datagram_feed.lock() = DatagramFeed::Withheld;
     }
 
     pub fn has_datagrams(&self) -> bool {

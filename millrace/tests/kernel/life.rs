@@ -79,7 +79,7 @@ fn the_engine_is_switched_while_media_flows() {
 }
 
 /// As another program would.
-fn detach_all(node: &Node) {
+pub fn detach_all(node: &Node) {
     let detach = |name: &str| tc::detach_all(index(name), Hook::Ingress).unwrap();
     node.enter(|| node.interfaces().iter().for_each(|one| assert_eq!(detach(&one.device), 1))).unwrap();
 }

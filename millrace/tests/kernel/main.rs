@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod datagrams;
 mod forward;
 #[path = "../../../millrace-bpf/tests/support/net.rs"]
 mod frames;

@@ -1,4 +1,4 @@
-//! A third sender on the connection: it sends stream bytes by itself, within a [`Share`] of credit and window,
+//! A third sender on the connection: it sends stream bytes and datagrams by itself, within a [`Share`] of credit and window,
 //! and says so afterwards.
 //!
 //! A stream is *lent* to it once everything that its source has was sent. Registrations fill holes as packets
@@ -82,6 +82,16 @@ impl Downstream {
         }
         let mut content = Content::default();
         content.0.push(Sent::Bytes { key, offset, len, fin, again: false });
+        self.recovery.on_sent_elsewhere(sent, number, size, content);
+    }
+
+    /// The other sender sent a datagram of an object, in a packet of its own.
+    pub fn on_datagram_elsewhere(&mut self, sent: Instant, number: u64, size: usize, label: Label) {
+        self.stats.elsewhere_packets += 1;
+        self.stats.elsewhere_bytes += size as u64;
+        self.stats.datagrams_sent += 1;
+        let mut content = Content::default();
+        content.0.push(Sent::Datagram { label });
         self.recovery.on_sent_elsewhere(sent, number, size, content);
     }
 

@@ -6,7 +6,7 @@
 
 use std::{
     borrow::Borrow,
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     net::SocketAddr,
     sync::{
         Arc,
@@ -17,11 +17,12 @@ use std::{
 
 use millrace_bpf::{crypto::QuicKeys, relay as bpf};
 use millrace_proto::{
+    moq::Location,
     quic::{
         keys::{Secret, Suite},
         packet::ConnectionId,
     },
-    relay::downstream::{Elsewhere, Share, StreamKey},
+    relay::downstream::{Elsewhere, Label, Share, StreamKey},
 };
 use tracing::debug;
 
@@ -65,6 +66,38 @@ pub(super) struct Part {
     /// What it may send beyond them.
     share: Share,
     session: u32,
+    delivered: Delivered,
+}
+
+/// Datagrams that the kernel has sent, until they come by in userspace: subscription and location of each.
+#[derive(Default)]
+struct Delivered {
+    waiting: HashSet<(u64, Location)>,
+    order: VecDeque<(u64, Location)>,
+}
+
+impl Delivered {
+    /// Some never come by, since the QUIC stack's buffer for datagrams overflows. It has room for fewer of those that do.
+    const MOST: usize = 1 << 15;
+
+    fn add(&mut self, datagram: (u64, Location)) {
+        if self.waiting.insert(datagram) {
+            self.order.push_back(datagram);
+        }
+        if self.order.len() > Self::MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.waiting.remove(&oldest);
+        }
+    }
+
+    fn take(&mut self, datagram: (u64, Location)) -> bool {
+        // Most come by in the order in which they were sent.
+        if self.order.front() == Some(&datagram) {
+            self.order.pop_front();
+        }
+        self.waiting.remove(&datagram)
+    }
 }
 
 /// Receiving keys: those of the newest generation that the peer has used.
@@ -94,6 +127,7 @@ impl Part {
             registered: Share::default(),
             share: Share::default(),
             session: 0,
+            delivered: Delivered::default(),
         }
     }
 
@@ -170,8 +204,13 @@ impl Part {
         self.line.on_opened_generation(open.generation);
     }
 
-    /// The kernel's handle for a stream of the peer; `None` if there is no room for its connection.
-    fn slot(&mut self, expected: u64, stream: u64) -> Option<bpf::Slot> {
+    /// The largest DATAGRAM frame that the peer takes, bytes.
+    pub fn set_max_datagram(&self, bytes: u64) {
+        self.line.downstream.set_max_datagram(u32::try_from(bytes).unwrap_or(u32::MAX));
+    }
+
+    /// The kernel's handle for the connection as one that media arrives on; `None` if there is no room for it.
+    fn upstream(&mut self, expected: u64) -> Option<&bpf::Upstream> {
         if self.line.upstream().is_none() {
             let suite = self.open.as_ref()?.secret.suite();
             if suite == Suite::Aes256Gcm {
@@ -186,7 +225,7 @@ impl Part {
                 upstream.add_id(id).inspect_err(|error| debug!(%error, "no connection ID")).ok()?;
             }
         }
-        Some(self.line.upstream()?.slot(stream))
+        self.line.upstream()
     }
 
     pub fn on_max_stream_data(&self, id: u64, max: u64) {
@@ -233,6 +272,12 @@ impl Shared {
         let Some(part) = &mut state.kernel else { return };
         part.line.take(now, |sent, one| {
             part.registered.bytes += u64::from(one.size);
+            if let Some(object) = one.object {
+                part.delivered.add((one.tag, Location { group: one.offset, object }));
+                let label = Label { track: 0, group: one.offset };
+                state.downstream.on_datagram_elsewhere(sent, one.number, usize::from(one.size), label);
+                return;
+            }
             part.registered.data += u64::from(one.len);
             state.downstream.on_sent_elsewhere(&Elsewhere {
                 sent,
@@ -288,12 +333,47 @@ impl Shared {
 
     /// A stream of the peer that the kernel may forward from now on.
     pub(in crate::quic) fn feed(self: &Arc<Self>, stream: u64) -> Option<Arc<Feed>> {
+        self.feed_from(|upstream| upstream.slot(stream))
+    }
+
+    /// Datagrams under a track alias of the peer that the kernel may forward from now on.
+    pub(in crate::quic) fn feed_datagrams(self: &Arc<Self>, alias: u64) -> Option<Arc<Feed>> {
+        self.feed_from(|upstream| upstream.datagrams(alias))
+    }
+
+    fn feed_from(self: &Arc<Self>, slot: impl FnOnce(&bpf::Upstream) -> bpf::Slot) -> Option<Arc<Feed>> {
         let mut guard = self.state.lock();
         let expected = guard.received.map_or(0, |received| received + 1);
         let part = guard.kernel.as_mut().filter(|part| part.line.is_served())?;
-        let (slot, line) = (part.slot(expected, stream)?, Arc::clone(&part.line));
+        let slot = slot(part.upstream(expected)?);
+        let line = Arc::clone(&part.line);
         drop(guard);
         Some(Feed::new(slot, line, Arc::clone(self) as _))
+    }
+
+    /// Has the kernel forward a track's datagrams, until what it returns is dropped.
+    pub(in crate::quic) fn lend_datagrams(
+        &self,
+        feed: &Arc<Feed>,
+        datagrams: &bpf::Datagrams,
+    ) -> Option<Leg> {
+        let guard = self.state.lock();
+        let part = guard.kernel.as_ref()?;
+        if part.seal_header.is_none() || !part.line.is_served() {
+            return None;
+        }
+        let lent = part.line.lend_datagrams(feed, datagrams);
+        lent.inspect_err(|error| debug!(%error, "datagrams stay in userspace")).ok()
+    }
+
+    /// Whether the kernel has sent the datagram of a subscription; says so once.
+    pub(in crate::quic) fn take_delivered(&self, now: Instant, owner: u64, at: Location) -> bool {
+        let mut guard = self.state.lock();
+        if guard.kernel.is_none() {
+            return false;
+        }
+        self.take_in(&mut guard, now);
+        guard.kernel.as_mut().is_some_and(|part| part.delivered.take((owner, at)))
     }
 
     /// Has the kernel forward a feed as stream `key`, once that owes nothing: from offset `from` of the feed on, at

@@ -212,7 +212,8 @@ impl Session {
         upstream.saw_datagram();
         let payload_bytes = object.datagram.payload.len() as u64;
         self.count_objects(&Pushed { objects: 1, payload_bytes, ..Pushed::default() });
-        if let Err(duplicate) = upstream.track.datagram(object, outbox) {
+        let feed = upstream.datagram_feed(|| self.connection.feed_datagrams(upstream.alias));
+        if let Err(duplicate) = upstream.track.datagram(object, feed.as_ref(), outbox) {
             self.count_duplicate(duplicate);
         }
     }

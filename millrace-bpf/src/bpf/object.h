@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* OBJECT_DATAGRAM of MoQ Transport (draft-18, section 11.3.1), as millrace-proto's moq::data::datagram reads it: what
+ * that refuses is refused here, since whoever forwards it makes its receivers close their sessions.
+ */
+#ifndef MILLRACE_OBJECT_H
+#define MILLRACE_OBJECT_H
+
+#include "frames.h"
+
+#define OBJECT_PROPERTIES_MAX (1 << 16)
+
+enum object_bits {
+	OBJECT_PROPERTIES = 0x01,
+	OBJECT_END_OF_GROUP = 0x02,
+	OBJECT_ZERO_ID = 0x04,
+	OBJECT_DEFAULT_PRIORITY = 0x08,
+	OBJECT_STATUS = 0x20,
+	OBJECT_KNOWN = 0x2f,
+};
+
+enum object_status {
+	OBJECT_NORMAL = 0,
+	OBJECT_ENDS_GROUP = 3,
+	OBJECT_ENDS_TRACK = 4,
+};
+
+struct object_datagram {
+	__u64 alias;
+	__u64 group;
+	__u64 object;
+	__u32 type;
+	__s32 priority; /* the publisher's; negative: the track's default */
+	__u32 rest_at;	/* of what follows the alias */
+	__u32 pad;
+};
+
+/* Bytes of a vi64 by its first. */
+static __always_inline __u32 vi64_width(__u8 first)
+{
+	return first < 0x80 ? 1 :
+	       first < 0xc0 ? 2 :
+	       first < 0xe0 ? 3 :
+	       first < 0xf0 ? 4 :
+	       first < 0xf8 ? 5 :
+	       first < 0xfc ? 6 :
+	       first < 0xfe ? 7 :
+	       first < 0xff ? 8 :
+			      9;
+}
+
+/* Not 0: it ends behind the datagram. */
+static __always_inline int vi64_take(struct frame_walk *walk, const __u8 *text, __u64 *value)
+{
+	const __u8 *from = text + (walk->at & FRAMES_MASK);
+	__u32 width = vi64_width(from[0]);
+
+	if (width == 9)
+		*value = __builtin_bswap64(load64(from + 1));
+	else
+		*value = __builtin_bswap64(load64(from)) << width >> (64 - 7 * width);
+	return frame_skip(walk, width);
+}
+
+static __always_inline __u32 vi64_len(__u64 value)
+{
+	return value < 1ULL << 7  ? 1 :
+	       value < 1ULL << 14 ? 2 :
+	       value < 1ULL << 21 ? 3 :
+	       value < 1ULL << 28 ? 4 :
+	       value < 1ULL << 35 ? 5 :
+	       value < 1ULL << 42 ? 6 :
+	       value < 1ULL << 49 ? 7 :
+	       value < 1ULL << 56 ? 8 :
+				    9;
+}
+
+/* Writes a vi64 that ends before `end` and returns its length; at least the 8 bytes before `end` are overwritten. */
+static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
+{
+	__u32 len = vi64_len(value);
+	__u64 prefix = 0xff00 >> (len - 1) & 0xff;
+
+	if (len == 9)
+		end[-9] = 0xff;
+	else
+		value |= prefix << (8 * (len - 1));
+	store64(end - 8, __builtin_bswap64(value));
+	return len;
+}
+
+/* Properties, status and payload. Not 0: malformed. */
+static __always_inline int object_check_rest(struct frame_walk *walk, const __u8 *text, __u32 type)
+{
+	__u64 len, status = OBJECT_NORMAL;
+
+	if (type & OBJECT_PROPERTIES &&
+	    (vi64_take(walk, text, &len) || !len || len > OBJECT_PROPERTIES_MAX || frame_skip(walk, len)))
+		return -1;
+	if (!(type & OBJECT_STATUS))
+		return 0;
+	if (vi64_take(walk, text, &status) || walk->at != walk->end)
+		return -1;
+	if (status == OBJECT_NORMAL)
+		return 0;
+	return type & OBJECT_PROPERTIES || (status != OBJECT_ENDS_GROUP && status != OBJECT_ENDS_TRACK);
+}
+
+/* Reads the datagram of `len` bytes at `at`. Not 0: malformed, or padding. */
+static __always_inline int object_datagram(const __u8 *text, __u32 at, __u32 len, struct object_datagram *out)
+{
+	struct frame_walk walk = {.at = at, .end = at + len};
+	__u64 type;
+
+	if (vi64_take(&walk, text, &type) || type & ~(__u64)OBJECT_KNOWN ||
+	    (type & OBJECT_STATUS && type & OBJECT_END_OF_GROUP))
+		return -1;
+	out->type = type;
+	if (vi64_take(&walk, text, &out->alias))
+		return -1;
+	out->rest_at = walk.at;
+	out->object = 0;
+	out->priority = -1;
+	if (vi64_take(&walk, text, &out->group) || (!(type & OBJECT_ZERO_ID) && vi64_take(&walk, text, &out->object)))
+		return -1;
+	if (!(type & OBJECT_DEFAULT_PRIORITY)) {
+		out->priority = text[walk.at & FRAMES_MASK];
+		if (frame_skip(&walk, 1))
+			return -1;
+	}
+	return object_check_rest(&walk, text, type);
+}
+
+#endif

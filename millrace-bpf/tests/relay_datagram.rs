@@ -1,0 +1,425 @@
+//! The relay program and objects that come as datagrams, on real interfaces; what it sends is compared with what the
+//! userspace builder makes. Needs root.
+
+#[path = "support/net.rs"]
+mod net;
+#[path = "support/quic.rs"]
+#[allow(dead_code)]
+mod quic;
+
+use std::net::{SocketAddr, UdpSocket};
+
+use fastrand::Rng;
+use millrace_bpf::crypto::QuicKeys;
+use millrace_bpf::relay::{
+    Compute, Config, Datagrams, Downstream, Forwarded, LegOutcome, Outcome, Path, Relay, Slot, Upstream,
+};
+use millrace_proto::moq::{Datagram, Status};
+use millrace_proto::quic::{frame, keys::Suite};
+use net::{Capture, Network, address, inside};
+use quic::Direction;
+
+const PORT: u16 = 4443;
+const ALIAS: u64 = 300;
+/// Downstream: shorter, as long, and the longest there is.
+const ALIASES: [u64; 3] = [7, 301, u64::MAX - 1];
+const LIMIT: u32 = 1200;
+/// Of the subscriber and, where a datagram has none, of the publisher.
+const LEVEL: u16 = 0x8040;
+
+const ALL: Datagrams =
+    Datagrams { alias: 0, first: (0, 0), last_group: u64::MAX, tag: 0, level: LEVEL, track: 0 };
+
+fn root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {test}: needs root");
+    }
+    root
+}
+
+struct Subscriber {
+    alias: u64,
+    keys: Direction,
+    downstream: Downstream,
+    socket: UdpSocket,
+}
+
+struct Scene {
+    relay: Relay,
+    upstream: Upstream,
+    slot: Slot,
+    publisher: Direction,
+    subscribers: Vec<Subscriber>,
+    from: UdpSocket,
+    to: UdpSocket,
+    capture: Capture,
+    sent: u64,
+    rng: Rng,
+    _network: Network,
+}
+
+impl Scene {
+    fn new(name: &str, suite: Suite, aliases: &[u64]) -> Self {
+        let network = Network::new(name);
+        net::set_checksum_offload(&network.publisher, "eth", false);
+        let mut rng = Rng::with_seed(11);
+        let relay = Relay::load(&Config { ports: vec![PORT], ..Config::default() }).expect("the relay loads");
+        let publisher = Direction::new(suite, 8, &mut rng);
+        let upstream = relay.upstream(0).expect("an upstream");
+        upstream.add_id(&publisher.id).expect("an ID");
+        upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
+        let subscribers: Vec<_> =
+            aliases.iter().map(|alias| subscriber(&network, &relay, *alias, &mut rng)).collect();
+        let mut slot = upstream.datagrams(ALIAS);
+        for (tag, subscriber) in (0..).zip(&subscribers) {
+            let leg = Datagrams { alias: subscriber.alias, tag, ..ALL };
+            slot.add_datagrams(&subscriber.downstream, &leg).expect("a leg");
+        }
+        let to = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), PORT));
+        let from = net::socket(&network.publisher, SocketAddr::new(address(4, 1, 2), 0));
+        from.connect(to.local_addr().expect("address")).expect("connect");
+        let west = net::ifindex(&network.relay, "west");
+        inside(&network.relay, || relay.attach(west).expect("the relay attaches"));
+        let capture = Capture::new(&network.subscriber);
+        let sent = 0;
+        Self {
+            relay,
+            upstream,
+            slot,
+            publisher,
+            subscribers,
+            from,
+            to,
+            capture,
+            sent,
+            rng,
+            _network: network,
+        }
+    }
+
+    fn send_packet(&mut self, packet: &[u8]) -> Vec<Forwarded> {
+        self.from.send(packet).expect("send");
+        let mut buffer = [0; 2048];
+        let len = self.to.recv(&mut buffer).expect("the original");
+        assert_eq!(buffer[..len], *packet, "the original");
+        let mut forwarded = Vec::new();
+        self.relay.drain(|packet| forwarded.push(packet));
+        forwarded
+    }
+
+    fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
+        let padding = vec![0; 4usize.saturating_sub(frames.len())];
+        let packet = self.publisher.seal((0, self.sent), 3, &[padding, frames.to_vec()].concat());
+        self.sent += 1;
+        self.send_packet(&packet)
+    }
+
+    /// Each must have come to each subscriber under its alias, as the userspace builder would have sent it.
+    fn expect(&mut self, datagrams: &[(Vec<u8>, Datagram)], forwarded: &[Forwarded]) {
+        let mut registered = forwarded.iter();
+        for (start, datagram) in datagrams {
+            for (tag, subscriber) in (0..).zip(&self.subscribers) {
+                let sent = registered.next().expect("a registration");
+                let rewritten = under(subscriber.alias, start, datagram);
+                let mut frames = Vec::new();
+                frame::write_datagram(&rewritten, &mut frames);
+                let want = subscriber.keys.build((0, sent.number), &frames);
+                let mut buffer = [0; 2048];
+                let len = subscriber.socket.recv(&mut buffer).expect("a packet");
+                assert_eq!(buffer[..len], want, "{datagram:?}");
+                let want = Forwarded {
+                    downstream: subscriber.downstream.id(),
+                    tag,
+                    offset: datagram.group,
+                    object: Some(datagram.object),
+                    len: rewritten.len() as u16,
+                    fin: false,
+                    size: want.len() as u16,
+                    ..*sent
+                };
+                assert_eq!(*sent, want);
+            }
+        }
+        assert_eq!(registered.next(), None);
+        assert_eq!(self.capture.check(), datagrams.len() * self.subscribers.len());
+    }
+
+    fn outcome(&mut self, datagram: &Datagram) -> LegOutcome {
+        let before = self.relay.counters().expect("counters");
+        let state = |scene: &Self| {
+            let downstream = &scene.subscribers[0].downstream;
+            (downstream.bytes(), downstream.data())
+        };
+        let totals = state(self);
+        let mut frames = Vec::new();
+        frame::write_datagram(&encode(datagram), &mut frames);
+        let forwarded = self.send(&frames);
+        let counted = self.relay.counters().expect("counters").since(&before);
+        let mut outcomes = LegOutcome::ALL.into_iter().filter(|outcome| counted.legs(*outcome) > 0);
+        let outcome = outcomes.next().expect("an outcome");
+        assert_eq!((counted.legs(outcome), outcomes.next()), (1, None));
+        let sent = outcome == LegOutcome::Sent;
+        assert_eq!(forwarded.len(), usize::from(sent));
+        let size = forwarded.first().map_or(0, |one| u64::from(one.size));
+        assert_eq!(state(self), (totals.0 + size, totals.1), "datagrams take no stream credit");
+        if sent {
+            self.expect(&[(Vec::new(), datagram.clone())], &forwarded);
+        }
+        outcome
+    }
+}
+
+fn subscriber(network: &Network, relay: &Relay, alias: u64, rng: &mut Rng) -> Subscriber {
+    let socket = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
+    let remote = socket.local_addr().expect("address");
+    let local = SocketAddr::new(address(4, 2, 1), PORT);
+    let greeter = net::socket(&network.relay, SocketAddr::new(local.ip(), 0));
+    greeter.send_to(&[0], remote).expect("send");
+    assert_eq!(socket.recv(&mut [0; 1]).expect("receive"), 1);
+    let keys = Direction::new(quic::SUITES[rng.usize(..2)], 8, rng);
+    let path = Path { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
+    let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
+    downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
+    downstream.set_max_bytes(u64::MAX / 2);
+    downstream.set_max_datagram(LIMIT);
+    Subscriber { alias, keys, downstream, socket }
+}
+
+fn encode(datagram: &Datagram) -> Vec<u8> {
+    let mut out = Vec::new();
+    datagram.encode(&mut out);
+    out
+}
+
+/// What a subscriber gets: the relay's own encoding, or, where the publisher's had other widths (`start` is its
+/// beginning, up to the alias), all that follows the alias as it came.
+fn under(alias: u64, original: &[u8], datagram: &Datagram) -> Vec<u8> {
+    let renamed = encode(&Datagram { alias, ..datagram.clone() });
+    if original.is_empty() {
+        return renamed;
+    }
+    let head = encode(&Datagram { alias, payload: [].as_slice().into(), ..datagram.clone() });
+    let own = encode(&Datagram { alias: 0, payload: [].as_slice().into(), ..datagram.clone() });
+    // Type and alias, then the publisher's.
+    [&head[..head.len() - (own.len() - 2)], original].concat()
+}
+
+/// Any object, and what follows the alias when it is encoded in other widths than the relay's; else nothing.
+fn generate(rng: &mut Rng, most: usize) -> (Vec<u8>, Datagram) {
+    let bits = [rng.u32(..62), rng.u32(1..62)];
+    let status = if rng.u32(..6) == 0 { Some(pick(rng)) } else { None };
+    let normal = matches!(status, None | Some(Status::Normal));
+    let properties = if normal && rng.bool() { rng.usize(1..most / 4) } else { 0 };
+    let payload = if status.is_some() { 0 } else { rng.usize(..most / 2) };
+    let datagram = Datagram {
+        alias: ALIAS,
+        group: rng.u64(..1 << bits[0]),
+        object: rng.u64(..1 << bits[1]),
+        priority: if rng.bool() { Some(rng.u8(..)) } else { None },
+        end_of_group: status.is_none() && rng.bool(),
+        properties: quic::bytes(properties, rng).into(),
+        status,
+        payload: quic::bytes(payload, rng).into(),
+    };
+    let wide = rng.u32(..4) == 0 && datagram.object != 0 && status.is_none() && properties == 0;
+    if !wide {
+        return (Vec::new(), datagram);
+    }
+    let mut rest = Vec::new();
+    for value in [datagram.group, datagram.object] {
+        rest.push(0xff);
+        rest.extend(value.to_be_bytes());
+    }
+    rest.extend(datagram.priority);
+    rest.extend_from_slice(&datagram.payload);
+    (rest, datagram)
+}
+
+fn pick(rng: &mut Rng) -> Status {
+    [Status::Normal, Status::EndOfGroup, Status::EndOfTrack][rng.usize(..3)]
+}
+
+#[test]
+fn equal_the_builders_under_every_alias() {
+    const CASES: usize = 1200;
+    if !root("equal_the_builders_under_every_alias") {
+        return;
+    }
+    for (name, suite) in [("dgc", Suite::ChaCha20Poly1305), ("dga", Suite::Aes128Gcm)] {
+        let mut scene = Scene::new(name, suite, &ALIASES);
+        let mut total = 0;
+        for _ in 0..CASES {
+            let count = scene.rng.usize(1..=3);
+            let room = LIMIT as usize - 60;
+            let mut frames = Vec::new();
+            let mut datagrams = Vec::new();
+            for at in 0..count {
+                if scene.rng.bool() {
+                    frames.extend(quic::any_other(&mut scene.rng));
+                }
+                let (rest, datagram) = generate(&mut scene.rng, room / count);
+                let bytes = match rest.as_slice() {
+                    [] => encode(&datagram),
+                    _ => under(ALIAS, &rest, &datagram),
+                };
+                if at + 1 == count && scene.rng.bool() {
+                    frames.push(0x30);
+                    frames.extend(bytes);
+                } else {
+                    frames.push(0x31);
+                    frames.extend(quic::any_varint(bytes.len() as u64, &mut scene.rng));
+                    frames.extend(bytes);
+                }
+                datagrams.push((rest, datagram));
+            }
+            let forwarded = scene.send(&frames);
+            scene.expect(&datagrams, &forwarded);
+            total += forwarded.len();
+        }
+        let counters = scene.relay.counters().expect("counters");
+        assert_eq!(counters.legs(LegOutcome::Sent), total as u64);
+        assert_eq!(counters.packets(Outcome::Forwarded), CASES as u64);
+        println!("{name}: {CASES} packets became {total}, all equal");
+    }
+}
+
+/// Whoever forwards what is malformed makes others close their sessions.
+#[test]
+fn only_what_userspace_would_take_is_forwarded() {
+    const CASES: usize = 4000;
+    if !root("only_what_userspace_would_take_is_forwarded") {
+        return;
+    }
+    let mut scene = Scene::new("dgm", Suite::ChaCha20Poly1305, &ALIASES[..1]);
+    let mut seen = [0; 2];
+    for _ in 0..CASES {
+        let (_, datagram) = generate(&mut scene.rng, 200);
+        let mut bytes = encode(&datagram);
+        match scene.rng.u32(..3) {
+            0 => bytes.truncate(scene.rng.usize(..=bytes.len())),
+            1 => {
+                let at = scene.rng.usize(..bytes.len().min(12));
+                bytes[at] ^= 1 << scene.rng.u32(..8);
+            }
+            _ => bytes = [quic::bytes(1, &mut scene.rng), bytes[1..].to_vec()].concat(),
+        }
+        let mut frames = Vec::new();
+        frame::write_datagram(&bytes, &mut frames);
+        let decoded = Datagram::decode(bytes.clone().into());
+        let want = matches!(&decoded, Ok(Some(datagram)) if datagram.alias == ALIAS);
+        let forwarded = scene.send(&frames);
+        assert_eq!(forwarded.len(), usize::from(want), "{bytes:02x?}: {decoded:?}");
+        if let (true, Ok(Some(datagram))) = (want, decoded) {
+            assert_eq!((forwarded[0].offset, forwarded[0].object), (datagram.group, Some(datagram.object)));
+        }
+        seen[usize::from(want)] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > CASES / 10), "{seen:?}");
+}
+
+#[test]
+fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
+    if !root("a_datagram_is_sent_within_every_limit_or_not_at_all") {
+        return;
+    }
+    let mut scene = Scene::new("dgl", Suite::Aes128Gcm, &ALIASES[..1]);
+    let sample = |group, object, payload: usize| Datagram {
+        alias: ALIAS,
+        group,
+        object,
+        priority: None,
+        end_of_group: false,
+        properties: [].as_slice().into(),
+        status: None,
+        payload: vec![3; payload].into(),
+    };
+    let plain = sample(5, 1, 100);
+    assert_eq!(scene.outcome(&plain), LegOutcome::Sent);
+    // max_datagram_frame_size counts the whole frame (RFC 9221, section 3): 3 bytes before the object, 4 of its own.
+    assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7)), LegOutcome::Sent);
+    assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 6)), LegOutcome::TooLarge);
+    scene.subscribers[0].downstream.set_max_datagram(0);
+    assert_eq!(scene.outcome(&plain), LegOutcome::TooLarge);
+    scene.subscribers[0].downstream.set_max_datagram(u32::MAX);
+    let frame_of_1300 = sample(5, 1, 1300 - 7);
+    let size = scene.subscribers[0].keys.build((0, 0), &[0; 1300]).len() as u32;
+    scene.subscribers[0].downstream.set_mtu(size - 1);
+    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::TooLarge);
+    scene.subscribers[0].downstream.set_mtu(size);
+    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::Sent);
+
+    let downstream = &scene.subscribers[0].downstream;
+    downstream.set_max_bytes(downstream.bytes() + u64::from(size) - 1);
+    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::Window);
+    let downstream = &scene.subscribers[0].downstream;
+    downstream.set_max_bytes(downstream.bytes() + u64::from(size));
+    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::Sent);
+    scene.subscribers[0].downstream.set_max_bytes(u64::MAX / 2);
+
+    // Something waits in userspace that is as urgent as priority 0x41.
+    scene.subscribers[0].downstream.set_waiting(Some(0x8041));
+    assert_eq!(scene.outcome(&plain), LegOutcome::Sent);
+    for (priority, want) in [
+        (0x40, LegOutcome::Sent),
+        (0x41, LegOutcome::Behind),
+        (0xff, LegOutcome::Behind),
+        (0, LegOutcome::Sent),
+    ] {
+        let datagram = Datagram { priority: Some(priority), ..plain.clone() };
+        assert_eq!(scene.outcome(&datagram), want, "{priority}");
+    }
+    scene.subscribers[0].downstream.set_waiting(None);
+
+    scene.slot = scene.upstream.datagrams(ALIAS);
+    let leg = Datagrams { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
+    scene.slot.add_datagrams(&scene.subscribers[0].downstream, &leg).expect("a leg");
+    for (group, object, want) in [
+        (4, 9, LegOutcome::Before),
+        (5, 2, LegOutcome::Before),
+        (5, 3, LegOutcome::Sent),
+        (6, 0, LegOutcome::Sent),
+        (7, 1 << 40, LegOutcome::Sent),
+        (8, 0, LegOutcome::Before),
+    ] {
+        assert_eq!(scene.outcome(&sample(group, object, 10)), want, "{group} {object}");
+    }
+}
+
+#[test]
+fn no_packet_is_forwarded_twice_or_for_another_track() {
+    if !root("no_packet_is_forwarded_twice_or_for_another_track") {
+        return;
+    }
+    let mut scene = Scene::new("dgr", Suite::ChaCha20Poly1305, &ALIASES[..1]);
+    let (_, datagram) = generate(&mut scene.rng, 200);
+    let frames = |alias| {
+        let mut frames = Vec::new();
+        frame::write_datagram(&encode(&Datagram { alias, ..datagram.clone() }), &mut frames);
+        frames
+    };
+    let packet = scene.publisher.seal((0, 0), 2, &frames(ALIAS));
+    assert_eq!(scene.send_packet(&packet).len(), 1);
+    assert_eq!(scene.send_packet(&packet), []);
+    scene.sent = 1;
+    assert_eq!(scene.send(&frames(ALIAS + 1)), []);
+    // A stream of that number is no track of that alias.
+    let mut streams = scene.upstream.slot(ALIAS + 1);
+    let leg = millrace_bpf::relay::Leg {
+        stream_id: 3,
+        shift: 0,
+        from: 0,
+        max_offset: 1 << 40,
+        tag: 0,
+        level: 0,
+        track: 0,
+        group: 0,
+    };
+    streams.add(&scene.subscribers[0].downstream, &leg).expect("a leg");
+    assert_eq!(scene.send(&frames(ALIAS + 1)), []);
+    assert_eq!(scene.send(&frames(ALIAS)).len(), 1);
+    let mut forged = scene.publisher.seal((0, scene.sent), 2, &frames(ALIAS));
+    *forged.last_mut().expect("a tag") ^= 1;
+    assert_eq!(scene.send_packet(&forged), []);
+    scene.upstream.observe(scene.sent);
+}

@@ -1,0 +1,99 @@
+//! Objects that come as datagrams.
+
+use std::time::Duration;
+
+use millrace_proto::moq::Datagram;
+use tokio::time;
+
+use crate::{
+    needs_root,
+    net::{Cast, Net, cast, share, subscribers, sum},
+    peer::{Peer, patiently},
+};
+
+const OBJECTS: u64 = 400;
+/// The publisher's.
+const ALIAS: u64 = 7;
+
+fn object(group: u64, object: u64) -> Datagram {
+    Datagram {
+        alias: ALIAS,
+        group,
+        object,
+        priority: object.is_multiple_of(2).then_some(100),
+        end_of_group: object.is_multiple_of(5),
+        properties: Default::default(),
+        status: None,
+        payload: vec![group as u8 ^ object as u8; 1 + object as usize * 2].into(),
+    }
+}
+
+async fn publish(publisher: &Peer, group: u64) {
+    for id in 0..OBJECTS {
+        let mut bytes = Vec::new();
+        object(group, id).encode(&mut bytes);
+        publisher.session.connection().send_datagram(bytes.into()).unwrap();
+        time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Every object of the group, once.
+async fn receive(subscriber: &mut Peer, group: u64) {
+    let mut seen = Vec::new();
+    while seen.len() < OBJECTS as usize {
+        let datagram = patiently(subscriber.datagrams.recv()).await.unwrap();
+        let want = object(group, datagram.object);
+        assert_eq!(datagram, Datagram { alias: datagram.alias, ..want });
+        seen.push(datagram.object);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, (0..OBJECTS).collect::<Vec<_>>());
+}
+
+#[test]
+fn each_datagram_comes_once_and_most_from_the_kernel() {
+    needs_root!(each_datagram_comes_once_and_most_from_the_kernel);
+    let net = Net::new(2, false, |_| {});
+    let Cast { publisher, subscribers: mut peers, _requests } = cast(&net, &["sub1", "sub2"]);
+    let [one, other] = &mut peers[..] else { panic!("two subscribers") };
+    net.run(async { tokio::join!(publish(&publisher, 1), receive(one, 1), receive(other, 1)) });
+    let status = net.status();
+    for session in subscribers(&status) {
+        assert!(share(session) > 90, "{session:#?} {:#?}", status.engine);
+    }
+    assert_eq!(status.totals.datagrams_sent, 2 * OBJECTS);
+    assert_eq!(status.engine.streams, 2);
+
+    // Whoever joins later gets the same.
+    let mut late = net.peer("sub1");
+    let track = crate::peer::track("live/cam", "video");
+    net.run(async {
+        let _request = late.subscribe(&track).await;
+        receive(&mut late, 1).await;
+        tokio::join!(publish(&publisher, 2), receive(one, 2), receive(other, 2), receive(&mut late, 2));
+    });
+    assert_eq!(net.status().totals.datagrams_sent, 2 * OBJECTS + OBJECTS + 3 * OBJECTS);
+}
+
+#[test]
+fn detached_in_the_middle_each_still_comes_once() {
+    needs_root!(detached_in_the_middle_each_still_comes_once);
+    let net = Net::new(2, false, |_| {});
+    let Cast { publisher, subscribers: mut peers, _requests } = cast(&net, &["sub1", "sub2"]);
+    let [one, other] = &mut peers[..] else { panic!("two subscribers") };
+    net.run(async {
+        tokio::join!(publish(&publisher, 1), receive(one, 1), receive(other, 1));
+    });
+    let before = sum(&net.status(), |session| session.kernel.packets);
+    assert!(before > 0);
+    net.run(async {
+        let detach = async {
+            time::sleep(Duration::from_millis(200)).await;
+            crate::life::detach_all(net.relay());
+        };
+        tokio::join!(publish(&publisher, 2), receive(one, 2), receive(other, 2), detach);
+    });
+    let status = net.status();
+    assert_eq!(status.totals.datagrams_sent, 4 * OBJECTS);
+    assert!(sum(&status, |session| session.data_plane.packets) > 0);
+}
