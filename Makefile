@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model kernels soak bench clean-lab install install-gate
+.PHONY: help setup build demo lint test peers fuzz model kernels soak bench clean-lab install install-gate examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -50,6 +50,10 @@ bench: build peers ## compare relays; results in target/bench.json
 
 clean-lab: ## remove namespaces that dead lab runs left behind
 	@scripts/clean-lab.sh
+
+examples: setup ## the gate's example servers, built and run (in C: libngtcp2-dev libngtcp2-crypto-gnutls-dev; Go)
+	cargo test --locked -p millrace-gate
+	cargo test --locked -p millrace --test gate
 
 PREFIX ?= /usr/local
 GATE_BUILD ?= target/release

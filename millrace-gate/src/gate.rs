@@ -13,7 +13,7 @@ use std::{
 use millrace_bpf::{
     gate::{
         self as kernel, Client, Config, Entry, Live, Prefix, Rules, Sample, Statistics,
-        token::{self, Token},
+        token::{self, Key, Token},
     },
     xdp::Mode,
 };
@@ -46,6 +46,8 @@ pub(crate) struct Inner {
     load: Config,
     /// Held while interfaces or rules change, so that answers are watched wherever rules want it.
     attached: Mutex<Vec<(i32, Attached)>>,
+    /// As they are in the kernel; `None`: its own.
+    token_keys: Mutex<Option<TokenKeys>>,
     /// Of the latest upkeep.
     trouble: Mutex<Option<String>>,
 }
@@ -57,6 +59,7 @@ impl Gate {
             kernel: kernel::Gate::load(&policy.load)?,
             load: policy.load.clone(),
             attached: Mutex::default(),
+            token_keys: Mutex::default(),
             trouble: Mutex::default(),
         });
         inner.set_policy(policy)?;
@@ -188,21 +191,32 @@ impl Inner {
         }
     }
 
-    /// Brings both keys into their slots: a new key goes into the slot that is not in use.
+    /// Brings both keys into their slots. The kernel puts a new key into the slot that is not in use, so that one new
+    /// key beside the one in use takes one step, which costs no token.
     fn set_token_keys(&self, wanted: &TokenKeys) -> Result<(), millrace_bpf::Error> {
-        let TokenKeys { slots, current } = wanted;
-        let Some((key, other)) = slots.get(*current).zip(slots.get(1 - *current)) else { return Ok(()) };
-        let keys = self.kernel.token_keys();
-        if keys.get(*current) == Some(key) && keys.get(1 - *current) == Some(other) {
+        let mut known = lock(&self.token_keys);
+        if known.as_ref() == Some(wanted) {
             return Ok(());
         }
-        // The last one set is the one that tokens are made with, and it is in its slot if the other one is.
-        loop {
-            self.kernel.rotate_token_key(other.clone())?;
-            if self.kernel.token_keys().get(1 - *current) == Some(other) {
-                return self.kernel.rotate_token_key(key.clone());
-            }
+        let used = 1 - wanted.current;
+        let is_next =
+            known.as_ref().is_some_and(|now| now.current == used && now.key(used) == wanted.key(used));
+        if !is_next {
+            *known = None;
+            // Whichever slot the kernel is at: after a key that is nobody else's, it can be told.
+            while self.slot_of_new_key()? != Some(wanted.current) {}
+            self.kernel.rotate_token_key(wanted.key(used).clone())?;
         }
+        self.kernel.rotate_token_key(wanted.key(wanted.current).clone())?;
+        *known = Some(wanted.clone());
+        Ok(())
+    }
+
+    fn slot_of_new_key(&self) -> Result<Option<usize>, millrace_bpf::Error> {
+        let key = Key::random().map_err(|source| millrace_bpf::Error::Random { source })?;
+        self.kernel.rotate_token_key(key.clone())?;
+        let keys = self.kernel.token_keys();
+        Ok((0..2).find(|slot| keys.get(*slot) == Some(&key)))
     }
 
     fn must_have(&self, scope: &str) -> Result<(), Error> {

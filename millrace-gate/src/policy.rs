@@ -29,8 +29,15 @@ pub struct Policy {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenKeys {
     pub slots: [Key; 2],
-    /// The slot whose key tokens are made with.
+    /// The slot whose key tokens are made with, 0 or 1.
     pub current: usize,
+}
+
+impl TokenKeys {
+    pub(crate) fn key(&self, slot: usize) -> &Key {
+        let [first, second] = &self.slots;
+        if slot == 0 { first } else { second }
+    }
 }
 
 /// What is wrong with one line.
