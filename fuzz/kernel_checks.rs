@@ -8,11 +8,19 @@ use millrace_proto::quic::{
     packet,
 };
 
+#[path = "kernel_gate.rs"]
+mod gate;
+pub use gate::kernel_gate;
+
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 3] =
-    [("kernel_frames", kernel_frames), ("kernel_udp", kernel_udp), ("kernel_quic", kernel_quic)];
+pub const ALL: [(&str, Check); 4] = [
+    ("kernel_frames", kernel_frames),
+    ("kernel_gate", kernel_gate),
+    ("kernel_udp", kernel_udp),
+    ("kernel_quic", kernel_quic),
+];
 
 /// `FRAMES_MAX` of frames.h.
 const FRAMES_MAX: usize = 2048;

@@ -12,6 +12,7 @@
 #include "gate_intf.h"
 #include <linux/if_ether.h>
 #include <linux/in.h>
+#include <linux/in6.h>
 
 #define HEAD_BYTES	    256 /* of a frame that are looked at */
 #define HEAD_SLACK	    80	/* zeroes that the longest masked read may touch */

@@ -26,6 +26,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #define bpf_skb_load_bytes native_load_bytes
 
 #include "frames.h"
+#include "gate_packet.h"
 #include "quic_packet.h"
 #include "udp.h"
 
@@ -37,6 +38,7 @@ struct native_walk {
 
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
+int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
@@ -66,6 +68,20 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	native.skb.vlan_present = !!vlan_tci;
 	native.skb.vlan_tci = vlan_tci ? *vlan_tci : 0;
 	return parse_udp(&native.skb, out);
+}
+
+/* enum gate_find. What lies behind the frame is what another left there: `fill`. */
+int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out)
+{
+	struct gate_head head = {.frame_bytes = bytes, .have = bytes < HEAD_BYTES ? bytes : HEAD_BYTES};
+	enum gate_find found;
+
+	memset(head.bytes, fill, sizeof(head.bytes));
+	memcpy(head.bytes, frame, head.have);
+	found = find_udp(&head, out);
+	if (found == FIND_OK && !out->bad_lengths && !out->fragment)
+		read_quic(&head, out);
+	return found;
 }
 
 static struct quic_buf buf;
