@@ -6,7 +6,9 @@
 #include "udp.h"
 #include "gate_answer.h"
 
-#define PASS_ON	     -1		    /* "next program" for TCX, "next filter" for clsact */
+#define PASS_ON -1 /* "next program" for TCX, "next filter" for clsact */
+#define REPEATS_MAX \
+	32 /* packets of a ClientHello and their retransmissions; more would be a way around a Retry */
 #define MAX_ATTEMPTS 8		    /* to change what other CPUs change too */
 #define SEEN_NS	     (NS_PER_S / 4) /* how exact times of last use are */
 
@@ -322,7 +324,10 @@ static __noinline int look_at_initial(struct gate_work *work, const struct gate_
 	if (has_openings(work, policy)) {
 		opening = bpf_map_lookup_elem(&openings, &work->id);
 		work->is_repeated = opening && opening->port == work->path.port &&
+				    opening->repeated < REPEATS_MAX &&
 				    same_address(&opening->address, &work->path.address);
+		if (work->is_repeated)
+			opening->repeated++;
 	}
 	work->is_proved = has_valid_token(work, policy);
 	return 0;
@@ -332,7 +337,7 @@ static __always_inline void remember_opening(struct gate_work *work, const struc
 {
 	struct gate_opening opening = {.address = work->path.address, .port = work->path.port};
 
-	if (has_openings(work, policy))
+	if (has_openings(work, policy) && !work->is_repeated)
 		bpf_map_update_elem(&openings, &work->id, &opening, BPF_ANY);
 }
 

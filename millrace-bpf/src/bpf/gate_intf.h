@@ -181,7 +181,7 @@ struct gate_path_state {
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 pad;
+	__u16 repeated; /* how often this was relied on; openings only */
 };
 
 /* Key of the map `buckets`. */
