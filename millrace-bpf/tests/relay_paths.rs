@@ -1,0 +1,290 @@
+//! Where the relay program's packets come from and go to: gateways, hairpins, narrow links, both families, frames whose
+//! checksum is known. Needs root.
+
+#[path = "support/net.rs"]
+mod net;
+#[path = "support/quic.rs"]
+#[allow(dead_code)]
+mod quic;
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use fastrand::Rng;
+use millrace_bpf::crypto::QuicKeys;
+use millrace_bpf::relay::{
+    Compute, Config, Downstream, Forwarded, Leg, LegOutcome, Outcome, Path, Relay, Slot, Upstream,
+};
+use millrace_proto::quic::keys::Suite;
+use net::{Capture, Network, RawSender, address, inside, ip};
+use quic::{Chunk, Direction};
+
+const PORT: u16 = 4443;
+const STREAM: u64 = 2;
+const LEG: Leg =
+    Leg { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 40, tag: 0, level: 0, track: 0, group: 0 };
+
+fn root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {test}: needs root");
+    }
+    root
+}
+
+struct Subscriber {
+    keys: Direction,
+    downstream: Downstream,
+    socket: UdpSocket,
+}
+
+/// One upstream with one stream, on `interface` of the relay.
+struct Scene {
+    relay: Relay,
+    _upstream: Upstream,
+    slot: Slot,
+    publisher: Direction,
+    subscribers: Vec<Subscriber>,
+    from: UdpSocket,
+    to: UdpSocket,
+    sent: u64,
+    rng: Rng,
+}
+
+impl Scene {
+    /// The publisher's packets come from `from` to `to`.
+    fn new(network: &Network, interface: &str, (from, to): (IpAddr, IpAddr)) -> Self {
+        let mut rng = Rng::with_seed(5);
+        let relay = Relay::load(&Config { ports: vec![PORT], ..Config::default() }).expect("the relay loads");
+        let publisher = Direction::new(Suite::ChaCha20Poly1305, 8, &mut rng);
+        let upstream = relay.upstream(0).expect("an upstream");
+        upstream.add_id(&publisher.id).expect("an ID");
+        upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
+        let slot = upstream.slot(STREAM);
+        let to = net::socket(&network.relay, SocketAddr::new(to, PORT));
+        let from = net::socket(&network.publisher, SocketAddr::new(from, 0));
+        from.connect(to.local_addr().expect("address")).expect("connect");
+        let ifindex = net::ifindex(&network.relay, interface);
+        inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
+        let subscribers = Vec::new();
+        Self { relay, _upstream: upstream, slot, publisher, subscribers, from, to, sent: 0, rng }
+    }
+
+    /// A subscriber at `remote` in `namespace`, whose packets leave from `local`.
+    fn subscribe(&mut self, network: &Network, namespace: &str, (local, remote): (IpAddr, IpAddr)) {
+        let socket = net::socket(namespace, SocketAddr::new(remote, 0));
+        let remote = socket.local_addr().expect("address");
+        // Makes the relay's host know the next hop's link address.
+        let greeter = net::socket(&network.relay, SocketAddr::new(local, 0));
+        greeter.send_to(&[0], remote).expect("send");
+        assert_eq!(socket.recv(&mut [0; 1]).expect("receive"), 1);
+        let keys = Direction::new(quic::SUITES[self.subscribers.len() % 2], 8, &mut self.rng);
+        let local = SocketAddr::new(local, PORT);
+        let path = Path { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
+        let downstream = self.relay.downstream(&path, 1452, 0).expect("a downstream");
+        downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
+        downstream.set_max_bytes(u64::MAX / 2);
+        downstream.set_max_data(u64::MAX / 2);
+        self.slot.add(&downstream, &LEG).expect("a leg");
+        self.subscribers.push(Subscriber { keys, downstream, socket });
+    }
+
+    fn packet(&mut self, len: usize) -> (Chunk, Vec<u8>) {
+        let data = quic::bytes(len, &mut self.rng);
+        let chunk = Chunk { stream: STREAM, offset: 9, data, fin: false };
+        let packet = self.publisher.seal((0, self.sent), 3, &chunk.encode());
+        self.sent += 1;
+        (chunk, packet)
+    }
+
+    /// Userspace gets the packet as it was.
+    fn drained(&mut self, packet: &[u8]) -> Vec<Forwarded> {
+        let mut buffer = [0; 2048];
+        let len = self.to.recv(&mut buffer).expect("the original");
+        assert_eq!(buffer[..len], *packet, "the original");
+        let mut forwarded = Vec::new();
+        self.relay.drain(|packet| forwarded.push(packet));
+        forwarded
+    }
+
+    fn send(&mut self, len: usize) -> (Chunk, Vec<Forwarded>) {
+        let (chunk, packet) = self.packet(len);
+        self.from.send(&packet).expect("send");
+        (chunk, self.drained(&packet))
+    }
+
+    /// Every subscriber gets `len` bytes, as the userspace builder would have sent them.
+    fn reaches_all(&mut self, len: usize) {
+        let (chunk, forwarded) = self.send(len);
+        assert_eq!(forwarded.len(), self.subscribers.len(), "{:?}", self.relay.counters());
+        for (subscriber, sent) in self.subscribers.iter().zip(&forwarded) {
+            assert_eq!(sent.downstream, subscriber.downstream.id());
+            let moved = Chunk { stream: LEG.stream_id, ..chunk.clone() };
+            let want = subscriber.keys.build((0, sent.number), &moved.encode());
+            let mut buffer = [0; 2048];
+            let len = subscriber.socket.recv(&mut buffer).expect("a packet");
+            assert_eq!(buffer[..len], want);
+        }
+    }
+
+    /// Nobody gets `len` bytes.
+    fn is_too_large(&mut self, len: usize) {
+        let before = self.relay.counters().expect("counters");
+        assert_eq!(self.send(len).1, []);
+        let counted = self.relay.counters().expect("counters").since(&before);
+        assert_eq!(counted.legs(LegOutcome::TooLarge), self.subscribers.len() as u64, "{counted:?}");
+    }
+}
+
+fn west(family: u8) -> (IpAddr, IpAddr) {
+    (address(family, 1, 2), address(family, 1, 1))
+}
+
+/// Tells the link layers of all interfaces to compute checksums in place: nothing is left to be filled in.
+fn without_offload(network: &Network) {
+    net::set_checksum_offload(&network.publisher, "eth", false);
+    net::set_checksum_offload(&network.relay, "east", false);
+}
+
+#[test]
+fn the_next_hop_is_a_gateway() {
+    if !root("the_next_hop_is_a_gateway") {
+        return;
+    }
+    let network = Network::new("gw");
+    without_offload(&network);
+    let Network { relay, subscriber, .. } = &network;
+    // The subscriber's host is the gateway to networks of its own.
+    ip(&format!("-n {subscriber} link set lo up"));
+    ip(&format!("-n {subscriber} addr add 10.99.0.1/32 dev lo"));
+    ip(&format!("-n {subscriber} addr add fd99::1/128 dev lo"));
+    ip(&format!("-n {relay} route add 10.99.0.0/24 via 10.98.2.2"));
+    ip(&format!("-n {relay} -6 route add fd99::/64 via fd98:2::2"));
+    let mut scene = Scene::new(&network, "west", west(4));
+    scene.subscribe(&network, subscriber, (address(4, 2, 1), [10, 99, 0, 1].into()));
+    scene.subscribe(&network, subscriber, (address(6, 2, 1), "fd99::1".parse().expect("an address")));
+    let capture = Capture::new(subscriber);
+    for len in [1, 400, 1200] {
+        scene.reaches_all(len);
+    }
+    assert_eq!(capture.check(), 6);
+}
+
+#[test]
+fn back_over_the_interface_it_came_by_and_over_another() {
+    if !root("back_over_the_interface_it_came_by_and_over_another") {
+        return;
+    }
+    let network = Network::new("hp");
+    without_offload(&network);
+    net::set_checksum_offload(&network.relay, "west", false);
+    for family in [4, 6] {
+        let mut scene = Scene::new(&network, "west", west(family));
+        let back = (address(family, 1, 1), address(family, 1, 2));
+        scene.subscribe(&network, &network.publisher, back);
+        for other in [6, 4] {
+            let over = (address(other, 2, 1), address(other, 2, 2));
+            scene.subscribe(&network, &network.subscriber, over);
+        }
+        let captures = [&network.publisher, &network.subscriber].map(|namespace| Capture::new(namespace));
+        scene.reaches_all(700);
+        scene.reaches_all(20);
+        // The publisher's own two are among those that are seen there.
+        assert_eq!(captures.map(|capture| capture.check()), [2 + 2, 4]);
+    }
+}
+
+#[test]
+fn the_subscribers_link_or_route_is_narrower() {
+    if !root("the_subscribers_link_or_route_is_narrower") {
+        return;
+    }
+    let network = Network::new("mtu");
+    without_offload(&network);
+    for (family, headers) in [(4, 28), (6, 48)] {
+        let mut scene = Scene::new(&network, "west", west(4));
+        let over = (address(family, 2, 1), address(family, 2, 2));
+        scene.subscribe(&network, &network.subscriber, over);
+        scene.reaches_all(1250);
+        // First byte, ID, number, STREAM header, tag.
+        let size = 1 + 8 + 4 + 5 + 1250 + 16;
+        let relay = &network.relay;
+        ip(&format!("-n {relay} link set east mtu {}", size + headers - 1));
+        scene.is_too_large(1250);
+        scene.reaches_all(1249);
+        ip(&format!("-n {relay} link set east mtu 1500"));
+        let route = if family == 4 { "10.98.2.2/32" } else { "fd98:2::2/128" };
+        ip(&format!("-n {relay} -{family} route add {route} dev east mtu lock {}", size + headers - 1));
+        scene.is_too_large(1250);
+        scene.reaches_all(1249);
+        ip(&format!("-n {relay} -{family} route del {route}"));
+    }
+}
+
+/// The outer tag travels beside the frame, the inner one in it.
+#[test]
+fn stacked_tags_are_left_to_userspace() {
+    if !root("stacked_tags_are_left_to_userspace") {
+        return;
+    }
+    let network = Network::new("qq");
+    without_offload(&network);
+    let mut scene = Scene::new(&network, "west", west(4));
+    scene.subscribe(&network, &network.subscriber, (address(4, 2, 1), address(4, 2, 2)));
+    let wire = RawSender::new(&network.publisher, "eth");
+    let to = net::link_address(&network.relay, "west");
+    let ends = (scene.from.local_addr().expect("address"), scene.to.local_addr().expect("address"));
+    let (_, packet) = scene.packet(100);
+    let frame = net::frame(to, Some(7), ends, &packet);
+    for outer in [0x88a8_u16, 0x8100] {
+        let before = scene.relay.counters().expect("counters");
+        let tag = [outer, 9].map(u16::to_be_bytes);
+        wire.send(&[&frame[..12], tag.as_flattened(), &frame[12..]].concat());
+        let counted = || scene.relay.counters().expect("counters").since(&before);
+        // Nobody in userspace listens on that VLAN: the count is all there is to see.
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while counted().packets(Outcome::OddHeaders) == 0 {
+            assert!(std::time::Instant::now() < deadline, "{:?}", counted());
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(scene.relay.drain(|packet| panic!("{packet:?}")), 0);
+    // With one of the tags it is forwarded.
+    wire.send(&frame);
+    let mut buffer = [0; 2048];
+    assert!(scene.subscribers[0].socket.recv(&mut buffer).expect("a packet") > packet.len() - 8);
+}
+
+/// What comes out of a tunnel whose outer checksum had to be computed has a sum over all of it (CHECKSUM_COMPLETE). A
+/// stale sum would not fail here: receivers compute it anew when it does not fit, and the kernel only complains about
+/// those that hardware made.
+#[test]
+fn frames_with_a_sum_over_all_of_them() {
+    if !root("frames_with_a_sum_over_all_of_them") {
+        return;
+    }
+    let network = Network::new("sum");
+    without_offload(&network);
+    for (namespace, underlay, host) in [(&network.publisher, "eth", 2), (&network.relay, "west", 1)] {
+        let remote = address(4, 1, 3 - host);
+        ip(&format!(
+            "-n {namespace} link add vx type vxlan id 5 remote {remote} dstport 4789 dev {underlay} udpcsum"
+        ));
+        ip(&format!("-n {namespace} addr add 10.98.5.{host}/24 dev vx"));
+        ip(&format!("-n {namespace} addr add fd98:5::{host}/64 dev vx nodad"));
+        ip(&format!("-n {namespace} link set vx up"));
+    }
+    net::set_checksum_offload(&network.publisher, "vx", false);
+    for family in [4, 6] {
+        let ends = (address(family, 5, 2), address(family, 5, 1));
+        let mut scene = Scene::new(&network, "vx", ends);
+        for other in [4, 6] {
+            let over = (address(other, 2, 1), address(other, 2, 2));
+            scene.subscribe(&network, &network.subscriber, over);
+        }
+        let capture = Capture::new(&network.subscriber);
+        for len in [1, 333, 1200] {
+            scene.reaches_all(len);
+        }
+        assert_eq!(capture.check(), 6);
+    }
+}
