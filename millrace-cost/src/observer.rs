@@ -31,13 +31,15 @@ pub enum Error {
     ProcStat(io::Error),
     #[error("CPU {0} is not online")]
     Cpu(u32),
-    #[error("{0} samples a second are more than {MAX_FREQUENCY_HZ}")]
-    Frequency(u32),
+    #[error("{hz} samples a second are more than {most}")]
+    Frequency { hz: u32, most: u32 },
+    #[error("{hz} samples a second are more than kernel.perf_event_max_sample_rate, which is {most}")]
+    Sysctl { hz: u32, most: u32 },
     #[error("mode `sampling` needs a frequency")]
     NoFrequency,
 }
 
-/// What the kernel allows by default is 100 kHz; beyond this the observer would see mostly itself.
+/// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
 pub const MAX_FREQUENCY_HZ: u32 = 20_000;
 
 #[derive(Debug, Clone)]
@@ -359,9 +361,17 @@ impl Observer {
 fn check(config: &Config) -> Result<(), Error> {
     match config.frequency_hz {
         0 if config.mode == Mode::Sampling => Err(Error::NoFrequency),
-        hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency(hz)),
-        _ => Ok(()),
+        hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
+        // The kernel would only say that an argument is invalid.
+        hz => match max_sample_rate() {
+            Some(most) if hz > most => Err(Error::Sysctl { hz, most }),
+            _ => Ok(()),
+        },
     }
+}
+
+fn max_sample_rate() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok()?.trim().parse().ok()
 }
 
 fn load(config: &Config) -> Result<Cost, Error> {

@@ -75,8 +75,8 @@ impl Terminal {
         let mut bytes = [0; 16];
         // Nothing to read although it is ready: the terminal is gone.
         let read = nix::unistd::read(&stdin, &mut bytes)?;
-        let keys = bytes.get(..read).unwrap_or_default();
-        if keys.is_empty() || self.view.key(keys) == Answer::Quit {
+        let typed = bytes.get(..read).unwrap_or_default();
+        if typed.is_empty() || keys(typed).any(|key| self.view.key(key) == Answer::Quit) {
             return Ok(Answer::Quit);
         }
         self.draw()?;
@@ -93,7 +93,9 @@ impl Terminal {
 
     fn draw(&mut self) -> anyhow::Result<()> {
         let size = tcgetwinsize(io::stdout())?;
-        let (width, height) = (usize::from(size.ws_col), usize::from(size.ws_row));
+        // Serial lines do not know their size.
+        let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
+        let (width, height) = (or(size.ws_col, 80), or(size.ws_row, 24));
         let lines = self.view.lines(self.report.as_deref(), width, height);
         let mut screen = String::from(HOME);
         screen.push_str(&lines.join(END_OF_LINE));
@@ -245,6 +247,21 @@ impl View {
     }
 }
 
+/// One byte each, but for sequences that begin with ESC and `[` and end with a letter or `~`.
+fn keys(mut typed: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let sequence = typed.strip_prefix(b"\x1b[");
+        let len = match sequence.map(|rest| rest.iter().position(|byte| matches!(byte, 0x40..=0x7e))) {
+            Some(Some(end)) => end + 3,
+            Some(None) => typed.len(),
+            None => typed.len().min(1),
+        };
+        let (key, rest) = typed.split_at_checked(len).filter(|(key, _)| !key.is_empty())?;
+        typed = rest;
+        Some(key)
+    })
+}
+
 fn cut(line: &str, width: usize) -> String {
     line.chars().take(width).collect()
 }
@@ -309,6 +326,13 @@ mod tests {
             assert_eq!(view.key(key), Answer::Quit);
         }
         assert_eq!(view.key(b"x"), Answer::Continue);
+    }
+
+    #[test]
+    fn keys_may_come_together() {
+        let typed: Vec<_> = keys(b"s\x1b[B\t\x1b[5~q\x1b").collect();
+        assert_eq!(typed, [&b"s"[..], b"\x1b[B", b"\t", b"\x1b[5~", b"q", b"\x1b"]);
+        assert_eq!(keys(b"").count(), 0);
     }
 
     #[test]

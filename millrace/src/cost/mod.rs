@@ -107,7 +107,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         false if args.json => sinks.push(Box::new(JsonLines)),
         false => sinks.push(Box::new(Text { one: once })),
     }
-    let mut observer = Observer::start(args.config()?).context("cannot observe the kernel")?;
+    let mut observer =
+        Observer::start(args.config()?).with_context(|| match nix::unistd::geteuid().is_root() {
+            true => "cannot observe the kernel",
+            false => "cannot observe the kernel, which needs root",
+        })?;
     // Only now: an error is not to be lost on the other screen.
     let mut terminal = if live { Some(Terminal::open()?) } else { None };
     observe(&mut observer, period, reports, terminal.as_mut(), &mut sinks)

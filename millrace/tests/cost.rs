@@ -1,0 +1,151 @@
+//! `millrace cost` as an operator runs it. Needs root.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Output, Stdio};
+
+use millrace_cost::report::{Event, Report, VERSION};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.arg("cost").args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
+}
+
+fn is_root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {test}: needs root");
+    }
+    root
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn a_report_per_line() {
+    if !is_root("a_report_per_line") {
+        return;
+    }
+    for mode in ["events", "sampling"] {
+        let output = run(&["--json", "--reports", "2", "--period", "200ms", "--mode", mode, "--stacks"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let reports: Vec<Report> =
+            text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(reports.iter().map(|report| report.sequence).collect::<Vec<_>>(), [0, 1], "{mode}");
+        for report in reports {
+            assert_eq!((report.version, report.frequency_hz), (VERSION, 1000));
+            assert!(report.period_ns > 0 && report.stacks.is_some());
+            assert!(!report.cpus.is_empty());
+            for cpu in &report.cpus {
+                assert_eq!(cpu.events.iter().map(|cost| cost.event).collect::<Vec<_>>(), Event::ALL);
+                assert!(cpu.samples > 0, "CPU {}", cpu.cpu);
+            }
+        }
+    }
+}
+
+#[test]
+fn once_is_text() {
+    if !is_root("once_is_text") {
+        return;
+    }
+    let output = run(&["--duration", "200ms", "--cpus", "0"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let text = text(&output.stdout);
+    assert!(text.contains("of 1 CPUs") && text.contains("CPU   networking"), "{text}");
+}
+
+#[test]
+fn mistakes_are_said() {
+    if !is_root("mistakes_are_said") {
+        return;
+    }
+    for (arguments, want) in [
+        (&["--duration", "1s", "--cpus", "4000"][..], "CPU 4000 is not online"),
+        (&["--duration", "1s", "--frequency", "50000"], "50000 samples a second are more than"),
+        (&["--duration", "1s", "--mode", "sampling", "--frequency", "0"], "needs a frequency"),
+        (&["--duration", "1s", "--taxonomy", "/nonexistent"], "cannot read /nonexistent"),
+    ] {
+        let output = run(arguments);
+        assert!(!output.status.success() && output.stdout.is_empty());
+        assert!(text(&output.stderr).contains(want), "{want}: {}", text(&output.stderr));
+    }
+}
+
+/// A terminal with the live view on it.
+struct Live {
+    child: Child,
+    master: File,
+    /// Kept open, so that its settings can be looked at, and what was written last can be read.
+    slave: OwnedFd,
+    seen: String,
+}
+
+impl Live {
+    fn start() -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let path = text(ptsname(&master, Vec::new()).unwrap().as_bytes());
+        let slave: OwnedFd = File::options().read(true).write(true).open(path).unwrap().into();
+        tcsetwinsize(&slave, Winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        let child = command(&["--period", "100ms"])
+            .stdin(Stdio::from(slave.try_clone().unwrap()))
+            .stdout(Stdio::from(slave.try_clone().unwrap()))
+            .spawn()
+            .unwrap();
+        Self { child, master: master.into(), slave, seen: String::new() }
+    }
+
+    fn wait_for(&mut self, want: &str) {
+        while !self.seen.contains(want) {
+            let mut bytes = [0; 4096];
+            let read = self.master.read(&mut bytes).unwrap();
+            self.seen.push_str(&text(&bytes[..read]));
+        }
+        self.seen.clear();
+    }
+
+    fn echoes(&self) -> bool {
+        tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+    }
+}
+
+const OTHER_SCREEN: &str = "\x1b[?1049h";
+const FIRST_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
+
+#[test]
+fn the_live_view_leaves_the_terminal_as_it_was() {
+    if !is_root("the_live_view_leaves_the_terminal_as_it_was") {
+        return;
+    }
+    for by_key in [true, false] {
+        let mut live = Live::start();
+        assert!(live.echoes());
+        live.wait_for(OTHER_SCREEN);
+        live.wait_for("net_rx");
+        assert!(!live.echoes());
+        live.master.write_all(b"\t\t").unwrap();
+        live.wait_for("receives/s");
+        match by_key {
+            true => live.master.write_all(b"q").unwrap(),
+            false => kill(Pid::from_raw(i32::try_from(live.child.id()).unwrap()), Signal::SIGTERM).unwrap(),
+        }
+        live.wait_for(FIRST_SCREEN);
+        assert!(live.child.wait().unwrap().success());
+        assert!(live.echoes());
+    }
+}
