@@ -1,7 +1,10 @@
-//! The gate's programs, frame by frame, without a network. Needs root.
+//! The gate's programs, frame by frame, most of it without a network. Needs root.
 
+mod attach;
 mod form;
 mod frame;
+#[path = "../support/net.rs"]
+mod net;
 mod random;
 mod retry;
 mod settings;
