@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Received packets of the relay program: found, opened, their frames walked. And keystreams, for opening and sealing.
+ *
+ * Functions without `static` are global functions: the verifier walks each once, whoever calls it, which keeps
+ * the whole within its limits. It wants to see that their pointers are not NULL.
+ */
+#ifndef MILLRACE_RELAY_PACKET_H
+#define MILLRACE_RELAY_PACKET_H
+
+#include "udp.h"
+#include "frames.h"
+#include "quic_packet.h"
+#include "relay_state.h"
+#include "relay_trace.h"
+#include "relay_wire.h"
+
+#define SHORTEST     14	  /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define QUIC_LONG    0x80
+#define NUMBER_MASK  ((1ULL << RELAY_NUMBER_BITS) - 1)
+#define SEEN_BLOCK   5 /* log2 of the numbers in a word of the replay window */
+#define MAX_ATTEMPTS 4 /* to change a word that other CPUs change too */
+
+#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+
+/* --- Keystreams --- */
+
+/* The entry of a packet, whether it is in there or not. */
+static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
+{
+	__u64 run = READ_ONCE(ring->run);
+	__u32 len = run >> 32;
+	__u32 index = (__u32)run + (word & (len - 1));
+
+	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
+}
+
+/* Whether the entry is that of the packet. Ordered after everything that was read from the entry. */
+static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
+{
+	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
+}
+
+static __noinline int count_supply(__u64 *supplies, enum relay_supply supply)
+{
+	if (supply < RELAY_SUPPLIES)
+		__sync_fetch_and_add(&supplies[supply], 1);
+	return 0;
+}
+
+static __always_inline enum relay_supply supply_of(const struct relay_keystream *entry, int ahead)
+{
+	if (ahead)
+		return RELAY_SUPPLY_AHEAD;
+	return entry && entry->word ? RELAY_SUPPLY_STALE : RELAY_SUPPLY_DRY;
+}
+
+/* Opens in place, so an entry that is replaced while it is used makes the packet look forged: userspace has it
+ * then.
+ */
+static __noinline int open_text(struct relay_upstream *upstream, const struct quic_keys *keys, __u64 word,
+				struct work *work, const struct quic_extent *extent)
+{
+	struct relay_keystream *entry = find_keystream(&upstream->ring, word);
+	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes;
+
+	count_supply(upstream->supplies, supply_of(entry, ahead));
+	if (ahead)
+		return quic_open_with(keys, &entry->keystream, &work->in, extent);
+	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
+}
+
+/* Seals from one buffer into another, so it can start anew when the entry is replaced while it is used. */
+static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
+				struct work *work, const struct quic_extent *extent)
+{
+	__u64 word = work->packet.word;
+	struct relay_keystream *entry = find_keystream(&downstream->ring, word);
+	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes &&
+		    !quic_seal_with(keys, &entry->keystream, &work->out, &work->in, extent) &&
+		    is_ready(entry, word);
+
+	count_supply(downstream->supplies, supply_of(entry, ahead));
+	return ahead ? 0 : quic_seal(keys, word & NUMBER_MASK, &work->out, &work->in, extent);
+}
+
+/* --- The received packet --- */
+
+enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
+{
+	struct udp_packet packet = {};
+	__u32 headers;
+
+	if (!arrival)
+		return RELAY_MALFORMED;
+	switch (parse_udp(skb, &packet)) {
+	case PARSE_OK:
+		break;
+	case PARSE_NOT_UDP:
+		return RELAY_NOT_UDP;
+	case PARSE_FRAGMENT:
+		return RELAY_FRAGMENT;
+	default:
+		return RELAY_MALFORMED;
+	}
+	if (!packet.destination_port ||
+	    (packet.destination_port != config.ports[0] && packet.destination_port != config.ports[1] &&
+	     packet.destination_port != config.ports[2] && packet.destination_port != config.ports[3]))
+		return RELAY_OTHER_PORT;
+	if (skb->gso_size || skb->gso_segs > 1)
+		return RELAY_SUPER_PACKET;
+	headers = packet.family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
+	if (packet.payload_offset != sizeof(struct ethhdr) + headers + sizeof(struct udphdr))
+		return RELAY_ODD_HEADERS;
+	if (packet.udp_bytes < sizeof(struct udphdr) ||
+	    packet.udp_bytes - sizeof(struct udphdr) > packet.payload_bytes)
+		return RELAY_MALFORMED;
+	*arrival = (struct arrival){
+		.frame_bytes = skb->len,
+		.packet_at = packet.payload_offset,
+		.packet_bytes = packet.udp_bytes - sizeof(struct udphdr),
+		.family = packet.family,
+		.family_now = packet.family,
+	};
+	if (skb->vlan_present) {
+		arrival->vlan_tci = skb->vlan_tci;
+		arrival->vlan_protocol = skb->vlan_proto;
+	}
+	return RELAY_FORWARDED;
+}
+
+/* Not inlined, so that the checks stay on the register that the helper gets. */
+static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
+{
+	if (bytes < SHORTEST)
+		return -1;
+	OPAQUE(bytes);
+	if (bytes > FRAME_BYTES)
+		return -1;
+	return bpf_skb_load_bytes(skb, at, to, bytes);
+}
+
+/* Copies the frame, and the QUIC packet to where it is opened. */
+static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
+{
+	__u32 packet_at = work->arrival.packet_at;
+	__u32 frame_bytes = work->arrival.frame_bytes, packet_bytes = work->arrival.packet_bytes;
+	__u8 first;
+
+	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
+		return RELAY_BAD_SIZE;
+	/* The fixed bit may have any value: peers grease it (RFC 9287). */
+	if (first & QUIC_LONG)
+		return RELAY_LONG_HEADER;
+	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
+		return RELAY_BAD_SIZE;
+	if (load(skb, 0, work->frame, frame_bytes) ||
+	    load(skb, packet_at, work->in.bytes + QUIC_AT, packet_bytes))
+		return RELAY_MALFORMED;
+	return RELAY_FORWARDED;
+}
+
+static __always_inline enum relay_outcome find_upstream(struct work *work)
+{
+	struct relay_id id = {};
+	__u32 *index;
+
+	for (int i = 0; i < RELAY_ID_MAX; i++)
+		id.bytes[i] = i < config.id_bytes ? work->in.bytes[QUIC_AT + 1 + i] : 0;
+	index = bpf_map_lookup_elem(&ids, &id);
+	if (!index)
+		return RELAY_UNKNOWN_ID;
+	work->arrival.upstream = *index;
+	trace_arrival(work);
+	return RELAY_FORWARDED;
+}
+
+/* Marks a number that was authentic. Not 0: it was marked before, or is too old to tell. */
+static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 number)
+{
+	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
+	__u64 *word = &upstream->seen[block & (RELAY_SEEN - 1)];
+
+	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+		__u64 old = READ_ONCE(*word);
+		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
+		__u64 new = ahead ? block << 32 | bit : old | bit;
+
+		if (ahead > 0 || new == old)
+			return -1;
+		if (__sync_val_compare_and_swap(word, old, new) == old)
+			return 0;
+	}
+	return -1;
+}
+
+static __always_inline void raise_expected(struct relay_upstream *upstream, __u64 number)
+{
+	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+		__u64 old = READ_ONCE(upstream->expected);
+
+		if (old > number || __sync_val_compare_and_swap(&upstream->expected, old, number + 1) == old)
+			return;
+	}
+}
+
+/* Header protection has one key for all generations: whichever are there have it. */
+static __always_inline struct quic_keys *any_open_keys(const struct relay_upstream *upstream, __u32 index)
+{
+	__u32 key = 2 * index + !READ_ONCE(upstream->generations[0]);
+
+	return bpf_map_lookup_elem(&open_keys, &key);
+}
+
+/* Opens the packet and leaves in `walk` where its frames are. */
+enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
+{
+	struct quic_extent extent = {.header_at = QUIC_AT};
+	struct relay_upstream *upstream;
+	struct quic_short header;
+	struct quic_keys *keys;
+	__u32 index, phase, generation;
+	__u64 number;
+
+	if (!work || !walk)
+		return RELAY_MALFORMED;
+	index = work->arrival.upstream;
+	upstream = bpf_map_lookup_elem(&upstreams, &index);
+	if (!upstream)
+		return RELAY_UNKNOWN_ID;
+	keys = any_open_keys(upstream, index);
+	if (!keys)
+		return RELAY_NO_KEYS;
+	if (quic_unprotect(keys, &work->in, QUIC_AT, config.id_bytes, work->arrival.packet_bytes, &header))
+		return RELAY_BAD_SIZE;
+	phase = !!(header.first & QUIC_KEY_PHASE);
+	generation = READ_ONCE(upstream->generations[phase]);
+	if (!generation--)
+		return RELAY_NO_KEYS;
+	index = 2 * index + phase;
+	keys = bpf_map_lookup_elem(&open_keys, &index);
+	if (!keys)
+		return RELAY_NO_KEYS;
+	number = work->cursor.id ? work->cursor.number : quic_number(READ_ONCE(upstream->expected), &header);
+	trace_number(&work->arrival, number);
+	extent.header_bytes = 1 + config.id_bytes + header.number_bytes;
+	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
+	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
+		return RELAY_NOT_AUTHENTIC;
+	if (!work->cursor.id && mark_seen(upstream, number))
+		return RELAY_REPLAYED;
+	work->cursor.number = number;
+	raise_expected(upstream, number);
+	if (header.first & QUIC_RESERVED)
+		return RELAY_BAD_FRAMES;
+	*walk = (struct frame_walk){.at = QUIC_AT + extent.header_bytes};
+	walk->end = walk->at + extent.text_bytes;
+	return RELAY_FORWARDED;
+}
+
+enum frame_step step_frame(const struct quic_buf *in, struct frame_walk *walk, struct frame_stream *stream)
+{
+	return in && walk && stream ? frame_next(walk, in->bytes, stream) : FRAME_BAD;
+}
+
+struct walk_loop {
+	struct work *work;
+	struct frame_walk walk;
+	__u32 ended;
+	__u32 pad;
+};
+
+/* Finds the slot, and notes the frame if there is one. */
+static __always_inline void take_chunk(struct work *work, const struct chunk *found)
+{
+	struct relay_slot slot = {
+		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
+	__u32 *leg = bpf_map_lookup_elem(&slots, &slot);
+	struct chunk *chunk;
+
+	if (!leg)
+		return;
+	if (work->fan.chunks >= CHUNKS) {
+		work->fan.left_over = 1;
+		return;
+	}
+	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
+	*chunk = *found;
+	chunk->leg = *leg;
+	work->fan.chunks++;
+}
+
+int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, struct chunk *chunk)
+{
+	struct object_datagram datagram = {};
+
+	if (!in || !frame || !chunk || object_datagram(in->bytes, frame->at, frame->len, &datagram))
+		return -1;
+	*chunk = (struct chunk){
+		.frame = {.id = datagram.alias, .offset = datagram.group, .at = datagram.rest_at},
+		.object = datagram.object,
+		.type = datagram.type,
+		.priority = datagram.priority,
+		.kind = RELAY_DATAGRAMS,
+	};
+	chunk->frame.len = frame->at + frame->len - datagram.rest_at;
+	return 0;
+}
+
+static long walk_step(__u32 index, struct walk_loop *loop)
+{
+	struct frame_stream frame = {};
+	enum frame_step step = step_frame(&loop->work->in, &loop->walk, &frame);
+	struct chunk chunk = {};
+
+	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
+		chunk.frame = frame;
+		take_chunk(loop->work, &chunk);
+	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
+		take_chunk(loop->work, &chunk);
+	}
+	loop->ended = step == FRAME_END;
+	return step == FRAME_END || step == FRAME_BAD;
+}
+
+#endif
