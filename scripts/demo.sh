@@ -81,7 +81,7 @@ say "the relay, with engine $engine and a certificate made for this run, on $url
 at RELAY "$millrace" relay --listen "$listen" --http "$http" "${options[@]}" 2>"$dir/relay.log" &
 relay=$!
 pids+=("$relay")
-ask() { (at RELAY "$millrace" status --http "$http" "$@"); }
+ask() { (at RELAY "$millrace" status --http "$http"); }
 wait_for 10 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
 
 say "a publisher: $seconds s of live video and sound from ffmpeg"

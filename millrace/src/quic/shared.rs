@@ -5,6 +5,7 @@
 //! quinn. Packet numbers are outside of the lock, in one atomic word, since the kernel draws from it too.
 
 mod kernel;
+mod trial;
 
 use std::{
     cell::RefCell,
@@ -492,6 +493,8 @@ impl Shared {
                 self.counters.acks_refused.add(1);
             }
         }
+
+        self.judge(state, now);
 
         ack.translate(&state.map, &mut state.virtuals);
         let mut delay = ack.delay;

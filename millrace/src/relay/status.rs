@@ -92,6 +92,7 @@ pub struct Session {
     #[serde(default)]
     pub kernel: Sent,
     /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
+    /// `not_arriving` counts times that nothing of what it sent had arrived.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
     /// Packets that the kernel sent without registering them: always 0.

@@ -329,7 +329,7 @@ fn an_engine_that_cannot_attach_says_why_or_is_not_picked() {
     let lab = Lab::new(&Topology::standard(1, 1)).unwrap();
     let runtime = Runtime::new().unwrap();
     let nowhere = |config: &mut Config| config.interfaces = vec!["nowhere0".to_owned()];
-    let start = |change: &dyn Fn(&mut Config)| start(&lab, &runtime, configure(&lab, change));
+    let start = |change: &dyn Fn(&mut Config)| start(&lab, &runtime, configure(&lab, change), 0);
     let error = start(&nowhere).err().expect("refused").to_string();
     assert!(error.contains("nowhere0"), "{error}");
     let auto = start(&|config| {

@@ -16,6 +16,7 @@ use millrace::{
     },
 };
 use millrace_proto::moq::TrackName;
+use nix::unistd::{Uid, setfsuid};
 use tokio::{runtime::Runtime, time};
 
 use crate::peer::{End, PATIENCE, Peer, header, track};
@@ -41,10 +42,15 @@ impl Net {
     }
 
     pub fn of(topology: &Topology, change: impl FnOnce(&mut Config)) -> Self {
+        Self::owned_by(topology, 0, change)
+    }
+
+    /// The relay's sockets are this user's.
+    pub fn owned_by(topology: &Topology, user: u32, change: impl FnOnce(&mut Config)) -> Self {
         let lab = Lab::new(topology).unwrap();
         let runtime = Runtime::new().unwrap();
         let config = configure(&lab, change);
-        let server = start(&lab, &runtime, config.clone()).unwrap();
+        let server = start(&lab, &runtime, config.clone(), user).unwrap();
         Self { runtime, server: Arc::new(server), lab, config }
     }
 
@@ -96,6 +102,7 @@ pub fn start(
     lab: &Lab,
     runtime: &Runtime,
     config: Config,
+    user: u32,
 ) -> Result<Server, millrace::relay::server::StartError> {
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
     let key_log =
@@ -104,6 +111,8 @@ pub fn start(
     lab.node("relay")
         .unwrap()
         .enter(|| {
+            // Of this thread, which ends here.
+            setfsuid(Uid::from_raw(user));
             let _inside = runtime.enter();
             Server::start(config, identity)
         })

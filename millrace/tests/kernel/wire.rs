@@ -11,7 +11,10 @@ use std::{
 
 use millrace::{
     lab::Topology,
-    relay::config::{CipherSuite, Config},
+    relay::{
+        config::{CipherSuite, Config},
+        status::Session,
+    },
 };
 
 use crate::{
@@ -139,6 +142,31 @@ fn peers_move_and_the_kernel_follows() {
     });
     let shares = phases.shares(&status);
     assert!(shares[0] > 80, "{shares:?} {:#?}", status.engine);
+}
+
+#[test]
+fn where_only_userspace_has_a_way_out_the_kernel_leaves_it_alone() {
+    needs_root!(where_only_userspace_has_a_way_out_the_kernel_leaves_it_alone);
+    // Routing by owner: the relay's sockets are somebody's whose route leads to sub1, everybody else's does not.
+    const OWNER: u32 = 65_534;
+    let topology = Topology { netem: false, ..Topology::standard(1, 2) };
+    let net = Net::owned_by(&topology, OWNER, |_| {});
+    for command in [
+        format!("rule add uidrange {OWNER}-{OWNER} lookup 100"),
+        "route add 10.77.1.0/24 dev to-sub1 table 100".to_owned(),
+        "neighbour add 10.77.1.99 lladdr 02:00:00:00:00:99 dev to-sub1 nud permanent".to_owned(),
+        "route add 10.77.1.2/32 via 10.77.1.99 dev to-sub1".to_owned(),
+    ] {
+        sh(net.relay(), &format!("ip {command}"));
+    }
+    let cast = cast(&net, &["sub1", "sub2"]);
+    let status = play(&net, cast, &SHOW, |_| {});
+    let (lost, found): (Vec<_>, _) =
+        subscribers(&status).partition(|one| one.remote.ip() == IpAddr::from([10, 77, 1, 2]));
+    let [lost, found]: [&Session; 2] = [lost[0], found.into_iter().next().unwrap()];
+    assert!(share(found) > 80, "{found:#?}");
+    assert!((8..=10).contains(&lost.kernel.packets), "the first are tried: {lost:#?}");
+    assert_eq!(lost.kernel_copies.as_ref().unwrap()["not_arriving"], 1, "{lost:#?}");
 }
 
 /// As `tcpdump -w` writes it, all at the same time.

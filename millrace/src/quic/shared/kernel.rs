@@ -24,9 +24,9 @@ use millrace_proto::{
     },
     relay::downstream::{Elsewhere, Label, Share, StreamKey},
 };
-use tracing::debug;
+use tracing::{debug, warn};
 
-use super::{Keys, Shared, State, attention, with_batch};
+use super::{Keys, Shared, State, attention, trial::Trial, with_batch};
 use crate::engine::kernel::{Feed, Leg, Line, Owner, Supplies};
 
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten.
@@ -55,6 +55,9 @@ pub(super) struct Part {
     /// From where to where the kernel was told to send, and whether it does.
     path: Option<(SocketAddr, SocketAddr, ConnectionId)>,
     path_ready: bool,
+    /// On this path.
+    trial: Trial,
+    failed_trials: u64,
     /// The header keys of both directions, which are those of generation 0.
     seal_header: Option<[u8; 32]>,
     open: Option<Open>,
@@ -120,6 +123,8 @@ impl Part {
             local,
             path: None,
             path_ready: false,
+            trial: Trial::new(),
+            failed_trials: 0,
             seal_header: None,
             open: None,
             ids: VecDeque::new(),
@@ -258,6 +263,7 @@ impl Part {
         let wanted = (SocketAddr::new(ip, self.local.port()), path.remote, path.id);
         if self.path != Some(wanted) {
             self.path_ready = false;
+            self.trial = Trial::new();
             self.path = Some(wanted);
             let (local, remote, id) = (wanted.0, wanted.1, path.id.to_vec());
             self.line.set_path(bpf::Path { local, remote, id, traffic_class: 0, flow_label: 0 });
@@ -279,6 +285,7 @@ impl Shared {
                 return;
             }
             part.registered.data += u64::from(one.len);
+            part.trial.on_sent(one.number);
             state.downstream.on_sent_elsewhere(&Elsewhere {
                 sent,
                 number: one.number,
@@ -289,6 +296,15 @@ impl Shared {
                 fin: one.fin,
             });
         });
+    }
+
+    /// Packets were acknowledged, all that the kernel has sent being known.
+    pub(super) fn judge(&self, state: &mut State, now: Instant) {
+        let State { kernel: Some(part), ack, path, .. } = state else { return };
+        if part.trial.on_ack(now, &ack.ranges) {
+            part.failed_trials += 1;
+            warn!(remote = %path.remote, "what the kernel sends there does not arrive: it is sent from userspace");
+        }
     }
 
     /// Before something is sent from here: the kernel sends nothing meanwhile.
@@ -313,6 +329,7 @@ impl Shared {
         downstream.set_outstanding(Share::default());
         let ready = part.follow_path(path, downstream.mtu());
         let share = if sending && ready { downstream.share() } else { Share::default() };
+        let share = part.trial.allow(Instant::now(), share, downstream.mtu());
         part.line.downstream.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         part.set_share(share);
         if !self.open.load(Ordering::SeqCst) {
@@ -407,9 +424,10 @@ impl Shared {
     /// What became of packets that the kernel could have sent here.
     pub(in crate::quic) fn kernel_outcomes(&self) -> Option<Vec<(&'static str, u64)>> {
         let state = self.state.lock();
-        let downstream = &state.kernel.as_ref()?.line.downstream;
+        let part = state.kernel.as_ref()?;
         let outcomes = bpf::LegOutcome::ALL.into_iter();
-        Some(outcomes.map(|outcome| (outcome.name(), downstream.outcome(outcome))).collect())
+        let outcomes = outcomes.map(|outcome| (outcome.name(), part.line.downstream.outcome(outcome)));
+        Some(outcomes.chain([("not_arriving", part.failed_trials)]).collect())
     }
 
     /// Packets that the kernel sent without saying so. There are none but those that another CPU registers this moment.
