@@ -254,6 +254,12 @@ fn stacked_tags_are_left_to_userspace() {
     assert!(scene.subscribers[0].socket.recv(&mut buffer).expect("a packet") > packet.len() - 8);
 }
 
+/// Leaves one behind, which goes with the namespace.
+fn has_vxlan(namespace: &str) -> bool {
+    let add = ["-n", namespace, "link", "add", "probe", "type", "vxlan", "id", "1", "dstport", "4790"];
+    std::process::Command::new("ip").args(add).output().expect("ip runs").status.success()
+}
+
 /// What comes out of a tunnel whose outer checksum had to be computed has a sum over all of it (CHECKSUM_COMPLETE). A
 /// stale sum would not fail here: receivers compute it anew when it does not fit, and the kernel only complains about
 /// those that hardware made.
@@ -263,6 +269,10 @@ fn frames_with_a_sum_over_all_of_them() {
         return;
     }
     let network = Network::new("sum");
+    if !has_vxlan(&network.relay) {
+        println!("SKIP frames_with_a_sum_over_all_of_them: the kernel has no VXLAN devices");
+        return;
+    }
     without_offload(&network);
     for (namespace, underlay, host) in [(&network.publisher, "eth", 2), (&network.relay, "west", 1)] {
         let remote = address(4, 1, 3 - host);
