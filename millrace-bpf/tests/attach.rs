@@ -100,7 +100,9 @@ fn what_a_killed_process_leaves_goes_with_it_or_at_the_next_start() {
     if let Some(namespace) = std::env::var_os(NAMESPACE) {
         let relays: Vec<_> = mechanisms().into_iter().map(load).collect();
         inside(&namespace.to_string_lossy(), || {
-            relays.iter().for_each(|relay| drop(relay.attach(west()).expect("attached")));
+            for relay in &relays {
+                relay.attach(west()).expect("attached");
+            }
         });
         raise(Signal::SIGKILL).expect("it dies");
     }
