@@ -144,7 +144,7 @@ static __always_inline struct cost_cpu *this_cpu(void)
 static __always_inline __u64 task_clock(const struct cost_cpu *cpu)
 {
 	const volatile __u64 *softirq_ns = &cpu->softirq_ns;
-	__u64 before, now = 0;
+	__u64 before, now;
 
 	/* A softirq in between would count as the task's. A second one in a row is not worth a loop. */
 	before = *softirq_ns;
@@ -245,11 +245,11 @@ FUNCTION(0)  FUNCTION(1)  FUNCTION(2)  FUNCTION(3)  FUNCTION(4)  FUNCTION(5)  FU
 FUNCTION(8)  FUNCTION(9)  FUNCTION(10) FUNCTION(11) FUNCTION(12) FUNCTION(13) FUNCTION(14) FUNCTION(15)
 FUNCTION(16) FUNCTION(17) FUNCTION(18) FUNCTION(19) FUNCTION(20) FUNCTION(21) FUNCTION(22) FUNCTION(23)
 FUNCTION(24) FUNCTION(25) FUNCTION(26) FUNCTION(27) FUNCTION(28) FUNCTION(29) FUNCTION(30) FUNCTION(31)
-	/* clang-format on */
+/* clang-format on */
 
-	/* Method "system calls": for kernels that allow no programs on functions. */
+/* Method "system calls": for kernels that allow no programs on functions. */
 
-	static __always_inline __u64 argument(void *context, int number)
+static __always_inline __u64 argument(void *context, int number)
 {
 	struct pt_regs___arm64 *arm64 = context;
 	struct pt_regs___x86 *x86 = context;
@@ -375,7 +375,7 @@ static __always_inline __u64 event_of_request(const struct io_kiocb *request)
 	}
 }
 
-/* io_uring is about to try a request. Its end shows in cost_moved(), or in what comes next. */
+/* io_uring is about to try a request. Its end shows in cost_sent() or cost_received(), or in what comes next. */
 SEC("?tp_btf/io_uring_submit_req")
 int cost_request(__u64 *ctx)
 {
@@ -516,7 +516,8 @@ int cost_sched_switch(__u64 *ctx)
 	began = __sync_lock_test_and_set(&cpu->task, 0);
 	if (began)
 		count_time(cpu, began, clock);
-	if (POINT(began)) {
+	/* An SQPOLL thread that leaves is not in the request that it tried last. */
+	if (POINT(began) && !(POINT(began) == URING_REQUEST && cpu->base)) {
 		place = bpf_task_storage_get(&inside, prev, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
 		if (place)
 			*place = began & LOW_BITS;
