@@ -100,12 +100,12 @@ fn never_fails() {
         return;
     }
     let seed = std::env::var("SEED").map_or(1, |seed| seed.parse().expect("a number"));
-    let cases = std::env::var("CASES").map_or(20_000, |cases| cases.parse().expect("a number"));
+    let cases = std::env::var("CASES").map_or(10_000, |cases| cases.parse().expect("a number"));
     let mut rng = Rng::with_seed(seed);
     let gate = Gate::load(&config()).expect("a gate");
     let mut kinds = [0; 2];
     for case in 0..cases {
-        if case % 500 == 0 {
+        if case % 100 == 0 {
             gate.apply(&rules(&mut rng)).expect("rules");
         }
         let mut frame = some_frame(&mut rng).bytes();
