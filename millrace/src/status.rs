@@ -120,6 +120,10 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
     let listen: Vec<_> = status.listen.iter().map(SocketAddr::to_string).collect();
     let _ = writeln!(out, "millrace {}, {state} on {}", status.version, listen.join(", "));
     let _ = writeln!(out, "up {}, engine {}: {}", span(status.uptime_s), engine.name, engine.reason);
+    if status.gate.on || status.gate.reason.starts_with("auto") {
+        let refused: u64 = status.gate.refused.values().sum();
+        let _ = writeln!(out, "gate {}, {refused} packets refused", status.gate.reason);
+    }
     let _ = writeln!(
         out,
         "cache {} of {} in {} groups, {} groups evicted",

@@ -28,6 +28,10 @@ pub struct Config {
     pub engine: EngineChoice,
     /// Interfaces that engine `kernel` forwards from; empty: those of the listen addresses.
     pub interfaces: Vec<String>,
+    /// Guard the relay's ports on these interfaces.
+    pub gate: GateChoice,
+    /// Sessions that one client may have; `None`: any number.
+    pub gate_sessions: Option<u32>,
     /// Attach again where somebody else detaches the program, or the interface is made anew.
     pub reattach: bool,
     /// Memory of engine `kernel` for keystreams that are computed ahead.
@@ -94,6 +98,14 @@ pub enum EngineChoice {
     User,
     /// Packets leave from inside the kernel
     Kernel,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GateChoice {
+    /// Where interfaces are known and it works
+    Auto,
+    On,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -184,6 +196,12 @@ settings! {
     /// Interfaces that media arrives on, for engine kernel [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
+    /// Guard the relay's ports at XDP [default: off]
+    #[arg(long, value_enum)]
+    gate: GateChoice,
+    /// With gate: sessions that one client may have, by address or /64 [default: any number]
+    #[arg(long, value_name = "N")]
+    gate_sessions: u32,
     /// Let engine kernel attach again where somebody detached it or an interface came back [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     reattach: bool,
@@ -351,10 +369,13 @@ impl Check {
     fn config(&mut self, settings: Settings) -> Config {
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         let limits = Limits::default();
+        let gate = settings.gate.unwrap_or(GateChoice::Off);
         Config {
             listen: self.listen(settings.listen),
             engine,
-            interfaces: self.interfaces(settings.interface, engine),
+            interfaces: self.interfaces(settings.interface, engine, gate),
+            gate,
+            gate_sessions: self.gate_sessions(settings.gate_sessions, gate),
             reattach: settings.reattach.unwrap_or(true),
             keystream_bytes: settings.keystream_bytes.map_or(32 << 20, |count| count.0),
             kernel: Limits {
@@ -409,16 +430,31 @@ impl Check {
         listen
     }
 
-    fn interfaces(&mut self, given: Option<Vec<String>>, engine: EngineChoice) -> Vec<String> {
+    fn interfaces(
+        &mut self,
+        given: Option<Vec<String>>,
+        engine: EngineChoice,
+        gate: GateChoice,
+    ) -> Vec<String> {
         let interfaces = given.unwrap_or_default();
-        if !interfaces.is_empty() && engine == EngineChoice::User {
-            self.problem("interface", "means nothing with engine user");
+        if !interfaces.is_empty() && engine == EngineChoice::User && gate == GateChoice::Off {
+            self.problem("interface", "means nothing with engine user and without gate");
         }
         if let Some(twice) = interfaces.iter().enumerate().find(|(at, name)| interfaces[..*at].contains(name))
         {
             self.problem("interface", format!("{} is given twice", twice.1));
         }
         interfaces
+    }
+
+    fn gate_sessions(&mut self, given: Option<u32>, gate: GateChoice) -> Option<u32> {
+        if given.is_some() && gate == GateChoice::Off {
+            self.problem("gate-sessions", "means nothing without gate");
+        }
+        if given == Some(0) {
+            self.problem("gate-sessions", "must be at least 1");
+        }
+        given
     }
 
     fn identity(
@@ -663,7 +699,7 @@ macro_rules! deserialize_choice {
 }
 
 deserialize_from_str!(ByteCount, Seconds, MoqtUrl, HttpAddr);
-deserialize_choice!(EngineChoice, CipherSuite, CongestionControl, Gso, LogFormat);
+deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, LogFormat);
 
 #[cfg(test)]
 mod tests;

@@ -75,7 +75,8 @@ impl Engine {
     }
 }
 
-fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
+/// Where media arrives: as configured, else where the listen addresses are.
+pub(super) fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     let mut interfaces = config.interfaces.clone();
     if interfaces.is_empty() {
         interfaces = with_addresses(config.listen.iter().map(|addr| addr.ip()));

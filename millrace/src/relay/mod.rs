@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod config;
 mod engine;
+pub mod gate;
 pub mod http;
 mod hub;
 mod live;

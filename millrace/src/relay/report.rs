@@ -119,6 +119,7 @@ impl Shared {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             engine: self.describe_engine(),
+            gate: self.gate.describe(),
             uptime_s: self.since.elapsed().as_secs_f64(),
             draining: self.draining.load(Relaxed),
             listen: self.endpoints.iter().map(crate::quic::Endpoint::local_addr).collect(),

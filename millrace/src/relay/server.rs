@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use super::{
     config::{CipherSuite, Config, CongestionControl, Gso},
     engine::Engine,
+    gate::{self, Guard},
     hub::{Hub, Limits},
     session::Session,
     trace::Tracer,
@@ -54,6 +55,7 @@ pub(super) struct Shared {
     pub config: Config,
     pub hub: Arc<Hub>,
     pub engine: Arc<Engine>,
+    pub gate: Guard,
     pub endpoints: Vec<Endpoint>,
     pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub since: Instant,
@@ -77,6 +79,8 @@ pub enum StartError {
     Bind(#[from] BindError),
     #[error("engine kernel cannot run: {0}")]
     Engine(#[from] kernel::Error),
+    #[error("the gate cannot be: {0}")]
+    Gate(#[from] gate::Error),
 }
 
 impl Server {
@@ -97,6 +101,8 @@ impl Server {
             .iter()
             .map(|addr| Endpoint::bind(*addr, endpoint_config.clone()))
             .collect::<Result<Vec<_>, _>>()?;
+        let listen: Vec<_> = endpoints.iter().map(Endpoint::local_addr).collect();
+        let gate = Guard::start(&config, &listen)?;
         let cache = Arc::new(cache::Cache::new(cache::Limits {
             bytes: usize::try_from(config.cache_bytes).unwrap_or(usize::MAX),
             age: config.cache_age,
@@ -114,6 +120,7 @@ impl Server {
             hub,
             tracer,
             engine,
+            gate,
             endpoints,
             sessions: Mutex::default(),
             since: Instant::now(),

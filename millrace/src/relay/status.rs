@@ -15,6 +15,8 @@ pub trait StatusSource: Send + Sync + 'static {
 pub struct Status {
     pub version: String,
     pub engine: Engine,
+    #[serde(default)]
+    pub gate: Gate,
     pub uptime_s: f64,
     /// GOAWAY has been sent and new sessions are refused.
     pub draining: bool,
@@ -52,6 +54,22 @@ pub struct Engine {
     /// Runs that went on with a packet which becomes more copies than fit one run, by how they ended.
     #[serde(default)]
     pub further_runs: Option<BTreeMap<String, u64>>,
+}
+
+/// What guards the relay's ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gate {
+    pub on: bool,
+    /// Where, or why not.
+    pub reason: String,
+    /// Packets that were refused, by rule.
+    pub refused: BTreeMap<String, u64>,
+}
+
+impl Gate {
+    pub(super) fn off(reason: &str) -> Self {
+        Self { reason: reason.to_owned(), ..Self::default() }
+    }
 }
 
 /// An interface that media is forwarded from.

@@ -6,6 +6,7 @@ mod datagrams;
 mod forward;
 #[path = "../../../millrace-bpf/tests/support/net.rs"]
 mod frames;
+mod gate;
 mod life;
 mod net;
 #[allow(dead_code)]
