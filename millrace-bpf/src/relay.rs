@@ -25,6 +25,7 @@ mod intf;
 mod keystream;
 mod memory;
 pub(crate) mod outcome;
+mod quiet;
 mod trace;
 mod upstream;
 
@@ -40,6 +41,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::{Compute, Refill, Want};
 pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome, Supply};
+pub use quiet::QuietSocket;
 pub use trace::{Event, Tracing, What};
 pub use upstream::{Datagrams, Leg, LegKey, Slot, Upstream};
 
@@ -153,6 +155,9 @@ struct Shared {
     open_keys: MapHandle,
     seal_keys: MapHandle,
     barrier: MapHandle,
+    quiet_sockets: MapHandle,
+    quiets: Table<intf::Quiet>,
+    quiet_used: AtomicU32,
     nothing: MapHandle,
     upstreams: Table<intf::Upstream>,
     legs: Table<intf::Leg>,
@@ -251,6 +256,12 @@ impl Relay {
         Upstream::new(self.shared.clone(), expected)
     }
 
+    /// Makes `socket` one that packets may be led to. It is a UDP socket that is bound to some address in the network
+    /// namespace of the interfaces, and lives as long as this is used.
+    pub fn quiet_socket(&self, socket: impl AsFd) -> Result<QuietSocket, Error> {
+        QuietSocket::new(self.shared.clone(), socket)
+    }
+
     /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
     /// packet number word starts with; everybody must use [`Downstream::number`] from now on.
     pub fn downstream(&self, path: &Path, mtu: u32, word: u64) -> Result<Downstream, Error> {
@@ -317,6 +328,9 @@ impl Shared {
             open_keys: handle(object, "open_keys")?,
             seal_keys: handle(object, "seal_keys")?,
             barrier: handle(object, "barrier")?,
+            quiet_sockets: handle(object, "quiet_sockets")?,
+            quiets: table(object, "quiets")?,
+            quiet_used: AtomicU32::new(0),
             nothing: handle(object, "nothing")?,
             upstreams,
             legs,

@@ -944,6 +944,66 @@ fn run_time() -> (u64, u64) {
     (relay.run_time_ns, relay.run_cnt)
 }
 
+#[test]
+fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
+    if !root("what_is_no_hurry_goes_to_a_socket_of_its_own") {
+        return;
+    }
+    const PING: u8 = 1;
+    let (network, mut scene) = simple("qui");
+    let socket = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), 0));
+    let quiet = scene.relay.quiet_socket(&socket).expect("a quiet socket");
+    scene.upstream.set_quiet_socket(&quiet);
+    scene.relay_with(LEG);
+    let frames = scene.chunk_of(100).encode();
+    let with_ping = [[PING].as_slice(), &frames].concat();
+    let padded = [[0; 20].as_slice(), &frames].concat();
+    let other_stream = Chunk { stream: 400, ..scene.chunk_of(10) }.encode();
+    let both = [scene.chunk_of(10).encode(), other_stream].concat();
+    let window = u64::MAX / 2;
+    for (description, alone, window, frames, is_quiet) in [
+        ("somebody else waits", false, window, &frames, false),
+        ("nobody does", true, window, &frames, true),
+        ("padding", true, window, &padded, true),
+        ("another frame", true, window, &with_ping, false),
+        ("another stream", true, window, &both, false),
+        ("declined", true, 0, &frames, false),
+        ("somebody else waits again", false, window, &frames, false),
+    ] {
+        scene.slots[0].set_alone(alone);
+        scene.only().downstream.set_max_bytes(window);
+        let before = (quiet.packets(), quiet.others());
+        let number = scene.next_number();
+        let packet = scene.publisher.seal((0, number), 4, frames);
+        scene.from.send(&packet).expect("send");
+        let mut buffer = [0; 2048];
+        let came_by = if is_quiet { &socket } else { &scene.to };
+        let len = came_by.recv(&mut buffer).expect(description);
+        assert_eq!(buffer[..len], packet, "{description}");
+        let (packets, others) = (quiet.packets() - before.0, quiet.others() - before.1);
+        assert_eq!((packets, others), if is_quiet { (1, 0) } else { (0, 1) }, "{description}");
+    }
+    // A long run of them is heard of in between.
+    scene.slots[0].set_alone(true);
+    let before = (quiet.packets(), quiet.others());
+    for _ in 0..64 {
+        let number = scene.next_number();
+        scene.from.send(&scene.publisher.seal((0, number), 4, &frames)).expect("send");
+    }
+    let mut buffer = [0; 2048];
+    for (socket, packets) in [(&scene.to, 2), (&socket, 62)] {
+        for at in 0..packets {
+            assert!(socket.recv(&mut buffer).is_ok(), "{at} of {packets}");
+        }
+    }
+    assert_eq!((quiet.packets() - before.0, quiet.others() - before.1), (62, 2));
+    // Without the socket all of them go where they were sent.
+    drop(socket);
+    let number = scene.next_number();
+    let packet = scene.publisher.seal((0, number), 4, &frames);
+    assert_eq!(scene.send(&packet).len(), 1 + 64 + 6);
+}
+
 /// `cargo test -p millrace-bpf --test relay -- --ignored --nocapture run_time`, on a machine that does nothing
 /// else and with `sysctl kernel.bpf_stats_enabled=1`.
 #[test]

@@ -17,6 +17,7 @@
 #define AF_INET	     2
 #define AF_INET6     10
 #define GOLDEN_RATIO 0x9e3779b9U /* of 2^32: its multiples are spread evenly */
+#define QUIET_IN_A_ROW 31 /* packets that do not wake userspace; one less than a power of two */
 
 /* The one field that is needed; libbpf finds its place in the running kernel. */
 struct sk_buff {
@@ -446,6 +447,8 @@ static long next_leg(__u32 index, struct leg_loop *loop)
 			if (loop->work->arrival.traced_ns)
 				trace_copy(loop->work, leg, downstream, outcome);
 		}
+		if (outcome != RELAY_LEG_SENT || !READ_ONCE(leg->alone))
+			fan->loud = 1;
 		count(RELAY_OUTCOMES + outcome);
 	}
 	if (next == RELAY_END) {
@@ -510,6 +513,49 @@ static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
 	bpf_set_hash_invalid(skb);
 	__sync_val_compare_and_swap(&entry->id, id, 0);
 	return -1;
+}
+
+/* --- Quiet packets --- */
+
+/* Whether the packet is of an upstream, and goes up for good. */
+static __always_inline int is_received(enum relay_outcome outcome)
+{
+	return outcome == RELAY_FORWARDED || outcome == RELAY_OVER_BUDGET || outcome == RELAY_REPLAYED ||
+	       outcome == RELAY_BAD_FRAMES || outcome == RELAY_NO_SLOT;
+}
+
+/* Leads a packet that needs nothing of userspace at the moment to a socket that does not wake it: 31 times in a row at
+ * most, so that a fast stream is not read in large lumps only. Of the others userspace is told, which reads what came
+ * before them first.
+ */
+static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
+{
+	/* A further run does not know what the first one declined. */
+	int loud = outcome != RELAY_FORWARDED || work->fan.loud || work->cursor.id;
+	__u32 key = work->arrival.upstream;
+	struct relay_upstream *upstream = bpf_map_lookup_elem(&upstreams, &key);
+	struct relay_quiet *quiet;
+	struct bpf_sock *socket;
+
+	if (!upstream || !is_received(outcome))
+		return 0;
+	key = READ_ONCE(upstream->quiet_socket) - 1;
+	quiet = bpf_map_lookup_elem(&quiets, &key);
+	if (!quiet)
+		return 0;
+	if (!loud && __sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW) {
+		socket = bpf_map_lookup_elem(&quiet_sockets, &key);
+		if (socket) {
+			loud = bpf_sk_assign(skb, socket, 0);
+			bpf_sk_release(socket);
+			if (!loud) {
+				__sync_fetch_and_add(&quiet->packets, 1);
+				return 0;
+			}
+		}
+	}
+	__sync_fetch_and_add(&quiet->others, 1);
+	return 0;
 }
 
 /* --- All of it --- */
@@ -579,6 +625,7 @@ int relay_ingress(struct __sk_buff *skb)
 	work->arrival.traced_ns = 0;
 	take_cursor(skb, work);
 	outcome = relay(skb, work);
+	hush(skb, work, outcome);
 	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + further_run(outcome) : outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);

@@ -62,6 +62,8 @@ struct relay_upstream {
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
 	__u32 session; /* its name in events */
+	__u32 quiet_socket; /* one more than its index in `quiet_sockets`; 0: none */
+	__u32 quiet; /* packets that went there, or nearly did */
 	__u32 pad;
 };
 
@@ -93,7 +95,7 @@ struct relay_leg {
 	__u32 level;	/* of urgency, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 */
 	__u32 track;	/* its name in events */
 	__u32 kind;	/* of the slot */
-	__u32 pad;
+	__u32 alone; /* nobody but the slot's legs waits for the stream: userspace may hear of it later */
 };
 
 /* Where a downstream's packets go: IPv4 addresses are in the first 4 bytes, the rest zero. */
@@ -126,6 +128,12 @@ enum relay_leg_outcome {
 	RELAY_LEG_RING_FULL,	/* no room to register what would be sent */
 	RELAY_LEG_LOST, /* registered, but the packet could not be written or queued: loss recovery's */
 	RELAY_LEG_OUTCOMES,
+};
+
+/* A socket that userspace looks at only now and then. */
+struct relay_quiet {
+	__u64 packets; /* that were led there */
+	__u64 others;  /* of the same connections, that were not */
 };
 
 /* A subscriber's connection. */

@@ -277,8 +277,10 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	__u32 *leg = bpf_map_lookup_elem(&slots, &slot);
 	struct chunk *chunk;
 
-	if (!leg)
+	if (!leg) {
+		work->fan.loud = 1;
 		return;
+	}
 	if (work->fan.chunks >= CHUNKS) {
 		work->fan.left_over = 1;
 		return;
@@ -306,17 +308,29 @@ int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, s
 	return 0;
 }
 
+/* Whether a frame begins here that is neither forwarded nor PADDING. */
+static __always_inline int is_other(const struct frame_walk *walk, __u8 type)
+{
+	return walk->at < walk->end && type != FRAME_PADDING && type != FRAME_DATAGRAM &&
+	       type != FRAME_DATAGRAM_LEN && (type < FRAME_STREAM || type > FRAME_STREAM_LAST);
+}
+
 static long walk_step(__u32 index, struct walk_loop *loop)
 {
 	struct frame_stream frame = {};
-	enum frame_step step = step_frame(&loop->work->in, &loop->walk, &frame);
 	struct chunk chunk = {};
+	enum frame_step step;
 
+	if (is_other(&loop->walk, loop->work->in.bytes[loop->walk.at & FRAMES_MASK]))
+		loop->work->fan.loud = 1;
+	step = step_frame(&loop->work->in, &loop->walk, &frame);
 	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
 		chunk.frame = frame;
 		take_chunk(loop->work, &chunk);
 	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
 		take_chunk(loop->work, &chunk);
+	} else if (step == FRAME_IS_STREAM || step == FRAME_IS_DATAGRAM) {
+		loop->work->fan.loud = 1;
 	}
 	loop->ended = step == FRAME_END;
 	return step == FRAME_END || step == FRAME_BAD;

@@ -11,6 +11,7 @@
 #include "relay_intf.h"
 
 #define FRAME_BYTES 2048
+#define QUIET_SOCKETS 16
 #define CHUNKS	    8 /* frames of one packet that are forwarded; a power of two */
 
 /* A frame that has a slot. */
@@ -62,6 +63,8 @@ struct fan {
 	__u32 chunk;
 	__u32 leg;
 	__u32 left_over; /* chunks for which there was no room */
+	__u32 loud; /* there is something in the packet that userspace should not wait for */
+	__u32 pad;
 };
 
 /* Where the fan-out of a packet goes on that was put back into the queue of its interface. */
@@ -162,6 +165,22 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12);
 } forwarded SEC(".maps");
+
+/* Userspace's, for packets that need not wake it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SOCKMAP);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, QUIET_SOCKETS);
+} quiet_sockets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_quiet);
+	__uint(max_entries, QUIET_SOCKETS);
+} quiets SEC(".maps");
 
 /* A variable, so that all it costs while nobody traces is a load and a branch. */
 SEC(".data.tracing")

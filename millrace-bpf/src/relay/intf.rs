@@ -89,6 +89,8 @@ shared!(Upstream = "relay_upstream" {
     ring: Ring,
     supplies: [AtomicU64; super::Supply::ALL.len()],
     session: AtomicU32,
+    quiet_socket: AtomicU32,
+    quiet: AtomicU32,
     pad: AtomicU32,
 });
 
@@ -107,8 +109,10 @@ shared!(Leg = "relay_leg" {
     level: AtomicU32,
     track: AtomicU32,
     kind: AtomicU32,
-    pad: AtomicU32,
+    alone: AtomicU32,
 });
+
+shared!(Quiet = "relay_quiet" { packets: AtomicU64, others: AtomicU64 });
 
 shared!(Downstream = "relay_downstream" {
     number: AtomicU64,
@@ -161,6 +165,7 @@ mod tests {
                 Keystream::LAYOUT,
                 Upstream::LAYOUT,
                 Leg::LAYOUT,
+                Quiet::LAYOUT,
                 Downstream::LAYOUT,
             ],
         );

@@ -8,6 +8,8 @@ pub(super) use crate::memory::{Ring, Shared, Table};
 unsafe impl Shared for super::intf::Upstream {}
 // SAFETY: as above.
 unsafe impl Shared for super::intf::Leg {}
+// SAFETY: as above.
+unsafe impl Shared for super::intf::Quiet {}
 // SAFETY: as above; the keystream is bytes in an `UnsafeCell`, written by one owner at a time.
 unsafe impl Shared for super::intf::Keystream {}
 // SAFETY: as above; `paths` are integers in an `UnsafeCell`, written by one owner at a time.

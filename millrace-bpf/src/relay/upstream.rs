@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use libbpf_rs::MapCore;
 
 use super::keystream::{Compute, Refill, Ring, Want};
-use super::{Downstream, Error, Shared, Supply, intf, lock, write};
+use super::{Downstream, Error, QuietSocket, Shared, Supply, intf, lock, write};
 use crate::crypto::QuicKeys;
 use crate::intf::Plain;
 
@@ -32,7 +32,9 @@ impl Upstream {
         entry.expected.store(expected, Ordering::Relaxed);
         entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.run.store(0, Ordering::Relaxed);
-        entry.session.store(0, Ordering::Relaxed);
+        for word in [&entry.session, &entry.quiet_socket, &entry.quiet] {
+            word.store(0, Ordering::Relaxed);
+        }
         fill_window(&entry.seen, expected);
         let ring = Mutex::new(Ring::new(shared.clone()));
         Ok(Self { shared, index, ids: Mutex::default(), changing: Mutex::default(), ring })
@@ -111,6 +113,11 @@ impl Upstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
+    /// Leads packets that are of no hurry for userspace to a socket of their own; see [`Slot::set_alone`].
+    pub fn set_quiet_socket(&self, socket: &QuietSocket) {
+        self.entry().quiet_socket.store(socket.index + 1, Ordering::Relaxed);
+    }
+
     /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
     pub fn slot(&self, stream_id: u64) -> Slot {
         self.slot_of(intf::STREAM, stream_id)
@@ -123,7 +130,7 @@ impl Upstream {
 
     fn slot_of(&self, kind: u32, id: u64) -> Slot {
         let key = intf::Slot { id, upstream: self.index, kind };
-        Slot { shared: self.shared.clone(), key, legs: Vec::new() }
+        Slot { shared: self.shared.clone(), key, legs: Vec::new(), alone: false }
     }
 }
 
@@ -214,6 +221,7 @@ pub struct Slot {
     key: intf::Slot,
     /// In the order in which the program follows them.
     legs: Vec<u32>,
+    alone: bool,
 }
 
 impl Slot {
@@ -253,6 +261,7 @@ impl Slot {
             (&entry.downstream, downstream.id().index),
             (&entry.upstream, self.key.upstream),
             (&entry.level, u32::from(leg.level)),
+            (&entry.alone, u32::from(self.alone)),
             (&entry.track, leg.track),
             (&entry.kind, self.key.kind),
         ] {
@@ -272,6 +281,16 @@ impl Slot {
     pub fn set_max_offset(&self, leg: LegKey, max: u64) {
         if self.legs.contains(&leg.0) {
             self.shared.legs.get(leg.0).max_offset.store(max, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody but the legs waits for the stream. What all of them were sent is then no hurry for userspace,
+    /// and a packet with nothing else in it goes to the quiet socket, 31 times in a row at most.
+    pub fn set_alone(&mut self, alone: bool) {
+        if alone != self.alone {
+            self.alone = alone;
+            let entries = self.legs.iter().map(|leg| self.shared.legs.get(*leg));
+            entries.for_each(|entry| entry.alone.store(u32::from(alone), Ordering::Relaxed));
         }
     }
 

@@ -8,11 +8,12 @@
 
 mod ahead;
 mod interfaces;
+mod quiet;
 
 use std::{
     any::Any,
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
@@ -34,12 +35,16 @@ use tracing::{debug, warn};
 use ahead::{Ahead, Computer};
 pub use interfaces::Attached;
 use interfaces::Interfaces;
+pub use quiet::Quiet;
 
 /// How often connections find out what was sent on them if nothing else happens there.
 const TICK: Duration = Duration::from_millis(10);
 
 /// How often interfaces are looked at: a system call each.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// Receive buffer of a quiet socket, bytes.
+const QUIET_BUFFER: usize = 4 << 20;
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -113,6 +118,7 @@ pub struct Kernel {
     clock: Clock,
     commands: mpsc::Sender<Command>,
     computer: Computer,
+    quiet: RwLock<Vec<Weak<Quiet>>>,
     /// Streams that are handed to the kernel.
     legs: AtomicUsize,
     /// Registrations that no connection wanted any more.
@@ -148,6 +154,7 @@ enum Command {
 pub struct Feed {
     // Before the connection, whose place in the kernel it names.
     slot: Mutex<Slot>,
+    alone: AtomicBool,
     line: Arc<Line>,
     _upstream: Arc<dyn Any + Send + Sync>,
 }
@@ -183,6 +190,8 @@ pub struct Line {
     pub downstream: bpf::Downstream,
     /// Once a stream of the peer may be forwarded.
     upstream: OnceLock<bpf::Upstream>,
+    /// Of the connection's endpoint.
+    quiet: Option<Arc<Quiet>>,
     seal: Ahead,
     open: Ahead,
     kernel: Arc<Kernel>,
@@ -220,6 +229,7 @@ impl Kernel {
             clock: Clock::new(),
             commands,
             computer: Computer::default(),
+            quiet: RwLock::default(),
             legs: AtomicUsize::new(0),
             orphans: AtomicU64::new(0),
         });
@@ -263,13 +273,20 @@ impl Kernel {
     }
 
     /// A connection that begins, with packet number `number`; the kernel may not send anything on it yet.
-    pub fn line(self: &Arc<Self>, remote: SocketAddr, number: u64) -> Result<Arc<Line>, millrace_bpf::Error> {
+    /// `quiet`: of its endpoint.
+    pub fn line(
+        self: &Arc<Self>,
+        remote: SocketAddr,
+        number: u64,
+        quiet: Option<Arc<Quiet>>,
+    ) -> Result<Arc<Line>, millrace_bpf::Error> {
         let nowhere = bpf::Path { local: remote, remote, id: Vec::new(), traffic_class: 0, flow_label: 0 };
         let downstream = self.relay.downstream(&nowhere, 0, number)?;
         let index = downstream.id().index as usize;
         let line = Arc::new(Line {
             downstream,
             upstream: OnceLock::new(),
+            quiet,
             seal: Ahead::default(),
             open: Ahead::default(),
             kernel: Arc::clone(self),
@@ -293,6 +310,35 @@ impl Kernel {
     /// As [`bpf::Relay::drain_events`].
     pub fn drain_events(&self, read: impl FnMut(bpf::Event)) -> u64 {
         self.relay.drain_events(read)
+    }
+
+    /// A socket for packets that arrive at one of `like`'s family and are no hurry. It is bound to the loopback
+    /// address: nobody else has anything to send there.
+    pub fn quiet(&self, like: IpAddr) -> Option<Arc<Quiet>> {
+        let quiet = self.make_quiet(like);
+        quiet.inspect_err(|error| debug!(%error, "every packet wakes the relay")).ok()
+    }
+
+    fn make_quiet(&self, like: IpAddr) -> Result<Arc<Quiet>, Box<dyn std::error::Error>> {
+        let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        let socket = UdpSocket::bind((at, 0))?;
+        socket.set_nonblocking(true)?;
+        // The kernel's limit may be lower, and says nothing then.
+        socket2::SockRef::from(&socket).set_recv_buffer_size(QUIET_BUFFER)?;
+        let quiet = Arc::new(Quiet::new(self.relay.quiet_socket(&socket)?, socket));
+        self.quiet.write().push(Arc::downgrade(&quiet));
+        Ok(quiet)
+    }
+
+    /// Packets that did not wake this process when they came.
+    pub fn quiet_packets(&self) -> u64 {
+        self.quiet.read().iter().filter_map(Weak::upgrade).map(|quiet| quiet.packets()).sum()
+    }
+
+    /// Has quiet sockets read; returns whether there was something.
+    fn look_at_quiet(&self) -> bool {
+        let sockets = self.quiet.read();
+        sockets.iter().filter_map(Weak::upgrade).filter(|quiet| quiet.tick()).count() > 0
     }
 
     /// Puts everything that was registered into the lines' inboxes.
@@ -354,7 +400,9 @@ impl Line {
     /// Makes the kernel open the connection's packets, those from number `expected` on.
     pub fn open_from(&self, expected: u64) -> Result<&bpf::Upstream, millrace_bpf::Error> {
         if self.upstream.get().is_none() {
-            let _ = self.upstream.set(self.kernel.relay.upstream(expected)?); // another was faster
+            let upstream = self.kernel.relay.upstream(expected)?;
+            self.quiet.iter().for_each(|quiet| upstream.set_quiet_socket(&quiet.handle));
+            let _ = self.upstream.set(upstream); // another was faster
         }
         self.upstream().ok_or(millrace_bpf::Error::Full { what: "upstreams" })
     }
@@ -471,9 +519,16 @@ impl Supplies {
 }
 
 impl Feed {
+    /// Whether nobody waits for the stream but those whom the kernel sends it to.
+    pub fn set_alone(&self, alone: bool) {
+        if self.alone.swap(alone, Ordering::Relaxed) != alone {
+            self.slot.lock().set_alone(alone);
+        }
+    }
+
     /// A stream of the connection behind `line`, which lives as long as `owner`.
     pub fn new(slot: Slot, line: Arc<Line>, owner: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
-        Arc::new(Self { slot: Mutex::new(slot), line, _upstream: owner })
+        Arc::new(Self { slot: Mutex::new(slot), alone: AtomicBool::new(false), line, _upstream: owner })
     }
 }
 
@@ -504,9 +559,9 @@ impl Drop for Leg {
 
 /// The engine's thread, until the engine is gone.
 fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
-    let mut looked = Instant::now();
+    let (mut looked, mut waiting) = (Instant::now(), false);
     loop {
-        let idle = kernel.upgrade().is_none_or(|kernel| kernel.legs() == 0);
+        let idle = kernel.upgrade().is_none_or(|kernel| kernel.legs() == 0) && !waiting;
         let first = match todo.recv_timeout(if idle { LOOK } else { TICK }) {
             Ok(command) => Some(command),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
@@ -521,6 +576,7 @@ fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
             settle(&kernel);
         }
         kernel.tick();
+        waiting = kernel.look_at_quiet();
         if looked.elapsed() >= LOOK {
             kernel.interfaces.look(&kernel.relay);
             looked = Instant::now();

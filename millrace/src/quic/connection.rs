@@ -116,9 +116,9 @@ impl Connection {
     }
 
     /// Has the kernel forward a feed as stream `key` from now on, if that owes nothing: what begins at offset `from`
-    /// of the feed or behind it, at an offset that is larger by `shift`.
-    pub fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) {
-        self.shared.lend(key, feed, shift, from);
+    /// of the feed or behind it, at an offset that is larger by `shift`. Returns whether it does, or did already.
+    pub fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) -> bool {
+        self.shared.lend(key, feed, shift, from)
     }
 
     /// What became of packets that the kernel could have sent on this connection, by reason; `None` if it never can.

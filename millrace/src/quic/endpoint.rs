@@ -14,7 +14,7 @@ use quinn::{
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::{KeyLog, sign::CertifiedKey};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, Type};
 use thiserror::Error;
 use tracing::debug;
 
@@ -25,10 +25,14 @@ use super::{
     path::Path,
     seam::{ClientCrypto, Secrets, ServerCrypto},
     shared::Shared,
+    socket::Socket,
     tap::Tap,
     tls::{self, Certificate, Trust},
 };
-use crate::engine::{Report, Sender, kernel::Kernel};
+use crate::engine::{
+    Report, Sender,
+    kernel::{Kernel, Quiet},
+};
 
 /// Length of the connection IDs that quinn makes by default.
 pub const ID_LEN: usize = 8;
@@ -142,6 +146,8 @@ pub(super) struct Inner {
     registry: Arc<Registry>,
     alarm: Arc<Alarm>,
     sender: Arc<Sender>,
+    /// With engine `kernel`.
+    quiet: Option<Arc<Quiet>>,
 }
 
 impl Endpoint {
@@ -174,8 +180,15 @@ impl Endpoint {
             endpoint.max_udp_payload_size(KERNEL_MAX_PAYLOAD).unwrap_or_else(|_| unreachable!("above 1200"));
         }
         let accepting = config.certificate.is_some().then(|| server.clone());
-        let quic =
-            quinn::Endpoint::new(endpoint, accepting, socket, Arc::new(TokioRuntime)).map_err(failed)?;
+        let quiet = config.kernel.as_ref().and_then(|kernel| kernel.quiet(local_addr.ip()));
+        let quic = match &quiet {
+            Some(quiet) => {
+                let socket = Arc::new(Socket::new(socket, Arc::clone(quiet)).map_err(failed)?);
+                quinn::Endpoint::new_with_abstract_socket(endpoint, accepting, socket, Arc::new(TokioRuntime))
+            }
+            None => quinn::Endpoint::new(endpoint, accepting, socket, Arc::new(TokioRuntime)),
+        };
+        let quic = quic.map_err(failed)?;
 
         if config.kernel.is_some() {
             sender.refuse_merged().map_err(failed)?;
@@ -197,6 +210,7 @@ impl Endpoint {
                 registry,
                 alarm,
                 sender,
+                quiet,
             }),
         })
     }
@@ -278,7 +292,7 @@ impl Inner {
     fn shared(&self, remote: SocketAddr) -> (Arc<Shared>, Arc<Secrets>) {
         let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
         let line = self.config.kernel.as_ref().and_then(|kernel| {
-            let line = kernel.line(remote, 0);
+            let line = kernel.line(remote, 0, self.quiet.clone());
             line.inspect_err(|error| debug!(%error, "served from userspace")).ok()
         });
         let shared = Shared::new(
@@ -325,7 +339,7 @@ impl Inner {
 }
 
 fn bind_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
-    let socket = Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
+    let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     if addr.is_ipv6() {
         // So that 0.0.0.0 and [::] can both be listened on.
         socket.set_only_v6(true)?;

@@ -16,6 +16,7 @@ mod keeper;
 mod path;
 mod seam;
 mod shared;
+mod socket;
 mod stats;
 mod tap;
 pub mod tls;

@@ -218,10 +218,14 @@ impl LiveTrack {
         let subscriptions = self.subscriptions.read();
         let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
         let (last, front) = subscriptions.split_at(first);
+        let mut alone = true;
         for subscription in front.iter().chain(last) {
-            subscription.offer(subgroup, News::Grown(feed), now, outbox);
+            alone &= subscription.offer(subgroup, News::Grown(feed), now, outbox);
         }
         drop(subscriptions);
+        if let Some(feed) = feed {
+            feed.set_alone(alone);
+        }
         outbox.flush();
         self.progress.notify_waiters();
     }

@@ -104,6 +104,8 @@ impl Snapshot {
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
         let Engine { received, copies, further_runs, .. } = &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
+        let quiet = self.0.engine.quiet;
+        out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, quiet)?;
         out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
         out.by_outcome("kernel_further_runs", "Runs that went on with a packet", further_runs)?;
         out.labelled(

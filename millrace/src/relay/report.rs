@@ -148,6 +148,7 @@ impl Shared {
                 .map(|kernel| kernel.attached().iter().map(interface).collect())
                 .unwrap_or_default(),
             streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
+            quiet: kernel.map_or(0, |kernel| kernel.quiet_packets()),
             received: counters
                 .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
             copies: counters

@@ -45,6 +45,9 @@ pub struct Engine {
     /// Streams to subscribers that the kernel sends on at the moment.
     #[serde(default)]
     pub streams: u64,
+    /// Packets that did not wake the relay when they came, since nothing in them was left to do.
+    #[serde(default)]
+    pub quiet: u64,
     /// What became of packets that arrived on the kernel engine's interfaces, by reason.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,

@@ -129,8 +129,8 @@ impl Subscription {
     }
 
     /// There is news of `subgroup`: opens a stream for it or sends on, and leaves the rest to the kernel where that
-    /// can be.
-    pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) {
+    /// can be. Returns whether the subscription can do without hearing at once of what comes next.
+    pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) -> bool {
         let mut state = self.state.lock();
         if !state.past_end && state.options.window.is_past(subgroup.header().group) {
             state.past_end = true;
@@ -145,11 +145,12 @@ impl Subscription {
                 if matches!(news, News::Ended) {
                     state.streams.remove(&subgroup.serial());
                 }
-                return;
+                return true;
             }
             None => match state.view(subgroup, self.alias) {
                 Some(view) => self.open(&mut state, subgroup, Arc::new(view)),
-                None => return,
+                // Its first object may be the next one.
+                None => return !state.wants_group(subgroup.header().group),
             },
         };
         if matches!(news, News::Ended) || subgroup.is_settled() {
@@ -158,8 +159,11 @@ impl Subscription {
         let view = state.open.get(&key).cloned();
         drop(state);
         outbox.transmit(&self.connection, now);
-        if let (News::Grown(Some(feed)), Some(view)) = (news, view) {
-            self.connection.lend(key, feed, view.shift(), view.received());
+        match (news, view) {
+            (News::Grown(Some(feed)), Some(view)) => {
+                self.connection.lend(key, feed, view.shift(), view.received())
+            }
+            _ => false,
         }
     }
 

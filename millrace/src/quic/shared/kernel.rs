@@ -394,14 +394,14 @@ impl Shared {
     }
 
     /// Has the kernel forward a feed as stream `key`, once that owes nothing: from offset `from` of the feed on, at
-    /// an offset that is larger by `shift`.
-    pub(in crate::quic) fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) {
+    /// an offset that is larger by `shift`. Returns whether it does.
+    pub(in crate::quic) fn lend(&self, key: StreamKey, feed: &Arc<Feed>, shift: i64, from: u64) -> bool {
         let mut guard = self.state.lock();
-        let State { kernel: Some(part), downstream, .. } = &mut *guard else { return };
+        let State { kernel: Some(part), downstream, .. } = &mut *guard else { return false };
         if part.seal_header.is_none() || !part.line.is_served() {
-            return;
+            return false;
         }
-        let Some(loan) = downstream.lend(key) else { return };
+        let Some(loan) = downstream.lend(key) else { return part.legs.contains_key(&key) };
         let leg = bpf::Leg {
             stream_id: loan.id,
             shift,
@@ -413,10 +413,14 @@ impl Shared {
             group: loan.label.group,
         };
         match part.line.lend(feed, &leg) {
-            Ok(leg) => drop(part.legs.insert(key, Out { id: loan.id, leg })),
+            Ok(leg) => {
+                part.legs.insert(key, Out { id: loan.id, leg });
+                true
+            }
             Err(error) => {
                 debug!(%error, "a stream stays in userspace");
                 downstream.on_returned(key);
+                false
             }
         }
     }
