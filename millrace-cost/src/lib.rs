@@ -16,10 +16,15 @@
 
 mod cgroups;
 mod energy;
+pub mod export;
 mod fold;
+pub mod log;
+pub mod merge;
 mod observer;
 mod procstat;
 pub mod report;
+#[cfg(test)]
+mod samples;
 mod symbols;
 pub mod taxonomy;
 mod users;

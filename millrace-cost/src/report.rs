@@ -124,6 +124,45 @@ pub struct Report {
     pub stacks: Option<Stacks>,
 }
 
+impl Report {
+    /// What is not a table; those are empty.
+    pub(crate) fn without_tables(&self) -> Self {
+        Self {
+            version: self.version,
+            sequence: self.sequence,
+            time_unix_ms: self.time_unix_ms,
+            period_ns: self.period_ns,
+            mode: self.mode,
+            method: self.method,
+            frequency_hz: self.frequency_hz,
+            host: self.host.clone(),
+            cpus: Vec::new(),
+            other: Vec::new(),
+            processes: Vec::new(),
+            cgroups: Vec::new(),
+            programs: None,
+            energy: self.energy.clone(),
+            observer: self.observer,
+            lost: self.lost,
+            missing: self.missing.clone(),
+            stacks: None,
+        }
+    }
+
+    /// Stacks are larger than all the rest.
+    #[must_use]
+    pub fn without_stacks(&self) -> Self {
+        Self {
+            cpus: self.cpus.clone(),
+            other: self.other.clone(),
+            processes: self.processes.clone(),
+            cgroups: self.cgroups.clone(),
+            programs: self.programs.clone(),
+            ..self.without_tables()
+        }
+    }
+}
+
 /// The name of the part that no rule of the taxonomy knows.
 pub const OTHER: &str = "other";
 

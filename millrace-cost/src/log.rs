@@ -1,0 +1,329 @@
+//! Reports in files: JSON lines, gzipped, flushed after each report. `zcat FILE | jq` reads them too.
+//!
+//! The first line says what it is ([`Header`]), each of the others is a [`Report`]. A file whose writer was killed ends
+//! in the middle of the stream; everything up to its last whole report is read.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
+use serde::{Deserialize, Serialize};
+
+use crate::report::{self, Report};
+
+/// Of the file's form; that of its reports is [`report::VERSION`].
+pub const VERSION: u32 = 1;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Header {
+    /// [`MAGIC`].
+    pub log: String,
+    pub version: u32,
+}
+
+pub const MAGIC: &str = "millrace-cost";
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path}: line {line}: {source}")]
+    Report { path: PathBuf, line: u64, source: serde_json::Error },
+    #[error("{path}: line {line}: version {found}; this program knows {known}")]
+    Version { path: PathBuf, line: u64, found: u32, known: u32 },
+}
+
+/// Writes `path`; what was there becomes `path.1`, that `path.2`, and so on.
+pub struct Writer {
+    path: PathBuf,
+    limits: Limits,
+    out: Option<GzEncoder<Counted>>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// A file that has as many bytes is full; it may be longer by one report.
+    pub bytes: u64,
+    /// Files that are kept, the one that is written among them; at least 1.
+    pub files: u32,
+}
+
+impl Writer {
+    /// A log is never appended to: its end may be torn.
+    pub fn create(path: &Path, limits: Limits) -> Result<Self, Error> {
+        let mut writer = Self { path: path.to_owned(), limits, out: None };
+        writer.open().map_err(|source| writer.error(source))?;
+        Ok(writer)
+    }
+
+    /// Afterwards it is with the kernel.
+    pub fn write(&mut self, report: &Report) -> Result<(), Error> {
+        self.append(report).map_err(|source| self.error(source))
+    }
+
+    /// Ends the file as a whole one. Dropping does so too, without telling of errors.
+    pub fn finish(mut self) -> Result<(), Error> {
+        self.close().map_err(|source| self.error(source))
+    }
+
+    fn append(&mut self, report: &Report) -> io::Result<()> {
+        if self.out.as_ref().is_none_or(|out| out.get_ref().bytes >= self.limits.bytes) {
+            self.open()?;
+        }
+        let Some(out) = &mut self.out else { return Ok(()) };
+        write_line(out, report)
+    }
+
+    fn open(&mut self) -> io::Result<()> {
+        self.close()?;
+        rotate(&self.path, self.limits.files)?;
+        let file = Counted { file: File::create(&self.path)?, bytes: 0 };
+        let out = self.out.insert(GzEncoder::new(file, Compression::default()));
+        write_line(out, &Header { log: MAGIC.to_owned(), version: VERSION })
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        self.out.take().map_or(Ok(()), |out| out.finish().map(drop))
+    }
+
+    fn error(&self, source: io::Error) -> Error {
+        Error::Io { path: self.path.clone(), source }
+    }
+}
+
+fn write_line(out: &mut GzEncoder<Counted>, line: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    out.write_all(&text)?;
+    out.flush()
+}
+
+/// `path` is free afterwards, and at most `files - 1` older ones are left.
+fn rotate(path: &Path, files: u32) -> io::Result<()> {
+    for number in (0..files.max(1)).rev() {
+        let from = numbered(path, number);
+        let moved = match number + 1 < files {
+            true => fs::rename(&from, numbered(path, number + 1)),
+            false => fs::remove_file(&from),
+        };
+        match moved {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn numbered(path: &Path, number: u32) -> PathBuf {
+    let mut name = OsString::from(path);
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.into()
+}
+
+struct Counted {
+    file: File,
+    bytes: u64,
+}
+
+impl Write for Counted {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// The reports of one file, gzipped or as `millrace cost --json` prints them.
+pub struct Reader {
+    path: PathBuf,
+    lines: Box<dyn BufRead>,
+    line: u64,
+    torn: bool,
+}
+
+impl Reader {
+    pub fn open(path: &Path) -> Result<Self, Error> {
+        let error = |source| Error::Io { path: path.to_owned(), source };
+        let mut file = BufReader::new(File::open(path).map_err(error)?);
+        let gzip = file.fill_buf().map_err(error)?.starts_with(&GZIP);
+        let lines: Box<dyn BufRead> =
+            if gzip { Box::new(BufReader::new(MultiGzDecoder::new(file))) } else { Box::new(file) };
+        Ok(Self { path: path.to_owned(), lines, line: 0, torn: false })
+    }
+
+    /// Whether the file ended in the middle of something, which was left out.
+    pub fn torn(&self) -> bool {
+        self.torn
+    }
+
+    /// Nothing at the end.
+    fn read_line(&mut self) -> Result<Option<Vec<u8>>, Error> {
+        let mut text = Vec::new();
+        let read = self.lines.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut text);
+        self.line += 1;
+        match read {
+            Ok(_) if text.ends_with(b"\n") => Ok(Some(text)),
+            Ok(_) => {
+                self.torn |= !text.is_empty();
+                Ok(None)
+            }
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                self.torn = true;
+                Ok(None)
+            }
+            Err(source) => Err(Error::Io { path: self.path.clone(), source }),
+        }
+    }
+
+    fn parse(&self, text: &[u8]) -> Result<Option<Report>, Error> {
+        let error = |source| Error::Report { path: self.path.clone(), line: self.line, source };
+        if self.line == 1
+            && let Ok(header) = serde_json::from_slice::<Header>(text)
+        {
+            return self.known(header.version, VERSION).map(|()| None);
+        }
+        // What another version means by its fields is not known: the version comes first.
+        let Versioned { version } = serde_json::from_slice(text).map_err(error)?;
+        self.known(version, report::VERSION)?;
+        serde_json::from_slice(text).map(Some).map_err(error)
+    }
+
+    fn known(&self, found: u32, known: u32) -> Result<(), Error> {
+        if found == known {
+            return Ok(());
+        }
+        Err(Error::Version { path: self.path.clone(), line: self.line, found, known })
+    }
+}
+
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// A report of a thousand CPUs with all stacks is some megabytes.
+const LONGEST_LINE: u64 = 256 << 20;
+
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
+}
+
+impl Iterator for Reader {
+    type Item = Result<Report, Error>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let text = match self.read_line() {
+                Ok(text) => text?,
+                Err(error) => return Some(Err(error)),
+            };
+            match self.parse(&text) {
+                Ok(None) => {}
+                Ok(Some(report)) => return Some(Ok(report)),
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::report;
+
+    const BIG: Limits = Limits { bytes: 1 << 20, files: 3 };
+
+    fn read(path: &Path) -> (Vec<u64>, bool) {
+        let mut reader = Reader::open(path).expect("it opens");
+        let sequences = reader.by_ref().map(|report| report.expect("a report").sequence).collect();
+        (sequences, reader.torn())
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("log");
+        let mut writer = Writer::create(&path, BIG).expect("a log");
+        for sequence in 0..3 {
+            writer.write(&report(sequence)).expect("written");
+        }
+        // Nothing waits in the process, and there is no proper end yet.
+        assert_eq!(read(&path), (vec![0, 1, 2], true));
+        writer.finish().expect("finished");
+        assert_eq!(read(&path), (vec![0, 1, 2], false));
+        let first = Reader::open(&path).expect("it opens").next().expect("one").expect("a report");
+        assert_eq!(first, report(0));
+    }
+
+    /// However a writer ends, what it had written before can be read.
+    #[test]
+    fn any_end_loses_the_last_report_at_most() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("log");
+        let mut writer = Writer::create(&path, BIG).expect("a log");
+        let mut ends = vec![fs::metadata(&path).expect("there").len()];
+        for sequence in 0..4 {
+            writer.write(&report(sequence)).expect("written");
+            ends.push(fs::metadata(&path).expect("there").len());
+        }
+        drop(writer);
+        let whole = fs::read(&path).expect("the log");
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).expect("cut");
+            let (sequences, torn) = read(&path);
+            let complete = ends.iter().filter(|end| **end <= length as u64).count().saturating_sub(1);
+            assert!(sequences.len() >= complete, "{length}: {sequences:?}");
+            assert!(sequences.iter().copied().eq(0..sequences.len() as u64), "{length}: {sequences:?}");
+            assert!(torn || length < 2, "{length} of {} is not the whole", whole.len());
+        }
+    }
+
+    #[test]
+    fn old_files_go() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("log");
+        // Each report fills a file.
+        let mut writer = Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log");
+        for sequence in 0..5 {
+            writer.write(&report(sequence)).expect("written");
+        }
+        writer.finish().expect("finished");
+        let files = |number| read(&numbered(&path, number)).0;
+        assert_eq!([files(0), files(1), files(2)], [[4], [3], [2]]);
+        assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 3);
+        // A new writer leaves the old end alone.
+        drop(Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log"));
+        assert_eq!([files(0), files(1), files(2)], [vec![], vec![4], vec![3]]);
+    }
+
+    #[test]
+    fn json_lines_are_a_log_too() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let line = |sequence| serde_json::to_string(&report(sequence)).expect("JSON");
+        let write = |text: String| fs::write(file.path(), text).expect("written");
+        write(format!("{}\n{}\n", line(0), line(1)));
+        assert_eq!(read(file.path()), (vec![0, 1], false));
+        write(format!("{}\n{}", line(0), &line(1)[..100]));
+        assert_eq!(read(file.path()), (vec![0], true));
+    }
+
+    #[test]
+    fn what_is_not_understood_is_refused() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let refused = |text: String| {
+            fs::write(file.path(), text).expect("written");
+            let error = Reader::open(file.path()).expect("it opens").find_map(Result::err).expect("an error");
+            error.to_string()
+        };
+        let line = serde_json::to_string(&report(0)).expect("JSON");
+        let newer = line.replacen("\"version\":1", "\"version\":2", 1);
+        assert!(refused(format!("{line}\n{newer}\n")).contains("line 2: version 2"));
+        assert!(refused("{\"log\":\"millrace-cost\",\"version\":9}\n".to_owned()).contains("version 9"));
+        assert!(refused(format!("{line}\nnonsense\n{line}\n")).contains("line 2"));
+    }
+}

@@ -1,0 +1,101 @@
+//! Reports for tests.
+
+use crate::report::{
+    Cgroup, Cpu, Energy, Event, EventCost, Host, Lost, Missing, Mode, Observer, Part, ProcStat, Process,
+    Report, Stack, Stacks, TaskCost, VERSION,
+};
+
+/// Of one second; they differ by their number and time.
+pub fn report(sequence: u64) -> Report {
+    Report {
+        version: VERSION,
+        sequence,
+        time_unix_ms: 1_700_000_000_000 + 1000 * sequence,
+        period_ns: 1_000_000_000,
+        mode: Mode::Events,
+        method: None,
+        frequency_hz: 1000,
+        host: Host { name: "host".to_owned(), kernel: "6.1.0".to_owned() },
+        cpus: vec![cpu(0), cpu(1)],
+        other: Vec::new(),
+        processes: vec![process()],
+        cgroups: vec![Cgroup {
+            id: 77,
+            path: Some("/server".to_owned()),
+            share: 0.25,
+            processes: 1,
+            cost: process().cost,
+        }],
+        programs: None,
+        energy: Energy::Absent { reason: "no RAPL".to_owned() },
+        observer: Observer { user_ns: 1_000_000, system_ns: 2_000_000, share: 0.003, ..Observer::default() },
+        lost: Lost { samples: 3, ..Lost::default() },
+        missing: vec![Missing {
+            event: Some(Event::Send),
+            what: "sendfile".to_owned(),
+            reason: "no function".to_owned(),
+        }],
+        stacks: None,
+    }
+}
+
+fn cpu(cpu: u32) -> Cpu {
+    let part = |name: &str, share: f64, samples| Part {
+        name: name.to_owned(),
+        ns: (share * 1e9) as u64,
+        share,
+        samples,
+    };
+    Cpu {
+        cpu,
+        networking_share: 0.25,
+        events: vec![EventCost {
+            event: Event::NetRx,
+            ns: 250_000_000,
+            share: 0.25,
+            calls: 1000,
+            samples: 250,
+            parts: vec![part("UDP", 0.15, 150), part("bpf:relay_ingress", 0.1, 100)],
+        }],
+        procstat: ProcStat { user_ns: 500_000_000, softirq_ns: 250_000_000, ..ProcStat::default() },
+        samples: 1000,
+        lost_samples: 0,
+    }
+}
+
+fn process() -> Process {
+    Process {
+        pid: 7,
+        name: "server".to_owned(),
+        cgroup: Some("/server".to_owned()),
+        share: 0.25,
+        cost: TaskCost { send_ns: 250_000_000, send_calls: 1000, ..TaskCost::default() },
+        profile: None,
+    }
+}
+
+/// Of `("outer;inner", cpu, samples)`, 1 ms for each sample, in the NET_RX softirq.
+pub fn stacks(of: &[(&str, u32, u64)]) -> Stacks {
+    let mut functions: Vec<String> = Vec::new();
+    let stacks = of
+        .iter()
+        .map(|(frames, cpu, samples)| {
+            let mut number = |name: &str| {
+                let at = functions.iter().position(|known| known == name).unwrap_or_else(|| {
+                    functions.push(name.to_owned());
+                    functions.len() - 1
+                });
+                u32::try_from(at).expect("few functions")
+            };
+            Stack {
+                cpu: *cpu,
+                event: Some(Event::NetRx),
+                pid: None,
+                frames: frames.split(';').map(&mut number).collect(),
+                samples: *samples,
+                ns: samples * 1_000_000,
+            }
+        })
+        .collect();
+    Stacks { functions, stacks }
+}
