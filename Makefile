@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model kernels soak bench clean-lab install install-gate examples
+.PHONY: help setup build demo lint test peers fuzz model kernels soak bench web web-test clean-lab install install-gate examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -47,6 +47,12 @@ soak: build ## ten minutes of load with loss: nothing owed is missing, memory is
 
 bench: build peers ## compare relays; results in target/bench.json
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
+
+web: ## build the dashboard of `millrace cost` anew (node); what is built is committed
+	@scripts/web.sh build
+
+web-test: ## the dashboard in headless Chromium; screenshots in target/web
+	@scripts/web.sh test
 
 clean-lab: ## remove namespaces that dead lab runs left behind
 	@scripts/clean-lab.sh

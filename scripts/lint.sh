@@ -17,3 +17,6 @@ fi
 
 say "cargo clippy"
 cargo clippy --workspace --all-targets --locked -- -D warnings
+
+say "web/dist is up to date"
+scripts/web.sh check

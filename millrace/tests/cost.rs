@@ -2,9 +2,12 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_cost::report::{Event, Report, VERSION};
 use nix::sys::signal::{Signal, kill};
@@ -148,4 +151,87 @@ fn the_live_view_leaves_the_terminal_as_it_was() {
         assert!(live.child.wait().unwrap().success());
         assert!(live.echoes());
     }
+}
+
+/// Something to see.
+fn send_and_receive(stop: Arc<AtomicBool>) -> impl FnOnce() + Send {
+    move || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let to = socket.local_addr().unwrap();
+        while !stop.load(Ordering::Relaxed) {
+            socket.send_to(&[0; 1000], to).unwrap();
+            socket.recv(&mut [0; 1000]).unwrap();
+        }
+    }
+}
+
+/// Log, exports and their replay say the same; a signal ends all of them well.
+#[test]
+fn what_is_logged_can_be_shown_again() {
+    if !is_root("what_is_logged_can_be_shown_again") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (log, folded, again, profile) = (path("log"), path("folded"), path("again"), path("profile"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let load = std::thread::spawn(send_and_receive(Arc::clone(&stop)));
+    let files = ["--log", &log, "--folded", &folded, "--pprof", &profile];
+    let mut child = command(&[&files[..], &["--json", "--period", "200ms"]].concat());
+    let mut child = child.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let printed: Vec<String> = lines.by_ref().take(3).map(Result::unwrap).collect();
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    stop.store(true, Ordering::Relaxed);
+    load.join().unwrap();
+    let printed: Vec<String> = printed.into_iter().chain(lines.map(Result::unwrap)).collect();
+    assert!(child.wait().unwrap().success());
+
+    let replayed = run(&["replay", &log, "--json"]);
+    assert_eq!(text(&replayed.stderr), "");
+    assert_eq!(text(&replayed.stdout).lines().collect::<Vec<_>>(), printed);
+    assert!(
+        printed.iter().all(|line| !line.contains("\"stacks\":{")),
+        "nobody asked for them on standard output"
+    );
+    assert!(run(&["replay", &log, "--folded", &again]).status.success());
+    let stacks = std::fs::read_to_string(&folded).unwrap();
+    assert!(stacks.lines().count() > 0 && stacks == std::fs::read_to_string(&again).unwrap());
+    assert!(std::fs::read(&profile).unwrap().starts_with(&[0x1f, 0x8b]));
+    let sum = text(&run(&["replay", &log]).stdout);
+    assert!(sum.contains("CPU   networking"), "{sum}");
+
+    // As if the writer had been killed.
+    let whole = std::fs::read(&log).unwrap();
+    std::fs::write(&log, &whole[..whole.len() - 20]).unwrap();
+    let torn = run(&["replay", &log, "--json"]);
+    assert!(
+        torn.status.success() && text(&torn.stderr).contains("ends in the middle"),
+        "{}",
+        text(&torn.stderr)
+    );
+    assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
+}
+
+/// The whole way from the kernel to a browser.
+#[test]
+fn the_dashboard_shows_this_machine() {
+    if !is_root("the_dashboard_shows_this_machine") {
+        return;
+    }
+    let mut child = command(&["--http", "127.0.0.1:0", "--period", "100ms"]);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    let addr = said.trim_end().strip_prefix("millrace: http://").unwrap().trim_end_matches('/');
+    let mut stream = TcpStream::connect(addr).unwrap();
+    write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\n\r\n").unwrap();
+    let mut reports = BufReader::new(stream).lines().map(Result::unwrap).filter_map(|line| {
+        serde_json::from_str::<Report>(line.strip_prefix("data: ").unwrap_or_default()).ok()
+    });
+    let first = reports.next().unwrap();
+    assert!(reports.next().unwrap().sequence > first.sequence && !first.cpus.is_empty());
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
 }

@@ -1,25 +1,34 @@
 //! `millrace cost`: what the kernel's networking costs.
 
 mod live;
+mod outputs;
+mod replay;
+mod signals;
 mod table;
 mod text;
+mod web;
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use millrace_cost::report::{Method, Mode, Report};
+use millrace_cost::report::{Method, Mode};
 use millrace_cost::taxonomy::Taxonomy;
 use millrace_cost::{Config, Observer, POLL_INTERVAL};
 
 use live::{Answer, Terminal};
+use outputs::{JsonLines, Opened, Sink, Text};
+use signals::Signals;
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
     /// Report once, over this time, and end: 1s, 500ms
     #[arg(long, value_name = "TIME", value_parser = parse_time, conflicts_with = "period")]
     duration: Option<Duration>,
@@ -71,6 +80,16 @@ pub struct Args {
     /// What all CPU packages take when nothing runs: it is subtracted from networking's energy
     #[arg(long, value_name = "WATTS")]
     idle_watts: Option<f64>,
+    #[command(flatten)]
+    log: outputs::LogArgs,
+    #[command(flatten)]
+    outputs: outputs::Args,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Show again what was logged
+    Replay(replay::Args),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -91,58 +110,90 @@ enum TransportName {
     RingBuffer,
 }
 
-/// Something that reports go to. They are shared, since some are looked at later.
-pub trait Sink {
-    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()>;
-}
-
 pub fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(Command::Replay(args)) = &args.command {
+        return replay::run(args);
+    }
     let once = args.duration.is_some();
     let period = args.duration.unwrap_or(args.period);
     let reports = if once { Some(1) } else { args.reports };
     let live = !args.json && !args.plain && !once && io::stdout().is_terminal() && io::stdin().is_terminal();
-    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
-    match live {
-        true => {}
-        false if args.json => sinks.push(Box::new(JsonLines)),
-        false => sinks.push(Box::new(Text { one: once })),
-    }
+    // Before there are threads, which inherit it.
+    let signals = if live { None } else { Some(Signals::block()?) };
+    let mut sinks = sinks(&args, live, once)?;
     let mut observer =
         Observer::start(args.config()?).with_context(|| match nix::unistd::geteuid().is_root() {
             true => "cannot observe the kernel",
             false => "cannot observe the kernel, which needs root",
         })?;
     // Only now: an error is not to be lost on the other screen.
-    let mut terminal = if live { Some(Terminal::open()?) } else { None };
-    observe(&mut observer, period, reports, terminal.as_mut(), &mut sinks)
+    let mut screen = match signals {
+        Some(signals) => Screen::None(signals),
+        None => Screen::Terminal(Terminal::open()?),
+    };
+    let observed = observe(&mut observer, period, reports, &mut screen, &mut sinks);
+    // Whatever has ended it, what was seen until then is written.
+    let finished = sinks.iter_mut().try_for_each(|sink| sink.finish());
+    observed.and(finished)
 }
 
-/// Reports to everyone, until there were enough reports or somebody at the terminal has seen enough.
+/// Text goes to standard output if nothing else is asked for.
+fn sinks(args: &Args, live: bool, once: bool) -> anyhow::Result<Vec<Box<dyn Sink>>> {
+    let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
+    let Opened { dashboard, export } = args.outputs.open(true)?;
+    if let Some(dashboard) = dashboard {
+        sinks.push(Box::new(dashboard));
+    }
+    if let Some(export) = export {
+        sinks.push(Box::new(export));
+    }
+    if let Some(log) = args.log.open()? {
+        sinks.push(Box::new(log));
+    }
+    if args.json {
+        sinks.push(Box::new(JsonLines { stacks: args.stacks }));
+    } else if args.plain || (!live && sinks.is_empty()) {
+        sinks.push(Box::new(Text { one: once }));
+    }
+    Ok(sinks)
+}
+
+/// Who may end it, between reports.
+enum Screen {
+    Terminal(Terminal),
+    None(Signals),
+}
+
+impl Screen {
+    fn wait(&mut self, time: Duration) -> anyhow::Result<Answer> {
+        match self {
+            Self::Terminal(terminal) => terminal.wait(time),
+            Self::None(signals) => Ok(if signals.wait(time)? { Answer::Quit } else { Answer::Continue }),
+        }
+    }
+}
+
+/// Reports to everyone, until there were enough reports, a signal came, or somebody at the terminal has seen enough.
 fn observe(
     observer: &mut Observer,
     period: Duration,
     reports: Option<u64>,
-    mut terminal: Option<&mut Terminal>,
+    screen: &mut Screen,
     sinks: &mut [Box<dyn Sink>],
 ) -> anyhow::Result<()> {
     let mut made = 0;
     let mut due = Instant::now() + period;
     while reports.is_none_or(|reports| made < reports) {
         let wait = due.saturating_duration_since(Instant::now()).min(POLL_INTERVAL);
-        match &mut terminal {
-            Some(terminal) => {
-                if terminal.wait(wait)? == Answer::Quit {
-                    return Ok(());
-                }
-            }
-            None => std::thread::sleep(wait),
+        if screen.wait(wait)? == Answer::Quit {
+            return Ok(());
         }
         observer.poll();
         if Instant::now() < due {
             continue;
         }
         let report = Arc::new(observer.report()?);
-        if let Some(terminal) = &mut terminal {
+        if let Screen::Terminal(terminal) = screen {
             terminal.report(&report)?;
         }
         for sink in &mut *sinks {
@@ -156,7 +207,7 @@ fn observe(
 }
 
 impl Args {
-    fn config(self) -> anyhow::Result<Config> {
+    fn config(&self) -> anyhow::Result<Config> {
         let taxonomy = match &self.taxonomy {
             Some(file) => Taxonomy::extended(file)?,
             None => Taxonomy::builtin()?,
@@ -171,44 +222,16 @@ impl Args {
                 MethodName::SystemCalls => Method::SystemCalls,
             }),
             frequency_hz: self.frequency,
-            cpus: self.cpus.map(|cpus| cpus.0),
+            cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
             ring_buffer: self.transport == TransportName::RingBuffer,
             taxonomy,
-            profile: self.profile.into_iter().collect(),
-            pids: self.pid.into_iter().collect(),
-            cgroup: self.cgroup,
-            stacks: self.stacks,
+            profile: self.profile.iter().copied().collect(),
+            pids: self.pid.iter().copied().collect(),
+            cgroup: self.cgroup.clone(),
+            stacks: self.stacks || self.log.is_any() || self.outputs.needs_stacks(),
             program_statistics: self.programs,
             idle_watts: self.idle_watts,
         })
-    }
-}
-
-struct JsonLines;
-
-impl Sink for JsonLines {
-    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
-        serde_json::to_writer(&mut out, &**report).map_err(io::Error::from)?;
-        out.write_all(b"\n")?;
-        Ok(out.flush()?)
-    }
-}
-
-/// One report after the other.
-struct Text {
-    /// There is only one.
-    one: bool,
-}
-
-impl Sink for Text {
-    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
-        let mut out = io::stdout().lock();
-        out.write_all(text::report(report).as_bytes())?;
-        if !self.one {
-            writeln!(out)?;
-        }
-        Ok(out.flush()?)
     }
 }
 

@@ -275,11 +275,11 @@ fn others(report: &Report) -> Table {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use millrace_cost::report::{EventCost, Host, Lost, Missing, Observer, Part, VERSION};
 
-    fn example() -> Report {
+    pub fn example() -> Report {
         let part = |name: &str, share: f64| Part { name: name.to_owned(), ns: 1, share, samples: 1 };
         let receive = EventCost {
             event: Event::NetRx,

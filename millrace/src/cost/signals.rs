@@ -1,0 +1,33 @@
+//! SIGINT, SIGTERM and SIGHUP as something to wait for, so that what is being written is ended well.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+pub(super) struct Signals(SignalFd);
+
+impl Signals {
+    /// In this thread and those that it starts from now on.
+    pub fn block() -> io::Result<Self> {
+        let mut set = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            set.add(signal);
+        }
+        set.thread_block()?;
+        Ok(Self(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
+    }
+
+    /// Whether one came within `time`.
+    pub fn wait(&self, time: Duration) -> io::Result<bool> {
+        let mut ready = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX)) {
+            Err(nix::errno::Errno::EINTR) => return Ok(false),
+            polled => polled?,
+        };
+        Ok(self.0.read_signal()?.is_some())
+    }
+}

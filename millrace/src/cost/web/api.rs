@@ -1,0 +1,235 @@
+//! What is served under which path.
+
+use std::convert::Infallible;
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::extract::{RawQuery, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use futures_core::Stream;
+use millrace_cost::merge;
+use millrace_cost::report::{Report, Stacks};
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use super::{Shared, assets, metrics};
+
+/// Nothing but this server's own files, and nobody may frame them.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+                                       connect-src 'self'; base-uri 'none'; form-action 'none'; \
+                                       frame-ancestors 'none'";
+
+pub(super) fn router(shared: Arc<Shared>, loopback: bool) -> Router {
+    let router = Router::new()
+        .route("/", get(assets::PAGE))
+        .route("/app.js", get(assets::SCRIPT))
+        .route("/app.css", get(assets::STYLE))
+        .route("/icon.svg", get(assets::ICON))
+        .route("/api/reports", get(reports))
+        .route("/api/report", get(report))
+        .route("/api/stacks", get(stacks))
+        .route("/api/history", get(history))
+        .route("/metrics", get(scrape))
+        .layer(middleware::map_response(secure))
+        .with_state(shared);
+    match loopback {
+        true => router.layer(middleware::from_fn(only_loopback)),
+        false => router,
+    }
+}
+
+/// A web page elsewhere could have its own name resolve to 127.0.0.1, and read what is served there.
+async fn only_loopback(request: Request, next: Next) -> Response {
+    match host(request.headers()).is_some_and(is_local) {
+        true => next.run(request).await,
+        false => (StatusCode::FORBIDDEN, "only as localhost or by address\n").into_response(),
+    }
+}
+
+fn host(headers: &HeaderMap) -> Option<&str> {
+    headers.get(header::HOST)?.to_str().ok()
+}
+
+fn is_local(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    };
+    name == "localhost" || name.parse::<IpAddr>().is_ok()
+}
+
+async fn secure(mut response: Response) -> Response {
+    let headers = [
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Server-sent events: `hello`, then a `report` as soon as there is one, `dropped` with how many this viewer missed.
+async fn reports(State(shared): State<Arc<Shared>>) -> Response {
+    match shared.watch() {
+        Ok(frames) => {
+            let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+            (headers, Body::from_stream(Frames(frames))).into_response()
+        }
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
+    }
+}
+
+struct Frames(mpsc::Receiver<Bytes>);
+
+impl Stream for Frames {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(context).map(|frame| frame.map(Ok))
+    }
+}
+
+/// The latest report, or that of a range of time, without stacks.
+async fn report(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Response {
+    let wanted = match Wanted::parse(query.as_deref()) {
+        Ok(wanted) => wanted,
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    };
+    let summed = aside(move || {
+        let reports = shared.wanted(&wanted);
+        merge::merge_tables(reports.iter().map(|report| &**report))
+    });
+    answer(summed.await)
+}
+
+/// The stacks of a range of time, over all CPUs or of one.
+async fn stacks(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) -> Response {
+    let wanted = match Wanted::parse(query.as_deref()) {
+        Ok(wanted) => wanted,
+        Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
+    };
+    answer(aside(move || Sampled::of(&shared.wanted(&wanted), wanted.cpu)).await)
+}
+
+async fn history(State(shared): State<Arc<Shared>>) -> Response {
+    Json(shared.state.lock().history.points(shared.live)).into_response()
+}
+
+async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
+    match metrics::encode(&shared) {
+        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// Sums may take a while; viewers are served meanwhile.
+async fn aside<T: Send + 'static>(sum: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(sum).await.ok().flatten()
+}
+
+fn answer(value: Option<impl Serialize>) -> Response {
+    match value {
+        Some(value) => Json(value).into_response(),
+        None => (StatusCode::NOT_FOUND, "there are no reports of that time\n").into_response(),
+    }
+}
+
+#[derive(Serialize)]
+struct Sampled {
+    time_unix_ms: u64,
+    period_ns: u64,
+    /// 0: nothing is sampled.
+    frequency_hz: u32,
+    #[serde(flatten)]
+    stacks: Stacks,
+}
+
+impl Sampled {
+    fn of(reports: &[Arc<Report>], cpu: Option<u32>) -> Option<Self> {
+        let last = reports.last()?;
+        let all = merge::stacks(reports.iter().filter_map(|report| report.stacks.as_ref()), |of| {
+            cpu.is_none_or(|cpu| cpu == of)
+        });
+        Some(Self {
+            time_unix_ms: last.time_unix_ms,
+            period_ns: reports.iter().map(|report| report.period_ns).sum(),
+            frequency_hz: last.frequency_hz,
+            stacks: all,
+        })
+    }
+}
+
+/// `from`, `to`: milliseconds since 1970, at which the periods in question end; without them the latest report alone.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    range: Option<RangeInclusive<u64>>,
+    cpu: Option<u32>,
+}
+
+impl Wanted {
+    fn parse(query: Option<&str>) -> Result<Self, String> {
+        let (mut from, mut to, mut cpu) = (None, None, None);
+        for (key, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+            let number = value.parse::<u64>().map_err(|_| format!("{key}: {value:?} is not a number"))?;
+            match &*key {
+                "from" => from = Some(number),
+                "to" => to = Some(number),
+                "cpu" => cpu = Some(u32::try_from(number).map_err(|_| format!("there is no CPU {number}"))?),
+                _ => return Err(format!("{key}: only from, to and cpu are known")),
+            }
+        }
+        let range = (from.is_some() || to.is_some()).then(|| from.unwrap_or(0)..=to.unwrap_or(u64::MAX));
+        Ok(Self { range, cpu })
+    }
+}
+
+impl Shared {
+    /// Only references are taken while reports wait.
+    fn wanted(&self, wanted: &Wanted) -> Vec<Arc<Report>> {
+        let state = self.state.lock();
+        match &wanted.range {
+            Some(range) => state.history.range(range),
+            None => state.history.latest().into_iter().collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts() {
+        for local in
+            ["localhost", "localhost:80", "127.0.0.1", "127.0.0.1:9000", "[::1]:80", "[::1]", "10.1.2.3"]
+        {
+            assert!(is_local(local), "{local}");
+        }
+        for other in
+            ["", "example.com", "example.com:80", "localhost.example.com", "127.0.0.1.example.com:80"]
+        {
+            assert!(!is_local(other), "{other}");
+        }
+    }
+
+    #[test]
+    fn queries() {
+        let wanted = |query| Wanted::parse(Some(query));
+        assert_eq!(Wanted::parse(None), Ok(Wanted::default()));
+        assert_eq!(wanted("from=5&to=7&cpu=3"), Ok(Wanted { range: Some(5..=7), cpu: Some(3) }));
+        assert_eq!(wanted("from=5"), Ok(Wanted { range: Some(5..=u64::MAX), cpu: None }));
+        for wrong in ["from=x", "till=3", "cpu=99999999999", "from=-1"] {
+            assert!(wanted(wrong).is_err(), "{wrong}");
+        }
+    }
+}

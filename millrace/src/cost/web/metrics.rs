@@ -1,0 +1,335 @@
+//! `/metrics`: sums of all reports in the OpenMetrics text format.
+//!
+//! Processes and cgroups come and go without bound and are not in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+use millrace_cost::report::{Cpu, Energy, Event, Missing, Report};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder, text};
+use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge};
+use prometheus_client::registry::{Registry, Unit};
+
+use super::Shared;
+pub(super) use crate::relay::metrics::CONTENT_TYPE;
+
+/// Parts beyond these are one, [`FURTHER`]: BPF programs may come with ever new names.
+const MAX_PARTS: usize = 100;
+const FURTHER: &str = "further parts";
+
+#[derive(Debug, Clone, Default)]
+pub(super) struct Totals {
+    reports: u64,
+    period_ns: u64,
+    events: BTreeMap<(u32, Event), (u64, u64)>,
+    parts: BTreeMap<(u32, Event, String), u64>,
+    part_names: BTreeSet<String>,
+    times: BTreeMap<(u32, &'static str), u64>,
+    samples: u64,
+    lost: BTreeMap<&'static str, u64>,
+    observer_ns: u64,
+    networking_joules: Option<f64>,
+    joules: BTreeMap<String, f64>,
+    missing: Vec<Missing>,
+}
+
+impl Totals {
+    pub fn add(&mut self, report: &Report) {
+        self.reports += 1;
+        self.period_ns += report.period_ns;
+        for cpu in &report.cpus {
+            self.add_cpu(cpu);
+        }
+        let lost = &report.lost;
+        for (what, count) in [
+            ("samples", lost.samples),
+            ("stacks", lost.stacks),
+            ("processes", lost.processes),
+            ("tasks", lost.tasks),
+            ("runs", lost.skipped_runs),
+        ] {
+            *self.lost.entry(what).or_default() += count;
+        }
+        let observer = &report.observer;
+        self.observer_ns += observer.user_ns + observer.system_ns + observer.program_ns.unwrap_or(0);
+        if let Energy::Measured { domains, networking_joules, .. } = &report.energy {
+            *self.networking_joules.get_or_insert_default() += networking_joules;
+            for domain in domains {
+                *self.joules.entry(domain.name.clone()).or_default() += domain.joules;
+            }
+        }
+        self.missing.clone_from(&report.missing);
+    }
+
+    fn add_cpu(&mut self, cpu: &Cpu) {
+        self.samples += cpu.samples;
+        for event in &cpu.events {
+            let sum = self.events.entry((cpu.cpu, event.event)).or_default();
+            *sum = (sum.0 + event.ns, sum.1 + event.calls);
+            for part in &event.parts {
+                let name = self.part_name(&part.name);
+                *self.parts.entry((cpu.cpu, event.event, name)).or_default() += part.ns;
+            }
+        }
+        let stat = &cpu.procstat;
+        for (mode, ns) in [
+            ("user", stat.user_ns),
+            ("system", stat.system_ns),
+            ("softirq", stat.softirq_ns),
+            ("irq", stat.irq_ns),
+            ("steal", stat.steal_ns),
+            ("idle", stat.idle_ns),
+        ] {
+            *self.times.entry((cpu.cpu, mode)).or_default() += ns;
+        }
+    }
+
+    fn part_name(&mut self, name: &str) -> String {
+        if !self.part_names.contains(name) {
+            if self.part_names.len() >= MAX_PARTS {
+                return FURTHER.to_owned();
+            }
+            self.part_names.insert(name.to_owned());
+        }
+        name.to_owned()
+    }
+}
+
+/// The text of one scrape.
+pub(super) fn encode(shared: &Shared) -> Result<String, fmt::Error> {
+    let state = shared.state.lock();
+    let snapshot = Snapshot {
+        totals: state.metrics.clone(),
+        viewers: state.viewers.iter().filter(|viewer| !viewer.frames.is_closed()).count() as u64,
+        dropped_frames: state.dropped_frames,
+        skipped_reports: shared.skipped_reports.load(Ordering::Relaxed),
+    };
+    drop(state);
+    snapshot.encode_text()
+}
+
+#[derive(Debug)]
+struct Snapshot {
+    totals: Totals,
+    viewers: u64,
+    dropped_frames: u64,
+    skipped_reports: u64,
+}
+
+impl Snapshot {
+    fn encode_text(self) -> Result<String, fmt::Error> {
+        let mut registry = Registry::with_prefix("millrace_cost");
+        registry.register_collector(Box::new(self));
+        let mut text = String::new();
+        text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+fn seconds(ns: u64) -> f64 {
+    ns as f64 / 1e9
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let out = &mut encoder;
+        self.costs(out)?;
+        self.energy(out)?;
+        self.itself(out)
+    }
+}
+
+impl Snapshot {
+    fn costs(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let totals = &self.totals;
+        let s = Some(&Unit::Seconds);
+        counter(out, "event", "Time on CPU in networking's events", s, |family| {
+            totals.events.iter().try_for_each(|((cpu, event), (ns, _))| {
+                one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(*ns))
+            })
+        })?;
+        counter(out, "event_calls", "How often an event began", None, |family| {
+            totals.events.iter().try_for_each(|((cpu, event), (_, calls))| {
+                let labels = [("cpu", cpu.to_string()), ("event", event.name().to_owned())];
+                ConstCounter::new(*calls).encode(family.encode_family(&labels)?)
+            })
+        })?;
+        counter(out, "part", "Time of an event in a part of the stack, by samples", s, |family| {
+            totals.parts.iter().try_for_each(|((cpu, event, part), ns)| {
+                one(
+                    family,
+                    &[("cpu", &cpu.to_string()), ("event", event.name()), ("part", part)],
+                    seconds(*ns),
+                )
+            })
+        })?;
+        counter(out, "cpu", "The kernel's own accounting, /proc/stat", s, |family| {
+            totals.times.iter().try_for_each(|((cpu, mode), ns)| {
+                one(family, &[("cpu", &cpu.to_string()), ("mode", mode)], seconds(*ns))
+            })
+        })?;
+        let what = "1 for what cannot be measured on this kernel";
+        let mut family = out.encode_descriptor("missing", what, None, MetricType::Gauge)?;
+        totals.missing.iter().try_for_each(|missing| {
+            let event = missing.event.map_or("", Event::name);
+            ConstGauge::new(1i64).encode(family.encode_family(&[("event", event), ("what", &missing.what)])?)
+        })
+    }
+
+    fn energy(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let Some(networking) = self.totals.networking_joules else { return Ok(()) };
+        let j = Some(&Unit::Joules);
+        plain(out, "networking_energy", "Networking's part of the active energy", j, networking)?;
+        counter(out, "energy", "What the hardware measured", j, |family| {
+            self.totals.joules.iter().try_for_each(|(name, joules)| one(family, &[("domain", name)], *joules))
+        })
+    }
+
+    /// Of the observer and this server.
+    fn itself(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let totals = &self.totals;
+        let s = Some(Unit::Seconds);
+        plain(out, "observed", "Periods of all reports", s.as_ref(), seconds(totals.period_ns))?;
+        plain(out, "observer", "The observer's own time on CPU", s.as_ref(), seconds(totals.observer_ns))?;
+        plain(out, "reports", "Reports", None, totals.reports)?;
+        plain(out, "samples", "Stacks that were sampled", None, totals.samples)?;
+        counter(out, "lost", "What was seen and is not in the figures", None, |family| {
+            totals.lost.iter().try_for_each(|(what, count)| {
+                ConstCounter::new(*count).encode(family.encode_family(&[("what", *what)])?)
+            })
+        })?;
+        plain(out, "http_skipped_reports", "Reports that the server missed", None, self.skipped_reports)?;
+        let help = "Reports that slow viewers missed";
+        plain(out, "http_dropped_frames", help, None, self.dropped_frames)?;
+        let gauge = out.encode_descriptor("http_viewers", "Open dashboards", None, MetricType::Gauge)?;
+        ConstGauge::new(self.viewers).encode(gauge)
+    }
+}
+
+fn counter(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    values: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+) -> fmt::Result {
+    values(&mut out.encode_descriptor(name, help, unit, MetricType::Counter)?)
+}
+
+fn one<const N: usize>(
+    family: &mut MetricEncoder<'_>,
+    labels: &[(&str, &str); N],
+    value: f64,
+) -> fmt::Result {
+    ConstCounter::new(value).encode(family.encode_family(labels)?)
+}
+
+fn plain(
+    out: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    value: impl EncodeCounterValue,
+) -> fmt::Result {
+    ConstCounter::new(value).encode(out.encode_descriptor(name, help, unit, MetricType::Counter)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_cost::report::EnergyDomain;
+
+    use super::*;
+    use crate::cost::text::tests::example;
+
+    /// Everything that there can be.
+    fn scrape(reports: &[Report]) -> String {
+        let mut totals = Totals::default();
+        for report in reports {
+            totals.add(report);
+        }
+        let snapshot = Snapshot { totals, viewers: 1, dropped_frames: 2, skipped_reports: 3 };
+        snapshot.encode_text().expect("text")
+    }
+
+    fn report() -> Report {
+        let domain = EnergyDomain { name: "package-0".to_owned(), joules: 2.0, watts: 2.0 };
+        let energy = Energy::Measured {
+            source: "powercap".to_owned(),
+            domains: vec![domain],
+            active_joules: 1.0,
+            networking_joules: 0.5,
+            networking_watts: 0.5,
+            idle_watts: None,
+        };
+        Report { energy, ..example() }
+    }
+
+    #[test]
+    fn reports_add_up() {
+        let text = scrape(&[report(), report()]);
+        for line in [
+            "# TYPE millrace_cost_event_seconds counter",
+            "millrace_cost_event_seconds_total{cpu=\"0\",event=\"net_rx\"} 0.5",
+            "millrace_cost_event_calls_total{cpu=\"1\",event=\"net_rx\"} 14",
+            "millrace_cost_part_seconds_total{cpu=\"0\",event=\"net_rx\",part=\"UDP\"} 2e-9",
+            "millrace_cost_energy_joules_total{domain=\"package-0\"} 4.0",
+            "millrace_cost_networking_energy_joules_total 1.0",
+            "millrace_cost_observed_seconds_total 2.0",
+            "millrace_cost_lost_total{what=\"samples\"} 6",
+            "millrace_cost_missing{event=\"send\",what=\"sendfile\"} 1",
+            "millrace_cost_http_dropped_frames_total 2",
+            "# EOF",
+        ] {
+            assert!(text.lines().any(|of| of == line), "{line} in\n{text}");
+        }
+    }
+
+    /// Names of BPF programs are anybody's.
+    #[test]
+    fn the_number_of_series_is_bounded() {
+        let named = |number: usize| {
+            let mut report = report();
+            report.cpus[0].events[0].parts[0].name = format!("bpf:{number}");
+            report
+        };
+        let text = scrape(&(0..1000).map(named).collect::<Vec<_>>());
+        let parts = text.lines().filter(|line| line.starts_with("millrace_cost_part_seconds_total")).count();
+        // Of CPU 0 all names but UDP, and one for the rest; of CPU 1 UDP and other.
+        assert_eq!(parts, (MAX_PARTS - 1) + 1 + 2);
+        assert!(text.contains("part=\"further parts\"} "));
+    }
+
+    /// The dashboard for Grafana asks for what is there, by labels that are there.
+    #[test]
+    fn grafana_shows_metrics_that_exist() {
+        let dashboard = include_str!("../../../../contrib/grafana/millrace-cost.json");
+        let dashboard: serde_json::Value = serde_json::from_str(dashboard).expect("JSON");
+        let text = scrape(&[report()]);
+        let mut metrics = BTreeSet::new();
+        let panels = dashboard["panels"].as_array().expect("panels");
+        for target in panels.iter().flat_map(|panel| panel["targets"].as_array().expect("targets")) {
+            let expression = target["expr"].as_str().expect("an expression");
+            let words = || expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let of: BTreeSet<&str> = words().filter(|word| word.starts_with("millrace_cost_")).collect();
+            assert!(!of.is_empty(), "{expression}");
+            for by in expression.split("by (").skip(1).filter_map(|rest| rest.split_once(')')) {
+                for label in by.0.split(", ").filter(|label| *label != "instance") {
+                    let has = |metric: &str| {
+                        let mut lines = text.lines().filter(|line| line.starts_with(&format!("{metric}{{")));
+                        lines.any(|line| line.contains(&format!("{label}=\"")))
+                    };
+                    assert!(of.iter().any(|metric| has(metric)), "{label} in {expression}");
+                }
+            }
+            metrics.extend(of);
+        }
+        assert!(metrics.len() > 10, "{metrics:?}");
+        for metric in metrics {
+            let is_there =
+                |line: &str| line.strip_prefix(metric).is_some_and(|rest| rest.starts_with(['{', ' ']));
+            assert!(text.lines().any(is_there), "{metric} in\n{text}");
+        }
+    }
+}

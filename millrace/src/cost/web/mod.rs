@@ -1,0 +1,220 @@
+//! The dashboard, its data as JSON, and `/metrics`, over HTTP.
+//!
+//! Reports go through a bounded queue to a thread of its own, and from there through a bounded queue to each viewer.
+//! Whoever does not keep up misses reports, which is counted, and holds up nobody: least of all the observer.
+
+mod api;
+mod assets;
+mod history;
+mod metrics;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::body::Bytes;
+use millrace_cost::report::Report;
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::mpsc;
+
+use super::Sink;
+use history::History;
+
+/// Reports that wait for the server; seconds at the usual period.
+const QUEUE: usize = 8;
+/// Reports that wait for a viewer, besides what its connection holds.
+const VIEWER_QUEUE: usize = 4;
+const MAX_VIEWERS: usize = 64;
+
+#[derive(Debug, thiserror::Error)]
+#[error("http {addr}: {source}")]
+pub struct StartError {
+    addr: SocketAddr,
+    source: io::Error,
+}
+
+/// A running server; ends when dropped.
+pub struct Dashboard {
+    /// What it is bound to.
+    pub local_addr: SocketAddr,
+    reports: mpsc::Sender<Arc<Report>>,
+    shared: Arc<Shared>,
+    /// `None` only while it is dropped.
+    runtime: Option<Runtime>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    pub addr: SocketAddr,
+    /// For reports that can still be asked for, approximately.
+    pub memory_bytes: usize,
+    /// More reports will come; otherwise these are all.
+    pub live: bool,
+}
+
+impl Dashboard {
+    pub fn start(config: &Config) -> Result<Self, StartError> {
+        let start = || {
+            let runtime = tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(1)
+                .thread_name("cost-web")
+                .enable_all()
+                .build()?;
+            let listener = runtime.block_on(TcpListener::bind(config.addr))?;
+            let local_addr = listener.local_addr()?;
+            let shared = Arc::new(Shared::new(config));
+            let (reports, incoming) = mpsc::channel(QUEUE);
+            runtime.spawn(pump(incoming, Arc::clone(&shared)));
+            let router = api::router(Arc::clone(&shared), local_addr.ip().is_loopback());
+            runtime.spawn(async move {
+                if let Err(error) = axum::serve(listener, router).await {
+                    tracing::error!(%error, "http ended");
+                }
+            });
+            Ok(Self { local_addr, reports, shared, runtime: Some(runtime) })
+        };
+        start().map_err(|source| StartError { addr: config.addr, source })
+    }
+
+    /// Takes a report at once, also if there are many: for those that are there already.
+    pub fn load(&self, report: Arc<Report>) {
+        self.shared.take(report);
+    }
+
+    /// Reports that memory had no room for any more.
+    pub fn forgotten(&self) -> u64 {
+        self.shared.state.lock().history.forgotten()
+    }
+}
+
+impl Sink for Dashboard {
+    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        if self.reports.try_send(Arc::clone(report)).is_err() {
+            self.shared.skipped_reports.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Dashboard {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+async fn pump(mut incoming: mpsc::Receiver<Arc<Report>>, shared: Arc<Shared>) {
+    while let Some(report) = incoming.recv().await {
+        shared.take(report);
+    }
+}
+
+struct Shared {
+    live: bool,
+    /// Reports that the server was too slow for.
+    skipped_reports: AtomicU64,
+    state: Mutex<State>,
+}
+
+struct State {
+    history: History,
+    metrics: metrics::Totals,
+    /// The last report as viewers get it.
+    latest: Option<Bytes>,
+    viewers: Vec<Viewer>,
+    dropped_frames: u64,
+}
+
+struct Viewer {
+    frames: mpsc::Sender<Bytes>,
+    /// Since the viewer was last told.
+    dropped: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("there are {MAX_VIEWERS} viewers already")]
+struct TooMany;
+
+impl Shared {
+    fn new(config: &Config) -> Self {
+        let state = State {
+            history: History::new(config.memory_bytes),
+            metrics: metrics::Totals::default(),
+            latest: None,
+            viewers: Vec::new(),
+            dropped_frames: 0,
+        };
+        Self { live: config.live, skipped_reports: AtomicU64::new(0), state: Mutex::new(state) }
+    }
+
+    fn take(&self, report: Arc<Report>) {
+        // Stacks are large and looked at seldom: they are asked for.
+        let json = match serde_json::to_string(&report.without_stacks()) {
+            Ok(json) => json,
+            Err(error) => return tracing::error!(%error, "a report is no JSON"),
+        };
+        let frame = frame("report", &json);
+        let mut state = self.state.lock();
+        state.metrics.add(&report);
+        state.history.push(report, json.len());
+        state.latest = Some(frame.clone());
+        state.send(&frame);
+    }
+
+    fn watch(&self) -> Result<mpsc::Receiver<Bytes>, TooMany> {
+        let mut state = self.state.lock();
+        state.viewers.retain(|viewer| !viewer.frames.is_closed());
+        if state.viewers.len() >= MAX_VIEWERS {
+            return Err(TooMany);
+        }
+        let (frames, receiver) = mpsc::channel(VIEWER_QUEUE);
+        // There is room for both.
+        let _ = frames.try_send(frame("hello", &format!("{{\"live\":{}}}", self.live)));
+        if let Some(latest) = &state.latest {
+            let _ = frames.try_send(latest.clone());
+        }
+        state.viewers.push(Viewer { frames, dropped: 0 });
+        Ok(receiver)
+    }
+}
+
+impl State {
+    fn send(&mut self, frame: &Bytes) {
+        let mut dropped = 0;
+        self.viewers.retain_mut(|viewer| {
+            if viewer.frames.is_closed() {
+                return false;
+            }
+            if !viewer.send(frame) {
+                dropped += 1;
+            }
+            true
+        });
+        self.dropped_frames += dropped;
+    }
+}
+
+impl Viewer {
+    fn send(&mut self, report: &Bytes) -> bool {
+        if self.dropped > 0
+            && self.frames.capacity() >= 2
+            && self.frames.try_send(frame("dropped", &self.dropped.to_string())).is_ok()
+        {
+            self.dropped = 0;
+        }
+        let sent = self.frames.try_send(report.clone()).is_ok();
+        self.dropped += u64::from(!sent);
+        sent
+    }
+}
+
+/// A server-sent event. JSON has no line breaks.
+fn frame(event: &str, json: &str) -> Bytes {
+    format!("event: {event}\ndata: {json}\n\n").into()
+}

@@ -1,0 +1,176 @@
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use millrace_cost::report::{Event, Stack, Stacks};
+
+use super::*;
+use crate::cost::text::tests::example;
+use crate::status::fetch;
+
+const WAIT: Duration = Duration::from_secs(10);
+
+fn start(live: bool, memory_bytes: usize) -> Dashboard {
+    Dashboard::start(&Config { addr: ([127, 0, 0, 1], 0).into(), memory_bytes, live }).expect("it starts")
+}
+
+fn report(sequence: u64) -> Arc<Report> {
+    let stack =
+        Stack { cpu: 0, event: Some(Event::NetRx), pid: None, frames: vec![0, 1], samples: 2, ns: 20 };
+    let other_cpu = Stack { cpu: 1, samples: 5, ..stack.clone() };
+    Arc::new(Report {
+        sequence,
+        time_unix_ms: 1000 * sequence,
+        stacks: Some(Stacks {
+            functions: vec!["a".to_owned(), "b".to_owned()],
+            stacks: vec![stack, other_cpu],
+        }),
+        ..example()
+    })
+}
+
+fn get(dashboard: &Dashboard, path: &str) -> (u16, String) {
+    fetch(dashboard.local_addr, path).expect("an answer")
+}
+
+fn json(dashboard: &Dashboard, path: &str) -> serde_json::Value {
+    let (code, text) = get(dashboard, path);
+    assert_eq!(code, 200, "{text}");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// A viewer that has read its `hello`.
+fn view(dashboard: &Dashboard) -> BufReader<TcpStream> {
+    let mut stream = TcpStream::connect(dashboard.local_addr).expect("connected");
+    stream.set_read_timeout(Some(WAIT)).expect("set");
+    write!(stream, "GET /api/reports HTTP/1.0\r\nHost: localhost\r\n\r\n").expect("asked");
+    let mut lines = BufReader::new(stream);
+    assert_eq!(next(&mut lines), ("hello".to_owned(), "{\"live\":true}".to_owned()));
+    lines
+}
+
+/// Event and data.
+fn next(lines: &mut impl BufRead) -> (String, String) {
+    let (mut event, mut line) = (String::new(), String::new());
+    loop {
+        line.clear();
+        assert_ne!(lines.read_line(&mut line).expect("a line in time"), 0, "the stream ended");
+        if let Some(name) = line.strip_prefix("event: ") {
+            name.trim_end().clone_into(&mut event);
+        } else if let Some(data) = line.strip_prefix("data: ") {
+            return (event, data.trim_end().to_owned());
+        }
+    }
+}
+
+fn sequence(data: &str) -> u64 {
+    let report: Report = serde_json::from_str(data).expect("a report");
+    assert_eq!(report.stacks, None);
+    report.sequence
+}
+
+#[test]
+fn the_page_is_served_for_itself_alone() {
+    let dashboard = start(true, 1 << 20);
+    for (path, part) in [("/", "<script"), ("/app.js", "api/reports"), ("/app.css", "prefers-color-scheme")] {
+        let (code, body) = get(&dashboard, path);
+        assert!(code == 200 && body.contains(part), "{path}: {code}");
+        assert!(!body.contains("http://") || path == "/app.js", "{path} needs nothing from elsewhere");
+    }
+    let ask = |host: &str| {
+        let mut stream = TcpStream::connect(dashboard.local_addr).expect("connected");
+        write!(stream, "GET / HTTP/1.0\r\nHost: {host}\r\n\r\n").expect("asked");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        answer
+    };
+    assert!(ask("localhost:1").contains("content-security-policy: default-src 'none';"));
+    assert!(ask("rebound.example").starts_with("HTTP/1.0 403"));
+}
+
+#[test]
+fn viewers_get_reports_as_they_come() {
+    let mut dashboard = start(true, 1 << 20);
+    let mut early = view(&dashboard);
+    for at in 0..3 {
+        dashboard.report(&report(at)).expect("taken");
+        let (event, data) = next(&mut early);
+        assert_eq!((event.as_str(), sequence(&data)), ("report", at));
+    }
+    // One that comes later need not wait for the next.
+    let (event, data) = next(&mut view(&dashboard));
+    assert_eq!((event.as_str(), sequence(&data)), ("report", 2));
+}
+
+/// One viewer never reads. Another gets every report, and the slow one's loss is counted.
+#[test]
+fn a_slow_viewer_holds_up_nobody() {
+    let mut dashboard = start(true, 1 << 20);
+    let slow = view(&dashboard);
+    let mut quick = view(&dashboard);
+    // More than sockets hold, soon.
+    let mut large = (*report(0)).clone();
+    large.host.name = "x".repeat(1 << 20);
+    for at in 0..40 {
+        large.sequence = at;
+        dashboard.report(&Arc::new(large.clone())).expect("taken");
+        let (event, data) = next(&mut quick);
+        assert_eq!((event.as_str(), sequence(&data)), ("report", at));
+    }
+    let dropped = dashboard.shared.state.lock().dropped_frames;
+    assert!((1..40).contains(&dropped), "{dropped}");
+    let (_, metrics) = get(&dashboard, "/metrics");
+    assert!(metrics.contains(&format!("millrace_cost_http_dropped_frames_total {dropped}")), "{metrics}");
+    assert!(metrics.contains("millrace_cost_http_skipped_reports_total 0"), "{metrics}");
+    // When it reads again it is told, after what had been on its way.
+    let mut slow = slow;
+    let mut got = 0;
+    while got < 40 - dropped {
+        assert_eq!(next(&mut slow).0, "report");
+        got += 1;
+    }
+    dashboard.report(&report(40)).expect("taken");
+    assert_eq!(next(&mut slow), ("dropped".to_owned(), dropped.to_string()));
+    assert_eq!(sequence(&next(&mut slow).1), 40);
+}
+
+#[test]
+fn ranges_of_time_are_summed_up() {
+    let dashboard = start(false, 1 << 20);
+    assert_eq!(get(&dashboard, "/api/report").0, 404);
+    for at in 1..=4 {
+        dashboard.load(report(at));
+    }
+    assert_eq!(json(&dashboard, "/api/report")["time_unix_ms"], 4000);
+    let two = json(&dashboard, "/api/report?from=2000&to=3000");
+    assert_eq!(two["period_ns"], 2_000_000_000u64);
+    assert_eq!(two["cpus"][0]["events"][0]["ns"], 500_000_000);
+    assert_eq!(two["stacks"], serde_json::Value::Null);
+    let samples = |path| json(&dashboard, path)["stacks"][0]["samples"].clone();
+    assert_eq!(samples("/api/stacks?from=2000&to=3000"), 14);
+    assert_eq!(samples("/api/stacks?from=2000&to=3000&cpu=0"), 4);
+    assert_eq!(get(&dashboard, "/api/report?from=9000").0, 404);
+    assert_eq!(get(&dashboard, "/api/report?from=x").0, 400);
+}
+
+/// Whole reports go first; what they were in sum stays.
+#[test]
+fn memory_is_bounded() {
+    let dashboard = start(false, 20_000);
+    for at in 0..100 {
+        dashboard.load(report(at));
+    }
+    let history = json(&dashboard, "/api/history");
+    assert_eq!(history["points"].as_array().map(Vec::len), Some(100));
+    assert_eq!(history["points"][0]["events"], serde_json::json!([0.5, null, null, null, null]));
+    assert_eq!(history["points"][0]["cpus"], serde_json::json!([0.25, 0.25]));
+    assert_eq!(history["whole_since_unix_ms"], 1000 * dashboard.forgotten());
+    assert!((50..99).contains(&dashboard.forgotten()), "{}", dashboard.forgotten());
+}
+
+#[test]
+fn a_taken_address_is_an_error() {
+    let first = start(true, 0);
+    let again = Dashboard::start(&Config { addr: first.local_addr, memory_bytes: 0, live: true });
+    assert!(again.is_err_and(|error| error.to_string().contains(&first.local_addr.to_string())));
+}

@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# The dashboard of `millrace cost`. What is built is committed in web/dist, so that cargo needs no node.
+#
+#   scripts/web.sh build    builds web/dist anew
+#   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
+#   scripts/web.sh test     tests it in headless Chromium; screenshots in target/web
+. "$(dirname "$0")/lib.sh"
+
+# Everything that the result depends on, and the result.
+sums() {
+    find web -path web/node_modules -prune -o -path web/test -prune -o -type f ! -name SHA256SUMS -print0 |
+        LC_ALL=C sort -z | xargs -0 sha256sum
+}
+
+install() {
+    have npm || die "no npm: install nodejs >= 20.19 and npm"
+    [ web/node_modules/.package-lock.json -nt web/package-lock.json ] || (cd web && npm ci --no-audit --no-fund)
+}
+
+build() {
+    install
+    (cd web && npm run --silent build)
+    sums >web/dist/SHA256SUMS
+}
+
+check() {
+    diff <(sums) web/dist/SHA256SUMS >/dev/null || die "web/dist is not what web/ gives: make web"
+    [ -d web/node_modules ] && have npx || return 0
+    (cd web && npx --no-install tsc --noEmit && npx --no-install vite build --logLevel error --outDir "$ROOT/target/web/dist" --emptyOutDir)
+    diff -r -x SHA256SUMS web/dist target/web/dist || die "web/dist is not what web/ gives here: make web"
+}
+
+# Reports that the browser is shown: of this machine, now.
+record() {
+    [ "$(id -u)" = 0 ] || die "making reports needs root; or name a file of them: REPORTS=FILE"
+    ping -q -i 0.01 -c 900 127.0.0.1 >/dev/null &
+    target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1"
+    wait
+}
+
+test_in_browser() {
+    export CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
+    if [ -z "$CHROMIUM" ] || ! have node; then
+        say "SKIP: the dashboard's tests need chromium and node"
+        return 0
+    fi
+    install
+    cargo build --locked -p millrace
+    export MILLRACE=$ROOT/target/debug/millrace SHOTS=$ROOT/target/web
+    mkdir -p "$SHOTS"
+    if [ -z "${REPORTS:-}" ]; then
+        REPORTS=$SHOTS/reports.jsonl
+        record "$REPORTS"
+    fi
+    REPORTS=$(realpath "$REPORTS")
+    export REPORTS
+    (cd web && node --test test/)
+    say "screenshots: target/web"
+}
+
+case ${1:-} in
+    build) build ;;
+    check) check ;;
+    test) test_in_browser ;;
+    *) die "scripts/web.sh build|check|test" ;;
+esac

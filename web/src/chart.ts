@@ -1,0 +1,194 @@
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+
+import { byId, clock, cssVariable, duration, h, percent } from "./dom";
+import { EVENTS, type Point, type Range } from "./model";
+import type { Store } from "./store";
+
+const WINDOWS = [
+  ["1 min", 60],
+  ["5 min", 300],
+  ["15 min", 900],
+  ["1 h", 3600],
+] as const;
+const HEIGHT = 190;
+/** Shown at least, however young the history is. */
+const SHORTEST_MS = 60_000;
+/** Periods without a report that are a gap and not a hiccup. */
+const GAP = 3;
+
+/** The history of all CPUs: events stacked, in CPUs; a range of it can be chosen. */
+export class Chart {
+  private plot?: uPlot;
+  private points: Point[] = [];
+  private windowSeconds = 300;
+  private readonly canvas = h("div", {
+    class: "chart",
+    tabindex: 0,
+    role: "group",
+    "aria-label": "Networking's CPU time over time. Arrow keys move the range, with Shift they change its length, Escape shows what comes now.",
+    onkeydown: (event: KeyboardEvent) => this.key(event),
+  });
+  private readonly text = h("span", { class: "range", role: "status" });
+  private readonly pause = h("button", { type: "button", id: "pause", onclick: () => this.store.pause(!this.store.paused) });
+  private readonly now = h("button", { type: "button", id: "live", onclick: () => void this.store.select(null) }, "Live");
+
+  private readonly windows: HTMLSelectElement;
+
+  constructor(private readonly store: Store) {
+    this.windows = h("select", {
+      "aria-label": "Time shown",
+      onchange: (event: Event) => {
+        this.windowSeconds = Number((event.target as HTMLSelectElement).value);
+        this.draw(true);
+      },
+    });
+    for (const [name, seconds] of WINDOWS) this.windows.append(h("option", { value: seconds, selected: seconds === 300 }, name));
+    const move = (by: number, name: string, sign: string) =>
+      h("button", { type: "button", title: name, "aria-label": name, onclick: () => this.move(by) }, sign);
+    byId("history").append(
+      h("div", { class: "bar" }, this.pause, this.now, this.windows, move(-1, "Earlier", "‹"), move(1, "Later", "›"), this.text),
+      this.canvas,
+    );
+    store.addEventListener("change", () => this.draw(false));
+    new ResizeObserver(() => this.plot?.setSize({ width: this.canvas.clientWidth, height: HEIGHT })).observe(this.canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
+  }
+
+  /** Colours are read from the style sheet once. */
+  restyle(): void {
+    this.plot?.destroy();
+    this.plot = undefined;
+    this.draw(true);
+  }
+
+  private draw(always: boolean): void {
+    const { store } = this;
+    this.pause.textContent = store.paused ? "Go on" : "Pause";
+    this.pause.setAttribute("aria-pressed", String(store.paused));
+    // A log is shown as a whole.
+    this.pause.hidden = this.windows.hidden = !store.live;
+    this.now.hidden = !store.live || !store.range;
+    this.text.textContent = this.describe();
+    if (store.paused && this.plot && !always) return this.mark();
+    const last = store.points.at(-1)?.time_unix_ms ?? 0;
+    const oldest = Math.min(store.points[0]?.time_unix_ms ?? last, last - SHORTEST_MS);
+    const from = store.live ? Math.max(oldest, last - this.windowSeconds * 1000) : oldest;
+    this.points = store.points.filter((point) => point.time_unix_ms >= from);
+    const data = stacked(this.points);
+    if (!this.plot) this.plot = new uPlot(this.options(), data, this.canvas);
+    this.plot.batch(() => {
+      this.plot?.setData(data, false);
+      const first = store.live ? from : (this.points[0]?.time_unix_ms ?? from);
+      this.plot?.setScale("x", { min: first / 1000, max: Math.max(last, first + 1000) / 1000 });
+      this.plot?.setScale("y", { min: 0, max: Math.max(0.02, ...this.points.map(total)) * 1.1 });
+    });
+    this.mark();
+  }
+
+  private describe(): string {
+    const { range, report, problem } = this.store;
+    if (problem) return problem;
+    if (!range) return this.store.paused ? "paused" : "";
+    const seen = report ? `${duration(report.period_ns)} observed` : "";
+    return `${clock(range.from)} to ${clock(range.to)}, ${seen}`;
+  }
+
+  private options(): uPlot.Options {
+    const [text, grid] = [cssVariable("--text-2"), cssVariable("--line")];
+    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+    // What is on top is drawn first, and the others over it.
+    const series: uPlot.Series[] = EVENTS.map((event, at) => ({
+      label: event,
+      stroke: cssVariable(`--${event}`),
+      fill: cssVariable(`--${event}`),
+      width: 1,
+      points: { show: false },
+      value: (_: uPlot, __: number, ___: number, index: number | null) => {
+        const share = index === null ? undefined : this.points[index]?.events[at];
+        return share === undefined ? "" : share === null ? "?" : percent(share);
+      },
+    })).reverse();
+    return {
+      width: this.canvas.clientWidth,
+      height: HEIGHT,
+      series: [{ label: "time", value: (_, time) => (time ? clock(time * 1000) : "") }, ...series],
+      scales: { x: { time: true, auto: false }, y: { auto: false } },
+      axes: [{ ...axis, space: 90, values: (_, times) => times.map((time) => clock(time * 1000)) }, { ...axis, size: 60, values: (_, values) => values.map((value) => `${+value.toFixed(3)}`), label: "CPUs", labelSize: 16, stroke: text }],
+      cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
+      legend: { live: true },
+      hooks: { setSelect: [(plot) => this.selected(plot)] },
+    };
+  }
+
+  private selected(plot: uPlot): void {
+    const { left, width } = plot.select;
+    // Not by hand: that is `mark`.
+    if (width < 3 || this.marking) return;
+    const from = plot.posToVal(left, "x") * 1000;
+    const to = plot.posToVal(left + width, "x") * 1000;
+    void this.store.select({ from: Math.round(from), to: Math.round(to) });
+  }
+
+  private marking = false;
+
+  /** Shows the range, wherever it has moved to. */
+  private mark(): void {
+    const { plot } = this;
+    if (!plot) return;
+    const { range } = this.store;
+    this.marking = true;
+    const clamp = (time: number) => Math.max(0, Math.min(plot.over.clientWidth, plot.valToPos(time / 1000, "x")));
+    const [left, right] = range ? [clamp(range.from), clamp(range.to)] : [0, 0];
+    plot.setSelect({ left, width: right - left, top: 0, height: range ? plot.over.clientHeight : 0 }, false);
+    this.marking = false;
+  }
+
+  private key(event: KeyboardEvent): void {
+    const by = event.key === "ArrowLeft" ? -1 : event.key === "ArrowRight" ? 1 : 0;
+    if (event.key === "Escape" && this.store.live) void this.store.select(null);
+    else if (by !== 0 && event.shiftKey) this.stretch(by);
+    else if (by !== 0) this.move(by);
+    else return;
+    event.preventDefault();
+  }
+
+  private current(): Range {
+    const to = this.store.points.at(-1)?.time_unix_ms ?? Date.now();
+    return this.store.range ?? { from: to - 10_000, to };
+  }
+
+  /** By its own length. */
+  private move(by: number): void {
+    const { from, to } = this.current();
+    const shift = this.store.range ? by * Math.max(to - from, 1000) : 0;
+    void this.store.select({ from: from + shift, to: to + shift });
+  }
+
+  private stretch(by: number): void {
+    const { from, to } = this.current();
+    void this.store.select({ from, to: Math.max(from + 1000, to + by * 1000) });
+  }
+}
+
+function total(point: Point): number {
+  return point.events.reduce<number>((sum, share) => sum + (share ?? 0), 0);
+}
+
+/** Times in seconds, then the sums up to each event, the highest first; nothing where reports are missing. */
+function stacked(points: Point[]): uPlot.AlignedData {
+  const columns: (number | null)[][] = EVENTS.map(() => []);
+  const times: number[] = [];
+  let before: Point | undefined;
+  for (const point of points) {
+    const gap = before && point.time_unix_ms - before.time_unix_ms > (GAP * point.period_ns) / 1e6;
+    let sum = 0;
+    point.events.forEach((share, at) => {
+      sum += share ?? 0;
+      columns[at]?.push(gap ? null : sum);
+    });
+    times.push(point.time_unix_ms / 1000);
+    before = point;
+  }
+  return [times, ...columns.reverse()];
+}

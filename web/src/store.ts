@@ -1,0 +1,133 @@
+import { type History, type Point, type Range, type Report, type Stacks, point } from "./model";
+
+/** As many points as the server keeps. */
+const POINTS = 3600;
+/** What the flame graph shows of a live view. */
+const LIVE_STACKS_MS = 30_000;
+const RETRY_MS = 1000;
+
+export type Connection = "connecting" | "live" | "lost" | "log";
+
+/** Everything that is shown, and where it comes from. Views listen for `change`. */
+export class Store extends EventTarget {
+  connection: Connection = "connecting";
+  points: Point[] = [];
+  cpus: number[] = [];
+  /** What the tables show: the latest report, or the sum of `range`. */
+  report?: Report;
+  range: Range | null = null;
+  paused = false;
+  /** Reports that the server dropped because this page was too slow. */
+  dropped = 0;
+  wholeSince: number | null = null;
+  problem = "";
+  private latest?: Report;
+  private source?: EventSource;
+  private isLive = true;
+
+  connect(): void {
+    this.source?.close();
+    const source = new EventSource("./api/reports");
+    this.source = source;
+    source.addEventListener("hello", (event) => {
+      this.isLive = JSON.parse(event.data).live;
+      this.setConnection(this.isLive ? "live" : "log");
+      // Also after a restart: what this page missed, and what it already has, are told apart by time.
+      void this.loadHistory();
+    });
+    source.addEventListener("report", (event) => this.take(JSON.parse(event.data)));
+    source.addEventListener("dropped", (event) => {
+      this.dropped += JSON.parse(event.data);
+    });
+    source.addEventListener("error", () => {
+      this.setConnection("lost");
+      // Refused for good by the browser's own rules, as after an error status: try again all the same.
+      if (source.readyState === EventSource.CLOSED) setTimeout(() => this.connect(), RETRY_MS);
+    });
+  }
+
+  get live(): boolean {
+    return this.isLive;
+  }
+
+  /** Where the stacks on view come from. */
+  stacksRange(): Range | null {
+    if (this.range) return this.range;
+    const to = this.report?.time_unix_ms;
+    if (to === undefined) return null;
+    return this.isLive ? { from: to - LIVE_STACKS_MS + 1, to } : { from: 0, to };
+  }
+
+  pause(paused: boolean): void {
+    this.paused = paused;
+    if (!paused && !this.range) this.report = this.latest;
+    this.changed();
+  }
+
+  /** `null`: what comes now. */
+  async select(range: Range | null): Promise<void> {
+    this.range = range;
+    this.problem = "";
+    if (range) await this.loadRange(range);
+    else this.report = this.latest;
+    this.changed();
+  }
+
+  async stacks(range: Range, cpu: number | null): Promise<Stacks | null> {
+    const query = `from=${Math.floor(range.from)}&to=${Math.ceil(range.to)}${cpu === null ? "" : `&cpu=${cpu}`}`;
+    const answer = await fetch(`./api/stacks?${query}`);
+    return answer.ok ? answer.json() : null;
+  }
+
+  private take(report: Report): void {
+    this.latest = report;
+    this.add([point(report)]);
+    this.cpus = report.cpus.map((cpu) => cpu.cpu);
+    if (this.paused) return;
+    if (!this.range) this.report = report;
+    this.changed();
+  }
+
+  private async loadRange(range: Range): Promise<void> {
+    const answer = await fetch(`./api/report?from=${Math.floor(range.from)}&to=${Math.ceil(range.to)}`).catch(() => null);
+    // Meanwhile something else may have been selected.
+    if (this.range !== range) return;
+    if (answer?.ok) this.report = await answer.json();
+    else this.problem = "The server has no reports of that time any more.";
+  }
+
+  private async loadHistory(): Promise<void> {
+    const answer = await fetch("./api/history").catch(() => null);
+    if (!answer?.ok) return;
+    const history: History = await answer.json();
+    this.cpus = history.cpus;
+    this.wholeSince = history.whole_since_unix_ms;
+    this.add(history.points);
+    const [first, last] = [this.points[0], this.points.at(-1)];
+    // A log is looked at as a whole first.
+    if (!this.isLive && !this.range && first && last) {
+      await this.select({ from: first.time_unix_ms, to: last.time_unix_ms });
+    }
+    this.changed();
+  }
+
+  private add(points: Point[]): void {
+    const last = this.points.at(-1)?.time_unix_ms ?? 0;
+    if (points.every((point) => point.time_unix_ms > last)) {
+      this.points.push(...points);
+    } else {
+      const byTime = new Map([...this.points, ...points].map((point) => [point.time_unix_ms, point]));
+      this.points = [...byTime.values()].sort((a, b) => a.time_unix_ms - b.time_unix_ms);
+    }
+    this.points.splice(0, this.points.length - POINTS);
+  }
+
+  private setConnection(connection: Connection): void {
+    this.connection = connection;
+    this.changed();
+  }
+
+  private changed(): void {
+    this.dispatchEvent(new Event("change"));
+  }
+}

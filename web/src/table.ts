@@ -1,0 +1,109 @@
+import { h } from "./dom";
+
+export interface Column<Row> {
+  title: string;
+  /** What it is sorted by; numbers go down, text goes up. */
+  value: (row: Row) => number | string;
+  text?: (row: Row) => string;
+  /** Draws a bar behind the figure. */
+  share?: boolean;
+  hint?: string;
+}
+
+/** More rows than anyone reads; the rest is counted, and can be searched. */
+const ROWS = 200;
+
+/** A table that can be sorted and searched; its head stays while rows come and go. */
+export class Table<Row> {
+  readonly element: HTMLElement;
+  private readonly body = h("tbody");
+  private readonly heads: HTMLTableCellElement[] = [];
+  private readonly rest = h("p", { class: "note" });
+  private rows: Row[] = [];
+  private sorted = -1;
+  private reverse = false;
+  private pattern = "";
+
+  constructor(
+    caption: string,
+    private readonly columns: Column<Row>[],
+    private readonly empty: string,
+    search = false,
+    private readonly most = ROWS,
+  ) {
+    const head = h("tr");
+    columns.forEach((column, at) => {
+      const button = h("button", { type: "button", title: column.hint ?? "", onclick: () => this.sort(at) }, column.title);
+      const cell = h("th", { scope: "col" }, button);
+      this.heads.push(cell);
+      head.append(cell);
+    });
+    const input = h("input", {
+      type: "search",
+      placeholder: "Search",
+      "aria-label": `Search ${caption}`,
+      oninput: (event: Event) => {
+        this.pattern = (event.target as HTMLInputElement).value.toLowerCase();
+        this.draw();
+      },
+    });
+    this.element = h(
+      "div",
+      { class: "table" },
+      h("div", { class: "bar" }, h("h2", {}, caption), search ? input : null),
+      h("table", { "aria-label": caption }, h("thead", {}, head), this.body),
+      this.rest,
+    );
+  }
+
+  show(rows: Row[]): void {
+    this.rows = rows;
+    this.draw();
+  }
+
+  private sort(at: number): void {
+    this.reverse = this.sorted === at && !this.reverse;
+    this.sorted = at;
+    this.draw();
+  }
+
+  private draw(): void {
+    let rows = this.rows;
+    if (this.pattern) rows = rows.filter((row) => this.columns.some((column) => this.text(column, row).toLowerCase().includes(this.pattern)));
+    const column = this.columns[this.sorted];
+    if (column) {
+      const order = (a: Row, b: Row) => compare(column.value(a), column.value(b)) * (this.reverse ? -1 : 1);
+      rows = [...rows].sort(order);
+    }
+    const [first] = rows;
+    this.heads.forEach((head, at) => {
+      const down = first !== undefined && (typeof this.columns[at]?.value(first) === "number") !== this.reverse;
+      if (at === this.sorted) head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
+    this.body.replaceChildren(...rows.slice(0, this.most).map((row) => this.row(row)));
+    this.rest.textContent = rows.length === 0 ? this.empty : rows.length > this.most ? `and ${rows.length - this.most} more` : "";
+  }
+
+  private row(row: Row): HTMLTableRowElement {
+    const cells = this.columns.map((column) => {
+      const value = column.value(row);
+      const cell = h("td", { class: typeof value === "number" ? "number" : "" }, this.text(column, row));
+      if (column.share && typeof value === "number" && value > 0) {
+        cell.classList.add("share");
+        cell.style.setProperty("--share", `${Math.min(100, value * 100)}%`);
+      }
+      return cell;
+    });
+    return h("tr", {}, ...cells);
+  }
+
+  private text(column: Column<Row>, row: Row): string {
+    return column.text ? column.text(row) : String(column.value(row));
+  }
+}
+
+function compare(a: number | string, b: number | string): number {
+  if (typeof a === "number" && typeof b === "number") return b - a;
+  return String(a).localeCompare(String(b));
+}

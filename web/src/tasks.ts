@@ -1,0 +1,161 @@
+import { type Column, Table } from "./table";
+import { count, duration, h, percent } from "./dom";
+import type { Cgroup, Process, Program, Report, TaskCost } from "./model";
+
+function costs<Row extends TaskCost>(period: () => number): Column<Row>[] {
+  const share = (title: string, of: "send_ns" | "receive_ns" | "io_uring_ns"): Column<Row> => ({
+    title,
+    value: (row) => row[of] / period(),
+    text: (row) => percent(row[of] / period()),
+  });
+  const rate = (title: string, of: "send_calls" | "receive_calls"): Column<Row> => ({
+    title,
+    value: (row) => (row[of] * 1e9) / period(),
+    text: (row) => count((row[of] * 1e9) / period()),
+    hint: "Calls a second",
+  });
+  return [
+    { title: "share of one CPU", value: (row) => row.share, text: (row) => percent(row.share), share: true },
+    share("send", "send_ns"),
+    share("receive", "receive_ns"),
+    share("io_uring", "io_uring_ns"),
+    rate("sends/s", "send_calls"),
+    rate("receives/s", "receive_calls"),
+  ];
+}
+
+/** Processes, and where the CPU time of chosen ones goes. */
+export class Processes {
+  readonly element: HTMLElement;
+  private period = 1;
+  private readonly profiles = h("div", {});
+  private readonly table = new Table<Process>(
+    "Processes, in their own socket calls",
+    [
+      { title: "process", value: (row) => row.name },
+      { title: "PID", value: (row) => row.pid },
+      ...costs<Process>(() => this.period),
+      { title: "cgroup", value: (row) => row.cgroup ?? "" },
+    ],
+    "No process was in a socket call in this time.",
+    true,
+  );
+
+  constructor() {
+    this.element = h("div", {}, this.profiles, this.table.element);
+  }
+
+  show(report: Report): void {
+    this.period = report.period_ns;
+    this.table.show(report.processes);
+    const chosen = report.processes.filter((process) => process.profile);
+    this.profiles.replaceChildren(...chosen.map((process) => profile(process, report)));
+  }
+}
+
+function profile(process: Process, report: Report): HTMLElement {
+  const parts = process.profile?.parts ?? [];
+  const all = parts.reduce((sum, part) => sum + part.ns, 0);
+  const bar = h("span", { class: "stack" });
+  parts.forEach((part, at) => {
+    const segment = h("span", { class: `part-${at % 6}`, title: `${part.name} ${percent(part.ns / report.period_ns)}` });
+    segment.style.width = `${(part.ns / Math.max(1, all)) * 100}%`;
+    bar.append(segment);
+  });
+  const names = parts.map((part, at) =>
+    h("span", {}, h("i", { class: `part-${at % 6}` }), `${part.name} ${percent(part.ns / report.period_ns)}`),
+  );
+  const functions = (process.profile?.functions ?? []).slice(0, 8).map((of) => `${of.name} ${of.samples}`);
+  return h(
+    "div",
+    { class: "profile" },
+    h("h2", {}, `All CPU time of ${process.name} (${process.pid}): ${percent(all / report.period_ns)} of one CPU`),
+    bar,
+    h("div", { class: "legend" }, ...names),
+    functions.length > 0 ? h("p", { class: "note" }, `Samples by innermost function: ${functions.join(", ")}`) : null,
+  );
+}
+
+export class Cgroups {
+  private period = 1;
+  private readonly table = new Table<Cgroup>(
+    "Cgroups (v2)",
+    [
+      { title: "cgroup", value: (row) => row.path ?? `(${row.id}, gone)` },
+      { title: "processes", value: (row) => row.processes },
+      ...costs<Cgroup>(() => this.period),
+    ],
+    "No process was in a socket call in this time.",
+    true,
+  );
+  readonly element = this.table.element;
+
+  show(report: Report): void {
+    this.period = report.period_ns;
+    this.table.show(report.cgroups);
+  }
+}
+
+export class Programs {
+  private readonly table = new Table<Program>(
+    "BPF programs that ran",
+    [
+      { title: "program", value: (row) => row.name },
+      { title: "ID", value: (row) => row.id },
+      { title: "type", value: (row) => row.kind },
+      { title: "share of one CPU", value: (row) => row.share, text: (row) => percent(row.share), share: true },
+      { title: "runs", value: (row) => row.runs, text: (row) => count(row.runs) },
+      { title: "each", value: (row) => row.run_ns / Math.max(1, row.runs), text: (row) => `${(row.run_ns / Math.max(1, row.runs)).toFixed(0)} ns` },
+      { title: "time", value: (row) => row.run_ns, text: (row) => duration(row.run_ns) },
+      { title: "of", value: (row) => (row.own ? "observer" : "") },
+    ],
+    "none",
+    true,
+  );
+  private readonly absent = h("p", { class: "note" }, "Run times of BPF programs were not asked for: millrace cost --programs");
+  readonly element = h("div", {}, this.absent, this.table.element);
+
+  show(report: Report): void {
+    this.absent.hidden = report.programs !== undefined;
+    this.table.element.hidden = report.programs === undefined;
+    this.table.show(report.programs ?? []);
+  }
+}
+
+/** Energy, and what the figures do not contain. */
+export class About {
+  readonly element = h("div", { class: "about" });
+
+  /** How many things an operator should know of. */
+  static notes(report: Report, dropped: number): number {
+    return report.missing.length + Object.values(report.lost).filter((lost) => lost > 0).length + (dropped > 0 ? 1 : 0);
+  }
+
+  show(report: Report, dropped: number): void {
+    const { energy, observer, lost } = report;
+    const list = (...items: string[]) => h("ul", {}, ...items.map((item) => h("li", {}, item)));
+    const missing = report.missing.map(({ event, what, reason }) => `${event ? `${event}: ` : ""}${what} (${reason})`);
+    const losses = Object.entries(lost).filter(([, count]) => count > 0).map(([what, count]) => `${what.replace("_", " ")}: ${count}`);
+    if (dropped > 0) losses.push(`reports that this page was too slow for: ${dropped}`);
+    this.element.replaceChildren(
+      h("h2", {}, "Not in the figures: cannot be measured here"),
+      missing.length > 0 ? list(...missing) : h("p", { class: "note" }, "nothing"),
+      h("h2", {}, "Not in the figures: lost"),
+      losses.length > 0 ? list(...losses) : h("p", { class: "note" }, "nothing"),
+      h("h2", {}, "Energy"),
+      energy.status === "absent"
+        ? h("p", { class: "note" }, energy.reason)
+        : list(
+            `networking: ${energy.networking_watts.toFixed(2)} W, ${energy.networking_joules.toFixed(2)} of ${energy.active_joules.toFixed(2)} J`,
+            ...energy.domains.map(({ name, watts }) => `${name}: ${watts.toFixed(2)} W (${energy.source})`),
+          ),
+      h("h2", {}, "How it was measured"),
+      list(
+        report.mode === "sampling" ? "stacks only, no event is timed" : `events timed at ${report.method === "system_calls" ? "system calls" : "functions"}`,
+        report.frequency_hz > 0 ? `${report.frequency_hz} stacks a second and CPU` : "no stacks: events have no parts",
+        `the observer took ${duration(observer.user_ns)} in user mode, ${duration(observer.system_ns)} in the kernel` +
+          (observer.program_ns === undefined ? "" : `, ${duration(observer.program_ns)} in its BPF programs`),
+      ),
+    );
+  }
+}
