@@ -37,15 +37,15 @@ struct object_datagram {
 /* Bytes of a vi64 by its first. */
 static __always_inline __u32 vi64_width(__u8 first)
 {
-	return first < 0x80 ? 1 :
-	       first < 0xc0 ? 2 :
-	       first < 0xe0 ? 3 :
-	       first < 0xf0 ? 4 :
-	       first < 0xf8 ? 5 :
-	       first < 0xfc ? 6 :
-	       first < 0xfe ? 7 :
-	       first < 0xff ? 8 :
-			      9;
+	return first < 0x80   ? 1
+	       : first < 0xc0 ? 2
+	       : first < 0xe0 ? 3
+	       : first < 0xf0 ? 4
+	       : first < 0xf8 ? 5
+	       : first < 0xfc ? 6
+	       : first < 0xfe ? 7
+	       : first < 0xff ? 8
+			      : 9;
 }
 
 /* Not 0: it ends behind the datagram. */
@@ -63,15 +63,15 @@ static __always_inline int vi64_take(struct frame_walk *walk, const __u8 *text, 
 
 static __always_inline __u32 vi64_len(__u64 value)
 {
-	return value < 1ULL << 7  ? 1 :
-	       value < 1ULL << 14 ? 2 :
-	       value < 1ULL << 21 ? 3 :
-	       value < 1ULL << 28 ? 4 :
-	       value < 1ULL << 35 ? 5 :
-	       value < 1ULL << 42 ? 6 :
-	       value < 1ULL << 49 ? 7 :
-	       value < 1ULL << 56 ? 8 :
-				    9;
+	return value < 1ULL << 7    ? 1
+	       : value < 1ULL << 14 ? 2
+	       : value < 1ULL << 21 ? 3
+	       : value < 1ULL << 28 ? 4
+	       : value < 1ULL << 35 ? 5
+	       : value < 1ULL << 42 ? 6
+	       : value < 1ULL << 49 ? 7
+	       : value < 1ULL << 56 ? 8
+				    : 9;
 }
 
 /* Writes a vi64 that ends before `end` and returns its length; at least the 8 bytes before `end` are overwritten. */
@@ -120,7 +120,8 @@ static __always_inline int object_datagram(const __u8 *text, __u32 at, __u32 len
 	out->rest_at = walk.at;
 	out->object = 0;
 	out->priority = -1;
-	if (vi64_take(&walk, text, &out->group) || (!(type & OBJECT_ZERO_ID) && vi64_take(&walk, text, &out->object)))
+	if (vi64_take(&walk, text, &out->group) ||
+	    (!(type & OBJECT_ZERO_ID) && vi64_take(&walk, text, &out->object)))
 		return -1;
 	if (!(type & OBJECT_DEFAULT_PRIORITY)) {
 		out->priority = text[walk.at & FRAMES_MASK];

@@ -12,12 +12,12 @@
 /* "Next program" for TCX (TCX_NEXT), "next filter" for clsact (TC_ACT_UNSPEC). */
 #define PASS_ON -1
 
-#define LOOPBACK     1	  /* interface index, in every network namespace */
-#define QUIC_SHORT   0x40 /* fixed bit, and not a long header; of what is sent */
-#define AF_INET	     2
-#define AF_INET6     10
-#define GOLDEN_RATIO 0x9e3779b9U /* of 2^32: its multiples are spread evenly */
-#define QUIET_IN_A_ROW 31 /* packets that do not wake userspace; one less than a power of two */
+#define LOOPBACK       1    /* interface index, in every network namespace */
+#define QUIC_SHORT     0x40 /* fixed bit, and not a long header; of what is sent */
+#define AF_INET	       2
+#define AF_INET6       10
+#define GOLDEN_RATIO   0x9e3779b9U /* of 2^32: its multiples are spread evenly */
+#define QUIET_IN_A_ROW 31	   /* packets that do not wake userspace; one less than a power of two */
 
 /* The one field that is needed; libbpf finds its place in the running kernel. */
 struct sk_buff {
@@ -174,9 +174,10 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const
  * for that is there before the number is drawn. Little happens in between: until then, registrations of other
  * CPUs wait.
  */
-static __always_inline enum relay_leg_outcome
-draw_number(struct relay_downstream *downstream, const struct relay_leg *leg, const struct chunk *chunk,
-	    struct leg_packet *packet)
+static __always_inline enum relay_leg_outcome draw_number(struct relay_downstream *downstream,
+							  const struct relay_leg *leg,
+							  const struct chunk *chunk,
+							  struct leg_packet *packet)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct relay_forwarded *entry;
@@ -197,7 +198,7 @@ draw_number(struct relay_downstream *downstream, const struct relay_leg *leg, co
 }
 
 static __always_inline void put_stream_header(__u8 *end, const struct relay_leg *leg,
-					       const struct leg_packet *packet)
+					      const struct leg_packet *packet)
 {
 	__u32 type = FRAME_STREAM | FRAME_STREAM_LEN | (packet->fin ? FRAME_STREAM_FIN : 0) |
 		     (packet->offset ? FRAME_STREAM_OFF : 0);
@@ -211,7 +212,7 @@ static __always_inline void put_stream_header(__u8 *end, const struct relay_leg 
 
 /* The object's own header begins with its type and the alias. */
 static __always_inline void put_datagram_header(__u8 *end, const struct relay_leg *leg,
-						 const struct leg_packet *packet, __u32 type)
+						const struct leg_packet *packet, __u32 type)
 {
 	__u32 bytes = vi64_put_before(end, leg->id);
 
@@ -389,9 +390,8 @@ static __always_inline int is_inside(const struct relay_leg *leg, const struct c
 	return (at > leg->from || (at == leg->from && chunk->object >= leg->shift)) && at <= leg->max_offset;
 }
 
-static __always_inline enum relay_leg_outcome forward(struct __sk_buff *skb, struct work *work,
-						      struct relay_leg *leg,
-						      struct relay_downstream *downstream)
+static __always_inline enum relay_leg_outcome
+forward(struct __sk_buff *skb, struct work *work, struct relay_leg *leg, struct relay_downstream *downstream)
 {
 	const struct chunk *chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
 	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
@@ -489,7 +489,8 @@ static __always_inline void take_cursor(struct __sk_buff *skb, struct work *work
 /* Not 0: the packet is where it was. */
 static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
 {
-	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW), key = id & (CURSORS - 1);
+	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW),
+	      key = id & (CURSORS - 1);
 	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
 	__u32 mark = skb->mark, runs = work->cursor.runs + 1;
 
@@ -608,9 +609,9 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 
 static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
 {
-	return outcome == RELAY_FORWARDED ? RELAY_RUN_LAST :
-	       outcome == RELAY_CONTINUED ? RELAY_RUN_CONTINUED :
-					    RELAY_RUN_LEFT;
+	return outcome == RELAY_FORWARDED   ? RELAY_RUN_LAST
+	       : outcome == RELAY_CONTINUED ? RELAY_RUN_CONTINUED
+					    : RELAY_RUN_LEFT;
 }
 
 SEC("tcx/ingress")

@@ -19,9 +19,9 @@
 
 /* Load-time configuration. */
 struct relay_config {
-	__u32 max_legs_per_run; /* packets that one received packet may become in one run of the program */
-	__u32 max_runs;		/* that one received packet may take */
-	__u32 id_bytes;		/* length of the connection IDs that this relay hands out */
+	__u32 max_legs_per_run;	   /* packets that one received packet may become in one run of the program */
+	__u32 max_runs;		   /* that one received packet may take */
+	__u32 id_bytes;		   /* length of the connection IDs that this relay hands out */
 	__be16 ports[RELAY_PORTS]; /* UDP ports that it listens on; 0: unused */
 };
 
@@ -61,9 +61,9 @@ struct relay_upstream {
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
-	__u32 session; /* its name in events */
+	__u32 session;	    /* its name in events */
 	__u32 quiet_socket; /* one more than its index in `quiet_sockets`; 0: none */
-	__u32 quiet; /* packets that went there, or nearly did */
+	__u32 quiet;	    /* packets that went there, or nearly did */
 	__u32 pad;
 };
 
@@ -82,9 +82,9 @@ struct relay_slot {
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_leg {
 	__u64 upstream_id; /* ID of the slot: a slot's value may be another slot's by the time it is used */
-	__u64 id;	  /* downstream: of the stream, or the track's alias */
-	__u64 shift;	  /* downstream offset minus upstream offset, modulo 2^64. Datagrams: first object of `from` */
-	__u64 from;	  /* upstream offset; what begins before it is left to userspace. Datagrams: first group */
+	__u64 id;	   /* downstream: of the stream, or the track's alias */
+	__u64 shift; /* downstream offset minus upstream offset, modulo 2^64. Datagrams: first object of `from` */
+	__u64 from; /* upstream offset; what begins before it is left to userspace. Datagrams: first group */
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
 	__u64 tag;	  /* userspace's, for registrations */
 	__u64 group;	  /* userspace's, for events */
@@ -92,9 +92,9 @@ struct relay_leg {
 	__u32 downstream;
 	__u32 upstream; /* of the slot */
 	__u32 epoch;	/* that the downstream must have */
-	__u32 level;	/* of urgency, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 */
-	__u32 track;	/* its name in events */
-	__u32 kind;	/* of the slot */
+	__u32 level; /* of urgency, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 */
+	__u32 track; /* its name in events */
+	__u32 kind;  /* of the slot */
 	__u32 alone; /* nobody but the slot's legs waits for the stream: userspace may hear of it later */
 };
 
@@ -115,8 +115,8 @@ struct relay_path {
 /* What became of a leg. */
 enum relay_leg_outcome {
 	RELAY_LEG_SENT = 0,
-	RELAY_LEG_GONE,		 /* the slot or the downstream is another one by now */
-	RELAY_LEG_BEFORE,	 /* starts in front of what the kernel may send; datagrams: outside of the leg's groups */
+	RELAY_LEG_GONE, /* the slot or the downstream is another one by now */
+	RELAY_LEG_BEFORE, /* starts in front of what the kernel may send; datagrams: outside of the leg's groups */
 	RELAY_LEG_TOO_LARGE,	 /* for the path, or for the route's MTU */
 	RELAY_LEG_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
 	RELAY_LEG_DATA_CREDIT,	 /* beyond the kernel's share of the peer's MAX_DATA */

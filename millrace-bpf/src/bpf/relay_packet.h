@@ -14,7 +14,7 @@
 #include "relay_trace.h"
 #include "relay_wire.h"
 
-#define SHORTEST     14	  /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define SHORTEST     14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
 #define QUIC_LONG    0x80
 #define NUMBER_MASK  ((1ULL << RELAY_NUMBER_BITS) - 1)
 #define SEEN_BLOCK   5 /* log2 of the numbers in a word of the replay window */

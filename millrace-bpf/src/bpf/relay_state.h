@@ -10,9 +10,9 @@
 #include "object.h"
 #include "relay_intf.h"
 
-#define FRAME_BYTES 2048
+#define FRAME_BYTES   2048
 #define QUIET_SOCKETS 16
-#define CHUNKS	    8 /* frames of one packet that are forwarded; a power of two */
+#define CHUNKS	      8 /* frames of one packet that are forwarded; a power of two */
 
 /* A frame that has a slot. */
 struct chunk {
@@ -51,7 +51,7 @@ struct leg_packet {
 	__u32 len;	  /* stream bytes, or of the datagram */
 	__u32 credit;	  /* of the connection that it takes, bytes */
 	__u32 level;
-	__u32 size;	  /* UDP payload */
+	__u32 size; /* UDP payload */
 	__u32 frame_bytes;
 	__u32 header_bytes;
 	__u32 fin;
@@ -63,25 +63,25 @@ struct fan {
 	__u32 chunk;
 	__u32 leg;
 	__u32 left_over; /* chunks for which there was no room */
-	__u32 loud; /* there is something in the packet that userspace should not wait for */
+	__u32 loud;	 /* there is something in the packet that userspace should not wait for */
 	__u32 pad;
 };
 
 /* Where the fan-out of a packet goes on that was put back into the queue of its interface. */
 struct cursor_entry {
-	__u64 number; /* of the QUIC packet */
+	__u64 number;	 /* of the QUIC packet */
 	__u64 traced_ns; /* as in struct arrival */
-	__u32 id;     /* the packet's mark while it waits; 0: nobody's */
-	__u32 mark;   /* that it had, and gets back */
+	__u32 id;	 /* the packet's mark while it waits; 0: nobody's */
+	__u32 mark;	 /* that it had, and gets back */
 	__u32 leg;
 	__u32 chunk;
 	__u32 runs; /* that it has taken */
 	__u32 pad;
 };
 
-#define CURSORS	    4096	/* packets that wait at a time; what is more loses its place to newer ones */
-#define CURSOR_ID   0x4d520000U /* in the high half of an entry's ID */
-#define CURSOR_LOW  0xffffU
+#define CURSORS	   4096	       /* packets that wait at a time; what is more loses its place to newer ones */
+#define CURSOR_ID  0x4d520000U /* in the high half of an entry's ID */
+#define CURSOR_LOW 0xffffU
 
 /* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
 struct work {
