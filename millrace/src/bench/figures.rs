@@ -126,7 +126,7 @@ const FIGURES: [&str; 7] = [
 ];
 
 /// Applies `reduce` to each number over trees of one shape, leaving out what is `null`.
-fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
+pub fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
     let trees: Vec<&Value> = trees.iter().filter(|tree| !tree.is_null()).collect();
     match trees.first() {
         None => Value::Null,
@@ -144,14 +144,14 @@ fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {
     }
 }
 
-fn middle(numbers: &[f64], whole: bool) -> Value {
+pub fn middle(numbers: &[f64], whole: bool) -> Value {
     match median(numbers) {
         Some(middle) if whole => json!(middle.round() as u64),
         middle => json!(middle),
     }
 }
 
-fn extremes(numbers: &[f64], _whole: bool) -> Value {
+pub fn extremes(numbers: &[f64], _whole: bool) -> Value {
     let low = numbers.iter().copied().min_by(f64::total_cmp);
     let high = numbers.iter().copied().max_by(f64::total_cmp);
     json!([low, high])

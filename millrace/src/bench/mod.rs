@@ -3,6 +3,7 @@
 mod contender;
 mod engine;
 mod figures;
+mod gate;
 mod max_rate;
 mod plot;
 mod process;
@@ -25,6 +26,14 @@ pub struct Args {
 enum Command {
     /// Compare relays: latency, CPU, system calls, memory
     Relay(relay::Args),
+    /// Compare defences of a QUIC server: requests under attack, cost of what is refused
+    Gate(gate::Args),
+    /// The server that is attacked
+    #[command(name = "http3-server", hide = true)]
+    Http3Server(gate::http3::Serve),
+    /// The flood
+    #[command(hide = true)]
+    Flood(gate::flood::Send),
     /// The parts of the plain UDP reference
     #[command(subcommand, hide = true)]
     Udp(udp::Args),
@@ -33,6 +42,9 @@ enum Command {
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.command {
         Command::Relay(args) => relay::run(args),
+        Command::Gate(args) => gate::run(args),
+        Command::Http3Server(args) => gate::http3::serve(args),
+        Command::Flood(args) => gate::flood::send(args),
         Command::Udp(args) => udp::run(args),
     }
 }

@@ -1,6 +1,6 @@
 //! `millrace bench relay`: relays side by side, in one lab, under one load.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
@@ -83,7 +83,7 @@ fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
 }
 
 /// Every figure is worse on a machine that does something else.
-fn warn_if_busy() -> anyhow::Result<()> {
+pub fn warn_if_busy() -> anyhow::Result<()> {
     let before = Reading::take(std::process::id())?;
     std::thread::sleep(LOOK_AROUND);
     let busy = Reading::take(std::process::id())?.used_since(&before).busy_cpus();
@@ -93,11 +93,14 @@ fn warn_if_busy() -> anyhow::Result<()> {
     Ok(())
 }
 
+pub fn write_json(path: &Path, rows: &[serde_json::Value]) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(rows)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
 impl Args {
     fn write(&self, rows: Vec<serde_json::Value>) -> anyhow::Result<()> {
-        let Some(path) = &self.json else { return Ok(()) };
-        let text = serde_json::to_string_pretty(&rows)?;
-        std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+        self.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
     }
 
     fn check(&self) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Percentiles by nearest rank, in microseconds.
+/// Percentiles by nearest rank, in the unit of the samples.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
     pub p50: f64,
@@ -13,19 +13,20 @@ pub struct Percentiles {
 
 impl Percentiles {
     /// `None` without samples.
-    pub fn of_ns(mut samples: Vec<u64>) -> Option<Self> {
-        samples.sort_unstable();
+    pub fn of(mut samples: Vec<f64>) -> Option<Self> {
+        samples.sort_unstable_by(f64::total_cmp);
         let max = *samples.last()?;
         let rank = |percent: usize| {
             let index = (samples.len() * percent).div_ceil(100).saturating_sub(1);
-            us(samples.get(index).copied().unwrap_or(max))
+            samples.get(index).copied().unwrap_or(max)
         };
-        Some(Self { p50: rank(50), p90: rank(90), p99: rank(99), max: us(max) })
+        Some(Self { p50: rank(50), p90: rank(90), p99: rank(99), max })
     }
-}
 
-fn us(ns: u64) -> f64 {
-    ns as f64 / 1000.0
+    /// In microseconds.
+    pub fn of_ns(samples: Vec<u64>) -> Option<Self> {
+        Self::of(samples.iter().map(|ns| *ns as f64 / 1000.0).collect())
+    }
 }
 
 /// The middle value; of an even number of values the mean of the two in the middle.

@@ -23,10 +23,7 @@ const HEAD: [&str; 13] = [
 pub fn render(rows: &[Row]) -> String {
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().filter_map(|row| row.median().map(|figures| line(row, &figures))));
-    let widths: Vec<usize> = (0..HEAD.len())
-        .map(|column| lines.iter().filter_map(|line| line.get(column)).map(String::len).max().unwrap_or(0))
-        .collect();
-    let mut text: String = lines.iter().map(|line| aligned(line, &widths)).collect();
+    let mut text = columns(&lines);
     for row in rows {
         if let Some(error) = row.error() {
             text += &format!("{} x {}: {error}\n", row.contender.label(), row.load.subscribers);
@@ -69,7 +66,7 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
     ]
 }
 
-fn dash() -> String {
+pub fn dash() -> String {
     "-".to_owned()
 }
 
@@ -83,6 +80,17 @@ fn matched(figures: &Figures) -> String {
         (0, 0) if figures.wire.copies > 0 => "all".to_owned(),
         (missing, extra) => format!("-{missing} +{extra}"),
     }
+}
+
+/// Lines of cells, the head first, as text in columns.
+pub fn columns(lines: &[Vec<String>]) -> String {
+    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(column));
+        cells.map(|cell| cell.chars().count()).max()
+    };
+    let widths: Vec<usize> = (0..count).filter_map(width).collect();
+    lines.iter().map(|line| aligned(line, &widths)).collect()
 }
 
 /// The first column to the left, numbers to the right.

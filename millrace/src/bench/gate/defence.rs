@@ -1,0 +1,266 @@
+//! What stands between the attackers and the server.
+
+use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use millrace_bpf::run_time::RunTime;
+use serde_json::Value;
+
+use super::super::process::Process;
+use crate::lab::Node;
+
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// Of libxdp.
+const XDP_PINS: &str = "/sys/fs/bpf/xdp";
+const NFT_TABLE: &str = "millrace_bench";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Defence {
+    /// None
+    None,
+    /// The server ignores connections beyond its limits, before their handshake
+    User,
+    /// The gate
+    Gate,
+    /// nftables, with connection tracking
+    Nftables,
+    /// xdp-filter (xdp-tools): drops whatever comes by the attackers' interface
+    XdpFilter,
+}
+
+impl Defence {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::User => "user",
+            Self::Gate => "gate",
+            Self::Nftables => "nftables",
+            Self::XdpFilter => "xdp-filter",
+        }
+    }
+}
+
+/// What is enforced, by whichever means.
+#[derive(Debug, Clone, Copy)]
+pub enum Limits {
+    /// Connections that one client may have.
+    Connections(u32),
+    /// New connections per second: of one client (and as many at once), of all together.
+    New { client: u32, all: u32 },
+}
+
+impl Limits {
+    /// For the server's command line.
+    pub fn user_arguments(self) -> [String; 2] {
+        match self {
+            Self::Connections(most) => ["--connections".into(), most.to_string()],
+            Self::New { all, .. } => ["--new-per-second".into(), all.to_string()],
+        }
+    }
+
+    fn policy(self, port: u16) -> String {
+        let rules = match self {
+            Self::Connections(most) => format!("quota = {{ connections = {most} }}"),
+            Self::New { client, all } => format!(
+                "client_initials = {{ per_second = {client}, burst = {client} }}\n\
+                 unknown_initials = {{ per_second = {all}, burst = {all} }}"
+            ),
+        };
+        format!("[[scope]]\nname = \"web\"\nport = {port}\n[scope.rules]\n{rules}\n")
+    }
+
+    /// The same for nftables: what connection tracking knows as answered is live, everything else new.
+    fn nft_rules(self, port: u16) -> String {
+        let rules = match self {
+            Self::Connections(most) => {
+                format!(
+                    "ct state new add @clients {{ ip saddr ct count over {most} }} counter name refused drop"
+                )
+            }
+            Self::New { client, all } => format!(
+                "update @clients {{ ip saddr limit rate over {client}/second burst {client} packets }} \
+                     counter name refused drop\n\
+                 limit rate over {all}/second burst {all} packets counter name refused drop"
+            ),
+        };
+        let set_flags = match self {
+            Self::Connections(_) => "flags dynamic",
+            Self::New { .. } => "flags dynamic,timeout; timeout 10s",
+        };
+        format!(
+            "table inet {NFT_TABLE} {{\n\
+             counter refused {{ }}\n\
+             set clients {{ type ipv4_addr; size 65535; {set_flags}; }}\n\
+             chain input {{ type filter hook input priority filter; policy accept;\n\
+             udp dport != {port} accept\n\
+             ct state established accept\n\
+             {rules}\n}}\n}}\n"
+        )
+    }
+}
+
+/// Where a defence works.
+pub struct Place<'a> {
+    pub node: &'a Node,
+    /// All of the server's interfaces, and the one by which attackers come.
+    pub devices: Vec<String>,
+    pub attacked: String,
+    pub server: SocketAddr,
+    pub directory: PathBuf,
+}
+
+/// A defence that works until it is dropped.
+pub struct Guard<'a> {
+    place: &'a Place<'a>,
+    defence: Defence,
+    gate: Option<Process>,
+}
+
+impl<'a> Guard<'a> {
+    pub fn install(place: &'a Place<'a>, defence: Defence, limits: Limits) -> anyhow::Result<Self> {
+        let mut guard = Self { place, defence, gate: None };
+        match defence {
+            Defence::None | Defence::User => {}
+            Defence::Gate => guard.gate = Some(start_gate(place, limits)?),
+            Defence::Nftables => run(place.node, "nft", &["-f", "-"], &limits.nft_rules(place.server.port()))
+                .map(drop)
+                .context("nftables")?,
+            Defence::XdpFilter => load_xdp_filter(place, limits)?,
+        }
+        Ok(guard)
+    }
+
+    /// Packets that it has refused; `None`: it does not count them.
+    pub fn refused(&self) -> anyhow::Result<Option<u64>> {
+        match self.defence {
+            Defence::None | Defence::User => Ok(None),
+            Defence::Gate => self.refused_by_gate().map(Some),
+            Defence::Nftables => {
+                let json = run(self.place.node, "nft", &["-j", "list", "counters"], "")?;
+                find(&serde_json::from_str(&json)?, "packets").context("nftables' counter").map(Some)
+            }
+            Defence::XdpFilter => {
+                let text = run(self.place.node, "xdp-filter", &["status"], "")?;
+                Ok(text
+                    .lines()
+                    .find_map(|line| line.trim().strip_prefix("XDP_DROP"))
+                    .and_then(|rest| rest.split_whitespace().next()?.replace(',', "").parse().ok()))
+            }
+        }
+    }
+
+    fn refused_by_gate(&self) -> anyhow::Result<u64> {
+        let socket = self.place.directory.join("gate.sock");
+        let program = std::env::current_exe()?;
+        let output = std::process::Command::new(program)
+            .args(["gate", "status", "--json", "--socket"])
+            .arg(socket)
+            .output()?;
+        ensure!(output.status.success(), "gate status: {}", String::from_utf8_lossy(&output.stderr));
+        let status: crate::gate::status::Status = serde_json::from_slice(&output.stdout)?;
+        Ok(status.scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum())
+    }
+
+    /// Run time of the gate's BPF programs, while such statistics are enabled.
+    pub fn bpf_time(&self) -> anyhow::Result<Option<RunTime>> {
+        Ok(self.gate.as_ref().map(|gate| RunTime::of_process(gate.id())).transpose()?)
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // What could not be removed goes with the namespace.
+        let _ = match self.defence {
+            Defence::None | Defence::User | Defence::Gate => return,
+            Defence::Nftables => run(self.place.node, "nft", &["delete", "table", "inet", NFT_TABLE], ""),
+            Defence::XdpFilter => {
+                let unloaded = run(self.place.node, "xdp-filter", &["unload", &self.place.attacked], "");
+                // libxdp leaves its directory behind; one that is in use is not empty.
+                let _ = std::fs::remove_dir(XDP_PINS);
+                unloaded
+            }
+        };
+    }
+}
+
+fn start_gate(place: &Place<'_>, limits: Limits) -> anyhow::Result<Process> {
+    let (policy, socket) = (place.directory.join("gate.toml"), place.directory.join("gate.sock"));
+    std::fs::write(&policy, limits.policy(place.server.port()))?;
+    let mut command = place.node.command(std::env::current_exe()?);
+    command.args(["gate", "--http", "off", "--mode", "native", "--log-level", "warn", "--interface"]);
+    command.arg(place.devices.join(",")).arg("--policy").arg(policy).arg("--socket").arg(&socket);
+    let mut gate = Process::start("gate", command, &place.directory)?;
+    let answers = || std::os::unix::net::UnixStream::connect(&socket).is_ok() && is_guarded(place);
+    gate.wait_until("guarding", START_LIMIT, answers)?;
+    Ok(gate)
+}
+
+/// Whether all interfaces have an XDP program.
+fn is_guarded(place: &Place<'_>) -> bool {
+    place.devices.iter().all(|device| {
+        let link = run(place.node, "ip", &["-d", "link", "show", "dev", device], "");
+        link.is_ok_and(|text| text.contains("prog/xdp"))
+    })
+}
+
+/// It has no limits, only lists. Without any, on the interface that honest clients do not come by, it drops all: the
+/// most favourable case.
+fn load_xdp_filter(place: &Place<'_>, limits: Limits) -> anyhow::Result<()> {
+    if let Limits::Connections(_) = limits {
+        bail!("xdp-filter has lists of addresses and ports, but no limits on connections");
+    }
+    let device = place.attacked.as_str();
+    let arguments = ["load", "--mode", "native", "--policy", "deny", "--features", "ipv4,udp", device];
+    run(place.node, "xdp-filter", &arguments, "").map(drop).context("xdp-filter (xdp-tools)")
+}
+
+/// Runs a program inside, and returns what it printed.
+pub fn run(node: &Node, program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
+    let mut child = node
+        .command(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // It stops reading at what it does not like, and says so.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The first number with that key, wherever it is.
+fn find(json: &Value, key: &str) -> Option<u64> {
+    match json {
+        Value::Object(fields) => {
+            fields.get(key).and_then(Value::as_u64).or_else(|| fields.values().find_map(|it| find(it, key)))
+        }
+        Value::Array(items) => items.iter().find_map(|item| find(item, key)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_policies() {
+        for limits in [Limits::Connections(1), Limits::New { client: 10, all: 2000 }] {
+            let policy = millrace_gate::Policy::parse(&limits.policy(4433)).expect("a policy");
+            assert_eq!(policy.rules.scopes.len(), 1);
+        }
+    }
+
+    #[test]
+    fn numbers_are_found() {
+        let json =
+            serde_json::json!({"nftables": [{"a": 1}, {"counter": {"name": "refused", "packets": 7}}]});
+        assert_eq!(find(&json, "packets"), Some(7));
+        assert_eq!(find(&json, "bytes"), None);
+    }
+}

@@ -1,0 +1,340 @@
+//! The server that is attacked, and its clients: HTTP/3 by h3 on quinn.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr, UdpSocket},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use bytes::{Buf as _, Bytes};
+use h3::client::SendRequest;
+use h3_quinn::OpenStreams;
+use quinn::{
+    ClientConfig, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, TransportConfig,
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+use tokio::task::JoinSet;
+
+use super::super::usage::now_ns;
+
+const ALPN: &[u8] = b"h3";
+const URI: &str = "https://localhost/body";
+/// The gate forgets a tracked connection that is silent for longer than its scope's `idle_timeout`.
+const KEEP_ALIVE: Duration = Duration::from_secs(5);
+/// Of one attempt to get a body over a connection of its own: shorter than a client's first probe timeout of 1 s
+/// (RFC 9002, section 6.2.2), so that an attempt that is met with silence sends the same packets every time.
+const ATTEMPT: Duration = Duration::from_millis(500);
+
+#[derive(Debug, clap::Args)]
+pub struct Serve {
+    #[arg(long)]
+    listen: SocketAddr,
+    #[arg(long)]
+    tls_cert: PathBuf,
+    #[arg(long)]
+    tls_key: PathBuf,
+    #[arg(long)]
+    body_bytes: usize,
+    /// Ignore new connections of an address that has as many
+    #[arg(long)]
+    connections: Option<usize>,
+    /// Ignore new connections beyond a rate
+    #[arg(long)]
+    new_per_second: Option<u32>,
+}
+
+/// Serves until it is killed.
+pub fn serve(args: Serve) -> anyhow::Result<()> {
+    runtime()?.block_on(async {
+        let endpoint = Endpoint::server(server_config(&args)?, args.listen)?;
+        let body = Bytes::from(vec![0x2a; args.body_bytes]);
+        let limits = Arc::new(Limits::new(&args));
+        while let Some(incoming) = endpoint.accept().await {
+            match limits.admit(incoming.remote_address().ip()) {
+                Some(counted) => drop(tokio::spawn(answer(incoming, body.clone(), counted))),
+                // The least that a server can do, and what the gate does.
+                None => incoming.ignore(),
+            }
+        }
+        Ok(())
+    })
+}
+
+/// The limits in userspace, applied at the earliest moment at which quinn lets an application decide: an Initial has
+/// arrived, no handshake has begun.
+struct Limits {
+    connections: Option<usize>,
+    new_per_second: Option<u32>,
+    counts: Mutex<HashMap<IpAddr, usize>>,
+    bucket: Mutex<(f64, Instant)>,
+}
+
+/// A connection that counts until it is dropped.
+struct Counted(Arc<Limits>, IpAddr);
+
+impl Limits {
+    fn new(args: &Serve) -> Self {
+        let burst = f64::from(args.new_per_second.unwrap_or(0));
+        Self {
+            connections: args.connections,
+            new_per_second: args.new_per_second,
+            counts: Mutex::default(),
+            bucket: Mutex::new((burst, Instant::now())),
+        }
+    }
+
+    fn admit(self: &Arc<Self>, client: IpAddr) -> Option<Counted> {
+        if !self.within_rate() {
+            return None;
+        }
+        let mut counts = lock(&self.counts);
+        let count = counts.entry(client).or_default();
+        if self.connections.is_some_and(|most| *count >= most) {
+            return None;
+        }
+        *count += 1;
+        Some(Counted(self.clone(), client))
+    }
+
+    fn within_rate(&self) -> bool {
+        let Some(rate) = self.new_per_second.map(f64::from) else { return true };
+        let mut bucket = lock(&self.bucket);
+        let now = Instant::now();
+        let tokens = (bucket.0 + rate * now.duration_since(bucket.1).as_secs_f64()).min(rate);
+        let within = tokens >= 1.0;
+        *bucket = (if within { tokens - 1.0 } else { tokens }, now);
+        within
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.0.counts);
+        if let Some(count) = counts.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.1);
+            }
+        }
+    }
+}
+
+async fn answer(incoming: Incoming, body: Bytes, _counted: Counted) -> anyhow::Result<()> {
+    let connection = h3_quinn::Connection::new(incoming.await?);
+    let mut connection = h3::server::Connection::<_, Bytes>::new(connection).await?;
+    while let Some(resolver) = connection.accept().await? {
+        let body = body.clone();
+        tokio::spawn(async move {
+            let (_, mut stream) = resolver.resolve_request().await?;
+            stream.send_response(http::Response::new(())).await?;
+            stream.send_data(body).await?;
+            stream.finish().await?;
+            anyhow::Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// A body that an honest client got; `CLOCK_MONOTONIC`.
+#[derive(Debug, Clone, Copy)]
+pub struct Got {
+    pub asked_ns: u64,
+    pub done_ns: u64,
+}
+
+/// Whom clients talk to, and what they trust.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub server: SocketAddr,
+    pub certificate: PathBuf,
+    pub body_bytes: usize,
+}
+
+/// Clients that ask for one body after the other until `until`, each over one connection, not more often than every
+/// `interval`. To be called in their network namespace. Returns when everybody is done; a client that loses its
+/// connection is an error.
+pub fn honest(
+    target: &Target,
+    addresses: &[IpAddr],
+    interval: Duration,
+    until: impl Fn() -> bool + Clone + Send + 'static,
+) -> anyhow::Result<Vec<Got>> {
+    local_runtime()?.block_on(async {
+        let mut clients = JoinSet::new();
+        for address in addresses {
+            clients.spawn(client(target.clone(), *address, interval, until.clone()));
+        }
+        let mut all = Vec::new();
+        while let Some(got) = clients.join_next().await {
+            all.extend(got??);
+        }
+        all.sort_unstable_by_key(|got| got.done_ns);
+        Ok(all)
+    })
+}
+
+async fn client(
+    target: Target,
+    address: IpAddr,
+    interval: Duration,
+    until: impl Fn() -> bool,
+) -> anyhow::Result<Vec<Got>> {
+    let endpoint = endpoint(address, &client_config(&target)?)?;
+    let mut session = Session::open(&endpoint, &target).await.context("an honest client's connection")?;
+    let mut all = Vec::new();
+    let mut ticks = tokio::time::interval(interval.max(Duration::from_nanos(1)));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while !until() {
+        if !interval.is_zero() {
+            ticks.tick().await;
+        }
+        let asked_ns = now_ns();
+        session.get(target.body_bytes).await.context("an honest client's request")?;
+        all.push(Got { asked_ns, done_ns: now_ns() });
+    }
+    Ok(all)
+}
+
+/// What became of attackers' attempts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Attempts {
+    pub made: u64,
+    pub served: u64,
+}
+
+/// Attackers that have one connection each, and from each `go` on make `requests` attempts at `rate_hz`, each for a body
+/// over a connection of its own; they do not wait for one to end. Ends with the channel.
+pub fn attack(
+    target: &Target,
+    addresses: &[IpAddr],
+    requests: u64,
+    rate_hz: u32,
+    mut go: tokio::sync::mpsc::Receiver<tokio::sync::oneshot::Sender<Attempts>>,
+) -> anyhow::Result<()> {
+    local_runtime()?.block_on(async {
+        let config = client_config(target)?;
+        let mut held = Vec::new();
+        for address in addresses {
+            let endpoint = endpoint(*address, &config)?;
+            held.push(Session::open(&endpoint, target).await.context("an attacker's first connection")?);
+        }
+        while let Some(tell) = go.recv().await {
+            let _ = tell.send(attempts(target, addresses, &config, requests, rate_hz).await);
+        }
+        Ok(())
+    })
+}
+
+async fn attempts(
+    target: &Target,
+    addresses: &[IpAddr],
+    config: &ClientConfig,
+    requests: u64,
+    rate_hz: u32,
+) -> Attempts {
+    let mut ticks = tokio::time::interval(Duration::from_secs(1) / rate_hz.max(1));
+    let mut running = JoinSet::new();
+    for _ in 0..requests {
+        ticks.tick().await;
+        for address in addresses {
+            let (target, address, config) = (target.clone(), *address, config.clone());
+            running.spawn(async move {
+                // From a port of its own, as a program that is started for each would.
+                let attempt = async {
+                    let endpoint = endpoint(address, &config)?;
+                    Session::open(&endpoint, &target).await?.get(target.body_bytes).await
+                };
+                matches!(tokio::time::timeout(ATTEMPT, attempt).await, Ok(Ok(())))
+            });
+        }
+    }
+    let mut attempts = Attempts::default();
+    while let Some(served) = running.join_next().await {
+        attempts.made += 1;
+        attempts.served += u64::from(served.unwrap_or(false));
+    }
+    attempts
+}
+
+struct Session {
+    requests: SendRequest<OpenStreams, Bytes>,
+    _driver: JoinSet<()>,
+}
+
+impl Session {
+    async fn open(endpoint: &Endpoint, target: &Target) -> anyhow::Result<Self> {
+        let connection = endpoint.connect(target.server, "localhost")?.await?;
+        let (mut driver, requests) = h3::client::new(h3_quinn::Connection::new(connection)).await?;
+        let mut drive = JoinSet::new();
+        drive.spawn(async move {
+            driver.wait_idle().await;
+        });
+        Ok(Self { requests, _driver: drive })
+    }
+
+    async fn get(&mut self, body_bytes: usize) -> anyhow::Result<()> {
+        let mut stream = self.requests.send_request(http::Request::get(URI).body(())?).await?;
+        stream.finish().await?;
+        stream.recv_response().await?;
+        let mut received = 0;
+        while let Some(data) = stream.recv_data().await? {
+            received += data.remaining();
+        }
+        anyhow::ensure!(received == body_bytes, "{received} bytes in place of {body_bytes}");
+        Ok(())
+    }
+}
+
+fn endpoint(address: IpAddr, config: &ClientConfig) -> anyhow::Result<Endpoint> {
+    let socket = UdpSocket::bind((address, 0)).with_context(|| address.to_string())?;
+    let mut endpoint = Endpoint::new(EndpointConfig::default(), None, socket, Arc::new(TokioRuntime))?;
+    endpoint.set_default_client_config(config.clone());
+    Ok(endpoint)
+}
+
+fn client_config(target: &Target) -> anyhow::Result<ClientConfig> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&target.certificate)?)?;
+    let mut tls = rustls::ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(tls)?));
+    let mut transport = TransportConfig::default();
+    transport.keep_alive_interval(Some(KEEP_ALIVE));
+    config.transport_config(Arc::new(transport));
+    Ok(config)
+}
+
+fn server_config(args: &Serve) -> anyhow::Result<ServerConfig> {
+    let certificate = CertificateDer::from_pem_file(&args.tls_cert).context("certificate")?;
+    let key = PrivateKeyDer::from_pem_file(&args.tls_key).context("key")?;
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)?;
+    tls.alpn_protocols = vec![ALPN.to_vec()];
+    Ok(ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls)?)))
+}
+
+fn provider() -> Arc<rustls::crypto::CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()
+}
+
+/// Of one thread: the one that is in the namespace.
+fn local_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

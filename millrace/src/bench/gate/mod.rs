@@ -1,0 +1,133 @@
+//! `millrace bench gate`: a QUIC server under attack, behind one defence after the other.
+
+mod defence;
+pub mod flood;
+pub mod http3;
+mod plot;
+mod quota;
+mod report;
+mod site;
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, ensure};
+
+use self::{defence::Defence, report::Row, site::Site};
+use super::relay::{warn_if_busy, write_json};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Defences to measure, interleaved
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "none,user,gate,nftables,xdp-filter",
+        value_name = "NAMES"
+    )]
+    defences: Vec<Defence>,
+    /// What to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "quota,flood", value_name = "NAMES")]
+    experiments: Vec<Experiment>,
+    /// Attempts of each of the four attackers over quota
+    #[arg(long, default_value_t = 1000)]
+    requests: u64,
+    /// Attempts per second of each of them
+    #[arg(long, default_value_t = 400, value_name = "HZ")]
+    attack_rate_hz: u32,
+    /// Bytes of a response's body
+    #[arg(long, default_value_t = 256 << 10, value_name = "BYTES")]
+    body_bytes: usize,
+    /// Time without attack, before and after each
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    calm_seconds: f64,
+    /// Length of a flood; there are two in each run
+    #[arg(long, default_value_t = 3.0, value_name = "SECONDS")]
+    flood_seconds: f64,
+    /// Times that every defence is measured
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Draw the figures here, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Experiment {
+    /// eQUIC's: four clients, four attackers over their quota of connections
+    Quota,
+    /// Initials of forged addresses at the highest rate
+    Flood,
+}
+
+impl Experiment {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Quota => "quota",
+            Self::Flood => "flood",
+        }
+    }
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
+    warn_if_busy()?;
+    let site = Site::new(args.body_bytes)?;
+    let mut rows = args.rows();
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            let figures = args.measure(&site, row).map_err(|error| format!("{error:#}"));
+            eprintln!("{}", report::progress(round, row, &figures));
+            row.rounds.push(figures);
+        }
+    }
+    drop(site);
+    print!("{}", report::render(&rows));
+    if let Some(path) = &args.json {
+        write_json(path, &rows.iter().map(Row::json).collect::<Vec<_>>())?;
+    }
+    if let Some(path) = &args.plot {
+        plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
+    }
+    Ok(())
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.requests > 0 && self.attack_rate_hz > 0,
+            "--requests and --attack-rate-hz are at least 1"
+        );
+        ensure!(self.rounds > 0, "--rounds is at least 1");
+        ensure!(self.calm_seconds > 0.0, "--calm-seconds is more than 0");
+        ensure!(self.flood_seconds > 0.0, "--flood-seconds is more than 0");
+        Ok(())
+    }
+
+    /// Defences vary fastest, so that what changes on the machine over time meets all of them.
+    fn rows(&self) -> Vec<Row> {
+        let row = |experiment, defence| Row { experiment, defence, rounds: Vec::new() };
+        let experiments = self.experiments.iter();
+        experiments
+            .flat_map(|experiment| self.defences.iter().map(move |defence| row(*experiment, *defence)))
+            .collect()
+    }
+
+    fn measure(&self, site: &Site, row: &Row) -> anyhow::Result<serde_json::Value> {
+        let calm = Duration::from_secs_f64(self.calm_seconds);
+        let figures = match row.experiment {
+            Experiment::Quota => {
+                let load = quota::Load { requests: self.requests, rate_hz: self.attack_rate_hz, calm };
+                serde_json::to_value(quota::run(site, row.defence, &load)?)
+            }
+            Experiment::Flood => {
+                let length = Duration::from_secs_f64(self.flood_seconds);
+                serde_json::to_value(flood::run(site, row.defence, calm, length)?)
+            }
+        };
+        Ok(figures?)
+    }
+}

@@ -1,0 +1,234 @@
+//! Rows: all rounds of one defence in one experiment, as JSON and on a terminal.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    super::{
+        figures::{combine, extremes, middle},
+        table::{columns, dash},
+    },
+    Experiment,
+    defence::Defence,
+};
+
+/// Over time; of each round only.
+pub const SERIES: &str = "series";
+/// That every row has, measured or not.
+const FIGURES: [&str; 7] = [
+    "requests_per_second",
+    "mean_duration_ms",
+    "cpu_ns_per_refused_packet",
+    "syscalls",
+    "recovery_s",
+    "drops_per_second_per_core",
+    "honest_goodput_ratio",
+];
+
+pub struct Row {
+    pub experiment: Experiment,
+    pub defence: Defence,
+    /// One entry per round: figures, or why there are none.
+    pub rounds: Vec<Result<Value, String>>,
+}
+
+impl Row {
+    /// One flat object: medians over the rounds, their spread (lowest and highest), and each round.
+    pub fn json(&self) -> Value {
+        let mut row = Map::new();
+        row.insert("experiment".into(), json!(self.experiment.name()));
+        row.insert("defence".into(), json!(self.defence.name()));
+        row.extend(FIGURES.map(|name| (name.to_owned(), Value::Null)));
+        let rounds: Vec<Value> = self.rounds.iter().flatten().cloned().collect();
+        let numbers: Vec<Value> = rounds.iter().cloned().map(without_series).collect();
+        if let Value::Object(median) = combine(&numbers, &middle) {
+            row.extend(median);
+        }
+        row.insert("spread".into(), combine(&numbers, &extremes));
+        if let Some(error) = self.error() {
+            row.insert("error".into(), json!(error));
+        }
+        row.insert("rounds".into(), Value::Array(rounds));
+        Value::Object(row)
+    }
+
+    /// Median of a figure, which may be in another (`a.b`).
+    pub fn figure(&self, name: &str) -> Option<f64> {
+        let rounds: Vec<Value> = self.rounds.iter().flatten().cloned().map(without_series).collect();
+        let median = combine(&rounds, &middle);
+        name.split('.').try_fold(&median, |value, key| value.get(key))?.as_f64()
+    }
+
+    pub fn error(&self) -> Option<String> {
+        let errors: Vec<&String> = self.rounds.iter().filter_map(|round| round.as_ref().err()).collect();
+        let first = errors.first()?;
+        match errors.len() == self.rounds.len() {
+            true => Some((*first).clone()),
+            false => Some(format!("{} of {} rounds: {first}", errors.len(), self.rounds.len())),
+        }
+    }
+}
+
+fn without_series(mut figures: Value) -> Value {
+    if let Some(fields) = figures.as_object_mut() {
+        fields.remove(SERIES);
+    }
+    figures
+}
+
+/// Heading, figure, divisor, digits.
+type Column = (&'static str, &'static str, f64, usize);
+
+const QUOTA: [Column; 11] = [
+    ("requests/s", "requests_per_second", 1.0, 0),
+    ("calm", "calm_requests_per_second", 1.0, 0),
+    ("mean ms", "mean_duration_ms", 1.0, 2),
+    ("attempts served", "served_attempts", 1.0, 0),
+    ("recovery s", "recovery_s", 1.0, 2),
+    ("server CPU % p50", "server_cpu_percent.p50", 1.0, 0),
+    ("p99", "server_cpu_percent.p99", 1.0, 0),
+    ("RSS MiB p99", "server_rss_mib.p99", 1.0, 1),
+    ("packets refused", "refused_packets", 1.0, 0),
+    ("CPU ns/packet", "cpu_ns_per_refused_packet", 1.0, 0),
+    ("system calls", "syscalls", 1.0, 0),
+];
+
+const FLOOD: [Column; 9] = [
+    ("flood kpps", "flood_packets_per_second", 1e3, 0),
+    ("dropped kpps", "dropped_packets_per_second", 1e3, 0),
+    ("goodput ratio", "honest_goodput_ratio", 1.0, 3),
+    ("requests/s", "requests_per_second", 1.0, 0),
+    ("mean ms", "mean_duration_ms", 1.0, 2),
+    ("CPU ns/packet", "cpu_ns_per_refused_packet", 1.0, 0),
+    ("BPF ns/packet", "bpf_ns_per_packet", 1.0, 0),
+    ("with generator", "cpu_ns_per_packet_with_generator", 1.0, 0),
+    ("kdrops/s/core", "drops_per_second_per_core", 1e3, 0),
+];
+
+/// What the seed's paper reports of its gate beside a limit in userspace: figure, change in percent.
+const EQUIC: [(&str, &str, f64); 5] = [
+    ("requests per second", "requests_per_second", 30.9),
+    ("mean duration", "mean_duration_ms", -65.0),
+    ("CPU time per refused packet", "cpu_ns_per_refused_packet", -26.4),
+    ("system calls", "syscalls", -89.0),
+    ("recovery", "recovery_s", -18.0),
+];
+
+/// Medians over the rounds.
+pub fn render(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for (experiment, head) in [(Experiment::Quota, &QUOTA[..]), (Experiment::Flood, &FLOOD[..])] {
+        let rows: Vec<&Row> = rows.iter().filter(|row| row.experiment == experiment).collect();
+        if rows.is_empty() {
+            continue;
+        }
+        let mut lines = vec![heading(experiment, head)];
+        lines.extend(
+            rows.iter().filter(|row| row.rounds.iter().any(Result::is_ok)).map(|row| line(row, head)),
+        );
+        text += &columns(&lines);
+        for row in &rows {
+            if let Some(error) = row.error() {
+                text += &format!("{}: {error}\n", row.defence.name());
+            }
+        }
+        text += "\n";
+    }
+    text + &beside_equic(rows)
+}
+
+fn heading(experiment: Experiment, head: &[Column]) -> Vec<String> {
+    let names = head.iter().map(|(name, ..)| (*name).to_owned());
+    std::iter::once(experiment.name().to_owned()).chain(names).collect()
+}
+
+fn line(row: &Row, head: &[Column]) -> Vec<String> {
+    let cell = |(_, figure, divisor, digits): &Column| {
+        row.figure(figure).map_or_else(dash, |value| format!("{:.*}", *digits, value / divisor))
+    };
+    std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
+}
+
+/// The gate beside a limit in userspace, as eQUIC compares.
+fn beside_equic(rows: &[Row]) -> String {
+    let of = |defence| rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == defence);
+    let (Some(gate), Some(user)) = (of(Defence::Gate), of(Defence::User)) else { return String::new() };
+    let mut lines = vec![["gate beside user", "here %", "eQUIC %"].map(str::to_owned).to_vec()];
+    for (name, figure, reported) in EQUIC {
+        let change = gate.figure(figure).zip(user.figure(figure)).and_then(|(gate, user)| change(gate, user));
+        let here = change.map_or_else(dash, |percent| format!("{percent:+.1}"));
+        lines.push(vec![name.to_owned(), here, format!("{reported:+.1}")]);
+    }
+    columns(&lines)
+}
+
+fn change(now: f64, before: f64) -> Option<f64> {
+    (before > 0.0).then(|| 100.0 * (now / before - 1.0))
+}
+
+/// What came of one run, as it goes.
+pub fn progress(round: usize, row: &Row, figures: &Result<Value, String>) -> String {
+    let what = format!("round {round}, {}, {}", row.experiment.name(), row.defence.name());
+    let figures = match figures {
+        Err(error) => return format!("{what}: {error}"),
+        Ok(figures) => figures,
+    };
+    let number = |name: &str| figures.get(name).and_then(Value::as_f64);
+    let show = |name| number(name).map_or_else(dash, |value| format!("{value:.1}"));
+    format!(
+        "{what}: {} requests/s, {} % of calm, {} ns per refused packet",
+        show("requests_per_second"),
+        number("honest_goodput_ratio").map_or_else(dash, |ratio| format!("{:.0}", 100.0 * ratio)),
+        show("cpu_ns_per_refused_packet"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(defence: Defence, rounds: Vec<Result<Value, String>>) -> Row {
+        Row { experiment: Experiment::Quota, defence, rounds }
+    }
+
+    fn figures(requests: f64, syscalls: u64) -> Result<Value, String> {
+        Ok(json!({
+            "requests_per_second": requests, "syscalls": syscalls, "recovery_s": null,
+            "server_cpu_percent": {"p50": 7.0}, "series": [1, 2]
+        }))
+    }
+
+    #[test]
+    fn medians_without_the_series() {
+        let row = row(Defence::Gate, vec![figures(10.0, 1), figures(30.0, 3), figures(20.0, 5)]);
+        assert_eq!(row.figure("requests_per_second"), Some(20.0));
+        assert_eq!(row.figure("server_cpu_percent.p50"), Some(7.0));
+        assert_eq!(row.figure("recovery_s"), None);
+        let json = row.json();
+        assert_eq!((&json["defence"], &json["syscalls"]), (&json!("gate"), &json!(3)));
+        assert_eq!(json["spread"]["syscalls"], json!([1.0, 5.0]));
+        assert_eq!(json["rounds"][0]["series"], json!([1, 2]));
+        assert!(FIGURES.iter().all(|name| json.get(name).is_some()));
+    }
+
+    #[test]
+    fn a_defence_that_cannot_run_is_a_row_with_its_error() {
+        let row = row(Defence::XdpFilter, vec![Err("no limits".into()), Err("no limits".into())]);
+        let json = row.json();
+        assert_eq!(json["error"], "no limits");
+        assert!(FIGURES.iter().all(|name| json[name].is_null()));
+        assert!(render(&[row]).contains("xdp-filter: no limits"));
+    }
+
+    #[test]
+    fn the_gate_is_compared_as_the_paper_does() {
+        let rows =
+            [row(Defence::User, vec![figures(100.0, 50)]), row(Defence::Gate, vec![figures(150.0, 5)])];
+        let text = render(&rows);
+        let line = |what: &str| text.lines().find(|line| line.starts_with(what)).expect("a line").to_owned();
+        assert!(
+            line("requests per second").contains("+50.0") && line("requests per second").contains("+30.9")
+        );
+        assert!(line("system calls").contains("-90.0"));
+        assert!(line("recovery").contains('-'));
+    }
+}

@@ -1,0 +1,117 @@
+//! The network of the experiments: `clients - server - attackers`.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow};
+use nix::unistd::{SysconfVar, sysconf};
+
+use super::{
+    super::{
+        contender::{Identity, PORT},
+        process::{Process, listens},
+    },
+    defence::{Defence, Limits, Place, run},
+    http3::Target,
+};
+use crate::lab::{self, Interface, Lab, Node, Topology};
+
+pub const CLIENTS: &str = "clients";
+pub const SERVER: &str = "server";
+pub const ATTACKERS: &str = "attackers";
+/// Clients, and attackers, as in the eQUIC paper.
+const PEERS: u8 = 4;
+/// Last byte of the first one's address; the interface's own is lower.
+const FIRST_PEER: u8 = 101;
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+pub struct Site {
+    pub lab: Lab,
+    pub directory: tempfile::TempDir,
+    identity: Identity,
+    body_bytes: usize,
+}
+
+impl Site {
+    pub fn new(body_bytes: usize) -> anyhow::Result<Self> {
+        lab::remove_on_signal()?;
+        let mut topology = Topology::default();
+        topology.connect(CLIENTS, SERVER);
+        topology.connect(SERVER, ATTACKERS);
+        let lab = Lab::new(&topology).context("cannot make the lab")?;
+        for name in [CLIENTS, ATTACKERS] {
+            let node = lab.node(name)?;
+            let device = &interface(node, name)?.device;
+            for address in addresses(node) {
+                run(node, "ip", &["address", "add", &format!("{address}/24"), "dev", device], "")?;
+            }
+        }
+        let directory = tempfile::tempdir()?;
+        let identity = Identity::create(&directory.path().join("identity"), lab.node(SERVER)?.addr_v4())?;
+        Ok(Self { lab, directory, identity, body_bytes })
+    }
+
+    pub fn node(&self, name: &str) -> anyhow::Result<&Node> {
+        Ok(self.lab.node(name)?)
+    }
+
+    pub fn server(&self) -> anyhow::Result<SocketAddr> {
+        Ok(SocketAddr::new(self.node(SERVER)?.addr_v4().into(), PORT))
+    }
+
+    pub fn target(&self) -> anyhow::Result<Target> {
+        Ok(Target {
+            server: self.server()?,
+            certificate: self.identity.certificate.clone(),
+            body_bytes: self.body_bytes,
+        })
+    }
+
+    pub fn place(&self) -> anyhow::Result<Place<'_>> {
+        let node = self.node(SERVER)?;
+        Ok(Place {
+            node,
+            devices: node.interfaces().iter().map(|interface| interface.device.clone()).collect(),
+            attacked: interface(node, ATTACKERS)?.device.clone(),
+            server: self.server()?,
+            directory: self.directory.path().to_owned(),
+        })
+    }
+
+    pub fn start_server(&self, defence: Defence, limits: Limits) -> anyhow::Result<Process> {
+        let node = self.node(SERVER)?;
+        let mut command = node.command(std::env::current_exe()?);
+        command.args(["bench", "http3-server", "--listen", &self.server()?.to_string()]);
+        command.arg("--tls-cert").arg(&self.identity.certificate).arg("--tls-key").arg(&self.identity.key);
+        command.args(["--body-bytes", &self.body_bytes.to_string()]);
+        if defence == Defence::User {
+            command.args(limits.user_arguments());
+        }
+        let mut server = Process::start("server", command, self.directory.path())?;
+        let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
+        server.wait_until("listening", START_LIMIT, bound)?;
+        Ok(server)
+    }
+}
+
+/// The addresses of the clients or attackers of a node.
+pub fn addresses(node: &Node) -> Vec<IpAddr> {
+    let [a, b, c, _] = node.addr_v4().octets();
+    (FIRST_PEER..FIRST_PEER + PEERS).map(|d| IpAddr::V4(Ipv4Addr::new(a, b, c, d))).collect()
+}
+
+/// The interface on the link between `name` and the server, at `node`, which is either end.
+pub fn interface<'a>(node: &'a Node, name: &str) -> anyhow::Result<&'a Interface> {
+    let link = if name == CLIENTS { format!("{CLIENTS}-{SERVER}") } else { format!("{SERVER}-{ATTACKERS}") };
+    node.interface(&link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))
+}
+
+/// Resident memory of a process now.
+pub fn rss_bytes(process: u32) -> std::io::Result<u64> {
+    let statm = std::fs::read_to_string(format!("/proc/{process}/statm"))?;
+    let pages = statm.split_whitespace().nth(1).and_then(|pages| pages.parse::<u64>().ok());
+    let page = sysconf(SysconfVar::PAGE_SIZE).ok().flatten().unwrap_or(4096) as u64;
+    pages.map(|pages| pages * page).ok_or_else(|| std::io::Error::other("/proc/PID/statm is not as expected"))
+}
