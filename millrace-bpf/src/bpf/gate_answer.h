@@ -18,7 +18,6 @@
 #define RETRY_ID_BYTES 8
 #define HOP_LIMIT      64
 #define DONT_FRAGMENT  0x4000
-#define NS_PER_S       1000000000ULL
 
 /* What is written is at most HEAD_SLACK bytes long, so it stays inside. */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
@@ -38,11 +37,6 @@ static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const 
 static __always_inline __u64 random64(void)
 {
 	return (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
-}
-
-static __always_inline __u64 unix_seconds(const struct gate_work *work)
-{
-	return work->now_ns / NS_PER_S + work->active.unix_seconds;
 }
 
 static __always_inline int make_token(struct gate_work *work)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The gate's maps. Sizes of 1 are set by userspace before loading. */
+/* The gate's maps, sizes of 1 of which are set by userspace before loading, and what a run works with. */
 #ifndef MILLRACE_GATE_MAPS_H
 #define MILLRACE_GATE_MAPS_H
 
@@ -9,6 +9,7 @@
 
 #define ANSWER_AT  96  /* of the QUIC packet in an answer: in front, the other headers or a pseudo header */
 #define ANSWER_MAX 128 /* bytes of it */
+#define NS_PER_S   1000000000ULL
 
 /* A packet that goes back. */
 struct gate_answer {
@@ -33,6 +34,11 @@ struct gate_work {
 	__u8 is_repeated; /* of which another was let in before */
 	__u8 is_proved;	  /* it carries a valid token */
 };
+
+static __always_inline __u64 unix_seconds(const struct gate_work *work)
+{
+	return work->now_ns / NS_PER_S + work->active.unix_seconds;
+}
 
 SEC(".rodata.config")
 const volatile struct gate_config config = {};

@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The gate's rules, in the order of enum gate_rule: judge() says why a packet is refused, or passes. */
+#ifndef MILLRACE_GATE_RULES_H
+#define MILLRACE_GATE_RULES_H
+
+#include "gate_maps.h"
+#include "gate_token.h"
+#include "gate_track.h"
+#include <bpf/bpf_endian.h>
+
+#define REPEATS_MAX \
+	32 /* packets of a ClientHello and their retransmissions; more would be a way around a Retry */
+
+/* --- Modes and rates --- */
+
+static __always_inline __u32 mode_of(const struct gate_policy *policy, enum gate_rule rule)
+{
+	return policy->modes[rule];
+}
+
+/* A rule objects. Whether that decides is a question of its mode; if not, it is noted. */
+static __always_inline int refuses(struct gate_work *work, const struct gate_policy *policy,
+				   enum gate_rule rule)
+{
+	__u32 mode = mode_of(policy, rule);
+
+	if (mode == GATE_MONITOR)
+		work->monitored |= 1 << rule;
+	return mode == GATE_ENFORCE;
+}
+
+/* Takes from a bucket. Not 0: there is not enough in it, and nothing was taken. A bucket that is empty is only read:
+ * the CPUs do not fight for it in a flood.
+ */
+static __always_inline int is_over(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+{
+	__u64 now = now_ns * GATE_TICKS;
+
+	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+		__u64 old = READ_ONCE(*full_at);
+		__u64 next = ((__s64)(old - now) > 0 ? old : now) + units * rate->cost;
+
+		if (next - now > rate->burst)
+			return 1;
+		if (__sync_val_compare_and_swap(full_at, old, next) == old)
+			return 0;
+	}
+	return 0; /* as many others were let in meanwhile: one more hardly matters */
+}
+
+/* The rules for packets and bytes follow each other, in all three groups. */
+static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
+						  struct gate_buckets *taken, const struct gate_rate *rates,
+						  enum gate_rule packets)
+{
+	__u32 bytes = work->packet.end - work->packet.quic_at;
+
+	if (mode_of(policy, packets) &&
+	    is_over(&taken->full_at[GATE_RATE_PACKETS], &rates[GATE_RATE_PACKETS], 1, work->now_ns) &&
+	    refuses(work, policy, packets))
+		return packets;
+	if (mode_of(policy, packets + 1) &&
+	    is_over(&taken->full_at[GATE_RATE_BYTES], &rates[GATE_RATE_BYTES], bytes, work->now_ns) &&
+	    refuses(work, policy, packets + 1))
+		return packets + 1;
+	return GATE_RULES;
+}
+
+static __always_inline int check_initials(struct gate_work *work, const struct gate_policy *policy,
+					  struct gate_buckets *taken, const struct gate_rate *rates,
+					  enum gate_rule initials)
+{
+	return work->is_new && mode_of(policy, initials) &&
+	       is_over(&taken->full_at[GATE_RATE_INITIALS], &rates[GATE_RATE_INITIALS], 1, work->now_ns) &&
+	       refuses(work, policy, initials);
+}
+
+static __always_inline struct gate_buckets *find_buckets(const struct gate_work *work, __u32 live)
+{
+	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope, .live = live};
+	struct gate_buckets *found = bpf_map_lookup_elem(&buckets, &key);
+	struct gate_buckets full = {};
+
+	if (found)
+		return found;
+	bpf_map_update_elem(&buckets, &key, &full, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&buckets, &key);
+}
+
+/* --- Live connections --- */
+
+static __always_inline int check_live(struct gate_work *work, const struct gate_policy *policy, int live)
+{
+	enum gate_rule rule;
+	struct gate_buckets *found;
+
+	if (!mode_of(policy, GATE_LIVE_PACKETS) && !mode_of(policy, GATE_LIVE_BYTES))
+		return live;
+	found = find_buckets(work, 1);
+	if (!found)
+		return live;
+	rule = check_rates(work, policy, found, policy->live, GATE_LIVE_PACKETS);
+	return rule == GATE_RULES ? live : rule;
+}
+
+/* --- New connections --- */
+
+static __always_inline int has_valid_token(struct gate_work *work, const struct gate_policy *policy)
+{
+	const struct gate_packet *packet = &work->packet;
+	const __u8 *from = head_at(&work->head, packet->token_at);
+	struct gate_token_key *key;
+	__u32 index;
+
+	if (packet->token_len != sizeof(work->token) ||
+	    !has(&work->head, packet->token_at, sizeof(work->token)))
+		return 0;
+	for (int i = 0; i < sizeof(work->token); i += 8)
+		store64((__u8 *)&work->token + i, load64(from + i));
+	if (!gate_token_is_ours(&work->token))
+		return 0;
+	index = work->token.key;
+	key = bpf_map_lookup_elem(&token_keys, &index);
+	if (key && key->valid &&
+	    gate_token_is_valid(&key->key, &work->token, &packet->source, packet->source_port,
+				unix_seconds(work), policy->token_seconds))
+		return 1;
+	count_event(GATE_TOKEN_INVALID);
+	return 0;
+}
+
+/* Whether there is any use in remembering who was let in. */
+static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
+{
+	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY));
+}
+
+/* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
+static __noinline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_opening *opening;
+
+	work->is_new = 1;
+	if (has_openings(work, policy)) {
+		opening = bpf_map_lookup_elem(&openings, &work->id);
+		work->is_repeated = opening && opening->port == work->path.port &&
+				    opening->repeated < REPEATS_MAX &&
+				    same_address(&opening->address, &work->path.address);
+		if (work->is_repeated)
+			opening->repeated++;
+	}
+	work->is_proved = has_valid_token(work, policy);
+	return 0;
+}
+
+static __always_inline void remember_opening(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_opening opening = {.address = work->path.address, .port = work->path.port};
+
+	if (has_openings(work, policy) && !work->is_repeated)
+		bpf_map_update_elem(&openings, &work->id, &opening, BPF_ANY);
+}
+
+static __always_inline int is_over_quota(const struct gate_work *work, const struct gate_policy *policy)
+{
+	return work->is_new && !work->is_repeated && mode_of(policy, GATE_QUOTA) &&
+	       connections_of(&work->client) >= policy->quota;
+}
+
+static __always_inline int wants_retry(const struct gate_work *work, const struct gate_policy *policy,
+				       struct gate_state *state)
+{
+	return work->is_new && !work->is_repeated && !work->is_proved && mode_of(policy, GATE_RETRY) &&
+	       is_over(&state->calm_at, &policy->calm, 1, work->now_ns);
+}
+
+/* --- What belongs to no live connection --- */
+
+static __always_inline int is_reflected(const struct gate_packet *packet, const struct gate_policy *policy)
+{
+	if (!packet->source_port)
+		return 1;
+	for (int i = 0; i < GATE_PORTS; i++)
+		if (policy->ports[i] == packet->source_port)
+			return 1;
+	return 0;
+}
+
+/* Unknown clients share buckets. That comes before anything is remembered of one. */
+static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_state *state;
+
+	if (!mode_of(policy, GATE_UNKNOWN_INITIALS) && !mode_of(policy, GATE_UNKNOWN_PACKETS) &&
+	    !mode_of(policy, GATE_UNKNOWN_BYTES))
+		return GATE_RULES;
+	state = bpf_map_lookup_elem(&states, &work->scope);
+	if (!state || work->is_proved || connections_of(&work->client))
+		return GATE_RULES;
+	if (check_initials(work, policy, &state->unknown, policy->unknown, GATE_UNKNOWN_INITIALS))
+		return GATE_UNKNOWN_INITIALS;
+	return check_rates(work, policy, &state->unknown, policy->unknown, GATE_UNKNOWN_PACKETS);
+}
+
+static __noinline enum gate_rule check_client(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_buckets *found;
+
+	if (!(work->is_new && mode_of(policy, GATE_CLIENT_INITIALS)) &&
+	    !mode_of(policy, GATE_CLIENT_PACKETS) && !mode_of(policy, GATE_CLIENT_BYTES))
+		return GATE_RULES;
+	found = find_buckets(work, 0);
+	if (!found)
+		return GATE_RULES;
+	if (check_initials(work, policy, found, policy->client, GATE_CLIENT_INITIALS))
+		return GATE_CLIENT_INITIALS;
+	return check_rates(work, policy, found, policy->client, GATE_CLIENT_PACKETS);
+}
+
+static __always_inline int judge_stranger(struct gate_work *work, const struct gate_policy *policy)
+{
+	const struct gate_packet *packet = &work->packet;
+	struct gate_state *state = bpf_map_lookup_elem(&states, &work->scope);
+	int rule;
+
+	if (is_reflected(packet, policy) && refuses(work, policy, GATE_SOURCE_PORT))
+		return GATE_SOURCE_PORT;
+	if (packet->kind == QUIC_SHORT && policy->id_bytes && refuses(work, policy, GATE_UNKNOWN_ID))
+		return GATE_UNKNOWN_ID;
+	if (packet->kind == QUIC_INITIAL)
+		look_at_initial(work, policy);
+	if (is_over_quota(work, policy) && refuses(work, policy, GATE_QUOTA))
+		return GATE_QUOTA;
+	if (state && wants_retry(work, policy, state) && refuses(work, policy, GATE_RETRY))
+		return GATE_RETRY;
+	rule = check_unknown(work, policy);
+	if (rule != GATE_RULES)
+		return rule;
+	rule = check_client(work, policy);
+	if (rule != GATE_RULES)
+		return rule;
+	if (!work->is_new)
+		return GATE_UNKNOWN;
+	remember_opening(work, policy);
+	return work->is_proved ? GATE_PROVED : GATE_NEW;
+}
+
+/* --- All packets --- */
+
+static __always_inline int speaks(const struct gate_policy *policy, __be32 version)
+{
+	for (int i = 0; i < GATE_VERSIONS; i++)
+		if (policy->versions[i] == version)
+			return 1;
+	return 0;
+}
+
+/* What no server wants, whoever sends it. */
+static __noinline enum gate_rule check_form(struct gate_work *work, const struct gate_policy *policy)
+{
+	const struct gate_packet *packet;
+	__u32 bytes;
+
+	packet = &work->packet;
+	bytes = packet->end - packet->quic_at;
+	if ((packet->kind == QUIC_NOTHING ||
+	     (packet->kind == QUIC_SHORT && bytes < QUIC_SHORT_MIN + policy->id_bytes)) &&
+	    refuses(work, policy, GATE_SHORT))
+		return GATE_SHORT;
+	if (packet->kind == QUIC_IMPOSSIBLE && refuses(work, policy, GATE_MALFORMED))
+		return GATE_MALFORMED;
+	if (packet->kind >= QUIC_INITIAL && packet->kind <= QUIC_OTHER_VERSION &&
+	    !speaks(policy, packet->version) && refuses(work, policy, GATE_VERSION))
+		return GATE_VERSION;
+	if (packet->kind == QUIC_INITIAL && bytes < INITIAL_DATAGRAM &&
+	    refuses(work, policy, GATE_INITIAL_SIZE))
+		return GATE_INITIAL_SIZE;
+	return GATE_RULES;
+}
+
+static __always_inline int check_headers(struct gate_work *work, const struct gate_policy *policy,
+					 enum gate_find found)
+{
+	const struct gate_packet *packet = &work->packet;
+
+	if (packet->fragment && refuses(work, policy, GATE_FRAGMENT))
+		return GATE_FRAGMENT;
+	if ((found == FIND_TOO_MANY || packet->bad_lengths) && refuses(work, policy, GATE_HEADERS))
+		return GATE_HEADERS;
+	if (packet->options && refuses(work, policy, GATE_OPTIONS))
+		return GATE_OPTIONS;
+	return GATE_RULES;
+}
+
+/* The longest prefix decides; the scope's own list goes before the one for all. 0: in no list. */
+static __noinline int find_entry(const struct gate_work *work)
+{
+	struct gate_prefix_key key = {.prefix_bits = 32 + 128};
+	__u32 *entry;
+
+	if (!(work->active.lookups & GATE_LOOKUP_PREFIXES))
+		return 0;
+	key.table = bpf_htons(work->active.half | (work->packet.family == 6 ? GATE_TABLE_V6 : 0));
+	key.scope = bpf_htons(work->scope);
+	key.address = work->path.address;
+	entry = bpf_map_lookup_elem(&prefixes, &key);
+	if (entry)
+		return *entry;
+	key.scope = 0;
+	entry = bpf_map_lookup_elem(&prefixes, &key);
+	return entry ? *entry : 0;
+}
+
+static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 lookup, int address, int port)
+{
+	const struct gate_packet *packet = &work->packet;
+	struct gate_scope_key key = {.half = work->active.half};
+
+	if (!(work->active.lookups & lookup))
+		return NULL;
+	if (address)
+		key.address = packet->destination;
+	if (port)
+		key.port = packet->destination_port;
+	return bpf_map_lookup_elem(&scopes, &key);
+}
+
+/* Not 0: it is nobody's. */
+static __noinline int find_scope(struct gate_work *work, __u32 found)
+{
+	__u32 *scope = NULL;
+
+	if (found == FIND_OK)
+		scope = look_up_scope(work, GATE_LOOKUP_BOTH, 1, 1);
+	if (!scope)
+		scope = look_up_scope(work, GATE_LOOKUP_ADDRESS, 1, 0);
+	if (!scope && found == FIND_OK)
+		scope = look_up_scope(work, GATE_LOOKUP_PORT, 0, 1);
+	work->scope = scope ? *scope & (GATE_SCOPES - 1) : 0;
+	return !scope && found == FIND_OK ? -1 : 0;
+}
+
+static __always_inline void name_client(struct gate_work *work)
+{
+	const struct gate_packet *packet = &work->packet;
+	const volatile struct gate_address *mask =
+		packet->family == 4 ? &config.client_mask_v4 : &config.client_mask_v6;
+
+	for (int i = 0; i < sizeof(mask->bytes); i++)
+		work->client.address.bytes[i] = packet->source.bytes[i] & mask->bytes[i];
+	work->client.scope = work->scope;
+	work->path.address = packet->source;
+	work->path.scope = work->scope;
+	work->path.port = packet->source_port;
+}
+
+/* Why the packet is refused (enum gate_rule), or passes (enum gate_pass). */
+static __always_inline int judge(struct gate_work *work, enum gate_find found,
+				 const struct gate_policy *policy)
+{
+	int reason, entry;
+
+	name_client(work);
+	reason = check_headers(work, policy, found);
+	if (reason != GATE_RULES)
+		return reason;
+	entry = find_entry(work);
+	if (entry == GATE_ENTRY_BLOCK && refuses(work, policy, GATE_BLOCK))
+		return GATE_BLOCK;
+	if (found != FIND_OK || work->packet.fragment || work->packet.bad_lengths)
+		return GATE_UNKNOWN;
+	read_quic(&work->head, &work->packet);
+	reason = check_form(work, policy);
+	if (reason != GATE_RULES)
+		return reason;
+	reason = find_connection(work, policy);
+	if (reason)
+		return check_live(work, policy, reason);
+	return entry == GATE_ENTRY_ALLOW ? GATE_ALLOWED : judge_stranger(work, policy);
+}
+
+#endif
