@@ -19,10 +19,11 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use quinn::{ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
+use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
 use support::{PORT, SERVER, Server, Site, hello, inside, is_root, quota_of_two_holds, wait_for};
+use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_secs(2);
@@ -236,6 +237,113 @@ async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
     assert!(site.path("gate.sock").exists());
     let gate = Gate::start(&site, &["--port", &port, "--http=off"]);
     assert_eq!(gate.connections(), 0);
+}
+
+/// An Initial that would open a connection of its own (RFC 9000, section 17.2.2).
+fn initial(n: u64) -> Vec<u8> {
+    let mut packet = vec![0xc0, 0, 0, 0, 1, 8];
+    packet.extend(n.to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend((0x4000_u16 | 1182).to_be_bytes());
+    packet.resize(1200, 0xaa);
+    packet
+}
+
+/// What was refused, by whatever rule of whichever scope.
+fn all_refused(gate: &Gate<'_>) -> u64 {
+    gate.status().scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum()
+}
+
+/// A connection that asks all the time, with key updates.
+struct Talk {
+    answers: watch::Receiver<u64>,
+    stop: watch::Sender<bool>,
+    talking: JoinHandle<()>,
+}
+
+impl Talk {
+    fn start(connection: Connection) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let (count, answers) = watch::channel(0);
+        let talking = tokio::spawn(async move {
+            while !*stopped.borrow() {
+                hello(&connection).await;
+                connection.force_key_update();
+                count.send_modify(|count| *count += 1);
+            }
+        });
+        Self { answers, stop, talking }
+    }
+
+    /// Waits for questions that are asked from now on to be answered.
+    async fn goes_on(&mut self) {
+        let enough = *self.answers.borrow() + 3;
+        let answered = self.answers.wait_for(|count| *count >= enough);
+        timeout(LONG, answered).await.expect("answers").expect("the connection lives");
+    }
+
+    async fn end(self) {
+        self.stop.send(true).unwrap();
+        self.talking.await.expect("every question was answered");
+    }
+}
+
+/// Connections behind one address that is over its quota, while that address floods, they move to other ports, and the
+/// gate gets new policies, is killed, and comes back. Exactly the flood is refused, and nothing stays attached.
+#[tokio::test(flavor = "multi_thread")]
+async fn live_connections_outlive_policies_and_the_gate() {
+    const ROUNDS: u64 = 8;
+    const BURST: u64 = 50;
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("outlive", &policy(2));
+    let start = || Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let gate = start();
+    let _server = serve(&site);
+    let clients = [site.endpoint(LONG), site.endpoint(LONG)];
+    let mut talks = Vec::new();
+    for client in &clients {
+        let connecting = client.connect((SERVER, PORT).into(), "localhost").unwrap();
+        talks.push(Talk::start(connecting.await.expect("within the quota")));
+    }
+    let attacker = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
+    attacker.connect((SERVER, PORT)).unwrap();
+    for round in 0..ROUNDS {
+        for n in 0..BURST {
+            attacker.send(&initial(round * BURST + n)).unwrap();
+        }
+        for client in &clients {
+            client.rebind(inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap())).unwrap();
+        }
+        std::fs::write(site.path("gate.toml"), policy(1 + round as u32 % 2)).unwrap();
+        gate.succeed(&["reload"]);
+        for talk in &mut talks {
+            talk.goes_on().await;
+        }
+        let sent = (round + 1) * BURST;
+        wait_for("end of the burst", || (gate.counted("quota").0 >= sent).then_some(()));
+    }
+    let total = ROUNDS * BURST;
+    assert_eq!((gate.counted("quota").0, all_refused(&gate)), (total, total));
+
+    assert_eq!(gate.end(Signal::SIGKILL), None);
+    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    for talk in &mut talks {
+        talk.goes_on().await;
+    }
+    // To a new gate they are strangers.
+    let gate = start();
+    for talk in &mut talks {
+        talk.goes_on().await;
+    }
+    assert_eq!(all_refused(&gate), 0);
+    assert_eq!(gate.end(Signal::SIGTERM), Some(0));
+    assert!(!site.is_guarded());
+    for mut talk in talks {
+        talk.goes_on().await;
+        talk.end().await;
+    }
 }
 
 /// A client of the socket.
