@@ -33,7 +33,8 @@ check() {
 # Reports that the browser is shown: of this machine, now.
 record() {
     [ "$(id -u)" = 0 ] || die "making reports needs root; or name a file of them: REPORTS=FILE"
-    ping -q -i 0.01 -c 900 127.0.0.1 >/dev/null &
+    # Something to see.
+    ping -q -f -w 11 127.0.0.1 >/dev/null &
     target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1"
     wait
 }

@@ -51,6 +51,9 @@ export class Chart {
       this.canvas,
     );
     store.addEventListener("change", () => this.draw(false));
+    this.canvas.addEventListener("mousedown", () => (this.dragging = true));
+    // After uPlot's own listener, which looks at what was chosen.
+    window.addEventListener("mouseup", () => setTimeout(() => this.released()));
     new ResizeObserver(() => this.plot?.setSize({ width: this.canvas.clientWidth, height: HEIGHT })).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.restyle());
   }
@@ -70,6 +73,7 @@ export class Chart {
     this.pause.hidden = this.windows.hidden = !store.live;
     this.now.hidden = !store.live || !store.range;
     this.text.textContent = this.describe();
+    if (this.dragging) return;
     if (store.paused && this.plot && !always) return this.mark();
     const last = store.points.at(-1)?.time_unix_ms ?? 0;
     const oldest = Math.min(store.points[0]?.time_unix_ms ?? last, last - SHORTEST_MS);
@@ -90,7 +94,7 @@ export class Chart {
     const { range, report, problem } = this.store;
     if (problem) return problem;
     if (!range) return this.store.paused ? "paused" : "";
-    const seen = report ? `${duration(report.period_ns)} observed` : "";
+    const seen = report && !this.store.loading ? `${duration(report.period_ns)} observed` : "…";
     return `${clock(range.from)} to ${clock(range.to)}, ${seen}`;
   }
 
@@ -121,6 +125,11 @@ export class Chart {
     };
   }
 
+  private released(): void {
+    this.dragging = false;
+    this.draw(false);
+  }
+
   private selected(plot: uPlot): void {
     const { left, width } = plot.select;
     // Not by hand: that is `mark`.
@@ -131,6 +140,8 @@ export class Chart {
   }
 
   private marking = false;
+  /** What a mouse is choosing must not move under it. */
+  private dragging = false;
 
   /** Shows the range, wherever it has moved to. */
   private mark(): void {

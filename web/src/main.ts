@@ -14,7 +14,7 @@ interface View {
 }
 
 const THEMES = ["auto", "light", "dark"] as const;
-const CONNECTIONS = { connecting: "connecting…", live: "live", lost: "no connection, trying again", log: "log" };
+const CONNECTIONS = { connecting: "connecting…", live: "live", stale: "no reports come", lost: "no connection, trying again", log: "log" };
 
 const store = new Store();
 const chart = new Chart(store);

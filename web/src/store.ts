@@ -5,8 +5,11 @@ const POINTS = 3600;
 /** What the flame graph shows of a live view. */
 const LIVE_STACKS_MS = 30_000;
 const RETRY_MS = 1000;
+/** Without a report for so long, or some periods, what is shown is old: a connection can die without a word. */
+const STALE_MS = 5000;
+const STALE_PERIODS = 3;
 
-export type Connection = "connecting" | "live" | "lost" | "log";
+export type Connection = "connecting" | "live" | "stale" | "lost" | "log";
 
 /** Everything that is shown, and where it comes from. Views listen for `change`. */
 export class Store extends EventTarget {
@@ -21,9 +24,17 @@ export class Store extends EventTarget {
   dropped = 0;
   wholeSince: number | null = null;
   problem = "";
+  /** `report` is not yet that of `range`. */
+  loading = false;
   private latest?: Report;
   private source?: EventSource;
   private isLive = true;
+  private heard = 0;
+
+  constructor() {
+    super();
+    setInterval(() => this.listen(), 1000);
+  }
 
   connect(): void {
     this.source?.close();
@@ -31,6 +42,7 @@ export class Store extends EventTarget {
     this.source = source;
     source.addEventListener("hello", (event) => {
       this.isLive = JSON.parse(event.data).live;
+      this.heard = performance.now();
       this.setConnection(this.isLive ? "live" : "log");
       // Also after a restart: what this page missed, and what it already has, are told apart by time.
       void this.loadHistory();
@@ -68,6 +80,7 @@ export class Store extends EventTarget {
   async select(range: Range | null): Promise<void> {
     this.range = range;
     this.problem = "";
+    this.loading = range !== null;
     if (range) await this.loadRange(range);
     else this.report = this.latest;
     this.changed();
@@ -79,8 +92,15 @@ export class Store extends EventTarget {
     return answer.ok ? answer.json() : null;
   }
 
+  private listen(): void {
+    const patience = Math.max(STALE_MS, (STALE_PERIODS * (this.latest?.period_ns ?? 0)) / 1e6);
+    if (this.connection === "live" && performance.now() - this.heard > patience) this.setConnection("stale");
+  }
+
   private take(report: Report): void {
     this.latest = report;
+    this.heard = performance.now();
+    if (this.connection === "stale") this.setConnection("live");
     this.add([point(report)]);
     this.cpus = report.cpus.map((cpu) => cpu.cpu);
     if (this.paused) return;
@@ -90,9 +110,11 @@ export class Store extends EventTarget {
 
   private async loadRange(range: Range): Promise<void> {
     const answer = await fetch(`./api/report?from=${Math.floor(range.from)}&to=${Math.ceil(range.to)}`).catch(() => null);
+    const report: Report | null = answer?.ok ? await answer.json() : null;
     // Meanwhile something else may have been selected.
     if (this.range !== range) return;
-    if (answer?.ok) this.report = await answer.json();
+    this.loading = false;
+    if (report) this.report = report;
     else this.problem = "The server has no reports of that time any more.";
   }
 

@@ -58,6 +58,7 @@ async function serve(path, ...flags) {
   });
   return {
     url: `http://127.0.0.1:${PORT}/`,
+    signal: (signal) => child.kill(signal),
     stop: async () => {
       child.kill("SIGTERM");
       if (child.exitCode === null) await once(child, "exit");
@@ -211,6 +212,9 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.mouse.move(plot.x + plot.width * 0.9, plot.y + 50);
     await tab.mouse.down();
     await tab.mouse.move(plot.x + plot.width * 0.97, plot.y + 60, { steps: 5 });
+    // Reports come meanwhile.
+    const shown = await figures();
+    await changes(figures, shown);
     await tab.mouse.up();
     await tab.locator("text=observed").waitFor();
     const chosen = await figures();
@@ -251,6 +255,23 @@ test("the page goes on after the server was restarted", async () => {
     await changes(figures, await figures());
     assert.deepEqual(wrong, []);
   } finally {
+    await close();
+    await server.stop();
+  }
+});
+
+test("a page says when reports stay away, and shows them when they come again", async () => {
+  const server = await serve(log("stale", 2, 600), "--pace", String(PACE));
+  const { page: tab, wrong, close } = await page(server.url);
+  try {
+    await state(tab, "live");
+    server.signal("SIGSTOP");
+    await state(tab, "stale");
+    server.signal("SIGCONT");
+    await state(tab, "live");
+    assert.deepEqual(wrong, []);
+  } finally {
+    server.signal("SIGCONT");
     await close();
     await server.stop();
   }
