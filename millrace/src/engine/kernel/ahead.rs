@@ -197,7 +197,7 @@ fn keep(line: &Line) -> Kept {
         let want = Want { len, text_bytes: usize::MAX };
         line.downstream.refill(want, compute(&line.seal))
     });
-    let Some(upstream) = line.upstream.get() else { return sealing };
+    let Some(upstream) = line.upstream() else { return sealing };
     let opening = line.open.keep(upstream.expected(), |len| {
         let want = Want { len, text_bytes: RECEIVED_TEXT };
         upstream.refill(line.open.generation(), want, compute(&line.open))
