@@ -249,7 +249,6 @@ async fn count(args: Args, figures: Arc<Mutex<Figures>>) -> anyhow::Result<()> {
     let track = args.track(args.track.as_deref().unwrap_or("objects"))?;
     let session = Session::connect(&args.connect).await?;
     let receiver = Receiver::new(session.clone());
-    let serving = tokio::spawn(session.clone().run(receiver.clone()));
     let work = async {
         if let Some(kind) = args.fetch_kind(track.clone()) {
             let objects = receiver.fetch(kind, args.order()).await?;
@@ -271,13 +270,7 @@ async fn count(args: Args, figures: Arc<Mutex<Figures>>) -> anyhow::Result<()> {
         }
         anyhow::Ok(())
     };
-    tokio::select! {
-        result = work => result?,
-        error = serving => return Err(error?).context("the session ended"),
-    }
-    session.close(code::Session::NO_ERROR, "");
-    session.closed().await;
-    Ok(())
+    receive_during(session, receiver.clone(), work).await
 }
 
 async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<Figures>) -> anyhow::Result<()> {
@@ -302,14 +295,27 @@ async fn enough(figures: &Mutex<Figures>, count: Option<u64>) {
 pub async fn play(args: &Args, out: impl AsyncWrite + Send + Unpin + 'static) -> anyhow::Result<()> {
     let session = Session::connect(&args.connect).await?;
     let receiver = Receiver::new(session.clone());
-    let serving = tokio::spawn(session.clone().run(receiver.clone()));
-    let player = Player { args: args.clone(), receiver, out: Arc::new(tokio::sync::Mutex::new(out)) };
+    let player = Player {
+        args: args.clone(),
+        receiver: receiver.clone(),
+        out: Arc::new(tokio::sync::Mutex::new(out)),
+    };
     let work = async {
         match &args.track {
             Some(track) => player.track(track.clone()).await,
             None => player.media().await,
         }
     };
+    receive_during(session, receiver, work).await
+}
+
+/// Has `receiver` take what comes on the session for as long as `work` takes; closes the session then.
+async fn receive_during(
+    session: Arc<Session>,
+    receiver: Arc<Receiver>,
+    work: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let serving = tokio::spawn(session.clone().run(receiver));
     tokio::select! {
         result = work => result?,
         error = serving => return Err(error?).context("the session ended"),
