@@ -30,3 +30,4 @@ pub mod taxonomy;
 mod users;
 
 pub use observer::{Config, Error, MAX_FREQUENCY_HZ, Observer, POLL_INTERVAL};
+pub use symbols::plain as function_name;

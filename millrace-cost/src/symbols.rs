@@ -74,7 +74,7 @@ fn function(line: &str) -> Option<(u64, &str)> {
 }
 
 /// `bpf_prog_0123456789abcdef_relay_ingress` is `bpf:relay_ingress`; suffixes that compilers add are cut off.
-fn plain(name: &str) -> Box<str> {
+pub fn plain(name: &str) -> Box<str> {
     let program = name.strip_prefix(JITTED).and_then(|rest| rest.split_at_checked(TAG_DIGITS));
     match program {
         Some((tag, rest)) if tag.bytes().all(|digit| digit.is_ascii_hexdigit()) => {

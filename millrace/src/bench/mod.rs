@@ -1,6 +1,7 @@
 //! `millrace bench`: measurements as commands.
 
 mod contender;
+mod cost;
 mod engine;
 mod figures;
 mod gate;
@@ -34,6 +35,8 @@ enum Command {
     /// The flood
     #[command(hide = true)]
     Flood(gate::flood::Send),
+    /// The observer of networking's cost: its accuracy and what it takes itself
+    Cost(cost::Args),
     /// The parts of the plain UDP reference
     #[command(subcommand, hide = true)]
     Udp(udp::Args),
@@ -45,6 +48,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Command::Gate(args) => gate::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),
         Command::Flood(args) => gate::flood::send(args),
+        Command::Cost(args) => cost::run(args),
         Command::Udp(args) => udp::run(args),
     }
 }

@@ -1,0 +1,222 @@
+//! `millrace bench cost`: whether the observer of networking's cost is right, and what it takes itself.
+
+mod accuracy;
+mod network;
+mod overhead;
+mod profile;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::ensure;
+use millrace_cost::MAX_FREQUENCY_HZ;
+use millrace_cost::report::Mode;
+use serde::Serialize;
+
+use super::relay::{warn_if_busy, write_json};
+use super::stats;
+use network::{Protocol, Scenario};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Samples per second whose overhead is measured
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
+    hz: Vec<u32>,
+    /// Pairs of stretches, with and without the observer, for each overhead; 0 leaves overhead out
+    #[arg(long, default_value_t = 10)]
+    pairs: usize,
+    /// Length of each stretch of a pair
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
+    pair_seconds: f64,
+    /// Length of each run for accuracy; 0 leaves accuracy out
+    #[arg(long, default_value_t = 8.0, value_name = "SECONDS")]
+    accuracy_seconds: f64,
+    /// Samples per second in the runs for accuracy
+    #[arg(long, default_value_t = 1000, value_name = "HZ")]
+    accuracy_hz: u32,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    args.check()?;
+    crate::lab::remove_on_signal()?;
+    warn_if_busy()?;
+    let mut rows = Vec::new();
+    if args.accuracy_seconds > 0.0 {
+        let length = Duration::from_secs_f64(args.accuracy_seconds);
+        for scenario in Scenario::all() {
+            let figures = accuracy::measure(scenario, args.accuracy_hz, length);
+            rows.push(Row::of_accuracy(scenario, args.accuracy_hz, figures));
+            eprintln!("{}", rows.last().map(Row::line).unwrap_or_default());
+        }
+    }
+    if args.pairs > 0 {
+        args.overheads(&mut rows);
+    }
+    rows.iter().for_each(|row| println!("{}", row.line()));
+    let Some(path) = &args.json else { return Ok(()) };
+    write_json(path, &rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        let rates = || self.hz.iter().chain([&self.accuracy_hz]);
+        ensure!(
+            rates().all(|hz| (1..=MAX_FREQUENCY_HZ).contains(hz)),
+            "samples per second are 1 to {MAX_FREQUENCY_HZ}"
+        );
+        ensure!(self.pair_seconds > 0.0, "--pair-seconds is more than 0");
+        ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds is not negative");
+        Ok(())
+    }
+
+    /// TCP with all ways to observe; UDP, whose packets are the smaller ones, with the usual one.
+    fn overheads(&self, rows: &mut Vec<Row>) {
+        use overhead::Variant;
+        let (tcp, udp) = (Scenario::veth(Protocol::Tcp), Scenario::veth(Protocol::Udp));
+        let length = Duration::from_secs_f64(self.pair_seconds);
+        let runs = [(tcp, Variant::Array), (udp, Variant::Array), (tcp, Variant::RingBuffer)]
+            .into_iter()
+            .chain([(tcp, Variant::Sampling), (udp, Variant::Sampling)]);
+        for (scenario, variant) in runs {
+            for &hz in &self.hz {
+                let figures = overhead::measure(scenario, variant, hz, self.pairs, length);
+                rows.push(Row::of_overhead(scenario, variant, hz, figures));
+                eprintln!("{}", rows.last().map(Row::line).unwrap_or_default());
+            }
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    scenario: String,
+    mode: Mode,
+    /// How stacks come to userspace: `array` (mapped memory) or `ring_buffer`.
+    transport: &'static str,
+    sample_hz: u32,
+    /// Of throughput; negative: there was more with the observer.
+    overhead_pct: Option<Spread>,
+    /// Of one CPU, the worst: the observer's events and the profile's rest, minus `/proc/stat`.
+    procstat_error_pct: Option<f64>,
+    /// Of one CPU, the worst of all parts of all events.
+    worst_subevent_error_points: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accuracy: Option<accuracy::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overhead: Option<overhead::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Spread {
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+impl Spread {
+    /// `None` without values.
+    fn of(values: &[f64]) -> Option<Self> {
+        let median = stats::median(values)?;
+        let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Some(Self { median, min, max })
+    }
+}
+
+impl Row {
+    fn new(scenario: Scenario, variant: overhead::Variant, sample_hz: u32, error: Option<String>) -> Self {
+        Self {
+            scenario: scenario.to_string(),
+            mode: variant.mode(),
+            transport: variant.transport(),
+            sample_hz,
+            overhead_pct: None,
+            procstat_error_pct: None,
+            worst_subevent_error_points: None,
+            accuracy: None,
+            overhead: None,
+            error,
+        }
+    }
+
+    fn of_accuracy(scenario: Scenario, hz: u32, figures: anyhow::Result<accuracy::Figures>) -> Self {
+        let row = |error| Self::new(scenario, overhead::Variant::Array, hz, error);
+        match figures {
+            Err(error) => row(Some(format!("{error:#}"))),
+            Ok(figures) => Self {
+                procstat_error_pct: figures.worst_cpu_error_pct(),
+                worst_subevent_error_points: figures.parts.first().map(accuracy::PartError::points),
+                accuracy: Some(figures),
+                ..row(None)
+            },
+        }
+    }
+
+    fn of_overhead(
+        scenario: Scenario,
+        variant: overhead::Variant,
+        hz: u32,
+        figures: anyhow::Result<overhead::Figures>,
+    ) -> Self {
+        let row = |error| Self::new(scenario, variant, hz, error);
+        match figures {
+            Err(error) => row(Some(format!("{error:#}"))),
+            Ok(figures) => {
+                Self { overhead_pct: Spread::of(&figures.pairs_pct), overhead: Some(figures), ..row(None) }
+            }
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { scenario, sample_hz, .. } = self;
+        let mut line = format!("{scenario:<24} {sample_hz:>6} Hz");
+        if let Some(error) = &self.error {
+            line += &format!("  {error}");
+        }
+        if let Some(Spread { median, min, max }) = self.overhead_pct {
+            let mode = if self.mode == Mode::Sampling { "sampling" } else { self.transport };
+            line += &format!("  {mode:<11}  overhead {median:5.2} % ({min:.2} to {max:.2})");
+        }
+        if let Some(figures) = &self.overhead {
+            line += &format!(", observer {:.2} % of a CPU", figures.observer_cpu_pct);
+        }
+        if let Some(error) = self.procstat_error_pct {
+            line += &format!("  /proc/stat {error:+.2} % of a CPU");
+        }
+        if let Some(worst) = self.accuracy.as_ref().and_then(|figures| figures.parts.first()) {
+            line += &format!(
+                ", parts {:.2} points ({}, {}: {:.2} %, perf {:.2} %)",
+                worst.points(),
+                worst.event,
+                worst.part,
+                worst.observer_pct,
+                worst.profile_pct
+            );
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::of(&[3.0, -1.0, 2.0]), Some(Spread { median: 2.0, min: -1.0, max: 3.0 }));
+    }
+
+    #[test]
+    fn every_network_is_there_once() {
+        let names: Vec<String> = Scenario::all().map(|scenario| scenario.to_string()).collect();
+        assert_eq!(names.len(), 12);
+        assert!(names.contains(&"bridge udp gro=on".to_owned()), "{names:?}");
+        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 12);
+    }
+}
