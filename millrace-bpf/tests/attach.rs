@@ -9,19 +9,11 @@ use std::process::Command;
 
 use millrace_bpf::relay::{Config, Relay};
 use millrace_bpf::tc::{self, Hook, Mechanism};
-use net::{Network, inside, ip, run};
+use net::{Network, inside, ip, root, run};
 use nix::sys::signal::{Signal, raise};
 
 /// Set for the process that is to die: the namespace that it attaches in.
 const NAMESPACE: &str = "MILLRACE_TEST_NAMESPACE";
-
-fn root(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        println!("SKIP {test}: needs root");
-    }
-    root
-}
 
 fn load(mechanism: Mechanism) -> Relay {
     let config = Config { ports: vec![4443], mechanism: Some(mechanism), ..Config::default() };

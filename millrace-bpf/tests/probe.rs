@@ -1,12 +1,15 @@
 //! The probe on real interfaces: a veth pair between two namespaces. Needs root.
 
+#[path = "support/net.rs"]
+mod net;
+
 use std::net::{SocketAddr, UdpSocket};
 use std::process::Command;
 use std::time::Duration;
 
 use millrace_bpf::probe::{Config, Counters, Probe, Sample};
 use millrace_bpf::tc::{Hook, Mechanism};
-use nix::sched::{CloneFlags, setns};
+use net::{inside, ip, root};
 
 /// A namespace with one end of a veth pair whose other end is in the namespace `peer`.
 struct Pair {
@@ -39,32 +42,12 @@ impl Drop for Pair {
     }
 }
 
-fn ip(arguments: &str) {
-    let status = Command::new("ip").args(arguments.split(' ')).status().expect("ip runs");
-    assert!(status.success(), "ip {arguments}");
-}
-
-/// Runs `work` on a thread of its own in a namespace.
-fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            let file = std::fs::File::open(format!("/run/netns/{namespace}")).expect("a namespace");
-            setns(file, CloneFlags::CLONE_NEWNET).expect("setns");
-            work()
-        });
-        done.join().expect("work in a namespace")
-    })
-}
-
 fn v0() -> i32 {
     nix::net::if_::if_nametoindex("v0").expect("v0") as i32
 }
 
-/// Sockets keep the namespace in which they were opened.
 fn socket(namespace: &str, address: &str) -> UdpSocket {
-    let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
-    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
-    socket
+    net::socket(namespace, address.parse().expect("an address"))
 }
 
 fn attach(namespace: &str, probe: &mut Probe) -> Mechanism {
@@ -98,14 +81,6 @@ fn tcx_programs(namespace: &str) -> usize {
         unsafe { options.__bindgen_anon_1.count as usize }
     };
     inside(namespace, || count(libbpf_sys::BPF_TCX_INGRESS) + count(libbpf_sys::BPF_TCX_EGRESS))
-}
-
-fn root(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        println!("SKIP {test}: needs root");
-    }
-    root
 }
 
 /// One large packet each way and one small, in both families.

@@ -3,23 +3,25 @@
 
 #[path = "support/net.rs"]
 mod net;
+#[path = "support/peers.rs"]
+mod peers;
 #[path = "support/quic.rs"]
 #[allow(dead_code)]
 mod quic;
 
-use std::net::{SocketAddr, UdpSocket};
+use std::net::UdpSocket;
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::relay::{
-    Compute, Config, Datagrams, Downstream, Forwarded, LegOutcome, Outcome, Path, Relay, Slot, Upstream,
+    Compute, Config, Datagrams, Forwarded, LegOutcome, Outcome, Relay, Slot, Upstream,
 };
 use millrace_proto::moq::{Datagram, Status};
 use millrace_proto::quic::{frame, keys::Suite};
-use net::{Capture, Network, address, inside};
+use net::{Capture, Network, address, root};
+use peers::{PORT, Subscriber};
 use quic::Direction;
 
-const PORT: u16 = 4443;
 const ALIAS: u64 = 300;
 /// Downstream: shorter, as long, and the longest there is.
 const ALIASES: [u64; 3] = [7, 301, u64::MAX - 1];
@@ -30,27 +32,14 @@ const LEVEL: u16 = 0x8040;
 const ALL: Datagrams =
     Datagrams { alias: 0, first: (0, 0), last_group: u64::MAX, tag: 0, level: LEVEL, track: 0 };
 
-fn root(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        println!("SKIP {test}: needs root");
-    }
-    root
-}
-
-struct Subscriber {
-    alias: u64,
-    keys: Direction,
-    downstream: Downstream,
-    socket: UdpSocket,
-}
-
 struct Scene {
     relay: Relay,
     upstream: Upstream,
     slot: Slot,
     publisher: Direction,
     subscribers: Vec<Subscriber>,
+    /// Theirs, in the same order.
+    aliases: Vec<u64>,
     from: UdpSocket,
     to: UdpSocket,
     capture: Capture,
@@ -66,21 +55,22 @@ impl Scene {
         let mut rng = Rng::with_seed(11);
         let relay = Relay::load(&Config { ports: vec![PORT], ..Config::default() }).expect("the relay loads");
         let publisher = Direction::new(suite, 8, &mut rng);
-        let upstream = relay.upstream(0).expect("an upstream");
-        upstream.add_id(&publisher.id).expect("an ID");
-        upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
-        let subscribers: Vec<_> =
-            aliases.iter().map(|alias| subscriber(&network, &relay, *alias, &mut rng)).collect();
+        let upstream = peers::upstream(&relay, &publisher);
+        let at = (network.subscriber.as_str(), address(4, 2, 1), address(4, 2, 2));
+        let subscribe = |_| {
+            let suite = quic::SUITES[rng.usize(..2)];
+            let subscriber = Subscriber::new(&network, &relay, at, (suite, 8), &mut rng);
+            subscriber.downstream.set_max_datagram(LIMIT);
+            subscriber
+        };
+        let subscribers: Vec<_> = aliases.iter().map(subscribe).collect();
         let mut slot = upstream.datagrams(ALIAS);
-        for (tag, subscriber) in (0..).zip(&subscribers) {
-            let leg = Datagrams { alias: subscriber.alias, tag, ..ALL };
+        for ((tag, subscriber), &alias) in (0..).zip(&subscribers).zip(aliases) {
+            let leg = Datagrams { alias, tag, ..ALL };
             slot.add_datagrams(&subscriber.downstream, &leg).expect("a leg");
         }
-        let to = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), PORT));
-        let from = net::socket(&network.publisher, SocketAddr::new(address(4, 1, 2), 0));
-        from.connect(to.local_addr().expect("address")).expect("connect");
-        let west = net::ifindex(&network.relay, "west");
-        inside(&network.relay, || relay.attach(west).expect("the relay attaches"));
+        let (from, to) = peers::sockets(&network, (address(4, 1, 2), address(4, 1, 1)));
+        peers::attach(&network, &relay, "west");
         let capture = Capture::new(&network.subscriber);
         let sent = 0;
         Self {
@@ -89,6 +79,7 @@ impl Scene {
             slot,
             publisher,
             subscribers,
+            aliases: aliases.to_vec(),
             from,
             to,
             capture,
@@ -100,12 +91,7 @@ impl Scene {
 
     fn send_packet(&mut self, packet: &[u8]) -> Vec<Forwarded> {
         self.from.send(packet).expect("send");
-        let mut buffer = [0; 2048];
-        let len = self.to.recv(&mut buffer).expect("the original");
-        assert_eq!(buffer[..len], *packet, "the original");
-        let mut forwarded = Vec::new();
-        self.relay.drain(|packet| forwarded.push(packet));
-        forwarded
+        peers::receive_original(&self.to, packet, &self.relay)
     }
 
     fn send(&mut self, frames: &[u8]) -> Vec<Forwarded> {
@@ -119,9 +105,9 @@ impl Scene {
     fn expect(&mut self, datagrams: &[(Vec<u8>, Datagram)], forwarded: &[Forwarded]) {
         let mut registered = forwarded.iter();
         for (start, datagram) in datagrams {
-            for (tag, subscriber) in (0..).zip(&self.subscribers) {
+            for ((tag, subscriber), &alias) in (0..).zip(&self.subscribers).zip(&self.aliases) {
                 let sent = registered.next().expect("a registration");
-                let rewritten = under(subscriber.alias, start, datagram);
+                let rewritten = under(alias, start, datagram);
                 let mut frames = Vec::new();
                 frame::write_datagram(&rewritten, &mut frames);
                 let want = subscriber.keys.build((0, sent.number), &frames);
@@ -168,22 +154,6 @@ impl Scene {
         }
         outcome
     }
-}
-
-fn subscriber(network: &Network, relay: &Relay, alias: u64, rng: &mut Rng) -> Subscriber {
-    let socket = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
-    let remote = socket.local_addr().expect("address");
-    let local = SocketAddr::new(address(4, 2, 1), PORT);
-    let greeter = net::socket(&network.relay, SocketAddr::new(local.ip(), 0));
-    greeter.send_to(&[0], remote).expect("send");
-    assert_eq!(socket.recv(&mut [0; 1]).expect("receive"), 1);
-    let keys = Direction::new(quic::SUITES[rng.usize(..2)], 8, rng);
-    let path = Path { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
-    let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
-    downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
-    downstream.set_max_bytes(u64::MAX / 2);
-    downstream.set_max_datagram(LIMIT);
-    Subscriber { alias, keys, downstream, socket }
 }
 
 fn encode(datagram: &Datagram) -> Vec<u8> {

@@ -3,39 +3,25 @@
 
 #[path = "support/net.rs"]
 mod net;
+#[path = "support/peers.rs"]
+mod peers;
 #[path = "support/quic.rs"]
 #[allow(dead_code)]
 mod quic;
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{
-    Compute, Config, Downstream, Forwarded, Leg, LegOutcome, Outcome, Path, Relay, Slot, Upstream,
-};
+use millrace_bpf::relay::{Compute, Config, Forwarded, Leg, LegOutcome, Outcome, Relay, Slot, Upstream};
 use millrace_proto::quic::keys::Suite;
-use net::{Capture, Network, RawSender, address, inside, ip};
+use net::{Capture, Network, RawSender, address, ip, root};
+use peers::{PORT, Subscriber};
 use quic::{Chunk, Direction};
 
-const PORT: u16 = 4443;
 const STREAM: u64 = 2;
 const LEG: Leg =
     Leg { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 40, tag: 0, level: 0, track: 0, group: 0 };
-
-fn root(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        println!("SKIP {test}: needs root");
-    }
-    root
-}
-
-struct Subscriber {
-    keys: Direction,
-    downstream: Downstream,
-    socket: UdpSocket,
-}
 
 /// One upstream with one stream, on `interface` of the relay.
 struct Scene {
@@ -51,41 +37,26 @@ struct Scene {
 }
 
 impl Scene {
-    /// The publisher's packets come from `from` to `to`.
-    fn new(network: &Network, interface: &str, (from, to): (IpAddr, IpAddr)) -> Self {
+    /// `ends`: where the publisher's packets come from, and go to.
+    fn new(network: &Network, interface: &str, ends: (IpAddr, IpAddr)) -> Self {
         let mut rng = Rng::with_seed(5);
         let relay = Relay::load(&Config { ports: vec![PORT], ..Config::default() }).expect("the relay loads");
         let publisher = Direction::new(Suite::ChaCha20Poly1305, 8, &mut rng);
-        let upstream = relay.upstream(0).expect("an upstream");
-        upstream.add_id(&publisher.id).expect("an ID");
-        upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
+        let upstream = peers::upstream(&relay, &publisher);
         let slot = upstream.slot(STREAM);
-        let to = net::socket(&network.relay, SocketAddr::new(to, PORT));
-        let from = net::socket(&network.publisher, SocketAddr::new(from, 0));
-        from.connect(to.local_addr().expect("address")).expect("connect");
-        let ifindex = net::ifindex(&network.relay, interface);
-        inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
+        let (from, to) = peers::sockets(network, ends);
+        peers::attach(network, &relay, interface);
         let subscribers = Vec::new();
         Self { relay, _upstream: upstream, slot, publisher, subscribers, from, to, sent: 0, rng }
     }
 
     /// A subscriber at `remote` in `namespace`, whose packets leave from `local`.
     fn subscribe(&mut self, network: &Network, namespace: &str, (local, remote): (IpAddr, IpAddr)) {
-        let socket = net::socket(namespace, SocketAddr::new(remote, 0));
-        let remote = socket.local_addr().expect("address");
-        // Makes the relay's host know the next hop's link address.
-        let greeter = net::socket(&network.relay, SocketAddr::new(local, 0));
-        greeter.send_to(&[0], remote).expect("send");
-        assert_eq!(socket.recv(&mut [0; 1]).expect("receive"), 1);
-        let keys = Direction::new(quic::SUITES[self.subscribers.len() % 2], 8, &mut self.rng);
-        let local = SocketAddr::new(local, PORT);
-        let path = Path { local, remote, id: keys.id.clone(), traffic_class: 0, flow_label: 0 };
-        let downstream = self.relay.downstream(&path, 1452, 0).expect("a downstream");
-        downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
-        downstream.set_max_bytes(u64::MAX / 2);
-        downstream.set_max_data(u64::MAX / 2);
-        self.slot.add(&downstream, &LEG).expect("a leg");
-        self.subscribers.push(Subscriber { keys, downstream, socket });
+        let suite = quic::SUITES[self.subscribers.len() % 2];
+        let at = (namespace, local, remote);
+        let subscriber = Subscriber::new(network, &self.relay, at, (suite, 8), &mut self.rng);
+        self.slot.add(&subscriber.downstream, &LEG).expect("a leg");
+        self.subscribers.push(subscriber);
     }
 
     fn packet(&mut self, len: usize) -> (Chunk, Vec<u8>) {
@@ -98,12 +69,7 @@ impl Scene {
 
     /// Userspace gets the packet as it was.
     fn drained(&mut self, packet: &[u8]) -> Vec<Forwarded> {
-        let mut buffer = [0; 2048];
-        let len = self.to.recv(&mut buffer).expect("the original");
-        assert_eq!(buffer[..len], *packet, "the original");
-        let mut forwarded = Vec::new();
-        self.relay.drain(|packet| forwarded.push(packet));
-        forwarded
+        peers::receive_original(&self.to, packet, &self.relay)
     }
 
     fn send(&mut self, len: usize) -> (Chunk, Vec<Forwarded>) {

@@ -15,16 +15,9 @@ use std::net::SocketAddr;
 use frame::Frame;
 use millrace_bpf::gate::rules::{Mode, Scope};
 use millrace_bpf::gate::{Action, Config, Gate, Modes, Pass, Place, Policy, Reason, Rule, Rules, Statistics};
+use net::root;
 
 pub const PORT: u16 = 443;
-
-pub fn root(test: &str) -> bool {
-    let root = nix::unistd::geteuid().is_root();
-    if !root {
-        println!("SKIP {test}: needs root");
-    }
-    root
-}
 
 /// Small maps, so that they fill up.
 pub fn config() -> Config {

@@ -10,6 +10,15 @@ use std::time::Duration;
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType};
 
+/// Whether there is root; if not, says that `test` is skipped.
+pub fn root(test: &str) -> bool {
+    let root = nix::unistd::geteuid().is_root();
+    if !root {
+        println!("SKIP {test}: needs root");
+    }
+    root
+}
+
 /// Interface names: `west` and `east` in the relay's namespace, `eth` in the others.
 pub struct Network {
     pub publisher: String,

@@ -1,0 +1,153 @@
+//! What is removed, detached or reused in the program's maps.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use millrace_bpf::relay::{Config, LegOutcome, Outcome, Path, Relay};
+use millrace_proto::quic::keys::Suite;
+
+use crate::net::{Network, address, root};
+use crate::peers::{PORT, attach};
+use crate::scene::{ID_LEN, LEG, STREAMS, Scene, simple};
+
+#[test]
+fn removed_means_gone() {
+    if !root("removed_means_gone") {
+        return;
+    }
+    let network = Network::new("rem");
+    let mut scene = Scene::new(&network, 4, &[4, 6], Suite::ChaCha20Poly1305, 3, 1);
+    attach(&network, &scene.relay, "west");
+    scene.slots.clear();
+    let mut slot = scene.upstream.slot(STREAMS[0].upstream);
+    let keys: Vec<_> = scene
+        .subscribers
+        .iter()
+        .map(|subscriber| slot.add(&subscriber.downstream, &LEG).expect("a leg"))
+        .collect();
+    let mut keys: Vec<_> = keys.into_iter().enumerate().collect();
+    // Middle, last, only.
+    for remove in [None, Some(1), Some(2), Some(0)] {
+        if let Some(remove) = remove {
+            let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("a leg");
+            slot.remove(keys.remove(at).1).expect("removed");
+        }
+        let chunk = scene.chunk(100);
+        let number = scene.next_number();
+        let packet = scene.publisher.seal((0, number), 1, &chunk.encode());
+        let got: Vec<_> = scene.send(&packet).iter().map(|packet| packet.downstream).collect();
+        let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
+        assert_eq!(got, want);
+    }
+    // First of two; then a downstream that its leg outlives.
+    let first = slot.add(&scene.subscribers[0].downstream, &LEG).expect("a leg");
+    slot.add(&scene.subscribers[1].downstream, &LEG).expect("a leg");
+    slot.remove(first).expect("removed");
+    let number = scene.next_number();
+    let frames = scene.chunk(100).encode();
+    let got = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+    assert_eq!(got.len(), 1);
+    assert_eq!(got[0].downstream, scene.subscribers[1].downstream.id());
+    scene.subscribers.clear();
+    let number = scene.next_number();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.relay.counters().expect("counters").legs(LegOutcome::Gone), 1);
+    // The slot, the connection ID.
+    drop(slot);
+    let number = scene.next_number();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::NoSlot), 2);
+    scene.upstream.remove_id(&scene.publisher.id).expect("removed");
+    let number = scene.next_number();
+    assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::UnknownId), 1);
+}
+
+#[test]
+fn detached_and_attached_again() {
+    if !root("detached_and_attached_again") {
+        return;
+    }
+    let (network, mut scene) = simple("det");
+    scene.relay_with(LEG);
+    let send = |scene: &mut Scene| {
+        let number = scene.next_number();
+        let frames = scene.chunk(9).encode();
+        let packet = scene.publisher.seal((0, number), 1, &frames);
+        (scene.send(&packet).len(), packet)
+    };
+    assert_eq!(send(&mut scene).0, 1);
+    scene.relay.detach();
+    let mut missed = Vec::new();
+    for number in 1..300 {
+        let (sent, packet) = send(&mut scene);
+        assert_eq!(sent, 0);
+        scene.upstream.observe(number);
+        missed.push(packet);
+    }
+    attach(&network, &scene.relay, "west");
+    // What went by then is not forwarded later; what is new is.
+    for packet in &missed[250..] {
+        assert_eq!(scene.send(packet), []);
+    }
+    assert_eq!(scene.relay.counters().expect("counters").packets(Outcome::Replayed), 49);
+    assert_eq!(send(&mut scene).0, 1);
+    // Handles outlive the relay; nothing stays attached.
+    let Scene { relay, subscribers, .. } = &mut scene;
+    let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
+    drop(std::mem::replace(relay, Relay::load(&config).expect("another relay")));
+    let downstream = &subscribers[0].downstream;
+    let next = downstream.number().fetch_add(1, Ordering::SeqCst);
+    assert_eq!(next, 2);
+    assert_eq!(send(&mut scene).0, 0);
+    assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), 3);
+}
+
+#[test]
+fn entries_are_reused_in_turn() {
+    if !root("entries_are_reused_in_turn") {
+        return;
+    }
+    let network = Network::new("reu");
+    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 1, 1);
+    let config = Config {
+        ports: vec![PORT],
+        id_len: ID_LEN,
+        max_upstreams: 2,
+        max_downstreams: 2,
+        max_slots: 1,
+        max_legs: 2,
+        ..Config::default()
+    };
+    scene.rebuild(&network, &config);
+    attach(&network, &scene.relay, "west");
+    let path = Path {
+        local: SocketAddr::new(address(4, 2, 1), PORT),
+        remote: SocketAddr::new(address(4, 2, 2), 1),
+        id: vec![],
+        traffic_class: 0,
+        flow_label: 0,
+    };
+    let mut ids = std::collections::HashSet::new();
+    for _ in 0..50 {
+        scene.slots.clear();
+        scene.relay.settle().expect("settled");
+        let other = scene.relay.downstream(&path, 1452, 0).expect("the second");
+        assert!(scene.relay.downstream(&path, 1452, 0).is_err(), "a third");
+        assert!(ids.insert(other.id()), "an ID twice");
+        let upstream = scene.relay.upstream(0).expect("the second");
+        assert!(scene.relay.upstream(0).is_err(), "a third");
+        drop(upstream);
+        let key = scene.relay_with(LEG);
+        let mut slot = scene.slots.remove(0);
+        slot.add(&other, &LEG).expect("the second");
+        assert!(slot.add(&other, &LEG).is_err(), "a third");
+        slot.remove(key).expect("removed");
+        assert!(scene.upstream.slot(99).add(&other, &LEG).is_err(), "a second slot");
+        // The first leg is another downstream's now; that has no keys.
+        let number = scene.next_number();
+        let frames = scene.chunk(9).encode();
+        assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
+        assert_eq!(other.outcome(LegOutcome::NoKeys) + other.outcome(LegOutcome::Window), 1);
+    }
+}

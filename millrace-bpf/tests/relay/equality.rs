@@ -1,0 +1,129 @@
+//! Every packet that the program sends is the one that the userspace builder makes.
+
+use millrace_bpf::probe::{self, Probe};
+use millrace_bpf::relay::{LegOutcome, Outcome, Supply};
+use millrace_proto::quic::keys::Suite;
+
+use crate::net::{self, Network, RawSender, inside, root};
+use crate::peers::attach;
+use crate::quic::{self, Chunk};
+use crate::scene::{STREAMS, Scene, simple};
+
+/// Packets of all sizes and shapes to `legs` subscribers.
+fn equals_the_builder(
+    name: &str,
+    (family, families): (u8, &[u8]),
+    suite: Suite,
+    (legs, cases): (usize, usize),
+    offload: bool,
+) {
+    let network = Network::new(name);
+    net::set_checksum_offload(&network.publisher, "eth", offload);
+    // With offload the copies have their checksum still to be filled in; without it there is nobody to do so.
+    net::set_checksum_offload(&network.relay, "east", !offload);
+    let mut scene = Scene::new(&network, family, families, suite, legs, 7);
+    attach(&network, &scene.relay, "west");
+    scene.capture.check();
+    let mut packets = 0;
+    for _ in 0..cases {
+        let number = scene.next_number();
+        // What a downstream adds: a longer connection ID and number, a longer STREAM header.
+        let room = scene.rng.usize(..=1452 - 57);
+        let (frames, chunks) = scene.generate(room);
+        let number_len = scene.rng.usize(1..=4);
+        let padding = vec![0; 4usize.saturating_sub(frames.len())];
+        let packet = scene.publisher.seal((0, number), number_len, &[padding, frames].concat());
+        scene.compute_ahead();
+        let forwarded = scene.send(&packet);
+        scene.expect(&chunks, &forwarded);
+        packets += chunks.len() * legs;
+        assert_eq!(scene.capture.check(), chunks.len() * legs);
+    }
+    let counters = scene.relay.counters().expect("counters");
+    assert_eq!(counters.legs(LegOutcome::Sent), packets as u64);
+    let others = [Outcome::Forwarded, Outcome::NoSlot].map(|outcome| counters.packets(outcome));
+    assert_eq!(others.iter().sum::<u64>(), cases as u64, "{counters:?}");
+    let supplies = Supply::ALL.map(|supply| {
+        let sealed: u64 = scene.subscribers.iter().map(|s| s.downstream.supply(supply)).sum();
+        (scene.upstream.supply(supply), sealed)
+    });
+    assert_eq!(supplies.iter().map(|(opened, _)| opened).sum::<u64>(), cases as u64);
+    assert_eq!(supplies.iter().map(|(_, sealed)| sealed).sum::<u64>(), packets as u64);
+    assert!(supplies.iter().all(|(opened, sealed)| *opened > 0 && *sealed > 0), "{supplies:?}");
+    println!("{name}: {cases} packets became {packets}, all equal");
+}
+
+#[test]
+fn ipv4_to_one() {
+    if root("ipv4_to_one") {
+        for (suite, name) in quic::SUITES.into_iter().zip(["c41", "a41"]) {
+            equals_the_builder(name, (4, &[4]), suite, (1, 1500), true);
+        }
+    }
+}
+
+#[test]
+fn ipv6_to_one() {
+    if root("ipv6_to_one") {
+        equals_the_builder("c61", (6, &[6]), Suite::ChaCha20Poly1305, (1, 1000), true);
+    }
+}
+
+#[test]
+fn ipv4_to_eight_of_both_families() {
+    if root("ipv4_to_eight_of_both_families") {
+        equals_the_builder("c48", (4, &[4, 6]), Suite::ChaCha20Poly1305, (8, 400), true);
+    }
+}
+
+#[test]
+fn ipv6_to_eight_of_both_families() {
+    if root("ipv6_to_eight_of_both_families") {
+        equals_the_builder("a68", (6, &[4, 6]), Suite::Aes128Gcm, (8, 400), true);
+    }
+}
+
+#[test]
+fn without_checksum_offload() {
+    if root("without_checksum_offload") {
+        equals_the_builder("n48", (4, &[6, 4]), Suite::Aes128Gcm, (8, 200), false);
+        equals_the_builder("n68", (6, &[6, 4]), Suite::ChaCha20Poly1305, (8, 200), false);
+    }
+}
+
+/// Whether the tag comes back is seen by a probe behind the program: taps see packets before it.
+#[test]
+fn tagged_frames() {
+    if !root("tagged_frames") {
+        return;
+    }
+    let (network, mut scene) = simple("vln");
+    scene.relay.detach();
+    let mut probe = Probe::load(&probe::Config::default()).expect("the probe loads");
+    let west = net::ifindex(&network.relay, "west");
+    inside(&network.relay, || probe.attach(west).expect("the probe attaches"));
+    attach(&network, &scene.relay, "west");
+    let wire = RawSender::new(&network.publisher, "eth");
+    let to = net::link_address(&network.relay, "west");
+    scene.capture.check();
+    for len in [0, 1, 20, 100, 1200] {
+        let chunk = Chunk { fin: true, ..scene.chunk(len) };
+        let number = scene.next_number();
+        let packet = scene.publisher.seal((0, number), 3, &chunk.encode());
+        let (from, at) = (scene.from.local_addr().expect("address"), scene.to.local_addr().expect("address"));
+        wire.send(&net::frame(to, Some(7), (from, at), &packet));
+        let mut forwarded = Vec::new();
+        let mut buffer = [0; 2048];
+        let got = scene.only().socket.recv(&mut buffer).expect("a packet");
+        scene.relay.drain(|packet| forwarded.push(packet));
+        let [sent] = forwarded[..] else { panic!("{forwarded:?}") };
+        let moved = Chunk { stream: STREAMS[0].downstream, ..chunk };
+        assert_eq!(buffer[..got], scene.only().keys.build((0, sent.number), &moved.encode()));
+        assert_eq!(scene.capture.check(), 1);
+        let samples: Vec<_> =
+            probe.read().expect("samples").into_iter().filter(|s| s.vlan.is_some()).collect();
+        let [sample] = samples[..] else { panic!("{samples:?}") };
+        assert_eq!((sample.vlan, sample.source, sample.destination), (Some(7), from, at));
+        assert_eq!(sample.payload_bytes as usize, packet.len());
+    }
+}

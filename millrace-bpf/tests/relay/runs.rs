@@ -1,0 +1,135 @@
+//! Packets that become many: the budget of a run, and further runs.
+
+use std::num::NonZero;
+
+use millrace_bpf::relay::{Config, FurtherRun, LegOutcome, Outcome, Tracing, What};
+use millrace_proto::quic::keys::Suite;
+
+use crate::net::{self, Network, root};
+use crate::peers::{PORT, attach};
+use crate::quic::Chunk;
+use crate::scene::{ID_LEN, Scene, simple};
+
+#[test]
+fn budget_is_shared_in_order() {
+    if !root("budget_is_shared_in_order") {
+        return;
+    }
+    let network = Network::new("bud");
+    let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 3, 1);
+    let config =
+        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, max_runs: 1, ..Config::default() };
+    scene.rebuild(&network, &config);
+    attach(&network, &scene.relay, "west");
+    for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
+        let frames: Vec<u8> = (0..chunks).flat_map(|_| scene.chunk(50).encode()).collect();
+        let before = scene.relay.counters().expect("counters");
+        let number = scene.next_number();
+        assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)).len(), sent);
+        let counted = scene.relay.counters().expect("counters").since(&before);
+        assert_eq!((counted.packets(outcome), counted.legs(LegOutcome::Sent)), (1, sent as u64));
+    }
+}
+
+/// Whoever sees the packet in userspace also finds all of its registrations.
+#[test]
+fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
+    if !root("a_fan_out_beyond_the_budget_goes_on_in_further_runs") {
+        return;
+    }
+    for (name, family, offload) in [("f4", 4, true), ("f6", 6, false)] {
+        let network = Network::new(name);
+        net::set_checksum_offload(&network.publisher, "eth", offload);
+        net::set_checksum_offload(&network.relay, "east", !offload);
+        let config = Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, ..Config::default() };
+        let mut scene = Scene::with_config(&config, &network, family, &[4, 6], Suite::ChaCha20Poly1305, 7, 1);
+        attach(&network, &scene.relay, "west");
+        scene.capture.check();
+        for (chunks, further) in [(1, 1), (2, 3), (8, 13)] {
+            let chunks: Vec<_> = (0..chunks).map(|_| scene.chunk(100)).collect();
+            let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
+            let before = scene.relay.counters().expect("counters");
+            let number = scene.next_number();
+            let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+            scene.expect(&chunks, &forwarded);
+            assert_eq!(scene.capture.check(), 7 * chunks.len());
+            let counted = scene.relay.counters().expect("counters").since(&before);
+            assert_eq!(counted.packets(Outcome::Continued), 1);
+            let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
+            assert_eq!(runs, [1, further - 1, 0]);
+        }
+    }
+}
+
+#[test]
+fn what_is_left_after_the_last_run_is_for_userspace() {
+    if !root("what_is_left_after_the_last_run_is_for_userspace") {
+        return;
+    }
+    let network = Network::new("lft");
+    let config =
+        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 2, max_runs: 3, ..Config::default() };
+    let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::Aes128Gcm, 7, 1);
+    attach(&network, &scene.relay, "west");
+    let chunk = scene.chunk(100);
+    let number = scene.next_number();
+    let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
+    scene.subscribers.truncate(6);
+    scene.expect(&[chunk], &forwarded);
+    let counters = scene.relay.counters().expect("counters");
+    assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [0, 1, 1]);
+}
+
+#[test]
+fn all_runs_of_a_packet_are_traced_or_none() {
+    if !root("all_runs_of_a_packet_are_traced_or_none") {
+        return;
+    }
+    let network = Network::new("trc");
+    let config =
+        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 2, max_runs: 3, ..Config::default() };
+    let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::ChaCha20Poly1305, 7, 1);
+    attach(&network, &scene.relay, "west");
+    let every = NonZero::new(2).expect("not 0");
+    scene.relay.set_tracing(Some(Tracing { every, track: None, session: None }));
+    for number in 0..4 {
+        let frames = scene.chunk(100).encode();
+        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+        let mut events = Vec::new();
+        assert_eq!(scene.relay.drain_events(|event| events.push(event)), 0);
+        if number % 2 == 1 {
+            assert_eq!(events, []);
+            continue;
+        }
+        let What::Packet { outcome: Outcome::OverBudget, .. } = events.pop().expect("the last run").what
+        else {
+            panic!("{events:?}");
+        };
+        assert!(
+            events.iter().all(|event| event.received == number && event.arrived_ns == events[0].arrived_ns)
+        );
+        let sent = events.iter().map(|event| match event.what {
+            What::Copy { outcome: LegOutcome::Sent, sent: Some(sent), .. } => sent,
+            other => panic!("{other:?}"),
+        });
+        assert!(sent.eq(forwarded.iter().map(|packet| (packet.number, packet.size))));
+        assert_eq!(forwarded.len(), 6);
+    }
+}
+
+#[test]
+fn many_streams_in_a_packet() {
+    if !root("many_streams_in_a_packet") {
+        return;
+    }
+    let (_network, mut scene) = simple("str");
+    for (streams, sent, outcome) in [(8, 8, Outcome::Forwarded), (9, 8, Outcome::OverBudget)] {
+        let chunks: Vec<_> = (0..streams).map(|len| scene.chunk(len + 1)).collect();
+        let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
+        let before = scene.relay.counters().expect("counters");
+        let number = scene.next_number();
+        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
+        scene.expect(&chunks[..sent], &forwarded);
+        assert_eq!(scene.relay.counters().expect("counters").since(&before).packets(outcome), 1);
+    }
+}
