@@ -17,7 +17,10 @@ use millrace_bpf::{
     },
     xdp::Mode,
 };
-use nix::net::if_::if_nametoindex;
+use nix::{
+    net::if_::if_nametoindex,
+    sys::signal::{SigSet, SigmaskHow},
+};
 
 use crate::{Error, Policy, Scope, policy::TokenKeys};
 
@@ -71,8 +74,8 @@ impl Gate {
                 *lock(&kept.trouble) = trouble;
             }
         };
-        let upkeep =
-            std::thread::Builder::new().name("gate upkeep".into()).spawn(keep).map_err(Error::Thread)?;
+        let upkeep = without_signals(|| std::thread::Builder::new().name("gate upkeep".into()).spawn(keep))
+            .map_err(Error::Thread)?;
         Ok(Self { inner, stop: Some(stop), upkeep: Some(upkeep) })
     }
 
@@ -250,4 +253,14 @@ fn wants_watch(rules: &Rules) -> bool {
 /// Nothing that is done under these locks leaves a state half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A thread that `start` starts gets no signals: they are the application's, whose own threads may wait for them.
+fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_BLOCK);
+    let started = start();
+    if let Ok(before) = before {
+        let _ = before.thread_set_mask(); // fails for a wrong address only
+    }
+    started
 }

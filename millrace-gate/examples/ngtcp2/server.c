@@ -464,12 +464,6 @@ int main(int argc, char **argv)
 
 	if (argc != 8)
 		errx(2, "usage: %s INTERFACE POLICY SCOPE ADDRESS PORT CERTIFICATE KEY", argv[0]);
-	if (gnutls_certificate_allocate_credentials(&server.credentials) ||
-	    gnutls_certificate_set_x509_key_file(server.credentials, argv[6], argv[7], GNUTLS_X509_FMT_PEM) ||
-	    gnutls_rnd(GNUTLS_RND_KEY, server.secret, sizeof(server.secret)))
-		errx(1, "%s and %s are no certificate and key", argv[6], argv[7]);
-	open_socket(argv[4], argv[5]);
-	open_gate(argv[1], argv[2], argv[3]);
 	/* Let in by ppoll alone, so that none is missed. */
 	sigemptyset(&none);
 	sigemptyset(&ends);
@@ -478,6 +472,12 @@ int main(int argc, char **argv)
 	sigprocmask(SIG_BLOCK, &ends, NULL);
 	sigaction(SIGINT, &action, NULL);
 	sigaction(SIGTERM, &action, NULL);
+	if (gnutls_certificate_allocate_credentials(&server.credentials) ||
+	    gnutls_certificate_set_x509_key_file(server.credentials, argv[6], argv[7], GNUTLS_X509_FMT_PEM) ||
+	    gnutls_rnd(GNUTLS_RND_KEY, server.secret, sizeof(server.secret)))
+		errx(1, "%s and %s are no certificate and key", argv[6], argv[7]);
+	open_socket(argv[4], argv[5]);
+	open_gate(argv[1], argv[2], argv[3]);
 	puts("ready");
 	fflush(stdout);
 

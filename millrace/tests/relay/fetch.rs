@@ -64,7 +64,15 @@ fn standalone(track: &TrackName, start: Location, end: Location) -> FetchKind {
 }
 
 /// Publishes `groups` of 3 objects each, and waits for the first subscriber to have them.
-async fn publish_groups(publisher: &Peer, subscriber: &mut Peer, groups: std::ops::Range<u64>) {
+/// Publishes, and waits until everything is at the subscriber and in the cache: what the kernel has forwarded gets there
+/// a moment later.
+async fn publish_groups(
+    relay: &Relay,
+    publisher: &Peer,
+    subscriber: &mut Peer,
+    groups: std::ops::Range<u64>,
+) {
+    let wanted = relay.status().totals.objects_received + 3 * (groups.end - groups.start);
     for group in groups {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
         for id in 0..3 {
@@ -73,6 +81,7 @@ async fn publish_groups(publisher: &Peer, subscriber: &mut Peer, groups: std::op
         subgroup.finish();
         subscriber.next_subgroup().await.all().await;
     }
+    relay.until("everything is cached", |status| status.totals.objects_received >= wanted).await;
 }
 
 fn locations(groups: impl IntoIterator<Item = u64>) -> Vec<Location> {
@@ -85,7 +94,7 @@ async fn ranges_of_the_cache_in_either_order() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish_groups(&publisher, &mut subscriber, 0..4).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 0..4).await;
     let mut peer = relay.peer().await;
     let got = fetch(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, locations(0..4));
@@ -104,7 +113,7 @@ async fn joining_fetches_end_where_the_subscription_begins() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish_groups(&publisher, &mut subscriber, 0..3).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 0..3).await;
     let mut open = publisher.subgroup(header(1, 3)).await;
     open.object(0, 700).await;
     open.object(1, 700).await;
@@ -134,7 +143,7 @@ async fn ranges_that_cannot_be_are_refused() {
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     let joining = FetchKind::RelativeJoining { subscription: 0, groups_back: 0 };
     assert_eq!(refused(&subscriber, joining).await, code::Request::INVALID_RANGE, "nothing published yet");
-    publish_groups(&publisher, &mut subscriber, 0..2).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 0..2).await;
     let table = [
         (standalone(&track, at(5, 0), at(6, 0)), code::Request::INVALID_RANGE),
         (standalone(&track, at(1, 2), at(1, 1)), code::Request::INVALID_RANGE),
@@ -154,7 +163,7 @@ async fn what_the_cache_does_not_hold_comes_from_upstream() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish_groups(&publisher, &mut subscriber, 5..7).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 5..7).await;
     let mut peer = relay.peer().await;
     for order in [GroupOrder::Ascending, GroupOrder::Descending] {
         let fetching = fetch(&mut peer, standalone(&track, at(3, 0), at(6, 0)), order);
@@ -208,7 +217,7 @@ async fn a_gap_that_upstream_cannot_fill_is_said_to_be_unknown() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
-    publish_groups(&publisher, &mut subscriber, 5..6).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 5..6).await;
     let mut peer = relay.peer().await;
     let (got, ()) = tokio::join!(
         fetch(&mut peer, standalone(&track, at(3, 0), at(5, 0)), GroupOrder::Ascending),
