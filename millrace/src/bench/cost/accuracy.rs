@@ -63,10 +63,11 @@ impl Figures {
     fn new(report: &Report, profile: &BTreeMap<u32, profile::Cpu>) -> anyhow::Result<Self> {
         let (mut cpus, mut parts) = (Vec::new(), Vec::new());
         for cpu in &report.cpus {
-            let profile = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
+            let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
             let percent = |ns: u64| ns as f64 * 100.0 / report.period_ns.max(1) as f64;
             let events_pct = cpu.networking_share * 100.0;
-            let rest_pct = profile.percent(profile.rest);
+            let sampled = |samples| profile::percent(samples, report.period_ns);
+            let rest_pct = sampled(it.rest);
             let kernel = cpu.procstat.system_ns + cpu.procstat.softirq_ns + cpu.procstat.irq_ns;
             cpus.push(CpuError {
                 cpu: cpu.cpu,
@@ -75,20 +76,20 @@ impl Figures {
                 procstat_pct: percent(kernel),
                 steal_pct: percent(cpu.procstat.steal_ns),
                 error_pct: events_pct + rest_pct - percent(kernel),
-                profile_events_pct: profile.percent(profile.parts.values().sum()),
+                profile_events_pct: sampled(it.parts.values().sum()),
             });
             let observed: BTreeMap<(Event, String), u64> = cpu
                 .events
                 .iter()
                 .flat_map(|event| event.parts.iter().map(|part| ((event.event, part.name.clone()), part.ns)))
                 .collect();
-            let names: BTreeSet<_> = observed.keys().chain(profile.parts.keys()).collect();
+            let names: BTreeSet<_> = observed.keys().chain(it.parts.keys()).collect();
             parts.extend(names.into_iter().map(|name| PartError {
                 cpu: cpu.cpu,
                 event: name.0,
                 part: name.1.clone(),
                 observer_pct: percent(observed.get(name).copied().unwrap_or(0)),
-                profile_pct: profile.percent(profile.parts.get(name).copied().unwrap_or(0)),
+                profile_pct: sampled(it.parts.get(name).copied().unwrap_or(0)),
             }));
         }
         parts.sort_by(|a, b| b.points().total_cmp(&a.points()));
