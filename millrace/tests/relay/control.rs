@@ -173,6 +173,7 @@ async fn track_status_says_what_subscribe_ok_would() {
     subgroup.object(0, 10).await;
     subgroup.object(1, 10).await;
     assert_eq!(subscriber.next_subgroup().await.objects(2).await, [0, 1]);
+    relay.until_largest(at(6, 1)).await;
     let request_id = subscriber.session.next_request_id();
     let status = TrackStatus { request_id, track: name, parameters: Parameters::default() };
     let mut request = subscriber.session.request(status).await.unwrap();

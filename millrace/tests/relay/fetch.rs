@@ -63,9 +63,8 @@ fn standalone(track: &TrackName, start: Location, end: Location) -> FetchKind {
     FetchKind::Standalone { track: track.clone(), start, end }
 }
 
-/// Publishes `groups` of 3 objects each, and waits for the first subscriber to have them.
-/// Publishes, and waits until everything is at the subscriber and in the cache: what the kernel has forwarded gets there
-/// a moment later.
+/// Publishes `groups` of 3 objects each, and waits until the first subscriber and the cache have them: what the kernel
+/// has forwarded is in the cache a moment later.
 async fn publish_groups(
     relay: &Relay,
     publisher: &Peer,
@@ -118,6 +117,7 @@ async fn joining_fetches_end_where_the_subscription_begins() {
     open.object(0, 700).await;
     open.object(1, 700).await;
     subscriber.next_subgroup().await.objects(2).await;
+    relay.until_largest(at(3, 1)).await;
     let mut late = relay.peer().await;
     let filter = Some(millrace_proto::moq::Filter::LargestObject);
     let parameters = Parameters { filter, ..Parameters::default() };

@@ -103,6 +103,7 @@ async fn joining_inside_a_group_by_filter() {
         subgroup.object(id, 300).await;
     }
     assert_eq!(first.next_subgroup().await.objects(5).await, [0, 1, 2, 3, 4]);
+    relay.until_largest(at(4, 4)).await;
     let table = [
         (None, 0, true),
         (Some(Filter::AbsoluteStart(at(4, 2))), 2, false),

@@ -97,6 +97,13 @@ impl Relay {
             panic!("not reached: {what}: {:#?}", self.status());
         }
     }
+
+    /// Waits until the only track's largest object is this one: what the kernel forwards is at its subscribers a
+    /// moment before the relay answers for it.
+    pub async fn until_largest(&self, at: Location) {
+        let wanted = Some((at.group, at.object));
+        self.until(&format!("largest {wanted:?}"), |status| status.tracks[0].largest == wanted).await;
+    }
 }
 
 /// Takes whatever the relay starts.
