@@ -231,8 +231,8 @@ impl Shared {
     }
 
     /// Before the lock is let go: says when there is something to do, and what the kernel may do meanwhile.
-    fn arm(&self, state: &mut State) {
-        self.hand_out(state);
+    fn arm(&self, state: &mut State, now: Instant) {
+        self.hand_out(state, now);
         if self.open.load(Ordering::Relaxed) {
             let at = state.downstream.timeout().map_or(u64::MAX, |at| self.alarm.time(at));
             self.deadline.store(at, Ordering::Release);
@@ -257,7 +257,7 @@ impl Shared {
         if state.downstream.has_events() {
             self.events.notify_one();
         }
-        self.arm(state);
+        self.arm(state, now);
     }
 
     /// Appends one sealed packet to `out`; returns whether there was one to send.
@@ -298,7 +298,7 @@ impl Shared {
             if state.downstream.has_events() {
                 self.events.notify_one();
             }
-            self.arm(&mut state);
+            self.arm(&mut state, now);
         }
         self.transmit(now, batch);
     }
@@ -338,7 +338,7 @@ impl Shared {
         state.downstream.on_foreign_sent(now, wire, size, ack_eliciting);
         self.counters.quinn_packets.add(1);
         self.counters.quinn_bytes.add(size as u64);
-        self.arm(state);
+        self.arm(state, now);
         if std::mem::take(&mut state.stalled) {
             self.hurry();
         }
@@ -404,7 +404,7 @@ impl Shared {
                 self.events.notify_one();
             }
             if news {
-                self.arm(state);
+                self.arm(state, now);
             }
             news
         };

@@ -316,7 +316,7 @@ impl Shared {
     }
 
     /// Tells the kernel what it may send now, and takes streams back that are over.
-    pub(super) fn hand_out(&self, state: &mut State) {
+    pub(super) fn hand_out(&self, state: &mut State, now: Instant) {
         if state.kernel.is_none() {
             return;
         }
@@ -329,7 +329,7 @@ impl Shared {
         downstream.set_outstanding(Share::default());
         let ready = part.follow_path(path, downstream.mtu());
         let share = if sending && ready { downstream.share() } else { Share::default() };
-        let share = part.trial.allow(Instant::now(), share, downstream.mtu());
+        let share = part.trial.allow(now, share, downstream.mtu());
         part.line.downstream.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         part.set_share(share);
         if !self.open.load(Ordering::SeqCst) {
