@@ -6,7 +6,7 @@ mod replay;
 mod signals;
 mod table;
 mod text;
-mod web;
+pub(crate) mod web;
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal};
@@ -21,7 +21,8 @@ use millrace_cost::taxonomy::Taxonomy;
 use millrace_cost::{Config, Observer, POLL_INTERVAL};
 
 use live::{Answer, Terminal};
-use outputs::{JsonLines, Opened, Sink, Text};
+pub(crate) use outputs::Sink;
+use outputs::{JsonLines, Opened, Text};
 use signals::Signals;
 
 #[derive(Debug, clap::Args)]

@@ -5,10 +5,11 @@ mod network;
 mod overhead;
 mod profile;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::ensure;
+use clap::ValueEnum;
 use millrace_cost::MAX_FREQUENCY_HZ;
 use millrace_cost::report::Mode;
 use serde::Serialize;
@@ -34,7 +35,13 @@ pub struct Args {
     /// Samples per second in the runs for accuracy
     #[arg(long, default_value_t = 1000, value_name = "HZ")]
     accuracy_hz: u32,
-    /// Write the rows here
+    /// Only scenarios whose names have all words of one of these: `veth tcp,gro=on`
+    #[arg(long, value_delimiter = ',', value_name = "WORDS")]
+    only: Vec<String>,
+    /// Ways to observe whose overhead is measured
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = overhead::Variant::value_variants().to_vec())]
+    observers: Vec<overhead::Variant>,
+    /// Write the rows here, after each one all that there are
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
@@ -43,21 +50,29 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     crate::lab::remove_on_signal()?;
     warn_if_busy()?;
-    let mut rows = Vec::new();
-    if args.accuracy_seconds > 0.0 {
-        let length = Duration::from_secs_f64(args.accuracy_seconds);
-        for scenario in Scenario::all() {
-            let figures = accuracy::measure(scenario, args.accuracy_hz, length);
-            rows.push(Row::of_accuracy(scenario, args.accuracy_hz, figures));
-            eprintln!("{}", rows.last().map(Row::line).unwrap_or_default());
+    let mut rows = Rows { rows: Vec::new(), json: args.json.as_deref() };
+    args.accuracies(&mut rows)?;
+    args.overheads(&mut rows)?;
+    rows.rows.iter().for_each(|row| println!("{}", row.line()));
+    Ok(())
+}
+
+/// What was measured is kept even if the rest never is.
+struct Rows<'a> {
+    rows: Vec<Row>,
+    json: Option<&'a Path>,
+}
+
+impl Rows<'_> {
+    fn push(&mut self, row: Row) -> anyhow::Result<()> {
+        let line = row.line();
+        self.rows.push(row);
+        if let Some(path) = self.json {
+            write_json(path, &self.rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)?;
         }
+        eprintln!("{line}");
+        Ok(())
     }
-    if args.pairs > 0 {
-        args.overheads(&mut rows);
-    }
-    rows.iter().for_each(|row| println!("{}", row.line()));
-    let Some(path) = &args.json else { return Ok(()) };
-    write_json(path, &rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)
 }
 
 impl Args {
@@ -72,21 +87,38 @@ impl Args {
         Ok(())
     }
 
-    /// TCP with all ways to observe; UDP, whose packets are the smaller ones, with the usual one.
-    fn overheads(&self, rows: &mut Vec<Row>) {
-        use overhead::Variant;
-        let (tcp, udp) = (Scenario::veth(Protocol::Tcp), Scenario::veth(Protocol::Udp));
+    fn wants(&self, scenario: &Scenario) -> bool {
+        let name = scenario.to_string();
+        let has =
+            |words: &String| words.split_whitespace().all(|word| name.split(' ').any(|own| own == word));
+        self.only.is_empty() || self.only.iter().any(has)
+    }
+
+    fn accuracies(&self, rows: &mut Rows<'_>) -> anyhow::Result<()> {
+        if self.accuracy_seconds == 0.0 {
+            return Ok(());
+        }
+        let length = Duration::from_secs_f64(self.accuracy_seconds);
+        for scenario in Scenario::all().filter(|scenario| self.wants(scenario)) {
+            let figures = accuracy::measure(scenario, self.accuracy_hz, length);
+            rows.push(Row::of_accuracy(scenario, self.accuracy_hz, figures))?;
+        }
+        Ok(())
+    }
+
+    /// Of TCP, and of UDP, whose packets are the smaller ones.
+    fn overheads(&self, rows: &mut Rows<'_>) -> anyhow::Result<()> {
         let length = Duration::from_secs_f64(self.pair_seconds);
-        let runs = [(tcp, Variant::Array), (udp, Variant::Array), (tcp, Variant::RingBuffer)]
-            .into_iter()
-            .chain([(tcp, Variant::Sampling), (udp, Variant::Sampling)]);
-        for (scenario, variant) in runs {
-            for &hz in &self.hz {
-                let figures = overhead::measure(scenario, variant, hz, self.pairs, length);
-                rows.push(Row::of_overhead(scenario, variant, hz, figures));
-                eprintln!("{}", rows.last().map(Row::line).unwrap_or_default());
+        let scenarios = [Protocol::Tcp, Protocol::Udp].map(Scenario::veth);
+        for &variant in self.observers.iter().filter(|_| self.pairs > 0) {
+            for scenario in scenarios.into_iter().filter(|scenario| self.wants(scenario)) {
+                for &hz in &self.hz {
+                    let figures = overhead::measure(scenario, variant, hz, self.pairs, length);
+                    rows.push(Row::of_overhead(scenario, variant, hz, figures))?;
+                }
             }
         }
+        Ok(())
     }
 }
 
@@ -96,6 +128,8 @@ struct Row {
     mode: Mode,
     /// How stacks come to userspace: `array` (mapped memory) or `ring_buffer`.
     transport: &'static str,
+    /// Whether the dashboard was served to a viewer meanwhile.
+    http: bool,
     sample_hz: u32,
     /// Of throughput; negative: there was more with the observer.
     overhead_pct: Option<Spread>,
@@ -134,6 +168,7 @@ impl Row {
             scenario: scenario.to_string(),
             mode: variant.mode(),
             transport: variant.transport(),
+            http: variant == overhead::Variant::Http,
             sample_hz,
             overhead_pct: None,
             procstat_error_pct: None,
@@ -179,8 +214,12 @@ impl Row {
             line += &format!("  {error}");
         }
         if let Some(Spread { median, min, max }) = self.overhead_pct {
-            let mode = if self.mode == Mode::Sampling { "sampling" } else { self.transport };
-            line += &format!("  {mode:<11}  overhead {median:5.2} % ({min:.2} to {max:.2})");
+            let observer = match (self.mode, self.http) {
+                (Mode::Sampling, _) => "sampling",
+                (_, true) => "http",
+                _ => self.transport,
+            };
+            line += &format!("  {observer:<11}  overhead {median:5.2} % ({min:.2} to {max:.2})");
         }
         if let Some(figures) = &self.overhead {
             line += &format!(", observer {:.2} % of a CPU", figures.observer_cpu_pct);

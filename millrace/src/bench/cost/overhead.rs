@@ -1,37 +1,48 @@
 //! What the observer takes: throughput with and without it, in turn, while the same traffic runs on.
 
-use std::thread;
+use std::io::{BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millrace_cost::report::Mode;
+use anyhow::{Context, ensure};
+use millrace_cost::report::{Mode, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
 use super::network::{Scenario, Traffic};
+use crate::cost::Sink;
+use crate::cost::web::{self, Dashboard};
 
 /// After attaching and detaching, which are not part of what is measured.
 const SETTLE: Duration = Duration::from_millis(200);
 /// As the command reports.
 const PERIOD: Duration = Duration::from_secs(1);
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Variant {
+    /// Stacks through mapped memory, as by default
     Array,
+    /// Stacks through a BPF ring buffer
     RingBuffer,
+    /// The mode `sampling`
     Sampling,
+    /// Served to a viewer of the dashboard, stacks and history kept
+    Http,
 }
 
 impl Variant {
     pub fn mode(self) -> Mode {
         match self {
-            Variant::Array | Variant::RingBuffer => Mode::Events,
+            Variant::Array | Variant::RingBuffer | Variant::Http => Mode::Events,
             Variant::Sampling => Mode::Sampling,
         }
     }
 
     pub fn transport(self) -> &'static str {
         match self {
-            Variant::Array | Variant::Sampling => "array",
+            Variant::Array | Variant::Sampling | Variant::Http => "array",
             Variant::RingBuffer => "ring_buffer",
         }
     }
@@ -57,11 +68,13 @@ pub fn measure(
     let config = Config {
         mode: variant.mode(),
         frequency_hz: sample_hz,
-        ring_buffer: matches!(variant, Variant::RingBuffer),
+        ring_buffer: variant == Variant::RingBuffer,
+        stacks: variant == Variant::Http,
         ..Config::new()?
     };
     let mut traffic = Traffic::start(scenario)?;
-    let (mut own, mut pairs_pct, mut without_all) = (Own::default(), Vec::new(), Vec::new());
+    let mut own = Own::of(variant)?;
+    let (mut pairs_pct, mut without_all) = (Vec::new(), Vec::new());
     for pair in 0..pairs {
         // Every other pair the other way round: a drift of the machine meets both alike.
         let (with, without) = if pair % 2 == 0 {
@@ -88,6 +101,43 @@ struct Own {
     cpu_ns: u64,
     period_ns: u64,
     lost_samples: u64,
+    served: Option<Served>,
+}
+
+impl Own {
+    fn of(variant: Variant) -> anyhow::Result<Self> {
+        let served = (variant == Variant::Http).then(Served::start).transpose()?;
+        Ok(Self { served, ..Self::default() })
+    }
+
+    fn take(&mut self, report: Report) -> anyhow::Result<()> {
+        self.cpu_ns += report.observer.user_ns + report.observer.system_ns;
+        self.period_ns += report.period_ns;
+        self.lost_samples += report.lost.samples;
+        self.served.as_mut().map_or(Ok(()), |served| served.dashboard.report(&Arc::new(report)))
+    }
+}
+
+/// A dashboard with a viewer, which reads whatever comes until it ends. In this process: its CPU time counts too.
+struct Served {
+    dashboard: Dashboard,
+    _viewer: JoinHandle<()>,
+}
+
+impl Served {
+    fn start() -> anyhow::Result<Self> {
+        const MEMORY_BYTES: usize = 64 << 20;
+        let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let dashboard = Dashboard::start(&web::Config { addr, memory_bytes: MEMORY_BYTES, live: true })?;
+        let addr = dashboard.local_addr;
+        let mut stream = TcpStream::connect(addr).context("the dashboard's viewer")?;
+        write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
+        let mut lines = BufReader::new(stream).lines();
+        let hello = lines.by_ref().map_while(Result::ok).any(|line| line == "event: hello");
+        ensure!(hello, "the dashboard does not answer");
+        let viewer = thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        Ok(Self { dashboard, _viewer: viewer })
+    }
 }
 
 /// What arrives per second.
@@ -105,10 +155,7 @@ fn observed(traffic: &mut Traffic, config: &Config, length: Duration, own: &mut 
     rate(traffic, || {
         let start = Instant::now();
         while let Some(left) = length.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
-            let report = observer.next(PERIOD.min(left))?;
-            own.cpu_ns += report.observer.user_ns + report.observer.system_ns;
-            own.period_ns += report.period_ns;
-            own.lost_samples += report.lost.samples;
+            own.take(observer.next(PERIOD.min(left))?)?;
         }
         Ok(())
     })

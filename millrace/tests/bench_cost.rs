@@ -1,0 +1,77 @@
+//! `millrace bench cost`, small. Needs root, iperf3 and perf.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+const PAIRS: usize = 2;
+
+fn rows(path: &Path) -> Vec<Value> {
+    serde_json::from_slice(&std::fs::read(path).expect("rows")).expect("JSON")
+}
+
+fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+#[test]
+fn accuracy_and_overhead_of_one_scenario() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP accuracy_and_overhead_of_one_scenario: needs root");
+        return;
+    }
+    if !has("iperf3") || !has("perf") {
+        println!("SKIP accuracy_and_overhead_of_one_scenario: needs iperf3 and perf");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let mut bench = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["bench", "cost", "--only", "veth udp gro=off", "--accuracy-seconds", "0.7"])
+        .args(["--hz", "1000", "--pairs", &PAIRS.to_string(), "--pair-seconds", "0.3"])
+        .args(["--observers", "array,http"])
+        .args(["--json".as_ref(), json.as_os_str()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("millrace runs");
+    // Whatever becomes of the rest: a row that was reported is in the file.
+    let mut said = BufReader::new(bench.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.starts_with("veth udp") {
+        line.clear();
+        assert!(said.read_line(&mut line).expect("text") > 0, "it ended without a row");
+    }
+    assert_eq!(rows(&json)[0]["scenario"], "veth udp gro=off");
+    let (mut rest, mut table) = (String::new(), String::new());
+    said.read_to_string(&mut rest).expect("text");
+    bench.stdout.take().expect("a pipe").read_to_string(&mut table).expect("text");
+    assert!(bench.wait().expect("it ends").success(), "{line}{rest}");
+    assert_eq!(table.lines().count(), 3, "{table}");
+
+    let rows = rows(&json);
+    let [accuracy, array, http] = &rows[..] else { panic!("{rows:#?}") };
+    for row in &rows {
+        assert_eq!(row.get("error"), None, "{row}");
+        assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
+    }
+    assert!(accuracy["procstat_error_pct"].is_f64(), "{accuracy}");
+    assert!(accuracy["worst_subevent_error_points"].as_f64() >= Some(0.0), "{accuracy}");
+    for event in ["send", "receive", "net_rx"] {
+        let parts = accuracy["accuracy"]["parts"].as_array().expect("a list");
+        let sum = |figure: &str| -> f64 {
+            parts.iter().filter(|part| part["event"] == event).filter_map(|part| part[figure].as_f64()).sum()
+        };
+        assert!(sum("observer_pct") > 0.0 && sum("profile_pct") > 0.0, "{event}: {accuracy}");
+    }
+    assert_eq!([&array["http"], &http["http"]], [false, true]);
+    for row in [array, http] {
+        assert_eq!(row["overhead"]["pairs_pct"].as_array().map(Vec::len), Some(PAIRS), "{row}");
+        assert!(row["overhead"]["delivered_per_second"].as_f64() > Some(0.0), "{row}");
+        assert!(row["overhead"]["observer_cpu_pct"].as_f64() > Some(0.0), "{row}");
+        let figure = |name: &str| row["overhead_pct"][name].as_f64().unwrap_or_else(|| panic!("{row}"));
+        assert!(figure("min") <= figure("median") && figure("median") <= figure("max"));
+    }
+}
