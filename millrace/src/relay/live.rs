@@ -13,7 +13,7 @@ use millrace_proto::{
     relay::{
         cache::Cache,
         subgroup::{Pushed, Subgroup},
-        track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
+        track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
     },
 };
 use parking_lot::{Mutex, RwLock};
@@ -144,10 +144,10 @@ impl LiveTrack {
     /// Starts to feed `subscription`: what the cache holds of its window at once, then all that comes.
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         let mut subscriptions = self.subscriptions.write();
-        self.offer_cached(&subscription, now, outbox);
-        let (first, last) = subscription.group_range();
-        for (_, group) in self.data.groups(first, last) {
-            group.datagrams.iter().for_each(|object| subscription.offer_datagram(object, None, now, outbox));
+        let groups = self.cached(&subscription);
+        offer_subgroups(&groups, &subscription, now, outbox);
+        for object in groups.iter().flat_map(|group| &group.datagrams) {
+            subscription.offer_datagram(object, None, now, outbox);
         }
         if !self.is_established() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
@@ -157,12 +157,13 @@ impl LiveTrack {
 
     /// Offers every cached subgroup of the subscription's window again, after it was widened or resumed.
     pub fn offer_cached(&self, subscription: &Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
+        offer_subgroups(&self.cached(subscription), subscription, now, outbox);
+    }
+
+    /// What the cache holds of the subscription's window.
+    fn cached(&self, subscription: &Subscription) -> Vec<Group> {
         let (first, last) = subscription.group_range();
-        for (_, group) in self.data.groups(first, last) {
-            for subgroup in &group.subgroups {
-                subscription.offer(subgroup, News::Cached, now, outbox);
-            }
-        }
+        self.data.groups(first, last).into_iter().map(|(_, group)| group).collect()
     }
 
     pub fn unsubscribe(&self, subscription: &Arc<Subscription>, now: Instant) {
@@ -288,5 +289,11 @@ impl LiveTrack {
 
     pub fn take_group_request(&self) -> Option<u64> {
         self.group_request.lock().pending.take()
+    }
+}
+
+fn offer_subgroups(groups: &[Group], subscription: &Subscription, now: Instant, outbox: &mut Outbox) {
+    for subgroup in groups.iter().flat_map(|group| &group.subgroups) {
+        subscription.offer(subgroup, News::Cached, now, outbox);
     }
 }
