@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use millrace_bpf::relay::Datagrams;
 use millrace_proto::{
-    moq::{Datagram, GroupOrder, Location, code},
+    moq::{Datagram, Filter, GroupOrder, Location, code},
     relay::{
         downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
         filter::Window,
@@ -289,9 +289,8 @@ impl Subscription {
         state.lent = None;
         if resumed {
             state.joining = largest;
-            let next =
-                largest.map(|largest| Location { object: largest.object.saturating_add(1), ..largest });
-            state.options.window.start = state.options.window.start.max(next.unwrap_or_default());
+            let next = Filter::LargestObject.start(largest);
+            state.options.window.start = state.options.window.start.max(next);
         }
         let mut downstream = self.connection.downstream();
         for (key, view) in &state.open {
