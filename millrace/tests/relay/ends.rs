@@ -134,12 +134,14 @@ async fn play(publisher_at: &Relay, subscriber_at: &Relay) {
     let (_request, _ok) = subscribed.unwrap();
     for group in 0..20 {
         let mut subgroup = publisher.subgroup(header(1, group)).await;
-        for id in 0..5 {
+        subgroup.object(0, 1200).await;
+        let mut received = subscriber.next_subgroup().await;
+        assert_eq!(received.objects(1).await, [0]);
+        for id in 1..5 {
             subgroup.object(id, 1200).await;
         }
         subgroup.finish();
-        let received = subscriber.next_subgroup().await;
-        assert_eq!(received.all().await, ((0..5).collect(), End::Fin));
+        assert_eq!(received.all().await, ((1..5).collect(), End::Fin));
     }
     publisher_at.assert_forwarded(20);
 }

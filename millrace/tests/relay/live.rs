@@ -20,17 +20,21 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
     let mut two = relay.peer().await;
     let _two = two.subscribe(&track).await;
     let mut subgroup = publisher.subgroup(header(7, 0)).await;
-    for id in 0..50 {
+    subgroup.object(0, 1200).await;
+    let (mut at_one, mut at_two) = (one.next_subgroup().await, two.next_subgroup().await);
+    for received in [&mut at_one, &mut at_two] {
+        assert_eq!(received.header.alias, 7, "the publisher's alias is free in this session");
+        assert_eq!(received.objects(1).await, [0]);
+    }
+    for id in 1..50 {
         subgroup.object(id, 1200).await;
+        assert_eq!(at_one.objects(1).await, [id]);
     }
     subgroup.finish();
-    for subscriber in [&mut one, &mut two] {
-        let received = subscriber.next_subgroup().await;
-        assert_eq!(received.header.alias, 7, "the publisher's alias is free in this session");
-        assert_eq!(received.all().await, ((0..50).collect(), End::Fin));
-    }
+    assert_eq!(at_one.all().await, (vec![], End::Fin));
+    assert_eq!(at_two.all().await, ((1..50).collect(), End::Fin));
     assert!(publisher.requests.try_recv().is_err(), "one upstream subscription for all");
-    relay.assert_forwarded(20);
+    relay.assert_forwarded(60);
 }
 
 #[tokio::test]
