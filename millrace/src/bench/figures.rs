@@ -80,12 +80,7 @@ impl Row {
     }
 
     pub fn error(&self) -> Option<String> {
-        let errors: Vec<&String> = self.rounds.iter().filter_map(|round| round.as_ref().err()).collect();
-        let first = errors.first()?;
-        match errors.len() == self.rounds.len() {
-            true => Some((*first).clone()),
-            false => Some(format!("{} of {} rounds: {first}", errors.len(), self.rounds.len())),
-        }
+        error(&self.rounds)
     }
 
     /// One flat object: what was asked, the medians, their spread (lowest and highest), and each round.
@@ -124,6 +119,16 @@ const FIGURES: [&str; 7] = [
     "syscalls_per_object",
     "rss_bytes",
 ];
+
+/// The first error, and of how many rounds when not all have failed.
+pub fn error<T>(rounds: &[Result<T, String>]) -> Option<String> {
+    let errors: Vec<&String> = rounds.iter().filter_map(|round| round.as_ref().err()).collect();
+    let first = errors.first()?;
+    match errors.len() == rounds.len() {
+        true => Some((*first).clone()),
+        false => Some(format!("{} of {} rounds: {first}", errors.len(), rounds.len())),
+    }
+}
 
 /// Applies `reduce` to each number over trees of one shape, leaving out what is `null`.
 pub fn combine(trees: &[Value], reduce: &impl Fn(&[f64], bool) -> Value) -> Value {

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::{
-        figures::{combine, extremes, middle},
+        figures::{combine, error, extremes, middle},
         table::{columns, dash},
     },
     Experiment,
@@ -59,12 +59,7 @@ impl Row {
     }
 
     pub fn error(&self) -> Option<String> {
-        let errors: Vec<&String> = self.rounds.iter().filter_map(|round| round.as_ref().err()).collect();
-        let first = errors.first()?;
-        match errors.len() == self.rounds.len() {
-            true => Some((*first).clone()),
-            false => Some(format!("{} of {} rounds: {first}", errors.len(), self.rounds.len())),
-        }
+        error(&self.rounds)
     }
 }
 
