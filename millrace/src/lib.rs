@@ -6,6 +6,7 @@ pub mod cost;
 pub mod engine;
 pub mod gate;
 pub mod lab;
+mod openmetrics;
 pub mod quic;
 pub mod relay;
 pub mod status;

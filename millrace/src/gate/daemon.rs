@@ -25,7 +25,7 @@ use super::{
     metrics,
     status::{self, Recent, Refusal, Status},
 };
-use crate::relay::{http, metrics::CONTENT_TYPE};
+use crate::{openmetrics::CONTENT_TYPE, relay::http};
 
 /// How often samples are logged, and interfaces looked at.
 const TICK: Duration = Duration::from_millis(250);

@@ -4,21 +4,17 @@ use std::fmt;
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, text},
+    encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
+    registry::Unit,
 };
 
 use super::status::{Scope, Status};
-use crate::relay::metrics::Out;
+use crate::openmetrics::{self, Out};
 
 /// The text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("millrace_gate");
-    registry.register_collector(Box::new(Snapshot(status)));
-    let mut text = String::new();
-    text::encode(&mut text, &registry)?;
-    Ok(text)
+    openmetrics::encode("millrace_gate", Snapshot(status))
 }
 
 #[derive(Debug)]

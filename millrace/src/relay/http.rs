@@ -17,6 +17,7 @@ use super::{
     status::{Status, StatusSource},
     trace::{Tracer, Wanted},
 };
+use crate::openmetrics::CONTENT_TYPE;
 
 #[derive(Debug, thiserror::Error)]
 #[error("http {addr}: {source}")]
@@ -97,7 +98,7 @@ async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
 
 async fn scrape(State(source): Source) -> Response {
     match metrics::encode(source.status()) {
-        Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
+        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

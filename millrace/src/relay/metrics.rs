@@ -6,23 +6,17 @@ use std::{collections::BTreeMap, fmt};
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
+    encoding::{DescriptorEncoder, EncodeMetric},
     metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
-    registry::{Registry, Unit},
+    registry::Unit,
 };
 
 use super::status::{Engine, Keystreams, Sent, Session, Status};
-
-/// Media type of [`encode`]'s text.
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+use crate::openmetrics::{self, Out};
 
 /// The text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix("millrace_relay");
-    registry.register_collector(Box::new(Snapshot(status)));
-    let mut text = String::new();
-    text::encode(&mut text, &registry)?;
-    Ok(text)
+    openmetrics::encode("millrace_relay", Snapshot(status))
 }
 
 #[derive(Debug)]
@@ -131,34 +125,7 @@ impl Snapshot {
     }
 }
 
-pub(crate) struct Out<'a>(pub(crate) DescriptorEncoder<'a>);
-
 impl Out<'_> {
-    fn counter(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
-        let metric = ConstCounter::new(value);
-        metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
-        let metric = ConstGauge::new(value);
-        metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
-    }
-
-    pub(crate) fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
-        let metric = ConstGauge::new(value);
-        metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
-    }
-
-    pub(crate) fn labelled(
-        &mut self,
-        name: &str,
-        help: &str,
-        kind: MetricType,
-        values: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
-    ) -> fmt::Result {
-        values(&mut self.0.encode_descriptor(name, help, None, kind)?)
-    }
-
     fn by_outcome(&mut self, name: &str, help: &str, counts: &Option<BTreeMap<String, u64>>) -> fmt::Result {
         let Some(counts) = counts else { return Ok(()) };
         self.labelled(name, help, MetricType::Counter, |family| {

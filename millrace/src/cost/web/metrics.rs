@@ -8,13 +8,14 @@ use std::sync::atomic::Ordering;
 
 use millrace_cost::report::{Cpu, Energy, Event, Missing, Report};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge};
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Unit;
 
 use super::Shared;
-pub(super) use crate::relay::metrics::CONTENT_TYPE;
+use crate::openmetrics;
 
+const PREFIX: &str = "millrace_cost";
 /// Parts beyond these are one, [`FURTHER`]: BPF programs may come with ever new names.
 const MAX_PARTS: usize = 100;
 const FURTHER: &str = "further parts";
@@ -107,7 +108,7 @@ pub(super) fn encode(shared: &Shared) -> Result<String, fmt::Error> {
         skipped_reports: shared.skipped_reports.load(Ordering::Relaxed),
     };
     drop(state);
-    snapshot.encode_text()
+    openmetrics::encode(PREFIX, snapshot)
 }
 
 #[derive(Debug)]
@@ -116,16 +117,6 @@ struct Snapshot {
     viewers: u64,
     dropped_frames: u64,
     skipped_reports: u64,
-}
-
-impl Snapshot {
-    fn encode_text(self) -> Result<String, fmt::Error> {
-        let mut registry = Registry::with_prefix("millrace_cost");
-        registry.register_collector(Box::new(self));
-        let mut text = String::new();
-        text::encode(&mut text, &registry)?;
-        Ok(text)
-    }
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -250,7 +241,7 @@ mod tests {
             totals.add(report);
         }
         let snapshot = Snapshot { totals, viewers: 1, dropped_frames: 2, skipped_reports: 3 };
-        snapshot.encode_text().expect("text")
+        openmetrics::encode(PREFIX, snapshot).expect("text")
     }
 
     fn report() -> Report {

@@ -1,0 +1,52 @@
+//! The OpenMetrics text format, as every `/metrics` here has it: made anew for each scrape.
+
+use std::fmt;
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::{Registry, Unit},
+};
+
+/// Media type of [`encode`]'s text.
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// The text of one scrape: families whose names begin with `prefix`.
+pub fn encode(prefix: &str, families: impl Collector) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix(prefix);
+    registry.register_collector(Box::new(families));
+    let mut text = String::new();
+    text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+/// Writes families.
+pub struct Out<'a>(pub DescriptorEncoder<'a>);
+
+impl Out<'_> {
+    pub fn counter(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
+        let metric = ConstCounter::new(value);
+        metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
+    }
+
+    pub fn gauge(&mut self, name: &str, help: &str, unit: Option<Unit>, value: u64) -> fmt::Result {
+        let metric = ConstGauge::new(value);
+        metric.encode(self.0.encode_descriptor(name, help, unit.as_ref(), metric.metric_type())?)
+    }
+
+    pub fn gauge_f64(&mut self, name: &str, help: &str, unit: Unit, value: f64) -> fmt::Result {
+        let metric = ConstGauge::new(value);
+        metric.encode(self.0.encode_descriptor(name, help, Some(&unit), metric.metric_type())?)
+    }
+
+    pub fn labelled(
+        &mut self,
+        name: &str,
+        help: &str,
+        kind: MetricType,
+        values: impl FnOnce(&mut MetricEncoder<'_>) -> fmt::Result,
+    ) -> fmt::Result {
+        values(&mut self.0.encode_descriptor(name, help, None, kind)?)
+    }
+}
