@@ -94,14 +94,14 @@ pub(crate) struct Layout {
 }
 
 #[cfg(test)]
-pub(crate) use tests::assert_layouts;
+pub(crate) use tests::{assert_layouts, enum_names};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use libbpf_rs::HasSize;
     use libbpf_rs::btf::Btf;
-    use libbpf_rs::btf::types::{MemberAttr, Struct};
+    use libbpf_rs::btf::types::{Enum, MemberAttr, Struct};
 
     #[test]
     fn mirrors_match_btf() {
@@ -110,10 +110,27 @@ mod tests {
     }
 
     pub(crate) fn assert_layouts(object: &str, layouts: &[Layout]) {
-        let btf = Btf::from_path(format!("{}/{object}", env!("OUT_DIR"))).expect("BTF");
+        let btf = btf(object);
         for layout in layouts {
             check(&btf, layout);
         }
+    }
+
+    /// The names of an enum, in order and in lower case, without `prefix` and the last one, which counts them.
+    pub(crate) fn enum_names(object: &str, kind: &str, prefix: &str) -> Vec<String> {
+        let btf = btf(object);
+        let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
+        let mut names: Vec<_> = kind
+            .iter()
+            .map(|member| (member.value, member.name.expect("a name").to_string_lossy().to_lowercase()))
+            .collect();
+        names.sort_unstable();
+        assert!(names.pop().expect("a count").1.ends_with('s'));
+        names.into_iter().map(|(_, name)| name.trim_start_matches(prefix).to_owned()).collect()
+    }
+
+    fn btf(object: &str) -> Btf<'static> {
+        Btf::from_path(format!("{}/{object}", env!("OUT_DIR"))).expect("BTF")
     }
 
     fn check(btf: &Btf<'_>, layout: &Layout) {

@@ -104,9 +104,7 @@ mirror!(ExpireCall = "gate_expire_call" { now_ns: u64, expired: u64 });
 mod tests {
     use super::*;
     use crate::gate::{Event, Pass, Rule};
-    use crate::intf::assert_layouts;
-    use libbpf_rs::btf::Btf;
-    use libbpf_rs::btf::types::Enum;
+    use crate::intf::{assert_layouts, enum_names};
 
     #[test]
     fn mirrors_match_btf() {
@@ -135,17 +133,7 @@ mod tests {
 
     #[test]
     fn names_and_order_are_the_programs() {
-        let btf = Btf::from_path(concat!(env!("OUT_DIR"), "/gate.bpf.o")).expect("BTF");
-        let names = |kind: &str| -> Vec<String> {
-            let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
-            let mut names: Vec<_> = kind
-                .iter()
-                .map(|member| (member.value, member.name.expect("a name").to_string_lossy().to_lowercase()))
-                .collect();
-            names.sort_unstable();
-            assert!(names.pop().expect("a count").1.ends_with('s'));
-            names.into_iter().map(|(_, name)| name.trim_start_matches("gate_").to_owned()).collect()
-        };
+        let names = |kind: &str| enum_names("gate.bpf.o", kind, "gate_");
         assert_eq!(names("gate_rule"), Rule::ALL.map(Rule::name));
         assert_eq!(names("gate_pass"), Pass::ALL.map(Pass::name));
         assert_eq!(names("gate_event"), Event::ALL.map(Event::name));

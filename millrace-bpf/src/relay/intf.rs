@@ -144,10 +144,8 @@ shared!(Tracing = "relay_tracing" {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::intf::assert_layouts;
+    use crate::intf::{assert_layouts, enum_names};
     use crate::relay::{FurtherRun, LegOutcome, Outcome, Supply};
-    use libbpf_rs::btf::Btf;
-    use libbpf_rs::btf::types::Enum;
 
     #[test]
     fn mirrors_match_btf() {
@@ -173,17 +171,7 @@ mod tests {
 
     #[test]
     fn outcomes_have_the_programs_names_and_order() {
-        let btf = Btf::from_path(concat!(env!("OUT_DIR"), "/relay.bpf.o")).expect("BTF");
-        let names = |kind: &str, prefix: &str| -> Vec<String> {
-            let kind: Enum<'_> = btf.type_by_name(kind).expect("an enum");
-            let mut names: Vec<_> = kind
-                .iter()
-                .map(|member| (member.value, member.name.expect("a name").to_string_lossy().to_lowercase()))
-                .collect();
-            names.sort_unstable();
-            assert!(names.pop().expect("a count").1.ends_with("s"));
-            names.into_iter().map(|(_, name)| name.trim_start_matches(prefix).to_owned()).collect()
-        };
+        let names = |kind: &str, prefix: &str| enum_names("relay.bpf.o", kind, prefix);
         assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
         assert_eq!(names("relay_supply", "relay_supply_"), Supply::ALL.map(Supply::name));
         assert_eq!(names("relay_leg_outcome", "relay_leg_"), LegOutcome::ALL.map(LegOutcome::name));
