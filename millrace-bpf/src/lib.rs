@@ -14,6 +14,7 @@ mod memory;
 mod object;
 pub mod probe;
 pub mod programs;
+mod raw;
 pub mod relay;
 pub mod run_time;
 pub mod syscalls;

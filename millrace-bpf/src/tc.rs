@@ -8,7 +8,7 @@ mod stale;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 
 use libbpf_rs::query::LinkTypeInfo;
@@ -16,6 +16,7 @@ use libbpf_rs::{AsRawLibbpf, Link, ProgramMut};
 use nix::sched::{CloneFlags, setns};
 
 use crate::Error;
+use crate::raw::{self, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hook {
@@ -110,9 +111,8 @@ impl Attachment {
 impl Drop for Attachment {
     fn drop(&mut self) {
         if let Inner::Tcx { link } = &self.0 {
-            // Closing alone is not enough: a child that another thread is about to start holds the descriptor
-            // until it executes its program. An interface that is gone took the link along.
-            let _ = link.detach();
+            // An interface that is gone took the link along, so there is nothing to report.
+            let _ = raw::detach(link);
         }
     }
 }
@@ -129,13 +129,8 @@ pub fn count(ifindex: i32, hook: Hook) -> io::Result<usize> {
 pub fn detach_all(ifindex: i32, hook: Hook) -> io::Result<usize> {
     let links = links(ifindex, hook)?;
     for id in &links {
-        // SAFETY: no pointers are passed.
-        let descriptor = unsafe { libbpf_sys::bpf_link_get_fd_by_id(*id) };
-        check(descriptor)?;
-        // SAFETY: the kernel has just made the descriptor for us.
-        let link = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        // SAFETY: no pointers are passed.
-        check(unsafe { libbpf_sys::bpf_link_detach(link.as_raw_fd()) })?;
+        // SAFETY: no pointers are passed; the call makes the descriptor.
+        raw::detach(unsafe { raw::owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
     }
     Ok(links.len())
 }
@@ -285,9 +280,4 @@ fn options() -> libbpf_sys::bpf_tc_opts {
         sz: size_of::<libbpf_sys::bpf_tc_opts>() as libbpf_sys::size_t,
         ..Default::default()
     }
-}
-
-/// libbpf returns the negated error number.
-fn check(result: i32) -> io::Result<()> {
-    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
 }

@@ -5,12 +5,13 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::ProgramMut;
 use nix::libc;
 
 use crate::Error;
+use crate::raw::{detach, owned};
 
 /// Where in the way of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,10 +73,8 @@ fn is_for_want_of_support(error: &io::Error) -> bool {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        // Closing alone is not enough: a child that another thread is about to start holds the descriptor until it
-        // executes its program. An interface that is gone took the link along.
-        // SAFETY: the descriptor is open.
-        unsafe { libbpf_sys::bpf_link_detach(self.link.as_raw_fd()) };
+        // An interface that is gone took the link along, so there is nothing to report.
+        let _ = detach(&self.link);
     }
 }
 
@@ -90,12 +89,6 @@ fn link(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedF
         ..Default::default()
     };
     let program = program.as_fd().as_raw_fd();
-    // SAFETY: the program is loaded; `options` is initialised and carries its size.
-    let fd =
-        unsafe { libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options) };
-    if fd < 0 {
-        return Err(io::Error::from_raw_os_error(-fd));
-    }
-    // SAFETY: libbpf returned a descriptor that nothing else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    // SAFETY: the program is loaded; `options` is initialised and carries its size. The call makes the descriptor.
+    unsafe { owned(libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options)) }
 }

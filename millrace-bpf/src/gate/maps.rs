@@ -20,6 +20,7 @@ use crate::Error;
 use crate::crypto::gcm_constants;
 use crate::intf::Plain;
 use crate::object::Loaded;
+use crate::raw::check;
 
 pub(super) struct Maps {
     active: MapHandle,
@@ -266,8 +267,7 @@ fn run<T: Plain>(program: &OwnedFd, call: &mut T) -> io::Result<()> {
     };
     // SAFETY: the descriptor is open; the kernel reads and writes as many bytes as `call` has, whose every bit
     // pattern is a value, and keeps no pointer to it.
-    let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) };
-    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+    check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) })
 }
 
 fn handle(object: &mut Loaded, name: &'static str) -> Result<MapHandle, Error> {

@@ -1,0 +1,28 @@
+//! What is common to calls of libbpf that libbpf-rs does not wrap.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+/// libbpf returns the negated error number.
+pub(crate) fn check(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
+}
+
+/// The descriptor that a call returned.
+///
+/// # Safety
+/// The call made it, and nothing else owns it.
+pub(crate) unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
+    check(result)?;
+    // SAFETY: no error, so a descriptor; it is the caller's to give away.
+    Ok(unsafe { OwnedFd::from_raw_fd(result) })
+}
+
+/// Detaches what a link attached. Closing the link alone is not enough: a child that another thread is about to start
+/// holds the descriptor until it executes its program. An interface that is gone took the link along, which is an error.
+pub(crate) fn detach(link: impl AsFd) -> io::Result<()> {
+    // SAFETY: the descriptor is open; no pointers are passed.
+    check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })
+}
