@@ -5,6 +5,7 @@
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 
+mod barrier;
 pub mod cost;
 pub mod crypto;
 pub mod energy;

@@ -6,8 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::Once;
 
 use libbpf_rs::{
-    MapCore, MapFlags, MapMut, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, Program, ProgramMut,
-    set_print,
+    MapCore, MapFlags, MapHandle, MapMut, ObjectBuilder, OpenMapMut, OpenObject, PrintLevel, Program,
+    ProgramMut, set_print,
 };
 
 use crate::Error;
@@ -101,6 +101,10 @@ impl Loaded {
         self.object.maps_mut().find(|map| map.name() == OsStr::new(name)).ok_or(missing)
     }
 
+    pub fn handle(&mut self, name: &'static str) -> Result<MapHandle, Error> {
+        MapHandle::try_from(&self.map(name)?).map_err(|source| Error::Read { what: name, source })
+    }
+
     pub fn program(&self, name: &'static str) -> Result<ProgramMut<'_>, Error> {
         let missing = Error::Missing { object: self.name, what: name };
         self.program_by_name(name).map_err(|_| missing)
@@ -129,6 +133,11 @@ impl Loaded {
             })
             .collect()
     }
+}
+
+/// Writes an entry of the map that errors call `what`.
+pub(crate) fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
+    map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
 }
 
 const LOG_KEPT_BYTES: usize = 4096;

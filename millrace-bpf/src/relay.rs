@@ -32,11 +32,11 @@ mod upstream;
 use std::collections::HashMap;
 use std::io;
 use std::num::NonZero;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::{MapCore, MapHandle};
 
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::{Compute, Refill, Want};
@@ -46,8 +46,9 @@ pub use trace::{Event, Tracing, What};
 pub use upstream::{Datagrams, Leg, LegKey, Slot, Upstream};
 
 use crate::Error;
+use crate::barrier::Barrier;
 use crate::intf::Plain;
-use crate::object::{Loaded, embedded};
+use crate::object::{Loaded, embedded, write};
 use crate::tc::{Attachment, Hook, Mechanism, Position};
 use memory::{Ring, Table};
 
@@ -154,11 +155,10 @@ struct Shared {
     slots: MapHandle,
     open_keys: MapHandle,
     seal_keys: MapHandle,
-    barrier: MapHandle,
+    barrier: Barrier,
     quiet_sockets: MapHandle,
     quiets: Table<intf::Quiet>,
     quiet_used: AtomicU32,
-    nothing: MapHandle,
     upstreams: Table<intf::Upstream>,
     legs: Table<intf::Leg>,
     downstreams: Table<intf::Downstream>,
@@ -200,7 +200,7 @@ impl Relay {
         }
         let mut object = open.load()?;
         let shared = Shared::new(&mut object, config)?;
-        let ring = Ring::new(handle(&mut object, "forwarded")?, ring_bytes as usize)
+        let ring = Ring::new(object.handle("forwarded")?, ring_bytes as usize)
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
         let trace = trace::Trace::new(&mut object)?;
         Ok(Self {
@@ -323,15 +323,14 @@ impl Shared {
             keystreams: keystream::Runs::new(keystream_entries(config)),
         };
         Ok(Self {
-            ids: handle(object, "ids")?,
-            slots: handle(object, "slots")?,
-            open_keys: handle(object, "open_keys")?,
-            seal_keys: handle(object, "seal_keys")?,
-            barrier: handle(object, "barrier")?,
-            quiet_sockets: handle(object, "quiet_sockets")?,
+            ids: object.handle("ids")?,
+            slots: object.handle("slots")?,
+            open_keys: object.handle("open_keys")?,
+            seal_keys: object.handle("seal_keys")?,
+            barrier: Barrier::new(object)?,
+            quiet_sockets: object.handle("quiet_sockets")?,
             quiets: table(object, "quiets")?,
             quiet_used: AtomicU32::new(0),
-            nothing: handle(object, "nothing")?,
             upstreams,
             legs,
             downstreams,
@@ -341,16 +340,9 @@ impl Shared {
         })
     }
 
-    /// Returns when every run of the program has ended that had begun before: an update of a map of maps
-    /// waits for them (`maybe_wait_bpf_programs` in the kernel).
-    fn wait_for_runs(&self) -> Result<(), Error> {
-        let fd = self.nothing.as_fd().as_raw_fd();
-        write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
-    }
-
     fn settle(&self) -> Result<(), Error> {
         let retired = lock(&self.free).take_retired();
-        let result = self.wait_for_runs();
+        let result = self.barrier.wait_for_runs();
         let free = &mut lock(&self.free);
         match result {
             Ok(()) => free.reuse(retired),
@@ -482,20 +474,12 @@ fn allow_route_lookup() -> Result<(), Error> {
     Ok(())
 }
 
-fn handle(object: &mut Loaded, name: &'static str) -> Result<MapHandle, Error> {
-    MapHandle::try_from(&object.map(name)?).map_err(|source| Error::Read { what: name, source })
-}
-
 fn table<T: memory::Shared>(object: &mut Loaded, name: &'static str) -> Result<Table<T>, Error> {
     let map = object.map(name)?;
     let layout = map.value_size() as usize == size_of::<T>();
     let len = NonZero::new(map.max_entries()).filter(|_| layout);
     let len = len.ok_or(Error::Missing { object: OBJECT, what: "map of the expected layout" })?;
     Table::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
-}
-
-fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
-    map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
 }
 
 /// Nothing that is done under these locks leaves a state half changed.

@@ -3,6 +3,7 @@
 #ifndef MILLRACE_GATE_MAPS_H
 #define MILLRACE_GATE_MAPS_H
 
+#include "barrier.h"
 #include "gate_packet.h"
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -83,21 +84,5 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
 } samples SEC(".maps");
-
-/* An update of this map of maps returns when every run of a program that had begun before has ended. */
-struct nothing {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} nothing SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__type(key, __u32);
-	__uint(max_entries, 1);
-	__array(values, struct nothing);
-} barrier SEC(".maps")
-= {.values = {&nothing}};
 
 #endif

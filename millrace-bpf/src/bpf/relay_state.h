@@ -6,6 +6,7 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 #include "aead.h"
+#include "barrier.h"
 #include "frames.h"
 #include "object.h"
 #include "relay_intf.h"
@@ -213,23 +214,5 @@ struct {
 } cursors SEC(".maps");
 
 __u32 cursors_used = 0;
-
-struct nothing {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, __u32);
-	__uint(max_entries, 1);
-} nothing SEC(".maps");
-
-/* Not for the program: an update of a map of maps returns when all program runs have ended that it might
- * concern, which tells userspace that it may reuse what it has unlinked.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__array(values, struct nothing);
-} barrier SEC(".maps")
-= {.values = {&nothing}};
 
 #endif

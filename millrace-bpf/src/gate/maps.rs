@@ -17,9 +17,10 @@ use super::rules::Entry;
 use super::token;
 use super::{Client, Config, Counter, OBJECT, ScopeStatistics, Statistics};
 use crate::Error;
+use crate::barrier::Barrier;
 use crate::crypto::gcm_constants;
 use crate::intf::Plain;
-use crate::object::Loaded;
+use crate::object::{Loaded, write};
 use crate::raw::check;
 
 pub(super) struct Maps {
@@ -31,8 +32,7 @@ pub(super) struct Maps {
     token_keys: MapHandle,
     connections: MapHandle,
     clients: MapHandle,
-    barrier: MapHandle,
-    nothing: MapHandle,
+    pub barrier: Barrier,
     count: OwnedFd,
     expire: OwnedFd,
     masks: [u8; 2],
@@ -55,21 +55,20 @@ const RETRY: [([u8; 16], [u8; 12]); 2] = [
 
 impl Maps {
     pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
-        let retry_keys = handle(object, "retry_keys")?;
+        let retry_keys = object.handle("retry_keys")?;
         for (index, (key, nonce)) in (0u32..).zip(&RETRY) {
             write(&retry_keys, "retry_keys", &index.to_ne_bytes(), &gcm_constants(key, nonce))?;
         }
         Ok(Self {
-            active: handle(object, "active")?,
-            scopes: handle(object, "scopes")?,
-            policies: handle(object, "policies")?,
-            prefixes: handle(object, "prefixes")?,
-            counters: handle(object, "counters")?,
-            token_keys: handle(object, "token_keys")?,
-            connections: handle(object, "connections")?,
-            clients: handle(object, "clients")?,
-            barrier: handle(object, "barrier")?,
-            nothing: handle(object, "nothing")?,
+            active: object.handle("active")?,
+            scopes: object.handle("scopes")?,
+            policies: object.handle("policies")?,
+            prefixes: object.handle("prefixes")?,
+            counters: object.handle("counters")?,
+            token_keys: object.handle("token_keys")?,
+            connections: object.handle("connections")?,
+            clients: object.handle("clients")?,
+            barrier: Barrier::new(object)?,
             count: program(object, "gate_count")?,
             expire: program(object, "gate_expire")?,
             masks: [96 + config.client_prefix_v4, config.client_prefix_v6],
@@ -78,13 +77,6 @@ impl Maps {
     }
 
     // --- Rules ---
-
-    /// Returns when every run of a program has ended that had begun before: an update of a map of maps waits for them
-    /// (`maybe_wait_bpf_programs` in the kernel).
-    pub fn wait_for_runs(&self) -> Result<(), Error> {
-        let fd = self.nothing.as_fd().as_raw_fd();
-        write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
-    }
 
     pub fn clear<'a>(
         &self,
@@ -270,17 +262,9 @@ fn run<T: Plain>(program: &OwnedFd, call: &mut T) -> io::Result<()> {
     check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) })
 }
 
-fn handle(object: &mut Loaded, name: &'static str) -> Result<MapHandle, Error> {
-    MapHandle::try_from(&object.map(name)?).map_err(|source| Error::Read { what: name, source })
-}
-
 fn program(object: &Loaded, name: &'static str) -> Result<OwnedFd, Error> {
     let program = object.program(name)?;
     program.as_fd().try_clone_to_owned().map_err(|source| Error::Run { program: OBJECT, source })
-}
-
-fn write(map: &MapHandle, what: &'static str, key: &[u8], value: &[u8]) -> Result<(), Error> {
-    map.update(key, value, MapFlags::ANY).map_err(|source| Error::Write { what, source })
 }
 
 /// Also if it is not there.

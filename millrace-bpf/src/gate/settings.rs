@@ -71,7 +71,7 @@ impl Settings {
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
-        maps.wait_for_runs()?;
+        maps.barrier.wait_for_runs()?;
         let old = std::mem::take(self.half(half));
         maps.clear(old.scopes.keys(), old.prefixes.keys())?;
         // Known before it is written: what a failure leaves behind is cleared by the next attempt.

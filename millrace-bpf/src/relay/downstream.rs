@@ -93,7 +93,7 @@ impl Downstream {
         let parity = u32::from(generation & 1);
         let installed = &self.entry().generations[parity as usize];
         if installed.swap(0, Ordering::SeqCst) != 0 {
-            self.shared.wait_for_runs()?;
+            self.shared.barrier.wait_for_runs()?;
         }
         let index = 2 * self.id.index + parity;
         write(&self.shared.seal_keys, "seal_keys", &index.to_ne_bytes(), keys.as_bytes())?;
@@ -127,7 +127,7 @@ impl Downstream {
         let entry = self.entry();
         let other = 1 - (entry.path.load(Ordering::Relaxed) & 1);
         if std::mem::replace(&mut *changed, true) {
-            self.shared.wait_for_runs()?;
+            self.shared.barrier.wait_for_runs()?;
         }
         // SAFETY: the lock excludes other writers. Before the first change no run has used the other path, and since
         // the last one every program run that may have used it has ended.

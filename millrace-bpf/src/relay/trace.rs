@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use super::memory::{Ring, Table};
-use super::{Error, LegOutcome, Loaded, Outcome, handle, intf, lock, table};
+use super::{Error, LegOutcome, Loaded, Outcome, intf, lock, table};
 use crate::intf::Plain;
 
 /// Some 5000 events: what 250,000 per second need for 20 ms.
@@ -98,7 +98,7 @@ pub(super) struct Trace {
 
 impl Trace {
     pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let ring = Ring::new(handle(object, "events")?, RING_BYTES as usize)
+        let ring = Ring::new(object.handle("events")?, RING_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;
         Ok(Self { ring: Mutex::new(ring), table: table(object, ".data.tracing")? })
     }
