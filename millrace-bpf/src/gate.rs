@@ -29,6 +29,7 @@ pub use rules::{Counting, Entry, Live, Modes, Place, Policy, Rate, Rates, Rules,
 pub use scope::Scope;
 
 use crate::Error;
+use crate::clock;
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded};
 use crate::tc::{self, Hook, Position};
@@ -274,7 +275,7 @@ impl Gate {
     /// Forgets what will have been idle after `time` in which nothing happens, and returns how many connections.
     pub fn expire_after(&self, time: Duration) -> Result<u64, Error> {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        self.maps.expire(maps::monotonic_ns().saturating_add(time_ns))
+        self.maps.expire(clock::monotonic_ns().saturating_add(time_ns))
     }
 
     /// Makes tokens with this key from now on. Those of the key before are still accepted, older ones are not.

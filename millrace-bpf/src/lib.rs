@@ -6,6 +6,7 @@
 #![warn(clippy::undocumented_unsafe_blocks)]
 
 mod barrier;
+pub mod clock;
 pub mod cost;
 pub mod crypto;
 pub mod energy;
@@ -17,7 +18,6 @@ pub mod probe;
 pub mod programs;
 mod raw;
 pub mod relay;
-pub mod run_time;
 pub mod syscalls;
 pub mod tc;
 pub mod xdp;

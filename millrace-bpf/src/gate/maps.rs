@@ -5,10 +5,8 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
-use nix::time::{ClockId, clock_gettime};
 
 use super::intf;
 use super::prefix::{Prefix, mapped, mask, unmapped};
@@ -237,16 +235,6 @@ fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {
     }
     key.bytes.get_mut(..id.len()).ok_or(ERROR)?.copy_from_slice(id);
     Ok(key)
-}
-
-pub(super) fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
-}
-
-pub(super) fn unix_ns() -> i64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Runs a `syscall` program on its argument.

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use super::intf;
-use super::maps::{self, Maps};
+use super::maps::Maps;
 use super::prefix::Prefix;
 use super::rules::{Entry, INTERFACE, Policy, Rules};
 use super::token;
-use crate::Error;
+use crate::{Error, clock};
 
 /// Userspace's idea of the maps; the maps follow it.
 pub(super) struct Settings {
@@ -123,7 +123,7 @@ impl Settings {
 
     /// Tokens carry UNIX time, and the program has CLOCK_MONOTONIC.
     pub fn follow_clock(&mut self, maps: &Maps) -> Result<(), Error> {
-        let clock_ns = maps::unix_ns() - maps::monotonic_ns() as i64;
+        let clock_ns = clock::unix_ns() - clock::monotonic_ns() as i64;
         if clock_ns.abs_diff(self.clock_ns) < CLOCK_SLACK_NS {
             return Ok(());
         }

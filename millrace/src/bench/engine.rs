@@ -1,6 +1,6 @@
 //! What the kernel engine did in a stretch of time: the relay's own counters, and the kernel's about BPF programs.
 
-use millrace_bpf::run_time::RunTime;
+use millrace_bpf::programs::RunTime;
 
 use super::contender::STATUS;
 use super::figures::Kernel;

@@ -6,8 +6,9 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use millrace_bpf::clock::monotonic_ns;
 use millrace_bpf::probe::{self, Probe, Sample};
-use millrace_bpf::run_time::Statistics;
+use millrace_bpf::programs::Statistics;
 use millrace_bpf::syscalls::Syscalls;
 use nix::net::if_::if_nametoindex;
 
@@ -17,7 +18,7 @@ use super::figures::{Cpu, Figures, Kernel, Load};
 use super::max_rate::Trial;
 use super::process::{Process, listens, packets_sent};
 use super::traffic::{Route, Traffic};
-use super::usage::{Reading, Used, now_ns, peak_rss_bytes};
+use super::usage::{Reading, Used, peak_rss_bytes};
 use super::wire::{self, Ends, Wire};
 use crate::lab::{self, Lab, Node, Topology};
 
@@ -158,19 +159,19 @@ impl Bench {
 
     /// CPU and application latency, with nothing attached.
     fn undisturbed(&self, relay: &Process) -> anyhow::Result<(Range<u64>, Used)> {
-        let start = now_ns();
+        let start = monotonic_ns();
         let before = Reading::take(relay.id())?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
         let used = Reading::take(relay.id())?.used_since(&before);
-        Ok((start..now_ns(), used))
+        Ok((start..monotonic_ns(), used))
     }
 
     /// Wire latency.
     fn probed(&self, load: &Load) -> anyhow::Result<(Range<u64>, Wire)> {
         let mut probe = self.attach_probe(load)?;
-        let start = now_ns();
+        let start = monotonic_ns();
         let wire = self.sample(&mut probe, load, self.wire_time())?;
-        Ok((start..now_ns(), wire))
+        Ok((start..monotonic_ns(), wire))
     }
 
     /// System calls of the relay per object, with the probe as the counter of objects, and what the kernel engine
@@ -185,7 +186,7 @@ impl Bench {
         let reading = || (contender == Contender::Kernel).then(|| engine::Reading::take(node, relay.id()));
         let mut syscalls = Syscalls::attach(relay.id())?;
         let mut probe = self.attach_probe(load)?;
-        let _statistics = Statistics::enable().context("statistics of BPF programs")?;
+        let _statistics = Statistics::enable()?;
         let earlier = reading().transpose()?;
         let before: u64 = syscalls.counts()?.iter().sum();
         let wire = self.sample(&mut probe, load, self.calls_time())?;

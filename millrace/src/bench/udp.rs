@@ -6,11 +6,10 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
+use millrace_bpf::clock::monotonic_ns;
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
 use serde::{Deserialize, Serialize};
-
-use super::usage::now_ns;
 
 #[derive(Debug, clap::Subcommand)]
 pub enum Args {
@@ -88,11 +87,11 @@ fn source(to: SocketAddr, object_bytes: usize, rate_hz: u64, seconds: f64) -> an
     ensure!(rate_hz > 0, "the rate is at least 1 Hz");
     let socket = connect(to)?;
     let mut object = vec![0; object_bytes];
-    let start = now_ns();
+    let start = monotonic_ns();
     for sequence in 0..(rate_hz as f64 * seconds) as u64 {
         sleep_until(start + sequence * 1_000_000_000 / rate_hz)?;
         object[..8].copy_from_slice(&sequence.to_le_bytes());
-        object[8..HEADER_BYTES].copy_from_slice(&now_ns().to_le_bytes());
+        object[8..HEADER_BYTES].copy_from_slice(&monotonic_ns().to_le_bytes());
         socket.send(&object)?;
     }
     Ok(())
@@ -135,7 +134,7 @@ fn sink(socket: &UdpSocket) -> io::Result<Received> {
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => break,
             Err(e) => return Err(e),
         };
-        let now = now_ns();
+        let now = monotonic_ns();
         let Some((sequence, sent)) = header(buffer.get(..length).unwrap_or_default()) else { continue };
         if sequences.is_none() {
             socket.set_read_timeout(Some(SILENCE))?;

@@ -4,13 +4,9 @@ use std::fs;
 use std::io;
 use std::time::Duration;
 
-use nix::time::{ClockId, clock_getcpuclockid, clock_gettime};
+use millrace_bpf::clock::monotonic_ns;
+use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
-
-/// `CLOCK_MONOTONIC`, the clock of the probe and of the clients.
-pub fn now_ns() -> u64 {
-    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |now| Duration::from(now).as_nanos() as u64)
-}
 
 /// A reading of the clocks; the difference of two is what the time between them cost.
 #[derive(Debug, Clone, Copy)]
@@ -37,7 +33,7 @@ impl Reading {
             .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/stat is not as expected"))?;
         let clock = clock_getcpuclockid(Pid::from_raw(process.cast_signed()))?;
         let process_ns = Duration::from(clock_gettime(clock)?).as_nanos() as u64;
-        Ok(Self { at_ns: now_ns(), not_busy_ns, process_ns, cpus })
+        Ok(Self { at_ns: monotonic_ns(), not_busy_ns, process_ns, cpus })
     }
 
     pub fn used_since(&self, earlier: &Self) -> Used {
@@ -86,6 +82,7 @@ pub fn peak_rss_bytes(process: u32) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nix::time::ClockId;
 
     #[test]
     fn parses_proc_stat() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use nix::time::{ClockId, clock_gettime};
+use millrace_bpf::clock::monotonic_ns;
 
 /// Marks a payload as one of ours.
 const MAGIC: [u8; 8] = *b"millrace";
@@ -12,8 +12,7 @@ pub const MIN_LEN: usize = 32;
 
 /// Time since an arbitrary point that all processes of a host share, namespaces or not.
 pub fn now() -> Duration {
-    // CLOCK_MONOTONIC always exists on Linux, so this cannot fail.
-    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
+    Duration::from_nanos(monotonic_ns())
 }
 
 /// What a payload says about itself.

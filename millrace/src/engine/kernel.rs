@@ -23,11 +23,11 @@ use std::{
 };
 
 use millrace_bpf::{
+    clock::monotonic_ns,
     crypto::QuicKeys,
     relay::{self as bpf, Counters},
 };
 use millrace_proto::relay::downstream::StreamKey;
-use nix::time::{ClockId, clock_gettime};
 use parking_lot::RwLock;
 use thiserror::Error;
 use tracing::{debug, warn};
@@ -394,9 +394,8 @@ struct Clock {
 
 impl Clock {
     fn new() -> Self {
-        let base_ns =
-            clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |time| Duration::from(time).as_nanos());
-        Self { base: Instant::now(), base_ns: base_ns as u64 }
+        let base_ns = monotonic_ns();
+        Self { base: Instant::now(), base_ns }
     }
 
     /// Too late by the time that passed between the two readings in `new`.

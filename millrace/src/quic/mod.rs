@@ -24,4 +24,4 @@ pub mod tls;
 pub use connection::{Connection, Incoming};
 pub use endpoint::{AcceptError, BindError, Config, ConnectError, Endpoint, ID_LEN};
 pub use stats::Stats;
-pub use tap::{Sent, Tap, monotonic_ns};
+pub use tap::{Sent, Tap};

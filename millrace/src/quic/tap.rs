@@ -2,9 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use millrace_bpf::relay::Tracing;
+use millrace_bpf::{clock::monotonic_ns, relay::Tracing};
 use millrace_proto::relay::downstream::Piece;
-use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 
 /// Pieces that may wait to be taken.
@@ -78,12 +77,6 @@ impl Tap {
         let pieces = std::mem::take(&mut self.open.lock().pieces);
         (pieces, self.lost.swap(0, Ordering::Relaxed))
     }
-}
-
-/// The clock that the kernel engine's events are stamped with.
-pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map(std::time::Duration::from);
-    now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

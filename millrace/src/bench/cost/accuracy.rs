@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use anyhow::Context;
+use millrace_bpf::clock::monotonic_ns;
 use millrace_cost::report::{Event, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
-use super::super::usage::now_ns;
 use super::network::{Scenario, Traffic};
 use super::profile::{self, Recording};
 
@@ -102,9 +102,9 @@ pub fn measure(scenario: Scenario, sample_hz: u32, length: Duration) -> anyhow::
     let mut observer = Observer::start(Config { frequency_hz: sample_hz, ..Config::new()? })?;
     let recording = Recording::start(length)?;
     observer.report()?;
-    let start = now_ns();
+    let start = monotonic_ns();
     let report = observer.next(length)?;
-    let end = now_ns();
+    let end = monotonic_ns();
     // Programs that are gone have no names any more: perf wants the observer's at its end.
     let profile = recording.finish(start, end);
     drop(observer);

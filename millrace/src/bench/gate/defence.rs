@@ -3,7 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_bpf::run_time::RunTime;
+use millrace_bpf::programs::RunTime;
 use serde_json::Value;
 
 use super::super::process::Process;

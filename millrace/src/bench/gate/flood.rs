@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use millrace_bpf::run_time::Statistics;
+use millrace_bpf::{clock::monotonic_ns, programs::Statistics};
 use nix::{
     errno::Errno,
     sys::socket::{self, AddressFamily, LinkAddr, MsgFlags, MultiHeaders, SockFlag, SockType},
@@ -21,10 +21,7 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::{
-        process::Process,
-        usage::{Reading, now_ns},
-    },
+    super::{process::Process, usage::Reading},
     defence::{Defence, Guard, Limits, run as command},
     http3::{self, Got},
     quota::rate,
@@ -261,12 +258,12 @@ fn with_honest_clients(
         });
         let stages = || {
             std::thread::sleep(SETTLE);
-            let begun = now_ns();
+            let begun = monotonic_ns();
             std::thread::sleep(calm);
-            let calm_ns = (begun, now_ns());
+            let calm_ns = (begun, monotonic_ns());
             let device = &interface(site.node(ATTACKERS)?, ATTACKERS)?.device;
             let generator = start(site, device, length)?;
-            let begun = now_ns();
+            let begun = monotonic_ns();
             let sent = finish(generator, length)?;
             anyhow::Ok((calm_ns, (begun, begun + sent.elapsed_ns)))
         };
@@ -306,7 +303,7 @@ impl Cost {
 
 /// Statistics cost time: they are a flood of their own.
 fn bpf_ns_per_packet(site: &Site, guard: &Guard<'_>, length: Duration) -> anyhow::Result<Option<f64>> {
-    let _statistics = Statistics::enable().context("statistics of BPF programs")?;
+    let _statistics = Statistics::enable()?;
     let Some(before) = guard.bpf_time()? else { return Ok(None) };
     let device = &interface(site.node(ATTACKERS)?, ATTACKERS)?.device;
     let sent = finish(start(site, device, length / 3)?, length)?;

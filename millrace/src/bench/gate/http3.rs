@@ -12,14 +12,13 @@ use anyhow::Context as _;
 use bytes::{Buf as _, Bytes};
 use h3::client::SendRequest;
 use h3_quinn::OpenStreams;
+use millrace_bpf::clock::monotonic_ns;
 use quinn::{
     ClientConfig, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, TransportConfig,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::task::JoinSet;
-
-use super::super::usage::now_ns;
 
 const ALPN: &[u8] = b"h3";
 const URI: &str = "https://localhost/body";
@@ -192,9 +191,9 @@ async fn client(
         if !interval.is_zero() {
             ticks.tick().await;
         }
-        let asked_ns = now_ns();
+        let asked_ns = monotonic_ns();
         session.get(target.body_bytes).await.context("an honest client's request")?;
-        all.push(Got { asked_ns, done_ns: now_ns() });
+        all.push(Got { asked_ns, done_ns: monotonic_ns() });
     }
     Ok(all)
 }

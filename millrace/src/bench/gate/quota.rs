@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, ensure};
-use millrace_bpf::{run_time::Statistics, syscalls::Syscalls};
+use millrace_bpf::{clock::monotonic_ns, programs::Statistics, syscalls::Syscalls};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot};
 
@@ -18,7 +18,7 @@ use super::{
     super::{
         process::{Process, packets_sent},
         stats::Percentiles,
-        usage::{Reading, now_ns},
+        usage::Reading,
     },
     defence::{Defence, Guard, Limits},
     http3::{self, Attempts, Got},
@@ -138,15 +138,15 @@ struct Watched {
 
 fn watch(server: &mut Process, load: &Load, go: &Go) -> anyhow::Result<Watched> {
     std::thread::sleep(SETTLE);
-    let start_ns = now_ns();
+    let start_ns = monotonic_ns();
     std::thread::sleep(load.calm);
-    let calm_ns = (start_ns, now_ns());
+    let calm_ns = (start_ns, monotonic_ns());
     let told = strike(go)?;
-    let attack_start = now_ns();
+    let attack_start = monotonic_ns();
     let attack_ns = (attack_start, attack_start + load.attack().as_nanos() as u64);
     let (mut cpu_percent, mut rss_mib) = (Vec::new(), Vec::new());
     let mut before = Reading::take(server.id())?;
-    while now_ns() < attack_ns.1 {
+    while monotonic_ns() < attack_ns.1 {
         std::thread::sleep(BIN);
         let now = Reading::take(server.id())?;
         let used = now.used_since(&before);
@@ -156,7 +156,7 @@ fn watch(server: &mut Process, load: &Load, go: &Go) -> anyhow::Result<Watched> 
     }
     std::thread::sleep(load.calm);
     server.check_runs()?;
-    let end_ns = now_ns();
+    let end_ns = monotonic_ns();
     let attempts = told.blocking_recv().context("the attackers ended")?;
     Ok(Watched { calm_ns, attack_ns, end_ns, attempts, cpu_percent, rss_mib })
 }
@@ -208,7 +208,7 @@ impl Refusals {
         let device = &interface(node, ATTACKERS)?.device;
         let sent = || node.enter(|| packets_sent(device))?.context("the attackers' interface is gone");
         let mut calls = Syscalls::attach(server.id())?;
-        let _statistics = Statistics::enable().context("statistics of BPF programs")?;
+        let _statistics = Statistics::enable()?;
         let (sent_before, refused_before) = (sent()?, guard.refused()?);
         let (bpf_before, calls_before) = (guard.bpf_time()?, calls.counts()?.iter().sum::<u64>());
         let before = Reading::take(server.id())?;

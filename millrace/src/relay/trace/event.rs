@@ -2,11 +2,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use millrace_bpf::relay as bpf;
+use millrace_bpf::{clock::monotonic_ns, relay as bpf};
 use millrace_proto::relay::downstream::Carried;
 use serde::{Deserialize, Serialize};
 
-use crate::quic::{Sent, monotonic_ns};
+use crate::quic::Sent;
 
 /// One line. Sessions are numbered as in the status; times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

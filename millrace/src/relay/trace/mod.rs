@@ -20,7 +20,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_core::Stream;
-use millrace_bpf::relay::Tracing;
+use millrace_bpf::{clock::monotonic_ns, relay::Tracing};
 use millrace_proto::moq::TrackName;
 use parking_lot::Mutex;
 use tokio::{
@@ -30,7 +30,7 @@ use tokio::{
 
 use self::event::{Clock, Event, Place, Raw};
 use super::{engine::Engine, hub::Hub};
-use crate::quic::{Tap, monotonic_ns};
+use crate::quic::Tap;
 
 /// How often events are collected.
 const TICK: Duration = Duration::from_millis(20);
