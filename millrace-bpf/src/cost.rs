@@ -14,10 +14,10 @@ use std::collections::HashMap;
 use std::io;
 use std::num::NonZero;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libbpf_rs::{Link, MapCore, MapFlags};
-use nix::sys::stat::{major, minor, stat};
 
 use crate::Error;
 use crate::intf::Plain;
@@ -133,6 +133,8 @@ pub struct ProcessId {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     pub id: ProcessId,
+    /// As this process' PID namespace numbers it; 0: outside of it.
+    pub pid: u32,
     /// Of the thread that was seen first.
     pub name: String,
     ns: [u64; EVENTS],
@@ -224,10 +226,8 @@ impl Cost {
             Transport::DoubleBuffer => 4096,
         };
         let mut open = embedded!("cost.bpf.o").open()?;
-        let (pidns_dev, pidns_ino) = pid_namespace()?;
         open.configure(&intf::Config {
-            pidns_dev,
-            pidns_ino,
+            pidns_ino: pid_namespace()?,
             half_bytes,
             always: u8::from(method.is_none()),
             ring: u8::from(config.transport == Transport::RingBuffer),
@@ -366,7 +366,7 @@ impl Cost {
         Ok(())
     }
 
-    /// Samples all of a process, or no longer. Only if [configured](Config::watch).
+    /// Samples all of a process, or no longer; by its number in this process' PID namespace. Only if [configured](Config::watch).
     pub fn watch(&mut self, pid: u32, watch: bool) -> Result<(), Error> {
         let map = self.object.map("watched")?;
         let key = pid.to_ne_bytes();
@@ -411,6 +411,7 @@ impl Cost {
             };
             processes.push(Process {
                 id: ProcessId { pid: key.pid, cgroup: key.cgroup },
+                pid: value.pid,
                 name: name(&value.name),
                 ns: value.ns,
                 calls: value.calls,
@@ -449,12 +450,11 @@ fn cpus() -> Result<NonZero<u32>, Error> {
     u32::try_from(cpus).ok().and_then(NonZero::new).ok_or(Error::Config("no possible CPU"))
 }
 
-/// Device and inode of this process' PID namespace. The kernel wants its own form of device numbers.
-fn pid_namespace() -> Result<(u64, u64), Error> {
-    let namespace = stat("/proc/self/ns/pid")
-        .map_err(|errno| Error::Prepare { what: "the PID namespace", source: errno.into() })?;
-    let device = namespace.st_dev;
-    Ok((major(device) << 20 | minor(device), namespace.st_ino))
+/// Inode of this process' PID namespace.
+fn pid_namespace() -> Result<u32, Error> {
+    let error = |source| Error::Prepare { what: "the PID namespace", source };
+    let namespace = std::fs::metadata("/proc/self/ns/pid").map_err(error)?;
+    u32::try_from(namespace.ino()).map_err(|source| error(io::Error::other(source)))
 }
 
 fn events_of(points: &[Point]) -> [u8; intf::POINTS] {

@@ -270,7 +270,7 @@ impl TaskCost {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Process {
-    /// Process ID as the initial PID namespace numbers it.
+    /// As the observer's PID namespace numbers it. 0: outside of it, as for an observer in a container.
     pub pid: u32,
     /// At most 15 bytes, as the kernel keeps it.
     pub name: String,

@@ -235,3 +235,48 @@ fn the_dashboard_shows_this_machine() {
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success() && output.stdout.is_empty(), "{}", text(&output.stdout));
 }
+
+/// In a container PIDs are the container's own: those that are given, and those that are shown.
+#[test]
+fn pids_are_those_of_the_observers_namespace() {
+    if !is_root("pids_are_those_of_the_observers_namespace") {
+        return;
+    }
+    // A process inside that sends, and one outside; the shell becomes the observer, and all inside ends with it.
+    let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
+        exec \"$0\" cost --json --reports 2 --period 300ms --profile $! \"$@\"";
+    let stop = Arc::new(AtomicBool::new(false));
+    let load = std::thread::spawn(send_and_receive(Arc::clone(&stop)));
+    let inside = |arguments: &[&str]| {
+        let output = Command::new("unshare")
+            .args(["--pid", "--fork", "--mount-proc", "bash", "-c", script, env!("CARGO_BIN_EXE_millrace")])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let said = text(&output.stdout);
+        let (pid, reports) = said.split_once('\n').unwrap();
+        let last: Report = serde_json::from_str(reports.lines().last().unwrap()).unwrap();
+        (pid.parse::<u32>().unwrap(), last)
+    };
+    let (pid, all) = inside(&[]);
+    let (_, chosen) = inside(&["--pid", &pid.to_string()]);
+    stop.store(true, Ordering::Relaxed);
+    load.join().unwrap();
+
+    let [only] = &chosen.processes[..] else { panic!("{:?}", chosen.processes) };
+    for process in [only, all.processes.iter().find(|process| process.pid == pid).unwrap()] {
+        assert_eq!((process.pid, process.name.as_str()), (pid, "bash"));
+        assert!(process.cost.send_ns > 0 && process.cost.send_calls > 0, "{process:?}");
+        let profile = process.profile.as_ref().unwrap();
+        assert!(profile.samples > 0 && profile.user_samples > profile.unknown_samples, "{profile:?}");
+    }
+    let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let outside =
+        all.processes.iter().filter(|process| process.pid == 0).map(|process| process.name.as_str());
+    assert!(
+        outside.clone().any(|name| own.starts_with(name) || name.contains("pids_are")),
+        "{:?}",
+        all.processes
+    );
+}

@@ -32,10 +32,31 @@ struct files_struct {
 	struct fdtable *fdt;
 } KERNEL;
 
+struct ns_common {
+	unsigned int inum;
+} KERNEL;
+
+struct pid_namespace {
+	struct ns_common ns;
+} KERNEL;
+
+/* The number of a thread in one PID namespace. */
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+} KERNEL;
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[]; /* up to `level`, from the initial namespace on */
+} KERNEL;
+
 struct task_struct {
 	unsigned int flags;
 	char comm[16];
 	struct files_struct *files;
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
 } KERNEL;
 
 struct io_kiocb {
@@ -183,17 +204,45 @@ static __always_inline void count_time(struct cost_cpu *cpu, __u64 began, __u64 
 		add(&cpu->ns[EVENT(began)], ns);
 }
 
-/* Calls: begin() and end() around whatever sends or receives */
+/* Who runs, as userspace's PID namespace numbers it */
 
-/* The current thread's ID as userspace knows it; 0 in other PID namespaces. */
-static __always_inline __u64 thread_of_userspace(void)
+#define INITIAL_PIDNS	 0xEFFFFFFC /* inode; fixed by the kernel */
+#define PIDNS_LEVELS_MAX 32
+
+/* 0: outside of the namespace. */
+static __noinline __u32 number_of(const struct pid *pid)
 {
-	struct bpf_pidns_info ids = {};
+	void *numbers = __builtin_preserve_access_index((void *)&pid->numbers[0]);
+	__u32 last = BPF_CORE_READ(pid, level), level;
 
-	if (bpf_get_ns_current_pid_tgid(config.pidns_dev, config.pidns_ino, &ids, sizeof(ids)))
-		return 0;
-	return ids.pid;
+	for (level = 0; level <= PIDNS_LEVELS_MAX && level <= last; level++) {
+		struct upid *number = numbers + level * bpf_core_type_size(struct upid);
+
+		if (BPF_CORE_READ(number, ns, ns.inum) == config.pidns_ino)
+			return BPF_CORE_READ(number, nr);
+	}
+	return 0;
 }
+
+static __always_inline __u32 current_thread(void)
+{
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+
+	if (config.pidns_ino == INITIAL_PIDNS)
+		return bpf_get_current_pid_tgid();
+	return number_of(BPF_CORE_READ(task, thread_pid));
+}
+
+static __always_inline __u32 current_process(void)
+{
+	struct task_struct *task = (void *)bpf_get_current_task_btf();
+
+	if (config.pidns_ino == INITIAL_PIDNS)
+		return bpf_get_current_pid_tgid() >> 32;
+	return number_of(BPF_CORE_READ(task, group_leader, thread_pid));
+}
+
+/* Calls: begin() and end() around whatever sends or receives */
 
 static __always_inline int begin(enum point point, __u64 event)
 {
@@ -209,7 +258,7 @@ static __always_inline int begin(enum point point, __u64 event)
 		count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);
 	cpu->task = word(clock, point << POINT_SHIFT | event);
 	add(&cpu->calls[event], 1);
-	if (cpu->check_tid && cpu->check_tid == thread_of_userspace())
+	if (cpu->check_tid && cpu->check_tid == current_thread())
 		add(&cpu->checked[event], 1);
 	return 0;
 }
@@ -464,6 +513,7 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 	key.cgroup = bpf_get_current_cgroup_id();
 	process = bpf_map_lookup_elem(&processes, &key);
 	if (!process) {
+		fresh.pid = current_process();
 		bpf_get_current_comm(fresh.name, sizeof(fresh.name));
 		bpf_map_update_elem(&processes, &key, &fresh, BPF_NOEXIST);
 		process = bpf_map_lookup_elem(&processes, &key);
@@ -571,7 +621,6 @@ static __always_inline int is_watched(__u32 pid)
 
 static __noinline int describe(struct cost_record *record, __u64 kernel_bytes, __u64 user_bytes, __u8 event)
 {
-	record->pid = bpf_get_current_pid_tgid() >> 32;
 	record->cpu = bpf_get_smp_processor_id();
 	record->kernel_frames = kernel_bytes / sizeof(__u64);
 	record->user_frames = user_bytes / sizeof(__u64);
@@ -589,7 +638,8 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	__u32 zero = 0, index;
 	__u64 used, bytes;
 	long kernel, user = 0;
-	__u8 always_this = is_watched(bpf_get_current_pid_tgid() >> 32);
+	__u32 pid = current_process();
+	__u8 always_this = is_watched(pid);
 
 	if (!event && !config.always && !always_this)
 		return;
@@ -627,6 +677,7 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	} else if (!kernel) {
 		return;
 	}
+	record->pid = pid;
 	record->watched = always_this;
 	describe(record, kernel, user, event);
 	bytes = sizeof(*record) + kernel + user;

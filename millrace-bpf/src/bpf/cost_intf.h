@@ -34,8 +34,7 @@ enum cost_call {
 
 /* Load-time configuration. */
 struct cost_config {
-	__u64 pidns_dev; /* userspace's PID namespace */
-	__u64 pidns_ino;
+	__u32 pidns_ino;  /* userspace's PID namespace */
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
 	__u8 always;	  /* sample whatever runs, not only events */
 	__u8 ring;	  /* stacks travel through the ring buffer */
@@ -85,7 +84,7 @@ struct cost_half {
 
 /* A sampled stack: frames follow, the kernel's first, innermost first. */
 struct cost_record {
-	__u32 pid; /* tgid */
+	__u32 pid; /* tgid in userspace's namespace; 0: idle, or outside of it */
 	__u32 cpu;
 	__u16 kernel_frames;
 	__u16 user_frames;
@@ -96,13 +95,15 @@ struct cost_record {
 
 struct cost_process_key {
 	__u64 cgroup; /* v2 */
-	__u32 pid;    /* tgid */
+	__u32 pid;    /* tgid in the initial namespace, so that there is one */
 	__u32 pad;
 };
 
 struct cost_process {
 	__u64 ns[COST_EVENTS];
 	__u64 calls[COST_EVENTS];
+	__u32 pid; /* tgid in userspace's namespace; 0: outside of it */
+	__u32 pad;
 	__u8 name[16];
 };
 

@@ -16,7 +16,8 @@ use crate::object::Loaded;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Record<'a> {
     pub cpu: u32,
-    /// The process that was running, whether or not the event was its own. 0: the CPU was idle.
+    /// The process that was running, whether or not the event was its own, as this process' PID namespace numbers it.
+    /// 0: the CPU was idle, or the process is outside of the namespace.
     pub pid: u32,
     /// `None`: none, or events are not timed.
     pub event: Option<Event>,

@@ -12,8 +12,7 @@ pub(crate) const EVENTS: usize = 8;
 pub(crate) const POINTS: usize = 32;
 
 mirror!(Config = "cost_config" {
-    pidns_dev: u64,
-    pidns_ino: u64,
+    pidns_ino: u32,
     half_bytes: u32,
     always: u8,
     ring: u8,
@@ -64,7 +63,7 @@ mirror!(Record = "cost_record" {
 
 mirror!(ProcessKey = "cost_process_key" { cgroup: u64, pid: u32, pad: u32 });
 
-mirror!(Process = "cost_process" { ns: [u64; EVENTS], calls: [u64; EVENTS], name: [u8; 16] });
+mirror!(Process = "cost_process" { ns: [u64; EVENTS], calls: [u64; EVENTS], pid: u32, pad: u32, name: [u8; 16] });
 
 #[cfg(test)]
 mod tests {

@@ -22,7 +22,8 @@ pub(super) struct Processes {
 
 /// A process with what it took since the last report.
 pub(super) struct Taken {
-    id: ProcessId,
+    pid: u32,
+    cgroup: u64,
     name: String,
     cost: TaskCost,
 }
@@ -35,8 +36,8 @@ impl Processes {
             let sum = sum(&process);
             let cost = since(&sum, self.last.get(&process.id));
             if cost != TaskCost::default() {
-                taken.push(Taken { id: process.id, name: process.name, cost });
-            } else if !is_alive(process.id.pid) {
+                taken.push(Taken { pid: process.pid, cgroup: process.id.cgroup, name: process.name, cost });
+            } else if !is_alive(process.pid) {
                 forget.push(process.id);
                 continue;
             }
@@ -88,13 +89,13 @@ pub(super) fn describe(
 ) -> (Vec<Process>, Vec<Cgroup>) {
     let mut processes = Vec::new();
     let mut sums: BTreeMap<u64, Cgroup> = BTreeMap::new();
-    for Taken { id, name, cost } in taken {
-        let path = cgroups.path(id.cgroup).map(str::to_owned);
-        if !is_wanted(config, id.pid, path.as_deref()) {
+    for Taken { pid, cgroup, name, cost } in taken {
+        let path = cgroups.path(cgroup).map(str::to_owned);
+        if !is_wanted(config, pid, path.as_deref()) {
             continue;
         }
-        let sum = sums.entry(id.cgroup).or_insert_with(|| Cgroup {
-            id: id.cgroup,
+        let sum = sums.entry(cgroup).or_insert_with(|| Cgroup {
+            id: cgroup,
             path: path.clone(),
             share: 0.0,
             processes: 0,
@@ -103,8 +104,8 @@ pub(super) fn describe(
         sum.processes += 1;
         sum.cost.add(&cost);
         processes.push(Process {
-            pid: id.pid,
-            name: process_name(id.pid).unwrap_or(name),
+            pid,
+            name: process_name(pid).unwrap_or(name),
             cgroup: path,
             share: share(cost.ns(), period),
             cost,
