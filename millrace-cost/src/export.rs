@@ -1,18 +1,24 @@
 //! Sampled stacks in the formats of other tools.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use flate2::{Compression, write::GzEncoder};
 
-use crate::report::{Event, Report, Stack, Stacks};
+use crate::report::{Report, Stack, Stacks};
 
-/// The outermost frame of stacks of a chosen process outside of all events.
-const NO_EVENT: &str = "process";
+pub use crate::flame::svg;
 
-fn root(event: Option<Event>) -> &'static str {
-    event.map_or(NO_EVENT, Event::name)
+/// The outermost frame: the event, or the chosen process, whose stacks inside of events are among those of the events
+/// already.
+pub(crate) fn root(stack: &Stack) -> Cow<'static, str> {
+    match (stack.pid, stack.event) {
+        (Some(pid), _) => format!("process {pid}").into(),
+        (None, Some(event)) => event.name().into(),
+        (None, None) => "none".into(),
+    }
 }
 
 /// Folded stacks, as `flamegraph.pl`, `inferno-flamegraph` and speedscope read them: one line for each stack,
@@ -21,7 +27,7 @@ pub fn folded(stacks: &Stacks) -> String {
     let all = crate::merge::stacks([stacks], |_| true);
     let mut text = String::new();
     for stack in &all.stacks {
-        text.push_str(root(stack.event));
+        text.push_str(&root(stack));
         for name in stack.frames.iter().filter_map(|at| all.functions.get(*at as usize)) {
             // The format has no escapes: these two are its separators.
             let _ = write!(text, ";{}", name.replace([';', '\n'], ":"));
@@ -32,7 +38,7 @@ pub fn folded(stacks: &Stacks) -> String {
 }
 
 /// pprof's `profile.proto`, gzipped, as `go tool pprof` and its likes read it. Samples have a count and nanoseconds on
-/// CPU, and the labels `event` and `cpu`, and `pid` of a chosen process.
+/// CPU, and the labels `event` and `cpu`; those of a chosen process have `pid` and no event, which has them already.
 ///
 /// <https://github.com/google/pprof/blob/main/proto/profile.proto>
 pub fn pprof(report: &Report, out: impl Write) -> io::Result<()> {
@@ -121,7 +127,7 @@ impl Pprof {
         }
         let mut event = Message::default();
         event.number(field::LABEL_KEY, self.string("event"));
-        event.number(field::LABEL_STR, self.string(root(stack.event)));
+        event.number(field::LABEL_STR, self.string(&root(stack)));
         sample.message(field::SAMPLE_LABEL, &event);
         for (key, value) in [("cpu", Some(stack.cpu)), ("pid", stack.pid)] {
             let Some(value) = value else { continue };
@@ -201,8 +207,8 @@ mod tests {
         stacks.functions[2] = "a;b".to_owned();
         assert_eq!(folded(&stacks), "net_rx;net_rx_action;ip_rcv;a:b 600\nnet_rx;net_rx_action;ip_rcv 20\n");
         stacks.stacks.truncate(1);
-        stacks.stacks[0].event = None;
-        assert_eq!(folded(&stacks), "process;net_rx_action;ip_rcv;a:b 300\n");
+        stacks.stacks[0].pid = Some(7);
+        assert_eq!(folded(&stacks), "process 7;net_rx_action;ip_rcv;a:b 300\n");
     }
 
     /// The format's own tool is the judge.

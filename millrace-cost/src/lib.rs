@@ -17,6 +17,7 @@
 mod cgroups;
 mod energy;
 pub mod export;
+mod flame;
 mod fold;
 pub mod log;
 pub mod merge;

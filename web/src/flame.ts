@@ -118,7 +118,9 @@ export class Flame {
     this.tree = root();
     for (const stack of stacks?.stacks ?? []) {
       const names = stack.frames.map((frame) => stacks?.functions[frame] ?? "?");
-      insert(this.tree, [stack.event ?? "process", ...names], stack.ns);
+      // What a chosen process does inside of events is among their stacks already.
+      const outermost = stack.pid === undefined ? (stack.event ?? "none") : `process ${stack.pid}`;
+      insert(this.tree, [outermost, ...names], stack.ns);
     }
     this.zoomed = descend(this.tree, zoomed);
     this.focused = descend(this.tree, focused);

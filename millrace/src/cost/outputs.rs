@@ -41,6 +41,9 @@ pub(super) struct Args {
     /// At the end, write a profile of all the time for pprof
     #[arg(long, value_name = "FILE")]
     pprof: Option<PathBuf>,
+    /// At the end, draw a flame graph of all the time, as SVG
+    #[arg(long, value_name = "FILE")]
+    flame: Option<PathBuf>,
 }
 
 /// A log of what was reported.
@@ -66,7 +69,11 @@ impl Args {
     }
 
     fn needs_stacks_at_the_end(&self) -> bool {
-        self.folded.is_some() || self.pprof.is_some()
+        self.files().iter().any(Option::is_some)
+    }
+
+    fn files(&self) -> [Option<&Path>; 3] {
+        [&self.folded, &self.pprof, &self.flame].map(Option::as_deref)
     }
 
     pub fn is_any(&self) -> bool {
@@ -85,7 +92,7 @@ impl Args {
             None => None,
         };
         let export = match self.needs_stacks_at_the_end() {
-            true => Some(Export::create(self.folded.as_deref(), self.pprof.as_deref())?),
+            true => Some(Export::create(self.files())?),
             false => None,
         };
         Ok(Opened { dashboard, export })
@@ -170,13 +177,20 @@ pub(super) struct Export {
     merge: Merge,
     folded: Option<File>,
     pprof: Option<File>,
+    flame: Option<File>,
 }
 
 impl Export {
-    fn create(folded: Option<&Path>, pprof: Option<&Path>) -> anyhow::Result<Self> {
-        let create = |path: &Path| File::create(path).with_context(|| path.display().to_string());
-        let folded = folded.map(create).transpose()?;
-        Ok(Self { merge: Merge::default(), folded, pprof: pprof.map(create).transpose()? })
+    fn create([folded, pprof, flame]: [Option<&Path>; 3]) -> anyhow::Result<Self> {
+        let create = |path: Option<&Path>| {
+            path.map(|path| File::create(path).with_context(|| path.display().to_string())).transpose()
+        };
+        Ok(Self {
+            merge: Merge::default(),
+            folded: create(folded)?,
+            pprof: create(pprof)?,
+            flame: create(flame)?,
+        })
     }
 }
 
@@ -194,6 +208,9 @@ impl Sink for Export {
         if let Some(file) = self.pprof.take() {
             let mut file = BufWriter::new(file);
             export::pprof(&report, &mut file).and_then(|()| file.flush()).context("pprof")?;
+        }
+        if let Some(mut file) = self.flame.take() {
+            file.write_all(export::svg(&report).as_bytes()).context("flame graph")?;
         }
         Ok(())
     }
