@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model kernels soak bench web web-test clean-lab install install-gate examples
+.PHONY: help setup build demo lint test peers fuzz model kernels soak bench pictures web web-test clean-lab install install-gate examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -42,8 +42,9 @@ kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) an
 	@scripts/setup.sh kernels
 	@scripts/kernels.sh
 
-soak: build ## ten minutes of load with loss: nothing owed is missing, memory is flat
+soak: build ## ten minutes of relaying with loss, an hour of observing (or SOAK_SECONDS each): memory is flat
 	@scripts/soak.sh
+	@scripts/soak-cost.sh
 
 bench: build peers ## compare relays; results in target/bench.json
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg

@@ -3,7 +3,7 @@
 # Asks nothing and says what it does. A second run does nothing.
 # Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
 #
-#   scripts/setup.sh [kernels|fuzz]     what these want beyond the rest
+#   scripts/setup.sh [kernels|fuzz|pictures]     what these want beyond the rest
 . "$(dirname "$0")/lib.sh"
 
 group=${1:-}
@@ -56,6 +56,17 @@ nsenter                         util-linux
 NEEDS
 }
 
+# What scripts/pictures.sh wants beyond that.
+needs_pictures() {
+    cat <<'NEEDS'
+memcached                       memcached
+memcaslap                       libmemcached-tools
+jq                              jq
+nsenter                         util-linux
+pgrep                           procps
+NEEDS
+}
+
 is_there() {
     case $1 in
         /*) [ -e "$1" ] ;;
@@ -67,7 +78,7 @@ missing_packages() {
     local proof package
     while read -r proof package; do
         is_there "$proof" || echo "$package"
-    done < <(needs; [ "$group" != kernels ] || needs_kernels)
+    done < <(needs; case $group in kernels | pictures) "needs_$group" ;; esac)
 }
 
 # The clang that the distribution has: the tested version if there, else its newest that is new enough.

@@ -1,0 +1,116 @@
+#!/usr/bin/env bash
+# `millrace cost` for an hour, at 1 kHz and with everything on: resident memory, open files, and the memory of its
+# BPF maps do not grow; after SIGKILL nothing of it is left in the kernel.
+#
+# The load is light, since it is not what is tested, but changes: a relay with a publisher and two subscribers that
+# come and go, and processes that live for one packet. A viewer of the dashboard comes and goes too; the log rotates.
+#
+#   SOAK_SECONDS (3600), SOAK_HZ (1000)
+. "$(dirname "$0")/lib.sh"
+
+seconds=${SOAK_SECONDS:-3600}
+hz=${SOAK_HZ:-1000}
+millrace=$ROOT/target/release/millrace
+dir=$ROOT/target/soak-cost
+every=5 # seconds, from one look to the next
+
+[ -x "$millrace" ] || die "no $millrace: make build"
+if [ "$(id -u)" != 0 ]; then
+    say "SKIP: not root, the kernel cannot be observed"
+    exit 0
+fi
+rm -rf "$dir"
+mkdir -p "$dir"
+trap 'trap - EXIT; kill -- $(jobs -p | sed "s/^/-/") 2>/dev/null || true' EXIT
+# Each job is a group of processes, and ends as one.
+set -m
+
+free_port() { # $1: t(cp) or u(dp)
+    local port
+    while port=$((20000 + RANDOM % 10000)); do
+        [ -n "$(ss -H"$1"ln "sport = :$port")" ] || { echo "$port"; return; }
+    done
+}
+listen=127.0.0.1:$(free_port u)
+status=127.0.0.1:$(free_port t)
+http=127.0.0.1:$(free_port t)
+url=moqt://$listen
+
+"$millrace" relay --engine user --listen "$listen" --http "$status" 2>"$dir/relay.log" &
+relay=$!
+wait_for 10 curl -fs "http://$status/healthz" || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+"$millrace" publish --name soak --generate --rate-hz 200 --duration 86400 --tls-disable-verify "$url" \
+    2>"$dir/publish.log" &
+# A subscriber that comes and goes.
+player() {
+    while :; do
+        timeout -s INT "$1" "$millrace" subscribe --name soak --track objects --tls-disable-verify "$url" || sleep 1
+    done >/dev/null 2>"$dir/subscribe.log"
+}
+player 30 &
+player 50 &
+short_lived() { while sleep 0.1; do bash -c 'echo >/dev/udp/127.0.0.1/9' || true; done 2>/dev/null; }
+short_lived &
+
+# Little memory for the dashboard, so that it is full from early on.
+"$millrace" cost --frequency "$hz" --programs --profile "$relay" --http "$http" --http-memory 4 \
+    --log "$dir/log.gz" --log-size 1 --log-files 2 2>"$dir/cost.log" &
+cost=$!
+wait_for 10 curl -fs "http://$http/metrics" || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
+viewer() { while timeout 20 curl -sN "http://$http/api/reports" || sleep 1; do :; done >/dev/null; }
+viewer &
+asker() { while sleep 7; do curl -fs "http://$http/api/stacks" "http://$http/metrics" >/dev/null || true; done; }
+asker &
+
+rss() { awk '/^VmRSS/ { print $2 }' "/proc/$cost/status"; }
+# The dashboard's connections come and go with the viewers.
+files() { find "/proc/$cost/fd" -lname 'socket:*' -prune -o -type l -print | wc -l; }
+maps() { awk '/^memlock:/ { sum += $2 } END { print sum / 1024 }' /proc/"$cost"/fdinfo/* 2>/dev/null; }
+programs() { awk '/^prog_id:/ { print $2 }' /proc/"$cost"/fdinfo/* 2>/dev/null | sort -un; }
+
+has_programs() { [ "$(programs | wc -l)" -gt 2 ]; }
+wait_for 10 has_programs || die "the observer has no programs: $(tail -n1 "$dir/cost.log")"
+sleep 1
+own=$(programs)
+say "$hz Hz for $seconds s, $(wc -w <<<"$own") programs"
+for _ in $(seq $((seconds / every))); do
+    sleep "$every"
+    kill -0 "$cost" 2>/dev/null || die "the observer ended: $(tail -n1 "$dir/cost.log")"
+    echo "$(rss) $(files) $(maps)" >>"$dir/figures"
+done
+curl -fs "http://$http/api/report" >"$dir/report.json"
+curl -fs "http://$http/metrics" >"$dir/metrics"
+kill -9 "$cost"
+wait "$cost" 2>/dev/null || true
+grep -E '^millrace_cost_(samples|lost|reports|observer_seconds|observed_seconds)_total' "$dir/metrics"
+
+failed=0
+# A new observer is told of every program that ran; that of the other one must not be among them.
+left() {
+    # shellcheck disable=SC2086 # a number each
+    "$millrace" cost --json --programs --duration 300ms | grep -oE '\{"id":[0-9]+' |
+        grep -xFf <(printf '{"id":%s\n' $own)
+}
+if ! wait_for 10 eval '! left'; then
+    failed=1
+    echo "programs that still run after the observer was killed: $(left | tr '\n' ' ')"
+fi
+
+# Means of the second and of the last quarter; of open files, the most.
+read -r rss_early rss_late files_early files_late maps_early maps_late < <(awk '
+    { rss[NR] = $1; files[NR] = $2; maps[NR] = $3 }
+    function most(of, from, to,    i, max) { for (i = from; i <= to; i++) if (of[i] > max) max = of[i]; return max }
+    function mean(of, from, to,    i, sum) { for (i = from; i <= to; i++) sum += of[i]; return int(sum / (to - from + 1)) }
+    END {
+        q = int(NR / 4)
+        print mean(rss, q + 1, 2 * q), mean(rss, NR - q + 1, NR), most(files, q + 1, 2 * q), most(files, NR - q + 1, NR),
+            most(maps, q + 1, 2 * q), most(maps, NR - q + 1, NR)
+    }' "$dir/figures")
+printf '%-22s %14s %14s\n' '' "second quarter" "last quarter" 'resident, KiB (mean)' "$rss_early" "$rss_late" \
+    'files (most)' "$files_early" "$files_late" 'maps, KiB (most)' "$maps_early" "$maps_late"
+[ "$rss_late" -le $((rss_early + rss_early / 20 + 2048)) ] || failed=1
+[ "$files_late" -le "$files_early" ] || failed=1
+# Storage of tasks that sleep in a call comes and goes with them.
+[ "${maps_late%.*}" -le $((${maps_early%.*} + 64)) ] || failed=1
+[ "$failed" = 0 ] || die "FAIL (see target/soak-cost)"
+echo "PASS: nothing grows, nothing is left"
