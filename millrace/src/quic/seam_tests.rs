@@ -3,10 +3,7 @@
 use crypto::PacketKey as _;
 
 use super::*;
-use crate::{
-    engine::Sender,
-    quic::{Config, keeper::Alarm, path::Path},
-};
+use crate::quic::shared::tests::fresh;
 
 /// Seals nothing, so that the layout can be looked at; the tag names what was sealed.
 struct Transparent;
@@ -37,15 +34,7 @@ impl crypto::PacketKey for Transparent {
 
 #[test]
 fn the_number_takes_four_bytes_and_padding_comes_before_the_frames() {
-    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let shared = Arc::new(Shared::new(
-        Path::new(socket.local_addr().unwrap()),
-        &Config::default(),
-        Arc::new(Secrets::new(None)),
-        Arc::new(Alarm::new()),
-        Arc::new(Sender::new(&socket, false).unwrap()),
-        None,
-    ));
+    let shared = Arc::new(fresh());
     let key = PacketKey { inner: Box::new(Transparent), shared, generation: 0 };
     // A STREAM frame without a length: what follows would be taken for its data.
     let frame = [0x08, 3, 1, 2, 3, 4];

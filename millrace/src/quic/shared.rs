@@ -660,4 +660,4 @@ fn with_batch(work: impl FnOnce(&mut Batch)) {
 
 #[cfg(test)]
 #[path = "shared_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -4,17 +4,22 @@ use std::net::UdpSocket;
 
 use super::*;
 
-/// A connection after its handshake, with credit of 100,000 bytes.
-fn shared() -> Shared {
+/// A connection before its handshake.
+pub fn fresh() -> Shared {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    let shared = Shared::new(
+    Shared::new(
         Path::new(socket.local_addr().unwrap()),
         &Config::default(),
         Arc::new(Secrets::new(None)),
         Arc::new(Alarm::new()),
         Arc::new(Sender::new(&socket, false).unwrap()),
         None,
-    );
+    )
+}
+
+/// A connection after its handshake, with credit of 100,000 bytes.
+fn shared() -> Shared {
+    let shared = fresh();
     let mut params = vec![0x04, 4];
     varint::encode(100_000, &mut params);
     params.extend([0x09, 1, 10, 0x0a, 1, 3]);
