@@ -7,7 +7,7 @@ use tokio::time;
 
 use crate::{
     needs_root,
-    net::{Cast, Net, cast, share, subscribers, sum},
+    net::{Cast, Net, assert_shares, cast, sum},
     peer::{Peer, patiently},
 };
 
@@ -58,9 +58,7 @@ fn each_datagram_comes_once_and_most_from_the_kernel() {
     let [one, other] = &mut peers[..] else { panic!("two subscribers") };
     net.run(async { tokio::join!(publish(&publisher, 1), receive(one, 1), receive(other, 1)) });
     let status = net.status();
-    for session in subscribers(&status) {
-        assert!(share(session) > 90, "{session:#?} {:#?}", status.engine);
-    }
+    assert_shares(&status, 90);
     assert_eq!(status.totals.datagrams_sent, 2 * OBJECTS);
     assert_eq!(status.engine.streams, 2);
 

@@ -11,7 +11,7 @@ use tokio::time;
 
 use crate::{
     needs_root,
-    net::{Cast, Net, PUBLISHER_LINK, SHOW, Show, cast, play, share, subscribers, sum},
+    net::{Cast, Net, PUBLISHER_LINK, SHOW, Show, assert_shares, cast, play, share, subscribers, sum},
     peer::{self, End, header},
 };
 
@@ -24,9 +24,7 @@ fn the_kernel_forwards_a_steady_stream_to_everybody() {
         let status = play(&net, cast, &SHOW, |_| {});
         assert_eq!(status.engine.name, "kernel");
         assert_eq!(subscribers(&status).count(), 2);
-        for session in subscribers(&status) {
-            assert!(share(session) > 90, "{session:#?} {:#?}", status.engine);
-        }
+        assert_shares(&status, 90);
     }
 }
 
@@ -59,9 +57,7 @@ fn keys_are_updated_by_every_side_in_the_middle_of_it() {
         let show = Show { groups: 30, objects: 20, ..SHOW };
         // The one's keys seal media on its way to the relay, the other's have the relay renew its own.
         let status = play(&net, cast, &show, |group| ends[group as usize % 2].force_key_update());
-        for session in subscribers(&status) {
-            assert!(share(session) > 80, "{session:#?} {:#?}", status.engine);
-        }
+        assert_shares(&status, 80);
     }
 }
 
@@ -130,7 +126,7 @@ fn without_memory_for_keystreams_the_kernel_computes_them() {
     let net = Net::new(2, false, |config| config.keystream_bytes = 0);
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
-    assert!(subscribers(&status).all(|session| share(session) > 90), "{status:#?}");
+    assert_shares(&status, 90);
     for supply in [sealed(&status), opened(&status)] {
         assert!(supply.dry > 0 && supply.ahead + supply.stale == 0, "{status:#?}");
     }

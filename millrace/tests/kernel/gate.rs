@@ -7,7 +7,7 @@ use tokio::time;
 
 use crate::{
     needs_root,
-    net::{Net, PORT, SHOW, cast, play, share, subscribers},
+    net::{Net, PORT, SHOW, assert_shares, cast, play, subscribers},
     peer::Peer,
 };
 
@@ -19,9 +19,7 @@ fn behind_the_gate_the_kernel_forwards_as_before() {
     let status = play(&net, cast, &SHOW, |_| {});
     assert_eq!(status.engine.name, "kernel");
     assert_eq!(subscribers(&status).count(), 2);
-    for session in subscribers(&status) {
-        assert!(share(session) > 90, "{session:#?} {:#?}", status.engine);
-    }
+    assert_shares(&status, 90);
     assert!(status.gate.on && status.gate.reason.contains("by XDP, native"), "{:?}", status.gate);
     assert!(status.gate.refused.is_empty(), "{:?}", status.gate);
 }

@@ -229,6 +229,13 @@ pub fn sum(status: &Status, field: fn(&Session) -> u64) -> u64 {
     subscribers(status).map(field).sum()
 }
 
+/// Of everybody's media the kernel sent more than `percent`.
+pub fn assert_shares(status: &Status, percent: u64) {
+    for session in subscribers(status) {
+        assert!(share(session) > percent, "{session:#?} {:#?}", status.engine);
+    }
+}
+
 /// Percent of the media packets that the kernel sent.
 pub fn share(session: &Session) -> u64 {
     session.kernel.packets * 100 / (session.kernel.packets + session.data_plane.packets).max(1)
