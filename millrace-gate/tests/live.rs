@@ -14,11 +14,10 @@ use std::{
 
 use millrace_gate::{Gate, Mode, Pass, Policy, Rule, Scope, ScopeStatistics};
 use quinn::{
-    Connection, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
-    crypto::{AeadKey, CryptoError, HandshakeTokenKey, rustls::QuicServerConfig},
+    ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    crypto::{AeadKey, CryptoError, HandshakeTokenKey},
 };
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
-use support::{PORT, Site, hello, inside, is_root, wait_for};
+use support::{PORT, Site, answer, hello, inside, is_root, wait_for};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -90,17 +89,7 @@ fn gate(site: &Site, policy: &str) -> Gate {
 }
 
 fn server_config(site: &Site) -> ServerConfig {
-    let certificate = CertificateDer::from_pem_file(site.path("cert.pem")).unwrap();
-    let key = PrivateKeyDer::from_pem_file(site.path("key.pem")).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .unwrap();
-    tls.alpn_protocols = vec![b"hello".to_vec()];
-    let mut config = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(tls).unwrap()));
+    let mut config = site.server_config();
     config.validation_token.sent(0);
     config
 }
@@ -109,14 +98,6 @@ fn server(site: &Site, address: &str, endpoint: EndpointConfig, config: ServerCo
     let address = SocketAddr::new(address.parse().unwrap(), PORT);
     let socket = inside(&site.server, || UdpSocket::bind(address).unwrap());
     Endpoint::new(endpoint, Some(config), socket, Arc::new(TokioRuntime)).unwrap()
-}
-
-async fn answer(connection: Connection) {
-    while let Ok((mut send, mut recv)) = connection.accept_bi().await {
-        let _ = recv.read_to_end(1024).await;
-        let _ = send.write_all(b"hello\n").await;
-        let _ = send.finish();
-    }
 }
 
 fn web(gate: &Gate) -> ScopeStatistics {

@@ -20,9 +20,8 @@ use nix::{
     unistd::Pid,
 };
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use serde_json::{Value, json};
-use support::{PORT, SERVER, Server, Site, hello, inside, is_root, quota_of_two_holds, wait_for};
+use support::{PORT, SERVER, Server, Site, answer, hello, inside, is_root, quota_of_two_holds, wait_for};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -106,30 +105,15 @@ impl Drop for Gate<'_> {
 
 /// A server that knows of no gate.
 fn serve(site: &Site) -> Endpoint {
-    let certificate = CertificateDer::from_pem_file(site.path("cert.pem")).unwrap();
-    let key = PrivateKeyDer::from_pem_file(site.path("key.pem")).unwrap();
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .unwrap();
-    tls.alpn_protocols = vec![b"hello".to_vec()];
-    let tls = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
-    let config = quinn::ServerConfig::with_crypto(Arc::new(tls));
     let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
-    let endpoint =
-        Endpoint::new(EndpointConfig::default(), Some(config), socket, Arc::new(TokioRuntime)).unwrap();
+    let config = Some(site.server_config());
+    let endpoint = Endpoint::new(EndpointConfig::default(), config, socket, Arc::new(TokioRuntime)).unwrap();
     let accepting = endpoint.clone();
     tokio::spawn(async move {
         while let Some(incoming) = accepting.accept().await {
             tokio::spawn(async move {
-                let Ok(connection) = incoming.await else { return };
-                while let Ok((mut send, mut recv)) = connection.accept_bi().await {
-                    let _ = recv.read_to_end(1000).await;
-                    let _ = send.write_all(b"hello\n").await;
-                    let _ = send.finish();
+                if let Ok(connection) = incoming.await {
+                    answer(connection).await;
                 }
             });
         }

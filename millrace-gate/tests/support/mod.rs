@@ -18,7 +18,7 @@ use nix::{
     unistd::Pid,
 };
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
-use rustls::pki_types::{CertificateDer, pem::PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tempfile::TempDir;
 
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 1));
@@ -146,6 +146,21 @@ impl Site {
         config
     }
 
+    /// Of a server in this process.
+    pub fn server_config(&self) -> quinn::ServerConfig {
+        let key = PrivateKeyDer::from_pem_file(self.path("key.pem")).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![self.certificate.clone()], key)
+            .unwrap();
+        tls.alpn_protocols = vec![b"hello".to_vec()];
+        let tls = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
+        quinn::ServerConfig::with_crypto(Arc::new(tls))
+    }
+
     /// A new connection, which fails when nothing is heard for `idle`.
     pub async fn connect(&self, idle: Duration) -> Result<Connection, ConnectionError> {
         self.endpoint(idle).connect(SocketAddr::new(SERVER, PORT), "localhost").unwrap().await
@@ -157,6 +172,15 @@ impl Drop for Site {
         for namespace in [&self.server, &self.clients] {
             let _ = Command::new("ip").args(["netns", "del", namespace]).status();
         }
+    }
+}
+
+/// What [`hello`] asks for, for as long as the connection lasts.
+pub async fn answer(connection: Connection) {
+    while let Ok((mut send, mut recv)) = connection.accept_bi().await {
+        let _ = recv.read_to_end(1024).await;
+        let _ = send.write_all(b"hello\n").await;
+        let _ = send.finish();
     }
 }
 
