@@ -7,6 +7,7 @@ use anyhow::ensure;
 use millrace_proto::moq::{Location, SubgroupId};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
+use serde::Serialize;
 
 use super::broadcast::{DatagramObject, SubgroupWriter, Track};
 use super::payload::{self, MIN_LEN, Stamp};
@@ -65,6 +66,14 @@ pub struct Generator {
     shape: Shape,
 }
 
+/// What was made.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Generated {
+    pub objects: u64,
+    /// From the first to the last.
+    pub objects_per_second: f64,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shape {
     Groups,
@@ -97,18 +106,19 @@ impl Generator {
     }
 
     /// Makes objects on a thread of its own until the end, or until `track` has ended; then ends it.
-    pub fn run(&self, track: &Arc<Track>) {
+    pub fn run(&self, track: &Arc<Track>) -> Generated {
         let mut open: Vec<Option<SubgroupWriter>> = self.priorities.iter().map(|_| None).collect();
         let start = payload::now();
-        for sequence in 0.. {
-            if (self.total != 0 && sequence == self.total) || track.is_ended() {
-                break;
-            }
-            sleep_until(start + self.at(sequence));
-            self.emit(track, &mut open, sequence);
+        let mut objects = 0;
+        while (self.total == 0 || objects < self.total) && !track.is_ended() {
+            sleep_until(start + self.at(objects));
+            self.emit(track, &mut open, objects);
+            objects += 1;
         }
+        let seconds = payload::now().saturating_sub(start).as_secs_f64();
         drop(open);
         track.end();
+        Generated { objects, objects_per_second: objects.saturating_sub(1) as f64 / seconds.max(1e-9) }
     }
 
     /// When an object is due, after the start. Not a sum, which would drift by the rounding of each step.
@@ -187,7 +197,9 @@ mod tests {
     fn generated(args: &GenerateArgs) -> Vec<(u64, u64, Option<u64>, u8)> {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let track = broadcast.create("objects", Properties::default()).unwrap();
-        Generator::new(args).unwrap().run(&track);
+        let made = Generator::new(args).unwrap().run(&track);
+        assert_eq!(made.objects, 12);
+        assert!(made.objects_per_second > 0.0 && made.objects_per_second <= args.rate_hz, "{made:?}");
         assert!(track.is_ended());
         let all = track.range(Location::default(), Location::new(u64::MAX, 0), GroupOrder::Ascending);
         for (sequence, object) in (0..).zip(&all) {

@@ -7,12 +7,13 @@ use std::time::Duration;
 use anyhow::Context;
 use millrace_proto::moq::property::TrackProperties;
 use millrace_proto::moq::{Namespace, code};
+use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::broadcast::{Broadcast, History, Track};
-use super::generate::{GenerateArgs, Generator};
+use super::generate::{GenerateArgs, Generated, Generator};
 use super::media::{Boxes, Media};
 use super::serve::Server;
 use super::session::{ConnectArgs, Session};
@@ -39,17 +40,41 @@ pub struct Args {
     /// Begin when the first subscriber is there
     #[arg(long)]
     pub wait: bool,
+    /// Print figures as one JSON object at the end
+    #[arg(long)]
+    pub json: bool,
     #[command(flatten)]
     pub generate: GenerateArgs,
 }
 
+/// What was published, and what became of its packets.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Report {
+    /// Of generated objects: how many, and how many a second. A machine that is too busy makes fewer than were asked
+    /// for.
+    #[serde(flatten)]
+    generated: Option<Generated>,
+    packets: u64,
+    packets_lost: u64,
+    congestion_events: u64,
+    /// At the end.
+    congestion_window_bytes: u64,
+    /// Smoothed, at the end.
+    round_trip_us: u64,
+}
+
 pub fn run(args: Args) -> anyhow::Result<()> {
     super::log();
-    tokio::runtime::Runtime::new()?.block_on(publish(args))
+    let json = args.json;
+    let report = tokio::runtime::Runtime::new()?.block_on(publish(args))?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    Ok(())
 }
 
 /// Publishes until the input ends and everything is delivered, or the session ends.
-pub async fn publish(args: Args) -> anyhow::Result<()> {
+pub async fn publish(args: Args) -> anyhow::Result<Report> {
     let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
     let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
     let broadcast = Broadcast::new(namespace, History { max_age, ..History::default() });
@@ -73,22 +98,30 @@ pub async fn publish(args: Args) -> anyhow::Result<()> {
         if args.wait {
             server.subscribed().await;
         }
-        source.run(args.realtime).await?;
+        let generated = source.run(args.realtime).await?;
         broadcast.end();
         if let Some(pushing) = pushing {
             pushing.await?;
         }
         server.idle().await;
-        anyhow::Ok(())
+        anyhow::Ok(generated)
     };
-    tokio::select! {
+    let generated = tokio::select! {
         result = work => result?,
         error = serving => return Err(error?).context("the session ended"),
-    }
+    };
     drop(announced);
+    let path = session.connection().stats().path;
     session.close(code::Session::NO_ERROR, "the broadcast is over");
     session.closed().await;
-    Ok(())
+    Ok(Report {
+        generated,
+        packets: path.sent_packets,
+        packets_lost: path.lost_packets,
+        congestion_events: path.congestion_events,
+        congestion_window_bytes: path.cwnd,
+        round_trip_us: path.rtt.as_micros() as u64,
+    })
 }
 
 /// Pushes every track, those to come included, until the broadcast is over and delivered.
@@ -139,21 +172,20 @@ impl Source {
         Ok(Self::Media(Media::new(broadcast.clone())?, input))
     }
 
-    async fn run(self, realtime: bool) -> anyhow::Result<()> {
+    async fn run(self, realtime: bool) -> anyhow::Result<Option<Generated>> {
         match self {
-            Self::Generated(generator, track) => generate(generator, track).await,
-            Self::Media(media, input) => play(media, input, realtime).await,
+            Self::Generated(generator, track) => generate(generator, track).await.map(Some),
+            Self::Media(media, input) => play(media, input, realtime).await.map(|()| None),
         }
     }
 }
 
-async fn generate(generator: Generator, track: Arc<Track>) -> anyhow::Result<()> {
+async fn generate(generator: Generator, track: Arc<Track>) -> anyhow::Result<Generated> {
     // On a thread of its own: it spins for up to 80 us before each object.
     let (done, ended) = tokio::sync::oneshot::channel();
     std::thread::Builder::new().name("generate".into()).spawn(move || {
-        generator.run(&track);
         // Nobody waits any more if the session has ended.
-        let _ = done.send(());
+        let _ = done.send(generator.run(&track));
     })?;
     ended.await.context("the generator stopped")
 }
