@@ -526,8 +526,9 @@ static __always_inline int is_received(enum relay_outcome outcome)
 }
 
 /* Leads a packet that needs nothing of userspace at the moment to a socket that does not wake it: 31 times in a row at
- * most, so that a fast stream is not read in large lumps only. Of the others userspace is told, which reads what came
- * before them first.
+ * most, so that a fast stream is not read in large lumps only. Any other one wakes userspace, and until that has read
+ * everything and sleeps again all packets go where it is looking: so whatever is in the quiet socket is older than
+ * what is in the other one. A publisher takes packets that are acknowledged out of order for lost, and slows down.
  */
 static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
 {
@@ -544,7 +545,8 @@ static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum 
 	quiet = bpf_map_lookup_elem(&quiets, &key);
 	if (!quiet)
 		return 0;
-	if (!loud && __sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW) {
+	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others) &&
+	    __sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW) {
 		socket = bpf_map_lookup_elem(&quiet_sockets, &key);
 		if (socket) {
 			loud = bpf_sk_assign(skb, socket, 0);

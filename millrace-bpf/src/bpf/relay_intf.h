@@ -134,6 +134,7 @@ enum relay_leg_outcome {
 struct relay_quiet {
 	__u64 packets; /* that were led there */
 	__u64 others;  /* of the same connections, that were not */
+	__u64 heard;   /* userspace's: `others` that it has read all of, before it went to sleep */
 };
 
 /* A subscriber's connection. */

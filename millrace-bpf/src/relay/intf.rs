@@ -112,7 +112,7 @@ shared!(Leg = "relay_leg" {
     alone: AtomicU32,
 });
 
-shared!(Quiet = "relay_quiet" { packets: AtomicU64, others: AtomicU64 });
+shared!(Quiet = "relay_quiet" { packets: AtomicU64, others: AtomicU64, heard: AtomicU64 });
 
 shared!(Downstream = "relay_downstream" {
     number: AtomicU64,

@@ -30,6 +30,19 @@ impl QuietSocket {
 
     /// Packets of the same connections that went to the other socket, or are about to.
     pub fn others(&self) -> u64 {
-        self.shared.quiets.get(self.index).others.load(Ordering::Acquire)
+        self.shared.quiets.get(self.index).others.load(Ordering::SeqCst)
+    }
+
+    /// Userspace is about to read: no packets are led to this socket, until [`QuietSocket::sleep`]. Returns how many
+    /// went to the other socket so far.
+    pub fn wake(&self) -> u64 {
+        self.shared.quiets.get(self.index).heard.store(u64::MAX, Ordering::SeqCst);
+        self.others()
+    }
+
+    /// Userspace has found the other socket empty after so many packets had gone there. Should it be woken by another
+    /// one already, nothing comes here until the next time.
+    pub fn sleep(&self, others: u64) {
+        self.shared.quiets.get(self.index).heard.store(others, Ordering::SeqCst);
     }
 }

@@ -105,24 +105,41 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
         assert_eq!(buffer[..len], packet, "{description}");
         let (packets, others) = (quiet.packets() - before.0, quiet.others() - before.1);
         assert_eq!((packets, others), if is_quiet { (1, 0) } else { (0, 1) }, "{description}");
+        quiet.sleep(quiet.others());
     }
-    // A long run of them is heard of in between.
+    // A long run of them is heard of in between, and what follows goes the same way until userspace sleeps again.
     scene.slots[0].set_alone(true);
-    let before = (quiet.packets(), quiet.others());
-    for _ in 0..64 {
-        let number = scene.next_number();
-        scene.from.send(&scene.publisher.seal((0, number), 4, &frames)).expect("send");
-    }
-    let mut buffer = [0; 2048];
-    for (socket, packets) in [(&scene.to, 2), (&socket, 62)] {
-        for at in 0..packets {
-            assert!(socket.recv(&mut buffer).is_ok(), "{at} of {packets}");
+    let mut run = |description, loud: u64, packets: u64| {
+        let before = (quiet.packets(), quiet.others());
+        for _ in 0..packets {
+            let number = scene.next_number();
+            scene.from.send(&scene.publisher.seal((0, number), 4, &frames)).expect("send");
         }
-    }
-    assert_eq!((quiet.packets() - before.0, quiet.others() - before.1), (62, 2));
+        let mut buffer = [0; 2048];
+        for (socket, packets) in [(&scene.to, loud), (&socket, packets - loud)] {
+            for at in 0..packets {
+                assert!(socket.recv(&mut buffer).is_ok(), "{description}: {at} of {packets}");
+            }
+        }
+        assert_eq!(
+            (quiet.packets() - before.0, quiet.others() - before.1),
+            (packets - loud, loud),
+            "{description}"
+        );
+    };
+    // Two were quiet above.
+    run("asleep", 40 - (31 - 2), 40);
+    run("not asleep", 5, 5);
+    let others = quiet.wake();
+    run("awake", 5, 5);
+    quiet.sleep(others);
+    run("woken meanwhile", 5, 5);
+    quiet.sleep(quiet.wake());
+    run("asleep again", 0, 31);
+    run("for too long", 2, 2);
     // Without the socket all of them go where they were sent.
     drop(socket);
     let number = scene.next_number();
     let packet = scene.publisher.seal((0, number), 4, &frames);
-    assert_eq!(scene.send(&packet).len(), 1 + 64 + 6);
+    assert_eq!(scene.send(&packet).len(), 1 + 88 + 6);
 }

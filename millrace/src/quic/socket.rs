@@ -31,7 +31,7 @@ impl Socket {
 
     /// What has to be read before the other socket.
     fn recv_quiet(&self, bufs: &mut [IoSliceMut<'_>], meta: &mut [RecvMeta]) -> Option<usize> {
-        if !self.quiet.is_due() {
+        if self.quiet.waiting() == 0 {
             return None;
         }
         match self.state.recv(self.quiet.socket().into(), bufs, meta) {
@@ -70,10 +70,15 @@ impl AsyncUdpSocket for Socket {
     ) -> Poll<io::Result<usize>> {
         // Before the look, so that none is missed.
         self.quiet.set_reader(context.waker());
-        match self.recv_quiet(bufs, meta) {
-            Some(count) => Poll::Ready(Ok(count)),
-            None => self.main.poll_recv(context, bufs, meta),
+        let others = self.quiet.wake();
+        if let Some(count) = self.recv_quiet(bufs, meta) {
+            return Poll::Ready(Ok(count));
         }
+        let received = self.main.poll_recv(context, bufs, meta);
+        if received.is_pending() {
+            self.quiet.sleep(others);
+        }
+        received
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {

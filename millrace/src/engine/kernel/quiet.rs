@@ -1,10 +1,10 @@
 //! Packets that need not wake this process: everything in them was forwarded, and nobody else waits for it. They are
-//! led to a socket of their own. That is read on the engine's tick, and before the other one when packets of the same
-//! connections came there, so that they keep their order.
+//! led to a socket of their own while this process sleeps. Once it is woken, by the engine's tick or a packet that came
+//! by the other socket, it reads this one first, and packets keep their order.
 
 use std::{
     net::UdpSocket,
-    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+    sync::atomic::{AtomicU8, AtomicU64, Ordering},
     task::Waker,
 };
 
@@ -21,24 +21,12 @@ pub struct Quiet {
     /// Packets that were read, or given up.
     taken: AtomicU64,
     vain: AtomicU8,
-    /// Those that came by the other socket, the last time that this one was read.
-    others: AtomicU64,
-    /// It is time to read.
-    due: AtomicBool,
     reader: Mutex<Option<Waker>>,
 }
 
 impl Quiet {
     pub(super) fn new(handle: QuietSocket, socket: UdpSocket) -> Self {
-        Self {
-            handle,
-            socket,
-            taken: AtomicU64::new(0),
-            vain: AtomicU8::new(0),
-            others: AtomicU64::new(0),
-            due: AtomicBool::new(false),
-            reader: Mutex::default(),
-        }
+        Self { handle, socket, taken: AtomicU64::new(0), vain: AtomicU8::new(0), reader: Mutex::default() }
     }
 
     pub fn socket(&self) -> &UdpSocket {
@@ -50,19 +38,19 @@ impl Quiet {
         self.handle.packets()
     }
 
-    fn is_waiting(&self) -> bool {
-        self.packets() > self.taken.load(Ordering::Relaxed)
+    /// Packets that wait to be read.
+    pub fn waiting(&self) -> u64 {
+        self.packets().saturating_sub(self.taken.load(Ordering::Relaxed))
     }
 
-    /// Whether the socket should be read now. To be asked again after it was, until it says no.
-    pub fn is_due(&self) -> bool {
-        let others = self.handle.others();
-        let came = self.others.swap(others, Ordering::Relaxed) != others;
-        let due = (self.due.swap(false, Ordering::AcqRel) || came) && self.is_waiting();
-        if due {
-            self.due.store(true, Ordering::Release);
-        }
-        due
+    /// Before packets are read: from now on all come by the other socket. Returns what [`Quiet::sleep`] wants to know.
+    pub fn wake(&self) -> u64 {
+        self.handle.wake()
+    }
+
+    /// After there was nothing more to read by the other socket.
+    pub fn sleep(&self, others: u64) {
+        self.handle.sleep(others);
     }
 
     /// So many packets were read. Any that were not led there, but sent by somebody on this host, count as well; so
@@ -75,7 +63,6 @@ impl Quiet {
 
     /// There was nothing to read: what is counted is about to come, or was dropped for want of room.
     pub fn on_nothing(&self) {
-        self.due.store(false, Ordering::Release);
         let counted = self.packets();
         if self.vain.fetch_add(1, Ordering::Relaxed) >= PATIENCE {
             self.taken.fetch_max(counted, Ordering::Relaxed);
@@ -91,11 +78,10 @@ impl Quiet {
         }
     }
 
-    /// Has the reader look if there is something; returns whether there was.
-    pub(super) fn tick(&self) -> bool {
-        let waiting = self.is_waiting();
-        if waiting {
-            self.due.store(true, Ordering::Release);
+    /// Has the reader look if there is something; returns how many packets that is.
+    pub(super) fn tick(&self) -> u64 {
+        let waiting = self.waiting();
+        if waiting > 0 {
             self.reader.lock().iter().for_each(Waker::wake_by_ref);
         }
         waiting
