@@ -86,6 +86,8 @@ mirror!(ProbeSample = "probe_sample" {
 
 mirror!(SyscallsConfig = "syscalls_config" { tgid: u32 });
 
+mirror!(SoftirqsConfig = "softirqs_config" { tgid: u32 });
+
 #[cfg(test)]
 pub(crate) struct Layout {
     pub name: &'static str,
@@ -107,6 +109,7 @@ mod tests {
     fn mirrors_match_btf() {
         assert_layouts("probe.bpf.o", &[ProbeConfig::LAYOUT, ProbeSample::LAYOUT]);
         assert_layouts("syscalls.bpf.o", &[SyscallsConfig::LAYOUT]);
+        assert_layouts("softirqs.bpf.o", &[SoftirqsConfig::LAYOUT]);
     }
 
     pub(crate) fn assert_layouts(object: &str, layouts: &[Layout]) {

@@ -18,6 +18,7 @@ pub mod probe;
 pub mod programs;
 mod raw;
 pub mod relay;
+pub mod softirqs;
 pub mod syscalls;
 pub mod tc;
 pub mod xdp;

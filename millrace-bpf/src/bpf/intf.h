@@ -52,4 +52,16 @@ struct syscalls_config {
 
 #define SYSCALLS_MAX 512 /* numbers from here on share the last slot */
 
+/* Load-time configuration of the timer of networking softirqs. */
+struct softirqs_config {
+	__u32 tgid; /* process that is told apart, all threads; as the initial PID namespace numbers it */
+};
+
+/* Index into its `times`, ns. */
+enum softirqs_time {
+	SOFTIRQS_ALL = 0,
+	SOFTIRQS_OWN, /* on top of the process */
+	SOFTIRQS_TIMES,
+};
+
 #endif

@@ -6,6 +6,7 @@ use super::contender::Contender;
 use super::figures::Load;
 use super::run::Bench;
 use super::stats::median;
+use super::table::{columns, dash};
 use super::traffic::Received;
 use super::usage::Used;
 
@@ -14,14 +15,18 @@ const SUSTAINED: f64 = 0.97;
 /// Median application latency from which on a relay does not keep up but queues, microseconds.
 const QUEUED_US: f64 = 100_000.0;
 /// The search ends when the lowest rate that failed is no more than this above the highest that did not.
-const PRECISION: f64 = 1.1;
+const PRECISION: f64 = 1.2;
 /// Objects per second from which on the generator is measured.
-const CEILING_HZ: u32 = 200_000;
+const CEILING_HZ: u32 = 100_000;
+/// A relay that cannot do that is not looked at any further.
+const LEAST_HZ: u32 = 100;
 
 /// A relay under a load.
 pub struct Trial {
     pub received: Received,
     pub used: Used,
+    /// Busy with what is the relay's: see [`Bench::trial`].
+    pub relay_cpus: f64,
 }
 
 /// What a relay delivered at a rate that it sustained.
@@ -32,13 +37,32 @@ struct Peak {
     goodput_mbit_s: f64,
     /// Of the whole machine.
     busy_cpus: f64,
+    /// Of these, the relay's.
+    relay_cpus: f64,
+}
+
+/// Why a rate was not sustained.
+#[derive(Debug, Clone, PartialEq)]
+enum Limit {
+    /// The relay's doing.
+    Relay(String),
+    /// The publisher made only so many objects per second: nothing is known about the relay.
+    Generator(f64),
+}
+
+/// What was found in a round.
+#[derive(Debug, Clone, Default)]
+struct Round {
+    best: Option<Peak>,
+    /// The lowest rate that was not sustained, and why.
+    failed: Option<(u32, Limit)>,
 }
 
 /// One relay with one number of subscribers: the highest rate of each round.
 pub struct Row {
     contender: Contender,
     load: Load,
-    rounds: Vec<Option<Peak>>,
+    rounds: Vec<Round>,
 }
 
 impl Row {
@@ -46,80 +70,59 @@ impl Row {
         Self { contender, load, rounds: Vec::new() }
     }
 
-    /// Doubles the rate until it is too much, and halves what is between.
-    pub fn run(&mut self, bench: &Bench) {
-        let (mut best, mut failed) = (None, None);
-        let mut rate_hz = self.load.rate_hz;
-        loop {
-            let load = Load { rate_hz, ..self.load };
-            match bench.trial(self.contender, &load).map(|trial| self.judge(&load, &trial)) {
-                Ok(Ok(peak)) => {
-                    eprintln!("{} x {}: {rate_hz} Hz", self.contender.label(), load.subscribers);
-                    best = Some(peak);
-                }
-                Ok(Err(why)) => {
-                    eprintln!("{} x {}: not {rate_hz} Hz: {why}", self.contender.label(), load.subscribers);
-                    failed = Some(rate_hz);
-                }
-                Err(error) => {
-                    eprintln!(
-                        "{} x {}: not {rate_hz} Hz: {error:#}",
-                        self.contender.label(),
-                        load.subscribers
-                    );
-                    failed = Some(rate_hz);
-                }
-            }
-            match next(best.map(|peak| peak.rate_hz), failed) {
-                Some(next) => rate_hz = next,
-                None => break,
-            }
-        }
-        self.rounds.push(best);
+    fn name(&self) -> String {
+        format!("{} x {}", self.contender.label(), self.load.subscribers)
     }
 
-    fn judge(&self, load: &Load, trial: &Trial) -> Result<Peak, String> {
-        let Received { lost, rate_hz, latency_us, .. } = &trial.received;
-        let wanted = f64::from(load.rate_hz) * load.subscribers as f64;
-        let p50 = latency_us.map_or(f64::INFINITY, |latency| latency.p50);
-        if *lost > 0 {
-            return Err(format!("{lost} lost"));
+    /// Doubles the rate until it is too much, and halves what is between.
+    pub fn run(&mut self, bench: &Bench) {
+        let mut round = Round::default();
+        let mut wanted = Some(self.load.rate_hz);
+        while let Some(rate_hz) = wanted {
+            let load = Load { rate_hz, ..self.load };
+            let trial = bench.trial(self.contender, &load);
+            match trial
+                .map_err(|error| Limit::Relay(format!("{error:#}")))
+                .and_then(|trial| judge(&load, &trial))
+            {
+                Ok(peak) => {
+                    eprintln!("{}: {rate_hz} Hz, {}", self.name(), peak.text());
+                    round.best = Some(peak);
+                }
+                Err(limit) => {
+                    eprintln!("{}: not {rate_hz} Hz: {}", self.name(), limit.text(rate_hz));
+                    round.failed = Some((rate_hz, limit));
+                }
+            }
+            wanted = next(round.best.map(|peak| peak.rate_hz), round.failed.as_ref().map(|(rate, _)| *rate));
         }
-        if *rate_hz < SUSTAINED * wanted {
-            return Err(format!("{:.0} % delivered", 100.0 * rate_hz / wanted));
-        }
-        if p50 > QUEUED_US {
-            return Err(format!("late by {:.0} ms", p50 / 1e3));
-        }
-        Ok(Peak {
-            rate_hz: load.rate_hz,
-            goodput_mbit_s: rate_hz * f64::from(load.object_bytes) * 8.0 / 1e6,
-            busy_cpus: trial.used.busy_cpus(),
-        })
+        self.rounds.push(round);
     }
 
     fn middle(&self, of: fn(&Peak) -> f64) -> Option<f64> {
-        median(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
+        median(&self.rounds.iter().filter_map(|round| round.best.as_ref()).map(of).collect::<Vec<_>>())
     }
 
     /// Medians over the rounds.
-    pub fn line(&self) -> String {
-        let name = format!("{} x {}", self.contender.label(), self.load.subscribers);
-        let figures = (
-            self.middle(|peak| f64::from(peak.rate_hz)),
-            self.middle(|peak| peak.goodput_mbit_s),
-            self.middle(per_core),
-        );
-        match figures {
-            (Some(rate), Some(goodput), Some(per_core)) => {
-                format!("{name:<28} {rate:>8.0} Hz {goodput:>9.1} Mbit/s {per_core:>9.1} Mbit/s per core")
-            }
-            _ => format!("{name:<28} not even {} Hz", self.load.rate_hz),
-        }
+    pub fn line(&self) -> Vec<String> {
+        let figure =
+            |of: fn(&Peak) -> f64| self.middle(of).map_or_else(dash, |figure| format!("{figure:.0}"));
+        let limits = self.rounds.iter().filter_map(|round| round.failed.as_ref());
+        vec![
+            self.contender.label(),
+            self.load.subscribers.to_string(),
+            figure(|peak| f64::from(peak.rate_hz)),
+            figure(|peak| peak.goodput_mbit_s),
+            figure(per_core),
+            figure(per_relay_core),
+            limits
+                .map(|(rate, limit)| format!("{rate}: {}", limit.text(*rate)))
+                .collect::<Vec<_>>()
+                .join("; "),
+        ]
     }
 
     pub fn json(&self) -> Value {
-        let rounds = self.rounds.iter().map(|round| round.map(|peak| peak.json()));
         json!({
             "relay": self.contender.relay(),
             "engine": self.contender.engine(),
@@ -128,8 +131,69 @@ impl Row {
             "max_rate_hz": self.middle(|peak| f64::from(peak.rate_hz)),
             "goodput_mbit_s": self.middle(|peak| peak.goodput_mbit_s),
             "goodput_mbit_s_per_core": self.middle(per_core),
-            "rounds": rounds.collect::<Vec<_>>(),
+            "goodput_mbit_s_per_relay_core": self.middle(per_relay_core),
+            "rounds": self.rounds.iter().map(Round::json).collect::<Vec<_>>(),
         })
+    }
+}
+
+/// The rows as a table.
+pub fn render(rows: &[Row]) -> String {
+    let head = ["relay", "subs", "max Hz", "Mbit/s", "per core", "per relay core", "not"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    lines.extend(rows.iter().map(Row::line));
+    columns(&lines)
+}
+
+fn judge(load: &Load, trial: &Trial) -> Result<Peak, Limit> {
+    let Received { lost, rate_hz, latency_us, offered_hz, .. } = &trial.received;
+    let wanted = f64::from(load.rate_hz) * load.subscribers as f64;
+    let p50 = latency_us.map_or(f64::INFINITY, |latency| latency.p50);
+    if let Some(offered) = offered_hz.filter(|offered| *offered < SUSTAINED * f64::from(load.rate_hz)) {
+        return Err(Limit::Generator(offered));
+    }
+    if *lost > 0 {
+        return Err(Limit::Relay(format!("{lost} lost")));
+    }
+    if *rate_hz < SUSTAINED * wanted {
+        return Err(Limit::Relay(format!("{:.0} % delivered", 100.0 * rate_hz / wanted)));
+    }
+    if p50 > QUEUED_US {
+        return Err(Limit::Relay(format!("late by {:.0} ms", p50 / 1e3)));
+    }
+    Ok(Peak {
+        rate_hz: load.rate_hz,
+        goodput_mbit_s: rate_hz * f64::from(load.object_bytes) * 8.0 / 1e6,
+        busy_cpus: trial.used.busy_cpus(),
+        relay_cpus: trial.relay_cpus,
+    })
+}
+
+impl Round {
+    fn json(&self) -> Value {
+        let mut round = self.best.map_or_else(|| json!({}), |peak| peak.json());
+        if let Some((rate_hz, limit)) = &self.failed {
+            let (by, offered_hz) = match limit {
+                Limit::Relay(_) => ("relay", None),
+                Limit::Generator(offered_hz) => ("generator", Some(offered_hz)),
+            };
+            round["not"] = json!({
+                "rate_hz": rate_hz,
+                "limited_by": by,
+                "offered_hz": offered_hz,
+                "why": limit.text(*rate_hz),
+            });
+        }
+        round
+    }
+}
+
+impl Limit {
+    fn text(&self, rate_hz: u32) -> String {
+        match self {
+            Self::Relay(why) => why.clone(),
+            Self::Generator(offered) => format!("publisher reached {offered:.0}/s of {rate_hz}"),
+        }
     }
 }
 
@@ -139,7 +203,12 @@ impl Peak {
             "rate_hz": self.rate_hz,
             "goodput_mbit_s": self.goodput_mbit_s,
             "busy_cpus": self.busy_cpus,
+            "relay_cpus": self.relay_cpus,
         })
+    }
+
+    fn text(&self) -> String {
+        format!("{:.2} CPUs busy, {:.2} of them the relay's", self.busy_cpus, self.relay_cpus)
     }
 }
 
@@ -147,21 +216,27 @@ fn per_core(peak: &Peak) -> f64 {
     peak.goodput_mbit_s / peak.busy_cpus.max(0.01)
 }
 
+fn per_relay_core(peak: &Peak) -> f64 {
+    peak.goodput_mbit_s / peak.relay_cpus.max(0.01)
+}
+
 /// The rate to try next; `None` once it is known well enough.
 fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
     match (best, failed) {
-        (Some(best), None) => Some(best.saturating_mul(2)).filter(|rate| *rate <= CEILING_HZ),
+        (Some(best), None) => Some(best.saturating_mul(2).min(CEILING_HZ)).filter(|rate| *rate > best),
         (Some(best), Some(failed)) => {
             let middle = (f64::from(best) * f64::from(failed)).sqrt();
             (f64::from(failed) / f64::from(best) > PRECISION).then_some(middle as u32)
         }
-        (None, _) => None,
+        (None, Some(failed)) => Some(failed / 4).filter(|rate| *rate >= LEAST_HZ),
+        (None, None) => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::stats::Percentiles;
 
     /// The highest rate found, and the number of trials, for a relay that takes up to `limit`.
     fn search(limit: u32) -> (Option<u32>, usize) {
@@ -180,16 +255,54 @@ mod tests {
 
     #[test]
     fn the_search_comes_close_from_below() {
-        for limit in [500, 501, 999, 1000, 7777, 100_000] {
+        for limit in [100, 124, 125, 499, 500, 501, 999, 1000, 7777, 100_000] {
             let (best, trials) = search(limit);
-            let best = best.expect("500 is sustained");
-            assert!(
-                best <= limit && f64::from(limit) < f64::from(best) * PRECISION * 1.01,
-                "{limit}: {best}"
-            );
+            match best {
+                Some(best) => assert!(
+                    best <= limit && f64::from(limit) < f64::from(best) * PRECISION * 1.01,
+                    "{limit}: {best}"
+                ),
+                None => assert!(limit < 125),
+            }
             assert!(trials < 16, "{limit}: {trials}");
         }
-        assert_eq!(search(499), (None, 1));
-        assert_eq!(search(u32::MAX), (Some(128_000), 9));
+        assert_eq!(search(99), (None, 2), "from 500 to 125");
+        assert_eq!(search(u32::MAX), (Some(100_000), 9));
+    }
+
+    fn trial(offered_hz: f64, lost: u64, rate_hz: f64) -> Trial {
+        let latency_us = Some(Percentiles { p50: 100.0, p90: 200.0, p99: 300.0, max: 400.0 });
+        let used = Used { elapsed_ns: 1_000_000_000, machine_ns: 1_500_000_000, process_ns: 400_000_000 };
+        let offered_hz = Some(offered_hz);
+        Trial {
+            received: Received { delivered: 0, lost, rate_hz, latency_us, offered_hz, objects: Vec::new() },
+            used,
+            relay_cpus: 0.5,
+        }
+    }
+
+    #[test]
+    fn a_generator_that_cannot_is_no_relay_that_cannot() {
+        let load = Load { subscribers: 2, object_bytes: 1250, rate_hz: 1000 };
+        assert_eq!(judge(&load, &trial(900.0, 5, 100.0)).err(), Some(Limit::Generator(900.0)));
+        assert_eq!(judge(&load, &trial(1000.0, 5, 2000.0)).err(), Some(Limit::Relay("5 lost".into())));
+        let slow = judge(&load, &trial(1000.0, 0, 1800.0)).err();
+        assert_eq!(slow, Some(Limit::Relay("90 % delivered".into())));
+        let peak = judge(&load, &trial(1000.0, 0, 2000.0)).expect("sustained");
+        assert_eq!((per_core(&peak), per_relay_core(&peak)), (20.0 / 1.5, 40.0));
+    }
+
+    #[test]
+    fn a_row_says_who_was_the_limit() {
+        let load = Load { subscribers: 8, object_bytes: 1200, rate_hz: 500 };
+        let mut row = Row::new(Contender::Kernel, load);
+        let best = Some(Peak { rate_hz: 8000, goodput_mbit_s: 614.4, busy_cpus: 1.0, relay_cpus: 0.5 });
+        row.rounds.push(Round { best, failed: Some((9600, Limit::Generator(9000.0))) });
+        let json = row.json();
+        assert_eq!(json["goodput_mbit_s_per_core"], 614.4);
+        assert_eq!(json["goodput_mbit_s_per_relay_core"], 1228.8);
+        assert_eq!(json["rounds"][0]["not"]["limited_by"], "generator");
+        assert_eq!(json["rounds"][0]["not"]["why"], "publisher reached 9000/s of 9600");
+        assert!(render(&[row]).contains("9600: publisher reached 9000/s of 9600"));
     }
 }

@@ -78,7 +78,7 @@ fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
     for _ in 0..args.rounds {
         rows.iter_mut().for_each(|row| row.run(bench));
     }
-    rows.iter().for_each(|row| println!("{}", row.line()));
+    print!("{}", max_rate::render(&rows));
     args.write(rows.iter().map(max_rate::Row::json).collect())
 }
 

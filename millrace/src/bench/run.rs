@@ -9,6 +9,7 @@ use anyhow::{Context, anyhow};
 use millrace_bpf::clock::monotonic_ns;
 use millrace_bpf::probe::{self, Probe, Sample};
 use millrace_bpf::programs::Statistics;
+use millrace_bpf::softirqs::Softirqs;
 use millrace_bpf::syscalls::Syscalls;
 use nix::net::if_::if_nametoindex;
 
@@ -28,9 +29,13 @@ const START_LIMIT: Duration = Duration::from_secs(10);
 const WARM_UP: Duration = Duration::from_secs(2);
 /// What the publisher sends beyond the measured stretches: for start-up, warm-up, loading of programs.
 const SPARE_SECONDS: f64 = 6.0;
+/// The same where fewer programs are loaded.
+const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Of the asked packet rate, from which on traffic counts as flowing.
 const FLOWING: f64 = 0.8;
+/// The same where it is not known whether it can ever flow at that rate.
+const TRIAL_FLOWING: f64 = 0.05;
 const PUBLISHER_LINK: &str = "pub-relay";
 const SUBSCRIBERS_LINK: &str = "relay-sub1";
 
@@ -55,7 +60,7 @@ impl Bench {
     pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
         let relay = self.start_relay(contender)?;
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
-        let mut traffic = self.start_traffic(contender, load, seconds)?;
+        let mut traffic = self.start_traffic(contender, load, seconds + SPARE_SECONDS, FLOWING)?;
 
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let (probed, wire) = self.probed(load)?;
@@ -88,22 +93,29 @@ impl Bench {
     /// Whether the relay keeps up with a load, and what that costs.
     pub fn trial(&self, contender: Contender, load: &Load) -> anyhow::Result<Trial> {
         let relay = self.start_relay(contender)?;
-        let mut traffic = self.start_traffic(contender, load, self.seconds)?;
+        let seconds = self.seconds + self.attribution_time().as_secs_f64() + TRIAL_SPARE_SECONDS;
+        let mut traffic = self.start_traffic(contender, load, seconds, TRIAL_FLOWING)?;
         let (_, used) = self.undisturbed(&relay)?;
+        let relay_cpus = self.attributed(&relay)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
         let received = traffic.finish()?;
-        Ok(Trial { received, used })
+        Ok(Trial { received, used, relay_cpus })
     }
 
-    /// Traffic for `seconds` beyond its warm-up, which is over.
-    fn start_traffic(&self, contender: Contender, load: &Load, seconds: f64) -> anyhow::Result<Traffic> {
+    /// Traffic for `seconds`, of which the warm-up is over; `flowing`: the part of the asked rate that is waited for.
+    fn start_traffic(
+        &self,
+        contender: Contender,
+        load: &Load,
+        seconds: f64,
+        flowing: f64,
+    ) -> anyhow::Result<Traffic> {
         let route = Route {
             publisher: self.lab.node("pub")?,
             relay: self.address()?,
             subscribers: self.lab.node("sub1")?,
         };
-        let flows = self.flow_detector(load)?;
-        let seconds = seconds + SPARE_SECONDS;
+        let flows = self.flow_detector(load, flowing)?;
         let traffic = Traffic::start(contender, &route, load, seconds, self.directory.path(), flows)?;
         std::thread::sleep(WARM_UP);
         Ok(traffic)
@@ -111,6 +123,10 @@ impl Bench {
 
     fn wire_time(&self) -> Duration {
         Duration::from_secs_f64((self.seconds / 2.0).max(1.0))
+    }
+
+    fn attribution_time(&self) -> Duration {
+        Duration::from_secs_f64((self.seconds / 4.0).max(0.5))
     }
 
     fn calls_time(&self) -> Duration {
@@ -142,11 +158,11 @@ impl Bench {
     }
 
     /// Tells, each time it is asked, whether since the last time packets left towards the subscribers at
-    /// about the asked rate.
-    fn flow_detector(&self, load: &Load) -> anyhow::Result<impl FnMut() -> bool + '_> {
+    /// this part of the asked rate.
+    fn flow_detector(&self, load: &Load, flowing: f64) -> anyhow::Result<impl FnMut() -> bool + '_> {
         let node = self.relay_node()?;
         let device = device(node, SUBSCRIBERS_LINK)?;
-        let wanted = FLOWING * f64::from(load.rate_hz) * load.subscribers as f64;
+        let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
         let mut last = None;
         Ok(move || {
             let Ok(Some(packets)) = node.enter(|| packets_sent(&device)) else { return false };
@@ -164,6 +180,17 @@ impl Bench {
         std::thread::sleep(Duration::from_secs_f64(self.seconds));
         let used = Reading::take(relay.id())?.used_since(&before);
         Ok((start..monotonic_ns(), used))
+    }
+
+    /// CPUs that the relay keeps busy: its process, without softirqs that run on top of it, and the networking
+    /// softirqs of all CPUs.
+    fn attributed(&self, relay: &Process) -> anyhow::Result<f64> {
+        let mut softirqs = Softirqs::attach(relay.id())?;
+        let (earlier, before) = (softirqs.times()?, Reading::take(relay.id())?);
+        std::thread::sleep(self.attribution_time());
+        let (later, used) = (softirqs.times()?, Reading::take(relay.id())?.used_since(&before));
+        let (all_ns, own_ns) = (later.all_ns - earlier.all_ns, later.own_ns - earlier.own_ns);
+        Ok((used.process_ns.saturating_sub(own_ns) + all_ns) as f64 / used.elapsed_ns.max(1) as f64)
     }
 
     /// Wire latency.

@@ -40,8 +40,11 @@ pub struct Received {
     /// Delivered per second, over all subscribers.
     pub rate_hz: f64,
     pub latency_us: Option<Percentiles>,
+    /// What the publisher made per second; a busy machine makes fewer objects than were asked for. Not known of the
+    /// plain UDP source.
+    pub offered_hz: Option<f64>,
     /// Of the plain UDP sinks: when each object was sent, and how long it took, ns.
-    objects: Vec<(u64, u64)>,
+    pub objects: Vec<(u64, u64)>,
 }
 
 impl Received {
@@ -114,13 +117,15 @@ impl Traffic {
 
     /// Waits for the end of the traffic.
     pub fn finish(self) -> anyhow::Result<Received> {
-        self.publisher.finish(END_LIMIT)?;
+        let published = self.publisher.finish(END_LIMIT)?;
         let output = self.subscribers.finish(END_LIMIT)?;
-        match self.contender {
+        let received = match self.contender {
             Contender::Forwarder => received_by_sinks(&output),
-            _ => received_by_clients(&output),
-        }
-        .with_context(|| format!("what the subscribers print is not as expected: {output:.200}"))
+            _ => offered(&published).and_then(|offered_hz| received_by_clients(&output, offered_hz)),
+        };
+        received.with_context(|| {
+            format!("what the ends print is not as expected: {published:.200} {output:.200}")
+        })
     }
 }
 
@@ -134,11 +139,21 @@ fn received_by_sinks(output: &str) -> anyhow::Result<Received> {
         lost: sinks.lost,
         rate_hz: sinks.delivered as f64 * 1e9 / (last - first).max(1) as f64,
         latency_us: Percentiles::of_ns(latencies),
+        offered_hz: None,
         objects: sinks.objects,
     })
 }
 
-fn received_by_clients(output: &str) -> anyhow::Result<Received> {
+fn offered(published: &str) -> anyhow::Result<f64> {
+    #[derive(Deserialize)]
+    struct Published {
+        objects_per_second: f64,
+    }
+    let published: Published = serde_json::from_str(published)?;
+    Ok(published.objects_per_second)
+}
+
+fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<Received> {
     #[derive(Deserialize)]
     struct Stats {
         delivered: u64,
@@ -152,6 +167,7 @@ fn received_by_clients(output: &str) -> anyhow::Result<Received> {
         lost: stats.lost,
         rate_hz: stats.rate_hz,
         latency_us: stats.latency_us,
+        offered_hz: Some(offered_hz),
         objects: Vec::new(),
     })
 }
@@ -175,7 +191,7 @@ impl Commands<'_> {
                 format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
             }
             _ => format!(
-                "publish --generate --wait --name {NAMESPACE} --track {TRACK} {common} \
+                "publish --generate --wait --json --name {NAMESPACE} --track {TRACK} {common} \
                  --objects-per-group {objects_per_group} --duration {} --tls-disable-verify moqt://{relay}",
                 self.seconds
             ),

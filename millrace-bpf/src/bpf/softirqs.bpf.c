@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Times the networking softirqs of all CPUs, and what of that interrupted one process. */
+#include "intf.h"
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+SEC(".rodata.config")
+const volatile struct softirqs_config config = {};
+
+enum softirq {
+	NET_TX_SOFTIRQ = 2,
+	NET_RX_SOFTIRQ = 3,
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, SOFTIRQS_TIMES);
+} times SEC(".maps");
+
+/* When the softirq that runs began; 0: before this was attached. Softirqs do not nest. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, 1);
+} began SEC(".maps");
+
+static __always_inline int is_networking(__u32 vector)
+{
+	return vector == NET_TX_SOFTIRQ || vector == NET_RX_SOFTIRQ;
+}
+
+static __always_inline void add(__u32 key, __u64 time_ns)
+{
+	__u64 *total = bpf_map_lookup_elem(&times, &key);
+
+	if (total)
+		*total += time_ns;
+}
+
+/* Argument of both raw tracepoints: unsigned int vector. */
+SEC("raw_tp/softirq_entry")
+int softirqs_entry(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 key = 0;
+	__u64 *start = bpf_map_lookup_elem(&began, &key);
+
+	if (start && is_networking(ctx->args[0]))
+		*start = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("raw_tp/softirq_exit")
+int softirqs_exit(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 key = 0;
+	__u64 *start = bpf_map_lookup_elem(&began, &key), time_ns;
+
+	if (!start || !*start || !is_networking(ctx->args[0]))
+		return 0;
+	time_ns = bpf_ktime_get_ns() - *start;
+	*start = 0;
+	add(SOFTIRQS_ALL, time_ns);
+	if (bpf_get_current_pid_tgid() >> 32 == config.tgid)
+		add(SOFTIRQS_OWN, time_ns);
+	return 0;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";
