@@ -1,21 +1,31 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Poly1305 (RFC 8439, section 2.5) over whole 16-byte blocks, which is all that the AEAD needs.
  *
- * Numbers modulo 2^130 - 5 are five limbs of 26 bits, since BPF multiplies to 64 bits only.
- * Limbs may be a little wider between blocks: five products of 28 by 29 bits still fit.
+ * Numbers modulo 2^130 - 5 are three limbs of 32 bits and a last one of 34, since BPF multiplies to 64 bits only. What
+ * makes 32 bits enough is that r is clamped: its words are below 2^28, and all but the first are multiples of 4.
+ * So products that wrap around, r[i] * 2^128 with 2^130 = 5, are by the whole number r[i] / 4 * 5, and the sum of a
+ * column stays below 2^64 although the first limb keeps its carry until the next block:
+ *
+ *	h[0] + block < 3.1 * 2^32, h[1] + block and h[2] + block < 2 * 2^32, h[3] + block < 6 * 2^32,
+ *	r[i] < 2^28, q[i] < 1.25 * 2^28,
+ *
+ * which in the first column, the largest, makes (3.1 + (2 + 2 + 6) * 1.25) * 2^60 < 15.7 * 2^60. The last column is
+ * below (3.1 + 2 + 2 + 6) * 2^60 + 2^32, so that what wraps around is below 5 * 13.2 * 2^26 < 1.1 * 2^32: hence the 3.1.
  */
 #ifndef MILLRACE_POLY1305_H
 #define MILLRACE_POLY1305_H
 
 #include "bytes.h"
 
-#define LIMB_BITS 26
-#define LIMB	  ((1U << LIMB_BITS) - 1)
+#define LIMB_BITS 32
+#define TOP_BITS  34
+#define LIMB	  0xffffffffULL
+#define TOP_LIMB  ((1ULL << TOP_BITS) - 1)
 
 struct poly1305 {
-	__u64 h[5];
-	__u64 r[5];
-	__u64 r5[5]; /* r * 5, for products that wrap around: 2^130 = 5 */
+	__u64 h[4];
+	__u64 r[4];
+	__u64 q[4]; /* r / 4 * 5; the first is not used */
 	struct bytes16 s;
 };
 
@@ -25,54 +35,47 @@ static __always_inline void poly1305_start(struct poly1305 *poly, const __u8 key
 	__u64 low = load64(key) & 0x0ffffffc0fffffff, high = load64(key + 8) & 0x0ffffffc0ffffffc;
 
 	poly->r[0] = low & LIMB;
-	poly->r[1] = low >> 26 & LIMB;
-	poly->r[2] = (low >> 52 | high << 12) & LIMB;
-	poly->r[3] = high >> 14 & LIMB;
-	poly->r[4] = high >> 40;
-	for (int i = 0; i < 5; i++) {
-		poly->r5[i] = poly->r[i] * 5;
+	poly->r[1] = low >> LIMB_BITS;
+	poly->r[2] = high & LIMB;
+	poly->r[3] = high >> LIMB_BITS;
+	for (int i = 0; i < 4; i++) {
+		poly->q[i] = poly->r[i] / 4 * 5;
 		poly->h[i] = 0;
 	}
 	poly->s = load16(key + 16);
 }
 
+/* Carries are added last: the next column waits for nothing else. */
 static __always_inline void poly1305_block(struct poly1305 *poly, struct bytes16 block)
 {
-	const __u64 *r = poly->r, *r5 = poly->r5;
+	const __u64 *r = poly->r, *q = poly->q;
 	__u64 *h = poly->h;
 	__u64 h0 = h[0] + (block.low & LIMB);
-	__u64 h1 = h[1] + (block.low >> 26 & LIMB);
-	__u64 h2 = h[2] + ((block.low >> 52 | block.high << 12) & LIMB);
-	__u64 h3 = h[3] + (block.high >> 14 & LIMB);
-	__u64 h4 = h[4] + (block.high >> 40 | 1 << 24);
+	__u64 h1 = h[1] + (block.low >> LIMB_BITS);
+	__u64 h2 = h[2] + (block.high & LIMB);
+	__u64 h3 = h[3] + (block.high >> LIMB_BITS) + (1ULL << LIMB_BITS);
 	__u64 d;
 
-	d = h0 * r[0] + h1 * r5[4] + h2 * r5[3] + h3 * r5[2] + h4 * r5[1];
+	d = h1 * q[3] + h2 * q[2] + h3 * q[1] + h0 * r[0];
 	h[0] = d & LIMB;
-	d = (d >> LIMB_BITS) + h0 * r[1] + h1 * r[0] + h2 * r5[4] + h3 * r5[3] + h4 * r5[2];
+	d = h1 * r[0] + h2 * q[3] + h3 * q[2] + h0 * r[1] + (d >> LIMB_BITS);
 	h[1] = d & LIMB;
-	d = (d >> LIMB_BITS) + h0 * r[2] + h1 * r[1] + h2 * r[0] + h3 * r5[4] + h4 * r5[3];
+	d = h1 * r[1] + h2 * r[0] + h3 * q[3] + h0 * r[2] + (d >> LIMB_BITS);
 	h[2] = d & LIMB;
-	d = (d >> LIMB_BITS) + h0 * r[3] + h1 * r[2] + h2 * r[1] + h3 * r[0] + h4 * r5[4];
-	h[3] = d & LIMB;
-	d = (d >> LIMB_BITS) + h0 * r[4] + h1 * r[3] + h2 * r[2] + h3 * r[1] + h4 * r[0];
-	h[4] = d & LIMB;
-	d = (d >> LIMB_BITS) * 5 + h[0];
-	h[0] = d & LIMB;
-	h[1] += d >> LIMB_BITS;
+	d = h1 * r[2] + h2 * r[1] + h3 * r[0] + h0 * r[3] + (d >> LIMB_BITS);
+	h[3] = d & TOP_LIMB;
+	h[0] += (d >> TOP_BITS) * 5;
 }
 
-/* Until every limb has 26 bits, which h[0] has after each block. Should it wrap around so that h[0] carries,
- * h[1] has just been carried out of and is far from full.
- */
-static __always_inline void poly1305_carry(__u64 h[5])
+/* Until every limb has its bits and no more. Should it wrap around, what is left is small: h[1] does not carry. */
+static __always_inline void poly1305_carry(__u64 h[4])
 {
-	for (int i = 1; i < 4; i++) {
+	for (int i = 0; i < 3; i++) {
 		h[i + 1] += h[i] >> LIMB_BITS;
 		h[i] &= LIMB;
 	}
-	h[0] += (h[4] >> LIMB_BITS) * 5;
-	h[4] &= LIMB;
+	h[0] += (h[3] >> TOP_BITS) * 5;
+	h[3] &= TOP_LIMB;
 	h[1] += h[0] >> LIMB_BITS;
 	h[0] &= LIMB;
 }
@@ -80,27 +83,30 @@ static __always_inline void poly1305_carry(__u64 h[5])
 static __always_inline struct bytes16 poly1305_finish(struct poly1305 *poly)
 {
 	__u64 *h = poly->h;
-	__u64 g[5], carry = 5, wrapped;
+	__u64 g[4], carry = 5, wrapped;
 	struct bytes16 tag;
 
 	poly1305_carry(h);
 	/* g = h - (2^130 - 5), which is right where it is not negative: where h + 5 reaches 2^130. */
-	for (int i = 0; i < 5; i++) {
+	for (int i = 0; i < 3; i++) {
 		carry += h[i];
 		g[i] = carry & LIMB;
 		carry >>= LIMB_BITS;
 	}
-	wrapped = -carry;
-	for (int i = 0; i < 5; i++)
+	g[3] = carry + h[3];
+	wrapped = -(g[3] >> TOP_BITS);
+	for (int i = 0; i < 4; i++)
 		h[i] = (h[i] & ~wrapped) | (g[i] & wrapped);
-	tag.low = h[0] | h[1] << 26 | h[2] << 52;
-	tag.high = h[2] >> 12 | h[3] << 14 | h[4] << 40;
+	tag.low = h[0] | h[1] << LIMB_BITS;
+	tag.high = h[2] | h[3] << LIMB_BITS;
 	tag.low += poly->s.low;
 	tag.high += poly->s.high + (tag.low < poly->s.low);
 	return tag;
 }
 
+#undef TOP_LIMB
 #undef LIMB
+#undef TOP_BITS
 #undef LIMB_BITS
 
 #endif

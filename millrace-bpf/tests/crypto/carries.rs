@@ -16,10 +16,27 @@ impl Sum {
         Self { high: self.high + 1 + u128::from(carry), low }
     }
 
+    /// By doubling and adding. The high parts stay below 2^5.
+    fn multiply(self, by: u128) -> Self {
+        let plus = |a: Self, b: Self| {
+            let (low, carry) = a.low.overflowing_add(b.low);
+            Self { high: a.high + b.high + u128::from(carry), low }.shorten()
+        };
+        (0..128).rev().fold(Self::default(), |product, bit| {
+            let doubled = plus(product, product);
+            if by >> bit & 1 == 1 { plus(doubled, self) } else { doubled }
+        })
+    }
+
+    /// To 130 bits and a little more.
+    fn shorten(self) -> Self {
+        let (low, carry) = self.low.overflowing_add(5 * (self.high / 4));
+        Self { high: self.high % 4 + u128::from(carry), low }
+    }
+
     /// The lowest 128 bits, modulo 2^130 - 5.
     fn reduce(self) -> u128 {
-        let (low, carry) = self.low.overflowing_add(5 * (self.high / 4));
-        let high = self.high % 4 + u128::from(carry);
+        let Self { high, low } = self.shorten();
         let over = high == 4 || high == 3 && low.checked_add(5).is_none();
         if over { low.wrapping_add(5) } else { low }
     }
@@ -72,6 +89,26 @@ fn all_limbs_full() {
             let block = (1 << 127) - LENGTHS / 2 - j;
             let tag = 10u128.wrapping_sub(4 * j).wrapping_sub(if j <= 2 { 0 } else { 5 });
             assert_eq!(authenticate(&engine, 2, 0, &[block]), tag, "{j}");
+        }
+    }
+}
+
+/// The largest sums of products that there are: the largest key, and blocks without a zero bit.
+#[test]
+fn columns_do_not_overflow() {
+    const LARGEST: u128 = 0x0fff_fffc_0fff_fffc_0fff_fffc_0fff_ffff;
+    for engine in Engine::all("columns_do_not_overflow") {
+        for count in 0..90 {
+            let mut blocks = vec![u128::MAX; count];
+            if fastrand::bool() {
+                blocks.iter_mut().for_each(|block| *block = any_block());
+            }
+            let lengths = (count as u128 * 16) << 64;
+            let sum = blocks
+                .iter()
+                .chain([&lengths])
+                .fold(Sum::default(), |sum, &block| sum.add(block).multiply(LARGEST));
+            assert_eq!(authenticate(&engine, LARGEST, 0, &blocks), sum.reduce(), "{blocks:x?}");
         }
     }
 }

@@ -32,7 +32,7 @@ pub struct Buf {
     pub bytes: [u8; BUF_LEN],
     pub once: [u8; 64],
     pub text: [u8; TEXT_MAX],
-    scratch: [u64; 28],
+    scratch: [u64; 25],
 }
 
 /// `struct quic_extent`.
@@ -78,7 +78,7 @@ impl Case {
             bytes: std::array::from_fn(|_| fastrand::u8(..)),
             once: [fastrand::u8(..); 64],
             text: [fastrand::u8(..); TEXT_MAX],
-            scratch: [fastrand::u64(..); 28],
+            scratch: [fastrand::u64(..); 25],
         };
         Box::new(Self {
             operation: 0,
