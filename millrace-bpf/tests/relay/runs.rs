@@ -1,14 +1,17 @@
 //! Packets that become many: the budget of a run, and further runs.
 
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
 use std::num::NonZero;
 
-use millrace_bpf::relay::{Config, FurtherRun, LegOutcome, Outcome, Tracing, What};
+use millrace_bpf::relay::{Config, Downstream, DownstreamId, FurtherRun, LegOutcome, Outcome, Tracing, What};
 use millrace_proto::quic::keys::Suite;
+use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
-use crate::net::{self, Network, root};
-use crate::peers::{PORT, attach};
-use crate::quic::Chunk;
-use crate::scene::{ID_LEN, Scene, simple};
+use crate::net::{self, Network, address, root};
+use crate::peers::{self, PORT, attach};
+use crate::quic::{Chunk, Direction};
+use crate::scene::{ID_LEN, LEG, STREAMS, Scene, simple};
 
 #[test]
 fn budget_is_shared_in_order() {
@@ -58,6 +61,50 @@ fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
             let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
             assert_eq!(runs, [1, further - 1, 0]);
         }
+    }
+}
+
+#[test]
+fn a_thousand_subscribers_of_one_stream_lose_nothing() {
+    const SUBSCRIBERS: usize = 1100;
+    const RUNS: u64 = SUBSCRIBERS.div_ceil(64) as u64;
+    if !root("a_thousand_subscribers_of_one_stream_lose_nothing") {
+        return;
+    }
+    let (_network, mut scene) = simple("tho");
+    // All at one address, which takes fewer sockets and namespaces than there are subscribers.
+    let at = (SocketAddr::new(address(4, 2, 1), PORT), scene.only().socket.local_addr().expect("address"));
+    setsockopt(&scene.only().socket, RcvBufForce, &(16 << 20)).expect("room for packets");
+    scene.slots.clear();
+    let mut slot = scene.upstream.slot(STREAMS[0].upstream);
+    let subscribers: HashMap<DownstreamId, (Direction, Downstream)> = (0..SUBSCRIBERS)
+        .map(|_| {
+            let keys = Direction::new(Suite::ChaCha20Poly1305, ID_LEN, &mut scene.rng);
+            let downstream = peers::downstream(&scene.relay, at, &keys, 0);
+            slot.add(&downstream, &LEG).expect("a leg");
+            (downstream.id(), (keys, downstream))
+        })
+        .collect();
+    scene.slots = vec![slot];
+    for number in 0..4 {
+        let chunk = scene.chunk(100);
+        let before = scene.relay.counters().expect("counters");
+        let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
+        let moved = Chunk { stream: LEG.stream_id, ..chunk };
+        let mut due: HashSet<Vec<u8>> = forwarded
+            .iter()
+            .map(|sent| subscribers[&sent.downstream].0.build((0, sent.number), &moved.encode()))
+            .collect();
+        assert_eq!((forwarded.len(), due.len()), (SUBSCRIBERS, SUBSCRIBERS));
+        let mut buffer = [0; 2048];
+        while !due.is_empty() {
+            let len = scene.only().socket.recv(&mut buffer).expect("a copy");
+            assert!(due.remove(&buffer[..len]), "twice, or not as it was registered");
+        }
+        let counted = scene.relay.counters().expect("counters").since(&before);
+        let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
+        assert_eq!((counted.packets(Outcome::Continued), runs), (1, [1, RUNS - 2, 0]));
+        assert_eq!(counted.legs(LegOutcome::Sent), SUBSCRIBERS as u64);
     }
 }
 

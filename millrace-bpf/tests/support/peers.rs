@@ -48,8 +48,23 @@ pub struct Subscriber {
     pub socket: UdpSocket,
 }
 
+/// Neither window nor credit hold anything back.
+pub fn downstream(
+    relay: &Relay,
+    (local, remote): (SocketAddr, SocketAddr),
+    keys: &Direction,
+    flow_label: u32,
+) -> Downstream {
+    let path = Path { local, remote, id: keys.id.clone(), traffic_class: 2, flow_label };
+    let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
+    downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
+    downstream.set_max_bytes(u64::MAX / 2);
+    downstream.set_max_data(u64::MAX / 2);
+    downstream
+}
+
 impl Subscriber {
-    /// At `remote` in `namespace`, with packets that leave from `local`. Neither window nor credit hold anything back.
+    /// At `remote` in `namespace`, with packets that leave from `local`.
     pub fn new(
         network: &Network,
         relay: &Relay,
@@ -64,17 +79,8 @@ impl Subscriber {
         greeter.send_to(&[0], remote).expect("send");
         assert_eq!(socket.recv(&mut [0; 1]).expect("receive"), 1);
         let keys = Direction::new(suite, id_len, rng);
-        let path = Path {
-            local: SocketAddr::new(local, PORT),
-            remote,
-            id: keys.id.clone(),
-            traffic_class: 2,
-            flow_label: rng.u32(..1 << 20),
-        };
-        let downstream = relay.downstream(&path, 1452, 0).expect("a downstream");
-        downstream.set_keys(0, &keys.kernel_keys(0)).expect("keys");
-        downstream.set_max_bytes(u64::MAX / 2);
-        downstream.set_max_data(u64::MAX / 2);
+        let flow_label = rng.u32(..1 << 20);
+        let downstream = downstream(relay, (SocketAddr::new(local, PORT), remote), &keys, flow_label);
         Self { keys, downstream, socket }
     }
 }
