@@ -190,7 +190,9 @@ static __always_inline __s64 elapsed(__u64 began, __u64 clock)
 	return (__s64)((clock << TIME_SHIFT) - (began & ~LOW_BITS)) >> TIME_SHIFT;
 }
 
-/* Atomic not for other CPUs, which do not write here, but for what interrupts or preempts this. */
+/* Atomic not for other CPUs, which do not write here, but for what interrupts or preempts this: a task adds like this,
+ * a softirq or the sampler need not.
+ */
 static __always_inline void add(__u64 *sum, __u64 value)
 {
 	__sync_fetch_and_add(sum, value);
@@ -327,13 +329,13 @@ static __always_inline int is_compat(void *context)
 static __always_inline struct file *file_of(__u64 fd)
 {
 	struct task_struct *task = (void *)bpf_get_current_task_btf();
-	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
-	struct file **files = BPF_CORE_READ(table, fd);
+	/* Plain loads, which fault to 0: several times as fast as a helper for each. */
+	struct fdtable *table = task->files->fdt;
 	struct file *file = 0;
 
 	fd = (__u32)fd;
-	if (fd < BPF_CORE_READ(table, max_fds))
-		bpf_probe_read_kernel(&file, sizeof(file), files + fd);
+	if (fd < table->max_fds)
+		bpf_probe_read_kernel(&file, sizeof(file), (void *)table->fd + fd * sizeof(file));
 	return file;
 }
 
@@ -380,13 +382,14 @@ static __always_inline __u64 event_of_call(void *regs, __u8 call)
 SEC("?tp_btf/sys_enter")
 int cost_sys_enter(__u64 *ctx)
 {
-	struct cost_cpu *cpu = this_cpu();
 	__u64 number = ctx[1], event;
+	struct cost_cpu *cpu;
 
-	if (!cpu || number >= COST_CALLS || !config.calls[number] || is_compat((void *)ctx[0]))
+	if (number >= COST_CALLS || !config.calls[number] || is_compat((void *)ctx[0]))
 		return 0;
 	event = event_of_call((void *)ctx[0], config.calls[number]);
-	if (!event)
+	cpu = this_cpu();
+	if (!event || !cpu)
 		return 0;
 	/* No call is inside another: the end of the last one was lost. */
 	if (POINT(cpu->task))
@@ -461,12 +464,14 @@ int cost_softirq_entry(__u64 *ctx)
 	event = vector == NET_RX_SOFTIRQ   ? COST_NET_RX
 		: vector == NET_TX_SOFTIRQ ? COST_NET_TX
 					   : COST_SOFTIRQ;
-	add(&cpu->calls[event], 1);
+	cpu->calls[event]++;
 	cpu->softirq = word(bpf_ktime_get_ns(), event);
 	return 0;
 }
 
-/* Closes the softirq's word and leaves `next`. */
+/* Closes the softirq's word and leaves `next`. The sampler does not add to these sums meanwhile: either it is who closes,
+ * or `next` has no event.
+ */
 static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64 next)
 {
 	__u64 began = __sync_lock_test_and_set(&cpu->softirq, next);
@@ -474,8 +479,8 @@ static __always_inline void close_softirq(struct cost_cpu *cpu, __u64 now, __u64
 
 	if (!EVENT(began) || ns <= 0)
 		return;
-	add(&cpu->ns[EVENT(began)], ns);
-	add(&cpu->softirq_ns, ns);
+	cpu->ns[EVENT(began)] += ns;
+	cpu->softirq_ns += ns;
 }
 
 SEC("?tp_btf/softirq_exit")
