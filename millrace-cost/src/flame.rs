@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use crate::export::root;
+use crate::fold::UNKNOWN;
 use crate::report::{Report, Stacks};
 
 /// Pixels.
@@ -50,10 +51,14 @@ impl Node {
         let mut tree = Self::default();
         for stack in &stacks.stacks {
             let name = |at: &u32| stacks.functions.get(usize::try_from(*at).ok()?).cloned();
+            let mut names: Vec<String> = std::iter::once(root(stack).into_owned())
+                .chain(stack.frames.iter().filter_map(name))
+                .collect();
+            // Programs without frame pointers give any number of them.
+            names.dedup_by(|name, before| name == before && name == UNKNOWN);
             tree.ns += stack.ns;
             let mut node = &mut tree;
-            for name in std::iter::once(root(stack).into_owned()).chain(stack.frames.iter().filter_map(name))
-            {
+            for name in names {
                 node = node.children.entry(name).or_default();
                 node.ns += stack.ns;
             }
@@ -186,6 +191,13 @@ mod tests {
         let svg = svg(&Report { stacks: Some(stacks), ..samples::report(0) });
         let names: Vec<_> = boxes(&svg).into_iter().map(|of| of.0).collect();
         assert_eq!(names, ["net_rx", "a", "process 77", "a"]);
+    }
+
+    #[test]
+    fn what_is_unknown_is_one_box() {
+        let svg = picture(&[("a;[unknown];[unknown];a;a", 0, 1)]);
+        let names: Vec<_> = boxes(&svg).into_iter().map(|of| of.0).collect();
+        assert_eq!(names, ["net_rx", "a", "[unknown]", "a", "a"]);
     }
 
     #[test]

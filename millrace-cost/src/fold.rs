@@ -46,7 +46,7 @@ pub struct Resolver {
 
 /// Addresses that are remembered; a kernel has many more, networking uses few of them.
 const ADDRESSES: usize = 1 << 16;
-const UNKNOWN: &str = "[unknown]";
+pub(crate) const UNKNOWN: &str = "[unknown]";
 
 impl Resolver {
     pub fn new(symbols: Symbols, taxonomy: Taxonomy) -> Self {
