@@ -53,6 +53,22 @@ impl Statistics {
     }
 }
 
+/// Where programs are attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Tc,
+    Xdp,
+}
+
+impl Kind {
+    fn program_type(self) -> libbpf_sys::bpf_prog_type {
+        match self {
+            Self::Tc => libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
+            Self::Xdp => libbpf_sys::BPF_PROG_TYPE_XDP,
+        }
+    }
+}
+
 /// Totals of some programs since they were loaded, of the times when statistics were enabled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RunTime {
@@ -63,19 +79,29 @@ pub struct RunTime {
 impl RunTime {
     /// Of all programs that a process holds.
     pub fn of_process(process: u32) -> io::Result<Self> {
+        Self::of(process, None)
+    }
+
+    /// Of those that are attached in one place.
+    pub fn of_kind(process: u32, kind: Kind) -> io::Result<Self> {
+        Self::of(process, Some(kind))
+    }
+
+    fn of(process: u32, kind: Option<Kind>) -> io::Result<Self> {
         let mut total = Self::default();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
             // One that was closed meanwhile is no program of interest.
             let info = fs::read_to_string(entry?.path()).unwrap_or_default();
-            total += Self::parse(&info).unwrap_or_default();
+            total += Self::parse(&info, kind).unwrap_or_default();
         }
         Ok(total)
     }
 
-    /// `None`: the file is not a program.
-    fn parse(info: &str) -> Option<Self> {
+    /// `None`: the file is not such a program.
+    fn parse(info: &str, kind: Option<Kind>) -> Option<Self> {
         let field =
             |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+        field("prog_type:").filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;
         Some(Self { runs: field("run_cnt:")?, ns: field("run_time_ns:")? })
     }
 
@@ -117,7 +143,9 @@ mod tests {
     #[test]
     fn reads_what_the_kernel_prints() {
         let program = "pos:\t0\nprog_type:\t3\nprog_id:\t77\nrun_time_ns:\t1234\nrun_cnt:\t5\n";
-        assert_eq!(RunTime::parse(program), Some(RunTime { runs: 5, ns: 1234 }));
-        assert_eq!(RunTime::parse("pos:\t0\nmap_type:\t2\n"), None);
+        assert_eq!(RunTime::parse(program, None), Some(RunTime { runs: 5, ns: 1234 }));
+        assert!(RunTime::parse(program, Some(Kind::Tc)).is_some());
+        assert_eq!(RunTime::parse(program, Some(Kind::Xdp)), None);
+        assert_eq!(RunTime::parse("pos:\t0\nmap_type:\t2\n", None), None);
     }
 }

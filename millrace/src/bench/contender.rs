@@ -16,8 +16,12 @@ pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LO
 pub enum Contender {
     /// Millrace, forwarding in the kernel
     Kernel,
+    /// The same behind its gate
+    KernelGate,
     /// Millrace, forwarding in userspace
     User,
+    /// The same behind its gate
+    UserGate,
     /// Cloudflare's relay
     MoqRelayIetf,
     /// moq-dev's relay
@@ -30,7 +34,7 @@ impl Contender {
     /// The row's `relay`.
     pub fn relay(self) -> &'static str {
         match self {
-            Self::Kernel | Self::User => "millrace",
+            Self::Kernel | Self::KernelGate | Self::User | Self::UserGate => "millrace",
             Self::MoqRelayIetf => "moq-relay-ietf",
             Self::MoqRelay => "moq-relay",
             Self::Forwarder => "udp-forwarder",
@@ -40,16 +44,22 @@ impl Contender {
     /// The row's `engine`; only Millrace has several.
     pub fn engine(self) -> Option<&'static str> {
         match self {
-            Self::Kernel => Some("kernel"),
-            Self::User => Some("user"),
+            Self::Kernel | Self::KernelGate => Some("kernel"),
+            Self::User | Self::UserGate => Some("user"),
             _ => None,
         }
     }
 
+    /// The row's `gate`; only Millrace has one.
+    pub fn gate(self) -> Option<bool> {
+        self.engine().map(|_| matches!(self, Self::KernelGate | Self::UserGate))
+    }
+
     pub fn label(self) -> String {
-        match self.engine() {
-            Some(engine) => format!("{} ({engine})", self.relay()),
-            None => self.relay().to_owned(),
+        match (self.engine(), self.gate()) {
+            (Some(engine), Some(true)) => format!("{} ({engine}, gate)", self.relay()),
+            (Some(engine), _) => format!("{} ({engine})", self.relay()),
+            (None, _) => self.relay().to_owned(),
         }
     }
 
@@ -58,9 +68,11 @@ impl Contender {
         let certificate = identity.certificate.to_string_lossy();
         let key = identity.key.to_string_lossy();
         let (program, arguments) = match self {
-            Self::Kernel | Self::User => {
+            Self::Kernel | Self::KernelGate | Self::User | Self::UserGate => {
                 let engine = self.engine().unwrap_or_default();
-                let mut arguments = vec!["relay", "--listen", &listen, "--engine", engine, "--http", &http];
+                let gate = if self.gate() == Some(true) { "on" } else { "off" };
+                let mut arguments = vec!["relay", "--listen", &listen, "--engine", engine, "--gate", gate];
+                arguments.extend(["--http", &http]);
                 arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
                 (env::current_exe()?, arguments)
             }

@@ -1,9 +1,9 @@
-//! What the kernel engine did in a stretch of time: the relay's own counters, and the kernel's about BPF programs.
+//! What the relay's BPF programs did in a stretch of time: its own counters, and the kernel's about such programs.
 
-use millrace_bpf::programs::RunTime;
+use millrace_bpf::programs::{Kind, RunTime};
 
 use super::contender::STATUS;
-use super::figures::Kernel;
+use super::figures::{Kernel, Programs};
 use crate::lab::Node;
 use crate::relay::status::{Status, Supply};
 use crate::status;
@@ -12,17 +12,28 @@ use crate::status;
 pub struct Reading {
     status: Status,
     run_time: RunTime,
+    gate: RunTime,
 }
 
 impl Reading {
     /// `node`: where the relay runs.
     pub fn take(node: &Node, relay: u32) -> anyhow::Result<Self> {
-        let run_time = RunTime::of_process(relay)?;
-        Ok(Self { status: node.enter(|| status::ask(STATUS))??, run_time })
+        let run_time = |kind| RunTime::of_kind(relay, kind);
+        Ok(Self {
+            run_time: run_time(Kind::Tc)?,
+            gate: run_time(Kind::Xdp)?,
+            status: node.enter(|| status::ask(STATUS))??,
+        })
+    }
+
+    pub fn since(&self, earlier: &Self) -> Programs {
+        let gate = self.gate.since(earlier.gate);
+        let gate_ns_per_packet = (gate.runs > 0).then(|| gate.ns as f64 / gate.runs as f64);
+        Programs { kernel: self.kernel_since(earlier), gate_ns_per_packet }
     }
 
     /// `None`: the kernel forwarded nothing.
-    pub fn since(&self, earlier: &Self) -> Option<Kernel> {
+    fn kernel_since(&self, earlier: &Self) -> Option<Kernel> {
         let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
         let copies = totals(|status| status.totals.kernel.packets);
         let forwarded = totals(|status| {

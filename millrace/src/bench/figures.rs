@@ -22,6 +22,9 @@ pub struct Figures {
     /// Only of the kernel engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Kernel>,
+    /// Only with the gate: run time of its program per packet that came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate_ns_per_packet: Option<f64>,
     /// Peak resident memory of the relay.
     pub rss_bytes: u64,
     /// How the wire latency was matched.
@@ -46,10 +49,17 @@ pub struct Kernel {
     pub sent_percent: f64,
     /// Of the packets that the kernel sealed or opened, those whose keystream was there, percent.
     pub ahead_percent: f64,
-    /// Run time of the relay's BPF programs per packet that they forwarded, other packets' runs included.
+    /// Run time of the engine's BPF programs per packet that they forwarded, other packets' runs included.
     pub bpf_ns_per_packet: f64,
     /// The same per copy.
     pub bpf_ns_per_copy: f64,
+}
+
+/// What the relay's BPF programs did, while system calls were counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Programs {
+    pub kernel: Option<Kernel>,
+    pub gate_ns_per_packet: Option<f64>,
 }
 
 /// What was asked for in a row.
@@ -88,6 +98,7 @@ impl Row {
         let mut row = Map::new();
         row.insert("relay".into(), json!(self.contender.relay()));
         row.insert("engine".into(), json!(self.contender.engine()));
+        row.insert("gate".into(), json!(self.contender.gate()));
         row.insert("subscribers".into(), json!(self.load.subscribers));
         row.insert("object_bytes".into(), json!(self.load.object_bytes));
         row.insert("rate_hz".into(), json!(self.load.rate_hz));
@@ -176,6 +187,7 @@ mod tests {
             cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
             syscalls_per_object: Some(1.5),
             kernel: None,
+            gate_ns_per_packet: None,
             rss_bytes: 4096,
             wire: Matched::default(),
             probe_adds_us: None,
@@ -194,7 +206,7 @@ mod tests {
         assert_eq!(row.median(), Some(figures(11, Some(2.0))));
         let json = row.json();
         assert_eq!(json["relay"], "millrace");
-        assert_eq!(json["engine"], "user");
+        assert_eq!((&json["engine"], &json["gate"]), (&json!("user"), &json!(false)));
         assert_eq!(json["delivered"], 11);
         assert_eq!(json["latency_us"]["max"], 20.0);
         assert_eq!(json["spread"]["delivered"], json!([10.0, 30.0]));

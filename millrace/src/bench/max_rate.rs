@@ -126,6 +126,7 @@ impl Row {
         json!({
             "relay": self.contender.relay(),
             "engine": self.contender.engine(),
+            "gate": self.contender.gate(),
             "subscribers": self.load.subscribers,
             "object_bytes": self.load.object_bytes,
             "max_rate_hz": self.middle(|peak| f64::from(peak.rate_hz)),

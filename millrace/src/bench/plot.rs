@@ -83,7 +83,9 @@ impl Axis {
 fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kernel => RGBColor(0xd6, 0x27, 0x28),
+        Contender::KernelGate => RGBColor(0x8c, 0x1a, 0x1b),
         Contender::User => RGBColor(0xff, 0x7f, 0x0e),
+        Contender::UserGate => RGBColor(0xb3, 0x59, 0x0a),
         Contender::MoqRelayIetf => RGBColor(0x1f, 0x77, 0xb4),
         Contender::MoqRelay => RGBColor(0x2c, 0xa0, 0x2c),
         Contender::Forwarder => RGBColor(0x7f, 0x7f, 0x7f),
@@ -184,6 +186,7 @@ mod tests {
             cpu_ns_per_object: Cpu { machine: 30_000.0, relay: 9_000.0 },
             syscalls_per_object: None,
             kernel: None,
+            gate_ns_per_packet: None,
             rss_bytes: 1,
             wire: Matched::default(),
             probe_adds_us: None,

@@ -15,7 +15,7 @@ use nix::net::if_::if_nametoindex;
 
 use super::contender::{Contender, Identity, PORT};
 use super::engine;
-use super::figures::{Cpu, Figures, Kernel, Load};
+use super::figures::{Cpu, Figures, Load, Programs};
 use super::max_rate::Trial;
 use super::process::{Process, listens, packets_sent};
 use super::traffic::{Route, Traffic};
@@ -64,7 +64,7 @@ impl Bench {
 
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let (probed, wire) = self.probed(load)?;
-        let (syscalls_per_object, kernel) = self.counted(contender, &relay, load)?;
+        let (syscalls_per_object, programs) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
         let rss_bytes = peak_rss_bytes(relay.id())?;
         let received = traffic.finish()?;
@@ -83,7 +83,8 @@ impl Bench {
                 relay: used.process_ns as f64 / objects(used.elapsed_ns),
             },
             syscalls_per_object,
-            kernel,
+            kernel: programs.kernel,
+            gate_ns_per_packet: programs.gate_ns_per_packet,
             rss_bytes,
             wire: wire.matched,
             probe_adds_us,
@@ -146,7 +147,7 @@ impl Bench {
         let line = contender.command_line(self.address()?, &self.identity)?;
         let mut command = node.command(line.program);
         command.args(line.arguments);
-        if contender == Contender::Kernel {
+        if contender.engine() == Some("kernel") || contender.gate() == Some(true) {
             let devices: Vec<_> =
                 node.interfaces().iter().map(|interface| interface.device.as_str()).collect();
             command.arg("--interface").arg(devices.join(","));
@@ -201,16 +202,15 @@ impl Bench {
         Ok((start..monotonic_ns(), wire))
     }
 
-    /// System calls of the relay per object, with the probe as the counter of objects, and what the kernel engine
-    /// does.
+    /// System calls of the relay per object, with the probe as the counter of objects, and what its BPF programs do.
     fn counted(
         &self,
         contender: Contender,
         relay: &Process,
         load: &Load,
-    ) -> anyhow::Result<(Option<f64>, Option<Kernel>)> {
+    ) -> anyhow::Result<(Option<f64>, Programs)> {
         let node = self.relay_node()?;
-        let reading = || (contender == Contender::Kernel).then(|| engine::Reading::take(node, relay.id()));
+        let reading = || contender.engine().map(|_| engine::Reading::take(node, relay.id()));
         let mut syscalls = Syscalls::attach(relay.id())?;
         let mut probe = self.attach_probe(load)?;
         let _statistics = Statistics::enable()?;
@@ -219,9 +219,9 @@ impl Bench {
         let wire = self.sample(&mut probe, load, self.calls_time())?;
         let after: u64 = syscalls.counts()?.iter().sum();
         let later = reading().transpose()?;
-        let kernel = later.zip(earlier).and_then(|(later, earlier)| later.since(&earlier));
+        let programs = later.zip(earlier).map(|(later, earlier)| later.since(&earlier)).unwrap_or_default();
         let copies = wire.latencies_ns.len();
-        Ok(((copies > 0).then(|| (after - before) as f64 / copies as f64), kernel))
+        Ok(((copies > 0).then(|| (after - before) as f64 / copies as f64), programs))
     }
 
     fn attach_probe(&self, load: &Load) -> anyhow::Result<Probe> {

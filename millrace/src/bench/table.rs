@@ -3,7 +3,7 @@
 use super::figures::{Figures, Row};
 use super::stats::Percentiles;
 
-const HEAD: [&str; 13] = [
+const HEAD: [&str; 14] = [
     "relay",
     "subs",
     "delivered",
@@ -17,6 +17,7 @@ const HEAD: [&str; 13] = [
     "matched",
     "kernel/ahead %",
     "BPF us/pkt",
+    "gate us/pkt",
 ];
 
 /// One line per row: medians over the rounds.
@@ -63,6 +64,7 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
         matched(figures),
         figures.kernel.map_or_else(dash, |it| format!("{:.1} / {:.1}", it.sent_percent, it.ahead_percent)),
         figures.kernel.map_or_else(dash, |it| format!("{:.1}", it.bpf_ns_per_packet / 1e3)),
+        figures.gate_ns_per_packet.map_or_else(dash, |ns| format!("{:.2}", ns / 1e3)),
     ]
 }
 
