@@ -44,6 +44,16 @@ ffmpeg                          ffmpeg
 NEEDS
 }
 
+# The same with the least version that is of use, where the distribution has it: for the gate's example in C, whose
+# test is skipped elsewhere.
+wants() {
+    cat <<'WANTS'
+/usr/include/ngtcp2/ngtcp2.h                libngtcp2-dev               0.12
+/usr/include/ngtcp2/ngtcp2_crypto_gnutls.h  libngtcp2-crypto-gnutls-dev 0.12
+/usr/include/gnutls/gnutls.h                libgnutls28-dev             3.7
+WANTS
+}
+
 # What scripts/kernels.sh wants beyond that.
 needs_kernels() {
     cat <<'NEEDS'
@@ -81,6 +91,19 @@ missing_packages() {
     done < <(needs; case $group in kernels | pictures) "needs_$group" ;; esac)
 }
 
+# The version of package $1 that apt would install.
+candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9][^+~-]*\).*/\1/p'; }
+
+# Of what is wanted, that which can be had.
+wanted_packages() {
+    local proof package least
+    while read -r proof package least; do
+        is_there "$proof" && continue
+        [ -n "$(candidate "$package")" ] || apt_update >&2
+        at_least "$(candidate "$package")" "$least" && echo "$package"
+    done < <(wants)
+}
+
 # The clang that the distribution has: the tested version if there, else its newest that is new enough.
 packaged_clang() {
     apt-cache search --names-only '^clang-[0-9]+$' | sed -n 's/^clang-\([0-9]*\) .*/\1/p' | sort -n |
@@ -102,14 +125,18 @@ add_llvm_archive() {
 }
 
 setup_packages() {
-    local missing=()
+    local missing=() wanted=()
     mapfile -t missing < <(missing_packages)
+    if can_install; then
+        [ ${#missing[@]} -eq 0 ] || apt_update
+        mapfile -t wanted < <(wanted_packages)
+        missing+=("${wanted[@]}")
+    fi
     [ ${#missing[@]} -gt 0 ] || return 0
     if ! can_install; then
         say "SKIP: not root, cannot install: ${missing[*]}"
         return 0
     fi
-    apt_update
     say "installing: ${missing[*]}"
     apt_get install "${missing[@]}" >/dev/null || die "apt-get could not install: ${missing[*]}"
 }
@@ -155,9 +182,6 @@ rust_is_new_enough() {
     at_least "$version" "$(rust_minimum)" && have cargo && cargo fmt --version >/dev/null 2>&1 &&
         cargo clippy --version >/dev/null 2>&1
 }
-
-# The version of package $1 that apt would install.
-candidate() { apt-cache policy "$1" 2>/dev/null | sed -n 's/^ *Candidate: \([0-9][^+~-]*\).*/\1/p'; }
 
 # Puts a Rust or a rustup in place where there is neither: the distribution's if it is new enough, else rustup's
 # installer. An older Rust of the distribution stays where it is: rustup's comes first in PATH.
