@@ -217,6 +217,7 @@ impl Gate {
     pub fn watch(&self, ifindex: i32) -> Result<(), Error> {
         let object = lock(&self.object);
         let mut watches = lock(&self.watches);
+        watches.retain(|(_, attachment)| attachment.is_in_place());
         if watches.iter().any(|(watched, _)| *watched == ifindex) {
             return Ok(());
         }
@@ -224,6 +225,24 @@ impl Gate {
         let attachment = tc::Attachment::new(&program, ifindex, Hook::Egress, Position::Last, None)?;
         watches.push((ifindex, attachment));
         Ok(())
+    }
+
+    /// Whether it still decides there: somebody may have detached it, or the interface may be gone.
+    pub fn is_attached(&self, ifindex: i32) -> bool {
+        lock(&self.attachments)
+            .iter()
+            .any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
+    }
+
+    /// Whether it still [watches](Self::watch) there.
+    pub fn is_watching(&self, ifindex: i32) -> bool {
+        lock(&self.watches).iter().any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
+    }
+
+    /// Neither decides nor watches any more there.
+    pub fn detach_from(&self, ifindex: i32) {
+        lock(&self.attachments).retain(|(index, _)| *index != ifindex);
+        lock(&self.watches).retain(|(index, _)| *index != ifindex);
     }
 
     /// Detaches from every interface. What is known of connections stays.

@@ -8,10 +8,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::ProgramMut;
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use nix::libc;
 
 use crate::Error;
-use crate::raw::{detach, owned};
+use crate::raw::{check, detach, owned};
 
 /// Where in the way of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,6 +65,19 @@ impl Attachment {
     pub fn mode(&self) -> Mode {
         self.mode
     }
+
+    /// Whether the program is still on an interface: somebody else may have detached it, and an interface takes it
+    /// along when it goes.
+    pub fn is_in_place(&self) -> bool {
+        let mut info = libbpf_sys::bpf_link_info::default();
+        let mut bytes = size_of_val(&info) as u32;
+        // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says and outlives the call.
+        let error = unsafe {
+            libbpf_sys::bpf_link_get_info_by_fd(self.link.as_raw_fd(), &raw mut info, &raw mut bytes)
+        };
+        // SAFETY: the link is of an XDP program, so that member was filled in.
+        error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
+    }
 }
 
 /// What drivers say that have no XDP, or not for this size of packets.
@@ -76,6 +90,25 @@ impl Drop for Attachment {
         // An interface that is gone took the link along, so there is nothing to report.
         let _ = detach(&self.link);
     }
+}
+
+/// Detaches the program that a link has put onto an interface of the calling thread's network namespace, whoever made
+/// it, as `bpftool link detach` does. Returns how many links there were.
+pub fn detach_all(ifindex: i32) -> io::Result<usize> {
+    let mut program = 0;
+    // SAFETY: `program` outlives the call.
+    check(unsafe { libbpf_sys::bpf_xdp_query_id(ifindex, 0, &raw mut program) })?;
+    // Other namespaces have interfaces with the same index, but other programs.
+    let is_there = |info: &LinkInfo| {
+        let LinkTypeInfo::Xdp(xdp) = &info.info else { return false };
+        info.prog_id == program && xdp.ifindex == ifindex.cast_unsigned()
+    };
+    let links: Vec<u32> = LinkInfoIter::default().filter(is_there).map(|info| info.id).collect();
+    for id in &links {
+        // SAFETY: no pointers are passed; the call makes the descriptor.
+        detach(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(*id)) }?)?;
+    }
+    Ok(links.len())
 }
 
 fn link(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedFd> {

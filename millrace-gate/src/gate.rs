@@ -17,15 +17,18 @@ use millrace_bpf::{
     },
     xdp::Mode,
 };
-use nix::{
-    net::if_::if_nametoindex,
-    sys::signal::{SigSet, SigmaskHow},
+use nix::sys::signal::{SigSet, SigmaskHow};
+
+use crate::{
+    Error, Policy, Scope,
+    interfaces::{Interface, Interfaces},
+    policy::TokenKeys,
 };
 
-use crate::{Error, Policy, Scope, policy::TokenKeys};
-
-/// How often idle connections are looked for, and the clock is.
-const UPKEEP: Duration = Duration::from_secs(1);
+/// How often interfaces are looked at.
+const LOOK: Duration = Duration::from_millis(500);
+/// Looks from one upkeep to the next: idle connections are forgotten, the clock is followed.
+const LOOKS_PER_UPKEEP: u32 = 2;
 
 /// A loaded gate. It decides about what arrives on the interfaces that it is [attached](Self::attach) to, until it
 /// is dropped.
@@ -36,19 +39,11 @@ pub struct Gate {
     upkeep: Option<JoinHandle<()>>,
 }
 
-/// An interface that the gate is attached to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attached {
-    pub interface: String,
-    /// Never [`Mode::Auto`].
-    pub mode: Mode,
-}
-
 pub(crate) struct Inner {
     kernel: kernel::Gate,
     load: Config,
     /// Held while interfaces or rules change, so that answers are watched wherever rules want it.
-    attached: Mutex<Vec<(i32, Attached)>>,
+    interfaces: Mutex<Interfaces>,
     /// As they are in the kernel; `None`: its own.
     token_keys: Mutex<Option<TokenKeys>>,
     /// Of the latest upkeep.
@@ -61,7 +56,7 @@ impl Gate {
         let inner = Arc::new(Inner {
             kernel: kernel::Gate::load(&policy.load)?,
             load: policy.load.clone(),
-            attached: Mutex::default(),
+            interfaces: Mutex::default(),
             token_keys: Mutex::default(),
             trouble: Mutex::default(),
         });
@@ -69,9 +64,13 @@ impl Gate {
         let (stop, stopped) = channel::<()>();
         let kept = inner.clone();
         let keep = move || {
-            while stopped.recv_timeout(UPKEEP) == Err(RecvTimeoutError::Timeout) {
-                let trouble = kept.kernel.maintain().err().map(|error| error.to_string());
-                *lock(&kept.trouble) = trouble;
+            let mut looks = 0;
+            while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                kept.look();
+                looks = (looks + 1) % LOOKS_PER_UPKEEP;
+                if looks == 0 {
+                    kept.maintain();
+                }
             }
         };
         let upkeep = without_signals(|| std::thread::Builder::new().name("gate upkeep".into()).spawn(keep))
@@ -79,21 +78,27 @@ impl Gate {
         Ok(Self { inner, stop: Some(stop), upkeep: Some(upkeep) })
     }
 
-    /// Decides about what arrives on an interface of the calling thread's network namespace from now on. Returns how
-    /// it is attached.
+    /// Decides about what arrives on an interface of the calling thread's network namespace from now on, also when it
+    /// is made anew under the same name. Returns how it is attached.
     pub fn attach(&self, interface: &str, mode: Mode) -> Result<Mode, Error> {
         self.inner.attach(interface, mode)
     }
 
     /// Detaches from all interfaces. Connections and counts stay known.
     pub fn detach(&self) {
-        let mut attached = lock(&self.inner.attached);
+        let mut interfaces = lock(&self.inner.interfaces);
+        interfaces.clear();
         self.inner.kernel.detach();
-        attached.clear();
     }
 
-    pub fn attached(&self) -> Vec<Attached> {
-        lock(&self.inner.attached).iter().map(|(_, attached)| attached.clone()).collect()
+    /// Detaches from one interface.
+    pub fn detach_from(&self, interface: &str) {
+        lock(&self.inner.interfaces).remove(&self.inner.kernel, interface);
+    }
+
+    /// The interfaces that it is to be attached to, as they were half a second ago.
+    pub fn interfaces(&self) -> Vec<Interface> {
+        lock(&self.inner.interfaces).list()
     }
 
     /// Replaces the policy as a whole, or changes nothing. Connections and counts of scopes that keep their name
@@ -165,27 +170,27 @@ impl Drop for Gate {
 
 impl Inner {
     fn attach(&self, interface: &str, mode: Mode) -> Result<Mode, Error> {
-        let index = if_nametoindex(interface)
-            .map_err(|source| Error::Interface { name: interface.to_owned(), source })?;
-        let index = i32::try_from(index)
-            .map_err(|_| Error::Interface { name: interface.to_owned(), source: nix::Error::ERANGE })?;
-        let mut attached = lock(&self.attached);
-        // First: a connection whose answers were missed is not known.
-        if wants_watch(&self.kernel.rules()) {
-            self.kernel.watch(index)?;
-        }
-        let mode = self.kernel.attach(index, mode)?;
-        attached.push((index, Attached { interface: interface.to_owned(), mode }));
-        Ok(mode)
+        let mut interfaces = lock(&self.interfaces);
+        interfaces.add(&self.kernel, interface, mode, wants_watch(&self.kernel.rules()))
+    }
+
+    fn look(&self) {
+        let mut interfaces = lock(&self.interfaces);
+        interfaces.look(&self.kernel, wants_watch(&self.kernel.rules()));
+    }
+
+    fn maintain(&self) {
+        let trouble = self.kernel.maintain().err().map(|error| error.to_string());
+        *lock(&self.trouble) = trouble;
     }
 
     fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
         if policy.load != self.load {
             return Err(Error::Load);
         }
-        let attached = lock(&self.attached);
+        let interfaces = lock(&self.interfaces);
         if wants_watch(&policy.rules) {
-            attached.iter().try_for_each(|(index, _)| self.kernel.watch(*index))?;
+            interfaces.watch(&self.kernel)?;
         }
         self.kernel.apply(&policy.rules)?;
         match &policy.token_keys {

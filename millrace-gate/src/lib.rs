@@ -29,14 +29,16 @@
 mod ffi;
 mod gate;
 pub mod hex;
+mod interfaces;
 pub mod policy;
 mod scope;
 
-pub use gate::{Attached, Gate};
+pub use gate::Gate;
+pub use interfaces::Interface;
 pub use millrace_bpf::{
     gate::{
-        Client, Counter, Entry, Event, ParseError, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics,
-        Statistics, rules, token,
+        Client, Config, Counter, Entry, Event, ParseError, Pass, Prefix, Reason, Rule, Sample,
+        ScopeStatistics, Statistics, rules, token,
     },
     xdp::Mode,
 };
@@ -48,6 +50,10 @@ pub use scope::{Connection, Scope};
 pub enum Error {
     #[error("there is no interface {name}: {source}")]
     Interface { name: String, source: nix::Error },
+    #[error("interface {name}: {source}")]
+    Attach { name: String, source: millrace_bpf::Error },
+    #[error("the network namespace of interfaces cannot be entered: {0}")]
+    Namespace(std::io::Error),
     #[error("there is no scope \"{0}\"")]
     NoScope(String),
     #[error(

@@ -14,8 +14,15 @@ pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; cha
 
 /// The text of one scrape: families whose names begin with `prefix`.
 pub fn encode(prefix: &str, families: impl Collector) -> Result<String, fmt::Error> {
-    let mut registry = Registry::with_prefix(prefix);
-    registry.register_collector(Box::new(families));
+    encode_all(vec![(prefix, Box::new(families))])
+}
+
+/// The same of several groups, each with its prefix.
+pub fn encode_all(groups: Vec<(&str, Box<dyn Collector>)>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::default();
+    for (prefix, families) in groups {
+        registry.sub_registry_with_prefix(prefix).register_collector(families);
+    }
     let mut text = String::new();
     text::encode(&mut text, &registry)?;
     Ok(text)

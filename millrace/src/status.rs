@@ -102,6 +102,9 @@ fn render(status: &Status, before: Option<&Status>) -> String {
     }
     outcomes(&mut out, "RECEIVED", &status.engine.received);
     outcomes(&mut out, "COPIES", &status.engine.copies);
+    if !status.gate.refused.is_empty() {
+        outcomes(&mut out, "REFUSED BY GATE", &Some(status.gate.refused.clone()));
+    }
     if !status.tracks.is_empty() {
         let head = ["TRACK", "ALIAS", "PUBLISHERS", "SUBSCRIBERS", "GROUPS", "OBJECTS", "CACHED", "LARGEST"];
         table(&mut out, &head, status.tracks.iter().map(track_row));
@@ -120,9 +123,10 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
     let listen: Vec<_> = status.listen.iter().map(SocketAddr::to_string).collect();
     let _ = writeln!(out, "millrace {}, {state} on {}", status.version, listen.join(", "));
     let _ = writeln!(out, "up {}, engine {}: {}", span(status.uptime_s), engine.name, engine.reason);
-    if status.gate.on || status.gate.reason.starts_with("auto") {
-        let refused: u64 = status.gate.refused.values().sum();
-        let _ = writeln!(out, "gate {}, {refused} packets refused", status.gate.reason);
+    let refused: u64 = status.gate.refused.values().sum();
+    match status.gate.on || refused > 0 {
+        true => drop(writeln!(out, "gate {}, {refused} packets refused", status.gate.reason)),
+        false => drop(writeln!(out, "no gate: {}", status.gate.reason)),
     }
     let _ = writeln!(
         out,

@@ -14,8 +14,13 @@ use std::{
     time::Duration,
 };
 
-use millrace::{gate::status::Status, status::fetch};
+use millrace::{
+    gate::status::{Interface, Status},
+    status::fetch,
+};
+use millrace_bpf::xdp;
 use nix::{
+    net::if_::if_nametoindex,
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -221,6 +226,81 @@ async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
     assert!(site.path("gate.sock").exists());
     let gate = Gate::start(&site, &["--port", &port, "--http=off"]);
     assert_eq!(gate.connections(), 0);
+}
+
+/// Whatever happens to the interface, it is guarded again, and the gate says what has happened.
+#[tokio::test(flavor = "multi_thread")]
+async fn interfaces_that_go_and_come_back_are_guarded_again() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("back", &policy(1));
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=127.0.0.1:9999"]);
+    let _server = serve(&site);
+    let interface = || gate.status().interfaces.remove(0);
+    let until = |what: &str, is_so: &dyn Fn(&Interface) -> bool| {
+        wait_for(what, || is_so(&interface()).then_some(()));
+    };
+    let health = || {
+        let http = "127.0.0.1:9999".parse().unwrap();
+        inside(&site.server, || fetch(http, "/healthz").unwrap())
+    };
+    let well = interface();
+    assert_eq!((well.mode.as_str(), well.attached, well.reattached), ("native", true, 0));
+
+    // Down and up, it stays where it is.
+    site.ip_link(&["set", "eth", "down"]);
+    site.ip_link(&["set", "eth", "up"]);
+    assert!(site.is_guarded());
+
+    // Under another name, too.
+    let rename = |from: &str, to: &str| {
+        site.ip_link(&["set", from, "down"]);
+        site.ip_link(&["set", from, "name", to]);
+        site.ip_link(&["set", to, "up"]);
+    };
+    rename("eth", "other");
+    until("word of the new name", &|it| {
+        it.trouble.as_ref().is_some_and(|it| it.contains("is called other now"))
+    });
+    assert!(interface().attached);
+    assert_eq!(health().0, 503);
+    rename("other", "eth");
+    until("the old name", &|it| *it == well);
+    assert!(site.is_guarded());
+
+    // Another one has the name: that is the one that is guarded.
+    rename("eth", "other");
+    site.ip_link(&["add", "eth", "type", "veth", "peer", "name", "end"]);
+    until("the other one guarded", &|it| it.reattached == 1 && it.trouble.is_none());
+    assert!(site.is_guarded() && !site.has_xdp("other"));
+
+    // Gone, and made anew.
+    site.ip_link(&["del", "eth"]);
+    site.ip_link(&["del", "other"]);
+    until("word of its end", &|it| it.trouble.as_deref() == Some("the interface is gone"));
+    assert!(!interface().attached && gate.logged("not guarding"));
+    assert!(gate.succeed(&["status"]).contains("guards nothing"));
+    assert_eq!(health(), (503, "interface eth: the interface is gone\n".to_owned()));
+    site.link();
+    until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 2);
+    assert!(site.is_guarded() && gate.logged("guarding again"));
+
+    // Detached by somebody.
+    let index = || if_nametoindex("eth").unwrap().cast_signed();
+    assert_eq!(inside(&site.server, || xdp::detach_all(index()).unwrap()), 1);
+    until("it guarded again", &|it| it.attached && it.trouble.is_none() && it.reattached == 3);
+    assert!(site.is_guarded());
+
+    // It does its work there, answers are watched, and its metrics say what has been.
+    let first = site.connect(LONG).await.unwrap();
+    hello(&first).await;
+    assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
+    let metrics = inside(&site.server, || fetch("127.0.0.1:9999".parse().unwrap(), "/metrics").unwrap().1);
+    assert!(metrics.contains(r#"millrace_gate_reattached_total{interface="eth"} 3"#), "{metrics}");
+    assert_eq!(health().0, 200);
+    assert_eq!(gate.end(Signal::SIGTERM), Some(0));
+    assert!(!site.is_guarded());
 }
 
 /// An Initial that would open a connection of its own (RFC 9000, section 17.2.2).

@@ -121,6 +121,8 @@ pub enum Live {
     /// The gate watches what the server answers ([`Gate::watch`](super::Gate::watch)) and forgets a connection that has
     /// been idle for so long, which should be the server's idle time-out.
     Tracked { idle: Duration },
+    /// It does not, and looks at no answers: only for rules that object to what no live connection sends.
+    Unknown,
 }
 
 /// Who counts the connections of clients, for [`Rule::Quota`] and to tell known clients from unknown ones.
@@ -300,6 +302,8 @@ impl Modes {
 
 impl Policy {
     pub(super) fn encode(&self, scope: &str) -> Result<intf::Policy, Error> {
+        use Rule::{ClientBytes, ClientInitials, ClientPackets, LiveBytes, LivePackets};
+        use Rule::{UnknownBytes, UnknownInitials, UnknownPackets};
         let value = |what| Error::Value { scope: scope.to_owned(), what };
         let is_on = |rule| self.modes.get(rule) != Mode::Off;
         let unset = |rule, what| Error::Unset { scope: scope.to_owned(), rule, what };
@@ -324,15 +328,21 @@ impl Policy {
             Live::Published { .. } => return Err(value("published connection IDs have 1 to 20 bytes")),
             Live::Tracked { idle } if idle.is_zero() => return Err(value("the idle time is zero")),
             Live::Tracked { idle } => (intf::TRACK, 0, idle),
+            Live::Unknown => (0, 0, Duration::ZERO),
         };
+        const TOUCH_LIVE: [Rule; 6] =
+            [LivePackets, LiveBytes, UnknownPackets, UnknownBytes, ClientPackets, ClientBytes];
+        if self.live == Live::Unknown && TOUCH_LIVE.into_iter().any(is_on) {
+            return Err(value("rules on packets and bytes need live connections to be known"));
+        }
         let counts = match (self.counting, tracks) {
             (Counting::Application, _) => 0,
             (Counting::Gate, 0) => {
-                return Err(value("the gate only counts connections that it tracks, not published ones"));
+                return Err(value("the gate only counts connections that it tracks"));
             }
             (Counting::Gate, _) => intf::COUNT,
         };
-        if is_on(Rule::UnknownId) && tracks != 0 {
+        if is_on(Rule::UnknownId) && id_bytes == 0 {
             return Err(value("rule unknown_id needs published connection IDs"));
         }
         if is_on(Rule::Version) && self.versions.is_empty() {
@@ -344,8 +354,6 @@ impl Policy {
         limit("reflectors", self.reflectors.len(), ports.len())?;
         versions.iter_mut().zip(&self.versions).for_each(|(to, version)| *to = version.to_be_bytes());
         ports.iter_mut().zip(&self.reflectors).for_each(|(to, port)| *to = port.to_be_bytes());
-        use Rule::{ClientBytes, ClientInitials, ClientPackets, LiveBytes, LivePackets};
-        use Rule::{UnknownBytes, UnknownInitials, UnknownPackets};
         Ok(intf::Policy {
             modes: self.modes.encode(),
             flags: tracks | counts | if self.answer_versions { intf::ANSWER_VERSIONS } else { 0 },

@@ -54,7 +54,8 @@ fn live(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy)
         Some((place, live)) => match live.as_str() {
             "tracked" => tracked(reader, idle, id_bytes, policy),
             "published" => published(reader, &place, idle, id_bytes, policy),
-            _ => reader.problem(&place, "is \"tracked\" or \"published\""),
+            "unknown" => unknown(reader, idle, id_bytes, policy),
+            _ => reader.problem(&place, "is \"tracked\", \"published\" or \"unknown\""),
         },
     }
     match reader.take_at::<String>(section, "count") {
@@ -100,6 +101,19 @@ fn published(
     }
     if let Some((place, _)) = idle {
         reader.problem(&place, "means nothing for published IDs: they are live until they are retired");
+    }
+}
+
+fn unknown(
+    reader: &mut Reader<'_>,
+    idle: Option<(Place, Duration)>,
+    id_bytes: Option<(Place, u8)>,
+    policy: &mut Policy,
+) {
+    policy.live = Live::Unknown;
+    policy.counting = Counting::Application;
+    for place in idle.map(|(place, _)| place).into_iter().chain(id_bytes.map(|(place, _)| place)) {
+        reader.problem(&place, "means nothing where live connections are not known");
     }
 }
 

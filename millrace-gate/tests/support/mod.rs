@@ -60,13 +60,6 @@ impl Site {
         let [server, clients] = ["s", "c"].map(|role| format!("gate-{id}-{name}-{role}"));
         ip(&["netns", "add", &server]);
         ip(&["netns", "add", &clients]);
-        ip(&["-n", &server, "link", "add", "eth", "type", "veth", "peer", "name", "eth", "netns", &clients]);
-        for (namespace, host) in [(&server, "1"), (&clients, "2")] {
-            ip(&["-n", namespace, "addr", "add", &format!("10.97.0.{host}/24"), "dev", "eth"]);
-            ip(&["-n", namespace, "addr", "add", &format!("fd97::{host}/64"), "dev", "eth", "nodad"]);
-            ip(&["-n", namespace, "link", "set", "eth", "up"]);
-            ip(&["-n", namespace, "link", "set", "lo", "up"]);
-        }
         let dir = tempfile::tempdir().unwrap();
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let certificate = CertificateDer::from_pem_slice(made.cert.pem().as_bytes()).unwrap();
@@ -77,7 +70,26 @@ impl Site {
         ] {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
-        Self { server, clients, dir, certificate }
+        let site = Self { server, clients, dir, certificate };
+        site.link();
+        site
+    }
+
+    /// Makes the interfaces, which must not be there.
+    pub fn link(&self) {
+        let Self { server, clients, .. } = self;
+        ip(&["-n", server, "link", "add", "eth", "type", "veth", "peer", "name", "eth", "netns", clients]);
+        for (namespace, host) in [(server, "1"), (clients, "2")] {
+            ip(&["-n", namespace, "addr", "add", &format!("10.97.0.{host}/24"), "dev", "eth"]);
+            ip(&["-n", namespace, "addr", "add", &format!("fd97::{host}/64"), "dev", "eth", "nodad"]);
+            ip(&["-n", namespace, "link", "set", "eth", "up"]);
+            ip(&["-n", namespace, "link", "set", "lo", "up"]);
+        }
+    }
+
+    /// `ip link` on the server's side.
+    pub fn ip_link(&self, arguments: &[&str]) {
+        ip(&[&["-n", &self.server, "link"], arguments].concat());
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -109,7 +121,12 @@ impl Site {
 
     /// Whether there is an XDP program on the server's interface.
     pub fn is_guarded(&self) -> bool {
-        said(Command::new("ip").args(["-d", "-n", &self.server, "link", "show", "dev", "eth"]))
+        self.has_xdp("eth")
+    }
+
+    /// The same of any interface there.
+    pub fn has_xdp(&self, interface: &str) -> bool {
+        said(Command::new("ip").args(["-d", "-n", &self.server, "link", "show", "dev", interface]))
             .contains("xdp")
     }
 

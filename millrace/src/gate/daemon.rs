@@ -1,10 +1,6 @@
 //! A gate that runs: policy, socket, metrics, samples, signals.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::Context as _;
 use axum::{
@@ -15,20 +11,17 @@ use axum::{
     routing::get,
 };
 use millrace_gate::{Gate, Mode, Policy};
-use nix::net::if_::if_nametoindex;
 use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use super::{
     control::Socket,
     metrics,
-    status::{self, Recent, Refusal, Status},
+    status::{self, Recent, Status, trouble},
+    watch::{self, Watch},
 };
 use crate::{openmetrics::CONTENT_TYPE, relay::http};
-
-/// How often samples are logged, and interfaces looked at.
-const TICK: Duration = Duration::from_millis(250);
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]
@@ -67,8 +60,6 @@ pub(super) struct Daemon {
     dry_run: bool,
     /// Of the policy in force.
     text: Mutex<String>,
-    /// Attached, with the index that each had.
-    interfaces: Vec<(String, u32)>,
     recent: Mutex<Recent>,
     since: Instant,
 }
@@ -88,17 +79,17 @@ pub(super) async fn run(setup: Setup) -> anyhow::Result<()> {
         }
         None => None,
     };
-    for attached in daemon.gate.attached() {
-        info!(interface = attached.interface, mode = %attached.mode, dry_run = daemon.dry_run, "guarding");
+    if daemon.dry_run {
+        info!("dry run: nothing is refused");
     }
-    let mut ticks = tokio::time::interval(TICK);
-    let mut trouble = Vec::new();
+    let mut ticks = tokio::time::interval(watch::TICK);
+    let mut watch = Watch::default();
     let serve = socket.serve(daemon.clone());
     tokio::pin!(serve);
     loop {
         tokio::select! {
             never = &mut serve => match never {},
-            _ = ticks.tick() => daemon.tick(&mut trouble),
+            _ = ticks.tick() => watch.tick(&daemon.gate).into_iter().for_each(|it| daemon.recent.lock().push(it)),
             _ = hangup.recv() => {
                 if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
                     error!("the new policy is not usable, the old one stays: {error:#}");
@@ -118,17 +109,14 @@ impl Daemon {
         let (policy, text) = setup.source.read()?;
         let policy = if setup.dry_run { policy.dry_run() } else { policy };
         let gate = Gate::new(&policy)?;
-        let mut interfaces = Vec::new();
         for name in &setup.interfaces {
-            gate.attach(name, setup.mode).with_context(|| name.clone())?;
-            interfaces.push((name.clone(), if_nametoindex(name.as_str()).with_context(|| name.clone())?));
+            gate.attach(name, setup.mode)?;
         }
         Ok(Self {
             gate,
             source: setup.source.clone(),
             dry_run: setup.dry_run,
             text: Mutex::new(text),
-            interfaces,
             recent: Mutex::default(),
             since: Instant::now(),
         })
@@ -159,38 +147,10 @@ impl Daemon {
             uptime_s: self.since.elapsed().as_secs_f64(),
             dry_run: self.dry_run,
             policy,
-            trouble: self.trouble(),
             recent: self.recent.lock().all(),
             ..status::of(&self.gate)?
         })
     }
-
-    fn trouble(&self) -> Vec<String> {
-        let gone = self.interfaces.iter().filter(|(name, index)| if_nametoindex(name.as_str()) != Ok(*index));
-        let gone =
-            gone.map(|(name, _)| format!("interface {name} is not the one any more that was attached to"));
-        gone.chain(self.gate.trouble()).collect()
-    }
-
-    fn tick(&self, before: &mut Vec<String>) {
-        match self.gate.drain_samples() {
-            Ok(samples) => samples.iter().map(Refusal::new).for_each(|refusal| {
-                log(&refusal);
-                self.recent.lock().push(refusal);
-            }),
-            Err(error) => warn!(%error, "samples"),
-        }
-        let now = self.trouble();
-        now.iter().filter(|trouble| !before.contains(trouble)).for_each(|trouble| error!("{trouble}"));
-        *before = now;
-    }
-}
-
-fn log(refusal: &Refusal) {
-    let Refusal { scope, source, destination, bytes, .. } = refusal;
-    let rule = refusal.rules.join(",");
-    let what = if refusal.refused { "refused" } else { "would refuse" };
-    info!(target: "millrace::gate::sample", rule, scope, %source, %destination, bytes, "{what}");
 }
 
 fn router(daemon: Arc<Daemon>) -> Router {
@@ -202,7 +162,7 @@ fn router(daemon: Arc<Daemon>) -> Router {
 }
 
 async fn healthz(State(daemon): State<Arc<Daemon>>) -> (StatusCode, String) {
-    match daemon.trouble().as_slice() {
+    match trouble(&daemon.gate).as_slice() {
         [] => (StatusCode::OK, "ok\n".to_owned()),
         trouble => (StatusCode::SERVICE_UNAVAILABLE, trouble.join("\n") + "\n"),
     }

@@ -12,9 +12,16 @@ use prometheus_client::{
 use super::status::{Scope, Status};
 use crate::openmetrics::{self, Out};
 
+const PREFIX: &str = "millrace_gate";
+
 /// The text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    openmetrics::encode("millrace_gate", Snapshot(status))
+    openmetrics::encode(PREFIX, Snapshot(status))
+}
+
+/// For those who have other metrics, too.
+pub(crate) fn group(status: Status) -> (&'static str, Box<dyn Collector>) {
+    (PREFIX, Box::new(Snapshot(status)))
 }
 
 #[derive(Debug)]
@@ -44,7 +51,13 @@ impl Collector for Snapshot {
         out.labelled("interfaces", "Interfaces that are guarded", MetricType::Gauge, |family| {
             interfaces.iter().try_for_each(|interface| {
                 let labels = [("interface", interface.name.as_str()), ("mode", interface.mode.as_str())];
-                ConstGauge::new(1i64).encode(family.encode_family(&labels)?)
+                ConstGauge::new(i64::from(interface.attached)).encode(family.encode_family(&labels)?)
+            })
+        })?;
+        out.labelled("reattached", "Times that it was attached again", MetricType::Counter, |family| {
+            interfaces.iter().try_for_each(|interface| {
+                let labels = [("interface", interface.name.as_str())];
+                ConstCounter::new(interface.reattached).encode(family.encode_family(&labels)?)
             })
         })
     }
@@ -122,7 +135,16 @@ mod tests {
             uptime_s: 2.5,
             scopes: vec![scope],
             events: [("token_invalid".to_owned(), 4)].into(),
-            interfaces: vec![Interface { name: "eth0".into(), mode: "native".into() }],
+            interfaces: vec![
+                Interface {
+                    name: "eth0".into(),
+                    mode: "native".into(),
+                    attached: true,
+                    reattached: 2,
+                    ..Interface::default()
+                },
+                Interface { name: "eth1".into(), mode: "generic".into(), ..Interface::default() },
+            ],
             ..Status::default()
         })
         .unwrap();
@@ -136,6 +158,8 @@ mod tests {
             r#"millrace_gate_clients{scope="web"} 2"#,
             r#"millrace_gate_connections{scope="web"} 5"#,
             r#"millrace_gate_interfaces{interface="eth0",mode="native"} 1"#,
+            r#"millrace_gate_interfaces{interface="eth1",mode="generic"} 0"#,
+            r#"millrace_gate_reattached_total{interface="eth0"} 2"#,
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

@@ -34,8 +34,13 @@ pub struct Status {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
     pub name: String,
-    /// `native` or `generic`.
+    /// `native` or `generic`: how the gate is attached, or was.
     pub mode: String,
+    pub attached: bool,
+    /// Why it is not, or what is not as it was; none: nothing.
+    pub trouble: Option<String>,
+    /// Times that it was attached again.
+    pub reattached: u64,
 }
 
 /// Counts since the gate was started.
@@ -129,7 +134,7 @@ impl Recent {
 }
 
 /// What the gate knows; the rest is the daemon's.
-pub(super) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
+pub(crate) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
     let statistics = gate.statistics()?;
     let rules = gate.rules();
     let scopes = statistics.scopes.iter().map(|scope| Scope::new(gate, &rules, scope));
@@ -141,15 +146,29 @@ pub(super) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
             Entry::Allow => "allow".to_owned(),
         },
     });
-    let attached = gate.attached().into_iter();
     Ok(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        interfaces: attached.map(|it| Interface { name: it.interface, mode: it.mode.to_string() }).collect(),
+        interfaces: gate.interfaces().into_iter().map(Interface::from).collect(),
+        trouble: trouble(gate),
         scopes: scopes.collect(),
         events: Event::ALL.map(|event| (event.name().to_owned(), statistics.event(event))).into(),
         listed: listed.collect(),
         ..Status::default()
     })
+}
+
+/// What keeps the gate from doing its work.
+pub(super) fn trouble(gate: &Gate) -> Vec<String> {
+    let interfaces = gate.interfaces().into_iter();
+    let interfaces = interfaces.filter_map(|it| Some(format!("interface {}: {}", it.name, it.trouble?)));
+    interfaces.chain(gate.trouble()).collect()
+}
+
+impl From<millrace_gate::Interface> for Interface {
+    fn from(it: millrace_gate::Interface) -> Self {
+        let millrace_gate::Interface { name, mode, attached, trouble, reattached } = it;
+        Self { name, mode: mode.to_string(), attached, trouble, reattached }
+    }
 }
 
 impl Scope {

@@ -43,8 +43,9 @@ pub(super) fn render(status: &Status, before: Option<&Status>) -> String {
 }
 
 fn summary(out: &mut String, status: &Status) {
-    let interfaces: Vec<_> =
-        status.interfaces.iter().map(|it| format!("{} ({})", it.name, it.mode)).collect();
+    let attached = status.interfaces.iter().filter(|it| it.attached);
+    let interfaces: Vec<_> = attached.map(|it| format!("{} ({})", it.name, it.mode)).collect();
+    let interfaces = if interfaces.is_empty() { vec!["nothing".to_owned()] } else { interfaces };
     let dry = if status.dry_run { ", dry run: nothing is refused" } else { "" };
     let _ = writeln!(out, "millrace {} guards {}{dry}", status.version, interfaces.join(", "));
     let policy = if status.policy.is_empty() { "flags" } else { &status.policy };
@@ -126,7 +127,12 @@ mod tests {
         let status = |uptime_s, packets| Status {
             version: "1.2.3".into(),
             uptime_s,
-            interfaces: vec![Interface { name: "eth0".into(), mode: "native".into() }],
+            interfaces: vec![Interface {
+                name: "eth0".into(),
+                mode: "native".into(),
+                attached: true,
+                ..Interface::default()
+            }],
             scopes: vec![Scope {
                 name: "web".into(),
                 clients: 2,

@@ -107,6 +107,8 @@ impl Default for Config {
 pub enum BindError {
     #[error("cannot listen on {addr}: {source}")]
     Socket { addr: SocketAddr, source: io::Error },
+    #[error("a socket has no address: {0}")]
+    Address(#[source] io::Error),
     #[error("the TLS configuration is not usable: {0}")]
     Tls(#[from] rustls::Error),
     #[error("the idle timeout of {0:?} is too long for QUIC")]
@@ -153,6 +155,11 @@ pub(super) struct Inner {
 impl Endpoint {
     /// Binds `addr` (an IPv6 address for IPv6 only) and starts to work, within a tokio runtime.
     pub fn bind(addr: SocketAddr, config: Config) -> Result<Self, BindError> {
+        Self::on(bind_socket(addr)?, config)
+    }
+
+    /// Starts to work on a socket that [`bind_socket`] made.
+    pub fn on(socket: UdpSocket, config: Config) -> Result<Self, BindError> {
         if IdleTimeout::try_from(config.idle_timeout).is_err() {
             return Err(BindError::IdleTimeout(config.idle_timeout));
         }
@@ -170,9 +177,8 @@ impl Endpoint {
             .map_err(|_| BindError::NoSuite)?;
         let server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
 
-        let failed = |source| BindError::Socket { addr, source };
-        let socket = bind_socket(addr).map_err(failed)?;
-        let local_addr = socket.local_addr().map_err(failed)?;
+        let local_addr = socket.local_addr().map_err(BindError::Address)?;
+        let failed = |source| BindError::Socket { addr: local_addr, source };
         let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
@@ -338,7 +344,12 @@ impl Inner {
     }
 }
 
-fn bind_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
+/// A socket for an endpoint; with an IPv6 address for IPv6 only.
+pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
+    make_socket(addr).map_err(|source| BindError::Socket { addr, source })
+}
+
+fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
     if addr.is_ipv6() {
         // So that 0.0.0.0 and [::] can both be listened on.

@@ -22,6 +22,6 @@ mod tap;
 pub mod tls;
 
 pub use connection::{Connection, Incoming};
-pub use endpoint::{AcceptError, BindError, Config, ConnectError, Endpoint, ID_LEN};
+pub use endpoint::{AcceptError, BindError, Config, ConnectError, Endpoint, ID_LEN, bind_socket};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};

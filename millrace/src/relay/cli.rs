@@ -102,7 +102,7 @@ async fn serve(
     }
     let reloading = keep_up(&server, watch, &mut reload, || {
         logs.reopen();
-        change_engine(&server, again());
+        change(&server, again());
     });
     tokio::select! {
         _ = terminate.recv() => {}
@@ -144,8 +144,13 @@ async fn keep_up(
     }
 }
 
-/// Runs with the engine and on the interfaces that the settings name now.
-fn change_engine(server: &Server, config: anyhow::Result<Config>) {
+/// Runs with the engine, the gate and on the interfaces that the settings name now.
+fn change(server: &Server, config: anyhow::Result<Config>) {
+    if let Ok(config) = &config
+        && let Err(error) = server.change_gate(config)
+    {
+        error!(%error, "the settings are not usable now, the gate stays as it is");
+    }
     let changed = config.and_then(|config| Ok(server.change_engine(&config)?));
     let (engine, reason) = server.engine();
     match changed {

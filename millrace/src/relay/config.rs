@@ -26,9 +26,9 @@ pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
     pub listen: Vec<SocketAddr>,
     pub engine: EngineChoice,
-    /// Interfaces that engine `kernel` forwards from; empty: those of the listen addresses.
+    /// Interfaces that engine `kernel` forwards from, and that are guarded; empty: those of the listen addresses.
     pub interfaces: Vec<String>,
-    /// Guard the relay's ports on these interfaces.
+    /// Whether the relay's ports are guarded.
     pub gate: GateChoice,
     /// Sessions that one client may have; `None`: any number.
     pub gate_sessions: Option<u32>,
@@ -102,9 +102,12 @@ pub enum EngineChoice {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum GateChoice {
-    /// Where interfaces are known and it works
+    /// Where it can be, in the driver
     Auto,
+    /// In the driver, on every interface, or not at all
     On,
+    /// The same, in the stack where the driver cannot
+    Generic,
     Off,
 }
 
@@ -193,13 +196,13 @@ settings! {
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
-    /// Interfaces that media arrives on, for engine kernel [default: those of the listen addresses]
+    /// Interfaces that packets arrive on, for engine kernel and the gate [default: those of the listen addresses]
     #[arg(long, value_delimiter = ',', value_name = "IF")]
     interface: Vec<String>,
-    /// Guard the relay's ports at XDP [default: off]
+    /// Guard the relay's ports at XDP [default: auto]
     #[arg(long, value_enum)]
     gate: GateChoice,
-    /// With gate: sessions that one client may have, by address or /64 [default: any number]
+    /// Sessions that one client may have, by address or /64 [default: any number]
     #[arg(long, value_name = "N")]
     gate_sessions: u32,
     /// Let engine kernel attach again where somebody detached it or an interface came back [default: true]
@@ -369,13 +372,13 @@ impl Check {
     fn config(&mut self, settings: Settings) -> Config {
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         let limits = Limits::default();
-        let gate = settings.gate.unwrap_or(GateChoice::Off);
+        let gate = settings.gate.unwrap_or(GateChoice::Auto);
         Config {
             listen: self.listen(settings.listen),
             engine,
             interfaces: self.interfaces(settings.interface, engine, gate),
             gate,
-            gate_sessions: self.gate_sessions(settings.gate_sessions, gate),
+            gate_sessions: self.gate_sessions(settings.gate_sessions),
             reattach: settings.reattach.unwrap_or(true),
             keystream_bytes: settings.keystream_bytes.map_or(32 << 20, |count| count.0),
             kernel: Limits {
@@ -447,10 +450,7 @@ impl Check {
         interfaces
     }
 
-    fn gate_sessions(&mut self, given: Option<u32>, gate: GateChoice) -> Option<u32> {
-        if given.is_some() && gate == GateChoice::Off {
-            self.problem("gate-sessions", "means nothing without gate");
-        }
+    fn gate_sessions(&mut self, given: Option<u32>) -> Option<u32> {
         if given == Some(0) {
             self.problem("gate-sessions", "must be at least 1");
         }

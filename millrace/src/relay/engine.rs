@@ -1,11 +1,13 @@
 //! Which engine the relay runs with.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
-use nix::ifaddrs::getifaddrs;
 use parking_lot::Mutex;
 
-use super::config::{Config, EngineChoice};
+use super::{
+    config::{Config, EngineChoice},
+    interfaces::with_addresses,
+};
 use crate::{
     engine::kernel::{Error, Kernel, Setup},
     quic,
@@ -21,17 +23,19 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// `outgoing`: ports that the relay connects from.
+    ///
     /// # Errors
     /// The engine that was asked for by name cannot run here.
-    pub fn start(config: &Config) -> Result<Self, Error> {
+    pub fn start(config: &Config, outgoing: &[u16]) -> Result<Self, Error> {
         match config.engine {
             EngineChoice::User => Ok(Self::user(CONFIGURED)),
-            EngineChoice::Kernel => Ok(Self::kernel(load(config)?)),
+            EngineChoice::Kernel => Ok(Self::kernel(load(config, outgoing)?)),
             // What the kernel sends passes by the host's rules for what leaves it: nobody gets that unasked.
             EngineChoice::Auto if config.interfaces.is_empty() => {
                 Ok(Self::user("auto: the kernel engine wants an interface by name"))
             }
-            EngineChoice::Auto => Ok(match load(config) {
+            EngineChoice::Auto => Ok(match load(config, outgoing) {
                 Ok(kernel) => Self::kernel(kernel),
                 Err(error) => Self::user(format!("auto: {error}")),
             }),
@@ -76,7 +80,7 @@ impl Engine {
 }
 
 /// Where media arrives: as configured, else where the listen addresses are.
-pub(super) fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
+fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     let mut interfaces = config.interfaces.clone();
     if interfaces.is_empty() {
         interfaces = with_addresses(config.listen.iter().map(|addr| addr.ip()));
@@ -84,9 +88,10 @@ pub(super) fn interfaces(config: &Config) -> Result<Vec<String>, Error> {
     if interfaces.is_empty() { Err(Error::NoInterface) } else { Ok(interfaces) }
 }
 
-fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
+fn load(config: &Config, outgoing: &[u16]) -> Result<Arc<Kernel>, Error> {
     let interfaces = interfaces(config)?;
-    let mut ports: Vec<u16> = config.listen.iter().map(|addr| addr.port()).collect();
+    let listen = config.listen.iter().map(SocketAddr::port);
+    let mut ports: Vec<u16> = listen.chain(outgoing.iter().copied()).collect();
     ports.sort_unstable();
     ports.dedup();
     if ports.contains(&0) {
@@ -100,22 +105,4 @@ fn load(config: &Config) -> Result<Arc<Kernel>, Error> {
         keystream_bytes: config.keystream_bytes,
         limits: config.kernel,
     })
-}
-
-/// Interfaces that have one of the addresses; no media comes by loopback.
-fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
-    let wanted: Vec<_> = addresses.filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect();
-    let Ok(all) = getifaddrs() else { return Vec::new() };
-    let ip = |address: nix::sys::socket::SockaddrStorage| {
-        let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-        v4.or(address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-    };
-    let has_one = |address: Option<_>| address.and_then(ip).is_some_and(|ip| wanted.contains(&ip));
-    let mut names: Vec<_> = all
-        .filter(|interface| has_one(interface.address))
-        .map(|interface| interface.interface_name)
-        .collect();
-    names.sort_unstable();
-    names.dedup();
-    names
 }

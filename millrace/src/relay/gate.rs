@@ -1,35 +1,79 @@
-//! The relay's own gate: who may not even knock on its ports, decided at XDP.
+//! The relay's own gate: what does not even come to its ports, decided at XDP.
+//!
+//! Unless it is told otherwise it guards wherever it can, so what it refuses may hurt nobody: only what no client of
+//! QUIC sends, whoever it is and whatever happened before. That needs no knowledge of connections, so there is none
+//! that could be wrong, and nothing is watched on the way out.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Weak},
+};
 
 use millrace_gate::{
-    Gate, Mode, Policy, Rule,
-    rules::{self, Place, Scope},
+    Gate, Mode, Policy, Rule, Scope,
+    rules::{self, Place},
 };
-use std::net::SocketAddr;
+use parking_lot::Mutex;
+use tracing::{info, warn};
 
 use super::{
     config::{Config, GateChoice},
-    engine, status,
+    interfaces, status,
 };
-use crate::engine::kernel;
+use crate::gate::{
+    status::{self as gate_status, Status},
+    watch::Watch,
+};
 
 const SCOPE: &str = "relay";
 
 /// Why the relay's ports cannot be guarded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(transparent)]
-    Interfaces(#[from] kernel::Error),
-    /// What servers send would be taken for nonsense.
-    #[error("the relay connects to an upstream from the same ports, and the gate only knows servers'")]
-    Upstream,
+    #[error("no interface is named, and none has an address that is listened on but loopback")]
+    NoInterface,
     #[error(transparent)]
     Gate(#[from] millrace_gate::Error),
+    #[error("it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: {0}")]
+    Denied(millrace_gate::Error),
 }
 
-/// The gate, if there is one, and why not.
+/// The gate, if there is one, and the sessions that count for clients.
 pub struct Guard {
-    gate: Option<Gate>,
-    why_not: String,
+    /// What is served, ports filled in.
+    listen: Vec<SocketAddr>,
+    /// Held while it is attached, which takes some network cards seconds: no session waits for it.
+    state: Mutex<State>,
+    seats: Mutex<Seats>,
+}
+
+#[derive(Default)]
+struct State {
+    gate: Option<Running>,
+    /// Why there is none, or not everywhere.
+    why_not: Vec<String>,
+}
+
+struct Running {
+    gate: Gate,
+    watch: Watch,
+}
+
+/// Sessions of clients.
+#[derive(Default)]
+struct Seats {
+    /// That one client may have.
+    limit: Option<u32>,
+    taken: HashMap<IpAddr, u32>,
+    /// Who is told.
+    scope: Option<Scope>,
+}
+
+/// A session's place among those of its client, until it is dropped.
+pub struct Seat {
+    guard: Weak<Guard>,
+    client: IpAddr,
 }
 
 impl Guard {
@@ -37,67 +81,261 @@ impl Guard {
     ///
     /// # Errors
     /// The gate that was asked for cannot be.
-    pub fn start(config: &Config, listen: &[SocketAddr]) -> Result<Self, Error> {
-        let none = |why_not| Ok(Self { gate: None, why_not });
-        match config.gate {
-            GateChoice::Off => none("as configured".to_owned()),
-            GateChoice::On => Ok(Self { gate: Some(start(config, listen)?), why_not: String::new() }),
-            GateChoice::Auto => match start(config, listen) {
-                Ok(gate) => Ok(Self { gate: Some(gate), why_not: String::new() }),
-                Err(error) => none(format!("auto: {error}")),
-            },
+    pub fn start(config: &Config, listen: Vec<SocketAddr>) -> Result<Arc<Self>, Error> {
+        let guard = Self { listen, state: Mutex::default(), seats: Mutex::default() };
+        guard.change(config)?;
+        Ok(Arc::new(guard))
+    }
+
+    /// Guards as `config` says now.
+    ///
+    /// # Errors
+    /// The gate that is asked for cannot be; then nothing has changed.
+    pub fn change(&self, config: &Config) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let changed = match config.gate {
+            GateChoice::Off => {
+                state.gate = None;
+                Ok(vec!["as configured".to_owned()])
+            }
+            GateChoice::Auto => Ok(state.guard(config, &self.listen).unwrap_or_else(|error| {
+                state.gate = None;
+                vec![format!("auto: {error}")]
+            })),
+            GateChoice::On | GateChoice::Generic => state.guard(config, &self.listen),
+        };
+        state.why_not = changed?;
+        let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
+        self.seats.lock().tell(scope, config.gate_sessions);
+        if let Some(running) = &mut state.gate {
+            running.watch.tick(&running.gate);
         }
+        if config.gate != GateChoice::Off {
+            state.why_not.iter().for_each(|reason| info!(reason, "without the gate"));
+        }
+        Ok(())
+    }
+
+    /// Logs what is new, about four times a second.
+    pub fn tick(&self) {
+        if let Some(running) = &mut self.state.lock().gate {
+            running.watch.tick(&running.gate);
+        }
+    }
+
+    /// Whether a client has as many sessions as it may have.
+    pub fn is_full(&self, client: IpAddr) -> bool {
+        self.seats.lock().is_full(client_of(client))
+    }
+
+    /// A session of a client, whose address its handshake has proved. `None`: it has as many as it may have.
+    pub fn seat(self: &Arc<Self>, client: IpAddr) -> Option<Seat> {
+        let client = client_of(client);
+        let mut seats = self.seats.lock();
+        if seats.is_full(client) {
+            return None;
+        }
+        seats.take(client);
+        Some(Seat { guard: Arc::downgrade(self), client })
     }
 
     pub fn describe(&self) -> status::Gate {
-        let Some(gate) = &self.gate else { return status::Gate::off(&self.why_not) };
-        let attached: Vec<_> =
-            gate.attached().iter().map(|one| format!("{} by XDP, {}", one.interface, one.mode)).collect();
-        let statistics = gate.statistics().ok();
-        let scope = statistics.as_ref().and_then(|statistics| statistics.scope(SCOPE));
-        let refused = scope.map(|scope| {
-            let counts = Rule::ALL.map(|rule| (rule.name().to_owned(), scope.rule(rule).packets));
-            counts.into_iter().filter(|(_, packets)| *packets > 0).collect()
-        });
+        let state = self.state.lock();
+        let said = state.gate.as_ref().and_then(|running| gate_status::of(&running.gate).ok());
+        let Status { interfaces, scopes, events, .. } = said.unwrap_or_default();
+        let attached = interfaces.iter().filter(|it| it.attached);
+        let attached: Vec<_> = attached.map(|it| format!("{} by XDP, {}", it.name, it.mode)).collect();
+        let trouble =
+            interfaces.iter().filter_map(|it| Some(format!("{}: {}", it.name, it.trouble.as_ref()?)));
+        let why_not: Vec<_> = state.why_not.iter().cloned().chain(trouble).collect();
+        let reason = match (attached.is_empty(), why_not.is_empty()) {
+            (true, _) => why_not.join("; "),
+            (false, true) => format!("attached to {}", attached.join(", ")),
+            (false, false) => format!("attached to {}; {}", attached.join(", "), why_not.join("; ")),
+        };
+        let of_relay = scopes.iter().filter(|scope| scope.name == SCOPE).flat_map(|scope| &scope.rules);
+        let refused = of_relay.filter(|rule| rule.packets > 0).map(|it| (it.rule.clone(), it.packets));
         status::Gate {
-            on: true,
-            reason: format!("attached to {}", attached.join(", ")),
-            refused: refused.unwrap_or_default(),
+            on: !attached.is_empty(),
+            reason,
+            refused: refused.collect(),
+            interfaces,
+            scopes,
+            events,
         }
     }
 }
 
-fn start(config: &Config, listen: &[SocketAddr]) -> Result<Gate, Error> {
-    if config.upstream.is_some() {
-        return Err(Error::Upstream);
+impl Seats {
+    fn is_full(&self, client: IpAddr) -> bool {
+        let taken = self.taken.get(&client).copied().unwrap_or(0);
+        self.limit.is_some_and(|limit| taken >= limit)
     }
-    let interfaces = engine::interfaces(config)?;
-    let gate = Gate::new(&policy(config, listen))?;
-    for interface in &interfaces {
-        gate.attach(interface, Mode::Auto)?;
+
+    fn take(&mut self, client: IpAddr) {
+        *self.taken.entry(client).or_default() += 1;
+        if let Some(scope) = &self.scope {
+            told(scope.inc(client));
+        }
     }
-    Ok(gate)
+
+    fn leave(&mut self, client: IpAddr) {
+        if let Entry::Occupied(mut taken) = self.taken.entry(client) {
+            match taken.get() {
+                0 | 1 => drop(taken.remove()),
+                _ => *taken.get_mut() -= 1,
+            }
+        }
+        if let Some(scope) = &self.scope {
+            told(scope.dec(client));
+        }
+    }
+
+    /// A gate that has only just come is told of all.
+    fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
+        self.limit = limit;
+        if let (None, Some(scope)) = (&self.scope, &scope) {
+            for (client, count) in &self.taken {
+                (0..*count).for_each(|_| told(scope.inc(*client)));
+            }
+        }
+        self.scope = scope;
+    }
+}
+
+impl State {
+    /// Guards; returns where not, and why, if the operator leaves that to us.
+    fn guard(&mut self, config: &Config, listen: &[SocketAddr]) -> Result<Vec<String>, Error> {
+        let names = match config.interfaces.as_slice() {
+            [] => interfaces::of(listen),
+            named => named.to_vec(),
+        };
+        if names.is_empty() {
+            return Err(Error::NoInterface);
+        }
+        let policy = policy(config, listen);
+        let Some(running) = &self.gate else {
+            let gate = Gate::new(&policy).map_err(denied)?;
+            let not = attach(&gate, &names, config.gate)?;
+            self.gate = Some(Running { gate, watch: Watch::default() });
+            return Ok(not);
+        };
+        let not = attach(&running.gate, &names, config.gate)?;
+        running.gate.set_policy(&policy)?;
+        let before = running.gate.interfaces().into_iter().map(|interface| interface.name);
+        before.filter(|name| !names.contains(name)).for_each(|name| running.gate.detach_from(&name));
+        Ok(not)
+    }
+}
+
+/// Attaches where it is not yet; returns where it cannot be. All of them, or else it is an error, unless it is left to
+/// us.
+fn attach(gate: &Gate, names: &[String], choice: GateChoice) -> Result<Vec<String>, Error> {
+    let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
+    let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();
+    let mode = if choice == GateChoice::Generic { Mode::Auto } else { Mode::Native };
+    let mut failed = Vec::new();
+    for name in &new {
+        match gate.attach(name, mode) {
+            Ok(_) => {}
+            Err(error) if choice == GateChoice::Auto => failed.push(error),
+            Err(error) => {
+                new.iter().for_each(|name| gate.detach_from(name));
+                return Err(error.into());
+            }
+        }
+    }
+    if failed.len() == names.len() {
+        return Err(failed.remove(0).into());
+    }
+    Ok(failed.iter().map(|error| format!("auto: {error}")).collect())
+}
+
+fn denied(error: millrace_gate::Error) -> Error {
+    match error {
+        millrace_gate::Error::Kernel(ref inner) if inner.is_denied() => Error::Denied(error),
+        error => Error::Gate(error),
+    }
+}
+
+/// The relay itself keeps to the limit; what the gate does not know, it does not refuse.
+fn told(result: Result<u32, millrace_gate::Error>) {
+    if let Err(error) = result {
+        warn!(%error, "the gate does not know all sessions");
+    }
+}
+
+/// An IPv4 address, or the /64 of an IPv6 address.
+fn client_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
 }
 
 fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
-    let mut places: Vec<_> = listen
-        .iter()
-        .map(|addr| Place {
-            address: Some(addr.ip()).filter(|ip| !ip.is_unspecified()),
-            port: Some(addr.port()),
-        })
-        .collect();
+    let place = |addr: &SocketAddr| Place {
+        address: Some(addr.ip()).filter(|ip| !ip.is_unspecified()),
+        port: Some(addr.port()),
+    };
+    let mut places: Vec<_> = listen.iter().map(place).collect();
     // The wildcards of both address families are one.
     places.sort_unstable();
     places.dedup();
-    let mut policy = rules::Policy {
-        live: rules::Live::Tracked { idle: config.idle_timeout },
+    let mut modes = rules::Modes::default();
+    // Tunnels with a small MTU fragment what QUIC must not send smaller, and the stack puts it together again.
+    modes.set(Rule::Fragment, rules::Mode::Off);
+    modes.set(
+        Rule::Quota,
+        if config.gate_sessions.is_some() { rules::Mode::Enforce } else { rules::Mode::Off },
+    );
+    let policy = rules::Policy {
+        modes,
+        live: rules::Live::Unknown,
+        counting: rules::Counting::Application,
+        // A NAT may give a client any port but 0.
+        reflectors: Vec::new(),
         quota: config.gate_sessions,
         ..rules::Policy::default()
     };
-    if policy.quota.is_some() {
-        policy.modes.set(Rule::Quota, rules::Mode::Enforce);
+    let scope = rules::Scope { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
+    // What is not for the relay's ports is none of its business.
+    let rules = rules::Rules { scopes: vec![scope], interface: rules::Modes::OFF, prefixes: Vec::new() };
+    Policy { rules, load: room(config), token_keys: None }
+}
+
+/// What the policy has a use for; set at the start, since `gate-sessions` may change.
+fn room(config: &Config) -> millrace_gate::Config {
+    const HANDSHAKES: u32 = 1 << 14;
+    const NONE: u32 = 64;
+    let sessions = u32::try_from(config.max_sessions).unwrap_or(u32::MAX);
+    millrace_gate::Config {
+        max_ids: NONE,
+        max_clients: sessions.clamp(NONE, 1 << 20),
+        max_handshakes: HANDSHAKES,
+        max_rates: NONE,
+        max_prefixes: NONE,
+        ..millrace_gate::Config::default()
     }
-    let scope = Scope { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
-    Policy { rules: rules::Rules { scopes: vec![scope], ..rules::Rules::default() }, ..Policy::default() }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.upgrade() {
+            guard.seats.lock().leave(self.client);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_an_address_or_a_network() {
+        let client = |text: &str| client_of(text.parse().expect("an address")).to_string();
+        assert_eq!(client("192.0.2.7"), "192.0.2.7");
+        assert_eq!(client("::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(client("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+    }
 }

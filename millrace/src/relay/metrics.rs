@@ -11,12 +11,23 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use super::status::{Engine, Keystreams, Sent, Session, Status};
-use crate::openmetrics::{self, Out};
+use super::status::{Engine, Gate, Keystreams, Sent, Session, Status};
+use crate::{
+    gate,
+    openmetrics::{self, Out},
+};
 
 /// The text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    openmetrics::encode("millrace_relay", Snapshot(status))
+    let gate = (!status.gate.scopes.is_empty()).then(|| gate::metrics::group(gate_of(&status)));
+    let relay = ("millrace_relay", Box::new(Snapshot(status)) as Box<dyn Collector>);
+    openmetrics::encode_all([relay].into_iter().chain(gate).collect())
+}
+
+/// As a gate of its own would have it.
+fn gate_of(status: &Status) -> gate::status::Status {
+    let Gate { interfaces, scopes, events, .. } = status.gate.clone();
+    gate::status::Status { uptime_s: status.uptime_s, interfaces, scopes, events, ..Default::default() }
 }
 
 #[derive(Debug)]
@@ -169,6 +180,18 @@ mod tests {
                 }],
                 ..Engine::default()
             },
+            gate: Gate {
+                scopes: vec![gate::status::Scope {
+                    name: "relay".into(),
+                    rules: vec![gate::status::RuleCount {
+                        rule: "initial_size".into(),
+                        packets: 17,
+                        ..Default::default()
+                    }],
+                    ..Default::default()
+                }],
+                ..Gate::default()
+            },
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
             drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
@@ -194,6 +217,7 @@ mod tests {
             r#"millrace_relay_packets_sent_total{sender="kernel"} 0"#,
             r#"millrace_relay_kernel_interface_attached{interface="eth0"} 1"#,
             "millrace_relay_kernel_unregistered 0",
+            r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 17"#,
             r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
             r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
             r#"millrace_relay_drops_total{reason="evicted"} 4"#,

@@ -25,6 +25,7 @@ use crate::engine::kernel::{Attached, Supplies};
 #[derive(Default)]
 pub struct Past {
     refused_sessions: AtomicU64,
+    refused_of_clients: AtomicU64,
     sessions: Mutex<Sums>,
 }
 
@@ -40,6 +41,11 @@ struct Sums {
 impl Past {
     pub fn count_refused_session(&self) {
         self.refused_sessions.fetch_add(1, Relaxed);
+    }
+
+    /// Since the client has as many as it may have.
+    pub fn count_refused_of_client(&self) {
+        self.refused_of_clients.fetch_add(1, Relaxed);
     }
 
     /// A session is over.
@@ -167,7 +173,7 @@ impl Shared {
             objects_received: counters.objects_received.load(Relaxed),
             object_bytes_received: counters.object_bytes_received.load(Relaxed),
             streams_reset: sums.streams_reset(),
-            send_calls: self.endpoints.iter().map(|endpoint| endpoint.sent().system_calls).sum(),
+            send_calls: self.endpoints.iter().chain(&self.outgoing).map(|one| one.sent().system_calls).sum(),
             log_lines_dropped: log::dropped(),
             ..sums.totals
         }
@@ -178,6 +184,7 @@ impl Shared {
         let [expired, too_large, overflowed] = sums.datagrams;
         let counted = [
             ("session_limit", self.past.refused_sessions.load(Relaxed)),
+            ("client_session_limit", self.past.refused_of_clients.load(Relaxed)),
             ("protocol_violation", counters.protocol_violations.load(Relaxed)),
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -55,8 +55,10 @@ pub(super) struct Shared {
     pub config: Config,
     pub hub: Arc<Hub>,
     pub engine: Arc<Engine>,
-    pub gate: Guard,
+    pub gate: Arc<Guard>,
     pub endpoints: Vec<Endpoint>,
+    /// That the upstream relay is connected to from.
+    pub outgoing: Vec<Endpoint>,
     pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
     pub since: Instant,
     pub draining: AtomicBool,
@@ -89,7 +91,9 @@ impl Server {
     /// # Errors
     /// An address cannot be had, the TLS settings are not usable, or the engine cannot run here.
     pub fn start(config: Config, identity: Identity) -> Result<Self, StartError> {
-        let engine = Arc::new(Engine::start(&config)?);
+        let sockets = outgoing_sockets(&config)?;
+        let ports: Vec<_> = sockets.iter().flat_map(UdpSocket::local_addr).map(|addr| addr.port()).collect();
+        let engine = Arc::new(Engine::start(&config, &ports)?);
         let tap = Arc::<quic::Tap>::default();
         let endpoint_config = quic::Config {
             kernel: engine.kernel.clone(),
@@ -101,8 +105,13 @@ impl Server {
             .iter()
             .map(|addr| Endpoint::bind(*addr, endpoint_config.clone()))
             .collect::<Result<Vec<_>, _>>()?;
+        let connecting = quic::Config { certificate: None, ..endpoint_config.clone() };
+        let outgoing = sockets
+            .into_iter()
+            .map(|socket| Endpoint::on(socket, connecting.clone()))
+            .collect::<Result<Vec<_>, _>>()?;
         let listen: Vec<_> = endpoints.iter().map(Endpoint::local_addr).collect();
-        let gate = Guard::start(&config, &listen)?;
+        let gate = Guard::start(&config, listen)?;
         let cache = Arc::new(cache::Cache::new(cache::Limits {
             bytes: usize::try_from(config.cache_bytes).unwrap_or(usize::MAX),
             age: config.cache_age,
@@ -122,6 +131,7 @@ impl Server {
             engine,
             gate,
             endpoints,
+            outgoing,
             sessions: Mutex::default(),
             since: Instant::now(),
             draining: AtomicBool::new(false),
@@ -133,6 +143,7 @@ impl Server {
             tasks.spawn(Arc::clone(&shared).accept(index));
         }
         tasks.spawn(Arc::clone(&shared).tidy());
+        tasks.spawn(Arc::clone(&shared).watch_gate());
         if shared.config.upstream.is_some() {
             tasks.spawn(Arc::clone(&shared).keep_upstream());
         }
@@ -155,6 +166,14 @@ impl Server {
     /// That cannot be; then nothing has changed.
     pub fn change_engine(&self, config: &Config) -> Result<(), kernel::Error> {
         self.shared.engine.change(config)
+    }
+
+    /// Guards as `config` says now.
+    ///
+    /// # Errors
+    /// That cannot be; then nothing has changed.
+    pub fn change_gate(&self, config: &Config) -> Result<(), gate::Error> {
+        self.shared.gate.change(config)
     }
 
     /// What happens to single packets.
@@ -188,7 +207,7 @@ impl Server {
                 if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
             session.close(code, "the relay is going away");
         }
-        for endpoint in &self.shared.endpoints {
+        for endpoint in self.shared.endpoints.iter().chain(&self.shared.outgoing) {
             endpoint.close(super::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
             endpoint.wait_idle().await;
         }
@@ -207,6 +226,11 @@ impl Shared {
                 incoming.refuse();
                 continue;
             }
+            if self.gate.is_full(incoming.remote_addr().ip()) {
+                self.past.count_refused_of_client();
+                incoming.refuse();
+                continue;
+            }
             tokio::spawn(Arc::clone(&self).greet(incoming));
         }
     }
@@ -214,7 +238,15 @@ impl Shared {
     async fn greet(self: Arc<Self>, incoming: Incoming) {
         let remote = incoming.remote_addr();
         match incoming.accept().await {
-            Ok(connection) => self.run_session(connection, false).await,
+            Ok(connection) => {
+                // Only now is the address proved to be the client's.
+                let Some(_seat) = self.gate.seat(remote.ip()) else {
+                    self.past.count_refused_of_client();
+                    let code = super::wire::var(code::Session::UNAUTHORIZED.0);
+                    return connection.quic.close(code, b"this client has as many sessions as it may have");
+                };
+                self.run_session(connection, false).await;
+            }
             Err(error) => info!(%remote, %error, "handshake failed"),
         }
     }
@@ -240,6 +272,15 @@ impl Shared {
         }
     }
 
+    async fn watch_gate(self: Arc<Self>) {
+        let mut ticks = time::interval(crate::gate::watch::TICK);
+        ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.gate.tick();
+        }
+    }
+
     async fn until_idle(&self) {
         loop {
             let over = self.session_over.notified();
@@ -255,7 +296,7 @@ impl Shared {
         let Some(upstream) = &self.config.upstream else { return };
         let mut pause = *RECONNECT.start();
         while !self.draining.load(Relaxed) {
-            match connect(&self.endpoints, &upstream.url).await {
+            match connect(&self.outgoing, &upstream.url).await {
                 Ok(connection) => {
                     info!(url = %upstream.url, "connected to the upstream relay");
                     pause = *RECONNECT.start();
@@ -269,7 +310,25 @@ impl Shared {
     }
 }
 
-/// Connects from the first endpoint that serves the address family of one of the host's addresses.
+/// Connections to the upstream relay are from a port of their own, one for each address family that is listened on: to
+/// a gate that guards a server, what comes back from one would be nonsense.
+fn outgoing_sockets(config: &Config) -> Result<Vec<UdpSocket>, BindError> {
+    let mut sockets: Vec<UdpSocket> = Vec::new();
+    if config.upstream.is_none() {
+        return Ok(sockets);
+    }
+    for is_ipv4 in [true, false] {
+        let Some(addr) = config.listen.iter().find(|addr| addr.is_ipv4() == is_ipv4) else { continue };
+        let bind = |port| quic::bind_socket(SocketAddr::new(addr.ip(), port));
+        // The kernel engine has room for few ports: the same one for both, if that is free.
+        let first = sockets.first().and_then(|socket| socket.local_addr().ok());
+        let same = first.and_then(|first| bind(first.port()).ok());
+        sockets.push(same.map_or_else(|| bind(0), Ok)?);
+    }
+    Ok(sockets)
+}
+
+/// Connects from the first endpoint of the address family of one of the host's addresses.
 async fn connect(endpoints: &[Endpoint], url: &url::Url) -> anyhow::Result<Arc<Connection>> {
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = url.port().unwrap_or(DEFAULT_PORT);

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, net::SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
+use crate::gate::status as gate;
+
 /// Gives a snapshot of a running relay. Called a few times a second at most; may lock briefly.
 pub trait StatusSource: Send + Sync + 'static {
     fn status(&self) -> Status;
@@ -62,17 +64,20 @@ pub struct Engine {
 /// What guards the relay's ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gate {
+    /// It guards some interface at the moment.
     pub on: bool,
-    /// Where, or why not.
+    /// Where, and why not elsewhere.
     pub reason: String,
     /// Packets that were refused, by rule.
     pub refused: BTreeMap<String, u64>,
-}
-
-impl Gate {
-    pub(super) fn off(reason: &str) -> Self {
-        Self { reason: reason.to_owned(), ..Self::default() }
-    }
+    /// Where it is to guard.
+    #[serde(default)]
+    pub interfaces: Vec<gate::Interface>,
+    /// As a gate's own status has them; the relay's is "relay".
+    #[serde(default)]
+    pub scopes: Vec<gate::Scope>,
+    #[serde(default)]
+    pub events: BTreeMap<String, u64>,
 }
 
 /// An interface that media is forwarded from.

@@ -1,20 +1,60 @@
-//! The relay's own gate in front of the kernel engine.
+//! The relay's own gate, in front of the kernel engine.
 
-use std::time::Duration;
+use std::{
+    net::{SocketAddr, UdpSocket},
+    time::Duration,
+};
 
-use millrace::relay::config::GateChoice;
+use millrace::{
+    client::{
+        session::{ConnectArgs, Session},
+        tls::TlsArgs,
+    },
+    relay::{
+        config::{Config, EngineChoice, GateChoice, Settings, Upstream},
+        server::StartError,
+        status::{self, Status},
+    },
+};
+use millrace_bpf::xdp;
+use millrace_proto::moq::code;
 use tokio::time;
 
 use crate::{
+    life::{index, replace_link, sh},
     needs_root,
-    net::{Net, PORT, SHOW, assert_shares, cast, play, subscribers},
+    net::{
+        Cast, Net, PORT, SHOW, assert_shares, cast, configure, introduce, play, start, start_on, subscribers,
+        until,
+    },
     peer::Peer,
 };
+
+fn gated(subscribers: usize) -> Net {
+    Net::new(subscribers, false, |config| config.gate = GateChoice::On)
+}
+
+fn url_of(net: &Net) -> url::Url {
+    format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap()
+}
+
+/// Whether a further session of the node is refused, or not even answered.
+fn is_turned_away(net: &Net, node: &str) -> bool {
+    let tls = TlsArgs { tls_disable_verify: true, ..TlsArgs::default() };
+    let args = ConnectArgs { url: url_of(net), tls };
+    let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&args)).await };
+    let connected = net.lab.node(node).unwrap().enter(|| net.run(connect)).unwrap();
+    !matches!(connected, Ok(Ok(_)))
+}
+
+fn interface<'a>(gate: &'a status::Gate, name: &str) -> &'a millrace::gate::status::Interface {
+    gate.interfaces.iter().find(|it| it.name == name).unwrap()
+}
 
 #[test]
 fn behind_the_gate_the_kernel_forwards_as_before() {
     needs_root!(behind_the_gate_the_kernel_forwards_as_before);
-    let net = Net::new(2, false, |config| config.gate = GateChoice::On);
+    let net = gated(2);
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     assert_eq!(status.engine.name, "kernel");
@@ -24,6 +64,69 @@ fn behind_the_gate_the_kernel_forwards_as_before() {
     assert!(status.gate.refused.is_empty(), "{:?}", status.gate);
 }
 
+/// An Initial's header with a connection ID of 8 bytes, and `bytes` in all.
+fn initial(version: u32, bytes: usize) -> Vec<u8> {
+    let mut packet = vec![0xc0];
+    packet.extend(version.to_be_bytes());
+    packet.extend([8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0]);
+    let rest = (bytes - packet.len() - 2) as u16;
+    packet.extend((0x4000 | rest).to_be_bytes());
+    packet.resize(bytes, 0xaa);
+    packet
+}
+
+/// Nobody asked for it: the gate finds the interfaces of addresses that are served, and refuses what no client sends,
+/// and exactly that.
+#[test]
+fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
+    needs_root!(by_default_what_no_client_sends_is_refused_and_nothing_else);
+    let net = Net::new(1, false, |config| {
+        let settings = Settings { listen: Some(vec![([0, 0, 0, 0], PORT).into()]), ..Settings::default() };
+        *config = Config { http: None, ..Config::new(settings, None).unwrap() };
+    });
+    let gate = net.status().gate;
+    let mut guarded: Vec<_> = gate.interfaces.iter().map(|it| it.name.as_str()).collect();
+    guarded.sort_unstable();
+    assert_eq!(guarded, ["to-pub", "to-sub1"], "{gate:?}");
+
+    let client = net.lab.node("sub1").unwrap();
+    let socket = client.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let relay = SocketAddr::new(net.relay().addr_v4().into(), PORT);
+    let send = |packet: &[u8]| assert_eq!(socket.send_to(packet, relay).unwrap(), packet.len());
+    for _ in 0..20 {
+        send(&initial(1, 1199));
+    }
+    for _ in 0..10 {
+        send(&[0x40; 20]);
+    }
+    let mut retry = initial(1, 1200);
+    retry[0] = 0xf0;
+    for _ in 0..5 {
+        send(&retry);
+    }
+    // Short headers that nobody knows, another version, fragments, and what is not for the relay.
+    for _ in 0..7 {
+        send(&[0x40; 21]);
+    }
+    let elsewhere = SocketAddr::new(relay.ip(), PORT + 1);
+    socket.send_to(&[0x40; 3], elsewhere).unwrap();
+    send(&vec![0x40; 4000]);
+    send(&initial(0x1a2a_3a4a, 1200));
+    let mut answer = [0; 100];
+    let (bytes, from) = socket.recv_from(&mut answer).unwrap();
+    assert_eq!((from, &answer[1..5]), (relay, &[0; 4][..]), "Version Negotiation: {:?}", &answer[..bytes]);
+
+    let refused = [("short", 10), ("malformed", 5), ("initial_size", 20)];
+    let refused = refused.map(|(rule, packets)| (rule.to_owned(), packets)).into();
+    let status = net.status();
+    assert_eq!(status.gate.refused, refused, "{:?}", status.gate);
+    let metrics = millrace::relay::metrics::encode(status).unwrap();
+    let line = r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 20"#;
+    assert!(metrics.lines().any(|it| it == line), "{metrics}");
+    drop(net.peer("sub1"));
+}
+
 #[test]
 fn a_client_that_has_its_sessions_gets_no_further_one() {
     needs_root!(a_client_that_has_its_sessions_gets_no_further_one);
@@ -31,13 +134,128 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
         config.gate = GateChoice::On;
         config.gate_sessions = Some(1);
     });
+    let refused = |status: &Status| status.gate.refused.get("quota").copied().unwrap_or(0);
     let first = net.peer("sub1");
-    let url = format!("moqt://{}:{PORT}", net.relay().addr_v4()).parse().unwrap();
-    let again = || net.run(async { time::timeout(Duration::from_secs(3), Peer::connect(url)).await });
-    assert!(net.lab.node("sub1").unwrap().enter(again).unwrap().is_err(), "it must not be answered");
+    assert!(is_turned_away(&net, "sub1"));
     let status = net.status();
-    assert!(status.gate.refused.get("quota").is_some_and(|packets| *packets > 0), "{:?}", status.gate);
-    assert_eq!(status.sessions.len(), 1);
-    drop(net.peer("pub"));
-    drop(first);
+    assert!(refused(&status) > 0, "{:?}", status.gate);
+    assert_eq!((status.sessions.len(), status.drops["client_session_limit"]), (1, 0));
+    let relay = status.gate.scopes.iter().find(|scope| scope.name == "relay").unwrap();
+    assert_eq!((relay.clients, relay.connections), (1, 1));
+    // Another client has its own.
+    let _other = net.peer("pub");
+
+    // Without the gate the relay itself keeps to it.
+    let change = |gate| {
+        let config = Config { gate, ..net.config.clone() };
+        net.relay().enter(|| net.server.change_gate(&config)).unwrap().unwrap();
+    };
+    change(GateChoice::Off);
+    assert!(!net.status().gate.on);
+    assert!(is_turned_away(&net, "sub1"));
+    assert!(net.status().drops["client_session_limit"] > 0);
+
+    // A gate that comes later is told of the sessions that there are.
+    change(GateChoice::On);
+    assert!(is_turned_away(&net, "sub1"));
+    assert!(refused(&net.status()) > 0);
+
+    // One that has left has made room at once.
+    first.session.close(code::Session::NO_ERROR, "");
+    until("its session is over", || net.status().sessions.len() == 1);
+    drop(net.peer("sub1"));
+}
+
+#[test]
+fn what_an_upstream_relay_sends_passes_and_is_forwarded() {
+    needs_root!(what_an_upstream_relay_sends_passes_and_is_forwarded);
+    let mut topology = millrace::lab::Topology::standard(1, 2);
+    topology.netem = false;
+    let lab = millrace::lab::Lab::new(&topology).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let origin = lab.node("pub").unwrap();
+    let origin_addr = SocketAddr::new(origin.addr_v4().into(), PORT);
+    let url: url::Url = format!("moqt://{origin_addr}").parse().unwrap();
+    let config = configure(&lab, |config| {
+        config.listen = vec![origin_addr];
+        (config.engine, config.interfaces) = (EngineChoice::User, Vec::new());
+    });
+    let upstream = start_on(origin, &runtime, config, 0).unwrap();
+    let config = configure(&lab, |config| {
+        config.gate = GateChoice::On;
+        config.upstream = Some(Upstream { url: url.clone(), tls_root: None });
+    });
+    let server = start(&lab, &runtime, config.clone(), 0).unwrap();
+    let net = Net { runtime, server: server.into(), lab, config };
+    until("the upstream relay is reached", || net.status().sessions.iter().any(|session| session.upstream));
+
+    let publisher = net.lab.node("pub").unwrap().enter(|| net.run(Peer::connect(url))).unwrap();
+    let peers = ["sub1", "sub2"].map(|name| net.peer(name)).into();
+    let cast: Cast = introduce(&net, publisher, peers);
+    let status = play(&net, cast, &SHOW, |_| {});
+    assert_eq!(subscribers(&status).count(), 2);
+    // How much depends on when its streams are handed over, which a busy machine puts off.
+    assert_shares(&status, 50);
+    assert!(status.gate.on && status.gate.refused.is_empty(), "{:?}", status.gate);
+    net.run(async {
+        net.server.stop().await;
+        upstream.stop().await;
+    });
+}
+
+#[test]
+fn an_interface_that_is_made_anew_is_guarded_again() {
+    needs_root!(an_interface_that_is_made_anew_is_guarded_again);
+    let net = gated(1);
+    let before = net.status().gate;
+    assert!(before.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{before:?}");
+    sh(net.relay(), "ip link del to-sub1 2>/dev/null");
+    until("it is missed", || net.status().gate.reason.contains("to-sub1: the interface is gone"));
+    let gate = net.status().gate;
+    assert!(gate.on && !interface(&gate, "to-sub1").attached && interface(&gate, "to-pub").attached);
+    let (near, far) = ("to-sub1", &net.lab.node("sub1").unwrap().interfaces()[0].device);
+    sh(
+        net.relay(),
+        &format!(
+            "ip link add {near} type veth peer name {far} netns {}",
+            net.lab.node("sub1").unwrap().netns().name()
+        ),
+    );
+    until("it is guarded again", || interface(&net.status().gate, near).reattached == 1);
+    replace_link(&net, "sub1");
+    until("it is guarded again", || {
+        let gate = net.status().gate;
+        let it = interface(&gate, near);
+        it.attached && it.trouble.is_none() && it.reattached == 2
+    });
+    let detach = || xdp::detach_all(index("to-pub")).unwrap();
+    assert_eq!(net.relay().enter(detach).unwrap(), 1);
+    until("it is guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
+    drop(net.peer("sub1"));
+    assert!(net.status().gate.refused.is_empty());
+}
+
+/// Where it was not asked for by name it goes without, and says so; where it was, that is an error.
+#[test]
+fn another_program_on_the_interface_is_respected() {
+    needs_root!(another_program_on_the_interface_is_respected);
+    let first = gated(1);
+    let also = |gate| {
+        let config = Config { listen: vec![([0, 0, 0, 0], PORT + 1).into()], gate, ..first.config.clone() };
+        start(&first.lab, &first.runtime, config, 0)
+    };
+    let error = match also(GateChoice::On) {
+        Err(error @ StartError::Gate(_)) => error.to_string(),
+        Err(error) => panic!("{error}"),
+        Ok(_) => panic!("two programs on one interface"),
+    };
+    for part in ["interface to-", "mode native", "another XDP program is there"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let second = also(GateChoice::Auto).unwrap();
+    let gate = millrace::relay::status::StatusSource::status(&second).gate;
+    assert!(!gate.on && gate.reason.contains("another XDP program is there"), "{gate:?}");
+    first.run(second.stop());
+    let gate = first.status().gate;
+    assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");
 }

@@ -84,7 +84,7 @@ pub fn detach_all(node: &Node) {
     node.enter(|| node.interfaces().iter().for_each(|one| assert_eq!(detach(&one.device), 1))).unwrap();
 }
 
-fn index(interface: &str) -> i32 {
+pub fn index(interface: &str) -> i32 {
     if_nametoindex(interface).unwrap() as i32
 }
 
@@ -135,7 +135,7 @@ fn detached_behind_its_back_it_attaches_again() {
 }
 
 /// Makes both ends of a node's link to the relay anew, as a driver that is loaded again does.
-fn replace_link(net: &Net, name: &str) {
+pub fn replace_link(net: &Net, name: &str) {
     let (relay, node) = (net.relay(), net.lab.node(name).unwrap());
     let (near, far) = (relay.interface(&link(name)).unwrap(), &node.interfaces()[0]);
     let (near_device, far_device) = (&near.device, &far.device);

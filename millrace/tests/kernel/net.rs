@@ -9,7 +9,7 @@ use std::{
 use millrace::{
     lab::{Direction, Impairment, Lab, Node, Topology},
     relay::{
-        config::{Config, EngineChoice, Settings},
+        config::{Config, EngineChoice, GateChoice, Settings},
         server::{Identity, Server},
         status::{Session, Status, StatusSource},
         tls,
@@ -93,6 +93,7 @@ pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let mut config = Config::new(settings, None).unwrap();
     config.http = None;
     config.engine = EngineChoice::Kernel;
+    config.gate = GateChoice::Off;
     config.interfaces = node.interfaces().iter().map(|interface| interface.device.clone()).collect();
     change(&mut config);
     config
@@ -104,19 +105,26 @@ pub fn start(
     config: Config,
     user: u32,
 ) -> Result<Server, millrace::relay::server::StartError> {
+    start_on(lab.node("relay").unwrap(), runtime, config, user)
+}
+
+pub fn start_on(
+    node: &Node,
+    runtime: &Runtime,
+    config: Config,
+    user: u32,
+) -> Result<Server, millrace::relay::server::StartError> {
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
     let key_log =
         config.key_log_file.as_ref().map(|path| Arc::new(tls::KeyLogFile::open(path).unwrap()) as _);
     let identity = Identity { certificate, upstream_roots: None, key_log };
-    lab.node("relay")
-        .unwrap()
-        .enter(|| {
-            // Of this thread, which ends here.
-            setfsuid(Uid::from_raw(user));
-            let _inside = runtime.enter();
-            Server::start(config, identity)
-        })
-        .unwrap()
+    node.enter(|| {
+        // Of this thread, which ends here.
+        setfsuid(Uid::from_raw(user));
+        let _inside = runtime.enter();
+        Server::start(config, identity)
+    })
+    .unwrap()
 }
 
 /// Waits, whatever the runtime does.

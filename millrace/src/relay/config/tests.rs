@@ -29,6 +29,7 @@ fn nothing_given_is_a_relay_to_try_out() {
     assert_eq!(config.cipher_suites, CipherSuite::value_variants());
     assert_eq!(config.key_log_file, None);
     assert!(config.upstream.is_none());
+    assert_eq!(config.gate, GateChoice::Auto);
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
     let tap = Arc::<Tap>::default();
     let hub = Arc::new(Hub::new(limits, cache));
     let config = Config::new(Settings::default(), None).unwrap();
-    let engine = Arc::new(Engine::start(&config).unwrap());
+    let engine = Arc::new(Engine::start(&config, &[]).unwrap());
     (Tracer::new(hub, engine, Arc::clone(&tap)), tap)
 }
 
