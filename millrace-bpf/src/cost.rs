@@ -28,6 +28,7 @@ use intf::EVENTS;
 use points::{Kernel, Point};
 
 pub use buffer::Record;
+pub use perf::clock;
 pub use points::{WAYS, Way};
 pub use sockets::Sockets;
 

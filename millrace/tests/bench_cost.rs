@@ -31,7 +31,7 @@ fn accuracy_and_overhead_of_one_scenario() {
     let mut bench = Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["bench", "cost", "--only", "veth udp gro=off", "--accuracy-seconds", "0.7"])
         .args(["--hz", "1000", "--pairs", &PAIRS.to_string(), "--pair-seconds", "0.3"])
-        .args(["--observers", "array,http"])
+        .args(["--observers", "clock,array,http"])
         .args(["--json".as_ref(), json.as_os_str()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -49,10 +49,10 @@ fn accuracy_and_overhead_of_one_scenario() {
     said.read_to_string(&mut rest).expect("text");
     bench.stdout.take().expect("a pipe").read_to_string(&mut table).expect("text");
     assert!(bench.wait().expect("it ends").success(), "{line}{rest}");
-    assert_eq!(table.lines().count(), 3, "{table}");
+    assert_eq!(table.lines().count(), 4, "{table}");
 
     let rows = rows(&json);
-    let [accuracy, array, http] = &rows[..] else { panic!("{rows:#?}") };
+    let [accuracy, clock, array, http] = &rows[..] else { panic!("{rows:#?}") };
     for row in &rows {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
@@ -66,11 +66,15 @@ fn accuracy_and_overhead_of_one_scenario() {
         };
         assert!(sum("observer_pct") > 0.0 && sum("profile_pct") > 0.0, "{event}: {accuracy}");
     }
-    assert_eq!([&array["http"], &http["http"]], [false, true]);
-    for row in [array, http] {
+    assert_eq!([clock, array, http].map(|row| &row["observer"]), ["clock", "array", "http"]);
+    assert_eq!(
+        [clock, array, http].map(|row| &row["mode"]),
+        [&Value::Null, &"events".into(), &"events".into()]
+    );
+    for row in [clock, array, http] {
         assert_eq!(row["overhead"]["pairs_pct"].as_array().map(Vec::len), Some(PAIRS), "{row}");
         assert!(row["overhead"]["delivered_per_second"].as_f64() > Some(0.0), "{row}");
-        assert!(row["overhead"]["observer_cpu_pct"].as_f64() > Some(0.0), "{row}");
+        assert_eq!(row["overhead"]["observer_cpu_pct"].as_f64() > Some(0.0), row != clock, "{row}");
         let figure = |name: &str| row["overhead_pct"][name].as_f64().unwrap_or_else(|| panic!("{row}"));
         assert!(figure("min") <= figure("median") && figure("median") <= figure("max"));
     }

@@ -7,8 +7,9 @@ use libbpf_sys::{PERF_COUNT_SW_CPU_CLOCK, PERF_TYPE_SOFTWARE, perf_event_attr};
 
 use crate::energy::perf_event_open;
 
-/// Fires `hz` times a second on `cpu`, whatever runs there, idle or not. Programs on it run in an interrupt.
-pub(super) fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
+/// Fires `hz` times a second on `cpu`, whatever runs there, idle or not, until it is closed. Programs on it run in an
+/// interrupt; without one it does nothing but interrupt.
+pub fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
     let mut attr = perf_event_attr {
         type_: PERF_TYPE_SOFTWARE,
         size: size_of::<perf_event_attr>() as u32,

@@ -125,11 +125,11 @@ impl Args {
 #[derive(Debug, Serialize)]
 struct Row {
     scenario: String,
-    mode: Mode,
-    /// How stacks come to userspace: `array` (mapped memory) or `ring_buffer`.
+    observer: &'static str,
+    /// `None`: nothing is observed, but the CPUs are interrupted.
+    mode: Option<Mode>,
+    /// How stacks come to userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,
-    /// Whether the dashboard was served to a viewer meanwhile.
-    http: bool,
     sample_hz: u32,
     /// Of throughput; negative: there was more with the observer.
     overhead_pct: Option<Spread>,
@@ -166,9 +166,9 @@ impl Row {
     fn new(scenario: Scenario, variant: overhead::Variant, sample_hz: u32, error: Option<String>) -> Self {
         Self {
             scenario: scenario.to_string(),
+            observer: variant.name(),
             mode: variant.mode(),
             transport: variant.transport(),
-            http: variant == overhead::Variant::Http,
             sample_hz,
             overhead_pct: None,
             procstat_error_pct: None,
@@ -214,11 +214,7 @@ impl Row {
             line += &format!("  {error}");
         }
         if let Some(Spread { median, min, max }) = self.overhead_pct {
-            let observer = match (self.mode, self.http) {
-                (Mode::Sampling, _) => "sampling",
-                (_, true) => "http",
-                _ => self.transport,
-            };
+            let observer = self.observer;
             line += &format!("  {observer:<11}  overhead {median:5.2} % ({min:.2} to {max:.2})");
         }
         if let Some(figures) = &self.overhead {

@@ -92,7 +92,7 @@ impl Traffic {
         let address = connect(&lab, scenario)?;
         let directory = tempfile::tempdir()?;
         let (sender, receiver) = (lab.node("sender")?, lab.node("receiver")?);
-        let [send_cpu, receive_cpu] = cpus()?;
+        let [send_cpu, receive_cpu] = first_and_last_cpu()?;
 
         let mut command = receiver.command("iperf3");
         command.args(["-s", "-1", "-p", &PORT.to_string(), "-A", &receive_cpu]);
@@ -193,12 +193,17 @@ fn run(node: &Node, line: &str) -> anyhow::Result<()> {
 }
 
 /// The first and the last CPU that this process may use.
-fn cpus() -> anyhow::Result<[String; 2]> {
-    let all = nix::sched::sched_getaffinity(nix::unistd::Pid::this())?;
-    let allowed: Vec<usize> =
-        (0..nix::sched::CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false)).collect();
-    let (first, last) = allowed.first().zip(allowed.last()).context("no CPU")?;
+fn first_and_last_cpu() -> anyhow::Result<[String; 2]> {
+    let cpus = cpus()?;
+    let (first, last) = cpus.first().zip(cpus.last()).context("no CPU")?;
     Ok([first.to_string(), last.to_string()])
+}
+
+/// Those that this process may use.
+pub fn cpus() -> anyhow::Result<Vec<u32>> {
+    let all = nix::sched::sched_getaffinity(nix::unistd::Pid::this())?;
+    let allowed = (0..nix::sched::CpuSet::count()).filter(|cpu| all.is_set(*cpu).unwrap_or(false));
+    allowed.map(|cpu| Ok(u32::try_from(cpu)?)).collect()
 }
 
 /// Whether something listens for TCP on [`PORT`], over IPv4 or IPv6.

@@ -7,11 +7,12 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
+use millrace_bpf::cost::clock;
 use millrace_cost::report::{Mode, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
-use super::network::{Scenario, Traffic};
+use super::network::{self, Scenario, Traffic};
 use crate::cost::Sink;
 use crate::cost::web::{self, Dashboard};
 
@@ -28,22 +29,37 @@ pub enum Variant {
     RingBuffer,
     /// The mode `sampling`
     Sampling,
+    /// Nothing but the interrupts in which the others sample: what no sampler can save here
+    Clock,
     /// Served to a viewer of the dashboard, stacks and history kept
     Http,
 }
 
 impl Variant {
-    pub fn mode(self) -> Mode {
+    /// `None`: nothing is observed.
+    pub fn mode(self) -> Option<Mode> {
         match self {
-            Variant::Array | Variant::RingBuffer | Variant::Http => Mode::Events,
-            Variant::Sampling => Mode::Sampling,
+            Variant::Array | Variant::RingBuffer | Variant::Http => Some(Mode::Events),
+            Variant::Sampling => Some(Mode::Sampling),
+            Variant::Clock => None,
         }
     }
 
     pub fn transport(self) -> &'static str {
         match self {
-            Variant::Array | Variant::Sampling | Variant::Http => "array",
             Variant::RingBuffer => "ring_buffer",
+            Variant::Array | Variant::Sampling | Variant::Http => "array",
+            Variant::Clock => "none",
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::Array => "array",
+            Variant::RingBuffer => "ring_buffer",
+            Variant::Sampling => "sampling",
+            Variant::Clock => "clock",
+            Variant::Http => "http",
         }
     }
 }
@@ -66,11 +82,15 @@ pub fn measure(
     length: Duration,
 ) -> anyhow::Result<Figures> {
     let config = Config {
-        mode: variant.mode(),
+        mode: variant.mode().unwrap_or(Mode::Sampling),
         frequency_hz: sample_hz,
         ring_buffer: variant == Variant::RingBuffer,
         stacks: variant == Variant::Http,
         ..Config::new()?
+    };
+    let with = |traffic: &mut Traffic, own: &mut Own| match variant {
+        Variant::Clock => interrupted(traffic, sample_hz, length),
+        _ => observed(traffic, &config, length, own),
     };
     let mut traffic = Traffic::start(scenario)?;
     let mut own = Own::of(variant)?;
@@ -79,9 +99,9 @@ pub fn measure(
         // Every other pair the other way round: a drift of the machine meets both alike.
         let (with, without) = if pair % 2 == 0 {
             let without = bare(&mut traffic, length)?;
-            (observed(&mut traffic, &config, length, &mut own)?, without)
+            (with(&mut traffic, &mut own)?, without)
         } else {
-            let with = observed(&mut traffic, &config, length, &mut own)?;
+            let with = with(&mut traffic, &mut own)?;
             (with, bare(&mut traffic, length)?)
         };
         pairs_pct.push((1.0 - with / without) * 100.0);
@@ -147,6 +167,17 @@ fn bare(traffic: &mut Traffic, length: Duration) -> anyhow::Result<f64> {
         thread::sleep(length);
         Ok(())
     })
+}
+
+fn interrupted(traffic: &mut Traffic, hz: u32, length: Duration) -> anyhow::Result<f64> {
+    let clocks: Vec<_> = network::cpus()?
+        .into_iter()
+        .map(|cpu| clock(cpu, hz))
+        .collect::<Result<_, _>>()
+        .context("the clock")?;
+    let delivered = bare(traffic, length);
+    drop(clocks);
+    delivered
 }
 
 fn observed(traffic: &mut Traffic, config: &Config, length: Duration, own: &mut Own) -> anyhow::Result<f64> {
