@@ -3,11 +3,11 @@
 # and tables go to target/pictures, and with --docs where the documentation has them.
 #
 #   scripts/pictures.sh [--docs] [memcached|user|kernel]...     all if none is named
-#   PICTURE_SECONDS (10)                                        how long each is observed
+#   PICTURE_SECONDS (10), how long each is observed; MILLRACE (target/release/millrace)
 . "$(dirname "$0")/lib.sh"
 
 seconds=${PICTURE_SECONDS:-10}
-millrace=$ROOT/target/release/millrace
+millrace=${MILLRACE:-$ROOT/target/release/millrace}
 dir=$ROOT/target/pictures
 subscribers=8
 docs=

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# `millrace cost` for an hour, at 1 kHz and with everything on: resident memory, open files, and the memory of its
-# BPF maps do not grow; after SIGKILL nothing of it is left in the kernel.
+# `millrace cost` for an hour, at 1 kHz and with everything on: from the second quarter to the last its resident memory
+# grows by no more than 5 % and 2 MiB, its open files by one, the memory of its BPF maps by 64 KiB; after SIGKILL nothing of
+# it is left in the kernel.
 #
 # The load is light, since it is not what is tested, but changes: a relay with a publisher and two subscribers that
 # come and go, and processes that live for one packet. A viewer of the dashboard comes and goes too; the log rotates.
 #
-#   SOAK_SECONDS (3600), SOAK_HZ (1000)
+#   SOAK_SECONDS (3600), SOAK_HZ (1000), MILLRACE (target/release/millrace)
 . "$(dirname "$0")/lib.sh"
 
 seconds=${SOAK_SECONDS:-3600}
 hz=${SOAK_HZ:-1000}
-millrace=$ROOT/target/release/millrace
+millrace=${MILLRACE:-$ROOT/target/release/millrace}
 dir=$ROOT/target/soak-cost
 every=5 # seconds, from one look to the next
 
@@ -108,9 +109,14 @@ read -r rss_early rss_late files_early files_late maps_early maps_late < <(awk '
     }' "$dir/figures")
 printf '%-22s %14s %14s\n' '' "second quarter" "last quarter" 'resident, KiB (mean)' "$rss_early" "$rss_late" \
     'files (most)' "$files_early" "$files_late" 'maps, KiB (most)' "$maps_early" "$maps_late"
-[ "$rss_late" -le $((rss_early + rss_early / 20 + 2048)) ] || failed=1
-[ "$files_late" -le "$files_early" ] || failed=1
-# Storage of tasks that sleep in a call comes and goes with them.
-[ "${maps_late%.*}" -le $((${maps_early%.*} + 64)) ] || failed=1
+growth="nothing grows"
+if [ "$seconds" -lt 300 ]; then
+    growth="too short a run to judge growth: the dashboard's memory is still filling"
+else
+    [ "$rss_late" -le $((rss_early + rss_early / 20 + 2048)) ] || failed=1
+    [ "$files_late" -le $((files_early + 1)) ] || failed=1 # the log's next file may be open beside the last
+    # Storage of tasks that sleep in a call comes and goes with them.
+    [ "${maps_late%.*}" -le $((${maps_early%.*} + 64)) ] || failed=1
+fi
 [ "$failed" = 0 ] || die "FAIL (see target/soak-cost)"
-echo "PASS: nothing grows, nothing is left"
+echo "PASS: nothing is left in the kernel; $growth"
