@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Admission for QUIC servers, before the stack. gate_xdp gives every packet to a scope one verdict, by the rules in
  * the order of enum gate_rule. gate_egress watches what servers answer, for scopes that track by themselves.
- * gate_count and gate_expire change, on behalf of userspace, what the other two change at the same time.
+ * The others change, on behalf of userspace, what these two change at the same time.
  */
 #include "udp.h"
 #include "gate_answer.h"
@@ -150,7 +150,8 @@ int gate_xdp(struct xdp_md *ctx)
 	if (found == FIND_OTHER)
 		return XDP_PASS;
 	work->active = *now;
-	work->now_ns = bpf_ktime_get_ns();
+	work->now_ns = bpf_ktime_get_coarse_ns();
+	work->exact_ns = 0;
 	work->monitored = 0;
 	work->is_new = work->is_repeated = work->is_proved = 0;
 	bytes = found == FIND_OK && !work->packet.bad_lengths ? work->packet.end - work->packet.quic_at
@@ -159,7 +160,7 @@ int gate_xdp(struct xdp_md *ctx)
 		count(work, GATE_OTHER, bytes);
 		return XDP_PASS;
 	}
-	key = work->active.half * GATE_SCOPES + work->scope;
+	key = half_of(&work->active) * GATE_SCOPES + work->scope;
 	policy = bpf_map_lookup_elem(&policies, &key);
 	if (!policy)
 		return XDP_PASS;
@@ -192,10 +193,11 @@ int gate_egress(struct __sk_buff *skb)
 	policy = find_tracking(&server, packet.source_port, &id.scope);
 	if (!policy || take_source_id(skb, packet.payload_offset, &id))
 		return PASS_ON;
-	bpf_map_update_elem(&handshakes, &id, &opening, BPF_ANY);
+	if (!bpf_map_update_elem(&handshakes, &id, &opening, BPF_ANY))
+		MARK(MARK_SERVER_ID, &id);
 	state = bpf_map_lookup_elem(&states, &id.scope);
 	if (state && state->id_bytes != id.len)
-		WRITE_ONCE(state->id_bytes, (__u32)id.len);
+		WRITE_ONCE(state->id_bytes, id.len);
 	return PASS_ON;
 }
 
@@ -213,6 +215,18 @@ int gate_count(struct gate_count_call *call)
 }
 
 SEC("syscall")
+int gate_publish(struct gate_publish_call *call)
+{
+	const struct gate_connection connection = {};
+	struct gate_id id = call->id;
+
+	call->error = bpf_map_update_elem(&connections, &id, &connection, BPF_ANY);
+	if (!call->error)
+		MARK(MARK_SERVER_ID, &id);
+	return 0;
+}
+
+SEC("syscall")
 int gate_expire(struct gate_expire_call *call)
 {
 	struct gate_expire_call local = {.now_ns = call->now_ns};
@@ -220,7 +234,19 @@ int gate_expire(struct gate_expire_call *call)
 	bpf_for_each_map_elem(&connections, expire_connection, &local, 0);
 	bpf_for_each_map_elem(&paths, expire_path, &local, 0);
 	bpf_for_each_map_elem(&clients, expire_client, &local, 0);
+	bpf_for_each_map_elem(&handshakes, keep_handshake, &local, 0);
+	bpf_for_each_map_elem(&openings, keep_opening, &local, 0);
 	call->expired = local.expired;
+	return 0;
+}
+
+/* All older marks; only then their age may become that of new ones. */
+SEC("syscall")
+int gate_forget(struct gate_forget_call *call)
+{
+	__u32 age = call->age;
+
+	bpf_for_each_map_elem(&marks, forget_marks, &age, 0);
 	return 0;
 }
 

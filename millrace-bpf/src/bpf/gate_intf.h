@@ -17,6 +17,7 @@
 #define GATE_PORTS	32
 #define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */
 #define GATE_TOKEN_KEYS 2
+#define GATE_MARKS_BITS 14 /* of an index into the map `marks`: 256 KiB, a million marks of either age */
 
 struct gate_address {
 	__u8 bytes[16];
@@ -27,6 +28,7 @@ struct gate_config {
 	struct gate_address client_mask_v4;
 	struct gate_address client_mask_v6;
 	__u64 sample_ticks; /* at least, between samples of a scope */
+	__u64 mark_seed;    /* random: nobody can choose what shares a mark with him */
 };
 
 /* In the order of their evaluation. */
@@ -146,9 +148,8 @@ struct gate_count {
 /* Key of `connections`, `handshakes`, `openings`: a connection ID and zeroes. */
 struct gate_id {
 	__u32 scope;
-	__u8 len;
-	__u8 bytes[GATE_ID_MAX];
-	__u8 pad[3];
+	__u8 bytes[GATE_ID_MAX]; /* aligned, so that words are read as they were written */
+	__u32 len;
 };
 
 struct gate_path {
@@ -194,6 +195,11 @@ struct gate_bucket_key {
 /* When each bucket will be full again, in ticks; empties as time passes. */
 struct gate_buckets {
 	__u64 full_at[GATE_RATES];
+};
+
+/* Entry of the map `marks`, 64 marks of either age. */
+struct gate_marks {
+	__u64 bits[2];
 };
 
 /* Entry of the map `states`: what packets change in a scope. */
@@ -267,12 +273,12 @@ struct gate_token_key {
 	__u32 pad;
 };
 
-/* The one entry of the map `active`. What changes under load is a single byte each, so it needs no lock. */
+/* The one entry of the map `active`. What changes under load is a single word each, so it needs no lock. */
 struct gate_active {
-	__u32 half;	 /* of policies, scopes, prefixes */
+	__u32 turn;	 /* changes of the rules; the lowest bit is the half of policies, scopes, prefixes */
 	__u32 lookups;	 /* which are of use: GATE_LOOKUP_... */
 	__u32 token_key; /* with which tokens are made */
-	__u32 pad;
+	__u32 age;	 /* of marks, those that are made now: 0 or 1 */
 	__s64 unix_seconds; /* what CLOCK_MONOTONIC is short of UNIX time */
 };
 
@@ -293,6 +299,17 @@ struct gate_count_call {
 	__s32 change;
 	__u32 connections; /* afterwards */
 	__s32 error;
+};
+
+/* Argument of gate_publish. */
+struct gate_publish_call {
+	struct gate_id id;
+	__s32 error; /* of the map's update */
+};
+
+/* Argument of gate_forget. */
+struct gate_forget_call {
+	__u64 age; /* of the marks to forget */
 };
 
 /* Argument of gate_expire. */

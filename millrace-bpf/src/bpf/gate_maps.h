@@ -18,7 +18,15 @@ struct gate_answer {
 	__u32 quic_bytes;
 };
 
-/* What one run of gate_xdp works with. */
+/* Where packets go, and the scope that is. */
+struct gate_place {
+	struct gate_address address;
+	__be16 port;
+	__u32 turn; /* when that was found out */
+	__u32 scope;
+};
+
+/* What one run of gate_xdp works with; `place` is from the one before. */
 struct gate_work {
 	struct gate_head head;
 	struct gate_packet packet;
@@ -28,13 +36,28 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	__u64 now_ns;
+	struct gate_place place; /* of the last packet that was in a scope */
+	__u64 now_ns;		 /* to the tick */
+	__u64 exact_ns;		 /* if it was asked for */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet */
 	__u8 is_new;	  /* an Initial that opens a connection */
 	__u8 is_repeated; /* of which another was let in before */
 	__u8 is_proved;	  /* it carries a valid token */
 };
+
+/* Reading the clock to the nanosecond takes as long as all else that a cheap verdict takes: only rates need it. */
+static __always_inline __u64 exact_now(struct gate_work *work)
+{
+	if (!work->exact_ns)
+		work->exact_ns = bpf_ktime_get_ns();
+	return work->exact_ns;
+}
+
+static __always_inline __u32 half_of(const struct gate_active *active)
+{
+	return active->turn & 1;
+}
 
 static __always_inline __u64 unix_seconds(const struct gate_work *work)
 {
@@ -57,6 +80,7 @@ MAP(active, ARRAY, __u32, struct gate_active, 1);
 MAP(scopes, HASH, struct gate_scope_key, __u32, 2 * 4 * GATE_SCOPES);
 MAP(policies, ARRAY, __u32, struct gate_policy, 2 * GATE_SCOPES);
 MAP(states, ARRAY, __u32, struct gate_state, GATE_SCOPES);
+MAP(marks, ARRAY, __u32, struct gate_marks, 1 << GATE_MARKS_BITS);
 MAP(counters, PERCPU_ARRAY, __u32, struct gate_counter, GATE_SCOPES *GATE_REASONS);
 MAP(events, PERCPU_ARRAY, __u32, __u64, GATE_EVENTS);
 MAP(token_keys, ARRAY, __u32, struct gate_token_key, GATE_TOKEN_KEYS);

@@ -56,11 +56,11 @@ static __always_inline enum gate_rule check_rates(struct gate_work *work, const 
 	__u32 bytes = work->packet.end - work->packet.quic_at;
 
 	if (mode_of(policy, packets) &&
-	    is_over(&taken->full_at[GATE_RATE_PACKETS], &rates[GATE_RATE_PACKETS], 1, work->now_ns) &&
+	    is_over(&taken->full_at[GATE_RATE_PACKETS], &rates[GATE_RATE_PACKETS], 1, exact_now(work)) &&
 	    refuses(work, policy, packets))
 		return packets;
 	if (mode_of(policy, packets + 1) &&
-	    is_over(&taken->full_at[GATE_RATE_BYTES], &rates[GATE_RATE_BYTES], bytes, work->now_ns) &&
+	    is_over(&taken->full_at[GATE_RATE_BYTES], &rates[GATE_RATE_BYTES], bytes, exact_now(work)) &&
 	    refuses(work, policy, packets + 1))
 		return packets + 1;
 	return GATE_RULES;
@@ -71,7 +71,7 @@ static __always_inline int check_initials(struct gate_work *work, const struct g
 					  enum gate_rule initials)
 {
 	return work->is_new && mode_of(policy, initials) &&
-	       is_over(&taken->full_at[GATE_RATE_INITIALS], &rates[GATE_RATE_INITIALS], 1, work->now_ns) &&
+	       is_over(&taken->full_at[GATE_RATE_INITIALS], &rates[GATE_RATE_INITIALS], 1, exact_now(work)) &&
 	       refuses(work, policy, initials);
 }
 
@@ -142,7 +142,8 @@ static __noinline int look_at_initial(struct gate_work *work, const struct gate_
 
 	work->is_new = 1;
 	if (has_openings(work, policy)) {
-		opening = bpf_map_lookup_elem(&openings, &work->id);
+		opening =
+			IS_MARKED(MARK_OPENING, &work->id) ? bpf_map_lookup_elem(&openings, &work->id) : NULL;
 		work->is_repeated = opening && opening->port == work->path.port &&
 				    opening->repeated < REPEATS_MAX &&
 				    same_address(&opening->address, &work->path.address);
@@ -157,8 +158,9 @@ static __always_inline void remember_opening(struct gate_work *work, const struc
 {
 	struct gate_opening opening = {.address = work->path.address, .port = work->path.port};
 
-	if (has_openings(work, policy) && !work->is_repeated)
-		bpf_map_update_elem(&openings, &work->id, &opening, BPF_ANY);
+	if (has_openings(work, policy) && !work->is_repeated &&
+	    !bpf_map_update_elem(&openings, &work->id, &opening, BPF_ANY))
+		MARK(MARK_OPENING, &work->id);
 }
 
 static __always_inline int is_over_quota(const struct gate_work *work, const struct gate_policy *policy)
@@ -167,23 +169,29 @@ static __always_inline int is_over_quota(const struct gate_work *work, const str
 	       connections_of(&work->client) >= policy->quota;
 }
 
-static __always_inline int wants_retry(const struct gate_work *work, const struct gate_policy *policy,
+static __always_inline int wants_retry(struct gate_work *work, const struct gate_policy *policy,
 				       struct gate_state *state)
 {
 	return work->is_new && !work->is_repeated && !work->is_proved && mode_of(policy, GATE_RETRY) &&
-	       is_over(&state->calm_at, &policy->calm, 1, work->now_ns);
+	       is_over(&state->calm_at, &policy->calm, 1, exact_now(work));
 }
 
 /* --- What belongs to no live connection --- */
 
 static __always_inline int is_reflected(const struct gate_packet *packet, const struct gate_policy *policy)
 {
+	const __u64 ones = 0x0001000100010001;
+	__u64 zeroes = 0;
+
 	if (!packet->source_port)
 		return 1;
-	for (int i = 0; i < GATE_PORTS; i++)
-		if (policy->ports[i] == packet->source_port)
-			return 1;
-	return 0;
+	/* Four ports at a time: the difference is zero somewhere if one is it. */
+	for (int i = 0; i < GATE_PORTS; i += 4) {
+		__u64 difference = load64(&policy->ports[i]) ^ packet->source_port * ones;
+
+		zeroes |= (difference - ones) & ~difference;
+	}
+	return !!(zeroes & ones << 15);
 }
 
 /* Unknown clients share buckets. That comes before anything is remembered of one. */
@@ -270,7 +278,8 @@ static __noinline enum gate_rule check_form(struct gate_work *work, const struct
 	if (packet->kind == QUIC_IMPOSSIBLE && refuses(work, policy, GATE_MALFORMED))
 		return GATE_MALFORMED;
 	if (packet->kind >= QUIC_INITIAL && packet->kind <= QUIC_OTHER_VERSION &&
-	    !speaks(policy, packet->version) && refuses(work, policy, GATE_VERSION))
+	    mode_of(policy, GATE_VERSION) && !speaks(policy, packet->version) &&
+	    refuses(work, policy, GATE_VERSION))
 		return GATE_VERSION;
 	if (packet->kind == QUIC_INITIAL && bytes < INITIAL_DATAGRAM &&
 	    refuses(work, policy, GATE_INITIAL_SIZE))
@@ -300,7 +309,7 @@ static __noinline int find_entry(const struct gate_work *work)
 
 	if (!(work->active.lookups & GATE_LOOKUP_PREFIXES))
 		return 0;
-	key.table = bpf_htons(work->active.half | (work->packet.family == 6 ? GATE_TABLE_V6 : 0));
+	key.table = bpf_htons(half_of(&work->active) | (work->packet.family == 6 ? GATE_TABLE_V6 : 0));
 	key.scope = bpf_htons(work->scope);
 	key.address = work->path.address;
 	entry = bpf_map_lookup_elem(&prefixes, &key);
@@ -314,7 +323,7 @@ static __noinline int find_entry(const struct gate_work *work)
 static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 lookup, int address, int port)
 {
 	const struct gate_packet *packet = &work->packet;
-	struct gate_scope_key key = {.half = work->active.half};
+	struct gate_scope_key key = {.half = half_of(&work->active)};
 
 	if (!(work->active.lookups & lookup))
 		return NULL;
@@ -328,8 +337,15 @@ static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 
 /* Not 0: it is nobody's. */
 static __noinline int find_scope(struct gate_work *work, __u32 found)
 {
+	const struct gate_packet *packet = &work->packet;
+	struct gate_place *last = &work->place;
 	__u32 *scope = NULL;
 
+	if (found == FIND_OK && last->turn == work->active.turn && last->port == packet->destination_port &&
+	    same_address(&last->address, &packet->destination)) {
+		work->scope = last->scope & (GATE_SCOPES - 1);
+		return 0;
+	}
 	if (found == FIND_OK)
 		scope = look_up_scope(work, GATE_LOOKUP_BOTH, 1, 1);
 	if (!scope)
@@ -337,17 +353,29 @@ static __noinline int find_scope(struct gate_work *work, __u32 found)
 	if (!scope && found == FIND_OK)
 		scope = look_up_scope(work, GATE_LOOKUP_PORT, 0, 1);
 	work->scope = scope ? *scope & (GATE_SCOPES - 1) : 0;
-	return !scope && found == FIND_OK ? -1 : 0;
+	if (found != FIND_OK)
+		return 0;
+	if (!scope)
+		return -1;
+	*last = (struct gate_place){
+		.address = packet->destination,
+		.port = packet->destination_port,
+		.turn = work->active.turn,
+		.scope = work->scope,
+	};
+	return 0;
 }
 
 static __always_inline void name_client(struct gate_work *work)
 {
 	const struct gate_packet *packet = &work->packet;
-	const volatile struct gate_address *mask =
-		packet->family == 4 ? &config.client_mask_v4 : &config.client_mask_v6;
+	const volatile __u64 *mask = (const volatile __u64 *)(packet->family == 4 ? &config.client_mask_v4
+										  : &config.client_mask_v6);
+	struct bytes16 address = load16(packet->source.bytes);
 
-	for (int i = 0; i < sizeof(mask->bytes); i++)
-		work->client.address.bytes[i] = packet->source.bytes[i] & mask->bytes[i];
+	address.low &= mask[0];
+	address.high &= mask[1];
+	store16(work->client.address.bytes, address);
 	work->client.scope = work->scope;
 	work->path.address = packet->source;
 	work->path.scope = work->scope;

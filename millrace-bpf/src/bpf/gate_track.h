@@ -5,7 +5,7 @@
 #ifndef MILLRACE_GATE_TRACK_H
 #define MILLRACE_GATE_TRACK_H
 
-#include "gate_maps.h"
+#include "gate_marks.h"
 
 #define MAX_ATTEMPTS 8		    /* to change what other CPUs change too */
 #define SEEN_NS	     (NS_PER_S / 4) /* how exact times of last use are */
@@ -41,9 +41,10 @@ static __always_inline int change_count(const struct gate_client *client, __s32 
 			if (change < 0)
 				return 0;
 			*after = 1;
-			if (!bpf_map_update_elem(&clients, client, &first, BPF_NOEXIST))
-				return 0;
-			continue;
+			if (bpf_map_update_elem(&clients, client, &first, BPF_NOEXIST))
+				continue;
+			MARK(MARK_CLIENT, client);
+			return 0;
 		}
 		old = READ_ONCE(count->connections);
 		if (old >= GATE_COUNT_GONE)
@@ -61,9 +62,13 @@ static __always_inline int change_count(const struct gate_client *client, __s32 
 
 static __always_inline __u32 connections_of(const struct gate_client *client)
 {
-	struct gate_count *count = bpf_map_lookup_elem(&clients, client);
-	__u32 connections = count ? READ_ONCE(count->connections) : 0;
+	struct gate_count *count;
+	__u32 connections;
 
+	if (!IS_MARKED(MARK_CLIENT, client))
+		return 0;
+	count = bpf_map_lookup_elem(&clients, client);
+	connections = count ? READ_ONCE(count->connections) : 0;
 	return connections < GATE_COUNT_GONE ? connections : 0;
 }
 
@@ -90,7 +95,8 @@ static __always_inline void put_path(struct gate_work *work)
 {
 	struct gate_path_state state = {.seen_ns = work->now_ns, .latest = work->id};
 
-	bpf_map_update_elem(&paths, &work->path, &state, BPF_ANY);
+	if (!bpf_map_update_elem(&paths, &work->path, &state, BPF_ANY))
+		MARK(MARK_PATH, &work->path);
 }
 
 static __noinline int use_connection(struct gate_work *work, struct gate_connection *connection)
@@ -107,9 +113,12 @@ static __noinline int use_connection(struct gate_work *work, struct gate_connect
 /* Another ID on the path of a live connection: it keeps both alive. */
 static __always_inline int use_path(struct gate_work *work)
 {
-	struct gate_path_state *path = bpf_map_lookup_elem(&paths, &work->path);
 	struct gate_connection *connection;
+	struct gate_path_state *path;
 
+	if (!IS_MARKED(MARK_PATH, &work->path))
+		return 0;
+	path = bpf_map_lookup_elem(&paths, &work->path);
 	if (!path)
 		return 0;
 	touch(&path->seen_ns, work->now_ns);
@@ -137,6 +146,7 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 		bpf_map_delete_elem(&connections, &work->id);
 		return -1;
 	}
+	MARK(MARK_SERVER_ID, &work->id);
 	put_path(work);
 	count_event(GATE_CONNECTION_TRACKED);
 	return 0;
@@ -158,8 +168,8 @@ static __always_inline __u32 take_id(struct gate_work *work, const struct gate_p
 		len = 0;
 	work->id.scope = work->scope;
 	work->id.len = len;
-	for (int i = 0; i < GATE_ID_MAX; i++)
-		work->id.bytes[i] = i < len ? from[i] : 0;
+	store16(work->id.bytes, len ? first16(load16(from), len) : (struct bytes16){});
+	store32(work->id.bytes + 16, len > 16 ? load32(from + 16) & ~0U >> (GATE_ID_MAX - len) * 8 : 0);
 	return len;
 }
 
@@ -171,7 +181,7 @@ static __noinline enum gate_pass find_connection(struct gate_work *work, const s
 	int is_short, has_id;
 
 	is_short = work->packet.kind == QUIC_SHORT;
-	has_id = take_id(work, policy) != 0;
+	has_id = take_id(work, policy) && IS_MARKED(MARK_SERVER_ID, &work->id);
 	if (has_id) {
 		connection = bpf_map_lookup_elem(&connections, &work->id);
 		if (connection) {
@@ -219,7 +229,7 @@ static __always_inline struct gate_policy *find_tracking(const struct gate_addre
 
 	if (!now)
 		return NULL;
-	scope_key.half = now->half;
+	scope_key.half = half_of(now);
 	index = bpf_map_lookup_elem(&scopes, &scope_key);
 	if (!index) {
 		scope_key.port = 0;
@@ -233,7 +243,7 @@ static __always_inline struct gate_policy *find_tracking(const struct gate_addre
 	if (!index)
 		return NULL;
 	*scope = *index & (GATE_SCOPES - 1);
-	key = (now->half & 1) * GATE_SCOPES + *scope;
+	key = half_of(now) * GATE_SCOPES + *scope;
 	policy = bpf_map_lookup_elem(&policies, &key);
 	return policy && policy->flags & GATE_TRACK ? policy : NULL;
 }
@@ -241,10 +251,12 @@ static __always_inline struct gate_policy *find_tracking(const struct gate_addre
 static __always_inline int load_id(struct __sk_buff *skb, __u32 at, struct gate_id *id)
 {
 	__u32 last;
+	__u8 len;
 
-	if (bpf_skb_load_bytes(skb, at, &id->len, 1))
+	if (bpf_skb_load_bytes(skb, at, &len, sizeof(len)))
 		return -1;
-	last = (__u32)id->len - 1;
+	id->len = len;
+	last = id->len - 1;
 	OPAQUE(last); /* the check that "not zero" would be does not tell 6.1's verifier the least value */
 	return last < GATE_ID_MAX ? bpf_skb_load_bytes(skb, at + 1, id->bytes, last + 1) : -1;
 }
@@ -266,7 +278,7 @@ static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struc
 	return load_id(skb, at + sizeof(header) + header.id_len, id);
 }
 
-/* --- The end of connections --- */
+/* --- The end of connections; what has not ended is marked again --- */
 
 static __always_inline struct gate_policy *active_policy(__u32 scope)
 {
@@ -275,7 +287,7 @@ static __always_inline struct gate_policy *active_policy(__u32 scope)
 
 	if (!now)
 		return NULL;
-	key = now->half * GATE_SCOPES + scope;
+	key = half_of(now) * GATE_SCOPES + scope;
 	return bpf_map_lookup_elem(&policies, &key);
 }
 
@@ -295,8 +307,10 @@ static long expire_connection(void *map, struct gate_id *key, struct gate_connec
 	__u8 counted = connection->counted;
 	__u32 after;
 
-	if (!connection->tracked || !is_idle(READ_ONCE(connection->seen_ns), id.scope, call->now_ns))
+	if (!connection->tracked || !is_idle(READ_ONCE(connection->seen_ns), id.scope, call->now_ns)) {
+		MARK(MARK_SERVER_ID, &id);
 		return 0;
+	}
 	if (bpf_map_delete_elem(&connections, &id))
 		return 0;
 	bpf_map_delete_elem(&paths, &path);
@@ -314,6 +328,8 @@ static long expire_path(void *map, struct gate_path *key, struct gate_path_state
 
 	if (is_idle(READ_ONCE(state->seen_ns), path.scope, call->now_ns))
 		bpf_map_delete_elem(&paths, &path);
+	else
+		MARK(MARK_PATH, &path);
 	return 0;
 }
 
@@ -325,6 +341,22 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 	if (!READ_ONCE(count->connections) && call->now_ns - count->zero_ns > NS_PER_S &&
 	    __sync_val_compare_and_swap(&count->connections, 0, GATE_COUNT_GONE) == 0)
 		bpf_map_delete_elem(&clients, &client);
+	else
+		MARK(MARK_CLIENT, &client);
+	return 0;
+}
+
+static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
+			   struct gate_expire_call *call)
+{
+	MARK(MARK_SERVER_ID, key);
+	return 0;
+}
+
+static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
+			 struct gate_expire_call *call)
+{
+	MARK(MARK_OPENING, key);
 	return 0;
 }
 

@@ -22,7 +22,12 @@ pub(crate) const LOOKUP_PREFIXES: u32 = 8;
 
 pub(crate) const TABLE_V6: u16 = 2;
 
-mirror!(Config = "gate_config" { client_mask_v4: [u8; 16], client_mask_v6: [u8; 16], sample_ticks: u64 });
+mirror!(Config = "gate_config" {
+    client_mask_v4: [u8; 16],
+    client_mask_v6: [u8; 16],
+    sample_ticks: u64,
+    mark_seed: u64,
+});
 
 mirror!(Rate = "gate_rate" { cost: u64, burst: u64 });
 
@@ -54,18 +59,7 @@ mirror!(Client = "gate_client" { address: [u8; 16], scope: u32 });
 
 mirror!(Count = "gate_count" { connections: u32, pad: u32, zero_ns: u64 });
 
-mirror!(Id = "gate_id" { scope: u32, len: u8, bytes: [u8; ID_MAX], pad: [u8; 3] });
-
-mirror!(Path = "gate_path" { address: [u8; 16], scope: u32, port: [u8; 2], pad: u16 });
-
-mirror!(Connection = "gate_connection" {
-    seen_ns: u64,
-    path: Path,
-    client: Client,
-    tracked: u8,
-    counted: u8,
-    pad: u16,
-});
+mirror!(Id = "gate_id" { scope: u32, bytes: [u8; ID_MAX], len: u32 });
 
 mirror!(Counter = "gate_counter" { packets: u64, bytes: u64, monitored: u64 });
 
@@ -89,14 +83,18 @@ mirror!(Sample = "gate_sample" {
 mirror!(TokenKey = "gate_token_key" { key: [u64; 2], valid: u32, pad: u32 });
 
 mirror!(Active = "gate_active" {
-    half: u32,
+    turn: u32,
     lookups: u32,
     token_key: u32,
-    pad: u32,
+    age: u32,
     unix_seconds: i64,
 });
 
 mirror!(CountCall = "gate_count_call" { client: Client, change: i32, connections: u32, error: i32 });
+
+mirror!(PublishCall = "gate_publish_call" { id: Id, error: i32 });
+
+mirror!(ForgetCall = "gate_forget_call" { age: u64 });
 
 mirror!(ExpireCall = "gate_expire_call" { now_ns: u64, expired: u64 });
 
@@ -119,13 +117,13 @@ mod tests {
                 Client::LAYOUT,
                 Count::LAYOUT,
                 Id::LAYOUT,
-                Path::LAYOUT,
-                Connection::LAYOUT,
                 Counter::LAYOUT,
                 Sample::LAYOUT,
                 TokenKey::LAYOUT,
                 Active::LAYOUT,
                 CountCall::LAYOUT,
+                PublishCall::LAYOUT,
+                ForgetCall::LAYOUT,
                 ExpireCall::LAYOUT,
             ],
         );

@@ -7,6 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
+use nix::libc;
 
 use super::intf;
 use super::prefix::{Prefix, mapped, mask, unmapped};
@@ -32,9 +33,10 @@ pub(super) struct Maps {
     clients: MapHandle,
     pub barrier: Barrier,
     count: OwnedFd,
+    publish: OwnedFd,
     expire: OwnedFd,
+    forget: OwnedFd,
     masks: [u8; 2],
-    max_ids: usize,
 }
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
@@ -68,9 +70,10 @@ impl Maps {
             clients: object.handle("clients")?,
             barrier: Barrier::new(object)?,
             count: program(object, "gate_count")?,
+            publish: program(object, "gate_publish")?,
             expire: program(object, "gate_expire")?,
+            forget: program(object, "gate_forget")?,
             masks: [96 + config.client_prefix_v4, config.client_prefix_v6],
-            max_ids: config.max_ids.max(1) as usize,
         })
     }
 
@@ -167,14 +170,12 @@ impl Maps {
     }
 
     pub fn publish(&self, scope: u32, id: &[u8]) -> Result<(), Error> {
-        let connection = intf::Connection::default();
-        let key = id_key(scope, id)?;
-        match write(&self.connections, "connections", key.as_bytes(), connection.as_bytes()) {
-            // What a full table says has no kind of its own; ask the table.
-            Err(_) if self.connections.keys().count() >= self.max_ids => {
-                Err(Error::Full { what: "connection IDs" })
-            }
-            result => result,
+        let mut call = intf::PublishCall { id: id_key(scope, id)?, error: 0 };
+        run(&self.publish, &mut call).map_err(|source| Error::Run { program: "gate_publish", source })?;
+        match -call.error {
+            0 => Ok(()),
+            libc::E2BIG | libc::ENOMEM => Err(Error::Full { what: "connection IDs" }),
+            error => Err(Error::Run { program: "gate_publish", source: io::Error::from_raw_os_error(error) }),
         }
     }
 
@@ -187,6 +188,12 @@ impl Maps {
         let mut call = intf::ExpireCall { now_ns, expired: 0 };
         run(&self.expire, &mut call).map_err(|source| Error::Run { program: "gate_expire", source })?;
         Ok(call.expired)
+    }
+
+    /// Forgets the marks of an age, which must not be that of new ones.
+    pub fn forget(&self, age: u32) -> Result<(), Error> {
+        let mut call = intf::ForgetCall { age: age.into() };
+        run(&self.forget, &mut call).map_err(|source| Error::Run { program: "gate_forget", source })
     }
 
     // --- Counters ---
@@ -229,7 +236,7 @@ fn live(connections: u32) -> u32 {
 
 fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {
     const ERROR: Error = Error::Config("connection IDs have 1 to 20 bytes");
-    let mut key = intf::Id { scope, len: id.len() as u8, ..Default::default() };
+    let mut key = intf::Id { scope, len: id.len() as u32, ..Default::default() };
     if id.is_empty() {
         return Err(ERROR);
     }

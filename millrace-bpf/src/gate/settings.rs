@@ -17,6 +17,8 @@ pub(super) struct Settings {
     listed: BTreeMap<(Option<String>, Prefix), Entry>,
     active: intf::Active,
     clock_ns: i64,
+    /// How often everything was marked in this age.
+    walks: u32,
     token_keys: token::Keys,
     halves: [Half; 2],
 }
@@ -30,6 +32,8 @@ struct Half {
 
 /// By how much the clocks may drift apart before tokens get another time.
 const CLOCK_SLACK_NS: u64 = 500_000_000;
+/// After which nothing that still counts is without a mark of this age. Each walk may miss an entry that is moved.
+const WALKS_PER_AGE: u32 = 8;
 const NS_PER_S: i64 = 1_000_000_000;
 
 impl Settings {
@@ -40,6 +44,7 @@ impl Settings {
             listed: BTreeMap::new(),
             active: intf::Active::default(),
             clock_ns: 0,
+            walks: 0,
             token_keys: token::Keys::default(),
             halves: Default::default(),
         };
@@ -67,7 +72,8 @@ impl Settings {
     pub fn apply(&mut self, maps: &Maps, rules: &Rules) -> Result<(), Error> {
         rules.check()?;
         let names = self.name(rules)?;
-        let half = 1 - self.active.half;
+        let turn = self.active.turn.wrapping_add(1);
+        let half = turn & 1;
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
@@ -76,9 +82,9 @@ impl Settings {
         maps.clear(old.scopes.keys(), old.prefixes.keys())?;
         // Known before it is written: what a failure leaves behind is cleared by the next attempt.
         *self.half(half) = next;
-        let next = &self.halves[(half & 1) as usize];
+        let next = &self.halves[half as usize];
         maps.write(half, &policies, &next.scopes, &next.prefixes)?;
-        let active = intf::Active { half, lookups: lookups | prefixes_flag(next), ..self.active };
+        let active = intf::Active { turn, lookups: lookups | prefixes_flag(next), ..self.active };
         maps.activate(&active)?;
         (self.active, self.names, self.rules) = (active, names, rules.clone());
         Ok(())
@@ -95,13 +101,14 @@ impl Settings {
             None => 0,
             Some(name) => self.index(name).ok_or(Error::Config("there is no scope of that name"))?,
         };
-        let key = prefix_key(self.active.half, index, prefix);
+        let active_half = self.active.turn & 1;
+        let key = prefix_key(active_half, index, prefix);
         let wanted = entry.or_else(|| self.rules_entry(scope, prefix));
         match wanted {
             Some(wanted) => maps.put_prefix(&key, wanted)?,
             None => maps.clear([].iter(), [key].iter())?,
         }
-        let half = self.half(self.active.half);
+        let half = self.half(active_half);
         match wanted {
             Some(wanted) => half.prefixes.insert(key, wanted),
             None => half.prefixes.remove(&key),
@@ -111,7 +118,7 @@ impl Settings {
             Some(entry) => self.listed.insert(name, entry),
             None => self.listed.remove(&name),
         };
-        let flag = prefixes_flag(self.half(self.active.half));
+        let flag = prefixes_flag(self.half(active_half));
         let lookups = self.active.lookups & !intf::LOOKUP_PREFIXES | flag;
         self.activate(maps, intf::Active { lookups, ..self.active })
     }
@@ -129,6 +136,19 @@ impl Settings {
         }
         self.clock_ns = clock_ns;
         self.activate(maps, intf::Active { unix_seconds: clock_ns.div_euclid(NS_PER_S), ..self.active })
+    }
+
+    /// To be called after each walk over what the marks are about (`gate_marks.h`).
+    pub fn age_marks(&mut self, maps: &Maps) -> Result<(), Error> {
+        self.walks += 1;
+        if self.walks < WALKS_PER_AGE {
+            return Ok(());
+        }
+        let age = 1 - self.active.age;
+        maps.forget(age)?;
+        self.activate(maps, intf::Active { age, ..self.active })?;
+        self.walks = 0;
+        Ok(())
     }
 
     pub fn rotate_token_key(&mut self, maps: &Maps, key: token::Key) -> Result<(), Error> {

@@ -213,6 +213,35 @@ fn tracking() {
     }
 }
 
+/// Marks (`gate_marks.h`) are forgotten and made again; what is in the maps is found whatever their age.
+#[test]
+fn marks_age_and_connections_do_not() {
+    if !root("marks_age_and_connections_do_not") {
+        return;
+    }
+    let of_gate = gate(tracked(&[Rule::Quota]));
+    let of_server = gate(Policy { modes: enforce(&[Rule::UnknownId]), ..published() });
+    let web = of_server.scope("web").expect("a scope");
+    handshake(&of_gate, V4, VERSIONS[0], &SERVER_ID);
+    answer(&of_gate, V6, VERSIONS[0], &[0x77; 8]);
+    web.publish(&SERVER_ID).expect("an ID");
+    for _ in 0..50 {
+        of_gate.maintain().expect("maintenance");
+        of_server.maintain().expect("maintenance");
+        for from in [V4, V6] {
+            assert_eq!(reason(&of_server, &to_server(from, short(&SERVER_ID, 100))), LIVE);
+        }
+        assert_eq!(reason(&of_gate, &to_server(V4, short(&SERVER_ID, 100))), LIVE);
+        assert_eq!(reason(&of_gate, &to_server(V4, short(&[6; 8], 100))), passed(Pass::LivePath));
+        assert_eq!(reason(&of_gate, &open(V4, 9)), refused(Rule::Quota));
+        // An answered handshake whose client goes on with Initials.
+        let more = to_server(V6, initial(VERSIONS[0], &[0x77; 8], &[2; 4], &[]));
+        assert_eq!(reason(&of_gate, &more), passed(Pass::Handshake));
+    }
+    web.retire(&SERVER_ID).expect("an ID");
+    assert_eq!(reason(&of_server, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
+}
+
 /// What a client says alone proves nothing, and what the server says in short headers, Retry or Version Negotiation is
 /// no answer to a handshake.
 #[test]

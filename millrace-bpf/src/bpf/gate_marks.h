@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Marks tell at a glance what is certainly not in the maps of connections. In a flood of random addresses and IDs no
+ * bucket of a hash table is in the cache, and there would be three of them to look at; the marks are 256 KiB, and a
+ * question reads one line of them.
+ *
+ * What is put into a map is marked afterwards, so whatever is in there has a mark. Marks cannot be taken away. Instead
+ * there are two ages of them: all that is in the maps is marked again every second (gate_expire), and every few
+ * seconds userspace has the older marks forgotten and the age changed (gate_forget). A walk over a map can miss an
+ * entry that others move about; it does not miss the same one as often in a row as there are walks in an age.
+ */
+#ifndef MILLRACE_GATE_MARKS_H
+#define MILLRACE_GATE_MARKS_H
+
+#include "gate_maps.h"
+
+enum gate_mark {
+	MARK_SERVER_ID, /* connections, handshakes */
+	MARK_OPENING,
+	MARK_PATH,
+	MARK_CLIENT,
+};
+
+/* Not cryptographic: who finds something with the mark of another wins a look into the maps. */
+static __always_inline __u64 mark_hash(enum gate_mark kind, const __u32 *words, __u32 count)
+{
+	__u64 hash = config.mark_seed + kind;
+
+	for (int i = 0; i < count; i += 2) {
+		hash ^= words[i] | (i + 1 < count ? (__u64)words[i + 1] << 32 : 0);
+		hash *= 0x9e3779b97f4a7c15;
+		hash ^= hash >> 32;
+	}
+	return hash;
+}
+
+static __always_inline struct gate_marks *find_marks(__u64 hash)
+{
+	__u32 index = hash & ((1 << GATE_MARKS_BITS) - 1);
+
+	return bpf_map_lookup_elem(&marks, &index);
+}
+
+static __always_inline __u64 mark_bit(__u64 hash)
+{
+	return 1ULL << (hash >> GATE_MARKS_BITS & 63);
+}
+
+static __always_inline void put_mark(__u64 hash)
+{
+	__u32 zero = 0;
+	struct gate_active *now = bpf_map_lookup_elem(&active, &zero);
+	struct gate_marks *at = find_marks(hash);
+	__u64 *bits;
+
+	if (!now || !at)
+		return;
+	bits = now->age & 1 ? &at->bits[1] : &at->bits[0];
+	if (!(*bits & mark_bit(hash)))
+		__sync_fetch_and_or(bits, mark_bit(hash));
+}
+
+static __always_inline int has_mark(__u64 hash)
+{
+	const struct gate_marks *at = find_marks(hash);
+
+	return !at || (at->bits[0] | at->bits[1]) & mark_bit(hash);
+}
+
+#define HASH_OF(kind, key)   mark_hash(kind, (const __u32 *)(key), sizeof(*(key)) / sizeof(__u32))
+#define MARK(kind, key)	     put_mark(HASH_OF(kind, key))
+#define IS_MARKED(kind, key) has_mark(HASH_OF(kind, key))
+
+static long forget_marks(void *map, __u32 *key, struct gate_marks *at, const __u32 *age)
+{
+	if (*age)
+		at->bits[1] = 0;
+	else
+		at->bits[0] = 0;
+	return 0;
+}
+
+#endif
