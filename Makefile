@@ -47,6 +47,7 @@ soak: build ## ten minutes of relaying with loss, an hour of observing (or SOAK_
 	@scripts/soak-cost.sh
 
 bench: build peers ## compare relays; results in target/bench.json
+	@scripts/setup.sh bench
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
 
 web: ## build the dashboard of `millrace cost` anew (node); what is built is committed

@@ -10,6 +10,7 @@ pub mod clock;
 pub mod cost;
 pub mod crypto;
 pub mod energy;
+pub mod flood;
 pub mod gate;
 mod intf;
 mod memory;

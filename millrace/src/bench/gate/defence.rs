@@ -22,8 +22,12 @@ pub enum Defence {
     User,
     /// The gate
     Gate,
-    /// nftables, with connection tracking
+    /// nftables at the input hook, with connection tracking
     Nftables,
+    /// nftables before connection tracking and routing, which knows Initials by their first byte
+    NftablesRaw,
+    /// The same at the interface's own hook
+    NftablesIngress,
     /// xdp-filter (xdp-tools): drops whatever comes by the attackers' interface
     XdpFilter,
 }
@@ -35,6 +39,8 @@ impl Defence {
             Self::User => "user",
             Self::Gate => "gate",
             Self::Nftables => "nftables",
+            Self::NftablesRaw => "nftables-raw",
+            Self::NftablesIngress => "nftables-ingress",
             Self::XdpFilter => "xdp-filter",
         }
     }
@@ -69,33 +75,73 @@ impl Limits {
         format!("[[scope]]\nname = \"web\"\nport = {port}\n[scope.rules]\n{rules}\n")
     }
 
-    /// The same for nftables: what connection tracking knows as answered is live, everything else new.
-    fn nft_rules(self, port: u16) -> String {
+    /// The same for nftables. What all may have comes first, as it does in the gate: beyond that no client is looked up.
+    fn nft_rules(self, hook: NftHook, port: u16) -> anyhow::Result<String> {
         let rules = match self {
+            Self::Connections(_) if hook != NftHook::Input => {
+                bail!("before connection tracking nftables knows no connections")
+            }
             Self::Connections(most) => {
                 format!(
                     "ct state new add @clients {{ ip saddr ct count over {most} }} counter name refused drop"
                 )
             }
             Self::New { client, all } => format!(
-                "update @clients {{ ip saddr limit rate over {client}/second burst {client} packets }} \
-                     counter name refused drop\n\
-                 limit rate over {all}/second burst {all} packets counter name refused drop"
+                "limit rate over {all}/second burst {all} packets counter name refused drop\n\
+                 update @clients {{ ip saddr limit rate over {client}/second burst {client} packets }} \
+                     counter name refused drop"
             ),
         };
         let set_flags = match self {
             Self::Connections(_) => "flags dynamic",
             Self::New { .. } => "flags dynamic,timeout; timeout 10s",
         };
-        format!(
-            "table inet {NFT_TABLE} {{\n\
+        Ok(format!(
+            "table {} {NFT_TABLE} {{\n\
              counter refused {{ }}\n\
              set clients {{ type ipv4_addr; size 65535; {set_flags}; }}\n\
-             chain input {{ type filter hook input priority filter; policy accept;\n\
+             chain guard {{ type filter hook {}; policy accept;\n\
              udp dport != {port} accept\n\
-             ct state established accept\n\
-             {rules}\n}}\n}}\n"
-        )
+             {} accept\n\
+             {rules}\n}}\n}}\n",
+            hook.family(),
+            hook.place(),
+            hook.not_new(),
+        ))
+    }
+}
+
+/// Where nftables looks at packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NftHook<'a> {
+    Input,
+    Raw,
+    Ingress { device: &'a str },
+}
+
+impl NftHook<'_> {
+    fn family(self) -> &'static str {
+        match self {
+            Self::Input | Self::Raw => "inet",
+            Self::Ingress { .. } => "netdev",
+        }
+    }
+
+    fn place(self) -> String {
+        match self {
+            Self::Input => "input priority filter".into(),
+            Self::Raw => "prerouting priority raw".into(),
+            Self::Ingress { device } => format!("ingress device {device} priority 0"),
+        }
+    }
+
+    /// What opens no connection: an answered flow where that is known, else what is no Initial of version 1 (the upper
+    /// half of its first byte).
+    fn not_new(self) -> &'static str {
+        match self {
+            Self::Input => "ct state established",
+            Self::Raw | Self::Ingress { .. } => "@th,64,4 != 0xc",
+        }
     }
 }
 
@@ -122,9 +168,11 @@ impl<'a> Guard<'a> {
         match defence {
             Defence::None | Defence::User => {}
             Defence::Gate => guard.gate = Some(start_gate(place, limits)?),
-            Defence::Nftables => run(place.node, "nft", &["-f", "-"], &limits.nft_rules(place.server.port()))
-                .map(drop)
-                .context("nftables")?,
+            Defence::Nftables => load_nftables(place, limits, NftHook::Input)?,
+            Defence::NftablesRaw => load_nftables(place, limits, NftHook::Raw)?,
+            Defence::NftablesIngress => {
+                load_nftables(place, limits, NftHook::Ingress { device: &place.attacked })?;
+            }
             Defence::XdpFilter => load_xdp_filter(place, limits)?,
         }
         Ok(guard)
@@ -135,7 +183,7 @@ impl<'a> Guard<'a> {
         match self.defence {
             Defence::None | Defence::User => Ok(None),
             Defence::Gate => self.refused_by_gate().map(Some),
-            Defence::Nftables => {
+            Defence::Nftables | Defence::NftablesRaw | Defence::NftablesIngress => {
                 let json = run(self.place.node, "nft", &["-j", "list", "counters"], "")?;
                 find(&serde_json::from_str(&json)?, "packets").context("nftables' counter").map(Some)
             }
@@ -172,7 +220,10 @@ impl Drop for Guard<'_> {
         // What could not be removed goes with the namespace.
         let _ = match self.defence {
             Defence::None | Defence::User | Defence::Gate => return,
-            Defence::Nftables => run(self.place.node, "nft", &["delete", "table", "inet", NFT_TABLE], ""),
+            Defence::Nftables | Defence::NftablesRaw => delete_nftables(self.place, NftHook::Input),
+            Defence::NftablesIngress => {
+                delete_nftables(self.place, NftHook::Ingress { device: &self.place.attacked })
+            }
             Defence::XdpFilter => {
                 let unloaded = run(self.place.node, "xdp-filter", &["unload", &self.place.attacked], "");
                 // libxdp leaves its directory behind; one that is in use is not empty.
@@ -201,6 +252,15 @@ fn is_guarded(place: &Place<'_>) -> bool {
         let link = run(place.node, "ip", &["-d", "link", "show", "dev", device], "");
         link.is_ok_and(|text| text.contains("prog/xdp"))
     })
+}
+
+fn load_nftables(place: &Place<'_>, limits: Limits, hook: NftHook<'_>) -> anyhow::Result<()> {
+    let rules = limits.nft_rules(hook, place.server.port())?;
+    run(place.node, "nft", &["-f", "-"], &rules).map(drop).context("nftables")
+}
+
+fn delete_nftables(place: &Place<'_>, hook: NftHook<'_>) -> anyhow::Result<String> {
+    run(place.node, "nft", &["delete", "table", hook.family(), NFT_TABLE], "")
 }
 
 /// It has no limits, only lists. Without any, on the interface that honest clients do not come by, it drops all: the
@@ -253,6 +313,20 @@ mod tests {
         for limits in [Limits::Connections(1), Limits::New { client: 10, all: 2000 }] {
             let policy = millrace_gate::Policy::parse(&limits.policy(4433)).expect("a policy");
             assert_eq!(policy.rules.scopes.len(), 1);
+        }
+    }
+
+    #[test]
+    fn only_the_input_hook_knows_connections() {
+        let hooks = [NftHook::Input, NftHook::Raw, NftHook::Ingress { device: "eth0" }];
+        let connections = hooks.map(|hook| Limits::Connections(1).nft_rules(hook, 4433).is_ok());
+        assert_eq!(connections, [true, false, false]);
+        for hook in hooks {
+            let rules = Limits::New { client: 10, all: 2000 }.nft_rules(hook, 4433).expect("rules");
+            let at = |what: &str| rules.find(what).unwrap_or_else(|| panic!("{what} in {rules}"));
+            assert!(
+                at("dport != 4433") < at("over 2000/second") && at("over 2000/second") < at("over 10/second")
+            );
         }
     }
 

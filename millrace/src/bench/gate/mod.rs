@@ -7,6 +7,7 @@ mod plot;
 mod quota;
 mod report;
 mod site;
+mod verdicts;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -22,7 +23,7 @@ pub struct Args {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "none,user,gate,nftables,xdp-filter",
+        default_value = "none,user,gate,nftables,nftables-raw,nftables-ingress,xdp-filter",
         value_name = "NAMES"
     )]
     defences: Vec<Defence>,
@@ -47,6 +48,9 @@ pub struct Args {
     /// Times that every defence is measured
     #[arg(long, default_value_t = 3)]
     rounds: usize,
+    /// Only what each verdict of the gate's program takes, without a network
+    #[arg(long)]
+    verdicts: bool,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -75,6 +79,9 @@ impl Experiment {
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
+    if args.verdicts {
+        return verdicts::run(args.json.as_deref());
+    }
     let site = Site::new(args.body_bytes)?;
     let mut rows = args.rows();
     for round in 1..=args.rounds {

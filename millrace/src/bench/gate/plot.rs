@@ -38,6 +38,8 @@ fn colour(defence: Defence) -> RGBColor {
         Defence::User => RGBColor(0xff, 0x7f, 0x0e),
         Defence::Gate => RGBColor(0xd6, 0x27, 0x28),
         Defence::Nftables => RGBColor(0x1f, 0x77, 0xb4),
+        Defence::NftablesRaw => RGBColor(0x6b, 0xae, 0xd6),
+        Defence::NftablesIngress => RGBColor(0x9e, 0xca, 0xe1),
         Defence::XdpFilter => RGBColor(0x2c, 0xa0, 0x2c),
     }
 }

@@ -218,8 +218,8 @@ impl Refusals {
         let bpf_ns = guard.bpf_time()?.zip(bpf_before).map(|(after, before)| after.since(before).ns);
         let refused = guard.refused()?.zip(refused_before).map(|(after, before)| after - before);
         let cpu_ns = match defence {
-            Defence::None | Defence::Nftables | Defence::XdpFilter => None,
             Defence::User | Defence::Gate => Some((server_ns + bpf_ns.unwrap_or(0)) as f64),
+            _ => None,
         };
         Ok(Self { packets: sent()? - sent_before, refused, cpu_ns, syscalls })
     }

@@ -48,6 +48,9 @@ impl Site {
                 run(node, "ip", &["address", "add", &format!("{address}/24"), "dev", device], "")?;
             }
         }
+        // With GRO a veth takes XDP frames, and works as a driver does.
+        let attacked = &interface(lab.node(SERVER)?, ATTACKERS)?.device;
+        run(lab.node(SERVER)?, "ethtool", &["-K", attacked, "gro", "on"], "").context("GRO")?;
         let directory = tempfile::tempdir()?;
         let identity = Identity::create(&directory.path().join("identity"), lab.node(SERVER)?.addr_v4())?;
         Ok(Self { lab, directory, identity, body_bytes })

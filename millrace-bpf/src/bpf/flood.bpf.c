@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Initials of forged addresses at the rate of a network card. The kernel runs flood_xdp on frames of its own
+ * (BPF_F_TEST_XDP_LIVE_FRAMES, since 5.18), which are pages as a driver has them; each run turns its frame into
+ * another client's new connection and sends it. Frames come round again, so what a run writes is there at the next.
+ */
+#include "bytes.h"
+#include "checksum.h"
+#include "flood_intf.h"
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/ip.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#define PORT_MIN 1024
+
+/* As flood.rs lays frames out: an IPv4 header without options, an ID of 8 bytes. */
+struct frame {
+	struct ethhdr eth;
+	struct iphdr ip;
+	struct udphdr udp;
+	__u8 first;
+	__be32 version;
+	__u8 id_len;
+	__u8 id[8];
+} __attribute__((packed));
+
+SEC(".rodata.config")
+const volatile struct flood_config config = {};
+
+/* One thread floods. */
+__u64 seed;
+
+/* SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
+static __always_inline __u64 next_random(void)
+{
+	__u64 z = seed += 0x9e3779b97f4a7c15;
+
+	z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+	z = (z ^ z >> 27) * 0x94d049bb133111eb;
+	return z ^ z >> 31;
+}
+
+SEC("xdp")
+int flood_xdp(struct xdp_md *ctx)
+{
+	struct frame *frame = (void *)(long)ctx->data;
+	__u64 who = next_random();
+	__be32 source = bpf_htonl(config.network | ((__u32)who & config.hosts));
+
+	if ((void *)(frame + 1) > (void *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	frame->ip.saddr = source;
+	frame->ip.check = ~fold(config.header_sum + (source & 0xffff) + (source >> 16));
+	frame->udp.source = bpf_htons(PORT_MIN | (who >> 32 & 0xffff));
+	store64(frame->id, next_random());
+	return config.ifindex ? bpf_redirect(config.ifindex, 0) : XDP_DROP;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

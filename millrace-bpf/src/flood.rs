@@ -1,0 +1,151 @@
+//! A flood of Initials from forged addresses, made inside the kernel: for measurements.
+//!
+//! A packet socket needs a system call and a socket buffer for each packet, which is most of what then is measured.
+//! Here the kernel runs a program on pages of its own (`BPF_F_TEST_XDP_LIVE_FRAMES`, since 5.18) and sends them as
+//! XDP frames. At the other end of a veth pair whose NAPI is on (by an XDP program or GRO) they arrive as from a
+//! network card's driver: XDP gets the page, and only what passes is made into a socket buffer.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4};
+
+use libbpf_rs::{ErrorKind, ProgramInput};
+
+use crate::Error;
+use crate::intf::mirror;
+use crate::object::{Loaded, embedded};
+
+/// Sources are in 198.18.0.0/15, which RFC 2544 sets aside for measurements.
+pub const NETWORK: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
+pub const SOURCES: u32 = 1 << 17;
+pub const FRAME_BYTES: usize = ETHERNET + IP + UDP + INITIAL;
+
+const ETHERNET: usize = 14;
+const IP: usize = 20;
+const UDP: usize = 8;
+const INITIAL: usize = 1200;
+/// Sent by us, to us and to nobody: locally administered.
+const FROM_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
+
+mirror!(Config = "flood_config" { ifindex: u32, header_sum: u32, network: u32, hosts: u32 });
+
+/// The flood, loaded.
+pub struct Flood {
+    object: Loaded,
+    frame: Vec<u8>,
+}
+
+impl Flood {
+    /// Sends to a server by an interface of the calling thread's network namespace. Without one, frames are made and
+    /// then forgotten: what the flood itself takes.
+    pub fn load(interface: Option<u32>, mac: [u8; 6], to: SocketAddrV4) -> Result<Self, Error> {
+        let frame = frame(mac, to);
+        let mut open = embedded!("flood.bpf.o").open()?;
+        open.configure(&Config {
+            ifindex: interface.unwrap_or(0),
+            header_sum: sum(frame.get(ETHERNET..ETHERNET + IP).unwrap_or_default()),
+            network: NETWORK.to_bits(),
+            hosts: SOURCES - 1,
+        })?;
+        Ok(Self { object: open.load()?, frame })
+    }
+
+    /// Sends that many packets. What the interface had no room for is lost; its counters know. A signal that arrives
+    /// may end it early.
+    pub fn send(&self, packets: u32) -> Result<(), Error> {
+        let input = ProgramInput {
+            data_in: Some(&self.frame),
+            flags: libbpf_sys::BPF_F_TEST_XDP_LIVE_FRAMES,
+            repeat: packets,
+            ..ProgramInput::default()
+        };
+        match self.object.program("flood_xdp")?.test_run(input) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => {
+                Err(Error::Run { program: "flood_xdp", source: io::Error::other(error) })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Ethernet, IPv4, UDP without checksum, and an Initial of QUIC version 1 (RFC 9000, section 17.2.2) that nothing can
+/// tell from a client's without its keys. Source address, checksum, source port and connection ID are zero: the
+/// program fills them in.
+fn frame(mac: [u8; 6], to: SocketAddrV4) -> Vec<u8> {
+    let mut frame = Vec::with_capacity(FRAME_BYTES);
+    frame.extend(mac);
+    frame.extend(FROM_MAC);
+    frame.extend([8, 0]);
+    frame.extend([0x45, 0]);
+    frame.extend(((IP + UDP + INITIAL) as u16).to_be_bytes());
+    frame.extend([0, 0, 0x40, 0, 64, 17, 0, 0]);
+    frame.extend([0; 4]);
+    frame.extend(to.ip().octets());
+    frame.extend([0; 2]);
+    frame.extend(to.port().to_be_bytes());
+    frame.extend(((UDP + INITIAL) as u16).to_be_bytes());
+    frame.extend([0, 0]);
+    frame.extend([0xc3, 0, 0, 0, 1, 8]);
+    frame.extend([0; 8]);
+    // No source ID, no token, the length of the rest.
+    frame.extend([0, 0]);
+    let rest = (FRAME_BYTES - frame.len() - 2) as u16;
+    frame.extend((0x4000 | rest).to_be_bytes());
+    frame.resize(FRAME_BYTES, 0xa5);
+    frame
+}
+
+/// Of 16-bit words in the order of memory, as the program adds.
+fn sum(header: &[u8]) -> u32 {
+    header.chunks_exact(2).map(|word| u32::from(u16::from_ne_bytes([word[0], word[1]]))).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(flood: &Flood) -> Vec<u8> {
+        let mut after = vec![0; FRAME_BYTES];
+        let input = ProgramInput {
+            data_in: Some(&flood.frame),
+            data_out: Some(&mut after),
+            ..ProgramInput::default()
+        };
+        let program = flood.object.program("flood_xdp").expect("the program");
+        let output = program.test_run(input).expect("a run");
+        assert_eq!(output.return_value, libbpf_sys::XDP_DROP, "it has no interface");
+        assert_eq!(output.data.expect("a frame").len(), FRAME_BYTES);
+        after
+    }
+
+    #[test]
+    fn frames_are_initials() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP frames_are_initials: needs root");
+            return;
+        }
+        let flood = Flood::load(None, [1; 6], SocketAddrV4::new(Ipv4Addr::new(10, 0, 0, 1), 4433));
+        let flood = flood.unwrap_or_else(|error| panic!("{error}"));
+        let frames = [made(&flood), made(&flood)];
+        for frame in &frames {
+            // With its checksum the header sums to zero.
+            let header = sum(&frame[ETHERNET..ETHERNET + IP]);
+            assert_eq!((header & 0xffff) + (header >> 16), 0xffff, "{frame:x?}");
+            let source = &frame[ETHERNET + 12..ETHERNET + 16];
+            assert!(source[0] == 198 && (18..20).contains(&source[1]), "{source:?}");
+            assert_eq!(frame[ETHERNET + 16..ETHERNET + IP], [10, 0, 0, 1]);
+            let port = u16::from_be_bytes([frame[ETHERNET + IP], frame[ETHERNET + IP + 1]]);
+            assert!(port >= 1024, "{port}");
+            let quic = &frame[ETHERNET + IP + UDP..];
+            let length = usize::from(u16::from_be_bytes([quic[16], quic[17]]) & 0x3fff);
+            assert_eq!((quic.len(), length), (INITIAL, INITIAL - 18));
+        }
+        let id = |frame: &[u8]| frame[ETHERNET + IP + UDP + 6..][..8].to_vec();
+        assert_ne!(id(&frames[0]), id(&frames[1]));
+        flood.send(1000).expect("frames that go nowhere");
+    }
+
+    #[test]
+    fn mirrors_match_btf() {
+        crate::intf::assert_layouts("flood.bpf.o", &[Config::LAYOUT]);
+    }
+}
