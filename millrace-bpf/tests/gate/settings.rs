@@ -123,6 +123,16 @@ fn all_or_nothing() {
             with(Policy { live: Live::Published { id_len: 8 }, ..Policy::default() }),
             "only counts connections that it tracks",
         ),
+        (with(Policy { live: Live::Unknown, ..Policy::default() }), "only counts connections that it tracks"),
+        (
+            with(Policy {
+                live: Live::Unknown,
+                counting: Counting::Application,
+                modes: on(Rule::ClientPackets),
+                ..Policy::default()
+            }),
+            "need live connections to be known",
+        ),
         (with(Policy { live: Live::Tracked { idle: Duration::ZERO }, ..Policy::default() }), "idle time"),
         (with(Policy { versions: vec![1; 5], ..Policy::default() }), "more than 4 versions"),
         (with(Policy { reflectors: vec![1; 33], ..Policy::default() }), "more than 32 reflectors"),

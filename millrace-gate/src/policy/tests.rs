@@ -113,13 +113,17 @@ fn everything_arrives_where_it_belongs() {
 
 #[test]
 fn every_problem_is_said_with_line_key_and_remedy() {
-    let table: [(&str, &[&str]); 13] = [
+    let table: [(&str, &[&str]); 14] = [
         ("", &["1: there is no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
         ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web is found by nothing"]),
         ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the name \"interface\""]),
         ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 0 to 65535"]),
+        (
+            "[[scope]]\nname = \"web\"\nport = 443\nlive = \"unknown\"\nidle_timeout = 3\n",
+            &["5: scope[0].idle_timeout: means nothing where live"],
+        ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\nlive = \"published\"\nidle_timeout = 3\n",
             &["4: scope[0].live: needs the length", "5: scope[0].idle_timeout: means nothing"],
