@@ -29,7 +29,16 @@ fn accuracy_and_overhead_of_one_scenario() {
     let directory = tempfile::tempdir().expect("a directory");
     let json = directory.path().join("rows.json");
     let mut bench = Command::new(env!("CARGO_BIN_EXE_millrace"))
-        .args(["bench", "cost", "--only", "veth udp gro=off", "--accuracy-seconds", "0.7"])
+        .args([
+            "bench",
+            "cost",
+            "--only",
+            "veth udp gro=off",
+            "--accuracy-seconds",
+            "0.7",
+            "--accuracy-rounds",
+            "2",
+        ])
         .args(["--hz", "1000", "--pairs", &PAIRS.to_string(), "--pair-seconds", "0.3"])
         .args(["--observers", "clock,array,http"])
         .args(["--json".as_ref(), json.as_os_str()])
@@ -44,20 +53,27 @@ fn accuracy_and_overhead_of_one_scenario() {
         line.clear();
         assert!(said.read_line(&mut line).expect("text") > 0, "it ended without a row");
     }
-    assert_eq!(rows(&json)[0]["scenario"], "veth udp gro=off");
+    assert_eq!(rows(&json)[1]["scenario"], "veth udp gro=off");
     let (mut rest, mut table) = (String::new(), String::new());
     said.read_to_string(&mut rest).expect("text");
     bench.stdout.take().expect("a pipe").read_to_string(&mut table).expect("text");
     assert!(bench.wait().expect("it ends").success(), "{line}{rest}");
-    assert_eq!(table.lines().count(), 4, "{table}");
+    assert_eq!(table.lines().count(), 5, "{table}");
 
     let rows = rows(&json);
-    let [accuracy, clock, array, http] = &rows[..] else { panic!("{rows:#?}") };
-    for row in &rows {
+    let [calibration, accuracy, clock, array, http] = &rows[..] else { panic!("{rows:#?}") };
+    assert_eq!(calibration.get("error"), None, "{calibration}");
+    for cpu in calibration["calibration"].as_array().expect("a list") {
+        let figure = |name: &str| cpu[name].as_f64().unwrap_or_else(|| panic!("{calibration}"));
+        assert!(figure("bursts_pct") > 0.0 && figure("thread_pct") > 0.0, "{calibration}");
+        assert!(figure("ticks_pct") > 0.0 && figure("profile_busy_pct") > 0.0, "{calibration}");
+    }
+    for row in [accuracy, clock, array, http] {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
     }
     assert!(accuracy["procstat_error_pct"].is_f64(), "{accuracy}");
+    assert_eq!(accuracy["accuracy"]["rounds"], 2, "{accuracy}");
     assert!(accuracy["worst_subevent_error_points"].as_f64() >= Some(0.0), "{accuracy}");
     for event in ["send", "receive", "net_rx"] {
         let parts = accuracy["accuracy"]["parts"].as_array().expect("a list");

@@ -5,15 +5,18 @@ use std::time::Duration;
 
 use anyhow::Context;
 use millrace_bpf::clock::monotonic_ns;
-use millrace_cost::report::{Event, Report};
+use millrace_cost::report::{self, Event, ProcStat, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
+use super::Spread;
 use super::network::{Scenario, Traffic};
 use super::profile::{self, Recording};
 
+/// Of all rounds: medians, or with their extremes.
 #[derive(Debug, Serialize)]
 pub struct Figures {
+    rounds: usize,
     pub cpus: Vec<CpuError>,
     /// The largest difference first.
     pub parts: Vec<PartError>,
@@ -28,13 +31,20 @@ pub struct CpuError {
     events_pct: f64,
     /// By the profile: the kernel outside of all events.
     rest_pct: f64,
-    /// System, softirq and hardware interrupts.
-    procstat_pct: f64,
-    /// `/proc/stat` leaves it out of the others; the observer's clock runs on.
-    steal_pct: f64,
-    error_pct: f64,
     /// The same events by the profile.
     profile_events_pct: f64,
+    /// All samples of the profile that are not of the idle task.
+    profile_busy_pct: f64,
+    /// By `/proc/stat`: all that was not idle, which tickless kernels measure with a clock.
+    busy_pct: f64,
+    /// What `/proc/stat` has in none of its columns: interrupts of the idle CPU, and where its ticks did not fall.
+    uncounted_pct: f64,
+    /// `/proc/stat` leaves it out of the others; the observer's clock runs on.
+    steal_pct: f64,
+    /// System, softirq and hardware interrupts.
+    procstat_pct: f64,
+    /// Events and rest minus `procstat_pct`.
+    procstat_error_pct: Spread,
 }
 
 /// Percent of the CPU.
@@ -45,62 +55,203 @@ pub struct PartError {
     pub part: String,
     pub observer_pct: f64,
     pub profile_pct: f64,
+    /// The difference, round by round.
+    error_points: Spread,
+    /// Standard error of that median by the numbers of samples alone.
+    pub sampling_error_points: f64,
 }
 
 impl PartError {
     pub fn points(&self) -> f64 {
-        (self.observer_pct - self.profile_pct).abs()
+        self.error_points.median.abs()
     }
 }
 
 impl Figures {
-    /// With its sign.
-    pub fn worst_cpu_error_pct(&self) -> Option<f64> {
-        let errors = self.cpus.iter().map(|cpu| cpu.error_pct);
-        errors.max_by(|a, b| a.abs().total_cmp(&b.abs()))
+    pub fn of(rounds: &[Round]) -> Self {
+        let cpus: BTreeSet<u32> = rounds.iter().flat_map(|round| round.cpus.keys().copied()).collect();
+        let names: BTreeSet<&PartName> = rounds.iter().flat_map(|round| round.parts.keys()).collect();
+        let mut parts: Vec<PartError> =
+            names.into_iter().filter_map(|name| PartError::of(name, rounds)).collect();
+        parts.sort_by(|a, b| b.points().total_cmp(&a.points()));
+        Self {
+            rounds: rounds.len(),
+            cpus: cpus.into_iter().filter_map(|cpu| CpuError::of(cpu, rounds)).collect(),
+            parts,
+            lost_samples: rounds.iter().map(|round| round.lost_samples).sum(),
+        }
     }
 
+    /// Of the CPU where its median is largest.
+    pub fn procstat_error_pct(&self) -> Option<Spread> {
+        let errors = self.cpus.iter().map(|cpu| cpu.procstat_error_pct);
+        errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
+    }
+}
+
+/// One run. Percent of the CPU.
+#[derive(Debug)]
+pub struct Round {
+    cpus: BTreeMap<u32, CpuTimes>,
+    parts: BTreeMap<PartName, PartTimes>,
+    lost_samples: u64,
+}
+
+type PartName = (u32, Event, String);
+
+#[derive(Debug, Default, Clone, Copy)]
+struct CpuTimes {
+    events: f64,
+    rest: f64,
+    profile_events: f64,
+    profile_busy: f64,
+    stat: ProcStatTimes,
+}
+
+/// `/proc/stat`, percent of the CPU.
+#[derive(Debug, Default, Clone, Copy, PartialEq)]
+pub struct ProcStatTimes {
+    kernel: f64,
+    user: f64,
+    steal: f64,
+    idle: f64,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct PartTimes {
+    observer: f64,
+    profile: f64,
+    /// Of the difference, by the numbers of samples.
+    variance: f64,
+}
+
+impl Round {
     fn new(report: &Report, profile: &BTreeMap<u32, profile::Cpu>) -> anyhow::Result<Self> {
-        let (mut cpus, mut parts) = (Vec::new(), Vec::new());
+        let (mut cpus, mut parts) = (BTreeMap::new(), BTreeMap::new());
         for cpu in &report.cpus {
             let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
-            let percent = |ns: u64| ns as f64 * 100.0 / report.period_ns.max(1) as f64;
-            let events_pct = cpu.networking_share * 100.0;
-            let sampled = |samples| profile::percent(samples, report.period_ns);
-            let rest_pct = sampled(it.rest);
-            let kernel = cpu.procstat.system_ns + cpu.procstat.softirq_ns + cpu.procstat.irq_ns;
-            cpus.push(CpuError {
-                cpu: cpu.cpu,
-                events_pct,
-                rest_pct,
-                procstat_pct: percent(kernel),
-                steal_pct: percent(cpu.procstat.steal_ns),
-                error_pct: events_pct + rest_pct - percent(kernel),
-                profile_events_pct: sampled(it.parts.values().sum()),
-            });
-            let observed: BTreeMap<(Event, String), u64> = cpu
-                .events
-                .iter()
-                .flat_map(|event| event.parts.iter().map(|part| ((event.event, part.name.clone()), part.ns)))
-                .collect();
-            let names: BTreeSet<_> = observed.keys().chain(it.parts.keys()).collect();
-            parts.extend(names.into_iter().map(|name| PartError {
-                cpu: cpu.cpu,
-                event: name.0,
-                part: name.1.clone(),
-                observer_pct: percent(observed.get(name).copied().unwrap_or(0)),
-                profile_pct: sampled(it.parts.get(name).copied().unwrap_or(0)),
-            }));
+            let sampled = |samples| it.percent(samples, report.period_ns);
+            let times = CpuTimes {
+                events: cpu.networking_share * 100.0,
+                rest: sampled(it.rest),
+                profile_events: sampled(it.events()),
+                profile_busy: sampled(it.busy()),
+                stat: ProcStatTimes::new(&cpu.procstat, report.period_ns),
+            };
+            cpus.insert(cpu.cpu, times);
+            add_parts(&mut parts, cpu, it, report.period_ns);
         }
-        parts.sort_by(|a, b| b.points().total_cmp(&a.points()));
         Ok(Self { cpus, parts, lost_samples: report.lost.samples })
     }
 }
 
-pub fn measure(scenario: Scenario, sample_hz: u32, length: Duration) -> anyhow::Result<Figures> {
+fn add_parts(
+    parts: &mut BTreeMap<PartName, PartTimes>,
+    cpu: &report::Cpu,
+    profile: &profile::Cpu,
+    period_ns: u64,
+) {
+    for event in &cpu.events {
+        let total = percent(event.ns, period_ns);
+        for part in &event.parts {
+            let times = parts.entry((cpu.cpu, event.event, part.name.clone())).or_default();
+            times.observer = percent(part.ns, period_ns);
+            let share = part.samples as f64 / event.samples.max(1) as f64;
+            times.variance += total * total * share * (1.0 - share) / event.samples.max(1) as f64;
+        }
+    }
+    for ((event, part), samples) in &profile.parts {
+        let times = parts.entry((cpu.cpu, *event, part.clone())).or_default();
+        times.profile = profile.percent(*samples, period_ns);
+        times.variance += times.profile * (100.0 - times.profile).max(0.0) / profile.due(period_ns);
+    }
+}
+
+impl ProcStatTimes {
+    pub fn new(stat: &ProcStat, period_ns: u64) -> Self {
+        Self {
+            kernel: percent(stat.system_ns + stat.softirq_ns + stat.irq_ns, period_ns),
+            user: percent(stat.user_ns, period_ns),
+            steal: percent(stat.steal_ns, period_ns),
+            idle: percent(stat.idle_ns, period_ns),
+        }
+    }
+
+    pub fn busy(self) -> f64 {
+        100.0 - self.idle
+    }
+
+    /// Ticks that fell in busy time.
+    pub fn counted(self) -> f64 {
+        self.kernel + self.user + self.steal
+    }
+
+    fn uncounted(self) -> f64 {
+        self.busy() - self.counted()
+    }
+}
+
+impl CpuError {
+    fn of(cpu: u32, rounds: &[Round]) -> Option<Self> {
+        let all = |value: &dyn Fn(&CpuTimes) -> f64| -> Option<Spread> {
+            let values: Vec<f64> =
+                rounds.iter().filter_map(|round| round.cpus.get(&cpu)).map(value).collect();
+            Spread::of(&values)
+        };
+        let median = |value: &dyn Fn(&CpuTimes) -> f64| all(value).map(|spread| spread.median);
+        Some(Self {
+            cpu,
+            events_pct: median(&|it| it.events)?,
+            rest_pct: median(&|it| it.rest)?,
+            profile_events_pct: median(&|it| it.profile_events)?,
+            profile_busy_pct: median(&|it| it.profile_busy)?,
+            busy_pct: median(&|it| it.stat.busy())?,
+            uncounted_pct: median(&|it| it.stat.uncounted())?,
+            steal_pct: median(&|it| it.stat.steal)?,
+            procstat_pct: median(&|it| it.stat.kernel)?,
+            procstat_error_pct: all(&|it| it.events + it.rest - it.stat.kernel)?,
+        })
+    }
+}
+
+impl PartError {
+    fn of(name: &PartName, rounds: &[Round]) -> Option<Self> {
+        let times: Vec<PartTimes> =
+            rounds.iter().map(|round| round.parts.get(name).copied().unwrap_or_default()).collect();
+        let all = |value: fn(&PartTimes) -> f64| Spread::of(&times.iter().map(value).collect::<Vec<_>>());
+        let (cpu, event, part) = name.clone();
+        Some(Self {
+            cpu,
+            event,
+            part,
+            observer_pct: all(|it| it.observer)?.median,
+            profile_pct: all(|it| it.profile)?.median,
+            error_points: all(|it| it.observer - it.profile)?,
+            sampling_error_points: error_of_median(&times),
+        })
+    }
+}
+
+/// The median of n > 2 normal values varies pi / 2 times as much as their mean.
+fn error_of_median(times: &[PartTimes]) -> f64 {
+    let rounds = times.len().max(1) as f64;
+    let variance = times.iter().map(|it| it.variance).sum::<f64>() / rounds;
+    let of_median = if times.len() > 2 { std::f64::consts::FRAC_PI_2 } else { 1.0 };
+    (variance * of_median / rounds).sqrt()
+}
+
+pub fn percent(ns: u64, of_ns: u64) -> f64 {
+    ns as f64 * 100.0 / of_ns.max(1) as f64
+}
+
+pub fn cpus_of(report: &Report) -> Vec<u32> {
+    report.cpus.iter().map(|cpu| cpu.cpu).collect()
+}
+
+pub fn measure(scenario: Scenario, sample_hz: u32, length: Duration) -> anyhow::Result<Round> {
     let traffic = Traffic::start(scenario)?;
     let mut observer = Observer::start(Config { frequency_hz: sample_hz, ..Config::new()? })?;
-    let recording = Recording::start(length)?;
+    let recording = Recording::start(&cpus_of(&observer.report()?), length)?;
     observer.report()?;
     let start = monotonic_ns();
     let report = observer.next(length)?;
@@ -109,30 +260,61 @@ pub fn measure(scenario: Scenario, sample_hz: u32, length: Duration) -> anyhow::
     let profile = recording.finish(start, end);
     drop(observer);
     drop(traffic);
-    Figures::new(&report, &profile?)
+    Round::new(&report, &profile?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Percent: 60 kernel, 20 user, 10 idle; the ticks of the other 10 fell elsewhere.
+    const STAT: ProcStatTimes = ProcStatTimes { kernel: 60.0, user: 20.0, steal: 0.0, idle: 10.0 };
+
+    fn round(events: f64, part: (f64, f64)) -> Round {
+        let times = CpuTimes { events, rest: 5.0, profile_events: 50.0, profile_busy: 80.0, stat: STAT };
+        let part = PartTimes { observer: part.0, profile: part.1, variance: 0.04 };
+        Round {
+            cpus: BTreeMap::from([(0, times)]),
+            parts: BTreeMap::from([((0, Event::Send, "TCP".to_owned()), part)]),
+            lost_samples: 1,
+        }
+    }
+
     #[test]
-    fn the_worst_error_keeps_its_sign() {
-        let cpu = |error_pct| CpuError {
-            cpu: 0,
-            events_pct: 0.0,
-            rest_pct: 0.0,
-            procstat_pct: 0.0,
-            steal_pct: 0.0,
-            error_pct,
-            profile_events_pct: 0.0,
-        };
-        let figures = |errors: &[f64]| Figures {
-            cpus: errors.iter().copied().map(cpu).collect(),
-            parts: Vec::new(),
-            lost_samples: 0,
-        };
-        assert_eq!(figures(&[1.0, -3.0, 2.0]).worst_cpu_error_pct(), Some(-3.0));
-        assert_eq!(figures(&[]).worst_cpu_error_pct(), None);
+    fn busy_time_is_more_than_its_ticks() {
+        assert_eq!((STAT.busy(), STAT.counted(), STAT.uncounted()), (90.0, 80.0, 10.0));
+    }
+
+    #[test]
+    fn rounds_become_medians_with_extremes() {
+        let figures =
+            Figures::of(&[round(57.0, (30.0, 29.0)), round(58.0, (30.0, 32.0)), round(63.0, (30.0, 30.5))]);
+        let spread = |median, min, max| Spread { median, min, max };
+        assert_eq!(figures.procstat_error_pct(), Some(spread(3.0, 2.0, 8.0)));
+        let [part] = &figures.parts[..] else { panic!("{figures:?}") };
+        assert_eq!((part.error_points, part.points()), (spread(-0.5, -2.0, 1.0), 0.5));
+        let expected = (0.04 * std::f64::consts::FRAC_PI_2 / 3.0).sqrt();
+        assert!((part.sampling_error_points - expected).abs() < 1e-9, "{part:?}");
+        assert_eq!((figures.rounds, figures.lost_samples), (3, 3));
+    }
+
+    #[test]
+    fn the_worst_cpu_keeps_its_sign() {
+        let mut low = round(40.0, (0.0, 0.0));
+        let high = low.cpus.get(&0).copied().map(|cpu| CpuTimes { events: 57.0, ..cpu }).expect("a CPU");
+        low.cpus.insert(1, high);
+        let worst = Figures::of(&[low]).procstat_error_pct().expect("two CPUs");
+        assert_eq!(worst.median, -15.0);
+    }
+
+    /// A part that only one of the two has seen, in one round only, counts as nothing where it is absent.
+    #[test]
+    fn absent_parts_are_zero() {
+        let mut other = round(57.0, (30.0, 30.0));
+        other
+            .parts
+            .insert((0, Event::NetRx, "UDP".to_owned()), PartTimes { profile: 3.0, ..PartTimes::default() });
+        let figures = Figures::of(&[other, round(57.0, (30.0, 30.0))]);
+        assert_eq!((figures.parts[0].part.as_str(), figures.parts[0].points()), ("UDP", 1.5));
     }
 }

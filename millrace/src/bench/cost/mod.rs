@@ -1,10 +1,12 @@
 //! `millrace bench cost`: whether the observer of networking's cost is right, and what it takes itself.
 
 mod accuracy;
+mod calibration;
 mod network;
 mod overhead;
 mod profile;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,6 +34,9 @@ pub struct Args {
     /// Length of each run for accuracy; 0 leaves accuracy out
     #[arg(long, default_value_t = 8.0, value_name = "SECONDS")]
     accuracy_seconds: f64,
+    /// Rounds of runs for accuracy, each with all scenarios
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    accuracy_rounds: u32,
     /// Samples per second in the runs for accuracy
     #[arg(long, default_value_t = 1000, value_name = "HZ")]
     accuracy_hz: u32,
@@ -98,10 +103,29 @@ impl Args {
         if self.accuracy_seconds == 0.0 {
             return Ok(());
         }
+        let scenarios: Vec<Scenario> = Scenario::all().filter(|scenario| self.wants(scenario)).collect();
+        if scenarios.is_empty() {
+            return Ok(());
+        }
         let length = Duration::from_secs_f64(self.accuracy_seconds);
-        for scenario in Scenario::all().filter(|scenario| self.wants(scenario)) {
-            let figures = accuracy::measure(scenario, self.accuracy_hz, length);
-            rows.push(Row::of_accuracy(scenario, self.accuracy_hz, figures))?;
+        rows.push(Row::of_calibration(calibration::measure(length)))?;
+        let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
+        for number in 1..=self.accuracy_rounds {
+            eprintln!("round {number} of {}", self.accuracy_rounds);
+            for slot in &mut open {
+                let Some((scenario, mut rounds)) = slot.take() else { continue };
+                let row = |figures| Row::of_accuracy(scenario, self.accuracy_hz, figures);
+                match accuracy::measure(scenario, self.accuracy_hz, length) {
+                    Err(error) => rows.push(row(Err(error)))?,
+                    Ok(round) => {
+                        rounds.push(round);
+                        match number == self.accuracy_rounds {
+                            true => rows.push(row(Ok(accuracy::Figures::of(&rounds))))?,
+                            false => *slot = Some((scenario, rounds)),
+                        }
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -133,10 +157,12 @@ struct Row {
     sample_hz: u32,
     /// Of throughput; negative: there was more with the observer.
     overhead_pct: Option<Spread>,
-    /// Of one CPU, the worst: the observer's events and the profile's rest, minus `/proc/stat`.
+    /// Of one CPU, the worst: the observer's events and the profile's rest, minus `/proc/stat`. Median of the rounds.
     procstat_error_pct: Option<f64>,
-    /// Of one CPU, the worst of all parts of all events.
+    /// Of one CPU, the worst of all parts of all events. Median of the rounds.
     worst_subevent_error_points: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calibration: Option<Vec<calibration::Figures>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     accuracy: Option<accuracy::Figures>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -163,7 +189,12 @@ impl Spread {
 }
 
 impl Row {
-    fn new(scenario: Scenario, variant: overhead::Variant, sample_hz: u32, error: Option<String>) -> Self {
+    fn new(
+        scenario: impl fmt::Display,
+        variant: overhead::Variant,
+        sample_hz: u32,
+        error: Option<String>,
+    ) -> Self {
         Self {
             scenario: scenario.to_string(),
             observer: variant.name(),
@@ -173,9 +204,18 @@ impl Row {
             overhead_pct: None,
             procstat_error_pct: None,
             worst_subevent_error_points: None,
+            calibration: None,
             accuracy: None,
             overhead: None,
             error,
+        }
+    }
+
+    fn of_calibration(figures: anyhow::Result<Vec<calibration::Figures>>) -> Self {
+        let row = |error| Self::new("calibration", overhead::Variant::Array, 0, error);
+        match figures {
+            Err(error) => row(Some(format!("{error:#}"))),
+            Ok(figures) => Self { calibration: Some(figures), ..row(None) },
         }
     }
 
@@ -184,7 +224,7 @@ impl Row {
         match figures {
             Err(error) => row(Some(format!("{error:#}"))),
             Ok(figures) => Self {
-                procstat_error_pct: figures.worst_cpu_error_pct(),
+                procstat_error_pct: figures.procstat_error_pct().map(|spread| spread.median),
                 worst_subevent_error_points: figures.parts.first().map(accuracy::PartError::points),
                 accuracy: Some(figures),
                 ..row(None)
@@ -220,13 +260,22 @@ impl Row {
         if let Some(figures) = &self.overhead {
             line += &format!(", observer {:.2} % of a CPU", figures.observer_cpu_pct);
         }
-        if let Some(error) = self.procstat_error_pct {
-            line += &format!("  /proc/stat {error:+.2} % of a CPU");
+        for cpu in self.calibration.iter().flatten() {
+            line += &format!(
+                "  CPU {}: load {:.2} to {:.2} %, /proc/stat {:.2} %, its ticks {:.2} %, perf {:.2} %;",
+                cpu.cpu, cpu.bursts_pct, cpu.thread_pct, cpu.busy_pct, cpu.ticks_pct, cpu.profile_busy_pct
+            );
+        }
+        if let Some(Spread { median, min, max }) =
+            self.accuracy.as_ref().and_then(|it| it.procstat_error_pct())
+        {
+            line += &format!("  /proc/stat {median:+.2} % of a CPU ({min:+.2} to {max:+.2})");
         }
         if let Some(worst) = self.accuracy.as_ref().and_then(|figures| figures.parts.first()) {
             line += &format!(
-                ", parts {:.2} points ({}, {}: {:.2} %, perf {:.2} %)",
+                ", parts {:.2} points, sampling alone {:.2} ({}, {}: {:.2} %, perf {:.2} %)",
                 worst.points(),
+                worst.sampling_error_points,
                 worst.event,
                 worst.part,
                 worst.observer_pct,

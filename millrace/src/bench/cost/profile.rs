@@ -4,7 +4,8 @@
 //! clock, another way for the stacks, another reader of symbols, and the event of a stack comes from the stack.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -17,10 +18,14 @@ use tempfile::TempDir;
 use super::super::process::Process;
 use super::network::needs;
 
-/// Not a divisor or multiple of the rates of the observer and of the tick.
-const FREQUENCY_HZ: u32 = 1997;
-/// Until perf samples; what comes before is checked for.
-const SETTLE: Duration = Duration::from_millis(700);
+/// Of the first CPU, which sends, and of all others. Not divisors or multiples of the rates of the observer and of the
+/// tick, nor of each other: samplers in step see the receiver always as long after the sender was interrupted, which is
+/// when it has nothing to do.
+const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
+/// Reading what runs on the machine comes before the first sample.
+const READY: Duration = Duration::from_secs(20);
+/// What perf runs, once it samples.
+const WORKLOAD: &str = "sleep";
 const MARGIN: Duration = Duration::from_millis(1500);
 const FINISH: Duration = Duration::from_secs(60);
 /// Kernel addresses have the highest bit set.
@@ -29,51 +34,97 @@ const IDLE_TASK: i32 = 0;
 const SOFTIRQ: [&str; 2] = ["handle_softirqs", "__do_softirq"];
 
 pub struct Recording {
-    perf: Process,
-    data: PathBuf,
+    perfs: Vec<Perf>,
     _directory: TempDir,
 }
 
+/// Some of the CPUs.
+struct Perf {
+    process: Process,
+    data: PathBuf,
+    frequency_hz: u32,
+}
+
 /// What the samples of one CPU were in.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, PartialEq)]
 pub struct Cpu {
+    frequency_hz: u32,
     pub parts: BTreeMap<(Event, String), u64>,
     /// The kernel, neither in an event nor idle.
     pub rest: u64,
+    /// User mode.
+    pub user: u64,
 }
 
 impl Recording {
-    /// Records for `length` and a margin on either side.
-    pub fn start(length: Duration) -> anyhow::Result<Self> {
+    /// Records `cpus` for `length` and a margin on either side.
+    pub fn start(cpus: &[u32], length: Duration) -> anyhow::Result<Self> {
         needs("perf", "linux-perf")?;
         let directory = tempfile::tempdir()?;
-        let data = directory.path().join("perf.data");
-        let mut command = Command::new("perf");
-        command.args(["record", "--all-cpus", "--event", "cpu-clock", "--clockid", "CLOCK_MONOTONIC"]);
-        command.args(["--kernel-callchains", "--call-graph", "fp", "--freq", &FREQUENCY_HZ.to_string()]);
-        command.arg("--output").arg(&data);
-        command.args(["sleep", &(SETTLE + length + MARGIN).as_secs_f64().to_string()]);
-        let mut perf = Process::start("perf", command, directory.path())?;
-        std::thread::sleep(SETTLE);
-        perf.check_runs()?;
-        Ok(Self { perf, data, _directory: directory })
+        let (first, others) = cpus.split_at(cpus.len().min(1));
+        let groups = [first, others].into_iter().zip(FREQUENCIES_HZ).filter(|(cpus, _)| !cpus.is_empty());
+        let perfs = groups.map(|(cpus, hz)| Perf::start(cpus, hz, length, directory.path()));
+        let mut perfs = perfs.collect::<anyhow::Result<Vec<Perf>>>()?;
+        perfs.iter_mut().try_for_each(Perf::wait_until_it_samples)?;
+        Ok(Self { perfs, _directory: directory })
     }
 
     /// What happened between two times of `CLOCK_MONOTONIC`.
     pub fn finish(self, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
-        self.perf.finish(FINISH)?;
+        let mut cpus = BTreeMap::new();
+        for perf in self.perfs {
+            cpus.extend(perf.finish(from_ns, to_ns)?);
+        }
+        Ok(cpus)
+    }
+}
+
+impl Perf {
+    fn start(cpus: &[u32], frequency_hz: u32, length: Duration, directory: &Path) -> anyhow::Result<Self> {
+        let list: Vec<String> = cpus.iter().map(u32::to_string).collect();
+        let data = directory.join(format!("{frequency_hz}.data"));
+        let mut command = Command::new("perf");
+        command.args([
+            "record",
+            "--cpu",
+            &list.join(","),
+            "--event",
+            "cpu-clock",
+            "--clockid",
+            "CLOCK_MONOTONIC",
+        ]);
+        command.args(["--kernel-callchains", "--call-graph", "fp", "--freq", &frequency_hz.to_string()]);
+        command.arg("--output").arg(&data);
+        command.args([WORKLOAD, &(length + MARGIN).as_secs_f64().to_string()]);
+        Ok(Self { process: Process::start("perf", command, directory)?, data, frequency_hz })
+    }
+
+    /// perf lets its workload begin after it has begun itself.
+    fn wait_until_it_samples(&mut self) -> anyhow::Result<()> {
+        let perf = self.process.id();
+        self.process.wait_until("sampling", READY, || has_child(perf, WORKLOAD))
+    }
+
+    fn finish(self, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
+        self.process.finish(FINISH)?;
         let output = Command::new("perf")
             .args(["script", "--ns", "--fields", "pid,cpu,time,ip,sym", "--input"])
             .arg(&self.data)
             .output()
             .context("cannot run perf script")?;
         ensure!(output.status.success(), "perf script: {}", String::from_utf8_lossy(&output.stderr).trim());
-        parse(&String::from_utf8_lossy(&output.stdout), from_ns, to_ns)
+        parse(&String::from_utf8_lossy(&output.stdout), self.frequency_hz, from_ns, to_ns)
     }
 }
 
+fn has_child(parent: u32, name: &str) -> bool {
+    let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+    let called = |child: &str| fs::read_to_string(format!("/proc/{child}/comm"));
+    children.split_whitespace().any(|child| called(child).is_ok_and(|comm| comm.trim_end() == name))
+}
+
 /// Samples are paragraphs: `PID [CPU] SECONDS:`, then a line of address and function per frame, innermost first.
-fn parse(text: &str, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
+fn parse(text: &str, frequency_hz: u32, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
     let taxonomy = Taxonomy::builtin()?;
     let mut rules = BTreeMap::new();
     let mut cpus = BTreeMap::<u32, Cpu>::new();
@@ -91,7 +142,7 @@ fn parse(text: &str, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, C
         for function in &stack {
             rules.entry(function.clone()).or_insert_with(|| taxonomy.rules(function));
         }
-        cpus.entry(cpu).or_default().add(task, &stack, &taxonomy, &rules);
+        cpus.entry(cpu).or_insert_with(|| Cpu::new(frequency_hz)).add(task, &stack, &taxonomy, &rules);
     }
     ensure!(early && late, "perf did not sample all the time");
     Ok(cpus)
@@ -113,6 +164,10 @@ fn kernel_function(line: &str) -> Option<Box<str>> {
 }
 
 impl Cpu {
+    fn new(frequency_hz: u32) -> Self {
+        Self { frequency_hz, parts: BTreeMap::new(), rest: 0, user: 0 }
+    }
+
     fn add(&mut self, task: i32, stack: &[Box<str>], taxonomy: &Taxonomy, rules: &BTreeMap<Box<str>, Rules>) {
         let frames = || stack.iter().filter_map(|function| Some((&**function, rules.get(function)?)));
         if let Some(event) = taxonomy.event(frames().map(|(_, rules)| rules)) {
@@ -121,15 +176,31 @@ impl Cpu {
             return;
         }
         let in_softirq = || stack.iter().any(|function| SOFTIRQ.contains(&&**function));
-        if !stack.is_empty() && (task != IDLE_TASK || in_softirq()) {
-            self.rest += 1;
+        match stack {
+            [] => self.user += 1,
+            _ if task != IDLE_TASK || in_softirq() => self.rest += 1,
+            _ => {}
         }
     }
-}
 
-/// Percent of the CPU in a time. Not by the samples that were taken: some CPUs take none while they are idle.
-pub fn percent(samples: u64, time_ns: u64) -> f64 {
-    samples as f64 * 100.0 / (time_ns.max(1) as f64 / 1e9 * f64::from(FREQUENCY_HZ))
+    pub fn events(&self) -> u64 {
+        self.parts.values().sum()
+    }
+
+    /// All but the idle task.
+    pub fn busy(&self) -> u64 {
+        self.events() + self.rest + self.user
+    }
+
+    /// Percent of the CPU in a time. Not by the samples that were taken: some CPUs take none while they are idle.
+    pub fn percent(&self, samples: u64, time_ns: u64) -> f64 {
+        samples as f64 * 100.0 / self.due(time_ns)
+    }
+
+    /// Samples that a time is worth.
+    pub fn due(&self, time_ns: u64) -> f64 {
+        time_ns.max(1) as f64 / 1e9 * f64::from(self.frequency_hz)
+    }
 }
 
 #[cfg(test)]
@@ -154,25 +225,26 @@ mod tests {
 
     #[test]
     fn samples_are_told_apart() {
-        let cpus = parse(TEXT, 5_000_000_000, 6_000_000_000).expect("it parses");
+        let cpus = parse(TEXT, 100, 5_000_000_000, 6_000_000_000).expect("it parses");
         let forwarded = BTreeMap::from([((Event::NetRx, "forwarding v4".to_owned()), 1)]);
-        assert_eq!(cpus[&0], Cpu { parts: forwarded, rest: 1 });
-        assert_eq!(cpus[&1], Cpu { parts: BTreeMap::new(), rest: 1 });
+        assert_eq!(cpus[&0], Cpu { parts: forwarded, rest: 1, user: 1, ..Cpu::new(100) });
+        assert_eq!((cpus[&0].events(), cpus[&0].busy()), (1, 3));
+        assert_eq!(cpus[&1], Cpu { rest: 1, ..Cpu::new(100) });
     }
 
     #[test]
     fn a_recording_that_is_too_short_is_an_error() {
-        assert!(parse(TEXT, 4_000_000_000, 6_000_000_000).is_err());
-        assert!(parse(TEXT, 5_000_000_000, 6_000_000_001).is_err());
+        assert!(parse(TEXT, 100, 4_000_000_000, 6_000_000_000).is_err());
+        assert!(parse(TEXT, 100, 5_000_000_000, 6_000_000_001).is_err());
     }
 
     #[test]
     fn idle_time_without_samples_is_not_the_others() {
-        assert_eq!(percent(u64::from(FREQUENCY_HZ), 4_000_000_000), 25.0);
+        assert_eq!(Cpu::new(1000).percent(1000, 4_000_000_000), 25.0);
     }
 
     #[test]
     fn what_is_not_understood_is_an_error() {
-        assert!(parse("perf 17 [000] 5.1:\n", 0, 1).is_err());
+        assert!(parse("perf 17 [000] 5.1:\n", 100, 0, 1).is_err());
     }
 }

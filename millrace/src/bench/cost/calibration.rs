@@ -1,0 +1,148 @@
+//! How far the references are off themselves: a load that is known, by `/proc/stat` and by the profile.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use millrace_bpf::clock::monotonic_ns;
+use millrace_cost::{Config, Observer};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+use serde::Serialize;
+
+use super::accuracy::{ProcStatTimes, cpus_of, percent};
+use super::profile::Recording;
+
+/// Bursts of work and pauses take half of this to one and a half times as much: shorter than a tick, and not in step
+/// with it.
+const BURST_NS: u64 = 200_000;
+
+/// Percent of the CPU.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub cpu: u32,
+    /// From the beginning to the end of each burst, by `CLOCK_MONOTONIC`. What a sleep takes is not in it.
+    pub bursts_pct: f64,
+    /// By the thread's own clock, sleeping and waking up included.
+    pub thread_pct: f64,
+    pub busy_pct: f64,
+    /// Ticks that found the CPU busy.
+    pub ticks_pct: f64,
+    pub profile_busy_pct: f64,
+}
+
+/// A load on each CPU for `length`.
+pub fn measure(length: Duration) -> anyhow::Result<Vec<Figures>> {
+    let mut observer = Observer::start(Config { frequency_hz: 0, ..Config::new()? })?;
+    let cpus = cpus_of(&observer.report()?);
+    let loads: BTreeMap<u32, Load> = cpus.into_iter().map(|cpu| (cpu, Load::default())).collect();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let threads: Vec<_> =
+            loads.iter().map(|(cpu, load)| scope.spawn(|| load.run(*cpu as usize, &stop))).collect();
+        let figures = observe(&mut observer, &loads, length);
+        stop.store(true, Ordering::Relaxed);
+        for thread in threads {
+            thread.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
+        }
+        figures
+    })
+}
+
+fn observe(
+    observer: &mut Observer,
+    loads: &BTreeMap<u32, Load>,
+    length: Duration,
+) -> anyhow::Result<Vec<Figures>> {
+    let recording = Recording::start(&loads.keys().copied().collect::<Vec<_>>(), length)?;
+    observer.report()?;
+    let (start, before) = (monotonic_ns(), readings(loads));
+    let report = observer.next(length)?;
+    let (end, after) = (monotonic_ns(), readings(loads));
+    let profile = recording.finish(start, end)?;
+    let figures = report.cpus.iter().map(|cpu| {
+        let sampled = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
+        let stat = ProcStatTimes::new(&cpu.procstat, report.period_ns);
+        let took = |of: fn(&Reading) -> u64| {
+            let ns = |all: &BTreeMap<u32, Reading>| all.get(&cpu.cpu).map_or(0, of);
+            percent(ns(&after) - ns(&before), end - start)
+        };
+        Ok(Figures {
+            cpu: cpu.cpu,
+            bursts_pct: took(|it| it.bursts_ns),
+            thread_pct: took(|it| it.thread_ns),
+            busy_pct: stat.busy(),
+            ticks_pct: stat.counted(),
+            profile_busy_pct: sampled.percent(sampled.busy(), report.period_ns),
+        })
+    });
+    figures.collect()
+}
+
+/// Sums, brought up to date after each burst.
+#[derive(Debug, Default)]
+struct Load {
+    bursts_ns: AtomicU64,
+    thread_ns: AtomicU64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Reading {
+    bursts_ns: u64,
+    thread_ns: u64,
+}
+
+fn readings(loads: &BTreeMap<u32, Load>) -> BTreeMap<u32, Reading> {
+    let reading = |load: &Load| Reading {
+        bursts_ns: load.bursts_ns.load(Ordering::Relaxed),
+        thread_ns: load.thread_ns.load(Ordering::Relaxed),
+    };
+    loads.iter().map(|(cpu, load)| (*cpu, reading(load))).collect()
+}
+
+impl Load {
+    /// In the kernel, for the most part: the zeros are copied there.
+    fn run(&self, cpu: usize, stop: &AtomicBool) -> anyhow::Result<()> {
+        let mut set = CpuSet::new();
+        set.set(cpu)?;
+        sched_setaffinity(Pid::from_raw(0), &set)?;
+        let (mut zeros, mut buffer) = (File::open("/dev/zero")?, [0; 1 << 14]);
+        while !stop.load(Ordering::Relaxed) {
+            let start = monotonic_ns();
+            let length = varied(start);
+            while monotonic_ns() - start < length {
+                zeros.read_exact(&mut buffer)?;
+            }
+            self.bursts_ns.fetch_add(monotonic_ns() - start, Ordering::Relaxed);
+            let thread = Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?);
+            self.thread_ns.store(thread.as_nanos() as u64, Ordering::Relaxed);
+            thread::sleep(Duration::from_nanos(varied(start.rotate_left(32))));
+        }
+        Ok(())
+    }
+}
+
+/// Between 0.5 and 1.5 [`BURST_NS`], as the lowest bits of a time give it.
+fn varied(time_ns: u64) -> u64 {
+    // A multiplicative hash (Knuth, TAOCP 6.4): the highest bits depend on all others.
+    let hash = time_ns.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    BURST_NS / 2 + hash * BURST_NS / (1 << 32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bursts_vary_around_their_length() {
+        let lengths: Vec<u64> = (0..1000).map(|n| varied(n * 401_234)).collect();
+        assert!(lengths.iter().all(|length| (BURST_NS / 2..BURST_NS * 3 / 2).contains(length)));
+        let mean = lengths.iter().sum::<u64>() / 1000;
+        assert!((BURST_NS * 9 / 10..BURST_NS * 11 / 10).contains(&mean), "{mean}");
+    }
+}
