@@ -21,6 +21,7 @@
 //! calling thread for some 10 ms: [`Relay::settle`] does, and otherwise only what says so.
 
 mod downstream;
+mod ids;
 mod intf;
 mod keystream;
 mod memory;
@@ -159,6 +160,7 @@ struct Shared {
     quiet_sockets: MapHandle,
     quiets: Table<intf::Quiet>,
     quiet_used: AtomicU32,
+    arrivals: Table<intf::Arrival>,
     upstreams: Table<intf::Upstream>,
     legs: Table<intf::Leg>,
     downstreams: Table<intf::Downstream>,
@@ -183,7 +185,7 @@ impl Relay {
         open.configure(&settings)?;
         for (map, entries) in [
             // A connection has up to 8 IDs at a time (RFC 9000, section 5.1.1, leaves it to the endpoint).
-            ("ids", config.max_upstreams.saturating_mul(8)),
+            ("ids", config.max_upstreams.saturating_add(config.max_downstreams).saturating_mul(8)),
             ("upstreams", config.max_upstreams),
             ("open_keys", config.max_upstreams.saturating_mul(2)),
             ("slots", config.max_slots),
@@ -257,9 +259,9 @@ impl Relay {
     }
 
     /// Makes `socket` one that packets may be led to. It is a UDP socket that is bound to some address in the network
-    /// namespace of the interfaces, and lives as long as this is used.
-    pub fn quiet_socket(&self, socket: impl AsFd) -> Result<QuietSocket, Error> {
-        QuietSocket::new(self.shared.clone(), socket)
+    /// namespace of the interfaces, and lives as long as this is used. At most `room` packets wait there.
+    pub fn quiet_socket(&self, socket: impl AsFd, room: u64) -> Result<QuietSocket, Error> {
+        QuietSocket::new(self.shared.clone(), socket, room)
     }
 
     /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
@@ -331,6 +333,7 @@ impl Shared {
             quiet_sockets: object.handle("quiet_sockets")?,
             quiets: table(object, "quiets")?,
             quiet_used: AtomicU32::new(0),
+            arrivals: table(object, "arrivals")?,
             upstreams,
             legs,
             downstreams,

@@ -97,7 +97,17 @@ fn render(status: &Status, before: Option<&Status>) -> String {
     }
     let mut by_kernel = status.sessions.iter().filter(|session| session.kernel_copies.is_some()).peekable();
     if by_kernel.peek().is_some() {
-        let head = ["SESSION", "KERNEL pkt", "SHARE %", "AHEAD", "STALE", "DRY", "UNREGISTERED", "DECLINED"];
+        let head = [
+            "SESSION",
+            "KERNEL pkt",
+            "SHARE %",
+            "AHEAD",
+            "STALE",
+            "DRY",
+            "QUIET ack",
+            "UNREGISTERED",
+            "DECLINED",
+        ];
         table(&mut out, &head, by_kernel.map(kernel_row));
     }
     outcomes(&mut out, "RECEIVED", &status.engine.received);
@@ -219,6 +229,7 @@ fn kernel_row(session: &Session) -> Vec<String> {
         sealed.ahead.to_string(),
         sealed.stale.to_string(),
         sealed.dry.to_string(),
+        session.kernel_quiet.to_string(),
         session.kernel_unregistered.to_string(),
         if declined.is_empty() { "-".to_owned() } else { declined.join(", ") },
     ]
@@ -323,6 +334,7 @@ mod tests {
             kernel: Sent { packets: 300, bytes: 1 },
             data_plane: Sent { packets: 100, bytes: 1 },
             kernel_copies: counts(&[("sent", 300), ("window", 5), ("before", 6)]),
+            kernel_quiet: 9,
             keystreams: Some(Keystreams { sealed, opened: Supply::default() }),
             ..session()
         };
@@ -342,7 +354,7 @@ mod tests {
         let text = render(&status, None);
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
-            "4         300     75.0     51     52   53             0  before 6, window 5",
+            "4         300     75.0     51     52   53          9             0  before 6, window 5",
             "no_slot          8",
             "sent        300",
         ] {
@@ -367,6 +379,7 @@ mod tests {
             data_plane: Sent::default(),
             kernel: Sent::default(),
             kernel_copies: None,
+            kernel_quiet: 0,
             kernel_unregistered: 0,
             keystreams: None,
             packets_lost: 0,

@@ -525,10 +525,33 @@ static __always_inline int is_received(enum relay_outcome outcome)
 	       outcome == RELAY_BAD_FRAMES || outcome == RELAY_NO_SLOT;
 }
 
-/* Leads a packet that needs nothing of userspace at the moment to a socket that does not wake it: 31 times in a row at
- * most, so that a fast stream is not read in large lumps only. Any other one wakes userspace, and until that has read
- * everything and sleeps again all packets go where it is looking: so whatever is in the quiet socket is older than
- * what is in the other one. A publisher takes packets that are acknowledged out of order for lost, and slows down.
+/* Leads a packet to a socket that does not wake userspace, unless it is `loud` or too many wait there. Any other one wakes
+ * userspace, and until that has read everything and sleeps again all packets go where it is looking: so whatever is in
+ * the quiet socket is older than what is in the other one. A publisher takes packets that are acknowledged out of order
+ * for lost, and slows down. Returns whether it was led there.
+ */
+static __always_inline int lead(struct __sk_buff *skb, struct relay_quiet *quiet, __u32 key, int loud)
+{
+	struct bpf_sock *socket;
+
+	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others) &&
+	    READ_ONCE(quiet->packets) - READ_ONCE(quiet->taken) < READ_ONCE(quiet->room)) {
+		socket = bpf_map_lookup_elem(&quiet_sockets, &key);
+		if (socket) {
+			loud = bpf_sk_assign(skb, socket, 0);
+			bpf_sk_release(socket);
+			if (!loud) {
+				__sync_fetch_and_add(&quiet->packets, 1);
+				return 1;
+			}
+		}
+	}
+	__sync_fetch_and_add(&quiet->others, 1);
+	return 0;
+}
+
+/* A packet of a publisher that needs nothing of userspace at the moment is quiet: 31 times in a row at most, so that a
+ * fast stream is not read in large lumps only.
  */
 static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
 {
@@ -537,7 +560,6 @@ static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum 
 	__u32 key = work->arrival.upstream;
 	struct relay_upstream *upstream = bpf_map_lookup_elem(&upstreams, &key);
 	struct relay_quiet *quiet;
-	struct bpf_sock *socket;
 
 	if (!upstream || !is_received(outcome))
 		return 0;
@@ -545,19 +567,50 @@ static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum 
 	quiet = bpf_map_lookup_elem(&quiets, &key);
 	if (!quiet)
 		return 0;
-	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others) &&
-	    __sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW) {
-		socket = bpf_map_lookup_elem(&quiet_sockets, &key);
-		if (socket) {
-			loud = bpf_sk_assign(skb, socket, 0);
-			bpf_sk_release(socket);
-			if (!loud) {
-				__sync_fetch_and_add(&quiet->packets, 1);
-				return 0;
-			}
-		}
-	}
-	__sync_fetch_and_add(&quiet->others, 1);
+	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others))
+		loud = !(__sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW);
+	if (lead(skb, quiet, key, loud))
+		__sync_fetch_and_add(&quiet->media, 1);
+	return 0;
+}
+
+/* The end of a packet is of its tag: as good as random. Not 0: it has no entry. */
+static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *arrival)
+{
+	__u32 index, at = arrival->packet_at + arrival->packet_bytes - sizeof(__u64);
+	struct relay_arrival *entry;
+	__u64 end;
+
+	if (bpf_skb_load_bytes(skb, at, &end, sizeof(end)))
+		return -1;
+	index = end & (RELAY_ARRIVALS - 1);
+	entry = bpf_map_lookup_elem(&arrivals, &index);
+	if (!entry)
+		return -1;
+	entry->word = end >> 32 << 32 | (__u32)(bpf_ktime_get_ns() / 1000);
+	return 0;
+}
+
+/* A packet of a subscriber is not opened: one that is as short as an acknowledgement without news is taken for one,
+ * where userspace says so.
+ */
+static __noinline int hush_short(struct __sk_buff *skb, const struct arrival *arrival)
+{
+	__u32 key = arrival->downstream;
+	struct relay_downstream *downstream = bpf_map_lookup_elem(&downstreams, &key);
+	struct relay_quiet *quiet;
+	int loud;
+
+	if (!downstream)
+		return 0;
+	key = READ_ONCE(downstream->quiet_socket) - 1;
+	quiet = bpf_map_lookup_elem(&quiets, &key);
+	if (!quiet)
+		return 0;
+	loud = arrival->packet_bytes > READ_ONCE(downstream->quiet_bytes) ||
+	       READ_ONCE(downstream->bytes) > READ_ONCE(downstream->max_quiet) || note_arrival(skb, arrival);
+	if (lead(skb, quiet, key, loud))
+		__sync_fetch_and_add(&downstream->quiet, 1);
 	return 0;
 }
 
@@ -594,7 +647,7 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	outcome = load_packet(skb, work);
 	if (outcome)
 		return outcome;
-	outcome = find_upstream(work);
+	outcome = find_connection(work);
 	if (outcome)
 		return outcome;
 	outcome = walk_frames(work);
@@ -628,7 +681,10 @@ int relay_ingress(struct __sk_buff *skb)
 	work->arrival.traced_ns = 0;
 	take_cursor(skb, work);
 	outcome = relay(skb, work);
-	hush(skb, work, outcome);
+	if (outcome == RELAY_FROM_SUBSCRIBER)
+		hush_short(skb, &work->arrival);
+	else
+		hush(skb, work, outcome);
 	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + further_run(outcome) : outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);

@@ -16,6 +16,8 @@
 #define RELAY_SEEN	  8	      /* words of the replay window */
 #define RELAY_NUMBER_BITS 48	      /* of the number word; the key generation is above */
 #define RELAY_END	  0xffffffffU /* no further leg */
+#define RELAY_SUBSCRIBER  0x80000000U /* in `ids`: the rest is the index of a downstream */
+#define RELAY_ARRIVALS	  4096	      /* entries of `arrivals`, a power of two */
 
 /* Load-time configuration. */
 struct relay_config {
@@ -25,7 +27,9 @@ struct relay_config {
 	__be16 ports[RELAY_PORTS]; /* UDP ports that it listens on; 0: unused */
 };
 
-/* Key of the map `ids`: a connection ID and zeroes. The value is the index of the upstream. */
+/* Key of the map `ids`: a connection ID and zeroes. The value is the index of the upstream, or RELAY_SUBSCRIBER and that
+ * of the downstream if nothing is forwarded from the connection.
+ */
 struct relay_id {
 	__u8 bytes[RELAY_ID_MAX];
 };
@@ -135,6 +139,16 @@ struct relay_quiet {
 	__u64 packets; /* that were led there */
 	__u64 others;  /* of the same connections, that were not */
 	__u64 heard;   /* userspace's: `others` that it has read all of, before it went to sleep */
+	__u64 media;   /* of `packets`, those of publishers */
+	__u64 taken;   /* userspace's: of `packets`, those that do not wait there any more */
+	__u64 room;    /* userspace's: packets that may wait there */
+};
+
+/* When a packet arrived that a quiet socket may get, by its last 8 bytes: the low half of them is the index in
+ * `arrivals`, modulo RELAY_ARRIVALS, the high half is here. An entry is lost to a later packet with the same index.
+ */
+struct relay_arrival {
+	__u64 word; /* of the packet in the high half; CLOCK_MONOTONIC in microseconds, modulo 2^32, in the low half */
 };
 
 /* A subscriber's connection. */
@@ -151,6 +165,10 @@ struct relay_downstream {
 	__u32 session;	      /* its name in events */
 	__u32 waiting; /* level of what waits in userspace: legs of this one, or less urgent, are userspace's */
 	__u32 max_datagram; /* the peer's max_datagram_frame_size */
+	__u32 quiet_socket; /* one more than its index in `quiet_sockets`; 0: none */
+	__u32 quiet_bytes;  /* UDP payload that a packet of the peer may have and be no hurry for userspace ... */
+	__u64 max_quiet;    /* ... while `bytes` is not beyond this */
+	__u64 quiet;	    /* packets that went there */
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
 	struct relay_path paths[2];
@@ -195,6 +213,7 @@ enum relay_outcome {
 	RELAY_REPLAYED, /* or too old to tell */
 	RELAY_BAD_FRAMES,
 	RELAY_NO_SLOT, /* no frame that has a slot */
+	RELAY_FROM_SUBSCRIBER, /* of a connection that nothing is forwarded from: not opened */
 	RELAY_OUTCOMES,
 };
 

@@ -159,7 +159,7 @@ static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, str
 	return RELAY_FORWARDED;
 }
 
-static __always_inline enum relay_outcome find_upstream(struct work *work)
+static __always_inline enum relay_outcome find_connection(struct work *work)
 {
 	struct relay_id id = {};
 	__u32 *index;
@@ -169,6 +169,10 @@ static __always_inline enum relay_outcome find_upstream(struct work *work)
 	index = bpf_map_lookup_elem(&ids, &id);
 	if (!index)
 		return RELAY_UNKNOWN_ID;
+	if (*index & RELAY_SUBSCRIBER) {
+		work->arrival.downstream = *index & ~RELAY_SUBSCRIBER;
+		return RELAY_FROM_SUBSCRIBER;
+	}
 	work->arrival.upstream = *index;
 	trace_arrival(work);
 	return RELAY_FORWARDED;

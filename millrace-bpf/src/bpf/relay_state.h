@@ -33,6 +33,7 @@ struct arrival {
 	__u32 packet_at; /* the QUIC packet's place in the frame */
 	__u32 packet_bytes;
 	__u32 upstream;
+	__u32 downstream; /* of RELAY_FROM_SUBSCRIBER */
 	__u16 vlan_tci;
 	__be16 vlan_protocol; /* 0: untagged */
 	__u8 family;	      /* 4 or 6 */
@@ -182,6 +183,14 @@ struct {
 	__type(value, struct relay_quiet);
 	__uint(max_entries, QUIET_SOCKETS);
 } quiets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_arrival);
+	__uint(max_entries, RELAY_ARRIVALS);
+} arrivals SEC(".maps");
 
 /* A variable, so that all it costs while nobody traces is a load and a branch. */
 SEC(".data.tracing")

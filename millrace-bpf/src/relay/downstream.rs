@@ -6,8 +6,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::ids::Ids;
 use super::keystream::{self, Compute, Refill, Ring, Want};
-use super::{Error, LegOutcome, Shared, Supply, intf, lock, write};
+use super::{Error, LegOutcome, QuietSocket, Shared, Supply, intf, lock, write};
 use crate::crypto::QuicKeys;
 
 /// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
@@ -40,6 +41,8 @@ pub struct DownstreamId {
 pub struct Downstream {
     shared: Arc<Shared>,
     id: DownstreamId,
+    /// This end's, as the peer uses them.
+    ids: Ids,
     ring: Mutex<Ring>,
     /// Held while keys or the path are changed: whether the path ever was.
     changing: Mutex<bool>,
@@ -50,7 +53,8 @@ impl Downstream {
         let path = raw_path(path)?;
         let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
         let entry = shared.downstreams.get(index);
-        for total in [&entry.max_data, &entry.data, &entry.max_bytes, &entry.bytes] {
+        let totals = [&entry.max_data, &entry.data, &entry.max_bytes, &entry.bytes];
+        for total in totals.into_iter().chain([&entry.max_quiet, &entry.quiet]) {
             total.store(0, Ordering::Relaxed);
         }
         entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
@@ -62,14 +66,17 @@ impl Downstream {
         entry.max_datagram.store(0, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
         entry.waiting.store(u32::MAX, Ordering::Relaxed);
-        entry.session.store(0, Ordering::Relaxed);
+        for word in [&entry.session, &entry.quiet_socket, &entry.quiet_bytes] {
+            word.store(0, Ordering::Relaxed);
+        }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
         unsafe { *entry.paths.get() = [path; 2] };
         let epoch = shared.next_epoch();
         entry.epoch.store(epoch, Ordering::Release);
         let id = DownstreamId { index, epoch };
         let ring = Mutex::new(Ring::new(shared.clone()));
-        Ok(Self { shared, id, ring, changing: Mutex::default() })
+        let ids = Ids::new(shared.clone(), index | intf::SUBSCRIBER);
+        Ok(Self { shared, id, ids, ring, changing: Mutex::default() })
     }
 
     fn entry(&self) -> &intf::Downstream {
@@ -182,6 +189,38 @@ impl Downstream {
         self.entry().data.load(Ordering::SeqCst)
     }
 
+    /// Packets with this destination connection ID are the peer's, of a connection that is no
+    /// [`Upstream`](super::Upstream): that has IDs of its own. `id` has the length that the fast path was configured for.
+    pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
+        self.ids.add(id)
+    }
+
+    pub fn remove_id(&self, id: &[u8]) -> Result<(), Error> {
+        self.ids.remove(id)
+    }
+
+    pub fn remove_ids(&self) {
+        self.ids.clear();
+    }
+
+    /// Where packets of the peer are led to that are no hurry.
+    pub fn set_quiet_socket(&self, socket: &QuietSocket) {
+        self.entry().quiet_socket.store(socket.index + 1, Ordering::Relaxed);
+    }
+
+    /// Packets of the peer are no hurry whose UDP payload has at most `bytes`, as long as [`bytes`](Self::bytes) is not
+    /// beyond `total`.
+    pub fn set_quiet(&self, bytes: u32, total: u64) {
+        let entry = self.entry();
+        entry.quiet_bytes.store(bytes, Ordering::Relaxed);
+        entry.max_quiet.store(total, Ordering::Relaxed);
+    }
+
+    /// Packets of the peer that went to the quiet socket.
+    pub fn quiet_packets(&self) -> u64 {
+        self.entry().quiet.load(Ordering::Relaxed)
+    }
+
     /// How events name the connection.
     pub fn set_session(&self, session: u32) {
         self.entry().session.store(session, Ordering::Relaxed);
@@ -196,6 +235,7 @@ impl Downstream {
 impl Drop for Downstream {
     fn drop(&mut self) {
         self.entry().epoch.store(0, Ordering::SeqCst);
+        self.ids.clear();
         self.shared.retire(|free| &mut free.downstreams, self.id.index);
     }
 }

@@ -10,6 +10,10 @@ pub(crate) const PORTS: usize = 4;
 pub(crate) const SEEN_WORDS: usize = 8;
 /// `RELAY_END`: no further leg.
 pub(crate) const END: u32 = u32::MAX;
+/// `RELAY_SUBSCRIBER`: in `ids`, beside the index of a downstream.
+pub(crate) const SUBSCRIBER: u32 = 1 << 31;
+/// `RELAY_ARRIVALS`.
+pub(crate) const ARRIVALS: u32 = 4096;
 
 mirror!(Config = "relay_config" {
     max_legs_per_run: u32,
@@ -112,7 +116,16 @@ shared!(Leg = "relay_leg" {
     alone: AtomicU32,
 });
 
-shared!(Quiet = "relay_quiet" { packets: AtomicU64, others: AtomicU64, heard: AtomicU64 });
+shared!(Quiet = "relay_quiet" {
+    packets: AtomicU64,
+    others: AtomicU64,
+    heard: AtomicU64,
+    media: AtomicU64,
+    taken: AtomicU64,
+    room: AtomicU64,
+});
+
+shared!(Arrival = "relay_arrival" { word: AtomicU64 });
 
 shared!(Downstream = "relay_downstream" {
     number: AtomicU64,
@@ -127,6 +140,10 @@ shared!(Downstream = "relay_downstream" {
     session: AtomicU32,
     waiting: AtomicU32,
     max_datagram: AtomicU32,
+    quiet_socket: AtomicU32,
+    quiet_bytes: AtomicU32,
+    max_quiet: AtomicU64,
+    quiet: AtomicU64,
     ring: Ring,
     supplies: [AtomicU64; super::Supply::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,
@@ -164,6 +181,7 @@ mod tests {
                 Upstream::LAYOUT,
                 Leg::LAYOUT,
                 Quiet::LAYOUT,
+                Arrival::LAYOUT,
                 Downstream::LAYOUT,
             ],
         );

@@ -10,6 +10,8 @@ unsafe impl Shared for super::intf::Upstream {}
 unsafe impl Shared for super::intf::Leg {}
 // SAFETY: as above.
 unsafe impl Shared for super::intf::Quiet {}
+// SAFETY: as above.
+unsafe impl Shared for super::intf::Arrival {}
 // SAFETY: as above; the keystream is bytes in an `UnsafeCell`, written by one owner at a time.
 unsafe impl Shared for super::intf::Keystream {}
 // SAFETY: as above; `paths` are integers in an `UnsafeCell`, written by one owner at a time.

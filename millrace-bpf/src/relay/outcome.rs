@@ -44,7 +44,7 @@ outcomes! {
         LongHeader = "long_header",
         /// Too short for a 1-RTT packet, or longer than any that is forwarded.
         BadSize = "bad_size",
-        /// Not of an upstream.
+        /// Of a connection that nothing is forwarded from or to.
         UnknownId = "unknown_id",
         NoKeys = "no_keys",
         NotAuthentic = "not_authentic",
@@ -53,6 +53,8 @@ outcomes! {
         BadFrames = "bad_frames",
         /// No frame that has a slot.
         NoSlot = "no_slot",
+        /// Of a connection that only subscribes: not opened.
+        FromSubscriber = "from_subscriber",
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Error, Shared, write};
+use super::{Error, Relay, Shared, intf, write};
 
 /// A UDP socket that packets are led to which arrived for another one.
 pub struct QuietSocket {
@@ -13,36 +13,70 @@ pub struct QuietSocket {
 }
 
 impl QuietSocket {
-    pub(super) fn new(shared: Arc<Shared>, socket: impl AsFd) -> Result<Self, Error> {
+    pub(super) fn new(shared: Arc<Shared>, socket: impl AsFd, room: u64) -> Result<Self, Error> {
         let index = shared.quiet_used.fetch_add(1, Ordering::Relaxed);
         if index >= shared.quiets.len() {
             return Err(Error::Full { what: "quiet sockets" });
         }
         let fd = socket.as_fd().as_raw_fd() as u64;
+        shared.quiets.get(index).room.store(room, Ordering::Relaxed);
         write(&shared.quiet_sockets, "quiet_sockets", &index.to_ne_bytes(), &fd.to_ne_bytes())?;
         Ok(Self { shared, index })
     }
 
+    fn entry(&self) -> &intf::Quiet {
+        self.shared.quiets.get(self.index)
+    }
+
     /// Packets that were led there so far. The last of them may be about to arrive, or be dropped there.
     pub fn packets(&self) -> u64 {
-        self.shared.quiets.get(self.index).packets.load(Ordering::Acquire)
+        self.entry().packets.load(Ordering::Acquire)
     }
 
     /// Packets of the same connections that went to the other socket, or are about to.
     pub fn others(&self) -> u64 {
-        self.shared.quiets.get(self.index).others.load(Ordering::SeqCst)
+        self.entry().others.load(Ordering::SeqCst)
+    }
+
+    /// Of [`packets`](Self::packets), those of publishers.
+    pub fn media(&self) -> u64 {
+        self.entry().media.load(Ordering::Relaxed)
     }
 
     /// Userspace is about to read: no packets are led to this socket, until [`QuietSocket::sleep`]. Returns how many
     /// went to the other socket so far.
     pub fn wake(&self) -> u64 {
-        self.shared.quiets.get(self.index).heard.store(u64::MAX, Ordering::SeqCst);
+        self.entry().heard.store(u64::MAX, Ordering::SeqCst);
         self.others()
     }
 
     /// Userspace has found the other socket empty after so many packets had gone there. Should it be woken by another
     /// one already, nothing comes here until the next time.
     pub fn sleep(&self, others: u64) {
-        self.shared.quiets.get(self.index).heard.store(others, Ordering::SeqCst);
+        self.entry().heard.store(others, Ordering::SeqCst);
+    }
+
+    /// Of [`packets`](Self::packets), those that do not wait any more.
+    pub fn taken(&self) -> u64 {
+        self.entry().taken.load(Ordering::Relaxed)
+    }
+
+    /// So many more were read, or are given up. Any that were not led there, but sent by somebody on this host, count
+    /// as well; so the total is kept from going beyond what will be expected.
+    pub fn take(&self, packets: u64) {
+        self.entry().taken.fetch_add(packets, Ordering::Relaxed);
+        self.entry().taken.fetch_min(self.packets(), Ordering::Relaxed);
+    }
+}
+
+impl Relay {
+    /// When the packet arrived that ends with these 8 bytes, if it was one that [`Downstream::set_quiet`] is about:
+    /// `CLOCK_MONOTONIC` in microseconds, modulo 2^32. `None`: nobody knows any more.
+    ///
+    /// [`Downstream::set_quiet`]: super::Downstream::set_quiet
+    pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
+        let end = u64::from_ne_bytes(end);
+        let word = self.shared.arrivals.get(end as u32 % intf::ARRIVALS).word.load(Ordering::Relaxed);
+        (word >> 32 == end >> 32).then_some(word as u32)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use libbpf_rs::MapCore;
 
+use super::ids::Ids;
 use super::keystream::{Compute, Refill, Ring, Want};
 use super::{Downstream, Error, QuietSocket, Shared, Supply, intf, lock, write};
 use crate::crypto::QuicKeys;
@@ -18,7 +19,7 @@ const BLOCK_BITS: u32 = 5;
 pub struct Upstream {
     shared: Arc<Shared>,
     index: u32,
-    ids: Mutex<Vec<intf::Id>>,
+    ids: Ids,
     /// Held while keys are changed.
     changing: Mutex<()>,
     ring: Mutex<Ring>,
@@ -37,7 +38,8 @@ impl Upstream {
         }
         fill_window(&entry.seen, expected);
         let ring = Mutex::new(Ring::new(shared.clone()));
-        Ok(Self { shared, index, ids: Mutex::default(), changing: Mutex::default(), ring })
+        let ids = Ids::new(shared.clone(), index);
+        Ok(Self { shared, index, ids, changing: Mutex::default(), ring })
     }
 
     fn entry(&self) -> &intf::Upstream {
@@ -47,28 +49,11 @@ impl Upstream {
     /// Packets with this destination connection ID belong to the connection. `id` has the length that the fast
     /// path was configured for.
     pub fn add_id(&self, id: &[u8]) -> Result<(), Error> {
-        let id = raw_id(id)?;
-        let mut ids = lock(&self.ids);
-        write(&self.shared.ids, "ids", id.as_bytes(), &self.index.to_ne_bytes())?;
-        if !ids.contains(&id) {
-            ids.push(id);
-        }
-        Ok(())
+        self.ids.add(id)
     }
 
     pub fn remove_id(&self, id: &[u8]) -> Result<(), Error> {
-        let id = raw_id(id)?;
-        let mut ids = lock(&self.ids);
-        if let Some(at) = ids.iter().position(|known| *known == id) {
-            ids.swap_remove(at);
-            self.forget(&id);
-        }
-        Ok(())
-    }
-
-    /// It is there, so it can be removed.
-    fn forget(&self, id: &intf::Id) {
-        let _ = self.shared.ids.delete(id.as_bytes());
+        self.ids.remove(id)
     }
 
     /// Installs the receive keys of a generation, in place of those of the last but one. Best done long before
@@ -136,7 +121,7 @@ impl Upstream {
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        lock(&self.ids).iter().for_each(|id| self.forget(id));
+        self.ids.clear();
         self.entry().generations.iter().for_each(|generation| generation.store(0, Ordering::SeqCst));
         self.shared.retire(|free| &mut free.upstreams, self.index);
     }
@@ -165,15 +150,6 @@ fn mark_seen(seen: &[AtomicU64; intf::SEEN_WORDS], number: u64) {
             _ => None,
         }
     });
-}
-
-fn raw_id(id: &[u8]) -> Result<intf::Id, Error> {
-    let mut raw = intf::Id::default();
-    raw.bytes
-        .get_mut(..id.len())
-        .ok_or(Error::Config("connection IDs have 20 bytes at most"))?
-        .copy_from_slice(id);
-    Ok(raw)
 }
 
 /// One subscriber's copy of an upstream stream.

@@ -1,11 +1,14 @@
 //! What the program shares with userspace: packet numbers, and its sockets.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use millrace_bpf::clock::monotonic_ns;
+use millrace_bpf::relay::{LegOutcome, Outcome, QuietSocket};
+
 use crate::net::{self, address, root};
-use crate::quic::Chunk;
-use crate::scene::{LEG, NUMBER_MASK, Scene, simple};
+use crate::quic::{self, Chunk};
+use crate::scene::{ID_LEN, LEG, NUMBER_MASK, Scene, simple};
 
 /// The program and two threads draw numbers for one connection; one of them updates keys. No number is drawn
 /// twice or lost, generations never go back, and each of the program's packets has the keys of its generation.
@@ -75,7 +78,7 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     const PING: u8 = 1;
     let (network, mut scene) = simple("qui");
     let socket = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), 0));
-    let quiet = scene.relay.quiet_socket(&socket).expect("a quiet socket");
+    let quiet = scene.relay.quiet_socket(&socket, 1000).expect("a quiet socket");
     scene.upstream.set_quiet_socket(&quiet);
     scene.relay_with(LEG);
     let frames = scene.chunk_of(100).encode();
@@ -142,4 +145,101 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     let number = scene.next_number();
     let packet = scene.publisher.seal((0, number), 4, &frames);
     assert_eq!(scene.send(&packet).len(), 1 + 88 + 6);
+}
+
+/// A quiet socket, the other one, and who sends to that.
+struct Ends<'a> {
+    handle: &'a QuietSocket,
+    quiet: &'a UdpSocket,
+    to: &'a UdpSocket,
+    from: &'a UdpSocket,
+}
+
+impl Ends<'_> {
+    /// Sends a packet, which must arrive where it should, and be counted so.
+    fn send(&self, packet: &[u8], is_quiet: bool, description: &str) {
+        let before = (self.handle.packets(), self.handle.others());
+        self.handle.sleep(before.1);
+        self.from.send(packet).expect("send");
+        let mut buffer = [0; 2048];
+        let came_by = if is_quiet { self.quiet } else { self.to };
+        let len = came_by.recv(&mut buffer).expect(description);
+        assert_eq!(&buffer[..len], packet, "{description}");
+        let counted = (self.handle.packets() - before.0, self.handle.others() - before.1);
+        assert_eq!(counted, if is_quiet { (1, 0) } else { (0, 1) }, "{description}");
+    }
+}
+
+/// A packet with a short header for `id`, of bytes that nobody can open.
+fn sealed(id: &[u8], len: usize, scene: &mut Scene) -> Vec<u8> {
+    let rest = quic::bytes(len - 1 - id.len(), &mut scene.rng);
+    [&[0x40], id, &rest].concat()
+}
+
+#[test]
+fn short_packets_of_a_subscriber_are_no_hurry() {
+    if !root("short_packets_of_a_subscriber_are_no_hurry") {
+        return;
+    }
+    const ROOM: u64 = 20;
+    let (network, mut scene) = simple("ack");
+    let socket = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), 0));
+    let handle = scene.relay.quiet_socket(&socket, ROOM).expect("a quiet socket");
+    scene.only().downstream.set_quiet_socket(&handle);
+    let id = [7; ID_LEN];
+    scene.only().downstream.add_id(&id).expect("an ID");
+    let counters = scene.relay.counters().expect("counters");
+    scene.relay_with(LEG);
+    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    let sent = scene.only().downstream.bytes();
+    for (description, len, (limit, total), is_quiet) in [
+        ("nothing is quiet at first", 36, (0, 0), false),
+        ("as short", 36, (36, sent), true),
+        ("shorter", 30, (36, sent), true),
+        ("longer", 37, (36, sent), false),
+        ("more was sent by now", 36, (36, sent - 1), false),
+        ("not any more", 36, (0, sent), false),
+    ] {
+        scene.only().downstream.set_quiet(limit, total);
+        let packet = sealed(&id, len, &mut scene);
+        let end = *packet.last_chunk().expect("eight bytes");
+        assert_eq!(scene.relay.arrival(end), None);
+        let ends = Ends { handle: &handle, quiet: &socket, to: &scene.to, from: &scene.from };
+        let before = micros();
+        ends.send(&packet, is_quiet, description);
+        let arrival = scene.relay.arrival(end);
+        assert_eq!(arrival.is_some(), is_quiet, "{description}");
+        let passed = micros().wrapping_sub(before);
+        assert!(arrival.is_none_or(|at| at.wrapping_sub(before) <= passed), "{description}");
+    }
+    let counted = scene.relay.counters().expect("counters").since(&counters);
+    assert_eq!(counted.packets(Outcome::FromSubscriber), 6, "{counted:?}");
+
+    // No more than fit; what was read makes room.
+    scene.only().downstream.set_quiet(36, u64::MAX);
+    let waiting = handle.packets();
+    for number in waiting..waiting + ROOM {
+        let packet = sealed(&id, 36, &mut scene);
+        let ends = Ends { handle: &handle, quiet: &socket, to: &scene.to, from: &scene.from };
+        ends.send(&packet, number < ROOM, "to the last");
+        if number + 1 == waiting + ROOM {
+            handle.take(1);
+            ends.send(&packet, true, "room again");
+        }
+    }
+    assert_eq!(scene.only().downstream.quiet_packets(), handle.packets());
+
+    // Once the connection is one that media arrives on, its packets are opened.
+    scene.only().downstream.remove_ids();
+    scene.upstream.add_id(&id).expect("an ID");
+    let counters = scene.relay.counters().expect("counters");
+    let packet = sealed(&id, 36, &mut scene);
+    scene.send(&packet);
+    let counted = scene.relay.counters().expect("counters").since(&counters);
+    assert_eq!(counted.packets(Outcome::NotAuthentic), 1, "{counted:?}");
+}
+
+/// `CLOCK_MONOTONIC`, modulo 2^32.
+fn micros() -> u32 {
+    (monotonic_ns() / 1000) as u32
 }

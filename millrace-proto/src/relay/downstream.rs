@@ -521,6 +521,11 @@ impl Downstream {
         self.recovery.rtt.latest()
     }
 
+    /// The congestion window, bytes.
+    pub fn window(&self) -> u64 {
+        self.recovery.window()
+    }
+
     /// The congestion window that is left to the QUIC stack, bytes.
     pub fn quinn_window(&self) -> u64 {
         self.recovery.foreign_window()
@@ -541,6 +546,11 @@ impl Downstream {
     pub fn timeout(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         [self.recovery.timeout(), self.paced_until, deadline].into_iter().flatten().min()
+    }
+
+    /// Whether [`Self::on_timeout`] is due for want of an acknowledgement.
+    pub fn misses_ack(&self, now: Instant) -> bool {
+        self.recovery.timeout().is_some_and(|at| at <= now)
     }
 
     /// Afterwards there may be more to send.

@@ -272,6 +272,12 @@ impl<T: Clone> Recovery<T> {
         self.probes
     }
 
+    /// Whether there is nothing that the next acknowledgement has to be waited for: no loss that is suspected, no probe,
+    /// and no packet of the QUIC stack in flight.
+    pub fn is_calm(&self) -> bool {
+        self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.foreign_in_flight == 0
+    }
+
     /// The data plane's packets in flight, oldest first.
     pub fn own_in_flight(&self) -> impl Iterator<Item = &T> {
         self.sent.iter().filter_map(|slot| match slot {

@@ -28,6 +28,7 @@ use millrace_bpf::{
     relay::{self as bpf, Counters},
 };
 use millrace_proto::relay::downstream::StreamKey;
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
 use thiserror::Error;
 use tracing::{debug, warn};
@@ -45,7 +46,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// round trip as long as this then.
 const FAST_TICK: Duration = Duration::from_millis(2);
 
-/// Packets that wait in a quiet socket, from which on they come fast: of one publisher some 1000 in a second.
+/// Packets of publishers that wait in a quiet socket, from which on they come fast: of one some 1000 in a second.
 const FAST: u64 = 8;
 
 /// How often interfaces are looked at: a system call each.
@@ -53,6 +54,9 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Receive buffer of a quiet socket, bytes.
 const QUIET_BUFFER: usize = 4 << 20;
+
+/// What a packet takes of it at most: two pages of the network card's, and what describes it.
+const QUIET_PACKET: usize = 4096 + 256;
 
 #[derive(Debug, Error)]
 pub enum Error {
@@ -270,9 +274,11 @@ impl Kernel {
         let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let socket = UdpSocket::bind((at, 0))?;
         socket.set_nonblocking(true)?;
-        // The kernel's limit may be lower, and says nothing then.
-        socket2::SockRef::from(&socket).set_recv_buffer_size(QUIET_BUFFER)?;
-        let quiet = Arc::new(Quiet::new(self.relay.quiet_socket(&socket)?, socket));
+        // Who may attach programs may also go beyond the system's limit; the buffer says what it came to.
+        let forced = setsockopt(&socket, sockopt::RcvBufForce, &QUIET_BUFFER);
+        forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &QUIET_BUFFER))?;
+        let room = getsockopt(&socket, sockopt::RcvBuf)? / QUIET_PACKET;
+        let quiet = Arc::new(Quiet::new(self.relay.quiet_socket(&socket, room as u64)?, socket));
         self.quiet.write().push(Arc::downgrade(&quiet));
         Ok(quiet)
     }
@@ -282,10 +288,21 @@ impl Kernel {
         self.quiet.read().iter().filter_map(Weak::upgrade).map(|quiet| quiet.packets()).sum()
     }
 
-    /// Has quiet sockets read; returns the most packets that waited in one.
-    fn look_at_quiet(&self) -> u64 {
+    /// Packets that were lost since the socket for those had no room.
+    pub fn quiet_dropped(&self) -> u64 {
+        self.quiet.read().iter().filter_map(Weak::upgrade).map(|quiet| quiet.dropped()).sum()
+    }
+
+    /// When the packet arrived that ends with these bytes and was read now: before that, if it waited in a quiet
+    /// socket.
+    fn arrived(&self, now: Instant, end: [u8; 8]) -> Instant {
+        self.relay.arrival(end).and_then(|at| self.clock.before(now, at)).unwrap_or(now)
+    }
+
+    /// Has quiet sockets read where something waits; returns the most packets of publishers that waited in one.
+    fn look_at_quiet(&self) -> Option<u64> {
         let sockets = self.quiet.read();
-        sockets.iter().filter_map(Weak::upgrade).map(|quiet| quiet.tick()).max().unwrap_or(0)
+        sockets.iter().filter_map(Weak::upgrade).filter_map(|quiet| quiet.tick()).max()
     }
 
     /// Puts everything that was registered into the lines' inboxes.
@@ -328,12 +345,13 @@ impl Drop for Kernel {
 
 /// The engine's thread, until the engine is gone.
 fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
-    let (mut looked, mut waiting) = (Instant::now(), 0);
+    let (mut looked, mut needed, mut waiting) = (Instant::now(), Instant::now(), None);
     loop {
-        let idle = kernel.upgrade().is_none_or(|kernel| kernel.legs() == 0);
+        // Quiet packets come for some time after the last stream.
+        let idle = needed.elapsed() > LOOK;
         let tick = match waiting {
-            0 if idle => LOOK,
-            FAST.. => FAST_TICK,
+            Some(FAST..) => FAST_TICK,
+            _ if idle => LOOK,
             _ => TICK,
         };
         let first = match todo.recv_timeout(tick) {
@@ -351,6 +369,9 @@ fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
         }
         kernel.tick();
         waiting = kernel.look_at_quiet();
+        if waiting.is_some() || kernel.legs() > 0 {
+            needed = Instant::now();
+        }
         if looked.elapsed() >= LOOK {
             kernel.interfaces.look(&kernel.relay);
             looked = Instant::now();
@@ -398,6 +419,9 @@ fn give_back(kernel: &Kernel, mut returned: Vec<(Arc<Line>, StreamKey)>) {
     }
 }
 
+/// Microseconds.
+const MOST_WAITING: u32 = 1_000_000;
+
 /// `Instant` is of the same clock, CLOCK_MONOTONIC, but does not say its time.
 struct Clock {
     base: Instant,
@@ -413,5 +437,36 @@ impl Clock {
     /// Too late by the time that passed between the two readings in `new`.
     fn instant(&self, time_ns: u64) -> Instant {
         self.base + Duration::from_nanos(time_ns.saturating_sub(self.base_ns))
+    }
+
+    /// The time not long before `now` that is `micros` microseconds, modulo 2^32.
+    fn before(&self, now: Instant, micros: u32) -> Option<Instant> {
+        let now_ns = u128::from(self.base_ns) + now.saturating_duration_since(self.base).as_nanos();
+        let passed = ((now_ns / 1000) as u32).wrapping_sub(micros);
+        // Nothing waits for longer than that: another packet ended with the same bytes.
+        (passed <= MOST_WAITING).then(|| now.checked_sub(Duration::from_micros(passed.into()))).flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_in_32_bits_is_found_again() {
+        let clock = Clock { base: Instant::now(), base_ns: 1_500 };
+        let at = |micros| clock.base + Duration::from_micros(micros);
+        let wraps = 1 << 32;
+        for (now, micros, want) in [
+            (at(9), 7, Some(at(6))),
+            (at(9), 10, Some(at(9))),
+            (at(wraps + 9), 7, Some(at(wraps + 6))),
+            (at(wraps + 9), u32::MAX, Some(at(wraps - 2))),
+            (at(MOST_WAITING.into()), 1, Some(at(0))),
+            (at(MOST_WAITING.into()), 0, None),
+            (at(9), 11, None),
+        ] {
+            assert_eq!(clock.before(now, micros), want, "{micros}");
+        }
     }
 }

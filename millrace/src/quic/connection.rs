@@ -131,6 +131,11 @@ impl Connection {
         self.shared.kernel_unregistered()
     }
 
+    /// Packets of the peer that did not wake this process; those of a publisher do not count here.
+    pub fn kernel_quiet(&self) -> u64 {
+        self.shared.kernel_quiet()
+    }
+
     /// Where the keystreams of packets came from that the kernel sealed, and of those that it opened.
     pub fn kernel_keystreams(&self) -> Option<[Supplies; 2]> {
         self.shared.kernel_keystreams()

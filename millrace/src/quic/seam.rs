@@ -17,7 +17,7 @@ use quinn::{
 use quinn_proto::{TransportError, TransportErrorCode, transport_parameters::TransportParameters};
 use rustls::KeyLog;
 
-use super::shared::Shared;
+use super::shared::{Arrival, Shared};
 
 /// Bytes that quinn has to leave free behind a payload, on top of the tag: its packet number takes one byte
 /// at least, ours four.
@@ -235,10 +235,13 @@ impl crypto::PacketKey for PacketKey {
 
     fn decrypt(&self, packet: u64, header: &[u8], payload: &mut BytesMut) -> Result<(), CryptoError> {
         let size = header.len() + payload.len();
+        // Taken before they are cut off.
+        let end = payload.last_chunk().copied().unwrap_or_default();
         self.inner.decrypt(packet, header, payload)?;
         // The ID lies between the first byte and the packet number.
         let id = header.get(1..header.len() - 1 - usize::from(header[0] & 0x03)).unwrap_or_default();
-        self.shared.on_received(Instant::now(), (self.generation, packet), id, size, payload);
+        let arrival = Arrival { now: Instant::now(), size, end };
+        self.shared.on_received(arrival, (self.generation, packet), id, payload);
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! quinn. Packet numbers are outside of the lock, in one atomic word, since the kernel draws from it too.
 
 mod kernel;
+mod quiet;
 mod trial;
 
 use std::{
@@ -57,6 +58,26 @@ pub(super) mod attention {
     pub const KEY_UPDATE: u8 = 2;
     /// Close: no key generation is left.
     pub const KEYS_EXHAUSTED: u8 = 4;
+}
+
+/// A packet that was opened.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub now: Instant,
+    /// UDP payload, bytes.
+    pub size: usize,
+    /// The last bytes of it, by which the kernel knows it.
+    pub end: [u8; 8],
+}
+
+/// What a packet held for the data plane.
+#[derive(Default)]
+struct Contents {
+    any: bool,
+    /// ACK Delay of the last acknowledgement.
+    ack: Option<u64>,
+    /// There was more than acknowledgements and PADDING.
+    others: bool,
 }
 
 pub(super) struct Shared {
@@ -294,6 +315,13 @@ impl Shared {
         {
             let mut state = self.state.lock();
             self.take_in(&mut state, now);
+            if state.downstream.misses_ack(now) && state.kernel.as_mut().is_some_and(Part::reads_first) {
+                // The next tick but one: whoever was woken for that has a whole tick.
+                let at = self.alarm.time(now) + 1;
+                self.deadline.store(at, Ordering::Release);
+                self.alarm.at(at);
+                return;
+            }
             state.downstream.on_timeout(now);
             if state.downstream.has_events() {
                 self.events.notify_one();
@@ -376,24 +404,28 @@ impl Shared {
 
 /// Receiving.
 impl Shared {
-    /// A packet of `size` bytes was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of `payload`,
-    /// translates what is meant for quinn, and sends what has become possible.
+    /// A packet was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of
+    /// `payload`, translates what is meant for quinn, and sends what has become possible.
     pub fn on_received(
         &self,
-        now: Instant,
+        arrival: Arrival,
         (generation, number): (u16, u64),
         id: &[u8],
-        size: usize,
         payload: &mut BytesMut,
     ) {
+        let now = arrival.now;
         let news = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
-            state.path.on_received(size);
+            state.path.on_received(arrival.size);
+            let mut arrived = now;
             if let Some(part) = &mut state.kernel {
                 part.on_received(number, generation, id);
+                arrived = part.arrived(&arrival);
             }
-            let mut news = self.walk(state, now, payload);
+            let contents = self.walk(state, now, arrived, payload);
+            learn_ack(state, arrival.size, &contents);
+            let mut news = contents.any;
             // quinn drops duplicates, and with them what is put in here.
             let fresh = state.received.is_none_or(|received| number > received);
             state.received = state.received.max(Some(number));
@@ -416,30 +448,33 @@ impl Shared {
         }
     }
 
-    /// Returns whether anything was for the data plane.
-    fn walk(&self, state: &mut State, now: Instant, payload: &mut [u8]) -> bool {
-        let mut news = false;
+    /// `arrived`: before the packet was read.
+    fn walk(&self, state: &mut State, now: Instant, arrived: Instant, payload: &mut [u8]) -> Contents {
+        let mut contents = Contents::default();
+        let news = &mut contents.any;
         let mut at = 0;
         // What is malformed stays as it is, and quinn closes the connection over it.
         while let Ok(Some((range, frame))) = frame::next(payload, at) {
             at = range.end;
+            contents.others |= !matches!(frame, Frame::Ack(_) | Frame::Padding);
             match frame {
                 Frame::Ack(ack) => {
-                    if self.on_ack(state, now, &ack, range.len()) {
+                    contents.ack = Some(ack.delay);
+                    if self.on_ack(state, now, arrived, &ack, range.len()) {
                         payload[range].copy_from_slice(&state.rewritten);
                     }
-                    news = true;
+                    *news = true;
                 }
                 Frame::MaxData(limit) => {
                     state.credit.on_max_data(limit);
                     let granted = state.credit.granted();
                     write_max_data(granted, &mut payload[range]);
                     state.downstream.on_max_data(state.credit.rest());
-                    news = true;
+                    *news = true;
                 }
                 Frame::MaxStreams(Direction::Unidirectional, limit) => {
                     state.downstream.on_max_streams_uni(limit);
-                    news = true;
+                    *news = true;
                 }
                 // A stream that nobody opened is left to quinn, which closes the connection over it.
                 Frame::MaxStreamData { id, limit } if state.downstream.owns(id) => {
@@ -449,23 +484,23 @@ impl Shared {
                             part.on_max_stream_data(id, limit);
                         }
                     }
-                    news = true;
+                    *news = true;
                 }
                 Frame::StopSending { id, code } if state.downstream.owns(id) => {
                     if state.downstream.on_stop_sending(id, code).is_ok() {
                         self.consume(&mut payload[range]);
                     }
-                    news = true;
+                    *news = true;
                 }
                 Frame::PathResponse(response) => {
                     state.path.on_response(response);
-                    news = true;
+                    *news = true;
                 }
                 Frame::ConnectionClose { .. } | Frame::ApplicationClose { .. } => self.close(),
                 _ => {}
             }
         }
-        news
+        contents
     }
 
     fn consume(&self, frame: &mut [u8]) {
@@ -474,7 +509,14 @@ impl Shared {
     }
 
     /// Splits an ACK frame of `len` bytes. Returns whether `state.rewritten` holds what quinn may see.
-    fn on_ack(&self, state: &mut State, now: Instant, ack: &ack::Frame<'_>, len: usize) -> bool {
+    fn on_ack(
+        &self,
+        state: &mut State,
+        now: Instant,
+        arrived: Instant,
+        ack: &ack::Frame<'_>,
+        len: usize,
+    ) -> bool {
         if ack.largest >= self.numbers.peek().1 {
             // Larger than any number of quinn's too: it closes the connection.
             self.counters.acks_refused.add(1);
@@ -485,10 +527,10 @@ impl Shared {
         state.ack.ranges.clear();
         state.ack.ranges.extend(ack.ranges());
         self.take_in(state, now);
-        if state.downstream.on_ack(now, &state.ack).is_err() {
+        if state.downstream.on_ack(arrived, &state.ack).is_err() {
             // One that the kernel was registering on another CPU; by now it has.
             self.take_in(state, now);
-            if state.downstream.on_ack(now, &state.ack).is_err() {
+            if state.downstream.on_ack(arrived, &state.ack).is_err() {
                 // A number that was skipped. If it was quinn's trap, quinn finds it in what follows.
                 self.counters.acks_refused.add(1);
             }
@@ -504,8 +546,14 @@ impl Shared {
                 let news = state.map.on_acked(largest);
                 let counters = &self.counters;
                 if news { &counters.acks_for_quinn } else { &counters.acks_for_data_plane }.add(1);
-                if news && state.map.translate(ack.largest..=ack.largest).is_none() {
-                    delay += excess_delay(now, sent, state.downstream.latest_rtt()) >> exponent;
+                if news {
+                    let round_trip = match state.map.translate(ack.largest..=ack.largest) {
+                        Some(_) => {
+                            sent.map_or(Duration::ZERO, |sent| arrived.saturating_duration_since(sent))
+                        }
+                        None => state.downstream.latest_rtt(),
+                    };
+                    delay += excess_delay(now, sent, round_trip) >> exponent;
                 }
             }
             None => {
@@ -634,8 +682,17 @@ fn identify(secret_len: usize, integrity_limit: u64) -> Option<Suite> {
     }
 }
 
+/// Notes what an acknowledgement without news looks like, if this was one.
+fn learn_ack(state: &mut State, size: usize, contents: &Contents) {
+    if let (Some(part), Some(delay), false) = (&mut state.kernel, contents.ack, contents.others)
+        && state.downstream.is_calm()
+    {
+        part.learn_ack(size, delay);
+    }
+}
+
 /// Microseconds by which an acknowledgement came late for quinn's newest packet, because it was sent for a
-/// later one of the data plane: `round_trip` is that one's.
+/// later one of the data plane, or was read late: `round_trip` is what it would have been otherwise.
 fn excess_delay(now: Instant, sent: Option<Instant>, round_trip: Duration) -> u64 {
     let waited = sent.map_or(Duration::ZERO, |sent| now.saturating_duration_since(sent));
     u64::try_from(waited.saturating_sub(round_trip).as_micros()).unwrap_or(0)

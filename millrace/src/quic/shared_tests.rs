@@ -43,7 +43,8 @@ fn others(shared: &Shared, now: Instant) -> u64 {
 /// What quinn sees of a payload.
 fn seen(shared: &Shared, now: Instant, payload: &[u8]) -> Vec<u8> {
     let mut payload = BytesMut::from(payload);
-    shared.on_received(now, (0, 0), &[], payload.len() + 30, &mut payload);
+    let arrival = Arrival { now, size: payload.len() + 30, end: [0; 8] };
+    shared.on_received(arrival, (0, 0), &[], &mut payload);
     payload.to_vec()
 }
 
@@ -100,6 +101,24 @@ fn quinns_round_trip_is_not_that_of_a_later_packet() {
     let frame = seen(&shared, ms(10), &[0x02, 1, 0x40, 125, 0, 1]);
     assert_eq!(frame, [0x02, 0, 0x44, 0x65, 0, 0]);
     assert_eq!(0x465, 1125);
+}
+
+#[test]
+fn no_round_trip_has_the_time_in_which_nobody_looked() {
+    let (shared, start) = (shared(), Instant::now());
+    let ms = |ms| start + Duration::from_millis(ms);
+    let read = |wire: u8, arrived, now| {
+        let mut payload = [0x02, wire, 0x40, 0, 0, 0];
+        shared.walk(&mut shared.state.lock(), now, arrived, &mut payload);
+        payload
+    };
+    others(&shared, ms(0));
+    read(0, ms(5), ms(14));
+    assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
+    // quinn's clock has gone on: it shall subtract the 8 ms, 1000 times 8 us.
+    quinns(&shared, ms(20), 0);
+    assert_eq!(read(1, ms(25), ms(33)), [0x02, 0, 0x43, 0xe8, 0, 0]);
+    assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
 }
 
 #[test]

@@ -3,30 +3,44 @@
 use std::{
     fmt,
     io::{self, IoSliceMut},
-    net::SocketAddr,
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
 };
 
 use quinn::{
-    AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller,
+    AsyncUdpSocket, UdpPoller,
     udp::{RecvMeta, Transmit, UdpSocketState},
 };
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::engine::kernel::Quiet;
 
 /// Reads both, sends by the first.
 pub struct Socket {
-    main: Arc<dyn AsyncUdpSocket>,
+    /// Asks to be told of what arrives only: a socket becomes writable anew with each packet that left.
+    main: AsyncFd<Arc<UdpSocket>>,
+    main_state: UdpSocketState,
+    /// Its send buffer was full, and nobody has seen room since.
+    full: Arc<AtomicBool>,
+    /// Packets that had come there when it was last found empty.
+    heard: AtomicU64,
     quiet: Arc<Quiet>,
-    state: UdpSocketState,
+    quiet_state: UdpSocketState,
 }
 
 impl Socket {
-    pub fn new(main: std::net::UdpSocket, quiet: Arc<Quiet>) -> io::Result<Self> {
-        let state = UdpSocketState::new(quiet.socket().into())?;
-        Ok(Self { main: TokioRuntime.wrap_udp_socket(main)?, quiet, state })
+    /// Within a tokio runtime.
+    pub fn new(main: UdpSocket, quiet: Arc<Quiet>) -> io::Result<Self> {
+        let main_state = UdpSocketState::new((&main).into())?;
+        let quiet_state = UdpSocketState::new(quiet.socket().into())?;
+        let main = register(Arc::new(main), Interest::READABLE)?;
+        Ok(Self { main, main_state, full: Arc::default(), heard: AtomicU64::new(0), quiet, quiet_state })
     }
 
     /// What has to be read before the other socket.
@@ -34,7 +48,7 @@ impl Socket {
         if self.quiet.waiting() == 0 {
             return None;
         }
-        match self.state.recv(self.quiet.socket().into(), bufs, meta) {
+        match self.quiet_state.recv(self.quiet.socket().into(), bufs, meta) {
             Ok(count) => {
                 self.quiet.on_read(count as u64);
                 Some(count)
@@ -42,6 +56,33 @@ impl Socket {
             Err(_) => {
                 self.quiet.on_nothing();
                 None
+            }
+        }
+    }
+
+    /// `others`: packets that came by the other socket so far.
+    fn poll_main(
+        &self,
+        others: u64,
+        context: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.main.poll_read_ready(context))?;
+            let result = self.main_state.recv((&**self.main.get_ref()).into(), bufs, meta);
+            // Fewer than there was room for: the queue was empty. What came since says so, and is not forgotten.
+            let is_over = match &result {
+                Ok(count) => *count < bufs.len(),
+                Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            };
+            if is_over {
+                self.heard.store(others, Ordering::Relaxed);
+                guard.clear_ready();
+            }
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
             }
         }
     }
@@ -55,11 +96,16 @@ impl fmt::Debug for Socket {
 
 impl AsyncUdpSocket for Socket {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Arc::clone(&self.main).create_io_poller()
+        let (socket, full) = (Arc::clone(self.main.get_ref()), Arc::clone(&self.full));
+        Box::pin(Poller { socket, full, waiting: None })
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        self.main.try_send(transmit)
+        let result = self.main_state.send((&**self.main.get_ref()).into(), transmit);
+        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            self.full.store(true, Ordering::Release);
+        }
+        result
     }
 
     fn poll_recv(
@@ -74,26 +120,63 @@ impl AsyncUdpSocket for Socket {
         if let Some(count) = self.recv_quiet(bufs, meta) {
             return Poll::Ready(Ok(count));
         }
-        let received = self.main.poll_recv(context, bufs, meta);
+        let received = self.poll_main(others, context, bufs, meta);
         if received.is_pending() {
-            self.quiet.sleep(others);
+            // Not `others`: of one that came meanwhile this task may not have been told yet.
+            self.quiet.sleep(self.heard.load(Ordering::Relaxed));
         }
         received
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.main.local_addr()
+        self.main.get_ref().local_addr()
     }
 
     fn max_transmit_segments(&self) -> usize {
-        self.main.max_transmit_segments()
+        self.main_state.max_gso_segments()
     }
 
     fn max_receive_segments(&self) -> usize {
-        self.main.max_receive_segments()
+        self.main_state.gro_segments()
     }
 
     fn may_fragment(&self) -> bool {
-        self.main.may_fragment()
+        self.main_state.may_fragment()
     }
+}
+
+/// Waits until the socket has room again, once it had none.
+#[derive(Debug)]
+struct Poller {
+    socket: Arc<UdpSocket>,
+    full: Arc<AtomicBool>,
+    /// The socket, registered for that.
+    waiting: Option<AsyncFd<UdpSocket>>,
+}
+
+impl UdpPoller for Poller {
+    fn poll_writable(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.full.load(Ordering::Acquire) {
+            this.waiting = None;
+            return Poll::Ready(Ok(()));
+        }
+        let waiting = match this.waiting.take() {
+            Some(waiting) => waiting,
+            None => register(this.socket.try_clone()?, Interest::WRITABLE)?,
+        };
+        if waiting.poll_write_ready(context)?.is_pending() {
+            this.waiting = Some(waiting);
+            return Poll::Pending;
+        }
+        this.full.store(false, Ordering::Release);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Deprecated in favour of an unsafe function, for types whose descriptor may change or close while they are registered:
+/// a `UdpSocket`'s does not.
+#[allow(deprecated)]
+fn register<S: AsRawFd>(socket: S, interest: Interest) -> io::Result<AsyncFd<S>> {
+    AsyncFd::with_interest(socket, interest)
 }

@@ -155,6 +155,7 @@ impl Shared {
                 .unwrap_or_default(),
             streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
             quiet: kernel.map_or(0, |kernel| kernel.quiet_packets()),
+            quiet_dropped: kernel.map_or(0, |kernel| kernel.quiet_dropped()),
             received: counters
                 .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
             copies: counters
@@ -252,6 +253,7 @@ fn describe(session: &Session) -> status::Session {
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
         kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
         kernel_copies: session.connection.kernel_outcomes().map(|all| outcomes(all, |count| count)),
+        kernel_quiet: session.connection.kernel_quiet(),
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: keystreams(session),
         packets_lost: stats.recovery.packets_lost,

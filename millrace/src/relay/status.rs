@@ -50,6 +50,9 @@ pub struct Engine {
     /// Packets that did not wake the relay when they came, since nothing in them was left to do.
     #[serde(default)]
     pub quiet: u64,
+    /// Of these, packets that were lost for want of room: 0 unless the relay did not get to run for long.
+    #[serde(default)]
+    pub quiet_dropped: u64,
     /// What became of packets that arrived on the kernel engine's interfaces, by reason.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,
@@ -121,6 +124,9 @@ pub struct Session {
     /// `not_arriving` counts times that nothing of what it sent had arrived.
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
+    /// Packets of a subscriber that did not wake the relay when they came: acknowledgements.
+    #[serde(default)]
+    pub kernel_quiet: u64,
     /// Packets that the kernel sent without registering them: always 0.
     #[serde(default)]
     pub kernel_unregistered: u64,

@@ -12,6 +12,7 @@ mod net;
 #[allow(dead_code)]
 #[path = "../relay/peer.rs"]
 mod peer;
+mod quiet;
 #[path = "../support/site.rs"]
 mod site;
 mod trace;

@@ -117,6 +117,12 @@ impl Downstream {
         stream.into_iter().chain(datagram).min()
     }
 
+    /// Whether acknowledgements may be read some time after they came: nothing waits to be sent or repaired, and the
+    /// QUIC stack has nothing in flight.
+    pub fn is_calm(&self) -> bool {
+        !self.has_work() && self.recovery.is_calm()
+    }
+
     /// The other sender may have sent this much that was not registered, and sends no more.
     pub fn set_outstanding(&mut self, outstanding: Share) {
         self.outstanding = outstanding;

@@ -15,7 +15,7 @@ use millrace_bpf::{
 };
 use millrace_proto::{quic::keys::Secret, relay::downstream::StreamKey};
 use parking_lot::Mutex;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::{Command, Kernel, Quiet, ahead::Ahead};
 
@@ -73,6 +73,7 @@ pub struct Supplies {
 
 impl Line {
     pub(super) fn new(kernel: Arc<Kernel>, downstream: bpf::Downstream, quiet: Option<Arc<Quiet>>) -> Self {
+        quiet.iter().for_each(|quiet| downstream.set_quiet_socket(&quiet.handle));
         Self {
             downstream,
             upstream: OnceLock::new(),
@@ -105,6 +106,7 @@ impl Line {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream(expected)?;
             self.quiet.iter().for_each(|quiet| upstream.set_quiet_socket(&quiet.handle));
+            self.downstream.remove_ids();
             let _ = self.upstream.set(upstream); // another was faster
         }
         self.upstream().ok_or(millrace_bpf::Error::Full { what: "upstreams" })
@@ -113,6 +115,37 @@ impl Line {
     /// The connection as one that media arrives on, if it is.
     pub fn upstream(&self) -> Option<&bpf::Upstream> {
         self.upstream.get()
+    }
+
+    /// The peer's packets have this connection ID from now on.
+    pub fn add_id(&self, id: &[u8]) {
+        let added = match self.upstream() {
+            Some(upstream) => upstream.add_id(id),
+            None => self.downstream.add_id(id),
+        };
+        if let Err(error) = added {
+            debug!(%error, "the kernel does not know a connection ID");
+        }
+    }
+
+    pub fn remove_id(&self, id: &[u8]) {
+        let removed = match self.upstream() {
+            Some(upstream) => upstream.remove_id(id),
+            None => self.downstream.remove_id(id),
+        };
+        if let Err(error) = removed {
+            debug!(%error, "the kernel knows a connection ID still");
+        }
+    }
+
+    /// When the packet arrived that ends with these bytes, which was read now.
+    pub fn arrived(&self, now: Instant, end: [u8; 8]) -> Instant {
+        self.kernel.arrived(now, end)
+    }
+
+    /// Has the quiet socket read if there is something; returns whether there was.
+    pub fn read_quiet(&self) -> bool {
+        self.quiet.as_ref().is_some_and(|quiet| quiet.tick().is_some())
     }
 
     /// Where the keystreams of packets came from that the kernel sealed.

@@ -18,15 +18,24 @@ const PATIENCE: u8 = 3;
 pub struct Quiet {
     pub(super) handle: QuietSocket,
     socket: UdpSocket,
-    /// Packets that were read, or given up.
-    taken: AtomicU64,
+    /// Packets that were given up.
+    dropped: AtomicU64,
+    /// Packets of publishers among those that were read.
+    media: AtomicU64,
     vain: AtomicU8,
     reader: Mutex<Option<Waker>>,
 }
 
 impl Quiet {
     pub(super) fn new(handle: QuietSocket, socket: UdpSocket) -> Self {
-        Self { handle, socket, taken: AtomicU64::new(0), vain: AtomicU8::new(0), reader: Mutex::default() }
+        Self {
+            handle,
+            socket,
+            dropped: AtomicU64::new(0),
+            media: AtomicU64::new(0),
+            vain: AtomicU8::new(0),
+            reader: Mutex::default(),
+        }
     }
 
     pub fn socket(&self) -> &UdpSocket {
@@ -38,9 +47,14 @@ impl Quiet {
         self.handle.packets()
     }
 
+    /// Of these, packets that there was no room for.
+    pub fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
     /// Packets that wait to be read.
     pub fn waiting(&self) -> u64 {
-        self.packets().saturating_sub(self.taken.load(Ordering::Relaxed))
+        self.packets().saturating_sub(self.handle.taken())
     }
 
     /// Before packets are read: from now on all come by the other socket. Returns what [`Quiet::sleep`] wants to know.
@@ -50,22 +64,22 @@ impl Quiet {
 
     /// After there was nothing more to read by the other socket.
     pub fn sleep(&self, others: u64) {
+        self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
     }
 
-    /// So many packets were read. Any that were not led there, but sent by somebody on this host, count as well; so
-    /// the total is kept from going beyond what will be expected.
+    /// So many packets were read.
     pub fn on_read(&self, packets: u64) {
-        self.taken.fetch_add(packets, Ordering::Relaxed);
-        self.taken.fetch_min(self.packets(), Ordering::Relaxed);
+        self.handle.take(packets);
         self.vain.store(0, Ordering::Relaxed);
     }
 
     /// There was nothing to read: what is counted is about to come, or was dropped for want of room.
     pub fn on_nothing(&self) {
-        let counted = self.packets();
+        let missing = self.waiting();
         if self.vain.fetch_add(1, Ordering::Relaxed) >= PATIENCE {
-            self.taken.fetch_max(counted, Ordering::Relaxed);
+            self.handle.take(missing);
+            self.dropped.fetch_add(missing, Ordering::Relaxed);
             self.vain.store(0, Ordering::Relaxed);
         }
     }
@@ -78,12 +92,12 @@ impl Quiet {
         }
     }
 
-    /// Has the reader look if there is something; returns how many packets that is.
-    pub(super) fn tick(&self) -> u64 {
-        let waiting = self.waiting();
-        if waiting > 0 {
-            self.reader.lock().iter().for_each(Waker::wake_by_ref);
+    /// Has the reader look if there is something; returns how many packets of publishers that is.
+    pub(super) fn tick(&self) -> Option<u64> {
+        if self.waiting() == 0 {
+            return None;
         }
-        waiting
+        self.reader.lock().iter().for_each(Waker::wake_by_ref);
+        Some(self.handle.media().saturating_sub(self.media.load(Ordering::Relaxed)))
     }
 }

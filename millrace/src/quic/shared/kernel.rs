@@ -22,11 +22,11 @@ use millrace_proto::{
         keys::{Secret, Suite},
         packet::ConnectionId,
     },
-    relay::downstream::{Elsewhere, Label, Share, StreamKey},
+    relay::downstream::{Downstream, Elsewhere, Label, Share, StreamKey},
 };
 use tracing::{debug, warn};
 
-use super::{Keys, Shared, State, attention, trial::Trial, with_batch};
+use super::{Arrival, Keys, Shared, State, attention, quiet::Quiet, trial::Trial, with_batch};
 use crate::engine::kernel::{Feed, Leg, Line, Owner, Supplies};
 
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten.
@@ -70,6 +70,9 @@ pub(super) struct Part {
     share: Share,
     session: u32,
     delivered: Delivered,
+    quiet: Quiet,
+    /// A timer has waited for acknowledgements to be read, and does not again.
+    waited: bool,
 }
 
 /// Datagrams that the kernel has sent, until they come by in userspace: subscription and location of each.
@@ -133,6 +136,8 @@ impl Part {
             share: Share::default(),
             session: 0,
             delivered: Delivered::default(),
+            quiet: Quiet::default(),
+            waited: false,
         }
     }
 
@@ -187,12 +192,36 @@ impl Part {
         self.ids.retain(|known| *known != id);
         self.ids.push_back(id);
         let oldest = if self.ids.len() > IDS { self.ids.pop_front() } else { None };
-        if let Some(upstream) = self.line.upstream() {
-            let removed = oldest.map_or(Ok(()), |oldest| upstream.remove_id(&oldest));
-            if let Err(error) = removed.and_then(|()| upstream.add_id(&id)) {
-                debug!(%error, "the kernel does not know a connection ID");
-            }
+        if let Some(oldest) = oldest {
+            self.line.remove_id(&oldest);
         }
+        self.line.add_id(&id);
+    }
+
+    /// When a packet arrived, which may have waited in the quiet socket.
+    pub fn arrived(&self, arrival: &Arrival) -> Instant {
+        self.line.arrived(arrival.now, arrival.end)
+    }
+
+    pub fn learn_ack(&mut self, size: usize, delay: u64) {
+        self.quiet.learn(size, delay);
+    }
+
+    /// Before a timer acts on an acknowledgement that is missing: whether it shall wait since it may lie in the quiet
+    /// socket, which is read now.
+    pub fn reads_first(&mut self) -> bool {
+        self.waited = !self.waited && self.line.read_quiet();
+        self.waited
+    }
+
+    /// Tells the kernel which packets of the peer are no hurry.
+    fn hush(&mut self, now: Instant, downstream: &Downstream) {
+        let serves = !self.legs.is_empty() && self.trial == Trial::Passed && downstream.is_calm();
+        let declined = [bpf::LegOutcome::Window, bpf::LegOutcome::DataCredit, bpf::LegOutcome::StreamCredit];
+        let declined = declined.map(|outcome| self.line.downstream.outcome(outcome)).iter().sum();
+        let (size, bytes) = self.quiet.limits(now, self.share, downstream.window(), declined);
+        let size = if serves { size } else { 0 };
+        self.line.downstream.set_quiet(size, self.registered.bytes.saturating_add(bytes));
     }
 
     /// Keys of the generation in use and of the next.
@@ -226,9 +255,7 @@ impl Part {
                 upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok()?;
             self.install_open_keys();
             upstream.set_session(self.session);
-            for id in &self.ids {
-                upstream.add_id(id).inspect_err(|error| debug!(%error, "no connection ID")).ok()?;
-            }
+            self.ids.iter().for_each(|id| self.line.add_id(id));
         }
         self.line.upstream()
     }
@@ -264,6 +291,7 @@ impl Part {
         if self.path != Some(wanted) {
             self.path_ready = false;
             self.trial = Trial::new();
+            self.quiet = Quiet::default();
             self.path = Some(wanted);
             let (local, remote, id) = (wanted.0, wanted.1, path.id.to_vec());
             self.line.set_path(bpf::Path { local, remote, id, traffic_class: 0, flow_label: 0 });
@@ -332,6 +360,7 @@ impl Shared {
         let share = part.trial.allow(now, share, downstream.mtu());
         part.line.downstream.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         part.set_share(share);
+        part.hush(now, downstream);
         if !self.open.load(Ordering::SeqCst) {
             // Closed meanwhile, without the lock.
             part.take_share();
@@ -443,6 +472,12 @@ impl Shared {
         let sent: u64 = counted.map(|outcome| downstream.outcome(outcome)).iter().sum();
         self.take_in(state, Instant::now());
         Some(sent.saturating_sub(state.downstream.stats().elsewhere_packets))
+    }
+
+    /// Packets of the peer that did not wake this process.
+    pub(in crate::quic) fn kernel_quiet(&self) -> u64 {
+        let state = self.state.lock();
+        state.kernel.as_ref().map_or(0, |part| part.line.downstream.quiet_packets())
     }
 
     /// Where the keystreams of packets came from that the kernel sealed, and of those that it opened.

@@ -1,0 +1,66 @@
+//! Connection IDs, and which connection each leads to.
+
+use std::sync::{Arc, Mutex};
+
+use libbpf_rs::MapCore;
+
+use super::{Error, Shared, intf, lock, write};
+use crate::intf::Plain;
+
+/// Those that lead to one connection, until this is dropped.
+pub(super) struct Ids {
+    shared: Arc<Shared>,
+    /// In the form of the map's values.
+    connection: u32,
+    ids: Mutex<Vec<intf::Id>>,
+}
+
+impl Ids {
+    pub fn new(shared: Arc<Shared>, connection: u32) -> Self {
+        Self { shared, connection, ids: Mutex::default() }
+    }
+
+    pub fn add(&self, id: &[u8]) -> Result<(), Error> {
+        let id = raw(id)?;
+        let mut ids = lock(&self.ids);
+        write(&self.shared.ids, "ids", id.as_bytes(), &self.connection.to_ne_bytes())?;
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+        Ok(())
+    }
+
+    pub fn remove(&self, id: &[u8]) -> Result<(), Error> {
+        let id = raw(id)?;
+        let mut ids = lock(&self.ids);
+        if let Some(at) = ids.iter().position(|known| *known == id) {
+            ids.swap_remove(at);
+            self.forget(&id);
+        }
+        Ok(())
+    }
+
+    pub fn clear(&self) {
+        lock(&self.ids).drain(..).for_each(|id| self.forget(&id));
+    }
+
+    /// It is there, so it can be removed.
+    fn forget(&self, id: &intf::Id) {
+        let _ = self.shared.ids.delete(id.as_bytes());
+    }
+}
+
+impl Drop for Ids {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+fn raw(id: &[u8]) -> Result<intf::Id, Error> {
+    let mut raw = intf::Id::default();
+    raw.bytes
+        .get_mut(..id.len())
+        .ok_or(Error::Config("connection IDs have 20 bytes at most"))?
+        .copy_from_slice(id);
+    Ok(raw)
+}
