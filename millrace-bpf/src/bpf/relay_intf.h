@@ -166,9 +166,9 @@ struct relay_downstream {
 	__u32 waiting; /* level of what waits in userspace: legs of this one, or less urgent, are userspace's */
 	__u32 max_datagram; /* the peer's max_datagram_frame_size */
 	__u32 quiet_socket; /* one more than its index in `quiet_sockets`; 0: none */
-	__u32 quiet_bytes;  /* UDP payload that a packet of the peer may have and be no hurry for userspace ... */
-	__u64 max_quiet;    /* ... while `bytes` is not beyond this */
-	__u64 quiet;	    /* packets that went there */
+	__u32 quiet_bytes; /* UDP payload that a packet of the peer may have and be no hurry for userspace ... */
+	__u64 max_quiet; /* ... while `bytes` is not beyond this */
+	__u64 quiet;	 /* packets that went there */
 	struct relay_ring ring;
 	__u64 supplies[RELAY_SUPPLIES];
 	struct relay_path paths[2];
@@ -212,7 +212,7 @@ enum relay_outcome {
 	RELAY_NOT_AUTHENTIC,
 	RELAY_REPLAYED, /* or too old to tell */
 	RELAY_BAD_FRAMES,
-	RELAY_NO_SLOT, /* no frame that has a slot */
+	RELAY_NO_SLOT,	       /* no frame that has a slot */
 	RELAY_FROM_SUBSCRIBER, /* of a connection that nothing is forwarded from: not opened */
 	RELAY_OUTCOMES,
 };
