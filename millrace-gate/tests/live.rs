@@ -17,7 +17,7 @@ use quinn::{
     ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
     crypto::{AeadKey, CryptoError, HandshakeTokenKey},
 };
-use support::{PORT, Site, answer, hello, inside, is_root, wait_for};
+use support::{PORT, Site, answer, hello, initial, inside, is_root, wait_for};
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -157,16 +157,6 @@ fn published(connections: u32) -> String {
         "[[scope]]\nname = \"web\"\nport = 4433\nlive = \"published\"\nid_bytes = 8\n\
          [scope.rules]\nquota = {{ connections = {connections} }}\nunknown_id = \"enforce\"\n"
     )
-}
-
-/// An Initial that opens a connection of its own.
-fn initial(n: u64) -> Vec<u8> {
-    let mut packet = vec![0xc0, 0, 0, 0, 1, 8];
-    packet.extend(n.to_be_bytes());
-    packet.extend([0, 0]);
-    packet.extend((0x4000_u16 | 1182).to_be_bytes());
-    packet.resize(1200, 0xaa);
-    packet
 }
 
 /// A connection of an address that is over its quota and floods, as if behind one NAT: key updates, new connection IDs,

@@ -26,7 +26,9 @@ use nix::{
 };
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
 use serde_json::{Value, json};
-use support::{PORT, SERVER, Server, Site, answer, hello, inside, is_root, quota_of_two_holds, wait_for};
+use support::{
+    PORT, SERVER, Server, Site, answer, hello, initial, inside, is_root, quota_of_two_holds, wait_for,
+};
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 
 const LONG: Duration = Duration::from_secs(60);
@@ -303,16 +305,6 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     assert_eq!(health().0, 200);
     assert_eq!(gate.end(Signal::SIGTERM), Some(0));
     assert!(!site.is_guarded());
-}
-
-/// An Initial that would open a connection of its own (RFC 9000, section 17.2.2).
-fn initial(n: u64) -> Vec<u8> {
-    let mut packet = vec![0xc0, 0, 0, 0, 1, 8];
-    packet.extend(n.to_be_bytes());
-    packet.extend([0, 0]);
-    packet.extend((0x4000_u16 | 1182).to_be_bytes());
-    packet.resize(1200, 0xaa);
-    packet
 }
 
 /// What was refused, by whatever rule of whichever scope.

@@ -209,6 +209,16 @@ pub async fn hello(connection: &Connection) {
     assert_eq!(recv.read_to_end(100).await.unwrap(), b"hello\n");
 }
 
+/// An Initial that would open a connection of its own (RFC 9000, section 17.2.2).
+pub fn initial(n: u64) -> Vec<u8> {
+    let mut packet = vec![0xc0, 0, 0, 0, 1, 8];
+    packet.extend(n.to_be_bytes());
+    packet.extend([0, 0]);
+    packet.extend((0x4000_u16 | 1182).to_be_bytes());
+    packet.resize(1200, 0xaa);
+    packet
+}
+
 /// What every example has to show, with a quota of 2: the third connection is refused, the first two are not hurt,
 /// and when one goes there is room for another.
 pub async fn quota_of_two_holds(site: &Site) {
