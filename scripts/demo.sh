@@ -47,12 +47,6 @@ at() {
     shift
     if [ "$engine" = kernel ]; then exec nsenter --net="/run/netns/${!netns}" -- "$@"; else exec "$@"; fi
 }
-free_port() { # $1: t(cp) or u(dp)
-    local port
-    while port=$((20000 + RANDOM % 10000)); do
-        [ -n "$(ss -H"$1"ln "sport = :$port")" ] || { echo "$port"; return; }
-    done
-}
 listen=127.0.0.1:$(free_port u)
 http=127.0.0.1:$(free_port t)
 options=(--engine user)

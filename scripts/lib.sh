@@ -38,3 +38,11 @@ wait_for() {
         sleep 0.1
     done
 }
+
+# A port that nobody listens on: free_port t (TCP) or u (UDP).
+free_port() {
+    local port
+    while port=$((20000 + RANDOM % 10000)); do
+        [ -n "$(ss -H"$1"ln "sport = :$port")" ] || { echo "$port"; return; }
+    done
+}

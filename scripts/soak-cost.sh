@@ -26,12 +26,6 @@ trap 'trap - EXIT; kill -- $(jobs -p | sed "s/^/-/") 2>/dev/null || true' EXIT
 # Each job is a group of processes, and ends as one.
 set -m
 
-free_port() { # $1: t(cp) or u(dp)
-    local port
-    while port=$((20000 + RANDOM % 10000)); do
-        [ -n "$(ss -H"$1"ln "sport = :$port")" ] || { echo "$port"; return; }
-    done
-}
 listen=127.0.0.1:$(free_port u)
 status=127.0.0.1:$(free_port t)
 http=127.0.0.1:$(free_port t)
