@@ -75,7 +75,8 @@ pub enum Transport {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
-    /// Time events, and sample inside them. Otherwise nothing but the sampler is loaded, and it samples always.
+    /// Time events, once [attached](Cost::attach), and sample inside them. Otherwise nothing but the sampler is loaded, and
+    /// it samples always.
     pub events: bool,
     /// `None` takes functions where the kernel lets it.
     pub method: Option<Method>,
@@ -109,6 +110,9 @@ pub struct Totals {
     pub lost_stacks: u64,
     pub lost_processes: u64,
     pub lost_tasks: u64,
+    other_softirqs: u64,
+    system_calls: u64,
+    switches: u64,
 }
 
 impl Totals {
@@ -120,6 +124,26 @@ impl Totals {
     pub fn calls(&self, event: Event) -> u64 {
         self.calls.get(event as usize).copied().unwrap_or(0)
     }
+
+    /// How often the programs that time events were at work.
+    pub fn probed(&self) -> Probed {
+        let calls = self.calls(Event::Send) + self.calls(Event::Receive);
+        let softirqs = self.calls(Event::NetRx) + self.calls(Event::NetTx) + self.other_softirqs;
+        Probed {
+            timed: calls + softirqs + self.switches,
+            // Requests of io_uring count as calls too.
+            other_calls: self.system_calls.saturating_sub(calls),
+        }
+    }
+}
+
+/// See [`Totals::probed`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Probed {
+    /// Calls that send or receive, softirqs, task switches: about equally dear.
+    pub timed: u64,
+    /// System calls that were only looked at.
+    pub other_calls: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -170,7 +194,10 @@ pub struct Cost {
     points: Vec<Point>,
     /// By function: attached, or the reason why it cannot be.
     attached: HashMap<&'static str, Result<(), String>>,
-    links: Vec<Link>,
+    /// What times events; ends before beginnings.
+    probes: Vec<Link>,
+    samplers: Vec<Link>,
+    control: Table<intf::Control>,
     /// Last, so that it outlives the links.
     object: Loaded,
 }
@@ -183,9 +210,10 @@ const TRACEPOINTS: [Tracepoint; 3] = [
 ];
 const OF_SYSTEM_CALLS: [Tracepoint; 2] = [("sys_exit", "cost_sys_exit"), ("sys_enter", "cost_sys_enter")];
 /// Not on every kernel. The last two are one tracepoint, before and after 6.5.
-const OF_REQUESTS: [Tracepoint; 4] = [
-    ("sock_send_length", "cost_sent"),
-    ("sock_recv_length", "cost_received"),
+const OF_REQUESTS: [Tracepoint; 5] = [
+    ("io_uring_complete", "cost_completed"),
+    ("io_uring_poll_arm", "cost_polled"),
+    ("io_uring_queue_async_work", "cost_queued"),
     ("io_uring_submit_req", "cost_request"),
     ("io_uring_submit_sqe", "cost_request"),
 ];
@@ -230,10 +258,9 @@ impl Cost {
         open.configure(&intf::Config {
             pidns_ino: pid_namespace()?,
             half_bytes,
-            always: u8::from(method.is_none()),
             ring: u8::from(config.transport == Transport::RingBuffer),
             watch: u8::from(config.watch),
-            pad: 0,
+            pad: [0; 2],
             point_events: events_of(&points),
             calls: calls::table(),
         })?;
@@ -253,8 +280,10 @@ impl Cost {
         let mut object = open.load()?;
         let table = Table::new(object.map("cpus")?.as_fd(), cpus)
             .map_err(|source| Error::Memory { what: "cpus", source })?;
+        let control = Table::new(object.map("control")?.as_fd(), NonZero::<u32>::MIN)
+            .map_err(|source| Error::Memory { what: "control", source })?;
         let buffer = Buffer::new(&mut object, config.transport, cpus, half_bytes, ring_bytes)?;
-        Ok(Self {
+        let cost = Self {
             cpus: table,
             buffer,
             method,
@@ -262,9 +291,13 @@ impl Cost {
             tracepoints,
             points,
             attached: HashMap::new(),
-            links: Vec::new(),
+            probes: Vec::new(),
+            samplers: Vec::new(),
+            control,
             object,
-        })
+        };
+        cost.sample_always(method.is_none());
+        Ok(cost)
     }
 
     /// `None`: events are not timed.
@@ -279,9 +312,10 @@ impl Cost {
 
     /// Begins to time events. Makes one call of each way to send and to receive, to see that it is counted.
     pub fn attach(&mut self) -> Result<Vec<Missing>, Error> {
+        self.forget_the_past();
         for (tracepoint, program) in self.tracepoints.iter().copied() {
             let link = self.object.program(program)?.attach_trace();
-            self.links.push(link.map_err(|source| Error::Tracepoint { tracepoint, source })?);
+            self.probes.push(link.map_err(|source| Error::Tracepoint { tracepoint, source })?);
         }
         let sockets =
             Sockets::new().map_err(|source| Error::Prepare { what: "a pair of sockets", source })?;
@@ -290,6 +324,31 @@ impl Cost {
             Some(Missing { event: way.event, what: way.name, reason })
         });
         Ok(missing.collect())
+    }
+
+    /// No longer times events: sums stay as they are. [`attach`](Self::attach) begins again.
+    pub fn detach(&mut self) {
+        // Beginnings before ends.
+        while let Some(link) = self.probes.pop() {
+            drop(link);
+        }
+        self.attached.clear();
+    }
+
+    /// Whatever was going on when the programs were detached is over.
+    fn forget_the_past(&self) {
+        for cpu in self.all_cpus() {
+            cpu.epoch.fetch_add(1, Ordering::Relaxed);
+            [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            // What no process was charged with is nobody's.
+            let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
+            charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
+        }
+    }
+
+    /// Whether samplers take the stack of whatever runs, and not only inside of events.
+    pub fn sample_always(&self, always: bool) {
+        self.control.get(0).always.store(u32::from(always), Ordering::Relaxed);
     }
 
     /// Attaches to one function after the other until a call of this way is counted, exactly once.
@@ -328,7 +387,7 @@ impl Cost {
         // The end first: a beginning without an end would never be closed.
         let done = ["cost_end", "cost_begin"].into_iter().try_for_each(|program| {
             let link = self.object.program_by_name(&format!("{program}_{number}"))?.attach_trace();
-            self.links.push(link.map_err(|source| Error::Function { function: point.function, source })?);
+            self.probes.push(link.map_err(|source| Error::Function { function: point.function, source })?);
             Ok(())
         });
         let done = done.map_err(|error: Error| error.to_string());
@@ -363,7 +422,7 @@ impl Cost {
         let clock = perf::clock(cpu, hz).map_err(|source| Error::Sampler { cpu, source })?;
         // The link owns the descriptor from here on.
         let link = self.object.program(SAMPLER)?.attach_perf_event(clock.into_raw_fd());
-        self.links.push(link.map_err(|source| Error::Sampler { cpu, source: io::Error::other(source) })?);
+        self.samplers.push(link.map_err(|source| Error::Sampler { cpu, source: io::Error::other(source) })?);
         Ok(())
     }
 
@@ -389,6 +448,9 @@ impl Cost {
                 lost_stacks: load(&cpu.lost_stacks),
                 lost_processes: load(&cpu.lost_processes),
                 lost_tasks: load(&cpu.lost_tasks),
+                other_softirqs: cpu.calls.get(intf::SOFTIRQ).map_or(0, load),
+                system_calls: load(&cpu.system_calls),
+                switches: load(&cpu.switches),
             })
             .collect()
     }

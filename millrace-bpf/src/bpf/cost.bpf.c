@@ -57,6 +57,7 @@ struct task_struct {
 	struct files_struct *files;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
+	void *bpf_storage;
 } KERNEL;
 
 struct io_kiocb {
@@ -130,7 +131,7 @@ struct {
 	__uint(max_entries, COST_WATCHED);
 } watched SEC(".maps");
 
-/* Low bits of the word of a task that left the CPU inside a call. */
+/* Of a task that left the CPU inside a call: low bits of its word, and above them cost_cpu.epoch. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -259,7 +260,11 @@ static __always_inline int begin(enum point point, __u64 event)
 	if (cpu->task)
 		count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);
 	cpu->task = word(clock, point << POINT_SHIFT | event);
-	add(&cpu->calls[event], 1);
+	/* Programs on functions may be preempted, those on tracepoints not. */
+	if (point < SYSTEM_CALL)
+		add(&cpu->calls[event], 1);
+	else
+		cpu->calls[event]++;
 	if (cpu->check_tid && cpu->check_tid == current_thread())
 		add(&cpu->checked[event], 1);
 	return 0;
@@ -270,7 +275,7 @@ static __always_inline int end(enum point first, enum point last)
 	struct cost_cpu *cpu = this_cpu();
 	__u64 clock;
 
-	if (!cpu || cpu->softirq || POINT(cpu->task) < first || POINT(cpu->task) > last)
+	if (!cpu || POINT(cpu->task) < first || POINT(cpu->task) > last || cpu->softirq)
 		return 0;
 	clock = task_clock(cpu);
 	count_time(cpu, __sync_lock_test_and_set(&cpu->task, cpu->base ? word(clock, cpu->base) : 0), clock);
@@ -341,7 +346,15 @@ static __always_inline struct file *file_of(__u64 fd)
 
 static __always_inline int is_socket(const struct file *file)
 {
-	return file && (BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) == S_IFSOCK;
+	__u16 mode;
+
+	if (!file)
+		return 0;
+	if (bpf_ksym_exists(bpf_rdonly_cast)) /* from 6.2 on: plain loads here too */
+		mode = bpf_core_cast(file, struct file)->f_inode->i_mode;
+	else
+		mode = BPF_CORE_READ(file, f_inode, i_mode);
+	return (mode & S_IFMT) == S_IFSOCK;
 }
 
 static __always_inline __u64 send_if_socket(const struct file *file)
@@ -400,6 +413,10 @@ int cost_sys_enter(__u64 *ctx)
 SEC("?tp_btf/sys_exit")
 int cost_sys_exit(__u64 *ctx)
 {
+	struct cost_cpu *cpu = this_cpu();
+
+	if (cpu)
+		cpu->system_calls++;
 	return end(SYSTEM_CALL, URING_REQUEST);
 }
 
@@ -427,7 +444,10 @@ static __always_inline __u64 event_of_request(const struct io_kiocb *request)
 	}
 }
 
-/* io_uring is about to try a request. Its end shows in cost_sent() or cost_received(), or in what comes next. */
+/* io_uring is about to try a request. It is done when it completes, when it has to wait, or when another one or the end
+ * of the system call comes. (sock_send_length and sock_recv_length would be nearer, and cost something in every socket call
+ * of the machine.)
+ */
 SEC("?tp_btf/io_uring_submit_req")
 int cost_request(__u64 *ctx)
 {
@@ -437,15 +457,22 @@ int cost_request(__u64 *ctx)
 	return event ? begin(URING_REQUEST, event) : 0;
 }
 
-/* A protocol has sent or received, on whatever way. */
-SEC("?tp_btf/sock_send_length")
-int cost_sent(__u64 *ctx)
+SEC("?tp_btf/io_uring_complete")
+int cost_completed(__u64 *ctx)
 {
 	return end(URING_REQUEST, URING_REQUEST);
 }
 
-SEC("?tp_btf/sock_recv_length")
-int cost_received(__u64 *ctx)
+/* It waits for its socket. */
+SEC("?tp_btf/io_uring_poll_arm")
+int cost_polled(__u64 *ctx)
+{
+	return end(URING_REQUEST, URING_REQUEST);
+}
+
+/* It goes to a worker. */
+SEC("?tp_btf/io_uring_queue_async_work")
+int cost_queued(__u64 *ctx)
 {
 	return end(URING_REQUEST, URING_REQUEST);
 }
@@ -540,9 +567,8 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 
 static __always_inline int is_napi_thread(const struct task_struct *task)
 {
-	char name[5] = {};
+	const char *name = task->comm;
 
-	bpf_core_read(name, sizeof(name), &task->comm);
 	return name[0] == 'n' && name[1] == 'a' && name[2] == 'p' && name[3] == 'i' && name[4] == '/';
 }
 
@@ -556,6 +582,38 @@ static __always_inline __u64 base_of(const struct task_struct *task)
 	return 0;
 }
 
+/* Keeps the place in a call of a task that leaves. */
+static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task, __u64 began)
+{
+	__u64 *place;
+
+	/* An SQPOLL thread is not in the request that it tried last. */
+	if (!POINT(began) || (POINT(began) == URING_REQUEST && cpu->base))
+		return;
+	place = bpf_task_storage_get(&inside, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (place)
+		*place = word(cpu->epoch, began & LOW_BITS);
+	else
+		cpu->lost_tasks++;
+}
+
+/* The low bits of the word of a task that comes. */
+static __always_inline __u64 return_to(struct cost_cpu *cpu, struct task_struct *task)
+{
+	__u64 *place, kept;
+
+	/* Most tasks have no storage at all, which is cheaper to see than to look it up. */
+	if (!task->bpf_storage)
+		return cpu->base;
+	place = bpf_task_storage_get(&inside, task, 0, 0);
+	kept = place ? *place : 0;
+	if (!kept)
+		return cpu->base;
+	*place = 0;
+	/* From before the programs were detached: the call may have ended unseen. */
+	return kept >> TIME_SHIFT == cpu->epoch ? kept & LOW_BITS : cpu->base;
+}
+
 /* Arguments: bool preempt, struct task_struct *prev, struct task_struct *next, ... Interrupts are off. */
 SEC("?tp_btf/sched_switch")
 int cost_sched_switch(__u64 *ctx)
@@ -563,35 +621,27 @@ int cost_sched_switch(__u64 *ctx)
 	struct task_struct *prev = (void *)ctx[1];
 	struct task_struct *next = (void *)ctx[2];
 	struct cost_cpu *cpu = this_cpu();
-	__u64 *place, began, clock, low;
+	__u64 began, low, clock = 0;
 
 	if (!cpu)
 		return 0;
-	clock = task_clock(cpu);
-	began = __sync_lock_test_and_set(&cpu->task, 0);
-	if (began)
+	cpu->switches++;
+	began = cpu->task;
+	if (began) {
+		cpu->task = 0;
+		clock = task_clock(cpu);
 		count_time(cpu, began, clock);
-	/* An SQPOLL thread that leaves is not in the request that it tried last. */
-	if (POINT(began) && !(POINT(began) == URING_REQUEST && cpu->base)) {
-		place = bpf_task_storage_get(&inside, prev, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-		if (place)
-			*place = began & LOW_BITS;
-		else
-			cpu->lost_tasks++;
+		leave(cpu, prev, began);
 	}
 	hand_over(cpu);
 
-	low = cpu->base = base_of(next);
-	place = bpf_task_storage_get(&inside, next, 0, 0);
-	if (place && *place) {
-		low = *place;
-		*place = 0;
-	}
+	cpu->base = base_of(next);
+	low = return_to(cpu, next);
 	if (!low)
 		return 0;
 	if (!POINT(low))
 		add(&cpu->calls[EVENT(low)], 1);
-	cpu->task = word(clock, low);
+	cpu->task = word(clock ? clock : task_clock(cpu), low);
 	return 0;
 }
 
@@ -646,10 +696,8 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 	__u32 pid = current_process();
 	__u8 always_this = is_watched(pid);
 
-	if (!event && !config.always && !always_this)
-		return;
 	shared = bpf_map_lookup_elem(&control, &zero);
-	if (!shared)
+	if (!shared || (!event && !*(volatile __u32 *)&shared->always && !always_this))
 		return;
 	index = bpf_get_smp_processor_id() * 2 + (*(volatile __u32 *)&shared->half & 1);
 	half = bpf_map_lookup_elem(&halves, &index);

@@ -36,10 +36,9 @@ enum cost_call {
 struct cost_config {
 	__u32 pidns_ino;  /* userspace's PID namespace */
 	__u32 half_bytes; /* size of one half of a CPU's double buffer */
-	__u8 always;	  /* sample whatever runs, not only events */
 	__u8 ring;	  /* stacks travel through the ring buffer */
 	__u8 watch;	  /* look at the map `watched` */
-	__u8 pad;
+	__u8 pad[2];
 	__u8 point_events[COST_POINTS]; /* enum cost_event of each point */
 	__u8 calls[COST_CALLS];		/* enum cost_call by number; 0: none of them */
 };
@@ -67,14 +66,18 @@ struct cost_cpu {
 	__u64 writing;		    /* the sampler may be writing to either half */
 	__u64 check_tid;	    /* userspace: count the calls of this thread of its namespace ... */
 	__u64 checked[COST_EVENTS]; /* ... here */
-	__u64 pad[12];		    /* to whole cache lines */
+	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
+	/* What those programs ran for besides ns[] and calls[]. */
+	__u64 system_calls; /* all, also those that have nothing to do with sockets */
+	__u64 switches;	    /* of tasks */
+	__u64 pad[9];	    /* to whole cache lines */
 };
 _Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPUs");
 
 /* The part that all CPUs read. */
 struct cost_control {
-	__u32 half; /* 0 or 1: the half that samplers append to */
-	__u32 pad;
+	__u32 half;   /* 0 or 1: the half that samplers append to */
+	__u32 always; /* samplers take whatever runs, not only events */
 };
 
 /* One half of a CPU's double buffer; records follow up to half_bytes. */

@@ -9,15 +9,16 @@ use crate::intf::{mirror, shared};
 use crate::memory::Shared;
 
 pub(crate) const EVENTS: usize = 8;
+/// `COST_SOFTIRQ`: softirqs that are not networking.
+pub(crate) const SOFTIRQ: usize = 6;
 pub(crate) const POINTS: usize = 32;
 
 mirror!(Config = "cost_config" {
     pidns_ino: u32,
     half_bytes: u32,
-    always: u8,
     ring: u8,
     watch: u8,
-    pad: u8,
+    pad: [u8; 2],
     point_events: [u8; POINTS],
     calls: Table,
 });
@@ -40,13 +41,16 @@ shared!(Cpu = "cost_cpu" {
     writing: AtomicU64,
     check_tid: AtomicU64,
     checked: [AtomicU64; EVENTS],
-    pad: [AtomicU64; 12],
+    epoch: AtomicU64,
+    system_calls: AtomicU64,
+    switches: AtomicU64,
+    pad: [AtomicU64; 9],
 });
 
 // SAFETY: atomics only; the layout test finds padding.
 unsafe impl Shared for Cpu {}
 
-shared!(Control = "cost_control" { half: AtomicU32, pad: AtomicU32 });
+shared!(Control = "cost_control" { half: AtomicU32, always: AtomicU32 });
 
 // SAFETY: as above.
 unsafe impl Shared for Control {}
