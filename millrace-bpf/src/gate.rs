@@ -277,6 +277,17 @@ impl Gate {
         lock(&self.settings).listed()
     }
 
+    /// What decides otherwise about a part of a prefix, or all of it, than this entry of a list does or would: longer
+    /// prefixes in the same list, or in those that count where this one does, and blocks of the same.
+    pub fn exceptions(
+        &self,
+        scope: Option<&str>,
+        prefix: Prefix,
+        entry: Entry,
+    ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
+        lock(&self.settings).exceptions(scope, prefix, entry)
+    }
+
     /// For the application behind a scope. Valid as long as the scope keeps its name, and harmless afterwards.
     pub fn scope(&self, name: &str) -> Result<Scope, Error> {
         let index =

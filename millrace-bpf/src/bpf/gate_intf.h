@@ -116,7 +116,9 @@ struct gate_scope_key {
 	__u16 half;
 };
 
-/* Key of the map `prefixes`, whose value is an enum gate_entry. Scope 0 is for all scopes. */
+/* Key of the map `prefixes`, whose value is the entry's rank: of two that match, the greater decides. Scope 0 is for
+ * all scopes.
+ */
 struct gate_prefix_key {
 	__u32 prefix_bits; /* 32 for what precedes the address included */
 	__be16 table;	   /* the half, and GATE_TABLE_V6 */
@@ -126,10 +128,13 @@ struct gate_prefix_key {
 
 #define GATE_TABLE_V6 2 /* so that ::/0 does not match mapped addresses */
 
+/* A rank: `prefix_bits` times 4, and this. */
 enum gate_entry {
-	GATE_ENTRY_BLOCK = 1,
-	GATE_ENTRY_ALLOW = 2,
+	GATE_ENTRY_ALLOW = 1,
+	GATE_ENTRY_BLOCK = 2,
 };
+
+#define GATE_ENTRY 3
 
 struct gate_client {
 	struct gate_address address;

@@ -301,23 +301,28 @@ static __always_inline int check_headers(struct gate_work *work, const struct ga
 	return GATE_RULES;
 }
 
-/* The longest prefix decides; the scope's own list goes before the one for all. 0: in no list. */
+static __always_inline __u32 look_up_prefix(const struct gate_prefix_key *key)
+{
+	__u32 *rank = bpf_map_lookup_elem(&prefixes, key);
+
+	return rank ? *rank : 0;
+}
+
+/* The longest prefix of the scope's list and the one for all decides, and blocks if both have it. 0: in no list. */
 static __noinline int find_entry(const struct gate_work *work)
 {
 	struct gate_prefix_key key = {.prefix_bits = 32 + 128};
-	__u32 *entry;
+	__u32 own, common;
 
 	if (!(work->active.lookups & GATE_LOOKUP_PREFIXES))
 		return 0;
 	key.table = bpf_htons(half_of(&work->active) | (work->packet.family == 6 ? GATE_TABLE_V6 : 0));
 	key.scope = bpf_htons(work->scope);
 	key.address = work->path.address;
-	entry = bpf_map_lookup_elem(&prefixes, &key);
-	if (entry)
-		return *entry;
+	own = look_up_prefix(&key);
 	key.scope = 0;
-	entry = bpf_map_lookup_elem(&prefixes, &key);
-	return entry ? *entry : 0;
+	common = look_up_prefix(&key);
+	return (own > common ? own : common) & GATE_ENTRY;
 }
 
 static __always_inline __u32 *look_up_scope(const struct gate_work *work, __u32 lookup, int address, int port)

@@ -21,6 +21,8 @@ pub(crate) const LOOKUP_PORT: u32 = 4;
 pub(crate) const LOOKUP_PREFIXES: u32 = 8;
 
 pub(crate) const TABLE_V6: u16 = 2;
+/// Of an entry in its rank, which has the prefix length in front of it.
+pub(crate) const ENTRY_BITS: u32 = 2;
 
 mirror!(Config = "gate_config" {
     client_mask_v4: [u8; 16],

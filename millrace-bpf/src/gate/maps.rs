@@ -110,7 +110,8 @@ impl Maps {
     }
 
     pub fn put_prefix(&self, key: &intf::PrefixKey, entry: Entry) -> Result<(), Error> {
-        write(&self.prefixes, "prefixes", key.as_bytes(), &(entry as u32).to_ne_bytes())
+        let rank = key.prefix_bits << intf::ENTRY_BITS | entry as u32;
+        write(&self.prefixes, "prefixes", key.as_bytes(), &rank.to_ne_bytes())
     }
 
     pub fn activate(&self, active: &intf::Active) -> Result<(), Error> {

@@ -35,6 +35,20 @@ impl Prefix {
         self.len
     }
 
+    /// Whether all addresses of `other` are in it.
+    pub fn contains(&self, other: Self) -> bool {
+        let same_family = self.address.is_ipv4() == other.address.is_ipv4();
+        same_family && self.len <= other.len && Self::new(other.address, self.len) == Some(*self)
+    }
+
+    /// From [`raw`](Self::raw).
+    pub(super) fn from_raw(address: [u8; 16], len: u8, is_v6: bool) -> Self {
+        match Ipv6Addr::from(address) {
+            address if is_v6 => Self { address: address.into(), len },
+            address => Self { address: address.to_canonical(), len: len - 96 },
+        }
+    }
+
     /// As the program has it: the mapped address, and the length with the mapping's.
     pub(super) fn raw(&self) -> ([u8; 16], u8) {
         (mapped(self.address), mapped_len(self.address, self.len))

@@ -15,7 +15,8 @@ pub struct Rules {
     /// For what cannot be told apart: fragments after the first and packets with more headers than are followed, if they
     /// are for no scope's address. Only [`Rule::Fragment`] and [`Rule::Headers`] matter.
     pub interface: Modes,
-    /// For all scopes; a scope's own list goes before it, and within a list the longest prefix decides.
+    /// For all scopes. Of this list and a scope's own the longest prefix that matches decides; a prefix that is both
+    /// blocked and allowed is blocked.
     pub prefixes: Vec<(Prefix, Entry)>,
 }
 
@@ -53,9 +54,10 @@ impl Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
 pub enum Entry {
-    Block = 1,
     /// Passes, unless it is something that no server wants.
-    Allow = 2,
+    Allow = 1,
+    /// The greater: decides where a prefix is in both lists.
+    Block = 2,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

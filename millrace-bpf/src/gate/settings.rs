@@ -97,10 +97,7 @@ impl Settings {
         prefix: Prefix,
         entry: Option<Entry>,
     ) -> Result<(), Error> {
-        let index = match scope {
-            None => 0,
-            Some(name) => self.index(name).ok_or(Error::Config("there is no scope of that name"))?,
-        };
+        let index = self.list_index(scope)?;
         let active_half = self.active.turn & 1;
         let key = prefix_key(active_half, index, prefix);
         let wanted = entry.or_else(|| self.rules_entry(scope, prefix));
@@ -126,6 +123,32 @@ impl Settings {
     pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
         let listed = self.listed.iter();
         listed.map(|((scope, prefix), entry)| (scope.clone(), *prefix, *entry)).collect()
+    }
+
+    /// What decides otherwise about a part of the prefix, or all of it, in the lists that count where this one does.
+    pub fn exceptions(
+        &self,
+        scope: Option<&str>,
+        prefix: Prefix,
+        entry: Entry,
+    ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
+        let index = self.list_index(scope)?;
+        let half = &self.halves[(self.active.turn & 1) as usize];
+        let others = half.prefixes.iter().filter(|(_, other)| **other != entry);
+        let others =
+            others.map(|(key, other)| (u32::from(u16::from_be_bytes(key.scope)), prefix_of(key), *other));
+        let counts = |list| index == 0 || list == 0 || list == index;
+        let wins = |other: &Prefix| {
+            prefix.contains(*other) && (other.bits(), entry) != (prefix.bits(), Entry::Block)
+        };
+        let exceptions = others.filter(|(list, other, _)| counts(*list) && wins(other));
+        let name = |list| self.names.get(list as usize).filter(|_| list > 0).cloned();
+        Ok(exceptions.map(|(list, other, entry)| (name(list), other, entry)).collect())
+    }
+
+    /// 0: for all scopes.
+    fn list_index(&self, scope: Option<&str>) -> Result<u32, Error> {
+        scope.map_or(Ok(0), |name| self.index(name).ok_or(Error::Config("there is no scope of that name")))
     }
 
     /// Tokens carry UNIX time, and the program has CLOCK_MONOTONIC.
@@ -187,7 +210,7 @@ impl Settings {
             None => &self.rules.prefixes,
             Some(name) => &self.rules.scopes.iter().find(|scope| scope.name == name)?.prefixes,
         };
-        prefixes.iter().rfind(|(listed, _)| *listed == prefix).map(|(_, entry)| *entry)
+        prefixes.iter().filter(|(listed, _)| *listed == prefix).map(|(_, entry)| *entry).max()
     }
 }
 
@@ -201,7 +224,10 @@ impl Half {
         let mut scopes = BTreeMap::new();
         let mut prefixes = BTreeMap::new();
         let mut put = |scope, list: &[(Prefix, Entry)]| {
-            prefixes.extend(list.iter().map(|(prefix, entry)| (prefix_key(half, scope, *prefix), *entry)));
+            for (prefix, entry) in list {
+                let taken = prefixes.entry(prefix_key(half, scope, *prefix)).or_insert(*entry);
+                *taken = (*taken).max(*entry);
+            }
         };
         put(0, &rules.prefixes);
         for scope in &rules.scopes {
@@ -210,10 +236,8 @@ impl Half {
             put(index, &scope.prefixes);
         }
         for ((scope, prefix), entry) in listed {
-            match scope {
-                None => put(0, &[(*prefix, *entry)]),
-                Some(name) => put(index(names, name).unwrap_or(intf::SCOPES), &[(*prefix, *entry)]),
-            }
+            let scope = scope.as_ref().map_or(0, |name| index(names, name).unwrap_or(intf::SCOPES));
+            prefixes.insert(prefix_key(half, scope, *prefix), *entry);
         }
         Self { scopes, prefixes }
     }
@@ -253,4 +277,9 @@ fn prefix_key(half: u32, scope: u32, prefix: Prefix) -> intf::PrefixKey {
         scope: (scope as u16).to_be_bytes(),
         address,
     }
+}
+
+fn prefix_of(key: &intf::PrefixKey) -> Prefix {
+    let is_v6 = u16::from_be_bytes(key.table) & intf::TABLE_V6 != 0;
+    Prefix::from_raw(key.address, (key.prefix_bits - 32) as u8, is_v6)
 }

@@ -32,11 +32,20 @@ fn lists() {
     }
     let gate = Gate::load(&config()).expect("a gate");
     let mut web = scope("web", 443, Policy { modes: enforce(&[Rule::SourcePort]), ..Policy::default() });
-    web.prefixes = vec![(prefix("192.0.2.0/24"), Entry::Allow), (prefix("203.0.113.0/24"), Entry::Block)];
+    web.prefixes = vec![
+        (prefix("192.0.2.0/24"), Entry::Allow),
+        (prefix("203.0.113.0/24"), Entry::Block),
+        (prefix("192.0.2.10"), Entry::Block),
+        (prefix("192.0.2.10"), Entry::Allow),
+        (prefix("192.0.2.11"), Entry::Allow),
+    ];
     let rules = Rules {
         scopes: vec![web, scope("other", 444, Policy::default())],
         prefixes: vec![
             (prefix("192.0.0.0/16"), Entry::Block),
+            (prefix("192.0.2.0/24"), Entry::Allow),
+            (prefix("192.0.2.9"), Entry::Block),
+            (prefix("203.0.113.9"), Entry::Allow),
             (prefix("2001:db8::/32"), Entry::Block),
             (prefix("2001:db8:1::/48"), Entry::Allow),
         ],
@@ -47,6 +56,10 @@ fn lists() {
         ("192.0.2.7:5", ALLOWED),
         ("192.0.2.7:53", ALLOWED),
         ("192.0.3.7:5", BLOCKED),
+        ("192.0.2.9:5", BLOCKED),
+        ("192.0.2.10:5", BLOCKED),
+        ("192.0.2.11:5", ALLOWED),
+        ("203.0.113.9:5", ALLOWED),
         ("203.0.113.1:5", BLOCKED),
         ("10.0.0.1:5", NEW),
         ("10.0.0.1:53", refused(Rule::SourcePort)),
@@ -61,6 +74,8 @@ fn lists() {
     // The other scope has no list of its own.
     let mut frame = to_server("192.0.2.7:5", initial(1, &[1; 8], &[], &[]));
     frame.destination.set_port(444);
+    assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), ALLOWED)), Action::Pass));
+    frame.source.set_ip("192.0.3.7".parse().expect("an address"));
     assert_eq!(judge(&gate, &frame.bytes()), (Some(("other".to_owned(), BLOCKED)), Action::Drop));
     // All of one family, and none of the other.
     gate.list(None, prefix("::/0"), Entry::Block).expect("a block");
@@ -94,6 +109,38 @@ fn lists_at_run_time() {
     gate.unlist(Some("web"), host).expect("nothing to do");
     assert!(gate.list(Some("nobody"), host, Entry::Block).is_err());
     assert_eq!(open(&gate, V4), NEW);
+}
+
+/// A block for all is one for a scope that allows a shorter prefix, or the same; what it does not reach is told.
+#[test]
+fn a_block_counts_in_every_scope_and_exceptions_are_told() {
+    if !root("a_block_counts_in_every_scope_and_exceptions_are_told") {
+        return;
+    }
+    let gate = gate(Policy::default());
+    let mut web = scope("web", 443, Policy::default());
+    web.prefixes = ["192.0.0.0/16", "192.0.2.8", "198.51.100.1"].map(|it| (prefix(it), Entry::Allow)).into();
+    let rules = Rules { scopes: vec![web, scope("other", 444, Policy::default())], ..Rules::default() };
+    gate.apply(&rules).expect("rules");
+    let exceptions = |scope, to: &str, entry| gate.exceptions(scope, prefix(to), entry).expect("exceptions");
+    assert_eq!(open(&gate, V4), ALLOWED);
+    for (block, then) in [("192.0.2.7", BLOCKED), ("192.0.0.0/16", BLOCKED), ("192.0.0.0/8", ALLOWED)] {
+        gate.list(None, prefix(block), Entry::Block).expect("a block");
+        assert_eq!(open(&gate, V4), then, "{block}");
+        gate.unlist(None, prefix(block)).expect("no block");
+    }
+    let (web, all) = (Some("web".to_owned()), None);
+    let host = (web.clone(), prefix("192.0.2.8"), Entry::Allow);
+    assert_eq!(exceptions(None, "192.0.2.0/24", Entry::Block), [host]);
+    assert_eq!(exceptions(Some("web"), "192.0.2.0/24", Entry::Block).len(), 1);
+    assert_eq!(exceptions(Some("other"), "192.0.2.0/24", Entry::Block), []);
+    assert_eq!(exceptions(None, "192.0.2.8", Entry::Block), [], "a block wins");
+    assert_eq!(exceptions(None, "192.0.2.0/24", Entry::Allow), []);
+    gate.list(None, prefix("203.0.113.7"), Entry::Block).expect("a block");
+    let blocked = (all, prefix("203.0.113.7"), Entry::Block);
+    assert_eq!(exceptions(Some("web"), "203.0.113.7", Entry::Allow), std::slice::from_ref(&blocked));
+    assert_eq!(exceptions(Some("web"), "203.0.113.0/24", Entry::Allow), [blocked]);
+    assert!(gate.exceptions(Some("nobody"), prefix("::/0"), Entry::Block).is_err());
 }
 
 /// Rules that make no sense, or do not fit, change nothing.
