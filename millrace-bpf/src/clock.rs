@@ -11,6 +11,12 @@ pub fn monotonic_ns() -> u64 {
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, the same clock as of the last tick (`bpf_ktime_get_coarse_ns`).
+pub(crate) fn coarse_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
+    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Nanoseconds of UNIX time, which programs do not have.
 pub(crate) fn unix_ns() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

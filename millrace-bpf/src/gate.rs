@@ -208,6 +208,7 @@ impl Gate {
         let object = lock(&self.object);
         let attachment = xdp::Attachment::new(&object.program("gate_xdp")?, ifindex, mode)?;
         let mode = attachment.mode();
+        lock(&self.settings).look_anew(&self.maps)?;
         lock(&self.attachments).push((ifindex, attachment));
         Ok(mode)
     }

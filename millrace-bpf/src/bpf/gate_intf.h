@@ -100,6 +100,7 @@ struct gate_policy {
 	__u32 quota;	       /* connections per client */
 	__u32 token_seconds;   /* for which a token is good */
 	__u64 idle_ns;	       /* after which a tracked connection is forgotten */
+	__u64 unsure_ns;       /* from `since_ns` on, in which not all live connections are known */
 	struct gate_rate calm; /* new connections without a token, below which nobody is sent a Retry */
 	struct gate_rate live[GATE_RATES]; /* per client */
 	struct gate_rate unknown[GATE_RATES];
@@ -285,6 +286,7 @@ struct gate_active {
 	__u32 token_key; /* with which tokens are made */
 	__u32 age;	 /* of marks, those that are made now: 0 or 1 */
 	__s64 unix_seconds; /* what CLOCK_MONOTONIC is short of UNIX time */
+	__u64 since_ns;	    /* CLOCK_MONOTONIC_COARSE: the gate looks where it looks now */
 };
 
 #define GATE_LOOKUP_BOTH     1 /* scopes by address and port */

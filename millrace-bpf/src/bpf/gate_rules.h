@@ -178,13 +178,22 @@ static __always_inline int wants_retry(struct gate_work *work, const struct gate
 
 /* --- What belongs to no live connection --- */
 
-static __always_inline int is_reflected(const struct gate_packet *packet, const struct gate_policy *policy)
+/* A short header may be of a connection that began before the gate looked, from whatever port a NAT gave it. */
+static __always_inline int may_be_live(const struct gate_work *work, const struct gate_policy *policy)
 {
+	return work->packet.kind == QUIC_SHORT && work->now_ns - work->active.since_ns < policy->unsure_ns;
+}
+
+static __always_inline int is_reflected(const struct gate_work *work, const struct gate_policy *policy)
+{
+	const struct gate_packet *packet = &work->packet;
 	const __u64 ones = 0x0001000100010001;
 	__u64 zeroes = 0;
 
 	if (!packet->source_port)
 		return 1;
+	if (may_be_live(work, policy))
+		return 0;
 	/* Four ports at a time: the difference is zero somewhere if one is it. */
 	for (int i = 0; i < GATE_PORTS; i += 4) {
 		__u64 difference = load64(&policy->ports[i]) ^ packet->source_port * ones;
@@ -231,7 +240,7 @@ static __always_inline int judge_stranger(struct gate_work *work, const struct g
 	struct gate_state *state = bpf_map_lookup_elem(&states, &work->scope);
 	int rule;
 
-	if (is_reflected(packet, policy) && refuses(work, policy, GATE_SOURCE_PORT))
+	if (is_reflected(work, policy) && refuses(work, policy, GATE_SOURCE_PORT))
 		return GATE_SOURCE_PORT;
 	if (packet->kind == QUIC_SHORT && policy->id_bytes && refuses(work, policy, GATE_UNKNOWN_ID))
 		return GATE_UNKNOWN_ID;

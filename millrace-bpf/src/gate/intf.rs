@@ -40,6 +40,7 @@ mirror!(Policy = "gate_policy" {
     quota: u32,
     token_seconds: u32,
     idle_ns: u64,
+    unsure_ns: u64,
     calm: Rate,
     live: [Rate; 3],
     unknown: [Rate; 3],
@@ -90,6 +91,7 @@ mirror!(Active = "gate_active" {
     token_key: u32,
     age: u32,
     unix_seconds: i64,
+    since_ns: u64,
 });
 
 mirror!(CountCall = "gate_count_call" { client: Client, change: i32, connections: u32, error: i32 });

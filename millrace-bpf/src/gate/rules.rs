@@ -176,7 +176,9 @@ pub struct Policy {
     pub versions: Vec<u32>,
     /// Whether other versions are answered with Version Negotiation.
     pub answer_versions: bool,
-    /// Source ports that reflectors answer from, at most 32; [`Rule::SourcePort`].
+    /// Source ports that reflectors answer from, at most 32; [`Rule::SourcePort`]. They are not held against short
+    /// headers while those may be of live connections that the gate does not know: with [`Live::Tracked`] until it
+    /// has been attached for the idle time, with [`Live::Unknown`] ever.
     pub reflectors: Vec<u16>,
     /// [`Rule::LivePackets`], [`Rule::LiveBytes`]; of a client.
     pub live_rates: Rates,
@@ -325,12 +327,14 @@ impl Policy {
             }
             Ok(raw)
         };
-        let (tracks, id_bytes, idle) = match self.live {
-            Live::Published { id_len } if (1..=intf::ID_MAX).contains(&id_len) => (0, id_len, Duration::ZERO),
+        let (tracks, id_bytes, idle, unsure) = match self.live {
+            Live::Published { id_len } if (1..=intf::ID_MAX).contains(&id_len) => {
+                (0, id_len, Duration::ZERO, Duration::ZERO)
+            }
             Live::Published { .. } => return Err(value("published connection IDs have 1 to 20 bytes")),
             Live::Tracked { idle } if idle.is_zero() => return Err(value("the idle time is zero")),
-            Live::Tracked { idle } => (intf::TRACK, 0, idle),
-            Live::Unknown => (0, 0, Duration::ZERO),
+            Live::Tracked { idle } => (intf::TRACK, 0, idle, idle),
+            Live::Unknown => (0, 0, Duration::ZERO, Duration::MAX),
         };
         const TOUCH_LIVE: [Rule; 6] =
             [LivePackets, LiveBytes, UnknownPackets, UnknownBytes, ClientPackets, ClientBytes];
@@ -362,7 +366,8 @@ impl Policy {
             id_bytes: id_bytes as u32,
             quota: self.quota.unwrap_or(u32::MAX),
             token_seconds: u32::try_from(self.token_lifetime.as_secs()).unwrap_or(u32::MAX),
-            idle_ns: u64::try_from(idle.as_nanos()).unwrap_or(u64::MAX).min(1 << 62),
+            idle_ns: nanoseconds(idle),
+            unsure_ns: nanoseconds(unsure),
             calm: self.retry_above.map_or(Ok(NONE), |rate| rate.encode()).map_err(value)?,
             live: rates(&self.live_rates, [None, Some(LivePackets), Some(LiveBytes)])?,
             unknown: rates(
@@ -377,6 +382,11 @@ impl Policy {
             ports,
         })
     }
+}
+
+/// So few that a sum does not overflow.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(1 << 62)
 }
 
 /// Nothing fits.

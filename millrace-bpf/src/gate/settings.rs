@@ -84,10 +84,25 @@ impl Settings {
         *self.half(half) = next;
         let next = &self.halves[half as usize];
         maps.write(half, &policies, &next.scopes, &next.prefixes)?;
-        let active = intf::Active { turn, lookups: lookups | prefixes_flag(next), ..self.active };
+        let since_ns = if self.looks_as(rules) { self.active.since_ns } else { clock::coarse_ns() };
+        let active = intf::Active { turn, lookups: lookups | prefixes_flag(next), since_ns, ..self.active };
         maps.activate(&active)?;
         (self.active, self.names, self.rules) = (active, names, rules.clone());
         Ok(())
+    }
+
+    /// The gate was attached: connections that come in there are only known from now on.
+    pub fn look_anew(&mut self, maps: &Maps) -> Result<(), Error> {
+        self.activate(maps, intf::Active { since_ns: clock::coarse_ns(), ..self.active })
+    }
+
+    /// Whether live connections are found where, and how, these rules want it.
+    fn looks_as(&self, rules: &Rules) -> bool {
+        rules.scopes.iter().all(|scope| {
+            self.rules.scopes.iter().any(|now| {
+                now.name == scope.name && now.places == scope.places && now.policy.live == scope.policy.live
+            })
+        })
     }
 
     pub fn list(

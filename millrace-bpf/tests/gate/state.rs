@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use millrace_bpf::gate::{
-    Config, Counting, Event, Gate, Live, Pass, Policy, Prefix, Rate, Rates, Reason, Rule, Rules,
+    Config, Counting, Event, Gate, Live, Pass, Place, Policy, Prefix, Rate, Rates, Reason, Rule, Rules,
 };
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, short};
@@ -331,6 +331,50 @@ fn rates() {
         let want = if each_client { refused(rule) } else { NEW };
         assert_eq!(reason(&gate, &open(V4, 100)), want, "{rule:?}");
     }
+}
+
+/// Connections from before the gate, whatever port a NAT gave them: their short headers are not held to be a
+/// reflector's answers while they may be live; but who opens a connection from there is refused.
+#[test]
+fn reflectors_ports_of_connections_from_before() {
+    if !root("reflectors_ports_of_connections_from_before") {
+        return;
+    }
+    const PORTS: [&str; 2] = ["192.0.2.7:1900", "[2001:db8::7]:1900"];
+    let stray = |from: &str| to_server(from, short(&[9; 8], 100));
+    let reflected = refused(Rule::SourcePort);
+    let with = |live, counting| Policy { live, counting, ..Policy::default() };
+    let tracked = |idle| with(Live::Tracked { idle }, Counting::Gate);
+    for (live, counting, want) in [
+        (Live::Tracked { idle: Duration::from_secs(3600) }, Counting::Gate, UNKNOWN),
+        (Live::Unknown, Counting::Application, UNKNOWN),
+        (Live::Published { id_len: 8 }, Counting::Application, reflected),
+    ] {
+        let gate = gate(with(live, counting));
+        for from in PORTS {
+            assert_eq!(reason(&gate, &stray(from)), want, "{live:?}");
+            assert_eq!(reason(&gate, &open(from, 1)), reflected, "{live:?}");
+            let mut nobodys = stray(from);
+            nobodys.source.set_port(0);
+            assert_eq!(reason(&gate, &nobodys), reflected, "{live:?}: nothing comes from port 0");
+        }
+    }
+
+    // After the idle time whatever is live is known.
+    let idle = Duration::from_millis(100);
+    let begin = std::time::Instant::now();
+    let gate = gate(tracked(idle));
+    while reason(&gate, &stray(PORTS[0])) == UNKNOWN {
+        assert!(begin.elapsed() < Duration::from_secs(20), "never refused");
+    }
+    assert!(begin.elapsed() >= idle);
+    // Other rules do not change that, where it looks does.
+    apply(&gate, Policy { modes: enforce(&[Rule::Options]), ..tracked(idle) });
+    assert_eq!(reason(&gate, &stray(PORTS[0])), reflected);
+    let mut web = scope("web", 444, tracked(Duration::from_secs(3600)));
+    web.places.push(Place::port(crate::PORT));
+    gate.apply(&Rules { scopes: vec![web], ..Rules::default() }).expect("rules");
+    assert_eq!(reason(&gate, &stray(PORTS[0])), UNKNOWN);
 }
 
 #[test]
