@@ -1,16 +1,19 @@
-//! Run time and number of runs of BPF programs, by the kernel's own statistics.
+//! What the kernel tells of all BPF programs: run times and numbers of runs, and where their functions are.
 
 #![allow(unsafe_code)]
 
+use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::ops::AddAssign;
 use std::os::fd::OwnedFd;
 
-use libbpf_rs::query::ProgInfoIter;
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::Func;
+use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
 
 use crate::Error;
-use crate::raw::owned;
+use crate::raw::{check, owned};
 
 /// While this lives, the kernel keeps run-time statistics of all programs (`BPF_ENABLE_STATS`); it reads a clock twice
 /// per run for it, which adds some 50 ns to each.
@@ -115,6 +118,90 @@ impl AddAssign for RunTime {
         self.runs += other.runs;
         self.ns += other.ns;
     }
+}
+
+/// A compiled function of a BPF program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// Address of its first byte.
+    pub start: u64,
+    pub bytes: u32,
+    /// In full, as `/proc/kallsyms` has it behind the tag; the tag of a program that has none.
+    pub name: String,
+}
+
+/// The functions of all programs that are loaded, kept up to date by [`refresh`](Self::refresh).
+#[derive(Debug, Default)]
+pub struct Functions {
+    /// The largest ID so far.
+    newest: u32,
+    by_program: HashMap<u32, Vec<Function>>,
+}
+
+impl Functions {
+    /// Whether programs came since the last time. One system call if not. Those that went are let go only when others
+    /// come: nothing runs at their addresses before.
+    ///
+    /// # Errors
+    /// Without CAP_SYS_ADMIN.
+    pub fn refresh(&mut self) -> io::Result<bool> {
+        let newest = newest(self.newest)?;
+        if newest == self.newest {
+            return Ok(false);
+        }
+        let options = ProgInfoQueryOptions::default()
+            .include_jited_ksyms(true)
+            .include_jited_func_lens(true)
+            .include_func_info(true);
+        let mut types = HashMap::new();
+        let mut known = std::mem::take(&mut self.by_program);
+        for info in ProgInfoIter::with_query_opts(options) {
+            let functions = known.remove(&info.id).unwrap_or_else(|| functions(&info, &mut types));
+            self.by_program.insert(info.id, functions);
+        }
+        self.newest = newest;
+        Ok(true)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Function> {
+        self.by_program.values().flatten()
+    }
+}
+
+/// The largest ID of a program, if `known` was it before. The kernel counts upwards, and begins again only after 2^31.
+fn newest(known: u32) -> io::Result<u32> {
+    let mut newest = known;
+    loop {
+        // SAFETY: the call writes one number.
+        match unsafe { check(libbpf_sys::bpf_prog_get_next_id(newest, &raw mut newest)) } {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(newest),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// `types`: by ID of the BTF, which all programs of an object share.
+fn functions(info: &ProgramInfo, types: &mut HashMap<u32, Option<Btf<'static>>>) -> Vec<Function> {
+    let btf = types.entry(info.btf_id).or_insert_with(|| Btf::from_prog_id(info.id).ok());
+    let own_name = || match info.name.to_string_lossy() {
+        name if name.is_empty() => info.tag.0.iter().map(|byte| format!("{byte:02x}")).collect(),
+        name => name.into_owned(),
+    };
+    let name = |at: usize| {
+        let function: Func<'_> = btf.as_ref()?.type_by_id(info.func_info.get(at)?.type_id.into())?;
+        Some(function.name()?.to_string_lossy().into_owned())
+    };
+    let places = info.jited_ksyms.iter().zip(&info.jited_func_lens).enumerate();
+    // Addresses may be hidden (kernel.kptr_restrict, no CAP_SYSLOG).
+    let places = places.filter(|(_, (start, _))| !start.is_null());
+    places
+        .map(|(at, (start, bytes))| Function {
+            start: start.addr() as u64,
+            bytes: *bytes,
+            name: name(at).unwrap_or_else(own_name),
+        })
+        .collect()
 }
 
 /// `SchedCls` as the kernel writes it.

@@ -1,6 +1,6 @@
 //! The cost programs on the running kernel. Needs root.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::query::ProgInfoIter;
 use millrace_bpf::cost::{Config, Cost, Event, Method, Missing, Sockets, Transport, WAYS};
-use millrace_bpf::programs::Statistics;
+use millrace_bpf::programs::{Functions, Statistics};
 
 const CALLS: u64 = 100;
 const BOUND: Duration = Duration::from_secs(20);
@@ -455,4 +455,27 @@ fn nothing_stays_after_a_kill() {
         assert!(Instant::now() < deadline, "{} programs are left", left());
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The kernel's own list, which has no lengths, agrees.
+#[test]
+fn functions_of_programs_are_where_the_kernel_has_them() {
+    let Some(_alone) = alone("functions_of_programs_are_where_the_kernel_has_them") else { return };
+    let mut functions = Functions::default();
+    functions.refresh().expect("a list");
+    let cost = attached(&Config::default());
+    assert!(functions.refresh().expect("a list"), "programs came");
+    assert!(!functions.refresh().expect("a list"), "none came since");
+    let of_kernel: HashMap<u64, String> = symbols().into_iter().collect();
+    // One address may have several names: bpf_prog_TAG_NAME is the program's.
+    for function in functions.iter() {
+        let Some(name) = of_kernel.get(&function.start) else { panic!("{function:?}") };
+        let name = name.strip_prefix("bpf_prog_").and_then(|rest| rest.get(16..)).expect("a program");
+        let name = name.strip_prefix('_').unwrap_or(name);
+        assert!(function.bytes > 0 && (name.is_empty() || name == function.name), "{name}, {function:?}");
+    }
+    let named = |name: &str| functions.iter().filter(|function| function.name == name).count();
+    // In full, and functions that are not programs too.
+    assert!(named("cost_sched_switch") > 0 && named("cost_softirq_entry") > 0);
+    drop(cost);
 }

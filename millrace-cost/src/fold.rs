@@ -2,6 +2,9 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
+use std::io;
+
+use millrace_bpf::programs::Functions;
 
 use crate::report::{Event, Function, OTHER, OtherFunctions, Stack, Stacks};
 use crate::symbols::Symbols;
@@ -37,6 +40,7 @@ impl Names {
 #[derive(Debug)]
 pub struct Resolver {
     symbols: Symbols,
+    programs: Functions,
     taxonomy: Taxonomy,
     rules: Vec<Option<Rules>>,
     addresses: HashMap<u64, Option<usize>>,
@@ -51,15 +55,35 @@ pub(crate) const UNKNOWN: &str = "[unknown]";
 impl Resolver {
     pub fn new(symbols: Symbols, taxonomy: Taxonomy) -> Self {
         let rules = vec![None; symbols.len()];
-        Self { symbols, taxonomy, rules, addresses: HashMap::new(), outdated: false }
+        let programs = Functions::default();
+        Self { symbols, programs, taxonomy, rules, addresses: HashMap::new(), outdated: false }
+    }
+
+    /// Looks whether BPF programs came, which costs a system call if none did.
+    pub fn refresh_programs(&mut self) -> io::Result<()> {
+        if self.programs.refresh()? {
+            self.symbols.set_programs(self.programs.iter());
+            self.forget();
+        }
+        Ok(())
     }
 
     /// Other symbols, the same rules.
-    pub fn renew(&mut self, symbols: Symbols) {
-        self.rules = vec![None; symbols.len()];
+    pub fn renew(&mut self, mut symbols: Symbols) {
+        if self.symbols.has_programs() {
+            symbols.set_programs(self.programs.iter());
+        }
         self.symbols = symbols;
-        self.addresses.clear();
+        self.forget();
         self.outdated = false;
+    }
+
+    /// But for the addresses that have no symbol still: these are no reason to look again.
+    fn forget(&mut self) {
+        let Self { symbols, rules, addresses, .. } = self;
+        rules.clear();
+        rules.resize(symbols.len(), None);
+        addresses.retain(|address, number| number.is_none() && symbols.find(*address).is_none());
     }
 
     pub fn taxonomy(&self) -> &Taxonomy {
@@ -72,9 +96,7 @@ impl Resolver {
         for (at, address) in stack.iter().enumerate() {
             // Further out are return addresses, which may be behind the end of a function that ends in a call.
             let address = address.saturating_sub(u64::from(at > 0));
-            let number = self.find(address);
-            self.outdated |= number.is_none();
-            into.push(number);
+            into.push(self.find(address));
         }
     }
 
@@ -83,6 +105,7 @@ impl Resolver {
             return *known;
         }
         let number = self.symbols.find(address);
+        self.outdated |= number.is_none();
         if self.addresses.len() >= ADDRESSES {
             self.addresses.clear();
         }
@@ -300,6 +323,11 @@ ffffffff81000500 T end
         resolver.functions(&[7], &mut Vec::new());
         assert!(resolver.outdated);
         assert_eq!(resolver.name(None), UNKNOWN);
+        resolver.renew(Symbols::parse_for_tests(TEXT));
+        resolver.functions(&[7], &mut Vec::new());
+        assert!(!resolver.outdated, "new ones had none for it either");
+        resolver.functions(&[8], &mut Vec::new());
+        assert!(resolver.outdated);
     }
 
     #[test]

@@ -161,11 +161,16 @@ impl Observer {
                 cost.sample(*cpu, config.frequency_hz)?;
             }
         }
-        // After loading: the observer's own programs are among the symbols.
         let symbols = Symbols::read().map_err(Error::Symbols)?;
+        let mut resolver = Resolver::new(symbols, config.taxonomy.clone());
+        missing.extend(resolver.refresh_programs().err().map(|error| Missing {
+            event: None,
+            what: "names of BPF programs that are loaded later".to_owned(),
+            reason: error.to_string(),
+        }));
         let now = Instant::now();
         let mut observer = Self {
-            resolver: Resolver::new(symbols, config.taxonomy.clone()),
+            resolver,
             symbols_read: now,
             missing,
             host: host(),
@@ -213,8 +218,15 @@ impl Observer {
     /// Takes the stacks that wait. At least every [`POLL_INTERVAL`], or some may be lost; that is counted.
     pub fn poll(&mut self) {
         let Self { cost, resolver, samples, users, config, .. } = self;
-        let mut functions = Vec::new();
-        cost.drain(|record| take(&record, config, resolver, users, samples, &mut functions));
+        let (mut functions, mut refreshed) = (Vec::new(), false);
+        cost.drain(|record| {
+            // Now the buffer is taken: the list has all programs that are in it.
+            if !std::mem::replace(&mut refreshed, true) {
+                // What keeps it from working is in `missing` since the start.
+                let _ = resolver.refresh_programs();
+            }
+            take(&record, config, resolver, users, samples, &mut functions);
+        });
         if self.resolver.outdated && self.symbols_read.elapsed() >= SYMBOLS_INTERVAL {
             self.read_symbols();
         }
@@ -261,9 +273,6 @@ impl Observer {
             programs,
             cpus,
         };
-        if self.programs.changed() && self.symbols_read.elapsed() >= SYMBOLS_INTERVAL {
-            self.read_symbols();
-        }
         self.sequence += 1;
         self.last = now;
         self.last_totals = totals;

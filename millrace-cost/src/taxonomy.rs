@@ -106,7 +106,10 @@ impl Taxonomy {
         let mut frames = stack;
         while let Some((function, rules)) = frames.next() {
             if function.starts_with(PROGRAM) {
-                return function;
+                // Its own functions are called one from the other, the outermost one is the program.
+                let callers =
+                    frames.map(|(caller, _)| caller).take_while(|caller| caller.starts_with(PROGRAM));
+                return callers.last().unwrap_or(function);
             }
             let callers = frames.clone().take(CALLERS_WITHIN).map(|(caller, _)| caller);
             if let Some(rule) = self.fitting(event, rules, callers) {
@@ -233,6 +236,10 @@ mod tests {
                 "driver transmit",
             ),
             (&["bpf:gate_xdp", "do_xdp_generic"], "bpf:gate_xdp"),
+            (
+                &["memcpy", "bpf:admit", "bpf:gate_xdp", "bpf_prog_run_generic_xdp", "bpf:other"],
+                "bpf:gate_xdp",
+            ),
         ] {
             assert_eq!(part(Event::NetRx, &with(inner)), want, "{inner:?}");
         }

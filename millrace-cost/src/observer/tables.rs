@@ -151,18 +151,12 @@ pub(super) fn idle(pid: u32, profile: Profile) -> Process {
 pub(super) struct Programs {
     own: HashSet<u32>,
     last: HashMap<u32, programs::Program>,
-    changed: bool,
     skipped: u64,
 }
 
 impl Programs {
     pub fn new(own: Vec<u32>) -> Self {
-        Self { own: own.into_iter().collect(), last: HashMap::new(), changed: false, skipped: 0 }
-    }
-
-    /// Whether programs came since the reading before the last one.
-    pub fn changed(&self) -> bool {
-        self.changed
+        Self { own: own.into_iter().collect(), last: HashMap::new(), skipped: 0 }
     }
 
     /// Runs of the observer's programs that were skipped between the last two readings.
@@ -173,7 +167,6 @@ impl Programs {
     pub fn read(&mut self, statistics: &Statistics, period: Duration) -> Vec<Program> {
         let now: HashMap<u32, programs::Program> =
             statistics.read().into_iter().map(|program| (program.id, program)).collect();
-        self.changed = now.keys().any(|id| !self.last.contains_key(id));
         let mut programs: Vec<Program> =
             now.values().filter_map(|program| self.ran(program, period)).collect();
         programs.sort_by(|a, b| b.run_ns.cmp(&a.run_ns).then(a.id.cmp(&b.id)));

@@ -1,0 +1,74 @@
+//! Programs that come and go while an observer runs have their own names. Needs root.
+
+use std::net::UdpSocket;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use millrace_bpf::probe::{self, Probe};
+use millrace_cost::report::Report;
+use millrace_cost::{Config, Observer};
+use nix::sched::{CloneFlags, unshare};
+
+const PERIOD: Duration = Duration::from_millis(300);
+const BOUND: Duration = Duration::from_secs(20);
+
+/// What is called after a BPF program, with its samples.
+fn programs(report: &Report) -> Vec<(&str, u64)> {
+    let parts = report.cpus.iter().flat_map(|cpu| &cpu.events).flat_map(|event| &event.parts);
+    parts
+        .filter(|part| part.name.starts_with("bpf:"))
+        .map(|part| (part.name.as_str(), part.samples))
+        .collect()
+}
+
+/// Its packets to itself pass the interface `lo` until `until` has seen enough.
+fn traffic(observer: &mut Observer, until: impl Fn(&Report) -> bool) {
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let to = socket.local_addr().expect("an address");
+    let deadline = Instant::now() + BOUND;
+    loop {
+        let start = Instant::now();
+        while start.elapsed() < PERIOD {
+            for _ in 0..100 {
+                socket.send_to(&[0; 1000], to).expect("sent");
+                socket.recv(&mut [0; 1000]).expect("received");
+            }
+            observer.poll();
+        }
+        let report = observer.report().expect("a report");
+        // The observer is what else runs inside the calls.
+        let others = programs(&report).into_iter();
+        let others: Vec<_> = others.filter(|(name, _)| !name.starts_with("bpf:cost_")).collect();
+        assert!(others.iter().all(|(name, _)| name.starts_with("bpf:probe_")), "{others:?}");
+        if until(&report) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{others:?}");
+    }
+}
+
+#[test]
+fn programs_that_come_later_have_their_own_names() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIP programs_that_come_later_have_their_own_names: needs root");
+    }
+    unshare(CloneFlags::CLONE_NEWNET).expect("a network namespace");
+    assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().expect("ip").success());
+    let mut config = Config::new().expect("the taxonomy parses");
+    config.frequency_hz = 5000;
+    let mut observer = Observer::start(config).expect("it starts");
+    traffic(&mut observer, |_| true);
+    // Several times, since what is loaded anew may be where something else was.
+    for _ in 0..3 {
+        let mut probe = Probe::load(&probe::Config::default()).expect("it loads");
+        probe.attach(1).expect("it attaches");
+        let right = |report: &Report| {
+            let of = |name: &str| {
+                programs(report).iter().filter(|(is, _)| *is == name).map(|(_, n)| n).sum::<u64>()
+            };
+            of("bpf:probe_ingress") > 5 && of("bpf:probe_egress") > 5
+        };
+        traffic(&mut observer, right);
+        drop(probe);
+    }
+}
