@@ -285,7 +285,7 @@ ffffffff81000500 T end
     #[test]
     fn stacks_become_parts() {
         let fold = fold(&[&[IP, RX], &[TCP, IP, RX], &[TCP + 4, IP, RX], &[SOMEBODY, RX], &[RX]]);
-        assert_eq!(fold.parts(0, Event::NetRx), [("TCP", 2), ("other", 2), ("local delivery v4", 1)]);
+        assert_eq!(fold.parts(0, Event::NetRx), [("TCP", 2), ("other", 2), ("IP receive v4", 1)]);
         assert!(fold.parts(1, Event::NetRx).is_empty());
         assert!(fold.parts(0, Event::Send).is_empty());
         let others = fold.others(10, |_| 10.0);

@@ -222,7 +222,14 @@ mod tests {
             ["ip_rcv", "__netif_receive_skb_one_core", "process_backlog", "__napi_poll", "net_rx_action"];
         let with = |inner: &[&'static str]| [inner, &receive].concat();
         for (inner, want) in [
-            (&[][..], "local delivery v4"),
+            (&[][..], "IP receive v4"),
+            (
+                &["fib_table_lookup", "ip_route_input_slow", "ip_route_input_noref", "ip_rcv_finish_core"],
+                "IP receive v4",
+            ),
+            (&["ip_local_deliver_finish", "ip_local_deliver"], "local delivery v4"),
+            (&["skb_segment", "tcp_gso_segment", "inet_gso_segment", "skb_mac_gso_segment"], "GSO"),
+            (&["skb_gro_receive", "udp_gro_receive", "inet_gro_receive", "dev_gro_receive"], "GRO"),
             (&["nf_hook_slow"], "netfilter prerouting v4"),
             (&["nft_do_chain", "nft_do_chain_ipv4", "nf_hook_slow"], "netfilter prerouting v4"),
             (&["nf_hook_slow", "nf_hook"], "netfilter prerouting v4"),
