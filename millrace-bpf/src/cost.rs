@@ -2,6 +2,7 @@
 //!
 //! This is the mechanism; `millrace-cost` makes reports of it. Why it is so: `docs/design/0005-cost.md`.
 
+mod aio;
 mod buffer;
 mod calls;
 mod intf;

@@ -419,7 +419,11 @@ fn missing_by_method(cost: &Cost) -> Vec<Missing> {
     let of_calls = [Event::Send, Event::Receive].into_iter().flat_map(|event| {
         [
             ("sockets of the kernel itself", "timing at system calls does not see them"),
-            ("io_uring requests that had to wait", "timing at system calls sees their first try only"),
+            (
+                "io_uring requests that had to wait, and its splice",
+                "timing at system calls sees what is done in the call; the rest is time of io_uring's threads",
+            ),
+            ("io_uring reads and writes of registered sockets", "timing at system calls does not know these"),
         ]
         .map(|(what, reason)| Missing {
             event: Some(event),

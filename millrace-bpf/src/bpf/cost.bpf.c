@@ -60,9 +60,14 @@ struct task_struct {
 	void *bpf_storage;
 } KERNEL;
 
+struct io_cqe {
+	int fd;
+} KERNEL;
+
 struct io_kiocb {
-	struct file *file;
 	__u8 opcode;
+	unsigned int flags; /* of 64 bits on newer kernels, which CO-RE knows */
+	struct io_cqe cqe;
 } KERNEL;
 
 /* The registers of a system call: one of these exists. */
@@ -420,6 +425,22 @@ int cost_sys_exit(__u64 *ctx)
 	return end(SYSTEM_CALL, URING_REQUEST);
 }
 
+/* What the headers of Linux 6.1 do not have yet. */
+enum {
+	URING_READ_MULTISHOT = 49,
+	URING_RECV_ZC = 58,
+	URING_READV_FIXED = 60,
+	URING_WRITEV_FIXED = 61,
+};
+
+#define REQ_F_FIXED_FILE 1 /* the number is one of the ring's registered files */
+
+/* io_uring has not looked its file up yet. Which file is registered at a number only the ring knows: 0 then. */
+static __always_inline struct file *file_of_request(const struct io_kiocb *request)
+{
+	return request->flags & REQ_F_FIXED_FILE ? 0 : file_of(request->cqe.fd);
+}
+
 static __always_inline __u64 event_of_request(const struct io_kiocb *request)
 {
 	switch (request->opcode) {
@@ -430,15 +451,19 @@ static __always_inline __u64 event_of_request(const struct io_kiocb *request)
 		return COST_SEND;
 	case IORING_OP_RECVMSG:
 	case IORING_OP_RECV:
+	case URING_RECV_ZC:
 		return COST_RECEIVE;
 	case IORING_OP_WRITE:
 	case IORING_OP_WRITEV:
 	case IORING_OP_WRITE_FIXED:
-		return send_if_socket(request->file);
+	case URING_WRITEV_FIXED:
+		return send_if_socket(file_of_request(request));
 	case IORING_OP_READ:
 	case IORING_OP_READV:
 	case IORING_OP_READ_FIXED:
-		return receive_if_socket(request->file);
+	case URING_READV_FIXED:
+	case URING_READ_MULTISHOT:
+		return receive_if_socket(file_of_request(request));
 	default:
 		return 0;
 	}

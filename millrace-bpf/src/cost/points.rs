@@ -1,6 +1,7 @@
 //! The ways into the socket layer, and the functions where each may be timed.
 //!
-//! `sendfile` stands for every splice to a socket, `write` and `read` for all their relatives.
+//! `writev` and `readv` stand for `pwritev2` and `preadv2`, io_uring's for its requests with registered buffers.
+//! io_uring's `splice` goes through the functions of the others, in threads of its own.
 
 use std::collections::HashSet;
 use std::{fs, io};
@@ -63,10 +64,14 @@ const fn receive(
 }
 
 /// In the order in which they are tried: those that come through shared functions first.
-pub const WAYS: [Way; 14] = [
+pub const WAYS: [Way; 23] = [
     send("io_uring send", &["sock_sendmsg", "io_send"], Sockets::uring_send),
     send("io_uring sendmsg", &["sock_sendmsg", "__sys_sendmsg_sock", "io_sendmsg"], Sockets::uring_sendmsg),
+    send("io_uring write", &["sock_write_iter"], Sockets::uring_write),
+    send("io_uring writev", &["sock_write_iter"], Sockets::uring_writev),
     send("write", &["sock_write_iter"], Sockets::write),
+    send("writev", &["sock_write_iter"], Sockets::writev),
+    send("aio write", &["sock_write_iter"], Sockets::aio_write),
     send("sendto", &["__sys_sendto", syscall!("sendto")], Sockets::sendto),
     send(
         "sendmsg",
@@ -79,13 +84,18 @@ pub const WAYS: [Way; 14] = [
         Sockets::sendmmsg,
     ),
     send("sendfile", &["splice_to_socket", "sock_sendpage", "sock_sendmsg"], Sockets::sendfile),
+    send("splice to a socket", &["splice_to_socket", "sock_sendpage", "sock_sendmsg"], Sockets::splice_to),
     receive("io_uring recv", &["sock_recvmsg", "io_recv"], Sockets::uring_recv),
     receive(
         "io_uring recvmsg",
         &["sock_recvmsg", "__sys_recvmsg_sock", "io_recvmsg"],
         Sockets::uring_recvmsg,
     ),
+    receive("io_uring read", &["sock_recvmsg", "sock_read_iter"], Sockets::uring_read),
+    receive("io_uring readv", &["sock_recvmsg", "sock_read_iter"], Sockets::uring_readv),
     receive("read", &["sock_recvmsg", "sock_read_iter"], Sockets::read),
+    receive("readv", &["sock_recvmsg", "sock_read_iter"], Sockets::readv),
+    receive("aio read", &["sock_recvmsg", "sock_read_iter"], Sockets::aio_read),
     receive("recvfrom", &["sock_recvmsg", "__sys_recvfrom", syscall!("recvfrom")], Sockets::recvfrom),
     receive(
         "recvmsg",
@@ -97,7 +107,7 @@ pub const WAYS: [Way; 14] = [
         &["sock_recvmsg", "__sys_recvmmsg", "do_recvmmsg", syscall!("recvmmsg")],
         Sockets::recvmmsg,
     ),
-    receive("splice", &["sock_splice_read"], Sockets::splice),
+    receive("splice from a socket", &["sock_splice_read"], Sockets::splice),
 ];
 
 /// A function that may be timed, and the pair of programs for it: `cost_begin_N` and `cost_end_N`.

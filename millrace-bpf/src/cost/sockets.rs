@@ -11,11 +11,12 @@ use nix::sys::sendfile::sendfile;
 use nix::sys::socket::{
     ControlMessage, MsgFlags, MultiHeaders, UnixAddr, recv, recvmmsg, recvmsg, send, sendmmsg, sendmsg,
 };
+use nix::sys::uio::{readv, writev};
 use nix::unistd::{pipe, read, write};
 
-use super::Event;
 use super::points::Way;
 use super::uring::{Request, Uring};
+use super::{Event, aio, aio::Aio};
 
 const BYTES: [u8; 8] = *b"millrace";
 
@@ -50,6 +51,14 @@ impl Sockets {
         Ok(write(&self.sender, &BYTES)?)
     }
 
+    pub(super) fn writev(&self) -> io::Result<usize> {
+        Ok(writev(&self.sender, &[IoSlice::new(&BYTES)])?)
+    }
+
+    pub(super) fn aio_write(&self) -> io::Result<usize> {
+        Aio::new()?.call(aio::Request::Write, self.sender.as_fd(), &mut BYTES.clone())
+    }
+
     pub(super) fn sendto(&self) -> io::Result<usize> {
         Ok(send(self.sender.as_raw_fd(), &BYTES, MsgFlags::empty())?)
     }
@@ -75,6 +84,20 @@ impl Sockets {
         Ok(sendfile(&self.sender, &file, None, BYTES.len())?)
     }
 
+    pub(super) fn splice_to(&self) -> io::Result<usize> {
+        let (reader, writer) = pipe()?;
+        write(&writer, &BYTES)?;
+        Ok(splice(&reader, None, &self.sender, None, BYTES.len(), SpliceFFlags::empty())?)
+    }
+
+    pub(super) fn uring_write(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::Write, self.sender.as_fd(), &mut BYTES.clone())
+    }
+
+    pub(super) fn uring_writev(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::WriteVector, self.sender.as_fd(), &mut BYTES.clone())
+    }
+
     pub(super) fn uring_send(&self) -> io::Result<usize> {
         Uring::new()?.call(Request::Send, self.sender.as_fd(), &mut BYTES.clone())
     }
@@ -84,12 +107,29 @@ impl Sockets {
         Uring::new()?.call_worker(Request::Send, self.sender.as_fd(), &mut BYTES.clone())
     }
 
+    /// Sends, then receives, by splicing in worker threads of io_uring.
+    pub fn splice_by_worker(&self) -> io::Result<usize> {
+        let (reader, writer) = pipe()?;
+        let bytes = write(&writer, &BYTES)? as u32;
+        let mut uring = Uring::new()?;
+        uring.splice(reader.as_fd(), self.sender.as_fd(), bytes)?;
+        uring.splice(self.receiver.as_fd(), writer.as_fd(), bytes)
+    }
+
     pub(super) fn uring_sendmsg(&self) -> io::Result<usize> {
         Uring::new()?.call(Request::SendMessage, self.sender.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn read(&self) -> io::Result<usize> {
         Ok(read(&self.receiver, &mut BYTES.clone())?)
+    }
+
+    pub(super) fn readv(&self) -> io::Result<usize> {
+        Ok(readv(&self.receiver, &mut [IoSliceMut::new(&mut BYTES.clone())])?)
+    }
+
+    pub(super) fn aio_read(&self) -> io::Result<usize> {
+        Aio::new()?.call(aio::Request::Read, self.receiver.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn recvfrom(&self) -> io::Result<usize> {
@@ -114,6 +154,14 @@ impl Sockets {
     pub(super) fn splice(&self) -> io::Result<usize> {
         let (_reader, writer) = pipe()?;
         Ok(splice(&self.receiver, None, &writer, None, BYTES.len(), SpliceFFlags::empty())?)
+    }
+
+    pub(super) fn uring_read(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::Read, self.receiver.as_fd(), &mut BYTES.clone())
+    }
+
+    pub(super) fn uring_readv(&self) -> io::Result<usize> {
+        Uring::new()?.call(Request::ReadVector, self.receiver.as_fd(), &mut BYTES.clone())
     }
 
     pub(super) fn uring_recv(&self) -> io::Result<usize> {

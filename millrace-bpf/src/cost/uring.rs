@@ -17,14 +17,22 @@ pub enum Request {
     SendMessage,
     Receive,
     ReceiveMessage,
+    Write,
+    WriteVector,
+    Read,
+    ReadVector,
 }
 
 impl Request {
     /// `IORING_OP_*`.
     const fn code(self) -> u8 {
         match self {
+            Self::ReadVector => 1,
+            Self::WriteVector => 2,
             Self::SendMessage => 9,
             Self::ReceiveMessage => 10,
+            Self::Read => 22,
+            Self::Write => 23,
             Self::Send => 26,
             Self::Receive => 27,
         }
@@ -75,6 +83,11 @@ struct Params {
     completion: CompletionOffsets,
 }
 
+/// `IORING_OP_SPLICE`.
+const SPLICE: u8 = 30;
+/// Pipes and sockets have no position.
+const NO_OFFSET: u64 = u64::MAX;
+
 /// `struct io_uring_sqe`, in the fields that sockets use.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -88,7 +101,10 @@ struct Submission {
     len: u32,
     msg_flags: u32,
     user_data: u64,
-    rest: [u64; 3],
+    buffer: u16,
+    personality: u16,
+    splice_from: i32,
+    rest: [u64; 2],
 }
 
 const _: () = assert!(size_of::<Submission>() == 64 && size_of::<Params>() == 120);
@@ -143,6 +159,20 @@ impl Uring {
         self.run(request, FLAG_ASYNC, socket, bytes)
     }
 
+    /// From a pipe to a socket, or from a socket to a pipe; the kernel has a worker do it.
+    pub fn splice(&mut self, from: BorrowedFd<'_>, to: BorrowedFd<'_>, bytes: u32) -> io::Result<usize> {
+        self.submit(Submission {
+            opcode: SPLICE,
+            fd: to.as_raw_fd(),
+            off: NO_OFFSET,
+            addr: NO_OFFSET,
+            len: bytes,
+            splice_from: from.as_raw_fd(),
+            ..Submission::default()
+        })?;
+        self.completion()
+    }
+
     fn run(
         &mut self,
         request: Request,
@@ -156,8 +186,11 @@ impl Uring {
         message.msg_iov = &raw mut slice;
         message.msg_iovlen = 1;
         let (address, len) = match request {
-            Request::Send | Request::Receive => (bytes.as_mut_ptr() as u64, bytes.len() as u32),
+            Request::Send | Request::Receive | Request::Write | Request::Read => {
+                (bytes.as_mut_ptr() as u64, bytes.len() as u32)
+            }
             Request::SendMessage | Request::ReceiveMessage => (&raw mut message as u64, 1),
+            Request::WriteVector | Request::ReadVector => (&raw mut slice as u64, 1),
         };
         self.submit(Submission {
             opcode: request.code(),
@@ -167,8 +200,7 @@ impl Uring {
             len,
             ..Submission::default()
         })?;
-        let result = self.completion()?;
-        usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
+        self.completion()
     }
 
     /// Returns after the request has completed, so that nothing it points to is used any more.
@@ -203,14 +235,16 @@ impl Uring {
         }
     }
 
-    fn completion(&self) -> io::Result<i32> {
+    /// The number of bytes that were moved.
+    fn completion(&self) -> io::Result<usize> {
         let head = self.word(self.params.completion.head);
         let at = head.load(Ordering::Relaxed);
         let index = at & self.word(self.params.completion.ring_mask).load(Ordering::Relaxed);
         let offset = self.params.completion.cqes as usize + index as usize * COMPLETION_BYTES + RESULT_AT;
         let result = self.word(u32::try_from(offset).map_err(io::Error::other)?).load(Ordering::Relaxed);
         head.store(at.wrapping_add(1), Ordering::Release);
-        Ok(result as i32)
+        let result = result as i32;
+        usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
     }
 
     /// A word of the rings, at an offset that the kernel gave.

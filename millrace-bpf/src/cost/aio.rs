@@ -1,0 +1,88 @@
+//! One request at a time to the older interface for asynchronous I/O (`io_submit(2)`).
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nix::libc;
+
+/// `IOCB_CMD_*`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum Request {
+    Read = 0,
+    Write = 1,
+}
+
+/// `struct iocb`.
+#[repr(C)]
+#[derive(Default)]
+struct Block {
+    data: u64,
+    key_and_flags: [u32; 2],
+    opcode: u16,
+    priority: i16,
+    fd: u32,
+    buffer: u64,
+    bytes: u64,
+    offset: i64,
+    reserved: u64,
+    more_flags: u32,
+    event_fd: u32,
+}
+
+/// `struct io_event`.
+#[repr(C)]
+#[derive(Default)]
+struct Completion {
+    data: u64,
+    block: u64,
+    result: i64,
+    result2: i64,
+}
+
+const _: () = assert!(size_of::<Block>() == 64 && size_of::<Completion>() == 32);
+
+/// Room for one request.
+pub struct Aio(libc::c_ulong);
+
+impl Aio {
+    pub fn new() -> io::Result<Self> {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: the kernel writes one number.
+        done(unsafe { libc::syscall(libc::SYS_io_setup, 1, &raw mut context) })?;
+        Ok(Self(context))
+    }
+
+    /// Returns the number of bytes that were sent or received, when that is done: sockets are never asynchronous here.
+    pub fn call(&self, request: Request, socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut block = Block {
+            opcode: request as u16,
+            fd: socket.as_raw_fd() as u32,
+            buffer: bytes.as_mut_ptr() as u64,
+            bytes: bytes.len() as u64,
+            ..Block::default()
+        };
+        let blocks = [&raw mut block];
+        // SAFETY: one request, whose block and bytes outlive it: its completion is waited for.
+        done(unsafe { libc::syscall(libc::SYS_io_submit, self.0, 1, blocks.as_ptr()) })?;
+        let mut completion = Completion::default();
+        let for_ever = std::ptr::null::<libc::timespec>();
+        // SAFETY: room for one completion.
+        done(unsafe { libc::syscall(libc::SYS_io_getevents, self.0, 1, 1, &raw mut completion, for_ever) })?;
+        usize::try_from(completion.result)
+            .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-completion.result).unwrap_or(libc::EIO)))
+    }
+}
+
+impl Drop for Aio {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, and nothing is under way.
+        unsafe { libc::syscall(libc::SYS_io_destroy, self.0) };
+    }
+}
+
+fn done(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
