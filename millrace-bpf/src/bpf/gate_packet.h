@@ -28,10 +28,12 @@
 #define QUIC_LONG	    0x80
 #define QUIC_VERSION_1	    0x00000001
 #define QUIC_VERSION_2	    0x6b3343cf
-#define QUIC_LONG_MIN	    7 /* first byte, version, two lengths (RFC 8999) */
-#define QUIC_SHORT_MIN \
-	21 /* and the connection ID: 1, packet number and sample 4 + 16 (RFC 9001, section 5.4.2) */
-#define QUIC_PROTECTED_MIN 20 /* packet number and sample */
+#define QUIC_LONG_MIN	    7  /* first byte, version, two lengths (RFC 8999) */
+#define QUIC_PROTECTED_MIN  20 /* packet number and sample (RFC 9001, section 5.4.2) */
+/* With the first byte. What carries a connection ID has as many bytes more, but a stateless reset, which clients send
+ * too, shows none and may be as short as this (RFC 9000, section 10.3).
+ */
+#define QUIC_SHORT_MIN 21
 
 enum gate_find {
 	FIND_OK = 0,

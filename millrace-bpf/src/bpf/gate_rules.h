@@ -280,8 +280,7 @@ static __noinline enum gate_rule check_form(struct gate_work *work, const struct
 
 	packet = &work->packet;
 	bytes = packet->end - packet->quic_at;
-	if ((packet->kind == QUIC_NOTHING ||
-	     (packet->kind == QUIC_SHORT && bytes < QUIC_SHORT_MIN + policy->id_bytes)) &&
+	if ((packet->kind == QUIC_NOTHING || (packet->kind == QUIC_SHORT && bytes < QUIC_SHORT_MIN)) &&
 	    refuses(work, policy, GATE_SHORT))
 		return GATE_SHORT;
 	if (packet->kind == QUIC_IMPOSSIBLE && refuses(work, policy, GATE_MALFORMED))

@@ -119,8 +119,6 @@ fn published_ids() {
             let handshake = long(Type::Handshake, version, &SERVER_ID, &[], &[], 90);
             assert_eq!(reason(&gate, &to_server(from, handshake)), LIVE);
         }
-        assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 28))), refused(Rule::Short));
-        assert_eq!(reason(&gate, &to_server(from, short(&SERVER_ID, 29))), LIVE);
         web.retire(&SERVER_ID).expect("an ID");
         web.retire(&SERVER_ID).expect("also if it is gone");
         assert_eq!(reason(&gate, &packet), refused(Rule::UnknownId));
@@ -133,6 +131,45 @@ fn published_ids() {
     gate.apply(&rules(Policy { modes: enforce(&[Rule::UnknownId]), ..published() })).expect("rules");
     gate.scope("dns").expect("a scope").publish(&SERVER_ID).expect("an ID");
     assert_eq!(reason(&gate, &to_server(V4, short(&SERVER_ID, 100))), refused(Rule::UnknownId));
+}
+
+/// A stateless reset shows no ID and has 21 bytes at least (RFC 9000, section 10.3), however long IDs are.
+#[test]
+fn stateless_resets() {
+    if !root("stateless_resets") {
+        return;
+    }
+    let unknown = Policy { live: Live::Unknown, ..published() };
+    let published = |id_len| Policy { live: Live::Published { id_len }, ..published() };
+    let strict = Policy { modes: enforce(&[Rule::UnknownId]), ..published(8) };
+    let nobodys = refused(Rule::UnknownId);
+    for (description, policy, id_len, reset) in [
+        ("IDs of no length", unknown, 0, UNKNOWN),
+        ("of one byte", published(1), 1, UNKNOWN),
+        ("of 8", published(8), 8, UNKNOWN),
+        ("of 20", published(20), 20, UNKNOWN),
+        ("of 8, and no others", strict, 8, nobodys),
+    ] {
+        let gate = gate(policy);
+        let id = vec![0x5e; id_len];
+        if id_len > 0 {
+            gate.scope("web").expect("a scope").publish(&id).expect("an ID");
+        }
+        let live = if id_len > 0 { LIVE } else { UNKNOWN };
+        for from in [V4, V6] {
+            for (len, reset, live) in [
+                (1, refused(Rule::Short), refused(Rule::Short)),
+                (20, refused(Rule::Short), refused(Rule::Short)),
+                (21, reset, live),
+                (21 + id_len, reset, live),
+                (42, reset, live),
+            ] {
+                assert_eq!(reason(&gate, &to_server(from, short(&[], len))), reset, "{description}, {len}");
+                let id = &id[..id_len.min(len - 1)];
+                assert_eq!(reason(&gate, &to_server(from, short(id, len))), live, "{description}, {len}");
+            }
+        }
+    }
 }
 
 #[test]
