@@ -71,7 +71,7 @@ static __noinline int sample(const struct gate_work *work, __u32 reason, __u32 b
 	if (!rate.cost)
 		return 0;
 	state = bpf_map_lookup_elem(&states, &work->scope);
-	if (!state || is_over(&state->sample_at, &rate, 1, work->now_ns))
+	if (!state || is_over_at(&state->sample_at, &rate, 1, work->now_ns))
 		return 0;
 	to = bpf_ringbuf_reserve(&samples, sizeof(*to), 0);
 	if (!to)

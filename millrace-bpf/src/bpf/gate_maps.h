@@ -11,6 +11,7 @@
 #define ANSWER_AT  96  /* of the QUIC packet in an answer: in front, the other headers or a pseudo header */
 #define ANSWER_MAX 128 /* bytes of it */
 #define NS_PER_S   1000000000ULL
+#define ROUGH_NS   (NS_PER_S / 50) /* two ticks at CONFIG_HZ=100, the least there is */
 
 /* A packet that goes back. */
 struct gate_answer {
@@ -46,7 +47,7 @@ struct gate_work {
 	__u8 is_proved;	  /* it carries a valid token */
 };
 
-/* Reading the clock to the nanosecond takes as long as all else that a cheap verdict takes: only rates need it. */
+/* Reading the clock to the nanosecond takes as long as all else that a cheap verdict takes: only small buckets need it. */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
 	if (!work->exact_ns)

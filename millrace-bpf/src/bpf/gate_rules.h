@@ -32,7 +32,7 @@ static __always_inline int refuses(struct gate_work *work, const struct gate_pol
 /* Takes from a bucket. Not 0: there is not enough in it, and nothing was taken. A bucket that is empty is only read:
  * the CPUs do not fight for it in a flood.
  */
-static __always_inline int is_over(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
 {
 	__u64 now = now_ns * GATE_TICKS;
 
@@ -48,6 +48,17 @@ static __always_inline int is_over(__u64 *full_at, const struct gate_rate *rate,
 	return 0; /* as many others were let in meanwhile: one more hardly matters */
 }
 
+/* The rough clock fills a bucket all at once, when it ticks. Nothing of that is lost as long as what is too little for
+ * this packet leaves room for it.
+ */
+static __always_inline int is_over(struct gate_work *work, __u64 *full_at, const struct gate_rate *rate,
+				   __u64 units)
+{
+	int is_small = rate->burst < units * rate->cost + ROUGH_NS * GATE_TICKS;
+
+	return is_over_at(full_at, rate, units, is_small ? exact_now(work) : work->now_ns);
+}
+
 /* The rules for packets and bytes follow each other, in all three groups. */
 static __always_inline enum gate_rule check_rates(struct gate_work *work, const struct gate_policy *policy,
 						  struct gate_buckets *taken, const struct gate_rate *rates,
@@ -56,11 +67,11 @@ static __always_inline enum gate_rule check_rates(struct gate_work *work, const 
 	__u32 bytes = work->packet.end - work->packet.quic_at;
 
 	if (mode_of(policy, packets) &&
-	    is_over(&taken->full_at[GATE_RATE_PACKETS], &rates[GATE_RATE_PACKETS], 1, exact_now(work)) &&
+	    is_over(work, &taken->full_at[GATE_RATE_PACKETS], &rates[GATE_RATE_PACKETS], 1) &&
 	    refuses(work, policy, packets))
 		return packets;
 	if (mode_of(policy, packets + 1) &&
-	    is_over(&taken->full_at[GATE_RATE_BYTES], &rates[GATE_RATE_BYTES], bytes, exact_now(work)) &&
+	    is_over(work, &taken->full_at[GATE_RATE_BYTES], &rates[GATE_RATE_BYTES], bytes) &&
 	    refuses(work, policy, packets + 1))
 		return packets + 1;
 	return GATE_RULES;
@@ -71,7 +82,7 @@ static __always_inline int check_initials(struct gate_work *work, const struct g
 					  enum gate_rule initials)
 {
 	return work->is_new && mode_of(policy, initials) &&
-	       is_over(&taken->full_at[GATE_RATE_INITIALS], &rates[GATE_RATE_INITIALS], 1, exact_now(work)) &&
+	       is_over(work, &taken->full_at[GATE_RATE_INITIALS], &rates[GATE_RATE_INITIALS], 1) &&
 	       refuses(work, policy, initials);
 }
 
@@ -173,7 +184,7 @@ static __always_inline int wants_retry(struct gate_work *work, const struct gate
 				       struct gate_state *state)
 {
 	return work->is_new && !work->is_repeated && !work->is_proved && mode_of(policy, GATE_RETRY) &&
-	       is_over(&state->calm_at, &policy->calm, 1, exact_now(work));
+	       is_over(work, &state->calm_at, &policy->calm, 1);
 }
 
 /* --- What belongs to no live connection --- */

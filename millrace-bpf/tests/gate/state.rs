@@ -4,8 +4,10 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
+use millrace_bpf::clock::monotonic_ns;
 use millrace_bpf::gate::{
-    Config, Counting, Event, Gate, Live, Pass, Place, Policy, Prefix, Rate, Rates, Reason, Rule, Rules,
+    Action, Config, Counting, Event, Gate, Live, Pass, Place, Policy, Prefix, Rate, Rates, Reason, Rule,
+    Rules,
 };
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, short};
@@ -454,6 +456,38 @@ fn rates_refill() {
     // One at once, and one more each 50 ms.
     let most = begin.elapsed().as_millis() / 50 + 1;
     assert!((2..=most).contains(&passed), "{passed} of at most {most}");
+}
+
+/// A large bucket follows the kernel's ticks. In the long run that gives what the rate says.
+#[test]
+fn large_buckets_refill_tick_by_tick() {
+    const PER_MS: u64 = 2;
+    const BURST: u64 = 2000;
+    const LENGTH_NS: u64 = 300_000_000;
+    /// A tick takes 10 ms at most, unless the machine stands still.
+    const SLACK_NS: u64 = 100_000_000;
+    if !root("large_buckets_refill_tick_by_tick") {
+        return;
+    }
+    let rate = Rate::per_second(1000 * PER_MS, BURST);
+    let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
+    let gate = gate(Policy { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
+    let frame = open(V4, 1).bytes();
+    let passes = || gate.run(&frame).expect("a run") == Action::Pass;
+    let begin = monotonic_ns();
+    let mut passed = 0;
+    // Until it has been empty and is empty again: nothing was lost at its rim.
+    loop {
+        if passes() {
+            passed += 1;
+        } else if passed > BURST && monotonic_ns() - begin > LENGTH_NS {
+            break;
+        }
+    }
+    let refilled = |ns: u64| BURST + PER_MS * ns / 1_000_000;
+    let length = monotonic_ns() - begin;
+    let (least, most) = (refilled(length - SLACK_NS), refilled(length + SLACK_NS));
+    assert!((least..=most).contains(&passed), "{passed} of {least} to {most}");
 }
 
 /// Addresses that an attacker makes up: as many as there are packets.
