@@ -21,7 +21,7 @@ struct Packet {
     id_len: u8,
     source_id_len: u8,
     long_ids: u8,
-    pad: u8,
+    goes_on: u8,
     version: [u8; 4],
     id_at: u16,
     source_id_at: u16,

@@ -113,28 +113,6 @@ static __always_inline int is_bystander(const struct xdp_md *ctx)
 	return (void *)(ip + 1) <= end && eth->h_proto == bpf_htons(ETH_P_IP) && ip->protocol != IPPROTO_UDP;
 }
 
-static __noinline int load_head(struct xdp_md *ctx, struct gate_head *head)
-{
-	__u32 bytes = bpf_xdp_get_buff_len(ctx);
-
-	head->frame_bytes = bytes;
-	if (bytes < ETHERNET_BYTES)
-		return -1;
-	if (bytes > HEAD_BYTES)
-		bytes = HEAD_BYTES;
-	head->have = bytes;
-	OPAQUE(bytes);
-	if (bytes < ETHERNET_BYTES || bytes > HEAD_BYTES)
-		return -1;
-	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
-}
-
-static __noinline int parse(struct gate_work *work)
-{
-	work->packet = (struct gate_packet){};
-	return find_udp(&work->head, &work->packet);
-}
-
 SEC("xdp.frags")
 int gate_xdp(struct xdp_md *ctx)
 {
@@ -144,9 +122,9 @@ int gate_xdp(struct xdp_md *ctx)
 	struct gate_policy *policy;
 	int found, reason;
 
-	if (!work || !now || is_bystander(ctx) || load_head(ctx, &work->head))
+	if (!work || !now || is_bystander(ctx))
 		return XDP_PASS;
-	found = parse(work);
+	found = take_headers(ctx, work);
 	if (found == FIND_OTHER)
 		return XDP_PASS;
 	work->active = *now;
@@ -164,7 +142,7 @@ int gate_xdp(struct xdp_md *ctx)
 	policy = bpf_map_lookup_elem(&policies, &key);
 	if (!policy)
 		return XDP_PASS;
-	reason = judge(work, found, policy);
+	reason = judge(ctx, work, found, policy);
 	count(work, reason, bytes);
 	if (work->monitored)
 		count_monitored(work);

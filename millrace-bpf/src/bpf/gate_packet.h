@@ -15,10 +15,12 @@
 #include <linux/in6.h>
 
 #define HEAD_BYTES	    256 /* of a frame that are looked at */
+#define NEAR_BYTES	    128 /* of them, with which a reader begins: see is_cut() */
 #define HEAD_SLACK	    80	/* zeroes that the longest masked read may touch */
 #define HEAD_TAGS_MAX	    2	/* QinQ */
 #define HEAD_EXTENSIONS_MAX 8
 #define UDP_AT_MAX	    160 /* so that all of a QUIC header but a long token is in there */
+#define NEAR_UDP_AT_MAX	    62	/* the same: two tags and IPv6 without extension headers */
 #define ETHERNET_BYTES	    14
 #define VLAN_BYTES	    4
 #define IPV4_BYTES	    20
@@ -76,6 +78,7 @@ struct gate_packet {
 	__u8 id_len; /* of destination and source; long headers only */
 	__u8 source_id_len;
 	__u8 long_ids; /* another version's, too long to be read */
+	__u8 goes_on;  /* beyond what was copied */
 	__be32 version;
 	__u16 id_at;
 	__u16 source_id_at;
@@ -118,6 +121,15 @@ static __always_inline void copy_address(struct gate_address *to, const __u8 *fr
 static __always_inline void map_ipv4(struct gate_address *to, __be32 address)
 {
 	store16(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
+}
+
+/* Whether another reading, of all HEAD_BYTES, may come to something else. Where there are no more headers than
+ * NEAR_UDP_AT_MAX allows, both connection IDs and what tells the length of a token are within NEAR_BYTES.
+ */
+static __always_inline int is_cut(const struct gate_head *head, const struct gate_packet *packet)
+{
+	return head->have < HEAD_BYTES && head->have < head->frame_bytes &&
+	       (packet->goes_on || packet->udp_at > NEAR_UDP_AT_MAX);
 }
 
 /* --- Down to UDP --- */
@@ -264,7 +276,8 @@ static __always_inline enum quic_kind read_rest(const struct gate_head *head, st
 	}
 	if (at + 1 + QUIC_PROTECTED_MIN > packet->end)
 		return QUIC_IMPOSSIBLE;
-	if (!has(head, at, 8))
+	packet->goes_on = !has(head, at, 8);
+	if (packet->goes_on)
 		return kind;
 	bytes = take_varint(head, &at);
 	return bytes < QUIC_PROTECTED_MIN || at + bytes > packet->end ? QUIC_IMPOSSIBLE : kind;

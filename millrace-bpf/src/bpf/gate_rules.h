@@ -3,7 +3,7 @@
 #ifndef MILLRACE_GATE_RULES_H
 #define MILLRACE_GATE_RULES_H
 
-#include "gate_maps.h"
+#include "gate_head.h"
 #include "gate_token.h"
 #include "gate_track.h"
 #include <bpf/bpf_endian.h>
@@ -407,7 +407,7 @@ static __always_inline void name_client(struct gate_work *work)
 }
 
 /* Why the packet is refused (enum gate_rule), or passes (enum gate_pass). */
-static __always_inline int judge(struct gate_work *work, enum gate_find found,
+static __always_inline int judge(struct xdp_md *ctx, struct gate_work *work, enum gate_find found,
 				 const struct gate_policy *policy)
 {
 	int reason, entry;
@@ -421,7 +421,7 @@ static __always_inline int judge(struct gate_work *work, enum gate_find found,
 		return GATE_BLOCK;
 	if (found != FIND_OK || work->packet.fragment || work->packet.bad_lengths)
 		return GATE_UNKNOWN;
-	read_quic(&work->head, &work->packet);
+	take_quic(ctx, work);
 	reason = check_form(work, policy);
 	if (reason != GATE_RULES)
 		return reason;

@@ -70,17 +70,33 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-/* enum gate_find. What lies behind the frame is what another left there: `fill`. */
+static void copy_head(struct gate_head *head, const __u8 *frame, __u32 most)
+{
+	head->have = head->frame_bytes < most ? head->frame_bytes : most;
+	memcpy(head->bytes, frame, head->have);
+}
+
+/* enum gate_find. What lies behind the frame is what another left there: `fill`. In the steps of gate_head.h. */
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out)
 {
-	struct gate_head head = {.frame_bytes = bytes, .have = bytes < HEAD_BYTES ? bytes : HEAD_BYTES};
+	struct gate_head head = {.frame_bytes = bytes};
 	enum gate_find found;
 
 	memset(head.bytes, fill, sizeof(head.bytes));
-	memcpy(head.bytes, frame, head.have);
+	copy_head(&head, frame, bytes < NEAR_BYTES ? HEAD_BYTES : NEAR_BYTES);
 	found = find_udp(&head, out);
-	if (found == FIND_OK && !out->bad_lengths && !out->fragment)
+	if (is_cut(&head, out)) {
+		copy_head(&head, frame, HEAD_BYTES);
+		*out = (struct gate_packet){};
+		found = find_udp(&head, out);
+	}
+	if (found != FIND_OK || out->bad_lengths || out->fragment)
+		return found;
+	read_quic(&head, out);
+	if (is_cut(&head, out)) {
+		copy_head(&head, frame, HEAD_BYTES);
 		read_quic(&head, out);
+	}
 	return found;
 }
 
