@@ -38,6 +38,8 @@ use maps::Maps;
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
+/// A client has a part of the room for tracked connections.
+const IDS_PER_CLIENT: u32 = 16;
 
 /// What cannot change while the gate is loaded. Memory is taken when loading, except for lists: some 150 bytes for each
 /// connection, 130 for each of the others.
@@ -47,9 +49,10 @@ pub struct Config {
     pub client_prefix_v4: u8,
     /// Bits of an IPv6 address that do.
     pub client_prefix_v6: u8,
-    /// Live connection IDs, of all scopes. Where they are published, a connection has several.
+    /// Live connection IDs, of all scopes. Where they are published, a connection has several. Of tracked ones, which
+    /// have one each, a client has a sixteenth at most, or as many as its quota allows, if that is more.
     pub max_ids: u32,
-    /// Clients that have connections, and 4-tuples of tracked ones.
+    /// Clients that have connections.
     pub max_clients: u32,
     /// Handshakes that are under way.
     pub max_handshakes: u32,
@@ -175,7 +178,7 @@ impl Gate {
         open.configure(&intf::Config { mark_seed: random()?, ..encode(config)? })?;
         for (map, entries) in [
             ("connections", config.max_ids),
-            ("paths", config.max_clients),
+            ("paths", config.max_ids),
             ("clients", config.max_clients),
             ("handshakes", config.max_handshakes),
             ("openings", config.max_handshakes),
@@ -403,6 +406,7 @@ fn encode(config: &Config) -> Result<intf::Config, Error> {
         client_mask_v6: prefix::bits(config.client_prefix_v6).to_be_bytes(),
         sample_ticks: SECOND.checked_div(u64::from(config.samples_per_second)).unwrap_or(0),
         mark_seed: 0,
+        client_ids: u64::from(config.max_ids / IDS_PER_CLIENT).max(1),
     })
 }
 

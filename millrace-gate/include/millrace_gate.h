@@ -98,7 +98,9 @@ int millrace_gate_scope_open(millrace_gate *gate, const char *name, millrace_gat
 void millrace_gate_scope_close(millrace_gate_scope *scope);
 
 /* `client` has one connection more or less; its port does not matter. `connections`, which may be null: how many it
- * has now. The quota is the gate's business: `inc` never refuses for it. For scopes with `count = "application"`. */
+ * has now. The gate refuses Initials beyond the quota, and `inc` never does: of handshakes that run at the same time more
+ * may complete, so a server that means the quota strictly closes the connection if `connections` is higher. For scopes
+ * with `count = "application"`. */
 int millrace_gate_inc(millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,
 		      uint32_t *connections);
 int millrace_gate_dec(millrace_gate_scope *scope, const struct sockaddr *client, socklen_t client_len,

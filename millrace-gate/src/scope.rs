@@ -32,8 +32,9 @@ impl Scope {
         Ok(Connection { scope: self.clone(), client, ids: Mutex::default() })
     }
 
-    /// A client has one connection more; returns how many it has. For scopes with `count = "application"`. The quota
-    /// is the gate's business: this never refuses for it.
+    /// A client has one connection more; returns how many it has. For scopes with `count = "application"`. The gate
+    /// refuses Initials beyond the quota, and this never does: of handshakes that run at the same time more may
+    /// complete, so a server that means the quota strictly closes the connection if the result is higher.
     pub fn inc(&self, client: IpAddr) -> Result<u32, Error> {
         Ok(self.kernel.inc(client.to_canonical())?)
     }

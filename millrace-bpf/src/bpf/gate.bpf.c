@@ -174,8 +174,8 @@ int gate_egress(struct __sk_buff *skb)
 	if (!bpf_map_update_elem(&handshakes, &id, &opening, BPF_ANY))
 		MARK(MARK_SERVER_ID, &id);
 	state = bpf_map_lookup_elem(&states, &id.scope);
-	if (state && state->id_bytes != id.len)
-		WRITE_ONCE(state->id_bytes, id.len);
+	if (state)
+		note_id_len(state, id.len);
 	return PASS_ON;
 }
 
@@ -185,10 +185,10 @@ SEC("syscall")
 int gate_count(struct gate_count_call *call)
 {
 	struct gate_client client = call->client;
-	__u32 after;
+	__s64 count = change_count(&client, call->change, 0, ~0ULL, bpf_ktime_get_ns());
 
-	call->error = change_count(&client, call->change, bpf_ktime_get_ns(), &after);
-	call->connections = after;
+	call->error = count < 0;
+	call->connections = count;
 	return 0;
 }
 

@@ -13,6 +13,7 @@
 
 #define GATE_SCOPES	64 /* scope 0 is for what cannot be told apart */
 #define GATE_ID_MAX	20 /* longest connection ID of QUIC versions 1 and 2 */
+#define GATE_ID_LENS	8  /* different lengths of them in a scope */
 #define GATE_VERSIONS	4
 #define GATE_PORTS	32
 #define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */
@@ -29,6 +30,7 @@ struct gate_config {
 	struct gate_address client_mask_v6;
 	__u64 sample_ticks; /* at least, between samples of a scope */
 	__u64 mark_seed;    /* random: nobody can choose what shares a mark with him */
+	__u64 client_ids;   /* tracked connections of one client, at most, unless its quota is higher */
 };
 
 /* In the order of their evaluation. */
@@ -144,12 +146,15 @@ struct gate_client {
 
 /* Value of the map `clients`. */
 struct gate_count {
-	__u32 connections; /* GATE_COUNT_GONE and more: is just being removed */
-	__u32 pad;
+	__u64 all; /* GATE_CONNECTIONS, and what is kept; or GATE_COUNT_GONE, if it is just being removed */
 	__u64 zero_ns; /* since when it has been zero */
 };
 
-#define GATE_COUNT_GONE 0x40000000
+#define GATE_CONNECTIONS 0xffffffffULL /* bits: what the quota is about; by the gate or the application */
+#define GATE_TRACKED	 (1LL << 32)   /* one: connections whose ID is in use, 16 bits */
+#define GATE_LINGERING	 (1LL << 48)   /* one: those of which only the path is, 16 bits */
+#define GATE_KEPT_MAX	 0x3fff	       /* of either */
+#define GATE_COUNT_GONE	 (~0ULL)
 
 /* Key of `connections`, `handshakes`, `openings`: a connection ID and zeroes. */
 struct gate_id {
@@ -165,21 +170,39 @@ struct gate_path {
 	__u16 pad;
 };
 
-/* Value of the map `connections`. */
+enum gate_phase {
+	GATE_PUBLISHED = 0, /* by the application; it knows the end, too */
+	GATE_OPENING,	    /* the client has shown the server's ID, in long headers so far */
+	GATE_ESTABLISHED,
+	GATE_OUTLIVED, /* with other IDs, on its path */
+	GATE_ENDED,    /* is just being removed */
+};
+
+/* Why a path is a connection's; the better one goes before. */
+enum gate_claim {
+	GATE_CLAIM_FAR =
+		0, /* its ID came from there: who has a live ID can send it from any address that he forges */
+	GATE_CLAIM_NEAR,   /* and the address is its client's */
+	GATE_CLAIM_PROVED, /* the server's answer in the handshake went there, and arrived */
+};
+
+/* Value of the map `connections`; all of it but the phase is of use for tracked ones only. */
 struct gate_connection {
 	__u64 seen_ns;
-	struct gate_path path; /* that it was last seen on; only tracked connections */
-	struct gate_client client;
-	__u8 tracked; /* by the gate, which forgets it when it is idle; else published */
+	struct gate_path path;	   /* that it was last seen on */
+	struct gate_client client; /* that it counts for, wherever it moves */
+	__u32 phase;
 	__u8 counted; /* for its client, by the gate */
+	__u8 claim;   /* to its path */
 	__u16 pad;
+	__u32 pad2;
 };
 
 /* Value of the map `paths`. */
 struct gate_path_state {
-	__u64 seen_ns;
-	struct gate_id latest; /* connection that was last found to be on it */
-	__u32 pad;
+	__u64 seen_ns;	      /* with another ID than its owner's */
+	struct gate_id owner; /* nobody else removes it */
+	__u32 claim;
 };
 
 /* Value of the map `openings`: who was let in with this ID of his choice; of `handshakes`: who the server answered
@@ -188,14 +211,21 @@ struct gate_path_state {
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 repeated; /* how often this was relied on; openings only */
+	__u16 repeated; /* how often this was relied on; of a handshake: whether it became a live connection */
+};
+
+enum gate_bucket {
+	GATE_BUCKET_STRANGER = 0,
+	GATE_BUCKET_LIVE, /* with the ID of a connection of this client's, whatever address it came from */
+	GATE_BUCKET_PATH, /* with another ID: anybody can forge its address */
+	GATE_BUCKET_ID,	  /* a published ID, by its hash */
 };
 
 /* Key of the map `buckets`. */
 struct gate_bucket_key {
 	struct gate_address client;
 	__u16 scope;
-	__u16 live;
+	__u16 kind; /* enum gate_bucket */
 };
 
 /* When each bucket will be full again, in ticks; empties as time passes. */
@@ -213,8 +243,7 @@ struct gate_state {
 	__u64 calm_at;
 	__u64 sample_at;
 	struct gate_buckets unknown;
-	__u32 id_bytes; /* as the server was seen to choose */
-	__u32 pad;
+	__u64 id_lens; /* of connection IDs that servers were seen to choose: a byte each, then zeroes */
 };
 
 /* Entry of the map `counters`, for each scope and reason. */

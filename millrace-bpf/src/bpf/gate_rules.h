@@ -11,23 +11,7 @@
 #define REPEATS_MAX \
 	32 /* packets of a ClientHello and their retransmissions; more would be a way around a Retry */
 
-/* --- Modes and rates --- */
-
-static __always_inline __u32 mode_of(const struct gate_policy *policy, enum gate_rule rule)
-{
-	return policy->modes[rule];
-}
-
-/* A rule objects. Whether that decides is a question of its mode; if not, it is noted. */
-static __always_inline int refuses(struct gate_work *work, const struct gate_policy *policy,
-				   enum gate_rule rule)
-{
-	__u32 mode = mode_of(policy, rule);
-
-	if (mode == GATE_MONITOR)
-		work->monitored |= 1 << rule;
-	return mode == GATE_ENFORCE;
-}
+/* --- Rates --- */
 
 /* Takes from a bucket. Not 0: there is not enough in it, and nothing was taken. A bucket that is empty is only read:
  * the CPUs do not fight for it in a flood.
@@ -86,19 +70,35 @@ static __always_inline int check_initials(struct gate_work *work, const struct g
 	       refuses(work, policy, initials);
 }
 
-static __always_inline struct gate_buckets *find_buckets(const struct gate_work *work, __u32 live)
+static __always_inline struct gate_buckets *find_buckets(const struct gate_bucket_key *key)
 {
-	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope, .live = live};
-	struct gate_buckets *found = bpf_map_lookup_elem(&buckets, &key);
+	struct gate_buckets *found = bpf_map_lookup_elem(&buckets, key);
 	struct gate_buckets full = {};
 
 	if (found)
 		return found;
-	bpf_map_update_elem(&buckets, &key, &full, BPF_NOEXIST);
-	return bpf_map_lookup_elem(&buckets, &key);
+	bpf_map_update_elem(&buckets, key, &full, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&buckets, key);
 }
 
 /* --- Live connections --- */
+
+/* Not by the source of the packet, where the connection is known: who has a live ID can forge that. */
+static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
+{
+	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope};
+	const struct gate_connection *connection;
+
+	key.kind = live == GATE_LIVE_PATH ? GATE_BUCKET_PATH : GATE_BUCKET_LIVE;
+	connection = live == GATE_LIVE_PATH ? NULL : bpf_map_lookup_elem(&connections, &work->id);
+	if (connection && connection->phase != GATE_PUBLISHED) {
+		key.client = connection->client.address;
+	} else if (connection) {
+		key.kind = GATE_BUCKET_ID;
+		store16(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
+	}
+	return find_buckets(&key);
+}
 
 static __always_inline int check_live(struct gate_work *work, const struct gate_policy *policy, int live)
 {
@@ -107,7 +107,7 @@ static __always_inline int check_live(struct gate_work *work, const struct gate_
 
 	if (!mode_of(policy, GATE_LIVE_PACKETS) && !mode_of(policy, GATE_LIVE_BYTES))
 		return live;
-	found = find_buckets(work, 1);
+	found = find_live_buckets(work, live);
 	if (!found)
 		return live;
 	rule = check_rates(work, policy, found, policy->live, GATE_LIVE_PACKETS);
@@ -232,12 +232,13 @@ static __noinline enum gate_rule check_unknown(struct gate_work *work, const str
 
 static __noinline enum gate_rule check_client(struct gate_work *work, const struct gate_policy *policy)
 {
+	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope};
 	struct gate_buckets *found;
 
 	if (!(work->is_new && mode_of(policy, GATE_CLIENT_INITIALS)) &&
 	    !mode_of(policy, GATE_CLIENT_PACKETS) && !mode_of(policy, GATE_CLIENT_BYTES))
 		return GATE_RULES;
-	found = find_buckets(work, 0);
+	found = find_buckets(&key);
 	if (!found)
 		return GATE_RULES;
 	if (check_initials(work, policy, found, policy->client, GATE_CLIENT_INITIALS))
@@ -427,7 +428,7 @@ static __always_inline int judge(struct xdp_md *ctx, struct gate_work *work, enu
 		return reason;
 	reason = find_connection(work, policy);
 	if (reason)
-		return check_live(work, policy, reason);
+		return reason == GATE_QUOTA ? reason : check_live(work, policy, reason);
 	return entry == GATE_ENTRY_ALLOW ? GATE_ALLOWED : judge_stranger(work, policy);
 }
 

@@ -7,8 +7,9 @@
 
 #include "gate_marks.h"
 
-#define MAX_ATTEMPTS 8		    /* to change what other CPUs change too */
-#define SEEN_NS	     (NS_PER_S / 4) /* how exact times of last use are */
+#define MAX_ATTEMPTS 8		     /* to change what other CPUs change too */
+#define SEEN_NS	     (NS_PER_S / 4)  /* how exact times of last use are */
+#define HANDSHAKE_NS (10 * NS_PER_S) /* for which a handshake whose client is silent counts */
 
 #define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
 #define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
@@ -23,56 +24,101 @@ static __noinline int count_event(enum gate_event event)
 	return 0;
 }
 
+/* --- Modes --- */
+
+static __always_inline __u32 mode_of(const struct gate_policy *policy, enum gate_rule rule)
+{
+	return policy->modes[rule];
+}
+
+/* A rule objects. Whether that decides is a question of its mode; if not, it is noted. */
+static __always_inline int refuses(struct gate_work *work, const struct gate_policy *policy,
+				   enum gate_rule rule)
+{
+	__u32 mode = mode_of(policy, rule);
+
+	if (mode == GATE_MONITOR)
+		work->monitored |= 1 << rule;
+	return mode == GATE_ENFORCE;
+}
+
 /* --- Connections of clients --- */
 
-/* Counts one more or one less. Not 0: there is no room for another client. An entry is only removed long after it
- * became zero; who meets one that is just being removed tries again.
- */
-static __always_inline int change_count(const struct gate_client *client, __s32 change, __u64 now_ns,
-					__u32 *after)
+enum count_error {
+	COUNT_OVER = -1, /* the client has as many as it may */
+	COUNT_FULL = -2, /* there is no room for it, or no more of it is kept */
+};
+
+static __always_inline int grows_beyond(__u64 old, __u64 next, __u64 most, __u64 field)
 {
-	*after = 0;
+	return (next & field) > (old & field) && (next & field) > (most & field);
+}
+
+/* Changes how many connections a client has, and what is kept of it: a sum of GATE_TRACKED and GATE_LINGERING. What
+ * grows does not grow beyond `most`. Returns the connections that it has then. An entry is only removed long after
+ * it became zero; who meets one that is just being removed tries again.
+ */
+static __noinline __s64 change_count(const struct gate_client *client, __s32 connections, __s64 kept,
+				     __u64 most, __u64 now_ns)
+{
 	for (int i = 0; i < MAX_ATTEMPTS; i++) {
 		struct gate_count *count = bpf_map_lookup_elem(&clients, client);
-		struct gate_count first = {.connections = 1};
-		__u32 old;
+		struct gate_count first = {};
+		__u64 old, next;
 
+		if (!count && connections <= 0 && kept <= 0)
+			return 0;
+		old = count ? READ_ONCE(count->all) : 0;
+		if (old == GATE_COUNT_GONE)
+			continue;
+		next = old + kept;
+		if (connections > 0 || old & GATE_CONNECTIONS)
+			next += connections;
+		if (grows_beyond(old, next, most, GATE_CONNECTIONS))
+			return COUNT_OVER;
+		if (grows_beyond(old, next, most, (__u64)GATE_TRACKED * 0xffff) ||
+		    grows_beyond(old, next, most, (__u64)GATE_LINGERING * 0xffff))
+			return COUNT_FULL;
 		if (!count) {
-			if (change < 0)
-				return 0;
-			*after = 1;
+			first.all = next;
 			if (bpf_map_update_elem(&clients, client, &first, BPF_NOEXIST))
 				continue;
 			MARK(MARK_CLIENT, client);
-			return 0;
+			return next & GATE_CONNECTIONS;
 		}
-		old = READ_ONCE(count->connections);
-		if (old >= GATE_COUNT_GONE)
-			continue;
-		if (change < 0 && !old)
-			return 0;
-		*after = old + change;
-		if (!*after)
+		if (!next)
 			count->zero_ns = now_ns;
-		if (__sync_val_compare_and_swap(&count->connections, old, *after) == old)
-			return 0;
+		if (__sync_val_compare_and_swap(&count->all, old, next) == old)
+			return next & GATE_CONNECTIONS;
 	}
-	return -1;
+	return COUNT_FULL;
 }
 
 static __always_inline __u32 connections_of(const struct gate_client *client)
 {
 	struct gate_count *count;
-	__u32 connections;
+	__u64 all;
 
 	if (!IS_MARKED(MARK_CLIENT, client))
 		return 0;
 	count = bpf_map_lookup_elem(&clients, client);
-	connections = count ? READ_ONCE(count->connections) : 0;
-	return connections < GATE_COUNT_GONE ? connections : 0;
+	all = count ? READ_ONCE(count->all) : 0;
+	return all != GATE_COUNT_GONE ? all & GATE_CONNECTIONS : 0;
 }
 
-/* --- Live connections --- */
+/* What the gate keeps of one client at most: a part of its tables, or as many connections as its quota allows. */
+static __always_inline __u64 most_kept(const struct gate_policy *policy)
+{
+	__u64 most = config.client_ids;
+
+	if (mode_of(policy, GATE_QUOTA) && policy->quota > most)
+		most = policy->quota;
+	if (most > GATE_KEPT_MAX)
+		most = GATE_KEPT_MAX;
+	return most * (GATE_TRACKED + GATE_LINGERING);
+}
+
+/* --- Paths --- */
 
 static __always_inline int same_address(const struct gate_address *a, const struct gate_address *b)
 {
@@ -84,86 +130,192 @@ static __always_inline int same_path(const struct gate_path *a, const struct gat
 	return a->port == b->port && same_address(&a->address, &b->address);
 }
 
-static __always_inline void touch(__u64 *seen_ns, __u64 now_ns)
+static __always_inline int same_id(const struct gate_id *a, const struct gate_id *b)
 {
-	if (now_ns - READ_ONCE(*seen_ns) > SEEN_NS)
-		WRITE_ONCE(*seen_ns, now_ns);
+	const __u32 *left = (const __u32 *)a, *right = (const __u32 *)b;
+	__u32 difference = 0;
+
+	for (int i = 0; i < sizeof(*a) / sizeof(__u32); i++)
+		difference |= left[i] ^ right[i];
+	return !difference;
 }
 
-/* Makes this the path of the connection. A connection has one, so that nobody fills the map who replays an ID. */
-static __always_inline void put_path(struct gate_work *work)
+/* Not 0: it was due. */
+static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 {
-	struct gate_path_state state = {.seen_ns = work->now_ns, .latest = work->id};
+	if (now_ns - READ_ONCE(*seen_ns) <= SEEN_NS)
+		return 0;
+	WRITE_ONCE(*seen_ns, now_ns);
+	return 1;
+}
 
-	if (!bpf_map_update_elem(&paths, &work->path, &state, BPF_ANY))
+/* Makes the packet's path that of the connection whose ID it carries, unless another one has as good a claim to it:
+ * who replays an ID of his own from a forged address takes no path from whom it belongs to.
+ */
+static __noinline int hold_path(struct gate_work *work, __u32 claim)
+{
+	struct gate_path_state state = {.owner = work->id, .claim = claim};
+	struct gate_path_state *path = bpf_map_lookup_elem(&paths, &work->path);
+
+	if (path && (path->claim >= claim || same_id(&path->owner, &work->id)))
+		return 0;
+	if (!bpf_map_update_elem(&paths, &work->path, &state, path ? BPF_ANY : BPF_NOEXIST))
 		MARK(MARK_PATH, &work->path);
-}
-
-static __noinline int use_connection(struct gate_work *work, struct gate_connection *connection)
-{
-	touch(&connection->seen_ns, work->now_ns);
-	if (connection->tracked && !same_path(&connection->path, &work->path)) {
-		bpf_map_delete_elem(&paths, &connection->path);
-		connection->path = work->path;
-		put_path(work);
-	}
 	return 0;
 }
 
-/* Another ID on the path of a live connection: it keeps both alive. */
+/* Nobody but its owner gives a path up. */
+static __always_inline void leave_path(const struct gate_path *at, const struct gate_id *id)
+{
+	const struct gate_path_state *path = bpf_map_lookup_elem(&paths, at);
+
+	if (path && same_id(&path->owner, id))
+		bpf_map_delete_elem(&paths, at);
+}
+
+/* A connection has one path, so that nobody fills the map who replays an ID. */
+static __always_inline void move_path(struct gate_work *work, struct gate_connection *connection)
+{
+	leave_path(&connection->path, &work->id);
+	connection->path = work->path;
+	connection->claim = same_address(&connection->client.address, &work->client.address) ? GATE_CLAIM_NEAR
+											     : GATE_CLAIM_FAR;
+	hold_path(work, connection->claim);
+}
+
+/* Another ID on the path of a live connection. It keeps the path, and with that its owner's entry. */
 static __always_inline int use_path(struct gate_work *work)
 {
-	struct gate_connection *connection;
 	struct gate_path_state *path;
 
 	if (!IS_MARKED(MARK_PATH, &work->path))
 		return 0;
 	path = bpf_map_lookup_elem(&paths, &work->path);
-	if (!path)
-		return 0;
-	touch(&path->seen_ns, work->now_ns);
-	connection = bpf_map_lookup_elem(&connections, &path->latest);
-	if (connection)
-		touch(&connection->seen_ns, work->now_ns);
-	return 1;
+	if (path)
+		touch(&path->seen_ns, work->now_ns);
+	return !!path;
 }
 
-/* The client has shown the ID that the server answered with. */
-static __noinline int track(struct gate_work *work, const struct gate_policy *policy)
+/* --- Live connections --- */
+
+/* What was live once is never refused for the quota, also if the gate forgot it. */
+static __always_inline void remember_live(const struct gate_id *id)
 {
+	struct gate_opening *opening = bpf_map_lookup_elem(&handshakes, id);
+
+	if (opening)
+		opening->repeated = 1;
+}
+
+/* The client goes on with short headers; or it does so again, with an ID that was not seen for long. */
+static __noinline int establish(struct gate_work *work, const struct gate_policy *policy,
+				struct gate_connection *connection, __u32 phase)
+{
+	if (__sync_val_compare_and_swap(&connection->phase, phase, GATE_ESTABLISHED) != phase)
+		return 0;
+	if (phase == GATE_OPENING) {
+		remember_live(&work->id);
+		return 0;
+	}
+	connection->counted = !!(policy->flags & GATE_COUNT);
+	change_count(&connection->client, connection->counted, GATE_TRACKED - GATE_LINGERING, ~0ULL,
+		     work->now_ns);
+	return 0;
+}
+
+/* 0: it is not any more. */
+static __noinline int use_connection(struct gate_work *work, const struct gate_policy *policy,
+				     struct gate_connection *connection)
+{
+	__u32 phase = READ_ONCE(connection->phase);
+	int due;
+
+	if (phase == GATE_PUBLISHED)
+		return GATE_LIVE;
+	if (phase == GATE_ENDED)
+		return 0;
+	due = touch(&connection->seen_ns, work->now_ns);
+	if (work->packet.kind != QUIC_SHORT)
+		return phase == GATE_OPENING ? GATE_HANDSHAKE : GATE_LIVE;
+	if (phase != GATE_ESTABLISHED)
+		establish(work, policy, connection, phase);
+	if (!same_path(&connection->path, &work->path))
+		move_path(work, connection);
+	else if (due)
+		hold_path(work, connection->claim);
+	return GATE_LIVE;
+}
+
+static __always_inline __s64 count_tracked(struct gate_work *work, const struct gate_policy *policy,
+					   int was_live)
+{
+	__u32 counts = !!(policy->flags & GATE_COUNT);
+	__u32 quota = counts && mode_of(policy, GATE_QUOTA) && !was_live ? policy->quota : ~0U;
+	__u64 kept = most_kept(policy);
+	__s64 count = change_count(&work->client, counts, GATE_TRACKED, kept | quota, work->now_ns);
+
+	if (count == COUNT_OVER && !refuses(work, policy, GATE_QUOTA))
+		count = change_count(&work->client, counts, GATE_TRACKED, kept | ~0U, work->now_ns);
+	return count;
+}
+
+/* The client has shown the ID that the server answered with, so its address is proved. From here on the connection
+ * counts: handshakes that run at the same time do, and those that were only claimed do not.
+ */
+static __noinline int track(struct gate_work *work, const struct gate_policy *policy,
+			    struct gate_opening *opening)
+{
+	int is_short = work->packet.kind == QUIC_SHORT;
 	struct gate_connection connection = {
 		.seen_ns = work->now_ns,
 		.path = work->path,
 		.client = work->client,
-		.tracked = 1,
+		.phase = is_short ? GATE_ESTABLISHED : GATE_OPENING,
 		.counted = !!(policy->flags & GATE_COUNT),
+		.claim = opening->port == work->path.port ? GATE_CLAIM_PROVED : GATE_CLAIM_NEAR,
 	};
-	__u32 after;
+	__s64 count;
 
-	if (bpf_map_update_elem(&connections, &work->id, &connection, BPF_NOEXIST))
-		return -!bpf_map_lookup_elem(&connections, &work->id); /* another CPU may have been faster */
-	if (connection.counted && change_count(&work->client, 1, work->now_ns, &after)) {
+	if (!bpf_map_update_elem(&connections, &work->id, &connection, BPF_NOEXIST)) {
+		count = count_tracked(work, policy, opening->repeated);
+		if (count >= 0) {
+			MARK(MARK_SERVER_ID, &work->id);
+			hold_path(work, connection.claim);
+			count_event(GATE_CONNECTION_TRACKED);
+			if (is_short)
+				opening->repeated = 1;
+			return is_short ? GATE_LIVE : GATE_HANDSHAKE;
+		}
 		bpf_map_delete_elem(&connections, &work->id);
-		return -1;
+		if (count == COUNT_OVER)
+			return GATE_QUOTA;
+	} else if (bpf_map_lookup_elem(&connections, &work->id)) {
+		return is_short ? GATE_LIVE : GATE_HANDSHAKE; /* another CPU was faster */
 	}
-	MARK(MARK_SERVER_ID, &work->id);
-	put_path(work);
-	count_event(GATE_CONNECTION_TRACKED);
-	return 0;
+	if (is_short)
+		count_event(GATE_CONNECTIONS_FULL);
+	return GATE_HANDSHAKE;
 }
 
-/* Leaves the destination connection ID in work->id, and returns its length, which is not in short headers. */
-static __always_inline __u32 take_id(struct gate_work *work, const struct gate_policy *policy)
+/* Lengths that the destination connection ID can have, which is not in short headers: a byte each. */
+static __always_inline __u64 id_lens(const struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_state *state;
+
+	if (work->packet.kind != QUIC_SHORT)
+		return work->packet.id_len;
+	if (policy->id_bytes)
+		return policy->id_bytes;
+	state = bpf_map_lookup_elem(&states, &work->scope);
+	return state ? READ_ONCE(state->id_lens) : 0;
+}
+
+/* Leaves the destination connection ID in work->id. 0: there is none of this length. */
+static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 {
 	const struct gate_packet *packet = &work->packet;
 	const __u8 *from = head_at(&work->head, packet->id_at);
-	__u32 len = packet->id_len;
-	struct gate_state *state;
 
-	if (packet->kind == QUIC_SHORT) {
-		state = bpf_map_lookup_elem(&states, &work->scope);
-		len = policy->id_bytes ? policy->id_bytes : state ? READ_ONCE(state->id_bytes) : 0;
-	}
 	if (len > GATE_ID_MAX || packet->id_at + len > packet->end)
 		len = 0;
 	work->id.scope = work->scope;
@@ -173,32 +325,44 @@ static __always_inline __u32 take_id(struct gate_work *work, const struct gate_p
 	return len;
 }
 
-/* Whether it belongs to a live connection, or to a handshake that the server has answered. */
-static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
+/* Whose ID it is that was taken. 0: nobody's. */
+static __always_inline int find_id(struct gate_work *work, const struct gate_policy *policy)
 {
-	struct gate_connection *connection;
+	struct gate_connection *connection = bpf_map_lookup_elem(&connections, &work->id);
 	struct gate_opening *opening;
-	int is_short, has_id;
+	int reason;
 
-	is_short = work->packet.kind == QUIC_SHORT;
-	has_id = take_id(work, policy) && IS_MARKED(MARK_SERVER_ID, &work->id);
-	if (has_id) {
-		connection = bpf_map_lookup_elem(&connections, &work->id);
-		if (connection) {
-			use_connection(work, connection);
-			return GATE_LIVE;
-		}
+	if (connection) {
+		reason = use_connection(work, policy, connection);
+		if (reason)
+			return reason;
 	}
 	if (!(policy->flags & GATE_TRACK))
 		return 0;
-	opening = has_id ? bpf_map_lookup_elem(&handshakes, &work->id) : NULL;
-	if (!opening || !same_address(&opening->address, &work->path.address))
-		return is_short && use_path(work) ? GATE_LIVE_PATH : 0;
-	if (is_short && !track(work, policy))
-		return GATE_LIVE;
-	if (is_short)
-		count_event(GATE_CONNECTIONS_FULL);
-	return GATE_HANDSHAKE;
+	opening = bpf_map_lookup_elem(&handshakes, &work->id);
+	return opening && same_address(&opening->address, &work->path.address) ? track(work, policy, opening)
+									       : 0;
+}
+
+/* Whether it belongs to a live connection, or to a handshake that the server has answered: enum gate_pass. Or to one
+ * too many, GATE_QUOTA. 0: to neither.
+ */
+static __noinline int find_connection(struct gate_work *work, const struct gate_policy *policy)
+{
+	__u64 lens = id_lens(work, policy);
+	int reason;
+
+	work->id.len = 0;
+	for (int i = 0; i < GATE_ID_LENS && lens; i++, lens >>= 8) {
+		if (!take_id(work, lens & 0xff) || !IS_MARKED(MARK_SERVER_ID, &work->id))
+			continue;
+		reason = find_id(work, policy);
+		if (reason)
+			return reason;
+	}
+	return policy->flags & GATE_TRACK && work->packet.kind == QUIC_SHORT && use_path(work)
+		       ? GATE_LIVE_PATH
+		       : 0;
 }
 
 /* --- The server's answers --- */
@@ -261,6 +425,23 @@ static __always_inline int load_id(struct __sk_buff *skb, __u32 at, struct gate_
 	return last < GATE_ID_MAX ? bpf_skb_load_bytes(skb, at + 1, id->bytes, last + 1) : -1;
 }
 
+/* A scope may have several servers, or one that was upgraded. */
+static __always_inline void note_id_len(struct gate_state *state, __u32 len)
+{
+	__u64 lens = READ_ONCE(state->id_lens);
+
+	for (int i = 0; i < GATE_ID_LENS; i++) {
+		__u32 known = lens >> 8 * i & 0xff;
+
+		if (known == len)
+			return;
+		if (!known) {
+			__sync_val_compare_and_swap(&state->id_lens, lens, lens | (__u64)len << 8 * i);
+			return; /* if another CPU was faster, the next answer does it */
+		}
+	}
+}
+
 /* Takes the server's connection ID from an Initial or a Handshake packet. */
 static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struct gate_id *id)
 {
@@ -291,45 +472,83 @@ static __always_inline struct gate_policy *active_policy(__u32 scope)
 	return bpf_map_lookup_elem(&policies, &key);
 }
 
-static __always_inline int is_idle(__u64 seen_ns, __u32 scope, __u64 now_ns)
+static __always_inline int is_idle(__u64 seen_ns, __u64 idle_ns, __u64 now_ns)
 {
-	struct gate_policy *policy = active_policy(scope);
+	return (__s64)(now_ns - seen_ns) > (__s64)idle_ns;
+}
 
-	return !policy || (__s64)(now_ns - seen_ns) > (__s64)policy->idle_ns;
+/* Not 0: its ID is not seen any more, but others are on its path, so it stays. It does not count: anybody can send
+ * packets with another's address, and would hold for ever what a client's quota has of connections that ended.
+ */
+static __always_inline int lingers(struct gate_connection *connection, const struct gate_path_state *path,
+				   const struct gate_id *id, const struct gate_policy *policy, __u64 now_ns)
+{
+	__u32 phase = READ_ONCE(connection->phase);
+	struct gate_client client = connection->client;
+
+	if (phase == GATE_OPENING || !path || !same_id(&path->owner, id) ||
+	    is_idle(READ_ONCE(path->seen_ns), policy->idle_ns, now_ns))
+		return 0;
+	if (phase == GATE_OUTLIVED)
+		return 1;
+	if (change_count(&client, -connection->counted, GATE_LINGERING - GATE_TRACKED,
+			 most_kept(policy) | GATE_CONNECTIONS, now_ns) < 0)
+		return 0;
+	WRITE_ONCE(connection->phase, GATE_OUTLIVED);
+	return 1;
+}
+
+static __noinline int end_connection(struct gate_connection *connection, const struct gate_id *id,
+				     __u64 now_ns)
+{
+	struct gate_client client = connection->client;
+	struct gate_path path = connection->path;
+	__u32 phase = __sync_lock_test_and_set(&connection->phase, GATE_ENDED);
+	__s32 counted = phase == GATE_OUTLIVED ? 0 : connection->counted;
+
+	bpf_map_delete_elem(&connections, id);
+	leave_path(&path, id);
+	change_count(&client, -counted, phase == GATE_OUTLIVED ? -GATE_LINGERING : -GATE_TRACKED, ~0ULL,
+		     now_ns);
+	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
 static long expire_connection(void *map, struct gate_id *key, struct gate_connection *connection,
 			      struct gate_expire_call *call)
 {
-	struct gate_client client = connection->client;
 	struct gate_path path = connection->path;
 	struct gate_id id = *key;
-	__u8 counted = connection->counted;
-	__u32 after;
+	struct gate_policy *policy = active_policy(id.scope);
+	__u64 idle_ns;
 
-	if (!connection->tracked || !is_idle(READ_ONCE(connection->seen_ns), id.scope, call->now_ns)) {
-		MARK(MARK_SERVER_ID, &id);
-		return 0;
-	}
-	if (bpf_map_delete_elem(&connections, &id))
-		return 0;
-	bpf_map_delete_elem(&paths, &path);
-	if (counted)
-		change_count(&client, -1, call->now_ns, &after);
-	count_event(GATE_CONNECTION_EXPIRED);
+	if (!policy || READ_ONCE(connection->phase) == GATE_PUBLISHED)
+		goto keep;
+	idle_ns = policy->idle_ns;
+	if (READ_ONCE(connection->phase) == GATE_OPENING && idle_ns > HANDSHAKE_NS)
+		idle_ns = HANDSHAKE_NS;
+	if (!is_idle(READ_ONCE(connection->seen_ns), idle_ns, call->now_ns) ||
+	    lingers(connection, bpf_map_lookup_elem(&paths, &path), &id, policy, call->now_ns))
+		goto keep;
+	end_connection(connection, &id, call->now_ns);
 	call->expired++;
+	return 0;
+keep:
+	MARK(MARK_SERVER_ID, &id);
 	return 0;
 }
 
+/* A path is there for as long as its owner is there, and on it. */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {
+	struct gate_id id = state->owner;
+	struct gate_connection *owner = bpf_map_lookup_elem(&connections, &id);
 	struct gate_path path = *key;
 
-	if (is_idle(READ_ONCE(state->seen_ns), path.scope, call->now_ns))
-		bpf_map_delete_elem(&paths, &path);
-	else
+	if (owner && same_path(&owner->path, &path))
 		MARK(MARK_PATH, &path);
+	else
+		bpf_map_delete_elem(&paths, &path);
 	return 0;
 }
 
@@ -338,8 +557,8 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 {
 	struct gate_client client = *key;
 
-	if (!READ_ONCE(count->connections) && call->now_ns - count->zero_ns > NS_PER_S &&
-	    __sync_val_compare_and_swap(&count->connections, 0, GATE_COUNT_GONE) == 0)
+	if (!READ_ONCE(count->all) && call->now_ns - count->zero_ns > NS_PER_S &&
+	    __sync_val_compare_and_swap(&count->all, 0, GATE_COUNT_GONE) == 0)
 		bpf_map_delete_elem(&clients, &client);
 	else
 		MARK(MARK_CLIENT, &client);

@@ -29,6 +29,7 @@ mirror!(Config = "gate_config" {
     client_mask_v6: [u8; 16],
     sample_ticks: u64,
     mark_seed: u64,
+    client_ids: u64,
 });
 
 mirror!(Rate = "gate_rate" { cost: u64, burst: u64 });
@@ -60,7 +61,7 @@ mirror!(#[derive(PartialOrd, Ord)] PrefixKey = "gate_prefix_key" {
 
 mirror!(Client = "gate_client" { address: [u8; 16], scope: u32 });
 
-mirror!(Count = "gate_count" { connections: u32, pad: u32, zero_ns: u64 });
+mirror!(Count = "gate_count" { all: u64, zero_ns: u64 });
 
 mirror!(Id = "gate_id" { scope: u32, bytes: [u8; ID_MAX], len: u32 });
 

@@ -153,7 +153,7 @@ impl Maps {
             .lookup(self.client(scope, address).as_bytes(), MapFlags::ANY)
             .map_err(|source| Error::Read { what: "clients", source })?;
         let count = value.and_then(|bytes| intf::Count::from_bytes(&bytes));
-        Ok(count.map_or(0, |count| live(count.connections)))
+        Ok(count.map_or(0, |count| live(&count)))
     }
 
     pub fn clients(&self, scope: u32) -> Vec<Client> {
@@ -161,7 +161,7 @@ impl Maps {
         keys.filter(|client| client.scope == scope)
             .filter_map(|client| {
                 let value = self.clients.lookup(client.as_bytes(), MapFlags::ANY).ok()??;
-                let connections = live(intf::Count::from_bytes(&value)?.connections);
+                let connections = live(&intf::Count::from_bytes(&value)?);
                 let address = unmapped(client.address);
                 let [v4, v6] = self.masks;
                 let len = if address.is_ipv4() { v4 - 96 } else { v6 };
@@ -230,9 +230,9 @@ impl Maps {
     }
 }
 
-/// An entry that is just being removed has a huge count.
-fn live(connections: u32) -> u32 {
-    if connections < 0x4000_0000 { connections } else { 0 }
+/// The connections in a client's entry, which may be just being removed.
+fn live(count: &intf::Count) -> u32 {
+    if count.all == u64::MAX { 0 } else { count.all as u32 }
 }
 
 fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {

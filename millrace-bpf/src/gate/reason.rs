@@ -22,15 +22,15 @@ outcomes! {
         Version = "version",
         /// An Initial in a datagram under 1200 bytes.
         InitialSize = "initial_size",
-        /// Packets of live connections, per client.
+        /// Packets of live connections, per client or published ID.
         LivePackets = "live_packets",
-        /// Bytes of live connections, per client.
+        /// Bytes of live connections, per client or published ID.
         LiveBytes = "live_bytes",
         /// From port 0, or from one that reflectors answer from.
         SourcePort = "source_port",
         /// A short header whose ID was not published.
         UnknownId = "unknown_id",
-        /// A new connection of a client that has as many as it may.
+        /// A new connection of a client that has as many as it may; or a handshake of one that it has opened meanwhile.
         Quota = "quota",
         /// A new connection without a token, under load.
         Retry = "retry",
@@ -76,7 +76,8 @@ outcomes! {
     Event {
         ConnectionTracked = "connection_tracked",
         ConnectionExpired = "connection_expired",
-        /// A client proved itself, but there was no room to remember it. Its packets pass, but are not counted.
+        /// A client proved itself, but there was no room to remember it, or no more for this client. Its packets pass, but
+        /// are not counted.
         ConnectionsFull = "connections_full",
         /// Of this gate's form, but forged, too old, or of another address.
         TokenInvalid = "token_invalid",

@@ -180,7 +180,7 @@ pub struct Policy {
     /// headers while those may be of live connections that the gate does not know: with [`Live::Tracked`] until it
     /// has been attached for the idle time, with [`Live::Unknown`] ever.
     pub reflectors: Vec<u16>,
-    /// [`Rule::LivePackets`], [`Rule::LiveBytes`]; of a client.
+    /// [`Rule::LivePackets`], [`Rule::LiveBytes`]; of a client, or of a published ID.
     pub live_rates: Rates,
     /// [`Rule::UnknownInitials`], [`Rule::UnknownPackets`], [`Rule::UnknownBytes`]; of all unknown clients together.
     pub unknown_rates: Rates,

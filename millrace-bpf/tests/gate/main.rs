@@ -9,6 +9,7 @@ mod random;
 mod retry;
 mod settings;
 mod state;
+mod tracking;
 
 use std::net::SocketAddr;
 
