@@ -12,9 +12,10 @@ use std::{
     time::Duration,
 };
 
-use millrace_gate::{Gate, Mode, Pass, Policy, Rule, Scope, ScopeStatistics};
+use millrace_gate::{Event, Gate, Mode, Pass, Policy, Rule, Scope, ScopeStatistics};
 use quinn::{
-    ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig,
+    TokioRuntime,
     crypto::{AeadKey, CryptoError, HandshakeTokenKey},
 };
 use support::{PORT, Site, answer, hello, initial, inside, is_root, wait_for};
@@ -212,4 +213,45 @@ async fn live_connections_are_not_hurt() {
     assert!(!site.is_guarded());
     connection.close(0u8.into(), b"");
     drop(served.await.unwrap());
+}
+
+const ONE_EACH: &str = "\
+[[scope]]
+name = \"web\"
+port = 4433
+rules.quota = { connections = 1, answer = true }
+";
+
+/// Over quota, with an answer: stock quinn gives up at once, though it would have waited for a minute, and the client's
+/// live connection does not notice. The server takes no part.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_that_is_answered_is_final() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("live-refusal", "");
+    let _pass = site.take_answers();
+    let gate = gate(&site, ONE_EACH);
+    for (connections, (local, at)) in (1..).zip([("0.0.0.0", "10.97.0.1"), ("::", "fd97::1")]) {
+        let server = server(&site, at, EndpointConfig::default(), server_config(&site));
+        let served = tokio::spawn(async move { answer(server.accept().await.unwrap().await.unwrap()).await });
+        let client = site.endpoint_at(local, LONG);
+        let there = SocketAddr::new(at.parse().unwrap(), PORT);
+        let live = client.connect(there, "localhost").unwrap().await.expect("a connection");
+        hello(&live).await;
+        // From the same socket and from another, as if behind one NAT.
+        for endpoint in [&client, &site.endpoint_at(local, LONG)] {
+            let refused = endpoint.connect(there, "localhost").unwrap().await;
+            assert_eq!(refused.unwrap_err(), ConnectionError::VersionMismatch);
+            hello(&live).await;
+        }
+        live.close(0u8.into(), b"");
+        client.wait_idle().await;
+        served.await.unwrap();
+        // A client that is slow to hear of it may ask twice.
+        let answered = gate.statistics().unwrap().event(Event::Answered);
+        assert!(answered >= 2 * connections);
+        assert_eq!((web(&gate).rule(Rule::Quota).packets, refused(&gate)), (answered, answered));
+        assert_eq!(web(&gate).pass(Pass::New).packets, connections);
+    }
 }

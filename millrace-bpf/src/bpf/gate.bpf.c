@@ -87,18 +87,29 @@ static __always_inline int can_be_answered(const struct gate_packet *packet)
 	return packet->end - packet->quic_at >= INITIAL_DATAGRAM && !packet->options && !packet->long_ids;
 }
 
+/* An Initial that repeats one that was let in gets none: the server may be about to answer, and the client would
+ * give up. Nor does what the quota refuses of a handshake that the server has answered.
+ */
+static __always_inline int is_answered(const struct gate_work *work, const struct gate_policy *policy,
+				       __u32 rule)
+{
+	if (rule == GATE_RETRY)
+		return 1;
+	return policy->answers & 1 << rule && (rule == GATE_VERSION || (work->is_new && !work->is_repeated));
+}
+
 /* What is refused is dropped, unless it gets an answer. */
 static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 				  const struct gate_policy *policy, __u32 rule)
 {
-	int answers = rule == GATE_RETRY || (rule == GATE_VERSION && policy->flags & GATE_ANSWER_VERSIONS);
-
-	if (!answers)
+	if (!is_answered(work, policy, rule))
 		return XDP_DROP;
 	if (can_be_answered(&work->packet) &&
-	    !(rule == GATE_RETRY ? make_retry(work) : make_version_negotiation(work, policy)) &&
-	    !put_answer(ctx, work))
+	    !(rule == GATE_RETRY ? make_retry(work) : make_version_negotiation(work, policy, rule)) &&
+	    !put_answer(ctx, work)) {
+		count_event(GATE_ANSWERED);
 		return XDP_TX;
+	}
 	count_event(GATE_NOT_ANSWERED);
 	return XDP_DROP;
 }

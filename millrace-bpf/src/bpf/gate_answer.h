@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Packets that the gate sends back: Retry (RFC 9000, section 17.2.5; RFC 9001, section 5.8) and Version
- * Negotiation (RFC 9000, section 17.2.1). Both are shorter than what they answer.
+ * Negotiation (RFC 9000, section 17.2.1). Both are shorter than what they answer. Version Negotiation also refuses
+ * a connection: it then lists nothing but a version that is reserved and that nobody speaks (section 15), so that the
+ * client gives up at once (section 6.2).
  */
 #ifndef MILLRACE_GATE_ANSWER_H
 #define MILLRACE_GATE_ANSWER_H
@@ -18,6 +20,7 @@
 #define RETRY_ID_BYTES 8
 #define HOP_LIMIT      64
 #define DONT_FRAGMENT  0x4000
+#define RESERVED	0x0a0a0a0a /* a version: these half bytes, the others are random */
 
 /* What is written is at most HEAD_SLACK bytes long, so it stays inside. */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
@@ -113,7 +116,27 @@ static __noinline int make_retry(struct gate_work *work)
 	return 0;
 }
 
-static __noinline int make_version_negotiation(struct gate_work *work, const struct gate_policy *policy)
+/* What the server speaks. */
+static __always_inline __u32 put_versions(struct gate_answer *answer, __u32 at,
+					  const struct gate_policy *policy)
+{
+	for (int i = 0; i < GATE_VERSIONS; i++) {
+		if (!policy->versions[i])
+			continue;
+		store32(answer_at(answer, at), policy->versions[i]);
+		at += sizeof(policy->versions[i]);
+	}
+	return at;
+}
+
+static __always_inline __u32 put_reserved(struct gate_answer *answer, __u32 at)
+{
+	store32(answer_at(answer, at), (bpf_get_prandom_u32() & ~0x0f0f0f0f) | RESERVED);
+	return at + sizeof(__u32);
+}
+
+static __noinline int make_version_negotiation(struct gate_work *work, const struct gate_policy *policy,
+					       __u32 rule)
 {
 	struct gate_packet *packet;
 	struct gate_answer *answer;
@@ -125,12 +148,7 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	store32(answer_at(answer, at + 1), 0);
 	at = put_id(answer, at + 5, head_at(&work->head, packet->source_id_at), packet->source_id_len);
 	at = put_id(answer, at, head_at(&work->head, packet->id_at), packet->id_len);
-	for (int i = 0; i < GATE_VERSIONS; i++) {
-		if (!policy->versions[i])
-			continue;
-		store32(answer_at(answer, at), policy->versions[i]);
-		at += sizeof(policy->versions[i]);
-	}
+	at = rule == GATE_VERSION ? put_versions(answer, at, policy) : put_reserved(answer, at);
 	answer->quic_bytes = at - ANSWER_AT;
 	return 0;
 }

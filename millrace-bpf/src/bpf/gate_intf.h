@@ -90,9 +90,8 @@ enum gate_rate_index {
 	GATE_RATES,
 };
 
-#define GATE_TRACK	     1 /* the gate finds out by itself which connections are live */
-#define GATE_COUNT	     2 /* and counts them */
-#define GATE_ANSWER_VERSIONS 4 /* Version Negotiation instead of silence */
+#define GATE_TRACK 1 /* the gate finds out by itself which connections are live */
+#define GATE_COUNT 2 /* and counts them */
 
 /* Entry of the map `policies`: scope s of half h is at h * GATE_SCOPES + s. */
 struct gate_policy {
@@ -109,6 +108,8 @@ struct gate_policy {
 	struct gate_rate client[GATE_RATES];
 	__be32 versions[GATE_VERSIONS]; /* that the server speaks; 0: unused */
 	__be16 ports[GATE_PORTS];	/* that reflectors answer from; 0: unused */
+	__u32 answers; /* rules that answer with Version Negotiation instead of silence: one bit each */
+	__u32 pad;
 };
 _Static_assert(GATE_RULES <= sizeof(((struct gate_policy *)0)->modes), "a mode for each rule");
 
@@ -259,6 +260,7 @@ enum gate_event {
 	GATE_CONNECTION_EXPIRED,
 	GATE_CONNECTIONS_FULL, /* a client proved itself, but there was no room to remember it */
 	GATE_TOKEN_INVALID,    /* of this gate's form, but forged, too old or of another address */
+	GATE_ANSWERED,	       /* by Retry or Version Negotiation */
 	GATE_NOT_ANSWERED,     /* dropped in place of an answer that could not be made */
 	GATE_SAMPLES_LOST,     /* nobody read them in time */
 	GATE_EVENTS,

@@ -143,7 +143,8 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 /* Whether there is any use in remembering who was let in. */
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
-	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY));
+	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY) ||
+				policy->answers & (1 << GATE_UNKNOWN_INITIALS | 1 << GATE_CLIENT_INITIALS));
 }
 
 /* An Initial that is sent again, or the second half of a long one, must not count as another connection. */

@@ -13,7 +13,6 @@ pub(crate) const MODES: usize = 24;
 
 pub(crate) const TRACK: u32 = 1;
 pub(crate) const COUNT: u32 = 2;
-pub(crate) const ANSWER_VERSIONS: u32 = 4;
 
 pub(crate) const LOOKUP_BOTH: u32 = 1;
 pub(crate) const LOOKUP_ADDRESS: u32 = 2;
@@ -48,6 +47,8 @@ mirror!(Policy = "gate_policy" {
     client: [Rate; 3],
     versions: [[u8; 4]; VERSIONS],
     ports: [[u8; 2]; PORTS],
+    answers: u32,
+    pad: u32,
 });
 
 mirror!(#[derive(PartialOrd, Ord)] ScopeKey = "gate_scope_key" { address: [u8; 16], port: [u8; 2], half: u16 });

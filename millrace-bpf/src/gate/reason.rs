@@ -81,6 +81,8 @@ outcomes! {
         ConnectionsFull = "connections_full",
         /// Of this gate's form, but forged, too old, or of another address.
         TokenInvalid = "token_invalid",
+        /// Retry or Version Negotiation was sent.
+        Answered = "answered",
         /// Dropped in place of an answer that could not be made.
         NotAnswered = "not_answered",
         /// Samples that nobody read in time.

@@ -174,8 +174,9 @@ pub struct Policy {
     pub token_lifetime: Duration,
     /// QUIC versions that the server speaks, at most 4; [`Rule::Version`].
     pub versions: Vec<u32>,
-    /// Whether other versions are answered with Version Negotiation.
-    pub answer_versions: bool,
+    /// Which of [`ANSWERING`] refuse by a Version Negotiation packet in place of silence: [`Rule::Version`] says what the
+    /// server speaks, the others name no version that anybody speaks, so that the client gives up at once.
+    pub answers: BTreeSet<Rule>,
     /// Source ports that reflectors answer from, at most 32; [`Rule::SourcePort`]. They are not held against short
     /// headers while those may be of live connections that the gate does not know: with [`Live::Tracked`] until it
     /// has been attached for the idle time, with [`Live::Unknown`] ever.
@@ -187,6 +188,9 @@ pub struct Policy {
     /// [`Rule::ClientInitials`], [`Rule::ClientPackets`], [`Rule::ClientBytes`]; of a client.
     pub client_rates: Rates,
 }
+
+/// Rules that can answer, if they are told to; [`Rule::Retry`] always does.
+pub const ANSWERING: [Rule; 4] = [Rule::Version, Rule::Quota, Rule::UnknownInitials, Rule::ClientInitials];
 
 pub const VERSION_1: u32 = 0x0000_0001;
 pub const VERSION_2: u32 = 0x6b33_43cf;
@@ -206,7 +210,7 @@ impl Default for Policy {
             retry_above: None,
             token_lifetime: Duration::from_secs(10),
             versions: vec![VERSION_1, VERSION_2],
-            answer_versions: false,
+            answers: BTreeSet::new(),
             reflectors: REFLECTORS.to_vec(),
             live_rates: Rates::default(),
             unknown_rates: Rates::default(),
@@ -354,6 +358,11 @@ impl Policy {
         if is_on(Rule::Version) && self.versions.is_empty() {
             return Err(unset(Rule::Version, "the list of versions"));
         }
+        if !self.answers.iter().all(|rule| ANSWERING.contains(rule)) {
+            return Err(value(
+                "only the rules version, quota, unknown_initials and client_initials can answer",
+            ));
+        }
         let mut versions = [[0; 4]; intf::VERSIONS];
         let mut ports = [[0; 2]; intf::PORTS];
         limit("versions", self.versions.len(), versions.len())?;
@@ -362,7 +371,7 @@ impl Policy {
         ports.iter_mut().zip(&self.reflectors).for_each(|(to, port)| *to = port.to_be_bytes());
         Ok(intf::Policy {
             modes: self.modes.encode(),
-            flags: tracks | counts | if self.answer_versions { intf::ANSWER_VERSIONS } else { 0 },
+            flags: tracks | counts,
             id_bytes: id_bytes as u32,
             quota: self.quota.unwrap_or(u32::MAX),
             token_seconds: u32::try_from(self.token_lifetime.as_secs()).unwrap_or(u32::MAX),
@@ -380,6 +389,8 @@ impl Policy {
             )?,
             versions,
             ports,
+            answers: self.answers.iter().fold(0, |bits, rule| bits | 1 << *rule as u32),
+            pad: 0,
         })
     }
 }

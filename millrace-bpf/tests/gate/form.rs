@@ -240,7 +240,7 @@ fn version_negotiation() {
     if !root("version_negotiation") {
         return;
     }
-    let policy = Policy { answer_versions: true, ..strict() };
+    let policy = Policy { answers: [Rule::Version].into(), ..strict() };
     let gate = gate(policy.clone());
     for from in [V4, V6] {
         for (id, source_id) in [(&ID[..], &FROM[..]), (&[], &[]), (&[3; 20], &[4; 20])] {

@@ -6,6 +6,7 @@ mod frame;
 #[path = "../support/net.rs"]
 mod net;
 mod random;
+mod refusal;
 mod retry;
 mod settings;
 mod state;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use fastrand::Rng;
-use millrace_bpf::gate::rules::Mode;
+use millrace_bpf::gate::rules::{ANSWERING, Mode};
 use millrace_bpf::gate::{Action, Entry, Gate, Modes, Policy, Rate, Rates, Rule, Rules};
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, short};
@@ -21,7 +21,7 @@ fn rules(rng: &mut Rng) -> Rules {
     let policy = Policy {
         modes,
         quota: Some(rng.u32(..3)),
-        answer_versions: rng.bool(),
+        answers: ANSWERING.into_iter().filter(|_| rng.bool()).collect(),
         retry_above: rng.bool().then_some(Rate::per_second(1, 1)),
         client_rates: rates,
         unknown_rates: rates,

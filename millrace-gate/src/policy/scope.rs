@@ -4,7 +4,7 @@ use std::{net::IpAddr, path::Path, time::Duration};
 
 use millrace_bpf::gate::{
     Counting, Live, Place as Where, Policy, Rate, Rule,
-    rules::{Mode, Scope},
+    rules::{ANSWERING, Mode, Scope},
 };
 
 use super::{
@@ -147,6 +147,9 @@ fn set_mode(reader: &mut Reader<'_>, place: &Place, rule: Rule, mode: Mode, poli
 }
 
 fn parameters(reader: &mut Reader<'_>, section: &mut Section<'_>, rule: Rule, policy: &mut Policy) {
+    if ANSWERING.contains(&rule) && reader.take(section, "answer") == Some(true) {
+        policy.answers.insert(rule);
+    }
     match rule {
         Rule::Quota => quota(reader, section, policy),
         Rule::Retry => retry(reader, section, policy),
@@ -192,9 +195,6 @@ fn retry(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy
 fn versions(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy) {
     if let Some(versions) = reader.take(section, "speaks") {
         policy.versions = versions;
-    }
-    if let Some(answer) = reader.take(section, "answer") {
-        policy.answer_versions = answer;
     }
 }
 

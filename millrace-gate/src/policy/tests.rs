@@ -64,11 +64,11 @@ fn everything_arrives_where_it_belongs() {
         [scope.rules]
         options = "enforce"
         short = "off"
-        quota = { connections = 20 }
+        quota = { connections = 20, answer = true }
         retry = { above = 500, lifetime = 5 }
         version = { mode = "monitor", speaks = [1, 0x6b3343cf], answer = true }
         source_port = { reflectors = [53, 123] }
-        client_initials = { per_second = 10, burst = 30 }
+        client_initials = { per_second = 10, burst = 30, answer = false }
         unknown_bytes = { mode = "monitor", per_second = 1_000_000 }
         live_packets = { per_second = 7 }
         client_bytes = { per_second = 10 }
@@ -90,7 +90,8 @@ fn everything_arrives_where_it_belongs() {
     assert_eq!((web.live, web.counting), (Live::Published { id_len: 8 }, Counting::Application));
     assert_eq!((web.quota, web.retry_above), (Some(20), Some(Rate::per_second(500, 500))));
     assert_eq!(web.token_lifetime, Duration::from_secs(5));
-    assert_eq!((web.versions.as_slice(), web.answer_versions), (&[VERSION_1, VERSION_2][..], true));
+    assert_eq!(web.versions, [VERSION_1, VERSION_2]);
+    assert_eq!(web.answers, [Rule::Version, Rule::Quota].into());
     assert_eq!(web.reflectors, [53, 123]);
     assert_eq!(web.client_rates.initials, Some(Rate::per_second(10, 30)));
     assert_eq!(web.unknown_rates.bytes, Some(Rate::per_second(1_000_000, 1_000_000)));
@@ -113,7 +114,7 @@ fn everything_arrives_where_it_belongs() {
 
 #[test]
 fn every_problem_is_said_with_line_key_and_remedy() {
-    let table: [(&str, &[&str]); 14] = [
+    let table: [(&str, &[&str]); 15] = [
         ("", &["1: there is no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
@@ -139,6 +140,13 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         (
             "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nclient_bytes = { per_second = 10, burst = 100 }\n",
             &["5: scope[0].rules.client_bytes.burst: is at least 65535"],
+        ),
+        (
+            "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nquota = { connections = 2, answer = \"yes\" }\nclient_packets = { per_second = 10, answer = true }\n",
+            &[
+                "5: scope[0].rules.quota.answer: is true or false, without quotes",
+                "6: scope[0].rules.client_packets.answer: unknown key; known here: mode, per_second, burst",
+            ],
         ),
         (
             "[[scope]]\nname = \"a\"\nport = 443\n[[scope]]\nname = \"b\"\nport = 443\n",
