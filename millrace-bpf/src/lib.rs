@@ -12,6 +12,7 @@ pub mod crypto;
 pub mod energy;
 pub mod flood;
 pub mod gate;
+pub mod idle;
 mod intf;
 mod memory;
 mod object;

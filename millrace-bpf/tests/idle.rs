@@ -1,0 +1,76 @@
+//! Idle time against work whose place and length are known. Needs root.
+
+use std::time::{Duration, Instant};
+
+use millrace_bpf::clock::monotonic_ns;
+use millrace_bpf::idle::Idle;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+
+const BOUND: Duration = Duration::from_secs(20);
+const WORK: Duration = Duration::from_millis(200);
+/// Of idle time.
+const ENOUGH: Duration = Duration::from_millis(100);
+
+fn worked() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock").into()
+}
+
+/// The first CPU that this process may use, with nothing else for this thread.
+fn pinned() -> usize {
+    let allowed = sched_getaffinity(Pid::from_raw(0)).expect("affinity");
+    let cpu = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu) == Ok(true)).expect("a CPU");
+    let mut set = CpuSet::new();
+    set.set(cpu).expect("a CPU");
+    sched_setaffinity(Pid::from_raw(0), &set).expect("it may run there");
+    cpu
+}
+
+#[test]
+fn a_cpu_that_works_is_not_idle() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP a_cpu_that_works_is_not_idle: needs root");
+        return;
+    }
+    let cpu = pinned();
+    let mut idle = Idle::attach().expect("it attaches");
+    let mut time = || {
+        let before = monotonic_ns();
+        let idle_ns = idle.times().expect("times")[cpu];
+        (before, idle_ns, monotonic_ns())
+    };
+    let (first, idle_before, _) = time();
+    let start = worked();
+    while worked() - start < WORK {}
+    let work_ns = u64::try_from((worked() - start).as_nanos()).expect("a short time");
+    let (_, idle_after, last) = time();
+    // Whatever else runs here takes from idle time.
+    assert!(
+        idle_after - idle_before <= last - first - work_ns,
+        "{idle_before} {idle_after}, {work_ns} of work"
+    );
+
+    // Until the kernel has seen so much of it as well: another program may keep the CPU busy.
+    let (stat, (_, before, _)) = (idle_by_kernel(cpu), time());
+    let deadline = Instant::now() + BOUND;
+    while idle_by_kernel(cpu) < stat + ENOUGH && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (kernel, (_, after, _)) = (idle_by_kernel(cpu) - stat, time());
+    if kernel < ENOUGH {
+        println!("SKIP a_cpu_that_works_is_not_idle, that it is idle otherwise: it never was");
+        return;
+    }
+    // Interrupts of the idle task are in its time, and not in the kernel's figure, which is in steps of 10 ms.
+    let idle = Duration::from_nanos(after - before);
+    assert!(idle + Duration::from_millis(20) >= kernel, "{idle:?}, by the kernel {kernel:?}");
+}
+
+/// `idle` and `iowait` of `/proc/stat`.
+fn idle_by_kernel(cpu: usize) -> Duration {
+    let text = std::fs::read_to_string("/proc/stat").expect("/proc/stat");
+    let line = text.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} "))).expect("the CPU");
+    let fields: Vec<u64> = line.split_whitespace().map(|field| field.parse().expect("a number")).collect();
+    Duration::from_millis((fields[3] + fields[4]) * 10)
+}
