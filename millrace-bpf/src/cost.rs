@@ -508,6 +508,11 @@ impl Cost {
     }
 }
 
+/// Names of all programs that may be loaded, as they are in stacks.
+pub fn programs() -> Result<Vec<String>, Error> {
+    Ok(embedded!("cost.bpf.o").open()?.programs())
+}
+
 fn cpus() -> Result<NonZero<u32>, Error> {
     let cpus =
         libbpf_rs::num_possible_cpus().map_err(|source| Error::Read { what: "possible CPUs", source })?;

@@ -86,6 +86,11 @@ impl Open {
         Ok(())
     }
 
+    /// Names of all programs, to be loaded or not.
+    pub fn programs(&self) -> Vec<String> {
+        self.object.progs().map(|program| program.name().to_string_lossy().into_owned()).collect()
+    }
+
     pub fn load(self) -> Result<Loaded, Error> {
         let name = self.name;
         take_log();

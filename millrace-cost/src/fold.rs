@@ -8,7 +8,7 @@ use millrace_bpf::programs::Functions;
 
 use crate::report::{Event, Function, OTHER, OtherFunctions, Stack, Stacks};
 use crate::symbols::Symbols;
-use crate::taxonomy::{Rules, Taxonomy};
+use crate::taxonomy::{Owner, Rules, Taxonomy};
 
 /// A part of an event, by its number among [`Names`].
 pub type Name = u32;
@@ -136,8 +136,8 @@ impl Resolver {
         self.taxonomy.part(event, self.frames(functions))
     }
 
-    pub fn event(&self, functions: &[Option<usize>]) -> Option<Event> {
-        self.taxonomy.event(self.frames(functions).map(|(_, rules)| rules))
+    pub fn owner(&self, functions: &[Option<usize>]) -> Owner {
+        self.taxonomy.owner(self.frames(functions).map(|(_, rules)| rules))
     }
 }
 

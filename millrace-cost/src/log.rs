@@ -321,8 +321,12 @@ mod tests {
             error.to_string()
         };
         let line = serde_json::to_string(&report(0)).expect("JSON");
-        let newer = line.replacen("\"version\":1", "\"version\":2", 1);
-        assert!(refused(format!("{line}\n{newer}\n")).contains("line 2: version 2"));
+        let other = |version| line.replacen(&format!("\"version\":{}", report::VERSION), version, 1);
+        for (version, says) in
+            [("\"version\":1", "line 2: version 1"), ("\"version\":7", "line 2: version 7")]
+        {
+            assert!(refused(format!("{line}\n{}\n", other(version))).contains(says));
+        }
         assert!(refused("{\"log\":\"millrace-cost\",\"version\":9}\n".to_owned()).contains("version 9"));
         assert!(refused(format!("{line}\nnonsense\n{line}\n")).contains("line 2"));
     }

@@ -81,8 +81,7 @@ impl Merge {
         });
         report.stacks = self.stacks.map(MergeStacks::finish);
         report.energy = watts(report.energy, period);
-        let Observer { user_ns, system_ns, program_ns, .. } = report.observer;
-        report.observer.share = share(user_ns + system_ns + program_ns.unwrap_or(0), period);
+        report.observer.share = share(report.observer.ns(), period);
         Some(report)
     }
 
@@ -173,6 +172,7 @@ fn add_cpu(sum: &mut Cpu, more: &Cpu) {
 fn add_event(sum: &mut EventCost, more: &EventCost) {
     sum.ns += more.ns;
     sum.calls += more.calls;
+    sum.observer_ns += more.observer_ns;
     sum.samples += more.samples;
     add_parts(&mut sum.parts, &more.parts);
 }
@@ -198,6 +198,7 @@ fn shares_of_cpu(mut cpu: Cpu, period: u64) -> Cpu {
         }
     }
     cpu.networking_share = share(cpu.events.iter().map(|event| event.ns).sum(), period);
+    cpu.observer_share = share(cpu.events.iter().map(|event| event.observer_ns).sum(), period);
     cpu
 }
 
@@ -271,6 +272,7 @@ fn add_observer(sum: &mut Observer, more: &Observer) {
     let both = |a: Option<u64>, b: Option<u64>| a.or(b).map(|_| a.unwrap_or(0) + b.unwrap_or(0));
     sum.user_ns += more.user_ns;
     sum.system_ns += more.system_ns;
+    sum.events_ns += more.events_ns;
     sum.program_ns = both(sum.program_ns, more.program_ns);
     sum.program_runs = both(sum.program_runs, more.program_runs);
 }
@@ -399,6 +401,9 @@ mod tests {
         let event = &first.events[0];
         assert_eq!((event.ns, event.samples), (2 * b.cpus[0].events[0].ns, 2 * b.cpus[0].events[0].samples));
         assert_eq!(event.parts.iter().map(|part| part.ns).sum::<u64>(), event.ns);
+        assert_eq!(event.observer_ns, 2 * b.cpus[0].events[0].observer_ns);
+        assert_eq!(first.observer_share, b.cpus[0].observer_share);
+        assert_eq!(sum.observer.events_ns, 2 * b.observer.events_ns);
         assert_eq!(first.procstat.user_ns, 2 * b.cpus[0].procstat.user_ns);
         assert_eq!(sum.processes[0].cost.send_calls, 2 * b.processes[0].cost.send_calls);
         assert_eq!(sum.processes[0].share, b.processes[0].share);

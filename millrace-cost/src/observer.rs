@@ -14,7 +14,7 @@ use crate::energy::Meter;
 use crate::fold::{Fold, Resolver, share_out};
 use crate::procstat::{self, CpuTimes};
 use crate::report::{
-    Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, ProcStat, Report, VERSION,
+    Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, ProcStat, Report, TaskCost, VERSION,
 };
 use crate::symbols::Symbols;
 use crate::taxonomy::Taxonomy;
@@ -125,13 +125,34 @@ pub struct Observer {
 struct Samples {
     fold: Fold,
     /// By CPU and event.
-    counts: HashMap<(u32, Event), u64>,
+    counts: HashMap<(u32, Event), Count>,
     profiles: HashMap<u32, ProfileFold>,
+}
+
+/// Samples inside of an event.
+#[derive(Debug, Clone, Copy, Default)]
+struct Count {
+    networking: u64,
+    observer: u64,
+}
+
+impl Count {
+    fn all(self) -> u64 {
+        self.networking + self.observer
+    }
 }
 
 impl Samples {
     fn new(config: &Config) -> Self {
         Self { fold: Fold::new(config.stacks), counts: HashMap::new(), profiles: HashMap::new() }
+    }
+
+    fn count(&mut self, cpu: u32, event: Event, observer: bool) {
+        let count = self.counts.entry((cpu, event)).or_default();
+        match observer {
+            true => count.observer += 1,
+            false => count.networking += 1,
+        }
     }
 }
 
@@ -251,7 +272,9 @@ impl Observer {
         let by_event = by_event(&cpus);
         let networking_ns = cpus.iter().flat_map(|cpu| &cpu.events).map(|event| event.ns).sum();
         let busy_ns = cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
-        let (processes, cgroups) = tables::describe(processes, &mut self.cgroups, &self.config, period);
+        let per_call = PerCall::new(&cpus);
+        let (processes, cgroups) =
+            tables::describe(processes, per_call, &mut self.cgroups, &self.config, period);
         let processes = self.with_profiles(processes, &samples, period);
         let report = Report {
             version: VERSION,
@@ -267,7 +290,7 @@ impl Observer {
             processes,
             cgroups,
             energy: self.meter.read(period, networking_ns, busy_ns),
-            observer: self.usage.read(programs.as_deref(), period),
+            observer: self.usage.read(&cpus, programs.as_deref(), period),
             lost: lost(&totals, &self.last_totals, self.programs.skipped()),
             missing: self.missing.clone(),
             programs,
@@ -305,21 +328,24 @@ impl Observer {
         let events: Vec<EventCost> = Event::ALL
             .into_iter()
             .map(|event| {
-                let taken = samples.counts.get(&(cpu, event)).copied().unwrap_or(0);
+                let taken = samples.counts.get(&(cpu, event)).copied().unwrap_or_default();
                 let (total, calls) = match self.config.mode {
                     Mode::Events => (
                         after.ns(event.into()).saturating_sub(before.ns(event.into())),
                         after.calls(event.into()).saturating_sub(before.calls(event.into())),
                     ),
-                    Mode::Sampling => (self.sampled_ns(taken), 0),
+                    Mode::Sampling => (self.sampled_ns(taken.all()), 0),
                 };
+                let observer_ns = share_out(total, taken.observer, taken.all());
+                let ns = total - observer_ns;
                 EventCost {
                     event,
-                    ns: total,
-                    share: share(total, period),
+                    ns,
+                    share: share(ns, period),
                     calls,
-                    samples: taken,
-                    parts: parts(&samples.fold, cpu, event, total, taken, period),
+                    observer_ns,
+                    samples: taken.networking,
+                    parts: parts(&samples.fold, cpu, event, ns, taken.networking, period),
                 }
             })
             .collect();
@@ -327,6 +353,7 @@ impl Observer {
         Cpu {
             cpu,
             networking_share: rounded(events.iter().map(|event| event.share).sum()),
+            observer_share: share(events.iter().map(|event| event.observer_ns).sum(), period),
             events,
             procstat: procstat::difference(
                 times.get(&cpu).unwrap_or(&nothing),
@@ -447,12 +474,17 @@ fn take(
         return;
     }
     resolver.functions(record.kernel, functions);
+    let owner = resolver.owner(functions);
     let event = match config.mode {
         Mode::Events => record.event.map(Event::from),
-        Mode::Sampling => resolver.event(functions),
+        Mode::Sampling => owner.event,
     };
     if let Some(event) = event {
-        *samples.counts.entry((record.cpu, event)).or_default() += 1;
+        samples.count(record.cpu, event, owner.observer);
+    }
+    if let Some(event) = event
+        && !owner.observer
+    {
         samples.fold.add(resolver, record.cpu, event, functions);
         if config.stacks {
             let names = functions.iter().map(|number| resolver.name(*number));
@@ -471,6 +503,33 @@ fn take(
             let kernel = functions.iter().map(|number| resolver.name(*number));
             let user = names.iter().map(|name| name.unwrap_or("[unknown]"));
             samples.fold.add_stack(record.cpu, event, Some(record.pid), kernel.chain(user));
+        }
+    }
+}
+
+/// What the observer takes in each call, on average over all CPUs.
+#[derive(Debug, Clone, Copy, Default)]
+struct PerCall {
+    send_ns: f64,
+    receive_ns: f64,
+}
+
+impl PerCall {
+    fn new(cpus: &[Cpu]) -> Self {
+        let mean = |event: Event| {
+            let costs = || cpus.iter().flat_map(|cpu| &cpu.events).filter(|cost| cost.event == event);
+            let calls: u64 = costs().map(|cost| cost.calls).sum();
+            costs().map(|cost| cost.observer_ns).sum::<u64>() as f64 / calls.max(1) as f64
+        };
+        Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive) }
+    }
+
+    fn without(self, cost: &TaskCost) -> TaskCost {
+        let less = |ns: u64, calls: u64, each: f64| ns.saturating_sub((calls as f64 * each) as u64);
+        TaskCost {
+            send_ns: less(cost.send_ns, cost.send_calls, self.send_ns),
+            receive_ns: less(cost.receive_ns, cost.receive_calls, self.receive_ns),
+            ..*cost
         }
     }
 }
@@ -584,5 +643,28 @@ impl From<Method> for cost::Method {
 impl From<cost::Missing> for Missing {
     fn from(missing: cost::Missing) -> Self {
         Self { event: Some(missing.event.into()), what: missing.what.to_owned(), reason: missing.reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::report;
+
+    #[test]
+    fn each_call_is_without_the_observer_in_it() {
+        let mut cpus = report(0).cpus;
+        for cost in cpus.iter_mut().flat_map(|cpu| &mut cpu.events) {
+            (cost.event, cost.calls, cost.observer_ns) = (Event::Send, 1000, 20_000);
+        }
+        cpus[1].events[0].observer_ns = 60_000;
+        let per_call = PerCall::new(&cpus);
+        let cost =
+            TaskCost { send_ns: 1000, send_calls: 10, receive_ns: 7, receive_calls: 9, io_uring_ns: 3 };
+        assert_eq!(per_call.without(&cost), TaskCost { send_ns: 600, ..cost });
+        // A call that began in this period and ends in the next one.
+        let begun = TaskCost { send_ns: 20, send_calls: 1, ..TaskCost::default() };
+        assert_eq!(per_call.without(&begun), TaskCost { send_ns: 0, ..begun });
+        assert_eq!(PerCall::new(&[]).without(&cost), cost);
     }
 }

@@ -10,7 +10,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What is timed. Every nanosecond belongs to one event or to none: what is innermost wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -178,6 +178,8 @@ pub struct Cpu {
     pub cpu: u32,
     /// Sum of the shares of `events`.
     pub networking_share: f64,
+    /// What the observer took inside of them, in none of those shares: the sum of their `observer_ns`.
+    pub observer_share: f64,
     /// Each of [`Event::ALL`] that is measured here, also if it did not occur.
     pub events: Vec<EventCost>,
     /// The kernel's own accounting of the same CPU, from `/proc/stat`; in steps of a clock tick (10 ms).
@@ -191,10 +193,14 @@ pub struct Cpu {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EventCost {
     pub event: Event,
+    /// Without `observer_ns`.
     pub ns: u64,
     pub share: f64,
     /// How often it began: softirqs, socket calls, threads that were switched to.
     pub calls: u64,
+    /// What the observer's programs took inside of the event, and the kernel to call programs: a share of the time from
+    /// its beginnings to its ends, by samples. Both together are that time, which is exact; 0 without samples.
+    pub observer_ns: u64,
     /// Samples that `parts` rest on.
     pub samples: u64,
     /// Most time first. Their `ns` add up to the event's, but for rounding; empty without samples.
@@ -244,7 +250,8 @@ pub struct Function {
     pub samples: u64,
 }
 
-/// Time of a process in its own socket calls and io_uring threads. Softirqs are nobody's.
+/// Time of a process in its own socket calls and io_uring threads, without the observer: each call without what the
+/// observer took in a call on average. Softirqs are nobody's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TaskCost {
     pub send_ns: u64,
@@ -357,18 +364,26 @@ pub struct EnergyDomain {
     pub watts: f64,
 }
 
-/// The observer's own cost. It is contained in the events (its programs run inside them), not subtracted.
+/// The observer's own cost. None of it is in the events, but for the interrupts that sample: no sample sees them.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Observer {
     pub user_ns: u64,
     pub system_ns: u64,
-    /// Its BPF programs, over all CPUs; absent without [`Report::programs`].
+    /// The sum of [`EventCost::observer_ns`] over all CPUs.
+    pub events_ns: u64,
+    /// Its BPF programs, over all CPUs, wherever they ran; absent without [`Report::programs`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_ns: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program_runs: Option<u64>,
-    /// All of these, of one CPU.
+    /// Of one CPU: its process, and its programs by the larger of both figures.
     pub share: f64,
+}
+
+impl Observer {
+    pub fn ns(&self) -> u64 {
+        self.user_ns + self.system_ns + self.events_ns.max(self.program_ns.unwrap_or(0))
+    }
 }
 
 /// What was seen and is not in the figures.

@@ -28,7 +28,13 @@ pub fn report(sequence: u64) -> Report {
         }],
         programs: None,
         energy: Energy::Absent { reason: "no RAPL".to_owned() },
-        observer: Observer { user_ns: 1_000_000, system_ns: 2_000_000, share: 0.003, ..Observer::default() },
+        observer: Observer {
+            user_ns: 1_000_000,
+            system_ns: 2_000_000,
+            events_ns: 40_000_000,
+            share: 0.043,
+            ..Observer::default()
+        },
         lost: Lost { samples: 3, ..Lost::default() },
         missing: vec![Missing {
             event: Some(Event::Send),
@@ -49,11 +55,13 @@ fn cpu(cpu: u32) -> Cpu {
     Cpu {
         cpu,
         networking_share: 0.25,
+        observer_share: 0.02,
         events: vec![EventCost {
             event: Event::NetRx,
             ns: 250_000_000,
             share: 0.25,
             calls: 1000,
+            observer_ns: 20_000_000,
             samples: 250,
             parts: vec![part("UDP", 0.15, 150), part("bpf:relay_ingress", 0.1, 100)],
         }],

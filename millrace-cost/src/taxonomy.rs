@@ -25,6 +25,8 @@ pub struct Taxonomy {
     #[serde(default)]
     event: Vec<EventRule>,
     #[serde(default)]
+    observer: Vec<ObserverRule>,
+    #[serde(default)]
     part: Vec<Rule>,
     #[serde(default)]
     user: Vec<UserRule>,
@@ -51,6 +53,12 @@ struct EventRule {
 
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
+struct ObserverRule {
+    functions: Vec<Pattern>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct UserRule {
     name: String,
     functions: Vec<Pattern>,
@@ -61,8 +69,29 @@ struct UserRule {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rules {
     parts: Vec<usize>,
-    /// `Some(None)`: no event.
-    event: Option<Option<Event>>,
+    root: Root,
+    program: bool,
+}
+
+/// What a function says about everything that it calls.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Root {
+    #[default]
+    Nothing,
+    /// It is that event, or none.
+    Event(Option<Event>),
+    /// It is the observer.
+    Observer,
+}
+
+/// Whose a stack is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Owner {
+    /// The innermost event that it is in.
+    pub event: Option<Event>,
+    /// On top of that the observer was at work: its programs, or what the kernel does to call programs. The latter
+    /// may be for other programs, which cannot be told from a stack without them.
+    pub observer: bool,
 }
 
 impl Taxonomy {
@@ -85,6 +114,7 @@ impl Taxonomy {
         let text = fs::read_to_string(file).map_err(|source| Error::Read { path: path.clone(), source })?;
         let (mut first, then) = (Self::parse(&path, &text)?, Self::builtin()?);
         first.event.extend(then.event);
+        first.observer.extend(then.observer);
         first.part.extend(then.part);
         first.user.extend(then.user);
         Ok(first)
@@ -93,8 +123,14 @@ impl Taxonomy {
     /// What there is to say of a kernel function, or of a BPF program's.
     pub fn rules(&self, function: &str) -> Rules {
         let parts = self.part.iter().enumerate().filter(|(_, rule)| any(&rule.functions, function));
-        let event = self.event.iter().find(|rule| any(&rule.functions, function));
-        Rules { parts: parts.map(|(at, _)| at).collect(), event: event.map(|rule| rule.event) }
+        let observer = || self.observer.iter().any(|rule| any(&rule.functions, function));
+        let root = match self.event.iter().find(|rule| any(&rule.functions, function)) {
+            Some(rule) => Root::Event(rule.event),
+            None if observer() => Root::Observer,
+            None => Root::Nothing,
+        };
+        let program = function.starts_with(PROGRAM);
+        Rules { parts: parts.map(|(at, _)| at).collect(), root, program }
     }
 
     /// The part of a stack within `event`, innermost function first; [`OTHER`] if no rule fits.
@@ -136,9 +172,19 @@ impl Taxonomy {
         callers.find_map(by_caller).or_else(|| rules.next())
     }
 
-    /// The event of a stack, innermost function first: for sampling without probes.
-    pub fn event<'a>(&self, mut stack: impl Iterator<Item = &'a Rules>) -> Option<Event> {
-        stack.find_map(|rules| rules.event).flatten()
+    /// Whose a stack is, innermost function first.
+    pub fn owner<'a>(&self, stack: impl Iterator<Item = &'a Rules>) -> Owner {
+        let (mut observer, mut others_program) = (false, false);
+        for rules in stack {
+            match rules.root {
+                Root::Event(event) => return Owner { event, observer },
+                // What calls programs, and has called one of somebody else.
+                Root::Observer if !rules.program && others_program => {}
+                Root::Observer => observer = true,
+                Root::Nothing => others_program |= rules.program,
+            }
+        }
+        Owner { event: None, observer }
     }
 
     /// The part of a user-mode stack, innermost function first.
@@ -187,10 +233,14 @@ mod tests {
         taxonomy.part(event, stack.iter().copied().zip(&rules)).to_owned()
     }
 
-    fn event(stack: &[&str]) -> Option<Event> {
+    fn owner(stack: &[&str]) -> Owner {
         let taxonomy = Taxonomy::builtin().expect("it parses");
         let rules: Vec<Rules> = stack.iter().map(|function| taxonomy.rules(function)).collect();
-        taxonomy.event(rules.iter())
+        taxonomy.owner(rules.iter())
+    }
+
+    fn event(stack: &[&str]) -> Option<Event> {
+        owner(stack).event
     }
 
     #[test]
@@ -269,6 +319,54 @@ mod tests {
         let timer = [&["call_timer_fn", "run_timer_softirq", "handle_softirqs"][..], &send].concat();
         assert_eq!(event(&timer), None);
         assert_eq!(event(&["vfs_write", "do_syscall_64"]), None);
+    }
+
+    #[test]
+    fn the_observer_is_on_top_of_an_event() {
+        let send = ["__dev_queue_xmit", "udp_sendmsg", "__sys_sendto", "__x64_sys_sendto", "do_syscall_64"];
+        let softirq = ["handle_softirqs", "do_softirq", "__local_bh_enable_ip"];
+        let calls = ["bpf_trace_run2", "__bpf_trace_softirq_exit"];
+        let of = |parts: &[&[&'static str]]| owner(&parts.concat());
+        let in_send = |observer| Owner { event: Some(Event::Send), observer };
+        for (parts, want) in [
+            (&[&["bpf:cost_softirq_exit"][..], &calls, &softirq, &send][..], in_send(true)),
+            (&[&["ktime_get_mono_fast_ns", "bpf:cost_softirq_exit"], &calls, &softirq, &send], in_send(true)),
+            // A subprogram has a symbol of its own, which says nothing of whose it is.
+            (&[&["bpf:number_of", "bpf:cost_softirq_exit"], &calls, &softirq, &send], in_send(true)),
+            (&[&calls, &softirq, &send], in_send(true)),
+            (&[&["syscall_exit_work", "do_syscall_64"]], Owner { event: None, observer: true }),
+            // Another program, at the same tracepoint or in the stack.
+            (&[&["bpf:audit_late"], &calls, &softirq, &send], in_send(false)),
+            (&[&["bpf:cost_model", "tcf_classify"], &send], in_send(false)),
+            (
+                &[&["bpf:cost_softirq_entry"], &calls, &["bpf:relay_ingress", "tcf_classify"], &send],
+                in_send(true),
+            ),
+            // A softirq on top of the observer is not the observer.
+            (
+                &[
+                    &["ip_rcv", "net_rx_action", "handle_softirqs", "irq_exit_rcu"],
+                    &["bpf:cost_sys_exit"],
+                    &calls,
+                ],
+                Owner { event: Some(Event::NetRx), observer: false },
+            ),
+            (&[&["__audit_syscall_exit", "syscall_exit_work", "do_syscall_64"]], Owner::default()),
+            (&[&send], in_send(false)),
+            (&[], Owner::default()),
+        ] {
+            assert_eq!(of(parts), want, "{parts:?}");
+        }
+    }
+
+    /// The rules name each of them: other programs may begin with the same word.
+    #[test]
+    fn the_observers_programs_are_the_observer() {
+        let programs = millrace_bpf::cost::programs().expect("the object opens");
+        assert!(programs.len() > 64, "{programs:?}");
+        for program in programs {
+            assert!(owner(&[&format!("{PROGRAM}{program}")]).observer, "{program}");
+        }
     }
 
     #[test]

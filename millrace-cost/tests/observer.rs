@@ -102,6 +102,35 @@ fn the_observer_shows_its_own_cost() {
     assert!(report.observer.user_ns + report.observer.system_ns > 0 && report.observer.share > 0.0);
 }
 
+/// Its programs are neither networking nor an application.
+#[test]
+fn the_observer_is_in_no_event() {
+    let Some(_alone) = alone("the_observer_is_in_no_event") else { return };
+    let own: BTreeSet<String> = millrace_bpf::cost::programs()
+        .expect("the object opens")
+        .into_iter()
+        .map(|program| format!("bpf:{program}"))
+        .collect();
+    // So often that its programs are met in each event.
+    let report = observe(Config { frequency_hz: 5000, stacks: true, ..config() });
+    let costs = || report.cpus.iter().flat_map(|cpu| &cpu.events);
+    for part in costs().flat_map(|cost| &cost.parts) {
+        assert!(!own.contains(&part.name), "{part:?}");
+    }
+    let stacks = report.stacks.as_ref().expect("they were asked for");
+    for stack in stacks.stacks.iter().filter(|stack| stack.event.is_some()) {
+        let innermost = stack.frames.last().map(|at| &stacks.functions[*at as usize]);
+        assert!(innermost.is_none_or(|function| !own.contains(function)), "{innermost:?}");
+    }
+    for event in [Event::Send, Event::Receive] {
+        let observer_ns: u64 = costs().filter(|of| of.event == event).map(|of| of.observer_ns).sum();
+        assert!(observer_ns > 0, "{event}: {:?}", report.cpus);
+    }
+    assert_eq!(costs().map(|cost| cost.observer_ns).sum::<u64>(), report.observer.events_ns);
+    let share: f64 = report.cpus.iter().map(|cpu| cpu.observer_share).sum();
+    assert!((share - report.observer.events_ns as f64 / report.period_ns as f64).abs() < 1e-5, "{share}");
+}
+
 #[test]
 fn a_chosen_process_is_profiled() {
     let Some(_alone) = alone("a_chosen_process_is_profiled") else { return };

@@ -42,6 +42,12 @@ export class Cpus {
         { title: "CPU", value: (cpu) => cpu.cpu },
         { title: "networking", value: (cpu) => cpu.networking_share, text: (cpu) => percent(cpu.networking_share), share: true },
         ...EVENTS.map((_, at) => event(at)),
+        {
+          title: "observer",
+          value: (cpu) => cpu.observer_share,
+          text: (cpu) => percent(cpu.observer_share),
+          hint: "Its programs inside of events, in none of the other shares",
+        },
         other("user", "user_ns"),
         other("system", "system_ns"),
         other("softirq", "softirq_ns"),
@@ -81,15 +87,15 @@ function cost(cpu: Cpu, at: number): EventCost | undefined {
 
 function row(cpu: Cpu, report: Report): HTMLElement {
   const segments = EVENTS.map((event, at) => segment(event, cost(cpu, at)?.share ?? 0));
-  const rest = Math.max(0, busy(cpu, report) - cpu.networking_share);
+  const rest = Math.max(0, busy(cpu, report) - cpu.networking_share - cpu.observer_share);
   const text = EVENTS.map((event, at) => [event, cost(cpu, at)] as const)
     .map(([event, of]) => `${event} ${of ? percent(of.share) : "not measured"}`)
     .join(", ");
   return h(
     "div",
-    { class: "cpu", title: `CPU ${cpu.cpu}: ${text}; other work ${percent(rest)}` },
+    { class: "cpu", title: `CPU ${cpu.cpu}: ${text}; observer ${percent(cpu.observer_share)}; other work ${percent(rest)}` },
     h("span", { class: "name" }, String(cpu.cpu)),
-    h("span", { class: "stack", role: "img", "aria-label": text }, ...segments, segment("rest", rest)),
+    h("span", { class: "stack", role: "img", "aria-label": text }, ...segments, segment("observer", cpu.observer_share), segment("rest", rest)),
     h("span", { class: "number" }, percent(cpu.networking_share)),
   );
 }
@@ -101,7 +107,7 @@ function segment(kind: string, share: number): HTMLElement {
 }
 
 function legend(): HTMLElement {
-  const names = [...EVENTS, "rest"].map((name) =>
+  const names = [...EVENTS, "observer", "rest"].map((name) =>
     h("span", {}, h("i", { class: name }), name === "rest" ? "other work" : name),
   );
   return h("div", { class: "legend" }, ...names);

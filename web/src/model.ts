@@ -15,6 +15,7 @@ export interface EventCost {
   ns: number;
   share: number;
   calls: number;
+  observer_ns: number;
   samples: number;
   parts: Part[];
 }
@@ -22,6 +23,7 @@ export interface EventCost {
 export interface Cpu {
   cpu: number;
   networking_share: number;
+  observer_share: number;
   events: EventCost[];
   procstat: Record<"user_ns" | "system_ns" | "softirq_ns" | "irq_ns" | "steal_ns" | "idle_ns", number>;
   samples: number;
@@ -92,7 +94,7 @@ export interface Report {
   cgroups: Cgroup[];
   programs?: Program[];
   energy: Energy;
-  observer: { user_ns: number; system_ns: number; program_ns?: number; share: number };
+  observer: { user_ns: number; system_ns: number; events_ns: number; program_ns?: number; share: number };
   lost: Record<"samples" | "stacks" | "processes" | "tasks" | "skipped_runs", number>;
   missing: { event?: EventName; what: string; reason: string }[];
 }

@@ -153,8 +153,8 @@ export class About {
       list(
         report.mode === "sampling" ? "stacks only, no event is timed" : `events timed at ${report.method === "system_calls" ? "system calls" : "functions"}`,
         report.frequency_hz > 0 ? `${report.frequency_hz} stacks a second and CPU` : "no stacks: events have no parts",
-        `the observer took ${duration(observer.user_ns)} in user mode, ${duration(observer.system_ns)} in the kernel` +
-          (observer.program_ns === undefined ? "" : `, ${duration(observer.program_ns)} in its BPF programs`),
+        `the observer took ${duration(observer.user_ns)} in user mode, ${duration(observer.system_ns)} in the kernel, ${duration(observer.events_ns)} inside of events` +
+          (observer.program_ns === undefined ? "" : `, ${duration(observer.program_ns)} in its BPF programs altogether`),
       ),
     );
   }

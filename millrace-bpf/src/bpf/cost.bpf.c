@@ -777,7 +777,8 @@ int cost_sample(struct bpf_perf_event_data *ctx)
 	bring_up_to_date(cpu);
 	/* Both exchanges are full barriers: either userspace sees the mark, or this sees the other half. */
 	__sync_lock_test_and_set(&cpu->writing, 1);
-	event = EVENT(cpu->softirq ? cpu->softirq : cpu->task);
+	/* A softirq's word has no event any more when its time is over: the rest of cost_softirq_exit is on the task's. */
+	event = EVENT(EVENT(cpu->softirq) ? cpu->softirq : cpu->task);
 	sample(ctx, cpu, event == COST_SOFTIRQ ? 0 : event);
 	__sync_lock_test_and_set(&cpu->writing, 0);
 	return 0;

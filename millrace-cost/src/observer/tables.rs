@@ -10,9 +10,9 @@ use millrace_bpf::programs::{self, Statistics};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
-use super::{Config, share};
+use super::{Config, PerCall, share};
 use crate::cgroups::Cgroups;
-use crate::report::{Cgroup, Observer, Process, Profile, Program, TaskCost};
+use crate::report::{Cgroup, Cpu, Observer, Process, Profile, Program, TaskCost};
 
 /// Sums of processes. One that is gone leaves the kernel's table when nothing came from it for a report.
 #[derive(Debug, Default)]
@@ -83,6 +83,7 @@ fn is_alive(pid: u32) -> bool {
 /// With names, as the configuration filters them; and the sums of all that were not filtered out, by cgroup.
 pub(super) fn describe(
     taken: Vec<Taken>,
+    per_call: PerCall,
     cgroups: &mut Cgroups,
     config: &Config,
     period: Duration,
@@ -94,6 +95,7 @@ pub(super) fn describe(
         if !is_wanted(config, pid, path.as_deref()) {
             continue;
         }
+        let cost = per_call.without(&cost);
         let sum = sums.entry(cgroup).or_insert_with(|| Cgroup {
             id: cgroup,
             path: path.clone(),
@@ -201,7 +203,7 @@ pub(super) struct Usage {
 }
 
 impl Usage {
-    pub fn read(&mut self, programs: Option<&[Program]>, period: Duration) -> Observer {
+    pub fn read(&mut self, cpus: &[Cpu], programs: Option<&[Program]>, period: Duration) -> Observer {
         let (user_ns, system_ns) =
             getrusage(UsageWho::RUSAGE_SELF).map_or((self.user_ns, self.system_ns), |usage| {
                 let ns = |micros: i64| u64::try_from(micros).unwrap_or(0).saturating_mul(1000);
@@ -212,13 +214,13 @@ impl Usage {
         let observer = Observer {
             user_ns: user_ns.saturating_sub(self.user_ns),
             system_ns: system_ns.saturating_sub(self.system_ns),
+            events_ns: cpus.iter().flat_map(|cpu| &cpu.events).map(|event| event.observer_ns).sum(),
             program_ns,
             program_runs: own().map(|own| own.map(|program| program.runs).sum()),
             share: 0.0,
         };
         (self.user_ns, self.system_ns) = (user_ns, system_ns);
-        let all = observer.user_ns + observer.system_ns + program_ns.unwrap_or(0);
-        Observer { share: share(all, period), ..observer }
+        Observer { share: share(observer.ns(), period), ..observer }
     }
 }
 

@@ -117,6 +117,7 @@ fn cpus(report: &Report) -> Table {
             let cost = cpu.events.iter().find(|cost| cost.event == event);
             cost.map_or(Cell::Text("?".to_owned()), |cost| Cell::Share(cost.share))
         }));
+        row.push(Cell::Share(cpu.observer_share));
         let stat = &cpu.procstat;
         row.extend([stat.user_ns, stat.system_ns, stat.softirq_ns, stat.idle_ns].map(busy));
         row
@@ -131,6 +132,7 @@ fn cpus(report: &Report) -> Table {
             "send",
             "receive",
             "io_uring",
+            "observer",
             "user",
             "system",
             "softirq",
@@ -286,10 +288,17 @@ pub(super) mod tests {
             ns: 250_000_000,
             share: 0.25,
             calls: 7,
+            observer_ns: 20_000_000,
             samples: 2,
             parts: vec![part("UDP", 0.15), part("other", 0.1)],
         };
-        let cpu = |cpu| Cpu { cpu, networking_share: 0.25, events: vec![receive.clone()], ..Cpu::default() };
+        let cpu = |cpu| Cpu {
+            cpu,
+            networking_share: 0.25,
+            observer_share: 0.02,
+            events: vec![receive.clone()],
+            ..Cpu::default()
+        };
         Report {
             version: VERSION,
             sequence: 0,
@@ -345,6 +354,7 @@ pub(super) mod tests {
         let table = cpus(&example());
         assert_eq!(table.rows[0][2], Cell::Share(0.25));
         assert_eq!(table.rows[0][4], Cell::Text("?".to_owned()));
+        assert_eq!((table.columns[7], &table.rows[0][7]), ("observer", &Cell::Share(0.02)));
     }
 
     #[test]

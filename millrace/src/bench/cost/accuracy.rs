@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use millrace_bpf::clock::monotonic_ns;
+use millrace_bpf::idle::Idle;
 use millrace_cost::report::{self, Event, ProcStat, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
@@ -27,23 +28,34 @@ pub struct Figures {
 #[derive(Debug, Serialize)]
 pub struct CpuError {
     cpu: u32,
-    /// All of the observer's events.
+    /// All of the observer's events, without what it took in them itself: that is `observer_in_events_pct`.
     events_pct: f64,
-    /// By the profile: the kernel outside of all events.
-    rest_pct: f64,
+    observer_in_events_pct: f64,
     /// The same events by the profile.
     profile_events_pct: f64,
-    /// All samples of the profile that are not of the idle task.
+    /// By the profile: what the observer took, wherever it was.
+    observer_pct: f64,
+    /// By the profile: the kernel outside of all events and of the observer.
+    rest_pct: f64,
+    /// By the profile: user mode.
+    user_pct: f64,
+    /// Samples that the profile has of all that is not the idle task. The figures above are shares of these, and of
+    /// `clock_busy_pct`: what a sampler misses has no place of its own.
     profile_busy_pct: f64,
+    /// All that was not the idle task, by the clock at task switches.
+    clock_busy_pct: f64,
+    /// Events, the observer and the rest, minus all of `clock_busy_pct` that is not user mode.
+    clock_error_pct: Spread,
     /// By `/proc/stat`: all that was not idle, which tickless kernels measure with a clock.
     busy_pct: f64,
     /// What `/proc/stat` has in none of its columns: interrupts of the idle CPU, and where its ticks did not fall.
     uncounted_pct: f64,
     /// `/proc/stat` leaves it out of the others; the observer's clock runs on.
     steal_pct: f64,
+    procstat_user_pct: f64,
     /// System, softirq and hardware interrupts.
     procstat_pct: f64,
-    /// Events and rest minus `procstat_pct`.
+    /// Events, the observer and the rest, minus `procstat_pct` with its share of `steal_pct`.
     procstat_error_pct: Spread,
 }
 
@@ -84,9 +96,17 @@ impl Figures {
 
     /// Of the CPU where its median is largest.
     pub fn procstat_error_pct(&self) -> Option<Spread> {
-        let errors = self.cpus.iter().map(|cpu| cpu.procstat_error_pct);
-        errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
+        worst(self.cpus.iter().map(|cpu| cpu.procstat_error_pct))
     }
+
+    /// Likewise.
+    pub fn clock_error_pct(&self) -> Option<Spread> {
+        worst(self.cpus.iter().map(|cpu| cpu.clock_error_pct))
+    }
+}
+
+fn worst(errors: impl Iterator<Item = Spread>) -> Option<Spread> {
+    errors.max_by(|a, b| a.median.abs().total_cmp(&b.median.abs()))
 }
 
 /// One run. Percent of the CPU.
@@ -102,9 +122,13 @@ type PartName = (u32, Event, String);
 #[derive(Debug, Default, Clone, Copy)]
 struct CpuTimes {
     events: f64,
-    rest: f64,
+    observer_in_events: f64,
     profile_events: f64,
+    observer: f64,
+    rest: f64,
+    user: f64,
     profile_busy: f64,
+    clock_busy: f64,
     stat: ProcStatTimes,
 }
 
@@ -125,21 +149,46 @@ struct PartTimes {
     variance: f64,
 }
 
+impl CpuTimes {
+    /// All of the kernel's: events by the observer, what it cannot know by the profile.
+    fn kernel(self) -> f64 {
+        self.events + self.observer + self.rest
+    }
+
+    fn clock_error(self) -> f64 {
+        self.kernel() - (self.clock_busy - self.user)
+    }
+
+    fn procstat_error(self) -> f64 {
+        self.kernel() - self.stat.kernel_with_steal()
+    }
+}
+
 impl Round {
-    fn new(report: &Report, profile: &BTreeMap<u32, profile::Cpu>) -> anyhow::Result<Self> {
+    /// `clock_busy`: percent of a CPU, by its number.
+    fn new(
+        report: &Report,
+        profile: &BTreeMap<u32, profile::Cpu>,
+        clock_busy: impl Fn(u32) -> f64,
+    ) -> anyhow::Result<Self> {
         let (mut cpus, mut parts) = (BTreeMap::new(), BTreeMap::new());
         for cpu in &report.cpus {
             let it = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
-            let sampled = |samples| it.percent(samples, report.period_ns);
+            let clock_busy = clock_busy(cpu.cpu);
+            let sampled = |samples: u64| samples as f64 * clock_busy / it.busy().max(1) as f64;
             let times = CpuTimes {
                 events: cpu.networking_share * 100.0,
-                rest: sampled(it.rest),
+                observer_in_events: cpu.observer_share * 100.0,
                 profile_events: sampled(it.events()),
-                profile_busy: sampled(it.busy()),
+                observer: sampled(it.observer),
+                rest: sampled(it.rest),
+                user: sampled(it.user),
+                profile_busy: it.percent(it.busy(), report.period_ns),
+                clock_busy,
                 stat: ProcStatTimes::new(&cpu.procstat, report.period_ns),
             };
             cpus.insert(cpu.cpu, times);
-            add_parts(&mut parts, cpu, it, report.period_ns);
+            add_parts(&mut parts, cpu, it, report.period_ns, sampled);
         }
         Ok(Self { cpus, parts, lost_samples: report.lost.samples })
     }
@@ -150,6 +199,7 @@ fn add_parts(
     cpu: &report::Cpu,
     profile: &profile::Cpu,
     period_ns: u64,
+    sampled: impl Fn(u64) -> f64,
 ) {
     for event in &cpu.events {
         let total = percent(event.ns, period_ns);
@@ -162,7 +212,7 @@ fn add_parts(
     }
     for ((event, part), samples) in &profile.parts {
         let times = parts.entry((cpu.cpu, *event, part.clone())).or_default();
-        times.profile = profile.percent(*samples, period_ns);
+        times.profile = sampled(*samples);
         times.variance += times.profile * (100.0 - times.profile).max(0.0) / profile.due(period_ns);
     }
 }
@@ -186,6 +236,12 @@ impl ProcStatTimes {
         self.kernel + self.user + self.steal
     }
 
+    /// With its share of what was stolen, which falls on whatever runs.
+    fn kernel_with_steal(self) -> f64 {
+        let ticks = self.kernel + self.user;
+        if ticks > 0.0 { self.kernel * self.counted() / ticks } else { self.steal }
+    }
+
     fn uncounted(self) -> f64 {
         self.busy() - self.counted()
     }
@@ -202,14 +258,20 @@ impl CpuError {
         Some(Self {
             cpu,
             events_pct: median(&|it| it.events)?,
-            rest_pct: median(&|it| it.rest)?,
+            observer_in_events_pct: median(&|it| it.observer_in_events)?,
             profile_events_pct: median(&|it| it.profile_events)?,
+            observer_pct: median(&|it| it.observer)?,
+            rest_pct: median(&|it| it.rest)?,
+            user_pct: median(&|it| it.user)?,
             profile_busy_pct: median(&|it| it.profile_busy)?,
+            clock_busy_pct: median(&|it| it.clock_busy)?,
+            clock_error_pct: all(&|it| it.clock_error())?,
             busy_pct: median(&|it| it.stat.busy())?,
             uncounted_pct: median(&|it| it.stat.uncounted())?,
             steal_pct: median(&|it| it.stat.steal)?,
+            procstat_user_pct: median(&|it| it.stat.user)?,
             procstat_pct: median(&|it| it.stat.kernel)?,
-            procstat_error_pct: all(&|it| it.events + it.rest - it.stat.kernel)?,
+            procstat_error_pct: all(&|it| it.procstat_error())?,
         })
     }
 }
@@ -244,6 +306,12 @@ pub fn percent(ns: u64, of_ns: u64) -> f64 {
     ns as f64 * 100.0 / of_ns.max(1) as f64
 }
 
+/// All but the idle task, which took so long before and after a time.
+pub fn busy_pct(cpu: u32, idle: [&[u64]; 2], time_ns: u64) -> f64 {
+    let [before, after] = idle.map(|of| of.get(cpu as usize).copied().unwrap_or(0));
+    100.0 - percent(after.saturating_sub(before), time_ns)
+}
+
 pub fn cpus_of(report: &Report) -> Vec<u32> {
     report.cpus.iter().map(|cpu| cpu.cpu).collect()
 }
@@ -251,16 +319,17 @@ pub fn cpus_of(report: &Report) -> Vec<u32> {
 pub fn measure(scenario: Scenario, sample_hz: u32, length: Duration) -> anyhow::Result<Round> {
     let traffic = Traffic::start(scenario)?;
     let mut observer = Observer::start(Config { frequency_hz: sample_hz, ..Config::new()? })?;
+    let mut idle = Idle::attach()?;
     let recording = Recording::start(&cpus_of(&observer.report()?), length)?;
     observer.report()?;
-    let start = monotonic_ns();
+    let (start, idle_before) = (monotonic_ns(), idle.times()?);
     let report = observer.next(length)?;
-    let end = monotonic_ns();
+    let (end, idle_after) = (monotonic_ns(), idle.times()?);
     // Programs that are gone have no names any more: perf wants the observer's at its end.
     let profile = recording.finish(start, end);
     drop(observer);
     drop(traffic);
-    Round::new(&report, &profile?)
+    Round::new(&report, &profile?, |cpu| busy_pct(cpu, [&idle_before, &idle_after], end - start))
 }
 
 #[cfg(test)]
@@ -271,7 +340,17 @@ mod tests {
     const STAT: ProcStatTimes = ProcStatTimes { kernel: 60.0, user: 20.0, steal: 0.0, idle: 10.0 };
 
     fn round(events: f64, part: (f64, f64)) -> Round {
-        let times = CpuTimes { events, rest: 5.0, profile_events: 50.0, profile_busy: 80.0, stat: STAT };
+        let times = CpuTimes {
+            events,
+            observer_in_events: 3.0,
+            profile_events: 50.0,
+            observer: 4.0,
+            rest: 1.0,
+            user: 26.0,
+            profile_busy: 80.0,
+            clock_busy: 90.0,
+            stat: STAT,
+        };
         let part = PartTimes { observer: part.0, profile: part.1, variance: 0.04 };
         Round {
             cpus: BTreeMap::from([(0, times)]),
@@ -286,11 +365,26 @@ mod tests {
     }
 
     #[test]
+    fn stolen_time_falls_on_what_runs() {
+        assert_eq!(STAT.kernel_with_steal(), 60.0);
+        let stolen = ProcStatTimes { steal: 8.0, ..STAT };
+        assert_eq!((stolen.counted(), stolen.kernel_with_steal()), (88.0, 66.0));
+        assert_eq!(ProcStatTimes { kernel: 0.0, user: 0.0, ..stolen }.kernel_with_steal(), 8.0);
+    }
+
+    #[test]
+    fn what_is_not_idle_is_busy() {
+        let times = [&[0, 500][..], &[0, 750][..]];
+        assert_eq!((busy_pct(0, times, 1000), busy_pct(1, times, 1000)), (100.0, 75.0));
+    }
+
+    #[test]
     fn rounds_become_medians_with_extremes() {
         let figures =
             Figures::of(&[round(57.0, (30.0, 29.0)), round(58.0, (30.0, 32.0)), round(63.0, (30.0, 30.5))]);
         let spread = |median, min, max| Spread { median, min, max };
         assert_eq!(figures.procstat_error_pct(), Some(spread(3.0, 2.0, 8.0)));
+        assert_eq!(figures.clock_error_pct(), Some(spread(-1.0, -2.0, 4.0)));
         let [part] = &figures.parts[..] else { panic!("{figures:?}") };
         assert_eq!((part.error_points, part.points()), (spread(-0.5, -2.0, 1.0), 0.5));
         let expected = (0.04 * std::f64::consts::FRAC_PI_2 / 3.0).sqrt();

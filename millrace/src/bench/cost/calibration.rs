@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use millrace_bpf::clock::monotonic_ns;
+use millrace_bpf::idle::Idle;
 use millrace_cost::{Config, Observer};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use super::accuracy::{ProcStatTimes, cpus_of, percent};
+use super::accuracy::{ProcStatTimes, busy_pct, cpus_of, percent};
 use super::profile::Recording;
 
 /// Bursts of work and pauses take half of this to one and a half times as much: shorter than a tick, and not in step
@@ -30,6 +31,8 @@ pub struct Figures {
     pub bursts_pct: f64,
     /// By the thread's own clock, sleeping and waking up included.
     pub thread_pct: f64,
+    /// All that was not the idle task, by the clock: the load and whatever else ran.
+    pub clock_busy_pct: f64,
     pub busy_pct: f64,
     /// Ticks that found the CPU busy.
     pub ticks_pct: f64,
@@ -59,11 +62,12 @@ fn observe(
     loads: &BTreeMap<u32, Load>,
     length: Duration,
 ) -> anyhow::Result<Vec<Figures>> {
+    let mut idle = Idle::attach()?;
     let recording = Recording::start(&loads.keys().copied().collect::<Vec<_>>(), length)?;
     observer.report()?;
-    let (start, before) = (monotonic_ns(), readings(loads));
+    let (start, before, idle_before) = (monotonic_ns(), readings(loads), idle.times()?);
     let report = observer.next(length)?;
-    let (end, after) = (monotonic_ns(), readings(loads));
+    let (end, after, idle_after) = (monotonic_ns(), readings(loads), idle.times()?);
     let profile = recording.finish(start, end)?;
     let figures = report.cpus.iter().map(|cpu| {
         let sampled = profile.get(&cpu.cpu).with_context(|| format!("no profile of CPU {}", cpu.cpu))?;
@@ -76,6 +80,7 @@ fn observe(
             cpu: cpu.cpu,
             bursts_pct: took(|it| it.bursts_ns),
             thread_pct: took(|it| it.thread_ns),
+            clock_busy_pct: busy_pct(cpu.cpu, [&idle_before, &idle_after], end - start),
             busy_pct: stat.busy(),
             ticks_pct: stat.counted(),
             profile_busy_pct: sampled.percent(sampled.busy(), report.period_ns),

@@ -157,8 +157,11 @@ struct Row {
     sample_hz: u32,
     /// Of throughput; negative: there was more with the observer.
     overhead_pct: Option<Spread>,
-    /// Of one CPU, the worst: the observer's events and the profile's rest, minus `/proc/stat`. Median of the rounds.
+    /// Of one CPU, the worst: the observer's events and all else that the profile finds in the kernel, minus `/proc/stat`.
+    /// Median of the rounds.
     procstat_error_pct: Option<f64>,
+    /// Likewise, minus the time that a clock gives in place of ticks.
+    clock_error_pct: Option<f64>,
     /// Of one CPU, the worst of all parts of all events. Median of the rounds.
     worst_subevent_error_points: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -203,6 +206,7 @@ impl Row {
             sample_hz,
             overhead_pct: None,
             procstat_error_pct: None,
+            clock_error_pct: None,
             worst_subevent_error_points: None,
             calibration: None,
             accuracy: None,
@@ -225,6 +229,7 @@ impl Row {
             Err(error) => row(Some(format!("{error:#}"))),
             Ok(figures) => Self {
                 procstat_error_pct: figures.procstat_error_pct().map(|spread| spread.median),
+                clock_error_pct: figures.clock_error_pct().map(|spread| spread.median),
                 worst_subevent_error_points: figures.parts.first().map(accuracy::PartError::points),
                 accuracy: Some(figures),
                 ..row(None)
@@ -262,14 +267,24 @@ impl Row {
         }
         for cpu in self.calibration.iter().flatten() {
             line += &format!(
-                "  CPU {}: load {:.2} to {:.2} %, /proc/stat {:.2} %, its ticks {:.2} %, perf {:.2} %;",
-                cpu.cpu, cpu.bursts_pct, cpu.thread_pct, cpu.busy_pct, cpu.ticks_pct, cpu.profile_busy_pct
+                "  CPU {}: load {:.2} to {:.2} %, busy {:.2} %; /proc/stat {:.2} %, its ticks {:.2} %, perf {:.2} %;",
+                cpu.cpu,
+                cpu.bursts_pct,
+                cpu.thread_pct,
+                cpu.clock_busy_pct,
+                cpu.busy_pct,
+                cpu.ticks_pct,
+                cpu.profile_busy_pct
             );
         }
         if let Some(Spread { median, min, max }) =
             self.accuracy.as_ref().and_then(|it| it.procstat_error_pct())
         {
             line += &format!("  /proc/stat {median:+.2} % of a CPU ({min:+.2} to {max:+.2})");
+        }
+        if let Some(Spread { median, min, max }) = self.accuracy.as_ref().and_then(|it| it.clock_error_pct())
+        {
+            line += &format!(", clock {median:+.2} % ({min:+.2} to {max:+.2})");
         }
         if let Some(worst) = self.accuracy.as_ref().and_then(|figures| figures.parts.first()) {
             line += &format!(

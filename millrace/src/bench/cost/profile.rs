@@ -50,6 +50,8 @@ struct Perf {
 pub struct Cpu {
     frequency_hz: u32,
     pub parts: BTreeMap<(Event, String), u64>,
+    /// The observer's programs and what calls programs, on top of whatever.
+    pub observer: u64,
     /// The kernel, neither in an event nor idle.
     pub rest: u64,
     /// User mode.
@@ -165,12 +167,17 @@ fn kernel_function(line: &str) -> Option<Box<str>> {
 
 impl Cpu {
     fn new(frequency_hz: u32) -> Self {
-        Self { frequency_hz, parts: BTreeMap::new(), rest: 0, user: 0 }
+        Self { frequency_hz, parts: BTreeMap::new(), observer: 0, rest: 0, user: 0 }
     }
 
     fn add(&mut self, task: i32, stack: &[Box<str>], taxonomy: &Taxonomy, rules: &BTreeMap<Box<str>, Rules>) {
         let frames = || stack.iter().filter_map(|function| Some((&**function, rules.get(function)?)));
-        if let Some(event) = taxonomy.event(frames().map(|(_, rules)| rules)) {
+        let owner = taxonomy.owner(frames().map(|(_, rules)| rules));
+        if owner.observer {
+            self.observer += 1;
+            return;
+        }
+        if let Some(event) = owner.event {
             let part = taxonomy.part(event, frames()).to_owned();
             *self.parts.entry((event, part)).or_default() += 1;
             return;
@@ -189,10 +196,11 @@ impl Cpu {
 
     /// All but the idle task.
     pub fn busy(&self) -> u64 {
-        self.events() + self.rest + self.user
+        self.events() + self.observer + self.rest + self.user
     }
 
-    /// Percent of the CPU in a time. Not by the samples that were taken: some CPUs take none while they are idle.
+    /// Percent of the CPU in a time, by the samples that were due: some CPUs take none while they are idle, and none while a
+    /// hypervisor runs something else.
     pub fn percent(&self, samples: u64, time_ns: u64) -> f64 {
         samples as f64 * 100.0 / self.due(time_ns)
     }
@@ -216,6 +224,8 @@ mod tests {
 
   17 [000] 5.300000000: \n\t    55aa0001 main\n
 
+  17 [000] 5.400000000: \n\tffffffff81000001 read_tsc\n\tffffffff81000002 bpf_prog_6bd6bd9a37fee1c3_cost_softirq_exit\n\tffffffff81000003 bpf_trace_run2\n\tffffffff81000004 __x64_sys_sendto\n
+
    0 [001] 5.300000000: \n\tffffffff81000001 default_idle\n
 
   -1 [001] 5.400000000: \n\tffffffff81000001 rcu_core\n\tffffffff81000002 handle_softirqs\n
@@ -227,8 +237,8 @@ mod tests {
     fn samples_are_told_apart() {
         let cpus = parse(TEXT, 100, 5_000_000_000, 6_000_000_000).expect("it parses");
         let forwarded = BTreeMap::from([((Event::NetRx, "forwarding v4".to_owned()), 1)]);
-        assert_eq!(cpus[&0], Cpu { parts: forwarded, rest: 1, user: 1, ..Cpu::new(100) });
-        assert_eq!((cpus[&0].events(), cpus[&0].busy()), (1, 3));
+        assert_eq!(cpus[&0], Cpu { parts: forwarded, observer: 1, rest: 1, user: 1, ..Cpu::new(100) });
+        assert_eq!((cpus[&0].events(), cpus[&0].busy()), (1, 4));
         assert_eq!(cpus[&1], Cpu { rest: 1, ..Cpu::new(100) });
     }
 

@@ -24,7 +24,7 @@ const FURTHER: &str = "further parts";
 pub(super) struct Totals {
     reports: u64,
     period_ns: u64,
-    events: BTreeMap<(u32, Event), (u64, u64)>,
+    events: BTreeMap<(u32, Event), EventTotals>,
     parts: BTreeMap<(u32, Event, String), u64>,
     part_names: BTreeSet<String>,
     times: BTreeMap<(u32, &'static str), u64>,
@@ -34,6 +34,13 @@ pub(super) struct Totals {
     networking_joules: Option<f64>,
     joules: BTreeMap<String, f64>,
     missing: Vec<Missing>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct EventTotals {
+    ns: u64,
+    calls: u64,
+    observer_ns: u64,
 }
 
 impl Totals {
@@ -53,8 +60,7 @@ impl Totals {
         ] {
             *self.lost.entry(what).or_default() += count;
         }
-        let observer = &report.observer;
-        self.observer_ns += observer.user_ns + observer.system_ns + observer.program_ns.unwrap_or(0);
+        self.observer_ns += report.observer.ns();
         if let Energy::Measured { domains, networking_joules, .. } = &report.energy {
             *self.networking_joules.get_or_insert_default() += networking_joules;
             for domain in domains {
@@ -68,7 +74,9 @@ impl Totals {
         self.samples += cpu.samples;
         for event in &cpu.events {
             let sum = self.events.entry((cpu.cpu, event.event)).or_default();
-            *sum = (sum.0 + event.ns, sum.1 + event.calls);
+            sum.ns += event.ns;
+            sum.calls += event.calls;
+            sum.observer_ns += event.observer_ns;
             for part in &event.parts {
                 let name = self.part_name(&part.name);
                 *self.parts.entry((cpu.cpu, event.event, name)).or_default() += part.ns;
@@ -137,14 +145,20 @@ impl Snapshot {
         let totals = &self.totals;
         let s = Some(&Unit::Seconds);
         counter(out, "event", "Time on CPU in networking's events", s, |family| {
-            totals.events.iter().try_for_each(|((cpu, event), (ns, _))| {
-                one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(*ns))
+            totals.events.iter().try_for_each(|((cpu, event), sum)| {
+                one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.ns))
+            })
+        })?;
+        let what = "What the observer took inside of an event, by samples";
+        counter(out, "event_observer", what, s, |family| {
+            totals.events.iter().try_for_each(|((cpu, event), sum)| {
+                one(family, &[("cpu", &cpu.to_string()), ("event", event.name())], seconds(sum.observer_ns))
             })
         })?;
         counter(out, "event_calls", "How often an event began", None, |family| {
-            totals.events.iter().try_for_each(|((cpu, event), (_, calls))| {
+            totals.events.iter().try_for_each(|((cpu, event), sum)| {
                 let labels = [("cpu", cpu.to_string()), ("event", event.name().to_owned())];
-                ConstCounter::new(*calls).encode(family.encode_family(&labels)?)
+                ConstCounter::new(sum.calls).encode(family.encode_family(&labels)?)
             })
         })?;
         counter(out, "part", "Time of an event in a part of the stack, by samples", s, |family| {
@@ -263,6 +277,7 @@ mod tests {
         for line in [
             "# TYPE millrace_cost_event_seconds counter",
             "millrace_cost_event_seconds_total{cpu=\"0\",event=\"net_rx\"} 0.5",
+            "millrace_cost_event_observer_seconds_total{cpu=\"0\",event=\"net_rx\"} 0.04",
             "millrace_cost_event_calls_total{cpu=\"1\",event=\"net_rx\"} 14",
             "millrace_cost_part_seconds_total{cpu=\"0\",event=\"net_rx\",part=\"UDP\"} 2e-9",
             "millrace_cost_energy_joules_total{domain=\"package-0\"} 4.0",
