@@ -80,8 +80,13 @@ impl Policy {
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| LoadError::Read { path: path.to_owned(), source })?;
+        Ok(Self::parse_file(&text, path)?)
+    }
+
+    /// The policy that `text` says, which was read from that file: what it names is relative to it.
+    pub fn parse_file(text: &str, path: &Path) -> Result<Self, Errors> {
         let directory = path.parent().unwrap_or(Path::new(""));
-        Ok(Self::parse_in(&text, &path.to_string_lossy(), directory)?)
+        Self::parse_in(text, &path.to_string_lossy(), directory)
     }
 
     /// The policy that `text` says. Files that it names are relative to the working directory.
@@ -103,6 +108,20 @@ impl Policy {
             [] => Ok(policy),
             _ => Err(Errors { file: file.to_owned(), problems: reader.problems }),
         }
+    }
+
+    /// What is allowed, and likely not meant.
+    pub fn warnings(&self) -> Vec<String> {
+        let scopes = self.rules.scopes.iter();
+        let every_port = scopes.filter(|scope| scope.places.iter().any(|place| place.port.is_none()));
+        let warn = |scope: &rules::Scope| {
+            format!(
+                "scope {} has no port: all UDP to its addresses is judged as QUIC for a server, also the answers to \
+                 this host's own queries (DNS, NTP), which are refused; give it `port`",
+                scope.name
+            )
+        };
+        every_port.map(warn).collect()
     }
 
     /// What is enforced is only watched.
@@ -158,6 +177,10 @@ fn read_policy(
     (policy, places)
 }
 
+/// Of one table: some 2 GB of memory, and far from what the kernel takes.
+const ENTRIES_MAX: u32 = 1 << 24;
+const SAMPLES_MAX: u32 = 1_000_000;
+
 fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
     let mut config = Config::default();
     let mut bits = |reader: &mut Reader<'_>, key, max, to: &mut u8| {
@@ -169,15 +192,19 @@ fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
     };
     bits(reader, "client_prefix_v4", 32, &mut config.client_prefix_v4);
     bits(reader, "client_prefix_v6", 128, &mut config.client_prefix_v6);
-    for (key, to) in [
-        ("max_ids", &mut config.max_ids),
-        ("max_clients", &mut config.max_clients),
-        ("max_handshakes", &mut config.max_handshakes),
-        ("max_rates", &mut config.max_rates),
-        ("max_prefixes", &mut config.max_prefixes),
-        ("samples_per_second", &mut config.samples_per_second),
+    for (key, range, to) in [
+        ("max_ids", 1..=ENTRIES_MAX, &mut config.max_ids),
+        ("max_clients", 1..=ENTRIES_MAX, &mut config.max_clients),
+        ("max_handshakes", 1..=ENTRIES_MAX, &mut config.max_handshakes),
+        ("max_rates", 1..=ENTRIES_MAX, &mut config.max_rates),
+        ("max_prefixes", 1..=ENTRIES_MAX, &mut config.max_prefixes),
+        ("samples_per_second", 0..=SAMPLES_MAX, &mut config.samples_per_second),
     ] {
-        *to = reader.take(&mut section, key).unwrap_or(*to);
+        let Some((place, value)) = reader.take_at(&mut section, key) else { continue };
+        *to = value;
+        if !range.contains(to) {
+            reader.problem(&place, format!("is {} to {}", range.start(), range.end()));
+        }
     }
     reader.finish(section);
     config

@@ -479,12 +479,19 @@ fn a_policy_is_checked_without_privilege() {
         command.args(["gate", "--check", "--policy"]).arg(&file).output().unwrap()
     };
     std::fs::write(&file, policy(2)).unwrap();
-    assert_eq!(check().status.code(), Some(0));
+    let output = check();
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(0), &b"the policy is usable\n"[..]));
+    std::fs::write(&file, "[[scope]]\nname = \"web\"\naddress = \"192.0.2.1\"\n").unwrap();
+    let output = check();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(String::from_utf8_lossy(&output.stdout).starts_with("warning: scope web has no port"));
     std::fs::write(&file, "[[scope]]\nname = \"web\"\nport = 70000\n").unwrap();
     let output = check();
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(said.contains("gate.toml:3: scope[0].port: is a number, 0 to 65535"), "{said}");
+    assert!(said.contains("gate.toml:3: scope[0].port: is a number, 1 to 65535"), "{said}");
+    let no_port = Command::new(env!("CARGO_BIN_EXE_millrace")).args(["gate", "--check", "--port=0"]).output();
+    assert_eq!(no_port.unwrap().status.code(), Some(2));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -238,6 +238,10 @@ pub enum Error {
 
 /// All scopes of a gate, those that it had before included.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
+/// Of a policy.
+pub const VERSIONS_MAX: usize = intf::VERSIONS;
+/// Of a policy.
+pub const REFLECTORS_MAX: usize = intf::PORTS;
 /// Places of all scopes together.
 pub const MAX_PLACES: usize = 256;
 pub(super) const INTERFACE: &str = "interface";
@@ -258,6 +262,10 @@ impl Rules {
                 return Err(Error::NoPlace(scope.name.clone()));
             }
             for place in &scope.places {
+                if place.port == Some(0) || place.address.is_some_and(|address| address.is_unspecified()) {
+                    let what = "no packet is sent to port 0, 0.0.0.0 or ::";
+                    return Err(Error::Value { scope: scope.name.clone(), what });
+                }
                 if let Some((_, other)) = places.iter().find(|(taken, _)| taken == place) {
                     return Err(Error::SamePlace((*other).to_owned(), scope.name.clone()));
                 }

@@ -210,6 +210,7 @@ fn all_or_nothing() {
             "\"interface\"",
         ),
         (Rules { scopes: vec![wide], ..Rules::default() }, "found by nothing"),
+        (Rules { scopes: vec![scope("web", 0, Policy::default())], ..Rules::default() }, "port 0"),
         (
             Rules {
                 scopes: (0..64).map(|n| scope(&n.to_string(), n + 1, Policy::default())).collect(),

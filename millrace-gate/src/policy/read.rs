@@ -1,7 +1,14 @@
 //! TOML with places: every value is taken once, whatever is wrong is noted with line and key, and what was not taken
 //! is unknown.
 
-use std::{borrow::Cow, net::IpAddr, ops::Range, path::PathBuf, time::Duration};
+use std::{
+    borrow::Cow,
+    net::IpAddr,
+    num::NonZeroU16,
+    ops::{Range, RangeInclusive},
+    path::PathBuf,
+    time::Duration,
+};
 
 use millrace_bpf::gate::{ParseError, Prefix, rules::Mode};
 use toml::{
@@ -162,35 +169,41 @@ pub(super) trait FromValue: Sized {
     fn from_value(value: DeValue<'_>) -> Result<Self, String>;
 }
 
-fn number(value: &DeValue<'_>, max: u64, what: &str) -> Result<u64, String> {
+fn number(value: &DeValue<'_>, range: RangeInclusive<u64>) -> Result<u64, String> {
     let parsed = value.as_integer().and_then(|it| u64::from_str_radix(it.as_str(), it.radix()).ok());
-    parsed.filter(|number| *number <= max).ok_or_else(|| format!("is {what}, 0 to {max}"))
+    let (min, max) = (range.start(), range.end());
+    parsed.filter(|number| range.contains(number)).ok_or_else(|| format!("is a number, {min} to {max}"))
 }
 
 impl FromValue for u64 {
     fn from_value(value: DeValue<'_>) -> Result<Self, String> {
         // As far as integers of TOML go.
-        number(&value, i64::MAX as Self, "a number")
+        number(&value, 0..=i64::MAX as Self)
     }
+}
+
+fn narrow<T: TryFrom<u64, Error: std::fmt::Display>>(
+    value: &DeValue<'_>,
+    range: RangeInclusive<u64>,
+) -> Result<T, String> {
+    T::try_from(number(value, range)?).map_err(|error| error.to_string())
 }
 
 impl FromValue for u32 {
     fn from_value(value: DeValue<'_>) -> Result<Self, String> {
-        let number = number(&value, Self::MAX.into(), "a number")?;
-        Self::try_from(number).map_err(|error| error.to_string())
-    }
-}
-
-impl FromValue for u16 {
-    fn from_value(value: DeValue<'_>) -> Result<Self, String> {
-        let number = number(&value, Self::MAX.into(), "a number")?;
-        Self::try_from(number).map_err(|error| error.to_string())
+        narrow(&value, 0..=Self::MAX.into())
     }
 }
 
 impl FromValue for u8 {
     fn from_value(value: DeValue<'_>) -> Result<Self, String> {
-        let number = number(&value, Self::MAX.into(), "a number")?;
+        narrow(&value, 0..=Self::MAX.into())
+    }
+}
+
+impl FromValue for NonZeroU16 {
+    fn from_value(value: DeValue<'_>) -> Result<Self, String> {
+        let number: u16 = narrow(&value, 1..=u16::MAX.into())?;
         Self::try_from(number).map_err(|error| error.to_string())
     }
 }
@@ -219,7 +232,7 @@ impl FromValue for Duration {
         const MAX: f64 = 365.0 * 86_400.0;
         let seconds = match &value {
             DeValue::Float(float) => float.as_str().parse().ok(),
-            DeValue::Integer(_) => number(&value, MAX as u64, "").ok().map(|whole| whole as f64),
+            DeValue::Integer(_) => number(&value, 0..=MAX as u64).ok().map(|whole| whole as f64),
             _ => None,
         };
         let seconds = seconds.filter(|seconds| (0.0..=MAX).contains(seconds));

@@ -1,10 +1,10 @@
 //! `[[scope]]` of a policy file.
 
-use std::{net::IpAddr, path::Path, time::Duration};
+use std::{net::IpAddr, num::NonZeroU16, path::Path, time::Duration};
 
 use millrace_bpf::gate::{
     Counting, Live, Place as Where, Policy, Rate, Rule,
-    rules::{ANSWERING, Mode, Scope},
+    rules::{ANSWERING, Mode, REFLECTORS_MAX, Scope, VERSIONS_MAX},
 };
 
 use super::{
@@ -20,8 +20,12 @@ pub(super) fn read(reader: &mut Reader<'_>, mut section: Section<'_>, directory:
     if name.is_empty() {
         reader.problem(&section.place, "needs a name: `name = \"web\"`");
     }
-    let ports: Vec<u16> = reader.take(&mut section, "port").unwrap_or_default();
-    let addresses: Vec<IpAddr> = reader.take(&mut section, "address").unwrap_or_default();
+    let ports = ports(reader, &mut section, "port").unwrap_or_default();
+    let addresses: Option<(Place, Vec<IpAddr>)> = reader.take_at(&mut section, "address");
+    if let Some((place, _)) = addresses.as_ref().filter(|(_, all)| all.iter().any(IpAddr::is_unspecified)) {
+        reader.problem(place, "no packet is sent to 0.0.0.0 or ::; leave the key out for every address");
+    }
+    let addresses = addresses.map(|(_, all)| all).unwrap_or_default();
     let mut policy = Policy::default();
     live(reader, &mut section, &mut policy);
     if let Some(section) = reader.section(&mut section, "rules") {
@@ -30,6 +34,11 @@ pub(super) fn read(reader: &mut Reader<'_>, mut section: Section<'_>, directory:
     let prefixes = prefixes(reader, &mut section, directory);
     reader.finish(section);
     Scope { name, places: places(&addresses, &ports), policy, prefixes }
+}
+
+fn ports(reader: &mut Reader<'_>, section: &mut Section<'_>, key: &'static str) -> Option<Vec<u16>> {
+    let ports: Vec<NonZeroU16> = reader.take(section, key)?;
+    Some(ports.into_iter().map(NonZeroU16::get).collect())
 }
 
 /// Each address with each port.
@@ -155,11 +164,21 @@ fn parameters(reader: &mut Reader<'_>, section: &mut Section<'_>, rule: Rule, po
         Rule::Retry => retry(reader, section, policy),
         Rule::Version => versions(reader, section, policy),
         Rule::SourcePort => {
-            if let Some(ports) = reader.take(section, "reflectors") {
+            if let Some(ports) = ports(reader, section, "reflectors") {
+                at_most(reader, section, "reflectors", ports.len(), REFLECTORS_MAX);
                 policy.reflectors = ports;
             }
         }
         _ => rate_of(reader, section, rule, policy),
+    }
+}
+
+fn at_most(reader: &mut Reader<'_>, section: &Section<'_>, key: &str, count: usize, max: usize) {
+    if count > max {
+        reader.problem(
+            &section.place,
+            format!("`{key}` has {count} numbers, of which there is room for {max}"),
+        );
     }
 }
 
@@ -193,7 +212,8 @@ fn retry(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy
 }
 
 fn versions(reader: &mut Reader<'_>, section: &mut Section<'_>, policy: &mut Policy) {
-    if let Some(versions) = reader.take(section, "speaks") {
+    if let Some(versions) = reader.take::<Vec<u32>>(section, "speaks") {
+        at_most(reader, section, "speaks", versions.len(), VERSIONS_MAX);
         policy.versions = versions;
     }
 }

@@ -114,13 +114,26 @@ fn everything_arrives_where_it_belongs() {
 
 #[test]
 fn every_problem_is_said_with_line_key_and_remedy() {
-    let table: [(&str, &[&str]); 15] = [
+    let table: [(&str, &[&str]); 19] = [
         ("", &["1: there is no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
         ("[[scope]]\nname = \"web\"\n", &["1: scope[0]: scope web is found by nothing"]),
         ("[[scope]]\nname = \"interface\"\nport = 1\n", &["1: scope[0]: the name \"interface\""]),
-        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 0 to 65535"]),
+        ("[[scope]]\nname = \"web\"\nport = \"443\"\n", &["3: scope[0].port: is a number, 1 to 65535"]),
+        ("[[scope]]\nname = \"web\"\nport = [443, 0]\n", &["3: scope[0].port: [1] is a number, 1 to 65535"]),
+        (
+            "[[scope]]\nname = \"web\"\naddress = [\"192.0.2.1\", \"::\"]\n",
+            &["3: scope[0].address: no packet is sent to 0.0.0.0 or ::"],
+        ),
+        (
+            "[load]\nmax_ids = 0\nmax_clients = 4294967295\nsamples_per_second = 0\n[[scope]]\nname = \"web\"\nport = 443\n",
+            &["2: load.max_ids: is 1 to 16777216", "3: load.max_clients: is 1 to 16777216"],
+        ),
+        (
+            "[[scope]]\nname = \"web\"\nport = 443\n[scope.rules]\nversion = { speaks = [1, 2, 3, 4, 5] }\n",
+            &["5: scope[0].rules.version: `speaks` has 5 numbers, of which there is room for 4"],
+        ),
         (
             "[[scope]]\nname = \"web\"\nport = 443\nlive = \"unknown\"\nidle_timeout = 3\n",
             &["5: scope[0].idle_timeout: means nothing where live"],
@@ -163,6 +176,27 @@ fn every_problem_is_said_with_line_key_and_remedy() {
             assert!(said.starts_with(want), "{text}\n{said}");
         }
     }
+}
+
+#[test]
+fn more_reflectors_than_there_is_room_for_are_said_where_they_are() {
+    let ports: Vec<_> = (1..=33).collect();
+    let text = format!("{WEB}[scope.rules]\nsource_port = {{ reflectors = {ports:?} }}\n");
+    let line = text.lines().count();
+    let want = format!("{line}: scope[0].rules.source_port: `reflectors` has 33 numbers");
+    let said = problems(&text);
+    assert_eq!(said.len(), 1, "{said:?}");
+    assert!(said[0].starts_with(&want), "{said:?}");
+}
+
+#[test]
+fn a_scope_without_a_port_is_allowed_and_warned_of() {
+    assert_eq!(Policy::parse(WEB).unwrap().warnings(), [""; 0]);
+    let policy =
+        Policy::parse(&format!("{WEB}[[scope]]\nname = \"all\"\naddress = \"192.0.2.1\"\n")).unwrap();
+    let said = policy.warnings();
+    assert_eq!(said.len(), 1);
+    assert!(said[0].starts_with("scope all has no port"), "{said:?}");
 }
 
 #[test]

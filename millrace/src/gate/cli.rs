@@ -35,7 +35,13 @@ struct Guard {
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "IF")]
     interface: Vec<String>,
     /// UDP ports to guard, by what needs no numbers
-    #[arg(long, value_delimiter = ',', required_unless_present = "policy", conflicts_with = "policy")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_parser = clap::value_parser!(u16).range(1..),
+        required_unless_present = "policy",
+        conflicts_with = "policy"
+    )]
     port: Vec<u16>,
     /// With --port: connections that one client may have
     #[arg(long, value_name = "N", conflicts_with = "policy")]
@@ -146,8 +152,9 @@ fn guard(args: Guard) -> anyhow::Result<()> {
         None => Source::Text(policy_of_flags(&args.port, args.connections)),
     };
     if args.check {
-        source.read()?;
-        return print("the policy is usable\n");
+        let (policy, _) = source.read()?;
+        let warnings: String = policy.warnings().iter().map(|it| format!("warning: {it}\n")).collect();
+        return print(&format!("{warnings}the policy is usable\n"));
     }
     let _log = log::start(&Log { level: args.log_level, format: args.log_format, file: None })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

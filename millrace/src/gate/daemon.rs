@@ -13,7 +13,7 @@ use axum::{
 use millrace_gate::{Gate, Mode, Policy};
 use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::{
     control::Socket,
@@ -36,8 +36,8 @@ impl Source {
     pub fn read(&self) -> anyhow::Result<(Policy, String)> {
         match self {
             Self::File(path) => {
-                let policy = Policy::load(path)?;
-                Ok((policy, std::fs::read_to_string(path).with_context(|| path.display().to_string())?))
+                let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+                Ok((Policy::parse_file(&text, path)?, text))
             }
             Self::Text(text) => Ok((Policy::parse(text)?, text.clone())),
         }
@@ -107,6 +107,7 @@ pub(super) async fn run(setup: Setup) -> anyhow::Result<()> {
 impl Daemon {
     fn start(setup: &Setup) -> anyhow::Result<Self> {
         let (policy, text) = setup.source.read()?;
+        warn_of(&policy);
         let policy = if setup.dry_run { policy.dry_run() } else { policy };
         let gate = Gate::new(&policy)?;
         for name in &setup.interfaces {
@@ -124,10 +125,11 @@ impl Daemon {
 
     /// Reads the policy again; all or nothing.
     pub fn reload(&self) -> anyhow::Result<()> {
-        let (policy, text) = self.source.read()?;
-        let policy = if self.dry_run { policy.dry_run() } else { policy };
-        // Held over both, so that two reloads do not mix.
+        // Held from the file to the kernel: of two reloads the later one's is in force.
         let mut current = self.text.lock();
+        let (policy, text) = self.source.read()?;
+        warn_of(&policy);
+        let policy = if self.dry_run { policy.dry_run() } else { policy };
         self.gate.set_policy(&policy)?;
         *current = text;
         info!("new policy");
@@ -151,6 +153,10 @@ impl Daemon {
             ..status::of(&self.gate)?
         })
     }
+}
+
+fn warn_of(policy: &Policy) {
+    policy.warnings().into_iter().for_each(|warning| warn!("{warning}"));
 }
 
 fn router(daemon: Arc<Daemon>) -> Router {
