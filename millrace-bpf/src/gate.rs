@@ -292,10 +292,11 @@ impl Gate {
         lock(&self.settings).exceptions(scope, prefix, entry)
     }
 
-    /// For the application behind a scope. Valid as long as the scope keeps its name, and harmless afterwards.
+    /// For the application behind a scope. Valid as long as the rules have the scope, and harmless afterwards.
     pub fn scope(&self, name: &str) -> Result<Scope, Error> {
-        let index =
-            lock(&self.settings).index(name).ok_or(Error::Config("there is no scope of that name"))?;
+        // Held, so that the index does not become another scope's meanwhile.
+        let settings = lock(&self.settings);
+        let index = settings.index(name).ok_or(Error::Config("there is no scope of that name"))?;
         Ok(Scope::new(self.maps.clone(), index))
     }
 

@@ -62,6 +62,10 @@ mirror!(#[derive(PartialOrd, Ord)] PrefixKey = "gate_prefix_key" {
 
 mirror!(Client = "gate_client" { address: [u8; 16], scope: u32 });
 
+mirror!(Path = "gate_path" { address: [u8; 16], scope: u32, port: [u8; 2], pad: u16 });
+
+mirror!(BucketKey = "gate_bucket_key" { client: [u8; 16], scope: u16, live: u16 });
+
 mirror!(Count = "gate_count" { all: u64, zero_ns: u64 });
 
 mirror!(Id = "gate_id" { scope: u32, bytes: [u8; ID_MAX], len: u32 });
@@ -121,6 +125,8 @@ mod tests {
                 ScopeKey::LAYOUT,
                 PrefixKey::LAYOUT,
                 Client::LAYOUT,
+                Path::LAYOUT,
+                BucketKey::LAYOUT,
                 Count::LAYOUT,
                 Id::LAYOUT,
                 Counter::LAYOUT,

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{PoisonError, RwLock};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 use nix::libc;
@@ -31,6 +32,11 @@ pub(super) struct Maps {
     token_keys: MapHandle,
     connections: MapHandle,
     clients: MapHandle,
+    /// What else is kept of scopes, but for what is by their index.
+    others: [MapHandle; 4],
+    states: MapHandle,
+    /// How often each index was given to another scope; held while something is done for one.
+    turns: RwLock<[u32; intf::SCOPES as usize]>,
     pub barrier: Barrier,
     count: OwnedFd,
     publish: OwnedFd,
@@ -68,6 +74,14 @@ impl Maps {
             token_keys: object.handle("token_keys")?,
             connections: object.handle("connections")?,
             clients: object.handle("clients")?,
+            others: [
+                object.handle("handshakes")?,
+                object.handle("openings")?,
+                object.handle("paths")?,
+                object.handle("buckets")?,
+            ],
+            states: object.handle("states")?,
+            turns: RwLock::new([0; intf::SCOPES as usize]),
             barrier: Barrier::new(object)?,
             count: program(object, "gate_count")?,
             publish: program(object, "gate_publish")?,
@@ -121,6 +135,58 @@ impl Maps {
     pub fn put_token_key(&self, index: u32, key: &token::Key) -> Result<(), Error> {
         let key = intf::TokenKey { key: key.words(), valid: 1, pad: 0 };
         write(&self.token_keys, "token_keys", &index.to_ne_bytes(), key.as_bytes())
+    }
+
+    // --- Scopes ---
+
+    /// To which of the scopes that have its index, one after the other, the one belongs that has it now.
+    pub fn turn(&self, scope: u32) -> u32 {
+        let turns = self.turns.read().unwrap_or_else(PoisonError::into_inner);
+        turns.get(scope as usize).copied().unwrap_or_default()
+    }
+
+    /// Does something for a scope, unless another one has its index by now.
+    pub fn in_turn<T>(
+        &self,
+        scope: u32,
+        turn: u32,
+        work: impl FnOnce() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let turns = self.turns.read().unwrap_or_else(PoisonError::into_inner);
+        if turns.get(scope as usize) == Some(&turn) {
+            work()
+        } else {
+            Err(Error::Config("the scope is gone"))
+        }
+    }
+
+    /// Forgets all about a scope that no packet is judged by any more: its index is for another one.
+    pub fn forget_scope(&self, scope: u32) -> Result<(), Error> {
+        let mut turns = self.turns.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(turn) = turns.get_mut(scope as usize) {
+            *turn = turn.wrapping_add(1);
+        }
+        let [handshakes, openings, paths, buckets] = &self.others;
+        let of_id = |key: &[u8]| intf::Id::from_bytes(key).map(|id| id.scope);
+        let of_client = |key: &[u8]| intf::Client::from_bytes(key).map(|client| client.scope);
+        let of_path = |key: &[u8]| intf::Path::from_bytes(key).map(|path| path.scope);
+        let of_bucket = |key: &[u8]| intf::BucketKey::from_bytes(key).map(|key| key.scope.into());
+        delete_of(&self.connections, "connections", scope, of_id)?;
+        delete_of(handshakes, "handshakes", scope, of_id)?;
+        delete_of(openings, "openings", scope, of_id)?;
+        delete_of(paths, "paths", scope, of_path)?;
+        delete_of(&self.clients, "clients", scope, of_client)?;
+        delete_of(buckets, "buckets", scope, of_bucket)?;
+        let nothing = vec![0; self.states.value_size() as usize];
+        write(&self.states, "states", &scope.to_ne_bytes(), &nothing)?;
+        (scope * REASONS..(scope + 1) * REASONS).try_for_each(|counter| self.reset_counter(counter))
+    }
+
+    fn reset_counter(&self, key: u32) -> Result<(), Error> {
+        let error = |source| Error::Write { what: "counters", source };
+        let cpus = libbpf_rs::num_possible_cpus().map_err(error)?;
+        let nothing = vec![intf::Counter::default().as_bytes().to_vec(); cpus];
+        self.counters.update_percpu(&key.to_ne_bytes(), &nothing, MapFlags::ANY).map_err(error)
     }
 
     // --- Connections ---
@@ -261,6 +327,18 @@ fn run<T: Plain>(program: &OwnedFd, call: &mut T) -> io::Result<()> {
 fn program(object: &Loaded, name: &'static str) -> Result<OwnedFd, Error> {
     let program = object.program(name)?;
     program.as_fd().try_clone_to_owned().map_err(|source| Error::Run { program: OBJECT, source })
+}
+
+/// Deletes all entries of a scope, which nobody adds to.
+fn delete_of(
+    map: &MapHandle,
+    what: &'static str,
+    scope: u32,
+    scope_of: impl Fn(&[u8]) -> Option<u32>,
+) -> Result<(), Error> {
+    // All at once: who deletes the key that he is at begins anew.
+    let keys: Vec<_> = map.keys().filter(|key| scope_of(key) == Some(scope)).collect();
+    keys.into_iter().try_for_each(|key| delete(map, what, &key))
 }
 
 /// Also if it is not there.

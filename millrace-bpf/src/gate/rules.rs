@@ -236,7 +236,7 @@ pub enum Error {
     Value { scope: String, what: &'static str },
 }
 
-/// All scopes of a gate, those that it had before included.
+/// All scopes of a gate at one time; while rules are replaced, of those before and after together.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
 /// Of a policy.
 pub const VERSIONS_MAX: usize = intf::VERSIONS;

@@ -12,7 +12,7 @@ use crate::{Error, clock};
 /// Userspace's idea of the maps; the maps follow it.
 pub(super) struct Settings {
     rules: Rules,
-    /// By index. A name keeps its index for as long as the gate lives.
+    /// By index. A name keeps its index, also while no scope has it, until another name needs the room.
     names: Vec<String>,
     listed: BTreeMap<(Option<String>, Prefix), Entry>,
     active: intf::Active,
@@ -71,13 +71,14 @@ impl Settings {
 
     pub fn apply(&mut self, maps: &Maps, rules: &Rules) -> Result<(), Error> {
         rules.check()?;
-        let names = self.name(rules)?;
+        let (names, reused) = self.name(rules)?;
         let turn = self.active.turn.wrapping_add(1);
         let half = turn & 1;
         let policies = policies(rules, &names)?;
         let next = Half::new(half, rules, &names, &self.listed);
         let lookups = rules.scopes.iter().flat_map(|scope| &scope.places).fold(0, |all, p| all | p.lookup());
         maps.barrier.wait_for_runs()?;
+        reused.into_iter().try_for_each(|index| maps.forget_scope(index))?;
         let old = std::mem::take(self.half(half));
         maps.clear(old.scopes.keys(), old.prefixes.keys())?;
         // Known before it is written: what a failure leaves behind is cleared by the next attempt.
@@ -208,15 +209,28 @@ impl Settings {
         &mut self.halves[(half & 1) as usize]
     }
 
-    /// The names with those that are new.
-    fn name(&self, rules: &Rules) -> Result<Vec<String>, Error> {
+    /// The names with those that are new, and the indexes of which others were given up for them: of scopes that are
+    /// neither in force nor wanted, so that nobody meets what is left of them once earlier runs have ended.
+    fn name(&self, rules: &Rules) -> Result<(Vec<String>, Vec<u32>), Error> {
         let mut names = self.names.clone();
+        let mut reused = Vec::new();
+        let is_used =
+            |name: &str| self.rules.scopes.iter().chain(&rules.scopes).any(|scope| scope.name == name);
         for scope in &rules.scopes {
-            if index(&names, &scope.name).is_none() {
-                names.push(scope.name.clone());
+            if index(&names, &scope.name).is_some() {
+                continue;
             }
+            if names.len() < intf::SCOPES as usize {
+                names.push(scope.name.clone());
+                continue;
+            }
+            let free = (1..).zip(names.iter_mut().skip(1)).find(|(_, name)| !is_used(name));
+            let (index, name) =
+                free.ok_or(Error::Full { what: "scopes while those before are still in use" })?;
+            name.clone_from(&scope.name);
+            reused.push(index);
         }
-        if names.len() > intf::SCOPES as usize { Err(Error::Full { what: "scope names" }) } else { Ok(names) }
+        Ok((names, reused))
     }
 
     /// What the rules say about a prefix.

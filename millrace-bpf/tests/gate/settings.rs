@@ -232,6 +232,73 @@ fn all_or_nothing() {
     assert_eq!((verdict, action), (Some(("interface".to_owned(), passed(Pass::Other))), Action::Pass));
 }
 
+/// Names come and go without end. What keeps its name keeps its state; a new one has nothing of who had its place, and
+/// nobody's handle reaches another's.
+#[test]
+fn names_are_given_up_for_others() {
+    if !root("names_are_given_up_for_others") {
+        return;
+    }
+    let gate = Gate::load(&config()).expect("a gate");
+    let published = Policy {
+        modes: enforce(&[Rule::Quota]),
+        quota: Some(1),
+        live: Live::Published { id_len: 8 },
+        counting: Counting::Application,
+        ..Policy::default()
+    };
+    let client = V4.parse::<std::net::SocketAddr>().expect("an address").ip();
+    let apply = |n: u32| {
+        let scopes =
+            vec![scope("kept", 444, published.clone()), scope(&n.to_string(), 443, published.clone())];
+        gate.apply(&Rules { scopes, ..Rules::default() }).unwrap_or_else(|error| panic!("{n}: {error}"));
+    };
+    let verdict = |name: &str, payload: Vec<u8>| {
+        let (verdict, _) = judge(&gate, &to_server(V4, payload).bytes());
+        let (scope, reason) = verdict.expect("a verdict");
+        assert_eq!(scope, name);
+        reason
+    };
+    apply(0);
+    let kept = gate.scope("kept").expect("a scope");
+    kept.inc(client).expect("inc");
+    kept.publish(&[9; 8]).expect("an ID");
+    let mut others = Vec::new();
+    for n in 0..150 {
+        apply(n);
+        let name = n.to_string();
+        assert_eq!(verdict(&name, initial(1, &[1; 8], &[], &[])), NEW, "{n}: a count of another's");
+        assert_eq!(verdict(&name, short(&[7; 8], 100)), passed(Pass::Unknown), "{n}: an ID of another's");
+        let web = gate.scope(&name).expect("a scope");
+        web.inc(client).expect("inc");
+        web.publish(&[7; 8]).expect("an ID");
+        assert_eq!(verdict(&name, initial(1, &[2; 8], &[], &[])), refused(Rule::Quota));
+        assert_eq!(verdict(&name, short(&[7; 8], 100)), passed(Pass::Live));
+        let counted = gate.statistics().expect("statistics").scope(&name).expect("it").clone();
+        assert_eq!((counted.rule(Rule::Quota).packets, counted.pass(Pass::New).packets), (1, 1), "{n}");
+        others.push(web);
+    }
+    let (now, before) = others.split_last().expect("scopes");
+    assert!(before.iter().any(|scope| scope.dec(client).is_err()), "none was given up");
+    assert_eq!(now.connections(client).expect("connections"), 1, "another's handle reached it");
+    assert_eq!(kept.connections(client).expect("connections"), 1);
+    let mut frame = to_server(V4, short(&[9; 8], 100));
+    frame.destination.set_port(444);
+    assert_eq!(judge(&gate, &frame.bytes()).0, Some(("kept".to_owned(), passed(Pass::Live))));
+
+    // All at once others: there is room for both or an error, which changes nothing.
+    let many = |prefix: &str, count: u16| Rules {
+        scopes: (1..=count).map(|n| scope(&format!("{prefix}{n}"), n, published.clone())).collect(),
+        ..Rules::default()
+    };
+    gate.apply(&many("a", 40)).expect("forty");
+    let error = gate.apply(&many("b", 40)).expect_err("forty others").to_string();
+    assert!(error.contains("no room for more scopes while"), "{error}");
+    assert_eq!(gate.rules().scopes.len(), 40);
+    gate.apply(&many("a", 10)).expect("ten");
+    gate.apply(&many("b", 40)).expect("forty others");
+}
+
 /// Rules change a thousand times while packets of a live connection and of a blocked client arrive: each is judged by
 /// one set of rules, and no half of one.
 #[test]
