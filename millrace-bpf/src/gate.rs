@@ -155,6 +155,16 @@ impl ScopeStatistics {
     }
 }
 
+/// How full a table is that can fill up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Table {
+    /// `connections`, `paths`, `clients`, `prefixes`; where what is full only forgets the oldest, `handshakes`, `openings`.
+    pub name: &'static str,
+    /// As [`Gate::maintain`] last found it.
+    pub entries: u64,
+    pub room: u64,
+}
+
 /// A client with connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Client {
@@ -281,15 +291,15 @@ impl Gate {
         lock(&self.settings).listed()
     }
 
-    /// What decides otherwise about a part of a prefix, or all of it, than this entry of a list does or would: longer
+    /// What decides otherwise about a part of prefixes, or all of it, than this entry of a list does or would: longer
     /// prefixes in the same list, or in those that count where this one does, and blocks of the same.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
-        prefix: Prefix,
+        prefixes: &[Prefix],
         entry: Entry,
     ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
-        lock(&self.settings).exceptions(scope, prefix, entry)
+        lock(&self.settings).exceptions(scope, prefixes, entry)
     }
 
     /// For the application behind a scope. Valid as long as the rules have the scope, and harmless afterwards.
@@ -364,6 +374,13 @@ impl Gate {
     pub fn statistics(&self) -> Result<Statistics, Error> {
         let names = lock(&self.settings).names();
         self.maps.statistics(&names, &lock(&self.object).counters("events")?)
+    }
+
+    /// How full the tables are.
+    pub fn tables(&self) -> Vec<Table> {
+        let prefixes = lock(&self.settings).prefixes();
+        let room = self.maps.room_for_prefixes();
+        self.maps.tables().chain([Table { name: "prefixes", entries: prefixes, room }]).collect()
     }
 
     /// The clients of a scope that have connections, in no order.

@@ -12,7 +12,7 @@ use std::{
 
 use millrace_bpf::{
     gate::{
-        self as kernel, Client, Config, Entry, Live, Prefix, Rules, Sample, Statistics,
+        self as kernel, Client, Config, Entry, Live, Prefix, Rules, Sample, Statistics, Table,
         token::{self, Key, Token},
     },
     xdp::Mode,
@@ -125,6 +125,18 @@ impl Gate {
         Ok(self.inner.kernel.list(scope, prefix, entry)?)
     }
 
+    /// What decides otherwise about a part of prefixes, or all of it, than this entry of a list does or would: longer
+    /// prefixes in the lists that count where this one does, and blocks of the same.
+    pub fn exceptions(
+        &self,
+        scope: Option<&str>,
+        prefixes: &[Prefix],
+        entry: Entry,
+    ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
+        scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
+        Ok(self.inner.kernel.exceptions(scope, prefixes, entry)?)
+    }
+
     /// Takes back what [`list`](Self::list) did.
     pub fn unlist(&self, scope: Option<&str>, prefix: Prefix) -> Result<(), Error> {
         scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
@@ -144,6 +156,11 @@ impl Gate {
     pub fn clients(&self, scope: &str) -> Result<Vec<Client>, Error> {
         self.inner.must_have(scope)?;
         Ok(self.inner.kernel.clients(scope)?)
+    }
+
+    /// How full its tables are, as they were a second ago.
+    pub fn tables(&self) -> Vec<Table> {
+        self.inner.kernel.tables()
     }
 
     /// Samples of packets that were refused, or would have been, since the last call.

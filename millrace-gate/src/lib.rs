@@ -38,7 +38,7 @@ pub use interfaces::Interface;
 pub use millrace_bpf::{
     gate::{
         Client, Config, Counter, Entry, Event, ParseError, Pass, Prefix, Reason, Rule, Sample,
-        ScopeStatistics, Statistics, rules, token,
+        ScopeStatistics, Statistics, Table, rules, token,
     },
     xdp::Mode,
 };

@@ -239,13 +239,19 @@ fn prefixes(reader: &mut Reader<'_>, from: &mut Section<'_>, directory: &Path) -
     all
 }
 
-/// A prefix per line; `#` begins a comment.
 fn prefix_file(path: &Path) -> Result<Vec<Prefix>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    prefix_list(&text, &path.to_string_lossy())
+}
+
+/// A prefix per line; `#` begins a comment.
+///
+/// # Errors
+/// With `name` and line.
+pub fn prefix_list(text: &str, name: &str) -> Result<Vec<Prefix>, String> {
     let lines = text.lines().map(content).enumerate().filter(|(_, line)| !line.is_empty());
-    let parsed = lines.map(|(index, line)| {
-        line.parse().map_err(|error| format!("{}:{}: {error}", path.display(), index + 1))
-    });
+    let parsed =
+        lines.map(|(index, line)| line.parse().map_err(|error| format!("{name}:{}: {error}", index + 1)));
     parsed.collect()
 }
 

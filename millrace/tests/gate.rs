@@ -158,26 +158,38 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
-    let (code, metrics) = inside(&site.server, || fetch(http, "/metrics").unwrap());
+    let scrape = |path: &str| inside(&site.server, || fetch(http, path).unwrap());
+    let (code, metrics) = scrape("/metrics");
     assert_eq!(code, 200);
+    let room = r#"millrace_gate_table_room{table="connections"} 131072"#;
+    assert!(metrics.contains(room), "{room} is not in\n{metrics}");
     let line = format!(r#"millrace_gate_refused_packets_total{{scope="web",rule="quota"}} {refused}"#);
     assert!(metrics.contains(&line), "{line} is not in\n{metrics}");
-    assert_eq!(inside(&site.server, || fetch(http, "/healthz").unwrap()), (200, "ok\n".to_owned()));
+    assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()));
 
     // A policy that is not usable changes nothing; one that is takes effect, and hurts no live connection.
     std::fs::write(site.path("gate.toml"), policy(3).replace("quota", "quoat")).unwrap();
     let said = gate.fail(&["reload"]);
     assert!(said.contains("gate.toml:4: scope[0].rules.quoat: unknown key; did you mean `quota`?"), "{said}");
     assert_eq!(gate.succeed(&["policy"]), policy(2));
+    let status = gate.status();
+    let error = status.reload.clone().unwrap().error.expect("the reload failed");
+    assert!(error.contains("did you mean `quota`?"), "{error}");
+    assert!(status.trouble.iter().any(|it| it.contains("the latest reload failed")), "{:?}", status.trouble);
+    assert!(scrape("/metrics").1.contains("millrace_gate_reload_ok 0"));
+    assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
     gate.succeed(&["reload"]);
     assert_eq!(gate.succeed(&["policy"]), policy(3));
+    let status = gate.status();
+    assert_eq!((status.reload.unwrap().error, status.trouble), (None, vec![]));
+    assert!(scrape("/metrics").1.contains("millrace_gate_reload_ok 1"));
     hello(&site.connect(LONG).await.unwrap()).await;
     hello(&first).await;
     hello(&second).await;
 
-    // An operator's word is above all else, and outlives a reload.
+    // An operator's word outlives a reload.
     gate.succeed(&["block", "10.97.0.0/24"]);
     gate.succeed(&["reload"]);
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
@@ -185,6 +197,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert_eq!(gate.status().listed.len(), 1);
     gate.succeed(&["block", "10.97.0.0/24", "--remove"]);
     hello(&first).await;
+    assert_eq!(gate.status().listed, []);
     assert!(gate.fail(&["block", "10.97.0.0/33"]).contains("is no address prefix"));
     assert!(gate.fail(&["allow", "10.97.0.2", "--scope=wbe"]).contains("there is no scope \"wbe\""));
 
@@ -228,6 +241,68 @@ async fn a_dry_run_refuses_nothing_and_counts_what_it_would() {
     assert!(site.path("gate.sock").exists());
     let gate = Gate::start(&site, &["--port", &port, "--http=off"]);
     assert_eq!(gate.connections(), 0);
+}
+
+/// One prefix, several, a list; for a time; and a word where another prefix goes before.
+#[test]
+fn lists_at_run_time() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("lists", &policy(2));
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let listed = || -> Vec<_> {
+        let listed = gate.status().listed.into_iter();
+        listed.map(|it| (it.prefix, it.entry, it.scope, it.seconds.is_some())).collect()
+    };
+    let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
+        (prefix.to_owned(), entry.to_owned(), scope.map(str::to_owned), ends)
+    };
+    gate.succeed(&["block", "192.0.2.0/24", "2001:db8::/32"]);
+    gate.succeed(&["allow", "192.0.2.7", "--scope=web", "--for=1h"]);
+    let all = [
+        entry("192.0.2.0/24", "block", None, false),
+        entry("2001:db8::/32", "block", None, false),
+        entry("192.0.2.7", "allow", Some("web"), true),
+    ];
+    assert_eq!(listed(), all);
+    assert!(
+        gate.fail(&["block", "198.51.100.0/24", "nonsense"]).contains("\"nonsense\" is no address prefix")
+    );
+    assert_eq!(listed(), all, "all or none");
+
+    let note = |args: &[&str]| String::from_utf8(gate.verb(args).stderr).unwrap();
+    let said = note(&["block", "192.0.2.0/25"]);
+    assert_eq!(said, "note: not for 192.0.2.7: the list of scope web says allow, which goes before\n");
+    assert_eq!(note(&["block", "192.0.2.7"]), "", "a block wins");
+    let said = note(&["allow", "192.0.2.7", "--scope=web"]);
+    assert!(said.contains("not for 192.0.2.7: the list for all says block"), "{said}");
+    gate.succeed(&["unblock", "192.0.2.0/25", "192.0.2.0/24", "2001:db8::/32", "192.0.2.7"]);
+    assert_eq!(listed(), [entry("192.0.2.7", "allow", Some("web"), false)], "listed again, it stays");
+    gate.succeed(&["unblock", "192.0.2.7", "--scope=web"]);
+    assert_eq!(listed(), []);
+
+    let from_stdin = |verb: &str, text: &str| {
+        std::fs::write(site.path("list"), text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["gate", verb, "-", "--socket"]).arg(site.path("gate.sock"));
+        command.stdin(std::fs::File::open(site.path("list")).unwrap()).output().unwrap()
+    };
+    let text: String = (0..2500).map(|n| format!("10.{}.{}.0/24 # {n}\n", n / 250, n % 250)).collect();
+    assert!(from_stdin("block", &text).status.success());
+    assert_eq!(gate.status().listed.len(), 2500);
+    let output = from_stdin("block", "192.0.2.0/24\n\n192.0.2.0/33\n");
+    assert!(String::from_utf8_lossy(&output.stderr).contains("standard input:3: "), "{output:?}");
+    assert!(from_stdin("unblock", &text).status.success());
+    assert_eq!(listed(), []);
+
+    gate.succeed(&["block", "192.0.2.0/24", "--for=1s"]);
+    wait_for("end of the block", || listed().is_empty().then_some(()));
+    wait_for("word of it", || gate.logged("its time is over").then_some(()));
+    for time in ["10", "m", "0s", "366d", "-1s"] {
+        let output = gate.verb(&["block", "192.0.2.0/24", &format!("--for={time}")]);
+        assert_eq!(output.status.code(), Some(2), "{time}");
+    }
 }
 
 /// Whatever happens to the interface, it is guarded again, and the gate says what has happened.

@@ -220,11 +220,12 @@ int gate_expire(struct gate_expire_call *call)
 {
 	struct gate_expire_call local = {.now_ns = call->now_ns};
 
-	bpf_for_each_map_elem(&connections, expire_connection, &local, 0);
-	bpf_for_each_map_elem(&paths, expire_path, &local, 0);
-	bpf_for_each_map_elem(&clients, expire_client, &local, 0);
-	bpf_for_each_map_elem(&handshakes, keep_handshake, &local, 0);
-	bpf_for_each_map_elem(&openings, keep_opening, &local, 0);
+	call->entries[GATE_WALK_CONNECTIONS] =
+		bpf_for_each_map_elem(&connections, expire_connection, &local, 0);
+	call->entries[GATE_WALK_PATHS] = bpf_for_each_map_elem(&paths, expire_path, &local, 0);
+	call->entries[GATE_WALK_CLIENTS] = bpf_for_each_map_elem(&clients, expire_client, &local, 0);
+	call->entries[GATE_WALK_HANDSHAKES] = bpf_for_each_map_elem(&handshakes, keep_handshake, &local, 0);
+	call->entries[GATE_WALK_OPENINGS] = bpf_for_each_map_elem(&openings, keep_opening, &local, 0);
 	call->expired = local.expired;
 	return 0;
 }

@@ -350,10 +350,21 @@ struct gate_forget_call {
 	__u64 age; /* of the marks to forget */
 };
 
+/* Maps that gate_expire walks over. */
+enum gate_walk {
+	GATE_WALK_CONNECTIONS = 0,
+	GATE_WALK_PATHS,
+	GATE_WALK_CLIENTS,
+	GATE_WALK_HANDSHAKES,
+	GATE_WALK_OPENINGS,
+	GATE_WALKS,
+};
+
 /* Argument of gate_expire. */
 struct gate_expire_call {
 	__u64 now_ns;
-	__u64 expired; /* connections that were forgotten */
+	__u64 expired;		   /* connections that were forgotten */
+	__u64 entries[GATE_WALKS]; /* that were met, those that were forgotten included */
 };
 
 #endif

@@ -23,6 +23,10 @@ pub(crate) const TABLE_V6: u16 = 2;
 /// Of an entry in its rank, which has the prefix length in front of it.
 pub(crate) const ENTRY_BITS: u32 = 2;
 
+/// Maps that are walked over once a second, in the order of `enum gate_walk`.
+pub(crate) const WALKED: [&str; WALKS] = ["connections", "paths", "clients", "handshakes", "openings"];
+const WALKS: usize = 5;
+
 mirror!(Config = "gate_config" {
     client_mask_v4: [u8; 16],
     client_mask_v6: [u8; 16],
@@ -64,7 +68,7 @@ mirror!(Client = "gate_client" { address: [u8; 16], scope: u32 });
 
 mirror!(Path = "gate_path" { address: [u8; 16], scope: u32, port: [u8; 2], pad: u16 });
 
-mirror!(BucketKey = "gate_bucket_key" { client: [u8; 16], scope: u16, live: u16 });
+mirror!(BucketKey = "gate_bucket_key" { client: [u8; 16], scope: u16, kind: u16 });
 
 mirror!(Count = "gate_count" { all: u64, zero_ns: u64 });
 
@@ -106,7 +110,7 @@ mirror!(PublishCall = "gate_publish_call" { id: Id, error: i32 });
 
 mirror!(ForgetCall = "gate_forget_call" { age: u64 });
 
-mirror!(ExpireCall = "gate_expire_call" { now_ns: u64, expired: u64 });
+mirror!(ExpireCall = "gate_expire_call" { now_ns: u64, expired: u64, entries: [u64; WALKS] });
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
@@ -15,7 +16,7 @@ use super::prefix::{Prefix, mapped, mask, unmapped};
 use super::reason::{Event, Pass, Rule};
 use super::rules::Entry;
 use super::token;
-use super::{Client, Config, Counter, OBJECT, ScopeStatistics, Statistics};
+use super::{Client, Config, Counter, OBJECT, ScopeStatistics, Statistics, Table};
 use crate::Error;
 use crate::barrier::Barrier;
 use crate::crypto::gcm_constants;
@@ -35,6 +36,8 @@ pub(super) struct Maps {
     /// What else is kept of scopes, but for what is by their index.
     others: [MapHandle; 4],
     states: MapHandle,
+    /// Entries of each, as of the latest walk.
+    walked: [AtomicU64; intf::WALKED.len()],
     /// How often each index was given to another scope; held while something is done for one.
     turns: RwLock<[u32; intf::SCOPES as usize]>,
     pub barrier: Barrier,
@@ -81,6 +84,7 @@ impl Maps {
                 object.handle("buckets")?,
             ],
             states: object.handle("states")?,
+            walked: Default::default(),
             turns: RwLock::new([0; intf::SCOPES as usize]),
             barrier: Barrier::new(object)?,
             count: program(object, "gate_count")?,
@@ -250,11 +254,23 @@ impl Maps {
         delete(&self.connections, "connections", id_key(scope, id)?.as_bytes())
     }
 
-    /// Forgets tracked connections that have been idle, as of a moment of CLOCK_MONOTONIC.
+    /// Forgets tracked connections that have been idle, as of a moment of CLOCK_MONOTONIC, and returns how many.
     pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
-        let mut call = intf::ExpireCall { now_ns, expired: 0 };
+        let mut call = intf::ExpireCall { now_ns, ..Default::default() };
         run(&self.expire, &mut call).map_err(|source| Error::Run { program: "gate_expire", source })?;
+        self.walked.iter().zip(call.entries).for_each(|(to, entries)| to.store(entries, Ordering::Relaxed));
         Ok(call.expired)
+    }
+
+    /// Entries of the maps that are walked over, as they were then, and how many there may be.
+    pub fn tables(&self) -> impl Iterator<Item = Table> {
+        let [handshakes, openings, paths, _] = &self.others;
+        let maps = [&self.connections, paths, &self.clients, handshakes, openings];
+        intf::WALKED.into_iter().zip(&self.walked).zip(maps).map(|((name, entries), map)| Table {
+            name,
+            entries: entries.load(Ordering::Relaxed),
+            room: map.max_entries().into(),
+        })
     }
 
     /// Forgets the marks of an age, which must not be that of new ones.
@@ -280,6 +296,11 @@ impl Maps {
             *to = self.counter(key)?;
         }
         Ok(statistics)
+    }
+
+    /// Prefixes that there may be in one half.
+    pub fn room_for_prefixes(&self) -> u64 {
+        u64::from(self.prefixes.max_entries()) / 2
     }
 
     fn counter(&self, key: u32) -> Result<Counter, Error> {

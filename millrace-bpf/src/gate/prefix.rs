@@ -35,10 +35,9 @@ impl Prefix {
         self.len
     }
 
-    /// Whether all addresses of `other` are in it.
-    pub fn contains(&self, other: Self) -> bool {
-        let same_family = self.address.is_ipv4() == other.address.is_ipv4();
-        same_family && self.len <= other.len && Self::new(other.address, self.len) == Some(*self)
+    /// Itself, and all prefixes that it is in, one bit shorter each.
+    pub(super) fn and_shorter(self) -> impl Iterator<Item = Self> {
+        (0..=self.len).rev().filter_map(move |len| Self::new(self.address, len))
     }
 
     /// From [`raw`](Self::raw).

@@ -1,6 +1,6 @@
 //! What is in force, and how it changes: written to the half of the maps that is not in use, then switched on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::intf;
 use super::maps::Maps;
@@ -141,11 +141,16 @@ impl Settings {
         listed.map(|((scope, prefix), entry)| (scope.clone(), *prefix, *entry)).collect()
     }
 
-    /// What decides otherwise about a part of the prefix, or all of it, in the lists that count where this one does.
+    /// How many are in force.
+    pub fn prefixes(&self) -> u64 {
+        self.halves[(self.active.turn & 1) as usize].prefixes.len() as u64
+    }
+
+    /// What decides otherwise about a part of these prefixes, or all of it, in the lists that count where this one does.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
-        prefix: Prefix,
+        prefixes: &[Prefix],
         entry: Entry,
     ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
         let index = self.list_index(scope)?;
@@ -154,9 +159,10 @@ impl Settings {
         let others =
             others.map(|(key, other)| (u32::from(u16::from_be_bytes(key.scope)), prefix_of(key), *other));
         let counts = |list| index == 0 || list == 0 || list == index;
-        let wins = |other: &Prefix| {
-            prefix.contains(*other) && (other.bits(), entry) != (prefix.bits(), Entry::Block)
-        };
+        let mine: BTreeSet<Prefix> = prefixes.iter().copied().collect();
+        // A block is not overruled by an allow of the same prefix.
+        let from = if entry == Entry::Block { 1 } else { 0 };
+        let wins = |other: &Prefix| other.and_shorter().skip(from).any(|prefix| mine.contains(&prefix));
         let exceptions = others.filter(|(list, other, _)| counts(*list) && wins(other));
         let name = |list| self.names.get(list as usize).filter(|_| list > 0).cloned();
         Ok(exceptions.map(|(list, other, entry)| (name(list), other, entry)).collect())

@@ -122,7 +122,8 @@ fn a_block_counts_in_every_scope_and_exceptions_are_told() {
     web.prefixes = ["192.0.0.0/16", "192.0.2.8", "198.51.100.1"].map(|it| (prefix(it), Entry::Allow)).into();
     let rules = Rules { scopes: vec![web, scope("other", 444, Policy::default())], ..Rules::default() };
     gate.apply(&rules).expect("rules");
-    let exceptions = |scope, to: &str, entry| gate.exceptions(scope, prefix(to), entry).expect("exceptions");
+    let exceptions =
+        |scope, to: &str, entry| gate.exceptions(scope, &[prefix(to)], entry).expect("exceptions");
     assert_eq!(open(&gate, V4), ALLOWED);
     for (block, then) in [("192.0.2.7", BLOCKED), ("192.0.0.0/16", BLOCKED), ("192.0.0.0/8", ALLOWED)] {
         gate.list(None, prefix(block), Entry::Block).expect("a block");
@@ -140,7 +141,7 @@ fn a_block_counts_in_every_scope_and_exceptions_are_told() {
     let blocked = (all, prefix("203.0.113.7"), Entry::Block);
     assert_eq!(exceptions(Some("web"), "203.0.113.7", Entry::Allow), std::slice::from_ref(&blocked));
     assert_eq!(exceptions(Some("web"), "203.0.113.0/24", Entry::Allow), [blocked]);
-    assert!(gate.exceptions(Some("nobody"), prefix("::/0"), Entry::Block).is_err());
+    assert!(gate.exceptions(Some("nobody"), &[prefix("::/0")], Entry::Block).is_err());
 }
 
 /// Rules that make no sense, or do not fit, change nothing.
@@ -351,6 +352,35 @@ fn changes_under_load() {
     let web = statistics.scope("web").expect("web");
     assert_eq!(web.pass(Pass::Live).packets, web.rule(Rule::Block).packets);
     assert_eq!(web.pass(Pass::Live).packets, web.rule(Rule::UnknownId).packets);
+}
+
+#[test]
+fn tables_say_how_full_they_are() {
+    if !root("tables_say_how_full_they_are") {
+        return;
+    }
+    let policy =
+        Policy { live: Live::Published { id_len: 8 }, counting: Counting::Application, ..Policy::default() };
+    let gate = gate(policy);
+    let web = gate.scope("web").expect("a scope");
+    for n in 0..3 {
+        web.publish(&[n; 8]).expect("an ID");
+    }
+    for client in ["192.0.2.7", "192.0.2.8"] {
+        web.inc(client.parse().expect("an address")).expect("inc");
+    }
+    gate.list(None, prefix("10.0.0.0/8"), Entry::Block).expect("a block");
+    gate.maintain().expect("upkeep");
+    let said: Vec<_> = gate.tables().iter().map(|it| (it.name, it.entries, it.room)).collect();
+    let want = [
+        ("connections", 3, 64),
+        ("paths", 0, 64),
+        ("clients", 2, 64),
+        ("handshakes", 0, 64),
+        ("openings", 0, 64),
+        ("prefixes", 1, 64),
+    ];
+    assert_eq!(said, want);
 }
 
 #[test]

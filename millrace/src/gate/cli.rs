@@ -8,10 +8,10 @@ use std::{
 };
 
 use clap::{Subcommand, ValueEnum};
-use millrace_gate::Mode;
+use millrace_gate::{Mode, Prefix, policy};
 
 use super::{
-    control::{self, Answer, DEFAULT_SOCKET, Request},
+    control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
     daemon::{self, Setup, Source},
     top,
 };
@@ -101,10 +101,12 @@ enum Verb {
         #[command(flatten)]
         socket: SocketArg,
     },
-    /// Block a prefix now, until the gate ends or --remove
+    /// Block prefixes now, for a time, or until `unblock` or the gate's end
     Block(List),
-    /// Allow a prefix now, until the gate ends or --remove
+    /// Allow prefixes now, for a time, or until `unblock` or the gate's end
     Allow(List),
+    /// Take back what `block` or `allow` did: what the policy says counts again
+    Unblock(Unlist),
     /// Print the policy in force
     Policy {
         #[command(flatten)]
@@ -119,14 +121,24 @@ enum Verb {
 
 #[derive(Debug, clap::Args)]
 struct List {
-    /// 192.0.2.0/24, 2001:db8::1
-    prefix: String,
+    #[command(flatten)]
+    list: Unlist,
+    /// Take it back after this time, such as 90s, 10m, 2h, 7d
+    #[arg(long = "for", value_name = "TIME", value_parser = seconds)]
+    seconds: Option<u64>,
+    /// The same as `unblock`
+    #[arg(long, conflicts_with = "seconds")]
+    remove: bool,
+}
+
+#[derive(Debug, clap::Args)]
+struct Unlist {
+    /// 192.0.2.0/24, 2001:db8::1; "-" reads a list, one prefix per line
+    #[arg(required = true)]
+    prefix: Vec<String>,
     /// In this scope only
     #[arg(long)]
     scope: Option<String>,
-    /// Take it back: what the policy says counts again
-    #[arg(long)]
-    remove: bool,
     #[command(flatten)]
     socket: SocketArg,
 }
@@ -136,8 +148,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => guard(args.guard),
         Some(Verb::Status { socket, json }) => status(&socket.socket, json),
         Some(Verb::Top { socket }) => watch(&socket.socket),
-        Some(Verb::Block(list)) => change(list, |prefix, scope| Request::Block { prefix, scope }),
-        Some(Verb::Allow(list)) => change(list, |prefix, scope| Request::Allow { prefix, scope }),
+        Some(Verb::Block(args)) => list(args, Request::Block),
+        Some(Verb::Allow(args)) => list(args, Request::Allow),
+        Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist),
         Some(Verb::Policy { socket }) => {
             let answer = control::ask(&socket.socket, &Request::Policy)?;
             print(&answer.policy.unwrap_or_default())
@@ -200,10 +213,63 @@ fn watch(socket: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn change(list: List, entry: fn(String, Option<String>) -> Request) -> anyhow::Result<()> {
-    let List { prefix, scope, remove, socket } = list;
-    let request = if remove { Request::Unlist { prefix, scope } } else { entry(prefix, scope) };
-    control::ask(&socket.socket, &request).map(drop)
+fn list(args: List, entry: fn(control::List) -> Request) -> anyhow::Result<()> {
+    let List { list, seconds, remove } = args;
+    change(&list, seconds, if remove { Request::Unlist } else { entry })
+}
+
+fn change(args: &Unlist, seconds: Option<u64>, request: fn(control::List) -> Request) -> anyhow::Result<()> {
+    let prefixes = prefixes(&args.prefix)?;
+    let mut exceptions = Vec::new();
+    for some in prefixes.chunks(PREFIXES_AT_ONCE) {
+        let prefix = Prefixes::Many(some.iter().map(ToString::to_string).collect());
+        let list = control::List { prefix, scope: args.scope.clone(), seconds };
+        exceptions.extend(control::ask(&args.socket.socket, &request(list))?.exceptions);
+    }
+    for it in exceptions.iter().take(EXCEPTIONS_SHOWN) {
+        let list = it.scope.as_ref().map_or("for all".to_owned(), |scope| format!("of scope {scope}"));
+        eprintln!("note: not for {}: the list {list} says {}, which goes before", it.prefix, it.entry);
+    }
+    if exceptions.len() > EXCEPTIONS_SHOWN {
+        eprintln!("note: and not for {} others", exceptions.len() - EXCEPTIONS_SHOWN);
+    }
+    Ok(())
+}
+
+/// In one request, whose line has room for more.
+const PREFIXES_AT_ONCE: usize = 1000;
+const EXCEPTIONS_SHOWN: usize = 5;
+
+/// All are prefixes before any is listed.
+fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
+    let mut all = Vec::new();
+    for arg in args {
+        if arg == "-" {
+            let text = std::io::read_to_string(std::io::stdin())?;
+            all.extend(policy::prefix_list(&text, "standard input").map_err(anyhow::Error::msg)?);
+        } else {
+            all.push(arg.parse()?);
+        }
+    }
+    Ok(all)
+}
+
+/// Whole seconds, minutes, hours or days.
+fn seconds(text: &str) -> Result<u64, String> {
+    const YEAR: u64 = 365 * 86_400;
+    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let factor = match unit {
+        "s" => Some(1),
+        "m" => Some(60),
+        "h" => Some(3600),
+        "d" => Some(86_400),
+        _ => None,
+    };
+    let seconds =
+        number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
+    let seconds = seconds.filter(|seconds| (1..=YEAR).contains(seconds));
+    seconds.ok_or_else(|| "is a number and s, m, h or d, up to 365d".to_owned())
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

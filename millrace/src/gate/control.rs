@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    fmt,
     io::{self, BufRead as _, BufReader, Write as _},
     net::{IpAddr, SocketAddr},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
@@ -19,7 +20,10 @@ use tokio::{
     net::UnixListener,
 };
 
-use super::{daemon::Daemon, status::Status};
+use super::{
+    daemon::Daemon,
+    status::{Listed, Status},
+};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 
@@ -36,12 +40,30 @@ pub enum Request {
     Publish { scope: String, id: String },
     Retire { scope: String, id: String },
     CheckToken { scope: String, client: SocketAddr, token: String },
-    Block { prefix: String, scope: Option<String> },
-    Allow { prefix: String, scope: Option<String> },
-    Unlist { prefix: String, scope: Option<String> },
+    Block(List),
+    Allow(List),
+    Unlist(List),
     Status,
     Policy,
     Reload,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct List {
+    pub prefix: Prefixes,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<String>,
+    /// After which it is taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u64>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Prefixes {
+    One(String),
+    Many(Vec<String>),
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -53,6 +75,9 @@ pub struct Answer {
     pub connections: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub original_id: Option<String>,
+    /// What decides otherwise about parts of what was listed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exceptions: Vec<Listed>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<Status>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -211,19 +236,20 @@ fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answe
             let token = gate.scope(&scope)?.check_token(client, &token)?;
             Ok(Answer { original_id: Some(hex::encode(token.original_id())), ..ok })
         }
-        Request::Block { prefix, scope } => {
-            gate.list(scope.as_deref(), prefix_of(&prefix)?, Entry::Block)?;
-            tracing::info!(prefix, scope, "blocked");
-            Ok(ok)
+        Request::Block(request) => {
+            let exceptions = list(daemon, &request, Entry::Block)?;
+            tracing::info!(prefix = %request.prefix, scope = request.scope, seconds = request.seconds, "blocked");
+            Ok(Answer { exceptions, ..ok })
         }
-        Request::Allow { prefix, scope } => {
-            gate.list(scope.as_deref(), prefix_of(&prefix)?, Entry::Allow)?;
-            tracing::info!(prefix, scope, "allowed");
-            Ok(ok)
+        Request::Allow(request) => {
+            let exceptions = list(daemon, &request, Entry::Allow)?;
+            tracing::info!(prefix = %request.prefix, scope = request.scope, seconds = request.seconds, "allowed");
+            Ok(Answer { exceptions, ..ok })
         }
-        Request::Unlist { prefix, scope } => {
-            gate.unlist(scope.as_deref(), prefix_of(&prefix)?)?;
-            tracing::info!(prefix, scope, "neither blocked nor allowed any more");
+        Request::Unlist(List { seconds: Some(_), .. }) => bail!("`seconds` means nothing here"),
+        Request::Unlist(List { prefix, scope, .. }) => {
+            daemon.lists.unlist(gate, scope.as_deref(), &prefix.parse()?)?;
+            tracing::info!(%prefix, scope, "neither blocked nor allowed any more");
             Ok(ok)
         }
         Request::Status => Ok(Answer { status: Some(daemon.status()?), ..ok }),
@@ -270,6 +296,31 @@ fn id_of(text: &str) -> anyhow::Result<Vec<u8>> {
     id.context("a connection ID is 1 to 20 bytes, in hexadecimal")
 }
 
-fn prefix_of(text: &str) -> anyhow::Result<Prefix> {
-    Ok(text.parse::<Prefix>()?)
+/// All of them, or none if one is no prefix.
+fn list(daemon: &Daemon, request: &List, entry: Entry) -> anyhow::Result<Vec<Listed>> {
+    let List { prefix, scope, seconds } = request;
+    let time = seconds.map(Duration::from_secs);
+    Ok(daemon.lists.list(&daemon.gate, scope.as_deref(), &prefix.parse()?, entry, time)?)
+}
+
+impl Prefixes {
+    fn all(&self) -> &[String] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+
+    fn parse(&self) -> anyhow::Result<Vec<Prefix>> {
+        self.all().iter().map(|text| Ok(text.parse::<Prefix>()?)).collect()
+    }
+}
+
+impl fmt::Display for Prefixes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.all() {
+            [one] => f.write_str(one),
+            many => write!(f, "{} prefixes", many.len()),
+        }
+    }
 }

@@ -1,6 +1,10 @@
 //! A gate that runs: policy, socket, metrics, samples, signals.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
 
 use anyhow::Context as _;
 use axum::{
@@ -17,8 +21,9 @@ use tracing::{error, info, warn};
 
 use super::{
     control::Socket,
+    lists::Lists,
     metrics,
-    status::{self, Recent, Status, trouble},
+    status::{self, Recent, Reload, Status, trouble},
     watch::{self, Watch},
 };
 use crate::{openmetrics::CONTENT_TYPE, relay::http};
@@ -60,6 +65,9 @@ pub(super) struct Daemon {
     dry_run: bool,
     /// Of the policy in force.
     text: Mutex<String>,
+    /// The latest; at first what it was started with.
+    reloaded: Mutex<Reload>,
+    pub lists: Lists,
     recent: Mutex<Recent>,
     since: Instant,
 }
@@ -89,7 +97,7 @@ pub(super) async fn run(setup: Setup) -> anyhow::Result<()> {
     loop {
         tokio::select! {
             never = &mut serve => match never {},
-            _ = ticks.tick() => watch.tick(&daemon.gate).into_iter().for_each(|it| daemon.recent.lock().push(it)),
+            _ = ticks.tick() => daemon.tick(&mut watch),
             _ = hangup.recv() => {
                 if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
                     error!("the new policy is not usable, the old one stays: {error:#}");
@@ -118,13 +126,29 @@ impl Daemon {
             source: setup.source.clone(),
             dry_run: setup.dry_run,
             text: Mutex::new(text),
+            reloaded: Mutex::new(Reload { time_s: unix_time(), error: None }),
+            lists: Lists::default(),
             recent: Mutex::default(),
             since: Instant::now(),
         })
     }
 
+    fn tick(&self, watch: &mut Watch) {
+        watch.tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
+        for (scope, prefix) in self.lists.expire(&self.gate, Instant::now()) {
+            info!(%prefix, scope, "neither blocked nor allowed any more: its time is over");
+        }
+    }
+
     /// Reads the policy again; all or nothing.
     pub fn reload(&self) -> anyhow::Result<()> {
+        let done = self.try_reload();
+        let error = done.as_ref().err().map(|error| format!("{error:#}"));
+        *self.reloaded.lock() = Reload { time_s: unix_time(), error };
+        done
+    }
+
+    fn try_reload(&self) -> anyhow::Result<()> {
         // Held from the file to the kernel: of two reloads the later one's is in force.
         let mut current = self.text.lock();
         let (policy, text) = self.source.read()?;
@@ -145,14 +169,27 @@ impl Daemon {
             Source::File(path) => path.display().to_string(),
             Source::Text(_) => String::new(),
         };
-        Ok(Status {
+        let reload = matches!(self.source, Source::File(_)).then(|| self.reloaded.lock().clone());
+        let failed = reload.as_ref().and_then(|reload| reload.error.as_ref());
+        let failed =
+            failed.map(|error| format!("the latest reload failed, the policy before stays: {error}"));
+        let mut status = Status {
             uptime_s: self.since.elapsed().as_secs_f64(),
             dry_run: self.dry_run,
             policy,
             recent: self.recent.lock().all(),
             ..status::of(&self.gate)?
-        })
+        };
+        status.trouble.extend(failed);
+        status.reload = reload;
+        self.lists.tell_ends(&mut status.listed, Instant::now());
+        Ok(status)
     }
+}
+
+/// Seconds since 1970.
+fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 fn warn_of(policy: &Policy) {

@@ -9,7 +9,7 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use super::status::{Scope, Status};
+use super::status::{Reload, Scope, Status, Table};
 use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_gate";
@@ -32,9 +32,16 @@ type Value<'a> = ([(&'static str, &'a str); 2], u64);
 
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let Status { scopes, events, interfaces, .. } = &self.0;
+        let Status { scopes, events, interfaces, tables, .. } = &self.0;
         let mut out = Out(encoder);
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
+        if let Some(Reload { time_s, error }) = &self.0.reload {
+            let help = "1 if the policy is what was read last";
+            out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
+            out.gauge_f64("reload_timestamp", "When the policy was read last", Unit::Seconds, *time_s)?;
+        }
+        by_table(&mut out, "table_entries", "Entries of a table", tables, |table| table.entries)?;
+        by_table(&mut out, "table_room", "Entries that it has room for", tables, |table| table.room)?;
         by_rule(&mut out, "refused_packets", "Packets that a rule refused", scopes, |rule| rule.packets)?;
         by_rule(&mut out, "refused_bytes", "The same in UDP payload", scopes, |rule| rule.bytes)?;
         let help = "Packets that a rule would have refused";
@@ -120,6 +127,20 @@ fn by_scope(
     })
 }
 
+fn by_table(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    tables: &[Table],
+    value: fn(&Table) -> u64,
+) -> fmt::Result {
+    out.labelled(name, help, MetricType::Gauge, |family| {
+        tables.iter().try_for_each(|table| {
+            ConstGauge::new(value(table)).encode(family.encode_family(&[("table", table.name.as_str())])?)
+        })
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -135,6 +156,8 @@ mod tests {
             uptime_s: 2.5,
             scopes: vec![scope],
             events: [("token_invalid".to_owned(), 4)].into(),
+            reload: Some(Reload { time_s: 1_800_000_000.5, error: Some("no".into()) }),
+            tables: vec![Table { name: "connections".into(), entries: 7, room: 64 }],
             interfaces: vec![
                 Interface {
                     name: "eth0".into(),
@@ -155,6 +178,10 @@ mod tests {
             r#"millrace_gate_monitored_packets_total{scope="web",rule="quota"} 0"#,
             r#"millrace_gate_passed_packets_total{scope="web",reason="live"} 7"#,
             r#"millrace_gate_events_total{event="token_invalid"} 4"#,
+            "millrace_gate_reload_ok 0",
+            "millrace_gate_reload_timestamp_seconds 1800000000.5",
+            r#"millrace_gate_table_entries{table="connections"} 7"#,
+            r#"millrace_gate_table_room{table="connections"} 64"#,
             r#"millrace_gate_clients{scope="web"} 2"#,
             r#"millrace_gate_connections{scope="web"} 5"#,
             r#"millrace_gate_interfaces{interface="eth0",mode="native"} 1"#,

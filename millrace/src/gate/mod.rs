@@ -3,6 +3,7 @@
 pub mod cli;
 pub mod control;
 mod daemon;
+mod lists;
 pub(crate) mod metrics;
 pub mod status;
 mod top;

@@ -5,7 +5,9 @@ use std::{
     net::SocketAddr,
 };
 
-use millrace_gate::{Counter, Entry, Event, Gate, Pass, Reason, Rule, Sample, ScopeStatistics, rules};
+use millrace_gate::{
+    Counter, Entry, Event, Gate, Pass, Prefix, Reason, Rule, Sample, ScopeStatistics, rules,
+};
 use serde::{Deserialize, Serialize};
 
 /// Samples that are kept for those who ask.
@@ -20,11 +22,16 @@ pub struct Status {
     /// The policy file; empty: flags.
     pub policy: String,
     pub interfaces: Vec<Interface>,
-    /// What keeps the gate from doing its work; empty: nothing.
+    /// What keeps the gate from doing its work, or from doing it as it was last told; empty: nothing.
     pub trouble: Vec<String>,
+    /// `None`: there is no policy file.
+    #[serde(default)]
+    pub reload: Option<Reload>,
     pub scopes: Vec<Scope>,
     /// What else happened, how often.
     pub events: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub tables: Vec<Table>,
     /// What `block` and `allow` did.
     pub listed: Vec<Listed>,
     /// The latest samples of packets that were refused, or would have been; oldest first.
@@ -82,6 +89,26 @@ pub struct Listed {
     pub prefix: String,
     /// `block` or `allow`.
     pub entry: String,
+    /// For which it stays; `None`: until it is taken back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u64>,
+}
+
+/// The latest time that the policy file was read.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reload {
+    /// Seconds since 1970.
+    pub time_s: f64,
+    /// Why the policy before stays in force; `None`: it does not.
+    pub error: Option<String>,
+}
+
+/// How full a table is that can fill up.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    pub name: String,
+    pub entries: u64,
+    pub room: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,19 +165,17 @@ pub(crate) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
     let statistics = gate.statistics()?;
     let rules = gate.rules();
     let scopes = statistics.scopes.iter().map(|scope| Scope::new(gate, &rules, scope));
-    let listed = gate.listed().into_iter().map(|(scope, prefix, entry)| Listed {
-        scope,
-        prefix: prefix.to_string(),
-        entry: match entry {
-            Entry::Block => "block".to_owned(),
-            Entry::Allow => "allow".to_owned(),
-        },
-    });
+    let scopes: Vec<_> = scopes.collect();
+    let listed = gate.listed().into_iter().map(|(scope, prefix, entry)| Listed::new(scope, prefix, entry));
+    let unseen = rules.scopes.iter().filter(|scope| matches!(scope.policy.live, rules::Live::Tracked { .. }));
+    let unseen =
+        unseen.filter_map(|tracking| scopes.iter().find(|scope| scope.name == tracking.name)?.unseen());
     Ok(Status {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         interfaces: gate.interfaces().into_iter().map(Interface::from).collect(),
-        trouble: trouble(gate),
-        scopes: scopes.collect(),
+        trouble: trouble(gate).into_iter().chain(unseen).collect(),
+        scopes: scopes.clone(),
+        tables: gate.tables().into_iter().map(Table::from).collect(),
         events: Event::ALL.map(|event| (event.name().to_owned(), statistics.event(event))).into(),
         listed: listed.collect(),
         ..Status::default()
@@ -171,7 +196,43 @@ impl From<millrace_gate::Interface> for Interface {
     }
 }
 
+impl Listed {
+    pub(super) fn new(scope: Option<String>, prefix: Prefix, entry: Entry) -> Self {
+        let entry = match entry {
+            Entry::Block => "block",
+            Entry::Allow => "allow",
+        };
+        Self { scope, prefix: prefix.to_string(), entry: entry.to_owned(), seconds: None }
+    }
+}
+
+impl From<millrace_gate::Table> for Table {
+    fn from(it: millrace_gate::Table) -> Self {
+        Self { name: it.name.to_owned(), entries: it.entries, room: it.room }
+    }
+}
+
+/// Packets after which it is strange that none answers to something that the server sent.
+const STRANGE: u64 = 20;
+
 impl Scope {
+    /// Where connections are tracked: clients send what only follows an answer, and the gate has seen no answer.
+    fn unseen(&self) -> Option<String> {
+        let packets = |pass: Pass| {
+            let count = self.passed.iter().find(|count| count.reason == pass.name());
+            count.map_or(0, |count| count.packets)
+        };
+        let opened = packets(Pass::New) + packets(Pass::Proved);
+        let answered = packets(Pass::Handshake) + packets(Pass::Live) + packets(Pass::LivePath);
+        (opened >= STRANGE && packets(Pass::Unknown) >= STRANGE && answered == 0).then(|| {
+            format!(
+                "scope {}: connections go on of which no answer was seen, so none is tracked: answers leave by an \
+                 interface that is not among --interface, or with empty connection IDs",
+                self.name
+            )
+        })
+    }
+
     fn new(gate: &Gate, rules: &rules::Rules, scope: &ScopeStatistics) -> Self {
         let known = rules.scopes.iter().find(|known| known.name == scope.name);
         let modes = known.map_or(rules.interface, |known| known.policy.modes);
@@ -203,5 +264,32 @@ impl RuleCount {
 impl PassCount {
     fn new(pass: Pass, Counter { packets, bytes, .. }: Counter) -> Self {
         Self { reason: pass.name().to_owned(), packets, bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_are_never_seen_are_trouble() {
+        let scope = |counts: &[(Pass, u64)]| {
+            let passed = counts.iter().map(|(pass, packets)| PassCount {
+                reason: pass.name().to_owned(),
+                packets: *packets,
+                bytes: 0,
+            });
+            Scope { name: "web".into(), passed: passed.collect(), ..Scope::default() }
+        };
+        let asymmetric = scope(&[(Pass::New, 15), (Pass::Proved, 5), (Pass::Unknown, 20)]);
+        assert!(asymmetric.unseen().is_some_and(|said| said.starts_with("scope web: ")));
+        for counts in [
+            vec![(Pass::New, 19), (Pass::Unknown, 1000)],
+            vec![(Pass::New, 1000)],
+            vec![(Pass::New, 1000), (Pass::Unknown, 1000), (Pass::Handshake, 1)],
+            vec![(Pass::New, 1000), (Pass::Unknown, 1000), (Pass::Live, 1)],
+        ] {
+            assert_eq!(scope(&counts).unseen(), None, "{counts:?}");
+        }
     }
 }

@@ -26,15 +26,23 @@ pub(super) fn render(status: &Status, before: Option<&Status>) -> String {
     if !events.is_empty() {
         table(&mut out, &["EVENT", "COUNT"], events.into_iter());
     }
+    let tables = status.tables.iter().filter(|table| table.entries > 0);
+    let tables: Vec<_> = tables
+        .map(|table| vec![table.name.clone(), table.entries.to_string(), table.room.to_string()])
+        .collect();
+    if !tables.is_empty() {
+        table(&mut out, &["TABLE", "ENTRIES", "ROOM"], tables.into_iter());
+    }
     if !status.listed.is_empty() {
         let rows = status.listed.iter().map(|listed| {
             vec![
                 listed.prefix.clone(),
                 listed.entry.clone(),
                 listed.scope.clone().unwrap_or("(all)".to_owned()),
+                listed.seconds.map_or("-".to_owned(), |seconds| span(seconds as f64)),
             ]
         });
-        table(&mut out, &["PREFIX", "LISTED", "SCOPE"], rows);
+        table(&mut out, &["PREFIX", "LISTED", "SCOPE", "FOR"], rows);
     }
     if before.is_some() {
         sources(&mut out, status);
@@ -143,7 +151,12 @@ mod tests {
                 ],
                 passed: vec![PassCount { reason: "live".into(), packets: 50, bytes: 5000 }],
             }],
-            listed: vec![Listed { scope: None, prefix: "192.0.2.0/24".into(), entry: "block".into() }],
+            listed: vec![Listed {
+                scope: None,
+                prefix: "192.0.2.0/24".into(),
+                entry: "block".into(),
+                seconds: None,
+            }],
             recent: vec![Refusal {
                 time_ns: 1,
                 scope: "web".into(),

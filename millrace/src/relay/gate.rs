@@ -142,7 +142,7 @@ impl Guard {
     pub fn describe(&self) -> status::Gate {
         let state = self.state.lock();
         let said = state.gate.as_ref().and_then(|running| gate_status::of(&running.gate).ok());
-        let Status { interfaces, scopes, events, .. } = said.unwrap_or_default();
+        let Status { interfaces, scopes, events, tables, .. } = said.unwrap_or_default();
         let attached = interfaces.iter().filter(|it| it.attached);
         let attached: Vec<_> = attached.map(|it| format!("{} by XDP, {}", it.name, it.mode)).collect();
         let trouble =
@@ -162,6 +162,7 @@ impl Guard {
             interfaces,
             scopes,
             events,
+            tables,
         }
     }
 }

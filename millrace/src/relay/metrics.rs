@@ -26,8 +26,15 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
 
 /// As a gate of its own would have it.
 fn gate_of(status: &Status) -> gate::status::Status {
-    let Gate { interfaces, scopes, events, .. } = status.gate.clone();
-    gate::status::Status { uptime_s: status.uptime_s, interfaces, scopes, events, ..Default::default() }
+    let Gate { interfaces, scopes, events, tables, .. } = status.gate.clone();
+    gate::status::Status {
+        uptime_s: status.uptime_s,
+        interfaces,
+        scopes,
+        events,
+        tables,
+        ..Default::default()
+    }
 }
 
 #[derive(Debug)]

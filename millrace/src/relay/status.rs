@@ -81,6 +81,8 @@ pub struct Gate {
     pub scopes: Vec<gate::Scope>,
     #[serde(default)]
     pub events: BTreeMap<String, u64>,
+    #[serde(default)]
+    pub tables: Vec<gate::Table>,
 }
 
 /// An interface that media is forwarded from.
