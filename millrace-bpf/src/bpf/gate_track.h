@@ -347,7 +347,7 @@ static __always_inline int find_id(struct gate_work *work, const struct gate_pol
 /* Whether it belongs to a live connection, or to a handshake that the server has answered: enum gate_pass. Or to one
  * too many, GATE_QUOTA. 0: to neither.
  */
-static __noinline int find_connection(struct gate_work *work, const struct gate_policy *policy)
+static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
 {
 	__u64 lens = id_lens(work, policy);
 	int reason;
