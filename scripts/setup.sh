@@ -83,6 +83,7 @@ needs_bench() {
 nft                             nftables
 xdp-filter                      xdp-tools
 iperf3                          iperf3
+perf                            linux-perf
 NEEDS
 }
 
