@@ -1,4 +1,4 @@
-//! Which interfaces packets for the relay arrive on.
+//! Which interfaces packets arrive on, and what they are.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,21 +9,20 @@ use nix::{
 };
 
 /// Interfaces that have one of the addresses.
-pub(super) fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
+pub fn with_addresses(addresses: impl Iterator<Item = IpAddr>) -> Vec<String> {
     // No media comes by loopback.
     let wanted: Vec<_> = addresses.filter(|ip| !ip.is_unspecified() && !ip.is_loopback()).collect();
-    names(all().iter().filter(|it| ip_of(it).is_some_and(|ip| wanted.contains(&ip))))
+    let all = all().unwrap_or_default();
+    names(all.iter().filter(|it| ip_of(it).is_some_and(|ip| wanted.contains(&ip))))
 }
 
 /// Interfaces for what listens there: those that have one of the addresses; where all addresses are served, those that
 /// are up and have any, link-local ones apart, which every interface has. Only those that carry Ethernet frames.
-pub(super) fn of(listen: &[SocketAddr]) -> Vec<String> {
-    let all = all();
-    let is_ethernet = |it: &&InterfaceAddress| {
-        let kind = |other: &InterfaceAddress| Some(other.address?.as_link_addr()?.hatype());
-        all.iter().filter(|other| other.interface_name == it.interface_name).find_map(kind)
-            == Some(libc::ARPHRD_ETHER)
-    };
+///
+/// # Errors
+/// The kernel does not say.
+pub fn of(listen: &[SocketAddr]) -> nix::Result<Vec<String>> {
+    let all = all()?;
     let is_served = |it: &&InterfaceAddress| {
         let Some(ip) = ip_of(it) else { return false };
         let is_usual = it.flags.contains(InterfaceFlags::IFF_UP) && !is_link_local(ip);
@@ -32,12 +31,27 @@ pub(super) fn of(listen: &[SocketAddr]) -> Vec<String> {
             false => wanted == ip,
         })
     };
-    names(all.iter().filter(is_served).filter(is_ethernet))
+    let is_ethernet =
+        |it: &&InterfaceAddress| kind_among(&all, &it.interface_name) == Some(libc::ARPHRD_ETHER);
+    Ok(names(all.iter().filter(is_served).filter(is_ethernet)))
+}
+
+/// What an interface's frames begin with: `ARPHRD_ETHER` and others.
+///
+/// # Errors
+/// The kernel does not say.
+pub fn kind(name: &str) -> nix::Result<Option<u16>> {
+    Ok(kind_among(&all()?, name))
+}
+
+fn kind_among(all: &[InterfaceAddress], name: &str) -> Option<u16> {
+    let kind = |it: &InterfaceAddress| Some(it.address?.as_link_addr()?.hatype());
+    all.iter().filter(|it| it.interface_name == name).find_map(kind)
 }
 
 /// Each interface once for each of its addresses, and for its link layer.
-fn all() -> Vec<InterfaceAddress> {
-    getifaddrs().map(Iterator::collect).unwrap_or_default()
+fn all() -> nix::Result<Vec<InterfaceAddress>> {
+    getifaddrs().map(Iterator::collect)
 }
 
 fn ip_of(it: &InterfaceAddress) -> Option<IpAddr> {
@@ -67,9 +81,9 @@ mod tests {
     #[test]
     fn loopback_is_not_among_them() {
         let listen = ["127.0.0.1:1", "[::1]:1"].map(|addr| addr.parse().unwrap());
-        assert_eq!(of(&listen), Vec::<String>::new());
+        assert_eq!(of(&listen), Ok(Vec::new()));
         let all = ["0.0.0.0:1", "[::]:1"].map(|addr| addr.parse().unwrap());
-        assert!(!of(&all).contains(&"lo".to_owned()));
+        assert!(!of(&all).unwrap().contains(&"lo".to_owned()));
         assert_eq!(with_addresses(listen.iter().map(SocketAddr::ip)), Vec::<String>::new());
     }
 }

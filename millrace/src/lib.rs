@@ -5,6 +5,7 @@ pub mod client;
 pub mod cost;
 pub mod engine;
 pub mod gate;
+mod interfaces;
 pub mod lab;
 mod openmetrics;
 pub mod quic;

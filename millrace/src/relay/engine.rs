@@ -4,12 +4,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use parking_lot::Mutex;
 
-use super::{
-    config::{Config, EngineChoice},
-    interfaces::with_addresses,
-};
+use super::config::{Config, EngineChoice};
 use crate::{
     engine::kernel::{Error, Kernel, Setup},
+    interfaces::with_addresses,
     quic,
 };
 

@@ -6,8 +6,14 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
+    io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Weak},
+    sync::{
+        Arc, Weak,
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::Duration,
 };
 
 use millrace_gate::{
@@ -19,20 +25,29 @@ use tracing::{info, warn};
 
 use super::{
     config::{Config, GateChoice},
-    interfaces, status,
+    status,
 };
-use crate::gate::{
-    status::{self as gate_status, Status},
-    watch::Watch,
+use crate::{
+    gate::{
+        status::{self as gate_status, Status},
+        watch::Watch,
+    },
+    interfaces,
 };
 
 const SCOPE: &str = "relay";
+/// How often addresses are looked at.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Why the relay's ports cannot be guarded.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no interface is named, and none has an address that is listened on but loopback")]
     NoInterface,
+    #[error("interfaces and their addresses cannot be listed: {0}")]
+    Interfaces(#[source] io::Error),
+    #[error("no thread can be started that follows addresses: {0}")]
+    Thread(#[source] io::Error),
     #[error(transparent)]
     Gate(#[from] millrace_gate::Error),
     #[error("it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: {0}")]
@@ -53,6 +68,21 @@ struct State {
     gate: Option<Running>,
     /// Why there is none, or not everywhere.
     why_not: Vec<String>,
+    /// What it is to be like wherever packets arrive, unless an operator says where that is.
+    followed: Option<Followed>,
+}
+
+struct Followed {
+    config: Config,
+    /// Interfaces that packets arrived on when last looked.
+    names: Vec<String>,
+}
+
+/// Keeps a [`Guard`] where packets arrive, as addresses come and go, until it is dropped.
+pub struct Follower {
+    /// Dropping it ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 struct Running {
@@ -93,18 +123,43 @@ impl Guard {
     /// The gate that is asked for cannot be; then nothing has changed.
     pub fn change(&self, config: &Config) -> Result<(), Error> {
         let mut state = self.state.lock();
-        let changed = match config.gate {
-            GateChoice::Off => {
-                state.gate = None;
-                Ok(vec!["as configured".to_owned()])
-            }
-            GateChoice::Auto => Ok(state.guard(config, &self.listen).unwrap_or_else(|error| {
-                state.gate = None;
-                vec![format!("auto: {error}")]
-            })),
-            GateChoice::On | GateChoice::Generic => state.guard(config, &self.listen),
+        if config.gate == GateChoice::Off {
+            *state = State { why_not: vec!["as configured".to_owned()], ..State::default() };
+            return self.settle(&mut state, config);
+        }
+        let names = match config.interfaces.as_slice() {
+            [] => interfaces::of(&self.listen).map_err(|errno| Error::Interfaces(errno.into()))?,
+            named => named.to_vec(),
         };
-        state.why_not = changed?;
+        state.guard(config, &self.listen, &names, config.gate != GateChoice::Auto)?;
+        state.followed = config.interfaces.is_empty().then(|| Followed { config: config.clone(), names });
+        self.settle(&mut state, config)
+    }
+
+    /// Guards interfaces that packets arrive on since the last look, and leaves those that they do not any more. In the
+    /// calling thread's network namespace, which has to be that of [`start`](Self::start).
+    fn look(&self) {
+        let mut state = self.state.lock();
+        let Some(Followed { config, names }) = state.followed.take() else { return };
+        let now = match interfaces::of(&self.listen) {
+            Ok(now) => now,
+            Err(error) => {
+                warn!(%error, "interfaces and their addresses cannot be listed");
+                names.clone()
+            }
+        };
+        if now != names {
+            info!(interfaces = now.join(", "), "packets arrive on other interfaces");
+            let done = state.guard(&config, &self.listen, &now, false);
+            if let Err(error) = done.and_then(|()| self.settle(&mut state, &config)) {
+                warn!(%error, "the gate");
+            }
+        }
+        state.followed = Some(Followed { config, names: now });
+    }
+
+    /// Tells those who have to know how it is guarded now.
+    fn settle(&self, state: &mut State, config: &Config) -> Result<(), Error> {
         let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
         self.seats.lock().tell(scope, config.gate_sessions);
         if let Some(running) = &mut state.gate {
@@ -204,34 +259,88 @@ impl Seats {
     }
 }
 
-impl State {
-    /// Guards; returns where not, and why, if the operator leaves that to us.
-    fn guard(&mut self, config: &Config, listen: &[SocketAddr]) -> Result<Vec<String>, Error> {
-        let names = match config.interfaces.as_slice() {
-            [] => interfaces::of(listen),
-            named => named.to_vec(),
+impl Follower {
+    /// In the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(guard: &Arc<Guard>) -> Result<Self, Error> {
+        let guard = Arc::clone(guard);
+        let (stop, stopped) = channel::<()>();
+        let follow = move || {
+            while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
+                guard.look();
+            }
         };
-        if names.is_empty() {
+        let thread = std::thread::Builder::new().name("gate follower".to_owned()).spawn(follow);
+        Ok(Self { stop: Some(stop), thread: Some(thread.map_err(Error::Thread)?) })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// Guards there and nowhere else. Where it cannot is an error if it `must`; else it goes without, and
+    /// [`why_not`](Self::why_not) says so.
+    fn guard(
+        &mut self,
+        config: &Config,
+        listen: &[SocketAddr],
+        names: &[String],
+        must: bool,
+    ) -> Result<(), Error> {
+        let failed = match self.try_guard(config, listen, names, must) {
+            Ok(failed) => failed,
+            Err(error) if must => return Err(error),
+            Err(error) => {
+                self.gate = None;
+                vec![error]
+            }
+        };
+        let choice = if config.gate == GateChoice::Auto { "auto: " } else { "" };
+        self.why_not = failed.iter().map(|error| format!("{choice}{error}")).collect();
+        Ok(())
+    }
+
+    /// Returns where it cannot be, and why.
+    fn try_guard(
+        &mut self,
+        config: &Config,
+        listen: &[SocketAddr],
+        names: &[String],
+        must: bool,
+    ) -> Result<Vec<Error>, Error> {
+        if names.is_empty() && (must || self.gate.is_none()) {
             return Err(Error::NoInterface);
         }
         let policy = policy(config, listen);
         let Some(running) = &self.gate else {
             let gate = Gate::new(&policy).map_err(denied)?;
-            let not = attach(&gate, &names, config.gate)?;
+            let failed = attach(&gate, names, config.gate, must)?;
             self.gate = Some(Running { gate, watch: Watch::default() });
-            return Ok(not);
+            return Ok(failed);
         };
-        let not = attach(&running.gate, &names, config.gate)?;
+        let mut failed = attach(&running.gate, names, config.gate, must)?;
         running.gate.set_policy(&policy)?;
         let before = running.gate.interfaces().into_iter().map(|interface| interface.name);
         before.filter(|name| !names.contains(name)).for_each(|name| running.gate.detach_from(&name));
-        Ok(not)
+        if names.is_empty() {
+            failed.push(Error::NoInterface);
+        }
+        Ok(failed)
     }
 }
 
-/// Attaches where it is not yet; returns where it cannot be. All of them, or else it is an error, unless it is left to
-/// us.
-fn attach(gate: &Gate, names: &[String], choice: GateChoice) -> Result<Vec<String>, Error> {
+/// Attaches where it is not yet; returns where it cannot be. That is an error if it `must` be everywhere, or if it is
+/// nowhere.
+fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
     let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
     let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();
     let mode = if choice == GateChoice::Generic { Mode::Auto } else { Mode::Native };
@@ -239,17 +348,17 @@ fn attach(gate: &Gate, names: &[String], choice: GateChoice) -> Result<Vec<Strin
     for name in &new {
         match gate.attach(name, mode) {
             Ok(_) => {}
-            Err(error) if choice == GateChoice::Auto => failed.push(error),
-            Err(error) => {
+            Err(error) if must => {
                 new.iter().for_each(|name| gate.detach_from(name));
                 return Err(error.into());
             }
+            Err(error) => failed.push(Error::Gate(error)),
         }
     }
-    if failed.len() == names.len() {
-        return Err(failed.remove(0).into());
+    if !names.is_empty() && failed.len() == names.len() {
+        return Err(failed.remove(0));
     }
-    Ok(failed.iter().map(|error| format!("auto: {error}")).collect())
+    Ok(failed)
 }
 
 fn denied(error: millrace_gate::Error) -> Error {

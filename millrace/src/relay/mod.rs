@@ -6,7 +6,6 @@ mod engine;
 pub mod gate;
 pub mod http;
 mod hub;
-mod interfaces;
 mod live;
 pub mod log;
 pub mod metrics;

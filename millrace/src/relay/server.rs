@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use super::{
     config::{CipherSuite, Config, CongestionControl, Gso},
     engine::Engine,
-    gate::{self, Guard},
+    gate::{self, Follower, Guard},
     hub::{Hub, Limits},
     session::Session,
     trace::Tracer,
@@ -55,6 +55,8 @@ pub(super) struct Shared {
     pub config: Config,
     pub hub: Arc<Hub>,
     pub engine: Arc<Engine>,
+    /// Before the gate: what it still does must not outlive that.
+    _follower: Follower,
     pub gate: Arc<Guard>,
     pub endpoints: Vec<Endpoint>,
     /// That the upstream relay is connected to from.
@@ -129,6 +131,7 @@ impl Server {
             hub,
             tracer,
             engine,
+            _follower: Follower::start(&gate)?,
             gate,
             endpoints,
             outgoing,

@@ -1,7 +1,7 @@
 //! The relay's own gate, in front of the kernel engine.
 
 use std::{
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket},
     time::Duration,
 };
 
@@ -29,6 +29,12 @@ use crate::{
     },
     peer::Peer,
 };
+
+/// Every address of a family is served, and nothing else is said.
+fn everywhere(all: IpAddr) -> Config {
+    let settings = Settings { listen: Some(vec![(all, PORT).into()]), ..Settings::default() };
+    Config { http: None, ..Config::new(settings, None).unwrap() }
+}
 
 fn gated(subscribers: usize) -> Net {
     Net::new(subscribers, false, |config| config.gate = GateChoice::On)
@@ -80,14 +86,8 @@ fn initial(version: u32, bytes: usize) -> Vec<u8> {
 #[test]
 fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
     needs_root!(by_default_what_no_client_sends_is_refused_and_nothing_else);
-    let net = Net::new(1, false, |config| {
-        let settings = Settings { listen: Some(vec![([0, 0, 0, 0], PORT).into()]), ..Settings::default() };
-        *config = Config { http: None, ..Config::new(settings, None).unwrap() };
-    });
-    let gate = net.status().gate;
-    let mut guarded: Vec<_> = gate.interfaces.iter().map(|it| it.name.as_str()).collect();
-    guarded.sort_unstable();
-    assert_eq!(guarded, ["to-pub", "to-sub1"], "{gate:?}");
+    let net = Net::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
 
     let client = net.lab.node("sub1").unwrap();
     let socket = client.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
@@ -136,6 +136,7 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
     });
     let refused = |status: &Status| status.gate.refused.get("quota").copied().unwrap_or(0);
     let first = net.peer("sub1");
+    until("its session is counted", || net.status().sessions.len() == 1);
     assert!(is_turned_away(&net, "sub1"));
     let status = net.status();
     assert!(refused(&status) > 0, "{:?}", status.gate);
@@ -233,6 +234,66 @@ fn an_interface_that_is_made_anew_is_guarded_again() {
     until("it is guarded again", || interface(&net.status().gate, "to-pub").reattached == 1);
     drop(net.peer("sub1"));
     assert!(net.status().gate.refused.is_empty());
+}
+
+/// Whose interfaces packets arrive on, in order.
+fn guarded(status: &Status) -> Vec<&str> {
+    let attached = status.gate.interfaces.iter().filter(|it| it.attached);
+    let mut names: Vec<_> = attached.map(|it| it.name.as_str()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// What the relay serves is every address, whenever an interface gets one and as long as it has it.
+#[test]
+fn interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it() {
+    needs_root!(interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it);
+    let net = Net::new(1, false, |config| *config = everywhere([0, 0, 0, 0].into()));
+    assert_eq!(guarded(&net.status()), ["to-pub", "to-sub1"]);
+    let client = net.lab.node("sub1").unwrap();
+    let far = client.netns().name();
+    sh(net.relay(), &format!("ip link add late up type veth peer name early netns {far}"));
+    sh(client, "ip address add 192.0.2.2/24 dev early && ip link set early up");
+    sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
+    until("it is guarded", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
+
+    let socket = client.enter(|| UdpSocket::bind("192.0.2.2:0").unwrap()).unwrap();
+    for _ in 0..20 {
+        socket.send_to(&[0x40; 20], ("192.0.2.1", PORT)).unwrap();
+    }
+    until("they are refused", || net.status().gate.refused.get("short") == Some(&20));
+
+    sh(net.relay(), "ip address del 192.0.2.1/24 dev late");
+    until("it is let go of", || guarded(&net.status()) == ["to-pub", "to-sub1"]);
+    let left = || xdp::detach_all(index("late")).unwrap();
+    assert_eq!(net.relay().enter(left).unwrap(), 0, "a program is still there");
+    sh(net.relay(), "ip address add 192.0.2.1/24 dev late");
+    until("it is guarded again", || guarded(&net.status()) == ["late", "to-pub", "to-sub1"]);
+    assert_eq!(net.status().gate.refused["short"], 20);
+    drop(net.peer("sub1"));
+}
+
+/// As at boot, before there is a network.
+#[test]
+fn the_gate_comes_with_the_first_address() {
+    needs_root!(the_gate_comes_with_the_first_address);
+    let mut topology = millrace::lab::Topology::standard(1, 1);
+    topology.netem = false;
+    let lab = millrace::lab::Lab::new(&topology).unwrap();
+    sh(lab.node("relay").unwrap(), "ip -6 address flush scope global");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };
+    let server = start(&lab, &runtime, config.clone(), 0).unwrap().into();
+    let net = Net { runtime, server, lab, config };
+    let gate = net.status().gate;
+    assert!(!gate.on && gate.reason.contains("no interface is named"), "{gate:?}");
+    sh(net.relay(), "ip address add 2001:db8::1/64 dev to-sub1 nodad");
+    until("there is a gate", || guarded(&net.status()) == ["to-sub1"]);
+    let gate = net.status().gate;
+    assert!(gate.on && !gate.reason.contains("no interface"), "{gate:?}");
+    sh(net.relay(), "ip address del 2001:db8::1/64 dev to-sub1");
+    until("it guards nothing", || !net.status().gate.on);
+    assert!(net.status().gate.reason.contains("no interface is named"), "{:?}", net.status().gate);
 }
 
 /// Where it was not asked for by name it goes without, and says so; where it was, that is an error.

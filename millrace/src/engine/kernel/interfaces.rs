@@ -4,12 +4,12 @@
 //! userspace sends what the kernel does not.
 
 use std::{
-    fmt, io,
+    fmt,
     sync::atomic::{AtomicBool, Ordering},
 };
 
 use millrace_bpf::{relay::Relay, tc::Mechanism};
-use nix::{ifaddrs::getifaddrs, libc, net::if_::if_nametoindex};
+use nix::{libc, net::if_::if_nametoindex};
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
@@ -152,13 +152,8 @@ fn attach(relay: &Relay, name: &str) -> Result<Place, Error> {
 /// Refuses interfaces whose packets do not begin with an Ethernet header (tunnels), and loopback, which has one but
 /// leads nowhere.
 fn check(name: &str) -> Result<(), Error> {
-    let failed =
-        |errno: nix::Error| Error::Interface { name: name.to_owned(), source: io::Error::from(errno) };
-    let link = |address: &nix::ifaddrs::InterfaceAddress| address.address?.as_link_addr().copied();
-    let kind = getifaddrs()
-        .map_err(failed)?
-        .filter(|address| address.interface_name == name)
-        .find_map(|address| Some(link(&address)?.hatype()));
+    let kind = crate::interfaces::kind(name)
+        .map_err(|errno| Error::Interface { name: name.to_owned(), source: errno.into() })?;
     match kind {
         Some(libc::ARPHRD_ETHER) => Ok(()),
         Some(libc::ARPHRD_LOOPBACK) => Err(Error::Loopback { name: name.to_owned() }),
