@@ -301,11 +301,12 @@ fn the_gate_comes_with_the_first_address() {
 fn another_program_on_the_interface_is_respected() {
     needs_root!(another_program_on_the_interface_is_respected);
     let first = gated(1);
-    let also = |gate| {
-        let config = Config { listen: vec![([0, 0, 0, 0], PORT + 1).into()], gate, ..first.config.clone() };
+    // A port each: quinn lets go of one a little later.
+    let also = |gate, port| {
+        let config = Config { listen: vec![([0, 0, 0, 0], port).into()], gate, ..first.config.clone() };
         start(&first.lab, &first.runtime, config, 0)
     };
-    let error = match also(GateChoice::On) {
+    let error = match also(GateChoice::On, PORT + 1) {
         Err(error @ StartError::Gate(_)) => error.to_string(),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("two programs on one interface"),
@@ -313,7 +314,7 @@ fn another_program_on_the_interface_is_respected() {
     for part in ["interface to-", "mode native", "another XDP program is there"] {
         assert!(error.contains(part), "{error}");
     }
-    let second = also(GateChoice::Auto).unwrap();
+    let second = also(GateChoice::Auto, PORT + 2).unwrap();
     let gate = millrace::relay::status::StatusSource::status(&second).gate;
     assert!(!gate.on && gate.reason.contains("another XDP program is there"), "{gate:?}");
     first.run(second.stop());
