@@ -498,8 +498,7 @@ impl Cost {
     /// Hands over the stacks that were sampled since the last time.
     pub fn drain(&mut self, read: impl FnMut(Record<'_>)) {
         let cpus = &self.cpus;
-        let quiet = || (0..cpus.len()).all(|cpu| cpus.get(cpu).writing.load(Ordering::SeqCst) == 0);
-        self.buffer.drain(quiet, read);
+        self.buffer.drain(|cpu| cpus.get(cpu).writing.load(Ordering::SeqCst) != 0, read);
     }
 
     /// IDs of the programs that were loaded.

@@ -52,10 +52,10 @@ impl Buffer {
         }
     }
 
-    /// `quiet`: whether no sampler is at work at this moment.
-    pub fn drain(&mut self, quiet: impl Fn() -> bool, mut read: impl FnMut(Record<'_>)) {
+    /// `writing`: whether the sampler of a CPU is at work at this moment.
+    pub fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(Record<'_>)) {
         match self {
-            Self::Double(buffer) => buffer.drain(quiet, read),
+            Self::Double(buffer) => buffer.drain(writing, read),
             Self::Ring(ring) => {
                 ring.drain(|bytes| {
                     if let Some((record, _)) = parse(bytes) {
@@ -89,7 +89,7 @@ impl DoubleBuffer {
         Ok(Self { halves, control, cpus: cpus.get(), half_bytes })
     }
 
-    fn drain(&mut self, quiet: impl Fn() -> bool, mut read: impl FnMut(Record<'_>)) {
+    fn drain(&mut self, writing: impl Fn(u32) -> bool, mut read: impl FnMut(Record<'_>)) {
         let active = &self.control.get(0).half;
         let filled = active.load(Ordering::Relaxed) & 1;
         // The other half was read, and no sampler has been in it since.
@@ -98,10 +98,7 @@ impl DoubleBuffer {
         }
         active.swap(1 - filled, Ordering::SeqCst);
         // A sampler that saw the old half marked itself before it looked: it is at work until the mark is gone.
-        // They run in interrupts, for a few microseconds.
-        while !quiet() {
-            std::hint::spin_loop();
-        }
+        settle(self.cpus, writing);
         for cpu in 0..self.cpus {
             let used = self.used(cpu, filled).load(Ordering::Acquire) as usize;
             let mut rest = self.records(cpu, filled, used);
@@ -131,6 +128,16 @@ impl DoubleBuffer {
     }
 }
 
+/// Returns when the sampler of each CPU has been seen to rest, each by itself: on many CPUs there may be no moment when
+/// all do. They run in interrupts, for a few microseconds.
+fn settle(cpus: u32, writing: impl Fn(u32) -> bool) {
+    for cpu in 0..cpus {
+        while writing(cpu) {
+            std::hint::spin_loop();
+        }
+    }
+}
+
 /// The record at the beginning of `bytes`, which are aligned to 8, and its length.
 fn parse(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
     let (header, rest) = bytes.split_at_checked(size_of::<intf::Record>())?;
@@ -153,6 +160,8 @@ fn parse(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
 
     fn record(kernel_frames: u16, user_frames: u16) -> intf::Record {
@@ -186,6 +195,19 @@ mod tests {
         assert_eq!((second.kernel.len(), second.user.len()), (0, 0));
         assert_eq!(len + more, bytes.len());
         assert_eq!(parse(&bytes[len + more..]), None);
+    }
+
+    /// Each of two CPUs rests often, but both together never when one looks from the first to the second.
+    #[test]
+    fn every_cpu_need_rest_only_once() {
+        let looks = Cell::new(0);
+        let writing = |cpu| {
+            looks.set(looks.get() + 1);
+            assert!(looks.get() < 100, "it waits for all at once");
+            looks.get() % 3 == 1 - cpu
+        };
+        settle(2, writing);
+        assert_eq!(looks.get(), 2 + 2);
     }
 
     #[test]
