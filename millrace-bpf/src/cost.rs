@@ -237,13 +237,17 @@ impl Cost {
         for method in methods {
             match Self::load_with(config, *method, &kernel) {
                 Ok(mut cost) => {
-                    cost.refused = refused.map(|error: Error| error.to_string());
+                    cost.refused = refused.map(|error: Error| no_functions(error).to_string());
                     return Ok(cost);
                 }
                 Err(error) => refused = refused.or(Some(error)),
             }
         }
-        Err(refused.unwrap_or(Error::Config("no method to time calls")))
+        let refused = refused.unwrap_or(Error::Config("no method to time calls"));
+        let only_functions = config.method == Some(Method::Functions)
+            && refused.is_denied()
+            && Self::load_with(config, Some(Method::SystemCalls), &kernel).is_ok();
+        Err(if only_functions { no_functions(refused) } else { refused })
     }
 
     fn load_with(config: &Config, method: Option<Method>, kernel: &Kernel) -> Result<Self, Error> {
@@ -510,6 +514,11 @@ impl Cost {
 /// Names of all programs that may be loaded, as they are in stacks.
 pub fn programs() -> Result<Vec<String>, Error> {
     Ok(embedded!("cost.bpf.o").open()?.programs())
+}
+
+/// Of what was refused with functions and is allowed without.
+fn no_functions(error: Error) -> Error {
+    if error.is_denied() { Error::NoFunctions } else { error }
 }
 
 fn cpus() -> Result<NonZero<u32>, Error> {

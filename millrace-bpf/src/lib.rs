@@ -46,6 +46,10 @@ pub enum Error {
     Tracepoint { tracepoint: &'static str, source: libbpf_rs::Error },
     #[error("cannot attach to function {function}: {source}")]
     Function { function: &'static str, source: libbpf_rs::Error },
+    #[error(
+        "the kernel allows no programs on its functions, as in lockdown; method `system-calls` does without"
+    )]
+    NoFunctions,
     #[error("cannot sample CPU {cpu}: {source}")]
     Sampler { cpu: u32, source: std::io::Error },
     #[error("the kernel does not keep run-time statistics of BPF programs: {0}")]
