@@ -19,10 +19,8 @@ const UNKNOWN: usize = 4096;
 const MAX_DEPTH: usize = 16;
 
 impl Cgroups {
-    /// Of the first cgroup2 mount, in whatever place.
     pub fn new() -> Self {
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-        Self::at(mount(&mounts))
+        Self::at(mount())
     }
 
     fn at(mount: Option<PathBuf>) -> Self {
@@ -62,7 +60,12 @@ fn children(directory: &Path) -> impl Iterator<Item = PathBuf> {
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
-fn mount(mounts: &str) -> Option<PathBuf> {
+/// The first cgroup2 mount, in whatever place.
+pub fn mount() -> Option<PathBuf> {
+    first(&fs::read_to_string("/proc/self/mounts").unwrap_or_default())
+}
+
+fn first(mounts: &str) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let mut fields = line.split(' ');
         let place = fields.nth(1)?;
@@ -78,8 +81,8 @@ mod tests {
     fn the_mount_may_be_anywhere() {
         let mounts =
             "cgroup /sys/fs/cgroup/cpu cgroup rw 0 0\ncgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\n";
-        assert_eq!(mount(mounts), Some("/sys/fs/cgroup/unified".into()));
-        assert_eq!(mount("proc /proc proc rw 0 0\n"), None);
+        assert_eq!(first(mounts), Some("/sys/fs/cgroup/unified".into()));
+        assert_eq!(first("proc /proc proc rw 0 0\n"), None);
     }
 
     #[test]

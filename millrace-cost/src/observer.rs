@@ -3,13 +3,14 @@
 mod tables;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{io, thread};
 
 use millrace_bpf::cost::{self, Cost, Record, Totals, Transport};
 use millrace_bpf::programs::Statistics;
 
-use crate::cgroups::Cgroups;
+use crate::cgroups::{self, Cgroups};
 use crate::energy::Meter;
 use crate::fold::{Fold, Resolver, share_out};
 use crate::procstat::{self, CpuTimes};
@@ -35,8 +36,16 @@ pub enum Error {
     Frequency { hz: u32, most: u32 },
     #[error("{hz} samples a second are more than kernel.perf_event_max_sample_rate, which is {most}")]
     Sysctl { hz: u32, most: u32 },
-    #[error("mode `sampling` needs a frequency")]
-    NoFrequency,
+    #[error("{0} needs a frequency")]
+    NoFrequency(&'static str),
+    #[error("there is no process {0}")]
+    Process(u32),
+    #[error("there is no cgroup {path} under {}", mount.display())]
+    Cgroup { path: String, mount: PathBuf },
+    #[error("no cgroup v2 is mounted")]
+    NoCgroups,
+    #[error("mode `sampling` times no calls, by whatever method")]
+    Method,
 }
 
 /// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
@@ -395,8 +404,31 @@ impl Observer {
 }
 
 fn check(config: &Config) -> Result<(), Error> {
+    if config.mode == Mode::Sampling && config.method.is_some() {
+        return Err(Error::Method);
+    }
+    check_frequency(config)?;
+    if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
+        return Err(Error::Process(*pid));
+    }
+    let Some(path) = &config.cgroup else { return Ok(()) };
+    let mount = cgroups::mount().ok_or(Error::NoCgroups)?;
+    match mount.join(path.trim_start_matches('/')).is_dir() {
+        true => Ok(()),
+        false => Err(Error::Cgroup { path: path.clone(), mount }),
+    }
+}
+
+/// Threads have numbers too, under which nothing is ever reported.
+fn is_process(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().filter_map(|line| line.strip_prefix("Tgid:")).any(|group| group.trim() == pid.to_string())
+}
+
+fn check_frequency(config: &Config) -> Result<(), Error> {
     match config.frequency_hz {
-        0 if config.mode == Mode::Sampling => Err(Error::NoFrequency),
+        0 if config.mode == Mode::Sampling => Err(Error::NoFrequency("mode `sampling`")),
+        0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
         hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
         // The kernel would only say that an argument is invalid.
         hz => match max_sample_rate() {
