@@ -9,6 +9,7 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
+use nix::unistd::{AccessFlags, access};
 use serde::{Deserialize, Serialize};
 
 use crate::report::{self, Report};
@@ -29,6 +30,9 @@ pub const MAGIC: &str = "millrace-cost";
 pub enum Error {
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
+    /// Renaming a device or a directory could break the machine.
+    #[error("{path}: not a regular file; a log is never anything else")]
+    Special { path: PathBuf },
     #[error("{path}: line {line}: {source}")]
     Report { path: PathBuf, line: u64, source: serde_json::Error },
     #[error("{path}: line {line}: version {found}; this program knows {known}")]
@@ -39,7 +43,9 @@ pub enum Error {
 pub struct Writer {
     path: PathBuf,
     limits: Limits,
-    out: Option<GzEncoder<Counted>>,
+    /// `None` until there is a report: a program that ends before has changed nothing.
+    out: Option<Lines<Counted>>,
+    skipped: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,16 +57,27 @@ pub struct Limits {
 }
 
 impl Writer {
-    /// A log is never appended to: its end may be torn.
+    /// A log is never appended to: its end may be torn. Creates nothing yet, but fails where writing would.
     pub fn create(path: &Path, limits: Limits) -> Result<Self, Error> {
-        let mut writer = Self { path: path.to_owned(), limits, out: None };
-        writer.open().map_err(|source| writer.error(source))?;
+        let writer = Self { path: path.to_owned(), limits, out: None, skipped: 0 };
+        writer.check()?;
         Ok(writer)
     }
 
-    /// Afterwards it is with the kernel.
+    /// Afterwards it is with the kernel. After an error the next call goes on where this one stopped, and leaves out its
+    /// own report if that still fails.
     pub fn write(&mut self, report: &Report) -> Result<(), Error> {
-        self.append(report).map_err(|source| self.error(source))
+        if let Err(error) = self.make_ready() {
+            self.skipped += 1;
+            return Err(error);
+        }
+        let Some(out) = &mut self.out else { return Ok(()) };
+        out.write(report).map_err(|source| self.error(source))
+    }
+
+    /// Reports that were left out.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     /// Ends the file as a whole one. Dropping does so too, without telling of errors.
@@ -68,24 +85,47 @@ impl Writer {
         self.close().map_err(|source| self.error(source))
     }
 
-    fn append(&mut self, report: &Report) -> io::Result<()> {
-        if self.out.as_ref().is_none_or(|out| out.get_ref().bytes >= self.limits.bytes) {
-            self.open()?;
+    /// A file with room, all of whose lines are written.
+    fn make_ready(&mut self) -> Result<(), Error> {
+        let has_room = match &mut self.out {
+            Some(out) => out.settle().map(|()| out.gzip.get_ref().bytes < self.limits.bytes),
+            None => Ok(false),
+        };
+        if has_room.map_err(|source| self.error(source))? {
+            return Ok(());
         }
-        let Some(out) = &mut self.out else { return Ok(()) };
-        write_line(out, report)
+        self.check()?;
+        self.open().map_err(|source| self.error(source))
     }
 
     fn open(&mut self) -> io::Result<()> {
         self.close()?;
         rotate(&self.path, self.limits.files)?;
-        let file = Counted { file: File::create(&self.path)?, bytes: 0 };
-        let out = self.out.insert(GzEncoder::new(file, Compression::default()));
-        write_line(out, &Header { log: MAGIC.to_owned(), version: VERSION })
+        let file = Counted { file: File::create_new(&self.path)?, bytes: 0 };
+        let mut out = Lines::new(file);
+        out.add(&Header { log: MAGIC.to_owned(), version: VERSION })?;
+        self.out = Some(out);
+        Ok(())
     }
 
     fn close(&mut self) -> io::Result<()> {
-        self.out.take().map_or(Ok(()), |out| out.finish().map(drop))
+        if let Some(out) = &mut self.out {
+            out.settle()?;
+        }
+        self.out.take().map_or(Ok(()), |out| out.gzip.finish().map(drop))
+    }
+
+    /// Whatever would be renamed is a regular file, and the directory can be written to.
+    fn check(&self) -> Result<(), Error> {
+        for number in 0..self.limits.files.max(1) {
+            let path = numbered(&self.path, number);
+            if fs::symlink_metadata(&path).is_ok_and(|metadata| !metadata.is_file()) {
+                return Err(Error::Special { path });
+            }
+        }
+        // The point also says that it is a directory, and is what a lone name is in.
+        let directory = self.path.parent().unwrap_or(Path::new("")).join(".");
+        access(&directory, AccessFlags::W_OK | AccessFlags::X_OK).map_err(|errno| self.error(errno.into()))
     }
 
     fn error(&self, source: io::Error) -> Error {
@@ -93,15 +133,51 @@ impl Writer {
     }
 }
 
-fn write_line(out: &mut GzEncoder<Counted>, line: &impl Serialize) -> io::Result<()> {
-    let mut text = serde_json::to_vec(line)?;
-    text.push(b'\n');
-    out.write_all(&text)?;
-    out.flush()
+/// Lines of JSON, gzipped. After an error of what is written to, the next attempt goes on where that one stopped, so that
+/// the stream stays whole.
+struct Lines<W: Write> {
+    gzip: GzEncoder<W>,
+    /// Not compressed yet.
+    pending: Vec<u8>,
+    flushed: bool,
+}
+
+impl<W: Write> Lines<W> {
+    fn new(out: W) -> Self {
+        Self { gzip: GzEncoder::new(out, Compression::default()), pending: Vec::new(), flushed: true }
+    }
+
+    fn write(&mut self, line: &impl Serialize) -> io::Result<()> {
+        self.add(line)?;
+        self.settle()
+    }
+
+    fn add(&mut self, line: &impl Serialize) -> io::Result<()> {
+        self.pending.extend(serde_json::to_vec(line)?);
+        self.pending.push(b'\n');
+        self.flushed = false;
+        Ok(())
+    }
+
+    fn settle(&mut self) -> io::Result<()> {
+        while !self.pending.is_empty() {
+            let taken = self.gzip.write(&self.pending)?;
+            self.pending.drain(..taken);
+        }
+        if !self.flushed {
+            self.gzip.flush()?;
+            self.flushed = true;
+        }
+        Ok(())
+    }
 }
 
 /// `path` is free afterwards, and at most `files - 1` older ones are left.
 fn rotate(path: &Path, files: u32) -> io::Result<()> {
+    // If the last attempt ended here, files have moved already.
+    if !path.try_exists()? {
+        return Ok(());
+    }
     for number in (0..files.max(1)).rev() {
         let from = numbered(path, number);
         let moved = match number + 1 < files {
@@ -266,7 +342,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("log");
         let mut writer = Writer::create(&path, BIG).expect("a log");
-        let mut ends = vec![fs::metadata(&path).expect("there").len()];
+        let mut ends = Vec::new();
         for sequence in 0..4 {
             writer.write(&report(sequence)).expect("written");
             ends.push(fs::metadata(&path).expect("there").len());
@@ -276,7 +352,7 @@ mod tests {
         for length in 0..whole.len() {
             fs::write(&path, &whole[..length]).expect("cut");
             let (sequences, torn) = read(&path);
-            let complete = ends.iter().filter(|end| **end <= length as u64).count().saturating_sub(1);
+            let complete = ends.iter().filter(|end| **end <= length as u64).count();
             assert!(sequences.len() >= complete, "{length}: {sequences:?}");
             assert!(sequences.iter().copied().eq(0..sequences.len() as u64), "{length}: {sequences:?}");
             assert!(torn || length < 2, "{length} of {} is not the whole", whole.len());
@@ -296,9 +372,88 @@ mod tests {
         let files = |number| read(&numbered(&path, number)).0;
         assert_eq!([files(0), files(1), files(2)], [[4], [3], [2]]);
         assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 3);
-        // A new writer leaves the old end alone.
-        drop(Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log"));
-        assert_eq!([files(0), files(1), files(2)], [vec![], vec![4], vec![3]]);
+        // A new writer leaves the old end alone, and all until it has something to write.
+        for _ in 0..3 {
+            drop(Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log"));
+        }
+        assert_eq!([files(0), files(1), files(2)], [[4], [3], [2]]);
+        let mut writer = Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log");
+        writer.write(&report(7)).expect("written");
+        assert_eq!([files(0), files(1), files(2)], [[7], [4], [3]]);
+    }
+
+    /// Takes a few bytes at a time, and none at all every other time.
+    #[derive(Default)]
+    struct Full {
+        bytes: Vec<u8>,
+        refuse: bool,
+    }
+
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.refuse = !self.refuse;
+            if self.refuse {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            let taken = bytes.len().min(37);
+            self.bytes.extend(&bytes[..taken]);
+            Ok(taken)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// A disk that is full goes on where it stopped.
+    #[test]
+    fn errors_tear_no_line() {
+        let mut lines = Lines::new(Full::default());
+        let mut refused = 0;
+        for sequence in 0..3 {
+            lines.add(&report(sequence)).expect("JSON");
+            while lines.settle().is_err() {
+                refused += 1;
+            }
+        }
+        assert!(refused > 10, "{refused}");
+        let mut written = std::mem::take(&mut lines.gzip.get_mut().bytes);
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        fs::write(file.path(), &written).expect("written");
+        assert_eq!(read(file.path()), (vec![0, 1, 2], true));
+        // And if it had been torn, that would be seen.
+        written.remove(written.len() / 2);
+        fs::write(file.path(), &written).expect("written");
+        let broken = Reader::open(file.path()).expect("it opens").filter_map(Result::ok).count();
+        assert!(broken < 3);
+    }
+
+    #[test]
+    fn only_regular_files_are_renamed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let create = |path: &Path| Writer::create(path, BIG);
+        let inside = dir.path().join("inside");
+        let log = inside.join("log");
+        fs::create_dir_all(inside.join("log.1")).expect("a directory");
+        std::os::unix::fs::symlink("/dev/null", inside.join("link")).expect("a link");
+        for (path, special) in
+            [(&inside, &inside), (&inside.join("link"), &inside.join("link")), (&log, &inside.join("log.1"))]
+        {
+            let error = create(path).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(error.starts_with(&format!("{}: not a regular file", special.display())), "{error}");
+        }
+        assert!(create(&dir.path().join("none/log")).is_err());
+        assert!(inside.is_dir() && inside.join("log.1").is_dir());
+        // What has become something else meanwhile, too.
+        let path = dir.path().join("log");
+        let mut writer = Writer::create(&path, Limits { bytes: 1, files: 3 }).expect("a log");
+        writer.write(&report(0)).expect("written");
+        fs::create_dir(dir.path().join("log.1")).expect("a directory");
+        assert!(matches!(writer.write(&report(1)), Err(Error::Special { .. })));
+        assert_eq!(writer.skipped(), 1);
+        fs::remove_dir(dir.path().join("log.1")).expect("removed");
+        writer.write(&report(2)).expect("written");
+        assert_eq!([read(&path).0, read(&numbered(&path, 1)).0], [[2], [0]]);
     }
 
     #[test]

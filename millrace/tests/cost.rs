@@ -6,12 +6,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 use millrace_cost::report::{Event, Report, VERSION};
+use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
@@ -81,6 +84,15 @@ fn mistakes_are_said() {
         (&["--duration", "1s", "--frequency", "50000"], "50000 samples a second are more than"),
         (&["--duration", "1s", "--mode", "sampling", "--frequency", "0"], "needs a frequency"),
         (&["--duration", "1s", "--taxonomy", "/nonexistent"], "cannot read /nonexistent"),
+        (&["--duration", "1s", "--pid", "999999999"], "there is no process 999999999"),
+        (&["--duration", "1s", "--profile", "999999999"], "there is no process 999999999"),
+        (&["--duration", "1s", "--cgroup", "/nonexistent"], "there is no cgroup /nonexistent under /"),
+        (
+            &["--duration", "1s", "--mode", "sampling", "--method", "functions"],
+            "mode `sampling` times no calls",
+        ),
+        (&["--duration", "1s", "--frequency", "0", "--flame", "/tmp/none"], "--flame needs samples"),
+        (&["--duration", "1s", "--frequency", "0", "--profile", "1"], "a profile needs a frequency"),
     ] {
         let output = run(arguments);
         assert!(!output.status.success() && output.stdout.is_empty());
@@ -139,7 +151,7 @@ fn the_live_view_leaves_the_terminal_as_it_was() {
         let mut live = Live::start();
         assert!(live.echoes());
         live.wait_for(OTHER_SCREEN);
-        live.wait_for("net_rx");
+        live.wait_for("last minute");
         assert!(!live.echoes());
         live.master.write_all(b"\t\t").unwrap();
         live.wait_for("receives/s");
@@ -211,6 +223,145 @@ fn what_is_logged_can_be_shown_again() {
         text(&torn.stderr)
     );
     assert!(text(&torn.stdout).lines().eq(printed[..text(&torn.stdout).lines().count()].iter()));
+}
+
+/// Starts that fail leave history, directories and exports as they were.
+#[test]
+fn what_fails_destroys_nothing() {
+    if !is_root("what_fails_destroys_nothing") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (log, flame, inside) = (path("log"), path("flame"), path("inside"));
+    for file in [&log, &flame] {
+        std::fs::write(file, "before").unwrap();
+    }
+    std::fs::create_dir(&inside).unwrap();
+    let pipe = path("pipe");
+    mkfifo(pipe.as_str(), Mode::S_IRWXU).unwrap();
+    let fails = |arguments: &[&str], want: &str| {
+        let output = run(&[&["--json", "--reports", "1", "--period", "10ms"], arguments].concat());
+        assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+        assert!(text(&output.stderr).contains(want), "{want}: {}", text(&output.stderr));
+    };
+    for _ in 0..2 {
+        fails(&["--log", &log, "--log-files", "2", "--cpus", "4000"], "CPU 4000 is not online");
+    }
+    fails(&["--flame", &flame, "--cpus", "4000"], "CPU 4000 is not online");
+    fails(&["--log", &log, "--http", "192.0.2.1:1"], "http 192.0.2.1:1: ");
+    for special in [&inside, &pipe] {
+        fails(&["--log", special], &format!("{special}: not a regular file"));
+    }
+    let none = path("none/log");
+    fails(&["--log", &none], &format!("millrace: {none}: No such file or directory (os error 2)\n"));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 4);
+    assert!([&log, &flame].iter().all(|file| std::fs::read_to_string(file).unwrap() == "before"));
+}
+
+/// Lines of a child's standard error, in a thread of their own.
+fn said(child: &mut Child) -> mpsc::Receiver<String> {
+    let (send, said) = mpsc::channel();
+    let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    std::thread::spawn(move || lines.map_while(Result::ok).try_for_each(|line| send.send(line)));
+    said
+}
+
+fn wait_for_line(said: &mpsc::Receiver<String>, want: &str) -> String {
+    loop {
+        let line = said.recv_timeout(WAIT).unwrap_or_else(|_| panic!("nobody said {want:?}"));
+        if line.contains(want) {
+            return line;
+        }
+    }
+}
+
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Who does not read standard output holds up nobody, and is told by the numbers of the reports.
+#[test]
+fn a_slow_reader_holds_up_nobody() {
+    if !is_root("a_slow_reader_holds_up_nobody") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let log = dir.path().join("log");
+    let mut child = command(&["--json", "--stacks", "--period", "20ms", "--log", log.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let stdout = child.stdout.take().unwrap();
+    fcntl(&stdout, FcntlArg::F_SETPIPE_SZ(4096)).unwrap();
+    let said = said(&mut child);
+    wait_for_line(&said, "standard output: it does not keep up");
+    let logged = || {
+        let reader = millrace_cost::log::Reader::open(&log);
+        reader.map_or(0, |reader| reader.map_while(Result::ok).count())
+    };
+    // The observer and its log go on.
+    let (before, began) = (logged(), Instant::now());
+    while logged() < before + 20 {
+        assert!(began.elapsed() < WAIT, "the log stands still");
+    }
+    let mut sequences = sequences(stdout);
+    assert_eq!(sequences.next(), Some(0));
+    let (mut last, mut missed) = (0, 0);
+    let mut take = |sequence: u64| {
+        missed += sequence - last - 1;
+        last = sequence;
+        missed
+    };
+    while take(sequences.next().unwrap()) == 0 {}
+    kill(Pid::from_raw(i32::try_from(child.id()).unwrap()), Signal::SIGTERM).unwrap();
+    for sequence in sequences {
+        take(sequence);
+    }
+    assert!(child.wait().unwrap().success());
+    let told = number(&wait_for_line(&said, "reports are not in it"));
+    assert!(told >= missed, "{told} {missed}");
+}
+
+fn sequences(stdout: impl Read) -> impl Iterator<Item = u64> {
+    let lines = BufReader::new(stdout).lines();
+    lines.map(|line| serde_json::from_str::<Report>(&line.unwrap()).unwrap().sequence)
+}
+
+/// The first word that is one.
+fn number(line: &str) -> u64 {
+    line.split(' ').find_map(|word| word.parse().ok()).unwrap()
+}
+
+/// A disk that is full for a while costs reports, not the observer, and the log is whole afterwards.
+#[test]
+fn a_full_disk_ends_nothing() {
+    if !is_root("a_full_disk_ends_nothing") {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let script = "mount -t tmpfs -o size=64k none $PWD && cd $PWD && head -c 60k /dev/zero >filler
+        \"$0\" cost --json --period 50ms --log log </dev/null &
+        read -r && rm filler && read -r && kill $! && wait $! && exec \"$0\" cost replay --json log";
+    let mut child = Command::new("unshare")
+        .args(["--mount", "bash", "-c", script, env!("CARGO_BIN_EXE_millrace")])
+        .current_dir(dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (said, mut stdin) = (said(&mut child), child.stdin.take().unwrap());
+    let mut sequences = sequences(child.stdout.take().unwrap());
+    wait_for_line(&said, "log: log: No space left on device");
+    // There was room for fewer.
+    sequences.find(|sequence| *sequence == 40).unwrap();
+    stdin.write_all(b"there is room\n").unwrap();
+    let lost = number(&wait_for_line(&said, "log: goes on; "));
+    stdin.write_all(b"end\n").unwrap();
+    let replayed: Vec<u64> = sequences.skip_while(|sequence| *sequence > 0).collect();
+    assert!(child.wait().unwrap().success());
+    assert!(replayed.is_sorted() && lost > 0);
+    assert_eq!(replayed.last().unwrap() + 1, replayed.len() as u64 + lost);
 }
 
 /// The whole way from the kernel to a browser.

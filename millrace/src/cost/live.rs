@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use millrace_cost::report::Report;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-use super::table::Table;
+use super::queue::Losses;
+use super::signals::Signals;
+use super::table::{Cell, Table};
 use super::text;
+use super::trend::{Picture, Trend};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
@@ -24,9 +25,17 @@ pub(super) enum Answer {
 pub(super) struct Terminal {
     before: Termios,
     /// A terminal that is left as it is would be of no use after SIGTERM.
-    signals: SignalFd,
-    report: Option<Arc<Report>>,
+    signals: Signals,
+    losses: Arc<Losses>,
+    trend: Trend,
+    shown: Option<Shown>,
     view: View,
+}
+
+/// What there is to see.
+struct Shown {
+    report: Arc<Report>,
+    pictures: Vec<Picture>,
 }
 
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -40,18 +49,13 @@ const REVERSE: &str = "\x1b[7m";
 const PLAIN: &str = "\x1b[0m";
 
 impl Terminal {
-    pub fn open() -> anyhow::Result<Self> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
-        set.thread_block()?;
-        let signals = SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC)?;
+    pub fn open(signals: Signals, losses: Arc<Losses>) -> anyhow::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
-        let mut terminal = Self { before, signals, report: None, view: View::default() };
+        let mut terminal =
+            Self { before, signals, losses, trend: Trend::default(), shown: None, view: View::default() };
         terminal.write(ENTER)?;
         terminal.draw()?;
         Ok(terminal)
@@ -84,10 +88,11 @@ impl Terminal {
     }
 
     pub fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        self.trend.add(report);
         if self.view.paused {
             return Ok(());
         }
-        self.report = Some(report.clone());
+        self.shown = Some(Shown { report: Arc::clone(report), pictures: self.trend.pictures() });
         self.draw()
     }
 
@@ -96,7 +101,7 @@ impl Terminal {
         // Serial lines do not know their size.
         let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
         let (width, height) = (or(size.ws_col, 80), or(size.ws_row, 24));
-        let lines = self.view.lines(self.report.as_deref(), width, height);
+        let lines = self.view.lines(self.shown.as_ref(), &self.losses, width, height);
         let mut screen = String::from(HOME);
         screen.push_str(&lines.join(END_OF_LINE));
         screen.push_str("\x1b[K");
@@ -169,18 +174,19 @@ impl View {
         (self.sort, self.reverse, self.scroll) = (None, false, 0);
     }
 
-    fn lines(&mut self, report: Option<&Report>, width: usize, height: usize) -> Vec<String> {
-        let Some(report) = report else { return vec!["observing...".to_owned()] };
+    fn lines(&mut self, shown: Option<&Shown>, losses: &Losses, width: usize, height: usize) -> Vec<String> {
+        let Some(Shown { report, pictures }) = shown else { return vec!["observing...".to_owned()] };
         let mut tables = text::tables(report);
         self.tables = tables.len();
         let titles: Vec<&str> = tables.iter().map(|table| table.title).collect();
         let mut lines: Vec<String> = text::head(report).iter().map(|line| cut(line, width)).collect();
         lines.push(self.titles(&titles));
-        let foot = self.foot(report, width);
+        let foot = self.foot(report, losses, width);
         let room = height.saturating_sub(lines.len() + foot.len() + 1);
         if self.table == OVERVIEW {
             let parts = tables.swap_remove(PARTS);
-            let cpus = tables.swap_remove(OVERVIEW);
+            let mut cpus = tables.swap_remove(OVERVIEW);
+            add_trend(&mut cpus, pictures);
             lines.extend(self.overview(cpus, parts, width, room));
         } else {
             let table = tables.swap_remove(self.table.min(titles.len().saturating_sub(1)));
@@ -203,8 +209,13 @@ impl View {
         lines
     }
 
-    fn foot(&self, report: &Report, width: usize) -> Vec<String> {
+    fn foot(&self, report: &Report, losses: &Losses, width: usize) -> Vec<String> {
         let mut foot: Vec<String> = text::lost(report).into_iter().collect();
+        for (output, loss) in losses.all() {
+            if let Some(reason) = loss.reason {
+                foot.push(format!("{output}: {reason}; {} reports are not in it", loss.reports));
+            }
+        }
         if !report.missing.is_empty() {
             foot.push(format!(
                 "{} things cannot be measured here; --plain and --json name them",
@@ -244,6 +255,16 @@ impl View {
         shown.extend(lines.iter().skip(self.scroll).take(room).map(|line| cut(line, width)));
         shown.resize(room + 1, String::new());
         shown
+    }
+}
+
+/// Two columns more, after the share of networking. Rows are in the order of the CPUs.
+fn add_trend(cpus: &mut Table, pictures: &[Picture]) {
+    const AT: usize = 2;
+    cpus.columns.splice(AT..AT, ["last minute", "level for"]);
+    for (row, picture) in cpus.rows.iter_mut().zip(pictures) {
+        let level = Cell::Seconds(picture.level.as_secs(), picture.from_the_start);
+        row.splice(AT..AT, [Cell::Text(picture.steps.clone()), level]);
     }
 }
 
@@ -295,6 +316,26 @@ mod tests {
         assert_eq!(first(&mut view, 5, 5), "5");
         view.key(b"s");
         assert_eq!(view.sort, None);
+    }
+
+    #[test]
+    fn it_shows_since_when_and_what_other_outputs_lost() {
+        let mut trend = Trend::default();
+        let report = Arc::new(text::tests::example());
+        for _ in 0..6 {
+            trend.add(&report);
+        }
+        let shown = Shown { report, pictures: trend.pictures() };
+        let losses = Losses::new(true);
+        losses.add("log", 3, "full");
+        let mut view = View::default();
+        let lines = view.lines(Some(&shown), &losses, 140, 30);
+        let has = |words: &[&str]| lines.iter().any(|line| words.iter().all(|word| line.contains(word)));
+        assert!(has(&["networking", "last minute", "level for", "net_rx"]), "{lines:#?}");
+        assert!(has(&["25.00 %", "▂▂", ">6 s"]), "{lines:#?}");
+        assert!(has(&["log: full; 3 reports are not in it"]), "{lines:#?}");
+        losses.over("log");
+        assert!(!view.lines(Some(&shown), &losses, 140, 30).iter().any(|line| line.contains("log")));
     }
 
     #[test]

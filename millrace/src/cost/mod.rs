@@ -2,10 +2,12 @@
 
 mod live;
 mod outputs;
+pub(crate) mod queue;
 mod replay;
 mod signals;
 mod table;
 mod text;
+mod trend;
 pub(crate) mod web;
 
 use std::collections::BTreeSet;
@@ -22,7 +24,8 @@ use millrace_cost::{Config, Observer, POLL_INTERVAL};
 
 use live::{Answer, Terminal};
 pub(crate) use outputs::Sink;
-use outputs::{JsonLines, Opened, Text};
+use outputs::{JsonLines, Log, Opened, Text};
+use queue::{Losses, Queued};
 use signals::Signals;
 
 #[derive(Debug, clap::Args)]
@@ -120,44 +123,64 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let reports = if once { Some(1) } else { args.reports };
     let live = !args.json && !args.plain && !once && io::stdout().is_terminal() && io::stdin().is_terminal();
     // Before there are threads, which inherit it.
-    let signals = if live { None } else { Some(Signals::block()?) };
-    let mut sinks = sinks(&args, live, once)?;
-    let mut observer =
-        Observer::start(args.config()?).with_context(|| match nix::unistd::geteuid().is_root() {
-            true => "cannot observe the kernel",
-            false => "cannot observe the kernel, which needs root",
-        })?;
+    let signals = Signals::block()?;
+    let config = args.config()?;
+    // Before outputs, which it leaves as they are if it fails.
+    let mut observer = Observer::start(config).with_context(|| match nix::unistd::geteuid().is_root() {
+        true => "cannot observe the kernel",
+        false => "cannot observe the kernel, which needs root",
+    })?;
+    let losses = Arc::new(Losses::new(live));
+    let mut sinks = sinks(&args, live, once, &losses)?;
     // Only now: an error is not to be lost on the other screen.
-    let mut screen = match signals {
-        Some(signals) => Screen::None(signals),
-        None => Screen::Terminal(Terminal::open()?),
+    let mut screen = match live {
+        true => Screen::Terminal(Terminal::open(signals, Arc::clone(&losses))?),
+        false => Screen::None(signals),
     };
     let observed = observe(&mut observer, period, reports, &mut screen, &mut sinks);
-    // Whatever has ended it, what was seen until then is written.
-    let finished = sinks.iter_mut().try_for_each(|sink| sink.finish());
-    observed.and(finished)
+    drop(screen);
+    let finished = finish(&mut sinks, matches!(observed, Ok(Answer::Continue)));
+    losses.tell();
+    observed.map(drop).and(finished)
+}
+
+/// How long outputs may take at the end if somebody wants it to end.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whatever has ended it, what was seen until then is written: in all its length if all reports were made, for who reads
+/// them may take his time. Signals end that too.
+fn finish(sinks: &mut [Box<dyn Sink>], complete: bool) -> anyhow::Result<()> {
+    let deadline = if complete { None } else { Some(Instant::now() + PATIENCE) };
+    if complete {
+        Signals::unblock()?;
+    }
+    let finished: Vec<anyhow::Result<()>> = sinks.iter_mut().map(|sink| sink.finish(deadline)).collect();
+    finished.into_iter().collect()
 }
 
 /// Text goes to standard output if nothing else is asked for.
-fn sinks(args: &Args, live: bool, once: bool) -> anyhow::Result<Vec<Box<dyn Sink>>> {
+fn sinks(args: &Args, live: bool, once: bool, losses: &Arc<Losses>) -> anyhow::Result<Vec<Box<dyn Sink>>> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
-    let Opened { dashboard, export } = args.outputs.open(true)?;
+    let Opened { dashboard, export } = args.outputs.open(true, Arc::clone(losses))?;
     if let Some(dashboard) = dashboard {
         sinks.push(Box::new(dashboard));
     }
     if let Some(export) = export {
         sinks.push(Box::new(export));
     }
-    if let Some(log) = args.log.open()? {
-        sinks.push(Box::new(log));
+    if let Some(log) = args.log.open(Arc::clone(losses))? {
+        sinks.push(Box::new(Queued::start(Log::NAME, log, Arc::clone(losses))?));
     }
     if args.json {
-        sinks.push(Box::new(JsonLines { stacks: args.stacks }));
+        let json = JsonLines { stacks: args.stacks };
+        sinks.push(Box::new(Queued::start(STDOUT, json, Arc::clone(losses))?));
     } else if args.plain || (!live && sinks.is_empty()) {
-        sinks.push(Box::new(Text { one: once }));
+        sinks.push(Box::new(Queued::start(STDOUT, Text { one: once }, Arc::clone(losses))?));
     }
     Ok(sinks)
 }
+
+const STDOUT: &str = "standard output";
 
 /// Who may end it, between reports.
 enum Screen {
@@ -174,20 +197,25 @@ impl Screen {
     }
 }
 
-/// Reports to everyone, until there were enough reports, a signal came, or somebody at the terminal has seen enough.
+/// The first report on a terminal comes sooner: somebody waits for it.
+const FIRST: Duration = Duration::from_millis(500);
+
+/// Reports to everyone, until there were enough reports, a signal came, or somebody at the terminal has seen enough: these
+/// are [`Answer::Quit`].
 fn observe(
     observer: &mut Observer,
     period: Duration,
     reports: Option<u64>,
     screen: &mut Screen,
     sinks: &mut [Box<dyn Sink>],
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Answer> {
     let mut made = 0;
-    let mut due = Instant::now() + period;
+    let first = if matches!(screen, Screen::Terminal(_)) { period.min(FIRST) } else { period };
+    let mut due = Instant::now() + first;
     while reports.is_none_or(|reports| made < reports) {
         let wait = due.saturating_duration_since(Instant::now()).min(POLL_INTERVAL);
         if screen.wait(wait)? == Answer::Quit {
-            return Ok(());
+            return Ok(Answer::Quit);
         }
         observer.poll();
         if Instant::now() < due {
@@ -204,11 +232,14 @@ fn observe(
         // After a pause of the machine there is one long period, not many empty ones.
         due = (due + period).max(Instant::now());
     }
-    Ok(())
+    Ok(Answer::Continue)
 }
 
 impl Args {
     fn config(&self) -> anyhow::Result<Config> {
+        if let Some(output) = self.outputs.of_samples_only().filter(|_| self.frequency == 0) {
+            anyhow::bail!("{output} needs samples, and --frequency 0 takes none");
+        }
         let taxonomy = match &self.taxonomy {
             Some(file) => Taxonomy::extended(file)?,
             None => Taxonomy::builtin()?,
@@ -254,7 +285,7 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
     Ok(Cpus(cpus))
 }
 
-/// `2`, `2s`, `500ms`, `1m`.
+/// `2`, `2s`, `500ms`, `1m`, `1h`.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -263,7 +294,8 @@ fn parse_time(text: &str) -> Result<Duration, String> {
         "" | "s" => number,
         "ms" => number / 1e3,
         "m" => number * 60.0,
-        _ => return Err(format!("no unit of time: {unit:?} (ms, s, m)")),
+        "h" => number * 3600.0,
+        _ => return Err(format!("no unit of time: {unit:?} (ms, s, m, h)")),
     };
     match Duration::try_from_secs_f64(seconds) {
         Ok(time) if time >= Duration::from_millis(10) => Ok(time),
@@ -281,7 +313,8 @@ mod tests {
         assert_eq!(parse_time("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(parse_time("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_time("1m"), Ok(Duration::from_secs(60)));
-        for wrong in ["", "s", "1h", "1ms", "-1s", "0"] {
+        assert_eq!(parse_time("1h"), Ok(Duration::from_secs(3600)));
+        for wrong in ["", "s", "1d", "1ms", "-1s", "0"] {
             assert!(parse_time(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,17 +1,21 @@
 //! Where reports go.
 
-use std::fs::File;
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::Context;
 use millrace_cost::export;
 use millrace_cost::log::{self, Writer};
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
+use nix::unistd::{AccessFlags, access};
 
+use super::queue::Losses;
 use super::text;
 use super::web;
 
@@ -19,8 +23,8 @@ use super::web;
 pub trait Sink {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()>;
 
-    /// There are no more.
-    fn finish(&mut self) -> anyhow::Result<()> {
+    /// There are no more. What is not written by the deadline, if there is one, need not be.
+    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
         Ok(())
     }
 }
@@ -80,12 +84,18 @@ impl Args {
         self.needs_stacks()
     }
 
+    /// An output that would be empty without samples.
+    pub fn of_samples_only(&self) -> Option<&'static str> {
+        let names = ["--folded", "--pprof", "--flame"];
+        self.files().into_iter().zip(names).find_map(|(file, name)| file.map(|_| name))
+    }
+
     /// What cannot be opened is an error now, not at the end.
-    pub fn open(&self, live: bool) -> anyhow::Result<Opened> {
+    pub fn open(&self, live: bool, losses: Arc<Losses>) -> anyhow::Result<Opened> {
         let dashboard = match self.http {
             Some(addr) => {
                 let memory_bytes = self.http_memory.saturating_mul(MIB);
-                let dashboard = web::Dashboard::start(&web::Config { addr, memory_bytes, live })?;
+                let dashboard = web::Dashboard::start(&web::Config { addr, memory_bytes, live, losses })?;
                 eprintln!("millrace: http://{}/", dashboard.local_addr);
                 Some(dashboard)
             }
@@ -109,10 +119,10 @@ impl LogArgs {
         self.log.is_some()
     }
 
-    pub fn open(&self) -> anyhow::Result<Option<Log>> {
+    pub fn open(&self, losses: Arc<Losses>) -> anyhow::Result<Option<Log>> {
         let Some(path) = &self.log else { return Ok(None) };
         let limits = log::Limits { bytes: self.log_size.saturating_mul(MIB as u64), files: self.log_files };
-        Ok(Some(Log(Some(Writer::create(path, limits)?))))
+        Ok(Some(Log { writer: Some(Writer::create(path, limits)?), losses, skipped: 0 }))
     }
 }
 
@@ -159,31 +169,48 @@ impl Sink for Text {
     }
 }
 
-/// `None` when finished.
-pub(super) struct Log(Option<Writer>);
+/// Goes on after errors: a disk may be full for a while.
+pub(super) struct Log {
+    /// `None` when finished.
+    writer: Option<Writer>,
+    losses: Arc<Losses>,
+    /// Of the writer's count, what is among the losses.
+    skipped: u64,
+}
+
+impl Log {
+    pub const NAME: &str = "log";
+}
 
 impl Sink for Log {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
-        Ok(self.0.as_mut().map_or(Ok(()), |writer| writer.write(report))?)
+        let Some(writer) = &mut self.writer else { return Ok(()) };
+        let written = writer.write(report);
+        let skipped = writer.skipped() - std::mem::replace(&mut self.skipped, writer.skipped());
+        match written {
+            Ok(()) => self.losses.over(Self::NAME),
+            Err(error) => self.losses.add(Self::NAME, skipped, &error.to_string()),
+        }
+        Ok(())
     }
 
-    fn finish(&mut self) -> anyhow::Result<()> {
-        Ok(self.0.take().map_or(Ok(()), Writer::finish)?)
+    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
+        Ok(self.writer.take().map_or(Ok(()), Writer::finish)?)
     }
 }
 
 /// Files of the whole time, written at the end.
 pub(super) struct Export {
     merge: Merge,
-    folded: Option<File>,
-    pprof: Option<File>,
-    flame: Option<File>,
+    folded: Option<Target>,
+    pprof: Option<Target>,
+    flame: Option<Target>,
 }
 
 impl Export {
     fn create([folded, pprof, flame]: [Option<&Path>; 3]) -> anyhow::Result<Self> {
         let create = |path: Option<&Path>| {
-            path.map(|path| File::create(path).with_context(|| path.display().to_string())).transpose()
+            path.map(|path| Target::open(path).with_context(|| path.display().to_string())).transpose()
         };
         Ok(Self {
             merge: Merge::default(),
@@ -200,24 +227,77 @@ impl Sink for Export {
         Ok(())
     }
 
-    fn finish(&mut self) -> anyhow::Result<()> {
+    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
         let Some(report) = std::mem::take(&mut self.merge).finish() else { return Ok(()) };
-        if let (Some(mut file), Some(stacks)) = (self.folded.take(), &report.stacks) {
-            file.write_all(export::folded(stacks).as_bytes()).context("folded stacks")?;
-        }
-        if let Some(file) = self.pprof.take() {
-            let mut file = BufWriter::new(file);
-            export::pprof(&report, &mut file).and_then(|()| file.flush()).context("pprof")?;
-        }
-        if let Some(mut file) = self.flame.take() {
-            file.write_all(export::svg(&report).as_bytes()).context("flame graph")?;
-        }
-        Ok(())
+        let write = |target: Option<Target>, content: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
+            let Some(target) = target else { return Ok(()) };
+            let name = target.path.display().to_string();
+            target.write(content).context(name)
+        };
+        write(self.folded.take(), &|out| match &report.stacks {
+            Some(stacks) => out.write_all(export::folded(stacks).as_bytes()),
+            None => Ok(()),
+        })?;
+        write(self.pprof.take(), &|out| export::pprof(&report, out))?;
+        write(self.flame.take(), &|out| out.write_all(export::svg(&report).as_bytes()))
     }
+}
+
+/// A file that is written at the end: as a whole, or it stays what it was.
+struct Target {
+    path: PathBuf,
+    /// Pipes and devices, which are written to as they are.
+    special: Option<File>,
+}
+
+impl Target {
+    /// Changes nothing yet, but fails where writing would.
+    fn open(path: &Path) -> io::Result<Self> {
+        let is_special = fs::metadata(path).is_ok_and(|metadata| !metadata.is_file());
+        let special = match is_special {
+            true => Some(File::options().write(true).open(path)?),
+            false => None,
+        };
+        // A link stays one: what it leads to is written.
+        let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        if special.is_none() {
+            access(&directory(&path), AccessFlags::W_OK | AccessFlags::X_OK)?;
+        }
+        Ok(Self { path, special })
+    }
+
+    fn write(self, content: &dyn Fn(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+        if let Some(special) = self.special {
+            return fill(special, content).map(drop);
+        }
+        let new = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory(&self.path))?;
+        let new = fill(new, content)?;
+        new.persist(&self.path).map(drop).map_err(|error| error.error)
+    }
+}
+
+fn fill<W: Write>(out: W, content: &dyn Fn(&mut dyn Write) -> io::Result<()>) -> io::Result<W> {
+    let mut out = BufWriter::new(out);
+    content(&mut out)?;
+    out.into_inner().map_err(io::IntoInnerError::into_error)
+}
+
+/// The point also says that it is a directory, and is what a lone name is in.
+fn directory(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(Path::new("")).join(".")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    use nix::libc;
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
     use super::*;
 
     #[test]
@@ -228,5 +308,39 @@ mod tests {
         for wrong in ["", "localhost", "1.2.3.4", "99999"] {
             assert!(parse_addr(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_file_is_written_as_a_whole_or_stays() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        let link = dir.path().join("link");
+        fs::write(&path, "before").expect("written");
+        std::os::unix::fs::symlink("file", &link).expect("a link");
+        let content = || fs::read_to_string(&path).expect("read");
+        let target = || Target::open(&link).expect("it can be written");
+
+        drop(target());
+        target()
+            .write(&|out| out.write_all(b"half").and(Err(io::Error::other("full"))))
+            .expect_err("an error");
+        assert_eq!(content(), "before");
+        target().write(&|out| out.write_all(b"after")).expect("written");
+        assert_eq!(content(), "after");
+        assert!(fs::symlink_metadata(&link).expect("there").is_symlink());
+        assert_eq!(fs::read_dir(dir.path()).expect("listed").count(), 2, "nothing is left over");
+
+        for wrong in [dir.path().to_owned(), dir.path().join("none/file")] {
+            assert!(Target::open(&wrong).is_err(), "{}", wrong.display());
+        }
+        // A pipe is written to as it is.
+        let pipe = dir.path().join("pipe");
+        mkfifo(&pipe, Mode::S_IRWXU).expect("a pipe");
+        let mut reader =
+            File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&pipe).expect("its end");
+        Target::open(&pipe).and_then(|target| target.write(&|out| out.write_all(b"x"))).expect("written");
+        let mut read = String::new();
+        reader.read_to_string(&mut read).expect("read");
+        assert_eq!((read.as_str(), fs::metadata(&pipe).expect("there").is_file()), ("x", false));
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millrace_cost::log::Reader;
 use millrace_cost::merge::Merge;
@@ -49,7 +49,7 @@ fn parse_pace(text: &str) -> Result<f64, String> {
 pub fn run(args: &Args) -> anyhow::Result<()> {
     let logs = open(&args.files)?;
     let signals = Signals::block()?;
-    let Opened { dashboard, export } = args.outputs.open(args.pace.is_some())?;
+    let Opened { dashboard, export } = args.outputs.open(args.pace.is_some(), Arc::default())?;
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if let Some(export) = export {
         sinks.push(Box::new(export));
@@ -81,7 +81,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         }
         wait(&signals, Duration::from_nanos(report.period_ns).div_f64(pace))
     })?;
-    sinks.iter_mut().try_for_each(|sink| sink.finish())?;
+    sinks.iter_mut().try_for_each(|sink| sink.finish(None))?;
     anyhow::ensure!(reports > 0, "there are no reports");
     let Some(dashboard) = dashboard.filter(|_| all.is_continue()) else { return Ok(()) };
     match dashboard.forgotten() {
@@ -156,7 +156,7 @@ impl Sink for Sum {
         Ok(())
     }
 
-    fn finish(&mut self) -> anyhow::Result<()> {
+    fn finish(&mut self, _deadline: Option<Instant>) -> anyhow::Result<()> {
         match std::mem::take(&mut self.0).finish() {
             Some(report) => Text { one: true }.report(&Arc::new(report)),
             None => Ok(()),

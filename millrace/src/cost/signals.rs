@@ -1,7 +1,7 @@
 //! SIGINT, SIGTERM and SIGHUP as something to wait for, so that what is being written is ended well.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -13,12 +13,14 @@ pub(super) struct Signals(SignalFd);
 impl Signals {
     /// In this thread and those that it starts from now on.
     pub fn block() -> io::Result<Self> {
-        let mut set = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
-        }
+        let set = set();
         set.thread_block()?;
         Ok(Self(SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?))
+    }
+
+    /// They end the process again.
+    pub fn unblock() -> io::Result<()> {
+        Ok(set().thread_unblock()?)
     }
 
     /// Whether one came within `time`.
@@ -30,4 +32,14 @@ impl Signals {
         };
         Ok(self.0.read_signal()?.is_some())
     }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+fn set() -> SigSet {
+    [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP].into_iter().collect()
 }

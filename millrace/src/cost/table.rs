@@ -10,6 +10,8 @@ pub(super) enum Cell {
     /// Of one CPU.
     Share(f64),
     Microseconds(u64),
+    /// Of so many seconds; `true`: or more.
+    Seconds(u64, bool),
 }
 
 impl Cell {
@@ -21,6 +23,7 @@ impl Cell {
             Self::Share(share) if *share == 0.0 => "-".to_owned(),
             Self::Share(share) => format!("{:.2} %", share * 100.0),
             Self::Microseconds(ns) => format!("{:.1} us", *ns as f64 / 1e3),
+            Self::Seconds(seconds, more) => format!("{}{}", if *more { ">" } else { "" }, duration(*seconds)),
         }
     }
 
@@ -29,12 +32,21 @@ impl Cell {
             (Self::Text(a), Self::Text(b)) => a.cmp(b),
             (Self::Number(a), Self::Number(b)) | (Self::Microseconds(a), Self::Microseconds(b)) => a.cmp(b),
             (Self::Share(a), Self::Share(b)) => a.total_cmp(b),
+            (Self::Seconds(a, _), Self::Seconds(b, _)) => a.cmp(b),
             _ => Ordering::Equal,
         }
     }
 
     fn is_text(&self) -> bool {
         matches!(self, Self::Text(_))
+    }
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
     }
 }
 
@@ -66,7 +78,7 @@ impl Table {
             .enumerate()
             .map(|(at, name)| {
                 let cells = cells.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
-                cells.max().unwrap_or(0).max(name.len())
+                cells.max().unwrap_or(0).max(name.chars().count())
             })
             .collect();
         let left: Vec<bool> = (0..self.columns.len())
@@ -116,6 +128,13 @@ mod tests {
                 "c                  -     20",
             ]
         );
+    }
+
+    #[test]
+    fn durations_are_short() {
+        let shown = [(0, false), (119, true), (120, false), (7199, false), (7200, true)]
+            .map(|(seconds, more)| Cell::Seconds(seconds, more).text());
+        assert_eq!(shown, ["0 s", ">119 s", "2 min", "119 min", ">2 h"]);
     }
 
     #[test]

@@ -148,7 +148,8 @@ impl Served {
     fn start() -> anyhow::Result<Self> {
         const MEMORY_BYTES: usize = 64 << 20;
         let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let dashboard = Dashboard::start(&web::Config { addr, memory_bytes: MEMORY_BYTES, live: true })?;
+        let config = web::Config { addr, memory_bytes: MEMORY_BYTES, live: true, losses: Arc::default() };
+        let dashboard = Dashboard::start(&config)?;
         let addr = dashboard.local_addr;
         let mut stream = TcpStream::connect(addr).context("the dashboard's viewer")?;
         write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;

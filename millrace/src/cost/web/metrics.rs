@@ -13,6 +13,7 @@ use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::Const
 use prometheus_client::registry::Unit;
 
 use super::Shared;
+use crate::cost::queue::Loss;
 use crate::openmetrics;
 
 const PREFIX: &str = "millrace_cost";
@@ -114,6 +115,7 @@ pub(super) fn encode(shared: &Shared) -> Result<String, fmt::Error> {
         viewers: state.viewers.iter().filter(|viewer| !viewer.frames.is_closed()).count() as u64,
         dropped_frames: state.dropped_frames,
         skipped_reports: shared.skipped_reports.load(Ordering::Relaxed),
+        unwritten: shared.losses.all(),
     };
     drop(state);
     openmetrics::encode(PREFIX, snapshot)
@@ -125,6 +127,7 @@ struct Snapshot {
     viewers: u64,
     dropped_frames: u64,
     skipped_reports: u64,
+    unwritten: BTreeMap<&'static str, Loss>,
 }
 
 fn seconds(ns: u64) -> f64 {
@@ -206,6 +209,11 @@ impl Snapshot {
             })
         })?;
         plain(out, "http_skipped_reports", "Reports that the server missed", None, self.skipped_reports)?;
+        counter(out, "unwritten_reports", "Reports that are not in another output", None, |family| {
+            self.unwritten.iter().try_for_each(|(output, loss)| {
+                ConstCounter::new(loss.reports).encode(family.encode_family(&[("output", *output)])?)
+            })
+        })?;
         let help = "Reports that slow viewers missed";
         plain(out, "http_dropped_frames", help, None, self.dropped_frames)?;
         let gauge = out.encode_descriptor("http_viewers", "Open dashboards", None, MetricType::Gauge)?;
@@ -254,7 +262,8 @@ mod tests {
         for report in reports {
             totals.add(report);
         }
-        let snapshot = Snapshot { totals, viewers: 1, dropped_frames: 2, skipped_reports: 3 };
+        let unwritten = [("log", Loss { reports: 4, reason: None })].into();
+        let snapshot = Snapshot { totals, viewers: 1, dropped_frames: 2, skipped_reports: 3, unwritten };
         openmetrics::encode(PREFIX, snapshot).expect("text")
     }
 
@@ -286,6 +295,7 @@ mod tests {
             "millrace_cost_lost_total{what=\"samples\"} 6",
             "millrace_cost_missing{event=\"send\",what=\"sendfile\"} 1",
             "millrace_cost_http_dropped_frames_total 2",
+            "millrace_cost_unwritten_reports_total{output=\"log\"} 4",
             "# EOF",
         ] {
             assert!(text.lines().any(|of| of == line), "{line} in\n{text}");

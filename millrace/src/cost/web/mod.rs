@@ -23,6 +23,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
 use super::Sink;
+use super::queue::Losses;
 use history::History;
 
 /// Reports that wait for the server; seconds at the usual period.
@@ -48,13 +49,15 @@ pub struct Dashboard {
     runtime: Option<Runtime>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Config {
     pub addr: SocketAddr,
     /// For reports that can still be asked for, approximately.
     pub memory_bytes: usize,
     /// More reports will come; otherwise these are all.
     pub live: bool,
+    /// Of other outputs, for the metrics.
+    pub losses: Arc<Losses>,
 }
 
 impl Dashboard {
@@ -119,6 +122,7 @@ struct Shared {
     live: bool,
     /// Reports that the server was too slow for.
     skipped_reports: AtomicU64,
+    losses: Arc<Losses>,
     state: Mutex<State>,
 }
 
@@ -150,7 +154,12 @@ impl Shared {
             viewers: Vec::new(),
             dropped_frames: 0,
         };
-        Self { live: config.live, skipped_reports: AtomicU64::new(0), state: Mutex::new(state) }
+        Self {
+            live: config.live,
+            skipped_reports: AtomicU64::new(0),
+            losses: Arc::clone(&config.losses),
+            state: Mutex::new(state),
+        }
     }
 
     fn take(&self, report: Arc<Report>) {

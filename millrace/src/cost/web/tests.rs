@@ -11,7 +11,8 @@ use crate::status::fetch;
 const WAIT: Duration = Duration::from_secs(10);
 
 fn start(live: bool, memory_bytes: usize) -> Dashboard {
-    Dashboard::start(&Config { addr: ([127, 0, 0, 1], 0).into(), memory_bytes, live }).expect("it starts")
+    Dashboard::start(&Config { addr: ([127, 0, 0, 1], 0).into(), memory_bytes, live, losses: Arc::default() })
+        .expect("it starts")
 }
 
 fn report(sequence: u64) -> Arc<Report> {
@@ -171,6 +172,11 @@ fn memory_is_bounded() {
 #[test]
 fn a_taken_address_is_an_error() {
     let first = start(true, 0);
-    let again = Dashboard::start(&Config { addr: first.local_addr, memory_bytes: 0, live: true });
+    let again = Dashboard::start(&Config {
+        addr: first.local_addr,
+        memory_bytes: 0,
+        live: true,
+        losses: Arc::default(),
+    });
     assert!(again.is_err_and(|error| error.to_string().contains(&first.local_addr.to_string())));
 }

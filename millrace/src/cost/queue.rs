@@ -1,0 +1,213 @@
+//! Outputs that may have to wait, each in a thread of its own behind a bounded queue: they hold up nobody.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use millrace_cost::report::Report;
+use parking_lot::Mutex;
+
+use super::outputs::Sink;
+
+/// Reports that wait for an output; seconds at the usual period.
+const QUEUE: usize = 8;
+
+/// What outputs did not get, and why.
+#[derive(Debug, Default)]
+pub struct Losses {
+    outputs: Mutex<BTreeMap<&'static str, Loss>>,
+    /// Told by the live view, which standard error would spoil.
+    silent: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Loss {
+    /// Reports that are not in the output.
+    pub reports: u64,
+    /// `None`: it goes on.
+    pub reason: Option<String>,
+}
+
+impl Losses {
+    pub fn new(silent: bool) -> Self {
+        Self { outputs: Mutex::default(), silent }
+    }
+
+    /// It will be in [`all`](Self::all), with nothing lost so far.
+    pub fn register(&self, output: &'static str) {
+        self.outputs.lock().entry(output).or_default();
+    }
+
+    /// `reports` more are lost. Says so the first time in a row.
+    pub fn add(&self, output: &'static str, reports: u64, reason: &str) {
+        let mut outputs = self.outputs.lock();
+        let loss = outputs.entry(output).or_default();
+        loss.reports += reports;
+        if loss.reason.as_deref() != Some(reason) {
+            loss.reason = Some(reason.to_owned());
+            self.say(output, reason);
+        }
+    }
+
+    /// The output goes on.
+    pub fn over(&self, output: &'static str) {
+        if let Some(loss) = self.outputs.lock().get_mut(output)
+            && loss.reason.take().is_some()
+        {
+            self.say(output, &format!("goes on; {} reports are not in it", loss.reports));
+        }
+    }
+
+    pub fn all(&self) -> BTreeMap<&'static str, Loss> {
+        self.outputs.lock().clone()
+    }
+
+    /// What was lost, at the end.
+    pub fn tell(&self) {
+        for (output, loss) in self.all().into_iter().filter(|(_, loss)| loss.reports > 0) {
+            eprintln!("millrace: {output}: {} reports are not in it", loss.reports);
+        }
+    }
+
+    fn say(&self, output: &str, what: &str) {
+        if !self.silent {
+            eprintln!("millrace: {output}: {what}");
+        }
+    }
+}
+
+/// A sink in a thread of its own. What it has no time for it misses, which is counted.
+pub(super) struct Queued {
+    output: &'static str,
+    /// `None`: there are no more.
+    reports: Option<SyncSender<Arc<Report>>>,
+    ended: Receiver<anyhow::Result<()>>,
+    losses: Arc<Losses>,
+}
+
+impl Queued {
+    pub fn start(
+        output: &'static str,
+        mut sink: impl Sink + Send + 'static,
+        losses: Arc<Losses>,
+    ) -> anyhow::Result<Self> {
+        losses.register(output);
+        let (reports, incoming) = mpsc::sync_channel::<Arc<Report>>(QUEUE);
+        let (end, ended) = mpsc::channel();
+        let mut all = move || {
+            incoming.iter().try_for_each(|report| sink.report(&report))?;
+            sink.finish(None)
+        };
+        thread::Builder::new()
+            .name(format!("cost-{output}"))
+            // If nobody wants to know how it ended, the process ends.
+            .spawn(move || drop(end.send(all())))
+            .context("cannot start a thread")?;
+        Ok(Self { output, reports: Some(reports), ended, losses })
+    }
+}
+
+const TOO_SLOW: &str = "it does not keep up";
+
+impl Sink for Queued {
+    fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+        match self.reports.as_ref().map(|reports| reports.try_send(Arc::clone(report))) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(TrySendError::Full(_))) => {
+                self.losses.add(self.output, 1, TOO_SLOW);
+                Ok(())
+            }
+            Some(Err(TrySendError::Disconnected(_))) | None => self.finish(None),
+        }
+    }
+
+    fn finish(&mut self, deadline: Option<Instant>) -> anyhow::Result<()> {
+        if self.reports.take().is_none() {
+            return Ok(());
+        }
+        let ended = match deadline {
+            Some(deadline) => self.ended.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+            None => self.ended.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        match ended {
+            Ok(ended) => ended,
+            Err(RecvTimeoutError::Timeout) => {
+                Err(anyhow!("{}: its last reports were not taken", self.output))
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(anyhow!("{}: it broke off", self.output)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::cost::text::tests::example;
+
+    /// Takes a report when it is let, and says which.
+    struct Gated {
+        enter: Receiver<()>,
+        taken: mpsc::Sender<u64>,
+    }
+
+    impl Sink for Gated {
+        fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
+            self.enter.recv()?;
+            Ok(self.taken.send(report.sequence)?)
+        }
+    }
+
+    fn gated() -> (Queued, mpsc::Sender<()>, Receiver<u64>) {
+        let (enter, entered) = mpsc::channel();
+        let (taken, seen) = mpsc::channel();
+        let queued = Queued::start("test", Gated { enter: entered, taken }, Arc::new(Losses::new(true)));
+        (queued.expect("a thread"), enter, seen)
+    }
+
+    fn report(sequence: u64) -> Arc<Report> {
+        Arc::new(Report { sequence, ..example() })
+    }
+
+    #[test]
+    fn an_output_that_stands_still_holds_up_nobody() {
+        let (mut queued, enter, seen) = gated();
+        enter.send(()).expect("open");
+        queued.report(&report(0)).expect("taken");
+        assert_eq!(seen.recv(), Ok(0));
+        // One is in its hands, `QUEUE` wait; the thread has taken the first from the queue at some time.
+        let sent = 2 * QUEUE as u64;
+        (1..=sent).for_each(|at| queued.report(&report(at)).expect("taken"));
+        let lost = queued.losses.all()["test"].clone();
+        assert_eq!(lost.reason.as_deref(), Some(TOO_SLOW));
+        (0..sent).for_each(|_| enter.send(()).expect("open"));
+        queued.finish(None).expect("it ends");
+        let taken: Vec<u64> = seen.iter().collect();
+        assert_eq!(taken.len() as u64 + lost.reports, sent);
+        assert!(taken.is_sorted() && taken[0] == 1 && taken.len() >= QUEUE, "{taken:?}");
+    }
+
+    #[test]
+    fn its_error_comes_with_the_next_report_and_once() {
+        let (mut queued, enter, _seen) = gated();
+        drop(enter);
+        let error = (0..).find_map(|at| {
+            thread::yield_now();
+            queued.report(&report(at)).err()
+        });
+        assert!(error.is_some_and(|error| error.is::<mpsc::RecvError>()));
+        queued.finish(None).expect("that was all");
+    }
+
+    #[test]
+    fn who_is_in_a_hurry_does_not_wait_for_it() {
+        let (mut queued, _enter, _seen) = gated();
+        queued.report(&report(0)).expect("taken");
+        let error = queued.finish(Some(Instant::now() + Duration::from_millis(1))).expect_err("not taken");
+        assert!(error.to_string().contains("not taken"), "{error}");
+    }
+}

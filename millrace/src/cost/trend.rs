@@ -1,0 +1,192 @@
+//! Networking's share of each CPU in the last minute, and since when it is about what it is now.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use millrace_cost::report::Report;
+
+/// What one character of the picture stands for, unless reports are farther apart.
+const STEP: Duration = Duration::from_secs(3);
+const STEPS: usize = 20;
+/// A share that is off for as long is another level.
+const SETTLED: Duration = Duration::from_secs(3);
+/// How far a share may be off its level: by so much of a CPU, or of the level if that is more.
+const TOLERANCE: f64 = 0.05;
+const RELATIVE_TOLERANCE: f64 = 0.25;
+
+#[derive(Debug, Default)]
+pub(super) struct Trend {
+    cpus: BTreeMap<u32, Line>,
+    /// Of all reports so far.
+    observed: Duration,
+}
+
+/// Of one CPU, to be shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Picture {
+    pub cpu: u32,
+    /// [`STEPS`] characters, the latest last.
+    pub steps: String,
+    /// How long the share has been about what it is.
+    pub level: Duration,
+    /// It was so when observation began.
+    pub from_the_start: bool,
+}
+
+impl Trend {
+    pub fn add(&mut self, report: &Report) {
+        let period = Duration::from_nanos(report.period_ns);
+        for cpu in &report.cpus {
+            let line = self.cpus.entry(cpu.cpu).or_default();
+            line.add(Level { began: self.observed, time: period, share: cpu.networking_share });
+        }
+        self.observed += period;
+    }
+
+    pub fn pictures(&self) -> Vec<Picture> {
+        let picture = |(cpu, line): (&u32, &Line)| Picture {
+            cpu: *cpu,
+            steps: line.picture(),
+            level: self.observed - line.level.began,
+            from_the_start: line.level.began.is_zero(),
+        };
+        self.cpus.iter().map(picture).collect()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Line {
+    steps: VecDeque<Level>,
+    level: Level,
+    /// What may become the next level.
+    off: Option<Level>,
+}
+
+/// A time and the mean share in it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+struct Level {
+    began: Duration,
+    time: Duration,
+    share: f64,
+}
+
+impl Level {
+    fn add(&mut self, next: &Self) {
+        let time = self.time + next.time;
+        let weight = next.time.as_secs_f64() / time.as_secs_f64().max(f64::MIN_POSITIVE);
+        self.share += (next.share - self.share) * weight;
+        self.time = time;
+    }
+
+    fn is_about(&self, share: f64) -> bool {
+        (self.share - share).abs() <= TOLERANCE.max(RELATIVE_TOLERANCE * self.share)
+    }
+}
+
+impl Line {
+    fn add(&mut self, now: Level) {
+        match self.steps.back_mut() {
+            Some(step) if step.time < STEP => step.add(&now),
+            _ => self.steps.push_back(now),
+        }
+        if self.steps.len() > STEPS {
+            self.steps.pop_front();
+        }
+        if self.level.time.is_zero() {
+            self.level = now;
+        } else if self.level.is_about(now.share) {
+            self.level.add(&now);
+            self.off = None;
+        } else {
+            self.leave(now);
+        }
+    }
+
+    /// The share is off: for long enough, and always about as far, it is the new level.
+    fn leave(&mut self, now: Level) {
+        let off = match self.off.take() {
+            Some(mut off) if off.is_about(now.share) => {
+                off.add(&now);
+                off
+            }
+            _ => now,
+        };
+        if off.time >= SETTLED {
+            self.level = off;
+        } else {
+            self.off = Some(off);
+        }
+    }
+
+    fn picture(&self) -> String {
+        let empty = STEPS.saturating_sub(self.steps.len());
+        let bars = self.steps.iter().map(|step| bar(step.share));
+        std::iter::repeat_n(' ', empty).chain(bars).collect()
+    }
+}
+
+/// Eighths of a CPU, rounded up; nothing for less than half a percent.
+fn bar(share: f64) -> char {
+    const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    if share < 0.005 {
+        return ' ';
+    }
+    let eighths = (share * 8.0).ceil().clamp(1.0, 8.0) as usize;
+    BARS.get(eighths - 1).copied().unwrap_or('█')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::text::tests::example;
+
+    /// A second each.
+    fn after(shares: impl IntoIterator<Item = f64>) -> Picture {
+        let mut trend = Trend::default();
+        for share in shares {
+            let mut report = example();
+            report.cpus.truncate(1);
+            report.cpus[0].networking_share = share;
+            trend.add(&report);
+        }
+        trend.pictures().remove(0)
+    }
+
+    fn steady(share: f64, seconds: usize) -> impl Iterator<Item = f64> {
+        std::iter::repeat_n(share, seconds)
+    }
+
+    #[test]
+    fn a_minute_is_shown() {
+        let picture = after(steady(0.0, 3).chain(steady(1.0, 3)).chain(steady(0.3, 1)));
+        assert_eq!(picture.steps, format!("{}█▃", " ".repeat(STEPS - 2)));
+        let picture = after(steady(1.0, 60).chain(steady(0.1, 57)));
+        assert_eq!(picture.steps, format!("█{}", "▁".repeat(STEPS - 1)));
+    }
+
+    #[test]
+    fn bars_are_eighths() {
+        assert_eq!(
+            [0.0, 0.004, 0.01, 0.125, 0.126, 0.99, 1.0, 1.2].map(bar),
+            [' ', ' ', '▁', '▁', '▂', '█', '█', '█']
+        );
+    }
+
+    #[test]
+    fn a_level_lasts_in_spite_of_noise_and_peaks() {
+        let noise = (0..30).map(|at| 0.2 + 0.04 * f64::from(at % 3 - 1));
+        let picture = after(noise.clone().chain([0.9, 0.9]).chain(noise));
+        assert_eq!((picture.level.as_secs(), picture.from_the_start), (62, true));
+        // Up and down is no level.
+        let picture = after(steady(0.2, 10).chain((0..10).map(|at| f64::from(at % 2))));
+        assert_eq!(picture.level.as_secs(), 20);
+    }
+
+    #[test]
+    fn another_level_began_when_it_began() {
+        let picture = after(steady(0.2, 100).chain(steady(0.6, 3)));
+        assert_eq!((picture.level.as_secs(), picture.from_the_start), (3, false));
+        assert_eq!(after(steady(0.2, 100).chain(steady(0.6, 2))).level.as_secs(), 102);
+        assert_eq!(after(steady(0.2, 100).chain(steady(0.6, 50)).chain(steady(0.0, 7))).level.as_secs(), 7);
+    }
+}
