@@ -43,6 +43,7 @@ kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) an
 	@scripts/kernels.sh
 
 soak: build ## ten minutes of relaying with loss, an hour of observing (or SOAK_SECONDS each): memory is flat
+	@scripts/setup.sh soak
 	@scripts/soak.sh
 	@scripts/soak-cost.sh
 

@@ -3,7 +3,7 @@
 # Asks nothing and says what it does. A second run does nothing.
 # Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
 #
-#   scripts/setup.sh [kernels|fuzz|pictures|bench]     what these want beyond the rest
+#   scripts/setup.sh [kernels|fuzz|pictures|bench|soak]     what these want beyond the rest
 . "$(dirname "$0")/lib.sh"
 
 group=${1:-}
@@ -77,6 +77,13 @@ pgrep                           procps
 NEEDS
 }
 
+# What scripts/soak-cost.sh wants beyond that.
+needs_soak() {
+    cat <<'NEEDS'
+bpftool                         bpftool
+NEEDS
+}
+
 # What `millrace bench` compares with, and measures by.
 needs_bench() {
     cat <<'NEEDS'
@@ -98,7 +105,7 @@ missing_packages() {
     local proof package
     while read -r proof package; do
         is_there "$proof" || echo "$package"
-    done < <(needs; case $group in kernels | pictures | bench) "needs_$group" ;; esac)
+    done < <(needs; case $group in kernels | pictures | bench | soak) "needs_$group" ;; esac)
 }
 
 # The version of package $1 that apt would install.

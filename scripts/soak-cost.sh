@@ -20,6 +20,7 @@ if [ "$(id -u)" != 0 ]; then
     say "SKIP: not root, the kernel cannot be observed"
     exit 0
 fi
+have bpftool || die "no bpftool: make soak"
 rm -rf "$dir"
 mkdir -p "$dir"
 trap 'trap - EXIT; kill -- $(jobs -p | sed "s/^/-/") 2>/dev/null || true' EXIT
@@ -80,15 +81,22 @@ wait "$cost" 2>/dev/null || true
 grep -E '^millrace_cost_(samples|lost|reports|observer_seconds|observed_seconds)_total' "$dir/metrics"
 
 failed=0
-# A new observer is told of every program that ran; that of the other one must not be among them.
-left() {
-    # shellcheck disable=SC2086 # a number each
-    "$millrace" cost --json --programs --duration 300ms | grep -oE '\{"id":[0-9]+' |
-        grep -xFf <(printf '{"id":%s\n' $own)
-}
-if ! wait_for 10 eval '! left'; then
+# The kernel is asked for each by its number, and the question tried out on programs that are there: those of another
+# observer.
+is_loaded() { bpftool --json prog show id "$1" 2>/dev/null | grep -q '"id":'; }
+left() { for id in $own; do if is_loaded "$id"; then echo "$id"; fi; done; }
+none_left() { [ -z "$(left)" ]; }
+"$millrace" cost --json --programs --period 200ms >"$dir/probe.jsonl" 2>"$dir/probe.log" &
+probe=$!
+has_reported() { grep -q '"own":true' "$dir/probe.jsonl"; }
+wait_for 10 has_reported || die "a second observer does not see itself: $(tail -n1 "$dir/probe.log")"
+seen=$(grep -oE '"id":[0-9]+[^}]*"own":true' "$dir/probe.jsonl" | grep -oE '^"id":[0-9]+' | cut -d: -f2 | sort -un)
+for id in $seen; do is_loaded "$id" || die "program $id runs, and bpftool does not find it"; done
+kill "$probe"
+wait "$probe" || die "a second observer failed: $(tail -n1 "$dir/probe.log")"
+if ! wait_for 10 none_left; then
     failed=1
-    echo "programs that still run after the observer was killed: $(left | tr '\n' ' ')"
+    echo "programs that are loaded still after the observer was killed: $(left | tr '\n' ' ')"
 fi
 
 # Means of the second and of the last quarter; of open files, the most.
