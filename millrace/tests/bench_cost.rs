@@ -72,9 +72,11 @@ fn accuracy_and_overhead_of_one_scenario() {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
     }
-    assert!(accuracy["procstat_error_pct"].is_f64(), "{accuracy}");
+    // How good it is takes longer runs on a quiet machine to say; an observer that misses or doubles something is far off.
+    let error = |name: &str| accuracy[name].as_f64().unwrap_or_else(|| panic!("{accuracy}"));
+    assert!(error("procstat_error_pct").abs() < 25.0, "{accuracy}");
+    assert!((0.0..10.0).contains(&error("worst_subevent_error_points")), "{accuracy}");
     assert_eq!(accuracy["accuracy"]["rounds"], 2, "{accuracy}");
-    assert!(accuracy["worst_subevent_error_points"].as_f64() >= Some(0.0), "{accuracy}");
     for event in ["send", "receive", "net_rx"] {
         let parts = accuracy["accuracy"]["parts"].as_array().expect("a list");
         let sum = |figure: &str| -> f64 {

@@ -16,7 +16,6 @@ import { chromium } from "playwright-core";
 
 const { MILLRACE, REPORTS, SHOTS, CHROMIUM = "/usr/bin/chromium" } = process.env;
 const PACE = 10;
-const PORT = 19720;
 
 let browser;
 const dir = mkdtempSync(join(tmpdir(), "millrace-web-"));
@@ -48,16 +47,21 @@ function log(name, cpus, length) {
   return path;
 }
 
-/** `millrace cost replay`, serving; `stop` ends it. */
-async function serve(path, ...flags) {
-  const child = spawn(MILLRACE, ["cost", "replay", path, "--http", String(PORT), ...flags], { stdio: ["ignore", "ignore", "pipe"] });
+/** `millrace cost replay`, serving on a free port, or on `port`; `stop` ends it. */
+async function serve(path, { port = 0, pace } = {}) {
+  const paced = pace ? ["--pace", String(pace)] : [];
+  const child = spawn(MILLRACE, ["cost", "replay", path, "--http", `127.0.0.1:${port}`, ...paced], { stdio: ["ignore", "ignore", "pipe"] });
   const said = createInterface(child.stderr);
-  await new Promise((resolve, reject) => {
-    said.on("line", (line) => line.includes("http://") && resolve());
+  const url = await new Promise((resolve, reject) => {
+    said.on("line", (line) => {
+      const [, found] = /(http:\/\/\S+)/.exec(line) ?? [];
+      if (found) resolve(found);
+    });
     child.on("exit", () => reject(new Error("the server ended")));
   });
   return {
-    url: `http://127.0.0.1:${PORT}/`,
+    url,
+    port: Number(new URL(url).port),
     signal: (signal) => child.kill(signal),
     stop: async () => {
       child.kill("SIGTERM");
@@ -108,7 +112,7 @@ after(async () => {
 });
 
 test("two CPUs: every view opens, updates, and is kept to itself", async () => {
-  const server = await serve(log("two", 2, 400), "--pace", String(PACE));
+  const server = await serve(log("two", 2, 400), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
     await state(tab, "live");
@@ -133,7 +137,7 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
 });
 
 test("128 CPUs are readable, in the light and in the dark", async () => {
-  const server = await serve(log("many", 128, 200), "--pace", String(PACE));
+  const server = await serve(log("many", 128, 200), { pace: PACE });
   try {
     for (const colorScheme of ["light", "dark"]) {
       const { page: tab, wrong, close } = await page(server.url, { colorScheme });
@@ -194,7 +198,7 @@ test("the flame graph is searched, zoomed, and used without a mouse", async () =
 });
 
 test("a range of time is chosen by mouse and by keyboard, and a pause holds the view", async () => {
-  const server = await serve(log("range", 2, 600), "--pace", String(PACE));
+  const server = await serve(log("range", 2, 600), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
     await state(tab, "live");
@@ -242,14 +246,14 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
 
 test("the page goes on after the server was restarted", async () => {
   const path = log("restart", 2, 600);
-  let server = await serve(path, "--pace", String(PACE));
+  let server = await serve(path, { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
     await state(tab, "live");
     await server.stop();
     await state(tab, "lost");
     await shot(tab, "lost");
-    server = await serve(path, "--pace", String(PACE));
+    server = await serve(path, { pace: PACE, port: server.port });
     await state(tab, "live");
     const figures = () => text(tab, "#view table tbody");
     await changes(figures, await figures());
@@ -261,7 +265,7 @@ test("the page goes on after the server was restarted", async () => {
 });
 
 test("a page says when reports stay away, and shows them when they come again", async () => {
-  const server = await serve(log("stale", 2, 600), "--pace", String(PACE));
+  const server = await serve(log("stale", 2, 600), { pace: PACE });
   const { page: tab, wrong, close } = await page(server.url);
   try {
     await state(tab, "live");
@@ -278,8 +282,8 @@ test("a page says when reports stay away, and shows them when they come again", 
 });
 
 test("a client that does not read keeps nobody waiting, and is counted", async () => {
-  const server = await serve(log("slow", 128, 400), "--pace", "20");
-  const slow = createConnection(PORT, "127.0.0.1");
+  const server = await serve(log("slow", 128, 400), { pace: 20 });
+  const slow = createConnection(server.port, "127.0.0.1");
   slow.write("GET /api/reports HTTP/1.1\r\nHost: localhost\r\n\r\n");
   slow.pause();
   const { page: tab, wrong, close } = await page(server.url);
