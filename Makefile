@@ -25,7 +25,7 @@ demo: build ## live video from a publisher through the relay to two players, wit
 lint: setup ## formatting and lints
 	@scripts/lint.sh
 
-test: setup ## lint, every test, interoperation with unmodified peers
+test: setup ## lint, every test, interoperation with unmodified peers, the dashboard in Chromium
 	@scripts/test.sh
 
 peers: setup ## build the MoQ peers that interop tests and benchmarks use (all of them)

@@ -54,6 +54,22 @@ wants() {
 WANTS
 }
 
+# What the dashboard is tested with: where the distribution has all of it, or lacks only what is there.
+web_packages() {
+    local missing=()
+    have node || missing+=(nodejs)
+    have npm || missing+=(npm)
+    have chromium || missing+=(chromium)
+    [ ${#missing[@]} -gt 0 ] || return 0
+    local node package
+    node=$(node -p process.versions.node 2>/dev/null || candidate nodejs)
+    at_least "${node:-0}" 20.19 || return 0
+    for package in "${missing[@]}"; do
+        [ -n "$(candidate "$package")" ] || return 0
+    done
+    printf '%s\n' "${missing[@]}"
+}
+
 # What scripts/kernels.sh wants beyond that.
 needs_kernels() {
     cat <<'NEEDS'
@@ -146,7 +162,7 @@ setup_packages() {
     mapfile -t missing < <(missing_packages)
     if can_install; then
         [ ${#missing[@]} -eq 0 ] || apt_update
-        mapfile -t wanted < <(wanted_packages)
+        mapfile -t wanted < <(wanted_packages; web_packages)
         missing+=("${wanted[@]}")
     fi
     [ ${#missing[@]} -gt 0 ] || return 0

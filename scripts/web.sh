@@ -6,6 +6,8 @@
 #   scripts/web.sh test     tests it in headless Chromium; screenshots in target/web
 . "$(dirname "$0")/lib.sh"
 
+NODE_MINIMUM=20.19
+
 # Everything that the result depends on, and the result.
 sums() {
     find web -path web/node_modules -prune -o -path web/test -prune -o -type f ! -name SHA256SUMS -print0 |
@@ -13,7 +15,7 @@ sums() {
 }
 
 install() {
-    have npm || die "no npm: install nodejs >= 20.19 and npm"
+    have npm || die "no npm: install nodejs >= $NODE_MINIMUM and npm"
     [ web/node_modules/.package-lock.json -nt web/package-lock.json ] || (cd web && npm ci --no-audit --no-fund)
 }
 
@@ -32,20 +34,31 @@ check() {
 
 # Reports that the browser is shown: of this machine, now.
 record() {
-    [ "$(id -u)" = 0 ] || die "making reports needs root; or name a file of them: REPORTS=FILE"
     # Something to see.
     ping -q -f -w 11 127.0.0.1 >/dev/null &
     target/debug/millrace cost --json --stacks --programs --profile $$ --period 500ms --reports 20 >"$1"
     wait
 }
 
+# Why it cannot be tested here, if it cannot.
+hindrance() {
+    [ -n "$CHROMIUM" ] || { echo "no chromium"; return; }
+    if ! { have node && have npm && at_least "$(node -p process.versions.node)" "$NODE_MINIMUM"; }; then
+        echo "no node >= $NODE_MINIMUM with npm"
+        return
+    fi
+    [ -n "${REPORTS:-}" ] || [ "$(id -u)" = 0 ] || { echo "making reports needs root, or REPORTS=FILE names some"; return; }
+    (install) >&2 || echo "npm cannot fetch what the tests need"
+}
+
 test_in_browser() {
+    local why
     export CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
-    if [ -z "$CHROMIUM" ] || ! have node; then
-        say "SKIP: the dashboard's tests need chromium and node"
+    why=$(hindrance)
+    if [ -n "$why" ]; then
+        say "SKIP: the dashboard is not tested: $why"
         return 0
     fi
-    install
     cargo build --locked -p millrace
     export MILLRACE=$ROOT/target/debug/millrace SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
