@@ -73,6 +73,20 @@ async fn a_server_on_quinn_has_its_quota_and_leaves_nothing_attached() {
     assert!(!site.is_guarded());
 }
 
+/// Addresses are proved by the gate: the server takes the tokens of the gate's Retry packets. Without, no client would:
+/// it checks that the server knows both IDs of before (RFC 9000, section 7.3).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_on_quinn_takes_part_in_retry() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("quinn-retry", &format!("{TRACKED}rules.retry = \"enforce\"\n"));
+    let _pass = site.take_answers();
+    let server = site.serve(&quinn());
+    quota_of_two_holds(&site).await;
+    assert_eq!(server.end(Signal::SIGTERM).0, Some(0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_killed_leaves_nothing_attached() {
     if !is_root() {

@@ -2,9 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod support;
+#[path = "../examples/quinn/token.rs"]
+mod token;
 
 use std::{
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,50 +18,10 @@ use millrace_gate::{Event, Gate, Mode, Pass, Policy, Rule, Scope, ScopeStatistic
 use quinn::{
     ConnectionError, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig,
     TokioRuntime,
-    crypto::{AeadKey, CryptoError, HandshakeTokenKey},
 };
 use support::{PORT, Site, answer, hello, initial, inside, is_root, wait_for};
 
 const LONG: Duration = Duration::from_secs(60);
-
-/// Lets quinn read the gate's tokens, by its public trait: quinn takes the last 16 bytes for a nonce, which are the tag,
-/// and expects to find its own encoding of a Retry token in what it "decrypts".
-struct Tokens(Scope);
-
-struct Token {
-    scope: Scope,
-    tag: Vec<u8>,
-}
-
-impl HandshakeTokenKey for Tokens {
-    fn aead_from_hkdf(&self, tag: &[u8]) -> Box<dyn AeadKey> {
-        Box::new(Token { scope: self.0.clone(), tag: tag.to_vec() })
-    }
-}
-
-impl AeadKey for Token {
-    /// This server makes no tokens of its own.
-    fn seal(&self, _: &mut Vec<u8>, _: &[u8]) -> Result<(), CryptoError> {
-        Err(CryptoError)
-    }
-
-    fn open<'a>(&self, data: &'a mut [u8], _: &[u8]) -> Result<&'a mut [u8], CryptoError> {
-        let bytes = [&*data, &self.tag].concat();
-        let token = self.scope.open_token(&bytes).map_err(|_| CryptoError)?;
-        let mut retry = vec![0];
-        match token.client.ip() {
-            IpAddr::V4(address) => retry.extend([&[0][..], &address.octets()].concat()),
-            IpAddr::V6(address) => retry.extend([&[1][..], &address.octets()].concat()),
-        }
-        retry.extend(token.client.port().to_be_bytes());
-        retry.push(token.original_id().len() as u8);
-        retry.extend(token.original_id());
-        retry.extend(token.issued.to_be_bytes());
-        let out = data.get_mut(..retry.len()).ok_or(CryptoError)?;
-        out.copy_from_slice(&retry);
-        Ok(out)
-    }
-}
 
 /// Publishes every connection ID before quinn uses it.
 struct Published {
@@ -87,12 +49,6 @@ fn gate(site: &Site, policy: &str) -> Gate {
     let gate = Gate::new(&Policy::parse(policy).unwrap()).unwrap();
     inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
     gate
-}
-
-fn server_config(site: &Site) -> ServerConfig {
-    let mut config = site.server_config();
-    config.validation_token.sent(0);
-    config
 }
 
 fn server(site: &Site, address: &str, endpoint: EndpointConfig, config: ServerConfig) -> Endpoint {
@@ -129,8 +85,8 @@ async fn retry_is_accepted_by_stock_quinn() {
     let _pass = site.take_answers();
     let gate = gate(&site, RETRY);
     for (connections, (local, at)) in (1..).zip([("0.0.0.0", "10.97.0.1"), ("::", "fd97::1")]) {
-        let mut config = server_config(&site);
-        config.token_key(Arc::new(Tokens(gate.scope("web").unwrap())));
+        let mut config = site.server_config();
+        token::take_part(&mut config, gate.scope("web").unwrap());
         let server = server(&site, at, EndpointConfig::default(), config);
         let served = tokio::spawn(async move {
             let incoming = server.accept().await.unwrap();
@@ -175,7 +131,7 @@ async fn live_connections_are_not_hurt() {
     let mut endpoint = EndpointConfig::default();
     let (ids, next) = (scope.clone(), Arc::new(AtomicU64::new(1 << 63)));
     endpoint.cid_generator(move || Box::new(Published { scope: ids.clone(), next: next.clone() }));
-    let server = server(&site, "10.97.0.1", endpoint, server_config(&site));
+    let server = server(&site, "10.97.0.1", endpoint, site.server_config());
     let served = tokio::spawn(async move {
         let connection = server.accept().await.unwrap().await.unwrap();
         let _counted = scope.connection(connection.remote_address().ip()).unwrap();
@@ -233,7 +189,7 @@ async fn a_refusal_that_is_answered_is_final() {
     let _pass = site.take_answers();
     let gate = gate(&site, ONE_EACH);
     for (connections, (local, at)) in (1..).zip([("0.0.0.0", "10.97.0.1"), ("::", "fd97::1")]) {
-        let server = server(&site, at, EndpointConfig::default(), server_config(&site));
+        let server = server(&site, at, EndpointConfig::default(), site.server_config());
         let served = tokio::spawn(async move { answer(server.accept().await.unwrap().await.unwrap()).await });
         let client = site.endpoint_at(local, LONG);
         let there = SocketAddr::new(at.parse().unwrap(), PORT);

@@ -2,6 +2,9 @@
 // the server counts each client's connections through its socket and needs no privilege. Every bidirectional stream is
 // answered "hello".
 //
+// quic-go knows no tokens but its own, so it cannot take part in the gate's Retry: leave rule `retry` off, and let it
+// prove addresses by itself (quic.Transport.VerifySourceAddress).
+//
 //	go run . /run/millrace/gate.sock web 192.0.2.1:4433 cert.pem key.pem
 package main
 

@@ -1,7 +1,10 @@
 //! A QUIC server on quinn that guards its port with the gate, which tracks connection IDs by itself; the server counts
-//! each client's connections. Every bidirectional stream is answered "hello".
+//! each client's connections, and takes the tokens of the gate's Retry packets. Every bidirectional stream is answered
+//! "hello".
 //!
 //!     cargo run --example quinn -- eth0 gate.toml web 192.0.2.1 4433 cert.pem key.pem
+
+mod token;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -33,7 +36,9 @@ async fn main() -> anyhow::Result<()> {
     let gate = Gate::new(&Policy::load(&args.policy)?)?;
     gate.attach(&args.interface, Mode::Auto)?;
     let scope = gate.scope(&args.scope)?;
-    let endpoint = Endpoint::server(server_config(&args)?, SocketAddr::new(args.address, args.port))?;
+    let mut config = server_config(&args)?;
+    token::take_part(&mut config, scope.clone());
+    let endpoint = Endpoint::server(config, SocketAddr::new(args.address, args.port))?;
     let mut terminate = signal(SignalKind::terminate())?;
     println!("ready");
     loop {
@@ -49,7 +54,7 @@ async fn main() -> anyhow::Result<()> {
 }
 
 async fn serve(incoming: Incoming, scope: Scope) {
-    // The address is not proved before.
+    // The address is not proved before, unless the policy has rule `retry`.
     let Ok(connection) = incoming.await else { return };
     let client = connection.remote_address().ip();
     // Counts until it is dropped. A server serves without its gate, too.
