@@ -11,6 +11,7 @@ pub mod cost;
 pub mod crypto;
 pub mod energy;
 pub mod flood;
+mod fork;
 pub mod gate;
 pub mod idle;
 mod intf;
@@ -25,43 +26,44 @@ pub mod syscalls;
 pub mod tc;
 pub mod xdp;
 
-/// Why a program could not be used. `{:#}`-style chains end in the kernel's or libbpf's own words.
+/// Why a program could not be used, the kernel's or libbpf's own words included: nothing is left to a source, where it
+/// would be said again (thiserror takes `r#source` for none).
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot open the embedded object {object}: {source}")]
-    Open { object: &'static str, source: libbpf_rs::Error },
+    Open { object: &'static str, r#source: libbpf_rs::Error },
     #[error("the embedded object {object} has no {what}")]
     Missing { object: &'static str, what: &'static str },
     /// `log` is the end of what libbpf and the verifier said.
     #[error("the kernel refused {object}: {source}\n{log}")]
-    Load { object: &'static str, source: libbpf_rs::Error, log: String },
+    Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
     #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
-    Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, source: std::io::Error },
+    Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, r#source: std::io::Error },
     #[error(
         "cannot attach to XDP of interface {ifindex} in mode {mode}: {source}{}",
-        if source.raw_os_error() == Some(nix::libc::EBUSY) { " (another XDP program is there)" } else { "" }
+        xdp::remedy(source, *mode)
     )]
-    Xdp { ifindex: i32, mode: xdp::Mode, source: std::io::Error },
+    Xdp { ifindex: i32, mode: xdp::Mode, r#source: std::io::Error },
     #[error("cannot attach to tracepoint {tracepoint}: {source}")]
-    Tracepoint { tracepoint: &'static str, source: libbpf_rs::Error },
+    Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot attach to function {function}: {source}")]
-    Function { function: &'static str, source: libbpf_rs::Error },
+    Function { function: &'static str, r#source: libbpf_rs::Error },
     #[error(
         "the kernel allows no programs on its functions, as in lockdown; method `system-calls` does without"
     )]
     NoFunctions,
     #[error("cannot sample CPU {cpu}: {source}")]
-    Sampler { cpu: u32, source: std::io::Error },
+    Sampler { cpu: u32, r#source: std::io::Error },
     #[error("the kernel does not keep run-time statistics of BPF programs: {0}")]
     Statistics(std::io::Error),
     #[error("cannot read {what}: {source}")]
-    Read { what: &'static str, source: libbpf_rs::Error },
+    Read { what: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot change {what}: {source}")]
-    Write { what: &'static str, source: libbpf_rs::Error },
+    Write { what: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot map {what} into memory: {source}")]
-    Memory { what: &'static str, source: std::io::Error },
+    Memory { what: &'static str, r#source: std::io::Error },
     #[error("cannot get {what}: {source}")]
-    Prepare { what: &'static str, source: std::io::Error },
+    Prepare { what: &'static str, r#source: std::io::Error },
     #[error("no room for more {what}")]
     Full { what: &'static str },
     /// [`relay::Relay::settle`] makes some.
@@ -72,12 +74,12 @@ pub enum Error {
     #[error(transparent)]
     Rules(#[from] gate::rules::Error),
     #[error("cannot run {program}: {source}")]
-    Run { program: &'static str, source: std::io::Error },
+    Run { program: &'static str, r#source: std::io::Error },
     #[error("cannot get random numbers: {source}")]
-    Random { source: std::io::Error },
+    Random { r#source: std::io::Error },
     /// Routes cannot be looked up on behalf of this host's own packets.
     #[error("cannot write {path}: {source}")]
-    Sysctl { path: &'static str, source: std::io::Error },
+    Sysctl { path: &'static str, r#source: std::io::Error },
 }
 
 impl Error {

@@ -16,6 +16,7 @@ use libbpf_rs::{AsRawLibbpf, Link, ProgramMut};
 use nix::sched::{CloneFlags, setns};
 
 use crate::Error;
+use crate::fork::{Kept, keep_from_children};
 use crate::raw::{self, check};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +61,7 @@ pub struct Attachment(Inner);
 
 enum Inner {
     /// The kernel detaches when the link's last descriptor closes, so also when this process is killed.
-    Tcx { link: Link },
+    Tcx { _kept: Kept, link: Link },
     /// Outlives the process unless it is removed.
     Clsact { filter: Filter },
 }
@@ -78,7 +79,7 @@ impl Attachment {
         let error = |mechanism| move |source| Error::Interface { ifindex, hook, mechanism, source };
         if mechanism != Some(Mechanism::Clsact) {
             match tcx(program, ifindex, position) {
-                Ok(link) => return Ok(Self(Inner::Tcx { link })),
+                Ok(link) => return Ok(Self(Inner::Tcx { _kept: keep_from_children(&link), link })),
                 // What a kernel says that does not know the attach type.
                 Err(e) if mechanism.is_none() && e.raw_os_error() == Some(nix::libc::EINVAL) => {}
                 Err(e) => return Err(error(Mechanism::Tcx)(e)),
@@ -92,7 +93,7 @@ impl Attachment {
     /// it along when it goes.
     pub fn is_in_place(&self) -> bool {
         match &self.0 {
-            Inner::Tcx { link } => {
+            Inner::Tcx { link, .. } => {
                 let info = link.info().map(|info| info.info);
                 matches!(info, Ok(LinkTypeInfo::Tcx(tcx)) if tcx.ifindex != 0)
             }
@@ -110,7 +111,7 @@ impl Attachment {
 
 impl Drop for Attachment {
     fn drop(&mut self) {
-        if let Inner::Tcx { link } = &self.0 {
+        if let Inner::Tcx { link, .. } = &self.0 {
             // An interface that is gone took the link along, so there is nothing to report.
             let _ = raw::detach(link);
         }

@@ -12,6 +12,7 @@ use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 use nix::libc;
 
 use crate::Error;
+use crate::fork::{Kept, keep_from_children};
 use crate::raw::{check, detach, owned};
 
 /// Where in the way of a packet.
@@ -38,6 +39,7 @@ impl fmt::Display for Mode {
 
 /// A program on an interface; dropping it detaches the program.
 pub(crate) struct Attachment {
+    _kept: Kept,
     link: OwnedFd,
     mode: Mode,
 }
@@ -46,11 +48,8 @@ impl Attachment {
     /// Attaches to an interface of the calling thread's network namespace. An interface has room for one program.
     pub fn new(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> Result<Self, Error> {
         let attach = |mode| {
-            link(program, ifindex, mode).map(|link| Self { link, mode }).map_err(|source| Error::Xdp {
-                ifindex,
-                mode,
-                source,
-            })
+            let link = link(program, ifindex, mode).map_err(|source| Error::Xdp { ifindex, mode, source })?;
+            Ok(Self { _kept: keep_from_children(&link), link, mode })
         };
         match mode {
             Mode::Auto => attach(Mode::Native).or_else(|error| match &error {
@@ -77,6 +76,18 @@ impl Attachment {
         };
         // SAFETY: the link is of an XDP program, so that member was filled in.
         error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
+    }
+}
+
+/// What an operator can do about an error, in words that follow it.
+pub(crate) fn remedy(error: &io::Error, mode: Mode) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => " (another XDP program is there: `bpftool net` names it)",
+        Some(libc::EEXIST) => " (another XDP program is there, in the other mode: `bpftool net` names it)",
+        _ if mode == Mode::Native && is_for_want_of_support(error) => {
+            " (the driver has no XDP, or none for packets of this size: mode generic works with every driver)"
+        }
+        _ => "",
     }
 }
 

@@ -15,6 +15,9 @@
  * for nobody: no other call may be using what they free. Functions return 0 or a negative millrace_gate_status and
  * then leave their results untouched. The library neither exits, prints, installs signal handlers nor lets a panic
  * out. Whatever ends the process, the gate is off the interface afterwards.
+ *
+ * A process that goes to the background, or forks its workers, opens the gate afterwards: the gate is its process's, ends
+ * with it, and is of no use in a child, which must not pass what it inherited to any of these functions.
  */
 #ifndef MILLRACE_GATE_H
 #define MILLRACE_GATE_H

@@ -71,9 +71,11 @@ impl From<Error> for Failure {
             Error::Load | Error::Kernel(Kernel::Rules(_)) => Status::Policy,
             Error::Kernel(Kernel::Config(_)) => Status::Invalid,
             Error::Kernel(Kernel::Full { .. }) => Status::Full,
-            Error::Thread(_) | Error::Namespace(_) | Error::Attach { .. } | Error::Kernel(_) => {
-                Status::System
-            }
+            Error::Thread(_)
+            | Error::Namespace(_)
+            | Error::Attach { .. }
+            | Error::Twice(_)
+            | Error::Kernel(_) => Status::System,
         };
         Self(status, error.to_string())
     }

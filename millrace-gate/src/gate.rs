@@ -7,12 +7,12 @@ use std::{
         mpsc::{RecvTimeoutError, Sender, channel},
     },
     thread::JoinHandle,
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use millrace_bpf::{
     gate::{
-        self as kernel, Client, Config, Entry, Live, Prefix, Rules, Sample, Statistics, Table,
+        self as kernel, Client, Config, Entry, Live, Prefix, Rule, Rules, Sample, Statistics, Table, rules,
         token::{self, Key, Token},
     },
     xdp::Mode,
@@ -46,6 +46,8 @@ pub(crate) struct Inner {
     interfaces: Mutex<Interfaces>,
     /// As they are in the kernel; `None`: its own.
     token_keys: Mutex<Option<TokenKeys>>,
+    /// When the gate's own key was made last.
+    rotated: Mutex<Instant>,
     /// Of the latest upkeep.
     trouble: Mutex<Option<String>>,
 }
@@ -58,6 +60,7 @@ impl Gate {
             load: policy.load.clone(),
             interfaces: Mutex::default(),
             token_keys: Mutex::default(),
+            rotated: Mutex::new(Instant::now()),
             trouble: Mutex::default(),
         });
         inner.set_policy(policy)?;
@@ -158,6 +161,11 @@ impl Gate {
         Ok(self.inner.kernel.clients(scope)?)
     }
 
+    /// What Retry tokens are checked with at the moment: keys change by themselves unless the policy names a file.
+    pub fn token_keys(&self) -> token::Keys {
+        self.inner.kernel.token_keys()
+    }
+
     /// How full its tables are, as they were a second ago.
     pub fn tables(&self) -> Vec<Table> {
         self.inner.kernel.tables()
@@ -197,8 +205,26 @@ impl Inner {
     }
 
     fn maintain(&self) {
-        let trouble = self.kernel.maintain().err().map(|error| error.to_string());
-        *lock(&self.trouble) = trouble;
+        let kept = self.kernel.maintain().map(drop).and(self.rotate_own_key(Instant::now()));
+        *lock(&self.trouble) = kept.err().map(|error| error.to_string());
+    }
+
+    /// Makes tokens with a new key after each two lifetimes; the key before is accepted for as long again, so no token
+    /// that was given out is lost. Keys of a file are its owner's business.
+    fn rotate_own_key(&self, now: Instant) -> Result<(), millrace_bpf::Error> {
+        let rules = self.kernel.rules();
+        let retry =
+            rules.scopes.iter().filter(|scope| scope.policy.modes.get(Rule::Retry) != rules::Mode::Off);
+        let Some(lifetime) = retry.map(|scope| scope.policy.token_lifetime).max() else { return Ok(()) };
+        let known = lock(&self.token_keys);
+        let mut rotated = lock(&self.rotated);
+        if known.is_some() || now.saturating_duration_since(*rotated) < 2 * lifetime {
+            return Ok(());
+        }
+        let key = Key::random().map_err(|source| millrace_bpf::Error::Random { source })?;
+        self.kernel.rotate_token_key(key)?;
+        *rotated = now;
+        Ok(())
     }
 
     fn set_policy(&self, policy: &Policy) -> Result<(), Error> {
@@ -209,11 +235,28 @@ impl Inner {
         if wants_watch(&policy.rules) {
             interfaces.watch(&self.kernel)?;
         }
+        let before = self.kernel.rules();
         self.kernel.apply(&policy.rules)?;
-        match &policy.token_keys {
-            Some(keys) => Ok(self.set_token_keys(keys)?),
-            None => Ok(()),
+        let keys = match &policy.token_keys {
+            Some(keys) => self.set_token_keys(keys),
+            None => self.own_token_keys(),
+        };
+        if let Err(error) = keys {
+            self.kernel.apply(&before)?;
+            return Err(error.into());
         }
+        Ok(())
+    }
+
+    /// The keys of a file that is named no more are accepted until the gate has made two of its own.
+    fn own_token_keys(&self) -> Result<(), millrace_bpf::Error> {
+        let mut known = lock(&self.token_keys);
+        if known.is_some() {
+            self.slot_of_new_key()?;
+            *lock(&self.rotated) = Instant::now();
+            *known = None;
+        }
+        Ok(())
     }
 
     /// Brings both keys into their slots. The kernel puts a new key into the slot that is not in use, so that one new

@@ -49,6 +49,11 @@ impl Interfaces {
         let failed = |source| Error::Interface { name: name.to_owned(), source };
         let index = index_of(name).map_err(failed)?;
         let namespace = Namespace::current().map_err(Error::Namespace)?;
+        let is_here =
+            |place: &Place| place.index == index && namespace.is_same(&place.namespace).unwrap_or(false);
+        if self.0.iter().any(|place| place.interface.attached && is_here(place)) {
+            return Err(Error::Twice(name.to_owned()));
+        }
         let mode = attach(gate, index, wanted, watch)
             .map_err(|source| Error::Attach { name: name.to_owned(), source })?;
         let interface =

@@ -21,7 +21,7 @@
 //! ```
 //!
 //! Nothing is pinned and no signal is caught: the gate is off the interface when [`Gate`] is dropped, and when the
-//! process ends, however it does. All methods may be called from many threads at once.
+//! process ends, however it does; also if a child that it forked lives on, in which the gate is of no use. All methods may be called from many threads at once.
 //!
 //! `include/millrace_gate.h` is the same for C. What rules there are and how a policy is written is in
 //! `docs/gate.md`; how packets are judged in `docs/design/0004-gate.md`.
@@ -45,13 +45,15 @@ pub use millrace_bpf::{
 pub use policy::Policy;
 pub use scope::{Connection, Scope};
 
-/// Why something could not be done.
+/// Why something could not be done, causes included: there is no source that would say them again.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("there is no interface {name}: {source}")]
-    Interface { name: String, source: nix::Error },
+    Interface { name: String, r#source: nix::Error },
     #[error("interface {name}: {source}")]
-    Attach { name: String, source: millrace_bpf::Error },
+    Attach { name: String, r#source: millrace_bpf::Error },
+    #[error("interface {0} is guarded by this gate already: name it once")]
+    Twice(String),
     #[error("the network namespace of interfaces cannot be entered: {0}")]
     Namespace(std::io::Error),
     #[error("there is no scope \"{0}\"")]

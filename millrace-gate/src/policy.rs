@@ -70,7 +70,7 @@ impl fmt::Display for Errors {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("{}: {source}", path.display())]
-    Read { path: PathBuf, source: io::Error },
+    Read { path: PathBuf, r#source: io::Error },
     #[error(transparent)]
     Policy(#[from] Errors),
 }

@@ -4,9 +4,10 @@
 mod support;
 
 use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
     net::SocketAddr,
-    process::Command,
-    time::{SystemTime, UNIX_EPOCH},
+    process::{Command, Stdio},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use millrace_gate::{
@@ -14,7 +15,7 @@ use millrace_gate::{
     policy::TokenKeys,
     token::{self, Key, Token},
 };
-use support::{Site, inside, is_root};
+use support::{Site, inside, is_root, wait_for};
 
 const WEB: &str = "[[scope]]\nname = \"web\"\nport = 443\ncount = \"application\"\n";
 
@@ -63,6 +64,59 @@ fn what_cannot_be_is_an_error_that_names_it() {
     let other = Policy::parse(&format!("load.client_prefix_v4 = 24\n{WEB}")).unwrap();
     assert!(matches!(gate.set_policy(&other), Err(Error::Load)));
     assert_eq!(gate.rules(), Policy::parse(WEB).unwrap().rules, "the policy is still the first");
+}
+
+/// A gate that is alone makes new keys all the time, and takes every token for its whole lifetime.
+#[test]
+fn own_token_keys_change_and_no_token_is_lost() {
+    if !is_root() {
+        return;
+    }
+    let gate =
+        Gate::new(&Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap()).unwrap();
+    let keys = || gate.token_keys();
+    let known = |key: &Key| (0..2).any(|slot| keys().get(slot) == Some(key));
+    let first = (0..2).find_map(|slot| keys().get(slot).cloned()).unwrap();
+    let begin = Instant::now();
+    wait_for("a second key", || (0..2).all(|slot| keys().get(slot).is_some()).then_some(()));
+    assert!(begin.elapsed() > Duration::from_secs(1), "the first is good for two lifetimes");
+    assert!(known(&first), "and accepted with the second");
+    let second = Instant::now();
+    wait_for("a third key", || (!known(&first)).then_some(()));
+    assert!(second.elapsed() > Duration::from_secs(1), "for a lifetime at least");
+    // Those of a file stay.
+    let shared = TokenKeys { slots: [1, 2].map(|byte| Key::new([byte; 16])), current: 0 };
+    let policy = Policy::parse(&format!("{WEB}rules.retry = {{ lifetime = 1 }}\n")).unwrap();
+    gate.set_policy(&Policy { token_keys: Some(shared.clone()), ..policy.clone() }).unwrap();
+    assert!(shared.slots.iter().all(known));
+    gate.set_policy(&policy).unwrap();
+    wait_for("keys of its own", || shared.slots.iter().all(|key| !known(key)).then_some(()));
+}
+
+/// What an operator reads names each cause once, and what to do.
+#[test]
+fn errors_say_their_causes_once_and_a_remedy() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("errors", "");
+    let (gate, other) =
+        (Gate::new(&Policy::parse(WEB).unwrap()).unwrap(), Gate::new(&Policy::parse(WEB).unwrap()));
+    let other = other.unwrap();
+    let attach = |gate: &Gate, interface, mode| {
+        let done = inside(&site.server, || gate.attach(interface, mode));
+        format!("{:#}", anyhow::Error::from(done.expect_err("an error")))
+    };
+    let gone = attach(&gate, "nowhere0", Mode::Auto);
+    assert_eq!(gone, "there is no interface nowhere0: ENODEV: No such device");
+    let lo = attach(&gate, "lo", Mode::Native);
+    assert!(lo.contains("mode generic works") && lo.matches("os error").count() == 1, "{lo}");
+    inside(&site.server, || gate.attach("lo", Mode::Auto)).unwrap();
+    assert_eq!(attach(&gate, "lo", Mode::Auto), "interface lo is guarded by this gate already: name it once");
+    inside(&site.server, || gate.attach("eth", Mode::Generic)).unwrap();
+    let taken = attach(&other, "eth", Mode::Auto);
+    assert!(taken.contains("in the other mode: `bpftool net` names it"), "{taken}");
+    assert!(attach(&other, "eth", Mode::Generic).contains("another XDP program is there: `bpftool"));
 }
 
 /// Gates that share a file agree on slots, whatever each has been through.
@@ -114,11 +168,24 @@ const PROGRAM: &str = r#"
 		}                                                                     \
 	} while (0)
 
+static size_t unhex(const char *text, uint8_t *to)
+{
+	size_t bytes = 0;
+	unsigned int byte;
+
+	for (; sscanf(text + 2 * bytes, "%2x", &byte) == 1; bytes++)
+		to[bytes] = byte;
+	return bytes;
+}
+
 int main(void)
 {
-	const char *policy = "[[scope]]\nname = \"web\"\nport = 443\ncount = \"application\"\n";
+	const char *policy = "token_keys = \"keys\"\n[[scope]]\nname = \"web\"\nport = 443\ncount = \"application\"\n"
+			     "rules.retry = { lifetime = 3600 }\n";
 	struct sockaddr_in client = {.sin_family = AF_INET, .sin_port = htons(1)};
 	static millrace_gate_count counts[1000];
+	uint8_t token[72] = "some connection ID..";
+	millrace_gate_id original;
 	millrace_gate_scope *scope;
 	millrace_gate *gate;
 	uint32_t connections;
@@ -139,6 +206,23 @@ int main(void)
 	if (connections != 1)
 		return 3;
 	MUST(MILLRACE_GATE_INVALID, millrace_gate_publish(scope, (const uint8_t *)"", 0));
+	MUST(MILLRACE_GATE_OK, millrace_gate_publish(scope, token, 20));
+	MUST(MILLRACE_GATE_OK, millrace_gate_retire(scope, token, 20));
+	MUST(MILLRACE_GATE_OK, millrace_gate_retire(scope, token, 20));
+	MUST(MILLRACE_GATE_INVALID, millrace_gate_retire(scope, token, 21));
+	if (unhex(TOKEN, token) != sizeof(token))
+		return 6;
+	MUST(MILLRACE_GATE_OK, millrace_gate_check_token(scope, (struct sockaddr *)&client, sizeof(client), token,
+							 sizeof(token), &original));
+	if (original.len != 8 || memcmp(original.bytes, "original", 8))
+		return 7;
+	client.sin_port = htons(2);
+	MUST(MILLRACE_GATE_NOT_FOUND, millrace_gate_check_token(scope, (struct sockaddr *)&client, sizeof(client), token,
+								sizeof(token), &original));
+	client.sin_port = htons(1);
+	token[70] ^= 1;
+	MUST(MILLRACE_GATE_NOT_FOUND, millrace_gate_check_token(scope, (struct sockaddr *)&client, sizeof(client), token,
+								sizeof(token), &original));
 	MUST(MILLRACE_GATE_OK, millrace_gate_list(gate, "web", "198.51.100.0/24", MILLRACE_GATE_BLOCK));
 	MUST(MILLRACE_GATE_OK, millrace_gate_list(gate, "web", "198.51.100.0/24", MILLRACE_GATE_UNLIST));
 	MUST(MILLRACE_GATE_INVALID, millrace_gate_list(gate, NULL, "198.51.100.0/33", MILLRACE_GATE_ALLOW));
@@ -160,6 +244,35 @@ int main(void)
 }
 "#;
 
+/// A program in C with the library. `None`, with a word, where there is no compiler.
+fn build(site: &Site, text: &str, defines: &[String]) -> Option<Command> {
+    let (source, program) = (site.path("program.c"), site.path("program"));
+    std::fs::write(&source, text).unwrap();
+    let test = std::env::current_exe().unwrap();
+    let library = test.parent().unwrap();
+    let mut compile = Command::new("cc");
+    compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(defines);
+    compile
+        .args(["-I", concat!(env!("CARGO_MANIFEST_DIR"), "/include")])
+        .arg(&source)
+        .arg("-o")
+        .arg(&program);
+    compile.arg("-L").arg(library).args(["-lmillrace_gate", &format!("-Wl,-rpath,{}", library.display())]);
+    match compile.output() {
+        Err(error) => {
+            println!("SKIP: no C compiler: {error}");
+            return None;
+        }
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+    }
+    // The name that programs look for at run time is the soname.
+    std::os::unix::fs::symlink(library.join("libmillrace_gate.so"), site.path("libmillrace_gate.so.0"))
+        .unwrap();
+    let mut command = Command::new(&program);
+    command.env("LD_LIBRARY_PATH", site.dir.path()).current_dir(site.dir.path());
+    Some(command)
+}
+
 /// Layouts and numbers of the header are those of the library.
 #[test]
 fn every_function_from_c() {
@@ -167,25 +280,63 @@ fn every_function_from_c() {
         return;
     }
     let site = Site::new("abi", "");
-    let (source, program) = (site.path("abi.c"), site.path("abi"));
-    std::fs::write(&source, PROGRAM).unwrap();
-    let test = std::env::current_exe().unwrap();
-    let library = test.parent().unwrap();
-    let mut compile = Command::new("cc");
-    compile.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I"]);
-    compile.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/include")).arg(&source).arg("-o").arg(&program);
-    compile.arg("-L").arg(library).args(["-lmillrace_gate", &format!("-Wl,-rpath,{}", library.display())]);
-    match compile.output() {
-        Err(error) => return println!("SKIP: no C compiler: {error}"),
-        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
-    }
-    // The name that programs look for at run time is the soname.
-    std::os::unix::fs::symlink(library.join("libmillrace_gate.so"), site.path("libmillrace_gate.so.0"))
-        .unwrap();
-    let mut command = Command::new(&program);
-    command.env("LD_LIBRARY_PATH", site.dir.path());
+    // As a gate makes it that shares the key.
+    let (key, now) = (Key::new([7; 16]), SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs());
+    let token = Token::new("192.0.2.7:1".parse().unwrap(), b"original", now).unwrap().seal(1, &key);
+    std::fs::write(site.path("keys"), format!("{}\n* {}\n", "06".repeat(16), "07".repeat(16))).unwrap();
+    let token = format!("-DTOKEN=\"{}\"", millrace_gate::hex::encode(&token));
+    let Some(mut command) = build(&site, PROGRAM, &[token]) else { return };
     let output = inside(&site.server, || command.output().unwrap());
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!((output.status.code(), said.as_ref()), (Some(0), concat!(env!("CARGO_PKG_VERSION"), "\n")));
     assert!(!site.is_guarded());
+}
+
+const FORK: &str = r#"
+#include <millrace_gate.h>
+#include <stdio.h>
+#include <unistd.h>
+
+int main(void)
+{
+	const char *policy = "[[scope]]\nname = \"web\"\nport = 443\n";
+	millrace_gate *gate;
+	char byte;
+
+	if (millrace_gate_open("eth", policy, MILLRACE_GATE_MODE_AUTO, &gate)) {
+		puts(millrace_gate_error());
+		return 1;
+	}
+	puts("guarding");
+	fflush(stdout);
+	if (read(0, &byte, 1) != 1 || fork())
+		return 0;
+	/* The child lives until nobody writes to it any more. */
+	return read(0, &byte, 1) != 0;
+}
+"#;
+
+/// A child that a server forked, and that outlives it, does not keep the gate on the interface.
+#[test]
+fn a_child_does_not_keep_the_gate() {
+    if !is_root() {
+        return;
+    }
+    let site = Site::new("fork", "");
+    let Some(mut command) = build(&site, FORK, &[]) else { return };
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut parent = inside(&site.server, || command.spawn().unwrap());
+    let (mut said, mut line) = (BufReader::new(parent.stdout.take().unwrap()), String::new());
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "guarding\n");
+    assert!(site.is_guarded());
+    let mut stdin = parent.stdin.take().unwrap();
+    stdin.write_all(b"f").unwrap();
+    assert_eq!(parent.wait().unwrap().code(), Some(0));
+    // The kernel lets go of a link after the process, by a work queue.
+    wait_for("clean interface", || (!site.is_guarded()).then_some(()));
+    // Who reads it is there still, or this would fail.
+    stdin.write_all(b"x").expect("the child lives");
+    drop(stdin);
+    said.read_to_string(&mut line).unwrap();
 }

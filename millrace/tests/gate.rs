@@ -582,15 +582,8 @@ async fn a_server_in_go_has_its_quota() {
         Err(error) => return println!("SKIP: no Go: {error}"),
         Ok(output) if !output.status.success() => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            let wants = [
-                "requires go",
-                "unknown directive",
-                "invalid go version",
-                "dial tcp",
-                "lookup ",
-                "reading http",
-                "Get \"http",
-            ];
+            let wants =
+                ["requires go", "unknown directive", "invalid go version", "reading http", "Get \"http"];
             assert!(wants.iter().any(|want| said.contains(want)), "{said}");
             return println!(
                 "SKIP: too old a Go, or no module proxy: {}",
