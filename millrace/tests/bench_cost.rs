@@ -75,6 +75,7 @@ fn accuracy_and_overhead_of_one_scenario() {
     // How good it is takes longer runs on a quiet machine to say; an observer that misses or doubles something is far off.
     let error = |name: &str| accuracy[name].as_f64().unwrap_or_else(|| panic!("{accuracy}"));
     assert!(error("procstat_error_pct").abs() < 25.0, "{accuracy}");
+    assert!(error("clock_error_pct").abs() < 15.0, "{accuracy}");
     assert!((0.0..10.0).contains(&error("worst_subevent_error_points")), "{accuracy}");
     assert_eq!(accuracy["accuracy"]["rounds"], 2, "{accuracy}");
     for event in ["send", "receive", "net_rx"] {
