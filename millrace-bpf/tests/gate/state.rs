@@ -463,32 +463,37 @@ fn rates_refill() {
 /// A large bucket follows the kernel's ticks. In the long run that gives what the rate says.
 #[test]
 fn large_buckets_refill_tick_by_tick() {
-    const PER_MS: u64 = 2;
-    const BURST: u64 = 2000;
-    const LENGTH_NS: u64 = 300_000_000;
-    /// A tick takes 10 ms at most, unless the machine stands still.
+    const PER_SECOND: u64 = 200;
+    const LENGTH_NS: u64 = 1_000_000_000;
+    /// A tick takes 10 ms at most; the rest is for a virtual machine that stands still.
     const SLACK_NS: u64 = 100_000_000;
     if !root("large_buckets_refill_tick_by_tick") {
         return;
     }
-    let rate = Rate::per_second(1000 * PER_MS, BURST);
+    // It never comes near its rim, where it would lose something.
+    let rate = Rate::per_second(PER_SECOND, 20 * PER_SECOND);
     let unknown_rates = Rates { initials: Some(rate), ..Rates::default() };
     let gate = gate(Policy { modes: enforce(&[Rule::UnknownInitials]), unknown_rates, ..published() });
     let frame = open(V4, 1).bytes();
-    let passes = || gate.run(&frame).expect("a run") == Action::Pass;
-    let begin = monotonic_ns();
-    let mut passed = 0;
-    // Until it has been empty and is empty again: nothing was lost at its rim.
-    loop {
-        if passes() {
-            passed += 1;
-        } else if passed > BURST && monotonic_ns() - begin > LENGTH_NS {
-            break;
+    // When it was empty, between two readings of the clock, and how many passed until then.
+    let drain = || {
+        let mut passed = 0;
+        loop {
+            let before = monotonic_ns();
+            match gate.run(&frame).expect("a run") {
+                Action::Pass => passed += 1,
+                _ => return (before, monotonic_ns(), passed),
+            }
         }
+    };
+    let begin = drain();
+    let (mut end, mut passed) = (begin, 0);
+    while end.0.saturating_sub(begin.1) < LENGTH_NS {
+        end = drain();
+        passed += end.2;
     }
-    let refilled = |ns: u64| BURST + PER_MS * ns / 1_000_000;
-    let length = monotonic_ns() - begin;
-    let (least, most) = (refilled(length - SLACK_NS), refilled(length + SLACK_NS));
+    let filled = |ns: u64| PER_SECOND * ns / 1_000_000_000;
+    let (least, most) = (filled(end.0 - begin.1 - SLACK_NS), filled(end.1 - begin.0 + SLACK_NS));
     assert!((least..=most).contains(&passed), "{passed} of {least} to {most}");
 }
 
