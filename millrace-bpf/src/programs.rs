@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io;
 use std::ops::AddAssign;
@@ -91,21 +91,24 @@ impl RunTime {
     }
 
     fn of(process: u32, kind: Option<Kind>) -> io::Result<Self> {
-        let mut total = Self::default();
+        // A process may have several descriptors of one program.
+        let mut programs = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
             // One that was closed meanwhile is no program of interest.
             let info = fs::read_to_string(entry?.path()).unwrap_or_default();
-            total += Self::parse(&info, kind).unwrap_or_default();
+            programs.extend(Self::parse(&info, kind));
         }
+        let mut total = Self::default();
+        programs.into_values().for_each(|time| total += time);
         Ok(total)
     }
 
-    /// `None`: the file is not such a program.
-    fn parse(info: &str, kind: Option<Kind>) -> Option<Self> {
+    /// A program's ID and figures. `None`: the file is not such a program.
+    fn parse(info: &str, kind: Option<Kind>) -> Option<(u64, Self)> {
         let field =
             |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
         field("prog_type:").filter(|is| kind.is_none_or(|kind| *is == u64::from(kind.program_type())))?;
-        Some(Self { runs: field("run_cnt:")?, ns: field("run_time_ns:")? })
+        Some((field("prog_id:")?, Self { runs: field("run_cnt:")?, ns: field("run_time_ns:")? }))
     }
 
     pub fn since(self, earlier: Self) -> Self {
@@ -230,7 +233,7 @@ mod tests {
     #[test]
     fn reads_what_the_kernel_prints() {
         let program = "pos:\t0\nprog_type:\t3\nprog_id:\t77\nrun_time_ns:\t1234\nrun_cnt:\t5\n";
-        assert_eq!(RunTime::parse(program, None), Some(RunTime { runs: 5, ns: 1234 }));
+        assert_eq!(RunTime::parse(program, None), Some((77, RunTime { runs: 5, ns: 1234 })));
         assert!(RunTime::parse(program, Some(Kind::Tc)).is_some());
         assert_eq!(RunTime::parse(program, Some(Kind::Xdp)), None);
         assert_eq!(RunTime::parse("pos:\t0\nmap_type:\t2\n", None), None);

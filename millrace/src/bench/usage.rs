@@ -52,6 +52,11 @@ impl Used {
     pub fn busy_cpus(&self) -> f64 {
         self.machine_ns as f64 / self.elapsed_ns.max(1) as f64
     }
+
+    /// Of one CPU, average over the time.
+    pub fn process_percent(&self) -> f64 {
+        100.0 * self.process_ns as f64 / self.elapsed_ns.max(1) as f64
+    }
 }
 
 /// Idle, iowait and steal time of all CPUs, and how many CPUs there are. Idle time is measured at each

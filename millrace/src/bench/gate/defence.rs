@@ -3,7 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, bail, ensure};
-use millrace_bpf::programs::RunTime;
+use millrace_bpf::programs::{Kind, RunTime};
 use serde_json::Value;
 
 use super::super::process::Process;
@@ -18,10 +18,14 @@ const NFT_TABLE: &str = "millrace_bench";
 pub enum Defence {
     /// None
     None,
-    /// The server ignores connections beyond its limits, before their handshake
+    /// The server closes connections beyond its limits, as an application does: after their handshake
     User,
-    /// The gate
+    /// The server ignores them before their handshake
+    UserEarly,
+    /// The gate, silent
     Gate,
+    /// The gate, which answers what it refuses
+    GateAnswer,
     /// nftables at the input hook, with connection tracking
     Nftables,
     /// nftables before connection tracking and routing, which knows Initials by their first byte
@@ -33,11 +37,21 @@ pub enum Defence {
 }
 
 impl Defence {
+    pub fn is_in_user_space(self) -> bool {
+        matches!(self, Self::User | Self::UserEarly)
+    }
+
+    pub fn is_gate(self) -> bool {
+        matches!(self, Self::Gate | Self::GateAnswer)
+    }
+
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
             Self::User => "user",
+            Self::UserEarly => "user-early",
             Self::Gate => "gate",
+            Self::GateAnswer => "gate-answer",
             Self::Nftables => "nftables",
             Self::NftablesRaw => "nftables-raw",
             Self::NftablesIngress => "nftables-ingress",
@@ -57,16 +71,18 @@ pub enum Limits {
 
 impl Limits {
     /// For the server's command line.
-    pub fn user_arguments(self) -> [String; 2] {
-        match self {
-            Self::Connections(most) => ["--connections".into(), most.to_string()],
-            Self::New { all, .. } => ["--new-per-second".into(), all.to_string()],
-        }
+    pub fn user_arguments(self, defence: Defence) -> Vec<String> {
+        let mut arguments = match self {
+            Self::Connections(most) => vec!["--connections".into(), most.to_string()],
+            Self::New { all, .. } => vec!["--new-per-second".into(), all.to_string()],
+        };
+        arguments.extend((defence == Defence::UserEarly).then(|| "--early".to_owned()));
+        arguments
     }
 
-    fn policy(self, port: u16) -> String {
+    fn policy(self, port: u16, answer: bool) -> String {
         let rules = match self {
-            Self::Connections(most) => format!("quota = {{ connections = {most} }}"),
+            Self::Connections(most) => format!("quota = {{ connections = {most}, answer = {answer} }}"),
             Self::New { client, all } => format!(
                 "client_initials = {{ per_second = {client}, burst = {client} }}\n\
                  unknown_initials = {{ per_second = {all}, burst = {all} }}"
@@ -166,8 +182,16 @@ impl<'a> Guard<'a> {
     pub fn install(place: &'a Place<'a>, defence: Defence, limits: Limits) -> anyhow::Result<Self> {
         let mut guard = Self { place, defence, gate: None };
         match defence {
-            Defence::None | Defence::User => {}
-            Defence::Gate => guard.gate = Some(start_gate(place, limits)?),
+            Defence::User if matches!(limits, Limits::New { .. }) => {
+                bail!("a limit after the handshake meets nothing: forged addresses never finish one")
+            }
+            Defence::GateAnswer if matches!(limits, Limits::New { .. }) => {
+                bail!("answers would go to forged addresses: what they cost others is not measured")
+            }
+            Defence::None | Defence::User | Defence::UserEarly => {}
+            Defence::Gate | Defence::GateAnswer => {
+                guard.gate = Some(start_gate(place, limits, defence == Defence::GateAnswer)?);
+            }
             Defence::Nftables => load_nftables(place, limits, NftHook::Input)?,
             Defence::NftablesRaw => load_nftables(place, limits, NftHook::Raw)?,
             Defence::NftablesIngress => {
@@ -181,8 +205,8 @@ impl<'a> Guard<'a> {
     /// Packets that it has refused; `None`: it does not count them.
     pub fn refused(&self) -> anyhow::Result<Option<u64>> {
         match self.defence {
-            Defence::None | Defence::User => Ok(None),
-            Defence::Gate => self.refused_by_gate().map(Some),
+            Defence::None | Defence::User | Defence::UserEarly => Ok(None),
+            Defence::Gate | Defence::GateAnswer => self.refused_by_gate().map(Some),
             Defence::Nftables | Defence::NftablesRaw | Defence::NftablesIngress => {
                 let json = run(self.place.node, "nft", &["-j", "list", "counters"], "")?;
                 find(&serde_json::from_str(&json)?, "packets").context("nftables' counter").map(Some)
@@ -209,9 +233,17 @@ impl<'a> Guard<'a> {
         Ok(status.scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum())
     }
 
-    /// Run time of the gate's BPF programs, while such statistics are enabled.
+    /// The gate's process.
+    pub fn process(&self) -> Option<u32> {
+        self.gate.as_ref().map(Process::id)
+    }
+
+    /// Run time of the gate's BPF programs that packets meet, while such statistics are enabled.
     pub fn bpf_time(&self) -> anyhow::Result<Option<RunTime>> {
-        Ok(self.gate.as_ref().map(|gate| RunTime::of_process(gate.id())).transpose()?)
+        let Some(gate) = self.process() else { return Ok(None) };
+        let mut total = RunTime::of_kind(gate, Kind::Xdp)?;
+        total += RunTime::of_kind(gate, Kind::Tc)?;
+        Ok(Some(total))
     }
 }
 
@@ -219,7 +251,9 @@ impl Drop for Guard<'_> {
     fn drop(&mut self) {
         // What could not be removed goes with the namespace.
         let _ = match self.defence {
-            Defence::None | Defence::User | Defence::Gate => return,
+            Defence::None | Defence::User | Defence::UserEarly | Defence::Gate | Defence::GateAnswer => {
+                return;
+            }
             Defence::Nftables | Defence::NftablesRaw => delete_nftables(self.place, NftHook::Input),
             Defence::NftablesIngress => {
                 delete_nftables(self.place, NftHook::Ingress { device: &self.place.attacked })
@@ -234,9 +268,9 @@ impl Drop for Guard<'_> {
     }
 }
 
-fn start_gate(place: &Place<'_>, limits: Limits) -> anyhow::Result<Process> {
+fn start_gate(place: &Place<'_>, limits: Limits, answer: bool) -> anyhow::Result<Process> {
     let (policy, socket) = (place.directory.join("gate.toml"), place.directory.join("gate.sock"));
-    std::fs::write(&policy, limits.policy(place.server.port()))?;
+    std::fs::write(&policy, limits.policy(place.server.port(), answer))?;
     let mut command = place.node.command(std::env::current_exe()?);
     command.args(["gate", "--http", "off", "--mode", "native", "--log-level", "warn", "--interface"]);
     command.arg(place.devices.join(",")).arg("--policy").arg(policy).arg("--socket").arg(&socket);
@@ -311,8 +345,12 @@ mod tests {
     #[test]
     fn policies_are_policies() {
         for limits in [Limits::Connections(1), Limits::New { client: 10, all: 2000 }] {
-            let policy = millrace_gate::Policy::parse(&limits.policy(4433)).expect("a policy");
-            assert_eq!(policy.rules.scopes.len(), 1);
+            for answer in [false, true] {
+                let policy = millrace_gate::Policy::parse(&limits.policy(4433, answer)).expect("a policy");
+                let is_quota = matches!(limits, Limits::Connections(_));
+                let answers = policy.rules.scopes.first().map(|scope| scope.policy.answers.len());
+                assert_eq!(answers, Some(usize::from(answer && is_quota)));
+            }
         }
     }
 

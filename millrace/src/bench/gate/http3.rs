@@ -14,13 +14,15 @@ use h3::client::SendRequest;
 use h3_quinn::OpenStreams;
 use millrace_bpf::clock::monotonic_ns;
 use quinn::{
-    ClientConfig, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, TransportConfig,
+    ClientConfig, Endpoint, EndpointConfig, Incoming, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use tokio::task::JoinSet;
 
 const ALPN: &[u8] = b"h3";
+/// H3_EXCESSIVE_LOAD (RFC 9114, section 8.1).
+const EXCESSIVE_LOAD: VarInt = VarInt::from_u32(0x107);
 const URI: &str = "https://localhost/body";
 /// The gate forgets a tracked connection that is silent for longer than its scope's `idle_timeout`.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
@@ -38,12 +40,15 @@ pub struct Serve {
     tls_key: PathBuf,
     #[arg(long)]
     body_bytes: usize,
-    /// Ignore new connections of an address that has as many
+    /// Refuse new connections of an address that has as many
     #[arg(long)]
     connections: Option<usize>,
-    /// Ignore new connections beyond a rate
+    /// Refuse new connections beyond a rate
     #[arg(long)]
     new_per_second: Option<u32>,
+    /// Refuse in silence and before the handshake; else the connection is accepted, and closed
+    #[arg(long)]
+    early: bool,
 }
 
 /// Serves until it is killed.
@@ -53,8 +58,12 @@ pub fn serve(args: Serve) -> anyhow::Result<()> {
         let body = Bytes::from(vec![0x2a; args.body_bytes]);
         let limits = Arc::new(Limits::new(&args));
         while let Some(incoming) = endpoint.accept().await {
+            if !args.early {
+                tokio::spawn(answer_or_close(incoming, body.clone(), limits.clone()));
+                continue;
+            }
             match limits.admit(incoming.remote_address().ip()) {
-                Some(counted) => drop(tokio::spawn(answer(incoming, body.clone(), counted))),
+                Some(counted) => drop(tokio::spawn(answer_early(incoming, body.clone(), counted))),
                 // The least that a server can do, and what the gate does.
                 None => incoming.ignore(),
             }
@@ -63,8 +72,25 @@ pub fn serve(args: Serve) -> anyhow::Result<()> {
     })
 }
 
-/// The limits in userspace, applied at the earliest moment at which quinn lets an application decide: an Initial has
-/// arrived, no handshake has begun.
+/// As applications do it: what they are given is a connection, whose handshake is done.
+async fn answer_or_close(incoming: Incoming, body: Bytes, limits: Arc<Limits>) -> anyhow::Result<()> {
+    let connection = incoming.await?;
+    match limits.admit(connection.remote_address().ip()) {
+        Some(counted) => answer(connection, body, counted).await,
+        None => {
+            connection.close(EXCESSIVE_LOAD, b"too many connections");
+            Ok(())
+        }
+    }
+}
+
+/// Admitted at the earliest moment at which quinn lets an application decide: an Initial has arrived, no handshake has
+/// begun.
+async fn answer_early(incoming: Incoming, body: Bytes, counted: Counted) -> anyhow::Result<()> {
+    answer(incoming.await?, body, counted).await
+}
+
+/// The limits in userspace.
 struct Limits {
     connections: Option<usize>,
     new_per_second: Option<u32>,
@@ -122,8 +148,8 @@ impl Drop for Counted {
     }
 }
 
-async fn answer(incoming: Incoming, body: Bytes, _counted: Counted) -> anyhow::Result<()> {
-    let connection = h3_quinn::Connection::new(incoming.await?);
+async fn answer(connection: quinn::Connection, body: Bytes, _counted: Counted) -> anyhow::Result<()> {
+    let connection = h3_quinn::Connection::new(connection);
     let mut connection = h3::server::Connection::<_, Bytes>::new(connection).await?;
     while let Some(resolver) = connection.accept().await? {
         let body = body.clone();
@@ -203,6 +229,30 @@ async fn client(
 pub struct Attempts {
     pub made: u64,
     pub served: u64,
+    /// For how long the others were tried, together.
+    pub refused_ns: u64,
+    /// When the last one began; `CLOCK_MONOTONIC`.
+    pub last_ns: u64,
+}
+
+impl Attempts {
+    pub fn refused_after_ms(&self) -> Option<f64> {
+        let refused = self.made - self.served;
+        (refused > 0).then(|| self.refused_ns as f64 / refused as f64 / 1e6)
+    }
+
+    fn add(&mut self, attempt: &Attempt) {
+        self.made += 1;
+        self.served += u64::from(attempt.served);
+        self.refused_ns += if attempt.served { 0 } else { attempt.done_ns - attempt.began_ns };
+        self.last_ns = self.last_ns.max(attempt.began_ns);
+    }
+}
+
+struct Attempt {
+    began_ns: u64,
+    done_ns: u64,
+    served: bool,
 }
 
 /// Attackers that have one connection each, and from each `go` on make `requests` attempts at `rate_hz`, each for a body
@@ -241,22 +291,26 @@ async fn attempts(
         ticks.tick().await;
         for address in addresses {
             let (target, address, config) = (target.clone(), *address, config.clone());
-            running.spawn(async move {
-                // From a port of its own, as a program that is started for each would.
-                let attempt = async {
-                    let endpoint = endpoint(address, &config)?;
-                    Session::open(&endpoint, &target).await?.get(target.body_bytes).await
-                };
-                matches!(tokio::time::timeout(ATTEMPT, attempt).await, Ok(Ok(())))
-            });
+            running.spawn(async move { attempt(&target, address, &config).await });
         }
     }
     let mut attempts = Attempts::default();
-    while let Some(served) = running.join_next().await {
-        attempts.made += 1;
-        attempts.served += u64::from(served.unwrap_or(false));
+    while let Some(attempt) = running.join_next().await {
+        // One that panicked is missing, and so among those made.
+        attempt.iter().for_each(|attempt| attempts.add(attempt));
     }
     attempts
+}
+
+/// From a port of its own, as a program that is started for each would.
+async fn attempt(target: &Target, address: IpAddr, config: &ClientConfig) -> Attempt {
+    let began_ns = monotonic_ns();
+    let body = async {
+        let endpoint = endpoint(address, config)?;
+        Session::open(&endpoint, target).await?.get(target.body_bytes).await
+    };
+    let served = matches!(tokio::time::timeout(ATTEMPT, body).await, Ok(Ok(())));
+    Attempt { began_ns, done_ns: monotonic_ns(), served }
 }
 
 struct Session {

@@ -23,7 +23,7 @@ pub struct Args {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "none,user,gate,nftables,nftables-raw,nftables-ingress,xdp-filter",
+        default_value = "none,user,user-early,gate,gate-answer,nftables,nftables-raw,nftables-ingress,xdp-filter",
         value_name = "NAMES"
     )]
     defences: Vec<Defence>,

@@ -36,7 +36,9 @@ fn colour(defence: Defence) -> RGBColor {
     match defence {
         Defence::None => RGBColor(0x7f, 0x7f, 0x7f),
         Defence::User => RGBColor(0xff, 0x7f, 0x0e),
+        Defence::UserEarly => RGBColor(0xbc, 0xbd, 0x22),
         Defence::Gate => RGBColor(0xd6, 0x27, 0x28),
+        Defence::GateAnswer => RGBColor(0xe3, 0x77, 0xc2),
         Defence::Nftables => RGBColor(0x1f, 0x77, 0xb4),
         Defence::NftablesRaw => RGBColor(0x6b, 0xae, 0xd6),
         Defence::NftablesIngress => RGBColor(0x9e, 0xca, 0xe1),

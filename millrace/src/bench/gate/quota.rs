@@ -33,6 +33,8 @@ pub const BIN: Duration = Duration::from_millis(100);
 const RECOVERED_OVER: Duration = Duration::from_millis(500);
 const RECOVERED: f64 = 0.9;
 const SETTLE: Duration = Duration::from_millis(500);
+/// For what a server takes that does nothing.
+const STILL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy)]
 pub struct Load {
@@ -59,11 +61,15 @@ pub struct Figures {
     /// Of honest clients' requests that ended during the attack.
     pub mean_duration_ms: f64,
     pub honest_goodput_ratio: f64,
-    /// From the end of the attack.
+    /// From the attackers' last attempt.
     pub recovery_s: Option<f64>,
-    /// Attempts of all attackers during the attack, and those that got their body.
+    /// Attempts of all attackers during the attack, those that got their body, and after how long on average the others
+    /// were given up, by which side ever.
     pub attempts: u64,
     pub served_attempts: u64,
+    pub refused_after_ms: Option<f64>,
+    /// From the first attempt to the last one: attackers who do not get the CPU are late.
+    pub attack_s: f64,
     /// CPU of the server, in percent of one core, and its memory; samples during the attack.
     pub server_cpu_percent: Option<Percentiles>,
     pub server_rss_mib: Option<Percentiles>,
@@ -71,8 +77,13 @@ pub struct Figures {
     /// by the defence's own count.
     pub attack_packets: u64,
     pub refused_packets: Option<u64>,
-    /// CPU time of the server process and run time of the gate's BPF programs.
+    /// CPU time of the server process beyond what it takes when nothing happens, and run time of the gate's BPF programs
+    /// that packets meet; the latter alone; and the sum by attempts, which send more packets the further they get.
     pub cpu_ns_per_refused_packet: Option<f64>,
+    pub bpf_ns_per_refused_packet: Option<f64>,
+    pub cpu_ns_per_refused_attempt: Option<f64>,
+    /// Of the gate's process, in percent of one core, whatever is refused: what it does every second.
+    pub gate_cpu_percent: Option<f64>,
     /// Of the server process.
     pub syscalls: u64,
     /// Bodies that honest clients got, per `BIN` from the start.
@@ -84,6 +95,7 @@ pub fn run(site: &Site, defence: Defence, load: &Load) -> anyhow::Result<Figures
     let guard = Guard::install(&place, defence, LIMITS)?;
     let mut server = site.start_server(defence, LIMITS)?;
     let target = site.target()?;
+    let _answers = site.take_answers()?;
     let (clients, attackers) = (site.node(CLIENTS)?, site.node(ATTACKERS)?);
     let (go, ready) = mpsc::channel(1);
     let stop = Arc::new(AtomicBool::new(false));
@@ -130,6 +142,7 @@ fn strike(go: &Go) -> anyhow::Result<oneshot::Receiver<Attempts>> {
 struct Watched {
     calm_ns: (u64, u64),
     attack_ns: (u64, u64),
+    last_ns: u64,
     end_ns: u64,
     attempts: Attempts,
     cpu_percent: Vec<f64>,
@@ -149,16 +162,15 @@ fn watch(server: &mut Process, load: &Load, go: &Go) -> anyhow::Result<Watched> 
     while monotonic_ns() < attack_ns.1 {
         std::thread::sleep(BIN);
         let now = Reading::take(server.id())?;
-        let used = now.used_since(&before);
-        cpu_percent.push(100.0 * used.process_ns as f64 / used.elapsed_ns.max(1) as f64);
+        cpu_percent.push(now.used_since(&before).process_percent());
         rss_mib.push(rss_bytes(server.id())? as f64 / f64::from(1 << 20));
         before = now;
     }
+    let attempts = told.blocking_recv().context("the attackers ended")?;
+    let last_ns = attempts.last_ns.max(attack_ns.1);
     std::thread::sleep(load.calm);
     server.check_runs()?;
-    let end_ns = monotonic_ns();
-    let attempts = told.blocking_recv().context("the attackers ended")?;
-    Ok(Watched { calm_ns, attack_ns, end_ns, attempts, cpu_percent, rss_mib })
+    Ok(Watched { calm_ns, attack_ns, last_ns, end_ns: monotonic_ns(), attempts, cpu_percent, rss_mib })
 }
 
 impl Watched {
@@ -173,14 +185,19 @@ impl Watched {
             calm_requests_per_second: calm,
             mean_duration_ms: duration_ns as f64 / attacked.len().max(1) as f64 / 1e6,
             honest_goodput_ratio: requests_per_second / calm,
-            recovery_s: recovery_s(got, self.attack_ns.1, self.end_ns, calm),
+            recovery_s: recovery_s(got, self.last_ns, self.end_ns, calm),
             attempts: self.attempts.made,
             served_attempts: self.attempts.served,
+            refused_after_ms: self.attempts.refused_after_ms(),
+            attack_s: (self.last_ns - self.attack_ns.0) as f64 / 1e9,
             server_cpu_percent: Percentiles::of(self.cpu_percent),
             server_rss_mib: Percentiles::of(self.rss_mib),
             attack_packets: refusals.packets,
             refused_packets: refusals.refused,
             cpu_ns_per_refused_packet: refusals.cpu_ns.map(|ns| ns / refusals.packets.max(1) as f64),
+            bpf_ns_per_refused_packet: refusals.bpf_ns.map(|ns| ns / refusals.packets.max(1) as f64),
+            cpu_ns_per_refused_attempt: refusals.cpu_ns.map(|ns| ns / refusals.attempts.max(1) as f64),
+            gate_cpu_percent: refusals.gate_cpu_percent,
             syscalls: refusals.syscalls,
             series: series(got, self.calm_ns.0, self.end_ns),
         })
@@ -190,10 +207,21 @@ impl Watched {
 /// An attack on a server that does nothing else.
 struct Refusals {
     packets: u64,
+    attempts: u64,
     refused: Option<u64>,
     /// `None`: nothing is refused, or the kernel does it and the time cannot be told from the attackers'.
     cpu_ns: Option<f64>,
+    bpf_ns: Option<f64>,
+    gate_cpu_percent: Option<f64>,
     syscalls: u64,
+}
+
+/// Per second of a process that is left alone.
+fn still_ns_per_second(server: &Process) -> anyhow::Result<f64> {
+    let before = Reading::take(server.id())?;
+    std::thread::sleep(STILL);
+    let used = Reading::take(server.id())?.used_since(&before);
+    Ok(used.process_ns as f64 / used.elapsed_ns.max(1) as f64 * 1e9)
 }
 
 impl Refusals {
@@ -207,21 +235,31 @@ impl Refusals {
         let node = site.node(ATTACKERS)?;
         let device = &interface(node, ATTACKERS)?.device;
         let sent = || node.enter(|| packets_sent(device))?.context("the attackers' interface is gone");
+        let still = still_ns_per_second(server)?;
         let mut calls = Syscalls::attach(server.id())?;
         let _statistics = Statistics::enable()?;
         let (sent_before, refused_before) = (sent()?, guard.refused()?);
         let (bpf_before, calls_before) = (guard.bpf_time()?, calls.counts()?.iter().sum::<u64>());
+        let gate = |process| Reading::take(process).map_err(anyhow::Error::from);
+        let gate_before = guard.process().map(gate).transpose()?;
         let before = Reading::take(server.id())?;
-        strike(go)?.blocking_recv().context("the attackers ended")?;
-        let server_ns = Reading::take(server.id())?.used_since(&before).process_ns;
+        let attempts = strike(go)?.blocking_recv().context("the attackers ended")?.made;
+        let used = Reading::take(server.id())?.used_since(&before);
+        let gate_used = guard.process().map(gate).transpose()?.zip(gate_before);
+        let server_ns = (used.process_ns as f64 - still * used.elapsed_ns as f64 / 1e9).max(0.0);
         let syscalls = calls.counts()?.iter().sum::<u64>() - calls_before;
-        let bpf_ns = guard.bpf_time()?.zip(bpf_before).map(|(after, before)| after.since(before).ns);
+        let bpf_ns = guard.bpf_time()?.zip(bpf_before).map(|(after, before)| after.since(before).ns as f64);
         let refused = guard.refused()?.zip(refused_before).map(|(after, before)| after - before);
-        let cpu_ns = match defence {
-            Defence::User | Defence::Gate => Some((server_ns + bpf_ns.unwrap_or(0)) as f64),
-            _ => None,
-        };
-        Ok(Self { packets: sent()? - sent_before, refused, cpu_ns, syscalls })
+        let is_known = defence.is_in_user_space() || defence.is_gate();
+        Ok(Self {
+            packets: sent()? - sent_before,
+            attempts,
+            refused,
+            cpu_ns: is_known.then(|| server_ns + bpf_ns.unwrap_or(0.0)),
+            bpf_ns,
+            gate_cpu_percent: gate_used.map(|(after, before)| after.used_since(&before).process_percent()),
+            syscalls,
+        })
     }
 }
 

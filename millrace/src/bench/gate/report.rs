@@ -58,6 +58,20 @@ impl Row {
         name.split('.').try_fold(&median, |value, key| value.get(key))?.as_f64()
     }
 
+    /// Least and most of a figure over the rounds, where there is more than one.
+    fn spread(&self, name: &str) -> Option<(f64, f64)> {
+        let values = self.by_round(name);
+        let least = values.iter().flatten().copied().reduce(f64::min)?;
+        let most = values.iter().flatten().copied().reduce(f64::max)?;
+        (self.rounds.len() > 1).then_some((least, most))
+    }
+
+    fn by_round(&self, name: &str) -> Vec<Option<f64>> {
+        let figure =
+            |figures: &Value| name.split('.').try_fold(figures, |value, key| value.get(key))?.as_f64();
+        self.rounds.iter().map(|round| round.as_ref().ok().and_then(figure)).collect()
+    }
+
     pub fn error(&self) -> Option<String> {
         error(&self.rounds)
     }
@@ -73,17 +87,20 @@ fn without_series(mut figures: Value) -> Value {
 /// Heading, figure, divisor, digits.
 type Column = (&'static str, &'static str, f64, usize);
 
-const QUOTA: [Column; 11] = [
+const QUOTA: [Column; 14] = [
     ("requests/s", "requests_per_second", 1.0, 0),
     ("calm", "calm_requests_per_second", 1.0, 0),
     ("mean ms", "mean_duration_ms", 1.0, 2),
     ("attempts served", "served_attempts", 1.0, 0),
+    ("refused after ms", "refused_after_ms", 1.0, 1),
     ("recovery s", "recovery_s", 1.0, 2),
     ("server CPU % p50", "server_cpu_percent.p50", 1.0, 0),
     ("p99", "server_cpu_percent.p99", 1.0, 0),
     ("RSS MiB p99", "server_rss_mib.p99", 1.0, 1),
     ("packets refused", "refused_packets", 1.0, 0),
     ("CPU ns/packet", "cpu_ns_per_refused_packet", 1.0, 0),
+    ("BPF ns/packet", "bpf_ns_per_refused_packet", 1.0, 0),
+    ("CPU us/attempt", "cpu_ns_per_refused_attempt", 1e3, 1),
     ("system calls", "syscalls", 1.0, 0),
 ];
 
@@ -99,16 +116,17 @@ const FLOOD: [Column; 9] = [
     ("kdrops/s/core", "drops_per_second_per_core", 1e3, 0),
 ];
 
-/// What the seed's paper reports of its gate beside a limit in userspace: figure, change in percent.
-const EQUIC: [(&str, &str, f64); 5] = [
-    ("requests per second", "requests_per_second", 30.9),
-    ("mean duration", "mean_duration_ms", -65.0),
-    ("CPU time per refused packet", "cpu_ns_per_refused_packet", -26.4),
-    ("system calls", "syscalls", -89.0),
-    ("recovery", "recovery_s", -18.0),
+/// What eQUIC's paper reports of its gate beside a limit in userspace: figure, change in percent.
+const EQUIC: [(&str, &str, Option<f64>); 6] = [
+    ("requests per second", "requests_per_second", Some(30.9)),
+    ("mean duration", "mean_duration_ms", Some(-65.0)),
+    ("CPU time per refused packet", "cpu_ns_per_refused_packet", Some(-26.4)),
+    ("CPU time per refused attempt", "cpu_ns_per_refused_attempt", None),
+    ("system calls", "syscalls", Some(-89.0)),
+    ("recovery", "recovery_s", Some(-18.0)),
 ];
 
-/// Medians over the rounds.
+/// Medians over the rounds, and least and most.
 pub fn render(rows: &[Row]) -> String {
     let mut text = String::new();
     for (experiment, head) in [(Experiment::Quota, &QUOTA[..]), (Experiment::Flood, &FLOOD[..])] {
@@ -138,26 +156,59 @@ fn heading(experiment: Experiment, head: &[Column]) -> Vec<String> {
 
 fn line(row: &Row, head: &[Column]) -> Vec<String> {
     let cell = |(_, figure, divisor, digits): &Column| {
-        row.figure(figure).map_or_else(dash, |value| format!("{:.*}", *digits, value / divisor))
+        let show = |value: f64| format!("{:.*}", *digits, value / divisor);
+        let Some(median) = row.figure(figure) else { return dash() };
+        match row.spread(figure) {
+            Some((least, most)) => format!("{} ({}-{})", show(median), show(least), show(most)),
+            None => show(median),
+        }
     };
     std::iter::once(row.defence.name().to_owned()).chain(head.iter().map(cell)).collect()
 }
 
-/// The gate beside a limit in userspace, as eQUIC compares.
+/// The gate beside both limits in userspace, as eQUIC compares. Rounds are interleaved, so the spread is that of the
+/// changes within each.
 fn beside_equic(rows: &[Row]) -> String {
-    let of = |defence| rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == defence);
-    let (Some(gate), Some(user)) = (of(Defence::Gate), of(Defence::User)) else { return String::new() };
-    let mut lines = vec![["gate beside user", "here %", "eQUIC %"].map(str::to_owned).to_vec()];
+    let of = |defence: &Defence| {
+        rows.iter().find(|row| row.experiment == Experiment::Quota && row.defence == *defence)
+    };
+    let pairs: Vec<(&Row, &Row)> = [Defence::Gate, Defence::GateAnswer]
+        .iter()
+        .filter_map(of)
+        .flat_map(|gate| {
+            [Defence::User, Defence::UserEarly].iter().filter_map(of).map(move |user| (gate, user))
+        })
+        .collect();
+    if pairs.is_empty() {
+        return String::new();
+    }
+    let heading =
+        pairs.iter().map(|(gate, user)| format!("{} / {}", gate.defence.name(), user.defence.name()));
+    let mut lines: Vec<Vec<String>> =
+        vec![["change in %".to_owned()].into_iter().chain(heading).chain(["eQUIC".to_owned()]).collect()];
     for (name, figure, reported) in EQUIC {
-        let change = gate.figure(figure).zip(user.figure(figure)).and_then(|(gate, user)| change(gate, user));
-        let here = change.map_or_else(dash, |percent| format!("{percent:+.1}"));
-        lines.push(vec![name.to_owned(), here, format!("{reported:+.1}")]);
+        let changes = pairs.iter().map(|(gate, user)| change(gate, user, figure));
+        let reported = reported.map_or_else(dash, percent);
+        lines.push([name.to_owned()].into_iter().chain(changes).chain([reported]).collect());
     }
     columns(&lines)
 }
 
-fn change(now: f64, before: f64) -> Option<f64> {
-    (before > 0.0).then(|| 100.0 * (now / before - 1.0))
+/// Of the medians; least and most of single rounds.
+fn change(gate: &Row, user: &Row, figure: &str) -> String {
+    let of = |(gate, user): (f64, f64)| (user > 0.0).then(|| 100.0 * (gate / user - 1.0));
+    let Some(median) = gate.figure(figure).zip(user.figure(figure)).and_then(of) else { return dash() };
+    let by_round = gate.by_round(figure).into_iter().zip(user.by_round(figure));
+    let changes: Vec<f64> = by_round.filter_map(|(gate, user)| of((gate?, user?))).collect();
+    let least = changes.iter().copied().reduce(f64::min);
+    match least.zip(changes.iter().copied().reduce(f64::max)).filter(|_| changes.len() > 1) {
+        Some((least, most)) => format!("{} ({} to {})", percent(median), percent(least), percent(most)),
+        None => percent(median),
+    }
+}
+
+fn percent(value: f64) -> String {
+    format!("{value:+.1}")
 }
 
 /// What came of one run, as it goes.
@@ -216,14 +267,20 @@ mod tests {
 
     #[test]
     fn the_gate_is_compared_as_the_paper_does() {
-        let rows =
-            [row(Defence::User, vec![figures(100.0, 50)]), row(Defence::Gate, vec![figures(150.0, 5)])];
+        let rows = [
+            row(Defence::User, vec![figures(100.0, 50), figures(200.0, 50)]),
+            row(Defence::UserEarly, vec![figures(120.0, 20)]),
+            row(Defence::Gate, vec![figures(150.0, 5), figures(180.0, 5)]),
+        ];
         let text = render(&rows);
-        let line = |what: &str| text.lines().find(|line| line.starts_with(what)).expect("a line").to_owned();
-        assert!(
-            line("requests per second").contains("+50.0") && line("requests per second").contains("+30.9")
-        );
-        assert!(line("system calls").contains("-90.0"));
+        let line = |what: &str| text.lines().rfind(|line| line.starts_with(what)).expect("a line").to_owned();
+        assert!(line("change").contains("gate / user  ") && line("change").contains("gate / user-early"));
+        // Of the medians, 150 and 165; in the rounds by half more, and by a tenth less.
+        let requests = line("requests per second");
+        assert!(requests.contains("+10.0 (-10.0 to +50.0)") && requests.contains("+37.5"), "{requests}");
+        assert!(requests.ends_with("+30.9"), "{requests}");
+        assert!(line("system calls").contains("-90.0 (-90.0 to -90.0)"));
         assert!(line("recovery").contains('-'));
+        assert!(text.contains("165 (150-180)") && text.contains("  120  "), "{text}");
     }
 }

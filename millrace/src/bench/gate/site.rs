@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use millrace_gate::{Gate, Mode, Policy};
 use nix::unistd::{SysconfVar, sysconf};
 
 use super::{
@@ -25,6 +26,18 @@ pub const ATTACKERS: &str = "attackers";
 const PEERS: u8 = 4;
 /// Last byte of the first one's address; the interface's own is lower.
 const FIRST_PEER: u8 = 101;
+/// A policy that guards nothing, and a gate that remembers as little as it can.
+const NOTHING: &str = "\
+[load]
+max_ids = 64
+max_clients = 64
+max_handshakes = 64
+max_rates = 64
+[[scope]]
+name = \"nothing\"
+port = 1
+live = \"unknown\"
+";
 const START_LIMIT: Duration = Duration::from_secs(10);
 
 pub struct Site {
@@ -60,6 +73,16 @@ impl Site {
         Ok(self.lab.node(name)?)
     }
 
+    /// While this lives attackers get what a gate sends back: a veth takes that only with an XDP program, and be it one
+    /// that lets everything pass (with GRO it would lie in the ring until something else comes).
+    pub fn take_answers(&self) -> anyhow::Result<Gate> {
+        let node = self.node(ATTACKERS)?;
+        let device = &interface(node, ATTACKERS)?.device;
+        let gate = Gate::new(&Policy::parse(NOTHING)?)?;
+        node.enter(|| gate.attach(device, Mode::Native))??;
+        Ok(gate)
+    }
+
     pub fn server(&self) -> anyhow::Result<SocketAddr> {
         Ok(SocketAddr::new(self.node(SERVER)?.addr_v4().into(), PORT))
     }
@@ -89,8 +112,8 @@ impl Site {
         command.args(["bench", "http3-server", "--listen", &self.server()?.to_string()]);
         command.arg("--tls-cert").arg(&self.identity.certificate).arg("--tls-key").arg(&self.identity.key);
         command.args(["--body-bytes", &self.body_bytes.to_string()]);
-        if defence == Defence::User {
-            command.args(limits.user_arguments());
+        if defence.is_in_user_space() {
+            command.args(limits.user_arguments(defence));
         }
         let mut server = Process::start("server", command, self.directory.path())?;
         let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
