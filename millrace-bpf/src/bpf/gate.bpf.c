@@ -218,15 +218,26 @@ int gate_publish(struct gate_publish_call *call)
 SEC("syscall")
 int gate_expire(struct gate_expire_call *call)
 {
-	struct gate_expire_call local = {.now_ns = call->now_ns};
+	struct gate_expire_call local = *call;
 
-	call->entries[GATE_WALK_CONNECTIONS] =
+	switch (local.walk) {
+	case GATE_WALK_CONNECTIONS:
 		bpf_for_each_map_elem(&connections, expire_connection, &local, 0);
-	call->entries[GATE_WALK_PATHS] = bpf_for_each_map_elem(&paths, expire_path, &local, 0);
-	call->entries[GATE_WALK_CLIENTS] = bpf_for_each_map_elem(&clients, expire_client, &local, 0);
-	call->entries[GATE_WALK_HANDSHAKES] = bpf_for_each_map_elem(&handshakes, keep_handshake, &local, 0);
-	call->entries[GATE_WALK_OPENINGS] = bpf_for_each_map_elem(&openings, keep_opening, &local, 0);
-	call->expired = local.expired;
+		break;
+	case GATE_WALK_PATHS:
+		bpf_for_each_map_elem(&paths, expire_path, &local, 0);
+		break;
+	case GATE_WALK_CLIENTS:
+		bpf_for_each_map_elem(&clients, expire_client, &local, 0);
+		break;
+	case GATE_WALK_HANDSHAKES:
+		bpf_for_each_map_elem(&handshakes, keep_handshake, &local, 0);
+		break;
+	case GATE_WALK_OPENINGS:
+		bpf_for_each_map_elem(&openings, keep_opening, &local, 0);
+		break;
+	}
+	*call = local;
 	return 0;
 }
 

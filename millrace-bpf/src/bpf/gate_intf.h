@@ -360,11 +360,16 @@ enum gate_walk {
 	GATE_WALKS,
 };
 
-/* Argument of gate_expire. */
+/* Argument of gate_expire: a part of a walk, so that nobody has to wait for the whole. */
 struct gate_expire_call {
 	__u64 now_ns;
-	__u64 expired;		   /* connections that were forgotten */
-	__u64 entries[GATE_WALKS]; /* that were met, those that were forgotten included */
+	__u64 expired; /* connections that were forgotten */
+	__u32 walk;    /* enum gate_walk */
+	__u32 at;      /* entries that were passed; 0 at the beginning */
+	__u32 from;    /* how many of them are not looked at */
+	__u32 to;      /* where it ends; if it ended before, that was all */
+	__u32 removed; /* entries of the table */
+	__u32 pad;
 };
 
 #endif

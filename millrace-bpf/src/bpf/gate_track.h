@@ -513,43 +513,69 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
+/* How far a walk is: entries before `from` are those of earlier parts. */
+static __always_inline int is_earlier(struct gate_expire_call *call)
+{
+	return call->at++ < call->from;
+}
+
+static __always_inline int is_last(const struct gate_expire_call *call)
+{
+	return call->at >= call->to;
+}
+
+static __always_inline int is_over_with(struct gate_connection *connection, const struct gate_id *id,
+					__u64 now_ns)
+{
+	__u32 phase = READ_ONCE(connection->phase);
+	struct gate_policy *policy = active_policy(id->scope);
+	struct gate_path path = connection->path;
+	__u64 idle_ns;
+
+	if (!policy || phase == GATE_PUBLISHED)
+		return 0;
+	idle_ns = policy->idle_ns;
+	if (phase == GATE_OPENING && idle_ns > HANDSHAKE_NS)
+		idle_ns = HANDSHAKE_NS;
+	return is_idle(READ_ONCE(connection->seen_ns), idle_ns, now_ns) &&
+	       !lingers(connection, bpf_map_lookup_elem(&paths, &path), id, policy, now_ns);
+}
+
 static long expire_connection(void *map, struct gate_id *key, struct gate_connection *connection,
 			      struct gate_expire_call *call)
 {
-	struct gate_path path = connection->path;
 	struct gate_id id = *key;
-	struct gate_policy *policy = active_policy(id.scope);
-	__u64 idle_ns;
 
-	if (!policy || READ_ONCE(connection->phase) == GATE_PUBLISHED)
-		goto keep;
-	idle_ns = policy->idle_ns;
-	if (READ_ONCE(connection->phase) == GATE_OPENING && idle_ns > HANDSHAKE_NS)
-		idle_ns = HANDSHAKE_NS;
-	if (!is_idle(READ_ONCE(connection->seen_ns), idle_ns, call->now_ns) ||
-	    lingers(connection, bpf_map_lookup_elem(&paths, &path), &id, policy, call->now_ns))
-		goto keep;
-	end_connection(connection, &id, call->now_ns);
-	call->expired++;
-	return 0;
-keep:
-	MARK(MARK_SERVER_ID, &id);
-	return 0;
+	if (is_earlier(call))
+		return 0;
+	if (is_over_with(connection, &id, call->now_ns)) {
+		end_connection(connection, &id, call->now_ns);
+		call->expired++;
+		call->removed++;
+	} else {
+		MARK(MARK_SERVER_ID, &id);
+	}
+	return is_last(call);
 }
 
 /* A path is there for as long as its owner is there, and on it. */
 static long expire_path(void *map, struct gate_path *key, struct gate_path_state *state,
 			struct gate_expire_call *call)
 {
+	struct gate_connection *owner;
 	struct gate_id id = state->owner;
-	struct gate_connection *owner = bpf_map_lookup_elem(&connections, &id);
 	struct gate_path path = *key;
 
-	if (owner && same_path(&owner->path, &path))
+	if (is_earlier(call))
+		return 0;
+	owner = bpf_map_lookup_elem(&connections, &id);
+	if (owner && same_path(&owner->path, &path)) {
 		MARK(MARK_PATH, &path);
-	else
+	} else {
 		bpf_map_delete_elem(&paths, &path);
-	return 0;
+		call->removed++;
+	}
+	return is_last(call);
 }
 
 static long expire_client(void *map, struct gate_client *key, struct gate_count *count,
@@ -557,26 +583,34 @@ static long expire_client(void *map, struct gate_client *key, struct gate_count 
 {
 	struct gate_client client = *key;
 
+	if (is_earlier(call))
+		return 0;
 	if (!READ_ONCE(count->all) && call->now_ns - count->zero_ns > NS_PER_S &&
-	    __sync_val_compare_and_swap(&count->all, 0, GATE_COUNT_GONE) == 0)
+	    __sync_val_compare_and_swap(&count->all, 0, GATE_COUNT_GONE) == 0) {
 		bpf_map_delete_elem(&clients, &client);
-	else
+		call->removed++;
+	} else {
 		MARK(MARK_CLIENT, &client);
-	return 0;
+	}
+	return is_last(call);
 }
 
 static long keep_handshake(void *map, struct gate_id *key, struct gate_opening *opening,
 			   struct gate_expire_call *call)
 {
+	if (is_earlier(call))
+		return 0;
 	MARK(MARK_SERVER_ID, key);
-	return 0;
+	return is_last(call);
 }
 
 static long keep_opening(void *map, struct gate_id *key, struct gate_opening *opening,
 			 struct gate_expire_call *call)
 {
+	if (is_earlier(call))
+		return 0;
 	MARK(MARK_OPENING, key);
-	return 0;
+	return is_last(call);
 }
 
 #endif

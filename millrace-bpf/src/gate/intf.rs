@@ -110,7 +110,16 @@ mirror!(PublishCall = "gate_publish_call" { id: Id, error: i32 });
 
 mirror!(ForgetCall = "gate_forget_call" { age: u64 });
 
-mirror!(ExpireCall = "gate_expire_call" { now_ns: u64, expired: u64, entries: [u64; WALKS] });
+mirror!(ExpireCall = "gate_expire_call" {
+    now_ns: u64,
+    expired: u64,
+    walk: u32,
+    at: u32,
+    from: u32,
+    to: u32,
+    removed: u32,
+    pad: u32,
+});
 
 #[cfg(test)]
 mod tests {

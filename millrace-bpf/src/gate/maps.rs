@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 use nix::libc;
@@ -45,8 +45,13 @@ pub(super) struct Maps {
     publish: OwnedFd,
     expire: OwnedFd,
     forget: OwnedFd,
+    walk: Mutex<()>,
     masks: [u8; 2],
 }
+
+/// Entries of a table that are looked at in one run of the program. Those of earlier parts are passed over again, so
+/// smaller parts take less time each, and more together.
+const WALK_PART: u32 = 1 << 15;
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
 
@@ -91,6 +96,7 @@ impl Maps {
             publish: program(object, "gate_publish")?,
             expire: program(object, "gate_expire")?,
             forget: program(object, "gate_forget")?,
+            walk: Mutex::default(),
             masks: [96 + config.client_prefix_v4, config.client_prefix_v6],
         })
     }
@@ -254,12 +260,31 @@ impl Maps {
         delete(&self.connections, "connections", id_key(scope, id)?.as_bytes())
     }
 
-    /// Forgets tracked connections that have been idle, as of a moment of CLOCK_MONOTONIC, and returns how many.
+    /// Forgets tracked connections that have been idle, as of a moment of CLOCK_MONOTONIC, and marks all that stays. A
+    /// part at a time: the kernel runs each to its end before anything else gets that CPU.
     pub fn expire(&self, now_ns: u64) -> Result<u64, Error> {
-        let mut call = intf::ExpireCall { now_ns, ..Default::default() };
-        run(&self.expire, &mut call).map_err(|source| Error::Run { program: "gate_expire", source })?;
-        self.walked.iter().zip(call.entries).for_each(|(to, entries)| to.store(entries, Ordering::Relaxed));
-        Ok(call.expired)
+        // Two walks at a time would each find the same connections idle.
+        let _alone = self.walk.lock().unwrap_or_else(PoisonError::into_inner);
+        (0..)
+            .zip(&self.walked)
+            .try_fold(0, |expired, (walk, entries)| Ok(expired + self.expire_in(walk, entries, now_ns)?))
+    }
+
+    fn expire_in(&self, walk: u32, entries: &AtomicU64, now_ns: u64) -> Result<u64, Error> {
+        let mut from = 0;
+        let mut expired = 0;
+        loop {
+            let to = from + WALK_PART;
+            let mut call = intf::ExpireCall { now_ns, walk, from, to, ..Default::default() };
+            run(&self.expire, &mut call).map_err(|source| Error::Run { program: "gate_expire", source })?;
+            expired += call.expired;
+            if call.at < to {
+                entries.store(call.at.into(), Ordering::Relaxed);
+                return Ok(expired);
+            }
+            // Those behind have moved up.
+            from = to - call.removed;
+        }
     }
 
     /// Entries of the maps that are walked over, as they were then, and how many there may be.

@@ -334,3 +334,36 @@ fn ids_of_several_lengths() {
     gate.run_egress(&to_client(V4, initial(1, &[2; 4], &[3; 6], &[])).bytes()).expect("watched");
     assert_eq!(send(&gate, V4, &[3; 6]), refused(Rule::UnknownId));
 }
+
+/// Tables are walked over in parts: none is left out when it comes to marking, nor when it comes to removing.
+#[test]
+fn large_tables() {
+    if !root("large_tables") {
+        return;
+    }
+    const COUNT: u32 = 40_000;
+    let gate = Gate::load(&Config { samples_per_second: 0, ..Config::default() }).expect("a gate");
+    apply(&gate, tracked(&[]));
+    let from = |n: u32| format!("10.{}.{}.7:4000", n >> 8, n & 0xff);
+    let id = |n: u32| [n.to_be_bytes(), [0x5e; 4]].concat();
+    let pass =
+        |pass| gate.statistics().expect("statistics").scope("web").expect("a scope").pass(pass).packets;
+    for n in 0..COUNT {
+        answer(&gate, &from(n), 1, &id(n));
+        gate.run(&to_server(&from(n), short(&id(n), 100)).bytes()).expect("a run");
+    }
+    assert_eq!(pass(Pass::Live), COUNT.into());
+    for _ in 0..20 {
+        assert_eq!(gate.maintain().expect("maintenance"), 0);
+    }
+    for n in 0..COUNT {
+        gate.run(&to_server(&from(n), short(&id(n), 100)).bytes()).expect("a run");
+        gate.run(&to_server(&from(n), short(&LATER_ID, 100)).bytes()).expect("a run");
+    }
+    assert_eq!((pass(Pass::Live), pass(Pass::LivePath)), (2 * u64::from(COUNT), COUNT.into()));
+    assert_eq!(gate.expire_after(Duration::from_secs(31)).expect("expiry"), COUNT.into());
+    assert_eq!(gate.expire_after(Duration::from_secs(33)).expect("expiry"), 0);
+    assert_eq!(gate.clients("web").expect("clients"), []);
+    gate.run(&to_server(&from(0), short(&LATER_ID, 100)).bytes()).expect("a run");
+    assert_eq!(pass(Pass::LivePath), COUNT.into());
+}

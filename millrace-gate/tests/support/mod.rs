@@ -145,7 +145,7 @@ impl Site {
         endpoint
     }
 
-    fn client_config(&self, idle: Duration) -> quinn::ClientConfig {
+    pub fn client_config(&self, idle: Duration) -> quinn::ClientConfig {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.certificate.clone()).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());

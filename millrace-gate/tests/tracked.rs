@@ -1,0 +1,332 @@
+//! Connections of stock quinn, which the gate follows by itself, while rules on strangers are enforced and strangers
+//! send from the same address all the time. Every packet is counted: exactly the strangers' are judged as such.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod support;
+
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    sync::Arc,
+    time::Duration,
+};
+
+use millrace_gate::{Gate, Mode, Pass, Policy, Rule, ScopeStatistics};
+use quinn::{
+    Connection, ConnectionId, ConnectionIdGenerator, Endpoint, EndpointConfig, ServerConfig, TokioRuntime,
+    TransportConfig,
+};
+use support::{PORT, SERVER, Site, answer, hello, inside, is_root, wait_for};
+use tokio::{
+    sync::mpsc::{Sender, channel},
+    task::JoinSet,
+    time::Instant,
+};
+
+/// Of the policy below.
+const IDLE: Duration = Duration::from_secs(2);
+const LONG: Duration = Duration::from_secs(60);
+
+const POLICY: &str = "\
+[[scope]]
+name = \"web\"
+port = 4433
+idle_timeout = 2
+[scope.rules]
+quota = { connections = 2 }
+client_initials = { per_second = 1, burst = 20 }
+client_packets = { per_second = 1, burst = 30 }
+unknown_packets = { per_second = 1, burst = 30 }
+";
+
+/// A server that knows nothing of the gate in front of it, and somebody at the clients' address who sends junk.
+struct Scene {
+    site: Site,
+    gate: Gate,
+    stranger: UdpSocket,
+    junk: u64,
+    server: Endpoint,
+}
+
+impl Scene {
+    fn new(name: &str, config: EndpointConfig, policy: &str) -> Self {
+        let site = Site::new(name, "");
+        let server = serve(&site, config);
+        let gate = Gate::new(&Policy::parse(policy).unwrap()).unwrap();
+        inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
+        let stranger = inside(&site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap());
+        stranger.connect((SERVER, PORT)).unwrap();
+        Self { site, gate, stranger, junk: 0, server }
+    }
+
+    fn web(&self) -> ScopeStatistics {
+        self.gate.statistics().unwrap().scope("web").unwrap().clone()
+    }
+
+    /// A client that sends keep-alives.
+    fn lively(&self, idle: Duration) -> Endpoint {
+        let mut transport = TransportConfig::default();
+        transport.keep_alive_interval(Some(IDLE / 4));
+        transport.max_idle_timeout(Some(idle.try_into().unwrap()));
+        let mut config = self.site.client_config(idle);
+        config.transport_config(Arc::new(transport));
+        let mut client = self.site.endpoint(idle);
+        client.set_default_client_config(config);
+        client
+    }
+
+    /// Packets with short headers that were taken for a stranger's, let in or not.
+    fn strange(&self) -> u64 {
+        let web = self.web();
+        let rules = [Rule::ClientPackets, Rule::UnknownPackets].map(|rule| web.rule(rule).packets);
+        rules.iter().sum::<u64>() + web.pass(Pass::Unknown).packets
+    }
+
+    fn refused(&self) -> u64 {
+        let web = self.web();
+        Rule::ALL.iter().map(|rule| web.rule(*rule).packets).sum()
+    }
+
+    fn connections(&self) -> u32 {
+        let clients = self.gate.clients("web").unwrap();
+        clients.iter().map(|client| client.connections).sum()
+    }
+
+    /// Junk beyond every allowance of that address, all of which has been judged afterwards.
+    fn flood(&mut self) {
+        for n in 0..50u64 {
+            let packet = [&[0x40][..], &(self.junk + n).to_be_bytes(), &[0xee; 60]].concat();
+            self.stranger.send(&packet).unwrap();
+        }
+        self.junk += 50;
+        wait_for("end of the junk", || (self.strange() >= self.junk).then_some(()));
+    }
+
+    /// Nothing but the junk was judged as a stranger's, and nothing else was refused.
+    fn assert_unhurt(&self) {
+        let passed = self.web().pass(Pass::Unknown).packets;
+        assert_eq!((self.strange(), self.refused() + passed), (self.junk, self.junk));
+    }
+}
+
+/// Connection IDs that are soon retired.
+struct ShortLived(u64);
+
+impl ConnectionIdGenerator for ShortLived {
+    fn generate_cid(&mut self) -> ConnectionId {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        ConnectionId::new(&self.0.to_be_bytes())
+    }
+
+    fn cid_len(&self) -> usize {
+        8
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        Some(IDLE / 4)
+    }
+}
+
+fn serve(site: &Site, endpoint: EndpointConfig) -> Endpoint {
+    let socket = inside(&site.server, || UdpSocket::bind((SERVER, PORT)).unwrap());
+    let config: ServerConfig = site.server_config();
+    let server = Endpoint::new(endpoint, Some(config), socket, Arc::new(TokioRuntime)).unwrap();
+    let accepting = server.clone();
+    tokio::spawn(async move {
+        while let Some(incoming) = accepting.accept().await {
+            tokio::spawn(async move {
+                if let Ok(connection) = incoming.await {
+                    answer(connection).await;
+                }
+            });
+        }
+    });
+    server
+}
+
+/// Between one client and the server: whenever it is told to, it goes on from another port.
+struct Nat {
+    front: SocketAddr,
+    rebind: Sender<tokio::net::UdpSocket>,
+}
+
+impl Nat {
+    fn start(site: &Site) -> Self {
+        let front = socket(site, "127.0.0.1");
+        let at = front.local_addr().unwrap();
+        let mut back = outer(site);
+        let (rebind, mut rebound) = channel(1);
+        tokio::spawn(async move {
+            let (mut client, mut out, mut home) = (None, [0; 2048], [0; 2048]);
+            loop {
+                tokio::select! {
+                    Ok((len, from)) = front.recv_from(&mut out) => {
+                        client = Some(from);
+                        let _ = back.send(&out[..len]).await;
+                    }
+                    Ok(len) = back.recv(&mut home) => {
+                        if let Some(client) = client {
+                            let _ = front.send_to(&home[..len], client).await;
+                        }
+                    }
+                    next = rebound.recv() => match next {
+                        Some(next) => back = next,
+                        None => return,
+                    }
+                }
+            }
+        });
+        Self { front: at, rebind }
+    }
+
+    async fn rebind(&self, site: &Site) {
+        self.rebind.send(outer(site)).await.unwrap();
+    }
+}
+
+fn socket(site: &Site, address: &str) -> tokio::net::UdpSocket {
+    let address: IpAddr = address.parse().unwrap();
+    let socket = inside(&site.clients, || UdpSocket::bind((address, 0)).unwrap());
+    socket.set_nonblocking(true).unwrap();
+    tokio::net::UdpSocket::from_std(socket).unwrap()
+}
+
+fn outer(site: &Site) -> tokio::net::UdpSocket {
+    let socket = inside(&site.clients, || {
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect((SERVER, PORT)).unwrap();
+        socket
+    });
+    socket.set_nonblocking(true).unwrap();
+    tokio::net::UdpSocket::from_std(socket).unwrap()
+}
+
+async fn connect(endpoint: &Endpoint, there: SocketAddr) -> Connection {
+    let connection = endpoint.connect(there, "localhost").unwrap().await.unwrap();
+    hello(&connection).await;
+    connection
+}
+
+/// Two connections of one socket, over the client's quota from then on, while a stranger behind the same address uses up
+/// all that strangers may send: key updates and new addresses cost no packet.
+#[tokio::test(flavor = "multi_thread")]
+async fn key_updates_and_new_addresses_cost_nothing() {
+    if !is_root() {
+        return;
+    }
+    let mut scene = Scene::new("tracked", EndpointConfig::default(), POLICY);
+    let nat = Nat::start(&scene.site);
+    let client = scene.site.endpoint_at("127.0.0.1", LONG);
+    let connections = [connect(&client, nat.front).await, connect(&client, nat.front).await];
+    for _ in 0..10 {
+        scene.flood();
+        for connection in &connections {
+            connection.force_key_update();
+            hello(connection).await;
+        }
+        nat.rebind(&scene.site).await;
+        for connection in &connections {
+            hello(connection).await;
+        }
+    }
+    assert_eq!(scene.connections(), 2);
+    scene.assert_unhurt();
+}
+
+/// At rest for longer than the gate remembers anything, but for keep-alives.
+#[tokio::test(flavor = "multi_thread")]
+async fn rest_with_keep_alives_costs_nothing() {
+    if !is_root() {
+        return;
+    }
+    let mut scene = Scene::new("rest", EndpointConfig::default(), POLICY);
+    let client = scene.lively(LONG);
+    let connection = connect(&client, (SERVER, PORT).into()).await;
+    scene.flood();
+    tokio::time::sleep(2 * IDLE).await;
+    scene.flood();
+    hello(&connection).await;
+    assert_eq!(scene.connections(), 1);
+    scene.assert_unhurt();
+}
+
+/// A server that retires its IDs all the time: the client goes on with others, from the same address and port.
+#[tokio::test(flavor = "multi_thread")]
+async fn ids_that_change_cost_nothing() {
+    if !is_root() {
+        return;
+    }
+    let mut endpoint = EndpointConfig::default();
+    endpoint.cid_generator(|| Box::new(ShortLived(1 << 63)));
+    let mut scene = Scene::new("ids", endpoint, POLICY);
+    let client = scene.site.endpoint(LONG);
+    let connection = connect(&client, (SERVER, PORT).into()).await;
+    let start = Instant::now();
+    while start.elapsed() < 2 * IDLE {
+        scene.flood();
+        connection.force_key_update();
+        hello(&connection).await;
+        tokio::time::sleep(IDLE / 10).await;
+    }
+    let by_path = scene.web().pass(Pass::LivePath).packets;
+    assert!(by_path > 10, "{by_path} packets with other IDs");
+    scene.assert_unhurt();
+}
+
+/// Many connections of one client at the same time, all of them before the first is answered: as many as the quota
+/// allows become live, the server sees no other one complete, and those live on.
+#[tokio::test(flavor = "multi_thread")]
+async fn parallel_openings_are_held_to_the_quota() {
+    if !is_root() {
+        return;
+    }
+    let policy = "[[scope]]\nname = \"web\"\nport = 4433\nrules.quota = { connections = 2 }\n";
+    let scene = Scene::new("parallel", EndpointConfig::default(), policy);
+    let mut all = JoinSet::new();
+    for client in (0..12).map(|_| scene.lively(IDLE)) {
+        all.spawn(async move {
+            let connection = client.connect((SERVER, PORT).into(), "localhost").unwrap().await.ok()?;
+            asked(&connection).await.then_some(connection)
+        });
+    }
+    let served: Vec<Connection> = all.join_all().await.into_iter().flatten().collect();
+    assert_eq!((served.len(), scene.connections()), (2, 2));
+    assert_eq!(scene.server.open_connections(), 2);
+    for connection in &served {
+        hello(connection).await;
+    }
+    let web = scene.web();
+    assert_eq!(web.rule(Rule::Quota).packets, scene.refused());
+}
+
+/// Whether a question is answered before the connection is given up.
+async fn asked(connection: &Connection) -> bool {
+    let Ok((mut send, mut recv)) = connection.open_bi().await else { return false };
+    let said = send.write_all(b"who is there?").await.is_ok() && send.finish().is_ok();
+    said && recv.read_to_end(100).await.is_ok_and(|answer| answer == b"hello\n")
+}
+
+/// What the gate cannot follow: another address and another ID at once, which is what quinn does when it is told of
+/// another address; and connections from before. They are strangers', whose packets pass while no rule objects.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_followed_is_a_strangers() {
+    if !is_root() {
+        return;
+    }
+    let scene = Scene::new("unseen", EndpointConfig::default(), "[[scope]]\nname = \"web\"\nport = 4433\n");
+    let client = scene.site.endpoint(LONG);
+    let connection = connect(&client, (SERVER, PORT).into()).await;
+    assert_eq!((scene.strange(), scene.connections()), (0, 1));
+    client.rebind(inside(&scene.site.clients, || UdpSocket::bind("0.0.0.0:0").unwrap())).unwrap();
+    hello(&connection).await;
+    let moved = scene.strange();
+    assert!(moved > 0 && scene.refused() == 0);
+
+    let Scene { site, gate, server: _server, .. } = scene;
+    drop(gate);
+    let gate = Gate::new(&Policy::parse("[[scope]]\nname = \"web\"\nport = 4433\n").unwrap()).unwrap();
+    inside(&site.server, || gate.attach("eth", Mode::Native)).unwrap();
+    hello(&connection).await;
+    let web = gate.statistics().unwrap().scope("web").unwrap().clone();
+    assert!(web.pass(Pass::Unknown).packets > 0 && web.pass(Pass::Live).packets == 0);
+    assert!(gate.clients("web").unwrap().is_empty());
+}
