@@ -23,10 +23,30 @@ pub struct Meter {
 #[derive(Debug)]
 struct Domain {
     name: String,
-    /// Of the whole package: the others are parts of one, or memory beside it.
-    package: bool,
+    kind: Kind,
     reader: Reader,
-    last: u64,
+    /// Absent after a failure: then the next difference would be of more than one period.
+    last: Option<u64>,
+}
+
+/// Packages and memory are beside each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Package,
+    Memory,
+    /// A part of a package, or a sum that packages are part of.
+    Other,
+}
+
+impl Kind {
+    /// `package-0`, `dram`, `core`, `uncore`, `psys`.
+    fn of(name: &str) -> Self {
+        match name {
+            _ if name.starts_with("package") => Self::Package,
+            _ if name.starts_with("dram") => Self::Memory,
+            _ => Self::Other,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -38,25 +58,29 @@ enum Reader {
 }
 
 impl Meter {
-    /// `idle_watts`: what all packages together take when nothing runs.
+    /// `idle_watts`: what all packages and memory together take when nothing runs.
     pub fn new(idle_watts: Option<f64>) -> Self {
         Self { source: open(Path::new(POWERCAP), Path::new(PERF)), idle_watts }
     }
 
-    /// Since the last call. `networking` and `busy`: times of all CPUs.
+    /// Since the last call. `networking_ns`: of what is reported; `busy_ns`: of all CPUs, since the counters are of all.
     pub fn read(&mut self, period: Duration, networking_ns: u64, busy_ns: u64) -> Energy {
-        match &mut self.source {
-            Err(reason) => Energy::Absent { reason: reason.clone() },
-            Ok((source, domains)) => {
-                let readings: Vec<(bool, EnergyDomain)> =
-                    domains.iter_mut().map(|domain| (domain.package, domain.read(period))).collect();
-                let packages: f64 =
-                    readings.iter().filter(|(package, _)| *package).map(|(_, domain)| domain.joules).sum();
-                let active = active_joules(packages, self.idle_watts, period);
-                let networking = networking_joules(active, networking_ns, busy_ns);
+        let read = |(source, domains): &mut (&'static str, Vec<Domain>)| {
+            // All of them, also behind one that fails: the next period begins here.
+            let read: Vec<Result<_, String>> = domains.iter_mut().map(|domain| domain.read(period)).collect();
+            Ok((*source, read.into_iter().collect::<Result<Vec<_>, _>>()?))
+        };
+        match self.source.as_mut().map_err(|reason| reason.clone()).and_then(read) {
+            Err(reason) => Energy::Absent { reason },
+            Ok((source, readings)) => {
+                let counted = readings.iter().filter(|(kind, _)| *kind != Kind::Other);
+                let total: f64 = counted.map(|(_, domain)| domain.joules).sum();
+                let active = self.idle_watts.map(|idle| active_joules(total, idle, period));
+                let networking = networking_joules(active.unwrap_or(total), networking_ns, busy_ns);
                 Energy::Measured {
-                    source: (*source).to_owned(),
+                    source: source.to_owned(),
                     domains: readings.into_iter().map(|(_, domain)| domain).collect(),
+                    total_joules: total,
                     active_joules: active,
                     networking_joules: networking,
                     networking_watts: watts(networking, period),
@@ -68,16 +92,16 @@ impl Meter {
 }
 
 /// Above what the machine takes idle.
-fn active_joules(joules: f64, idle_watts: Option<f64>, period: Duration) -> f64 {
-    (joules - idle_watts.unwrap_or(0.0) * period.as_secs_f64()).max(0.0)
+fn active_joules(joules: f64, idle_watts: f64, period: Duration) -> f64 {
+    (joules - idle_watts * period.as_secs_f64()).max(0.0)
 }
 
-/// CPUs take active energy for as long as they are busy: networking's part of it is its part of that time.
-fn networking_joules(active_joules: f64, networking_ns: u64, busy_ns: u64) -> f64 {
+/// CPUs take energy for as long as they are busy: networking's part of it is its part of that time.
+fn networking_joules(joules: f64, networking_ns: u64, busy_ns: u64) -> f64 {
     if busy_ns == 0 {
         return 0.0;
     }
-    active_joules * (networking_ns as f64 / busy_ns as f64).min(1.0)
+    joules * (networking_ns as f64 / busy_ns as f64).min(1.0)
 }
 
 fn watts(joules: f64, period: Duration) -> f64 {
@@ -85,12 +109,14 @@ fn watts(joules: f64, period: Duration) -> f64 {
 }
 
 impl Domain {
-    fn read(&mut self, period: Duration) -> EnergyDomain {
-        // A counter that cannot be read stands still.
-        let now = self.reader.count().unwrap_or(self.last);
-        let joules = self.reader.joules(self.last, now);
-        self.last = now;
-        EnergyDomain { name: self.name.clone(), joules, watts: watts(joules, period) }
+    fn read(&mut self, period: Duration) -> Result<(Kind, EnergyDomain), String> {
+        let error = |what: &str| format!("cannot read the energy of {}: {what}", self.name);
+        let before = self.last.take();
+        let now = self.reader.count().map_err(|source| error(&source.to_string()))?;
+        self.last = Some(now);
+        let before = before.ok_or_else(|| error("the reading before this one failed"))?;
+        let joules = self.reader.joules(before, now);
+        Ok((self.kind, EnergyDomain { name: self.name.clone(), joules, watts: watts(joules, period) }))
     }
 }
 
@@ -150,7 +176,7 @@ fn powercap_domain(path: &Path) -> io::Result<Domain> {
     let name = fs::read_to_string(path.join("name"))?.trim().to_owned();
     let range = number(&path.join("max_energy_range_uj"))?;
     let reader = Reader::Powercap { path: path.to_owned(), range };
-    Ok(Domain { package: name.starts_with("package"), last: reader.count()?, name, reader })
+    Ok(Domain { kind: Kind::of(&name), last: Some(reader.count()?), name, reader })
 }
 
 fn perf_domains(root: &Path) -> io::Result<Vec<Domain>> {
@@ -168,8 +194,8 @@ fn perf_domains(root: &Path) -> io::Result<Vec<Domain>> {
             let counter = Counter::open(kind, config, *cpu)?;
             domains.push(Domain {
                 name: format!("{name}-{package}"),
-                package: name == "package",
-                last: counter.read()?,
+                kind: Kind::of(name),
+                last: Some(counter.read()?),
                 reader: Reader::Perf { counter, joules },
             });
         }
@@ -228,7 +254,7 @@ mod tests {
         let mut meter = meter(root.path(), None);
         write(root.path(), "intel-rapl:0", "energy_uj", "500999");
         write(root.path(), "intel-rapl:0:0", "energy_uj", "999500");
-        let Energy::Measured { source, domains, active_joules, networking_joules, .. } =
+        let Energy::Measured { source, domains, total_joules, active_joules, networking_joules, .. } =
             meter.read(SECOND, 1, 4)
         else {
             panic!("it is there")
@@ -237,8 +263,10 @@ mod tests {
         let joules: Vec<_> = domains.iter().map(|domain| (domain.name.as_str(), domain.joules)).collect();
         // 1001 to the end and to 0, 500999 on.
         assert_eq!(joules, [("package-0", 0.502), ("dram", 0.0005)]);
-        assert!((active_joules - 0.502).abs() < 1e-9, "{active_joules}");
-        assert!((networking_joules - 0.1255).abs() < 1e-9, "{networking_joules}");
+        // The package and its memory; nothing is known of what they take idle.
+        assert!((total_joules - 0.5025).abs() < 1e-9, "{total_joules}");
+        assert_eq!(active_joules, None);
+        assert!((networking_joules - 0.125_625).abs() < 1e-9, "{networking_joules}");
     }
 
     #[test]
@@ -247,14 +275,61 @@ mod tests {
         tree(root.path());
         let mut meter = meter(root.path(), Some(0.3));
         write(root.path(), "intel-rapl:0", "energy_uj", "499999");
+        write(root.path(), "intel-rapl:0:0", "energy_uj", "99999");
         match meter.read(SECOND, 1, 2) {
-            Energy::Measured { active_joules, networking_watts, idle_watts, .. } => {
-                assert!((active_joules - 0.201).abs() < 1e-9, "{active_joules}");
-                assert!((networking_watts - 0.1005).abs() < 1e-9, "{networking_watts}");
+            Energy::Measured { total_joules, active_joules, networking_watts, idle_watts, .. } => {
+                assert!((total_joules - 0.602).abs() < 1e-9, "{total_joules}");
+                assert!(
+                    active_joules.is_some_and(|joules| (joules - 0.302).abs() < 1e-9),
+                    "{active_joules:?}"
+                );
+                assert!((networking_watts - 0.151).abs() < 1e-9, "{networking_watts}");
                 assert_eq!(idle_watts, Some(0.3));
             }
             Energy::Absent { reason } => panic!("{reason}"),
         }
+    }
+
+    #[test]
+    fn parts_of_a_package_do_not_count_again() {
+        let root = tempfile::tempdir().expect("a directory");
+        tree(root.path());
+        for (zone, name) in [("intel-rapl:0:1", "core"), ("intel-rapl:1", "psys")] {
+            write(root.path(), zone, "name", name);
+            write(root.path(), zone, "max_energy_range_uj", "1000000");
+            write(root.path(), zone, "energy_uj", "0");
+        }
+        let mut meter = meter(root.path(), None);
+        for zone in ["intel-rapl:0", "intel-rapl:0:0", "intel-rapl:0:1", "intel-rapl:1"] {
+            write(root.path(), zone, "energy_uj", "999900");
+        }
+        match meter.read(SECOND, 1, 2) {
+            Energy::Measured { domains, total_joules, .. } => {
+                assert_eq!(domains.len(), 4);
+                assert!((total_joules - 0.0018).abs() < 1e-9, "{total_joules}");
+            }
+            Energy::Absent { reason } => panic!("{reason}"),
+        }
+    }
+
+    #[test]
+    fn a_counter_that_cannot_be_read_is_not_zero() {
+        let root = tempfile::tempdir().expect("a directory");
+        tree(root.path());
+        let mut meter = meter(root.path(), None);
+        let mut read = |text: &str| {
+            write(root.path(), "intel-rapl:0:0", "energy_uj", text);
+            meter.read(SECOND, 1, 2)
+        };
+        for (text, want) in [("?", "invalid digit"), ("999000", "the reading before")] {
+            match read(text) {
+                Energy::Absent { reason } => {
+                    assert!(reason.contains("dram") && reason.contains(want), "{reason}");
+                }
+                Energy::Measured { .. } => panic!("{text}"),
+            }
+        }
+        assert!(matches!(read("999000"), Energy::Measured { .. }));
     }
 
     #[test]
@@ -271,7 +346,7 @@ mod tests {
         assert_eq!(networking_joules(1.0, 0, 0), 0.0);
         // Ticks are coarser than nanoseconds: never more than all.
         assert_eq!(networking_joules(1.0, 3, 2), 1.0);
-        assert_eq!(active_joules(1.0, Some(2.0), SECOND), 0.0);
+        assert_eq!(active_joules(1.0, 2.0, SECOND), 0.0);
     }
 
     #[test]

@@ -171,7 +171,7 @@ fn add_cpu(sum: &mut Cpu, more: &Cpu) {
 
 fn add_event(sum: &mut EventCost, more: &EventCost) {
     sum.ns += more.ns;
-    sum.calls += more.calls;
+    sum.calls = sum.calls.zip(more.calls).map(|(a, b)| a + b);
     sum.observer_ns += more.observer_ns;
     sum.samples += more.samples;
     add_parts(&mut sum.parts, &more.parts);
@@ -277,15 +277,21 @@ fn add_observer(sum: &mut Observer, more: &Observer) {
     sum.program_runs = both(sum.program_runs, more.program_runs);
 }
 
+/// Of a time in which it was absent for a while, it is not known.
 fn add_energy(before: Energy, last: Energy) -> Energy {
     match (before, last) {
         (
             Energy::Measured {
-                domains: before, active_joules: active, networking_joules: networking, ..
+                domains: before,
+                total_joules: total,
+                active_joules: active,
+                networking_joules: networking,
+                ..
             },
             Energy::Measured {
                 source,
                 mut domains,
+                total_joules,
                 active_joules,
                 networking_joules,
                 networking_watts,
@@ -301,33 +307,40 @@ fn add_energy(before: Energy, last: Energy) -> Energy {
             Energy::Measured {
                 source,
                 domains,
-                active_joules: active_joules + active,
+                total_joules: total_joules + total,
+                active_joules: active_joules.zip(active).map(|(a, b)| a + b),
                 networking_joules: networking_joules + networking,
                 networking_watts,
                 idle_watts,
             }
         }
-        (measured @ Energy::Measured { .. }, Energy::Absent { .. }) => measured,
-        (Energy::Absent { .. }, last) => last,
+        (absent @ Energy::Absent { .. }, _) | (_, absent) => absent,
     }
 }
 
 fn watts(energy: Energy, period_ns: u64) -> Energy {
     let watts = |joules: f64| joules * 1e9 / period_ns.max(1) as f64;
     match energy {
-        Energy::Measured { source, domains, active_joules, networking_joules, idle_watts, .. } => {
-            Energy::Measured {
-                source,
-                domains: domains
-                    .into_iter()
-                    .map(|domain| EnergyDomain { watts: watts(domain.joules), ..domain })
-                    .collect(),
-                active_joules,
-                networking_joules,
-                networking_watts: watts(networking_joules),
-                idle_watts,
-            }
-        }
+        Energy::Measured {
+            source,
+            domains,
+            total_joules,
+            active_joules,
+            networking_joules,
+            idle_watts,
+            ..
+        } => Energy::Measured {
+            total_joules,
+            source,
+            domains: domains
+                .into_iter()
+                .map(|domain| EnergyDomain { watts: watts(domain.joules), ..domain })
+                .collect(),
+            active_joules,
+            networking_joules,
+            networking_watts: watts(networking_joules),
+            idle_watts,
+        },
         absent @ Energy::Absent { .. } => absent,
     }
 }

@@ -15,7 +15,7 @@ use crate::energy::Meter;
 use crate::fold::{Fold, Resolver, share_out};
 use crate::procstat::{self, CpuTimes};
 use crate::report::{
-    Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, ProcStat, Report, TaskCost, VERSION,
+    Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, Report, TaskCost, VERSION,
 };
 use crate::symbols::Symbols;
 use crate::taxonomy::Taxonomy;
@@ -46,6 +46,10 @@ pub enum Error {
     NoCgroups,
     #[error("mode `sampling` times no calls, by whatever method")]
     Method,
+    #[error("idle power is a number of watts, not {0}")]
+    IdleWatts(f64),
+    #[error("mode `sampling` does not tell whose the time is: it takes no processes or cgroups")]
+    NoProcesses,
 }
 
 /// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
@@ -72,7 +76,7 @@ pub struct Config {
     pub stacks: bool,
     /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
     pub program_statistics: bool,
-    /// What the packages take idle, if that is known.
+    /// What all packages and their memory take idle, if that is known.
     pub idle_watts: Option<f64>,
 }
 
@@ -114,6 +118,8 @@ pub struct Observer {
     cost: Cost,
     resolver: Resolver,
     symbols_read: Instant,
+    /// Events of which at least one way is measured.
+    measured: Vec<Event>,
     missing: Vec<Missing>,
     host: Host,
     cgroups: Cgroups,
@@ -179,9 +185,19 @@ impl Observer {
         let mut missing = Vec::new();
         let statistics = statistics(&config, &mut missing);
         let mut cost = load(&config)?;
-        if config.mode == Mode::Events {
-            missing.extend(cost.attach()?.into_iter().map(Missing::from));
-            missing.extend(missing_by_method(&cost));
+        let mut measured = Event::ALL.to_vec();
+        match config.mode {
+            Mode::Events => {
+                let ways = cost.attach()?;
+                measured.retain(|event| is_measured((*event).into(), &ways));
+                missing.extend(ways.into_iter().map(Missing::from));
+                missing.extend(missing_by_method(&cost));
+            }
+            Mode::Sampling => missing.push(Missing {
+                event: None,
+                what: "processes, cgroups and counts of calls".to_owned(),
+                reason: "mode `sampling` has nothing but stacks".to_owned(),
+            }),
         }
         for pid in &config.profile {
             cost.watch(*pid, true)?;
@@ -202,6 +218,7 @@ impl Observer {
         let mut observer = Self {
             resolver,
             symbols_read: now,
+            measured,
             missing,
             host: host(),
             cgroups: Cgroups::new(),
@@ -269,6 +286,7 @@ impl Observer {
         let period = now - self.last;
         let totals = self.cost.totals();
         let times = procstat::read().map_err(Error::ProcStat)?;
+        let spent = procstat::since(&times, &self.last_times);
         let programs = self.statistics.as_ref().map(|statistics| self.programs.read(statistics, period));
         let (processes, forget) = self.processes.read(self.cost.processes()?);
         for id in forget {
@@ -277,10 +295,10 @@ impl Observer {
         let samples = std::mem::replace(&mut self.samples, Samples::new(&self.config));
 
         let cpus: Vec<Cpu> =
-            self.cpus().map(|cpu| self.cpu(cpu, &totals, &times, &samples, period)).collect();
+            self.cpus().map(|cpu| self.cpu(cpu, &totals, &spent, &samples, period)).collect();
         let by_event = by_event(&cpus);
         let networking_ns = cpus.iter().flat_map(|cpu| &cpu.events).map(|event| event.ns).sum();
-        let busy_ns = cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
+        let busy_ns = procstat::busy_ns(&spent);
         let per_call = PerCall::new(&cpus);
         let (processes, cgroups) =
             tables::describe(processes, per_call, &mut self.cgroups, &self.config, period);
@@ -331,19 +349,21 @@ impl Observer {
         self.config.cpus.iter().flatten().copied()
     }
 
-    fn cpu(&self, cpu: u32, totals: &[Totals], times: &CpuTimes, samples: &Samples, period: Duration) -> Cpu {
+    fn cpu(&self, cpu: u32, totals: &[Totals], spent: &CpuTimes, samples: &Samples, period: Duration) -> Cpu {
         let at = cpu as usize;
         let (after, before) = (of(totals, at), of(&self.last_totals, at));
-        let events: Vec<EventCost> = Event::ALL
-            .into_iter()
+        let events: Vec<EventCost> = self
+            .measured
+            .iter()
+            .copied()
             .map(|event| {
                 let taken = samples.counts.get(&(cpu, event)).copied().unwrap_or_default();
                 let (total, calls) = match self.config.mode {
                     Mode::Events => (
                         after.ns(event.into()).saturating_sub(before.ns(event.into())),
-                        after.calls(event.into()).saturating_sub(before.calls(event.into())),
+                        Some(after.calls(event.into()).saturating_sub(before.calls(event.into()))),
                     ),
-                    Mode::Sampling => (self.sampled_ns(taken.all()), 0),
+                    Mode::Sampling => (self.sampled_ns(taken.all()), None),
                 };
                 let observer_ns = share_out(total, taken.observer, taken.all());
                 let ns = total - observer_ns;
@@ -358,16 +378,12 @@ impl Observer {
                 }
             })
             .collect();
-        let nothing = ProcStat::default();
         Cpu {
             cpu,
             networking_share: rounded(events.iter().map(|event| event.share).sum()),
             observer_share: share(events.iter().map(|event| event.observer_ns).sum(), period),
             events,
-            procstat: procstat::difference(
-                times.get(&cpu).unwrap_or(&nothing),
-                self.last_times.get(&cpu).unwrap_or(&nothing),
-            ),
+            procstat: spent.get(&cpu).copied().unwrap_or_default(),
             samples: after.samples.saturating_sub(before.samples),
             lost_samples: after.lost_samples.saturating_sub(before.lost_samples),
         }
@@ -406,6 +422,12 @@ impl Observer {
 fn check(config: &Config) -> Result<(), Error> {
     if config.mode == Mode::Sampling && config.method.is_some() {
         return Err(Error::Method);
+    }
+    if config.mode == Mode::Sampling && (!config.pids.is_empty() || config.cgroup.is_some()) {
+        return Err(Error::NoProcesses);
+    }
+    if let Some(watts) = config.idle_watts.filter(|watts| !watts.is_finite() || *watts < 0.0) {
+        return Err(Error::IdleWatts(watts));
     }
     check_frequency(config)?;
     if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
@@ -463,6 +485,12 @@ fn statistics(config: &Config, missing: &mut Vec<Missing>) -> Option<Statistics>
     Statistics::enable()
         .map_err(|error| missing.push(Missing { event: None, what, reason: error.to_string() }))
         .ok()
+}
+
+/// Whether some way of it is; events that have no ways are measured always.
+fn is_measured(event: cost::Event, missing: &[cost::Missing]) -> bool {
+    let mut ways = cost::WAYS.iter().filter(|way| way.event == event).peekable();
+    ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
 }
 
 /// What timing at system calls does not see, and why it is not done at functions.
@@ -550,7 +578,7 @@ impl PerCall {
     fn new(cpus: &[Cpu]) -> Self {
         let mean = |event: Event| {
             let costs = || cpus.iter().flat_map(|cpu| &cpu.events).filter(|cost| cost.event == event);
-            let calls: u64 = costs().map(|cost| cost.calls).sum();
+            let calls: u64 = costs().filter_map(|cost| cost.calls).sum();
             costs().map(|cost| cost.observer_ns).sum::<u64>() as f64 / calls.max(1) as f64
         };
         Self { send_ns: mean(Event::Send), receive_ns: mean(Event::Receive) }
@@ -683,11 +711,27 @@ mod tests {
     use super::*;
     use crate::samples::report;
 
+    fn missing(ways: impl Iterator<Item = &'static cost::Way>) -> Vec<cost::Missing> {
+        ways.map(|way| cost::Missing { event: way.event, what: way.name, reason: String::new() }).collect()
+    }
+
+    #[test]
+    fn an_event_without_any_way_is_not_measured() {
+        let sends = || cost::WAYS.iter().filter(|way| way.event == cost::Event::Send);
+        let (all, but_one) = (missing(sends()), missing(sends().skip(1)));
+        let measured = |missing: &[cost::Missing]| {
+            Event::ALL.into_iter().filter(|event| is_measured((*event).into(), missing)).collect::<Vec<_>>()
+        };
+        assert_eq!(measured(&all), [Event::NetRx, Event::NetTx, Event::Receive, Event::IoUring]);
+        assert_eq!(measured(&but_one), Event::ALL);
+        assert_eq!(measured(&[]), Event::ALL);
+    }
+
     #[test]
     fn each_call_is_without_the_observer_in_it() {
         let mut cpus = report(0).cpus;
         for cost in cpus.iter_mut().flat_map(|cpu| &mut cpu.events) {
-            (cost.event, cost.calls, cost.observer_ns) = (Event::Send, 1000, 20_000);
+            (cost.event, cost.calls, cost.observer_ns) = (Event::Send, Some(1000), 20_000);
         }
         cpus[1].events[0].observer_ns = 60_000;
         let per_call = PerCall::new(&cpus);

@@ -41,8 +41,19 @@ fn cpu(line: &str, ns_per_tick: u64) -> Option<(u32, ProcStat)> {
     Some((cpu, times))
 }
 
-/// From one reading to the next. Idle time is known to run backwards at times.
-pub fn difference(after: &ProcStat, before: &ProcStat) -> ProcStat {
+/// From one reading to the next, of all CPUs.
+pub fn since(after: &CpuTimes, before: &CpuTimes) -> CpuTimes {
+    let before = |cpu| before.get(cpu).copied().unwrap_or_default();
+    after.iter().map(|(cpu, times)| (*cpu, difference(times, &before(cpu)))).collect()
+}
+
+/// Of all CPUs.
+pub fn busy_ns(times: &CpuTimes) -> u64 {
+    times.values().map(ProcStat::busy_ns).sum()
+}
+
+/// Idle time is known to run backwards at times.
+fn difference(after: &ProcStat, before: &ProcStat) -> ProcStat {
     ProcStat {
         user_ns: after.user_ns.saturating_sub(before.user_ns),
         system_ns: after.system_ns.saturating_sub(before.system_ns),
@@ -67,6 +78,16 @@ mod tests {
             times.into_iter().collect::<Vec<_>>(),
             [(0, first), (11, ProcStat { user_ns: 10, ..ProcStat::default() })]
         );
+    }
+
+    #[test]
+    fn all_cpus_are_busy_together() {
+        let times = |first, second| {
+            let stat = |ns| ProcStat { user_ns: ns, softirq_ns: ns, idle_ns: 1, ..ProcStat::default() };
+            CpuTimes::from([(0, stat(first)), (1, stat(second))])
+        };
+        assert_eq!(busy_ns(&since(&times(10, 20), &times(4, 5))), 2 * (6 + 15));
+        assert_eq!(busy_ns(&since(&times(10, 20), &CpuTimes::new())), 2 * (10 + 20));
     }
 
     #[test]

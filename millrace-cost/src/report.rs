@@ -149,6 +149,16 @@ impl Report {
         }
     }
 
+    /// Whether any way of an event is measured.
+    pub fn measures(&self, event: Event) -> bool {
+        self.cpus.iter().flat_map(|cpu| &cpu.events).any(|of| of.event == event)
+    }
+
+    /// The same of processes and cgroups, which stacks alone do not tell apart.
+    pub fn measures_tasks(&self, event: Event) -> bool {
+        self.mode == Mode::Events && self.measures(event)
+    }
+
     /// Stacks are larger than all the rest.
     #[must_use]
     pub fn without_stacks(&self) -> Self {
@@ -196,8 +206,9 @@ pub struct EventCost {
     /// Without `observer_ns`.
     pub ns: u64,
     pub share: f64,
-    /// How often it began: softirqs, socket calls, threads that were switched to.
-    pub calls: u64,
+    /// How often it began: softirqs, socket calls, threads that were switched to. Absent in mode `sampling`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calls: Option<u64>,
     /// What the observer's programs took inside of the event, and the kernel to call programs: a share of the time from
     /// its beginnings to its ends, by samples. Both together are that time, which is exact; 0 without samples.
     pub observer_ns: u64,
@@ -251,7 +262,8 @@ pub struct Function {
 }
 
 /// Time of a process in its own socket calls and io_uring threads, without the observer: each call without what the
-/// observer took in a call on average. Softirqs are nobody's.
+/// observer took in a call on average. Softirqs are nobody's. What belongs to an event that is not
+/// [measured](Report::measures_tasks) is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TaskCost {
     pub send_ns: u64,
@@ -298,7 +310,8 @@ pub struct Process {
 pub struct Profile {
     pub samples: u64,
     pub user_samples: u64,
-    /// By the taxonomy of user space; kernel mode is `system call`. Most time first; shares are of one CPU.
+    /// By the taxonomy of user space; kernel mode is `system call`, stacks without any name are `unknown`. Most time first; shares are
+    /// of one CPU.
     pub parts: Vec<Part>,
     /// Innermost functions with the most samples.
     pub functions: Vec<Function>,
@@ -345,12 +358,16 @@ pub enum Energy {
         /// `powercap` or `perf`.
         source: String,
         domains: Vec<EnergyDomain>,
-        /// Of all packages, above what the machine takes idle.
-        active_joules: f64,
-        /// Networking's part of `active_joules`, by its part of the busy time.
+        /// Of all packages and their memory.
+        total_joules: f64,
+        /// What of it is above `idle_watts`; absent if that is not known.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        active_joules: Option<f64>,
+        /// Networking's part of `active_joules`, else of `total_joules`: as its time on the CPUs of this report is to the busy time
+        /// of all.
         networking_joules: f64,
         networking_watts: f64,
-        /// What was taken as the packages' idle power; absent: nothing was subtracted.
+        /// What packages and memory were said to take idle.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         idle_watts: Option<f64>,
     },

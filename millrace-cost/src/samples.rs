@@ -60,7 +60,7 @@ fn cpu(cpu: u32) -> Cpu {
             event: Event::NetRx,
             ns: 250_000_000,
             share: 0.25,
-            calls: 1000,
+            calls: Some(1000),
             observer_ns: 20_000_000,
             samples: 250,
             parts: vec![part("UDP", 0.15, 150), part("bpf:relay_ingress", 0.1, 100)],

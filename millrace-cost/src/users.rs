@@ -11,6 +11,8 @@ use crate::observer::share;
 use crate::report::{Function, Part, Profile};
 use crate::taxonomy::{SYSTEM_CALL, Taxonomy};
 
+/// A stack in which nothing has a name may be anything.
+const UNKNOWN: &str = "unknown";
 /// Softirqs that interrupt a process are not its own doing.
 const INTERRUPTED: &str = "interrupted by networking";
 const TOP_FUNCTIONS: usize = 20;
@@ -87,10 +89,15 @@ impl ProfileFold {
             Place::User(functions) => {
                 self.user_samples += 1;
                 match functions.iter().flatten().next() {
-                    Some(innermost) => *self.functions.entry((*innermost).into()).or_default() += 1,
-                    None => self.unknown += 1,
+                    Some(innermost) => {
+                        *self.functions.entry((*innermost).into()).or_default() += 1;
+                        taxonomy.user_part(functions.iter().flatten().copied())
+                    }
+                    None => {
+                        self.unknown += 1;
+                        UNKNOWN
+                    }
                 }
-                taxonomy.user_part(functions.iter().flatten().copied())
             }
         };
         *self.parts.entry(part.into()).or_default() += 1;
@@ -147,11 +154,17 @@ mod tests {
         let parts: Vec<_> = profile.parts.iter().map(|part| (part.name.as_str(), part.samples)).collect();
         assert_eq!(
             parts,
-            [("application", 2), ("interrupted by networking", 1), ("system call", 1), ("transport", 1)]
+            [
+                ("application", 1),
+                ("interrupted by networking", 1),
+                ("system call", 1),
+                ("transport", 1),
+                ("unknown", 1)
+            ]
         );
         assert_eq!((profile.samples, profile.user_samples, profile.unknown_samples), (5, 3, 1));
         assert_eq!((profile.functions[0].name.as_str(), profile.functions[0].ns), ("memcpy", 2000));
-        assert!((profile.parts[0].share - 0.2).abs() < 1e-9);
+        assert!((profile.parts[0].share - 0.1).abs() < 1e-9);
     }
 
     #[inline(never)]

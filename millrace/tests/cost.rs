@@ -1,6 +1,9 @@
 //! `millrace cost` as an operator runs it. Needs root.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
+mod process;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, UdpSocket};
@@ -57,6 +60,7 @@ fn a_report_per_line() {
             assert!(!report.cpus.is_empty());
             for cpu in &report.cpus {
                 assert_eq!(cpu.events.iter().map(|cost| cost.event).collect::<Vec<_>>(), Event::ALL);
+                assert!(cpu.events.iter().all(|cost| cost.calls.is_some() == (mode == "events")), "{mode}");
                 assert!(cpu.samples > 0, "CPU {}", cpu.cpu);
             }
         }
@@ -83,6 +87,9 @@ fn mistakes_are_said() {
         (&["--duration", "1s", "--cpus", "4000"][..], "CPU 4000 is not online"),
         (&["--duration", "1s", "--frequency", "50000"], "50000 samples a second are more than"),
         (&["--duration", "1s", "--mode", "sampling", "--frequency", "0"], "needs a frequency"),
+        (&["--duration", "1s", "--mode", "sampling", "--pid", "1"], "takes no processes"),
+        (&["--duration", "1s", "--idle-watts=-5"], "not -5"),
+        (&["--duration", "1s", "--idle-watts=NaN"], "not NaN"),
         (&["--duration", "1s", "--taxonomy", "/nonexistent"], "cannot read /nonexistent"),
         (&["--duration", "1s", "--pid", "999999999"], "there is no process 999999999"),
         (&["--duration", "1s", "--profile", "999999999"], "there is no process 999999999"),
@@ -98,6 +105,65 @@ fn mistakes_are_said() {
         assert!(!output.status.success() && output.stdout.is_empty());
         assert!(text(&output.stderr).contains(want), "{want}: {}", text(&output.stderr));
     }
+}
+
+/// A process that ends with the test.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The relay is a QUIC server with symbols: its CPU time is in system calls, cryptography, transport, and itself.
+#[test]
+fn a_quic_server_is_split_into_what_it_does() {
+    if !is_root("a_quic_server_is_split_into_what_it_does") {
+        return;
+    }
+    let relay = process::Relay::start(tempfile::tempdir().unwrap(), &["--engine=user"]);
+    let url = format!("moqt://{}", relay.status().listen[0]);
+    let client = |arguments: &[&str]| {
+        let command = &mut process::millrace();
+        let command = command.args(arguments).args(["--name", "profile", "--tls-disable-verify", &url]);
+        Guard(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    };
+    let _publisher = client(&["publish", "--generate", "--rate-hz", "2000", "--duration", "600"]);
+    process::wait_for("publisher", || relay.status().sessions.first().map(|_| ()));
+    let _subscribers = [(); 3].map(|()| client(&["subscribe", "--track", "objects"]));
+    let moved = || relay.status().totals.send_calls;
+    process::wait_for("objects", || (moved() > 1000).then_some(()));
+
+    let pid = relay.pid().to_string();
+    let mut observer = command(&["--json", "--period", "500ms", "--frequency", "5000", "--profile", &pid])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(observer.stdout.take().unwrap()).lines();
+    let _observer = Guard(observer);
+    let mut parts: BTreeMap<String, u64> = BTreeMap::new();
+    let often =
+        |parts: &BTreeMap<String, u64>, part: &str| parts.get(part).is_some_and(|samples| *samples >= 10);
+    let want = ["system call", "crypto", "transport", "application"];
+    for line in lines.take(60) {
+        let report: Report = serde_json::from_str(&line.unwrap()).unwrap();
+        let own = report.processes.iter().find(|process| process.pid.to_string() == pid);
+        let Some(profile) = own.and_then(|process| process.profile.as_ref()) else { continue };
+        assert_eq!(profile.parts.iter().map(|part| part.samples).sum::<u64>(), profile.samples);
+        for part in &profile.parts {
+            *parts.entry(part.name.clone()).or_default() += part.samples;
+        }
+        if want.iter().all(|part| often(&parts, part)) {
+            break;
+        }
+    }
+    assert!(want.iter().all(|part| often(&parts, part)), "{parts:?}");
+    let all: u64 = parts.values().sum();
+    let unknown = parts.get("unknown").copied().unwrap_or(0);
+    assert!(unknown * 4 < all, "it has symbols: {parts:?}");
+    println!("{parts:?}");
 }
 
 /// A terminal with the live view on it.

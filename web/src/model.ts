@@ -14,7 +14,7 @@ export interface EventCost {
   event: EventName;
   ns: number;
   share: number;
-  calls: number;
+  calls?: number;
   observer_ns: number;
   samples: number;
   parts: Part[];
@@ -74,7 +74,8 @@ export type Energy =
       status: "measured";
       source: string;
       domains: { name: string; joules: number; watts: number }[];
-      active_joules: number;
+      total_joules: number;
+      active_joules?: number;
       networking_joules: number;
       networking_watts: number;
       idle_watts?: number;
@@ -141,6 +142,11 @@ export function point(report: Report): Point {
     events,
     cpus: report.cpus.map((cpu) => cpu.networking_share),
   };
+}
+
+/** Whether processes and cgroups have a part in an event; stacks alone do not tell them apart. */
+export function measuresTasks(report: Report, event: EventName): boolean {
+  return report.mode === "events" && report.cpus.some((cpu) => cpu.events.some((of) => of.event === event));
 }
 
 export function networking(report: Report): number {

@@ -1,40 +1,45 @@
 import { type Column, Table } from "./table";
 import { count, duration, h, percent } from "./dom";
-import type { Cgroup, Process, Program, Report, TaskCost } from "./model";
+import { type Cgroup, type Energy, type EventName, type Process, type Program, type Report, type TaskCost, measuresTasks } from "./model";
 
-function costs<Row extends TaskCost>(period: () => number): Column<Row>[] {
-  const share = (title: string, of: "send_ns" | "receive_ns" | "io_uring_ns"): Column<Row> => ({
-    title,
-    value: (row) => row[of] / period(),
-    text: (row) => percent(row[of] / period()),
+function costs<Row extends TaskCost>(report: () => Report | undefined): Column<Row>[] {
+  const period = () => report()?.period_ns ?? 1;
+  const known = (event: EventName) => {
+    const of = report();
+    return of !== undefined && measuresTasks(of, event);
+  };
+  const share = (event: "send" | "receive" | "io_uring"): Column<Row> => ({
+    title: event,
+    value: (row) => row[`${event}_ns`] / period(),
+    text: (row) => (known(event) ? percent(row[`${event}_ns`] / period()) : "?"),
   });
-  const rate = (title: string, of: "send_calls" | "receive_calls"): Column<Row> => ({
-    title,
-    value: (row) => (row[of] * 1e9) / period(),
-    text: (row) => count((row[of] * 1e9) / period()),
+  const rate = (event: "send" | "receive"): Column<Row> => ({
+    title: `${event}s/s`,
+    value: (row) => (row[`${event}_calls`] * 1e9) / period(),
+    text: (row) => (known(event) ? count((row[`${event}_calls`] * 1e9) / period()) : "?"),
     hint: "Calls a second",
   });
   return [
     { title: "share of one CPU", value: (row) => row.share, text: (row) => percent(row.share), share: true },
-    share("send", "send_ns"),
-    share("receive", "receive_ns"),
-    share("io_uring", "io_uring_ns"),
-    rate("sends/s", "send_calls"),
-    rate("receives/s", "receive_calls"),
+    share("send"),
+    share("receive"),
+    share("io_uring"),
+    rate("send"),
+    rate("receive"),
   ];
 }
 
 /** Processes, and where the CPU time of chosen ones goes. */
 export class Processes {
   readonly element: HTMLElement;
-  private period = 1;
+  private report?: Report;
   private readonly profiles = h("div", {});
   private readonly table = new Table<Process>(
     "Processes, in their own socket calls",
     [
       { title: "process", value: (row) => row.name },
       { title: "PID", value: (row) => row.pid },
-      ...costs<Process>(() => this.period),
+      ...costs<Process>(() => this.report),
       { title: "cgroup", value: (row) => row.cgroup ?? "" },
     ],
     "No process was in a socket call in this time.",
@@ -46,7 +51,7 @@ export class Processes {
   }
 
   show(report: Report): void {
-    this.period = report.period_ns;
+    this.report = report;
     this.table.show(report.processes);
     const chosen = report.processes.filter((process) => process.profile);
     this.profiles.replaceChildren(...chosen.map((process) => profile(process, report)));
@@ -77,13 +82,13 @@ function profile(process: Process, report: Report): HTMLElement {
 }
 
 export class Cgroups {
-  private period = 1;
+  private report?: Report;
   private readonly table = new Table<Cgroup>(
     "Cgroups (v2)",
     [
       { title: "cgroup", value: (row) => row.path ?? `(${row.id}, gone)` },
       { title: "processes", value: (row) => row.processes },
-      ...costs<Cgroup>(() => this.period),
+      ...costs<Cgroup>(() => this.report),
     ],
     "No process was in a socket call in this time.",
     true,
@@ -91,7 +96,7 @@ export class Cgroups {
   readonly element = this.table.element;
 
   show(report: Report): void {
-    this.period = report.period_ns;
+    this.report = report;
     this.table.show(report.cgroups);
   }
 }
@@ -122,6 +127,10 @@ export class Programs {
   }
 }
 
+function joules({ active_joules: active, total_joules: total }: Extract<Energy, { status: "measured" }>): string {
+  return active === undefined ? `${total.toFixed(2)} J in total, idle power included` : `${active.toFixed(2)} J above idle`;
+}
+
 /** Energy, and what the figures do not contain. */
 export class About {
   readonly element = h("div", { class: "about" });
@@ -146,7 +155,7 @@ export class About {
       energy.status === "absent"
         ? h("p", { class: "note" }, energy.reason)
         : list(
-            `networking: ${energy.networking_watts.toFixed(2)} W, ${energy.networking_joules.toFixed(2)} of ${energy.active_joules.toFixed(2)} J`,
+            `networking: ${energy.networking_watts.toFixed(2)} W, ${energy.networking_joules.toFixed(2)} of ${joules(energy)}`,
             ...energy.domains.map(({ name, watts }) => `${name}: ${watts.toFixed(2)} W (${energy.source})`),
           ),
       h("h2", {}, "How it was measured"),

@@ -81,7 +81,7 @@ pub struct Args {
     /// How stacks come from the kernel
     #[arg(long, value_enum, default_value_t = TransportName::DoubleBuffer)]
     transport: TransportName,
-    /// What all CPU packages take when nothing runs: it is subtracted from networking's energy
+    /// What all CPU packages and their memory take when nothing runs: it is no energy of networking's
     #[arg(long, value_name = "WATTS")]
     idle_watts: Option<f64>,
     #[command(flatten)]

@@ -12,6 +12,8 @@ pub(super) enum Cell {
     Microseconds(u64),
     /// Of so many seconds; `true`: or more.
     Seconds(u64, bool),
+    /// Of what is not measured.
+    Unknown,
 }
 
 impl Cell {
@@ -22,6 +24,7 @@ impl Cell {
             Self::Number(number) => number.to_string(),
             Self::Share(share) if *share == 0.0 => "-".to_owned(),
             Self::Share(share) => format!("{:.2} %", share * 100.0),
+            Self::Unknown => "?".to_owned(),
             Self::Microseconds(ns) => format!("{:.1} us", *ns as f64 / 1e3),
             Self::Seconds(seconds, more) => format!("{}{}", if *more { ">" } else { "" }, duration(*seconds)),
         }
@@ -33,6 +36,8 @@ impl Cell {
             (Self::Number(a), Self::Number(b)) | (Self::Microseconds(a), Self::Microseconds(b)) => a.cmp(b),
             (Self::Share(a), Self::Share(b)) => a.total_cmp(b),
             (Self::Seconds(a, _), Self::Seconds(b, _)) => a.cmp(b),
+            (Self::Unknown, other) if *other != Self::Unknown => Ordering::Less,
+            (other, Self::Unknown) if *other != Self::Unknown => Ordering::Greater,
             _ => Ordering::Equal,
         }
     }

@@ -63,10 +63,15 @@ pub(super) fn head(report: &Report) -> Vec<String> {
     ];
     match &report.energy {
         Energy::Absent { reason } => lines.push(format!("energy: {reason}")),
-        Energy::Measured { source, active_joules, networking_joules, networking_watts, .. } => {
+        Energy::Measured {
+            source, total_joules, active_joules, networking_joules, networking_watts, ..
+        } => {
+            let of = match active_joules {
+                Some(active) => format!("{active:.2} J above idle"),
+                None => format!("{total_joules:.2} J in total, idle power included"),
+            };
             lines.push(format!(
-                "energy ({source}): networking {networking_watts:.2} W, {networking_joules:.2} of \
-                 {active_joules:.2} J"
+                "energy ({source}): networking {networking_watts:.2} W, {networking_joules:.2} of {of}"
             ));
         }
     }
@@ -115,7 +120,7 @@ fn cpus(report: &Report) -> Table {
         let mut row = vec![Cell::Text(format!("{:>4}", cpu.cpu)), Cell::Share(cpu.networking_share)];
         row.extend(Event::ALL.map(|event| {
             let cost = cpu.events.iter().find(|cost| cost.event == event);
-            cost.map_or(Cell::Text("?".to_owned()), |cost| Cell::Share(cost.share))
+            cost.map_or(Cell::Unknown, |cost| Cell::Share(cost.share))
         }));
         row.push(Cell::Share(cpu.observer_share));
         let stat = &cpu.procstat;
@@ -153,7 +158,8 @@ fn parts(report: &Report) -> Table {
     }
     let row = |(name, shares): (&str, [f64; Event::ALL.len()])| {
         let mut row = vec![Cell::Text(name.to_owned()), Cell::Share(shares.iter().sum())];
-        row.extend(shares.map(Cell::Share));
+        let measured = |event, share| if report.measures(event) { Cell::Share(share) } else { Cell::Unknown };
+        row.extend(Event::ALL.into_iter().zip(shares).map(|(event, share)| measured(event, share)));
         row
     };
     let mut table = Table {
@@ -168,14 +174,14 @@ fn parts(report: &Report) -> Table {
 fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = Cell> {
     let share = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
     let per_second = |calls: u64| Cell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
-    [
-        share(cost.send_ns),
-        share(cost.receive_ns),
-        share(cost.io_uring_ns),
-        per_second(cost.send_calls),
-        per_second(cost.receive_calls),
-    ]
-    .into_iter()
+    let cells = [
+        (Event::Send, share(cost.send_ns)),
+        (Event::Receive, share(cost.receive_ns)),
+        (Event::IoUring, share(cost.io_uring_ns)),
+        (Event::Send, per_second(cost.send_calls)),
+        (Event::Receive, per_second(cost.receive_calls)),
+    ];
+    cells.into_iter().map(|(event, cell)| if report.measures_tasks(event) { cell } else { Cell::Unknown })
 }
 
 fn processes(report: &Report) -> Table {
@@ -287,7 +293,7 @@ pub(super) mod tests {
             event: Event::NetRx,
             ns: 250_000_000,
             share: 0.25,
-            calls: 7,
+            calls: Some(7),
             observer_ns: 20_000_000,
             samples: 2,
             parts: vec![part("UDP", 0.15), part("other", 0.1)],
@@ -340,7 +346,7 @@ pub(super) mod tests {
             "networking 0.50 of 2 CPUs",
             "energy: no RAPL",
             "UDP    30.00 %  30.00 %",
-            "server     7  30.00 %  30.00 %",
+            "server     7  30.00 %     ?        ?",
             "lost: 3 samples",
             "missing: send: sendfile (no function)",
         ] {
@@ -353,8 +359,12 @@ pub(super) mod tests {
     fn an_event_that_is_not_there_is_a_question() {
         let table = cpus(&example());
         assert_eq!(table.rows[0][2], Cell::Share(0.25));
-        assert_eq!(table.rows[0][4], Cell::Text("?".to_owned()));
+        assert_eq!(table.rows[0][4], Cell::Unknown);
         assert_eq!((table.columns[7], &table.rows[0][7]), ("observer", &Cell::Share(0.02)));
+        let of_parts = parts(&example());
+        assert_eq!(of_parts.rows[0][2..5], [Cell::Share(0.3), Cell::Unknown, Cell::Unknown]);
+        let of_processes = processes(&example());
+        assert_eq!(of_processes.rows[0][3..8], [const { Cell::Unknown }; 5]);
     }
 
     #[test]

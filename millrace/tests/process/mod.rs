@@ -73,6 +73,10 @@ impl Relay {
         log.lines().any(|line| words.iter().all(|word| line.contains(word)))
     }
 
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
     }

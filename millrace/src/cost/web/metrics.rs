@@ -40,7 +40,8 @@ pub(super) struct Totals {
 #[derive(Debug, Clone, Copy, Default)]
 struct EventTotals {
     ns: u64,
-    calls: u64,
+    /// Not counted in mode `sampling`.
+    calls: Option<u64>,
     observer_ns: u64,
 }
 
@@ -76,7 +77,7 @@ impl Totals {
         for event in &cpu.events {
             let sum = self.events.entry((cpu.cpu, event.event)).or_default();
             sum.ns += event.ns;
-            sum.calls += event.calls;
+            sum.calls = event.calls.map(|calls| sum.calls.unwrap_or(0) + calls).or(sum.calls);
             sum.observer_ns += event.observer_ns;
             for part in &event.parts {
                 let name = self.part_name(&part.name);
@@ -159,9 +160,10 @@ impl Snapshot {
             })
         })?;
         counter(out, "event_calls", "How often an event began", None, |family| {
-            totals.events.iter().try_for_each(|((cpu, event), sum)| {
+            let mut counted = totals.events.iter().filter_map(|(of, sum)| Some((of, sum.calls?)));
+            counted.try_for_each(|((cpu, event), calls)| {
                 let labels = [("cpu", cpu.to_string()), ("event", event.name().to_owned())];
-                ConstCounter::new(sum.calls).encode(family.encode_family(&labels)?)
+                ConstCounter::new(calls).encode(family.encode_family(&labels)?)
             })
         })?;
         counter(out, "part", "Time of an event in a part of the stack, by samples", s, |family| {
@@ -189,7 +191,7 @@ impl Snapshot {
     fn energy(&self, out: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let Some(networking) = self.totals.networking_joules else { return Ok(()) };
         let j = Some(&Unit::Joules);
-        plain(out, "networking_energy", "Networking's part of the active energy", j, networking)?;
+        plain(out, "networking_energy", "Networking's part of the energy", j, networking)?;
         counter(out, "energy", "What the hardware measured", j, |family| {
             self.totals.joules.iter().try_for_each(|(name, joules)| one(family, &[("domain", name)], *joules))
         })
@@ -272,7 +274,8 @@ mod tests {
         let energy = Energy::Measured {
             source: "powercap".to_owned(),
             domains: vec![domain],
-            active_joules: 1.0,
+            total_joules: 2.0,
+            active_joules: None,
             networking_joules: 0.5,
             networking_watts: 0.5,
             idle_watts: None,
