@@ -1,0 +1,199 @@
+//! Each part of the stack is called what it is, for packets that go through it. Needs root, `ip` and `nft`.
+
+#[path = "../../millrace-bpf/tests/support/net.rs"]
+mod net;
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, UdpSocket};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_bpf::gate::{self, Gate};
+use millrace_bpf::xdp::Mode;
+use millrace_cost::report::{Event, Report};
+use millrace_cost::{Config, Observer};
+use net::{Network, address, ifindex, inside, ip, root};
+
+const PERIOD: Duration = Duration::from_millis(300);
+const BOUND: Duration = Duration::from_secs(30);
+
+/// Samples by event and part.
+type Parts = BTreeMap<(Event, String), u64>;
+
+fn add(parts: &mut Parts, report: &Report) {
+    for event in report.cpus.iter().flat_map(|cpu| &cpu.events) {
+        for part in &event.parts {
+            *parts.entry((event.event, part.name.clone())).or_default() += part.samples;
+        }
+    }
+}
+
+/// Observes a flood from one socket to another until every part of `want` was seen often. What else is seen may be of
+/// anybody: an observer sees the whole machine.
+fn observe(near: &UdpSocket, far: &UdpSocket, want: &[(Event, &str)]) {
+    const OFTEN: u64 = 5;
+    let to = far.local_addr().expect("an address");
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // Whoever is in the way may still be about to learn the link address of the next one.
+                let _ = near.send_to(&[0; 1000], to);
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = far.recv(&mut [0; 1000]);
+            }
+        });
+        let mut config = Config::new().expect("the taxonomy parses");
+        config.frequency_hz = 10_000;
+        let mut parts = Parts::new();
+        let deadline = Instant::now() + BOUND;
+        let mut observer = Observer::start(config).expect("it starts");
+        let rare = |parts: &Parts| {
+            let samples = |(event, part): &&(Event, &str)| {
+                parts.get(&(*event, (*part).to_owned())).copied().unwrap_or(0)
+            };
+            want.iter().filter(|part| samples(part) < OFTEN).copied().collect::<Vec<_>>()
+        };
+        while !rare(&parts).is_empty() && Instant::now() < deadline {
+            add(&mut parts, &observer.next(PERIOD).expect("a report"));
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(rare(&parts).is_empty(), "{:?} are rare in {parts:#?}", rare(&parts));
+    })
+}
+
+/// From the publisher's namespace to the subscriber's, forwarded in between.
+fn routed(network: &Network, family: u8) -> (UdpSocket, UdpSocket) {
+    let option = if family == 4 { "net.ipv4.ip_forward" } else { "net.ipv6.conf.all.forwarding" };
+    net::run("ip", &format!("netns exec {} sysctl -qw {option}=1", network.relay));
+    for (namespace, net) in [(&network.publisher, 1), (&network.subscriber, 2)] {
+        ip(&format!("-n {namespace} -{family} route add default via {}", address(family, net, 1)));
+    }
+    let socket = |namespace, net| net::socket(namespace, SocketAddr::new(address(family, net, 2), 0));
+    (socket(&network.publisher, 1), socket(&network.subscriber, 2))
+}
+
+/// `chains`: hook and priority of each; long enough to be seen.
+fn filter(namespace: &str, family: &str, chains: &[&str]) {
+    let rules = "udp dport 1 counter drop\n".repeat(60);
+    let chain = |(at, hook): (usize, &&str)| format!("chain c{at} {{ type filter hook {hook};\n{rules}}}\n");
+    let chains: String = chains.iter().enumerate().map(chain).collect();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(&file, format!("table {family} t {{\n{chains}}}\n")).expect("written");
+    let path = file.path().to_str().expect("a path");
+    net::run("ip", &format!("netns exec {namespace} nft -f {path}"));
+}
+
+fn has(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok()
+}
+
+/// Each fills both CPUs.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn a_router_forwards() {
+    if !root("a_router_forwards") {
+        return;
+    }
+    let _alone = alone();
+    for (family, name) in [(4, "f4"), (6, "f6")] {
+        let network = Network::new(name);
+        let (near, far) = routed(&network, family);
+        let [receive, forwarding] = ["IP receive", "forwarding"].map(|part| format!("{part} v{family}"));
+        observe(
+            &near,
+            &far,
+            &[
+                (Event::NetRx, &receive),
+                (Event::NetRx, &forwarding),
+                (Event::NetRx, "driver transmit"),
+                (Event::NetRx, "UDP"),
+                (Event::Send, "UDP"),
+                (Event::Receive, "UDP"),
+            ],
+        );
+    }
+}
+
+#[test]
+fn filters_are_told_by_their_hooks() {
+    if !root("filters_are_told_by_their_hooks") {
+        return;
+    }
+    if !has("nft") {
+        return println!("SKIP filters_are_told_by_their_hooks: no nft");
+    }
+    let _alone = alone();
+    for (family, name) in [(4, "n4"), (6, "n6")] {
+        let network = Network::new(name);
+        let (near, far) = routed(&network, family);
+        let inet = |namespace: &str, hooks: &[&str]| {
+            let chains: Vec<String> = hooks.iter().map(|hook| format!("{hook} priority 0")).collect();
+            filter(namespace, "inet", &chains.iter().map(String::as_str).collect::<Vec<_>>());
+        };
+        inet(&network.publisher, &["output"]);
+        inet(&network.relay, &["prerouting", "forward", "postrouting"]);
+        inet(&network.subscriber, &["input"]);
+        filter(&network.relay, "netdev", &["ingress device \"west\" priority 0"]);
+        let of = |hook: &str| format!("netfilter {hook} v{family}");
+        observe(
+            &near,
+            &far,
+            &[
+                (Event::NetRx, "netfilter ingress"),
+                (Event::NetRx, &of("prerouting")),
+                (Event::NetRx, &of("forward")),
+                (Event::NetRx, &of("postrouting")),
+                (Event::NetRx, &of("local-in")),
+                (Event::Send, &of("output")),
+            ],
+        );
+    }
+}
+
+#[test]
+fn a_bridge_bridges() {
+    if !root("a_bridge_bridges") {
+        return;
+    }
+    let _alone = alone();
+    let network = Network::new("b");
+    ip(&format!("-n {} link add br0 type bridge", network.relay));
+    for port in ["west", "east"] {
+        ip(&format!("-n {} addr flush dev {port}", network.relay));
+        ip(&format!("-n {} link set {port} master br0", network.relay));
+    }
+    ip(&format!("-n {} link set br0 up", network.relay));
+    let socket = |namespace: &str, host: u8| {
+        ip(&format!("-n {namespace} addr add 10.97.0.{host}/24 dev eth"));
+        net::socket(namespace, SocketAddr::from(([10, 97, 0, host], 0)))
+    };
+    let (near, far) = (socket(&network.publisher, 1), socket(&network.subscriber, 2));
+    observe(&near, &far, &[(Event::NetRx, "bridging"), (Event::NetRx, "UDP")]);
+}
+
+#[test]
+fn programs_at_xdp_run_generic_or_native() {
+    if !root("programs_at_xdp_run_generic_or_native") {
+        return;
+    }
+    let _alone = alone();
+    for (mode, name, part) in [(Mode::Generic, "xg", "XDP generic"), (Mode::Native, "xn", "XDP native")] {
+        let network = Network::new(name);
+        let (near, far) = routed(&network, 4);
+        let gate = Gate::load(&gate::Config::default()).expect("it loads");
+        let west = ifindex(&network.relay, "west");
+        inside(&network.relay, || gate.attach(west, mode)).expect("it attaches");
+        observe(&near, &far, &[(Event::NetRx, part), (Event::NetRx, "bpf:gate_xdp")]);
+    }
+}
