@@ -36,14 +36,11 @@ fn traffic(observer: &mut Observer, until: impl Fn(&Report) -> bool) {
             observer.poll();
         }
         let report = observer.report().expect("a report");
-        // The observer is what else runs inside the calls.
-        let others = programs(&report).into_iter();
-        let others: Vec<_> = others.filter(|(name, _)| !name.starts_with("bpf:cost_")).collect();
-        assert!(others.iter().all(|(name, _)| name.starts_with("bpf:probe_")), "{others:?}");
         if until(&report) {
             return;
         }
-        assert!(Instant::now() < deadline, "{others:?}");
+        // Programs of anybody else may be among them: an observer sees the whole machine.
+        assert!(Instant::now() < deadline, "{:?}", programs(&report));
     }
 }
 
