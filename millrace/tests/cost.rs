@@ -419,13 +419,14 @@ fn a_full_disk_ends_nothing() {
     let (said, mut stdin) = (said(&mut child), child.stdin.take().unwrap());
     let mut sequences = sequences(child.stdout.take().unwrap());
     wait_for_line(&said, "log: log: No space left on device");
-    // There was room for fewer.
-    sequences.find(|sequence| *sequence == 40).unwrap();
+    // There was room for fewer. Not every one of them needs to be here, too.
+    sequences.find(|sequence| *sequence >= 40).unwrap();
     stdin.write_all(b"there is room\n").unwrap();
-    let lost = number(&wait_for_line(&said, "log: goes on; "));
+    wait_for_line(&said, "log: goes on; ");
     stdin.write_all(b"end\n").unwrap();
     let replayed: Vec<u64> = sequences.skip_while(|sequence| *sequence > 0).collect();
     assert!(child.wait().unwrap().success());
+    let lost = number(&said.iter().filter(|line| line.starts_with("millrace: log: ")).last().unwrap());
     assert!(replayed.is_sorted() && lost > 0);
     assert_eq!(replayed.last().unwrap() + 1, replayed.len() as u64 + lost);
 }
