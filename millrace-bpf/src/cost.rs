@@ -8,6 +8,7 @@ mod calls;
 mod intf;
 mod perf;
 mod points;
+mod price;
 mod sockets;
 mod uring;
 
@@ -29,8 +30,9 @@ use intf::EVENTS;
 use points::{Kernel, Point};
 
 pub use buffer::Record;
-pub use perf::clock;
+pub use perf::{clock, interrupt_time};
 pub use points::{WAYS, Way};
+pub use price::CallTimes;
 pub use sockets::Sockets;
 
 const OBJECT: &str = "cost.bpf.o";
@@ -547,6 +549,6 @@ fn load(sum: &AtomicU64) -> u64 {
 }
 
 /// Up to the first zero byte.
-fn name(bytes: &[u8]) -> String {
+pub fn name(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }

@@ -395,7 +395,7 @@ fn a_full_buffer_counts_what_it_loses() {
         let mut bytes = vec![0; cost.totals().len()];
         cost.drain(|record| {
             assert!(record.kernel.iter().all(|frame| *frame >= 1 << 63), "{record:?}");
-            bytes[record.cpu as usize] += 16 + 8 * (record.kernel.len() + record.user.len());
+            bytes[record.cpu as usize] += 40 + 8 * (record.kernel.len() + record.user.len());
         });
         assert!(bytes.iter().any(|bytes| *bytes > 0));
         if transport == Transport::DoubleBuffer {

@@ -15,6 +15,7 @@
 //! The figures are [`report::Report`]s. How they are made: `docs/design/0005-cost.md`.
 
 mod cgroups;
+mod choice;
 mod energy;
 pub mod export;
 mod flame;
@@ -30,5 +31,6 @@ mod symbols;
 pub mod taxonomy;
 mod users;
 
+pub use choice::Budget;
 pub use observer::{Config, Error, MAX_FREQUENCY_HZ, Observer, POLL_INTERVAL};
 pub use symbols::plain as function_name;

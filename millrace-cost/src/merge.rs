@@ -91,6 +91,7 @@ impl Merge {
         let sum = self.sum.insert(report.without_tables());
         let Some(before) = before else { return };
         sum.period_ns += before.period_ns;
+        sum.sampled_ns += before.sampled_ns;
         add_lost(&mut sum.lost, &before.lost);
         add_observer(&mut sum.observer, &before.observer);
         sum.energy = add_energy(before.energy, sum.energy.clone());
@@ -399,6 +400,7 @@ impl MergeStacks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Mode;
     use crate::samples::{report, stacks};
 
     #[test]
@@ -422,6 +424,13 @@ mod tests {
         assert_eq!(sum.processes[0].share, b.processes[0].share);
         assert_eq!(sum.lost.samples, 2 * b.lost.samples);
         assert_eq!(sum.missing, b.missing);
+    }
+
+    #[test]
+    fn modes_add_up() {
+        let sampled = Report { mode: Mode::Sampling, sampled_ns: 1_000_000_000, ..report(0) };
+        let sum = merge([&sampled, &report(1), &report(2)]).expect("a report");
+        assert_eq!((sum.mode, sum.sampled_ns, sum.period_ns), (Mode::Events, 1_000_000_000, 3_000_000_000));
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! From counters and stacks to a report per period.
 
+mod adapt;
 mod tables;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -7,10 +8,11 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{io, thread};
 
-use millrace_bpf::cost::{self, Cost, Record, Totals, Transport};
+use millrace_bpf::cost::{self, CallTimes, Cost, Record, Totals, Transport};
 use millrace_bpf::programs::Statistics;
 
 use crate::cgroups::{self, Cgroups};
+use crate::choice::{Budget, Step};
 use crate::energy::Meter;
 use crate::fold::{Fold, Resolver, share_out};
 use crate::procstat::{self, CpuTimes};
@@ -20,7 +22,8 @@ use crate::report::{
 use crate::symbols::Symbols;
 use crate::taxonomy::Taxonomy;
 use crate::users::{Place, ProfileFold, Users};
-use tables::{Processes, Programs, Usage};
+use adapt::{Adaptive, Frequency, Prices};
+use tables::{Processes, Programs, Taken, Usage};
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -48,8 +51,10 @@ pub enum Error {
     Method,
     #[error("idle power is a number of watts, not {0}")]
     IdleWatts(f64),
-    #[error("mode `sampling` does not tell whose the time is: it takes no processes or cgroups")]
-    NoProcesses,
+    #[error("a budget is a share of a CPU: more than 0, at most 1")]
+    Budget,
+    #[error("cannot measure what the observer takes: {0}")]
+    Price(io::Error),
 }
 
 /// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
@@ -58,6 +63,11 @@ pub const MAX_FREQUENCY_HZ: u32 = 20_000;
 #[derive(Debug, Clone)]
 pub struct Config {
     pub mode: Mode,
+    /// In mode `events`: from one report to the next, events are sampled and no longer timed while timing takes more than
+    /// this. What it takes is measured at the start. Needs a frequency.
+    pub budget: Option<Budget>,
+    /// With a budget: [`frequency_hz`](Self::frequency_hz) may be lowered where interrupts are dear.
+    pub lower_frequency: bool,
     /// `None` takes functions where the kernel allows it.
     pub method: Option<Method>,
     /// Samples per second and CPU. 0: events only, without parts.
@@ -88,6 +98,8 @@ impl Config {
     pub fn new() -> Result<Self, crate::taxonomy::Error> {
         Ok(Self {
             mode: Mode::Events,
+            budget: None,
+            lower_frequency: false,
             method: None,
             frequency_hz: 1000,
             cpus: None,
@@ -115,11 +127,14 @@ const NS_PER_S: f64 = 1e9;
 /// Observes from [`start`](Self::start) until it is dropped. Needs root.
 pub struct Observer {
     config: Config,
+    /// In force; [`Config::mode`] is what it began with.
+    mode: Mode,
+    adaptive: Option<Adaptive>,
     cost: Cost,
     resolver: Resolver,
     symbols_read: Instant,
-    /// Events of which at least one way is measured.
-    measured: Vec<Event>,
+    /// Events of which at least one way is; samples tell them all.
+    timed: Vec<Event>,
     missing: Vec<Missing>,
     host: Host,
     cgroups: Cgroups,
@@ -136,12 +151,23 @@ pub struct Observer {
     sequence: u64,
 }
 
+/// What samples tell of a process.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct Task {
+    pid: u32,
+    cgroup: u64,
+    /// Only if it has no number in this namespace: others have their names in `/proc`, and threads with names of their own.
+    name: Option<[u8; 16]>,
+}
+
 /// What was sampled since the last report.
 struct Samples {
     fold: Fold,
     /// By CPU and event.
     counts: HashMap<(u32, Event), Count>,
     profiles: HashMap<u32, ProfileFold>,
+    /// Samples of processes in `send`, `receive`, `io_uring`; in mode `sampling` only.
+    tasks: HashMap<Task, [u64; 3]>,
 }
 
 /// Samples inside of an event.
@@ -159,7 +185,12 @@ impl Count {
 
 impl Samples {
     fn new(config: &Config) -> Self {
-        Self { fold: Fold::new(config.stacks), counts: HashMap::new(), profiles: HashMap::new() }
+        Self {
+            fold: Fold::new(config.stacks),
+            counts: HashMap::new(),
+            profiles: HashMap::new(),
+            tasks: HashMap::new(),
+        }
     }
 
     fn count(&mut self, cpu: u32, event: Event, observer: bool) {
@@ -172,7 +203,8 @@ impl Samples {
 }
 
 impl Observer {
-    pub fn start(config: Config) -> Result<Self, Error> {
+    pub fn start(mut config: Config) -> Result<Self, Error> {
+        config.budget = config.budget.filter(|_| config.mode == Mode::Events);
         check(&config)?;
         let times = procstat::read().map_err(Error::ProcStat)?;
         let cpus: BTreeSet<u32> = match &config.cpus {
@@ -184,21 +216,29 @@ impl Observer {
         }
         let mut missing = Vec::new();
         let statistics = statistics(&config, &mut missing);
-        let mut cost = load(&config)?;
-        let mut measured = Event::ALL.to_vec();
-        match config.mode {
-            Mode::Events => {
-                let ways = cost.attach()?;
-                measured.retain(|event| is_measured((*event).into(), &ways));
-                missing.extend(ways.into_iter().map(Missing::from));
-                missing.extend(missing_by_method(&cost));
+        let frequency = match config.budget {
+            Some(budget) if config.lower_frequency => {
+                Frequency::within(budget, config.frequency_hz).map_err(Error::Price)?
             }
-            Mode::Sampling => missing.push(Missing {
-                event: None,
-                what: "processes, cgroups and counts of calls".to_owned(),
-                reason: "mode `sampling` has nothing but stacks".to_owned(),
-            }),
+            _ => Frequency::as_asked(config.frequency_hz),
+        };
+        config.frequency_hz = frequency.hz;
+        let mut cost = load(&config)?;
+        let bare = config.budget.map(|_| CallTimes::measure()).transpose().map_err(Error::Price)?;
+        let mut timed = Event::ALL.to_vec();
+        if config.mode == Mode::Events {
+            let ways = cost.attach()?;
+            timed.retain(|event| is_timed((*event).into(), &ways));
+            missing.extend(ways.into_iter().map(Missing::from));
+            missing.extend(missing_by_method(&cost));
         }
+        let adaptive = match config.budget.zip(bare) {
+            Some((budget, bare)) => {
+                let prices = Prices::between(bare, CallTimes::measure().map_err(Error::Price)?);
+                Some(Adaptive::new(budget, prices, frequency, cpus.iter().copied().collect()))
+            }
+            None => None,
+        };
         for pid in &config.profile {
             cost.watch(*pid, true)?;
         }
@@ -216,9 +256,11 @@ impl Observer {
         }));
         let now = Instant::now();
         let mut observer = Self {
+            mode: config.mode,
+            adaptive: None,
             resolver,
             symbols_read: now,
-            measured,
+            timed,
             missing,
             host: host(),
             cgroups: Cgroups::new(),
@@ -237,6 +279,7 @@ impl Observer {
             cost,
         };
         observer.begin()?;
+        observer.adaptive = adaptive;
         Ok(observer)
     }
 
@@ -264,7 +307,7 @@ impl Observer {
 
     /// Takes the stacks that wait. At least every [`POLL_INTERVAL`], or some may be lost; that is counted.
     pub fn poll(&mut self) {
-        let Self { cost, resolver, samples, users, config, .. } = self;
+        let Self { cost, resolver, samples, users, config, mode, .. } = self;
         let (mut functions, mut refreshed) = (Vec::new(), false);
         cost.drain(|record| {
             // Now the buffer is taken: the list has all programs that are in it.
@@ -272,27 +315,74 @@ impl Observer {
                 // What keeps it from working is in `missing` since the start.
                 let _ = resolver.refresh_programs();
             }
-            take(&record, config, resolver, users, samples, &mut functions);
+            take(&record, *mode, config, resolver, users, samples, &mut functions);
         });
         if self.resolver.outdated && self.symbols_read.elapsed() >= SYMBOLS_INTERVAL {
             self.read_symbols();
+        }
+        self.try_timing();
+    }
+
+    /// In mode `sampling` with a budget: from time to time events are timed too, which reports do not show before it turns
+    /// out to be cheap.
+    fn try_timing(&mut self) {
+        let Some(adaptive) = &mut self.adaptive else { return };
+        match adaptive.poll(Instant::now(), || self.cost.totals()) {
+            Step::Try => match self.cost.attach() {
+                Ok(_) => adaptive.tried(Some(self.cost.totals())),
+                Err(_) => {
+                    self.cost.detach();
+                    adaptive.tried(None);
+                }
+            },
+            Step::Sample => self.cost.detach(),
+            Step::Stay | Step::Time => {}
+        }
+    }
+
+    /// Between two reports: both modes see all of the time on their side of it.
+    fn change(&mut self, step: Step) {
+        match step {
+            Step::Sample => {
+                // Samplers first: what is attached meanwhile takes time, and nothing is missed.
+                self.mode = Mode::Sampling;
+                self.cost.sample_always(true);
+                self.cost.detach();
+            }
+            // Since the trial began, sums have all that the next report needs.
+            Step::Time => {
+                self.mode = Mode::Events;
+                self.cost.sample_always(false);
+            }
+            Step::Stay | Step::Try => {}
         }
     }
 
     /// What came to pass since the last report, or the start.
     pub fn report(&mut self) -> Result<Report, Error> {
-        self.poll();
-        let now = Instant::now();
-        let period = now - self.last;
-        let totals = self.cost.totals();
         let times = procstat::read().map_err(Error::ProcStat)?;
         let spent = procstat::since(&times, &self.last_times);
+        // The moment in which the period ends: at once the sums of events, and the samples.
+        let (now, totals) = (Instant::now(), self.cost.totals());
+        let period = now - self.last;
+        self.poll();
         let programs = self.statistics.as_ref().map(|statistics| self.programs.read(statistics, period));
         let (processes, forget) = self.processes.read(self.cost.processes()?);
         for id in forget {
             self.cost.forget(id)?;
         }
         let samples = std::mem::replace(&mut self.samples, Samples::new(&self.config));
+        let processes = match self.mode {
+            Mode::Events => processes,
+            Mode::Sampling => self.sampled_processes(&samples),
+        };
+        let (auto, step) = match &mut self.adaptive {
+            Some(adaptive) => {
+                let (auto, step) = adaptive.report(now, &totals, &self.last_totals, period);
+                (Some(auto), step)
+            }
+            None => (None, Step::Stay),
+        };
 
         let cpus: Vec<Cpu> =
             self.cpus().map(|cpu| self.cpu(cpu, &totals, &spent, &samples, period)).collect();
@@ -308,8 +398,10 @@ impl Observer {
             sequence: self.sequence,
             time_unix_ms: unix_ms(),
             period_ns: ns(period),
-            mode: self.config.mode,
-            method: self.cost.method().map(Method::from),
+            mode: self.mode,
+            sampled_ns: if self.mode == Mode::Sampling { ns(period) } else { 0 },
+            auto,
+            method: self.cost.method().filter(|_| self.mode == Mode::Events).map(Method::from),
             frequency_hz: self.config.frequency_hz,
             host: self.host.clone(),
             other: samples.fold.others(TOP_OTHERS, |event| by_event.get(&event).copied().unwrap_or(0.0)),
@@ -319,7 +411,7 @@ impl Observer {
             energy: self.meter.read(period, networking_ns, busy_ns),
             observer: self.usage.read(&cpus, programs.as_deref(), period),
             lost: lost(&totals, &self.last_totals, self.programs.skipped()),
-            missing: self.missing.clone(),
+            missing: self.missing.iter().cloned().chain(missing_by_mode(self.mode)).collect(),
             programs,
             cpus,
         };
@@ -327,6 +419,7 @@ impl Observer {
         self.last = now;
         self.last_totals = totals;
         self.last_times = times;
+        self.change(step);
         Ok(report)
     }
 
@@ -352,13 +445,16 @@ impl Observer {
     fn cpu(&self, cpu: u32, totals: &[Totals], spent: &CpuTimes, samples: &Samples, period: Duration) -> Cpu {
         let at = cpu as usize;
         let (after, before) = (of(totals, at), of(&self.last_totals, at));
-        let events: Vec<EventCost> = self
-            .measured
+        let measured = match self.mode {
+            Mode::Events => &self.timed[..],
+            Mode::Sampling => &Event::ALL,
+        };
+        let events: Vec<EventCost> = measured
             .iter()
             .copied()
             .map(|event| {
                 let taken = samples.counts.get(&(cpu, event)).copied().unwrap_or_default();
-                let (total, calls) = match self.config.mode {
+                let (total, calls) = match self.mode {
                     Mode::Events => (
                         after.ns(event.into()).saturating_sub(before.ns(event.into())),
                         Some(after.calls(event.into()).saturating_sub(before.calls(event.into()))),
@@ -394,6 +490,14 @@ impl Observer {
         (samples as f64 * NS_PER_S / f64::from(self.config.frequency_hz.max(1))) as u64
     }
 
+    fn sampled_processes(&self, samples: &Samples) -> Vec<Taken> {
+        let taken = |(task, counts): (&Task, &[u64; 3])| {
+            let name = task.name.map_or_else(String::new, |name| cost::name(&name));
+            Taken::sampled(task.pid, task.cgroup, name, counts.map(|taken| self.sampled_ns(taken)))
+        };
+        samples.tasks.iter().map(taken).collect()
+    }
+
     fn ns_per_sample(&self, cpus: &[Cpu], cpu: u32, event: Option<Event>) -> f64 {
         let Some(event) = event else { return NS_PER_S / f64::from(self.config.frequency_hz.max(1)) };
         let events = cpus.iter().find(|of| of.cpu == cpu).map_or(&[][..], |of| &of.events);
@@ -423,11 +527,11 @@ fn check(config: &Config) -> Result<(), Error> {
     if config.mode == Mode::Sampling && config.method.is_some() {
         return Err(Error::Method);
     }
-    if config.mode == Mode::Sampling && (!config.pids.is_empty() || config.cgroup.is_some()) {
-        return Err(Error::NoProcesses);
-    }
     if let Some(watts) = config.idle_watts.filter(|watts| !watts.is_finite() || *watts < 0.0) {
         return Err(Error::IdleWatts(watts));
+    }
+    if config.budget.is_some_and(|budget| !(budget.share > 0.0 && budget.share <= 1.0)) {
+        return Err(Error::Budget);
     }
     check_frequency(config)?;
     if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
@@ -450,6 +554,7 @@ fn is_process(pid: u32) -> bool {
 fn check_frequency(config: &Config) -> Result<(), Error> {
     match config.frequency_hz {
         0 if config.mode == Mode::Sampling => Err(Error::NoFrequency("mode `sampling`")),
+        0 if config.budget.is_some() => Err(Error::NoFrequency("a budget")),
         0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
         hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
         // The kernel would only say that an argument is invalid.
@@ -488,7 +593,7 @@ fn statistics(config: &Config, missing: &mut Vec<Missing>) -> Option<Statistics>
 }
 
 /// Whether some way of it is; events that have no ways are measured always.
-fn is_measured(event: cost::Event, missing: &[cost::Missing]) -> bool {
+fn is_timed(event: cost::Event, missing: &[cost::Missing]) -> bool {
     let mut ways = cost::WAYS.iter().filter(|way| way.event == event).peekable();
     ways.peek().is_none() || ways.any(|way| missing.iter().all(|missing| missing.what != way.name))
 }
@@ -521,9 +626,19 @@ fn missing_by_method(cost: &Cost) -> Vec<Missing> {
     refused.into_iter().chain(of_calls).collect()
 }
 
+/// What samples do not tell.
+fn missing_by_mode(mode: Mode) -> Option<Missing> {
+    (mode == Mode::Sampling).then(|| Missing {
+        event: None,
+        what: "counts of calls".to_owned(),
+        reason: "events are sampled, not timed".to_owned(),
+    })
+}
+
 /// Counts one record.
 fn take(
     record: &Record<'_>,
+    mode: Mode,
     config: &Config,
     resolver: &mut Resolver,
     users: &mut Users,
@@ -535,7 +650,7 @@ fn take(
     }
     resolver.functions(record.kernel, functions);
     let owner = resolver.owner(functions);
-    let event = match config.mode {
+    let event = match mode {
         Mode::Events => record.event.map(Event::from),
         Mode::Sampling => owner.event,
     };
@@ -545,6 +660,12 @@ fn take(
     if let Some(event) = event
         && !owner.observer
     {
+        if let (Mode::Sampling, Some(at)) = (mode, event.index().checked_sub(Event::Send.index())) {
+            let name = (record.pid == 0).then_some(record.name);
+            let task = Task { pid: record.pid, cgroup: record.cgroup, name };
+            let counts = samples.tasks.entry(task).or_default();
+            counts.iter_mut().skip(at).take(1).for_each(|count| *count += 1);
+        }
         samples.fold.add(resolver, record.cpu, event, functions);
         if config.stacks {
             let names = functions.iter().map(|number| resolver.name(*number));
@@ -716,11 +837,11 @@ mod tests {
     }
 
     #[test]
-    fn an_event_without_any_way_is_not_measured() {
+    fn an_event_without_any_way_is_not_timed() {
         let sends = || cost::WAYS.iter().filter(|way| way.event == cost::Event::Send);
         let (all, but_one) = (missing(sends()), missing(sends().skip(1)));
         let measured = |missing: &[cost::Missing]| {
-            Event::ALL.into_iter().filter(|event| is_measured((*event).into(), missing)).collect::<Vec<_>>()
+            Event::ALL.into_iter().filter(|event| is_timed((*event).into(), missing)).collect::<Vec<_>>()
         };
         assert_eq!(measured(&all), [Event::NetRx, Event::NetTx, Event::Receive, Event::IoUring]);
         assert_eq!(measured(&but_one), Event::ALL);

@@ -86,6 +86,27 @@ pub enum Method {
     SystemCalls,
 }
 
+/// How the observer keeps to what it may take (`--mode auto`).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Auto {
+    /// What timing events may take of each CPU.
+    pub budget_share: f64,
+    /// What it takes of the CPU where it takes most: runs of the programs, times what one was measured to add. In mode
+    /// `sampling`, what it took when it was last in use or tried.
+    pub timing_share: f64,
+    /// In mode `sampling`, milliseconds from the end of the period until timing is tried again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry_ms: Option<u64>,
+    /// How often the mode has changed since the start.
+    pub changes: u64,
+    /// What the interrupt of a sample takes here; absent if that could not be measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupt_ns: Option<u64>,
+    /// [`Report::frequency_hz`] was this, and was lowered since interrupts take so much.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lowered_from_hz: Option<u32>,
+}
+
 /// What came to pass in one period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
@@ -96,7 +117,14 @@ pub struct Report {
     /// The end of the period, milliseconds since 1970.
     pub time_unix_ms: u64,
     pub period_ns: u64,
+    /// How the figures came about; of a sum of reports, those of the last one.
     pub mode: Mode,
+    /// The part of `period_ns` in mode `sampling`: all or nothing, but for a sum of reports. There are no `calls` of it.
+    #[serde(default)]
+    pub sampled_ns: u64,
+    /// Why the mode is what it is; absent if it was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto: Option<Auto>,
     /// Absent in mode `sampling`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub method: Option<Method>,
@@ -117,7 +145,7 @@ pub struct Report {
     /// What the observer itself took.
     pub observer: Observer,
     pub lost: Lost,
-    /// What cannot be measured here, the same in every report.
+    /// What cannot be measured here, the same in every report of a mode.
     pub missing: Vec<Missing>,
     /// Sampled stacks, for flame graphs; only on request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,6 +161,8 @@ impl Report {
             time_unix_ms: self.time_unix_ms,
             period_ns: self.period_ns,
             mode: self.mode,
+            sampled_ns: self.sampled_ns,
+            auto: self.auto,
             method: self.method,
             frequency_hz: self.frequency_hz,
             host: self.host.clone(),
@@ -154,9 +184,9 @@ impl Report {
         self.cpus.iter().flat_map(|cpu| &cpu.events).any(|of| of.event == event)
     }
 
-    /// The same of processes and cgroups, which stacks alone do not tell apart.
-    pub fn measures_tasks(&self, event: Event) -> bool {
-        self.mode == Mode::Events && self.measures(event)
+    /// Whether its calls are counted, in all of the period.
+    pub fn counts(&self, event: Event) -> bool {
+        self.mode == Mode::Events && self.sampled_ns == 0 && self.measures(event)
     }
 
     /// Stacks are larger than all the rest.
@@ -263,7 +293,7 @@ pub struct Function {
 
 /// Time of a process in its own socket calls and io_uring threads, without the observer: each call without what the
 /// observer took in a call on average. Softirqs are nobody's. What belongs to an event that is not
-/// [measured](Report::measures_tasks) is 0.
+/// [measured](Report::measures) or [counted](Report::counts) is 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TaskCost {
     pub send_ns: u64,

@@ -13,6 +13,8 @@ pub fn report(sequence: u64) -> Report {
         time_unix_ms: 1_700_000_000_000 + 1000 * sequence,
         period_ns: 1_000_000_000,
         mode: Mode::Events,
+        sampled_ns: 0,
+        auto: None,
         method: None,
         frequency_hz: 1000,
         host: Host { name: "host".to_owned(), kernel: "6.1.0".to_owned() },

@@ -1,14 +1,14 @@
 //! The observer on the running kernel. Needs root.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::UdpSocket;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millrace_cost::report::{Event, Mode, Report};
-use millrace_cost::{Config, Observer};
+use millrace_cost::{Budget, Config, Observer};
 
 static ALONE: Mutex<()> = Mutex::new(());
 const PERIOD: Duration = Duration::from_millis(700);
@@ -129,6 +129,115 @@ fn the_observer_is_in_no_event() {
     assert_eq!(costs().map(|cost| cost.observer_ns).sum::<u64>(), report.observer.events_ns);
     let share: f64 = report.cpus.iter().map(|cpu| cpu.observer_share).sum();
     assert!((share - report.observer.events_ns as f64 / report.period_ns as f64).abs() < 1e-5, "{share}");
+}
+
+/// In mode `sampling` too, but for numbers of calls.
+#[test]
+fn samples_belong_to_the_process() {
+    let Some(_alone) = alone("samples_belong_to_the_process") else { return };
+    let report = observe(Config { mode: Mode::Sampling, pids: [std::process::id()].into(), ..config() });
+    let [own] = &report.processes[..] else { panic!("{:?}", report.processes) };
+    assert_eq!(own.pid, std::process::id());
+    assert!(own.cost.send_ns > 0 && own.cost.receive_ns > 0, "{own:?}");
+    assert_eq!((own.cost.send_calls, own.cost.receive_calls), (0, 0));
+    assert_eq!(report.cgroups[0].cost, own.cost);
+    assert_eq!(report.sampled_ns, report.period_ns);
+    assert!(report.missing.iter().any(|missing| missing.what == "counts of calls"), "{:?}", report.missing);
+}
+
+/// Calls without pause, in enough threads to be a flood among other load too, until `done` has returned.
+fn flood<T>(done: impl FnOnce() -> T) -> T {
+    struct Stop<'a>(&'a AtomicBool);
+    impl Drop for Stop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let _stop = Stop(&stop);
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+                let to = socket.local_addr().expect("an address");
+                while !stop.load(Ordering::Relaxed) {
+                    socket.send_to(&[0; 8], to).expect("sent");
+                    socket.recv(&mut [0; 8]).expect("received");
+                }
+            });
+        }
+        done()
+    })
+}
+
+/// What timing events takes of a CPU, in a second.
+fn timing_share() -> f64 {
+    let unlimited = Budget { share: 1.0, ..Budget::default() };
+    let mut observer = Observer::start(Config { budget: Some(unlimited), ..config() }).expect("it starts");
+    let report = observer.next(Duration::from_secs(1)).expect("a report");
+    report.auto.expect("it has a budget").timing_share
+}
+
+/// Calls without pause cost the observer more than it may take, none cost it nothing.
+#[test]
+fn a_flood_makes_it_sample_and_quiet_brings_timing_back() {
+    const SHORT: Duration = Duration::from_millis(250);
+    const BOUND: Duration = Duration::from_secs(60);
+    let test = "a_flood_makes_it_sample_and_quiet_brings_timing_back";
+    let Some(_alone) = alone(test) else { return };
+    let (quiet, flooded) = (timing_share(), flood(timing_share));
+    if flooded < quiet * 8.0 {
+        return println!(
+            "SKIP {test}: others make as many calls: {quiet} without a flood, {flooded} with one"
+        );
+    }
+    let budget = Budget { share: flooded / 2.0, pause: Duration::from_secs(2) };
+    let mut observer = Observer::start(Config { budget: Some(budget), ..config() }).expect("it starts");
+    let start = Instant::now();
+    let mut periods = Duration::ZERO;
+    let mut networking: BTreeMap<u32, u64> = BTreeMap::new();
+    let mut until = |mode: Mode| -> Report {
+        let deadline = Instant::now() + BOUND;
+        loop {
+            let report = observer.next(SHORT).expect("a report");
+            let auto = report.auto.expect("it has a budget");
+            assert!(Instant::now() < deadline, "still {:?}: {auto:?}", report.mode);
+            periods += Duration::from_nanos(report.period_ns);
+            for cpu in &report.cpus {
+                *networking.entry(cpu.cpu).or_insert(0) +=
+                    cpu.events.iter().map(|event| event.ns).sum::<u64>();
+            }
+            let sampled = if report.mode == Mode::Sampling { report.period_ns } else { 0 };
+            assert_eq!(report.sampled_ns, sampled);
+            assert_eq!(auto.retry_ms.is_some(), report.mode == Mode::Sampling);
+            assert_eq!(report.method.is_some(), report.mode == Mode::Events);
+            if report.mode == mode {
+                return report;
+            }
+        }
+    };
+    let first = until(Mode::Events);
+    assert_eq!((first.sequence, first.auto.map(|auto| auto.changes)), (0, Some(0)));
+    let sampled = flood(|| until(Mode::Sampling));
+    assert_eq!(sampled.auto.map(|auto| auto.changes), Some(1));
+    let (ns, samples) = sum(&sampled, Event::Send);
+    assert!(ns > 0 && samples > 0, "{ns} ns, {samples} samples");
+    assert!(sampled.processes.iter().any(|process| process.pid == std::process::id()));
+    let timed = until(Mode::Events);
+    assert_eq!(timed.auto.map(|auto| auto.changes), Some(2));
+    let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    for _ in 0..100 {
+        socket.send_to(&[0; 8], socket.local_addr().expect("an address")).expect("sent");
+    }
+    let counted = until(Mode::Events);
+    let sends = counted.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == Event::Send);
+    assert!(sends.filter_map(|of| of.calls).sum::<u64>() >= 100, "{:?}", counted.cpus);
+    // All of the time is there, and none of it twice.
+    let elapsed = start.elapsed();
+    assert!(periods.abs_diff(elapsed) < SHORT, "{periods:?} of {elapsed:?}");
+    for (cpu, ns) in networking {
+        assert!(u128::from(ns) <= (elapsed + SHORT).as_nanos(), "CPU {cpu}: {ns} ns of {elapsed:?}");
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn accuracy_and_overhead_of_one_scenario() {
             "2",
         ])
         .args(["--hz", "1000", "--pairs", &PAIRS.to_string(), "--pair-seconds", "0.3"])
-        .args(["--observers", "clock,array,http"])
+        .args(["--observers", "clock,array,auto,http"])
         .args(["--json".as_ref(), json.as_os_str()])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -58,17 +58,17 @@ fn accuracy_and_overhead_of_one_scenario() {
     said.read_to_string(&mut rest).expect("text");
     bench.stdout.take().expect("a pipe").read_to_string(&mut table).expect("text");
     assert!(bench.wait().expect("it ends").success(), "{line}{rest}");
-    assert_eq!(table.lines().count(), 5, "{table}");
+    assert_eq!(table.lines().count(), 6, "{table}");
 
     let rows = rows(&json);
-    let [calibration, accuracy, clock, array, http] = &rows[..] else { panic!("{rows:#?}") };
+    let [calibration, accuracy, clock, array, auto, http] = &rows[..] else { panic!("{rows:#?}") };
     assert_eq!(calibration.get("error"), None, "{calibration}");
     for cpu in calibration["calibration"].as_array().expect("a list") {
         let figure = |name: &str| cpu[name].as_f64().unwrap_or_else(|| panic!("{calibration}"));
         assert!(figure("bursts_pct") > 0.0 && figure("thread_pct") > 0.0, "{calibration}");
         assert!(figure("ticks_pct") > 0.0 && figure("profile_busy_pct") > 0.0, "{calibration}");
     }
-    for row in [accuracy, clock, array, http] {
+    for row in [accuracy, clock, array, auto, http] {
         assert_eq!(row.get("error"), None, "{row}");
         assert_eq!((&row["scenario"], &row["sample_hz"]), (&"veth udp gro=off".into(), &1000.into()));
     }
@@ -85,12 +85,18 @@ fn accuracy_and_overhead_of_one_scenario() {
         };
         assert!(sum("observer_pct") > 0.0 && sum("profile_pct") > 0.0, "{event}: {accuracy}");
     }
-    assert_eq!([clock, array, http].map(|row| &row["observer"]), ["clock", "array", "http"]);
+    let observers = [clock, array, auto, http].map(|row| &row["observer"]);
+    assert_eq!(observers, ["clock", "array", "auto", "http"]);
     assert_eq!(
         [clock, array, http].map(|row| &row["mode"]),
         [&Value::Null, &"events".into(), &"events".into()]
     );
-    for row in [clock, array, http] {
+    // Which mode was in force is a question of how many packets this machine moves, but it says so.
+    let sampled = auto["overhead"]["sampled_pct"].as_f64().unwrap_or_else(|| panic!("{auto}"));
+    assert_eq!(auto["mode"], if sampled > 50.0 { "sampling" } else { "events" }, "{auto}");
+    assert!(auto["overhead"]["timing_pct"].as_f64() > Some(0.0), "{auto}");
+    assert!(array["overhead"]["method"].is_string() && array["overhead"]["timing_pct"].is_null(), "{array}");
+    for row in [clock, array, auto, http] {
         assert_eq!(row["overhead"]["pairs_pct"].as_array().map(Vec::len), Some(PAIRS), "{row}");
         assert!(row["overhead"]["delivered_per_second"].as_f64() > Some(0.0), "{row}");
         assert_eq!(row["overhead"]["observer_cpu_pct"].as_f64() > Some(0.0), row != clock, "{row}");

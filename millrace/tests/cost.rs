@@ -87,7 +87,6 @@ fn mistakes_are_said() {
         (&["--duration", "1s", "--cpus", "4000"][..], "CPU 4000 is not online"),
         (&["--duration", "1s", "--frequency", "50000"], "50000 samples a second are more than"),
         (&["--duration", "1s", "--mode", "sampling", "--frequency", "0"], "needs a frequency"),
-        (&["--duration", "1s", "--mode", "sampling", "--pid", "1"], "takes no processes"),
         (&["--duration", "1s", "--idle-watts=-5"], "not -5"),
         (&["--duration", "1s", "--idle-watts=NaN"], "not NaN"),
         (&["--duration", "1s", "--taxonomy", "/nonexistent"], "cannot read /nonexistent"),
@@ -462,7 +461,7 @@ fn pids_are_those_of_the_observers_namespace() {
     }
     // A process inside that sends, and one outside; the shell becomes the observer, and all inside ends with it.
     let script = "while :; do echo >/dev/udp/127.0.0.1/9; done 2>/dev/null & echo $!
-        exec \"$0\" cost --json --reports 2 --period 300ms --profile $! \"$@\"";
+        exec \"$0\" cost --mode events --json --reports 2 --period 300ms --profile $! \"$@\"";
     let stop = Arc::new(AtomicBool::new(false));
     let load = std::thread::spawn(send_and_receive(Arc::clone(&stop)));
     let inside = |arguments: &[&str]| {

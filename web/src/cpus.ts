@@ -180,6 +180,7 @@ export function summary(report: Report): string {
   const all = report.cpus.reduce((sum, cpu) => sum + busy(cpu, report), 0);
   return (
     `networking ${networking(report).toFixed(2)} of ${report.cpus.length} CPUs (${all.toFixed(2)} busy); ` +
-    `observer ${percent(report.observer.share)} of one`
+    `observer ${percent(report.observer.share)} of one` +
+    (report.mode === "sampling" ? "; events sampled, not timed" : "")
   );
 }

@@ -86,6 +86,15 @@ export interface Report {
   time_unix_ms: number;
   period_ns: number;
   mode: "events" | "sampling";
+  sampled_ns: number;
+  auto?: {
+    budget_share: number;
+    timing_share: number;
+    retry_ms?: number;
+    changes: number;
+    interrupt_ns?: number;
+    lowered_from_hz?: number;
+  };
   method?: "functions" | "system_calls";
   frequency_hz: number;
   host: { name: string; kernel: string };
@@ -144,9 +153,14 @@ export function point(report: Report): Point {
   };
 }
 
-/** Whether processes and cgroups have a part in an event; stacks alone do not tell them apart. */
-export function measuresTasks(report: Report, event: EventName): boolean {
-  return report.mode === "events" && report.cpus.some((cpu) => cpu.events.some((of) => of.event === event));
+/** Whether any way of an event is measured. */
+export function measures(report: Report, event: EventName): boolean {
+  return report.cpus.some((cpu) => cpu.events.some((of) => of.event === event));
+}
+
+/** Whether its calls are counted, in all of the period. */
+export function counts(report: Report, event: EventName): boolean {
+  return report.mode === "events" && report.sampled_ns === 0 && measures(report, event);
 }
 
 export function networking(report: Report): number {

@@ -1,22 +1,22 @@
 import { type Column, Table } from "./table";
 import { count, duration, h, percent } from "./dom";
-import { type Cgroup, type Energy, type EventName, type Process, type Program, type Report, type TaskCost, measuresTasks } from "./model";
+import { type Cgroup, type Energy, type EventName, type Process, type Program, type Report, type TaskCost, counts, measures } from "./model";
 
 function costs<Row extends TaskCost>(report: () => Report | undefined): Column<Row>[] {
   const period = () => report()?.period_ns ?? 1;
-  const known = (event: EventName) => {
+  const known = (event: EventName, by: typeof counts) => {
     const of = report();
-    return of !== undefined && measuresTasks(of, event);
+    return of !== undefined && by(of, event);
   };
   const share = (event: "send" | "receive" | "io_uring"): Column<Row> => ({
     title: event,
     value: (row) => row[`${event}_ns`] / period(),
-    text: (row) => (known(event) ? percent(row[`${event}_ns`] / period()) : "?"),
+    text: (row) => (known(event, measures) ? percent(row[`${event}_ns`] / period()) : "?"),
   });
   const rate = (event: "send" | "receive"): Column<Row> => ({
     title: `${event}s/s`,
     value: (row) => (row[`${event}_calls`] * 1e9) / period(),
-    text: (row) => (known(event) ? count((row[`${event}_calls`] * 1e9) / period()) : "?"),
+    text: (row) => (known(event, counts) ? count((row[`${event}_calls`] * 1e9) / period()) : "?"),
     hint: "Calls a second",
   });
   return [
@@ -131,6 +131,24 @@ function joules({ active_joules: active, total_joules: total }: Extract<Energy, 
   return active === undefined ? `${total.toFixed(2)} J in total, idle power included` : `${active.toFixed(2)} J above idle`;
 }
 
+/** How events were measured, and why so. */
+function mode(report: Report): string[] {
+  const { auto, sampled_ns, period_ns } = report;
+  const lines = [
+    report.mode === "sampling" ? "stacks only, no event is timed" : `events timed at ${report.method === "system_calls" ? "system calls" : "functions"}`,
+  ];
+  if (sampled_ns > 0 && sampled_ns < period_ns)
+    lines.push(`in ${duration(sampled_ns)} of ${duration(period_ns)} events were sampled, without numbers of calls`);
+  if (auto) {
+    const retry = auto.retry_ms === undefined ? "" : `; tried again in ${duration(auto.retry_ms * 1e6)}`;
+    lines.push(`timing events ${report.mode === "sampling" ? "would take" : "takes"} ${percent(auto.timing_share)} of a CPU and may take ${percent(auto.budget_share)}${retry}`);
+    lines.push(`changes between timing and sampling: ${auto.changes}`);
+    if (auto.interrupt_ns !== undefined) lines.push(`the interrupt of a sample takes ${duration(auto.interrupt_ns)}`);
+    if (auto.lowered_from_hz !== undefined) lines.push(`sampled less often than ${auto.lowered_from_hz} times a second, since interrupts take so much`);
+  }
+  return lines;
+}
+
 /** Energy, and what the figures do not contain. */
 export class About {
   readonly element = h("div", { class: "about" });
@@ -160,7 +178,7 @@ export class About {
           ),
       h("h2", {}, "How it was measured"),
       list(
-        report.mode === "sampling" ? "stacks only, no event is timed" : `events timed at ${report.method === "system_calls" ? "system calls" : "functions"}`,
+        ...mode(report),
         report.frequency_hz > 0 ? `${report.frequency_hz} stacks a second and CPU` : "no stacks: events have no parts",
         `the observer took ${duration(observer.user_ns)} in user mode, ${duration(observer.system_ns)} in the kernel, ${duration(observer.events_ns)} inside of events` +
           (observer.program_ns === undefined ? "" : `, ${duration(observer.program_ns)} in its BPF programs altogether`),

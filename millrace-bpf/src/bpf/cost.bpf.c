@@ -756,6 +756,8 @@ static __always_inline void sample(struct bpf_perf_event_data *ctx, struct cost_
 		return;
 	}
 	record->pid = pid;
+	record->cgroup = bpf_get_current_cgroup_id();
+	bpf_get_current_comm(record->name, sizeof(record->name));
 	record->watched = always_this;
 	describe(record, kernel, user, event);
 	bytes = sizeof(*record) + kernel + user;

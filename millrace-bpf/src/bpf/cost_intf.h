@@ -94,6 +94,8 @@ struct cost_record {
 	__u8 event; /* enum cost_event; 0: none, or not known */
 	__u8 watched;
 	__u16 pad;
+	__u64 cgroup; /* v2, of what was running */
+	__u8 name[16];
 };
 
 struct cost_process_key {

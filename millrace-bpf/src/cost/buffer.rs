@@ -19,6 +19,10 @@ pub struct Record<'a> {
     /// The process that was running, whether or not the event was its own, as this process' PID namespace numbers it.
     /// 0: the CPU was idle, or the process is outside of the namespace.
     pub pid: u32,
+    /// ID of its cgroup (v2).
+    pub cgroup: u64,
+    /// Of the thread; zeroes follow.
+    pub name: [u8; 16],
     /// `None`: none, or events are not timed.
     pub event: Option<Event>,
     /// The process is watched.
@@ -150,6 +154,8 @@ fn parse(bytes: &[u8]) -> Option<(Record<'_>, usize)> {
     let record = Record {
         cpu: header.cpu,
         pid: header.pid,
+        cgroup: header.cgroup,
+        name: header.name,
         event: Event::from_code(header.event),
         watched: header.watched != 0,
         kernel,
@@ -165,7 +171,17 @@ mod tests {
     use super::*;
 
     fn record(kernel_frames: u16, user_frames: u16) -> intf::Record {
-        intf::Record { pid: 7, cpu: 1, kernel_frames, user_frames, event: 4, watched: 1, pad: 0 }
+        intf::Record {
+            pid: 7,
+            cpu: 1,
+            kernel_frames,
+            user_frames,
+            event: 4,
+            watched: 1,
+            pad: 0,
+            cgroup: 9,
+            name: *b"0123456789abcdef",
+        }
     }
 
     fn words(record: &intf::Record, frames: &[u64]) -> Vec<u64> {
@@ -191,6 +207,7 @@ mod tests {
         let (first, len) = parse(bytes).expect("a record");
         assert_eq!((first.kernel, first.user), (&[10, 11][..], &[20][..]));
         assert_eq!((first.pid, first.cpu, first.event, first.watched), (7, 1, Some(Event::Receive), true));
+        assert_eq!((first.cgroup, &first.name), (9, b"0123456789abcdef"));
         let (second, more) = parse(&bytes[len..]).expect("another");
         assert_eq!((second.kernel.len(), second.user.len()), (0, 0));
         assert_eq!(len + more, bytes.len());

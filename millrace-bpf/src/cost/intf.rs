@@ -63,6 +63,8 @@ mirror!(Record = "cost_record" {
     event: u8,
     watched: u8,
     pad: u16,
+    cgroup: u64,
+    name: [u8; 16],
 });
 
 mirror!(ProcessKey = "cost_process_key" { cgroup: u64, pid: u32, pad: u32 });

@@ -28,6 +28,15 @@ pub(super) struct Taken {
     cost: TaskCost,
 }
 
+impl Taken {
+    /// Of a process that was seen in samples, in `send`, `receive` and `io_uring`.
+    pub fn sampled(pid: u32, cgroup: u64, name: String, ns: [u64; 3]) -> Self {
+        let [send_ns, receive_ns, io_uring_ns] = ns;
+        let cost = TaskCost { send_ns, receive_ns, io_uring_ns, ..TaskCost::default() };
+        Self { pid, cgroup, name, cost }
+    }
+}
+
 impl Processes {
     /// Those that took something, and those that the kernel may forget.
     pub fn read(&mut self, sums: Vec<cost::Process>) -> (Vec<Taken>, Vec<ProcessId>) {

@@ -20,7 +20,7 @@ use anyhow::Context;
 use clap::ValueEnum;
 use millrace_cost::report::{Method, Mode};
 use millrace_cost::taxonomy::Taxonomy;
-use millrace_cost::{Config, Observer, POLL_INTERVAL};
+use millrace_cost::{Budget, Config, Observer, POLL_INTERVAL};
 
 use live::{Answer, Terminal};
 pub(crate) use outputs::Sink;
@@ -48,12 +48,17 @@ pub struct Args {
     /// Print reports as text one after the other, even on a terminal
     #[arg(long, conflicts_with = "json")]
     plain: bool,
-    /// Samples per second and CPU; 0 shows events without their parts
-    #[arg(long, value_name = "HZ", default_value_t = 1000)]
-    frequency: u32,
-    /// `sampling` attaches nothing but the sampler: its cost does not depend on the packet rate
-    #[arg(long, value_enum, default_value_t = ModeName::Events)]
+    /// Samples per second and CPU; 0 shows events without their parts [default: 1000, in mode `auto` fewer where
+    /// interrupts are dear]
+    #[arg(long, value_name = "HZ")]
+    frequency: Option<u32>,
+    /// `events` times them, at a cost in each call; `sampling` attaches nothing but the sampler: its cost does not depend on
+    /// the packet rate. `auto` times events while that keeps to the budget
+    #[arg(long, value_enum, default_value_t = ModeName::Auto)]
     mode: ModeName,
+    /// What timing events may take of each CPU in mode `auto`
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, default_value = "1")]
+    budget: f64,
     /// Where calls are timed; by default at functions if the kernel allows it
     #[arg(long, value_enum)]
     method: Option<MethodName>,
@@ -96,8 +101,12 @@ enum Command {
     Replay(replay::Args),
 }
 
+/// Unless another one is asked for.
+const FREQUENCY_HZ: u32 = 1000;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ModeName {
+    Auto,
     Events,
     Sampling,
 }
@@ -237,23 +246,27 @@ fn observe(
 
 impl Args {
     fn config(&self) -> anyhow::Result<Config> {
-        if let Some(output) = self.outputs.of_samples_only().filter(|_| self.frequency == 0) {
+        if let Some(output) = self.outputs.of_samples_only().filter(|_| self.frequency == Some(0)) {
             anyhow::bail!("{output} needs samples, and --frequency 0 takes none");
         }
         let taxonomy = match &self.taxonomy {
             Some(file) => Taxonomy::extended(file)?,
             None => Taxonomy::builtin()?,
         };
+        let budget = Budget { share: self.budget / 100.0, ..Budget::default() };
         Ok(Config {
             mode: match self.mode {
-                ModeName::Events => Mode::Events,
+                ModeName::Auto | ModeName::Events => Mode::Events,
                 ModeName::Sampling => Mode::Sampling,
             },
+            // Without samples there is nothing to choose from.
+            budget: (self.mode == ModeName::Auto && self.frequency != Some(0)).then_some(budget),
+            lower_frequency: self.frequency.is_none(),
             method: self.method.map(|method| match method {
                 MethodName::Functions => Method::Functions,
                 MethodName::SystemCalls => Method::SystemCalls,
             }),
-            frequency_hz: self.frequency,
+            frequency_hz: self.frequency.unwrap_or(FREQUENCY_HZ),
             cpus: self.cpus.as_ref().map(|cpus| cpus.0.clone()),
             ring_buffer: self.transport == TransportName::RingBuffer,
             taxonomy,
@@ -283,6 +296,14 @@ fn parse_cpus(text: &str) -> Result<Cpus, String> {
         cpus.extend(first..=last);
     }
     Ok(Cpus(cpus))
+}
+
+/// Of a CPU.
+fn parse_percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent),
+        _ => Err("more than 0, at most 100".to_owned()),
+    }
 }
 
 /// `2`, `2s`, `500ms`, `1m`, `1h`.
@@ -316,6 +337,15 @@ mod tests {
         assert_eq!(parse_time("1h"), Ok(Duration::from_secs(3600)));
         for wrong in ["", "s", "1d", "1ms", "-1s", "0"] {
             assert!(parse_time(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn percents() {
+        assert_eq!(parse_percent("0.5"), Ok(0.5));
+        assert_eq!(parse_percent("2%"), Ok(2.0));
+        for wrong in ["", "0", "-1", "101", "NaN", "a"] {
+            assert!(parse_percent(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -43,24 +43,37 @@ pub(super) fn head(report: &Report) -> Vec<String> {
         (Mode::Events, Some(Method::SystemCalls)) => "calls timed at system calls".to_owned(),
         (Mode::Events, _) => "calls timed at functions".to_owned(),
     };
+    let auto = report.auto.as_ref();
+    let lowered = auto.and_then(|auto| Some((auto.lowered_from_hz?, auto.interrupt_ns?)));
+    let frequency = match lowered {
+        Some((from, ns)) => {
+            let us = ns as f64 / 1e3;
+            format!("{} Hz (not {from}: an interrupt takes {us:.1} us here)", report.frequency_hz)
+        }
+        None => format!("{} Hz", report.frequency_hz),
+    };
+    let timing = match auto.filter(|_| report.mode == Mode::Events) {
+        Some(auto) => format!(", timing events {:.2} %", auto.timing_share * 100.0),
+        None => String::new(),
+    };
     let networking: f64 = report.cpus.iter().map(|cpu| cpu.networking_share).sum();
     let busy: u64 = report.cpus.iter().map(|cpu| cpu.procstat.busy_ns()).sum();
     let mut lines = vec![
         format!(
-            "{}, Linux {}: {:.2} s, {} Hz, {how}",
+            "{}, Linux {}: {:.2} s, {frequency}, {how}",
             report.host.name,
             report.host.kernel,
             report.period_ns as f64 / 1e9,
-            report.frequency_hz
         ),
         format!(
-            "networking {:.2} of {} CPUs ({:.2} busy); observer {:.2} % of one CPU",
+            "networking {:.2} of {} CPUs ({:.2} busy); observer {:.2} % of one CPU{timing}",
             networking,
             report.cpus.len(),
             busy as f64 / report.period_ns.max(1) as f64,
             report.observer.share * 100.0
         ),
     ];
+    lines.extend(mode(report));
     match &report.energy {
         Energy::Absent { reason } => lines.push(format!("energy: {reason}")),
         Energy::Measured {
@@ -76,6 +89,25 @@ pub(super) fn head(report: &Report) -> Vec<String> {
         }
     }
     lines
+}
+
+/// That not all of the time is timed, and why.
+fn mode(report: &Report) -> Option<String> {
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    match report.auto.as_ref() {
+        Some(auto) if report.mode == Mode::Sampling => Some(format!(
+            "timing events would take {:.2} % of a CPU and may take {:.2} %: they are sampled; tried again in {:.0} s",
+            auto.timing_share * 100.0,
+            auto.budget_share * 100.0,
+            auto.retry_ms.unwrap_or(0) as f64 / 1e3
+        )),
+        _ if (1..report.period_ns).contains(&report.sampled_ns) => Some(format!(
+            "in {:.2} of {:.2} s events were sampled, without numbers of calls",
+            seconds(report.sampled_ns),
+            seconds(report.period_ns)
+        )),
+        _ => None,
+    }
 }
 
 /// What the figures do not contain.
@@ -175,13 +207,13 @@ fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = Cell> {
     let share = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
     let per_second = |calls: u64| Cell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
     let cells = [
-        (Event::Send, share(cost.send_ns)),
-        (Event::Receive, share(cost.receive_ns)),
-        (Event::IoUring, share(cost.io_uring_ns)),
-        (Event::Send, per_second(cost.send_calls)),
-        (Event::Receive, per_second(cost.receive_calls)),
+        (report.measures(Event::Send), share(cost.send_ns)),
+        (report.measures(Event::Receive), share(cost.receive_ns)),
+        (report.measures(Event::IoUring), share(cost.io_uring_ns)),
+        (report.counts(Event::Send), per_second(cost.send_calls)),
+        (report.counts(Event::Receive), per_second(cost.receive_calls)),
     ];
-    cells.into_iter().map(|(event, cell)| if report.measures_tasks(event) { cell } else { Cell::Unknown })
+    cells.into_iter().map(|(known, cell)| if known { cell } else { Cell::Unknown })
 }
 
 fn processes(report: &Report) -> Table {
@@ -285,7 +317,7 @@ fn others(report: &Report) -> Table {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use millrace_cost::report::{EventCost, Host, Lost, Missing, Observer, Part, VERSION};
+    use millrace_cost::report::{Auto, EventCost, Host, Lost, Missing, Observer, Part, VERSION};
 
     pub fn example() -> Report {
         let part = |name: &str, share: f64| Part { name: name.to_owned(), ns: 1, share, samples: 1 };
@@ -311,6 +343,8 @@ pub(super) mod tests {
             time_unix_ms: 0,
             period_ns: 1_000_000_000,
             mode: Mode::Events,
+            sampled_ns: 0,
+            auto: None,
             method: Some(Method::Functions),
             frequency_hz: 1000,
             host: Host { name: "host".to_owned(), kernel: "6.1".to_owned() },
@@ -352,6 +386,36 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(want), "{want} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_change_of_mode_is_said() {
+        let auto = Auto {
+            budget_share: 0.01,
+            timing_share: 0.142,
+            retry_ms: Some(9000),
+            changes: 1,
+            interrupt_ns: Some(15_600),
+            lowered_from_hz: Some(1000),
+        };
+        let sampled = Report {
+            mode: Mode::Sampling,
+            sampled_ns: 1_000_000_000,
+            auto: Some(auto),
+            frequency_hz: 250,
+            ..example()
+        };
+        let text = report(&sampled);
+        for want in [
+            "250 Hz (not 1000: an interrupt takes 15.6 us here), sampling only",
+            "timing events would take 14.20 % of a CPU and may take 1.00 %: they are sampled; tried again in 9 s",
+        ] {
+            assert!(text.contains(want), "{want} in\n{text}");
+        }
+        let timed = Report { auto: Some(Auto { timing_share: 0.004, retry_ms: None, ..auto }), ..example() };
+        assert!(report(&timed).contains("observer 1.00 % of one CPU, timing events 0.40 %\n"));
+        let both = Report { sampled_ns: 250_000_000, ..timed };
+        assert!(report(&both).contains("in 0.25 of 1.00 s events were sampled"), "{}", report(&both));
     }
 
     /// What is not measured is not 0.

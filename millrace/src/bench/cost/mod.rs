@@ -150,7 +150,7 @@ impl Args {
 struct Row {
     scenario: String,
     observer: &'static str,
-    /// `None`: nothing is observed, but the CPUs are interrupted.
+    /// In force for most of the time; `None`: nothing is observed, but the CPUs are interrupted.
     mode: Option<Mode>,
     /// How stacks come to userspace: `array` (mapped memory), `ring_buffer`, or `none`.
     transport: &'static str,
@@ -247,7 +247,13 @@ impl Row {
         match figures {
             Err(error) => row(Some(format!("{error:#}"))),
             Ok(figures) => {
-                Self { overhead_pct: Spread::of(&figures.pairs_pct), overhead: Some(figures), ..row(None) }
+                let mode = figures.mode();
+                Self {
+                    mode,
+                    overhead_pct: Spread::of(&figures.pairs_pct),
+                    overhead: Some(figures),
+                    ..row(None)
+                }
             }
         }
     }
@@ -264,6 +270,9 @@ impl Row {
         }
         if let Some(figures) = &self.overhead {
             line += &format!(", observer {:.2} % of a CPU", figures.observer_cpu_pct);
+            if let Some(hz) = figures.frequency_hz {
+                line += &format!("; {hz} Hz, {:.0} % of the time sampled only", figures.sampled_pct);
+            }
         }
         for cpu in self.calibration.iter().flatten() {
             line += &format!(

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use millrace_bpf::cost::clock;
-use millrace_cost::report::{Mode, Report};
-use millrace_cost::{Config, Observer};
+use millrace_cost::report::{Method, Mode, Report};
+use millrace_cost::{Budget, Config, Observer};
 use serde::Serialize;
 
 use super::network::{self, Scenario, Traffic};
@@ -18,6 +18,8 @@ use crate::cost::web::{self, Dashboard};
 
 /// After attaching and detaching, which are not part of what is measured.
 const SETTLE: Duration = Duration::from_millis(200);
+/// Until mode `auto` has chosen, in steps.
+const CHOOSING: Duration = Duration::from_millis(1500);
 /// As the command reports.
 const PERIOD: Duration = Duration::from_secs(1);
 
@@ -29,6 +31,10 @@ pub enum Variant {
     RingBuffer,
     /// The mode `sampling`
     Sampling,
+    /// The mode `auto`
+    Auto,
+    /// As without options: the mode `auto`, and the frequency may be lowered
+    Default,
     /// Nothing but the interrupts in which the others sample: what no sampler can save here
     Clock,
     /// Served to a viewer of the dashboard, stacks and history kept
@@ -36,10 +42,12 @@ pub enum Variant {
 }
 
 impl Variant {
-    /// `None`: nothing is observed.
+    /// The mode to begin with; `None`: nothing is observed.
     pub fn mode(self) -> Option<Mode> {
         match self {
-            Variant::Array | Variant::RingBuffer | Variant::Http => Some(Mode::Events),
+            Variant::Array | Variant::RingBuffer | Variant::Auto | Variant::Default | Variant::Http => {
+                Some(Mode::Events)
+            }
             Variant::Sampling => Some(Mode::Sampling),
             Variant::Clock => None,
         }
@@ -48,7 +56,7 @@ impl Variant {
     pub fn transport(self) -> &'static str {
         match self {
             Variant::RingBuffer => "ring_buffer",
-            Variant::Array | Variant::Sampling | Variant::Http => "array",
+            Variant::Array | Variant::Sampling | Variant::Auto | Variant::Default | Variant::Http => "array",
             Variant::Clock => "none",
         }
     }
@@ -58,6 +66,8 @@ impl Variant {
             Variant::Array => "array",
             Variant::RingBuffer => "ring_buffer",
             Variant::Sampling => "sampling",
+            Variant::Auto => "auto",
+            Variant::Default => "default",
             Variant::Clock => "clock",
             Variant::Http => "http",
         }
@@ -71,7 +81,22 @@ pub struct Figures {
     delivered_per_second: f64,
     /// User and system time of the observer's process, of one CPU.
     pub observer_cpu_pct: f64,
+    /// Of the time with the observer, how much of it in mode `sampling`.
+    pub sampled_pct: f64,
+    /// What mode `auto` says timing events takes, or would, of a CPU: the last figure.
+    timing_pct: Option<f64>,
+    /// Where calls were timed, if they ever were.
+    method: Option<Method>,
+    /// Samples per second and CPU; `None`: nothing was observed.
+    pub frequency_hz: Option<u32>,
     lost_samples: u64,
+}
+
+impl Figures {
+    /// The one in force for most of the time.
+    pub fn mode(&self) -> Option<Mode> {
+        self.frequency_hz.map(|_| if self.sampled_pct > 50.0 { Mode::Sampling } else { Mode::Events })
+    }
 }
 
 pub fn measure(
@@ -84,6 +109,8 @@ pub fn measure(
     let config = Config {
         mode: variant.mode().unwrap_or(Mode::Sampling),
         frequency_hz: sample_hz,
+        budget: matches!(variant, Variant::Auto | Variant::Default).then(Budget::default),
+        lower_frequency: variant == Variant::Default,
         ring_buffer: variant == Variant::RingBuffer,
         stacks: variant == Variant::Http,
         ..Config::new()?
@@ -111,6 +138,10 @@ pub fn measure(
         pairs_pct,
         delivered_per_second: super::stats::median(&without_all).unwrap_or_default(),
         observer_cpu_pct: own.cpu_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
+        sampled_pct: own.sampled_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
+        timing_pct: own.timing_share.map(|share| share * 100.0),
+        method: own.method,
+        frequency_hz: own.frequency_hz,
         lost_samples: own.lost_samples,
     })
 }
@@ -120,6 +151,10 @@ pub fn measure(
 struct Own {
     cpu_ns: u64,
     period_ns: u64,
+    sampled_ns: u64,
+    timing_share: Option<f64>,
+    method: Option<Method>,
+    frequency_hz: Option<u32>,
     lost_samples: u64,
     served: Option<Served>,
 }
@@ -133,6 +168,10 @@ impl Own {
     fn take(&mut self, report: Report) -> anyhow::Result<()> {
         self.cpu_ns += report.observer.user_ns + report.observer.system_ns;
         self.period_ns += report.period_ns;
+        self.sampled_ns += report.sampled_ns;
+        self.timing_share = report.auto.map(|auto| auto.timing_share);
+        self.method = self.method.or(report.method);
+        self.frequency_hz = Some(report.frequency_hz);
         self.lost_samples += report.lost.samples;
         self.served.as_mut().map_or(Ok(()), |served| served.dashboard.report(&Arc::new(report)))
     }
@@ -183,7 +222,11 @@ fn interrupted(traffic: &mut Traffic, hz: u32, length: Duration) -> anyhow::Resu
 
 fn observed(traffic: &mut Traffic, config: &Config, length: Duration, own: &mut Own) -> anyhow::Result<f64> {
     let mut observer = Observer::start(config.clone())?;
-    observer.next(SETTLE)?;
+    let settling = if config.budget.is_some() { CHOOSING } else { SETTLE };
+    let start = Instant::now();
+    while start.elapsed() < settling {
+        observer.next(SETTLE)?;
+    }
     rate(traffic, || {
         let start = Instant::now();
         while let Some(left) = length.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {

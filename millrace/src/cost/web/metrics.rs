@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use millrace_cost::report::{Cpu, Energy, Event, Missing, Report};
+use millrace_cost::report::{Auto, Cpu, Energy, Event, Missing, Report};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeCounterValue, EncodeMetric, MetricEncoder};
 use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge};
@@ -25,6 +25,8 @@ const FURTHER: &str = "further parts";
 pub(super) struct Totals {
     reports: u64,
     period_ns: u64,
+    sampled_ns: u64,
+    auto: Option<Auto>,
     events: BTreeMap<(u32, Event), EventTotals>,
     parts: BTreeMap<(u32, Event, String), u64>,
     part_names: BTreeSet<String>,
@@ -49,6 +51,8 @@ impl Totals {
     pub fn add(&mut self, report: &Report) {
         self.reports += 1;
         self.period_ns += report.period_ns;
+        self.sampled_ns += report.sampled_ns;
+        self.auto = report.auto;
         for cpu in &report.cpus {
             self.add_cpu(cpu);
         }
@@ -202,6 +206,14 @@ impl Snapshot {
         let totals = &self.totals;
         let s = Some(Unit::Seconds);
         plain(out, "observed", "Periods of all reports", s.as_ref(), seconds(totals.period_ns))?;
+        let help = "Periods of reports in which events were sampled, not timed: without calls";
+        plain(out, "sampled", help, s.as_ref(), seconds(totals.sampled_ns))?;
+        if let Some(auto) = &totals.auto {
+            plain(out, "mode_changes", "Changes between timing and sampling events", None, auto.changes)?;
+            let help = "What timing events takes, or would, of the CPU where it takes most";
+            let gauge = out.encode_descriptor("timing_share", help, None, MetricType::Gauge)?;
+            ConstGauge::new(auto.timing_share).encode(gauge)?;
+        }
         plain(out, "observer", "The observer's own time on CPU", s.as_ref(), seconds(totals.observer_ns))?;
         plain(out, "reports", "Reports", None, totals.reports)?;
         plain(out, "samples", "Stacks that were sampled", None, totals.samples)?;
@@ -280,7 +292,15 @@ mod tests {
             networking_watts: 0.5,
             idle_watts: None,
         };
-        Report { energy, ..example() }
+        let auto = Auto {
+            budget_share: 0.01,
+            timing_share: 0.25,
+            retry_ms: Some(1000),
+            changes: 3,
+            interrupt_ns: None,
+            lowered_from_hz: None,
+        };
+        Report { energy, auto: Some(auto), sampled_ns: 500_000_000, ..example() }
     }
 
     #[test]
@@ -295,6 +315,9 @@ mod tests {
             "millrace_cost_energy_joules_total{domain=\"package-0\"} 4.0",
             "millrace_cost_networking_energy_joules_total 1.0",
             "millrace_cost_observed_seconds_total 2.0",
+            "millrace_cost_sampled_seconds_total 1.0",
+            "millrace_cost_mode_changes_total 3",
+            "millrace_cost_timing_share 0.25",
             "millrace_cost_lost_total{what=\"samples\"} 6",
             "millrace_cost_missing{event=\"send\",what=\"sendfile\"} 1",
             "millrace_cost_http_dropped_frames_total 2",

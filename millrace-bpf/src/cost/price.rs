@@ -1,0 +1,50 @@
+//! What calls take, to see what timing them adds.
+
+use std::hint::black_box;
+use std::io;
+use std::time::{Duration, Instant};
+
+use nix::unistd::getppid;
+
+use super::sockets::Sockets;
+
+/// The least that calls of this thread take, which other load does not change; ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CallTimes {
+    /// One that sends or receives.
+    pub socket_ns: f64,
+    /// One that has nothing to do with sockets.
+    pub other_ns: f64,
+}
+
+const BATCHES: u32 = 32;
+const CALLS: u32 = 64;
+
+impl CallTimes {
+    /// Takes some milliseconds.
+    pub fn measure() -> io::Result<Self> {
+        let sockets = Sockets::new()?;
+        let socket_ns = least(|| {
+            sockets.sendto()?;
+            sockets.recvfrom().map(drop)
+        })?;
+        let other_ns = least(|| {
+            black_box(getppid());
+            Ok(())
+        })?;
+        Ok(Self { socket_ns: socket_ns / 2.0, other_ns })
+    }
+}
+
+/// Of a call, ns.
+fn least(call: impl Fn() -> io::Result<()>) -> io::Result<f64> {
+    let mut least = Duration::MAX;
+    for _ in 0..BATCHES {
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            call()?;
+        }
+        least = least.min(start.elapsed());
+    }
+    Ok(least.as_nanos() as f64 / f64::from(CALLS))
+}

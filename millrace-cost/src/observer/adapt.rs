@@ -1,0 +1,172 @@
+//! What timing events takes, and whether it is worth it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use millrace_bpf::cost::{CallTimes, Totals, interrupt_time};
+
+use super::of;
+use crate::choice::{Budget, Choice, Step, TRIAL};
+use crate::report::Auto;
+
+/// What programs add to what they time; ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Prices {
+    timed_ns: f64,
+    other_ns: f64,
+}
+
+/// A timed call reads the clock twice, whatever a busy machine made of the measurement.
+const LEAST_TIMED_NS: f64 = 40.0;
+
+impl Prices {
+    /// Between the same calls without and with programs.
+    pub fn between(without: CallTimes, with: CallTimes) -> Self {
+        Self {
+            timed_ns: (with.socket_ns - without.socket_ns).max(LEAST_TIMED_NS),
+            other_ns: (with.other_ns - without.other_ns).max(0.0),
+        }
+    }
+
+    /// Of the CPU where timing takes most: its share of `period`.
+    fn share(&self, cpus: &[u32], after: &[Totals], before: &[Totals], period: Duration) -> f64 {
+        let ns = |cpu: &u32| {
+            let (after, before) = (of(after, *cpu as usize).probed(), of(before, *cpu as usize).probed());
+            let runs = |after: u64, before: u64| after.saturating_sub(before) as f64;
+            runs(after.timed, before.timed) * self.timed_ns
+                + runs(after.other_calls, before.other_calls) * self.other_ns
+        };
+        cpus.iter().map(ns).fold(0.0, f64::max) / period.as_nanos().max(1) as f64
+    }
+}
+
+/// Keeps the observer to a budget.
+#[derive(Debug)]
+pub(super) struct Adaptive {
+    choice: Choice,
+    prices: Prices,
+    frequency: Frequency,
+    cpus: Vec<u32>,
+    /// Where the trial that runs began.
+    trial: Option<(Instant, Vec<Totals>)>,
+    /// The last share that was seen.
+    share: f64,
+}
+
+impl Adaptive {
+    pub fn new(budget: Budget, prices: Prices, frequency: Frequency, cpus: Vec<u32>) -> Self {
+        let choice = Choice::new(budget, Instant::now());
+        Self { choice, prices, frequency, cpus, trial: None, share: 0.0 }
+    }
+
+    pub fn poll(&mut self, now: Instant, totals: impl FnOnce() -> Vec<Totals>) -> Step {
+        // What a shorter time shows is by chance.
+        if let Some((since, before)) = self.trial.as_ref().filter(|(since, _)| now - *since >= TRIAL) {
+            self.share = self.prices.share(&self.cpus, &totals(), before, now - *since);
+        }
+        let step = self.choice.poll(now, self.share);
+        if step == Step::Sample {
+            self.trial = None;
+        }
+        step
+    }
+
+    /// `begun`: sums at the beginning of a trial.
+    pub fn tried(&mut self, begun: Option<Vec<Totals>>) {
+        let now = Instant::now();
+        self.choice.tried(now, begun.is_some());
+        self.trial = begun.map(|totals| (now, totals));
+    }
+
+    /// Of a period that ends now.
+    pub fn report(
+        &mut self,
+        now: Instant,
+        after: &[Totals],
+        before: &[Totals],
+        period: Duration,
+    ) -> (Auto, Step) {
+        if self.choice.left(now).is_none() {
+            self.share = self.prices.share(&self.cpus, after, before, period);
+        }
+        let auto = Auto {
+            budget_share: self.choice.budget().share,
+            timing_share: super::rounded(self.share),
+            retry_ms: self.choice.left(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+            changes: self.choice.changes(),
+            interrupt_ns: self.frequency.interrupt.map(super::ns),
+            lowered_from_hz: self.frequency.lowered_from_hz,
+        };
+        let step = self.choice.report(now, period, self.share);
+        if step == Step::Time {
+            self.trial = None;
+        }
+        (auto, step)
+    }
+}
+
+/// How often stacks are sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Frequency {
+    pub hz: u32,
+    pub lowered_from_hz: Option<u32>,
+    /// What an interrupt takes.
+    interrupt: Option<Duration>,
+}
+
+/// Lower ones show too little.
+const LEAST_HZ: u32 = 100;
+
+impl Frequency {
+    pub fn as_asked(hz: u32) -> Self {
+        Self { hz, lowered_from_hz: None, interrupt: None }
+    }
+
+    /// Halved until interrupts keep to half of the budget; on most machines `hz` is far from that.
+    pub fn within(budget: Budget, hz: u32) -> io::Result<Self> {
+        Ok(Self::with(budget, hz, interrupt_time()?))
+    }
+
+    fn with(budget: Budget, asked: u32, interrupt: Option<Duration>) -> Self {
+        let dear =
+            |hz: u32| interrupt.is_some_and(|time| time.as_secs_f64() * f64::from(hz) > budget.share / 2.0);
+        let mut hz = asked;
+        while dear(hz) && hz / 2 >= LEAST_HZ {
+            hz /= 2;
+        }
+        Self { hz, lowered_from_hz: (hz < asked).then_some(asked), interrupt }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dear_interrupts_are_fewer() {
+        let budget = Budget::default();
+        for (interrupt_us, asked, hz) in [
+            (Some(1), 1000, 1000),
+            (Some(5), 1000, 1000),
+            (Some(6), 1000, 500),
+            (Some(15), 1000, 250),
+            (Some(1000), 1000, 125),
+            (Some(1000), 100, 100),
+            (Some(15), 0, 0),
+            (None, 1000, 1000),
+        ] {
+            let frequency = Frequency::with(budget, asked, interrupt_us.map(Duration::from_micros));
+            assert_eq!(frequency.hz, hz, "{interrupt_us:?} us, {asked} Hz");
+            assert_eq!(frequency.lowered_from_hz, (hz < asked).then_some(asked));
+        }
+    }
+
+    #[test]
+    fn programs_that_time_cost_something() {
+        let times = |socket_ns, other_ns| CallTimes { socket_ns, other_ns };
+        let prices = Prices::between(times(500.0, 80.0), times(700.0, 120.0));
+        assert_eq!(prices, Prices { timed_ns: 200.0, other_ns: 40.0 });
+        let noise = Prices::between(times(500.0, 80.0), times(490.0, 79.0));
+        assert_eq!(noise, Prices { timed_ns: LEAST_TIMED_NS, other_ns: 0.0 });
+    }
+}
