@@ -33,44 +33,54 @@ fn period_ns(cpu: u32, hz: u32) -> u64 {
     mean - mean / 200 + ((mean / 100 * phase) >> 32)
 }
 
-/// What an interrupt of the clock takes of a CPU here, without a program on it: the median of a hundred. `None`: other load
-/// hides it. Keeps this thread busy for [`LISTEN`].
+/// What an interrupt of the clock takes of a CPU here, without a program on it. `None`: other load hides it. Keeps this
+/// thread busy for a fifth of a second at most.
 pub fn interrupt_time() -> io::Result<Option<Duration>> {
-    const HZ: u32 = 4000;
-    const LEAST: usize = 50;
     let this = Pid::from_raw(0);
     let allowed = sched_getaffinity(this)?;
     let cpu = sched_getcpu()?;
     let mut only = CpuSet::new();
     only.set(cpu)?;
     sched_setaffinity(this, &only)?;
-    let gaps = clock(u32::try_from(cpu).map_err(io::Error::other)?, HZ).map(|clock| {
-        let gaps = gaps(LISTEN);
-        drop(clock);
-        gaps
-    });
+    let listened = clock(u32::try_from(cpu).map_err(io::Error::other)?, LISTEN_HZ).map(|_clock| listen());
     sched_setaffinity(this, &allowed)?;
-    let mut gaps = gaps?;
-    gaps.sort_unstable();
-    Ok(gaps.get(gaps.len() / 2).copied().filter(|_| gaps.len() >= LEAST))
+    let (on_cpu, gaps) = listened?;
+    Ok(typical(on_cpu, gaps))
 }
 
-const LISTEN: Duration = Duration::from_millis(30);
+const LISTEN_HZ: u32 = 4000;
+/// A gap this long is another task's turn.
+const TURN: Duration = Duration::from_micros(200);
 
-/// Stretches of `time` in which this thread did not run. Reading the clock takes less than a tenth of the shortest.
-fn gaps(time: Duration) -> Vec<Duration> {
+/// For how long this thread ran, and the gaps in that. Reading the clock takes less than a tenth of the shortest.
+fn listen() -> (Duration, Vec<Duration>) {
+    const ENOUGH: Duration = Duration::from_millis(30);
+    const LONGEST: Duration = Duration::from_millis(200);
     const SHORTEST: Duration = Duration::from_nanos(500);
-    let mut gaps = Vec::new();
+    let (mut on_cpu, mut gaps) = (Duration::ZERO, Vec::new());
     let start = Instant::now();
     let mut last = start;
-    while last - start < time {
+    while on_cpu < ENOUGH && last - start < LONGEST {
         let now = Instant::now();
-        if now - last >= SHORTEST {
-            gaps.push(now - last);
-        }
+        let gap = now - last;
         last = now;
+        if gap < TURN {
+            on_cpu += gap;
+        }
+        if (SHORTEST..TURN).contains(&gap) {
+            gaps.push(gap);
+        }
     }
-    gaps
+    (on_cpu, gaps)
+}
+
+/// The median of as many of the longest gaps as there were interrupts of the clock: short ones may be softirqs.
+fn typical(on_cpu: Duration, mut gaps: Vec<Duration>) -> Option<Duration> {
+    const LEAST: usize = 40;
+    let interrupts = (on_cpu.as_secs_f64() * f64::from(LISTEN_HZ)) as usize;
+    gaps.sort_unstable_by(|a, b| b.cmp(a));
+    gaps.truncate(interrupts);
+    gaps.get(gaps.len() / 2).copied().filter(|_| gaps.len() >= LEAST)
 }
 
 #[cfg(test)]
@@ -78,6 +88,17 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn interrupts_of_the_clock_are_told_from_softirqs() {
+        let us = |us, count| std::iter::repeat_n(Duration::from_micros(us), count);
+        // In 30 ms 120 of the clock, 8 that took longer, and a flood of others.
+        let gaps = || us(2, 5000).chain(us(90, 8)).chain(us(16, 115));
+        let listened = Duration::from_millis(30);
+        assert_eq!(typical(listened, gaps().collect()), Some(Duration::from_micros(16)));
+        assert_eq!(typical(listened, us(16, 39).collect()), None);
+        assert_eq!(typical(Duration::from_millis(5), gaps().collect()), None);
+    }
 
     #[test]
     fn no_two_cpus_are_in_step() {
