@@ -20,7 +20,7 @@
 #define RETRY_ID_BYTES 8
 #define HOP_LIMIT      64
 #define DONT_FRAGMENT  0x4000
-#define RESERVED	0x0a0a0a0a /* a version: these half bytes, the others are random */
+#define RESERVED       0x0a0a0a0a /* a version: these half bytes, the others are random */
 
 /* What is written is at most HEAD_SLACK bytes long, so it stays inside. */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)

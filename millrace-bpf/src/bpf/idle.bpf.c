@@ -39,4 +39,5 @@ int idle_switch(__u64 *ctx)
 	return 0;
 }
 
-char LICENSE[] SEC("license") = "Dual BSD/GPL";
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";
