@@ -1,18 +1,19 @@
 //! From counters and stacks to a report per period.
 
 mod adapt;
+mod config;
+mod names;
 mod tables;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::path::PathBuf;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use std::{io, thread};
 
 use millrace_bpf::cost::{self, CallTimes, Cost, Record, Totals, Transport};
 use millrace_bpf::programs::Statistics;
 
-use crate::cgroups::{self, Cgroups};
-use crate::choice::{Budget, Step};
+use crate::cgroups::Cgroups;
+use crate::choice::Step;
 use crate::energy::Meter;
 use crate::fold::{Fold, Resolver, share_out};
 use crate::procstat::{self, CpuTimes};
@@ -20,100 +21,10 @@ use crate::report::{
     Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, Report, TaskCost, VERSION,
 };
 use crate::symbols::Symbols;
-use crate::taxonomy::Taxonomy;
 use crate::users::{Place, ProfileFold, Users};
 use adapt::{Adaptive, Frequency, Prices};
+pub use config::{Config, Error, MAX_FREQUENCY_HZ};
 use tables::{Processes, Programs, Taken, Usage};
-
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Kernel(#[from] millrace_bpf::Error),
-    #[error("cannot read the kernel's symbols: {0}")]
-    Symbols(io::Error),
-    #[error("cannot read /proc/stat: {0}")]
-    ProcStat(io::Error),
-    #[error("CPU {0} is not online")]
-    Cpu(u32),
-    #[error("{hz} samples a second are more than {most}")]
-    Frequency { hz: u32, most: u32 },
-    #[error("{hz} samples a second are more than kernel.perf_event_max_sample_rate, which is {most}")]
-    Sysctl { hz: u32, most: u32 },
-    #[error("{0} needs a frequency")]
-    NoFrequency(&'static str),
-    #[error("there is no process {0}")]
-    Process(u32),
-    #[error("there is no cgroup {path} under {}", mount.display())]
-    Cgroup { path: String, mount: PathBuf },
-    #[error("no cgroup v2 is mounted")]
-    NoCgroups,
-    #[error("mode `sampling` times no calls, by whatever method")]
-    Method,
-    #[error("idle power is a number of watts, not {0}")]
-    IdleWatts(f64),
-    #[error("a budget is a share of a CPU: more than 0, at most 1")]
-    Budget,
-    #[error("cannot measure what the observer takes: {0}")]
-    Price(io::Error),
-}
-
-/// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
-pub const MAX_FREQUENCY_HZ: u32 = 20_000;
-
-#[derive(Debug, Clone)]
-pub struct Config {
-    pub mode: Mode,
-    /// In mode `events`: from one report to the next, events are sampled and no longer timed while timing takes more than
-    /// this. What it takes is measured at the start. Needs a frequency.
-    pub budget: Option<Budget>,
-    /// With a budget: [`frequency_hz`](Self::frequency_hz) may be lowered where interrupts are dear.
-    pub lower_frequency: bool,
-    /// `None` takes functions where the kernel allows it.
-    pub method: Option<Method>,
-    /// Samples per second and CPU. 0: events only, without parts.
-    pub frequency_hz: u32,
-    /// `None`: all that are online.
-    pub cpus: Option<BTreeSet<u32>>,
-    pub ring_buffer: bool,
-    pub taxonomy: Taxonomy,
-    /// Processes whose user-mode stacks are sampled too.
-    pub profile: BTreeSet<u32>,
-    /// If any, no other processes are reported.
-    pub pids: BTreeSet<u32>,
-    /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::Process).
-    pub cgroup: Option<String>,
-    /// Reports contain [stacks](Report::stacks).
-    pub stacks: bool,
-    /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
-    pub program_statistics: bool,
-    /// What all packages and their memory take idle, if that is known.
-    pub idle_watts: Option<f64>,
-}
-
-impl Config {
-    /// 1 kHz on all CPUs, with the taxonomy that is built in.
-    ///
-    /// # Errors
-    /// None, as a test of the taxonomy shows.
-    pub fn new() -> Result<Self, crate::taxonomy::Error> {
-        Ok(Self {
-            mode: Mode::Events,
-            budget: None,
-            lower_frequency: false,
-            method: None,
-            frequency_hz: 1000,
-            cpus: None,
-            ring_buffer: false,
-            taxonomy: Taxonomy::builtin()?,
-            profile: BTreeSet::new(),
-            pids: BTreeSet::new(),
-            cgroup: None,
-            stacks: false,
-            program_statistics: false,
-            idle_watts: None,
-        })
-    }
-}
 
 /// How long stacks may stay in the buffer: the most that [`Observer::poll`] may be late by.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(200);
@@ -205,7 +116,7 @@ impl Samples {
 impl Observer {
     pub fn start(mut config: Config) -> Result<Self, Error> {
         config.budget = config.budget.filter(|_| config.mode == Mode::Events);
-        check(&config)?;
+        config::check(&config)?;
         let times = procstat::read().map_err(Error::ProcStat)?;
         let cpus: BTreeSet<u32> = match &config.cpus {
             Some(cpus) => cpus.clone(),
@@ -523,52 +434,6 @@ impl Observer {
     }
 }
 
-fn check(config: &Config) -> Result<(), Error> {
-    if config.mode == Mode::Sampling && config.method.is_some() {
-        return Err(Error::Method);
-    }
-    if let Some(watts) = config.idle_watts.filter(|watts| !watts.is_finite() || *watts < 0.0) {
-        return Err(Error::IdleWatts(watts));
-    }
-    if config.budget.is_some_and(|budget| !(budget.share > 0.0 && budget.share <= 1.0)) {
-        return Err(Error::Budget);
-    }
-    check_frequency(config)?;
-    if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
-        return Err(Error::Process(*pid));
-    }
-    let Some(path) = &config.cgroup else { return Ok(()) };
-    let mount = cgroups::mount().ok_or(Error::NoCgroups)?;
-    match mount.join(path.trim_start_matches('/')).is_dir() {
-        true => Ok(()),
-        false => Err(Error::Cgroup { path: path.clone(), mount }),
-    }
-}
-
-/// Threads have numbers too, under which nothing is ever reported.
-fn is_process(pid: u32) -> bool {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    status.lines().filter_map(|line| line.strip_prefix("Tgid:")).any(|group| group.trim() == pid.to_string())
-}
-
-fn check_frequency(config: &Config) -> Result<(), Error> {
-    match config.frequency_hz {
-        0 if config.mode == Mode::Sampling => Err(Error::NoFrequency("mode `sampling`")),
-        0 if config.budget.is_some() => Err(Error::NoFrequency("a budget")),
-        0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
-        hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
-        // The kernel would only say that an argument is invalid.
-        hz => match max_sample_rate() {
-            Some(most) if hz > most => Err(Error::Sysctl { hz, most }),
-            _ => Ok(()),
-        },
-    }
-}
-
-fn max_sample_rate() -> Option<u32> {
-    std::fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok()?.trim().parse().ok()
-}
-
 fn load(config: &Config) -> Result<Cost, Error> {
     let watch = !config.profile.is_empty();
     // User stacks come on top.
@@ -777,54 +642,6 @@ fn host() -> Host {
             kernel: names.release().to_string_lossy().into_owned(),
         },
     )
-}
-
-impl From<cost::Event> for Event {
-    fn from(event: cost::Event) -> Self {
-        match event {
-            cost::Event::NetRx => Self::NetRx,
-            cost::Event::NetTx => Self::NetTx,
-            cost::Event::Send => Self::Send,
-            cost::Event::Receive => Self::Receive,
-            cost::Event::IoUring => Self::IoUring,
-        }
-    }
-}
-
-impl From<Event> for cost::Event {
-    fn from(event: Event) -> Self {
-        match event {
-            Event::NetRx => Self::NetRx,
-            Event::NetTx => Self::NetTx,
-            Event::Send => Self::Send,
-            Event::Receive => Self::Receive,
-            Event::IoUring => Self::IoUring,
-        }
-    }
-}
-
-impl From<cost::Method> for Method {
-    fn from(method: cost::Method) -> Self {
-        match method {
-            cost::Method::Functions => Self::Functions,
-            cost::Method::SystemCalls => Self::SystemCalls,
-        }
-    }
-}
-
-impl From<Method> for cost::Method {
-    fn from(method: Method) -> Self {
-        match method {
-            Method::Functions => Self::Functions,
-            Method::SystemCalls => Self::SystemCalls,
-        }
-    }
-}
-
-impl From<cost::Missing> for Missing {
-    fn from(missing: cost::Missing) -> Self {
-        Self { event: Some(missing.event.into()), what: missing.what.to_owned(), reason: missing.reason }
-    }
 }
 
 #[cfg(test)]

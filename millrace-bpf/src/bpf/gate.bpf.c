@@ -5,8 +5,8 @@
  */
 #include "udp.h"
 #include "gate_answer.h"
+#include "gate_expire.h"
 #include "gate_rules.h"
-#include "gate_track.h"
 
 #define PASS_ON -1 /* "next program" for TCX, "next filter" for clsact */
 

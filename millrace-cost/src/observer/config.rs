@@ -1,0 +1,147 @@
+//! What to observe, and what is wrong with asking for it.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::PathBuf;
+
+use crate::cgroups;
+use crate::choice::Budget;
+use crate::report::{Method, Mode};
+use crate::taxonomy::Taxonomy;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Kernel(#[from] millrace_bpf::Error),
+    #[error("cannot read the kernel's symbols: {0}")]
+    Symbols(io::Error),
+    #[error("cannot read /proc/stat: {0}")]
+    ProcStat(io::Error),
+    #[error("CPU {0} is not online")]
+    Cpu(u32),
+    #[error("{hz} samples a second are more than {most}")]
+    Frequency { hz: u32, most: u32 },
+    #[error("{hz} samples a second are more than kernel.perf_event_max_sample_rate, which is {most}")]
+    Sysctl { hz: u32, most: u32 },
+    #[error("{0} needs a frequency")]
+    NoFrequency(&'static str),
+    #[error("there is no process {0}")]
+    Process(u32),
+    #[error("there is no cgroup {path} under {}", mount.display())]
+    Cgroup { path: String, mount: PathBuf },
+    #[error("no cgroup v2 is mounted")]
+    NoCgroups,
+    #[error("mode `sampling` times no calls, by whatever method")]
+    Method,
+    #[error("idle power is a number of watts, not {0}")]
+    IdleWatts(f64),
+    #[error("a budget is a share of a CPU: more than 0, at most 1")]
+    Budget,
+    #[error("cannot measure what the observer takes: {0}")]
+    Price(io::Error),
+}
+
+/// The kernel allows 100 kHz by default, but from here on the observer would see mostly itself.
+pub const MAX_FREQUENCY_HZ: u32 = 20_000;
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub mode: Mode,
+    /// In mode `events`: from one report to the next, events are sampled and no longer timed while timing takes more than
+    /// this. What it takes is measured at the start. Needs a frequency.
+    pub budget: Option<Budget>,
+    /// With a budget: [`frequency_hz`](Self::frequency_hz) may be lowered where interrupts are dear.
+    pub lower_frequency: bool,
+    /// `None` takes functions where the kernel allows it.
+    pub method: Option<Method>,
+    /// Samples per second and CPU. 0: events only, without parts.
+    pub frequency_hz: u32,
+    /// `None`: all that are online.
+    pub cpus: Option<BTreeSet<u32>>,
+    pub ring_buffer: bool,
+    pub taxonomy: Taxonomy,
+    /// Processes whose user-mode stacks are sampled too.
+    pub profile: BTreeSet<u32>,
+    /// If any, no other processes are reported.
+    pub pids: BTreeSet<u32>,
+    /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::Process).
+    pub cgroup: Option<String>,
+    /// Reports contain [stacks](Report::stacks).
+    pub stacks: bool,
+    /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
+    pub program_statistics: bool,
+    /// What all packages and their memory take idle, if that is known.
+    pub idle_watts: Option<f64>,
+}
+
+impl Config {
+    /// 1 kHz on all CPUs, with the taxonomy that is built in.
+    ///
+    /// # Errors
+    /// None, as a test of the taxonomy shows.
+    pub fn new() -> Result<Self, crate::taxonomy::Error> {
+        Ok(Self {
+            mode: Mode::Events,
+            budget: None,
+            lower_frequency: false,
+            method: None,
+            frequency_hz: 1000,
+            cpus: None,
+            ring_buffer: false,
+            taxonomy: Taxonomy::builtin()?,
+            profile: BTreeSet::new(),
+            pids: BTreeSet::new(),
+            cgroup: None,
+            stacks: false,
+            program_statistics: false,
+            idle_watts: None,
+        })
+    }
+}
+
+/// What can be known to fail before anything is loaded.
+pub(super) fn check(config: &Config) -> Result<(), Error> {
+    if config.mode == Mode::Sampling && config.method.is_some() {
+        return Err(Error::Method);
+    }
+    if let Some(watts) = config.idle_watts.filter(|watts| !watts.is_finite() || *watts < 0.0) {
+        return Err(Error::IdleWatts(watts));
+    }
+    if config.budget.is_some_and(|budget| !(budget.share > 0.0 && budget.share <= 1.0)) {
+        return Err(Error::Budget);
+    }
+    check_frequency(config)?;
+    if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
+        return Err(Error::Process(*pid));
+    }
+    let Some(path) = &config.cgroup else { return Ok(()) };
+    let mount = cgroups::mount().ok_or(Error::NoCgroups)?;
+    match mount.join(path.trim_start_matches('/')).is_dir() {
+        true => Ok(()),
+        false => Err(Error::Cgroup { path: path.clone(), mount }),
+    }
+}
+
+/// Threads have numbers too, under which nothing is ever reported.
+fn is_process(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().filter_map(|line| line.strip_prefix("Tgid:")).any(|group| group.trim() == pid.to_string())
+}
+
+fn check_frequency(config: &Config) -> Result<(), Error> {
+    match config.frequency_hz {
+        0 if config.mode == Mode::Sampling => Err(Error::NoFrequency("mode `sampling`")),
+        0 if config.budget.is_some() => Err(Error::NoFrequency("a budget")),
+        0 if !config.profile.is_empty() => Err(Error::NoFrequency("a profile")),
+        hz if hz > MAX_FREQUENCY_HZ => Err(Error::Frequency { hz, most: MAX_FREQUENCY_HZ }),
+        // The kernel would only say that an argument is invalid.
+        hz => match max_sample_rate() {
+            Some(most) if hz > most => Err(Error::Sysctl { hz, most }),
+            _ => Ok(()),
+        },
+    }
+}
+
+fn max_sample_rate() -> Option<u32> {
+    std::fs::read_to_string("/proc/sys/kernel/perf_event_max_sample_rate").ok()?.trim().parse().ok()
+}
