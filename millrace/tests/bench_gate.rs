@@ -24,7 +24,7 @@ fn defences_refuse_what_is_over_quota_and_a_flood() {
         .expect("millrace runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let table = String::from_utf8_lossy(&output.stdout);
-    assert!(table.contains("gate beside user"), "{table}");
+    assert!(table.contains("gate / user"), "{table}");
     assert!(std::fs::read_to_string(plot).expect("a plot").contains("gate"));
 
     let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
