@@ -290,7 +290,8 @@ async fn parallel_openings_are_held_to_the_quota() {
     }
     let served: Vec<Connection> = all.join_all().await.into_iter().flatten().collect();
     assert_eq!((served.len(), scene.connections()), (2, 2));
-    assert_eq!(scene.server.open_connections(), 2);
+    // The others never completed a handshake; the server gives them up by their idle timeout.
+    wait_for("the server to have two", || (scene.server.open_connections() == 2).then_some(()));
     for connection in &served {
         hello(connection).await;
     }
