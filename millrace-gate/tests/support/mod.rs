@@ -203,8 +203,17 @@ pub async fn answer(connection: Connection) {
 
 /// Asks on a stream of its own, and checks the answer.
 pub async fn hello(connection: &Connection) {
+    ask(connection, b"who is there?").await;
+}
+
+/// The same with a question that fills most of a packet.
+pub async fn long_hello(connection: &Connection) {
+    ask(connection, &[b'?'; 1000]).await;
+}
+
+async fn ask(connection: &Connection, question: &[u8]) {
     let (mut send, mut recv) = connection.open_bi().await.unwrap();
-    send.write_all(b"who is there?").await.unwrap();
+    send.write_all(question).await.unwrap();
     send.finish().unwrap();
     assert_eq!(recv.read_to_end(100).await.unwrap(), b"hello\n");
 }
