@@ -7,18 +7,21 @@ use nix::time::{ClockId, clock_gettime};
 /// Nanoseconds of `CLOCK_MONOTONIC`, which programs stamp with (`bpf_ktime_get_ns`) and all network namespaces of a host
 /// share. It always exists on Linux.
 pub fn monotonic_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from);
-    u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
+    read(ClockId::CLOCK_MONOTONIC)
 }
 
 /// Nanoseconds of `CLOCK_MONOTONIC_COARSE`, the same clock as of the last tick (`bpf_ktime_get_coarse_ns`).
 pub(crate) fn coarse_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).map_or(Duration::ZERO, Duration::from);
+    read(ClockId::CLOCK_MONOTONIC_COARSE)
+}
+
+fn read(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock).map_or(Duration::ZERO, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Nanoseconds of UNIX time, which programs do not have.
-pub(crate) fn unix_ns() -> i64 {
+pub fn unix_ns() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_nanos()).unwrap_or(i64::MAX)
 }

@@ -155,6 +155,9 @@ impl ScopeStatistics {
     }
 }
 
+/// An entry of a list: its scope, or `None` for all of them; the prefix; and what becomes of it.
+pub type Listing = (Option<String>, Prefix, Entry);
+
 /// How full a table is that can fill up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Table {
@@ -287,7 +290,7 @@ impl Gate {
     }
 
     /// What [`list`](Self::list) has put in: scope, prefix and entry.
-    pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
+    pub fn listed(&self) -> Vec<Listing> {
         lock(&self.settings).listed()
     }
 
@@ -298,7 +301,7 @@ impl Gate {
         scope: Option<&str>,
         prefixes: &[Prefix],
         entry: Entry,
-    ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
+    ) -> Result<Vec<Listing>, Error> {
         lock(&self.settings).exceptions(scope, prefixes, entry)
     }
 

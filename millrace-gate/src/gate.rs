@@ -12,7 +12,8 @@ use std::{
 
 use millrace_bpf::{
     gate::{
-        self as kernel, Client, Config, Entry, Live, Prefix, Rule, Rules, Sample, Statistics, Table, rules,
+        self as kernel, Client, Config, Entry, Listing, Live, Prefix, Rule, Rules, Sample, Statistics, Table,
+        rules,
         token::{self, Key, Token},
     },
     xdp::Mode,
@@ -135,7 +136,7 @@ impl Gate {
         scope: Option<&str>,
         prefixes: &[Prefix],
         entry: Entry,
-    ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
+    ) -> Result<Vec<Listing>, Error> {
         scope.map_or(Ok(()), |scope| self.inner.must_have(scope))?;
         Ok(self.inner.kernel.exceptions(scope, prefixes, entry)?)
     }
@@ -147,7 +148,7 @@ impl Gate {
     }
 
     /// What [`list`](Self::list) did: scope, prefix, entry.
-    pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
+    pub fn listed(&self) -> Vec<Listing> {
         self.inner.kernel.listed()
     }
 

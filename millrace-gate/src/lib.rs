@@ -21,7 +21,8 @@
 //! ```
 //!
 //! Nothing is pinned and no signal is caught: the gate is off the interface when [`Gate`] is dropped, and when the
-//! process ends, however it does; also if a child that it forked lives on, in which the gate is of no use. All methods may be called from many threads at once.
+//! process ends, however it does; also if a child that it forked lives on, in which the gate is of no use. All methods
+//! may be called from many threads at once.
 //!
 //! `include/millrace_gate.h` is the same for C. What rules there are and how a policy is written is in
 //! `docs/gate.md`; how packets are judged in `docs/design/0004-gate.md`.
@@ -37,7 +38,7 @@ pub use gate::Gate;
 pub use interfaces::Interface;
 pub use millrace_bpf::{
     gate::{
-        Client, Config, Counter, Entry, Event, ParseError, Pass, Prefix, Reason, Rule, Sample,
+        Client, Config, Counter, Entry, Event, Listing, ParseError, Pass, Prefix, Reason, Rule, Sample,
         ScopeStatistics, Statistics, Table, rules, token,
     },
     xdp::Mode,

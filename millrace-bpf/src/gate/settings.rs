@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::Listing;
 use super::intf;
 use super::maps::Maps;
 use super::prefix::Prefix;
@@ -136,14 +137,18 @@ impl Settings {
         self.activate(maps, intf::Active { lookups, ..self.active })
     }
 
-    pub fn listed(&self) -> Vec<(Option<String>, Prefix, Entry)> {
+    pub fn listed(&self) -> Vec<Listing> {
         let listed = self.listed.iter();
         listed.map(|((scope, prefix), entry)| (scope.clone(), *prefix, *entry)).collect()
     }
 
+    fn in_force(&self) -> &Half {
+        &self.halves[(self.active.turn & 1) as usize]
+    }
+
     /// How many are in force.
     pub fn prefixes(&self) -> u64 {
-        self.halves[(self.active.turn & 1) as usize].prefixes.len() as u64
+        self.in_force().prefixes.len() as u64
     }
 
     /// What decides otherwise about a part of these prefixes, or all of it, in the lists that count where this one does.
@@ -152,10 +157,9 @@ impl Settings {
         scope: Option<&str>,
         prefixes: &[Prefix],
         entry: Entry,
-    ) -> Result<Vec<(Option<String>, Prefix, Entry)>, Error> {
+    ) -> Result<Vec<Listing>, Error> {
         let index = self.list_index(scope)?;
-        let half = &self.halves[(self.active.turn & 1) as usize];
-        let others = half.prefixes.iter().filter(|(_, other)| **other != entry);
+        let others = self.in_force().prefixes.iter().filter(|(_, other)| **other != entry);
         let others =
             others.map(|(key, other)| (u32::from(u16::from_be_bytes(key.scope)), prefix_of(key), *other));
         let counts = |list| index == 0 || list == 0 || list == index;

@@ -40,6 +40,23 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    /// `None` without values.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        let median = median(values)?;
+        let min = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Some(Self { median, min, max })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -237,14 +237,10 @@ fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answe
             Ok(Answer { original_id: Some(hex::encode(token.original_id())), ..ok })
         }
         Request::Block(request) => {
-            let exceptions = list(daemon, &request, Entry::Block)?;
-            tracing::info!(prefix = %request.prefix, scope = request.scope, seconds = request.seconds, "blocked");
-            Ok(Answer { exceptions, ..ok })
+            Ok(Answer { exceptions: list(daemon, &request, Entry::Block, "blocked")?, ..ok })
         }
         Request::Allow(request) => {
-            let exceptions = list(daemon, &request, Entry::Allow)?;
-            tracing::info!(prefix = %request.prefix, scope = request.scope, seconds = request.seconds, "allowed");
-            Ok(Answer { exceptions, ..ok })
+            Ok(Answer { exceptions: list(daemon, &request, Entry::Allow, "allowed")?, ..ok })
         }
         Request::Unlist(List { seconds: Some(_), .. }) => bail!("`seconds` means nothing here"),
         Request::Unlist(List { prefix, scope, .. }) => {
@@ -297,10 +293,12 @@ fn id_of(text: &str) -> anyhow::Result<Vec<u8>> {
 }
 
 /// All of them, or none if one is no prefix.
-fn list(daemon: &Daemon, request: &List, entry: Entry) -> anyhow::Result<Vec<Listed>> {
+fn list(daemon: &Daemon, request: &List, entry: Entry, done: &str) -> anyhow::Result<Vec<Listed>> {
     let List { prefix, scope, seconds } = request;
     let time = seconds.map(Duration::from_secs);
-    Ok(daemon.lists.list(&daemon.gate, scope.as_deref(), &prefix.parse()?, entry, time)?)
+    let exceptions = daemon.lists.list(&daemon.gate, scope.as_deref(), &prefix.parse()?, entry, time)?;
+    tracing::info!(%prefix, scope, seconds, "{done}");
+    Ok(exceptions)
 }
 
 impl Prefixes {

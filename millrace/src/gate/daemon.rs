@@ -1,10 +1,6 @@
 //! A gate that runs: policy, socket, metrics, samples, signals.
 
-use std::{
-    path::PathBuf,
-    sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use anyhow::Context as _;
 use axum::{
@@ -14,6 +10,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
+use millrace_bpf::clock;
 use millrace_gate::{Gate, Mode, Policy};
 use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
@@ -189,7 +186,7 @@ impl Daemon {
 
 /// Seconds since 1970.
 fn unix_time() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+    clock::unix_ns() as f64 / 1e9
 }
 
 fn warn_of(policy: &Policy) {

@@ -40,8 +40,8 @@ impl Collector for Snapshot {
             out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
             out.gauge_f64("reload_timestamp", "When the policy was read last", Unit::Seconds, *time_s)?;
         }
-        by_table(&mut out, "table_entries", "Entries of a table", tables, |table| table.entries)?;
-        by_table(&mut out, "table_room", "Entries that it has room for", tables, |table| table.room)?;
+        gauges(&mut out, "table_entries", "Entries of a table", tables, of_table, |table| table.entries)?;
+        gauges(&mut out, "table_room", "Entries that it has room for", tables, of_table, |table| table.room)?;
         by_rule(&mut out, "refused_packets", "Packets that a rule refused", scopes, |rule| rule.packets)?;
         by_rule(&mut out, "refused_bytes", "The same in UDP payload", scopes, |rule| rule.bytes)?;
         let help = "Packets that a rule would have refused";
@@ -53,8 +53,12 @@ impl Collector for Snapshot {
                 ConstCounter::new(*count).encode(family.encode_family(&[("event", event.as_str())])?)
             })
         })?;
-        by_scope(&mut out, "clients", "Clients that have connections", scopes, |scope| scope.clients)?;
-        by_scope(&mut out, "connections", "Connections of clients", scopes, |scope| scope.connections)?;
+        gauges(&mut out, "clients", "Clients that have connections", scopes, of_scope, |scope| {
+            scope.clients
+        })?;
+        gauges(&mut out, "connections", "Connections of clients", scopes, of_scope, |scope| {
+            scope.connections
+        })?;
         out.labelled("interfaces", "Interfaces that are guarded", MetricType::Gauge, |family| {
             interfaces.iter().try_for_each(|interface| {
                 let labels = [("interface", interface.name.as_str()), ("mode", interface.mode.as_str())];
@@ -113,32 +117,26 @@ fn by_reason(
     counters(out, name, help, values)
 }
 
-fn by_scope(
+/// One for each of them, by a label.
+fn gauges<T>(
     out: &mut Out<'_>,
     name: &str,
     help: &str,
-    scopes: &[Scope],
-    value: fn(&Scope) -> u64,
+    all: &[T],
+    label: fn(&T) -> (&'static str, &str),
+    value: fn(&T) -> u64,
 ) -> fmt::Result {
     out.labelled(name, help, MetricType::Gauge, |family| {
-        scopes.iter().try_for_each(|scope| {
-            ConstGauge::new(value(scope)).encode(family.encode_family(&[("scope", scope.name.as_str())])?)
-        })
+        all.iter().try_for_each(|it| ConstGauge::new(value(it)).encode(family.encode_family(&[label(it)])?))
     })
 }
 
-fn by_table(
-    out: &mut Out<'_>,
-    name: &str,
-    help: &str,
-    tables: &[Table],
-    value: fn(&Table) -> u64,
-) -> fmt::Result {
-    out.labelled(name, help, MetricType::Gauge, |family| {
-        tables.iter().try_for_each(|table| {
-            ConstGauge::new(value(table)).encode(family.encode_family(&[("table", table.name.as_str())])?)
-        })
-    })
+fn of_scope(scope: &Scope) -> (&'static str, &str) {
+    ("scope", &scope.name)
+}
+
+fn of_table(table: &Table) -> (&'static str, &str) {
+    ("table", &table.name)
 }
 
 #[cfg(test)]

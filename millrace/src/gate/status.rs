@@ -165,7 +165,7 @@ pub(crate) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
     let statistics = gate.statistics()?;
     let rules = gate.rules();
     let scopes = statistics.scopes.iter().map(|scope| Scope::new(gate, &rules, scope));
-    let scopes: Vec<_> = scopes.collect();
+    let scopes: Vec<Scope> = scopes.collect();
     let listed = gate.listed().into_iter().map(|(scope, prefix, entry)| Listed::new(scope, prefix, entry));
     let unseen = rules.scopes.iter().filter(|scope| matches!(scope.policy.live, rules::Live::Tracked { .. }));
     let unseen =
@@ -174,7 +174,7 @@ pub(crate) fn of(gate: &Gate) -> Result<Status, millrace_gate::Error> {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         interfaces: gate.interfaces().into_iter().map(Interface::from).collect(),
         trouble: trouble(gate).into_iter().chain(unseen).collect(),
-        scopes: scopes.clone(),
+        scopes,
         tables: gate.tables().into_iter().map(Table::from).collect(),
         events: Event::ALL.map(|event| (event.name().to_owned(), statistics.event(event))).into(),
         listed: listed.collect(),

@@ -10,7 +10,7 @@ use millrace_cost::report::{self, Event, ProcStat, Report};
 use millrace_cost::{Config, Observer};
 use serde::Serialize;
 
-use super::Spread;
+use super::super::stats::Spread;
 use super::network::{Scenario, Traffic};
 use super::profile::{self, Recording};
 

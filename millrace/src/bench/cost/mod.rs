@@ -17,7 +17,7 @@ use millrace_cost::report::Mode;
 use serde::Serialize;
 
 use super::relay::{warn_if_busy, write_json};
-use super::stats;
+use super::stats::{self, Spread};
 use network::{Protocol, Scenario};
 
 #[derive(Debug, clap::Args)]
@@ -172,23 +172,6 @@ struct Row {
     overhead: Option<overhead::Figures>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-struct Spread {
-    median: f64,
-    min: f64,
-    max: f64,
-}
-
-impl Spread {
-    /// `None` without values.
-    fn of(values: &[f64]) -> Option<Self> {
-        let median = stats::median(values)?;
-        let min = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let max = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        Some(Self { median, min, max })
-    }
 }
 
 impl Row {

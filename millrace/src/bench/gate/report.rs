@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{
         figures::{combine, error, extremes, middle},
+        stats::Spread,
         table::{columns, dash},
     },
     Experiment,
@@ -60,10 +61,9 @@ impl Row {
 
     /// Least and most of a figure over the rounds, where there is more than one.
     fn spread(&self, name: &str) -> Option<(f64, f64)> {
-        let values = self.by_round(name);
-        let least = values.iter().flatten().copied().reduce(f64::min)?;
-        let most = values.iter().flatten().copied().reduce(f64::max)?;
-        (self.rounds.len() > 1).then_some((least, most))
+        let values: Vec<f64> = self.by_round(name).into_iter().flatten().collect();
+        let spread = Spread::of(&values).filter(|_| self.rounds.len() > 1);
+        spread.map(|spread| (spread.min, spread.max))
     }
 
     fn by_round(&self, name: &str) -> Vec<Option<f64>> {
@@ -200,9 +200,10 @@ fn change(gate: &Row, user: &Row, figure: &str) -> String {
     let Some(median) = gate.figure(figure).zip(user.figure(figure)).and_then(of) else { return dash() };
     let by_round = gate.by_round(figure).into_iter().zip(user.by_round(figure));
     let changes: Vec<f64> = by_round.filter_map(|(gate, user)| of((gate?, user?))).collect();
-    let least = changes.iter().copied().reduce(f64::min);
-    match least.zip(changes.iter().copied().reduce(f64::max)).filter(|_| changes.len() > 1) {
-        Some((least, most)) => format!("{} ({} to {})", percent(median), percent(least), percent(most)),
+    match Spread::of(&changes).filter(|_| changes.len() > 1) {
+        Some(Spread { min, max, .. }) => {
+            format!("{} ({} to {})", percent(median), percent(min), percent(max))
+        }
         None => percent(median),
     }
 }
