@@ -28,8 +28,12 @@ use crate::{
 
 /// How often interfaces are looked at.
 const LOOK: Duration = Duration::from_millis(500);
-/// Looks from one upkeep to the next: idle connections are forgotten, the clock is followed.
-const LOOKS_PER_UPKEEP: u32 = 2;
+/// From one upkeep to the next: idle connections are forgotten, the clock is followed.
+const UPKEEP: Duration = Duration::from_secs(1);
+/// And at least so many times what the upkeep took: with tables full of hundreds of thousands it comes more seldom.
+const REST: u32 = 20;
+/// For which it never waits, however long it took.
+const REST_MAX: Duration = Duration::from_secs(10);
 
 /// A loaded gate. It decides about what arrives on the interfaces that it is [attached](Self::attach) to, until it
 /// is dropped.
@@ -68,12 +72,13 @@ impl Gate {
         let (stop, stopped) = channel::<()>();
         let kept = inner.clone();
         let keep = move || {
-            let mut looks = 0;
+            let mut due = Instant::now() + UPKEEP;
             while stopped.recv_timeout(LOOK) == Err(RecvTimeoutError::Timeout) {
                 kept.look();
-                looks = (looks + 1) % LOOKS_PER_UPKEEP;
-                if looks == 0 {
+                let start = Instant::now();
+                if start >= due {
                     kept.maintain();
+                    due = start + rest_after(start.elapsed());
                 }
             }
         };
@@ -192,6 +197,11 @@ impl Drop for Gate {
             let _ = upkeep.join();
         }
     }
+}
+
+/// From the start of one upkeep to the start of the next.
+fn rest_after(took: Duration) -> Duration {
+    (took * REST).clamp(UPKEEP, REST_MAX)
 }
 
 impl Inner {
@@ -329,4 +339,15 @@ fn without_signals<T>(start: impl FnOnce() -> T) -> T {
         let _ = before.thread_set_mask(); // fails for a wrong address only
     }
     started
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upkeep_takes_a_twentieth_of_a_cpu_at_most() {
+        let after_ms = |took| rest_after(Duration::from_millis(took)).as_millis();
+        assert_eq!([0, 50, 210, 1_000].map(after_ms), [1_000, 1_000, 4_200, 10_000]);
+    }
 }

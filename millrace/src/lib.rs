@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod client;
 pub mod cost;
+mod duration;
 pub mod engine;
 pub mod gate;
 mod interfaces;

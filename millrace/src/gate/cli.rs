@@ -15,9 +15,12 @@ use super::{
     daemon::{self, Setup, Source},
     top,
 };
-use crate::relay::{
-    config::{HttpAddr, Log, LogFormat},
-    log,
+use crate::{
+    duration,
+    relay::{
+        config::{HttpAddr, Log, LogFormat},
+        log,
+    },
 };
 
 #[derive(Debug, clap::Args)]
@@ -254,22 +257,12 @@ fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
     Ok(all)
 }
 
-/// Whole seconds, minutes, hours or days.
 fn seconds(text: &str) -> Result<u64, String> {
     const YEAR: u64 = 365 * 86_400;
-    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let factor = match unit {
-        "s" => Some(1),
-        "m" => Some(60),
-        "h" => Some(3600),
-        "d" => Some(86_400),
-        _ => None,
-    };
-    let seconds =
-        number.parse::<u64>().ok().zip(factor).and_then(|(number, factor)| number.checked_mul(factor));
-    let seconds = seconds.filter(|seconds| (1..=YEAR).contains(seconds));
-    seconds.ok_or_else(|| "is a number and s, m, h or d, up to 365d".to_owned())
+    let time = duration::parse(text)?;
+    let whole =
+        Some(time.as_secs()).filter(|seconds| time.subsec_nanos() == 0 && (1..=YEAR).contains(seconds));
+    whole.ok_or_else(|| "is whole seconds, from 1s to 365d".to_owned())
 }
 
 fn print(text: &str) -> anyhow::Result<()> {

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::duration;
+
 /// Queue length when `rate` is set and neither queue limit is; netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;
 
@@ -19,6 +21,8 @@ pub enum Error {
     #[error("`{key} = {value}`: {want}")]
     BadValue { key: String, value: String, want: &'static str },
 }
+
+const TIME_MAX: Duration = Duration::from_secs(3600);
 
 const KEYS: [&str; 14] = [
     "delay",
@@ -126,7 +130,10 @@ impl Impairment {
 
     fn assign(&mut self, key: &str, value: &str) -> Result<(), Error> {
         let bad = |want| Error::BadValue { key: key.into(), value: value.into(), want };
-        let time = || duration(value).ok_or_else(|| bad("wants a time such as 10ms, 250us or 1.5s"));
+        let time = || {
+            let time = duration::parse(value).ok().filter(|time| *time <= TIME_MAX);
+            time.ok_or_else(|| bad("wants a time such as 10ms, 250us or 1.5s, up to 1h"))
+        };
         let chance = || probability(value).ok_or_else(|| bad("wants a probability such as 5% or 0.05"));
         let size = || count(value).ok_or_else(|| bad("wants a number above 0, or none"));
         match key {
@@ -253,21 +260,6 @@ fn number_and_unit(text: &str) -> Option<(f64, &str)> {
     let (number, unit) = text.split_at(unit);
     let number: f64 = number.parse().ok()?;
     number.is_finite().then_some((number, unit.trim_start()))
-}
-
-pub(super) fn duration(text: &str) -> Option<Duration> {
-    let (number, unit) = number_and_unit(text)?;
-    let seconds = match unit {
-        "ns" => 1e-9,
-        "us" | "µs" => 1e-6,
-        "ms" => 1e-3,
-        "s" => 1.0,
-        "" if number == 0.0 => 0.0,
-        _ => return None,
-    };
-    // Whole nanoseconds: 1.5 * 1e-3 is not exact, 10ms must be.
-    let nanos = (number * seconds * 1e9).round();
-    (nanos <= 3_600e9).then(|| Duration::from_nanos(nanos as u64))
 }
 
 fn probability(text: &str) -> Option<f64> {

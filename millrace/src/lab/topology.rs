@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::impair::{self, Impairment, Settings, duration};
+use super::impair::{self, Impairment, Settings};
 use super::netem;
+use crate::duration;
 
 /// Interface names are `to-PEER` and have at most 15 characters (IFNAMSIZ).
 const MAX_NODE_NAME: usize = 12;
@@ -306,8 +307,7 @@ struct FileLink {
 
 fn time<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    duration(&text)
-        .ok_or_else(|| serde::de::Error::custom(format!("`{text}` is not a time such as 5s or 250ms")))
+    duration::parse(&text).map_err(serde::de::Error::custom)
 }
 
 fn is_name(name: &str) -> bool {

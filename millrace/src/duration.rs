@@ -1,0 +1,56 @@
+//! Times as users write them: `250us`, `1.5s`, `10m`.
+
+use std::time::Duration;
+
+/// The longest there is, ten years, and its digits in nanoseconds are exact enough.
+const MAX_S: f64 = 3650.0 * 86_400.0;
+
+/// A number and its unit, from `ns` to `d`. Only `0` needs none.
+pub fn parse(text: &str) -> Result<Duration, String> {
+    let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let wrong = || format!("`{text}` is not a time such as 250us, 10ms, 1.5s, 10m, 2h or 7d");
+    let number: f64 = number.parse().map_err(|_| wrong())?;
+    let nanos = match unit.trim_start() {
+        "ns" => 1.0,
+        "us" | "µs" => 1e3,
+        "ms" => 1e6,
+        "s" => 1e9,
+        "m" => 60e9,
+        "h" => 3600e9,
+        "d" => 86_400e9,
+        "" if number == 0.0 => 0.0,
+        _ => return Err(wrong()),
+    };
+    // Whole nanoseconds: 1.5 * 1e-3 is not exact, 10ms must be.
+    let nanos = (number * nanos).round();
+    if nanos > MAX_S * 1e9 {
+        return Err(format!("`{text}` is more than 3650d"));
+    }
+    Ok(Duration::from_nanos(nanos as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times() {
+        for (text, nanos) in [
+            ("0", 0),
+            ("7ns", 7),
+            ("250us", 250_000),
+            ("10 ms", 10_000_000),
+            ("1.5s", 1_500_000_000),
+            ("1m", 60_000_000_000),
+            ("2h", 7_200_000_000_000),
+            ("7d", 604_800_000_000_000),
+            ("3650d", 315_360_000_000_000_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+        for wrong in ["", "s", "2", "-1s", "1.2.3s", "1y", "3651d", "inf s", "NaN", "1s2"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
+}
