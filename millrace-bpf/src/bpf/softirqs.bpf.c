@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Times the networking softirqs of all CPUs, and what of that interrupted one process. */
 #include "intf.h"
+#include "softirq.h"
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
 SEC(".rodata.config")
 const volatile struct softirqs_config config = {};
-
-enum softirq {
-	NET_TX_SOFTIRQ = 2,
-	NET_RX_SOFTIRQ = 3,
-};
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

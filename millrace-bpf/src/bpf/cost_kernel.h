@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The kernel as far as the observer looks into it: CO-RE finds the offsets. */
+#ifndef MILLRACE_COST_KERNEL_H
+#define MILLRACE_COST_KERNEL_H
+
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
+
+#define KERNEL __attribute__((preserve_access_index))
+
+struct inode {
+	unsigned short i_mode;
+} KERNEL;
+
+struct file {
+	struct inode *f_inode;
+} KERNEL;
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+} KERNEL;
+
+struct files_struct {
+	struct fdtable *fdt;
+} KERNEL;
+
+struct ns_common {
+	unsigned int inum;
+} KERNEL;
+
+struct pid_namespace {
+	struct ns_common ns;
+} KERNEL;
+
+/* The number of a thread in one PID namespace. */
+struct upid {
+	int nr;
+	struct pid_namespace *ns;
+} KERNEL;
+
+struct pid {
+	unsigned int level;
+	struct upid numbers[]; /* up to `level`, from the initial namespace on */
+} KERNEL;
+
+struct task_struct {
+	unsigned int flags;
+	char comm[16];
+	struct files_struct *files;
+	struct task_struct *group_leader;
+	struct pid *thread_pid;
+	void *bpf_storage;
+} KERNEL;
+
+struct io_cqe {
+	int fd;
+} KERNEL;
+
+struct io_kiocb {
+	__u8 opcode;
+	unsigned int flags; /* of 64 bits on newer kernels, which CO-RE knows */
+	struct io_cqe cqe;
+} KERNEL;
+
+/* The registers of a system call: one of these exists. */
+struct pt_regs___x86 {
+	unsigned long di, si, dx, cs;
+} KERNEL;
+
+struct pt_regs___arm64 {
+	__u64 regs[31];
+	__u64 pstate;
+} KERNEL;
+
+#define S_IFMT	     0170000
+#define S_IFSOCK     0140000
+#define PF_IO_WORKER 0x00000010 /* io_uring's workers and its SQPOLL threads */
+#define PF_KTHREAD   0x00200000
+
+#endif
