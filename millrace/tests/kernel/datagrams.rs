@@ -1,6 +1,6 @@
 //! Objects that come as datagrams.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use millrace_proto::moq::Datagram;
 use tokio::time;
@@ -50,6 +50,22 @@ async fn receive(subscriber: &mut Peer, group: u64) {
     assert_eq!(seen, (0..OBJECTS).collect::<Vec<_>>());
 }
 
+/// What comes in a burst: no object twice, and some may be missing. What a thread that was preempted sends later than 128
+/// packets behind, quinn takes for duplicates.
+async fn receive_burst(subscriber: &mut Peer, group: u64) {
+    let mut seen = BTreeSet::new();
+    while seen.len() < OBJECTS as usize {
+        let Ok(datagram) = time::timeout(Duration::from_secs(2), subscriber.datagrams.recv()).await else {
+            break;
+        };
+        let datagram = datagram.unwrap();
+        let want = object(group, datagram.object);
+        assert_eq!(datagram, Datagram { alias: datagram.alias, ..want });
+        assert!(seen.insert(datagram.object), "{} came twice", datagram.object);
+    }
+    assert!(seen.len() as u64 > OBJECTS / 2, "{} of {OBJECTS}", seen.len());
+}
+
 #[test]
 fn each_datagram_comes_once_and_most_from_the_kernel() {
     needs_root!(each_datagram_comes_once_and_most_from_the_kernel);
@@ -62,12 +78,12 @@ fn each_datagram_comes_once_and_most_from_the_kernel() {
     assert_eq!(status.totals.datagrams_sent, 2 * OBJECTS);
     assert_eq!(status.engine.streams, 2);
 
-    // Whoever joins later gets the same.
+    // Whoever joins later gets the same from userspace, all at once.
     let mut late = net.peer("sub1");
     let track = crate::peer::track("live/cam", "video");
     net.run(async {
         let _request = late.subscribe(&track).await;
-        receive(&mut late, 1).await;
+        receive_burst(&mut late, 1).await;
         tokio::join!(publish(&publisher, 2), receive(one, 2), receive(other, 2), receive(&mut late, 2));
     });
     assert_eq!(net.status().totals.datagrams_sent, 2 * OBJECTS + OBJECTS + 3 * OBJECTS);
