@@ -50,8 +50,8 @@ async fn receive(subscriber: &mut Peer, group: u64) {
     assert_eq!(seen, (0..OBJECTS).collect::<Vec<_>>());
 }
 
-/// What comes in a burst: no object twice, and some may be missing. What a thread that was preempted sends later than 128
-/// packets behind, quinn takes for duplicates.
+/// What comes in a burst: no object twice, and some may be missing. Quinn takes for a duplicate what comes more than 128
+/// packets late, and batches can overtake each other.
 async fn receive_burst(subscriber: &mut Peer, group: u64) {
     let mut seen = BTreeSet::new();
     while seen.len() < OBJECTS as usize {
