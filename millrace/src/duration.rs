@@ -7,11 +7,9 @@ const MAX_S: f64 = 3650.0 * 86_400.0;
 
 /// A number and its unit, from `ns` to `d`. Only `0` needs none.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
     let wrong = || format!("`{text}` is not a time such as 250us, 10ms, 1.5s, 10m, 2h or 7d");
-    let number: f64 = number.parse().map_err(|_| wrong())?;
-    let nanos = match unit.trim_start() {
+    let (number, unit) = number_and_unit(text).ok_or_else(wrong)?;
+    let nanos = match unit {
         "ns" => 1.0,
         "us" | "µs" => 1e3,
         "ms" => 1e6,
@@ -28,6 +26,14 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         return Err(format!("`{text}` is more than 3650d"));
     }
     Ok(Duration::from_nanos(nanos as u64))
+}
+
+/// Splits `10ms` into 10.0 and `ms`.
+pub fn number_and_unit(text: &str) -> Option<(f64, &str)> {
+    let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit);
+    let number: f64 = number.parse().ok()?;
+    number.is_finite().then_some((number, unit.trim_start()))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::duration;
+use crate::duration::{self, number_and_unit};
 
 /// Queue length when `rate` is set and neither queue limit is; netem's default.
 pub const DEFAULT_QUEUE_PACKETS: usize = 1000;
@@ -252,14 +252,6 @@ impl From<Settings> for BTreeMap<String, String> {
     fn from(settings: Settings) -> Self {
         settings.0.into_iter().collect()
     }
-}
-
-/// Splits `10ms` into 10.0 and `ms`.
-fn number_and_unit(text: &str) -> Option<(f64, &str)> {
-    let unit = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(unit);
-    let number: f64 = number.parse().ok()?;
-    number.is_finite().then_some((number, unit.trim_start()))
 }
 
 fn probability(text: &str) -> Option<f64> {

@@ -37,14 +37,19 @@ async fn publish(publisher: &Peer, group: u64) {
     }
 }
 
+/// Which object of the group it is, as it was published.
+fn checked(datagram: Datagram, group: u64) -> u64 {
+    let want = object(group, datagram.object);
+    assert_eq!(datagram, Datagram { alias: datagram.alias, ..want });
+    datagram.object
+}
+
 /// Every object of the group, once.
 async fn receive(subscriber: &mut Peer, group: u64) {
     let mut seen = Vec::new();
     while seen.len() < OBJECTS as usize {
         let datagram = patiently(subscriber.datagrams.recv()).await.unwrap();
-        let want = object(group, datagram.object);
-        assert_eq!(datagram, Datagram { alias: datagram.alias, ..want });
-        seen.push(datagram.object);
+        seen.push(checked(datagram, group));
     }
     seen.sort_unstable();
     assert_eq!(seen, (0..OBJECTS).collect::<Vec<_>>());
@@ -58,10 +63,8 @@ async fn receive_burst(subscriber: &mut Peer, group: u64) {
         let Ok(datagram) = time::timeout(Duration::from_secs(2), subscriber.datagrams.recv()).await else {
             break;
         };
-        let datagram = datagram.unwrap();
-        let want = object(group, datagram.object);
-        assert_eq!(datagram, Datagram { alias: datagram.alias, ..want });
-        assert!(seen.insert(datagram.object), "{} came twice", datagram.object);
+        let id = checked(datagram.unwrap(), group);
+        assert!(seen.insert(id), "{id} came twice");
     }
     assert!(seen.len() as u64 > OBJECTS / 2, "{} of {OBJECTS}", seen.len());
 }
