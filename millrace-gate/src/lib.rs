@@ -33,6 +33,7 @@ pub mod hex;
 mod interfaces;
 pub mod policy;
 mod scope;
+pub mod status;
 
 pub use gate::Gate;
 pub use interfaces::Interface;

@@ -3,7 +3,9 @@
 use std::{io, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use millrace::{bench, client, cost, gate, lab, relay, status, trace};
+use millrace::{cost, gate, relay, status, trace};
+use millrace_client as client;
+use millrace_lab::{bench, lab};
 
 /// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
 #[derive(Parser)]
@@ -46,7 +48,7 @@ fn main() -> ExitCode {
         Command::Cost(args) => cost::run(args),
         Command::Gate(args) => gate::cli::run(args),
         Command::Lab(args) => lab::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Bench(args) => bench::run(args, cost::loopback_dashboard),
     };
     match done {
         Err(error) if !reader_left(&error) => {

@@ -1,16 +1,11 @@
 //! `millrace status`: asks a running relay and shows the answer as tables.
 
-use std::{
-    collections::BTreeMap,
-    fmt::Write as _,
-    io::{Read, Write as _},
-    net::{SocketAddr, TcpStream},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
+use millrace_relay::status as relay;
 
-use crate::relay::status::{Session, Status, Track};
+use crate::relay::status::{Session, Status, Track, fetch};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -57,19 +52,6 @@ pub fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
         bail!("http://{addr}/status answered {code}");
     }
     serde_json::from_str(&body).with_context(|| format!("http://{addr}/status is not a relay's status"))
-}
-
-/// GET over HTTP/1.0, so that the answer ends with the connection: status code and body.
-pub fn fetch(addr: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
-    const TIMEOUT: Duration = Duration::from_secs(5);
-    let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("not an HTTP answer")?;
-    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("not an HTTP answer")?;
-    Ok((code, body.to_owned()))
 }
 
 fn render(status: &Status, before: Option<&Status>) -> String {
@@ -128,7 +110,7 @@ fn render(status: &Status, before: Option<&Status>) -> String {
 }
 
 fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
-    let Status { engine, totals, cache, .. } = status;
+    let relay::Status { engine, totals, cache, .. } = &status.relay;
     let state = if status.draining { "draining" } else { "serving" };
     let listen: Vec<_> = status.listen.iter().map(SocketAddr::to_string).collect();
     let _ = writeln!(out, "millrace {}, {state} on {}", status.version, listen.join(", "));
@@ -338,7 +320,7 @@ mod tests {
             keystreams: Some(Keystreams { sealed, opened: Supply::default() }),
             ..session()
         };
-        let status = Status {
+        let status = relay::Status {
             engine: Engine {
                 name: "kernel".into(),
                 reason: "attached to eth0 by TCX".into(),
@@ -349,9 +331,9 @@ mod tests {
             },
             totals: Totals { kernel: session.kernel, data_plane: session.data_plane, ..Totals::default() },
             sessions: vec![session],
-            ..Status::default()
+            ..relay::Status::default()
         };
-        let text = render(&status, None);
+        let text = render(&status.into(), None);
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9             0  before 6, window 5",
@@ -402,21 +384,21 @@ mod tests {
             bytes_cached: 2048,
             largest: Some((7, 29)),
         };
-        let status = Status {
+        let status = relay::Status {
             version: "1.2.3".into(),
             engine: Engine { name: "user".into(), reason: "no kernel engine".into(), ..Engine::default() },
             uptime_s: 61.0,
             tracks: vec![track],
             drops: [("too_far_behind".to_owned(), 5)].into(),
             totals: Totals { objects_received: 150, ..Totals::default() },
-            ..Status::default()
+            ..relay::Status::default()
         };
-        let before = Status {
+        let before = relay::Status {
             uptime_s: 60.0,
             totals: Totals { objects_received: 100, ..Totals::default() },
             ..status.clone()
         };
-        let text = render(&status, Some(&before));
+        let text = render(&status.into(), Some(&before.into()));
         for part in
             ["serving", "engine user: no kernel engine", "live-bbb", "7/29", "too_far_behind", "50 objects/s"]
         {

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use millrace_proto::moq::{Namespace, TrackName};
 
-use crate::relay::trace::event::{Carries, Copied, Event, Media, Packet, Place, Userspace};
+use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Place, Userspace};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

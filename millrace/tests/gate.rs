@@ -14,11 +14,9 @@ use std::{
     time::Duration,
 };
 
-use millrace::{
-    gate::status::{Interface, Status},
-    status::fetch,
-};
+use millrace::relay::status::fetch;
 use millrace_bpf::xdp;
+use millrace_gate::status::{Interface, Status};
 use nix::{
     net::if_::if_nametoindex,
     sys::signal::{Signal, kill},

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millrace::lab::{self, Direction, Directions, Impairment, Lab, Settings, Topology};
+use millrace_lab::lab::{self, Direction, Directions, Impairment, Lab, Settings, Topology};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Pid;

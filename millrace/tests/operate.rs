@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use millrace::status::fetch;
+use millrace::relay::status::fetch;
 use nix::sys::signal::Signal;
 use process::{Relay, millrace, wait_for};
 use rustls::pki_types::{CertificateDer, pem::PemObject};

@@ -12,6 +12,7 @@ pub(crate) mod web;
 
 use std::collections::BTreeSet;
 use std::io::{self, IsTerminal};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,9 +23,8 @@ use millrace_cost::report::{Method, Mode};
 use millrace_cost::taxonomy::Taxonomy;
 use millrace_cost::{Budget, Config, Observer, POLL_INTERVAL};
 
-use crate::duration;
 use live::{Answer, Terminal};
-pub(crate) use outputs::Sink;
+use outputs::Sink;
 use outputs::{JsonLines, Log, Opened, Text};
 use queue::{Losses, Queued};
 use signals::Signals;
@@ -122,6 +122,17 @@ enum MethodName {
 enum TransportName {
     DoubleBuffer,
     RingBuffer,
+}
+
+/// For those who measure what it takes.
+///
+/// # Errors
+/// It cannot be started.
+pub fn loopback_dashboard() -> anyhow::Result<Box<dyn millrace_lab::bench::Dashboard>> {
+    const MEMORY_BYTES: usize = 64 << 20;
+    let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let config = web::Config { addr, memory_bytes: MEMORY_BYTES, live: true, losses: Arc::default() };
+    Ok(Box::new(web::Dashboard::start(&config)?))
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -308,7 +319,7 @@ fn parse_percent(text: &str) -> Result<f64, String> {
 }
 
 fn parse_time(text: &str) -> Result<Duration, String> {
-    let time = Some(duration::parse(text)?).filter(|time| *time >= Duration::from_millis(10));
+    let time = Some(millrace_lab::duration::parse(text)?).filter(|time| *time >= Duration::from_millis(10));
     time.ok_or_else(|| "at least 10ms".to_owned())
 }
 

@@ -15,12 +15,9 @@ use super::{
     daemon::{self, Setup, Source},
     top,
 };
-use crate::{
-    duration,
-    relay::{
-        config::{HttpAddr, Log, LogFormat},
-        log,
-    },
+use crate::relay::{
+    config::{HttpAddr, Log, LogFormat},
+    log,
 };
 
 #[derive(Debug, clap::Args)]
@@ -259,7 +256,7 @@ fn prefixes(args: &[String]) -> anyhow::Result<Vec<Prefix>> {
 
 fn seconds(text: &str) -> Result<u64, String> {
     const YEAR: u64 = 365 * 86_400;
-    let time = duration::parse(text)?;
+    let time = millrace_lab::duration::parse(text)?;
     let whole =
         Some(time.as_secs()).filter(|seconds| time.subsec_nanos() == 0 && (1..=YEAR).contains(seconds));
     whole.ok_or_else(|| "is whole seconds, from 1s to 365d".to_owned())

@@ -13,17 +13,17 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use millrace_gate::{Connection, Entry, Prefix, hex};
+use millrace_gate::{
+    Connection, Entry, Prefix, hex,
+    status::{Listed, Status},
+};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixListener,
 };
 
-use super::{
-    daemon::Daemon,
-    status::{Listed, Status},
-};
+use super::daemon::Daemon;
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 

@@ -11,7 +11,10 @@ use axum::{
     routing::get,
 };
 use millrace_bpf::clock;
-use millrace_gate::{Gate, Mode, Policy};
+use millrace_gate::{
+    Gate, Mode, Policy,
+    status::{self, Recent, Reload, Status, trouble},
+};
 use parking_lot::Mutex;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info, warn};
@@ -20,7 +23,6 @@ use super::{
     control::Socket,
     lists::Lists,
     metrics,
-    status::{self, Recent, Reload, Status, trouble},
     watch::{self, Watch},
 };
 use crate::{openmetrics::CONTENT_TYPE, relay::http};

@@ -8,7 +8,7 @@ use std::{
 use millrace_gate::{Entry, Error, Gate, Prefix};
 use parking_lot::Mutex;
 
-use super::status::Listed;
+use millrace_gate::status::Listed;
 
 /// When entries end, by scope and prefix; those that do not are not in it.
 #[derive(Debug, Default)]

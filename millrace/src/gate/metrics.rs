@@ -9,8 +9,8 @@ use prometheus_client::{
     registry::Unit,
 };
 
-use super::status::{Reload, Scope, Status, Table};
 use crate::openmetrics::{self, Out};
+use millrace_gate::status::{Reload, Scope, Status, Table};
 
 const PREFIX: &str = "millrace_gate";
 
@@ -90,7 +90,7 @@ fn by_rule(
     name: &str,
     help: &str,
     scopes: &[Scope],
-    value: fn(&super::status::RuleCount) -> u64,
+    value: fn(&millrace_gate::status::RuleCount) -> u64,
 ) -> fmt::Result {
     let values = scopes.iter().flat_map(|scope| {
         scope
@@ -106,7 +106,7 @@ fn by_reason(
     name: &str,
     help: &str,
     scopes: &[Scope],
-    value: fn(&super::status::PassCount) -> u64,
+    value: fn(&millrace_gate::status::PassCount) -> u64,
 ) -> fmt::Result {
     let values = scopes.iter().flat_map(|scope| {
         scope
@@ -142,7 +142,7 @@ fn of_table(table: &Table) -> (&'static str, &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::status::{Interface, PassCount, RuleCount};
+    use millrace_gate::status::{Interface, PassCount, RuleCount};
 
     #[test]
     fn names_follow_the_documentation() {

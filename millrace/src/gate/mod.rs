@@ -5,6 +5,5 @@ pub mod control;
 mod daemon;
 mod lists;
 pub(crate) mod metrics;
-pub mod status;
 mod top;
 pub mod watch;

@@ -2,8 +2,8 @@
 
 use std::{collections::HashMap, fmt::Write as _, net::IpAddr};
 
-use super::status::{Scope, Status};
 use crate::status::{bytes, span, table};
+use millrace_gate::status::{Scope, Status};
 
 /// Sources that `top` lists.
 const SOURCES: usize = 10;
@@ -121,7 +121,7 @@ fn sources(out: &mut String, status: &Status) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gate::status::{Interface, Listed, PassCount, Refusal, RuleCount};
+    use millrace_gate::status::{Interface, Listed, PassCount, Refusal, RuleCount};
 
     #[test]
     fn counts_rates_and_sources() {

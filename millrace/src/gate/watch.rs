@@ -5,7 +5,7 @@ use std::time::Duration;
 use millrace_gate::{Gate, Interface};
 use tracing::{error, info, warn};
 
-use super::status::Refusal;
+use millrace_gate::status::Refusal;
 
 /// How often there may be something to say.
 pub const TICK: Duration = Duration::from_millis(250);

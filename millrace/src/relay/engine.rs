@@ -2,78 +2,51 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use parking_lot::Mutex;
-
-use super::config::{Config, EngineChoice};
-use crate::{
+use millrace_relay::Engine;
+use millrace_transport::{
     engine::kernel::{Error, Kernel, Setup},
     interfaces::with_addresses,
     quic,
 };
 
+use super::config::{Config, EngineChoice};
+
 const CONFIGURED: &str = "as configured";
 
-/// The engine that runs, and why it is this one.
-pub struct Engine {
-    /// What was loaded at start-up; it forwards while it has interfaces.
-    pub kernel: Option<Arc<Kernel>>,
-    why_user: Mutex<String>,
+/// `outgoing`: ports that the relay connects from.
+///
+/// # Errors
+/// The engine that was asked for by name cannot run here.
+pub fn start(config: &Config, outgoing: &[u16]) -> Result<Engine, Error> {
+    match config.engine {
+        EngineChoice::User => Ok(Engine::user(CONFIGURED)),
+        EngineChoice::Kernel => Ok(Engine::kernel(load(config, outgoing)?)),
+        // What the kernel sends passes by the host's rules for what leaves it: nobody gets that unasked.
+        EngineChoice::Auto if config.interfaces.is_empty() => {
+            Ok(Engine::user("auto: the kernel engine wants an interface by name"))
+        }
+        EngineChoice::Auto => Ok(match load(config, outgoing) {
+            Ok(kernel) => Engine::kernel(kernel),
+            Err(error) => Engine::user(format!("auto: {error}")),
+        }),
+    }
 }
 
-impl Engine {
-    /// `outgoing`: ports that the relay connects from.
-    ///
-    /// # Errors
-    /// The engine that was asked for by name cannot run here.
-    pub fn start(config: &Config, outgoing: &[u16]) -> Result<Self, Error> {
-        match config.engine {
-            EngineChoice::User => Ok(Self::user(CONFIGURED)),
-            EngineChoice::Kernel => Ok(Self::kernel(load(config, outgoing)?)),
-            // What the kernel sends passes by the host's rules for what leaves it: nobody gets that unasked.
-            EngineChoice::Auto if config.interfaces.is_empty() => {
-                Ok(Self::user("auto: the kernel engine wants an interface by name"))
-            }
-            EngineChoice::Auto => Ok(match load(config, outgoing) {
-                Ok(kernel) => Self::kernel(kernel),
-                Err(error) => Self::user(format!("auto: {error}")),
-            }),
+/// Runs with what `config` says now about engine and interfaces. What is under way goes on: each packet is sent by
+/// the kernel or by userspace.
+///
+/// # Errors
+/// That cannot be; then nothing has changed.
+pub fn change(engine: &Engine, config: &Config) -> Result<(), Error> {
+    match (&engine.kernel, config.engine) {
+        (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
+        (None, _) => Ok(()),
+        (Some(kernel), EngineChoice::User) => {
+            kernel.set_interfaces(Vec::new())?;
+            engine.set_reason(CONFIGURED);
+            Ok(())
         }
-    }
-
-    fn user(reason: impl Into<String>) -> Self {
-        Self { kernel: None, why_user: Mutex::new(reason.into()) }
-    }
-
-    fn kernel(kernel: Arc<Kernel>) -> Self {
-        Self { kernel: Some(kernel), why_user: Mutex::default() }
-    }
-
-    /// Runs with what `config` says now about engine and interfaces. What is under way goes on: each packet is sent by
-    /// the kernel or by userspace.
-    ///
-    /// # Errors
-    /// That cannot be; then nothing has changed.
-    pub fn change(&self, config: &Config) -> Result<(), Error> {
-        match (&self.kernel, config.engine) {
-            (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
-            (None, _) => Ok(()),
-            (Some(kernel), EngineChoice::User) => {
-                kernel.set_interfaces(Vec::new())?;
-                CONFIGURED.clone_into(&mut self.why_user.lock());
-                Ok(())
-            }
-            (Some(kernel), _) => kernel.set_interfaces(interfaces(config)?),
-        }
-    }
-
-    /// Name and reason.
-    pub fn describe(&self) -> (&'static str, String) {
-        let attached = self.kernel.as_ref().map(|kernel| kernel.attached()).unwrap_or_default();
-        if attached.is_empty() {
-            return ("user", self.why_user.lock().clone());
-        }
-        let attached: Vec<_> = attached.iter().map(ToString::to_string).collect();
-        ("kernel", format!("attached to {}", attached.join(", ")))
+        (Some(kernel), _) => kernel.set_interfaces(interfaces(config)?),
     }
 }
 

@@ -10,12 +10,12 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use millrace_relay::trace::{Tracer, Wanted};
 use tokio::net::TcpListener;
 
 use super::{
     metrics,
     status::{Status, StatusSource},
-    trace::{Tracer, Wanted},
 };
 use crate::openmetrics::CONTENT_TYPE;
 
@@ -108,22 +108,37 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::status::fetch;
+    use crate::relay::{
+        config::{Config, EngineChoice, Settings},
+        server,
+        status::fetch,
+        tls,
+    };
 
     #[derive(Default)]
     struct Fake(AtomicBool);
 
     impl StatusSource for Fake {
         fn status(&self) -> Status {
-            Status { version: "test".into(), draining: self.draining(), ..Status::default() }
+            millrace_relay::status::Status {
+                version: "test".into(),
+                draining: self.draining(),
+                ..Default::default()
+            }
+            .into()
         }
         fn draining(&self) -> bool {
             self.0.load(Ordering::Relaxed)
         }
     }
 
+    /// Of a relay that does nothing.
     fn tracer() -> Arc<Tracer> {
-        crate::relay::trace::tests::tracer().0
+        let settings = Settings { listen: Some(vec![([127, 0, 0, 1], 0).into()]), ..Settings::default() };
+        let config = Config { engine: EngineChoice::User, ..Config::new(settings, None).unwrap() };
+        let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
+        let identity = server::Identity { certificate, upstream_roots: None, key_log: None };
+        Arc::clone(server::Server::start(config, identity).unwrap().tracer())
     }
 
     #[tokio::test(flavor = "multi_thread")]

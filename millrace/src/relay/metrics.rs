@@ -11,6 +11,9 @@ use prometheus_client::{
     registry::Unit,
 };
 
+use millrace_gate::status as gate_status;
+use millrace_relay::status as relay;
+
 use super::status::{Engine, Gate, Keystreams, Sent, Session, Status};
 use crate::{
     gate,
@@ -25,9 +28,9 @@ pub fn encode(status: Status) -> Result<String, fmt::Error> {
 }
 
 /// As a gate of its own would have it.
-fn gate_of(status: &Status) -> gate::status::Status {
+fn gate_of(status: &Status) -> gate_status::Status {
     let Gate { interfaces, scopes, events, tables, .. } = status.gate.clone();
-    gate::status::Status {
+    gate_status::Status {
         uptime_s: status.uptime_s,
         interfaces,
         scopes,
@@ -50,7 +53,7 @@ impl Collector for Snapshot {
 
 impl Snapshot {
     fn gauges(&self, out: &mut Out<'_>) -> fmt::Result {
-        let Status { sessions, tracks, cache, .. } = &self.0;
+        let relay::Status { sessions, tracks, cache, .. } = &self.0.relay;
         let sum = |field: fn(&Session) -> u64| sessions.iter().map(field).sum::<u64>();
         let labels = [("version", self.0.version.as_str()), ("engine", self.0.engine.name.as_str())];
         out.labelled("build_info", "Version and engine", MetricType::Gauge, |family| {
@@ -175,7 +178,7 @@ mod tests {
 
     #[test]
     fn names_and_units_follow_the_conventions() {
-        let status = Status {
+        let relay = relay::Status {
             version: "1.2.3".into(),
             engine: Engine {
                 name: "user".into(),
@@ -186,18 +189,6 @@ mod tests {
                     detached: None,
                 }],
                 ..Engine::default()
-            },
-            gate: Gate {
-                scopes: vec![gate::status::Scope {
-                    name: "relay".into(),
-                    rules: vec![gate::status::RuleCount {
-                        rule: "initial_size".into(),
-                        packets: 17,
-                        ..Default::default()
-                    }],
-                    ..Default::default()
-                }],
-                ..Gate::default()
             },
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
@@ -210,9 +201,21 @@ mod tests {
                 },
                 ..Totals::default()
             },
-            ..Status::default()
+            ..relay::Status::default()
         };
-        let text = encode(status).unwrap();
+        let gate = Gate {
+            scopes: vec![gate_status::Scope {
+                name: "relay".into(),
+                rules: vec![gate_status::RuleCount {
+                    rule: "initial_size".into(),
+                    packets: 17,
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }],
+            ..Gate::default()
+        };
+        let text = encode(Status { relay, gate }).unwrap();
         for line in [
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",

@@ -1,21 +1,12 @@
-//! The relay: sessions, namespaces, tracks.
+//! `millrace relay`: settings, engine, gate, certificate, logs, HTTP and metrics around the library's relay.
 
 pub mod cli;
 pub mod config;
 mod engine;
-pub mod gate;
+mod guard;
 pub mod http;
-mod hub;
-mod live;
 pub mod log;
 pub mod metrics;
-mod outbox;
-mod report;
 pub mod server;
-mod session;
 pub mod status;
-mod subscription;
 pub mod tls;
-pub mod trace;
-mod upstream;
-mod wire;

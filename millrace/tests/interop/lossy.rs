@@ -2,7 +2,7 @@
 
 use std::{net::Ipv4Addr, time::Duration};
 
-use millrace::lab::{Directions, Lab, Node, Topology};
+use millrace_lab::lab::{Directions, Lab, Node, Topology};
 
 use super::{
     clip::{self, FRAMES, FRAMES_PER_SECOND, VIDEO, VIDEO_TRACK, assert_same},

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace::lab::Node;
+use millrace_lab::lab::Node;
 use tempfile::TempDir;
 
 /// How long anything may take before a test fails; the machine may be busy with other tests.

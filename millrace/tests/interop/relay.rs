@@ -5,15 +5,13 @@ use std::{
     sync::Arc,
 };
 
-use millrace::{
-    lab::Node,
-    relay::{
-        config::{Config, Settings},
-        server::{Identity, Server},
-        status::{Status, StatusSource},
-        tls,
-    },
+use millrace::relay::{
+    config::{Config, Settings},
+    server::{Identity, Server},
+    status::{Status, StatusSource},
+    tls,
 };
+use millrace_lab::lab::Node;
 use millrace_proto::moq::{Namespace, TrackName};
 use tokio::runtime::Runtime;
 

@@ -5,18 +5,16 @@ use std::{
     time::Duration,
 };
 
-use millrace::{
-    client::{
-        session::{ConnectArgs, Session},
-        tls::TlsArgs,
-    },
-    relay::{
-        config::{Config, EngineChoice, GateChoice, Settings, Upstream},
-        server::StartError,
-        status::{self, Status},
-    },
+use millrace::relay::{
+    config::{Config, EngineChoice, GateChoice, Settings, Upstream},
+    server::StartError,
+    status::{self, Status},
 };
 use millrace_bpf::xdp;
+use millrace_client::{
+    session::{ConnectArgs, Session},
+    tls::TlsArgs,
+};
 use millrace_proto::moq::code;
 use tokio::time;
 
@@ -53,7 +51,7 @@ fn is_turned_away(net: &Net, node: &str) -> bool {
     !matches!(connected, Ok(Ok(_)))
 }
 
-fn interface<'a>(gate: &'a status::Gate, name: &str) -> &'a millrace::gate::status::Interface {
+fn interface<'a>(gate: &'a status::Gate, name: &str) -> &'a millrace_gate::status::Interface {
     gate.interfaces.iter().find(|it| it.name == name).unwrap()
 }
 
@@ -170,9 +168,9 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
 #[test]
 fn what_an_upstream_relay_sends_passes_and_is_forwarded() {
     needs_root!(what_an_upstream_relay_sends_passes_and_is_forwarded);
-    let mut topology = millrace::lab::Topology::standard(1, 2);
+    let mut topology = millrace_lab::lab::Topology::standard(1, 2);
     topology.netem = false;
-    let lab = millrace::lab::Lab::new(&topology).unwrap();
+    let lab = millrace_lab::lab::Lab::new(&topology).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let origin = lab.node("pub").unwrap();
     let origin_addr = SocketAddr::new(origin.addr_v4().into(), PORT);
@@ -277,9 +275,9 @@ fn interfaces_that_get_an_address_are_guarded_as_long_as_they_have_it() {
 #[test]
 fn the_gate_comes_with_the_first_address() {
     needs_root!(the_gate_comes_with_the_first_address);
-    let mut topology = millrace::lab::Topology::standard(1, 1);
+    let mut topology = millrace_lab::lab::Topology::standard(1, 1);
     topology.netem = false;
-    let lab = millrace::lab::Lab::new(&topology).unwrap();
+    let lab = millrace_lab::lab::Lab::new(&topology).unwrap();
     sh(lab.node("relay").unwrap(), "ip -6 address flush scope global");
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let config = Config { gate_sessions: Some(1), ..everywhere(Ipv6Addr::UNSPECIFIED.into()) };

@@ -2,15 +2,12 @@
 
 use std::{cell::OnceCell, fs, net::SocketAddr, os::unix::process::ExitStatusExt, process::Command};
 
-use millrace::{
-    lab::{Lab, Node, Topology},
-    relay::{
-        config::{Config, EngineChoice},
-        status::Status,
-    },
-    status::fetch,
+use millrace::relay::{
+    config::{Config, EngineChoice},
+    status::{Status, fetch},
 };
 use millrace_bpf::tc::{self, Hook};
+use millrace_lab::lab::{Lab, Node, Topology};
 use nix::{
     net::if_::if_nametoindex,
     sys::signal::{Signal, kill},
@@ -240,7 +237,7 @@ impl<'a> Process<'a> {
 
     fn engine(&self) -> Option<millrace::relay::status::Engine> {
         let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status")).unwrap().ok()?;
-        Some(serde_json::from_str::<Status>(&body).unwrap().engine)
+        Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
 
     fn signal(&self, signal: Signal) {

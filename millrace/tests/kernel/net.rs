@@ -6,15 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace::{
-    lab::{Direction, Impairment, Lab, Node, Topology},
-    relay::{
-        config::{Config, EngineChoice, GateChoice, Settings},
-        server::{Identity, Server},
-        status::{Session, Status, StatusSource},
-        tls,
-    },
+use millrace::relay::{
+    config::{Config, EngineChoice, GateChoice, Settings},
+    server::{Identity, Server},
+    status::{Session, Status, StatusSource},
+    tls,
 };
+use millrace_lab::lab::{Direction, Impairment, Lab, Node, Topology};
 use millrace_proto::moq::TrackName;
 use nix::unistd::{Uid, setfsuid};
 use tokio::{runtime::Runtime, time};
@@ -178,7 +176,7 @@ impl Show {
 pub struct Cast {
     pub publisher: Peer,
     pub subscribers: Vec<Peer>,
-    pub _requests: Vec<millrace::client::session::Request>,
+    pub _requests: Vec<millrace_client::session::Request>,
 }
 
 pub fn cast(net: &Net, names: &[&str]) -> Cast {

@@ -13,8 +13,8 @@ use millrace::relay::{
     config::EngineChoice,
     http,
     status::{Session, StatusSource},
-    trace::event::{Carries, Event, Media},
 };
+use millrace_relay::trace::event::{Carries, Event, Media};
 
 use crate::{
     needs_root,
@@ -70,7 +70,7 @@ fn serve_http(net: &Net) -> http::Server {
 
 fn session_of(net: &Net, node: &str) -> Session {
     let ip = net.lab.node(node).unwrap().addr_v4();
-    net.status().sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
+    net.status().relay.sessions.into_iter().find(|session| session.remote.ip() == ip).unwrap()
 }
 
 /// What a trace says, in the terms of the counters.

@@ -9,13 +9,11 @@ use std::{
     process::{Command, Stdio},
 };
 
-use millrace::{
-    lab::{Lab, Topology},
-    relay::{
-        config::{CipherSuite, Config},
-        status::Session,
-    },
+use millrace::relay::{
+    config::{CipherSuite, Config},
+    status::Session,
 };
+use millrace_lab::lab::{Lab, Topology};
 
 use crate::{
     frames::{Capture, check_frame},

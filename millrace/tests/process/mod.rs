@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace::{relay::status::Status, status::fetch};
+use millrace::relay::status::{Status, fetch};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,

@@ -11,7 +11,7 @@ use millrace_proto::moq::{
 };
 use quinn::ConnectionError;
 
-use millrace::client::session::Error;
+use millrace_client::session::Error;
 
 use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, track, with_publisher};
 
@@ -24,7 +24,7 @@ fn closed_with(error: Error) -> code::Session {
     }
 }
 
-async fn watch(peer: &Peer, prefix: &str) -> millrace::client::session::Request {
+async fn watch(peer: &Peer, prefix: &str) -> millrace_client::session::Request {
     let prefix = if prefix.is_empty() { Namespace::default() } else { Namespace::from_path(prefix).unwrap() };
     let request_id = peer.session.next_request_id();
     let message = SubscribeNamespace { request_id, prefix, parameters: Parameters::default() };
@@ -248,7 +248,7 @@ async fn garbage_inside_a_subgroup_closes_the_publisher_only() {
 async fn a_peer_without_setup_is_closed_in_time() {
     // Exercised with the clock running: the limit is 10 s, and PATIENCE is no less.
     let relay = Relay::start();
-    let tls = millrace::client::tls::TlsArgs { tls_disable_verify: true, ..Default::default() };
+    let tls = millrace_client::tls::TlsArgs { tls_disable_verify: true, ..Default::default() };
     let config = tls.client_config(b"moqt-18").unwrap();
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(config).unwrap();
     let endpoint = quinn::Endpoint::client("0.0.0.0:0".parse().unwrap()).unwrap();

@@ -2,11 +2,12 @@
 
 use millrace_proto::moq::{Message, Parameters, code, message::PublishDone};
 
-use millrace::{client::session::Error, relay::config::Upstream};
+use millrace::relay::config::Upstream;
+use millrace_client::session::Error;
 
 use super::peer::{End, Relay, first_subscriber, header, patiently, payload, track, with_publisher};
 
-async fn done(request: &mut millrace::client::session::Request) -> PublishDone {
+async fn done(request: &mut millrace_client::session::Request) -> PublishDone {
     match patiently(request.next()).await.unwrap() {
         Some(Message::PublishDone(done)) => done,
         other => panic!("{other:?} instead of PUBLISH_DONE"),

@@ -7,7 +7,7 @@ use millrace_proto::moq::{
     message::{Fetch, FetchKind, FetchOk},
 };
 
-use millrace::client::session::{Error, Request};
+use millrace_client::session::{Error, Request};
 
 use super::peer::{Peer, Relay, at, first_subscriber, header, patiently, payload, with_publisher};
 

@@ -3,17 +3,15 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use millrace::{
-    client::{
-        session::{ConnectArgs, DataStream, Error, Handler, Request, Session},
-        tls::TlsArgs,
-    },
-    relay::{
-        config::{Config, Settings},
-        server::{Identity, Server},
-        status::{Status, StatusSource},
-        tls,
-    },
+use millrace::relay::{
+    config::{Config, Settings},
+    server::{Identity, Server},
+    status::{Status, StatusSource},
+    tls,
+};
+use millrace_client::{
+    session::{ConnectArgs, DataStream, Error, Handler, Request, Session},
+    tls::TlsArgs,
 };
 use millrace_proto::moq::{
     Datagram, Location, Message, Namespace, ObjectParser, Parameters, Properties, Status as ObjectStatus,

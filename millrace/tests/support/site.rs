@@ -15,13 +15,11 @@ use std::{
     },
 };
 
-use millrace::{
-    lab::{Lab, Node, Topology},
-    relay::{
-        config::{Config, EngineChoice},
-        status::Status,
-    },
+use millrace::relay::{
+    config::{Config, EngineChoice},
+    status::Status,
 };
+use millrace_lab::lab::{Lab, Node, Topology};
 use nix::{
     sched::{CloneFlags, setns},
     unistd::geteuid,

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Bytes;
 use millrace_cost::report::Report;
+use millrace_lab::bench;
 use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -58,6 +59,16 @@ pub struct Config {
     pub live: bool,
     /// Of other outputs, for the metrics.
     pub losses: Arc<Losses>,
+}
+
+impl bench::Dashboard for Dashboard {
+    fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    fn show(&mut self, report: Arc<Report>) -> anyhow::Result<()> {
+        self.report(&report)
+    }
 }
 
 impl Dashboard {

@@ -6,7 +6,7 @@ use millrace_cost::report::{Event, Stack, Stacks};
 
 use super::*;
 use crate::cost::text::tests::example;
-use crate::status::fetch;
+use crate::relay::status::fetch;
 
 const WAIT: Duration = Duration::from_secs(10);
 

@@ -1,0 +1,310 @@
+//! Fragmented MP4 as MoQ tracks, named and described as moq-pub does it, so that moq-sub plays them.
+//!
+//! `.catalog` and `0.mp4` (ftyp and moov) have one object each; `N.m4s` has the fragments of track N, one
+//! object for each moof and mdat, and a new group at each key frame of the video.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use bytes::{Buf, Bytes, BytesMut};
+use millrace_proto::moq::{Properties, SubgroupId};
+use mp4_atom::{Atom, Codec, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
+use serde::{Deserialize, Serialize};
+
+use crate::broadcast::{Broadcast, SubgroupWriter, Track};
+
+pub const CATALOG: &str = ".catalog";
+pub const INIT: &str = "0.mp4";
+
+/// What moq-pub gives to media; its catalog and init segment are at 0.
+const MEDIA_PRIORITY: u8 = 127;
+/// The largest box that is taken into memory, in bytes.
+const MAX_BOX: usize = 256 << 20;
+
+/// Cuts bytes into MP4 boxes.
+#[derive(Debug, Default)]
+pub struct Boxes {
+    buffer: BytesMut,
+}
+
+impl Boxes {
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next whole box with its header, or `None` when it is not all there yet.
+    pub fn pop(&mut self) -> anyhow::Result<Option<(mp4_atom::FourCC, Bytes)>> {
+        // A header has 8 bytes, or 16 when the first four are 1.
+        let needed = if self.buffer.starts_with(&[0, 0, 0, 1]) { 16 } else { 8 };
+        if self.buffer.len() < needed {
+            return Ok(None);
+        }
+        let mut front = &self.buffer[..];
+        let header = Header::decode(&mut front).context("not an MP4 box")?;
+        let size = header.size.context("an MP4 box without a size cannot be streamed")?;
+        ensure!(size <= MAX_BOX, "an MP4 box of {size} bytes is too large");
+        let whole = self.buffer.len() - front.remaining() + size;
+        if self.buffer.len() < whole {
+            self.buffer.reserve(whole - self.buffer.len());
+            return Ok(None);
+        }
+        Ok(Some((header.kind, self.buffer.split_to(whole).freeze())))
+    }
+}
+
+/// One media track being published.
+struct Output {
+    track: Arc<Track>,
+    is_video: bool,
+    timescale: u32,
+    default_flags: u32,
+    next_group: u64,
+    open: Option<(SubgroupWriter, u64)>,
+}
+
+impl Output {
+    fn write(&mut self, payload: Bytes) {
+        let (writer, next_object) = self.open.get_or_insert_with(|| {
+            let group = self.next_group;
+            self.next_group += 1;
+            (self.track.open(group, SubgroupId::Zero, MEDIA_PRIORITY), 0)
+        });
+        writer.write(*next_object, payload);
+        *next_object += 1;
+    }
+}
+
+/// A moof that waits for its mdat.
+struct Fragment {
+    track: u32,
+    starts_group: bool,
+    moof: Bytes,
+}
+
+/// Publishes boxes into a broadcast.
+pub struct Media {
+    broadcast: Arc<Broadcast>,
+    catalog: Arc<Track>,
+    init: Arc<Track>,
+    ftyp: Option<Bytes>,
+    outputs: BTreeMap<u32, Output>,
+    pending: Option<Fragment>,
+}
+
+impl Media {
+    pub fn new(broadcast: Arc<Broadcast>) -> anyhow::Result<Self> {
+        let catalog = broadcast.create(CATALOG, Properties::default())?;
+        let init = broadcast.create(INIT, Properties::default())?;
+        let (ftyp, outputs, pending) = (None, BTreeMap::new(), None);
+        Ok(Self { broadcast, catalog, init, ftyp, outputs, pending })
+    }
+
+    /// Takes the next box. For a moof, returns its decode time; it is published with the mdat behind it.
+    pub fn take(&mut self, kind: mp4_atom::FourCC, bytes: Bytes) -> anyhow::Result<Option<Duration>> {
+        match kind {
+            Ftyp::KIND if self.ftyp.is_none() => self.ftyp = Some(bytes),
+            Moov::KIND if self.outputs.is_empty() => self.set_up(bytes)?,
+            Moof::KIND => return self.fragment(bytes).map(Some),
+            Mdat::KIND => self.publish(&bytes)?,
+            // Indexes and the like, which mean nothing in a live stream.
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn set_up(&mut self, bytes: Bytes) -> anyhow::Result<()> {
+        let moov = Moov::decode(&mut &bytes[..]).context("cannot read the moov box")?;
+        let ftyp = self.ftyp.as_ref().context("moov before ftyp")?;
+        ensure!(!moov.trak.is_empty(), "the media has no tracks");
+        let init = Bytes::from([&ftyp[..], &bytes[..]].concat());
+        for trak in &moov.trak {
+            let id = trak.tkhd.track_id;
+            let name = format!("{id}.m4s");
+            let trex = moov.mvex.iter().flat_map(|mvex| &mvex.trex).find(|trex| trex.track_id == id);
+            let output = Output {
+                track: self.broadcast.create(&name, Properties::default())?,
+                is_video: trak.mdia.hdlr.handler == mp4_atom::FourCC::new(b"vide"),
+                timescale: trak.mdia.mdhd.timescale.max(1),
+                default_flags: trex.map_or(0, |trex| trex.default_sample_flags),
+                next_group: 0,
+                open: None,
+            };
+            self.outputs.insert(id, output);
+        }
+        let namespace = path_of(self.broadcast.namespace().fields());
+        let catalog = serde_json::to_string_pretty(&Catalog::new(namespace, &moov))?;
+        self.init.open(0, SubgroupId::Zero, 0).write(0, init);
+        self.catalog.open(0, SubgroupId::Zero, 0).write(0, catalog.into());
+        Ok(())
+    }
+
+    fn fragment(&mut self, bytes: Bytes) -> anyhow::Result<Duration> {
+        ensure!(self.pending.is_none(), "a moof without an mdat");
+        let moof = Moof::decode(&mut &bytes[..]).context("cannot read a moof box")?;
+        let [traf] = &moof.traf[..] else {
+            bail!("a fragment has {} tracks: use ffmpeg's separate_moof", moof.traf.len())
+        };
+        let track = traf.tfhd.track_id;
+        let output = self.outputs.get(&track).context("a fragment of a track that moov does not have")?;
+        let time = traf.tfdt.as_ref().map_or(0, |tfdt| tfdt.base_media_decode_time);
+        let has_video = self.outputs.values().any(|output| output.is_video);
+        // Without video, every fragment is a place to join.
+        let starts_group = (output.is_video || !has_video) && has_key_frame(traf, output.default_flags);
+        let time = Duration::from_secs_f64(time as f64 / f64::from(output.timescale));
+        self.pending = Some(Fragment { track, starts_group, moof: bytes });
+        Ok(time)
+    }
+
+    fn publish(&mut self, mdat: &[u8]) -> anyhow::Result<()> {
+        let fragment = self.pending.take().context("an mdat without a moof")?;
+        if fragment.starts_group {
+            self.outputs.values_mut().for_each(|output| output.open = None);
+        }
+        let output = self.outputs.get_mut(&fragment.track).context("a fragment of an unknown track")?;
+        output.write([&fragment.moof[..], mdat].concat().into());
+        Ok(())
+    }
+}
+
+fn has_key_frame(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
+    let default = traf.tfhd.default_sample_flags.unwrap_or(default_flags);
+    traf.trun.iter().flat_map(|trun| trun.samples.iter()).any(|sample| {
+        let flags = sample.flags.unwrap_or(default);
+        // sample_depends_on is 2 (no other), and it is a sync sample (ISO/IEC 14496-12, 8.8.3.1).
+        flags >> 24 & 0x3 == 2 && flags >> 16 & 1 == 0
+    })
+}
+
+/// A namespace as moq-pub writes it: with a slash before every field.
+fn path_of(fields: &[Bytes]) -> String {
+    fields.iter().map(|field| format!("/{}", String::from_utf8_lossy(field))).collect()
+}
+
+/// The catalog that moq-pub writes (draft-ietf-moq-catalogformat-01).
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Catalog {
+    pub version: u16,
+    streaming_format: u16,
+    streaming_format_version: String,
+    supports_delta_updates: bool,
+    common_track_fields: CommonFields,
+    pub tracks: Vec<CatalogTrack>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct CommonFields {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packaging: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    render_group: Option<u16>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct CatalogTrack {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_track: Option<String>,
+    selection_params: SelectionParams,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SelectionParams {
+    codec: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bitrate: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    width: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    height: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    samplerate: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    channel_config: Option<String>,
+}
+
+impl Catalog {
+    fn new(namespace: String, moov: &Moov) -> Self {
+        let track = |trak: &Trak| CatalogTrack {
+            name: format!("{}.m4s", trak.tkhd.track_id),
+            init_track: Some(INIT.into()),
+            selection_params: SelectionParams::of(trak),
+        };
+        Self {
+            version: 1,
+            streaming_format: 1,
+            streaming_format_version: "0.2".into(),
+            supports_delta_updates: true,
+            common_track_fields: CommonFields {
+                namespace: Some(namespace),
+                packaging: Some("cmaf".into()),
+                render_group: Some(1),
+            },
+            tracks: moov.trak.iter().map(track).collect(),
+        }
+    }
+}
+
+impl SelectionParams {
+    fn of(trak: &Trak) -> Self {
+        match trak.mdia.minf.stbl.stsd.codecs.first() {
+            Some(Codec::Avc1(avc1)) => {
+                let avcc = &avc1.avcc;
+                Self {
+                    codec: Some(format!(
+                        "avc1.{:02X}{:02X}{:02X}",
+                        avcc.avc_profile_indication, avcc.profile_compatibility, avcc.avc_level_indication
+                    )),
+                    width: Some(avc1.visual.width.into()),
+                    height: Some(avc1.visual.height.into()),
+                    ..Self::default()
+                }
+            }
+            Some(Codec::Mp4a(mp4a)) => {
+                let config = &mp4a.esds.es_desc.dec_config;
+                let profile = config.dec_specific.as_ref().map_or(0, |specific| specific.profile);
+                let bitrate = config.max_bitrate.max(config.avg_bitrate);
+                Self {
+                    codec: Some(format!("mp4a.{:02x}.{profile}", config.object_type_indication)),
+                    channel_config: Some(mp4a.audio.channel_count.to_string()),
+                    samplerate: Some(mp4a.audio.sample_rate.integer().into()),
+                    bitrate: (bitrate > 0).then_some(bitrate),
+                    ..Self::default()
+                }
+            }
+            _ => {
+                tracing::warn!(track = trak.tkhd.track_id, "the catalog has no name for this codec");
+                Self::default()
+            }
+        }
+    }
+}
+
+/// The tracks that a player takes from an init segment: the first video and the first audio, as
+/// positions and IDs.
+pub fn playable(init: &[u8]) -> anyhow::Result<Vec<(usize, u32)>> {
+    let mut boxes = Boxes::default();
+    boxes.push(init);
+    while let Some((kind, bytes)) = boxes.pop()? {
+        if kind == Moov::KIND {
+            let moov = Moov::decode(&mut &bytes[..]).context("cannot read the moov box")?;
+            let first = |handler: &[u8; 4]| {
+                let handler = mp4_atom::FourCC::new(handler);
+                let position = moov.trak.iter().position(|trak| trak.mdia.hdlr.handler == handler)?;
+                Some((position, moov.trak[position].tkhd.track_id))
+            };
+            return Ok([first(b"vide"), first(b"soun")].into_iter().flatten().collect());
+        }
+    }
+    bail!("the init segment has no moov box")
+}
+
+#[cfg(test)]
+mod tests;

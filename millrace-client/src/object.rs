@@ -1,0 +1,140 @@
+//! Whole objects from the bytes of a data stream.
+
+use bytes::{Bytes, BytesMut};
+use millrace_proto::moq::data::{FetchItem, FetchParser, ObjectParser};
+use millrace_proto::moq::{GroupOrder, Location, Status, SubgroupHeader, code};
+
+use crate::session::{DataStream, Error, Request, violation};
+
+/// The longest payload that a client takes, in bytes: what an object may make it hold.
+const MAX_PAYLOAD: u64 = 64 << 20;
+
+/// An object with its payload.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    pub location: Location,
+    pub payload: Bytes,
+}
+
+enum Parser {
+    Subgroup { group: u64, parser: ObjectParser },
+    Fetch(FetchParser),
+}
+
+impl Parser {
+    /// The next object: its location and the length of its payload, which is to come.
+    fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<(Location, u64)>, Error> {
+        match self {
+            Self::Subgroup { group, parser } => loop {
+                match parser.next(chunk)? {
+                    Some(object) if matches!(object.status, None | Some(Status::Normal)) => {
+                        return Ok(Some((Location::new(*group, object.id), object.payload_len)));
+                    }
+                    Some(_) => {}
+                    None => return Ok(None),
+                }
+            },
+            Self::Fetch(parser) => loop {
+                match parser.next(chunk)?.map(|start| start.item) {
+                    Some(FetchItem::Object(object)) => {
+                        return Ok(Some((object.location, object.payload_len)));
+                    }
+                    Some(FetchItem::Range { .. }) => {}
+                    None => return Ok(None),
+                }
+            },
+        }
+    }
+
+    fn at_boundary(&self) -> bool {
+        match self {
+            Self::Subgroup { parser, .. } => parser.at_boundary(),
+            Self::Fetch(parser) => parser.at_boundary(),
+        }
+    }
+}
+
+/// The objects of one data stream, in order.
+pub struct ObjectStream {
+    stream: DataStream,
+    parser: Parser,
+    chunk: Bytes,
+    /// The FETCH that this answers: letting go of its stream before the end would cancel it.
+    _request: Option<Request>,
+}
+
+impl ObjectStream {
+    pub fn subgroup(header: &SubgroupHeader, stream: DataStream) -> Self {
+        let parser = ObjectParser::new(header, stream.offset());
+        Self {
+            stream,
+            parser: Parser::Subgroup { group: header.group, parser },
+            chunk: Bytes::new(),
+            _request: None,
+        }
+    }
+
+    /// `order` is the order that the FETCH asked for.
+    pub fn fetch(order: GroupOrder, stream: DataStream) -> Self {
+        let parser = FetchParser::new(order, stream.offset());
+        Self { stream, parser: Parser::Fetch(parser), chunk: Bytes::new(), _request: None }
+    }
+
+    /// Keeps `request` open as long as this stream.
+    pub fn answering(self, request: Request) -> Self {
+        Self { _request: Some(request), ..self }
+    }
+
+    /// The next object, or `None` at FIN. Marks of the end of a group or track are passed over. A reset is
+    /// [`Error::Cancelled`].
+    pub async fn next(&mut self) -> Result<Option<Object>, Error> {
+        loop {
+            let mut rest = &self.chunk[..];
+            let found = self.parser.next(&mut rest)?;
+            let consumed = self.chunk.len() - rest.len();
+            self.chunk = self.chunk.slice(consumed..);
+            if let Some((location, payload_len)) = found {
+                let payload = self.payload(payload_len).await?;
+                return Ok(Some(Object { location, payload }));
+            }
+            match self.stream.chunk().await? {
+                Some(chunk) => self.chunk = chunk,
+                None if self.parser.at_boundary() => return Ok(None),
+                None => return Err(violation("a stream ends inside an object")),
+            }
+        }
+    }
+
+    /// The next `length` bytes; shared with the chunk when they are in one.
+    async fn payload(&mut self, length: u64) -> Result<Bytes, Error> {
+        if length > MAX_PAYLOAD {
+            self.stream.stop(code::Reset::EXCESSIVE_LOAD);
+            return Err(Error::Cancelled);
+        }
+        let length = length as usize;
+        if let Some(payload) = self.chunk.get(..length).map(|_| self.chunk.slice(..length)) {
+            self.skip(length)?;
+            return Ok(payload);
+        }
+        let mut payload = BytesMut::with_capacity(length);
+        loop {
+            let taken = self.chunk.len().min(length - payload.len());
+            payload.extend_from_slice(&self.chunk[..taken]);
+            self.skip(taken)?;
+            if payload.len() == length {
+                return Ok(payload.freeze());
+            }
+            let chunk = self.stream.chunk().await?;
+            self.chunk = chunk.ok_or(violation("a stream ends inside an object"))?;
+        }
+    }
+
+    /// Lets the parser pass over `length` bytes of payload.
+    fn skip(&mut self, length: usize) -> Result<(), Error> {
+        let mut payload = &self.chunk[..length];
+        let found = self.parser.next(&mut payload)?;
+        debug_assert!(found.is_none());
+        self.chunk = self.chunk.slice(length..);
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! Puts the objects of a track's streams into the order of the track.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use millrace_proto::moq::Location;
+
+use crate::object::Object;
+use crate::receive::Step;
+
+/// Orders objects by location. Groups come one after the other; within a group, an object comes when no
+/// open stream can still bring an earlier one. What comes too late is dropped.
+#[derive(Debug, Default)]
+pub struct Sequencer {
+    waiting: BTreeMap<Location, Bytes>,
+    /// The last object of each open stream, by group and stream.
+    open: BTreeMap<(u64, u64), Option<u64>>,
+    /// One past the last object that came out.
+    next: Option<Location>,
+    late: u64,
+}
+
+impl Sequencer {
+    /// Begins behind `last`: everything up to it came from elsewhere.
+    pub fn skip_to(&mut self, last: Location) {
+        self.next = Some(Location::new(last.group, last.object.saturating_add(1)));
+    }
+
+    pub fn push(&mut self, step: Step) {
+        match step {
+            Step::Opened { group, stream } => {
+                self.open.insert((group, stream), None);
+            }
+            Step::Object { object, stream } => {
+                self.open.insert((object.location.group, stream), Some(object.location.object));
+                self.wait(object);
+            }
+            Step::Closed { group, stream } => {
+                self.open.remove(&(group, stream));
+            }
+            Step::Datagram(object) => self.wait(object),
+        }
+    }
+
+    fn wait(&mut self, object: Object) {
+        match self.next.is_some_and(|next| object.location < next) {
+            true => self.late += 1,
+            false => drop(self.waiting.insert(object.location, object.payload)),
+        }
+    }
+
+    /// Objects that came too late or twice.
+    pub fn late(&self) -> u64 {
+        self.late
+    }
+
+    /// Whether objects wait for others.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// The next object in order, or the next one at all if `now`: what is missing is not waited for.
+    pub fn pop(&mut self, now: bool) -> Option<Bytes> {
+        let (location, _) = self.waiting.first_key_value()?;
+        let location = *location;
+        if !now && !self.is_next(location) {
+            return None;
+        }
+        self.next = Some(Location::new(location.group, location.object.saturating_add(1)));
+        self.waiting.remove(&location)
+    }
+
+    fn is_next(&self, location: Location) -> bool {
+        let nothing_before = |group| {
+            let mut streams = self.open.range((group, 0)..=(group, u64::MAX));
+            streams.all(|(_, last)| last.is_some_and(|last| last >= location.object))
+        };
+        match self.next {
+            None => nothing_before(location.group),
+            Some(next) if next == location => true,
+            Some(next) if next.group == location.group => nothing_before(location.group),
+            // A group that follows, once nothing more comes of the one before it.
+            Some(next) => {
+                let is_over = self.open.range((next.group, 0)..=(next.group, u64::MAX)).next().is_none();
+                is_over && location.group == next.group + 1 && nothing_before(location.group)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn object(group: u64, id: u64, stream: u64) -> Step {
+        let payload = Bytes::from(format!("{group}.{id}"));
+        Step::Object { object: Object { location: Location::new(group, id), payload }, stream }
+    }
+
+    fn drain(sequencer: &mut Sequencer, now: bool) -> Vec<String> {
+        let text = |payload: Bytes| String::from_utf8_lossy(&payload).into_owned();
+        std::iter::from_fn(|| sequencer.pop(now)).map(text).collect()
+    }
+
+    #[test]
+    fn the_next_group_waits_for_the_one_before() {
+        let mut sequencer = Sequencer::default();
+        sequencer.push(Step::Opened { group: 4, stream: 3 });
+        sequencer.push(object(4, 0, 3));
+        assert_eq!(drain(&mut sequencer, false), ["4.0"]);
+        sequencer.push(Step::Opened { group: 5, stream: 7 });
+        sequencer.push(object(5, 0, 7));
+        assert!(drain(&mut sequencer, false).is_empty());
+        sequencer.push(object(4, 1, 3));
+        sequencer.push(Step::Closed { group: 4, stream: 3 });
+        assert_eq!(drain(&mut sequencer, false), ["4.1", "5.0"]);
+        sequencer.push(object(4, 2, 3));
+        assert_eq!(sequencer.late(), 1);
+    }
+
+    #[test]
+    fn a_group_that_never_comes_is_passed_on_demand() {
+        let mut sequencer = Sequencer::default();
+        sequencer.skip_to(Location::new(0, 9));
+        sequencer.push(object(2, 0, 1));
+        assert!(drain(&mut sequencer, false).is_empty() && sequencer.is_waiting());
+        assert_eq!(drain(&mut sequencer, true), ["2.0"]);
+    }
+
+    proptest! {
+        /// Two subgroups per group, on streams that arrive interleaved in any way.
+        #[test]
+        fn any_interleaving_comes_out_in_order(choices in prop::collection::vec(any::<prop::sample::Index>(), 60)) {
+            let mut streams: Vec<Vec<Step>> = Vec::new();
+            let mut expected = Vec::new();
+            for group in 0..3 {
+                expected.extend((0..6).map(|id| format!("{group}.{id}")));
+                for parity in 0..2 {
+                    let stream = group * 2 + parity;
+                    let mut steps = vec![Step::Opened { group, stream }];
+                    steps.extend((0..3).map(|id| object(group, id * 2 + parity, stream)));
+                    steps.push(Step::Closed { group, stream });
+                    steps.reverse();
+                    streams.push(steps);
+                }
+            }
+            let mut sequencer = Sequencer::default();
+            // Every stream opens before the first object arrives, so that nothing can be late.
+            streams.iter_mut().for_each(|steps| steps.pop().into_iter().for_each(|step| sequencer.push(step)));
+            let mut out = Vec::new();
+            for choice in choices {
+                streams.retain(|steps| !steps.is_empty());
+                if streams.is_empty() {
+                    break;
+                }
+                let index = choice.index(streams.len());
+                streams[index].pop().into_iter().for_each(|step| sequencer.push(step));
+                out.extend(drain(&mut sequencer, false));
+            }
+            streams.into_iter().flat_map(|steps| steps.into_iter().rev()).for_each(|step| sequencer.push(step));
+            out.extend(drain(&mut sequencer, false));
+            // The first group to have an object begins the track; those before it are not its past.
+            let first = expected.iter().position(|text| Some(text) == out.first()).unwrap();
+            prop_assert_eq!(&out[..], &expected[first..]);
+            prop_assert_eq!(first % 6, 0);
+        }
+    }
+}

@@ -1,0 +1,579 @@
+//! The publisher's side of a session: answers what a relay (or a subscriber) asks of a broadcast.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use millrace_proto::moq::data::{FetchEncoder, FetchItem, FetchObject, RangeEnd};
+use millrace_proto::moq::data::{encode_fetch_header, encode_object_header};
+use millrace_proto::moq::message::{
+    Fetch, FetchKind, FetchOk, Publish, PublishDone, PublishNamespace, RequestOk, RequestUpdate, Subscribe,
+    SubscribeOk, TrackStatus,
+};
+use millrace_proto::moq::param::Scope;
+use millrace_proto::moq::{
+    Datagram, Filter, GroupOrder, Location, Message, Parameters, Status, SubgroupHeader, SubgroupId, code,
+};
+use quinn::SendStream;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::broadcast::{Broadcast, DatagramObject, Event, Subgroup, Track};
+use crate::session::{Error, Handler, Request, Session, reset, violation};
+
+/// How long the end of a subscription waits for what was sent to be acknowledged.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long a joining FETCH waits for the subscription that it names, which may overtake it.
+const JOIN_WAIT: Duration = Duration::from_secs(2);
+/// The last object of a group, whichever it is: the largest ID that every peer can hold.
+const LAST_OBJECT: u64 = (1 << 62) - 1;
+
+/// Serves one broadcast on one session.
+pub struct Server {
+    session: Arc<Session>,
+    broadcast: Arc<Broadcast>,
+    next_alias: AtomicU64,
+    /// Established subscriptions by request ID, for joining FETCHes.
+    joinable: watch::Sender<HashMap<u64, Joinable>>,
+}
+
+#[derive(Clone)]
+struct Joinable {
+    track: Arc<Track>,
+    joining: Option<Location>,
+    forward: bool,
+}
+
+impl Server {
+    pub fn new(session: Arc<Session>, broadcast: Arc<Broadcast>) -> Arc<Self> {
+        let joinable = watch::Sender::new(HashMap::new());
+        Arc::new(Self { session, broadcast, next_alias: AtomicU64::new(0), joinable })
+    }
+
+    /// Announces the namespace until the broadcast is over or the peer refuses.
+    pub async fn announce(&self) -> Result<Request, Error> {
+        let message = PublishNamespace {
+            request_id: self.session.next_request_id(),
+            namespace: self.broadcast.namespace().clone(),
+            parameters: Parameters::default(),
+        };
+        let mut request = self.session.request(message).await?;
+        match request.answer().await? {
+            Message::RequestOk(ok) => ok.check(Scope::NAMESPACE_OK)?,
+            _ => return Err(violation("an answer that PUBLISH_NAMESPACE does not have")),
+        }
+        Ok(request)
+    }
+
+    /// Publishes `track` towards the peer without being asked, to its end.
+    pub async fn publish(self: Arc<Self>, track: Arc<Track>) -> Result<(), Error> {
+        let request_id = self.session.next_request_id();
+        let track_alias = self.next_alias.fetch_add(1, Ordering::Relaxed);
+        let message = Publish {
+            request_id,
+            track: track.name().clone(),
+            track_alias,
+            parameters: Parameters { largest_object: track.largest(), ..Parameters::default() },
+            properties: track.properties().clone(),
+        };
+        let mut request = self.session.request(message).await?;
+        let parameters = match request.answer().await? {
+            Message::RequestOk(ok) => {
+                ok.check(Scope::PUBLISH_OK)?;
+                ok.parameters
+            }
+            _ => return Err(violation("an answer that PUBLISH does not have")),
+        };
+        let subscription = Subscription::new(&self, request_id, track_alias, track, &parameters);
+        subscription.run(request).await
+    }
+
+    /// Returns when there is a subscription.
+    pub async fn subscribed(&self) {
+        // The sender is in `self`, so this cannot fail.
+        let _ = self.joinable.subscribe().wait_for(|all| !all.is_empty()).await;
+    }
+
+    /// Returns when there is no subscription, which for one that has ended means delivered too.
+    pub async fn idle(&self) {
+        // The sender is in `self`, so this cannot fail.
+        let _ = self.joinable.subscribe().wait_for(|all| all.is_empty()).await;
+    }
+
+    async fn subscribe(self: Arc<Self>, message: Subscribe, mut request: Request) -> Result<(), Error> {
+        let Some(track) = self.broadcast.get(&message.track) else {
+            return request.refuse(code::Request::DOES_NOT_EXIST, "no such track").await;
+        };
+        let track_alias = self.next_alias.fetch_add(1, Ordering::Relaxed);
+        let subscription =
+            Subscription::new(&self, message.request_id, track_alias, track.clone(), &message.parameters);
+        let parameters = Parameters { largest_object: subscription.joining, ..Parameters::default() };
+        let properties = track.properties().clone();
+        request.send(SubscribeOk { track_alias, parameters, properties }).await?;
+        subscription.run(request).await
+    }
+
+    async fn track_status(&self, message: TrackStatus, mut request: Request) -> Result<(), Error> {
+        let Some(track) = self.broadcast.get(&message.track) else {
+            return request.refuse(code::Request::DOES_NOT_EXIST, "no such track").await;
+        };
+        let parameters = Parameters { largest_object: track.largest(), ..Parameters::default() };
+        request.send(RequestOk { parameters, properties: track.properties().clone() }).await?;
+        request.finish();
+        Ok(())
+    }
+
+    async fn fetch(&self, message: Fetch, mut request: Request) -> Result<(), Error> {
+        let order = message.parameters.group_order.unwrap_or_default();
+        let (track, start, end) = match self.fetch_range(message.kind).await {
+            Ok(range) => range,
+            Err((code, reason)) => return request.refuse(code, reason).await,
+        };
+        let Some(largest) = track.largest().filter(|largest| start <= *largest) else {
+            return request.refuse(code::Request::INVALID_RANGE, "nothing is there yet").await;
+        };
+        let last = match end {
+            Location { group, object: 0 } => Location::new(group, u64::MAX),
+            Location { group, object } => Location::new(group, object - 1),
+        };
+        let (last, end) = match last > largest {
+            true => (largest, Location::new(largest.group, largest.object.saturating_add(1))),
+            false => (last, end),
+        };
+        let end_of_track = track.is_ended() && last >= largest;
+        let (parameters, properties) = (Parameters::default(), track.properties().clone());
+        request.send(FetchOk { end_of_track, end, parameters, properties }).await?;
+        request.finish();
+
+        let stream = self.session.connection().open_uni().await?;
+        let objects = track.range(start, last, order);
+        let forgotten = track.oldest_group().filter(|oldest| start.group < *oldest);
+        write_fetch(stream, message.request_id, order, forgotten, start, &objects).await
+    }
+
+    /// The track and the range in the form of a standalone FETCH.
+    async fn fetch_range(
+        &self,
+        kind: FetchKind,
+    ) -> Result<(Arc<Track>, Location, Location), (code::Request, &'static str)> {
+        let (subscription, first_group): (u64, Box<dyn Fn(u64) -> u64 + Send>) = match kind {
+            FetchKind::Standalone { track, start, end } => {
+                let track = self.broadcast.get(&track);
+                let track = track.ok_or((code::Request::DOES_NOT_EXIST, "no such track"))?;
+                let is_backwards = end.group < start.group || (end.object != 0 && end <= start);
+                return match is_backwards {
+                    true => Err((code::Request::INVALID_RANGE, "the range ends before it starts")),
+                    false => Ok((track, start, end)),
+                };
+            }
+            FetchKind::RelativeJoining { subscription, groups_back } => {
+                (subscription, Box::new(move |joining| joining.saturating_sub(groups_back)))
+            }
+            FetchKind::AbsoluteJoining { subscription, first_group } => {
+                (subscription, Box::new(move |_| first_group))
+            }
+        };
+        let mut joinable = self.joinable.subscribe();
+        let found = tokio::time::timeout(JOIN_WAIT, joinable.wait_for(|all| all.contains_key(&subscription)));
+        let found = match found.await {
+            Ok(Ok(all)) => all.get(&subscription).cloned(),
+            _ => None,
+        };
+        let found = found.ok_or((code::Request::INVALID_JOINING_REQUEST_ID, "no such subscription"))?;
+        let joining = found.joining.filter(|_| found.forward);
+        let joining = joining.ok_or((code::Request::INVALID_RANGE, "nothing to join"))?;
+        let end = Location::new(joining.group, joining.object.saturating_add(1));
+        Ok((found.track, Location::new(first_group(joining.group), 0), end))
+    }
+}
+
+impl Handler for Server {
+    async fn request(self: Arc<Self>, message: Message, mut request: Request) -> Result<(), Error> {
+        match message {
+            Message::Subscribe(message) => self.subscribe(message, request).await,
+            Message::Fetch(message) => self.fetch(message, request).await,
+            Message::TrackStatus(message) => self.track_status(message, request).await,
+            _ => request.refuse(code::Request::NOT_SUPPORTED, "this publisher only publishes").await,
+        }
+    }
+}
+
+/// Writes what is held of a range. `forgotten` is the first group that history still has, if the range
+/// starts before it: what was before is unknown, not absent.
+async fn write_fetch(
+    mut stream: SendStream,
+    request_id: u64,
+    order: GroupOrder,
+    forgotten: Option<u64>,
+    start: Location,
+    objects: &[super::broadcast::StoredObject],
+) -> Result<(), Error> {
+    let mut encoder = FetchEncoder::new(order);
+    let mut out = Vec::new();
+    encode_fetch_header(request_id, &mut out);
+    let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
+    if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
+        encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
+    }
+    for object in objects {
+        let item = FetchItem::Object(FetchObject {
+            location: object.location,
+            subgroup: object.subgroup,
+            priority: object.priority,
+            properties: Bytes::new(),
+            payload_len: object.payload.len() as u64,
+        });
+        encoder.encode(&item, &mut out);
+        let header = Bytes::from(std::mem::take(&mut out));
+        stream.write_all_chunks(&mut [header, object.payload.clone()]).await?;
+    }
+    if let (Some(_), GroupOrder::Descending) = (forgotten, order) {
+        encoder.encode(&unknown(start), &mut out);
+    }
+    stream.write_all(&out).await?;
+    // Fails only when the peer has stopped the stream.
+    let _ = stream.finish();
+    Ok(())
+}
+
+/// What a subscription lets through; changed by REQUEST_UPDATE.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    start: Location,
+    end_group: Option<u64>,
+    forward: bool,
+}
+
+/// One subscription to a track, from either side's request.
+struct Subscription {
+    server: Arc<Server>,
+    request_id: u64,
+    alias: u64,
+    track: Arc<Track>,
+    window: Window,
+    /// The largest location when delivery began.
+    joining: Option<Location>,
+}
+
+/// The data streams of a subscription.
+struct Streams {
+    /// Ever opened, for PUBLISH_DONE.
+    opened: AtomicU64,
+    /// Not finished yet.
+    open: watch::Sender<usize>,
+}
+
+impl Subscription {
+    fn new(
+        server: &Arc<Server>,
+        request_id: u64,
+        alias: u64,
+        track: Arc<Track>,
+        parameters: &Parameters,
+    ) -> Self {
+        let largest = track.largest();
+        let window = Window {
+            // Without a filter, from the start of the group that is being published.
+            start: match parameters.filter {
+                Some(filter) => filter.start(largest),
+                None => Location::new(largest.map_or(0, |largest| largest.group), 0),
+            },
+            end_group: parameters.filter.and_then(|filter| filter.end_group()),
+            forward: parameters.forward.unwrap_or(true),
+        };
+        let subscription =
+            Self { server: server.clone(), request_id, alias, track, window, joining: largest };
+        subscription.register();
+        subscription
+    }
+
+    /// Lets joining FETCHes find the subscription as it is now.
+    fn register(&self) {
+        let joinable =
+            Joinable { track: self.track.clone(), joining: self.joining, forward: self.window.forward };
+        self.server.joinable.send_modify(|all| {
+            all.insert(self.request_id, joinable);
+        });
+    }
+
+    async fn run(mut self, mut request: Request) -> Result<(), Error> {
+        let result = self.deliver(&mut request).await;
+        self.server.joinable.send_modify(|all| {
+            all.remove(&self.request_id);
+        });
+        result
+    }
+
+    async fn deliver(&mut self, request: &mut Request) -> Result<(), Error> {
+        let streams = Arc::new(Streams { opened: AtomicU64::new(0), open: watch::Sender::new(0) });
+        let mut writers = JoinSet::new();
+        let mut stop = watch::Sender::new(());
+        match self.pump(request, &streams, &mut writers, &mut stop).await {
+            Ok(code) => self.end(request, code, &streams, &mut writers).await,
+            Err(error) => {
+                // Aborted, a writer's stream would end as if it were complete: dropping `stop` resets it.
+                writers.detach_all();
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts a writer for each subgroup that comes, until the subscription is over.
+    async fn pump(
+        &mut self,
+        request: &mut Request,
+        streams: &Arc<Streams>,
+        writers: &mut JoinSet<()>,
+        stop: &mut watch::Sender<()>,
+    ) -> Result<code::Done, Error> {
+        let mut listener = self.track.listen(Some(self.window.start.group));
+        let mut peer_speaks = true;
+        let stopped = request.stopped();
+        tokio::pin!(stopped);
+        loop {
+            tokio::select! {
+                event = listener.events.recv() => match event {
+                    Some(Event::Subgroup(subgroup)) => {
+                        let Some(subgroup) = subgroup.upgrade() else { continue };
+                        if self.window.end_group.is_some_and(|end| subgroup.group > end) {
+                            return Ok(code::Done::SUBSCRIPTION_ENDED);
+                        }
+                        if self.window.forward && subgroup.group >= self.window.start.group {
+                            streams.open.send_modify(|open| *open += 1);
+                            writers.spawn(self.writer(streams.clone(), stop).run(subgroup));
+                        }
+                    }
+                    Some(Event::Datagram(datagram)) => {
+                        if let Some(datagram) = datagram.upgrade() {
+                            self.send_datagram(&datagram);
+                        }
+                    }
+                    Some(Event::End) | None => return Ok(code::Done::TRACK_ENDED),
+                },
+                message = request.next(), if peer_speaks => match message? {
+                    Some(Message::RequestUpdate(update)) => {
+                        if self.update(update, request).await? {
+                            // Dropping the old sender resets the streams of its writers.
+                            *stop = watch::Sender::new(());
+                            listener = self.track.listen(Some(self.window.start.group));
+                        }
+                    }
+                    Some(Message::Unsubscribe(_)) => return Err(Error::Cancelled),
+                    Some(_) => return Err(violation("a message that a subscription does not allow")),
+                    None => peer_speaks = false,
+                },
+                () = &mut stopped => return Err(Error::Cancelled),
+                Some(_) = writers.join_next(), if !writers.is_empty() => {}
+            }
+        }
+    }
+
+    fn writer(&self, streams: Arc<Streams>, stop: &watch::Sender<()>) -> Writer {
+        Writer {
+            connection: self.server.session.connection().clone(),
+            streams,
+            alias: self.alias,
+            start: self.window.start,
+            stop: stop.subscribe(),
+        }
+    }
+
+    /// Applies an update and answers it. Whether forwarding was switched on or off.
+    async fn update(&mut self, update: RequestUpdate, request: &mut Request) -> Result<bool, Error> {
+        update.parameters.check(Scope::UPDATE_SUBSCRIPTION)?;
+        let largest = self.track.largest();
+        let forward = update.parameters.forward.unwrap_or(self.window.forward);
+        let switched = forward != self.window.forward;
+        if let Some(filter) = update.parameters.filter {
+            self.window.start = filter.start(largest);
+            self.window.end_group = filter.end_group();
+        }
+        if switched && forward {
+            // What was missed is for FETCH: the subscription goes on behind the joining location.
+            self.window.start = self.window.start.max(Filter::LargestObject.start(largest));
+            self.joining = largest;
+        }
+        self.window.forward = forward;
+        self.register();
+        let parameters = Parameters { largest_object: largest, ..Parameters::default() };
+        request.send(RequestOk { parameters, ..RequestOk::default() }).await?;
+        Ok(switched)
+    }
+
+    fn send_datagram(&self, object: &DatagramObject) {
+        let passes = self.window.forward
+            && object.location >= self.window.start
+            && self.window.end_group.is_none_or(|end| object.location.group <= end);
+        if !passes {
+            return;
+        }
+        let datagram = Datagram {
+            alias: self.alias,
+            group: object.location.group,
+            object: object.location.object,
+            priority: Some(object.priority),
+            end_of_group: false,
+            properties: Bytes::new(),
+            status: None,
+            payload: object.payload.clone(),
+        };
+        let mut out = Vec::with_capacity(datagram.payload.len() + 32);
+        datagram.encode(&mut out);
+        // Too large for the path, or the session is over: the draft drops it without notice.
+        if let Err(error) = self.server.session.connection().send_datagram(out.into()) {
+            tracing::debug!(location = ?object.location, "datagram dropped: {error}");
+        }
+    }
+
+    /// PUBLISH_DONE once all streams are closed, and then their delivery.
+    async fn end(
+        &self,
+        request: &mut Request,
+        code: code::Done,
+        streams: &Streams,
+        writers: &mut JoinSet<()>,
+    ) -> Result<(), Error> {
+        let mut open = streams.open.subscribe();
+        let all_closed = async {
+            // The sender is in `streams`, so this cannot fail.
+            let _ = open.wait_for(|open| *open == 0).await;
+        };
+        tokio::select! {
+            () = all_closed => {}
+            () = request.stopped() => return Err(Error::Cancelled),
+        }
+        let stream_count = streams.opened.load(Ordering::Relaxed);
+        request.send(PublishDone { code, stream_count, reason: String::new() }).await?;
+        request.finish();
+        let drained = async {
+            while writers.join_next().await.is_some() {}
+            request.stopped().await;
+        };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            tracing::warn!(track = %self.track.name(), "the peer has not acknowledged everything");
+        }
+        Ok(())
+    }
+}
+
+/// Writes one subgroup to one stream.
+struct Writer {
+    connection: quinn::Connection,
+    streams: Arc<Streams>,
+    alias: u64,
+    start: Location,
+    stop: watch::Receiver<()>,
+}
+
+impl Writer {
+    /// Returns when the stream is acknowledged or given up.
+    async fn run(mut self, subgroup: Arc<Subgroup>) {
+        let mut stream = None;
+        let mut stop = self.stop.clone();
+        let result = tokio::select! {
+            result = self.write(subgroup, &mut stream) => result,
+            // Only ever closed.
+            _ = stop.changed() => Err(code::Reset::CANCELLED),
+        };
+        let acknowledged = stream.as_mut().map(|stream: &mut SendStream| match result {
+            Ok(()) => {
+                // Fails only when the peer has stopped the stream.
+                let _ = stream.finish();
+                Some(stream.stopped())
+            }
+            Err(code) => {
+                reset(stream, code);
+                None
+            }
+        });
+        self.streams.open.send_modify(|open| *open -= 1);
+        if let Some(Some(acknowledged)) = acknowledged {
+            let _ = acknowledged.await;
+        }
+    }
+
+    async fn write(
+        &mut self,
+        subgroup: Arc<Subgroup>,
+        stream: &mut Option<SendStream>,
+    ) -> Result<(), code::Reset> {
+        let mut changed = subgroup.changed();
+        let weak = Arc::downgrade(&subgroup);
+        drop(subgroup);
+        let mut next = 0;
+        let mut previous = None;
+        loop {
+            changed.borrow_and_update();
+            // History has let go of a subgroup that the peer does not take.
+            let subgroup = weak.upgrade().ok_or(code::Reset::TOO_FAR_BEHIND)?;
+            let (objects, ended) = subgroup.from(next);
+            next += objects.len();
+            let first = self.start.object * u64::from(subgroup.group == self.start.group);
+            let skipped = objects.iter().take_while(|(id, _)| *id < first).count();
+            let objects = &objects[skipped..];
+            if let Some((first_id, _)) = objects.first() {
+                let mut chunks = Vec::with_capacity(2 * objects.len());
+                if stream.is_none() {
+                    let header = self.header(&subgroup, *first_id, next == objects.len());
+                    *stream = Some(self.open(subgroup.priority).await?);
+                    chunks.push(header);
+                }
+                drop(subgroup);
+                push_objects(objects, &mut previous, &mut chunks);
+                if let Some(stream) = stream {
+                    stream.write_all_chunks(&mut chunks).await.map_err(|_| code::Reset::CANCELLED)?;
+                }
+            } else {
+                drop(subgroup);
+            }
+            if ended {
+                return Ok(());
+            }
+            // An error means that the subgroup is gone, which the next turn finds.
+            let _ = changed.changed().await;
+        }
+    }
+
+    fn header(&self, subgroup: &Subgroup, first_id: u64, is_first: bool) -> Bytes {
+        let id = match subgroup.id {
+            // The first object on this stream is not the one that names the subgroup.
+            SubgroupId::FirstObject if !is_first => {
+                let (objects, _) = subgroup.from(0);
+                SubgroupId::Explicit(objects.first().map_or(first_id, |(id, _)| *id))
+            }
+            id => id,
+        };
+        let mut out = Vec::new();
+        SubgroupHeader {
+            alias: self.alias,
+            group: subgroup.group,
+            subgroup: id,
+            priority: Some(subgroup.priority),
+            properties: false,
+            end_of_group: false,
+            first_object: is_first,
+        }
+        .encode(&mut out);
+        out.into()
+    }
+
+    async fn open(&self, priority: u8) -> Result<SendStream, code::Reset> {
+        let stream = self.connection.open_uni().await.map_err(|_| code::Reset::SESSION_CLOSED)?;
+        self.streams.opened.fetch_add(1, Ordering::Relaxed);
+        // quinn sends higher first, and control streams are at 0.
+        let _ = stream.set_priority(-1 - i32::from(priority));
+        Ok(stream)
+    }
+}
+
+fn push_objects(objects: &[(u64, Bytes)], previous: &mut Option<u64>, chunks: &mut Vec<Bytes>) {
+    for (id, payload) in objects {
+        let mut header = Vec::with_capacity(16);
+        encode_object_header(*previous, *id, None, payload.len() as u64, Status::Normal, &mut header);
+        chunks.push(header.into());
+        chunks.push(payload.clone());
+        *previous = Some(*id);
+    }
+}

@@ -1,0 +1,273 @@
+//! The publisher's side against the subscriber's, in one process and without a relay.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use millrace_proto::moq::message::{FetchKind, Setup};
+use millrace_proto::moq::{
+    Filter, GroupOrder, Location, Namespace, Parameters, Properties, SubgroupId, TrackName, code,
+};
+use parking_lot::Mutex;
+use quinn::crypto::rustls::QuicServerConfig;
+use rustls::pki_types::PrivatePkcs8KeyDer;
+use tokio::sync::mpsc;
+
+use crate::broadcast::{Broadcast, DatagramObject, History, Track};
+use crate::generate::{GenerateArgs, Generator, StreamsPer};
+use crate::object::ObjectStream;
+use crate::order::Sequencer;
+use crate::receive::{Receiver, Sink, Step};
+use crate::serve::Server;
+use crate::session::{ConnectArgs, Error, Session};
+use crate::stats::Figures;
+use crate::tls::TlsArgs;
+
+/// A subscriber connected to a publisher.
+struct Pair {
+    broadcast: Arc<Broadcast>,
+    receiver: Arc<Receiver>,
+}
+
+impl Pair {
+    async fn new() -> Self {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key.into())
+            .unwrap();
+        tls.alpn_protocols = vec![b"moqt-18".to_vec()];
+        let crypto = QuicServerConfig::try_from(tls).unwrap();
+        let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+        config.transport_config(Arc::new(super::session::transport()));
+        let endpoint = quinn::Endpoint::server(config, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let port = endpoint.local_addr().unwrap().port();
+
+        let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
+        let served = broadcast.clone();
+        tokio::spawn(async move {
+            let connection = endpoint.accept().await.unwrap().await.unwrap();
+            let session = Session::start(endpoint, connection, Setup::default(), 1).await.unwrap();
+            let server = Server::new(session.clone(), served);
+            session.run(server).await
+        });
+        let url = format!("moqt://127.0.0.1:{port}").parse().unwrap();
+        let tls = TlsArgs { tls_disable_verify: true, tls_root: None };
+        let session = Session::connect(&ConnectArgs { url, tls }).await.unwrap();
+        let receiver = Receiver::new(session.clone());
+        tokio::spawn(session.run(receiver.clone()));
+        Self { broadcast, receiver }
+    }
+
+    fn name(&self, track: &str) -> TrackName {
+        TrackName::new(self.broadcast.namespace().clone(), track.to_owned()).unwrap()
+    }
+
+    fn track(&self, name: &str) -> Arc<Track> {
+        self.broadcast.create(name, Properties::default()).unwrap()
+    }
+}
+
+fn text(group: u64, object: u64) -> Bytes {
+    format!("{group}.{object}").into()
+}
+
+/// Writes whole groups of three objects.
+fn write_groups(track: &Arc<Track>, groups: std::ops::Range<u64>) {
+    for group in groups {
+        let mut writer = track.open(group, SubgroupId::Zero, 0);
+        (0..3).for_each(|object| writer.write(object, text(group, object)));
+    }
+}
+
+/// Everything that comes, in the order of the track.
+async fn collect(mut steps: mpsc::Receiver<Step>) -> Vec<String> {
+    let mut sequencer = Sequencer::default();
+    while let Some(step) = steps.recv().await {
+        sequencer.push(step);
+    }
+    std::iter::from_fn(|| sequencer.pop(true))
+        .map(|payload| String::from_utf8_lossy(&payload).into_owned())
+        .collect()
+}
+
+async fn fetched(mut objects: ObjectStream) -> Vec<String> {
+    let mut all = Vec::new();
+    while let Some(object) = objects.next().await.unwrap() {
+        all.push(String::from_utf8_lossy(&object.payload).into_owned());
+    }
+    all
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(30), future).await.expect("in time")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_subscriber_gets_the_current_group_and_all_that_follows() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        write_groups(&track, 0..2);
+        let (queue, steps) = mpsc::channel(64);
+        let subscribed = pair.receiver.subscribe(pair.name("t"), Parameters::default(), Sink::Queue(queue));
+        let mut subscription = subscribed.await.unwrap();
+        assert_eq!(subscription.ok.parameters.largest_object, Some(Location::new(1, 2)));
+        write_groups(&track, 2..4);
+        track.end();
+        let done = subscription.done().await.unwrap();
+        assert_eq!((done.code, done.stream_count), (code::Done::TRACK_ENDED, 3));
+        pair.receiver.forget(subscription);
+        let all = collect(steps).await;
+        assert_eq!(all, ["1.0", "1.1", "1.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_filter_ends_a_subscription() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        write_groups(&track, 0..3);
+        let filter = Filter::AbsoluteRange { start: Location::new(1, 1), end_group: 3 };
+        let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
+        let (queue, steps) = mpsc::channel(64);
+        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+        let mut subscription = subscribed.await.unwrap();
+        write_groups(&track, 3..6);
+        let done = subscription.done().await.unwrap();
+        assert_eq!((done.code, done.stream_count), (code::Done::SUBSCRIPTION_ENDED, 3));
+        pair.receiver.forget(subscription);
+        let all = collect(steps).await;
+        assert_eq!(all, ["1.1", "1.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_joining_fetch_and_its_subscription_are_contiguous() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        write_groups(&track, 0..3);
+        let mut current = track.open(3, SubgroupId::Zero, 0);
+        current.write(0, text(3, 0));
+        let parameters = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+        let (queue, steps) = mpsc::channel(64);
+        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+        let mut subscription = subscribed.await.unwrap();
+        current.write(1, text(3, 1));
+        let joined = pair.receiver.join(&subscription, 1).await.unwrap().unwrap();
+        assert_eq!(fetched(joined).await, ["2.0", "2.1", "2.2", "3.0"]);
+        drop(current);
+        track.end();
+        subscription.done().await.unwrap();
+        pair.receiver.forget(subscription);
+        assert_eq!(collect(steps).await, ["3.1"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        let parameters = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+        let (queue, steps) = mpsc::channel(64);
+        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+        let mut subscription = subscribed.await.unwrap();
+        assert!(pair.receiver.join(&subscription, 5).await.unwrap().is_none());
+        write_groups(&track, 0..1);
+        track.end();
+        subscription.done().await.unwrap();
+        pair.receiver.forget(subscription);
+        assert_eq!(collect(steps).await, ["0.0", "0.1", "0.2"]);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fetches_in_both_orders_and_those_that_fail() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        let standalone = |start, end| FetchKind::Standalone { track: pair.name("t"), start, end };
+        let nothing =
+            pair.receiver.fetch(standalone(Location::new(0, 0), Location::new(9, 0)), GroupOrder::Ascending);
+        let Err(Error::Refused(error)) = nothing.await.map(drop) else { panic!("nothing is there") };
+        assert_eq!(error.code, code::Request::INVALID_RANGE);
+        write_groups(&track, 0..3);
+        let range = standalone(Location::new(0, 2), Location::new(1, 2));
+        let up = pair.receiver.fetch(range.clone(), GroupOrder::Ascending).await.unwrap();
+        assert_eq!(fetched(up).await, ["0.2", "1.0", "1.1"]);
+        let down = pair.receiver.fetch(range, GroupOrder::Descending).await.unwrap();
+        assert_eq!(fetched(down).await, ["1.0", "1.1", "0.2"]);
+        let kind = FetchKind::AbsoluteJoining { subscription: 400, first_group: 0 };
+        let unknown = pair.receiver.fetch(kind, GroupOrder::Ascending).await.map(drop);
+        let Err(Error::Refused(error)) = unknown else { panic!("no such subscription") };
+        assert_eq!(error.code, code::Request::INVALID_JOINING_REQUEST_ID);
+        let (queue, _) = mpsc::channel(1);
+        let absent = pair.receiver.subscribe(pair.name("x"), Parameters::default(), Sink::Queue(queue));
+        let Err(Error::Refused(error)) = absent.await.map(drop) else { panic!("no such track") };
+        assert_eq!(error.code, code::Request::DOES_NOT_EXIST);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn generated_objects_arrive_whole_and_are_counted() {
+    within(async {
+        for streams in [StreamsPer::Group, StreamsPer::Object] {
+            let pair = Pair::new().await;
+            let track = pair.track("objects");
+            let figures = Arc::new(Mutex::new(Figures::new()));
+            let sink = Sink::Figures(figures.clone());
+            let subscribed = pair.receiver.subscribe(pair.name("objects"), Parameters::default(), sink);
+            let mut subscription = subscribed.await.unwrap();
+            let generator = Generator::new(&GenerateArgs {
+                generate: true,
+                object_bytes: 3000,
+                rate_hz: 2000.0,
+                objects_per_group: 10,
+                duration: Some(0.1),
+                priority_pattern: vec![0, 1],
+                datagrams: false,
+                streams,
+                track: "objects".into(),
+            });
+            let generator = generator.unwrap();
+            tokio::task::spawn_blocking(move || generator.run(&track)).await.unwrap();
+            let done = subscription.done().await.unwrap();
+            let expected_streams = if streams == StreamsPer::Group { 40 } else { 200 };
+            assert_eq!(done.stream_count, expected_streams);
+            let report = figures.lock().report(true);
+            assert_eq!((report.delivered, report.lost, report.corrupted), (200, 0, 0));
+            assert_eq!((report.duplicates, report.disordered, report.resets), (0, 0, 0));
+            assert_eq!((report.streams, report.bytes), (expected_streams, 600_000));
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn datagrams_arrive() {
+    within(async {
+        let pair = Pair::new().await;
+        let track = pair.track("t");
+        let (queue, mut steps) = mpsc::channel(64);
+        let subscribed = pair.receiver.subscribe(pair.name("t"), Parameters::default(), Sink::Queue(queue));
+        let _subscription = subscribed.await.unwrap();
+        let location = Location::new(0, 1);
+        track.send_datagram(DatagramObject { location, priority: 1, payload: text(0, 1) });
+        let Some(Step::Datagram(object)) = steps.recv().await else { panic!("no datagram") };
+        assert_eq!((object.location, object.payload), (location, text(0, 1)));
+    })
+    .await;
+}

@@ -1,0 +1,314 @@
+//! `millrace bench cost`: whether the observer of networking's cost is right, and what it takes itself.
+
+mod accuracy;
+mod calibration;
+mod network;
+mod overhead;
+mod profile;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::bench::StartDashboard;
+use anyhow::ensure;
+use clap::ValueEnum;
+use millrace_cost::MAX_FREQUENCY_HZ;
+use millrace_cost::report::Mode;
+use serde::Serialize;
+
+use super::relay::{warn_if_busy, write_json};
+use super::stats::{self, Spread};
+use network::{Protocol, Scenario};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Samples per second whose overhead is measured
+    #[arg(long, value_delimiter = ',', default_value = "100,1000,10000")]
+    hz: Vec<u32>,
+    /// Pairs of stretches, with and without the observer, for each overhead; 0 leaves overhead out
+    #[arg(long, default_value_t = 10)]
+    pairs: usize,
+    /// Length of each stretch of a pair
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS")]
+    pair_seconds: f64,
+    /// Length of each run for accuracy; 0 leaves accuracy out
+    #[arg(long, default_value_t = 8.0, value_name = "SECONDS")]
+    accuracy_seconds: f64,
+    /// Rounds of runs for accuracy, each with all scenarios
+    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    accuracy_rounds: u32,
+    /// Samples per second in the runs for accuracy
+    #[arg(long, default_value_t = 1000, value_name = "HZ")]
+    accuracy_hz: u32,
+    /// Only scenarios whose names have all words of one of these: `veth tcp,gro=on`
+    #[arg(long, value_delimiter = ',', value_name = "WORDS")]
+    only: Vec<String>,
+    /// Ways to observe whose overhead is measured
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = overhead::Variant::value_variants().to_vec())]
+    observers: Vec<overhead::Variant>,
+    /// Write the rows here, after each one all that there are
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
+    args.check()?;
+    crate::lab::remove_on_signal()?;
+    warn_if_busy()?;
+    let mut rows = Rows { rows: Vec::new(), json: args.json.as_deref() };
+    args.accuracies(&mut rows)?;
+    args.overheads(&mut rows, dashboard)?;
+    rows.rows.iter().for_each(|row| println!("{}", row.line()));
+    Ok(())
+}
+
+/// What was measured is kept even if the rest never is.
+struct Rows<'a> {
+    rows: Vec<Row>,
+    json: Option<&'a Path>,
+}
+
+impl Rows<'_> {
+    fn push(&mut self, row: Row) -> anyhow::Result<()> {
+        let line = row.line();
+        self.rows.push(row);
+        if let Some(path) = self.json {
+            write_json(path, &self.rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)?;
+        }
+        eprintln!("{line}");
+        Ok(())
+    }
+}
+
+impl Args {
+    fn check(&self) -> anyhow::Result<()> {
+        let rates = || self.hz.iter().chain([&self.accuracy_hz]);
+        ensure!(
+            rates().all(|hz| (1..=MAX_FREQUENCY_HZ).contains(hz)),
+            "samples per second are 1 to {MAX_FREQUENCY_HZ}"
+        );
+        ensure!(self.pair_seconds > 0.0, "--pair-seconds is more than 0");
+        ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds is not negative");
+        Ok(())
+    }
+
+    fn wants(&self, scenario: &Scenario) -> bool {
+        let name = scenario.to_string();
+        let has =
+            |words: &String| words.split_whitespace().all(|word| name.split(' ').any(|own| own == word));
+        self.only.is_empty() || self.only.iter().any(has)
+    }
+
+    fn accuracies(&self, rows: &mut Rows<'_>) -> anyhow::Result<()> {
+        if self.accuracy_seconds == 0.0 {
+            return Ok(());
+        }
+        let scenarios: Vec<Scenario> = Scenario::all().filter(|scenario| self.wants(scenario)).collect();
+        if scenarios.is_empty() {
+            return Ok(());
+        }
+        let length = Duration::from_secs_f64(self.accuracy_seconds);
+        rows.push(Row::of_calibration(calibration::measure(length)))?;
+        let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
+        for number in 1..=self.accuracy_rounds {
+            eprintln!("round {number} of {}", self.accuracy_rounds);
+            for slot in &mut open {
+                let Some((scenario, mut rounds)) = slot.take() else { continue };
+                let row = |figures| Row::of_accuracy(scenario, self.accuracy_hz, figures);
+                match accuracy::measure(scenario, self.accuracy_hz, length) {
+                    Err(error) => rows.push(row(Err(error)))?,
+                    Ok(round) => {
+                        rounds.push(round);
+                        match number == self.accuracy_rounds {
+                            true => rows.push(row(Ok(accuracy::Figures::of(&rounds))))?,
+                            false => *slot = Some((scenario, rounds)),
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Of TCP, and of UDP, whose packets are the smaller ones.
+    fn overheads(&self, rows: &mut Rows<'_>, dashboard: StartDashboard) -> anyhow::Result<()> {
+        let length = Duration::from_secs_f64(self.pair_seconds);
+        let scenarios = [Protocol::Tcp, Protocol::Udp].map(Scenario::veth);
+        for &variant in self.observers.iter().filter(|_| self.pairs > 0) {
+            for scenario in scenarios.into_iter().filter(|scenario| self.wants(scenario)) {
+                for &hz in &self.hz {
+                    let figures = overhead::measure(scenario, variant, hz, self.pairs, length, dashboard);
+                    rows.push(Row::of_overhead(scenario, variant, hz, figures))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    scenario: String,
+    observer: &'static str,
+    /// In force for most of the time; `None`: nothing is observed, but the CPUs are interrupted.
+    mode: Option<Mode>,
+    /// How stacks come to userspace: `array` (mapped memory), `ring_buffer`, or `none`.
+    transport: &'static str,
+    sample_hz: u32,
+    /// Of throughput; negative: there was more with the observer.
+    overhead_pct: Option<Spread>,
+    /// Of one CPU, the worst: the observer's events and all else that the profile finds in the kernel, minus `/proc/stat`.
+    /// Median of the rounds.
+    procstat_error_pct: Option<f64>,
+    /// Likewise, minus the time that a clock gives in place of ticks.
+    clock_error_pct: Option<f64>,
+    /// Of one CPU, the worst of all parts of all events. Median of the rounds.
+    worst_subevent_error_points: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    calibration: Option<Vec<calibration::Figures>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    accuracy: Option<accuracy::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overhead: Option<overhead::Figures>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl Row {
+    fn new(
+        scenario: impl fmt::Display,
+        variant: overhead::Variant,
+        sample_hz: u32,
+        error: Option<String>,
+    ) -> Self {
+        Self {
+            scenario: scenario.to_string(),
+            observer: variant.name(),
+            mode: variant.mode(),
+            transport: variant.transport(),
+            sample_hz,
+            overhead_pct: None,
+            procstat_error_pct: None,
+            clock_error_pct: None,
+            worst_subevent_error_points: None,
+            calibration: None,
+            accuracy: None,
+            overhead: None,
+            error,
+        }
+    }
+
+    fn of_calibration(figures: anyhow::Result<Vec<calibration::Figures>>) -> Self {
+        let row = |error| Self::new("calibration", overhead::Variant::Array, 0, error);
+        match figures {
+            Err(error) => row(Some(format!("{error:#}"))),
+            Ok(figures) => Self { calibration: Some(figures), ..row(None) },
+        }
+    }
+
+    fn of_accuracy(scenario: Scenario, hz: u32, figures: anyhow::Result<accuracy::Figures>) -> Self {
+        let row = |error| Self::new(scenario, overhead::Variant::Array, hz, error);
+        match figures {
+            Err(error) => row(Some(format!("{error:#}"))),
+            Ok(figures) => Self {
+                procstat_error_pct: figures.procstat_error_pct().map(|spread| spread.median),
+                clock_error_pct: figures.clock_error_pct().map(|spread| spread.median),
+                worst_subevent_error_points: figures.parts.first().map(accuracy::PartError::points),
+                accuracy: Some(figures),
+                ..row(None)
+            },
+        }
+    }
+
+    fn of_overhead(
+        scenario: Scenario,
+        variant: overhead::Variant,
+        hz: u32,
+        figures: anyhow::Result<overhead::Figures>,
+    ) -> Self {
+        let row = |error| Self::new(scenario, variant, hz, error);
+        match figures {
+            Err(error) => row(Some(format!("{error:#}"))),
+            Ok(figures) => {
+                let mode = figures.mode();
+                Self {
+                    mode,
+                    overhead_pct: Spread::of(&figures.pairs_pct),
+                    overhead: Some(figures),
+                    ..row(None)
+                }
+            }
+        }
+    }
+
+    fn line(&self) -> String {
+        let Self { scenario, sample_hz, .. } = self;
+        let mut line = format!("{scenario:<24} {sample_hz:>6} Hz");
+        if let Some(error) = &self.error {
+            line += &format!("  {error}");
+        }
+        if let Some(Spread { median, min, max }) = self.overhead_pct {
+            let observer = self.observer;
+            line += &format!("  {observer:<11}  overhead {median:5.2} % ({min:.2} to {max:.2})");
+        }
+        if let Some(figures) = &self.overhead {
+            line += &format!(", observer {:.2} % of a CPU", figures.observer_cpu_pct);
+            if let Some(hz) = figures.frequency_hz {
+                line += &format!("; {hz} Hz, {:.0} % of the time sampled only", figures.sampled_pct);
+            }
+        }
+        for cpu in self.calibration.iter().flatten() {
+            line += &format!(
+                "  CPU {}: load {:.2} to {:.2} %, busy {:.2} %; /proc/stat {:.2} %, its ticks {:.2} %, perf {:.2} %;",
+                cpu.cpu,
+                cpu.bursts_pct,
+                cpu.thread_pct,
+                cpu.clock_busy_pct,
+                cpu.busy_pct,
+                cpu.ticks_pct,
+                cpu.profile_busy_pct
+            );
+        }
+        if let Some(Spread { median, min, max }) =
+            self.accuracy.as_ref().and_then(|it| it.procstat_error_pct())
+        {
+            line += &format!("  /proc/stat {median:+.2} % of a CPU ({min:+.2} to {max:+.2})");
+        }
+        if let Some(Spread { median, min, max }) = self.accuracy.as_ref().and_then(|it| it.clock_error_pct())
+        {
+            line += &format!(", clock {median:+.2} % ({min:+.2} to {max:+.2})");
+        }
+        if let Some(worst) = self.accuracy.as_ref().and_then(|figures| figures.parts.first()) {
+            line += &format!(
+                ", parts {:.2} points, sampling alone {:.2} ({}, {}: {:.2} %, perf {:.2} %)",
+                worst.points(),
+                worst.sampling_error_points,
+                worst.event,
+                worst.part,
+                worst.observer_pct,
+                worst.profile_pct
+            );
+        }
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spreads() {
+        assert_eq!(Spread::of(&[]), None);
+        assert_eq!(Spread::of(&[3.0, -1.0, 2.0]), Some(Spread { median: 2.0, min: -1.0, max: 3.0 }));
+    }
+
+    #[test]
+    fn every_network_is_there_once() {
+        let names: Vec<String> = Scenario::all().map(|scenario| scenario.to_string()).collect();
+        assert_eq!(names.len(), 12);
+        assert!(names.contains(&"bridge udp gro=on".to_owned()), "{names:?}");
+        assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 12);
+    }
+}

@@ -1,0 +1,240 @@
+//! What the observer takes: throughput with and without it, in turn, while the same traffic runs on.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use millrace_bpf::cost::clock;
+use millrace_cost::report::{Method, Mode, Report};
+use millrace_cost::{Budget, Config, Observer};
+use serde::Serialize;
+
+use super::network::{self, Scenario, Traffic};
+use crate::bench::{Dashboard, StartDashboard};
+
+/// After attaching and detaching, which are not part of what is measured.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Until mode `auto` has chosen, in steps.
+const CHOOSING: Duration = Duration::from_millis(1500);
+/// As the command reports.
+const PERIOD: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Variant {
+    /// Stacks through mapped memory, as by default
+    Array,
+    /// Stacks through a BPF ring buffer
+    RingBuffer,
+    /// The mode `sampling`
+    Sampling,
+    /// The mode `auto`
+    Auto,
+    /// As without options: the mode `auto`, and the frequency may be lowered
+    Default,
+    /// Nothing but the interrupts in which the others sample: what no sampler can save here
+    Clock,
+    /// Served to a viewer of the dashboard, stacks and history kept
+    Http,
+}
+
+impl Variant {
+    /// The mode to begin with; `None`: nothing is observed.
+    pub fn mode(self) -> Option<Mode> {
+        match self {
+            Variant::Array | Variant::RingBuffer | Variant::Auto | Variant::Default | Variant::Http => {
+                Some(Mode::Events)
+            }
+            Variant::Sampling => Some(Mode::Sampling),
+            Variant::Clock => None,
+        }
+    }
+
+    pub fn transport(self) -> &'static str {
+        match self {
+            Variant::RingBuffer => "ring_buffer",
+            Variant::Array | Variant::Sampling | Variant::Auto | Variant::Default | Variant::Http => "array",
+            Variant::Clock => "none",
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Variant::Array => "array",
+            Variant::RingBuffer => "ring_buffer",
+            Variant::Sampling => "sampling",
+            Variant::Auto => "auto",
+            Variant::Default => "default",
+            Variant::Clock => "clock",
+            Variant::Http => "http",
+        }
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub pairs_pct: Vec<f64>,
+    /// What arrived per second without the observer: bytes of TCP, datagrams of UDP; the median.
+    delivered_per_second: f64,
+    /// User and system time of the observer's process, of one CPU.
+    pub observer_cpu_pct: f64,
+    /// Of the time with the observer, how much of it in mode `sampling`.
+    pub sampled_pct: f64,
+    /// What mode `auto` says timing events takes, or would, of a CPU: the last figure.
+    timing_pct: Option<f64>,
+    /// Where calls were timed, if they ever were.
+    method: Option<Method>,
+    /// Samples per second and CPU; `None`: nothing was observed.
+    pub frequency_hz: Option<u32>,
+    lost_samples: u64,
+}
+
+impl Figures {
+    /// The one in force for most of the time.
+    pub fn mode(&self) -> Option<Mode> {
+        self.frequency_hz.map(|_| if self.sampled_pct > 50.0 { Mode::Sampling } else { Mode::Events })
+    }
+}
+
+pub fn measure(
+    scenario: Scenario,
+    variant: Variant,
+    sample_hz: u32,
+    pairs: usize,
+    length: Duration,
+    dashboard: StartDashboard,
+) -> anyhow::Result<Figures> {
+    let config = Config {
+        mode: variant.mode().unwrap_or(Mode::Sampling),
+        frequency_hz: sample_hz,
+        budget: matches!(variant, Variant::Auto | Variant::Default).then(Budget::default),
+        lower_frequency: variant == Variant::Default,
+        ring_buffer: variant == Variant::RingBuffer,
+        stacks: variant == Variant::Http,
+        ..Config::new()?
+    };
+    let with = |traffic: &mut Traffic, own: &mut Own| match variant {
+        Variant::Clock => interrupted(traffic, sample_hz, length),
+        _ => observed(traffic, &config, length, own),
+    };
+    let mut traffic = Traffic::start(scenario)?;
+    let mut own = Own::of(variant, dashboard)?;
+    let (mut pairs_pct, mut without_all) = (Vec::new(), Vec::new());
+    for pair in 0..pairs {
+        // Every other pair the other way round: a drift of the machine meets both alike.
+        let (with, without) = if pair % 2 == 0 {
+            let without = bare(&mut traffic, length)?;
+            (with(&mut traffic, &mut own)?, without)
+        } else {
+            let with = with(&mut traffic, &mut own)?;
+            (with, bare(&mut traffic, length)?)
+        };
+        pairs_pct.push((1.0 - with / without) * 100.0);
+        without_all.push(without);
+    }
+    Ok(Figures {
+        pairs_pct,
+        delivered_per_second: super::stats::median(&without_all).unwrap_or_default(),
+        observer_cpu_pct: own.cpu_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
+        sampled_pct: own.sampled_ns as f64 * 100.0 / own.period_ns.max(1) as f64,
+        timing_pct: own.timing_share.map(|share| share * 100.0),
+        method: own.method,
+        frequency_hz: own.frequency_hz,
+        lost_samples: own.lost_samples,
+    })
+}
+
+/// The observer's own, over all stretches.
+#[derive(Default)]
+struct Own {
+    cpu_ns: u64,
+    period_ns: u64,
+    sampled_ns: u64,
+    timing_share: Option<f64>,
+    method: Option<Method>,
+    frequency_hz: Option<u32>,
+    lost_samples: u64,
+    served: Option<Served>,
+}
+
+impl Own {
+    fn of(variant: Variant, dashboard: StartDashboard) -> anyhow::Result<Self> {
+        let served = (variant == Variant::Http).then(|| Served::start(dashboard)).transpose()?;
+        Ok(Self { served, ..Self::default() })
+    }
+
+    fn take(&mut self, report: Report) -> anyhow::Result<()> {
+        self.cpu_ns += report.observer.user_ns + report.observer.system_ns;
+        self.period_ns += report.period_ns;
+        self.sampled_ns += report.sampled_ns;
+        self.timing_share = report.auto.map(|auto| auto.timing_share);
+        self.method = self.method.or(report.method);
+        self.frequency_hz = Some(report.frequency_hz);
+        self.lost_samples += report.lost.samples;
+        self.served.as_mut().map_or(Ok(()), |served| served.dashboard.show(Arc::new(report)))
+    }
+}
+
+/// A dashboard with a viewer, which reads whatever comes until it ends. In this process: its CPU time counts too.
+struct Served {
+    dashboard: Box<dyn Dashboard>,
+    _viewer: JoinHandle<()>,
+}
+
+impl Served {
+    fn start(dashboard: StartDashboard) -> anyhow::Result<Self> {
+        let dashboard = dashboard()?;
+        let addr = dashboard.local_addr();
+        let mut stream = TcpStream::connect(addr).context("the dashboard's viewer")?;
+        write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
+        let mut lines = BufReader::new(stream).lines();
+        let hello = lines.by_ref().map_while(Result::ok).any(|line| line == "event: hello");
+        ensure!(hello, "the dashboard does not answer");
+        let viewer = thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        Ok(Self { dashboard, _viewer: viewer })
+    }
+}
+
+/// What arrives per second.
+fn bare(traffic: &mut Traffic, length: Duration) -> anyhow::Result<f64> {
+    thread::sleep(SETTLE);
+    rate(traffic, || {
+        thread::sleep(length);
+        Ok(())
+    })
+}
+
+fn interrupted(traffic: &mut Traffic, hz: u32, length: Duration) -> anyhow::Result<f64> {
+    let clocks: Vec<_> = network::cpus()?
+        .into_iter()
+        .map(|cpu| clock(cpu, hz))
+        .collect::<Result<_, _>>()
+        .context("the clock")?;
+    let delivered = bare(traffic, length);
+    drop(clocks);
+    delivered
+}
+
+fn observed(traffic: &mut Traffic, config: &Config, length: Duration, own: &mut Own) -> anyhow::Result<f64> {
+    let mut observer = Observer::start(config.clone())?;
+    let settling = if config.budget.is_some() { CHOOSING } else { SETTLE };
+    let start = Instant::now();
+    while start.elapsed() < settling {
+        observer.next(SETTLE)?;
+    }
+    rate(traffic, || {
+        let start = Instant::now();
+        while let Some(left) = length.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+            own.take(observer.next(PERIOD.min(left))?)?;
+        }
+        Ok(())
+    })
+}
+
+fn rate(traffic: &mut Traffic, work: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let (start, before) = (Instant::now(), traffic.delivered()?);
+    work()?;
+    Ok((traffic.delivered()? - before) as f64 / start.elapsed().as_secs_f64())
+}

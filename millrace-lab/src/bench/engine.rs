@@ -1,0 +1,68 @@
+//! What the relay's BPF programs did in a stretch of time: its own counters, and the kernel's about such programs.
+
+use anyhow::{Context as _, ensure};
+use millrace_bpf::programs::{Kind, RunTime};
+use millrace_relay::status::{self, Status, Supply};
+
+use super::contender::STATUS;
+use super::figures::{Kernel, Programs};
+use crate::lab::Node;
+
+/// The difference of two says what was done between them.
+pub struct Reading {
+    status: Status,
+    run_time: RunTime,
+    gate: RunTime,
+}
+
+impl Reading {
+    /// `node`: where the relay runs.
+    pub fn take(node: &Node, relay: u32) -> anyhow::Result<Self> {
+        let run_time = |kind| RunTime::of_kind(relay, kind);
+        Ok(Self { run_time: run_time(Kind::Tc)?, gate: run_time(Kind::Xdp)?, status: node.enter(ask)?? })
+    }
+
+    pub fn since(&self, earlier: &Self) -> Programs {
+        let gate = self.gate.since(earlier.gate);
+        let gate_ns_per_packet = (gate.runs > 0).then(|| gate.ns as f64 / gate.runs as f64);
+        Programs { kernel: self.kernel_since(earlier), gate_ns_per_packet }
+    }
+
+    /// `None`: the kernel forwarded nothing.
+    fn kernel_since(&self, earlier: &Self) -> Option<Kernel> {
+        let totals = |field: fn(&Status) -> u64| field(&self.status).saturating_sub(field(&earlier.status));
+        let copies = totals(|status| status.totals.kernel.packets);
+        let forwarded = totals(|status| {
+            let outcomes = status.engine.received.as_ref();
+            outcomes.and_then(|outcomes| outcomes.get("forwarded")).copied().unwrap_or(0)
+        });
+        if copies == 0 || forwarded == 0 {
+            return None;
+        }
+        let userspace = totals(|status| status.totals.data_plane.packets);
+        let ahead = totals(|status| keystreams(status, |supply| supply.ahead));
+        let all = totals(|status| keystreams(status, |supply| supply.ahead + supply.stale + supply.dry));
+        let run_time = self.run_time.since(earlier.run_time);
+        Some(Kernel {
+            sent_percent: percent(copies, copies + userspace),
+            ahead_percent: percent(ahead, all),
+            bpf_ns_per_packet: run_time.ns as f64 / forwarded as f64,
+            bpf_ns_per_copy: run_time.ns as f64 / copies as f64,
+        })
+    }
+}
+
+fn ask() -> anyhow::Result<Status> {
+    let (code, body) = status::fetch(STATUS, "/status").context("the relay's status")?;
+    ensure!(code == 200, "the relay's status: {code}");
+    Ok(serde_json::from_str(&body)?)
+}
+
+fn keystreams(status: &Status, count: fn(Supply) -> u64) -> u64 {
+    let both = status.totals.keystreams;
+    count(both.sealed) + count(both.opened)
+}
+
+fn percent(part: u64, all: u64) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
+}

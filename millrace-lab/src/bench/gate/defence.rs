@@ -1,0 +1,378 @@
+//! What stands between the attackers and the server.
+
+use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+
+use anyhow::{Context as _, bail, ensure};
+use millrace_bpf::programs::{Kind, RunTime};
+use serde_json::Value;
+
+use super::super::process::Process;
+use crate::lab::Node;
+
+const START_LIMIT: Duration = Duration::from_secs(10);
+/// Of libxdp.
+const XDP_PINS: &str = "/sys/fs/bpf/xdp";
+const NFT_TABLE: &str = "millrace_bench";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Defence {
+    /// None
+    None,
+    /// The server closes connections beyond its limits, as an application does: after their handshake
+    User,
+    /// The server ignores them before their handshake
+    UserEarly,
+    /// The gate, silent
+    Gate,
+    /// The gate, which answers what it refuses
+    GateAnswer,
+    /// nftables at the input hook, with connection tracking
+    Nftables,
+    /// nftables before connection tracking and routing, which knows Initials by their first byte
+    NftablesRaw,
+    /// The same at the interface's own hook
+    NftablesIngress,
+    /// xdp-filter (xdp-tools): drops whatever comes by the attackers' interface
+    XdpFilter,
+}
+
+impl Defence {
+    pub fn is_in_user_space(self) -> bool {
+        matches!(self, Self::User | Self::UserEarly)
+    }
+
+    pub fn is_gate(self) -> bool {
+        matches!(self, Self::Gate | Self::GateAnswer)
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::User => "user",
+            Self::UserEarly => "user-early",
+            Self::Gate => "gate",
+            Self::GateAnswer => "gate-answer",
+            Self::Nftables => "nftables",
+            Self::NftablesRaw => "nftables-raw",
+            Self::NftablesIngress => "nftables-ingress",
+            Self::XdpFilter => "xdp-filter",
+        }
+    }
+}
+
+/// What is enforced, by whichever means.
+#[derive(Debug, Clone, Copy)]
+pub enum Limits {
+    /// Connections that one client may have.
+    Connections(u32),
+    /// New connections per second: of one client (and as many at once), of all together.
+    New { client: u32, all: u32 },
+}
+
+impl Limits {
+    /// For the server's command line.
+    pub fn user_arguments(self, defence: Defence) -> Vec<String> {
+        let mut arguments = match self {
+            Self::Connections(most) => vec!["--connections".into(), most.to_string()],
+            Self::New { all, .. } => vec!["--new-per-second".into(), all.to_string()],
+        };
+        arguments.extend((defence == Defence::UserEarly).then(|| "--early".to_owned()));
+        arguments
+    }
+
+    fn policy(self, port: u16, answer: bool) -> String {
+        let rules = match self {
+            Self::Connections(most) => format!("quota = {{ connections = {most}, answer = {answer} }}"),
+            Self::New { client, all } => format!(
+                "client_initials = {{ per_second = {client}, burst = {client} }}\n\
+                 unknown_initials = {{ per_second = {all}, burst = {all} }}"
+            ),
+        };
+        format!("[[scope]]\nname = \"web\"\nport = {port}\n[scope.rules]\n{rules}\n")
+    }
+
+    /// The same for nftables. What all may have comes first, as it does in the gate: beyond that no client is looked up.
+    fn nft_rules(self, hook: NftHook, port: u16) -> anyhow::Result<String> {
+        let rules = match self {
+            Self::Connections(_) if hook != NftHook::Input => {
+                bail!("before connection tracking nftables knows no connections")
+            }
+            Self::Connections(most) => {
+                format!(
+                    "ct state new add @clients {{ ip saddr ct count over {most} }} counter name refused drop"
+                )
+            }
+            Self::New { client, all } => format!(
+                "limit rate over {all}/second burst {all} packets counter name refused drop\n\
+                 update @clients {{ ip saddr limit rate over {client}/second burst {client} packets }} \
+                     counter name refused drop"
+            ),
+        };
+        let set_flags = match self {
+            Self::Connections(_) => "flags dynamic",
+            Self::New { .. } => "flags dynamic,timeout; timeout 10s",
+        };
+        Ok(format!(
+            "table {} {NFT_TABLE} {{\n\
+             counter refused {{ }}\n\
+             set clients {{ type ipv4_addr; size 65535; {set_flags}; }}\n\
+             chain guard {{ type filter hook {}; policy accept;\n\
+             udp dport != {port} accept\n\
+             {} accept\n\
+             {rules}\n}}\n}}\n",
+            hook.family(),
+            hook.place(),
+            hook.not_new(),
+        ))
+    }
+}
+
+/// Where nftables looks at packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NftHook<'a> {
+    Input,
+    Raw,
+    Ingress { device: &'a str },
+}
+
+impl NftHook<'_> {
+    fn family(self) -> &'static str {
+        match self {
+            Self::Input | Self::Raw => "inet",
+            Self::Ingress { .. } => "netdev",
+        }
+    }
+
+    fn place(self) -> String {
+        match self {
+            Self::Input => "input priority filter".into(),
+            Self::Raw => "prerouting priority raw".into(),
+            Self::Ingress { device } => format!("ingress device {device} priority 0"),
+        }
+    }
+
+    /// What opens no connection: an answered flow where that is known, else what is no Initial of version 1 (the upper
+    /// half of its first byte).
+    fn not_new(self) -> &'static str {
+        match self {
+            Self::Input => "ct state established",
+            Self::Raw | Self::Ingress { .. } => "@th,64,4 != 0xc",
+        }
+    }
+}
+
+/// Where a defence works.
+pub struct Place<'a> {
+    pub node: &'a Node,
+    /// All of the server's interfaces, and the one by which attackers come.
+    pub devices: Vec<String>,
+    pub attacked: String,
+    pub server: SocketAddr,
+    pub directory: PathBuf,
+}
+
+/// A defence that works until it is dropped.
+pub struct Guard<'a> {
+    place: &'a Place<'a>,
+    defence: Defence,
+    gate: Option<Process>,
+}
+
+impl<'a> Guard<'a> {
+    pub fn install(place: &'a Place<'a>, defence: Defence, limits: Limits) -> anyhow::Result<Self> {
+        let mut guard = Self { place, defence, gate: None };
+        match defence {
+            Defence::User if matches!(limits, Limits::New { .. }) => {
+                bail!("a limit after the handshake meets nothing: forged addresses never finish one")
+            }
+            Defence::GateAnswer if matches!(limits, Limits::New { .. }) => {
+                bail!("answers would go to forged addresses: what they cost others is not measured")
+            }
+            Defence::None | Defence::User | Defence::UserEarly => {}
+            Defence::Gate | Defence::GateAnswer => {
+                guard.gate = Some(start_gate(place, limits, defence == Defence::GateAnswer)?);
+            }
+            Defence::Nftables => load_nftables(place, limits, NftHook::Input)?,
+            Defence::NftablesRaw => load_nftables(place, limits, NftHook::Raw)?,
+            Defence::NftablesIngress => {
+                load_nftables(place, limits, NftHook::Ingress { device: &place.attacked })?;
+            }
+            Defence::XdpFilter => load_xdp_filter(place, limits)?,
+        }
+        Ok(guard)
+    }
+
+    /// Packets that it has refused; `None`: it does not count them.
+    pub fn refused(&self) -> anyhow::Result<Option<u64>> {
+        match self.defence {
+            Defence::None | Defence::User | Defence::UserEarly => Ok(None),
+            Defence::Gate | Defence::GateAnswer => self.refused_by_gate().map(Some),
+            Defence::Nftables | Defence::NftablesRaw | Defence::NftablesIngress => {
+                let json = run(self.place.node, "nft", &["-j", "list", "counters"], "")?;
+                find(&serde_json::from_str(&json)?, "packets").context("nftables' counter").map(Some)
+            }
+            Defence::XdpFilter => {
+                let text = run(self.place.node, "xdp-filter", &["status"], "")?;
+                Ok(text
+                    .lines()
+                    .find_map(|line| line.trim().strip_prefix("XDP_DROP"))
+                    .and_then(|rest| rest.split_whitespace().next()?.replace(',', "").parse().ok()))
+            }
+        }
+    }
+
+    fn refused_by_gate(&self) -> anyhow::Result<u64> {
+        let socket = self.place.directory.join("gate.sock");
+        let program = std::env::current_exe()?;
+        let output = std::process::Command::new(program)
+            .args(["gate", "status", "--json", "--socket"])
+            .arg(socket)
+            .output()?;
+        ensure!(output.status.success(), "gate status: {}", String::from_utf8_lossy(&output.stderr));
+        let status: millrace_gate::status::Status = serde_json::from_slice(&output.stdout)?;
+        Ok(status.scopes.iter().flat_map(|scope| &scope.rules).map(|rule| rule.packets).sum())
+    }
+
+    /// The gate's process.
+    pub fn process(&self) -> Option<u32> {
+        self.gate.as_ref().map(Process::id)
+    }
+
+    /// Run time of the gate's BPF programs that packets meet, while such statistics are enabled.
+    pub fn bpf_time(&self) -> anyhow::Result<Option<RunTime>> {
+        let Some(gate) = self.process() else { return Ok(None) };
+        let mut total = RunTime::of_kind(gate, Kind::Xdp)?;
+        total += RunTime::of_kind(gate, Kind::Tc)?;
+        Ok(Some(total))
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        // What could not be removed goes with the namespace.
+        let _ = match self.defence {
+            Defence::None | Defence::User | Defence::UserEarly | Defence::Gate | Defence::GateAnswer => {
+                return;
+            }
+            Defence::Nftables | Defence::NftablesRaw => delete_nftables(self.place, NftHook::Input),
+            Defence::NftablesIngress => {
+                delete_nftables(self.place, NftHook::Ingress { device: &self.place.attacked })
+            }
+            Defence::XdpFilter => {
+                let unloaded = run(self.place.node, "xdp-filter", &["unload", &self.place.attacked], "");
+                // libxdp leaves its directory behind; one that is in use is not empty.
+                let _ = std::fs::remove_dir(XDP_PINS);
+                unloaded
+            }
+        };
+    }
+}
+
+fn start_gate(place: &Place<'_>, limits: Limits, answer: bool) -> anyhow::Result<Process> {
+    let (policy, socket) = (place.directory.join("gate.toml"), place.directory.join("gate.sock"));
+    std::fs::write(&policy, limits.policy(place.server.port(), answer))?;
+    let mut command = place.node.command(std::env::current_exe()?);
+    command.args(["gate", "--http", "off", "--mode", "native", "--log-level", "warn", "--interface"]);
+    command.arg(place.devices.join(",")).arg("--policy").arg(policy).arg("--socket").arg(&socket);
+    let mut gate = Process::start("gate", command, &place.directory)?;
+    let answers = || std::os::unix::net::UnixStream::connect(&socket).is_ok() && is_guarded(place);
+    gate.wait_until("guarding", START_LIMIT, answers)?;
+    Ok(gate)
+}
+
+/// Whether all interfaces have an XDP program.
+fn is_guarded(place: &Place<'_>) -> bool {
+    place.devices.iter().all(|device| {
+        let link = run(place.node, "ip", &["-d", "link", "show", "dev", device], "");
+        link.is_ok_and(|text| text.contains("prog/xdp"))
+    })
+}
+
+fn load_nftables(place: &Place<'_>, limits: Limits, hook: NftHook<'_>) -> anyhow::Result<()> {
+    let rules = limits.nft_rules(hook, place.server.port())?;
+    run(place.node, "nft", &["-f", "-"], &rules).map(drop).context("nftables")
+}
+
+fn delete_nftables(place: &Place<'_>, hook: NftHook<'_>) -> anyhow::Result<String> {
+    run(place.node, "nft", &["delete", "table", hook.family(), NFT_TABLE], "")
+}
+
+/// It has no limits, only lists. Without any, on the interface that honest clients do not come by, it drops all: the
+/// most favourable case.
+fn load_xdp_filter(place: &Place<'_>, limits: Limits) -> anyhow::Result<()> {
+    if let Limits::Connections(_) = limits {
+        bail!("xdp-filter has lists of addresses and ports, but no limits on connections");
+    }
+    let device = place.attacked.as_str();
+    let arguments = ["load", "--mode", "native", "--policy", "deny", "--features", "ipv4,udp", device];
+    run(place.node, "xdp-filter", &arguments, "").map(drop).context("xdp-filter (xdp-tools)")
+}
+
+/// Runs a program inside, and returns what it printed.
+pub fn run(node: &Node, program: &str, arguments: &[&str], input: &str) -> anyhow::Result<String> {
+    let mut child = node
+        .command(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // It stops reading at what it does not like, and says so.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{program} {}: {}", arguments.join(" "), said.trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The first number with that key, wherever it is.
+fn find(json: &Value, key: &str) -> Option<u64> {
+    match json {
+        Value::Object(fields) => {
+            fields.get(key).and_then(Value::as_u64).or_else(|| fields.values().find_map(|it| find(it, key)))
+        }
+        Value::Array(items) => items.iter().find_map(|item| find(item, key)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_policies() {
+        for limits in [Limits::Connections(1), Limits::New { client: 10, all: 2000 }] {
+            for answer in [false, true] {
+                let policy = millrace_gate::Policy::parse(&limits.policy(4433, answer)).expect("a policy");
+                let is_quota = matches!(limits, Limits::Connections(_));
+                let answers = policy.rules.scopes.first().map(|scope| scope.policy.answers.len());
+                assert_eq!(answers, Some(usize::from(answer && is_quota)));
+            }
+        }
+    }
+
+    #[test]
+    fn only_the_input_hook_knows_connections() {
+        let hooks = [NftHook::Input, NftHook::Raw, NftHook::Ingress { device: "eth0" }];
+        let connections = hooks.map(|hook| Limits::Connections(1).nft_rules(hook, 4433).is_ok());
+        assert_eq!(connections, [true, false, false]);
+        for hook in hooks {
+            let rules = Limits::New { client: 10, all: 2000 }.nft_rules(hook, 4433).expect("rules");
+            let at = |what: &str| rules.find(what).unwrap_or_else(|| panic!("{what} in {rules}"));
+            assert!(
+                at("dport != 4433") < at("over 2000/second") && at("over 2000/second") < at("over 10/second")
+            );
+        }
+    }
+
+    #[test]
+    fn numbers_are_found() {
+        let json =
+            serde_json::json!({"nftables": [{"a": 1}, {"counter": {"name": "refused", "packets": 7}}]});
+        assert_eq!(find(&json, "packets"), Some(7));
+        assert_eq!(find(&json, "bytes"), None);
+    }
+}

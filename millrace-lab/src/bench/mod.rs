@@ -1,0 +1,67 @@
+//! `millrace bench`: measurements as commands.
+
+mod contender;
+mod cost;
+mod engine;
+mod figures;
+mod gate;
+mod max_rate;
+mod plot;
+mod process;
+mod relay;
+mod run;
+mod stats;
+mod table;
+mod traffic;
+mod udp;
+mod usage;
+mod wire;
+
+use std::{net::SocketAddr, sync::Arc};
+
+use millrace_cost::report::Report;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Compare relays: latency, CPU, system calls, memory
+    Relay(relay::Args),
+    /// Compare defences of a QUIC server: requests under attack, cost of what is refused
+    Gate(gate::Args),
+    /// The server that is attacked
+    #[command(name = "http3-server", hide = true)]
+    Http3Server(gate::http3::Serve),
+    /// The flood
+    #[command(hide = true)]
+    Flood(gate::flood::Send),
+    /// The observer of networking's cost: its accuracy and what it takes itself
+    Cost(cost::Args),
+    /// The parts of the plain UDP reference
+    #[command(subcommand, hide = true)]
+    Udp(udp::Args),
+}
+
+/// The observer's dashboard, whose cost is measured too: in this process, which belongs to the command.
+pub trait Dashboard {
+    fn local_addr(&self) -> SocketAddr;
+    fn show(&mut self, report: Arc<Report>) -> anyhow::Result<()>;
+}
+
+/// Starts one on a loopback address.
+pub type StartDashboard = fn() -> anyhow::Result<Box<dyn Dashboard>>;
+
+pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
+    match args.command {
+        Command::Relay(args) => relay::run(args),
+        Command::Gate(args) => gate::run(args),
+        Command::Http3Server(args) => gate::http3::serve(args),
+        Command::Flood(args) => gate::flood::send(args),
+        Command::Cost(args) => cost::run(args, dashboard),
+        Command::Udp(args) => udp::run(args),
+    }
+}

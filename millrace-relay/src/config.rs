@@ -1,0 +1,28 @@
+//! What a relay runs with.
+
+use std::{net::SocketAddr, time::Duration};
+
+use millrace_proto::relay::cache;
+use millrace_transport::quic;
+use url::Url;
+
+#[derive(Clone)]
+pub struct Config {
+    /// UDP addresses; each takes its own address family only, `[::]` IPv6.
+    pub listen: Vec<SocketAddr>,
+    pub upstream: Option<Upstream>,
+    /// How connections are made. Certificate and trust are the server's, and what the upstream relay is held to.
+    pub transport: quic::Config,
+    pub cache: cache::Limits,
+    pub max_sessions: usize,
+    pub max_tracks: usize,
+    /// From GOAWAY until sessions that are still open are closed.
+    pub drain_timeout: Duration,
+}
+
+/// Another relay that is asked for what nobody here publishes.
+#[derive(Clone, Debug)]
+pub struct Upstream {
+    /// `moqt://HOST:PORT`.
+    pub url: Url,
+}

@@ -1,0 +1,299 @@
+//! A track on its way: publishers that feed it, the cache, subscriptions that it feeds.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use millrace_proto::{
+    moq::{Location, Status, TrackName, code},
+    relay::{
+        cache::Cache,
+        subgroup::{Pushed, Subgroup},
+        track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
+    },
+};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::Notify;
+
+use super::{
+    outbox::Outbox,
+    subscription::{News, Subscription},
+    upstream::{Ask, Upstream},
+};
+use millrace_transport::engine::kernel::Feed;
+
+/// A track with its live edges.
+pub struct LiveTrack {
+    /// Stands for the track in traces. Never 0.
+    pub number: u32,
+    pub data: Arc<Track>,
+    cache: Arc<Cache>,
+    subscriptions: RwLock<Vec<Arc<Subscription>>>,
+    upstreams: Mutex<Vec<Arc<Upstream>>>,
+    /// One attempt at a time to subscribe upstream.
+    pub connecting: tokio::sync::Mutex<()>,
+    /// Objects became complete or a subgroup ended.
+    pub progress: Notify,
+    idle_since: Mutex<Instant>,
+    group_request: Mutex<GroupRequest>,
+    /// The publisher from which we unsubscribed, if the track has been without one since.
+    paused_at: Mutex<Option<u64>>,
+}
+
+/// NEW_GROUP_REQUESTs of subscribers (draft-18, "NEW GROUP REQUEST Parameter").
+#[derive(Default)]
+struct GroupRequest {
+    /// To go with the next SUBSCRIBE upstream.
+    pending: Option<u64>,
+    /// Sent, and the largest group at the time: outstanding until that grows.
+    outstanding: Option<(u64, Option<u64>)>,
+}
+
+/// Why a track's subscriptions end.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    pub code: code::Done,
+    pub reason: String,
+    /// It is our doing, and the publisher goes on.
+    pub paused: bool,
+}
+
+impl Ended {
+    pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
+        Self { code, reason: reason.into(), paused: false }
+    }
+}
+
+impl LiveTrack {
+    pub fn new(name: TrackName, cache: Arc<Cache>, now: Instant) -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        Self {
+            number: NEXT.fetch_add(1, Relaxed).max(1),
+            data: Arc::new(Track::new(name)),
+            cache,
+            subscriptions: RwLock::default(),
+            upstreams: Mutex::default(),
+            connecting: tokio::sync::Mutex::default(),
+            progress: Notify::new(),
+            idle_since: Mutex::new(now),
+            group_request: Mutex::default(),
+            paused_at: Mutex::default(),
+        }
+    }
+
+    pub fn name(&self) -> &TrackName {
+        &self.data.name
+    }
+
+    pub fn subscription_count(&self) -> usize {
+        self.subscriptions.read().len()
+    }
+
+    pub fn is_established(&self) -> bool {
+        !self.upstreams.lock().is_empty()
+    }
+
+    pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
+        self.upstreams.lock().clone()
+    }
+
+    /// A publisher is about to feed the track. With the first one the track begins anew, unless it is the
+    /// one from which we unsubscribed for want of subscribers: that only leaves a gap.
+    pub fn prepare(&self, publisher: u64) {
+        let upstreams = self.upstreams.lock();
+        if !upstreams.is_empty() {
+            return;
+        }
+        if *self.paused_at.lock() == Some(publisher) {
+            return self.data.missed();
+        }
+        self.cache.forget(&self.data);
+        self.data.restart();
+    }
+
+    /// An upstream subscription was established. The kernel cannot tell that another publisher has sent the same
+    /// datagram before, so it only has those of one that is alone.
+    pub fn add_upstream(&self, upstream: Arc<Upstream>) {
+        let mut upstreams = self.upstreams.lock();
+        upstreams.push(upstream);
+        if upstreams.len() > 1 {
+            upstreams.iter().for_each(|upstream| upstream.withhold_datagrams());
+        }
+    }
+
+    /// An upstream subscription is over. With the last one, the subscriptions end as it did.
+    pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
+        let mut upstreams = self.upstreams.lock();
+        upstreams.retain(|other| !Arc::ptr_eq(other, upstream));
+        upstream.withhold_datagrams();
+        let left = upstreams.len();
+        drop(upstreams);
+        if left == 0 {
+            *self.idle_since.lock() = now;
+            *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
+            for subscription in self.subscriptions.read().iter() {
+                subscription.end(ended.clone());
+            }
+        }
+    }
+
+    /// Starts to feed `subscription`: what the cache holds of its window at once, then all that comes.
+    pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
+        let mut subscriptions = self.subscriptions.write();
+        let groups = self.cached(&subscription);
+        offer_subgroups(&groups, &subscription, now, outbox);
+        for object in groups.iter().flat_map(|group| &group.datagrams) {
+            subscription.offer_datagram(object, None, now, outbox);
+        }
+        if !self.is_established() {
+            subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
+        }
+        subscriptions.push(subscription);
+    }
+
+    /// Offers every cached subgroup of the subscription's window again, after it was widened or resumed.
+    pub fn offer_cached(&self, subscription: &Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
+        offer_subgroups(&self.cached(subscription), subscription, now, outbox);
+    }
+
+    /// What the cache holds of the subscription's window.
+    fn cached(&self, subscription: &Subscription) -> Vec<Group> {
+        let (first, last) = subscription.group_range();
+        self.data.groups(first, last).into_iter().map(|(_, group)| group).collect()
+    }
+
+    pub fn unsubscribe(&self, subscription: &Arc<Subscription>, now: Instant) {
+        let mut subscriptions = self.subscriptions.write();
+        subscriptions.retain(|other| !Arc::ptr_eq(other, subscription));
+        if subscriptions.is_empty() {
+            *self.idle_since.lock() = now;
+        }
+    }
+
+    /// Gives up what the cache has dropped under its subscriptions.
+    pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
+        for subscription in self.subscriptions.read().iter() {
+            subscription.drop_evicted(now, outbox);
+        }
+    }
+
+    /// Since when nobody has been subscribed; `None` while somebody is.
+    pub fn idle_since(&self) -> Option<Instant> {
+        self.subscriptions.read().is_empty().then(|| *self.idle_since.lock())
+    }
+
+    /// A subgroup stream began.
+    ///
+    /// # Errors
+    /// It is a second copy of one that is here.
+    pub fn begin(&self, now: Instant, subgroup: &Arc<Subgroup>) -> Result<(), Duplicate> {
+        if self.data.add_subgroup(now, Arc::clone(subgroup))? {
+            self.cache.began(now, &Arc::downgrade(&self.data), subgroup.header().group);
+        }
+        self.cache.grew(SUBGROUP_COST);
+        Ok(())
+    }
+
+    /// A subgroup grew: every subscription gets its share, in one batch. `feed` is the stream that it arrives on, if
+    /// the kernel can forward that.
+    pub fn advance(
+        &self,
+        now: Instant,
+        subgroup: &Arc<Subgroup>,
+        pushed: &Pushed,
+        feed: Option<&Arc<Feed>>,
+        outbox: &mut Outbox,
+    ) {
+        let group = subgroup.header().group;
+        if self.data.grew(group, pushed) {
+            self.cache.grew(pushed.cost);
+        }
+        if let Some((Status::EndOfTrack, object)) = pushed.status {
+            self.data.ended_at(Location { group, object });
+        }
+        // Who comes first is another one in every subgroup, in which the kernel follows the order of this.
+        let subscriptions = self.subscriptions.read();
+        let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
+        let (last, front) = subscriptions.split_at(first);
+        let mut alone = true;
+        for subscription in front.iter().chain(last) {
+            alone &= subscription.offer(subgroup, News::Grown(feed), now, outbox);
+        }
+        drop(subscriptions);
+        if let Some(feed) = feed {
+            feed.set_alone(alone);
+        }
+        outbox.flush();
+        self.progress.notify_waiters();
+    }
+
+    /// A subgroup ended, after it had grown for the last time.
+    pub fn settle(&self, now: Instant, subgroup: &Arc<Subgroup>, outbox: &mut Outbox) {
+        let subscriptions = self.subscriptions.read();
+        for subscription in subscriptions.iter() {
+            subscription.offer(subgroup, News::Ended, now, outbox);
+        }
+        // Who subscribes from now on will not hear of it.
+        subgroup.settle();
+        drop(subscriptions);
+        outbox.flush();
+        self.progress.notify_waiters();
+    }
+
+    /// An object came as a datagram. `feed` is what it came with, if the kernel can forward that.
+    pub fn datagram(
+        &self,
+        object: DatagramObject,
+        feed: Option<&Arc<Feed>>,
+        outbox: &mut Outbox,
+    ) -> Result<(), Duplicate> {
+        let now = object.received_at;
+        let cost = object.cost();
+        let (object, fresh) = self.data.add_datagram(object)?;
+        if fresh {
+            self.cache.began(now, &Arc::downgrade(&self.data), object.location().group);
+        }
+        self.cache.grew(cost);
+        for subscription in self.subscriptions.read().iter() {
+            subscription.offer_datagram(&object, feed, now, outbox);
+        }
+        outbox.flush();
+        self.progress.notify_waiters();
+        Ok(())
+    }
+
+    /// A subscriber wants a new group to begin, and knows of none from `group` on (0: of none at all).
+    pub fn request_group(&self, group: u64) {
+        let largest = self.data.largest().map(|largest| largest.group);
+        let mut request = self.group_request.lock();
+        let stale = group != 0 && largest.is_some_and(|largest| group <= largest);
+        let asked = request.outstanding.is_some_and(|(asked, at)| asked >= group && at == largest);
+        let dynamic = self.data.parsed_properties().dynamic_groups == Some(true);
+        if stale || asked || !dynamic {
+            return;
+        }
+        request.outstanding = Some((group, largest));
+        drop(request);
+        self.upstreams.lock().iter().for_each(|upstream| upstream.ask(Ask::NewGroup(group)));
+    }
+
+    /// Keeps a NEW_GROUP_REQUEST for the SUBSCRIBE that will establish the track.
+    pub fn expect_group(&self, group: u64) {
+        let mut request = self.group_request.lock();
+        request.pending = request.pending.max(Some(group));
+    }
+
+    pub fn take_group_request(&self) -> Option<u64> {
+        self.group_request.lock().pending.take()
+    }
+}
+
+fn offer_subgroups(groups: &[Group], subscription: &Subscription, now: Instant, outbox: &mut Outbox) {
+    for subgroup in groups.iter().flat_map(|group| &group.subgroups) {
+        subscription.offer(subgroup, News::Cached, now, outbox);
+    }
+}

@@ -1,0 +1,278 @@
+//! What the relay says about itself: the source of `/status` and `/metrics`.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use millrace_bpf::relay::{FurtherRun, LegOutcome, Outcome};
+use millrace_proto::{quic::keys::Suite, relay::downstream};
+use millrace_transport::{
+    engine::kernel::{Attached, Supplies},
+    quic::Endpoint,
+};
+use parking_lot::Mutex;
+
+use crate::{
+    live::LiveTrack,
+    server::Shared,
+    session::Session,
+    status::{self, Sent, Status, Totals},
+};
+
+/// What closed sessions leave behind.
+#[derive(Default)]
+pub struct Past {
+    refused_sessions: AtomicU64,
+    refused_of_clients: AtomicU64,
+    sessions: Mutex<Sums>,
+}
+
+/// Sums over sessions.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    sessions: u64,
+    totals: Totals,
+    resets: downstream::Resets,
+    datagrams: [u64; 3],
+}
+
+impl Past {
+    pub fn count_refused_session(&self) {
+        self.refused_sessions.fetch_add(1, Relaxed);
+    }
+
+    /// Since the client has as many as it may have.
+    pub fn count_refused_of_client(&self) {
+        self.refused_of_clients.fetch_add(1, Relaxed);
+    }
+
+    /// A session is over.
+    pub fn add(&self, session: &Session) {
+        let mut sums = self.sessions.lock();
+        sums.sessions += 1;
+        sums.add(session);
+    }
+}
+
+impl Sums {
+    fn add(&mut self, session: &Session) {
+        let stats = session.connection.downstream().stats();
+        let seam = session.connection.stats();
+        let totals = &mut self.totals;
+        totals.quinn.packets += seam.quinn_packets;
+        totals.quinn.bytes += seam.quinn_bytes;
+        totals.data_plane.packets += seam.data_plane_packets;
+        totals.data_plane.bytes += seam.data_plane_bytes;
+        totals.kernel.packets += stats.elsewhere_packets;
+        totals.kernel.bytes += stats.elsewhere_bytes;
+        totals.kernel_unregistered += session.connection.kernel_unregistered().unwrap_or_default();
+        if let Some(keystreams) = keystreams(session) {
+            totals.keystreams.sealed.add(keystreams.sealed);
+            totals.keystreams.opened.add(keystreams.opened);
+        }
+        totals.key_updates += seam.key_updates;
+        totals.packets_lost += stats.recovery.packets_lost;
+        totals.bytes_retransmitted += stats.retransmitted_bytes;
+        totals.streams_opened += stats.streams_opened;
+        totals.datagrams_sent += stats.datagrams_sent;
+        let sum = &mut self.resets;
+        let resets = stats.resets;
+        sum.source += resets.source;
+        sum.requested += resets.requested;
+        sum.stopped += resets.stopped;
+        sum.object_timeout += resets.object_timeout;
+        sum.subgroup_timeout += resets.subgroup_timeout;
+        sum.evicted += resets.evicted;
+        sum.overflow += resets.overflow;
+        let dropped = [stats.datagrams_expired, stats.datagrams_too_large, stats.datagrams_overflowed];
+        self.datagrams.iter_mut().zip(dropped).for_each(|(sum, count)| *sum += count);
+    }
+
+    fn streams_reset(&self) -> u64 {
+        let resets = &self.resets;
+        resets.source
+            + resets.requested
+            + resets.stopped
+            + resets.object_timeout
+            + resets.subgroup_timeout
+            + resets.evicted
+            + resets.overflow
+    }
+}
+
+impl Shared {
+    pub fn status(&self) -> Status {
+        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        let mut sums = *self.past.sessions.lock();
+        sessions.iter().for_each(|session| sums.add(session));
+        let mut shown: Vec<_> = sessions.iter().map(|session| describe(session)).collect();
+        shown.sort_by_key(|session| session.id);
+        let mut tracks: Vec<_> = self.hub.tracks().iter().map(|track| describe_track(track)).collect();
+        tracks.sort_by(|one, other| one.name.cmp(&other.name));
+        let usage = self.hub.cache.usage();
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            engine: self.describe_engine(),
+            uptime_s: self.since.elapsed().as_secs_f64(),
+            draining: self.draining.load(Relaxed),
+            listen: self.endpoints.iter().map(Endpoint::local_addr).collect(),
+            cache: status::Cache {
+                bytes: usage.bytes as u64,
+                limit: self.config.cache.bytes as u64,
+                groups: usage.groups as u64,
+                evicted: usage.evicted,
+            },
+            drops: self.drops(&sums),
+            trace_viewers: self.tracer.viewers() as u64,
+            totals: self.totals(&sums, sessions.len() as u64),
+            sessions: shown,
+            tracks,
+        }
+    }
+
+    fn describe_engine(&self) -> status::Engine {
+        let kernel = self.engine.kernel.as_ref();
+        let counters = kernel.and_then(|kernel| kernel.counters());
+        let (name, reason) = self.engine.describe();
+        status::Engine {
+            name: name.to_owned(),
+            reason,
+            interfaces: kernel
+                .map(|kernel| kernel.attached().iter().map(interface).collect())
+                .unwrap_or_default(),
+            streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
+            quiet: kernel.map_or(0, |kernel| kernel.quiet_packets()),
+            quiet_dropped: kernel.map_or(0, |kernel| kernel.quiet_dropped()),
+            received: counters
+                .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
+            copies: counters
+                .map(|counters| outcomes(LegOutcome::ALL, |one| (one.name(), counters.legs(one)))),
+            further_runs: counters
+                .map(|counters| outcomes(FurtherRun::ALL, |one| (one.name(), counters.further_runs(one)))),
+        }
+    }
+
+    fn totals(&self, sums: &Sums, open: u64) -> Totals {
+        let counters = &self.hub.counters;
+        Totals {
+            sessions: sums.sessions + open,
+            requests: counters.requests.load(Relaxed),
+            request_errors: counters.request_errors.load(Relaxed),
+            objects_received: counters.objects_received.load(Relaxed),
+            object_bytes_received: counters.object_bytes_received.load(Relaxed),
+            streams_reset: sums.streams_reset(),
+            send_calls: self.endpoints.iter().chain(&self.outgoing).map(|one| one.sent().system_calls).sum(),
+            ..sums.totals
+        }
+    }
+
+    fn drops(&self, sums: &Sums) -> BTreeMap<String, u64> {
+        let counters = &self.hub.counters;
+        let [expired, too_large, overflowed] = sums.datagrams;
+        let counted = [
+            ("session_limit", self.past.refused_sessions.load(Relaxed)),
+            ("client_session_limit", self.past.refused_of_clients.load(Relaxed)),
+            ("protocol_violation", counters.protocol_violations.load(Relaxed)),
+            ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
+            ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
+            ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
+            ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
+            ("reset_by_publisher", sums.resets.source),
+            ("cancelled", sums.resets.requested),
+            ("stopped_by_subscriber", sums.resets.stopped),
+            ("object_delivery_timeout", sums.resets.object_timeout),
+            ("subgroup_delivery_timeout", sums.resets.subgroup_timeout),
+            ("evicted", sums.resets.evicted),
+            ("too_many_streams", sums.resets.overflow),
+            ("datagram_expired", expired),
+            ("datagram_too_large", too_large),
+            ("datagram_queue_full", overflowed),
+        ];
+        counted.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect()
+    }
+}
+
+/// Counts by name, those that are not 0.
+fn outcomes<T>(
+    all: impl IntoIterator<Item = T>,
+    count: impl Fn(T) -> (&'static str, u64),
+) -> BTreeMap<String, u64> {
+    let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0);
+    counts.map(|(name, count)| (name.to_owned(), count)).collect()
+}
+
+fn keystreams(session: &Session) -> Option<status::Keystreams> {
+    let [sealed, opened] = session.connection.kernel_keystreams()?.map(|supplies| {
+        let Supplies { ahead, stale, dry } = supplies;
+        status::Supply { ahead, stale, dry }
+    });
+    Some(status::Keystreams { sealed, opened })
+}
+
+fn interface(attached: &Attached) -> status::Interface {
+    status::Interface {
+        name: attached.interface.clone(),
+        mechanism: attached.by.as_ref().ok().map(ToString::to_string),
+        detached: attached.by.as_ref().err().cloned(),
+    }
+}
+
+fn describe(session: &Session) -> status::Session {
+    let unregistered = session.connection.kernel_unregistered();
+    let stats = session.connection.downstream().stats();
+    let seam = session.connection.stats();
+    let path = session.connection.quic.stats().path;
+    let roles = session.roles();
+    status::Session {
+        id: session.id(),
+        remote: session.connection.quic.remote_address(),
+        upstream: session.is_upstream,
+        publisher: roles.publisher,
+        subscriber: roles.subscriber,
+        age_s: session.since.elapsed().as_secs_f64(),
+        rtt_us: stats.smoothed_rtt.as_micros() as u64,
+        cwnd: stats.window,
+        in_flight: stats.bytes_in_flight,
+        path_mtu: path.current_mtu,
+        cipher: session.connection.suite().map_or("unknown", suite_name).to_owned(),
+        quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
+        data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
+        kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
+        kernel_copies: session.connection.kernel_outcomes().map(|all| outcomes(all, |count| count)),
+        kernel_quiet: session.connection.kernel_quiet(),
+        kernel_unregistered: unregistered.unwrap_or_default(),
+        keystreams: keystreams(session),
+        packets_lost: stats.recovery.packets_lost,
+        bytes_retransmitted: stats.retransmitted_bytes,
+        subscriptions: roles.subscriptions,
+        publications: roles.publications,
+        pending: stats.pending_bytes,
+    }
+}
+
+fn describe_track(track: &LiveTrack) -> status::Track {
+    let held = track.data.held();
+    let upstreams = track.upstreams();
+    status::Track {
+        name: track.name().to_string(),
+        alias: upstreams.first().map_or(0, |upstream| upstream.alias),
+        publishers: upstreams.len() as u64,
+        subscribers: track.subscription_count() as u64,
+        groups_cached: held.groups as u64,
+        objects_cached: held.objects as u64,
+        bytes_cached: held.bytes as u64,
+        largest: track.data.largest().map(|largest| (largest.group, largest.object)),
+    }
+}
+
+fn suite_name(suite: Suite) -> &'static str {
+    match suite {
+        Suite::ChaCha20Poly1305 => "TLS_CHACHA20_POLY1305_SHA256",
+        Suite::Aes128Gcm => "TLS_AES_128_GCM_SHA256",
+        Suite::Aes256Gcm => "TLS_AES_256_GCM_SHA384",
+    }
+}

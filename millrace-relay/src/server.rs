@@ -1,0 +1,303 @@
+//! The relay as a whole: endpoints, sessions, start and end.
+
+use std::{
+    collections::HashMap,
+    net::{SocketAddr, UdpSocket},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_proto::{moq::code, relay::cache::Cache};
+use millrace_transport::quic::{self, BindError, Connection, Endpoint, Incoming, Tap};
+use parking_lot::Mutex;
+use rustls::sign::CertifiedKey;
+use tokio::{sync::Notify, task::JoinSet, time};
+use tracing::{info, warn};
+
+use crate::{
+    Admission, Config, Engine,
+    hub::{Hub, Limits},
+    report::Past,
+    session::Session,
+    status::Status,
+    trace::Tracer,
+};
+
+/// How often old groups and idle tracks are looked for.
+const TIDY: Duration = Duration::from_millis(500);
+/// How long a request of the relay may stay unanswered.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a track without subscribers stays subscribed upstream.
+const LINGER: Duration = Duration::from_secs(5);
+const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
+/// Of moqt:// URLs without one (draft-18, "MOQT URI Scheme").
+const DEFAULT_PORT: u16 = 443;
+/// Pauses between attempts to reach the upstream relay.
+const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
+
+/// A relay with its sockets, which serves nobody yet.
+pub struct Bound {
+    config: Config,
+    engine: Arc<Engine>,
+    endpoints: Vec<Endpoint>,
+    outgoing: Vec<Endpoint>,
+}
+
+/// A running relay.
+pub struct Server {
+    pub(crate) shared: Arc<Shared>,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+pub(crate) struct Shared {
+    pub config: Config,
+    pub hub: Arc<Hub>,
+    pub engine: Arc<Engine>,
+    admission: Arc<dyn Admission>,
+    pub endpoints: Vec<Endpoint>,
+    /// That the upstream relay is connected to from.
+    pub outgoing: Vec<Endpoint>,
+    pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    pub since: Instant,
+    pub draining: AtomicBool,
+    pub past: Past,
+    pub tracer: Arc<Tracer>,
+    session_over: Notify,
+}
+
+impl Bound {
+    /// Binds every address. `outgoing`: of [`outgoing_sockets`].
+    ///
+    /// # Errors
+    /// An address cannot be had, or the TLS settings are not usable.
+    pub fn new(config: Config, outgoing: Vec<UdpSocket>, engine: Arc<Engine>) -> Result<Self, BindError> {
+        let transport = quic::Config { kernel: engine.kernel.clone(), ..config.transport.clone() };
+        let endpoints = config
+            .listen
+            .iter()
+            .map(|addr| Endpoint::bind(*addr, transport.clone()))
+            .collect::<Result<Vec<_>, _>>()?;
+        let connecting = quic::Config { certificate: None, ..transport };
+        let outgoing = outgoing
+            .into_iter()
+            .map(|socket| Endpoint::on(socket, connecting.clone()))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(Self { config, engine, endpoints, outgoing })
+    }
+
+    /// The addresses that will be served, ports filled in.
+    pub fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.endpoints.iter().map(Endpoint::local_addr).collect()
+    }
+
+    /// Starts to serve whom `admission` lets in.
+    pub fn serve(self, admission: Arc<dyn Admission>) -> Server {
+        let Self { config, engine, endpoints, outgoing } = self;
+        let limits = Limits {
+            max_tracks: config.max_tracks,
+            linger: LINGER,
+            max_rendezvous: MAX_RENDEZVOUS,
+            request_timeout: REQUEST_TIMEOUT,
+        };
+        let hub = Arc::new(Hub::new(limits, Arc::new(Cache::new(config.cache))));
+        let tap: Arc<Tap> = Arc::clone(&config.transport.tap);
+        let shared = Arc::new(Shared {
+            tracer: Tracer::new(Arc::clone(&hub), Arc::clone(&engine), tap),
+            config,
+            hub,
+            engine,
+            admission,
+            endpoints,
+            outgoing,
+            sessions: Mutex::default(),
+            since: Instant::now(),
+            draining: AtomicBool::new(false),
+            past: Past::default(),
+            session_over: Notify::new(),
+        });
+        let mut tasks = JoinSet::new();
+        for index in 0..shared.endpoints.len() {
+            tasks.spawn(Arc::clone(&shared).accept(index));
+        }
+        tasks.spawn(Arc::clone(&shared).tidy());
+        if shared.config.upstream.is_some() {
+            tasks.spawn(Arc::clone(&shared).keep_upstream());
+        }
+        Server { shared, tasks: Mutex::new(tasks) }
+    }
+}
+
+impl Server {
+    /// The addresses that are served, ports filled in.
+    pub fn local_addrs(&self) -> Vec<SocketAddr> {
+        self.shared.endpoints.iter().map(Endpoint::local_addr).collect()
+    }
+
+    /// What it says about itself.
+    pub fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    /// GOAWAY has been sent.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.load(Relaxed)
+    }
+
+    /// What happens to single packets.
+    pub fn tracer(&self) -> &Arc<Tracer> {
+        &self.shared.tracer
+    }
+
+    /// New sessions are shown this certificate.
+    pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
+        for endpoint in &self.shared.endpoints {
+            endpoint.set_certificate(Arc::clone(certificate));
+        }
+    }
+
+    /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
+    /// all sessions.
+    pub async fn drain(&self) {
+        self.shared.draining.store(true, Relaxed);
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        sessions.iter().for_each(|session| session.start_drain());
+        info!(sessions = sessions.len(), "draining");
+        let _ = time::timeout(self.shared.config.drain_timeout, self.shared.until_idle()).await;
+        self.stop().await;
+    }
+
+    /// Closes all sessions now.
+    pub async fn stop(&self) {
+        let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
+        for session in sessions {
+            let code =
+                if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
+            session.close(code, "the relay is going away");
+        }
+        for endpoint in self.shared.endpoints.iter().chain(&self.shared.outgoing) {
+            endpoint.close(crate::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
+            endpoint.wait_idle().await;
+        }
+        self.shared.tracer.stop();
+        self.tasks.lock().abort_all();
+    }
+}
+
+impl Shared {
+    async fn accept(self: Arc<Self>, index: usize) {
+        let endpoint = &self.endpoints[index];
+        while let Some(incoming) = endpoint.accept().await {
+            let full = self.sessions.lock().len() >= self.config.max_sessions;
+            if full || self.draining.load(Relaxed) {
+                self.past.count_refused_session();
+                incoming.refuse();
+                continue;
+            }
+            if !self.admission.may_connect(incoming.remote_addr().ip()) {
+                self.past.count_refused_of_client();
+                incoming.refuse();
+                continue;
+            }
+            tokio::spawn(Arc::clone(&self).greet(incoming));
+        }
+    }
+
+    async fn greet(self: Arc<Self>, incoming: Incoming) {
+        let remote = incoming.remote_addr();
+        match incoming.accept().await {
+            Ok(connection) => {
+                // Only now is the address proved to be the client's.
+                let Some(_permit) = self.admission.admit(remote.ip()) else {
+                    self.past.count_refused_of_client();
+                    let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
+                    return connection.quic.close(code, b"this client has as many sessions as it may have");
+                };
+                self.run_session(connection, false).await;
+            }
+            Err(error) => info!(%remote, %error, "handshake failed"),
+        }
+    }
+
+    async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, is_upstream: bool) {
+        let session = Session::new(Arc::clone(&self.hub), connection, is_upstream);
+        self.sessions.lock().insert(session.id(), Arc::clone(&session));
+        if self.draining.load(Relaxed) {
+            session.start_drain();
+        }
+        Arc::clone(&session).run().await;
+        self.sessions.lock().remove(&session.id());
+        self.past.add(&session);
+        self.session_over.notify_waiters();
+    }
+
+    async fn tidy(self: Arc<Self>) {
+        let mut ticks = time::interval(TIDY);
+        ticks.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+        loop {
+            ticks.tick().await;
+            self.hub.tidy(Instant::now());
+        }
+    }
+
+    async fn until_idle(&self) {
+        loop {
+            let over = self.session_over.notified();
+            if self.sessions.lock().values().all(|session| session.is_idle()) {
+                return;
+            }
+            let _ = time::timeout(Duration::from_millis(100), over).await;
+        }
+    }
+
+    /// Keeps a session with the upstream relay.
+    async fn keep_upstream(self: Arc<Self>) {
+        let Some(upstream) = &self.config.upstream else { return };
+        let mut pause = *RECONNECT.start();
+        while !self.draining.load(Relaxed) {
+            match connect(&self.outgoing, &upstream.url).await {
+                Ok(connection) => {
+                    info!(url = %upstream.url, "connected to the upstream relay");
+                    pause = *RECONNECT.start();
+                    self.run_session(connection, true).await;
+                }
+                Err(error) => warn!(url = %upstream.url, %error, "no connection to the upstream relay"),
+            }
+            time::sleep(pause).await;
+            pause = (pause * 2).min(*RECONNECT.end());
+        }
+    }
+}
+
+/// Connections to the upstream relay are from a port of their own, one for each address family that is listened on: to
+/// a gate that guards a server, what comes back from one would be nonsense.
+///
+/// # Errors
+/// There is no port left.
+pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindError> {
+    let mut sockets: Vec<UdpSocket> = Vec::new();
+    for is_ipv4 in [true, false] {
+        let Some(addr) = listen.iter().find(|addr| addr.is_ipv4() == is_ipv4) else { continue };
+        let bind = |port| quic::bind_socket(SocketAddr::new(addr.ip(), port));
+        // The kernel engine has room for few ports: the same one for both, if that is free.
+        let first = sockets.first().and_then(|socket| socket.local_addr().ok());
+        let same = first.and_then(|first| bind(first.port()).ok());
+        sockets.push(same.map_or_else(|| bind(0), Ok)?);
+    }
+    Ok(sockets)
+}
+
+/// Connects from the first endpoint of the address family of one of the host's addresses.
+async fn connect(endpoints: &[Endpoint], url: &url::Url) -> anyhow::Result<Arc<Connection>> {
+    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let port = url.port().unwrap_or(DEFAULT_PORT);
+    for addr in tokio::net::lookup_host((host, port)).await? {
+        let same_family = |endpoint: &&Endpoint| endpoint.local_addr().is_ipv4() == addr.is_ipv4();
+        if let Some(endpoint) = endpoints.iter().find(same_family) {
+            return Ok(endpoint.connect(addr, host).await?);
+        }
+    }
+    anyhow::bail!("{host} has no address of a family that this relay listens on")
+}

@@ -1,0 +1,225 @@
+//! What a running relay says about itself, and how it is asked over HTTP.
+
+use std::{
+    collections::BTreeMap,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    pub version: String,
+    pub engine: Engine,
+    pub uptime_s: f64,
+    /// GOAWAY has been sent and new sessions are refused.
+    pub draining: bool,
+    pub listen: Vec<SocketAddr>,
+    pub sessions: Vec<Session>,
+    pub tracks: Vec<Track>,
+    pub cache: Cache,
+    /// What was not forwarded, by reason, since start.
+    pub drops: BTreeMap<String, u64>,
+    /// Who watches single packets at the moment.
+    #[serde(default)]
+    pub trace_viewers: u64,
+    pub totals: Totals,
+}
+
+/// How sealed packets reach the network.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Engine {
+    /// `user` or `kernel`.
+    pub name: String,
+    /// Why this one.
+    pub reason: String,
+    /// Where the kernel engine is to forward from.
+    #[serde(default)]
+    pub interfaces: Vec<Interface>,
+    /// Streams to subscribers that the kernel sends on at the moment.
+    #[serde(default)]
+    pub streams: u64,
+    /// Packets that did not wake the relay when they came, since nothing in them was left to do.
+    #[serde(default)]
+    pub quiet: u64,
+    /// Of these, packets that were lost for want of room: 0 unless the relay did not get to run for long.
+    #[serde(default)]
+    pub quiet_dropped: u64,
+    /// What became of packets that arrived on the kernel engine's interfaces, by reason.
+    #[serde(default)]
+    pub received: Option<BTreeMap<String, u64>>,
+    /// What became of copies that the kernel could have sent, by reason; all but `sent` are userspace's.
+    #[serde(default)]
+    pub copies: Option<BTreeMap<String, u64>>,
+    /// Runs that went on with a packet which becomes more copies than fit one run, by how they ended.
+    #[serde(default)]
+    pub further_runs: Option<BTreeMap<String, u64>>,
+}
+
+/// An interface that media is forwarded from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    pub name: String,
+    /// `TCX` or `clsact`, where it is attached to.
+    pub mechanism: Option<String>,
+    /// Why it is not.
+    pub detached: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    pub id: u64,
+    pub remote: SocketAddr,
+    /// This relay opened the session, towards its upstream.
+    pub upstream: bool,
+    /// Has announced a namespace or published a track.
+    pub publisher: bool,
+    /// Has subscribed or fetched.
+    pub subscriber: bool,
+    pub age_s: f64,
+    /// Smoothed round-trip time, microseconds.
+    pub rtt_us: u64,
+    /// Congestion window that both senders share, bytes.
+    pub cwnd: u64,
+    /// Bytes of both senders that are neither acknowledged nor lost.
+    pub in_flight: u64,
+    /// Largest UDP payload that the path is known to carry, bytes.
+    pub path_mtu: u16,
+    pub cipher: String,
+    /// Sent by the QUIC stack: handshake, control, acknowledgements.
+    pub quinn: Sent,
+    /// Sent by the data plane in userspace: media.
+    pub data_plane: Sent,
+    /// Sent by the kernel: media.
+    #[serde(default)]
+    pub kernel: Sent,
+    /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
+    /// `not_arriving` counts times that nothing of what it sent had arrived.
+    #[serde(default)]
+    pub kernel_copies: Option<BTreeMap<String, u64>>,
+    /// Packets of a subscriber that did not wake the relay when they came: acknowledgements.
+    #[serde(default)]
+    pub kernel_quiet: u64,
+    /// Packets that the kernel sent without registering them: always 0.
+    #[serde(default)]
+    pub kernel_unregistered: u64,
+    /// Packets that the kernel sealed and opened by where their keystream came from; none: it never does either.
+    #[serde(default)]
+    pub keystreams: Option<Keystreams>,
+    pub packets_lost: u64,
+    pub bytes_retransmitted: u64,
+    /// Subscriptions and fetches that are open.
+    pub subscriptions: u64,
+    /// Tracks that this session publishes.
+    pub publications: u64,
+    /// Media that is owed and not yet sent, bytes.
+    pub pending: u64,
+}
+
+/// Packets of the kernel by where their keystream came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keystreams {
+    pub sealed: Supply,
+    pub opened: Supply,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Supply {
+    /// It had been computed ahead.
+    pub ahead: u64,
+    /// The kernel computed it: another packet's was in its place.
+    pub stale: u64,
+    /// The kernel computed it: nothing was in its place.
+    pub dry: u64,
+}
+
+impl Supply {
+    pub fn add(&mut self, other: Self) {
+        self.ahead += other.ahead;
+        self.stale += other.stale;
+        self.dry += other.dry;
+    }
+
+    /// By name.
+    pub fn counts(&self) -> [(&'static str, u64); 3] {
+        [("ahead", self.ahead), ("stale", self.stale), ("dry", self.dry)]
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sent {
+    pub packets: u64,
+    /// UDP payload bytes.
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Track {
+    /// Full track name in the draft's serialized form.
+    pub name: String,
+    /// Alias in the streams to subscribers.
+    pub alias: u64,
+    pub publishers: u64,
+    pub subscribers: u64,
+    pub groups_cached: u64,
+    pub objects_cached: u64,
+    pub bytes_cached: u64,
+    /// Group and object ID of the largest object seen.
+    pub largest: Option<(u64, u64)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cache {
+    pub bytes: u64,
+    pub limit: u64,
+    pub groups: u64,
+    /// Groups evicted since start.
+    pub evicted: u64,
+}
+
+/// Counters since start, closed sessions included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    pub sessions: u64,
+    pub requests: u64,
+    /// Requests answered with REQUEST_ERROR.
+    pub request_errors: u64,
+    pub objects_received: u64,
+    /// Payload bytes of the objects received.
+    pub object_bytes_received: u64,
+    pub quinn: Sent,
+    pub data_plane: Sent,
+    pub kernel: Sent,
+    /// Packets that the kernel sent without registering them: always 0.
+    pub kernel_unregistered: u64,
+    pub keystreams: Keystreams,
+    pub packets_lost: u64,
+    pub bytes_retransmitted: u64,
+    /// Times that a session of subscribers went on with new keys.
+    pub key_updates: u64,
+    pub streams_opened: u64,
+    pub streams_reset: u64,
+    pub datagrams_sent: u64,
+    /// Send system calls of the data plane.
+    pub send_calls: u64,
+    /// Log lines lost to a slow or full disk.
+    pub log_lines_dropped: u64,
+}
+
+/// GET over HTTP/1.0, so that the answer ends with the connection: status code and body.
+pub fn fetch(addr: SocketAddr, path: &str) -> anyhow::Result<(u16, String)> {
+    const TIMEOUT: Duration = Duration::from_secs(5);
+    let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("not an HTTP answer")?;
+    let code = head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("not an HTTP answer")?;
+    Ok((code, body.to_owned()))
+}

@@ -1,0 +1,401 @@
+//! One subscription of one subscriber: which subgroups it gets, as which streams.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use millrace_bpf::relay::Datagrams;
+use millrace_proto::{
+    moq::{Datagram, Filter, GroupOrder, Location, code},
+    relay::{
+        downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
+        filter::Window,
+        source::End,
+        subgroup::Subgroup,
+        track::DatagramObject,
+        view::View,
+    },
+};
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::{
+    live::{Ended, LiveTrack},
+    outbox::Outbox,
+};
+use millrace_transport::{
+    engine::kernel::{Feed, Leg},
+    quic::Connection,
+};
+
+/// What a subscriber asked for; REQUEST_UPDATE changes it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub window: Window,
+    pub forward: bool,
+    pub priority: u8,
+    pub order: GroupOrder,
+    pub object_timeout: Option<Duration>,
+    pub subgroup_timeout: Option<Duration>,
+}
+
+/// A subscription downstream of the relay.
+pub struct Subscription {
+    pub track: Arc<LiveTrack>,
+    pub alias: u64,
+    /// Tags the subscription's streams on its connection.
+    pub owner: u64,
+    connection: Arc<Connection>,
+    state: Mutex<State>,
+    /// The subscription ended, or one of its streams did.
+    pub changed: Notify,
+}
+
+struct State {
+    options: Options,
+    /// Largest object when forwarding began: where a joining FETCH ends.
+    joining: Option<Location>,
+    /// By the subgroup's serial number, until its stream is over and the last news of it has come.
+    streams: HashMap<u64, Stream>,
+    open: HashMap<StreamKey, Arc<View>>,
+    ended: Option<Ended>,
+    /// The track has gone past the window's last group.
+    past_end: bool,
+    /// Streams that ever got an ID, for PUBLISH_DONE.
+    opened: u64,
+    /// Datagrams, while the kernel forwards them.
+    lent: Option<Leg>,
+}
+
+#[derive(Clone, Copy)]
+enum Stream {
+    Open(StreamKey),
+    /// The subgroup's last news has come.
+    Ending(StreamKey),
+    /// The subgroup gets no other, whatever news there will be.
+    Over,
+}
+
+/// What a subscription is told about a subgroup.
+#[derive(Clone, Copy)]
+pub enum News<'a> {
+    /// It is in the cache.
+    Cached,
+    /// It has grown; the feed is the publisher's stream, if the kernel can forward that.
+    Grown(Option<&'a Arc<Feed>>),
+    /// It has ended: the last news.
+    Ended,
+}
+
+impl Subscription {
+    pub fn new(
+        track: Arc<LiveTrack>,
+        connection: Arc<Connection>,
+        alias: u64,
+        owner: u64,
+        options: Options,
+        joining: Option<Location>,
+    ) -> Self {
+        let state = State {
+            options,
+            joining,
+            streams: HashMap::new(),
+            open: HashMap::new(),
+            ended: None,
+            past_end: false,
+            opened: 0,
+            lent: None,
+        };
+        Self { track, alias, owner, connection, state: Mutex::new(state), changed: Notify::new() }
+    }
+
+    pub fn options(&self) -> Options {
+        self.state.lock().options.clone()
+    }
+
+    /// Where a joining FETCH ends; `None` if nothing had been published then, or nothing is forwarded.
+    pub fn joining(&self) -> Option<Location> {
+        let state = self.state.lock();
+        state.joining.filter(|_| state.options.forward)
+    }
+
+    /// First and last group that the subscription can get.
+    pub fn group_range(&self) -> (u64, u64) {
+        let window = self.state.lock().options.window;
+        (window.start.group, window.end_group.unwrap_or(u64::MAX))
+    }
+
+    /// There is news of `subgroup`: opens a stream for it or sends on, and leaves the rest to the kernel where that
+    /// can be. Returns whether the subscription can do without hearing at once of what comes next.
+    pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) -> bool {
+        let mut state = self.state.lock();
+        if !state.past_end && state.options.window.is_past(subgroup.header().group) {
+            state.past_end = true;
+            self.changed.notify_one();
+        }
+        let key = match state.streams.get(&subgroup.serial()) {
+            Some(Stream::Open(key) | Stream::Ending(key)) => {
+                self.connection.downstream().wake(*key);
+                *key
+            }
+            Some(Stream::Over) => {
+                if matches!(news, News::Ended) {
+                    state.streams.remove(&subgroup.serial());
+                }
+                return true;
+            }
+            None => match state.view(subgroup, self.alias) {
+                Some(view) => self.open(&mut state, subgroup, Arc::new(view)),
+                // Its first object may be the next one.
+                None => return !state.wants_group(subgroup.header().group),
+            },
+        };
+        if matches!(news, News::Ended) || subgroup.is_settled() {
+            state.streams.insert(subgroup.serial(), Stream::Ending(key));
+        }
+        let view = state.open.get(&key).cloned();
+        drop(state);
+        outbox.transmit(&self.connection, now);
+        match (news, view) {
+            (News::Grown(Some(feed)), Some(view)) => {
+                self.connection.lend(key, feed, view.shift(), view.received())
+            }
+            _ => false,
+        }
+    }
+
+    fn open(&self, state: &mut State, subgroup: &Arc<Subgroup>, view: Arc<View>) -> StreamKey {
+        let stream = NewStream {
+            source: Arc::clone(&view) as _,
+            priority: self.priority_of(&state.options, subgroup),
+            object_timeout: state.options.object_timeout,
+            subgroup_timeout: state.options.subgroup_timeout,
+            owner: self.owner,
+            label: self.label(subgroup.header().group),
+        };
+        let key = self.connection.downstream().open(stream);
+        state.streams.insert(subgroup.serial(), Stream::Open(key));
+        state.open.insert(key, view);
+        key
+    }
+
+    fn label(&self, group: u64) -> Label {
+        Label { track: self.track.number, group }
+    }
+
+    fn priority_of(&self, options: &Options, subgroup: &Subgroup) -> Priority {
+        let header = subgroup.header();
+        Priority {
+            subscriber: options.priority,
+            publisher: header.priority.unwrap_or_else(|| self.track.data.default_priority()),
+            group: ordered(options.order, header.group),
+            subgroup: subgroup.id().unwrap_or_default(),
+        }
+    }
+
+    /// Gives up the streams over subgroups that the cache has dropped: some wait for credit, and would wait
+    /// for good.
+    pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
+        let state = self.state.lock();
+        let evicted: Vec<_> =
+            state.open.iter().filter(|(_, view)| view.subgroup().is_evicted()).map(|(key, _)| *key).collect();
+        drop(state);
+        if !evicted.is_empty() {
+            let mut downstream = self.connection.downstream();
+            evicted.into_iter().for_each(|key| downstream.wake(key));
+            drop(downstream);
+            outbox.transmit(&self.connection, now);
+        }
+    }
+
+    /// Sends an object that came as a datagram, if it passes the filter and the kernel has not sent it, and leaves
+    /// those to come to the kernel where that can be.
+    pub fn offer_datagram(
+        &self,
+        object: &DatagramObject,
+        feed: Option<&Arc<Feed>>,
+        now: Instant,
+        outbox: &mut Outbox,
+    ) {
+        let mut state = self.state.lock();
+        if let Some(feed) = feed {
+            self.lend_datagrams(&mut state, feed);
+        }
+        if self.connection.take_delivered(now, self.owner, object.location()) {
+            drop(state);
+            return outbox.transmit(&self.connection, now);
+        }
+        let options = &state.options;
+        if !options.forward || state.ended.is_some() || !options.window.contains(object.location()) {
+            return;
+        }
+        let header = &object.datagram;
+        let timeout = match (options.object_timeout, options.subgroup_timeout) {
+            (Some(object), Some(subgroup)) => Some(object.min(subgroup)),
+            (one, other) => one.or(other),
+        };
+        let default_priority = || self.track.data.default_priority();
+        let datagram = NewDatagram {
+            payload: self.encode(object),
+            priority: Priority {
+                subscriber: options.priority,
+                publisher: header.priority.unwrap_or_else(default_priority),
+                group: ordered(options.order, header.group),
+                subgroup: 0,
+            },
+            expires: timeout.map(|timeout| object.received_at + timeout),
+            label: self.label(header.group),
+        };
+        drop(state);
+        // Too large for this subscriber's path: dropped, as the draft says, and counted down there.
+        let _ = self.connection.downstream().send_datagram(datagram);
+        outbox.transmit(&self.connection, now);
+    }
+
+    fn lend_datagrams(&self, state: &mut State, feed: &Arc<Feed>) {
+        let lent = state.lent.as_ref().is_some_and(|leg| leg.is_of(feed));
+        if lent || !state.options.forward || state.ended.is_some() {
+            return;
+        }
+        let Window { start, end_group } = state.options.window;
+        let level = [state.options.priority, self.track.data.default_priority()];
+        let datagrams = Datagrams {
+            alias: self.alias,
+            first: (start.group, start.object),
+            last_group: end_group.unwrap_or(u64::MAX),
+            tag: self.owner,
+            level: u16::from_be_bytes(level),
+            track: self.track.number,
+        };
+        state.lent = self.connection.lend_datagrams(feed, &datagrams);
+    }
+
+    /// The object under this subscription's alias.
+    fn encode(&self, object: &DatagramObject) -> Bytes {
+        let datagram = Datagram { alias: self.alias, ..object.datagram.clone() };
+        let mut bytes = Vec::with_capacity(datagram.payload.len() + datagram.properties.len() + 32);
+        datagram.encode(&mut bytes);
+        bytes.into()
+    }
+
+    /// Applies REQUEST_UPDATE; `largest` is the track's. Streams that fell out of the window are reset.
+    pub fn update(&self, options: Options, largest: Option<Location>) {
+        let mut state = self.state.lock();
+        let resumed = options.forward && !state.options.forward;
+        state.options = options;
+        state.lent = None;
+        if resumed {
+            state.joining = largest;
+            let next = Filter::LargestObject.start(largest);
+            state.options.window.start = state.options.window.start.max(next);
+        }
+        let mut downstream = self.connection.downstream();
+        for (key, view) in &state.open {
+            let subgroup = view.subgroup();
+            if state.wants_group(subgroup.header().group) {
+                downstream.set_priority(*key, self.priority_of(&state.options, subgroup));
+            } else {
+                downstream.reset(*key, code::Reset::CANCELLED.0);
+            }
+        }
+    }
+
+    /// No more subgroups will come.
+    pub fn end(&self, ended: Ended) {
+        let mut state = self.state.lock();
+        state.ended.get_or_insert(ended);
+        state.lent = None;
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// The subscriber is gone, or wants no more: resets what is open.
+    pub fn cancel(&self, code: code::Reset) {
+        let mut state = self.state.lock();
+        state.lent = None;
+        let mut downstream = self.connection.downstream();
+        state.open.keys().for_each(|key| downstream.reset(*key, code.0));
+    }
+
+    /// What happened to a stream of this subscription.
+    pub fn on_event(&self, event: &Event) {
+        let mut state = self.state.lock();
+        match event.kind {
+            EventKind::Opened => state.opened += 1,
+            EventKind::Stopped(_) => {}
+            EventKind::Finished | EventKind::Reset(_) => {
+                state.close(event.key);
+                if state.open.is_empty() {
+                    self.changed.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Data streams that were opened for this subscription.
+    pub fn stream_count(&self) -> u64 {
+        self.state.lock().opened
+    }
+
+    pub fn ended(&self) -> Option<Ended> {
+        self.state.lock().ended.clone()
+    }
+
+    /// Why the subscription ended, once its streams are closed and datagrams have left too.
+    pub fn drained(&self) -> Option<Ended> {
+        let state = self.state.lock();
+        let closed =
+            |_: &Ended| state.open.is_empty() && self.connection.downstream().queued_datagrams() == 0;
+        state.ended.clone().filter(closed)
+    }
+
+    /// Whether the track has gone past the last group that was asked for.
+    pub fn is_past_end(&self) -> bool {
+        let state = self.state.lock();
+        state.past_end && state.ended.is_none()
+    }
+}
+
+impl State {
+    fn close(&mut self, key: StreamKey) {
+        let Some(view) = self.open.remove(&key) else { return };
+        let subgroup = view.subgroup();
+        // With the kernel, everything can be acknowledged before it is known here.
+        match self.streams.get(&subgroup.serial()) {
+            Some(Stream::Ending(_)) => drop(self.streams.remove(&subgroup.serial())),
+            _ => drop(self.streams.insert(subgroup.serial(), Stream::Over)),
+        }
+    }
+
+    fn wants_group(&self, group: u64) -> bool {
+        self.options.forward && self.options.window.touches_group(group)
+    }
+
+    /// The subgroup as this subscription gets it; `None` if it does not, or not yet.
+    fn view(&self, subgroup: &Arc<Subgroup>, alias: u64) -> Option<View> {
+        let group = subgroup.header().group;
+        if !self.wants_group(group) || self.ended.is_some() || subgroup.is_evicted() {
+            return None;
+        }
+        let first = self.options.window.first_object(group);
+        match subgroup.first_object_from(first) {
+            Some((_, true)) => Some(View::whole(Arc::clone(subgroup), alias)),
+            Some((object, false)) => Some(View::from_object(Arc::clone(subgroup), alias, &object)),
+            // An empty subgroup is forwarded as such.
+            None if first == 0 && matches!(subgroup.extent().end, End::Fin { .. }) => {
+                Some(View::whole(Arc::clone(subgroup), alias))
+            }
+            None => None,
+        }
+    }
+}
+
+fn ordered(order: GroupOrder, group: u64) -> u64 {
+    match order {
+        GroupOrder::Ascending => group,
+        GroupOrder::Descending => !group,
+    }
+}

@@ -1,0 +1,248 @@
+use std::{future::poll_fn, pin::pin};
+
+use millrace_bpf::relay::{Event as KernelEvent, LegOutcome, Outcome, What};
+use millrace_proto::relay::{
+    cache::{self, Cache},
+    downstream::{Carried, Label, Piece},
+};
+
+use super::{
+    super::hub::Limits,
+    event::{Carries, Userspace},
+    *,
+};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Of a relay with engine `user` that does nothing, and its tap.
+fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
+    let cache = Arc::new(Cache::new(cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) }));
+    let limits = Limits {
+        max_tracks: 10,
+        linger: Duration::from_secs(1),
+        max_rendezvous: Duration::from_secs(1),
+        request_timeout: Duration::from_secs(1),
+    };
+    let tap = Arc::<Tap>::default();
+    let hub = Arc::new(Hub::new(limits, cache));
+    let engine = Arc::new(Engine::user("as configured"));
+    (Tracer::new(hub, engine, Arc::clone(&tap)), tap)
+}
+
+fn send(tap: &Tap, session: u32, number: u64) {
+    let carried = Carried::Bytes { offset: 5, len: 100, fin: false, again: true };
+    let piece = Piece { label: Label { track: 1, group: 2 }, stream_id: Some(3), carried };
+    tap.add(session, number, 150, std::iter::once(piece));
+}
+
+/// Events of the next lines; empty when there are none any more.
+async fn next(watch: &mut Watch) -> Vec<Event> {
+    loop {
+        let polled = poll_fn(|context| pin!(&mut *watch).poll_next(context));
+        let Some(lines) = tokio::time::timeout(PATIENCE, polled).await.expect("events") else {
+            return vec![];
+        };
+        let lines = String::from_utf8(lines.unwrap().to_vec()).unwrap();
+        let filled = lines.lines().filter(|line| !line.is_empty());
+        let events: Vec<_> = filled.map(|line| serde_json::from_str(line).unwrap()).collect();
+        if !events.is_empty() {
+            return events;
+        }
+    }
+}
+
+fn number(event: &Event) -> u64 {
+    match event {
+        Event::Sent(sent) => sent.number,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn numbers(watch: &mut Watch, count: usize) -> Vec<u64> {
+    let mut numbers = Vec::new();
+    while numbers.len() < count {
+        numbers.extend(next(watch).await.iter().map(number));
+    }
+    numbers
+}
+
+async fn until(condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, wait).await.expect("in time");
+}
+
+#[tokio::test]
+async fn collects_while_somebody_watches() {
+    let (tracer, tap) = tracer();
+    assert!(!tap.is_on());
+    for _ in 0..2 {
+        let mut watch = tracer.watch(Wanted::default()).unwrap();
+        let other = tracer.watch(Wanted::default()).unwrap();
+        assert!(tap.is_on());
+        let start = next(&mut watch).await;
+        let [Event::Start { engine, notes, .. }] = &start[..] else { panic!("{start:?}") };
+        assert_eq!(engine, "user");
+        assert!(notes[0].contains("cannot be seen"), "{notes:?}");
+        send(&tap, 7, 9);
+        let events = next(&mut watch).await;
+        let [Event::Sent(sent)] = &events[..] else { panic!("{events:?}") };
+        let want = Userspace {
+            time_us: sent.time_us,
+            subscriber: 7,
+            number: 9,
+            bytes: 150,
+            carries: Carries::Repair,
+            media: event::Media {
+                track: None,
+                group: Some(2),
+                stream: Some(3),
+                offset: Some(5),
+                len: Some(100),
+                fin: false,
+            },
+        };
+        assert_eq!(*sent, want);
+        drop(other);
+        drop(watch);
+        // What is left over is nobody's.
+        send(&tap, 7, 10);
+        until(|| !tap.is_on()).await;
+    }
+}
+
+#[tokio::test]
+async fn viewers_get_what_each_wants() {
+    let (tracer, tap) = tracer();
+    let every = |every| NonZero::new(every).unwrap();
+    let mut one = tracer.watch(Wanted { session: NonZero::new(1), every: every(4), track: None }).unwrap();
+    let mut other = tracer.watch(Wanted { session: NonZero::new(2), every: every(6), track: None }).unwrap();
+    for number in 0..24 {
+        send(&tap, 1, number);
+        send(&tap, 2, number);
+    }
+    next(&mut one).await;
+    next(&mut other).await;
+    assert_eq!(numbers(&mut one, 6).await, [0, 4, 8, 12, 16, 20]);
+    assert_eq!(numbers(&mut other, 4).await, [0, 6, 12, 18]);
+    // With one left, the source is as exact as it is.
+    drop(other);
+    until(|| tracer.state.lock().told.is_some_and(|told| told.every == every(4))).await;
+    send(&tap, 2, 24);
+    assert_eq!(tap.take().0, []);
+}
+
+#[tokio::test]
+async fn a_slow_viewer_holds_nobody_up_and_is_told_what_it_missed() {
+    const ROUND: usize = QUEUE / 2;
+    let (tracer, tap) = tracer();
+    let mut slow = tracer.watch(Wanted::default()).unwrap();
+    let mut fast = tracer.watch(Wanted::default()).unwrap();
+    next(&mut fast).await;
+    for round in 0..4 {
+        let sent: Vec<_> = (0..ROUND as u64).map(|index| round * ROUND as u64 + index).collect();
+        sent.iter().for_each(|number| send(&tap, 1, *number));
+        assert_eq!(numbers(&mut fast, ROUND).await, sent);
+    }
+    next(&mut slow).await;
+    let mut events = next(&mut slow).await;
+    assert_eq!(events.remove(0), Event::Lost { count: 2 * ROUND as u64, place: Place::Viewer });
+    let mut got: Vec<_> = events.iter().map(number).collect();
+    got.extend(numbers(&mut slow, QUEUE - got.len()).await);
+    assert!(got.into_iter().eq(0..QUEUE as u64), "the first ones, in order");
+}
+
+#[tokio::test]
+async fn ends_with_the_relay_and_has_a_limit() {
+    let (tracer, tap) = tracer();
+    let mut all: Vec<_> = (0..MAX_VIEWERS).map(|_| tracer.watch(Wanted::default()).unwrap()).collect();
+    assert!(tracer.watch(Wanted::default()).is_err());
+    drop(all.pop());
+    all.push(tracer.watch(Wanted::default()).unwrap());
+    tracer.stop();
+    for watch in &mut all {
+        next(watch).await;
+        assert_eq!(next(watch).await, []);
+    }
+    until(|| !tap.is_on()).await;
+}
+
+#[test]
+fn queries_are_checked() {
+    let table = [
+        ("", Ok(Wanted::default())),
+        ("sample=8", Ok(Wanted { every: NonZero::new(8).unwrap(), ..Wanted::default() })),
+        (
+            "session=3&track=live-cam--v",
+            Ok(Wanted {
+                session: NonZero::new(3),
+                track: Some("live-cam--v".parse().unwrap()),
+                ..Wanted::default()
+            }),
+        ),
+        ("sample=0", Err(BadQuery::Number("sample".into()))),
+        ("session=-1", Err(BadQuery::Number("session".into()))),
+        ("every=1", Err(BadQuery::Unknown("every".into()))),
+    ];
+    for (query, want) in table {
+        assert_eq!(Wanted::parse(query), want, "{query}");
+    }
+    assert!(matches!(Wanted::parse("track=x"), Err(BadQuery::Track(_))));
+}
+
+#[test]
+fn kernel_events_pass_by_publisher_subscriber_and_track() {
+    let what = What::Copy {
+        outcome: LegOutcome::Sent,
+        subscriber: 2,
+        sent: Some((50, 1000)),
+        track: 9,
+        group: 0,
+        stream_id: 3,
+        offset: 0,
+        len: 900,
+        fin: false,
+    };
+    let copy = KernelEvent { arrived_ns: 1, time_ns: 2, publisher: 1, received: 8, what };
+    let packet = KernelEvent { what: What::Packet { outcome: Outcome::Replayed, size: 9 }, ..copy };
+    let wanted = |track, session, every| Tracing {
+        every: NonZero::new(every).unwrap(),
+        track: NonZero::new(track),
+        session: NonZero::new(session),
+    };
+    for (track, session, every, want) in [
+        (0, 0, 1, (true, true)),
+        (0, 0, 4, (true, true)),
+        (0, 0, 3, (false, false)),
+        (0, 1, 1, (true, true)),
+        (0, 2, 1, (true, false)),
+        (0, 3, 1, (false, false)),
+        (9, 0, 1, (true, false)),
+        (8, 0, 1, (false, false)),
+        (9, 2, 8, (true, false)),
+    ] {
+        let wanted = wanted(track, session, every);
+        let passes = [copy, packet].map(|event| Raw::Kernel(event).passes(&wanted));
+        assert_eq!((passes[0], passes[1]), want, "{wanted:?}");
+    }
+}
+
+#[test]
+fn the_sources_are_told_what_all_want_together() {
+    let tracing = |every, track, session| Tracing {
+        every: NonZero::new(every).unwrap(),
+        track: NonZero::new(track),
+        session: NonZero::new(session),
+    };
+    for (one, other, want) in [
+        (tracing(4, 1, 2), tracing(6, 1, 2), tracing(2, 1, 2)),
+        (tracing(1, 1, 2), tracing(6, 3, 2), tracing(1, 0, 2)),
+        (tracing(9, 1, 0), tracing(9, 1, 2), tracing(9, 1, 0)),
+    ] {
+        assert_eq!(union(one, other), want);
+        assert_eq!(union(other, one), want);
+    }
+}

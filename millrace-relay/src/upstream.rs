@@ -1,0 +1,131 @@
+//! A subscription of the relay's own, at one publisher.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+};
+
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+
+use super::live::LiveTrack;
+use millrace_transport::engine::kernel::Feed;
+
+/// One publisher feeding one track, by its PUBLISH or by our SUBSCRIBE.
+pub struct Upstream {
+    pub track: Arc<LiveTrack>,
+    /// The publisher's session.
+    pub publisher: u64,
+    /// The publisher's track alias.
+    pub alias: u64,
+    /// We subscribed, and may unsubscribe when nobody needs it.
+    pub subscribed: bool,
+    asks: mpsc::UnboundedSender<Ask>,
+    /// Data streams that arrived, for comparison with PUBLISH_DONE.
+    streams: AtomicU64,
+    open_streams: AtomicU64,
+    datagrams: AtomicBool,
+    datagram_feed: Mutex<DatagramFeed>,
+    stream_ended: Notify,
+}
+
+/// The subscription's datagrams as the kernel may forward them.
+enum DatagramFeed {
+    /// None have come yet, or the kernel could not when they did.
+    Unknown,
+    Known(Arc<Feed>),
+    Withheld,
+}
+
+/// What an upstream subscription is told to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// NEW_GROUP_REQUEST.
+    NewGroup(u64),
+    /// Nobody needs it any more.
+    Cancel,
+}
+
+impl Upstream {
+    pub fn new(
+        publisher: u64,
+        track: Arc<LiveTrack>,
+        alias: u64,
+        subscribed: bool,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Ask>) {
+        let (asks, receiver) = mpsc::unbounded_channel();
+        let upstream = Self {
+            track,
+            publisher,
+            alias,
+            subscribed,
+            asks,
+            streams: AtomicU64::new(0),
+            open_streams: AtomicU64::new(0),
+            datagrams: AtomicBool::new(false),
+            datagram_feed: Mutex::new(DatagramFeed::Unknown),
+            stream_ended: Notify::new(),
+        };
+        (Arc::new(upstream), receiver)
+    }
+
+    pub fn ask(&self, ask: Ask) {
+        let _ = self.asks.send(ask); // the subscription is over
+    }
+
+    /// A data stream of the subscription arrived; it is open while the guard lives.
+    pub fn stream(self: &Arc<Self>) -> OpenStream {
+        self.open_streams.fetch_add(1, Relaxed);
+        self.streams.fetch_add(1, Relaxed);
+        OpenStream(Arc::clone(self))
+    }
+
+    /// The publisher sends datagrams, whose end nothing announces.
+    pub fn saw_datagram(&self) {
+        self.datagrams.store(true, Relaxed);
+    }
+
+    /// What `make` once made, until it is withheld.
+    pub fn datagram_feed(&self, make: impl FnOnce() -> Option<Arc<Feed>>) -> Option<Arc<Feed>> {
+        let mut state = self.datagram_feed.lock();
+        match &*state {
+            DatagramFeed::Known(feed) => Some(Arc::clone(feed)),
+            DatagramFeed::Withheld => None,
+            DatagramFeed::Unknown => {
+                let feed = make()?;
+                *state = DatagramFeed::Known(Arc::clone(&feed));
+                Some(feed)
+            }
+        }
+    }
+
+    /// Takes datagrams back from the kernel, for good.
+    pub fn withhold_datagrams(&self) {
+        *self.datagram_feed.lock() = DatagramFeed::Withheld;
+    }
+
+    pub fn has_datagrams(&self) -> bool {
+        self.datagrams.load(Relaxed)
+    }
+
+    /// Returns when `announced` data streams have arrived and all that arrived have ended.
+    pub async fn has_seen_all(&self, announced: u64) {
+        loop {
+            let ended = self.stream_ended.notified();
+            if self.streams.load(Relaxed) >= announced && self.open_streams.load(Relaxed) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+/// An upstream data stream that is being read.
+pub struct OpenStream(Arc<Upstream>);
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.open_streams.fetch_sub(1, Relaxed);
+        self.0.stream_ended.notify_one();
+    }
+}

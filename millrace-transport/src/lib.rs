@@ -1,0 +1,5 @@
+//! QUIC connections with a second sender.
+
+pub mod engine;
+pub mod interfaces;
+pub mod quic;

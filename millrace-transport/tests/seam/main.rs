@@ -1,0 +1,281 @@
+//! One QUIC connection, two senders: a stock quinn client must never notice.
+
+#![allow(clippy::unwrap_used)]
+
+mod pair;
+mod proxy;
+
+use std::{net::Ipv4Addr, sync::atomic::Ordering, time::Duration};
+
+use millrace_proto::{
+    quic::{
+        keys::Suite,
+        packet::{self, ConnectionId},
+    },
+    relay::downstream::{EventKind, Label, NewDatagram, Priority},
+};
+use millrace_transport::quic::Config;
+use pair::{ID_LEN, Options, Pair, Pattern, Sent, in_time, local_socket, short_packet};
+use proxy::Towards;
+use quinn::{ConnectionError, TransportConfig, TransportErrorCode, VarInt};
+
+async fn traffic(suite: Suite) {
+    let pair = in_time(Pair::connect(Options { suite, ..Options::default() })).await;
+    pair.owe(0..2000, 3000);
+    in_time(async { tokio::join!(pair.receive(0..2000, 3000), pair.echo(100, 5000)) }).await;
+    let sent = pair.check();
+    let stats = pair.server.stats();
+    assert_eq!(pair.server.suite(), Some(suite));
+    assert!(stats.data_plane_packets >= 4000, "{stats:?}");
+    assert!(stats.quinn_packets >= 500, "{stats:?}");
+    assert!(stats.acks_for_quinn > 0 && stats.acks_for_data_plane > 0, "{stats:?}");
+    assert!(stats.skipped_numbers > 0, "quinn skips one of its first 64 numbers: {stats:?}");
+    assert!(sent.numbers.len() >= 4000, "what the proxy's socket took");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_senders_with_chacha20() {
+    traffic(Suite::ChaCha20Poly1305).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_senders_with_aes128() {
+    traffic(Suite::Aes128Gcm).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_senders_with_aes256() {
+    traffic(Suite::Aes256Gcm).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn key_updates_by_both_sides_in_the_middle_of_traffic() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    let update = async {
+        loop {
+            pair.server.quic.force_key_update();
+            tokio::time::sleep(Duration::from_millis(7)).await;
+            pair.client.force_key_update();
+            tokio::time::sleep(Duration::from_millis(7)).await;
+        }
+    };
+    // An update can follow another after three probe timeouts: some 100 ms.
+    let work = async {
+        for round in 0.. {
+            let tags = round * 200..(round + 1) * 200;
+            pair.owe(tags.clone(), 3000);
+            tokio::join!(pair.receive_data(tags, 3000), pair.echo(30, 2000));
+            if pair.server.stats().key_updates >= 6 {
+                return;
+            }
+        }
+    };
+    in_time(async {
+        tokio::select! {
+            () = work => {}
+            () = update => {}
+        }
+    })
+    .await;
+    assert!(pair.check().generations() >= 6);
+}
+
+/// Both senders' packets count against what one key may seal. quinn alone would not update.
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_updated_before_they_wear_out() {
+    let server = Config { max_packets_per_key: 2000, ..Config::default() };
+    let pair = in_time(Pair::connect(Options { server, ..Options::default() })).await;
+    pair.owe(0..3000, 4000);
+    in_time(pair.receive(0..3000, 4000)).await;
+    let sent = pair.check();
+    for generation in 0..sent.generations() {
+        let sealed = sent.numbers.values().filter(|used| **used == generation).count();
+        assert!(sealed <= 2000, "{sealed} packets with the keys of generation {generation}");
+    }
+    assert!(sent.generations() >= 4, "{} generations", sent.generations());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_sent_on_a_closed_connection() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    pair.owe(0..10, 1000);
+    in_time(pair.receive(0..10, 1000)).await;
+    pair.client.close(VarInt::from_u32(0), b"");
+    in_time(pair.server.quic.closed()).await;
+    let before = pair.server.stats().data_plane_packets;
+    pair.owe(10..100, 1000);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert_eq!(pair.server.stats().data_plane_packets, before);
+}
+
+async fn bad_network(loss: u32) {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    pair.proxy.impair(loss, 50, 50);
+    pair.owe(0..300, 5000);
+    in_time(async { tokio::join!(pair.receive(0..300, 5000), pair.echo(20, 2000)) }).await;
+    pair.check();
+    let stats = pair.server.downstream().stats();
+    assert_eq!(stats.streams_opened, 300);
+    assert!(loss == 0 || stats.recovery.packets_lost > 0, "{stats:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reordering_and_duplication() {
+    bad_network(0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_percent_loss() {
+    bad_network(50).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn twenty_percent_loss() {
+    bad_network(200).await;
+}
+
+/// The client moves while it only receives: from then on it has nothing to send but ACKs. quinn uses
+/// another connection ID of the client at each new address, and the client takes the old ones no more.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_address_of_the_client_is_followed() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    in_time(pair.echo(3, 1000)).await;
+    for round in 0..4 {
+        let tags = round * 500..(round + 1) * 500;
+        pair.owe(tags.clone(), 8000);
+        pair.client_endpoint.rebind(local_socket()).unwrap();
+        in_time(pair.receive_data(tags, 8000)).await;
+    }
+    assert!(pair.check().ids.len() >= 5);
+    assert_eq!(pair.server.stats().address_changes, 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_path_mtu_is_followed_up_and_down() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    pair.owe(0..1000, 5000);
+    in_time(pair.receive(0..1000, 5000)).await;
+    assert_eq!(pair.check().largest, 1452, "quinn's discovery found the most that it looks for");
+
+    // quinn does not notice by itself: it sends next to nothing.
+    pair.proxy.impairment.max_size.store(1250, Ordering::Relaxed);
+    pair.owe(1000..1200, 5000);
+    in_time(pair.receive_data(1000..1200, 5000)).await;
+    assert_eq!(pair.server.downstream().mtu(), 1200);
+    in_time(pair.echo(30, 5000)).await;
+    pair.check();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tiny_credit_is_shared() {
+    let mut client = TransportConfig::default();
+    client
+        .receive_window(VarInt::from_u32(6000))
+        .stream_receive_window(VarInt::from_u32(2000))
+        .max_concurrent_uni_streams(VarInt::from_u32(3));
+    let pair = in_time(Pair::connect(Options { client, ..Options::default() })).await;
+    pair.owe(0..100, 5000);
+    in_time(async { tokio::join!(pair.receive(0..100, 5000), pair.echo(30, 5000)) }).await;
+    pair.check();
+    let stats = pair.server.stats();
+    assert!(stats.credit_grants >= 20, "the echo alone is 25 times quinn's grant of a quarter: {stats:?}");
+    assert!(stats.stream_frames_consumed >= 100, "{stats:?}");
+}
+
+/// Sends the server a packet with these frames as if the client had sent it, and returns why the server
+/// closed the connection.
+async fn verdict_on(frames: &[u8]) -> TransportErrorCode {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    pair.owe(0..10, 3000);
+    in_time(async { tokio::join!(pair.receive(0..10, 3000), pair.echo(3, 1000)) }).await;
+    pair.check();
+
+    // The client may have updated its keys by itself.
+    let sent =
+        Sent::open(&pair.proxy.seen(Towards::Server), pair.suite, &pair.secrets, "CLIENT_TRAFFIC_SECRET_0");
+    let newest = sent.numbers.values().max().copied().unwrap();
+    let first = pair.secrets.secret(pair.suite, "CLIENT_TRAFFIC_SECRET_0");
+    let secret = (0..newest).fold(first.clone(), |secret, _| secret.next());
+    let genuine = pair.proxy.seen(Towards::Server);
+    let id = genuine.iter().rev().find_map(|datagram| short_packet(datagram)).expect("a 1-RTT packet");
+    let id = ConnectionId::new(&id[1..1 + ID_LEN]).unwrap();
+    let mut forged = Vec::new();
+    packet::start(&id, &mut forged);
+    forged.extend_from_slice(frames);
+    packet::finish(&mut forged, 0, ID_LEN, (newest as u16, 5000), &secret.packet_key(), &first.header_key());
+    pair.proxy.forge(&forged).await;
+    match in_time(pair.server.quic.closed()).await {
+        ConnectionError::TransportError(error) => error.code,
+        other => panic!("closed for another reason: {other}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acknowledging_what_was_never_sent_is_a_connection_error() {
+    let code = verdict_on(&[0x02, 0x80, 0x01, 0x00, 0x00, 0, 0, 0]).await;
+    assert_eq!(code, TransportErrorCode::PROTOCOL_VIOLATION);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credit_for_a_stream_that_was_never_opened_is_a_connection_error() {
+    let code = verdict_on(&[0x11, 0x40, 3 + 4 * 50, 0x44, 0]).await;
+    assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_a_stream_that_was_never_opened_is_a_connection_error() {
+    let code = verdict_on(&[0x05, 0x40, 3 + 4 * 50, 1]).await;
+    assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_stops_a_stream() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    let keys = pair.owe(0..1, 50 << 20);
+    let stop = async {
+        loop {
+            let mut stream = pair.client.accept_uni().await.unwrap();
+            if stream.id().index() == 1 {
+                stream.stop(VarInt::from_u32(7)).unwrap();
+                return;
+            }
+        }
+    };
+    in_time(stop).await;
+    let mut events = Vec::new();
+    while events.last() != Some(&EventKind::Reset(7)) {
+        for event in in_time(pair.server.events()).await {
+            assert_eq!(event.key, keys[0]);
+            events.push(event.kind);
+        }
+    }
+    assert_eq!(events, [EventKind::Opened, EventKind::Stopped(7), EventKind::Reset(7)]);
+    in_time(pair.echo(3, 1000)).await;
+    pair.check();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn datagrams() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    for tag in 0..200u64 {
+        let payload = Pattern::bytes(tag, 1000).into();
+        let datagram =
+            NewDatagram { payload, priority: Priority::default(), expires: None, label: Label::default() };
+        pair.server.downstream().send_datagram(datagram).unwrap();
+        pair.server.transmit_now();
+        let received = in_time(pair.client.read_datagram()).await.unwrap();
+        assert_eq!(Pattern::check(&received), tag);
+    }
+    in_time(pair.echo(3, 1000)).await;
+    pair.check();
+}
+
+/// The proxy's socket takes packets from the address that it sends to only, as clients do.
+#[tokio::test(flavor = "multi_thread")]
+async fn packets_come_from_the_address_that_the_client_connected_to() {
+    let listen = [Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(127, 0, 0, 2)];
+    let pair = in_time(Pair::connect(Options { listen, ..Options::default() })).await;
+    pair.owe(0..100, 3000);
+    in_time(pair.receive(0..100, 3000)).await;
+    pair.check();
+}

@@ -1,0 +1,458 @@
+//! The relay's own gate: what does not even come to its ports, decided at XDP.
+//!
+//! Unless it is told otherwise it guards wherever it can, so what it refuses may hurt nobody: only what no client of
+//! QUIC sends, whoever it is and whatever happened before. That needs no knowledge of connections, so there is none
+//! that could be wrong, and nothing is watched on the way out.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{
+        Arc, Weak,
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
+    thread::JoinHandle,
+};
+
+use millrace_gate::{
+    Gate, Mode, Policy, Rule, Scope,
+    rules::{self, Place},
+    status::{self as gate_status, Status},
+};
+use millrace_relay::{Admission, Permit};
+use millrace_transport::interfaces;
+use parking_lot::Mutex;
+use tracing::{info, warn};
+
+use super::{
+    config::{Config, GateChoice},
+    status,
+};
+use crate::gate::watch::{self, Watch};
+
+const SCOPE: &str = "relay";
+/// How often addresses are looked at: every so many ticks, each of [`watch::TICK`].
+const LOOK: u32 = 2;
+
+/// Why the relay's ports cannot be guarded.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no interface is named, and none has an address that is listened on but loopback")]
+    NoInterface,
+    #[error("interfaces and their addresses cannot be listed: {0}")]
+    Interfaces(#[source] io::Error),
+    #[error("no thread can be started that follows addresses: {0}")]
+    Thread(#[source] io::Error),
+    #[error(transparent)]
+    Gate(#[from] millrace_gate::Error),
+    #[error("it needs CAP_BPF, CAP_NET_ADMIN and CAP_PERFMON: {0}")]
+    Denied(millrace_gate::Error),
+}
+
+/// The gate, if there is one, and the sessions that count for clients.
+pub struct Guard {
+    this: Weak<Self>,
+    /// What is served, ports filled in.
+    listen: Vec<SocketAddr>,
+    /// Held while it is attached, which takes some network cards seconds: no session waits for it.
+    state: Mutex<State>,
+    seats: Mutex<Seats>,
+}
+
+#[derive(Default)]
+struct State {
+    gate: Option<Running>,
+    /// Why there is none, or not everywhere.
+    why_not: Vec<String>,
+    /// What it is to be like wherever packets arrive, unless an operator says where that is.
+    followed: Option<Followed>,
+}
+
+struct Followed {
+    config: Config,
+    /// Interfaces that packets arrived on when last looked.
+    names: Vec<String>,
+}
+
+/// Keeps a [`Guard`] where packets arrive, as addresses come and go, and logs what it does, until it is dropped.
+pub struct Follower {
+    /// Dropping it ends the thread.
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Running {
+    gate: Gate,
+    watch: Watch,
+}
+
+/// Sessions of clients.
+#[derive(Default)]
+struct Seats {
+    /// That one client may have.
+    limit: Option<u32>,
+    taken: HashMap<IpAddr, u32>,
+    /// Who is told.
+    scope: Option<Scope>,
+}
+
+/// A session's place among those of its client, until it is dropped.
+struct Seat {
+    guard: Weak<Guard>,
+    client: IpAddr,
+}
+
+impl Guard {
+    /// `listen`: what is served, ports filled in.
+    ///
+    /// # Errors
+    /// The gate that was asked for cannot be.
+    pub fn start(config: &Config, listen: Vec<SocketAddr>) -> Result<Arc<Self>, Error> {
+        let guard = Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            listen,
+            state: Mutex::default(),
+            seats: Mutex::default(),
+        });
+        guard.change(config)?;
+        Ok(guard)
+    }
+
+    /// Guards as `config` says now.
+    ///
+    /// # Errors
+    /// The gate that is asked for cannot be; then nothing has changed.
+    pub fn change(&self, config: &Config) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        if config.gate == GateChoice::Off {
+            *state = State { why_not: vec!["as configured".to_owned()], ..State::default() };
+            return self.settle(&mut state, config);
+        }
+        let names = match config.interfaces.as_slice() {
+            [] => interfaces::of(&self.listen).map_err(|errno| Error::Interfaces(errno.into()))?,
+            named => named.to_vec(),
+        };
+        state.guard(config, &self.listen, &names, config.gate != GateChoice::Auto)?;
+        state.followed = config.interfaces.is_empty().then(|| Followed { config: config.clone(), names });
+        self.settle(&mut state, config)
+    }
+
+    /// Guards interfaces that packets arrive on since the last look, and leaves those that they do not any more. In the
+    /// calling thread's network namespace, which has to be that of [`start`](Self::start).
+    fn look(&self) {
+        let mut state = self.state.lock();
+        let Some(Followed { config, names }) = state.followed.take() else { return };
+        let now = match interfaces::of(&self.listen) {
+            Ok(now) => now,
+            Err(error) => {
+                warn!(%error, "interfaces and their addresses cannot be listed");
+                names.clone()
+            }
+        };
+        if now != names {
+            info!(interfaces = now.join(", "), "packets arrive on other interfaces");
+            let done = state.guard(&config, &self.listen, &now, false);
+            if let Err(error) = done.and_then(|()| self.settle(&mut state, &config)) {
+                warn!(%error, "the gate");
+            }
+        }
+        state.followed = Some(Followed { config, names: now });
+    }
+
+    /// Tells those who have to know how it is guarded now.
+    fn settle(&self, state: &mut State, config: &Config) -> Result<(), Error> {
+        let scope = state.gate.as_ref().map(|running| running.gate.scope(SCOPE)).transpose()?;
+        self.seats.lock().tell(scope, config.gate_sessions);
+        if let Some(running) = &mut state.gate {
+            running.watch.tick(&running.gate);
+        }
+        if config.gate != GateChoice::Off {
+            state.why_not.iter().for_each(|reason| info!(reason, "without the gate"));
+        }
+        Ok(())
+    }
+
+    /// Logs what is new.
+    fn tick(&self) {
+        if let Some(running) = &mut self.state.lock().gate {
+            running.watch.tick(&running.gate);
+        }
+    }
+
+    pub fn describe(&self) -> status::Gate {
+        let state = self.state.lock();
+        let said = state.gate.as_ref().and_then(|running| gate_status::of(&running.gate).ok());
+        let Status { interfaces, scopes, events, tables, .. } = said.unwrap_or_default();
+        let attached = interfaces.iter().filter(|it| it.attached);
+        let attached: Vec<_> = attached.map(|it| format!("{} by XDP, {}", it.name, it.mode)).collect();
+        let trouble =
+            interfaces.iter().filter_map(|it| Some(format!("{}: {}", it.name, it.trouble.as_ref()?)));
+        let why_not: Vec<_> = state.why_not.iter().cloned().chain(trouble).collect();
+        let reason = match (attached.is_empty(), why_not.is_empty()) {
+            (true, _) => why_not.join("; "),
+            (false, true) => format!("attached to {}", attached.join(", ")),
+            (false, false) => format!("attached to {}; {}", attached.join(", "), why_not.join("; ")),
+        };
+        let of_relay = scopes.iter().filter(|scope| scope.name == SCOPE).flat_map(|scope| &scope.rules);
+        let refused = of_relay.filter(|rule| rule.packets > 0).map(|it| (it.rule.clone(), it.packets));
+        status::Gate {
+            on: !attached.is_empty(),
+            reason,
+            refused: refused.collect(),
+            interfaces,
+            scopes,
+            events,
+            tables,
+        }
+    }
+}
+
+impl Admission for Guard {
+    fn may_connect(&self, client: IpAddr) -> bool {
+        !self.seats.lock().is_full(client_of(client))
+    }
+
+    fn admit(&self, client: IpAddr) -> Option<Permit> {
+        let client = client_of(client);
+        let mut seats = self.seats.lock();
+        if seats.is_full(client) {
+            return None;
+        }
+        seats.take(client);
+        Some(Box::new(Seat { guard: Weak::clone(&self.this), client }))
+    }
+}
+
+impl Seats {
+    fn is_full(&self, client: IpAddr) -> bool {
+        let taken = self.taken.get(&client).copied().unwrap_or(0);
+        self.limit.is_some_and(|limit| taken >= limit)
+    }
+
+    fn take(&mut self, client: IpAddr) {
+        *self.taken.entry(client).or_default() += 1;
+        if let Some(scope) = &self.scope {
+            told(scope.inc(client));
+        }
+    }
+
+    fn leave(&mut self, client: IpAddr) {
+        if let Entry::Occupied(mut taken) = self.taken.entry(client) {
+            match taken.get() {
+                0 | 1 => drop(taken.remove()),
+                _ => *taken.get_mut() -= 1,
+            }
+        }
+        if let Some(scope) = &self.scope {
+            told(scope.dec(client));
+        }
+    }
+
+    /// A gate that has only just come is told of all.
+    fn tell(&mut self, scope: Option<Scope>, limit: Option<u32>) {
+        self.limit = limit;
+        if let (None, Some(scope)) = (&self.scope, &scope) {
+            for (client, count) in &self.taken {
+                (0..*count).for_each(|_| told(scope.inc(*client)));
+            }
+        }
+        self.scope = scope;
+    }
+}
+
+impl Follower {
+    /// In the calling thread's network namespace.
+    ///
+    /// # Errors
+    /// No thread can be started.
+    pub fn start(guard: &Arc<Guard>) -> Result<Self, Error> {
+        let guard = Arc::clone(guard);
+        let (stop, stopped) = channel::<()>();
+        let follow = move || {
+            let mut ticks = 0u32;
+            while stopped.recv_timeout(watch::TICK) == Err(RecvTimeoutError::Timeout) {
+                ticks = ticks.wrapping_add(1);
+                if ticks.is_multiple_of(LOOK) {
+                    guard.look();
+                }
+                guard.tick();
+            }
+        };
+        let thread = std::thread::Builder::new().name("gate follower".to_owned()).spawn(follow);
+        Ok(Self { stop: Some(stop), thread: Some(thread.map_err(Error::Thread)?) })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl State {
+    /// Guards there and nowhere else. Where it cannot is an error if it `must`; else it goes without, and
+    /// [`why_not`](Self::why_not) says so.
+    fn guard(
+        &mut self,
+        config: &Config,
+        listen: &[SocketAddr],
+        names: &[String],
+        must: bool,
+    ) -> Result<(), Error> {
+        let failed = match self.try_guard(config, listen, names, must) {
+            Ok(failed) => failed,
+            Err(error) if must => return Err(error),
+            Err(error) => {
+                self.gate = None;
+                vec![error]
+            }
+        };
+        let choice = if config.gate == GateChoice::Auto { "auto: " } else { "" };
+        self.why_not = failed.iter().map(|error| format!("{choice}{error}")).collect();
+        Ok(())
+    }
+
+    /// Returns where it cannot be, and why.
+    fn try_guard(
+        &mut self,
+        config: &Config,
+        listen: &[SocketAddr],
+        names: &[String],
+        must: bool,
+    ) -> Result<Vec<Error>, Error> {
+        if names.is_empty() && (must || self.gate.is_none()) {
+            return Err(Error::NoInterface);
+        }
+        let policy = policy(config, listen);
+        let Some(running) = &self.gate else {
+            let gate = Gate::new(&policy).map_err(denied)?;
+            let failed = attach(&gate, names, config.gate, must)?;
+            self.gate = Some(Running { gate, watch: Watch::default() });
+            return Ok(failed);
+        };
+        let mut failed = attach(&running.gate, names, config.gate, must)?;
+        running.gate.set_policy(&policy)?;
+        let before = running.gate.interfaces().into_iter().map(|interface| interface.name);
+        before.filter(|name| !names.contains(name)).for_each(|name| running.gate.detach_from(&name));
+        if names.is_empty() {
+            failed.push(Error::NoInterface);
+        }
+        Ok(failed)
+    }
+}
+
+/// Attaches where it is not yet; returns where it cannot be. That is an error if it `must` be everywhere, or if it is
+/// nowhere.
+fn attach(gate: &Gate, names: &[String], choice: GateChoice, must: bool) -> Result<Vec<Error>, Error> {
+    let before: Vec<_> = gate.interfaces().into_iter().map(|interface| interface.name).collect();
+    let new: Vec<_> = names.iter().filter(|name| !before.contains(name)).collect();
+    let mode = if choice == GateChoice::Generic { Mode::Auto } else { Mode::Native };
+    let mut failed = Vec::new();
+    for name in &new {
+        match gate.attach(name, mode) {
+            Ok(_) => {}
+            Err(error) if must => {
+                new.iter().for_each(|name| gate.detach_from(name));
+                return Err(error.into());
+            }
+            Err(error) => failed.push(Error::Gate(error)),
+        }
+    }
+    if !names.is_empty() && failed.len() == names.len() {
+        return Err(failed.remove(0));
+    }
+    Ok(failed)
+}
+
+fn denied(error: millrace_gate::Error) -> Error {
+    match error {
+        millrace_gate::Error::Kernel(ref inner) if inner.is_denied() => Error::Denied(error),
+        error => Error::Gate(error),
+    }
+}
+
+/// The relay itself keeps to the limit; what the gate does not know, it does not refuse.
+fn told(result: Result<u32, millrace_gate::Error>) {
+    if let Err(error) = result {
+        warn!(%error, "the gate does not know all sessions");
+    }
+}
+
+/// An IPv4 address, or the /64 of an IPv6 address.
+fn client_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() & !u128::from(u64::MAX)).into(),
+        v4 => v4,
+    }
+}
+
+fn policy(config: &Config, listen: &[SocketAddr]) -> Policy {
+    let place = |addr: &SocketAddr| Place {
+        address: Some(addr.ip()).filter(|ip| !ip.is_unspecified()),
+        port: Some(addr.port()),
+    };
+    let mut places: Vec<_> = listen.iter().map(place).collect();
+    // The wildcards of both address families are one.
+    places.sort_unstable();
+    places.dedup();
+    let mut modes = rules::Modes::default();
+    // Tunnels with a small MTU fragment what QUIC must not send smaller, and the stack puts it together again.
+    modes.set(Rule::Fragment, rules::Mode::Off);
+    modes.set(
+        Rule::Quota,
+        if config.gate_sessions.is_some() { rules::Mode::Enforce } else { rules::Mode::Off },
+    );
+    let policy = rules::Policy {
+        modes,
+        live: rules::Live::Unknown,
+        counting: rules::Counting::Application,
+        // A NAT may give a client any port but 0.
+        reflectors: Vec::new(),
+        quota: config.gate_sessions,
+        ..rules::Policy::default()
+    };
+    let scope = rules::Scope { name: SCOPE.to_owned(), places, policy, prefixes: Vec::new() };
+    // What is not for the relay's ports is none of its business.
+    let rules = rules::Rules { scopes: vec![scope], interface: rules::Modes::OFF, prefixes: Vec::new() };
+    Policy { rules, load: room(config), token_keys: None }
+}
+
+/// What the policy has a use for; set at the start, since `gate-sessions` may change.
+fn room(config: &Config) -> millrace_gate::Config {
+    const HANDSHAKES: u32 = 1 << 14;
+    const NONE: u32 = 64;
+    let sessions = u32::try_from(config.max_sessions).unwrap_or(u32::MAX);
+    millrace_gate::Config {
+        max_ids: NONE,
+        max_clients: sessions.clamp(NONE, 1 << 20),
+        max_handshakes: HANDSHAKES,
+        max_rates: NONE,
+        max_prefixes: NONE,
+        ..millrace_gate::Config::default()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(guard) = self.guard.upgrade() {
+            guard.seats.lock().leave(self.client);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_is_an_address_or_a_network() {
+        let client = |text: &str| client_of(text.parse().expect("an address")).to_string();
+        assert_eq!(client("192.0.2.7"), "192.0.2.7");
+        assert_eq!(client("::ffff:192.0.2.7"), "192.0.2.7");
+        assert_eq!(client("2001:db8:1:2:3:4:5:6"), "2001:db8:1:2::");
+    }
+}
