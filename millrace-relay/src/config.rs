@@ -3,7 +3,6 @@
 use std::{net::SocketAddr, time::Duration};
 
 use millrace_proto::relay::cache;
-use millrace_transport::quic;
 use url::Url;
 
 #[derive(Clone)]
@@ -12,7 +11,7 @@ pub struct Config {
     pub listen: Vec<SocketAddr>,
     pub upstream: Option<Upstream>,
     /// How connections are made. Certificate and trust are the server's, and what the upstream relay is held to.
-    pub transport: quic::Config,
+    pub transport: millrace_transport::Config,
     pub cache: cache::Limits,
     pub max_sessions: usize,
     pub max_tracks: usize,

@@ -24,7 +24,7 @@ use super::{
     subscription::{News, Subscription},
     upstream::{Ask, Upstream},
 };
-use millrace_transport::engine::kernel::Feed;
+use millrace_transport::offload::Ingress;
 
 /// A track with its live edges.
 pub struct LiveTrack {
@@ -198,14 +198,14 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// A subgroup grew: every subscription gets its share, in one batch. `feed` is the stream that it arrives on, if
+    /// A subgroup grew: every subscription gets its share, in one batch. `ingress` is the stream that it arrives on, if
     /// the kernel can forward that.
     pub fn advance(
         &self,
         now: Instant,
         subgroup: &Arc<Subgroup>,
         pushed: &Pushed,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         outbox: &mut Outbox,
     ) {
         let group = subgroup.header().group;
@@ -219,13 +219,13 @@ impl LiveTrack {
         let subscriptions = self.subscriptions.read();
         let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
         let (last, front) = subscriptions.split_at(first);
-        let mut alone = true;
+        let mut exclusive = true;
         for subscription in front.iter().chain(last) {
-            alone &= subscription.offer(subgroup, News::Grown(feed), now, outbox);
+            exclusive &= subscription.offer(subgroup, News::Grown(ingress), now, outbox);
         }
         drop(subscriptions);
-        if let Some(feed) = feed {
-            feed.set_alone(alone);
+        if let Some(ingress) = ingress {
+            ingress.set_exclusive(exclusive);
         }
         outbox.flush();
         self.progress.notify_waiters();
@@ -244,11 +244,11 @@ impl LiveTrack {
         self.progress.notify_waiters();
     }
 
-    /// An object came as a datagram. `feed` is what it came with, if the kernel can forward that.
+    /// An object came as a datagram. `ingress` is what it came with, if the offload can forward that.
     pub fn datagram(
         &self,
         object: DatagramObject,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         outbox: &mut Outbox,
     ) -> Result<(), Duplicate> {
         let now = object.received_at;
@@ -259,7 +259,7 @@ impl LiveTrack {
         }
         self.cache.grew(cost);
         for subscription in self.subscriptions.read().iter() {
-            subscription.offer_datagram(&object, feed, now, outbox);
+            subscription.offer_datagram(&object, ingress, now, outbox);
         }
         outbox.flush();
         self.progress.notify_waiters();

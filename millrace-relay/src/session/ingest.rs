@@ -13,7 +13,7 @@ use millrace_proto::{
         track::{DatagramObject, Duplicate},
     },
 };
-use millrace_transport::engine::kernel::Feed;
+use millrace_transport::offload::Ingress;
 use quinn::{ReadError, RecvStream};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc},
@@ -103,8 +103,8 @@ impl Session {
             return Ok(());
         }
         let subgroup = Arc::clone(writer.subgroup());
-        let feed = self.connection.feed(recv.id());
-        let result = self.read_subgroup(&mut recv, &mut writer, &upstream, feed.as_ref(), front).await;
+        let ingress = self.connection.ingress(recv.id());
+        let result = self.read_subgroup(&mut recv, &mut writer, &upstream, ingress.as_ref(), front).await;
         let (now, mut outbox) = (Instant::now(), Outbox::default());
         let result = match result {
             Ok(Finish::Fin) => writer.finish(now).map_err(SessionError::from),
@@ -126,7 +126,7 @@ impl Session {
         recv: &mut RecvStream,
         writer: &mut SubgroupWriter,
         upstream: &Arc<Upstream>,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         front: BytesMut,
     ) -> Result<Finish, SessionError> {
         let subgroup = Arc::clone(writer.subgroup());
@@ -137,7 +137,7 @@ impl Session {
                 let now = Instant::now();
                 let pushed = writer.push(now, &bytes)?;
                 self.count_objects(&pushed);
-                upstream.track.advance(now, &subgroup, &pushed, feed, &mut outbox);
+                upstream.track.advance(now, &subgroup, &pushed, ingress, &mut outbox);
             }
             bytes = match recv.read_chunk(READ_SIZE, true).await {
                 Ok(Some(chunk)) => chunk.bytes,
@@ -210,8 +210,8 @@ impl Session {
         upstream.saw_datagram();
         let payload_bytes = object.datagram.payload.len() as u64;
         self.count_objects(&Pushed { objects: 1, payload_bytes, ..Pushed::default() });
-        let feed = upstream.datagram_feed(|| self.connection.feed_datagrams(upstream.alias));
-        if let Err(duplicate) = upstream.track.datagram(object, feed.as_ref(), outbox) {
+        let ingress = upstream.datagram_ingress(|| self.connection.ingress_datagrams(upstream.alias));
+        if let Err(duplicate) = upstream.track.datagram(object, ingress.as_ref(), outbox) {
             self.count_duplicate(duplicate);
         }
     }

@@ -37,7 +37,7 @@ use super::{
     upstream::Upstream,
     wire::{self, Incoming, MessageReader, SessionError},
 };
-use millrace_transport::quic::Connection;
+use millrace_transport::Connection;
 
 /// How long a peer may take for its SETUP.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);

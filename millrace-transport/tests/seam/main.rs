@@ -14,7 +14,7 @@ use millrace_proto::{
     },
     relay::downstream::{EventKind, Label, NewDatagram, Priority},
 };
-use millrace_transport::quic::Config;
+use millrace_transport::Config;
 use pair::{ID_LEN, Options, Pair, Pattern, Sent, in_time, local_socket, short_packet};
 use proxy::Towards;
 use quinn::{ConnectionError, TransportConfig, TransportErrorCode, VarInt};

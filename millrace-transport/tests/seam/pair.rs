@@ -17,7 +17,7 @@ use millrace_proto::{
         source::{End, Extent, Source},
     },
 };
-use millrace_transport::quic::{Config, Connection, Endpoint};
+use millrace_transport::{Config, Connection, Endpoint};
 use parking_lot::Mutex;
 use quinn::{TransportConfig, crypto::rustls::QuicClientConfig};
 use rustls::{KeyLog, sign::CertifiedKey};
