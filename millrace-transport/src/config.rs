@@ -50,7 +50,7 @@ impl Default for Config {
             certificate: None,
             trust: Trust::Roots(Arc::new(rustls::RootCertStore::empty())),
             suites: vec![Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm],
-            alpn: vec![b"moqt-18".to_vec()],
+            alpn: Vec::new(),
             idle_timeout: Duration::from_secs(30),
             keep_alive: Some(Duration::from_secs(5)),
             max_bidi_streams: 1024,

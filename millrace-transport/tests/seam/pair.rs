@@ -130,6 +130,7 @@ impl Pair {
         let config = Config {
             certificate: Some(Arc::new(certificate)),
             suites: vec![options.suite],
+            alpn: vec![ALPN.to_vec()],
             key_log: Some(Arc::clone(&secrets) as _),
             ..options.server
         };
