@@ -6,7 +6,7 @@
 use std::{collections::VecDeque, iter, ops::RangeInclusive, time::Instant};
 
 use super::{
-    frame::{Cursor, Error},
+    cursor::{Cursor, Error},
     varint,
 };
 
@@ -197,5 +197,4 @@ impl NumberMap {
 }
 
 #[cfg(test)]
-#[path = "ack_tests.rs"]
 mod tests;

@@ -2,6 +2,7 @@
 
 pub mod ack;
 pub mod credit;
+mod cursor;
 pub mod frame;
 pub mod keys;
 pub mod keystream;

@@ -180,5 +180,4 @@ pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "packet_tests.rs"]
 mod tests;

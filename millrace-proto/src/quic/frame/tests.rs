@@ -60,6 +60,15 @@ fn every_frame_type() {
 }
 
 #[test]
+fn both_types_of_ack() {
+    for payload in [&[0x02, 30, 7, 1, 5, 3, 2][..], &[0x03, 30, 7, 1, 5, 3, 2, 1, 2, 3]] {
+        let [Ok((range, Frame::Ack(ack)))] = &walk(payload)[..] else { panic!("one ACK frame") };
+        assert_eq!(*range, 0..payload.len());
+        assert_eq!(ack.ranges().collect::<Vec<_>>(), [25..=30, 18..=20]);
+    }
+}
+
+#[test]
 fn frames_without_length_take_the_rest() {
     let stream = Frame::Stream(Stream { id: 3, offset: 0, fin: true, data: &[1, 2, 3] });
     assert_eq!(walk(&[0x01, 0x09, 3, 1, 2, 3]), [Ok((0..1, Frame::Ping)), Ok((1..6, stream))]);
