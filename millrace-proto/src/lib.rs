@@ -6,5 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod moq;
+pub mod plane;
 pub mod quic;
 pub mod relay;

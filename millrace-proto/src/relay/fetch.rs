@@ -6,13 +6,15 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::{
-    source::{End, Extent, Source},
     subgroup::Subgroup,
     track::{DatagramObject, Group, Track},
 };
-use crate::moq::{
-    FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
-    data::{RangeEnd, encode_fetch_header},
+use crate::{
+    moq::{
+        FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
+        data::{RangeEnd, encode_fetch_header},
+    },
+    plane::source::{End, Extent, Source},
 };
 
 /// The bytes of a FETCH response. It grows while objects are added, and ends once.

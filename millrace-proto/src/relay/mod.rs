@@ -1,20 +1,17 @@
 //! The relay, without I/O: tracks and their cache, what each subscriber is owed, repair, loss, congestion.
 
 pub mod cache;
-pub mod congestion;
-pub mod downstream;
 pub mod fetch;
 pub mod filter;
-mod lanes;
-pub mod pacing;
-pub mod ranges;
-pub mod recovery;
-mod slots;
-pub mod source;
-mod stream;
 pub mod subgroup;
 pub mod track;
 pub mod view;
+
+use crate::{moq::code, plane::downstream::ResetCodes};
+
+/// The reset codes of draft-18 for streams that the data plane gives up by itself.
+pub const RESET_CODES: ResetCodes =
+    ResetCodes { late: code::Reset::DELIVERY_TIMEOUT.0, behind: code::Reset::TOO_FAR_BEHIND.0 };
 
 #[cfg(test)]
 mod tests;

@@ -11,8 +11,10 @@ use std::{
 use bytes::Bytes;
 use parking_lot::RwLock;
 
-use super::source::{End, Extent};
-use crate::moq::{DecodeError, ObjectParser, ObjectStart, Status, SubgroupHeader, SubgroupId, code};
+use crate::{
+    moq::{DecodeError, ObjectParser, ObjectStart, Status, SubgroupHeader, SubgroupId, code},
+    plane::source::{End, Extent},
+};
 
 /// The bytes of one subgroup stream from its header on, shared by everybody it is sent to.
 ///

@@ -8,13 +8,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{
-    source::End,
-    subgroup::{Pushed, Subgroup},
-};
-use crate::moq::{
-    Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
-    property::{DEFAULT_PRIORITY, TrackProperties},
+use super::subgroup::{Pushed, Subgroup};
+use crate::{
+    moq::{
+        Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
+        property::{DEFAULT_PRIORITY, TrackProperties},
+    },
+    plane::source::End,
 };
 
 /// One track: name, properties and cache of recent groups.

@@ -2,11 +2,11 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{
-    source::{Extent, Source},
-    subgroup::{Object, Subgroup},
+use super::subgroup::{Object, Subgroup};
+use crate::{
+    moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header},
+    plane::source::{Extent, Source},
 };
-use crate::moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
 /// A subgroup stream for one subscriber, from some object on.
 ///

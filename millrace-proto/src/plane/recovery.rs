@@ -14,7 +14,7 @@ pub use rtt::Rtt;
 
 use super::{
     congestion::{Acked, Algorithm, Controller},
-    downstream::Ack,
+    types::Ack,
 };
 
 /// kPacketThreshold (section 6.1.1), raised when reordering proves to go further.

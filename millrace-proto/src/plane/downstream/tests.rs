@@ -4,18 +4,24 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{
-    sim::{Credit, Fast, Link, MTU, Mem, Sim},
+    sim::{CODES, Credit, Link, MTU, Sim},
     *,
 };
 use crate::{
+    plane::{
+        congestion::Algorithm,
+        recovery::NeverSent,
+        source::mem::{Fast, Mem},
+    },
     quic::frame::{Frame, Walker},
-    relay::{congestion::Algorithm, recovery::NeverSent},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+/// An application error code.
+const CANCELLED: u64 = 1;
 
 fn sim(link: Link) -> Sim {
-    Sim::new(1, link, Credit::default(), Config::default())
+    Sim::new(1, link, Credit::default(), Config::new(CODES))
 }
 
 /// Stream IDs, offsets and lengths of a packet's STREAM frames.
@@ -61,7 +67,7 @@ fn everything_arrives_at_every_loss_rate() {
     for (seed, loss) in [0.0, 0.01, 0.05, 0.1, 0.2].into_iter().enumerate() {
         let link = Link { loss, duplicate: 0.02, jitter: Duration::from_millis(4), ..Link::default() };
         for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
-            let config = Config { algorithm, ..Config::default() };
+            let config = Config { algorithm, ..Config::new(CODES) };
             let mut sim = Sim::new(seed as u64, link, Credit::default(), config);
             sim.foreign_every = 5;
             let sources: Vec<_> = (0..40).map(|tag| (tag, 1000 + tag * 777)).collect();
@@ -104,7 +110,7 @@ fn live_objects_leave_at_once_in_one_packet_each() {
 fn small_credit_is_never_exceeded_and_suffices() {
     let link = Link { loss: 0.05, jitter: Duration::from_millis(3), ..Link::default() };
     let credit = Credit { data: 5000, stream_data: 1500, streams: 3 };
-    let mut sim = Sim::new(3, link, credit, Config::default());
+    let mut sim = Sim::new(3, link, credit, Config::new(CODES));
     let sources: Vec<_> = (0..20).map(|tag| (tag, 4000 + tag)).collect();
     for (tag, len) in &sources {
         sim.open_whole(*tag, *len, 128);
@@ -116,7 +122,7 @@ fn small_credit_is_never_exceeded_and_suffices() {
 #[test]
 fn retransmissions_need_no_credit() {
     let credit = Credit { data: 2000, stream_data: 2000, streams: 2 };
-    let mut sim = Sim::new(1, Link { loss: 1.0, ..Link::default() }, credit, Config::default());
+    let mut sim = Sim::new(1, Link { loss: 1.0, ..Link::default() }, credit, Config::new(CODES));
     sim.open_whole(5, 2000, 128);
     sim.transmit();
     assert_eq!(sim.sent.len(), 2);
@@ -192,7 +198,7 @@ fn datagrams_and_streams_of_the_same_priority_take_turns() {
 #[test]
 fn priority_changes_while_waiting() {
     let credit = Credit { streams: 1, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, Config::default());
+    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
     let first = sim.open_whole(1, 1000, 10);
     let second = sim.open_whole(2, 1000, 20);
     sim.transmit();
@@ -219,7 +225,7 @@ fn small_frames_share_a_packet() {
 #[test]
 fn streams_wait_for_ids_in_priority_order() {
     let credit = Credit { streams: 2, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, Config::default());
+    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
     for tag in 0..8 {
         sim.open_whole(tag, 500, 100 - tag as u8);
     }
@@ -251,8 +257,8 @@ fn reset_before_an_id_just_disappears() {
     let key = sim.open(&source, 1);
     source.push(10, sim.now);
     sim.down.wake(key);
-    sim.down.reset(key, code::Reset::CANCELLED.0);
-    assert_eq!(events(&mut sim), [event(key, EventKind::Reset(code::Reset::CANCELLED.0))]);
+    sim.down.reset(key, CANCELLED);
+    assert_eq!(events(&mut sim), [event(key, EventKind::Reset(CANCELLED))]);
     assert!(sim.sent.is_empty());
     let resets = Resets { requested: 1, unopened: 1, ..Resets::default() };
     assert_eq!(sim.down.stats().resets, resets);
@@ -280,9 +286,7 @@ fn evicted_bytes_reset_the_stream() {
     let key = sim.open(&source, 1);
     sim.transmit();
     source.evict();
-    sim.run_until(SECOND, |sim| {
-        sim.events.contains(&event(key, EventKind::Reset(code::Reset::TOO_FAR_BEHIND.0)))
-    });
+    sim.run_until(SECOND, |sim| sim.events.contains(&event(key, EventKind::Reset(CODES.behind))));
     assert_eq!(sim.down.stats().resets.evicted, 1);
     assert!(sim.peer.streams[&7].reset.expect("reset").1 < 100_000);
 }
@@ -324,12 +328,11 @@ fn subgroup_timeout_runs_from_fin_to_the_last_ack() {
 
 #[test]
 fn too_many_waiting_streams_shed_the_last() {
-    let config = Config { max_pending_streams: 10, ..Config::default() };
+    let config = Config { max_pending_streams: 10, ..Config::new(CODES) };
     let credit = Credit { streams: 1, ..Credit::default() };
     let mut sim = Sim::new(1, Link::default(), credit, config);
     let keys: Vec<_> = (0..30).map(|tag| sim.open_whole(tag, 1000, tag as u8)).collect();
-    let expected: Vec<_> =
-        keys[10..].iter().map(|key| event(*key, EventKind::Reset(code::Reset::TOO_FAR_BEHIND.0))).collect();
+    let expected: Vec<_> = keys[10..].iter().map(|key| event(*key, EventKind::Reset(CODES.behind))).collect();
     assert_eq!(events(&mut sim), expected);
     let stats = sim.down.stats();
     assert_eq!((stats.resets.overflow, stats.resets.unopened, stats.live_streams), (20, 20, 10));
@@ -358,7 +361,7 @@ fn datagrams_go_by_priority_and_are_never_repeated() {
 
 #[test]
 fn datagrams_are_dropped_when_late_large_or_many() {
-    let config = Config { max_datagram_bytes: 1000, ..Config::default() };
+    let config = Config { max_datagram_bytes: 1000, ..Config::new(CODES) };
     let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
     let error = sim.down.send_datagram(datagram(&[0; 1198], 1, None));
     assert_eq!(error, Err(TooLarge { size: 1201, limit: 1200 }));
@@ -406,7 +409,7 @@ fn the_peer_may_not_lie() {
 fn the_client_numbers_its_own_streams() {
     let peer = PeerLimits { max_data: 100, max_stream_data_uni: 100, max_streams_uni: 5, ..<_>::default() };
     let now = Instant::now();
-    let mut down = Downstream::new(Config::default(), peer, now);
+    let mut down = Downstream::new(Config::new(CODES), peer, now);
     let source = Mem::new(1);
     source.push(50, now);
     let stream = NewStream {
@@ -448,7 +451,7 @@ fn a_path_change_starts_over() {
     sim.run_until(SECOND, |sim| sim.down.stats().window > 50_000);
     sim.down.on_path_change(sim.now);
     assert_eq!(sim.down.stats().window, 12_000);
-    assert_eq!(sim.down.stats().smoothed_rtt, Config::default().initial_rtt);
+    assert_eq!(sim.down.stats().smoothed_rtt, Config::new(CODES).initial_rtt);
     sim.run_until(20 * SECOND, |sim| sim.all_done(1));
     sim.verify(&[(3, 500_000)]);
 }
@@ -482,7 +485,7 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
             1,
             link,
             Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 },
-            Config { algorithm, ..Config::default() },
+            Config { algorithm, ..Config::new(CODES) },
         );
         sim.open_whole(1, 10_000_000, 1);
         let time = sim.run_until(60 * SECOND, |sim| sim.all_done(1));
@@ -497,7 +500,7 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
 #[test]
 fn a_window_is_spread_over_the_round_trip() {
     for pacing in [true, false] {
-        let config = Config { pacing, ..Config::default() };
+        let config = Config { pacing, ..Config::new(CODES) };
         let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
         let source = Mem::new(6);
         let key = sim.open(&source, 1);
@@ -568,7 +571,7 @@ proptest! {
         let jitter = Duration::from_millis(jitter);
         let link = Link { loss, duplicate: 0.05, jitter, ..Link::default() };
         let credit = Credit { data: credit.0, stream_data: credit.1, streams: credit.2 };
-        let mut sim = Sim::new(seed, link, credit, Config::default());
+        let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
         sim.foreign_every = 7;
         let mut streams: Vec<(StreamKey, Arc<Mem>, bool, bool)> = Vec::new();
         for step in steps {
@@ -595,7 +598,7 @@ proptest! {
                 Step::Reset { stream } => {
                     let Some((key, _, _, reset)) = streams.get_mut(stream % count) else { continue };
                     *reset = true;
-                    sim.down.reset(*key, code::Reset::CANCELLED.0);
+                    sim.down.reset(*key, CANCELLED);
                 }
                 Step::Prioritize { stream, priority } => {
                     let Some((key, ..)) = streams.get(stream % count) else { continue };
@@ -644,7 +647,7 @@ fn cost_per_object() {
     };
     let mut subscribers: Vec<_> = (0..SUBSCRIBERS)
         .map(|_| {
-            let mut down = Downstream::new(Config::default(), peer, now);
+            let mut down = Downstream::new(Config::new(CODES), peer, now);
             let stream = NewStream {
                 source: source.clone(),
                 priority: Priority::default(),
@@ -702,7 +705,7 @@ fn cost_per_object() {
 fn with_a_third_sender(seed: u64, link: Link, credit: Credit) -> Sim {
     const OBJECT: u64 = 1000;
     const OBJECTS: u64 = 200;
-    let mut sim = Sim::new(seed, link, credit, Config::default());
+    let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
     sim.foreign_every = 7;
     let sources: Vec<_> = (0..4).map(Mem::new).collect();
     let keys: Vec<_> = sources.iter().map(|source| sim.open(source, 128)).collect();
@@ -777,10 +780,10 @@ fn a_lent_stream_is_reset_with_what_the_third_sender_sent() {
     sim.lend(key, &source);
     sim.transmit();
     sim.arrive_elsewhere(key, 3000..4000, false);
-    sim.down.reset(key, code::Reset::CANCELLED.0);
+    sim.down.reset(key, CANCELLED);
     sim.run_until(SECOND, |sim| sim.down.stats().live_streams == 0);
     let stream = sim.peer.streams.values().next().expect("one");
-    assert_eq!(stream.reset, Some((code::Reset::CANCELLED.0, 4000)));
+    assert_eq!(stream.reset, Some((CANCELLED, 4000)));
     assert_eq!(sim.down.stats().stream_bytes, 4000, "as credit has it");
 }
 
@@ -820,7 +823,7 @@ fn the_third_sender_goes_first_with_what_is_more_urgent_only() {
 #[test]
 fn what_is_outstanding_is_neither_sent_nor_given_away() {
     let credit = Credit { data: 10_000, ..Credit::default() };
-    let mut sim = Sim::new(1, Link::default(), credit, Config::default());
+    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
     sim.down.set_outstanding(Share { bytes: 0, data: 9500 });
     sim.open_whole(1, 5000, 128);
     assert_eq!(sim.down.take_max_data(10_000), 500);
@@ -842,7 +845,7 @@ fn pieces_name_what_a_packet_carries() {
         ..<_>::default()
     };
     let now = Instant::now();
-    let mut down = Downstream::new(Config::default(), peer, now);
+    let mut down = Downstream::new(Config::new(CODES), peer, now);
     let source = Mem::new(1);
     source.push(50, now);
     let (stream, object) = (Label { track: 3, group: 1 << 40 }, Label { track: 4, group: 9 });

@@ -4,9 +4,9 @@
 //! does not own, sharing the connection with a QUIC stack. What is neither acknowledged nor in flight is a
 //! hole, and holes are sent in priority order.
 
-mod elsewhere;
+mod api;
+mod offload;
 mod pieces;
-mod types;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -16,21 +16,22 @@ use std::{
 use smallvec::SmallVec;
 
 use super::{
-    lanes::{Lanes, Level},
     pacing::Pacer,
+    queues::Lanes,
     recovery::{self, Outcome, Recovery},
     slots::Slots,
     source::End,
     stream::{Chunk, Need, Queue, Stream},
 };
-use crate::{
-    moq::code,
-    quic::{frame, varint},
-};
+use crate::quic::{frame, varint};
 
-pub use elsewhere::{Elsewhere, Loan, Share};
+pub use super::{
+    stream::NewStream,
+    types::{Ack, Label, Level, Priority, StreamKey},
+};
+pub use api::*;
+pub use offload::{Elsewhere, Loan, Share};
 pub use pieces::{Carried, Piece};
-pub use types::*;
 
 /// Stream frames shorter than this are not worth splitting off a longer rest.
 const MIN_ROOM: usize = 32;
@@ -141,7 +142,7 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key) else { return };
         // A stream without credit would never find out by reading.
         if stream.lost_its_source() {
-            let code = self.config.behind_code;
+            let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);
         }
         match stream.refresh() {
@@ -154,8 +155,8 @@ impl Downstream {
         self.shed();
     }
 
-    /// Gives the stream up with a reset code of draft-18, [`code::Reset::CANCELLED`] for one nobody wants.
-    /// One that only waits for acknowledgements is left alone: its receiver may be reading it.
+    /// Gives the stream up with an application error code. One that only waits for acknowledgements is left
+    /// alone: its receiver may be reading it.
     pub fn reset(&mut self, key: StreamKey, code: u64) {
         if self.streams.get(key).is_some_and(|stream| !stream.is_sent()) {
             self.begin_reset(key, code, Cause::Requested);
@@ -371,13 +372,13 @@ impl Downstream {
             Chunk::Bytes { offset, len, .. } => {
                 // FIN alone carries no object.
                 if len > 0 && stream.is_late(offset, now) {
-                    self.begin_reset(key, code::Reset::DELIVERY_TIMEOUT.0, Cause::ObjectTimeout);
+                    self.begin_reset(key, self.config.reset_codes.late, Cause::ObjectTimeout);
                     return true;
                 }
                 match write_bytes(stream, id, chunk, room, out) {
                     Some(chunk) => Some(chunk),
                     None => {
-                        self.begin_reset(key, self.config.behind_code, Cause::Evicted);
+                        self.begin_reset(key, self.config.reset_codes.behind, Cause::Evicted);
                         return true;
                     }
                 }
@@ -558,7 +559,7 @@ impl Downstream {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
         {
-            self.begin_reset(key, code::Reset::DELIVERY_TIMEOUT.0, Cause::SubgroupTimeout);
+            self.begin_reset(key, self.config.reset_codes.late, Cause::SubgroupTimeout);
         }
         if self.paced_until.is_some_and(|at| at <= now) {
             self.paced_until = None;
@@ -731,7 +732,7 @@ impl Downstream {
         }
         let last = queues.iter().filter_map(|lanes| lanes.last()).max();
         if let Some((_, key)) = last {
-            self.begin_reset(key, self.config.behind_code, Cause::Overflow);
+            self.begin_reset(key, self.config.reset_codes.behind, Cause::Overflow);
         }
     }
 }

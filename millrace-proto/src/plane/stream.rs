@@ -7,11 +7,26 @@ use std::{
 };
 
 use super::{
-    downstream::{Label, NewStream, Priority, StreamKey},
-    lanes::Place,
+    queues::Place,
     ranges::Ranges,
     source::{End, Extent, Source},
+    types::{Label, Priority, StreamKey},
 };
+
+/// A stream to be opened.
+pub struct NewStream {
+    pub source: Arc<dyn Source>,
+    pub priority: Priority,
+    /// Whose stream it is, a subscription's or a FETCH's: owners of the same priority take turns, and
+    /// streams that got an ID are counted per owner.
+    pub owner: u64,
+    /// OBJECT_DELIVERY_TIMEOUT: an object not yet handed to the network this long after its first byte
+    /// arrived resets the stream.
+    pub object_timeout: Option<Duration>,
+    /// SUBGROUP_DELIVERY_TIMEOUT: time from the FIN's arrival to the last acknowledgement.
+    pub subgroup_timeout: Option<Duration>,
+    pub label: Label,
+}
 
 /// A stream's bytes are acknowledged, in flight, or a hole: lost ranges and everything from `sent` on.
 pub struct Stream {
@@ -336,7 +351,7 @@ impl Sending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::downstream::sim::Mem;
+    use crate::plane::source::mem::Mem;
 
     fn stream(len: u64) -> (Arc<Mem>, Stream) {
         let now = Instant::now();

@@ -41,3 +41,6 @@ pub enum End {
     /// Incomplete for good: the stream is reset with this application error code.
     Reset(u64),
 }
+
+#[cfg(test)]
+pub mod mem;

@@ -3,13 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::downstream::{Priority, StreamKey};
+use super::types::{Level, Priority, StreamKey};
 
 /// Lanes without streams that are kept for their turn and their allocation.
 const IDLE_LANES: usize = 64;
-
-/// Subscriber and publisher priority: what compares across subscriptions.
-pub type Level = (u8, u8);
 
 /// A set of streams: a lane for each owner and level, and in a lane the order of groups and subgroups.
 #[derive(Default)]

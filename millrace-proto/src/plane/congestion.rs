@@ -1,6 +1,6 @@
 //! Congestion control: how many bytes may be in flight (RFC 9002, section 7).
 //!
-//! [`super::recovery`] decides what was acknowledged, lost, or wrongly taken for lost, and calls the
+//! Loss recovery decides what was acknowledged, lost, or wrongly taken for lost, and calls the
 //! controller at most once per round trip for losses. Windows are in bytes.
 
 mod cubic;

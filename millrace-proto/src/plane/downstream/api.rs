@@ -1,21 +1,16 @@
 //! What goes into a [`Downstream`] and comes out of it.
 
-use std::{
-    ops::RangeInclusive,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::super::{
-    congestion::Algorithm,
-    recovery::{self, NeverSent},
-    source::Source,
-};
 #[cfg(doc)]
 use super::Downstream;
-use crate::moq::code;
+use crate::plane::{
+    congestion::Algorithm,
+    recovery::{self, NeverSent},
+    types::{Label, Priority, StreamKey},
+};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -29,12 +24,21 @@ pub struct Config {
     pub max_pending_streams: usize,
     /// Datagram payload that may wait, bytes; beyond it the lowest priority is dropped.
     pub max_datagram_bytes: usize,
-    /// Reset code for a stream whose bytes were evicted or whose turn would never come.
-    pub behind_code: u64,
+    pub reset_codes: ResetCodes,
 }
 
-impl Default for Config {
-    fn default() -> Self {
+/// The application's error codes for streams that the data plane itself resets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResetCodes {
+    /// A delivery timeout expired.
+    pub late: u64,
+    /// The bytes were evicted, or the stream's turn would never come.
+    pub behind: u64,
+}
+
+impl Config {
+    /// Defaults for everything but the application's codes.
+    pub fn new(reset_codes: ResetCodes) -> Self {
         Self {
             algorithm: Algorithm::default(),
             pacing: true,
@@ -42,7 +46,7 @@ impl Default for Config {
             initial_rtt: Duration::from_millis(333),
             max_pending_streams: 4096,
             max_datagram_bytes: 1 << 20,
-            behind_code: code::Reset::TOO_FAR_BEHIND.0,
+            reset_codes,
         }
     }
 }
@@ -65,62 +69,12 @@ pub struct PeerLimits {
     pub is_server: bool,
 }
 
-/// Order of sending: smaller first, field by field (draft-18, section "Priorities").
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Priority {
-    pub subscriber: u8,
-    pub publisher: u8,
-    /// Group ID for ascending order, its complement (`!group`) for descending.
-    pub group: u64,
-    pub subgroup: u64,
-}
-
-impl Priority {
-    /// What compares across subscriptions; those of the same level take turns.
-    pub fn level(&self) -> (u8, u8) {
-        (self.subscriber, self.publisher)
-    }
-}
-
-/// Names a stream of one [`Downstream`] for as long as it lives; never reused, ordered by age.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct StreamKey(pub u64);
-
-/// What a stream or datagram carries, for whoever watches single packets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Label {
-    /// The caller's number of the track; 0: of none in particular.
-    pub track: u32,
-    pub group: u64,
-}
-
-pub struct NewStream {
-    pub source: Arc<dyn Source>,
-    pub priority: Priority,
-    /// Whose stream it is, a subscription's or a FETCH's: owners of the same priority take turns, and
-    /// streams that got an ID are counted per owner.
-    pub owner: u64,
-    /// OBJECT_DELIVERY_TIMEOUT: an object not yet handed to the network this long after its first byte
-    /// arrived resets the stream.
-    pub object_timeout: Option<Duration>,
-    /// SUBGROUP_DELIVERY_TIMEOUT: time from the FIN's arrival to the last acknowledgement.
-    pub subgroup_timeout: Option<Duration>,
-    pub label: Label,
-}
-
 pub struct NewDatagram {
     pub payload: Bytes,
     pub priority: Priority,
     /// Dropped when it has not been sent by then.
     pub expires: Option<Instant>,
     pub label: Label,
-}
-
-/// A wire ACK frame: largest first, ranges descending and disjoint.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ack {
-    pub delay: Duration,
-    pub ranges: Vec<RangeInclusive<u64>>,
 }
 
 /// What the relay is told about a stream, by [`Downstream::poll_event`].

@@ -1,6 +1,6 @@
 //! Storage for the live streams of one connection.
 
-use super::{downstream::StreamKey, stream::Stream};
+use super::{stream::Stream, types::StreamKey};
 
 /// Bits of a key that say where the stream is stored; the rest counts the streams ever opened, so keys
 /// are never reused and compare by age.
