@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::{
     pacing::Pacer,
-    queues::Lanes,
+    queues::StreamQueues,
     recovery::{self, Outcome, Recovery},
     slots::Slots,
     source::End,
@@ -30,7 +30,7 @@ pub use super::{
     types::{Ack, Label, Level, Priority, StreamKey},
 };
 pub use api::*;
-pub use offload::{Elsewhere, Loan, Share};
+pub use offload::{Budget, Delegation, OffloadedPacket};
 pub use pieces::{Carried, Piece};
 
 /// Stream frames shorter than this are not worth splitting off a longer rest.
@@ -68,9 +68,9 @@ pub struct Downstream {
     streams: Slots,
     by_id: HashMap<u64, StreamKey>,
     owners: HashMap<u64, Owned>,
-    ready: Lanes,
-    unopened: Lanes,
-    starved: Lanes,
+    ready: StreamQueues,
+    unopened: StreamQueues,
+    blocked: StreamQueues,
     datagrams: BTreeMap<(Priority, u64), NewDatagram>,
     datagram_bytes: usize,
     datagrams_queued: u64,
@@ -83,7 +83,7 @@ pub struct Downstream {
     /// Connection credit used, bytes.
     data_sent: u64,
     /// Of another sender, not registered yet.
-    outstanding: Share,
+    outstanding: Budget,
     recalls: Vec<StreamKey>,
     /// The window was open when there was last nothing to send.
     app_limited: bool,
@@ -109,9 +109,9 @@ impl Downstream {
             streams: Slots::default(),
             by_id: HashMap::new(),
             owners: HashMap::new(),
-            ready: Lanes::default(),
-            unopened: Lanes::default(),
-            starved: Lanes::default(),
+            ready: StreamQueues::default(),
+            unopened: StreamQueues::default(),
+            blocked: StreamQueues::default(),
             datagrams: BTreeMap::new(),
             datagram_bytes: 0,
             datagrams_queued: 0,
@@ -119,7 +119,7 @@ impl Downstream {
             deadlines: BTreeSet::new(),
             next_stream: peer.first_stream_uni,
             data_sent: 0,
-            outstanding: Share::default(),
+            outstanding: Budget::default(),
             recalls: Vec::new(),
             app_limited: true,
             paced_until: None,
@@ -286,8 +286,8 @@ impl Downstream {
     }
 
     /// The QUIC stack sent a packet of `size` bytes, the UDP payload.
-    pub fn on_foreign_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
-        self.recovery.on_foreign_sent(now, number, size, ack_eliciting);
+    pub fn on_stack_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
+        self.recovery.on_stack_sent(now, number, size, ack_eliciting);
     }
 
     /// Whether [`Self::poll_frames`] has something to send, if it may.
@@ -443,7 +443,7 @@ impl Downstream {
             return;
         }
         self.peer.max_data = max;
-        for key in self.starved.drain() {
+        for key in self.blocked.drain() {
             if let Some(stream) = self.streams.get_mut(key) {
                 stream.queue = Queue::None;
             }
@@ -528,8 +528,8 @@ impl Downstream {
     }
 
     /// The congestion window that is left to the QUIC stack, bytes.
-    pub fn quinn_window(&self) -> u64 {
-        self.recovery.foreign_window()
+    pub fn stack_window(&self) -> u64 {
+        self.recovery.stack_window()
     }
 
     /// The stream with this ID; none when it is over.
@@ -690,7 +690,7 @@ impl Downstream {
         let queue = match stream.need() {
             Need::Nothing => Queue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => Queue::Unopened,
-            Need::Fresh if self.data_sent >= self.peer.max_data => Queue::Starved,
+            Need::Fresh if self.data_sent >= self.peer.max_data => Queue::Blocked,
             Need::Fresh | Need::Repair => Queue::Ready,
         };
         if queue == stream.queue {
@@ -698,11 +698,11 @@ impl Downstream {
         }
         let place = stream.place(key);
         let old = std::mem::replace(&mut stream.queue, queue);
-        if let Some(lanes) = self.queue(old) {
-            lanes.remove(place);
+        if let Some(queues) = self.queue(old) {
+            queues.remove(place);
         }
-        if let Some(lanes) = self.queue(queue) {
-            lanes.insert(place);
+        if let Some(queues) = self.queue(queue) {
+            queues.insert(place);
         }
     }
 
@@ -710,27 +710,27 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let place = stream.place(key);
         let old = std::mem::take(&mut stream.queue);
-        if let Some(lanes) = self.queue(old) {
-            lanes.remove(place);
+        if let Some(queues) = self.queue(old) {
+            queues.remove(place);
         }
     }
 
-    fn queue(&mut self, queue: Queue) -> Option<&mut Lanes> {
+    fn queue(&mut self, queue: Queue) -> Option<&mut StreamQueues> {
         match queue {
             Queue::None => None,
             Queue::Ready => Some(&mut self.ready),
             Queue::Unopened => Some(&mut self.unopened),
-            Queue::Starved => Some(&mut self.starved),
+            Queue::Blocked => Some(&mut self.blocked),
         }
     }
 
     /// Resets the streams whose turn is furthest off while too many have bytes to send.
     fn shed(&mut self) {
-        let queues = [&self.ready, &self.unopened, &self.starved];
-        if queues.iter().map(|lanes| lanes.len()).sum::<usize>() <= self.config.max_pending_streams {
+        let queues = [&self.ready, &self.unopened, &self.blocked];
+        if queues.iter().map(|queues| queues.len()).sum::<usize>() <= self.config.max_pending_streams {
             return;
         }
-        let last = queues.iter().filter_map(|lanes| lanes.last()).max();
+        let last = queues.iter().filter_map(|queues| queues.last()).max();
         if let Some((_, key)) = last {
             self.begin_reset(key, self.config.reset_codes.behind, Cause::Overflow);
         }

@@ -70,8 +70,8 @@ pub struct Counts {
     /// Packets declared lost and acknowledged later.
     pub spurious_losses: u64,
     /// The QUIC stack's packets that elicit acknowledgements, and those of them declared lost.
-    pub foreign_sent: u64,
-    pub foreign_lost: u64,
+    pub stack_sent: u64,
+    pub stack_lost: u64,
     pub probe_timeouts: u64,
     pub congestion_events: u64,
 }
@@ -88,7 +88,7 @@ pub struct Recovery<T> {
     largest_acked: Option<u64>,
     packet_threshold: u64,
     in_flight: u64,
-    foreign_in_flight: u64,
+    stack_in_flight: u64,
     own_packets: u64,
     last_own_sent: Option<Instant>,
     loss_time: Option<Instant>,
@@ -111,7 +111,7 @@ enum Slot<T> {
     /// So long ago that it was forgotten: whether it was skipped, lost or acknowledged.
     Past,
     /// Elicits no acknowledgement, so its fate is of no interest.
-    Quiet,
+    NonEliciting,
     Resolved {
         acked: bool,
     },
@@ -152,7 +152,7 @@ impl<T: Clone> Recovery<T> {
             largest_acked: None,
             packet_threshold: PACKET_THRESHOLD,
             in_flight: 0,
-            foreign_in_flight: 0,
+            stack_in_flight: 0,
             own_packets: 0,
             last_own_sent: None,
             loss_time: None,
@@ -169,11 +169,11 @@ impl<T: Clone> Recovery<T> {
     /// The data plane sent a packet of `size` bytes, the UDP payload.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
         self.probes = self.probes.saturating_sub(1);
-        self.on_sent_elsewhere(now, number, size, content);
+        self.on_offloaded_sent(now, number, size, content);
     }
 
     /// A packet of the data plane left by another way, at `sent`.
-    pub fn on_sent_elsewhere(&mut self, sent: Instant, number: u64, size: usize, content: T) {
+    pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
         let size = size as u64;
         self.counts.packets_sent += 1;
         self.counts.bytes_sent += size;
@@ -183,12 +183,12 @@ impl<T: Clone> Recovery<T> {
     }
 
     /// The QUIC stack sent a packet.
-    pub fn on_foreign_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
+    pub fn on_stack_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
         if !ack_eliciting {
-            return self.record(number, Slot::Quiet);
+            return self.record(number, Slot::NonEliciting);
         }
         let size = size as u64;
-        self.counts.foreign_sent += 1;
+        self.counts.stack_sent += 1;
         let mtu_probe = size > self.config.mtu;
         self.record(number, Slot::InFlight(Packet { sent: now, size, content: None, mtu_probe }));
     }
@@ -274,8 +274,8 @@ impl<T: Clone> Recovery<T> {
 
     /// Whether there is nothing that the next acknowledgement has to be waited for: no loss that is suspected, no probe,
     /// and no packet of the QUIC stack in flight.
-    pub fn is_calm(&self) -> bool {
-        self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.foreign_in_flight == 0
+    pub fn is_steady(&self) -> bool {
+        self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
     }
 
     /// The data plane's packets in flight, oldest first.
@@ -309,9 +309,9 @@ impl<T: Clone> Recovery<T> {
         self.in_flight
     }
 
-    /// What the window leaves to the QUIC stack: at least two packets, so that control is not starved.
-    pub fn foreign_window(&self) -> u64 {
-        let own = self.in_flight - self.foreign_in_flight;
+    /// What the window leaves to the QUIC stack: at least two packets, so that control is not blocked.
+    pub fn stack_window(&self) -> u64 {
+        let own = self.in_flight - self.stack_in_flight;
         self.controller.window().saturating_sub(own).max(2 * self.config.mtu)
     }
 
@@ -359,7 +359,7 @@ impl<T: Clone> Recovery<T> {
             self.in_flight += packet.size;
             match packet.content {
                 Some(_) => self.own_packets += 1,
-                None => self.foreign_in_flight += packet.size,
+                None => self.stack_in_flight += packet.size,
             }
         }
         *place = slot;
@@ -374,7 +374,7 @@ impl<T: Clone> Recovery<T> {
                 return;
             }
             Slot::Resolved { .. } | Slot::Past => return,
-            Slot::Quiet | Slot::InFlight(_) => {}
+            Slot::NonEliciting | Slot::InFlight(_) => {}
         }
         newly.last = newly.last.max(Some(number));
         let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: true }) else { return };
@@ -455,7 +455,7 @@ impl<T: Clone> Recovery<T> {
                     self.counts.packets_lost += 1;
                     outcome.lost.push(content.clone());
                 }
-                None => self.counts.foreign_lost += 1,
+                None => self.counts.stack_lost += 1,
             }
             self.remember(Lost { number, packet, at: now, blamed: false });
         }
@@ -510,7 +510,7 @@ impl<T: Clone> Recovery<T> {
             match slot {
                 Slot::InFlight(_) => return,
                 Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
-                Slot::Unused | Slot::Past | Slot::Quiet | Slot::Resolved { .. } => {}
+                Slot::Unused | Slot::Past | Slot::NonEliciting | Slot::Resolved { .. } => {}
             }
             self.sent.pop_front();
             self.base += 1;
@@ -521,7 +521,7 @@ impl<T: Clone> Recovery<T> {
         self.in_flight -= packet.size;
         match packet.content {
             Some(_) => self.own_packets -= 1,
-            None => self.foreign_in_flight -= packet.size,
+            None => self.stack_in_flight -= packet.size,
         }
     }
 

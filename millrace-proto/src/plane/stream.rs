@@ -41,7 +41,7 @@ pub struct Stream {
     /// Bytes that the peer lets this stream send.
     pub credit: u64,
     /// Somebody else sends on it too.
-    pub lent: bool,
+    pub delegated: bool,
     state: State,
     /// End of what was ever sent: what counts against credit, and the final size of a reset.
     sent: u64,
@@ -57,7 +57,7 @@ pub enum Queue {
     /// Has bytes, but no ID before the peer allows more streams.
     Unopened,
     /// Has bytes, but the peer takes none before it raises the connection's limit.
-    Starved,
+    Blocked,
 }
 
 enum State {
@@ -121,7 +121,7 @@ impl Stream {
             queue: Queue::None,
             deadline: None,
             credit,
-            lent: false,
+            delegated: false,
             state: State::Sending(sending),
             sent: 0,
         }
@@ -157,7 +157,7 @@ impl Stream {
     pub fn need(&self) -> Need {
         match &self.state {
             // The final size is known once nobody else sends.
-            State::Reset { owed: true, .. } if !self.lent => Need::Repair,
+            State::Reset { owed: true, .. } if !self.delegated => Need::Repair,
             State::Reset { .. } => Need::Nothing,
             State::Sending(sending) => sending.need(self.sent, self.credit),
         }
@@ -209,7 +209,7 @@ impl Stream {
 
     /// Somebody else sent the bytes, which the source may not have yet. Returns how many of them count against
     /// the connection's credit: what is skipped does too, and is a hole from now on.
-    pub fn on_sent_elsewhere(&mut self, range: Range<u64>, fin: bool) -> u64 {
+    pub fn on_offloaded_sent(&mut self, range: Range<u64>, fin: bool) -> u64 {
         let before = self.sent;
         self.sent = before.max(range.end);
         if let State::Sending(sending) = &mut self.state {
@@ -412,8 +412,8 @@ mod tests {
         let (source, mut stream) = stream(100);
         assert_eq!(drain(&mut stream, 1000), [(0, 100, false)]);
         assert!(stream.is_caught_up());
-        assert_eq!(stream.on_sent_elsewhere(150..200, true), 100, "what is skipped counts as well");
-        assert_eq!(stream.on_sent_elsewhere(180..200, true), 0);
+        assert_eq!(stream.on_offloaded_sent(150..200, true), 100, "what is skipped counts as well");
+        assert_eq!(stream.on_offloaded_sent(180..200, true), 0);
         assert_eq!(stream.need(), Need::Nothing, "the hole is not there yet");
         source.push(50, Instant::now());
         stream.refresh();
@@ -432,7 +432,7 @@ mod tests {
     fn all_can_be_acknowledged_before_the_source_has_it() {
         let (_, mut stream) = stream(100);
         drain(&mut stream, 100);
-        stream.on_sent_elsewhere(100..200, true);
+        stream.on_offloaded_sent(100..200, true);
         assert!(!stream.on_acked(100..200, true));
         assert!(stream.on_acked(0..100, false));
     }
@@ -441,11 +441,11 @@ mod tests {
     fn a_lent_stream_is_reset_once_it_is_back() {
         let (_, mut stream) = stream(100);
         drain(&mut stream, 100);
-        stream.lent = true;
+        stream.delegated = true;
         stream.reset(7);
         assert_eq!(stream.need(), Need::Nothing);
-        assert_eq!(stream.on_sent_elsewhere(100..150, false), 50);
-        stream.lent = false;
+        assert_eq!(stream.on_offloaded_sent(100..150, false), 50);
+        stream.delegated = false;
         assert_eq!(stream.next(1000, 0), Some(Chunk::Reset { code: 7, size: 150 }));
     }
 

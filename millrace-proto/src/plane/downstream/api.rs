@@ -162,8 +162,8 @@ pub struct Stats {
     pub datagrams_too_large: u64,
     pub datagrams_overflowed: u64,
     /// Packets of the other sender, and their UDP payload; part of [`recovery::Counts`] as well.
-    pub elsewhere_packets: u64,
-    pub elsewhere_bytes: u64,
+    pub offloaded_packets: u64,
+    pub offloaded_bytes: u64,
     pub streams_opened: u64,
     pub streams_finished: u64,
     pub resets: Resets,

@@ -125,7 +125,7 @@ pub struct Sim {
     pub sent: Vec<Vec<u8>>,
     pub next_number: u64,
     /// One packet in so many is the QUIC stack's.
-    pub foreign_every: u64,
+    pub stack_every: u64,
     rng: u64,
     arrivals: BinaryHeap<Reverse<(Instant, u64)>>,
     content: HashMap<u64, Arrival>,
@@ -133,18 +133,18 @@ pub struct Sim {
     /// When the rate-limited link is done with what it has.
     busy_until: Instant,
     max_ack_delay: Duration,
-    pub third: Third,
+    pub offload: Offload,
 }
 
-/// Another sender, of streams that it was lent: it sends from its own copy of what comes in, which may be ahead of
+/// Another sender, of streams that it was delegated: it sends from its own copy of what comes in, which may be ahead of
 /// what the source has, within its share, and says so later.
 #[derive(Default)]
-pub struct Third {
-    lent: HashMap<StreamKey, (Loan, Arc<Mem>)>,
-    unregistered: Vec<Elsewhere>,
-    share: Share,
+pub struct Offload {
+    delegated: HashMap<StreamKey, (Delegation, Arc<Mem>)>,
+    unregistered: Vec<OffloadedPacket>,
+    budget: Budget,
     waiting: Option<(u8, u8)>,
-    used: Share,
+    used: Budget,
     pub declined: u64,
 }
 
@@ -179,44 +179,46 @@ impl Sim {
             events: Vec::new(),
             sent: Vec::new(),
             next_number: 0,
-            foreign_every: u64::MAX,
+            stack_every: u64::MAX,
             rng: seed.wrapping_mul(2).wrapping_add(1),
             arrivals: BinaryHeap::new(),
             content: HashMap::new(),
             serial: 0,
             busy_until: start,
             max_ack_delay,
-            third: Third::default(),
+            offload: Offload::default(),
         }
     }
 
-    /// Lends the stream over `source` to the third sender, if it can be.
-    pub fn lend(&mut self, key: StreamKey, source: &Arc<Mem>) {
-        if let Some(loan) = self.down.lend(key) {
-            self.third.lent.insert(key, (loan, source.clone()));
+    /// Lends the stream over `source` to the offload sender, if it can be.
+    pub fn delegate(&mut self, key: StreamKey, source: &Arc<Mem>) {
+        if let Some(delegation) = self.down.delegate(key) {
+            self.offload.delegated.insert(key, (delegation, source.clone()));
         }
     }
 
-    /// The third sender comes across bytes of its stream, which the source will have too.
-    pub fn arrive_elsewhere(&mut self, key: StreamKey, range: std::ops::Range<u64>, fin: bool) {
-        let Some((loan, source)) = self.third.lent.get(&key) else { return };
-        let (loan, tag) = (*loan, source.tag);
+    /// The offload sender comes across bytes of its stream, which the source will have too.
+    pub fn offload_sees(&mut self, key: StreamKey, range: std::ops::Range<u64>, fin: bool) {
+        let Some((delegation, source)) = self.offload.delegated.get(&key) else { return };
+        let (delegation, tag) = (*delegation, source.tag);
         let len = (range.end - range.start) as usize;
         let mut frames = Vec::new();
-        frame::write_stream_header(loan.id, range.start, len, fin, &mut frames);
+        frame::write_stream_header(delegation.id, range.start, len, fin, &mut frames);
         frames.extend(range.clone().map(|offset| Mem::byte(tag, offset)));
         let size = frames.len() + OVERHEAD;
-        let used =
-            Share { bytes: self.third.used.bytes + size as u64, data: self.third.used.data + len as u64 };
-        let Share { bytes, data } = self.third.share;
-        let behind = self.third.waiting.is_some_and(|waiting| loan.level >= waiting);
-        if behind || range.end > loan.max_offset || used.bytes > bytes || used.data > data {
-            self.third.declined += 1;
+        let used = Budget {
+            bytes: self.offload.used.bytes + size as u64,
+            data: self.offload.used.data + len as u64,
+        };
+        let Budget { bytes, data } = self.offload.budget;
+        let behind = self.offload.waiting.is_some_and(|waiting| delegation.level >= waiting);
+        if behind || range.end > delegation.max_offset || used.bytes > bytes || used.data > data {
+            self.offload.declined += 1;
             return;
         }
-        self.third.used = used;
+        self.offload.used = used;
         let number = self.number();
-        self.third.unregistered.push(Elsewhere {
+        self.offload.unregistered.push(OffloadedPacket {
             sent: self.now,
             number,
             size,
@@ -228,18 +230,18 @@ impl Sim {
         self.carry(size, Arrival::Packet { number, frames: Some(frames) });
     }
 
-    /// Takes what the third sender has registered, and takes its share back.
+    /// Takes what the offload sender has registered, and takes its share back.
     pub fn settle(&mut self) {
-        let mut registrations = std::mem::take(&mut self.third.unregistered);
+        let mut registrations = std::mem::take(&mut self.offload.unregistered);
         if registrations.len() > 1 {
             let middle = self.random(registrations.len() as u64) as usize;
             registrations.rotate_left(middle);
         }
-        registrations.iter().for_each(|registration| self.down.on_sent_elsewhere(registration));
-        self.third.share = Share::default();
-        self.third.used = Share::default();
+        registrations.iter().for_each(|registration| self.down.on_offloaded_sent(registration));
+        self.offload.budget = Budget::default();
+        self.offload.used = Budget::default();
         while let Some(key) = self.down.poll_recall() {
-            self.third.lent.remove(&key);
+            self.offload.delegated.remove(&key);
             self.down.on_returned(key);
         }
     }
@@ -297,30 +299,30 @@ impl Sim {
             self.down.on_sent(self.now, number, size, content);
             self.sent.push(frames.clone());
             self.carry(size, Arrival::Packet { number, frames: Some(frames) });
-            if self.random(self.foreign_every) == 0 {
-                self.send_foreign();
+            if self.random(self.stack_every) == 0 {
+                self.send_as_stack();
             }
         }
         self.collect();
         self.hand_out();
     }
 
-    /// Tells the third sender what it may send.
+    /// Tells the offload sender what it may send.
     pub fn hand_out(&mut self) {
-        self.third.share = self.down.share();
-        self.third.waiting = self.down.waiting();
+        self.offload.budget = self.down.budget();
+        self.offload.waiting = self.down.waiting();
     }
 
     fn collect(&mut self) {
         self.events.extend(std::iter::from_fn(|| self.down.poll_event()));
     }
 
-    fn send_foreign(&mut self) {
+    fn send_as_stack(&mut self) {
         if self.chance(0.1) {
             self.number();
         }
         let number = self.number();
-        self.down.on_foreign_sent(self.now, number, 60, true);
+        self.down.on_stack_sent(self.now, number, 60, true);
         self.carry(60, Arrival::Packet { number, frames: None });
     }
 
@@ -464,8 +466,10 @@ impl Sim {
         self.down.on_max_streams_uni(feedback.max_streams);
         for (id, max) in &feedback.max_stream_data {
             self.down.on_max_stream_data(*id, *max).expect("opened");
-            for (loan, _) in self.third.lent.values_mut().filter(|(loan, _)| loan.id == *id) {
-                loan.max_offset = loan.max_offset.max(*max);
+            for (delegation, _) in
+                self.offload.delegated.values_mut().filter(|(delegation, _)| delegation.id == *id)
+            {
+                delegation.max_offset = delegation.max_offset.max(*max);
             }
         }
         for (id, code) in &feedback.stop {

@@ -69,7 +69,7 @@ fn everything_arrives_at_every_loss_rate() {
         for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
             let config = Config { algorithm, ..Config::new(CODES) };
             let mut sim = Sim::new(seed as u64, link, Credit::default(), config);
-            sim.foreign_every = 5;
+            sim.stack_every = 5;
             let sources: Vec<_> = (0..40).map(|tag| (tag, 1000 + tag * 777)).collect();
             for (tag, len) in &sources {
                 sim.open_whole(*tag, *len, (*tag % 3) as u8);
@@ -429,19 +429,19 @@ fn the_client_numbers_its_own_streams() {
 #[test]
 fn the_quic_stack_gets_what_is_left_of_the_window() {
     let mut sim = sim(Link::default());
-    let window = sim.down.quinn_window();
+    let window = sim.down.stack_window();
     assert_eq!(window, 12_000);
     sim.open_whole(3, 5000, 1);
     sim.transmit();
     let own = sim.down.stats().bytes_in_flight;
-    assert_eq!(sim.down.quinn_window(), window - own);
+    assert_eq!(sim.down.stack_window(), window - own);
     let number = sim.number();
-    sim.down.on_foreign_sent(sim.now, number, 500, true);
-    assert_eq!(sim.down.quinn_window(), window - own, "its own bytes do not count against it");
+    sim.down.on_stack_sent(sim.now, number, 500, true);
+    assert_eq!(sim.down.stack_window(), window - own, "its own bytes do not count against it");
     assert_eq!(sim.down.stats().bytes_in_flight, own + 500);
     sim.open_whole(4, 50_000, 1);
     sim.transmit();
-    assert_eq!(sim.down.quinn_window(), 2 * MTU as u64);
+    assert_eq!(sim.down.stack_window(), 2 * MTU as u64);
 }
 
 #[test]
@@ -572,7 +572,7 @@ proptest! {
         let link = Link { loss, duplicate: 0.05, jitter, ..Link::default() };
         let credit = Credit { data: credit.0, stream_data: credit.1, streams: credit.2 };
         let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
-        sim.foreign_every = 7;
+        sim.stack_every = 7;
         let mut streams: Vec<(StreamKey, Arc<Mem>, bool, bool)> = Vec::new();
         for step in steps {
             let count = streams.len().max(1);
@@ -700,13 +700,13 @@ fn cost_per_object() {
     );
 }
 
-/// Live streams whose packets the third sender forwards as they come, in some other order and with some of them
+/// Live streams whose packets the offload sender forwards as they come, in some other order and with some of them
 /// missing, while the source gets everything in order, later.
 fn with_a_third_sender(seed: u64, link: Link, credit: Credit) -> Sim {
     const OBJECT: u64 = 1000;
     const OBJECTS: u64 = 200;
     let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
-    sim.foreign_every = 7;
+    sim.stack_every = 7;
     let sources: Vec<_> = (0..4).map(Mem::new).collect();
     let keys: Vec<_> = sources.iter().map(|source| sim.open(source, 128)).collect();
     for object in 0..OBJECTS {
@@ -717,10 +717,10 @@ fn with_a_third_sender(seed: u64, link: Link, credit: Credit) -> Sim {
                 0 => {}
                 // The packet before came late.
                 1 if object > 0 => {
-                    sim.arrive_elsewhere(*key, at..at + OBJECT, last);
-                    sim.arrive_elsewhere(*key, at - OBJECT..at, false);
+                    sim.offload_sees(*key, at..at + OBJECT, last);
+                    sim.offload_sees(*key, at - OBJECT..at, false);
                 }
-                _ => sim.arrive_elsewhere(*key, at..at + OBJECT, last),
+                _ => sim.offload_sees(*key, at..at + OBJECT, last),
             }
             if sim.random(3) == 0 {
                 sim.run_for(Duration::from_micros(100));
@@ -731,7 +731,7 @@ fn with_a_third_sender(seed: u64, link: Link, credit: Credit) -> Sim {
             }
             sim.down.wake(*key);
             sim.transmit();
-            sim.lend(*key, source);
+            sim.delegate(*key, source);
         }
         sim.run_for(Duration::from_millis(2));
     }
@@ -746,8 +746,8 @@ fn with_a_third_sender(seed: u64, link: Link, credit: Credit) -> Sim {
 fn a_third_sender_sends_nearly_everything() {
     let sim = with_a_third_sender(1, Link::default(), Credit::default());
     let stats = sim.down.stats();
-    let share = stats.elsewhere_packets * 100 / 800;
-    assert!((80..=120).contains(&share), "{share} %, {} declined", sim.third.declined);
+    let share = stats.offloaded_packets * 100 / 800;
+    assert!((80..=120).contains(&share), "{share} %, {} declined", sim.offload.declined);
     assert_eq!(stats.recovery.packets_lost, stats.recovery.spurious_losses);
 }
 
@@ -763,10 +763,10 @@ fn what_a_third_sender_loses_or_declines_is_repaired() {
         let tight = Credit { data: 20_000, stream_data: 8000, streams: 4 };
         let credit = if seed < 4 { Credit::default() } else { tight };
         let sim = with_a_third_sender(seed, link, credit);
-        let elsewhere = sim.down.stats().elsewhere_packets;
+        let elsewhere = sim.down.stats().offloaded_packets;
         // With more loss the window is always full, and then all is sent from here, by priority.
         assert!(elsewhere > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {elsewhere}");
-        assert!(sim.third.declined > 0 || seed < 4, "beyond its credit");
+        assert!(sim.offload.declined > 0 || seed < 4, "beyond its credit");
     }
 }
 
@@ -777,9 +777,9 @@ fn a_lent_stream_is_reset_with_what_the_third_sender_sent() {
     source.push(1000, sim.now);
     let key = sim.open(&source, 128);
     sim.transmit();
-    sim.lend(key, &source);
+    sim.delegate(key, &source);
     sim.transmit();
-    sim.arrive_elsewhere(key, 3000..4000, false);
+    sim.offload_sees(key, 3000..4000, false);
     sim.down.reset(key, CANCELLED);
     sim.run_until(SECOND, |sim| sim.down.stats().live_streams == 0);
     let stream = sim.peer.streams.values().next().expect("one");
@@ -790,7 +790,7 @@ fn a_lent_stream_is_reset_with_what_the_third_sender_sent() {
 #[test]
 fn the_third_sender_goes_first_with_what_is_more_urgent_only() {
     let mut sim = sim(Link::default());
-    let lent: Vec<_> = [(1, 127), (2, 128), (3, 129)]
+    let delegated: Vec<_> = [(1, 127), (2, 128), (3, 129)]
         .into_iter()
         .map(|(tag, subscriber)| {
             let source = Mem::new(tag);
@@ -800,9 +800,9 @@ fn the_third_sender_goes_first_with_what_is_more_urgent_only() {
         .collect();
     sim.transmit();
     sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
-    lent.iter().for_each(|(key, source)| sim.lend(*key, source));
+    delegated.iter().for_each(|(key, source)| sim.delegate(*key, source));
     sim.transmit();
-    assert_eq!(sim.down.share().bytes, sim.down.recovery.window() - 2 * 1200);
+    assert_eq!(sim.down.budget().bytes, sim.down.recovery.window() - 2 * 1200);
     assert_eq!(sim.down.waiting(), None);
 
     let source = Mem::new(4);
@@ -810,28 +810,28 @@ fn the_third_sender_goes_first_with_what_is_more_urgent_only() {
     let key = sim.open(&source, 128);
     sim.hand_out();
     assert_eq!(sim.down.waiting(), Some((128, 0)));
-    assert_eq!(sim.down.lend(key), None, "it has not caught up");
-    for (at, (key, _)) in lent.iter().enumerate() {
-        sim.arrive_elsewhere(*key, 1000..1100, false);
-        assert_eq!(sim.third.declined, [0, 1, 2][at]);
+    assert_eq!(sim.down.delegate(key), None, "it has not caught up");
+    for (at, (key, _)) in delegated.iter().enumerate() {
+        sim.offload_sees(*key, 1000..1100, false);
+        assert_eq!(sim.offload.declined, [0, 1, 2][at]);
     }
     // Who is not as urgent any more is taken back.
-    sim.down.set_priority(lent[0].0, Priority { subscriber: 200, ..Priority::default() });
-    assert_eq!(sim.down.poll_recall(), Some(lent[0].0));
+    sim.down.set_priority(delegated[0].0, Priority { subscriber: 200, ..Priority::default() });
+    assert_eq!(sim.down.poll_recall(), Some(delegated[0].0));
 }
 
 #[test]
 fn what_is_outstanding_is_neither_sent_nor_given_away() {
     let credit = Credit { data: 10_000, ..Credit::default() };
     let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
-    sim.down.set_outstanding(Share { bytes: 0, data: 9500 });
+    sim.down.set_outstanding(Budget { bytes: 0, data: 9500 });
     sim.open_whole(1, 5000, 128);
     assert_eq!(sim.down.take_max_data(10_000), 500);
     let mut out = Vec::new();
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none());
-    sim.down.set_outstanding(Share { bytes: 11_000, data: 0 });
+    sim.down.set_outstanding(Budget { bytes: 11_000, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "no window");
-    sim.down.set_outstanding(Share { bytes: 10_800, data: 0 });
+    sim.down.set_outstanding(Budget { bytes: 10_800, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
 }
 

@@ -42,8 +42,8 @@ impl Lab {
         self.next += packets;
     }
 
-    fn foreign(&mut self, size: usize, ack_eliciting: bool) {
-        self.recovery.on_foreign_sent(self.now, self.next, size, ack_eliciting);
+    fn send_as_stack(&mut self, size: usize, ack_eliciting: bool) {
+        self.recovery.on_stack_sent(self.now, self.next, size, ack_eliciting);
         self.next += 1;
     }
 
@@ -160,7 +160,7 @@ fn probe_timeouts_back_off_until_an_ack() {
 #[test]
 fn no_probes_for_the_quic_stack() {
     let mut lab = Lab::warm();
-    lab.foreign(300, true);
+    lab.send_as_stack(300, true);
     assert_eq!(lab.recovery.timeout(), None, "it has its own timer");
     lab.send(1);
     assert!(lab.recovery.timeout().is_some());
@@ -170,15 +170,15 @@ fn no_probes_for_the_quic_stack() {
 fn foreign_losses_are_congestion_but_not_ours_to_repair() {
     let mut lab = Lab::warm();
     let window = lab.recovery.window();
-    lab.foreign(300, true);
+    lab.send_as_stack(300, true);
     lab.send(3);
     assert_eq!(lab.recovery.in_flight(), 300 + 3 * MTU);
-    assert_eq!(lab.recovery.foreign_window(), window - 3 * MTU);
+    assert_eq!(lab.recovery.stack_window(), window - 3 * MTU);
     lab.now += RTT;
     lab.ack(&[2..=4]);
     assert!(lab.outcome.lost.is_empty());
     let counts = lab.recovery.counts();
-    assert_eq!((counts.packets_lost, counts.foreign_lost, counts.congestion_events), (0, 1, 1));
+    assert_eq!((counts.packets_lost, counts.stack_lost, counts.congestion_events), (0, 1, 1));
     assert!(lab.recovery.window() < window);
     assert_eq!(lab.recovery.in_flight(), 0);
 }
@@ -186,12 +186,12 @@ fn foreign_losses_are_congestion_but_not_ours_to_repair() {
 #[test]
 fn a_lost_mtu_probe_is_not_congestion() {
     let mut lab = Lab::warm();
-    lab.foreign(MTU as usize + 400, true);
+    lab.send_as_stack(MTU as usize + 400, true);
     lab.send(3);
     lab.now += RTT;
     let window = lab.recovery.window();
     lab.ack(&[2..=4]);
-    assert_eq!(lab.recovery.counts().foreign_lost, 1);
+    assert_eq!(lab.recovery.counts().stack_lost, 1);
     assert_eq!(lab.recovery.counts().congestion_events, 0);
     assert!(lab.recovery.window() > window);
 }
@@ -200,7 +200,7 @@ fn a_lost_mtu_probe_is_not_congestion() {
 fn packets_that_elicit_nothing_are_not_in_flight() {
     let mut lab = Lab::warm();
     for _ in 0..10_000 {
-        lab.foreign(40, false);
+        lab.send_as_stack(40, false);
     }
     assert_eq!((lab.recovery.in_flight(), lab.recovery.timeout()), (0, None));
     assert!(lab.recovery.sent.is_empty(), "and not remembered");
@@ -291,7 +291,7 @@ fn what_is_reported_after_its_acknowledgement_is_found_by_the_same_frame() {
     let frame = [late - 1..=late + 1];
     assert_eq!(lab.try_ack(&frame), Err(NeverSent(late)));
     assert_eq!(lab.outcome.acked, [late - 1, late + 1], "the others count");
-    lab.recovery.on_sent_elsewhere(lab.now - RTT, late, 500, late);
+    lab.recovery.on_offloaded_sent(lab.now - RTT, late, 500, late);
     lab.ack(&frame);
     assert_eq!(lab.outcome.acked, [late - 1, late + 1, late]);
     assert!(lab.outcome.lost.is_empty() && lab.recovery.in_flight() == 0);
@@ -306,7 +306,7 @@ fn no_report_is_too_late() {
     lab.now += RTT;
     let frame = [late + 1..=lab.next - 1, 0..=0];
     lab.ack(&frame);
-    lab.recovery.on_sent_elsewhere(lab.now - RTT, late, 500, late);
+    lab.recovery.on_offloaded_sent(lab.now - RTT, late, 500, late);
     assert_eq!(lab.recovery.in_flight(), 500);
     lab.ack(&frame);
     assert_eq!(lab.outcome.lost, [] as [u64; 0], "judged when something new is acknowledged");
@@ -336,7 +336,7 @@ fn numbers_may_be_reported_out_of_order() {
     let (first, second) = (lab.next, lab.next + 1);
     lab.next += 2;
     lab.recovery.on_sent(lab.now, second, MTU as usize, second);
-    lab.recovery.on_foreign_sent(lab.now, first, 200, true);
+    lab.recovery.on_stack_sent(lab.now, first, 200, true);
     assert_eq!(lab.recovery.in_flight(), MTU + 200);
     lab.now += RTT;
     lab.ack(&[first..=second]);
@@ -351,7 +351,7 @@ fn memory_stays_flat() {
             lab.next += 1;
         }
         lab.send(4);
-        lab.foreign(100, round % 2 == 0);
+        lab.send_as_stack(100, round % 2 == 0);
         lab.now += RTT;
         let last = lab.next - 2;
         // The first of each round is lost.
