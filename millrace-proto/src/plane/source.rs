@@ -43,4 +43,4 @@ pub enum End {
 }
 
 #[cfg(test)]
-pub mod mem;
+pub(crate) mod mem;

@@ -1,17 +1,22 @@
 //! A deterministic link with a reference receiver at its end, for tests.
 
+mod offload;
+mod receiver;
+
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap},
-    ops::RangeInclusive,
+    collections::{BTreeMap, BinaryHeap, HashMap},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
-use super::*;
-use crate::{
-    plane::{ranges::Ranges, source::mem::Mem},
-    quic::frame::{Frame, Walker},
+pub use self::receiver::Credit;
+use self::{
+    offload::Offload,
+    receiver::{Feedback, Received, Receiver},
 };
+use super::*;
+use crate::plane::source::mem::Mem;
 
 pub const MTU: usize = 1200;
 /// Any two codes: what they mean is the application's business.
@@ -45,70 +50,6 @@ impl Default for Link {
     }
 }
 
-/// Credit of the receiver: how far its limits stay ahead of what it consumed.
-#[derive(Clone, Copy, Debug)]
-pub struct Credit {
-    pub data: u64,
-    pub stream_data: u64,
-    pub streams: u64,
-}
-
-impl Default for Credit {
-    fn default() -> Self {
-        Self { data: 1 << 24, stream_data: 1 << 20, streams: 1000 }
-    }
-}
-
-#[derive(Default)]
-pub struct Received {
-    pub ranges: Ranges,
-    pub data: Vec<u8>,
-    pub fin: Option<u64>,
-    pub fins: u32,
-    pub reset: Option<(u64, u64)>,
-    granted: u64,
-    /// When the last byte was there.
-    pub complete: Option<Instant>,
-}
-
-impl Received {
-    fn end(&self) -> u64 {
-        self.ranges.iter().last().map_or(0, |range| range.end)
-    }
-
-    pub fn is_complete(&self) -> bool {
-        let contiguous = self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
-        self.fin == Some(contiguous)
-    }
-
-    pub fn tag(&self) -> u64 {
-        u64::from_be_bytes(self.data[..8].try_into().expect("8 bytes"))
-    }
-}
-
-/// The reference receiver: RFC 9000 as strictly as it can be read.
-pub struct Receiver {
-    credit: Credit,
-    pub streams: BTreeMap<u64, Received>,
-    pub datagrams: Vec<Vec<u8>>,
-    granted_data: u64,
-    granted_streams: u64,
-    seen: BTreeSet<u64>,
-    unacked: u32,
-    ack_at: Option<Instant>,
-    /// STOP_SENDING that is repeated until the stream is reset.
-    pub stop: HashMap<u64, u64>,
-}
-
-#[derive(Clone)]
-struct Feedback {
-    ack: Ack,
-    max_data: u64,
-    max_streams: u64,
-    max_stream_data: Vec<(u64, u64)>,
-    stop: Vec<(u64, u64)>,
-}
-
 enum Arrival {
     Packet { number: u64, frames: Option<Vec<u8>> },
     AckTimer,
@@ -136,18 +77,6 @@ pub struct Sim {
     pub offload: Offload,
 }
 
-/// Another sender, of streams that it was delegated: it sends from its own copy of what comes in, which may be ahead of
-/// what the source has, within its share, and says so later.
-#[derive(Default)]
-pub struct Offload {
-    delegated: HashMap<StreamKey, (Delegation, Arc<Mem>)>,
-    unregistered: Vec<OffloadedPacket>,
-    budget: Budget,
-    waiting: Option<(u8, u8)>,
-    used: Budget,
-    pub declined: u64,
-}
-
 impl Sim {
     pub fn new(seed: u64, link: Link, credit: Credit, config: Config) -> Self {
         let start = Instant::now();
@@ -165,17 +94,7 @@ impl Sim {
             now: start,
             down: Downstream::new(config, limits, start),
             link,
-            peer: Receiver {
-                credit,
-                streams: BTreeMap::new(),
-                datagrams: Vec::new(),
-                granted_data: credit.data,
-                granted_streams: credit.streams,
-                seen: BTreeSet::new(),
-                unacked: 0,
-                ack_at: None,
-                stop: HashMap::new(),
-            },
+            peer: Receiver::new(credit),
             events: Vec::new(),
             sent: Vec::new(),
             next_number: 0,
@@ -187,62 +106,6 @@ impl Sim {
             busy_until: start,
             max_ack_delay,
             offload: Offload::default(),
-        }
-    }
-
-    /// Lends the stream over `source` to the offload sender, if it can be.
-    pub fn delegate(&mut self, key: StreamKey, source: &Arc<Mem>) {
-        if let Some(delegation) = self.down.delegate(key) {
-            self.offload.delegated.insert(key, (delegation, source.clone()));
-        }
-    }
-
-    /// The offload sender comes across bytes of its stream, which the source will have too.
-    pub fn offload_sees(&mut self, key: StreamKey, range: std::ops::Range<u64>, fin: bool) {
-        let Some((delegation, source)) = self.offload.delegated.get(&key) else { return };
-        let (delegation, tag) = (*delegation, source.tag);
-        let len = (range.end - range.start) as usize;
-        let mut frames = Vec::new();
-        frame::write_stream_header(delegation.id, range.start, len, fin, &mut frames);
-        frames.extend(range.clone().map(|offset| Mem::byte(tag, offset)));
-        let size = frames.len() + OVERHEAD;
-        let used = Budget {
-            bytes: self.offload.used.bytes + size as u64,
-            data: self.offload.used.data + len as u64,
-        };
-        let Budget { bytes, data } = self.offload.budget;
-        let behind = self.offload.waiting.is_some_and(|waiting| delegation.level >= waiting);
-        if behind || range.end > delegation.max_offset || used.bytes > bytes || used.data > data {
-            self.offload.declined += 1;
-            return;
-        }
-        self.offload.used = used;
-        let number = self.number();
-        self.offload.unregistered.push(OffloadedPacket {
-            sent: self.now,
-            number,
-            size,
-            key,
-            offset: range.start,
-            len: len as u16,
-            fin,
-        });
-        self.carry(size, Arrival::Packet { number, frames: Some(frames) });
-    }
-
-    /// Takes what the offload sender has registered, and takes its share back.
-    pub fn settle(&mut self) {
-        let mut registrations = std::mem::take(&mut self.offload.unregistered);
-        if registrations.len() > 1 {
-            let middle = self.random(registrations.len() as u64) as usize;
-            registrations.rotate_left(middle);
-        }
-        registrations.iter().for_each(|registration| self.down.on_offloaded_sent(registration));
-        self.offload.budget = Budget::default();
-        self.offload.used = Budget::default();
-        while let Some(key) = self.down.poll_recall() {
-            self.offload.delegated.remove(&key);
-            self.down.on_returned(key);
         }
     }
 
@@ -286,7 +149,7 @@ impl Sim {
 
     /// Sends whatever may be sent now.
     pub fn transmit(&mut self) {
-        self.settle();
+        self.reclaim_budget();
         loop {
             let mut frames = Vec::new();
             let probing = self.down.recovery.probes() > 0;
@@ -304,13 +167,7 @@ impl Sim {
             }
         }
         self.collect();
-        self.hand_out();
-    }
-
-    /// Tells the offload sender what it may send.
-    pub fn hand_out(&mut self) {
-        self.offload.budget = self.down.budget();
-        self.offload.waiting = self.down.waiting();
+        self.grant_budget();
     }
 
     fn collect(&mut self) {
@@ -460,97 +317,16 @@ impl Sim {
     }
 
     fn feedback(&mut self, feedback: &Feedback) {
-        self.settle();
+        self.reclaim_budget();
         self.down.on_ack(self.now, &feedback.ack).expect("the receiver does not lie");
         self.down.on_max_data(feedback.max_data);
         self.down.on_max_streams_uni(feedback.max_streams);
         for (id, max) in &feedback.max_stream_data {
             self.down.on_max_stream_data(*id, *max).expect("opened");
-            for (delegation, _) in
-                self.offload.delegated.values_mut().filter(|(delegation, _)| delegation.id == *id)
-            {
-                delegation.max_offset = delegation.max_offset.max(*max);
-            }
+            self.offload.on_max_stream_data(*id, *max);
         }
         for (id, code) in &feedback.stop {
             self.down.on_stop_sending(*id, *code).expect("opened");
-        }
-    }
-}
-
-impl Receiver {
-    fn receive(&mut self, now: Instant, frames: &[u8]) {
-        for frame in Walker::new(frames) {
-            match frame.expect("well-formed").1 {
-                Frame::Stream(frame) => {
-                    let stream = self.stream(frame.id);
-                    let end = frame.offset + frame.data.len() as u64;
-                    assert!(end <= stream.granted, "stream {} over its credit", frame.id);
-                    assert!(stream.fin.is_none_or(|fin| end <= fin && (!frame.fin || fin == end)));
-                    assert!(stream.reset.is_none_or(|(_, size)| end <= size));
-                    stream.data.resize(stream.data.len().max(end as usize), 0);
-                    stream.data[frame.offset as usize..end as usize].copy_from_slice(frame.data);
-                    stream.ranges.insert(frame.offset..end);
-                    if frame.fin {
-                        assert!(stream.end() <= end);
-                        stream.fins += u32::from(stream.fin.is_none());
-                        stream.fin = Some(end);
-                    }
-                    if stream.is_complete() {
-                        stream.complete.get_or_insert(now);
-                    }
-                }
-                Frame::ResetStream { id, code, final_size } => {
-                    let stream = self.stream(id);
-                    assert!(final_size <= stream.granted && final_size >= stream.end());
-                    assert!(stream.reset.is_none_or(|old| old == (code, final_size)));
-                    stream.reset = Some((code, final_size));
-                    self.stop.remove(&id);
-                }
-                Frame::Datagram(data) => self.datagrams.push(data.to_vec()),
-                Frame::Ping => {}
-                other => panic!("unexpected {other:?}"),
-            }
-        }
-        let total: u64 = self.streams.values().map(Received::end).sum();
-        assert!(total <= self.granted_data, "connection over its credit");
-    }
-
-    fn stream(&mut self, id: u64) -> &mut Received {
-        assert_eq!(id & 0x3, 0x3, "not a server's unidirectional stream");
-        assert!((1..self.granted_streams).contains(&(id >> 2)), "stream {id} over the limit");
-        let granted = self.credit.stream_data;
-        self.streams.entry(id).or_insert_with(|| Received { granted, ..Received::default() })
-    }
-
-    /// The application reads at once; credit grows with what it read, streams with those that are over.
-    fn feedback(&mut self, delay: Duration) -> Feedback {
-        let mut read = 0;
-        for stream in self.streams.values_mut() {
-            let contiguous =
-                stream.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
-            stream.granted = stream.granted.max(contiguous + self.credit.stream_data);
-            read += stream.reset.map_or(contiguous, |(_, size)| size);
-        }
-        self.granted_data = self.granted_data.max(read + self.credit.data);
-        let over = self.streams.values().filter(|s| s.is_complete() || s.reset.is_some()).count() as u64;
-        self.granted_streams = over + self.credit.streams;
-        let mut ranges: Vec<RangeInclusive<u64>> = Vec::new();
-        for number in self.seen.iter().rev() {
-            if let Some(range) = ranges.last_mut().filter(|range| *range.start() == number + 1) {
-                *range = *number..=*range.end();
-            } else if ranges.len() < 64 {
-                ranges.push(*number..=*number);
-            } else {
-                break;
-            }
-        }
-        Feedback {
-            ack: Ack { delay, ranges },
-            max_data: self.granted_data,
-            max_streams: self.granted_streams,
-            max_stream_data: self.streams.iter().map(|(id, stream)| (*id, stream.granted)).collect(),
-            stop: self.stop.iter().map(|(id, code)| (*id, *code)).collect(),
         }
     }
 }
