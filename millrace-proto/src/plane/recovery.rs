@@ -1,8 +1,10 @@
-//! Loss detection and probing over the connection's wire packet numbers (RFC 9002).
+//! Loss detection and probing over the packet numbers on the wire (RFC 9002).
 //!
-//! Two senders share the numbers. The data plane's packets carry a `T` that says what is in them; the QUIC
-//! stack's are foreign: bytes in flight whose loss is congestion, but which the stack itself repairs.
+//! All senders of the connection draw from these numbers. The data plane's packets, offloaded ones included, carry
+//! a `T` that says what is in them. The QUIC stack's packets count as bytes in flight and their loss as congestion,
+//! but the stack repairs them itself.
 
+mod loss;
 mod rtt;
 
 use std::{
@@ -10,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use loss::Lost;
 pub use rtt::Rtt;
 
 use super::{
@@ -17,24 +20,19 @@ use super::{
     types::Ack,
 };
 
-/// kPacketThreshold (section 6.1.1), raised when reordering proves to go further.
+/// kPacketThreshold (section 6.1.1), where the path has not shown that it reorders further.
 const PACKET_THRESHOLD: u64 = 3;
-const MAX_PACKET_THRESHOLD: u64 = 128;
 /// kGranularity (section 6.1.2).
 const GRANULARITY: Duration = Duration::from_millis(1);
 /// Packets sent per probe timeout (section 6.2.4).
 const PROBES: u8 = 2;
-/// kPersistentCongestionThreshold (section 7.6.1).
-const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
-/// Doublings of the probe timeout after which it stays; the QUIC stack's idle timeout ends it all.
+/// The probe timeout doubles so many times at most. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// Packets declared lost that are remembered, so that a late acknowledgement is understood.
-const MAX_LOST: usize = 256;
 /// What every path of QUIC carries, bytes of UDP payload (RFC 9000, section 14).
 pub const BASE_MTU: u64 = 1200;
-/// Rounds of losses among larger packets, none of which arrived meanwhile, that make a black hole.
+/// Rounds in which packets larger than [`BASE_MTU`] were lost and none arrived, until the path counts as a black hole.
 const BLACK_HOLE: u32 = 3;
-/// A sender reports a number that it drew before others have drawn this many more.
+/// Senders report a number at the latest when this many more have been drawn.
 const REPORT_LAG: u64 = 64;
 
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +58,7 @@ pub struct Outcome<T> {
 #[error("packet number {0} was acknowledged but never sent")]
 pub struct NeverSent(pub u64);
 
-/// Counts since the connection began; the data plane's own packets only, unless it says otherwise.
+/// Counts since the connection began. Packets are the data plane's, offloaded ones included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub packets_sent: u64,
@@ -76,14 +74,15 @@ pub struct Counts {
     pub congestion_events: u64,
 }
 
+/// The state of all packets in flight, the round-trip time and the congestion window.
 pub struct Recovery<T> {
     config: Config,
     controller: Box<dyn Controller>,
     pub rtt: Rtt,
-    /// The packet numbers from `base` on; begins with a packet in flight.
+    /// What became of each packet number from `base` on. Begins with a packet in flight.
     sent: VecDeque<Slot<T>>,
     base: u64,
-    /// Declared lost not long ago, ascending.
+    /// Packets declared lost not long ago, by number.
     lost: VecDeque<Lost<T>>,
     largest_acked: Option<u64>,
     packet_threshold: u64,
@@ -94,13 +93,13 @@ pub struct Recovery<T> {
     loss_time: Option<Instant>,
     pto_count: u32,
     probes: u8,
-    /// The last window reduction; what was sent before has no say on the window any more.
+    /// When the window was last reduced. Packets sent before then change it no more.
     reduced_at: Option<Instant>,
-    /// Packets whose loss led to the last reduction and that have not been acknowledged late.
+    /// Packets whose loss led to the last reduction and that have not been acknowledged since.
     blamed: u64,
-    /// The first round-trip sample: losses before it cannot establish persistent congestion.
+    /// The first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
     sampled_at: Option<Instant>,
-    /// Rounds of losses that included packets larger than [`BASE_MTU`], since one such arrived.
+    /// Rounds in which packets larger than [`BASE_MTU`] were lost, since the last one that arrived.
     suspicions: u32,
     counts: Counts,
 }
@@ -108,9 +107,9 @@ pub struct Recovery<T> {
 enum Slot<T> {
     /// Skipped, or drawn by a sender that has not reported it yet.
     Unused,
-    /// So long ago that it was forgotten: whether it was skipped, lost or acknowledged.
+    /// Forgotten: it was skipped, lost or acknowledged long ago.
     Past,
-    /// Elicits no acknowledgement, so its fate is of no interest.
+    /// Not ack-eliciting, so its loss would not be noticed.
     NonEliciting,
     Resolved {
         acked: bool,
@@ -121,17 +120,10 @@ enum Slot<T> {
 struct Packet<T> {
     sent: Instant,
     size: u64,
-    /// `None`: the QUIC stack's.
+    /// `None` for a packet of the QUIC stack.
     content: Option<T>,
     /// Larger than the path is known to take: its loss says nothing about congestion.
     mtu_probe: bool,
-}
-
-struct Lost<T> {
-    number: u64,
-    packet: Packet<T>,
-    at: Instant,
-    blamed: bool,
 }
 
 impl<T> Default for Outcome<T> {
@@ -172,7 +164,7 @@ impl<T: Clone> Recovery<T> {
         self.on_offloaded_sent(now, number, size, content);
     }
 
-    /// A packet of the data plane left by another way, at `sent`.
+    /// The offload sent a packet of the data plane's streams or datagrams, at `sent`.
     pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
         let size = size as u64;
         self.counts.packets_sent += 1;
@@ -193,13 +185,13 @@ impl<T: Clone> Recovery<T> {
         self.record(number, Slot::InFlight(Packet { sent: now, size, content: None, mtu_probe }));
     }
 
-    /// Takes a whole ACK frame and adds what it means for the data plane's packets to `outcome`.
+    /// Takes a whole ACK frame and adds to `outcome` what became of the data plane's packets.
     ///
     /// `app_limited`: the data plane had nothing to send while the window was open.
     ///
     /// # Errors
-    /// A number that was not sent, or not reported yet. All others have been taken note of; the frame may be
-    /// taken again.
+    /// The frame names a number that was not sent, or not reported yet. The others have been processed; the same
+    /// frame may be passed again after the report.
     pub fn on_ack(
         &mut self,
         now: Instant,
@@ -250,8 +242,8 @@ impl<T: Clone> Recovery<T> {
         self.loss_time.or_else(|| self.probe_time())
     }
 
-    /// Returns whether a probe timeout expired: [`Recovery::probes`] packets are then to be sent, whatever
-    /// the window says.
+    /// Returns whether a probe timeout expired. [`Recovery::probes`] packets are then to be sent, even where the
+    /// window is full.
     pub fn on_timeout(&mut self, now: Instant, outcome: &mut Outcome<T>) -> bool {
         if self.loss_time.is_some_and(|at| at <= now) {
             self.detect(now, outcome);
@@ -267,13 +259,13 @@ impl<T: Clone> Recovery<T> {
         true
     }
 
-    /// Packets that must be sent to find out what became of the others.
+    /// Probes that are still to be sent.
     pub fn probes(&self) -> u8 {
         self.probes
     }
 
-    /// Whether there is nothing that the next acknowledgement has to be waited for: no loss that is suspected, no probe,
-    /// and no packet of the QUIC stack in flight.
+    /// Whether the next acknowledgement is not urgent: no loss is suspected, no probe was needed, and no packet of
+    /// the QUIC stack is in flight.
     pub fn is_steady(&self) -> bool {
         self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
     }
@@ -286,9 +278,9 @@ impl<T: Clone> Recovery<T> {
         })
     }
 
-    /// Whether a full packet fits into the window beside `others`, bytes in flight that were not reported yet.
-    pub fn window_open(&self, others: u64) -> bool {
-        self.in_flight + others + self.config.mtu <= self.controller.window()
+    /// Whether a full packet fits into the window beside `unreported` bytes, which may be in flight as well.
+    pub fn window_open(&self, unreported: u64) -> bool {
+        self.in_flight + unreported + self.config.mtu <= self.controller.window()
     }
 
     /// Bytes that the window has room for.
@@ -304,12 +296,12 @@ impl<T: Clone> Recovery<T> {
         self.controller.pacing_rate(self.rtt.smoothed())
     }
 
-    /// Bytes in flight, of both senders.
+    /// Bytes in flight, of all senders.
     pub fn in_flight(&self) -> u64 {
         self.in_flight
     }
 
-    /// What the window leaves to the QUIC stack: at least two packets, so that control is not blocked.
+    /// What the window leaves to the QUIC stack: at least two packets, so that control streams always get through.
     pub fn stack_window(&self) -> u64 {
         let own = self.in_flight - self.stack_in_flight;
         self.controller.window().saturating_sub(own).max(2 * self.config.mtu)
@@ -330,7 +322,7 @@ impl<T: Clone> Recovery<T> {
         self.controller.set_mtu(mtu);
     }
 
-    /// A new path: what the old one taught does not hold (RFC 9000, section 9.4).
+    /// The path changed: round-trip time and window are unknown again (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.controller = self.config.algorithm.start(self.config.mtu, now);
         self.rtt = Rtt::new(self.config.initial_rtt);
@@ -344,7 +336,7 @@ impl<T: Clone> Recovery<T> {
         self.base + self.sent.len() as u64
     }
 
-    /// Senders draw and report without a common lock, so numbers may arrive slightly out of order.
+    /// Senders draw and report numbers without a common lock, so reports may be slightly out of order.
     fn record(&mut self, number: u64, slot: Slot<T>) {
         while self.base > number {
             self.sent.push_front(Slot::Past);
@@ -393,118 +385,7 @@ impl<T: Clone> Recovery<T> {
         }
     }
 
-    /// Packets that were declared lost and now are acknowledged after all.
-    fn late(&mut self, first: u64, last: u64, outcome: &mut Outcome<T>) {
-        let start = self.lost.partition_point(|lost| lost.number < first);
-        while let Some(lost) = self.lost.get(start)
-            && lost.number <= last
-        {
-            let Some(lost) = self.lost.remove(start) else { return };
-            let distance = self.largest_acked.unwrap_or_default().saturating_sub(lost.number);
-            self.packet_threshold = self.packet_threshold.max(distance + 1).min(MAX_PACKET_THRESHOLD);
-            if lost.blamed && self.blamed > 0 {
-                self.blamed -= 1;
-                if self.blamed == 0 {
-                    self.controller.on_spurious_congestion();
-                }
-            }
-            if let Some(content) = lost.packet.content {
-                self.counts.spurious_losses += 1;
-                outcome.acked.push(content);
-            }
-        }
-    }
-
-    /// Declares packets lost (section 6.1) and tells the controller (section 7.3 and 7.6).
-    fn detect(&mut self, now: Instant, outcome: &mut Outcome<T>) {
-        self.loss_time = None;
-        let Some(largest_acked) = self.largest_acked else { return };
-        let delay = self.rtt.loss_delay(GRANULARITY);
-        let mut newest: Option<Instant> = None;
-        let mut outage = Outage::default();
-        let mut large = false;
-        for number in self.base..largest_acked.saturating_add(1).min(self.next()) {
-            let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { break };
-            let packet = match slot {
-                Slot::InFlight(packet) => packet,
-                Slot::Resolved { acked: true } => {
-                    outage.interrupt();
-                    continue;
-                }
-                _ => continue,
-            };
-            let overdue = packet.sent + delay;
-            if overdue > now && largest_acked - number < self.packet_threshold {
-                self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
-                outage.interrupt();
-                continue;
-            }
-            let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: false }) else {
-                continue;
-            };
-            self.leave_flight(&packet);
-            if !packet.mtu_probe {
-                newest = newest.max(Some(packet.sent));
-                large |= packet.size > BASE_MTU;
-                if self.sampled_at.is_some_and(|at| packet.sent > at) {
-                    outage.extend(packet.sent);
-                }
-            }
-            match &packet.content {
-                Some(content) => {
-                    self.counts.packets_lost += 1;
-                    outcome.lost.push(content.clone());
-                }
-                None => self.counts.stack_lost += 1,
-            }
-            self.remember(Lost { number, packet, at: now, blamed: false });
-        }
-        self.suspicions += u32::from(large);
-        if let Some(newest) = newest {
-            self.congestion(now, newest);
-            if outage.longest > self.persistent_duration() {
-                self.controller.on_persistent_congestion();
-                self.reduced_at = None;
-            }
-        }
-    }
-
-    /// One reduction per round trip: only for a loss among what was sent since the last one.
-    fn congestion(&mut self, now: Instant, newest: Instant) {
-        let fresh = self.reduced_at.is_none_or(|at| newest > at);
-        if fresh {
-            self.reduced_at = Some(now);
-            self.blamed = 0;
-            self.counts.congestion_events += 1;
-            self.controller.on_congestion(now);
-        }
-        for lost in &mut self.lost {
-            // Later losses of the same flight are as much a part of the event.
-            let joins = lost.at == now && !lost.packet.mtu_probe;
-            if joins && (fresh || !lost.blamed) {
-                self.blamed += 1;
-            }
-            lost.blamed = joins || (lost.blamed && !fresh);
-        }
-    }
-
-    /// Keeps the list ascending: a number that was reported late may come after larger ones.
-    fn remember(&mut self, lost: Lost<T>) {
-        let index = self.lost.partition_point(|other| other.number < lost.number);
-        self.lost.insert(index, lost);
-    }
-
-    /// Forgets losses that no acknowledgement is expected for any more.
-    fn prune(&mut self, now: Instant) {
-        let keep = self.persistent_duration();
-        while let Some(lost) = self.lost.front()
-            && (self.lost.len() > MAX_LOST || now.saturating_duration_since(lost.at) > keep)
-        {
-            self.lost.pop_front();
-        }
-        self.trim();
-    }
-
+    /// Forgets the numbers before the first packet in flight.
     fn trim(&mut self) {
         while let Some(slot) = self.sent.front() {
             match slot {
@@ -530,10 +411,6 @@ impl<T: Clone> Recovery<T> {
         let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
         Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)
     }
-
-    fn persistent_duration(&self) -> Duration {
-        self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * PERSISTENT_CONGESTION_THRESHOLD
-    }
 }
 
 /// What one ACK frame newly acknowledged.
@@ -541,32 +418,14 @@ impl<T: Clone> Recovery<T> {
 struct Newly {
     /// When the newest packet was sent.
     newest: Option<Instant>,
-    /// The largest number.
+    /// The largest number among them.
     last: Option<u64>,
-    /// A number that it should not have named.
+    /// A number in the frame that nobody has sent.
     never_sent: Option<u64>,
-    /// Bytes that may open the window.
+    /// Bytes that may grow the window: those sent since it was last reduced.
     bytes: u64,
-    /// Whether the frame's largest number is among them: only then it makes a round-trip sample.
+    /// Whether the frame's largest number is among them. Only then it makes a round-trip sample (section 5.1).
     largest: bool,
-}
-
-/// The longest time over which packet after packet was lost.
-#[derive(Default)]
-struct Outage {
-    start: Option<Instant>,
-    longest: Duration,
-}
-
-impl Outage {
-    fn extend(&mut self, sent: Instant) {
-        let start = *self.start.get_or_insert(sent);
-        self.longest = self.longest.max(sent.saturating_duration_since(start));
-    }
-
-    fn interrupt(&mut self) {
-        self.start = None;
-    }
 }
 
 #[cfg(test)]
