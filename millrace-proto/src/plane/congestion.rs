@@ -20,7 +20,7 @@ pub trait Controller: Send {
     /// Congestion, for the first time since the last reduction took effect.
     fn on_congestion(&mut self, now: Instant);
 
-    /// Everything that led to the last [`Controller::on_congestion`] turned out to be delivered.
+    /// All packets whose loss led to the last [`Controller::on_congestion`] were delivered after all.
     fn on_spurious_congestion(&mut self);
 
     /// Persistent congestion (RFC 9002, section 7.6): the path carried nothing for several timeouts.
@@ -50,7 +50,7 @@ pub struct Acked {
     /// Newest round-trip sample.
     pub rtt: Duration,
     pub smoothed_rtt: Duration,
-    /// The sender, not the window, set the pace: the window says nothing about the path and must not grow.
+    /// The sender had too little to send to fill the window, which must therefore not grow.
     pub app_limited: bool,
 }
 

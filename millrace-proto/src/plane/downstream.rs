@@ -1,8 +1,13 @@
-//! What one subscriber connection is owed, has been sent and has acknowledged.
+//! What one connection is owed, has been sent and has acknowledged.
 //!
-//! [`Downstream`] is the send side of many unidirectional streams and of datagrams, over bytes that it
-//! does not own, sharing the connection with a QUIC stack. What is neither acknowledged nor in flight is a
-//! hole, and holes are sent in priority order.
+//! [`Downstream`] is the send side of many unidirectional streams and of datagrams. It does not own their bytes but
+//! reads them from [sources](super::source::Source). Bytes that are neither acknowledged nor in flight are a
+//! *hole*. New data, lost data and the past that a late receiver catches up with are all holes, and are sent in
+//! order of priority.
+//!
+//! Where to look: [`Downstream::poll_frames`] fills packets (`send`), [`Downstream::on_ack`] and its neighbours take
+//! what the peer says (`feedback`), streams wait, expire and end (`lifecycle`), and an offload may send in the
+//! plane's place (`offload`).
 
 mod api;
 mod feedback;
@@ -35,7 +40,7 @@ pub use api::*;
 pub use offload::{Budget, Delegation, OffloadedPacket};
 pub use pieces::{Carried, Piece};
 
-/// What a packet carries, between [`Downstream::poll_frames`] and its fate.
+/// What a packet carries, kept from [`Downstream::poll_frames`] until it is acknowledged or lost.
 #[derive(Clone, Debug, Default)]
 pub struct Content(SmallVec<[Sent; 2]>);
 
@@ -47,6 +52,7 @@ enum Sent {
     Ping,
 }
 
+/// Why a stream is reset; counted in [`Resets`].
 #[derive(Clone, Copy, Debug)]
 enum Cause {
     Source,
@@ -58,7 +64,7 @@ enum Cause {
     Overflow,
 }
 
-/// The data plane of one connection. Sans-I/O: `now` is an argument and never goes back.
+/// The data plane of one connection. Sans-I/O: time is an argument, `now`, and never goes back.
 pub struct Downstream {
     config: Config,
     peer: PeerLimits,
@@ -73,18 +79,18 @@ pub struct Downstream {
     datagrams: BTreeMap<(Priority, u64), NewDatagram>,
     datagram_bytes: usize,
     datagrams_queued: u64,
-    /// Datagrams and streams of the same level take turns.
+    /// It is the datagrams' turn: they take turns with the streams of their level.
     datagrams_turn: bool,
-    /// Subgroup delivery timeouts that run.
+    /// Running subgroup delivery timeouts.
     deadlines: BTreeSet<(Instant, StreamKey)>,
-    /// Index of the next stream to open.
+    /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
-    /// Connection credit used, bytes.
+    /// Connection credit that was used, bytes.
     data_sent: u64,
-    /// Of another sender, not registered yet.
+    /// What the offload may have sent and has not reported yet.
     outstanding: Budget,
     recalls: Vec<StreamKey>,
-    /// The window was open when there was last nothing to send.
+    /// The last time that sending stopped, it was for want of data and not of window.
     app_limited: bool,
     paced_until: Option<Instant>,
     events: VecDeque<Event>,
@@ -128,7 +134,7 @@ impl Downstream {
         }
     }
 
-    /// Adds a stream; it gets its ID when it is first sent, by priority, once the peer allows it.
+    /// Adds a stream. It gets its ID when it is first sent: streams wait for IDs in order of priority.
     pub fn open(&mut self, stream: NewStream) -> StreamKey {
         self.owners.entry(stream.owner).or_default().live += 1;
         let key = self.streams.insert(Stream::new(stream, self.peer.max_stream_data_uni));
@@ -136,10 +142,10 @@ impl Downstream {
         key
     }
 
-    /// The source has more bytes, or ended. Without effect on a key that is gone.
+    /// The source has more bytes, or ended. Has no effect once the stream is gone.
     pub fn wake(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        // A stream without credit would never find out by reading.
+        // Checked here because a stream without credit does not read.
         if stream.lost_its_source() {
             let code = self.config.reset_codes.behind;
             return self.begin_reset(key, code, Cause::Evicted);
@@ -175,12 +181,12 @@ impl Downstream {
                 stream.priority = priority;
             }
             self.place(key);
-            // The other sender goes by the one that the stream had.
+            // The offload goes by the priority that the stream had when it was delegated.
             self.recall(key);
         }
     }
 
-    /// Queues an object datagram: its whole payload, MoQ header included.
+    /// Queues the payload of a DATAGRAM frame.
     pub fn send_datagram(&mut self, datagram: NewDatagram) -> Result<(), TooLarge> {
         let (size, limit) =
             (send::datagram_size(&datagram.payload) as u64, self.peer.max_datagram_frame_size);
@@ -209,12 +215,12 @@ impl Downstream {
         !self.events.is_empty()
     }
 
-    /// How many streams an owner has and had.
+    /// How many streams an owner has, and has had.
     pub fn owned(&self, owner: u64) -> Owned {
         self.owners.get(&owner).copied().unwrap_or_default()
     }
 
-    /// Ends the count of an owner whose streams are all gone and that opens no more, and returns it.
+    /// Returns the counts of an owner that opens no more streams, and forgets them.
     pub fn forget_owner(&mut self, owner: u64) -> Owned {
         self.owners.remove(&owner).unwrap_or_default()
     }

@@ -1,15 +1,14 @@
 //! The data plane: the send side of one QUIC connection, for unidirectional streams and datagrams.
 //!
-//! It shares the connection with a QUIC stack, which does the handshake, the receiving and its own streams, and
-//! perhaps with an offload that sends some of the data plane's streams itself. All of them draw packet numbers
-//! from the same sequence and share congestion window and credit.
+//! It is one of up to three senders on the connection. The **QUIC stack** does the handshake, receives, and sends
+//! its own streams. An **offload**, if there is one, sends on streams that the data plane has delegated to it. All
+//! draw from one sequence of packet numbers and share the congestion window and the peer's credit.
 //!
-//! [`downstream::Downstream`] is the whole of it. It stands on the other modules, each of which uses only those
-//! above it in this list:
+//! [`downstream::Downstream`] is the entry. The other modules, from the lowest up; each uses only those before it:
 //!
-//! * [`types`], [`source`], [`ranges`]: the names of things, what a stream reads from, sets of offsets;
+//! * [`types`], [`source`], [`ranges`]: keys and priorities, what a stream reads from, sets of offsets;
 //! * [`congestion`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
-//! * `queues`, `stream`, `slots`: what goes next, one stream's state, and where the streams are kept.
+//! * `queues`, `stream`, `slots`: which stream goes next, the state of one stream, and where streams are kept.
 
 pub mod congestion;
 pub mod downstream;

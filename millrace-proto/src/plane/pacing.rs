@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 /// Packets that may always leave at once: the initial window's burst (RFC 9002, section 7.7).
 const MIN_BURST: u64 = 10;
-/// Timers wake a sender about every millisecond: a smaller bucket would cap the rate, not smooth it.
+/// What the bucket holds, as time at the current rate. Timers wake a sender about every millisecond, so a smaller
+/// bucket would limit the rate.
 const BURST_TIME: Duration = Duration::from_millis(2);
 const MAX_BURST: u64 = 256;
 
@@ -36,7 +37,7 @@ impl Pacer {
             return Ok(());
         }
         let missing = self.mtu - self.tokens;
-        // One more than rounded down, so that the missing bytes are there at the deadline.
+        // Rounded up, so that the missing bytes are there at the deadline.
         Err(self.filled + Duration::from_nanos(scale(missing, NANOS, rate).saturating_add(1)))
     }
 
@@ -54,7 +55,7 @@ impl Pacer {
             self.tokens = capacity;
             self.filled = now;
         } else {
-            // Time that earned no whole byte yet stays on the clock.
+            // Only whole bytes are taken; the rest of the time counts at the next call.
             self.filled += Duration::from_nanos(scale(earned, NANOS, rate));
         }
     }

@@ -2,8 +2,8 @@
 
 use super::{stream::Stream, types::StreamKey};
 
-/// Bits of a key that say where the stream is stored; the rest counts the streams ever opened, so keys
-/// are never reused and compare by age.
+/// Bits of a key that say where the stream is stored. The bits above them count the streams ever opened, so keys are
+/// never reused and compare by age.
 const INDEX_BITS: u32 = 24;
 const INDEX_MASK: u64 = (1 << INDEX_BITS) - 1;
 

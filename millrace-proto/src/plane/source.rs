@@ -2,24 +2,24 @@
 
 use std::time::Instant;
 
-/// A growing sequence of bytes behind a unidirectional stream: a subgroup in the cache, a FETCH response.
+/// A growing sequence of bytes that a unidirectional stream sends.
 ///
-/// Offsets are the stream's own, from 0. Bytes never change once they are part of the extent; they can
-/// only disappear (eviction), after which `read` returns 0 for them for good.
+/// Offsets are the stream's own, from 0. Bytes never change once they are part of the extent. They may be evicted;
+/// `read` then returns 0 for them.
 pub trait Source: Send + Sync {
-    /// How far the bytes go at the moment, and how the sequence ends.
+    /// How many bytes there are at the moment, and whether there will be more.
     fn extent(&self) -> Extent;
 
-    /// Copies bytes from `offset` into `buf` and returns how many; 0 when they are no longer there.
-    /// May return fewer than `buf` holds only at the end of the extent.
+    /// Copies bytes from `offset` on into `buf` and returns how many: 0 if they were evicted, and fewer than `buf`
+    /// holds only at the end of the extent.
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize;
 
-    /// Whether the bytes have disappeared.
+    /// Whether the bytes were evicted.
     fn is_evicted(&self) -> bool {
         false
     }
 
-    /// When the first byte of the object that covers `offset` was received, for delivery timeouts.
+    /// When the first byte of the object at `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
 }
 
@@ -36,7 +36,7 @@ pub struct Extent {
 pub enum End {
     /// More may come.
     Open,
-    /// Complete: the stream ends with FIN at the extent's length, known since `at`.
+    /// Complete since `at`: the stream ends with FIN at the extent's length.
     Fin { at: Instant },
     /// Incomplete for good: the stream is reset with this application error code.
     Reset(u64),

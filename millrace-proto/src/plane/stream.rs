@@ -17,18 +17,19 @@ use super::{
 pub struct NewStream {
     pub source: Arc<dyn Source>,
     pub priority: Priority,
-    /// Whose stream it is, a subscription's or a FETCH's: owners of the same priority take turns, and
-    /// streams that got an ID are counted per owner.
+    /// The caller's number of whoever the stream belongs to. Owners of the same level take turns, and streams are
+    /// counted per owner.
     pub owner: u64,
-    /// OBJECT_DELIVERY_TIMEOUT: an object not yet handed to the network this long after its first byte
-    /// arrived resets the stream.
+    /// OBJECT_DELIVERY_TIMEOUT: the stream is reset if an object has not been sent this long after its first byte
+    /// arrived.
     pub object_timeout: Option<Duration>,
-    /// SUBGROUP_DELIVERY_TIMEOUT: time from the FIN's arrival to the last acknowledgement.
+    /// SUBGROUP_DELIVERY_TIMEOUT: the stream is reset if not all is acknowledged this long after its FIN arrived.
     pub subgroup_timeout: Option<Duration>,
     pub label: Label,
 }
 
-/// A stream's bytes are acknowledged, in flight, or a hole: lost ranges and everything from `sent` on.
+/// A unidirectional stream over a [`Source`]. Each of its bytes is acknowledged, in flight, or part of a hole: the
+/// lost ranges and everything from `sent` on.
 pub struct Stream {
     pub owner: u64,
     pub priority: Priority,
@@ -38,25 +39,25 @@ pub struct Stream {
     pub queue: Queue,
     /// When the subgroup's delivery timeout expires.
     pub deadline: Option<Instant>,
-    /// Bytes that the peer lets this stream send.
+    /// The peer's limit of this stream, bytes.
     pub credit: u64,
-    /// Somebody else sends on it too.
+    /// The offload may send on it as well.
     pub delegated: bool,
     state: State,
-    /// End of what was ever sent: what counts against credit, and the final size of a reset.
+    /// End of what was ever sent. It counts against credit and is the final size of a reset.
     sent: u64,
 }
 
 /// Where the scheduler keeps the stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Queue {
-    /// Nothing to send, or not before the peer raises the stream's own limit.
+    /// Nothing to send, or nothing that the peer's limit of the stream allows.
     #[default]
     None,
     Ready,
-    /// Has bytes, but no ID before the peer allows more streams.
+    /// Has bytes, but gets no ID before the peer allows more streams.
     Unopened,
-    /// Has bytes, but the peer takes none before it raises the connection's limit.
+    /// Has bytes, but the connection's credit is used up.
     Blocked,
 }
 
@@ -71,7 +72,7 @@ struct Sending {
     subgroup_timeout: Option<Duration>,
     extent: Extent,
     lost: Ranges,
-    /// Everything before is acknowledged.
+    /// Everything before this offset is acknowledged.
     acked: u64,
     acked_beyond: Ranges,
     fin: Fin,
@@ -149,22 +150,21 @@ impl Stream {
         matches!(self.state, State::Reset { .. })
     }
 
-    /// Lets go of the source: from here on only RESET_STREAM is owed.
+    /// Drops the source: from here on only RESET_STREAM is owed.
     pub fn reset(&mut self, code: u64) {
         self.state = State::Reset { code, owed: true };
     }
 
     pub fn need(&self) -> Need {
         match &self.state {
-            // The final size is known once nobody else sends.
+            // The final size is known once the offload sends no more.
             State::Reset { owed: true, .. } if !self.delegated => Need::Repair,
             State::Reset { .. } => Need::Nothing,
             State::Sending(sending) => sending.need(self.sent, self.credit),
         }
     }
 
-    /// The next frame's content: retransmissions first, at most `room` bytes, of them at most `credit` for
-    /// the first time.
+    /// The next frame's content, at most `room` bytes: retransmissions first, then at most `credit` new bytes.
     pub fn next(&self, room: u64, credit: u64) -> Option<Chunk> {
         match &self.state {
             State::Reset { code, owed } => owed.then_some(Chunk::Reset { code: *code, size: self.sent }),
@@ -207,8 +207,8 @@ impl Stream {
         }
     }
 
-    /// Somebody else sent the bytes, which the source may not have yet. Returns how many of them count against
-    /// the connection's credit: what is skipped does too, and is a hole from now on.
+    /// The offload sent `range`, which the source may not have yet. What it skipped before that is a hole from now
+    /// on. Returns how many bytes count against the connection's credit, skipped ones included.
     pub fn on_offloaded_sent(&mut self, range: Range<u64>, fin: bool) -> u64 {
         let before = self.sent;
         self.sent = before.max(range.end);
@@ -222,7 +222,7 @@ impl Stream {
         self.sent - before
     }
 
-    /// Whether more is to come, and all that the source has was sent and is not known to be lost.
+    /// Whether the source is open, and all that it has was sent and is not known to be lost.
     pub fn is_caught_up(&self) -> bool {
         match &self.state {
             State::Sending(sending) => {
@@ -277,7 +277,7 @@ impl Stream {
         }
     }
 
-    /// Whether bytes are owed that are not there any more.
+    /// Whether the source has lost bytes while some are still owed.
     pub fn lost_its_source(&self) -> bool {
         match &self.state {
             State::Sending(sending) => sending.source.is_evicted() && self.owes(sending),
@@ -290,7 +290,7 @@ impl Stream {
         end == End::Open || self.sent < len || sending.lost.total() > 0
     }
 
-    /// Bytes that are holes at the moment.
+    /// Bytes in holes.
     pub fn pending(&self) -> u64 {
         match &self.state {
             State::Sending(sending) => sending.lost.total() + sending.extent.len.saturating_sub(self.sent),
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_sent_may_be_ahead_of_the_source() {
+    fn what_the_offload_sent_may_be_ahead_of_the_source() {
         let (source, mut stream) = stream(100);
         assert_eq!(drain(&mut stream, 1000), [(0, 100, false)]);
         assert!(stream.is_caught_up());
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lent_stream_is_reset_once_it_is_back() {
+    fn a_delegated_stream_is_reset_once_it_is_returned() {
         let (_, mut stream) = stream(100);
         drain(&mut stream, 100);
         stream.delegated = true;

@@ -9,7 +9,7 @@ use super::{
 const C: f64 = 0.4;
 /// What a reduction leaves of the window (section 4.6).
 const BETA: f64 = 0.7;
-/// Growth per window of acknowledged bytes that is as fair as Reno with a factor of one half (section 4.3).
+/// Packets by which the window grows per round trip to be as fair as Reno, which reduces it to one half (section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 /// CUBIC (RFC 9438) with HyStart++ (RFC 9406) for slow start.
@@ -37,7 +37,7 @@ struct State {
 /// A stretch of congestion avoidance.
 #[derive(Clone, Debug)]
 struct Epoch {
-    /// Moved on by the time that the sender had too little to send (section 5.8).
+    /// Postponed by the time in which the sender had too little to send (section 5.8).
     start: Instant,
     last_ack: Instant,
     /// K: seconds from the start until the curve is back at `max`.

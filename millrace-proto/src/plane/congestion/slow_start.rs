@@ -77,7 +77,7 @@ impl SlowStart {
                     self.css = Some(Css { baseline: min, rounds: 0 });
                 }
             }
-            // The growth was a passing one.
+            // Spurious: the round trip is shorter again (RFC 9406, section 4.2).
             Some(css) if min < css.baseline => self.css = None,
             Some(_) => {}
         }

@@ -20,14 +20,14 @@ pub struct Config {
     pub mtu: usize,
     /// Round trip to assume before the first sample.
     pub initial_rtt: Duration,
-    /// Streams that may have bytes to send at a time; beyond it the lowest priority is reset.
+    /// Streams that may have bytes to send at the same time. Beyond it the stream of lowest priority is reset.
     pub max_pending_streams: usize,
-    /// Datagram payload that may wait, bytes; beyond it the lowest priority is dropped.
+    /// Datagram payload that may wait, bytes. Beyond it the datagram of lowest priority is dropped.
     pub max_datagram_bytes: usize,
     pub reset_codes: ResetCodes,
 }
 
-/// The application's error codes for streams that the data plane itself resets.
+/// The application's error codes for streams that the data plane resets by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResetCodes {
     /// A delivery timeout expired.
@@ -51,21 +51,21 @@ impl Config {
     }
 }
 
-/// Limits of the peer, from its transport parameters (RFC 9000, section 18.2), less what quinn was granted.
+/// Limits of the peer, from its transport parameters (RFC 9000, section 18.2).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PeerLimits {
-    /// Bytes that the data plane may send on the connection (already without quinn's grant).
+    /// Bytes that the data plane may send on the connection: the peer's limit without the QUIC stack's part.
     pub max_data: u64,
     /// Initial credit of each unidirectional stream, bytes.
     pub max_stream_data_uni: u64,
-    /// Unidirectional streams that may ever be opened on the connection, quinn's included.
+    /// Unidirectional streams that may ever be opened on the connection, including the QUIC stack's.
     pub max_streams_uni: u64,
-    /// Index of the first unidirectional stream that is ours (quinn's SETUP stream comes before).
+    /// Index of the data plane's first unidirectional stream. Those before it are the QUIC stack's.
     pub first_stream_uni: u64,
     /// Largest DATAGRAM frame that the peer takes, bytes; 0: none (RFC 9221).
     pub max_datagram_frame_size: u64,
     pub max_ack_delay: Duration,
-    /// Whether this end is the QUIC server (decides the low bits of stream IDs).
+    /// Whether this end is the QUIC server, which shows in the low bits of stream IDs.
     pub is_server: bool,
 }
 
@@ -77,7 +77,7 @@ pub struct NewDatagram {
     pub label: Label,
 }
 
-/// What the relay is told about a stream, by [`Downstream::poll_event`].
+/// What [`Downstream::poll_event`] reports about a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
     pub key: StreamKey,
@@ -87,7 +87,7 @@ pub struct Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// The stream got an ID: it counts among the streams that PUBLISH_DONE names.
+    /// The stream got an ID.
     Opened,
     /// The peer sent STOP_SENDING; the stream is being reset with the same code.
     Stopped(u64),
@@ -109,7 +109,7 @@ impl EventKind {
 pub struct Owned {
     /// Streams that ever got an ID.
     pub opened: u64,
-    /// Streams that are neither finished nor gone.
+    /// Streams that are not over.
     pub live: u64,
 }
 
@@ -142,15 +142,15 @@ pub struct Resets {
     pub stopped: u64,
     pub object_timeout: u64,
     pub subgroup_timeout: u64,
-    /// The source's bytes were gone before they were sent.
+    /// The source lost its bytes before they were sent.
     pub evicted: u64,
     /// More than [`Config::max_pending_streams`] had bytes to send.
     pub overflow: u64,
-    /// Of all these, streams that never got an ID.
+    /// Streams that never got an ID; they are counted above as well.
     pub unopened: u64,
 }
 
-/// A snapshot of counters since the connection began and of the state at hand.
+/// Counters since the connection began, and its current state.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     pub recovery: recovery::Counts,
@@ -161,7 +161,7 @@ pub struct Stats {
     pub datagrams_expired: u64,
     pub datagrams_too_large: u64,
     pub datagrams_overflowed: u64,
-    /// Packets of the other sender, and their UDP payload; part of [`recovery::Counts`] as well.
+    /// Packets that the offload sent, and their UDP payload. [`recovery::Counts`] includes them.
     pub offloaded_packets: u64,
     pub offloaded_bytes: u64,
     pub streams_opened: u64,

@@ -1,4 +1,4 @@
-//! What comes back: acknowledgements and limits from the peer, and time that passes without them.
+//! What comes back: the peer's acknowledgements and limits, changes of the path, and timeouts.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ impl Downstream {
         Ok(result?)
     }
 
-    /// `max`: bytes that the data plane may send on the connection, without quinn's grant.
+    /// `max`: bytes that the data plane may send on the connection, not counting the QUIC stack's part.
     pub fn on_max_data(&mut self, max: u64) {
         if max <= self.peer.max_data {
             return;
@@ -35,7 +35,7 @@ impl Downstream {
         }
     }
 
-    /// Gives up to `wanted` bytes of unused connection credit away and returns how many.
+    /// Gives away up to `wanted` bytes of unused connection credit. Returns how many.
     pub fn take_max_data(&mut self, wanted: u64) -> u64 {
         let taken = wanted.min(self.data_credit());
         self.peer.max_data -= taken;
@@ -53,7 +53,7 @@ impl Downstream {
         Ok(())
     }
 
-    /// `max`: the frame's value, unidirectional streams of both senders together.
+    /// `max`: the frame's value, which includes the QUIC stack's unidirectional streams.
     pub fn on_max_streams_uni(&mut self, max: u64) {
         if max <= self.peer.max_streams_uni {
             return;
@@ -77,8 +77,8 @@ impl Downstream {
         Ok(())
     }
 
-    /// Whether frames about stream `id` are for the data plane: one of this end's unidirectional streams
-    /// that the QUIC stack did not open.
+    /// Whether frames about stream `id` are for the data plane: this end's unidirectional streams, except those that
+    /// the QUIC stack opens.
     pub fn owns(&self, id: u64) -> bool {
         id & 0x3 == self.stream_id(0) & 0x3 && id >> 2 >= self.peer.first_stream_uni
     }
@@ -95,13 +95,13 @@ impl Downstream {
         self.pacer.set_mtu(size as u64);
     }
 
-    /// The peer's address changed for more than a NAT's sake (RFC 9000, section 9.4).
+    /// The connection moved to another path, not only to another port of a NAT (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.recovery.on_path_change(now);
         self.pacer = Pacer::new(self.config.mtu as u64, now);
     }
 
-    /// The round trip that the newest acknowledgement showed.
+    /// The newest round-trip sample.
     pub fn latest_rtt(&self) -> Duration {
         self.recovery.rtt.latest()
     }
@@ -111,12 +111,12 @@ impl Downstream {
         self.recovery.window()
     }
 
-    /// The congestion window that is left to the QUIC stack, bytes.
+    /// The part of the congestion window that is left to the QUIC stack, bytes.
     pub fn stack_window(&self) -> u64 {
         self.recovery.stack_window()
     }
 
-    /// The stream with this ID; none when it is over.
+    /// The stream with this ID; `None` if it is gone.
     fn find(&self, id: u64) -> Result<Option<StreamKey>, Violation> {
         if !self.owns(id) || id >> 2 >= self.next_stream {
             return Err(Violation::NeverOpened(id));
@@ -126,18 +126,18 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// When [`Self::on_timeout`] is due, if nothing happens before.
+    /// When [`Self::on_timeout`] is due. Any other call may change it.
     pub fn timeout(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
         [self.recovery.timeout(), self.paced_until, deadline].into_iter().flatten().min()
     }
 
-    /// Whether [`Self::on_timeout`] is due for want of an acknowledgement.
+    /// Whether [`Self::on_timeout`] is due because an acknowledgement is missing.
     pub fn misses_ack(&self, now: Instant) -> bool {
         self.recovery.timeout().is_some_and(|at| at <= now)
     }
 
-    /// Afterwards there may be more to send.
+    /// Expires what is due. Afterwards there may be more to send.
     pub fn on_timeout(&mut self, now: Instant) {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
@@ -157,7 +157,7 @@ impl Downstream {
 }
 
 impl Downstream {
-    /// Applies what recovery found out, and keeps the lists for the next time.
+    /// Applies what recovery found out. The lists are kept for their allocations.
     fn settle(&mut self, mut outcome: Outcome<Content>) {
         for content in outcome.acked.drain(..) {
             self.acknowledge(&content);

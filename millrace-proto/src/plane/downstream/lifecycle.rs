@@ -15,7 +15,7 @@ impl Downstream {
         stream.reset(code);
         self.recall(key);
         self.disarm(key);
-        // A few bytes that free the peer's resources: they go first.
+        // RESET_STREAM is small and frees the peer's resources, so it goes first.
         self.set_priority(key, Priority::default());
         let resets = &mut self.stats.resets;
         *match cause {
@@ -48,7 +48,7 @@ impl Downstream {
         self.events.push_back(Event { key, owner: stream.owner, kind });
     }
 
-    /// Starts the subgroup's delivery timeout, once.
+    /// Starts the subgroup's delivery timeout, unless it runs already.
     pub(super) fn arm(&mut self, key: StreamKey, fin_at: Instant) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         if stream.deadline.is_none()
@@ -66,7 +66,7 @@ impl Downstream {
         }
     }
 
-    /// Puts the stream into the queue that its needs and the peer's limits call for.
+    /// Moves the stream to the queue that it belongs to, by what it has to send and by the peer's limits.
     pub(super) fn place(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
@@ -106,7 +106,7 @@ impl Downstream {
         }
     }
 
-    /// Resets the streams whose turn is furthest off while too many have bytes to send.
+    /// Resets the stream that would be sent last, if too many streams have bytes to send.
     pub(super) fn shed(&mut self) {
         let queues = [&self.ready, &self.unopened, &self.blocked];
         if queues.iter().map(|queues| queues.len()).sum::<usize>() <= self.config.max_pending_streams {

@@ -1,4 +1,4 @@
-//! What a packet carries, as told to whoever watches.
+//! What a packet carries, for those who trace packets.
 
 use super::{Content, Downstream, Label, Sent};
 
@@ -6,7 +6,7 @@ use super::{Content, Downstream, Label, Sent};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub label: Label,
-    /// `None` for what belongs to no stream.
+    /// `None` for a frame that belongs to no stream.
     pub stream_id: Option<u64>,
     pub carried: Carried,
 }
@@ -17,17 +17,17 @@ pub enum Carried {
         offset: u64,
         len: u16,
         fin: bool,
-        /// They fill a hole: what was sent before and lost, or what another sender left out.
+        /// They fill a hole: they were sent before and lost, or the offload left them out.
         again: bool,
     },
     Reset,
     Datagram,
-    /// A probe that has nothing to carry.
+    /// A probe without data.
     Ping,
 }
 
 impl Downstream {
-    /// What a packet carries that [`Self::poll_frames`] has just filled.
+    /// The frames of a packet that [`Self::poll_frames`] has just filled.
     pub fn pieces<'a>(&'a self, content: &'a Content) -> impl Iterator<Item = Piece> + 'a {
         let of = |key, carried| {
             let stream = self.streams.get(key);

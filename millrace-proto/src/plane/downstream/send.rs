@@ -11,14 +11,14 @@ use crate::{
     quic::{frame, varint},
 };
 
-/// Stream frames shorter than this are not worth splitting off a longer rest.
+/// A STREAM frame gets at least this much room, bytes; a smaller rest of a packet stays empty.
 const MIN_ROOM: usize = 32;
 
 impl Downstream {
-    /// Appends the frames of one packet to `out`, at most `room` bytes, or returns `None` when there is
-    /// nothing to send, or nothing may be sent before an acknowledgement, credit or [`Self::timeout`].
+    /// Appends the frames of one packet to `out`, at most `room` bytes. `None` when there is nothing to send, or
+    /// nothing may be sent before an acknowledgement, more credit or [`Self::timeout`].
     ///
-    /// The content belongs to the packet: hand it to [`Self::on_sent`], or to [`Self::on_not_sent`].
+    /// Pass the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
     pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<Content> {
         let probing = self.recovery.probes() > 0;
         self.paced_until = None;
@@ -38,7 +38,7 @@ impl Downstream {
                 return None;
             }
         }
-        // A probe has to arrive even where the path has become narrower (RFC 9000, section 14.4).
+        // A probe has to arrive even if the path's MTU has shrunk (RFC 9000, section 14.4).
         let excess = if probing { self.config.mtu.saturating_sub(BASE_MTU as usize) } else { 0 };
         let room = room.saturating_sub(excess);
         let mut content = Content::default();
@@ -54,23 +54,23 @@ impl Downstream {
         Some(content)
     }
 
-    /// The packet left, or will: `size` is its UDP payload.
+    /// The packet was sent, or is about to be. `size` is its UDP payload, bytes.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: Content) {
         self.pacer.on_sent(size as u64);
         self.recovery.on_sent(now, number, size, content);
     }
 
-    /// The packet was not built after all: its content is owed again.
+    /// The packet will not be sent: its content is owed again.
     pub fn on_not_sent(&mut self, content: Content) {
         self.lose(&content);
     }
 
-    /// The QUIC stack sent a packet of `size` bytes, the UDP payload.
+    /// The QUIC stack sent a packet. `size` is its UDP payload, bytes.
     pub fn on_stack_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
         self.recovery.on_stack_sent(now, number, size, ack_eliciting);
     }
 
-    /// Whether [`Self::poll_frames`] has something to send, if it may.
+    /// Whether [`Self::poll_frames`] would have something to send if window and pacing allow it.
     pub fn has_work(&self) -> bool {
         !self.ready.is_empty() || !self.datagrams.is_empty() || self.recovery.probes() > 0
     }
@@ -139,7 +139,7 @@ impl Downstream {
         if room < MIN_ROOM {
             return false;
         }
-        // What the peer's limits hold back waits elsewhere.
+        // The peer's limits may have moved the stream to another queue.
         self.place(key);
         let Some(stream) = self.streams.get(key).filter(|stream| stream.queue == Queue::Ready) else {
             return true;
@@ -150,7 +150,7 @@ impl Downstream {
         let written = match chunk {
             Chunk::Reset { code, size } => write_reset(id, code, size, room, out).map(|()| chunk),
             Chunk::Bytes { offset, len, .. } => {
-                // FIN alone carries no object.
+                // A frame with FIN alone carries no object that could be late.
                 if len > 0 && stream.is_late(offset, now) {
                     self.begin_reset(key, self.config.reset_codes.late, Cause::ObjectTimeout);
                     return true;
@@ -214,8 +214,8 @@ fn write_reset(id: u64, code: u64, size: u64, room: usize, out: &mut Vec<u8>) ->
     (len <= room).then(|| frame::write_reset_stream(id, code, size, out))
 }
 
-/// Appends a STREAM frame of as much of `chunk` as fits into `room` and returns what it became; `None`
-/// when the source no longer has the bytes.
+/// Appends a STREAM frame with as much of `chunk` as fits into `room`, and returns that part. `None` if the source no
+/// longer has the bytes.
 fn write_bytes(stream: &Stream, id: u64, chunk: Chunk, room: usize, out: &mut Vec<u8>) -> Option<Chunk> {
     let Chunk::Bytes { offset, len, fin, fresh } = chunk else { return None };
     let space = room.saturating_sub(frame::stream_overhead(id, offset, room)) as u64;

@@ -41,7 +41,7 @@ impl Rtt {
         self.min.unwrap_or(self.smoothed)
     }
 
-    /// How much later than its successors a packet may be acknowledged (section 6.1.2).
+    /// How long after its sending a packet is lost if a later one was acknowledged (section 6.1.2).
     pub fn loss_delay(&self, granularity: Duration) -> Duration {
         (self.smoothed.max(self.latest) * 9 / 8).max(granularity)
     }

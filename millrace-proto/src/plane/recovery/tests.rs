@@ -167,7 +167,7 @@ fn no_probes_for_the_quic_stack() {
 }
 
 #[test]
-fn foreign_losses_are_congestion_but_not_ours_to_repair() {
+fn the_stacks_losses_are_congestion_but_not_ours_to_repair() {
     let mut lab = Lab::warm();
     let window = lab.recovery.window();
     lab.send_as_stack(300, true);

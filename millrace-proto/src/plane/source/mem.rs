@@ -11,7 +11,7 @@ use std::{
 
 use super::{End, Extent, Source};
 
-/// A source in memory. Its first 8 bytes are its tag, the others follow from tag and offset.
+/// A source whose first 8 bytes are its tag; the others follow from tag and offset.
 pub struct Mem {
     pub tag: u64,
     len: AtomicU64,
@@ -79,7 +79,7 @@ impl Source for Mem {
     }
 }
 
-/// A source as cheap as a cache is: one copy.
+/// A source that costs one copy to read, as a cache does.
 pub struct Fast(AtomicU64, Vec<u8>);
 
 impl Fast {

@@ -57,8 +57,8 @@ fn ranges_of_an_ack() {
 }
 
 #[test]
-fn only_quinns_packets_are_translated() {
-    // Wire 2, 5 and 9 are quinn's 0, 1 and 2; the others belong to the data plane.
+fn only_the_stacks_packets_are_translated() {
+    // Wire 2, 5 and 9 are the stack's 0, 1 and 2; the others belong to the data plane.
     let map = map([2, 5, 9]);
     type Ranges = &'static [RangeInclusive<u64>];
     let table: [(Ranges, Ranges); 7] = [
@@ -97,7 +97,7 @@ fn skipped_numbers_are_in_the_map() {
     let mut map = map([0, 1]);
     map.push(2, None);
     map.push(4, Some(Instant::now()));
-    assert_eq!(map.translate(2..=2), Some(2..=2), "quinn shall see that its trap was acknowledged");
+    assert_eq!(map.translate(2..=2), Some(2..=2), "the stack sees that its trap was acknowledged");
     assert_eq!((map.sent(2), map.sent(3).is_some(), map.next()), (None, true, 4));
 }
 
@@ -135,7 +135,7 @@ fn descending(numbers: &BTreeSet<u64>) -> Vec<RangeInclusive<u64>> {
 
 proptest! {
     #[test]
-    fn rewritten_acks_name_exactly_quinns_packets_and_are_never_longer(
+    fn rewritten_acks_name_exactly_the_stacks_packets_and_are_never_longer(
         base in 0..1u64 << 40,
         sent in proptest::collection::vec((any::<bool>(), any::<bool>()), 1..400),
         delay in 0..1u64 << 20,
@@ -143,14 +143,14 @@ proptest! {
         ecn in any::<bool>(),
         width in prop_oneof![Just(0usize), Just(2), Just(4), Just(8)],
     ) {
-        // (is quinn's, is acknowledged) of each wire number from `base`.
+        // (is the stack's, is acknowledged) of each wire number from `base`.
         let mut map = NumberMap { first: base / 2, ..NumberMap::default() };
         let (mut wire, mut expected) = (BTreeSet::new(), BTreeSet::new());
-        for (number, (quinns, acked)) in (base..).zip(&sent) {
-            if *quinns && *acked {
+        for (number, (stacks, acked)) in (base..).zip(&sent) {
+            if *stacks && *acked {
                 expected.insert(map.next());
             }
-            if *quinns {
+            if *stacks {
                 map.push(number, None);
             }
             if *acked {
