@@ -10,7 +10,7 @@
 //! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic` |
 //! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
 //!
-//! `quic` and `plane` know nothing of MoQ and serve any QUIC program that wants a second sender on its connections.
+//! Neither `quic` nor `plane` imports `moq`: they serve any QUIC program that wants a second sender on its connections.
 //!
 //! To follow an object through the crate, read three things. [`relay::subgroup::Subgroup`] keeps the bytes of a
 //! publisher's stream as they arrived. [`relay::view::View`] is the same subgroup as one subscriber gets it, and a

@@ -90,7 +90,7 @@ pub struct Downstream {
     /// What the offload may have sent and has not reported yet.
     outstanding: Budget,
     recalls: Vec<StreamKey>,
-    /// The last time that sending stopped, it was for want of data and not of window.
+    /// When sending last stopped, data was missing, not window.
     app_limited: bool,
     paced_until: Option<Instant>,
     events: VecDeque<Event>,

@@ -22,7 +22,7 @@ pub struct Credit {
     total: u64,
     /// The stack's MAX_DATA.
     granted: u64,
-    /// What is left of the grant after a top-up.
+    /// How much unused credit a top-up leaves the stack with.
     grant: u64,
     /// Bytes that the stack has sent for the first time.
     used: u64,

@@ -287,8 +287,7 @@ impl State {
             let same = match (&header.subgroup, other.id()) {
                 (SubgroupId::Zero, Some(id)) => id == 0,
                 (SubgroupId::Explicit(mine), Some(id)) => *mine == id,
-                // The ID is known only with the first object: the stream is taken, and duplicates are dropped later by
-                // object ID.
+                // The ID is known only with the first object. The stream is taken; duplicates show by their object IDs.
                 _ => false,
             };
             same && !matches!(other.extent().end, End::Reset(_))
