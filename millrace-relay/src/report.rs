@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use millrace_proto::{quic::keys::Suite, relay::downstream};
+use millrace_proto::{plane::downstream, quic::keys::Suite};
 use millrace_transport::{
     Endpoint,
     offload::{ConnectionStatus, Counts, Interface, KeystreamUse},
@@ -66,8 +66,8 @@ impl Sums {
         totals.quinn.bytes += seam.quinn_bytes;
         totals.data_plane.packets += seam.data_plane_packets;
         totals.data_plane.bytes += seam.data_plane_bytes;
-        totals.kernel.packets += stats.elsewhere_packets;
-        totals.kernel.bytes += stats.elsewhere_bytes;
+        totals.kernel.packets += stats.offloaded_packets;
+        totals.kernel.bytes += stats.offloaded_bytes;
         totals.kernel_unregistered += session.connection.unregistered().unwrap_or_default();
         if let Some(offload) = session.connection.offload_status() {
             let keystreams = keystreams(&offload);
@@ -234,7 +234,7 @@ fn describe(session: &Session) -> status::Session {
         cipher: session.connection.suite().map_or("unknown", suite_name).to_owned(),
         quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
-        kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
+        kernel: Sent { packets: stats.offloaded_packets, bytes: stats.offloaded_bytes },
         kernel_quiet: offload.as_ref().map_or(0, |offload| offload.deferred),
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: offload.as_ref().map(keystreams),

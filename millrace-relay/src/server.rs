@@ -10,7 +10,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{moq::code, relay::cache::Cache};
+use millrace_proto::{
+    moq::code,
+    plane::downstream,
+    relay::{RESET_CODES, cache::Cache},
+};
 use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, Tap};
 use parking_lot::Mutex;
 use rustls::sign::CertifiedKey;
@@ -74,7 +78,9 @@ impl Bound {
     /// # Errors
     /// An address cannot be had, or the TLS settings are not usable.
     pub fn new(config: Config, outgoing: Vec<UdpSocket>, engine: Arc<Engine>) -> Result<Self, BindError> {
-        let transport = transport::Config { offload: engine.offload.clone(), ..config.transport.clone() };
+        let downstream = downstream::Config { reset_codes: RESET_CODES, ..config.transport.downstream };
+        let offload = engine.offload.clone();
+        let transport = transport::Config { offload, downstream, ..config.transport.clone() };
         let endpoints = config
             .listen
             .iter()

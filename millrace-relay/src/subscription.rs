@@ -9,14 +9,11 @@ use std::{
 use bytes::Bytes;
 use millrace_proto::{
     moq::{Datagram, Filter, GroupOrder, Location, code},
-    relay::{
+    plane::{
         downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
-        filter::Window,
         source::End,
-        subgroup::Subgroup,
-        track::DatagramObject,
-        view::View,
     },
+    relay::{filter::Window, subgroup::Subgroup, track::DatagramObject, view::View},
 };
 use millrace_transport::{
     Connection,

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use millrace_proto::relay::{
+use millrace_proto::plane::{
     downstream::{Label, NewStream, Priority},
     source::{End, Extent, Source},
 };
@@ -129,7 +129,8 @@ impl Source for Whole {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
-        let rest = usize::try_from(offset).ok().and_then(|offset| self.bytes.get(offset..)).unwrap_or_default();
+        let rest =
+            usize::try_from(offset).ok().and_then(|offset| self.bytes.get(offset..)).unwrap_or_default();
         let len = rest.len().min(buf.len());
         buf[..len].copy_from_slice(&rest[..len]);
         len

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::{quic::keys::Suite, relay::downstream};
+use millrace_proto::{
+    plane::downstream::{self, ResetCodes},
+    quic::keys::Suite,
+};
 use rustls::{KeyLog, sign::CertifiedKey};
 
 use crate::{offload::Engine, tap::Tap, tls::Trust};
@@ -38,6 +41,7 @@ pub struct Config {
     pub control_streams: u64,
     /// Packets sealed with one key before it is updated, if the AEAD's own limit is not lower.
     pub max_packets_per_key: u64,
+    /// Its reset codes are the application's; by default they are 0.
     pub downstream: downstream::Config,
     /// Has a part in every connection.
     pub offload: Option<Arc<dyn Engine>>,
@@ -62,7 +66,7 @@ impl Default for Config {
             key_log: None,
             control_streams: 1,
             max_packets_per_key: u64::MAX,
-            downstream: downstream::Config::default(),
+            downstream: downstream::Config::new(ResetCodes { late: 0, behind: 0 }),
             offload: None,
             tap: Arc::default(),
         }

@@ -25,7 +25,7 @@ impl Controller for Window {
     }
 
     fn window(&self) -> u64 {
-        self.0.quinn_window()
+        self.0.stack_window()
     }
 
     fn clone_box(&self) -> Box<dyn Controller> {

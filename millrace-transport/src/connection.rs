@@ -9,8 +9,8 @@ use std::{
 };
 
 use millrace_proto::{
+    plane::downstream::{Downstream, Event, StreamKey},
     quic::keys::Suite,
-    relay::downstream::{Downstream, Event, StreamKey},
 };
 use parking_lot::MappedMutexGuard;
 use quinn::VarInt;

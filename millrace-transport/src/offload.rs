@@ -23,11 +23,11 @@ use std::{
 };
 
 use millrace_proto::{
+    plane::downstream::{Budget, StreamKey},
     quic::{
         keys::{Secret, Suite},
         packet::ConnectionId,
     },
-    relay::downstream::{Share as Budget, StreamKey},
 };
 use quinn::AsyncUdpSocket;
 use thiserror::Error;

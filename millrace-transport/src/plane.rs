@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use millrace_proto::{
+    plane::downstream::{self, Downstream, PeerLimits},
     quic::{
         keys::{HeaderKey, PacketKey, Secret},
         packet,
     },
-    relay::downstream::{self, Downstream, PeerLimits},
 };
 
 use crate::{numbers::Numbers, path::Path, stats::Counters, tap::Tap};

@@ -16,6 +16,7 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_proto::{
+    plane::downstream::{Ack, Downstream, PeerLimits, StreamKey},
     quic::{
         ack,
         frame::{self, Direction, Frame, Walker},
@@ -23,7 +24,6 @@ use millrace_proto::{
         packet::ConnectionId,
         params::{Malformed, Params},
     },
-    relay::downstream::{Ack, Downstream, PeerLimits, StreamKey},
 };
 use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use quinn::Side;
@@ -299,7 +299,7 @@ impl Shared {
             state.plane.path.id = ConnectionId::new(remote_id).unwrap_or_default();
         }
         let ack_eliciting = self.inspect(state, payload);
-        state.plane.downstream.on_foreign_sent(now, wire, size, ack_eliciting);
+        state.plane.downstream.on_stack_sent(now, wire, size, ack_eliciting);
         self.counters.quinn_packets.add(1);
         self.counters.quinn_bytes.add(size as u64);
         self.arm(state, now);
@@ -330,11 +330,11 @@ impl Shared {
     }
 
     /// Without what was left to the offload.
-    pub fn quinn_window(&self) -> u64 {
+    pub fn stack_window(&self) -> u64 {
         let state = self.state.lock();
         let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);
         let least = 2 * state.plane.downstream.mtu() as u64;
-        state.plane.downstream.quinn_window().saturating_sub(budget).max(least)
+        state.plane.downstream.stack_window().saturating_sub(budget).max(least)
     }
 }
 
@@ -593,7 +593,7 @@ impl Shared {
         let mut state = self.state.lock();
         let sent = state.offload.as_ref()?.status().sent;
         state.drain_offload(Instant::now());
-        Some(sent.saturating_sub(state.plane.downstream.stats().elsewhere_packets))
+        Some(sent.saturating_sub(state.plane.downstream.stats().offloaded_packets))
     }
 
     fn transmit_now(&self, now: Instant) {
@@ -687,7 +687,7 @@ impl State {
     /// Notes what an acknowledgement without news looks like, if this was one.
     fn learn_ack(&mut self, size: usize, contents: &Contents) {
         if let (Some(offload), Some(delay), false) = (&mut self.offload, contents.ack, contents.others)
-            && self.plane.downstream.is_calm()
+            && self.plane.downstream.is_steady()
         {
             offload.learn_ack(size, delay);
         }

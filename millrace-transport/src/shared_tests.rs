@@ -38,7 +38,7 @@ fn quinns(shared: &Shared, now: Instant, number: u64) -> u64 {
 /// A packet that quinn did not send.
 fn others(shared: &Shared, now: Instant) -> u64 {
     let (_, number) = shared.numbers.draw();
-    shared.state.lock().plane.downstream.on_foreign_sent(now, number, 1200, true);
+    shared.state.lock().plane.downstream.on_stack_sent(now, number, 1200, true);
     number
 }
 

@@ -10,10 +10,8 @@ use millrace_proto::{
         GroupOrder, Location, Message, Parameters, code,
         message::{Fetch, FetchKind, FetchOk, RequestError, RequestOk},
     },
-    relay::{
-        downstream::{Event, Label, NewStream, Priority, StreamKey},
-        fetch::{Entry, Plan, Response, plan},
-    },
+    plane::downstream::{Event, Label, NewStream, Priority, StreamKey},
+    relay::fetch::{Entry, Plan, Response, plan},
 };
 use quinn::SendStream;
 use tokio::{

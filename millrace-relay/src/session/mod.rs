@@ -21,7 +21,7 @@ use millrace_proto::{
         Message, Namespace, TrackName, code,
         message::{GoAway, RequestError, Setup},
     },
-    relay::downstream::Event,
+    plane::downstream::Event,
 };
 use parking_lot::Mutex;
 use quinn::{RecvStream, SendStream};

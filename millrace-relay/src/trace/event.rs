@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use millrace_proto::relay::downstream::Carried;
+use millrace_proto::plane::downstream::Carried;
 use serde::{Deserialize, Serialize};
 
 use millrace_transport::{Sent, clock::monotonic_ns, trace};

@@ -1,8 +1,8 @@
 use std::{future::poll_fn, pin::pin};
 
-use millrace_proto::relay::{
-    cache::{self, Cache},
-    downstream::{Carried, Label, Piece},
+use millrace_proto::{
+    plane::downstream::{Carried, Label, Piece},
+    relay::cache::{self, Cache},
 };
 use millrace_transport::trace::{Event as OffloadEvent, What};
 

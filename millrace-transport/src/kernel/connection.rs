@@ -14,11 +14,11 @@ use millrace_bpf::{
     relay::{self as bpf, Forwarded, LegKey, LegOutcome, Slot, Supply},
 };
 use millrace_proto::{
+    plane::downstream::{Budget, StreamKey},
     quic::{
         keys::{Secret, Suite},
         packet::ConnectionId,
     },
-    relay::downstream::{Share as Budget, StreamKey},
 };
 use parking_lot::Mutex;
 use tracing::{debug, warn};

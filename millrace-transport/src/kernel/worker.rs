@@ -6,7 +6,7 @@ use std::{
 };
 
 use millrace_bpf::{crypto::QuicKeys, relay as bpf};
-use millrace_proto::relay::downstream::StreamKey;
+use millrace_proto::plane::downstream::StreamKey;
 use tracing::{debug, warn};
 
 use super::{Error, Kernel, connection::Connection};

@@ -13,8 +13,8 @@ use std::{
 };
 
 use millrace_proto::{
+    plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
     quic::{keys::Secret, packet::ConnectionId},
-    relay::downstream::{Downstream, Elsewhere, Label, Share as Budget, StreamKey},
 };
 use tracing::{debug, warn};
 
@@ -189,7 +189,7 @@ impl Offloaded {
 
     /// Says which packets of the peer need not wake the process.
     fn defer(&mut self, now: Instant, downstream: &Downstream) {
-        let serves = !self.delegations.is_empty() && self.trial == Trial::Passed && downstream.is_calm();
+        let serves = !self.delegations.is_empty() && self.trial == Trial::Passed && downstream.is_steady();
         let declined = self.offload.short_of_room();
         let (size, bytes) = self.deferral.limits(now, self.budget, downstream.window(), declined);
         let size = if serves { size } else { 0 };
@@ -226,7 +226,7 @@ impl Offloaded {
         }
         downstream.set_outstanding(Budget::default());
         let ready = self.follow_path(path, downstream.mtu());
-        let budget = if open && ready { downstream.share() } else { Budget::default() };
+        let budget = if open && ready { downstream.budget() } else { Budget::default() };
         let budget = self.trial.allow(now, budget, downstream.mtu());
         self.offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
@@ -243,13 +243,21 @@ impl Offloaded {
             match carried {
                 Carried::Datagram { group, object } => {
                     delivered.add((tag, group, object));
-                    downstream.on_datagram_elsewhere(sent, number, size, Label { track: 0, group });
+                    downstream.on_offloaded_datagram(sent, number, size, Label { track: 0, group });
                 }
                 Carried::Stream { offset, len, fin } => {
                     registered.data += u64::from(len);
                     trial.on_sent(number);
                     let key = StreamKey(tag);
-                    downstream.on_sent_elsewhere(&Elsewhere { sent, number, size, key, offset, len, fin });
+                    downstream.on_offloaded_sent(&OffloadedPacket {
+                        sent,
+                        number,
+                        size,
+                        key,
+                        offset,
+                        len,
+                        fin,
+                    });
                 }
             }
         });
@@ -327,7 +335,7 @@ impl Offloaded {
         if !self.takes() {
             return false;
         }
-        let Some(granted) = downstream.lend(key) else { return self.delegations.contains_key(&key) };
+        let Some(granted) = downstream.delegate(key) else { return self.delegations.contains_key(&key) };
         let stream = Stream {
             key,
             id: granted.id,

@@ -8,13 +8,13 @@ use std::{
 };
 
 use millrace_proto::{
+    plane::{
+        downstream::{Label, NewStream, Priority, StreamKey},
+        source::{End, Extent, Source},
+    },
     quic::{
         keys::{Secret, Suite},
         packet,
-    },
-    relay::{
-        downstream::{Label, NewStream, Priority, StreamKey},
-        source::{End, Extent, Source},
     },
 };
 use millrace_transport::{Config, Connection, Endpoint};

@@ -7,8 +7,9 @@ use std::{
 
 use millrace_proto::{
     moq::ALPN,
+    plane::{congestion::Algorithm, downstream},
     quic::keys::Suite,
-    relay::{cache, congestion::Algorithm, downstream},
+    relay::cache,
 };
 use millrace_relay::{Bound, trace::Tracer};
 use millrace_transport::{self as transport, BindError, kernel};
@@ -156,6 +157,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         CongestionControl::Cubic => Algorithm::Cubic,
         CongestionControl::NewReno => Algorithm::NewReno,
     };
+    let base = transport::Config::default();
     transport::Config {
         certificate: Some(Arc::clone(&identity.certificate)),
         trust: match &identity.upstream_roots {
@@ -169,7 +171,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         gso: config.gso != Gso::Off,
         key_log: identity.key_log.clone(),
         max_packets_per_key: config.max_packets_per_key,
-        downstream: downstream::Config { algorithm, ..downstream::Config::default() },
-        ..transport::Config::default()
+        downstream: downstream::Config { algorithm, ..base.downstream },
+        ..base
     }
 }
