@@ -8,8 +8,8 @@
 //! 3. A [`Downstream`] for each subscriber's connection. [`Downstream::number`] is the packet number word
 //!    (`millrace_proto::quic::number`) of both senders from then on; the send keys of a generation are
 //!    installed before anybody moves the word to it.
-//! 4. Once userspace has opened a subscriber's stream, a [`Leg`] in the [`Slot`] of the upstream stream hands
-//!    it to the kernel. Dropping the slot, or removing the leg, takes it back.
+//! 4. Once userspace has opened a subscriber's stream, a [`Egress`] in the [`Slot`] of the upstream stream hands
+//!    it to the kernel. Dropping the slot, or removing the egress, takes it back.
 //!    [`Datagrams`] in the slot of an alias are the same for objects that come as datagrams.
 //! 5. [`Relay::drain`] says what was sent. Every packet is registered before it leaves, so whoever drains
 //!    before it looks at an acknowledgement knows the packets that it is about, save one case: a packet that
@@ -20,13 +20,13 @@
 //! is removed is only reused when every program run that may have seen it has ended. To wait for that blocks the
 //! calling thread for some 10 ms: [`Relay::settle`] does, and otherwise only what says so.
 
+mod defer;
 mod downstream;
 mod ids;
 mod intf;
 mod keystream;
 mod memory;
 pub(crate) mod outcome;
-mod quiet;
 mod trace;
 mod upstream;
 
@@ -39,12 +39,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libbpf_rs::{MapCore, MapHandle};
 
+pub use defer::DeferredSocket;
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome, Supply};
-pub use quiet::QuietSocket;
+pub use outcome::{Counters, EgressOutcome, FurtherRun, Lookup, Outcome};
 pub use trace::{Event, Tracing, What};
-pub use upstream::{Datagrams, Leg, LegKey, Slot, Upstream};
+pub use upstream::{Datagrams, Egress, EgressKey, Slot, Upstream};
 
 use crate::Error;
 use crate::barrier::Barrier;
@@ -69,10 +69,10 @@ pub struct Config {
     /// Upstream streams that are forwarded at the same time.
     pub max_slots: u32,
     /// Copies of them that are.
-    pub max_legs: u32,
+    pub max_egresses: u32,
     /// Packets that one received packet may become in one run of the program, some 2 microseconds each. For more
     /// it is put back into the queue of packets that wait for the stack, and goes up from its last run.
-    pub max_legs_per_run: u32,
+    pub max_copies_per_run: u32,
     /// Runs that one received packet may take; what is left then is userspace's.
     pub max_runs: u32,
     /// Registrations that may wait to be drained.
@@ -91,8 +91,8 @@ impl Default for Config {
             max_upstreams: 1 << 8,
             max_downstreams: 1 << 12,
             max_slots: 1 << 12,
-            max_legs: 1 << 15,
-            max_legs_per_run: 64,
+            max_egresses: 1 << 15,
+            max_copies_per_run: 64,
             max_runs: 64,
             max_waiting: 1 << 16,
             keystream_bytes: 32 << 20,
@@ -105,7 +105,7 @@ impl Default for Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forwarded {
     pub downstream: DownstreamId,
-    /// [`Leg::tag`].
+    /// [`Egress::tag`].
     pub tag: u64,
     pub number: u64,
     pub generation: u16,
@@ -157,12 +157,12 @@ struct Shared {
     open_keys: MapHandle,
     seal_keys: MapHandle,
     barrier: Barrier,
-    quiet_sockets: MapHandle,
-    quiets: Table<intf::Quiet>,
-    quiet_used: AtomicU32,
+    sockets: MapHandle,
+    deferrals: Table<intf::Deferral>,
+    sockets_used: AtomicU32,
     arrivals: Table<intf::Arrival>,
     upstreams: Table<intf::Upstream>,
-    legs: Table<intf::Leg>,
+    egresses: Table<intf::Egress>,
     downstreams: Table<intf::Downstream>,
     keystreams: Table<intf::Keystream>,
     free: Mutex<Free>,
@@ -172,7 +172,7 @@ struct Shared {
 /// Entries of the tables that are not in use.
 struct Free {
     upstreams: Slab,
-    legs: Slab,
+    egresses: Slab,
     downstreams: Slab,
     keystreams: keystream::Runs,
 }
@@ -189,7 +189,7 @@ impl Relay {
             ("upstreams", config.max_upstreams),
             ("open_keys", config.max_upstreams.saturating_mul(2)),
             ("slots", config.max_slots),
-            ("legs", config.max_legs),
+            ("egresses", config.max_egresses),
             ("downstreams", config.max_downstreams),
             ("seal_keys", config.max_downstreams.saturating_mul(2)),
             ("keystreams", keystream_entries(config)),
@@ -260,8 +260,8 @@ impl Relay {
 
     /// Makes `socket` one that packets may be led to. It is a UDP socket that is bound to some address in the network
     /// namespace of the interfaces, and lives as long as this is used. At most `room` packets wait there.
-    pub fn quiet_socket(&self, socket: impl AsFd, room: u64) -> Result<QuietSocket, Error> {
-        QuietSocket::new(self.shared.clone(), socket, room)
+    pub fn deferred_socket(&self, socket: impl AsFd, room: u64) -> Result<DeferredSocket, Error> {
+        DeferredSocket::new(self.shared.clone(), socket, room)
     }
 
     /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
@@ -316,11 +316,11 @@ impl Relay {
 impl Shared {
     fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
         let upstreams = table(object, "upstreams")?;
-        let legs = table(object, "legs")?;
+        let egresses = table(object, "egresses")?;
         let downstreams = table(object, "downstreams")?;
         let free = Free {
             upstreams: Slab::new(upstreams.len()),
-            legs: Slab::new(legs.len()),
+            egresses: Slab::new(egresses.len()),
             downstreams: Slab::new(downstreams.len()),
             keystreams: keystream::Runs::new(keystream_entries(config)),
         };
@@ -330,12 +330,12 @@ impl Shared {
             open_keys: object.handle("open_keys")?,
             seal_keys: object.handle("seal_keys")?,
             barrier: Barrier::new(object)?,
-            quiet_sockets: object.handle("quiet_sockets")?,
-            quiets: table(object, "quiets")?,
-            quiet_used: AtomicU32::new(0),
+            sockets: object.handle("sockets")?,
+            deferrals: table(object, "deferrals")?,
+            sockets_used: AtomicU32::new(0),
             arrivals: table(object, "arrivals")?,
             upstreams,
-            legs,
+            egresses,
             downstreams,
             keystreams: table(object, "keystreams")?,
             free: Mutex::new(free),
@@ -384,7 +384,7 @@ struct Retired {
 
 impl Free {
     fn slabs(&mut self) -> [&mut Slab; 3] {
-        [&mut self.upstreams, &mut self.legs, &mut self.downstreams]
+        [&mut self.upstreams, &mut self.egresses, &mut self.downstreams]
     }
 
     fn needs_settling(&mut self) -> bool {
@@ -444,7 +444,7 @@ fn settings(config: &Config) -> Result<intf::Config, Error> {
     let mut ports = [[0; 2]; intf::PORTS];
     ports.iter_mut().zip(&config.ports).for_each(|(to, port)| *to = port.to_be_bytes());
     Ok(intf::Config {
-        max_legs_per_run: config.max_legs_per_run,
+        max_copies_per_run: config.max_copies_per_run,
         max_runs: config.max_runs,
         id_bytes: config.id_len as u32,
         ports,

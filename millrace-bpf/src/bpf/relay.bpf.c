@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /* Forwards media at TC ingress: a 1-RTT packet of an upstream connection is opened, and each of its STREAM and
- * DATAGRAM frames that has a slot leaves again as one packet per leg, sealed for that downstream. Then the packet goes
+ * DATAGRAM frames that has a slot leaves again as one packet per egress, sealed for that downstream. Then the packet goes
  * up as it came: userspace gets everything, and sends whatever this program declined.
  */
 #include "relay_packet.h"
@@ -12,12 +12,12 @@
 /* "Next program" for TCX (TCX_NEXT), "next filter" for clsact (TC_ACT_UNSPEC). */
 #define PASS_ON -1
 
-#define LOOPBACK       1    /* interface index, in every network namespace */
-#define QUIC_SHORT     0x40 /* fixed bit, and not a long header; of what is sent */
-#define AF_INET	       2
-#define AF_INET6       10
-#define GOLDEN_RATIO   0x9e3779b9U /* of 2^32: its multiples are spread evenly */
-#define QUIET_IN_A_ROW 31	   /* packets that do not wake userspace; one less than a power of two */
+#define LOOPBACK	  1    /* interface index, in every network namespace */
+#define QUIC_SHORT	  0x40 /* fixed bit, and not a long header; of what is sent */
+#define AF_INET		  2
+#define AF_INET6	  10
+#define GOLDEN_RATIO	  0x9e3779b9U /* of 2^32: its multiples are spread evenly */
+#define DEFERRED_IN_A_ROW 31	      /* packets that do not wake userspace; one less than a power of two */
 
 /* The one field that is needed; libbpf finds its place in the running kernel. */
 struct sk_buff {
@@ -32,43 +32,43 @@ static __always_inline void count(__u32 outcome)
 		*counter += 1;
 }
 
-/* --- One leg --- */
+/* --- One egress --- */
 
-static __always_inline void measure_stream(struct leg_packet *packet, const struct relay_leg *leg,
+static __always_inline void measure_stream(struct egress_packet *packet, const struct relay_egress *egress,
 					   const struct frame_stream *frame)
 {
-	packet->offset = frame->offset + leg->shift;
+	packet->offset = frame->offset + egress->shift;
 	packet->len = frame->len;
 	packet->credit = frame->len;
 	packet->fin = frame->fin;
-	packet->size = 1 + varint_len(leg->id) + (packet->offset ? varint_len(packet->offset) : 0) +
+	packet->size = 1 + varint_len(egress->id) + (packet->offset ? varint_len(packet->offset) : 0) +
 		       varint_len(packet->len) + packet->len;
 }
 
-static __always_inline void measure_datagram(struct leg_packet *packet, const struct relay_leg *leg,
+static __always_inline void measure_datagram(struct egress_packet *packet, const struct relay_egress *egress,
 					     const struct chunk *chunk)
 {
 	packet->offset = chunk->frame.offset;
-	packet->len = 1 + vi64_len(leg->id) + chunk->frame.len;
+	packet->len = 1 + vi64_len(egress->id) + chunk->frame.len;
 	packet->credit = 0;
 	packet->fin = 0;
 	packet->size = 1 + varint_len(packet->len) + packet->len;
 	if (chunk->priority >= 0)
-		packet->level = (leg->level & 0xff00) | (chunk->priority & 0xff);
+		packet->level = (egress->level & 0xff00) | (chunk->priority & 0xff);
 }
 
-int measure(struct leg_packet *packet, const struct relay_leg *leg, const struct relay_path *path,
+int measure(struct egress_packet *packet, const struct relay_egress *egress, const struct relay_path *path,
 	    const struct chunk *chunk)
 {
-	if (!packet || !leg || !path || !chunk)
+	if (!packet || !egress || !path || !chunk)
 		return -1;
 	packet->data_at = chunk->frame.at;
 	packet->data_bytes = chunk->frame.len;
-	packet->level = leg->level;
+	packet->level = egress->level;
 	if (chunk->kind == RELAY_STREAM)
-		measure_stream(packet, leg, &chunk->frame);
+		measure_stream(packet, egress, &chunk->frame);
 	else
-		measure_datagram(packet, leg, chunk);
+		measure_datagram(packet, egress, chunk);
 	packet->frame_bytes = packet->size;
 	packet->header_bytes = 1 + path->id_bytes + 4;
 	packet->size += packet->header_bytes + QUIC_TAG;
@@ -76,11 +76,11 @@ int measure(struct leg_packet *packet, const struct relay_leg *leg, const struct
 }
 
 /* Asks as the host's own output would, which is what an input interface of "loopback" means. */
-enum relay_leg_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
-				  const struct relay_path *path, __u32 size)
+enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
+				     const struct relay_path *path, __u32 size)
 {
 	if (!route || !path)
-		return RELAY_LEG_NO_ROUTE;
+		return RELAY_EGRESS_NO_ROUTE;
 	__builtin_memset(route, 0, sizeof(*route));
 	route->l4_protocol = IPPROTO_UDP;
 	route->sport = path->local_port;
@@ -101,13 +101,13 @@ enum relay_leg_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *
 	}
 	switch (bpf_fib_lookup(skb, route, sizeof(*route), 0)) {
 	case BPF_FIB_LKUP_RET_SUCCESS:
-		return RELAY_LEG_SENT;
+		return RELAY_EGRESS_SENT;
 	case BPF_FIB_LKUP_RET_NO_NEIGH:
-		return RELAY_LEG_NO_NEIGHBOUR;
+		return RELAY_EGRESS_NO_NEIGHBOUR;
 	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
-		return RELAY_LEG_TOO_LARGE;
+		return RELAY_EGRESS_TOO_LARGE;
 	default:
-		return RELAY_LEG_NO_ROUTE;
+		return RELAY_EGRESS_NO_ROUTE;
 	}
 }
 
@@ -122,22 +122,23 @@ static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 a
 	return -1;
 }
 
-static __always_inline enum relay_leg_outcome
-admit(struct relay_downstream *downstream, const struct relay_leg *leg, const struct leg_packet *packet)
+static __always_inline enum relay_egress_outcome admit(struct relay_downstream *downstream,
+						       const struct relay_egress *egress,
+						       const struct egress_packet *packet)
 {
 	if (packet->level >= READ_ONCE(downstream->waiting))
-		return RELAY_LEG_BEHIND;
-	if (leg->kind == RELAY_STREAM && packet->offset + packet->len > READ_ONCE(leg->max_offset))
-		return RELAY_LEG_STREAM_CREDIT;
+		return RELAY_EGRESS_BEHIND;
+	if (egress->kind == RELAY_STREAM && packet->offset + packet->len > READ_ONCE(egress->max_offset))
+		return RELAY_EGRESS_STREAM_CREDIT;
 	if (take_credit(&downstream->bytes, &downstream->max_bytes, packet->size))
-		return RELAY_LEG_WINDOW;
+		return RELAY_EGRESS_WINDOW;
 	if (!packet->credit || !take_credit(&downstream->data, &downstream->max_data, packet->credit))
-		return RELAY_LEG_SENT;
+		return RELAY_EGRESS_SENT;
 	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
-	return RELAY_LEG_DATA_CREDIT;
+	return RELAY_EGRESS_DATA_CREDIT;
 }
 
-static __always_inline void give_back(struct relay_downstream *downstream, const struct leg_packet *packet)
+static __always_inline void give_back(struct relay_downstream *downstream, const struct egress_packet *packet)
 {
 	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
 	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
@@ -148,19 +149,19 @@ static __always_inline int has_keys(const struct relay_downstream *downstream, _
 	return READ_ONCE(downstream->generations[generation & 1]) == generation + 1;
 }
 
-int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const struct leg_packet *packet,
-	       const struct chunk *chunk, __u64 now)
+int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
+	       const struct egress_packet *packet, const struct chunk *chunk, __u64 now)
 {
-	if (!entry || !leg || !packet || !chunk)
+	if (!entry || !egress || !packet || !chunk)
 		return -1;
 	*entry = (struct relay_forwarded){
 		.time_ns = now,
 		.number = packet->word & NUMBER_MASK,
-		.tag = leg->tag,
+		.tag = egress->tag,
 		.offset = packet->offset,
 		.object = chunk->object,
-		.downstream = leg->downstream,
-		.epoch = leg->epoch,
+		.downstream = egress->downstream,
+		.epoch = egress->epoch,
 		.len = packet->len,
 		.size = packet->size,
 		.generation = packet->word >> RELAY_NUMBER_BITS,
@@ -174,31 +175,31 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const
  * for that is there before the number is drawn. Little happens in between: until then, registrations of other
  * CPUs wait.
  */
-static __always_inline enum relay_leg_outcome draw_number(struct relay_downstream *downstream,
-							  const struct relay_leg *leg,
-							  const struct chunk *chunk,
-							  struct leg_packet *packet)
+static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
+							     const struct relay_egress *egress,
+							     const struct chunk *chunk,
+							     struct egress_packet *packet)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct relay_forwarded *entry;
 
 	if (!has_keys(downstream, READ_ONCE(downstream->number) >> RELAY_NUMBER_BITS))
-		return RELAY_LEG_NO_KEYS;
+		return RELAY_EGRESS_NO_KEYS;
 	entry = bpf_ringbuf_reserve(&forwarded, sizeof(*entry), 0);
 	if (!entry)
-		return RELAY_LEG_RING_FULL;
+		return RELAY_EGRESS_RING_FULL;
 	packet->word = __sync_fetch_and_add(&downstream->number, 1);
 	if (!has_keys(downstream, packet->word >> RELAY_NUMBER_BITS)) {
 		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
-		return RELAY_LEG_NO_KEYS;
+		return RELAY_EGRESS_NO_KEYS;
 	}
-	fill_entry(entry, leg, packet, chunk, now);
+	fill_entry(entry, egress, packet, chunk, now);
 	bpf_ringbuf_submit(entry, BPF_RB_NO_WAKEUP);
-	return RELAY_LEG_SENT;
+	return RELAY_EGRESS_SENT;
 }
 
-static __always_inline void put_stream_header(__u8 *end, const struct relay_leg *leg,
-					      const struct leg_packet *packet)
+static __always_inline void put_stream_header(__u8 *end, const struct relay_egress *egress,
+					      const struct egress_packet *packet)
 {
 	__u32 type = FRAME_STREAM | FRAME_STREAM_LEN | (packet->fin ? FRAME_STREAM_FIN : 0) |
 		     (packet->offset ? FRAME_STREAM_OFF : 0);
@@ -206,15 +207,15 @@ static __always_inline void put_stream_header(__u8 *end, const struct relay_leg 
 
 	if (packet->offset)
 		bytes += varint_put_before(end - bytes, packet->offset);
-	bytes += varint_put_before(end - bytes, leg->id);
+	bytes += varint_put_before(end - bytes, egress->id);
 	varint_put_before(end - bytes, type);
 }
 
 /* The object's own header begins with its type and the alias. */
-static __always_inline void put_datagram_header(__u8 *end, const struct relay_leg *leg,
-						const struct leg_packet *packet, __u32 type)
+static __always_inline void put_datagram_header(__u8 *end, const struct relay_egress *egress,
+						const struct egress_packet *packet, __u32 type)
 {
-	__u32 bytes = vi64_put_before(end, leg->id);
+	__u32 bytes = vi64_put_before(end, egress->id);
 
 	bytes += vi64_put_before(end - bytes, type & OBJECT_KNOWN);
 	bytes += varint_put_before(end - bytes, packet->len);
@@ -224,8 +225,8 @@ static __always_inline void put_datagram_header(__u8 *end, const struct relay_le
 /* Writes the frame's header in front of the data, where only what has been dealt with already is overwritten, and
  * returns where it starts. 0: nowhere, for the verifier.
  */
-static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_leg *leg,
-					      const struct leg_packet *packet, const struct chunk *chunk)
+static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
+					      const struct egress_packet *packet, const struct chunk *chunk)
 {
 	__u32 data_at = packet->data_at;
 
@@ -233,20 +234,20 @@ static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct 
 	if (data_at < QUIC_AT || data_at > FRAMES_MASK)
 		return 0;
 	if (chunk->kind == RELAY_STREAM)
-		put_stream_header(in->bytes + data_at, leg, packet);
+		put_stream_header(in->bytes + data_at, egress, packet);
 	else
-		put_datagram_header(in->bytes + data_at, leg, packet, chunk->type);
+		put_datagram_header(in->bytes + data_at, egress, packet, chunk->type);
 	return data_at + packet->data_bytes - packet->frame_bytes;
 }
 
 /* Writes everything that is sealed, or goes along with it as the header. */
-int put_packet(struct work *work, const struct relay_leg *leg, const struct relay_path *path,
+int put_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
 	       struct quic_extent *extent)
 {
 	__u8 *header;
 	__u32 id_bytes;
 
-	if (!work || !leg || !path || !extent || path->id_bytes > RELAY_ID_MAX)
+	if (!work || !egress || !path || !extent || path->id_bytes > RELAY_ID_MAX)
 		return -1;
 	id_bytes = path->id_bytes;
 	header = work->out.bytes + QUIC_AT;
@@ -257,23 +258,23 @@ int put_packet(struct work *work, const struct relay_leg *leg, const struct rela
 	*extent = (struct quic_extent){
 		.header_at = QUIC_AT,
 		.header_bytes = work->packet.header_bytes,
-		.plain_at = put_frame_header(&work->in, leg, &work->packet,
+		.plain_at = put_frame_header(&work->in, egress, &work->packet,
 					     &work->chunks[work->fan.chunk & (CHUNKS - 1)]),
 		.text_bytes = work->packet.size - work->packet.header_bytes - QUIC_TAG,
 	};
 	return extent->plain_at ? 0 : -1;
 }
 
-int seal_packet(struct work *work, const struct relay_leg *leg, const struct relay_path *path,
+int seal_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
 		struct relay_downstream *downstream)
 {
 	struct quic_extent extent = {};
 	struct quic_keys *keys;
 	__u32 key;
 
-	if (!work || !leg || !path || !downstream || put_packet(work, leg, path, &extent))
+	if (!work || !egress || !path || !downstream || put_packet(work, egress, path, &extent))
 		return -1;
-	key = 2 * leg->downstream + (work->packet.word >> RELAY_NUMBER_BITS & 1);
+	key = 2 * egress->downstream + (work->packet.word >> RELAY_NUMBER_BITS & 1);
 	keys = bpf_map_lookup_elem(&seal_keys, &key);
 	if (!keys || seal_text(downstream, keys, work, &extent))
 		return -1;
@@ -368,96 +369,99 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
 }
 
-/* A further run may find an entry that is another leg's by now, and just being filled: the epoch is what is written
+/* A further run may find an entry that is another egress's by now, and just being filled: the epoch is what is written
  * last, and read first.
  */
-static __always_inline int is_gone(struct relay_leg *leg, const struct relay_downstream *downstream,
+static __always_inline int is_gone(struct relay_egress *egress, const struct relay_downstream *downstream,
 				   const struct work *work, const struct chunk *chunk)
 {
-	__u32 epoch = __sync_fetch_and_add(&leg->epoch, 0);
+	__u32 epoch = __sync_fetch_and_add(&egress->epoch, 0);
 
-	return !epoch || epoch != READ_ONCE(downstream->epoch) || leg->upstream != work->arrival.upstream ||
-	       leg->upstream_id != chunk->frame.id || leg->kind != chunk->kind;
+	return !epoch || epoch != READ_ONCE(downstream->epoch) ||
+	       egress->upstream != work->arrival.upstream || egress->upstream_id != chunk->frame.id ||
+	       egress->kind != chunk->kind;
 }
 
-/* Whether the leg wants it. */
-static __always_inline int is_inside(const struct relay_leg *leg, const struct chunk *chunk)
+/* Whether the egress wants it. */
+static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk)
 {
 	__u64 at = chunk->frame.offset;
 
 	if (chunk->kind == RELAY_STREAM)
-		return at >= leg->from;
-	return (at > leg->from || (at == leg->from && chunk->object >= leg->shift)) && at <= leg->max_offset;
+		return at >= egress->from;
+	return (at > egress->from || (at == egress->from && chunk->object >= egress->shift)) &&
+	       at <= egress->max_offset;
 }
 
-static __always_inline enum relay_leg_outcome
-forward(struct __sk_buff *skb, struct work *work, struct relay_leg *leg, struct relay_downstream *downstream)
+static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, struct work *work,
+							 struct relay_egress *egress,
+							 struct relay_downstream *downstream)
 {
 	const struct chunk *chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
 	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
-	struct leg_packet *packet = &work->packet;
-	enum relay_leg_outcome outcome;
+	struct egress_packet *packet = &work->packet;
+	enum relay_egress_outcome outcome;
 
-	if (is_gone(leg, downstream, work, chunk))
-		return RELAY_LEG_GONE;
-	if (!is_inside(leg, chunk))
-		return RELAY_LEG_BEFORE;
-	measure(packet, leg, path, chunk);
+	if (is_gone(egress, downstream, work, chunk))
+		return RELAY_EGRESS_GONE;
+	if (!is_inside(egress, chunk))
+		return RELAY_EGRESS_BEFORE;
+	measure(packet, egress, path, chunk);
 	if (packet->size > READ_ONCE(downstream->mtu) || packet->size > QUIC_TEXT_MAX)
-		return RELAY_LEG_TOO_LARGE;
+		return RELAY_EGRESS_TOO_LARGE;
 	if (chunk->kind == RELAY_DATAGRAMS && packet->frame_bytes > READ_ONCE(downstream->max_datagram))
-		return RELAY_LEG_TOO_LARGE;
+		return RELAY_EGRESS_TOO_LARGE;
 	outcome = find_route(skb, &work->route, path, packet->size);
 	if (outcome)
 		return outcome;
-	outcome = admit(downstream, leg, packet);
+	outcome = admit(downstream, egress, packet);
 	if (outcome)
 		return outcome;
-	outcome = draw_number(downstream, leg, chunk, packet);
+	outcome = draw_number(downstream, egress, chunk, packet);
 	if (outcome) {
 		give_back(downstream, packet);
 		return outcome;
 	}
-	if (seal_packet(work, leg, path, downstream) || send(skb, work, path))
-		return RELAY_LEG_LOST;
-	return RELAY_LEG_SENT;
+	if (seal_packet(work, egress, path, downstream) || send(skb, work, path))
+		return RELAY_EGRESS_LOST;
+	return RELAY_EGRESS_SENT;
 }
 
-struct leg_loop {
+struct egress_loop {
 	struct __sk_buff *skb;
 	struct work *work;
 };
 
-static long next_leg(__u32 index, struct leg_loop *loop)
+static long next_egress(__u32 index, struct egress_loop *loop)
 {
 	struct fan *fan = &loop->work->fan;
 	struct relay_downstream *downstream;
-	__u32 outcome = RELAY_LEG_GONE, next = RELAY_END, key = fan->leg;
-	struct relay_leg *leg = bpf_map_lookup_elem(&legs, &key);
+	__u32 outcome = RELAY_EGRESS_GONE, next = RELAY_END, key = fan->egress;
+	struct relay_egress *egress = bpf_map_lookup_elem(&egresses, &key);
 
-	if (leg) {
-		next = READ_ONCE(leg->next);
-		key = leg->downstream;
+	if (egress) {
+		next = READ_ONCE(egress->next);
+		key = egress->downstream;
 		downstream = bpf_map_lookup_elem(&downstreams, &key);
 		if (downstream) {
-			outcome = forward(loop->skb, loop->work, leg, downstream);
+			outcome = forward(loop->skb, loop->work, egress, downstream);
 			OPAQUE(outcome);
-			if (outcome < RELAY_LEG_OUTCOMES)
+			if (outcome < RELAY_EGRESS_OUTCOMES)
 				__sync_fetch_and_add(&downstream->outcomes[outcome], 1);
 			if (loop->work->arrival.traced_ns)
-				trace_copy(loop->work, leg, downstream, outcome);
+				trace_copy(loop->work, egress, downstream, outcome);
 		}
-		if (outcome != RELAY_LEG_SENT || !READ_ONCE(leg->alone))
-			fan->loud = 1;
+		if (outcome != RELAY_EGRESS_SENT || !READ_ONCE(egress->exclusive))
+			fan->wakes = 1;
 		count(RELAY_OUTCOMES + outcome);
 	}
 	if (next == RELAY_END) {
 		fan->chunk++;
 		if (fan->chunk >= fan->chunks)
 			return 1;
-		next = loop->work->chunks[fan->chunk & (CHUNKS - 1)].leg;
+		next = loop->work->chunks[fan->chunk & (CHUNKS - 1)].egress;
 	}
-	fan->leg = next;
+	fan->egress = next;
 	return 0;
 }
 
@@ -501,7 +505,7 @@ static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
 		.traced_ns = work->arrival.traced_ns,
 		.id = id,
 		.mark = mark,
-		.leg = work->fan.leg,
+		.egress = work->fan.egress,
 		.chunk = work->fan.chunk,
 		.runs = runs,
 	};
@@ -525,52 +529,52 @@ static __always_inline int is_received(enum relay_outcome outcome)
 	       outcome == RELAY_BAD_FRAMES || outcome == RELAY_NO_SLOT;
 }
 
-/* Leads a packet to a socket that does not wake userspace, unless it is `loud` or too many wait there. Any other one wakes
+/* Leads a packet to a socket that does not wake userspace, unless it is `wakes` or too many wait there. Any other one wakes
  * userspace, and until that has read everything and sleeps again all packets go where it is looking: so whatever is in
- * the quiet socket is older than what is in the other one. A publisher takes packets that are acknowledged out of order
+ * the deferred socket is older than what is in the other one. A publisher takes packets that are acknowledged out of order
  * for lost, and slows down. Returns whether it was led there.
  */
-static __always_inline int lead(struct __sk_buff *skb, struct relay_quiet *quiet, __u32 key, int loud)
+static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *deferral, __u32 key, int wakes)
 {
 	struct bpf_sock *socket;
 
-	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others) &&
-	    READ_ONCE(quiet->packets) - READ_ONCE(quiet->taken) < READ_ONCE(quiet->room)) {
-		socket = bpf_map_lookup_elem(&quiet_sockets, &key);
+	if (!wakes && READ_ONCE(deferral->heard) == READ_ONCE(deferral->others) &&
+	    READ_ONCE(deferral->packets) - READ_ONCE(deferral->taken) < READ_ONCE(deferral->room)) {
+		socket = bpf_map_lookup_elem(&sockets, &key);
 		if (socket) {
-			loud = bpf_sk_assign(skb, socket, 0);
+			wakes = bpf_sk_assign(skb, socket, 0);
 			bpf_sk_release(socket);
-			if (!loud) {
-				__sync_fetch_and_add(&quiet->packets, 1);
+			if (!wakes) {
+				__sync_fetch_and_add(&deferral->packets, 1);
 				return 1;
 			}
 		}
 	}
-	__sync_fetch_and_add(&quiet->others, 1);
+	__sync_fetch_and_add(&deferral->others, 1);
 	return 0;
 }
 
-/* A packet of a publisher that needs nothing of userspace at the moment is quiet: 31 times in a row at most, so that a
+/* A packet of a publisher that needs nothing of userspace at the moment is deferral: 31 times in a row at most, so that a
  * fast stream is not read in large lumps only.
  */
-static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
+static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
 {
 	/* A further run does not know what the first one declined. */
-	int loud = outcome != RELAY_FORWARDED || work->fan.loud || work->cursor.id;
+	int wakes = outcome != RELAY_FORWARDED || work->fan.wakes || work->cursor.id;
 	__u32 key = work->arrival.upstream;
 	struct relay_upstream *upstream = bpf_map_lookup_elem(&upstreams, &key);
-	struct relay_quiet *quiet;
+	struct relay_deferral *deferral;
 
 	if (!upstream || !is_received(outcome))
 		return 0;
-	key = READ_ONCE(upstream->quiet_socket) - 1;
-	quiet = bpf_map_lookup_elem(&quiets, &key);
-	if (!quiet)
+	key = READ_ONCE(upstream->deferred_socket) - 1;
+	deferral = bpf_map_lookup_elem(&deferrals, &key);
+	if (!deferral)
 		return 0;
-	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others))
-		loud = !(__sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW);
-	if (lead(skb, quiet, key, loud))
-		__sync_fetch_and_add(&quiet->media, 1);
+	if (!wakes && READ_ONCE(deferral->heard) == READ_ONCE(deferral->others))
+		wakes = !(__sync_fetch_and_add(&upstream->deferred, 1) + 1 & DEFERRED_IN_A_ROW);
+	if (steer(skb, deferral, key, wakes))
+		__sync_fetch_and_add(&deferral->media, 1);
 	return 0;
 }
 
@@ -594,23 +598,24 @@ static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *
 /* A packet of a subscriber is not opened: one that is as short as an acknowledgement without news is taken for one,
  * where userspace says so.
  */
-static __noinline int hush_short(struct __sk_buff *skb, const struct arrival *arrival)
+static __noinline int defer_short(struct __sk_buff *skb, const struct arrival *arrival)
 {
 	__u32 key = arrival->downstream;
 	struct relay_downstream *downstream = bpf_map_lookup_elem(&downstreams, &key);
-	struct relay_quiet *quiet;
-	int loud;
+	struct relay_deferral *deferral;
+	int wakes;
 
 	if (!downstream)
 		return 0;
-	key = READ_ONCE(downstream->quiet_socket) - 1;
-	quiet = bpf_map_lookup_elem(&quiets, &key);
-	if (!quiet)
+	key = READ_ONCE(downstream->deferred_socket) - 1;
+	deferral = bpf_map_lookup_elem(&deferrals, &key);
+	if (!deferral)
 		return 0;
-	loud = arrival->packet_bytes > READ_ONCE(downstream->quiet_bytes) ||
-	       READ_ONCE(downstream->bytes) > READ_ONCE(downstream->max_quiet) || note_arrival(skb, arrival);
-	if (lead(skb, quiet, key, loud))
-		__sync_fetch_and_add(&downstream->quiet, 1);
+	wakes = arrival->packet_bytes > READ_ONCE(downstream->deferred_bytes) ||
+		READ_ONCE(downstream->bytes) > READ_ONCE(downstream->deferred_until) ||
+		note_arrival(skb, arrival);
+	if (steer(skb, deferral, key, wakes))
+		__sync_fetch_and_add(&downstream->deferred, 1);
 	return 0;
 }
 
@@ -629,16 +634,16 @@ static __always_inline enum relay_outcome walk_frames(struct work *work)
 		return RELAY_BAD_FRAMES;
 	if (work->cursor.id) {
 		work->fan.chunk = work->cursor.chunk;
-		work->fan.leg = work->cursor.leg;
+		work->fan.egress = work->cursor.egress;
 	} else {
-		work->fan.leg = work->chunks[0].leg;
+		work->fan.egress = work->chunks[0].egress;
 	}
 	return work->fan.chunk < work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
 }
 
 static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct work *work)
 {
-	struct leg_loop loop = {.skb = skb, .work = work};
+	struct egress_loop loop = {.skb = skb, .work = work};
 	enum relay_outcome outcome;
 
 	outcome = find_packet(skb, &work->arrival);
@@ -654,7 +659,7 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	if (outcome)
 		return outcome;
 	work->arrival.summed = BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed);
-	bpf_loop(config.max_legs_per_run, next_leg, &loop, 0);
+	bpf_loop(config.max_copies_per_run, next_egress, &loop, 0);
 	if (restore(skb, work))
 		return RELAY_NOT_RESTORED;
 	if (work->fan.chunk < work->fan.chunks)
@@ -682,10 +687,10 @@ int relay_ingress(struct __sk_buff *skb)
 	take_cursor(skb, work);
 	outcome = relay(skb, work);
 	if (outcome == RELAY_FROM_SUBSCRIBER)
-		hush_short(skb, &work->arrival);
+		defer_short(skb, &work->arrival);
 	else
-		hush(skb, work, outcome);
-	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + further_run(outcome) : outcome);
+		defer(skb, work, outcome);
+	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + further_run(outcome) : outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
 	/* Its clone waits in the queue; or what is left of the frame may carry somebody else's address. */

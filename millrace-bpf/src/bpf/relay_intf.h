@@ -2,7 +2,7 @@
 /* What the relay program shares with userspace. The Rust mirrors are in relay/intf.rs, whose test compares
  * sizes and offsets with the BTF of the compiled object.
  *
- * `upstreams`, `legs` and `downstreams` are mapped into the relay process. Words that both sides touch are
+ * `upstreams`, `egresses` and `downstreams` are mapped into the relay process. Words that both sides touch are
  * only touched atomically; an entry is only reused after every program run that may have seen it has ended.
  */
 #ifndef MILLRACE_RELAY_INTF_H
@@ -15,13 +15,13 @@
 #define RELAY_PORTS	  4
 #define RELAY_SEEN	  8	      /* words of the replay window */
 #define RELAY_NUMBER_BITS 48	      /* of the number word; the key generation is above */
-#define RELAY_END	  0xffffffffU /* no further leg */
+#define RELAY_END	  0xffffffffU /* no further egress */
 #define RELAY_SUBSCRIBER  0x80000000U /* in `ids`: the rest is the index of a downstream */
 #define RELAY_ARRIVALS	  4096	      /* entries of `arrivals`, a power of two */
 
 /* Load-time configuration. */
 struct relay_config {
-	__u32 max_legs_per_run;	   /* packets that one received packet may become in one run of the program */
+	__u32 max_copies_per_run;  /* packets that one received packet may become in one run of the program */
 	__u32 max_runs;		   /* that one received packet may take */
 	__u32 id_bytes;		   /* length of the connection IDs that this relay hands out */
 	__be16 ports[RELAY_PORTS]; /* UDP ports that it listens on; 0: unused */
@@ -50,11 +50,11 @@ struct relay_keystream {
 };
 
 /* Where a packet's keystream came from. */
-enum relay_supply {
-	RELAY_SUPPLY_AHEAD = 0,
-	RELAY_SUPPLY_STALE, /* computed here: the entry was another packet's, too short, or just being replaced */
-	RELAY_SUPPLY_DRY, /* computed here: nothing was there */
-	RELAY_SUPPLIES,
+enum relay_lookup {
+	RELAY_LOOKUP_HIT = 0,
+	RELAY_LOOKUP_STALE, /* computed here: the entry was another packet's, too short, or just being replaced */
+	RELAY_LOOKUP_MISS, /* computed here: nothing was there */
+	RELAY_LOOKUPS,
 };
 
 /* A connection that media arrives on. */
@@ -64,10 +64,10 @@ struct relay_upstream {
 	__u64 seen[RELAY_SEEN];
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
-	__u64 supplies[RELAY_SUPPLIES];
-	__u32 session;	    /* its name in events */
-	__u32 quiet_socket; /* one more than its index in `quiet_sockets`; 0: none */
-	__u32 quiet;	    /* packets that went there, or nearly did */
+	__u64 lookups[RELAY_LOOKUPS];
+	__u32 session;	       /* its name in events */
+	__u32 deferred_socket; /* one more than its index in `sockets`; 0: none */
+	__u32 deferred;	       /* packets that went there, or nearly did */
 	__u32 pad;
 };
 
@@ -76,7 +76,7 @@ enum relay_kind {
 	RELAY_DATAGRAMS, /* of a track */
 };
 
-/* Key of the map `slots`. The value is the index of the first leg. */
+/* Key of the map `slots`. The value is the index of the first egress. */
 struct relay_slot {
 	__u64 id; /* of the stream, or the track's alias */
 	__u32 upstream;
@@ -84,7 +84,7 @@ struct relay_slot {
 };
 
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
-struct relay_leg {
+struct relay_egress {
 	__u64 upstream_id; /* ID of the slot: a slot's value may be another slot's by the time it is used */
 	__u64 id;	   /* downstream: of the stream, or the track's alias */
 	__u64 shift; /* downstream offset minus upstream offset, modulo 2^64. Datagrams: first object of `from` */
@@ -92,14 +92,14 @@ struct relay_leg {
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
 	__u64 tag;	  /* userspace's, for registrations */
 	__u64 group;	  /* userspace's, for events */
-	__u32 next;	  /* leg of the same slot, or RELAY_END */
+	__u32 next;	  /* egress of the same slot, or RELAY_END */
 	__u32 downstream;
 	__u32 upstream; /* of the slot */
 	__u32 epoch;	/* that the downstream must have */
 	__u32 level; /* of urgency, 16 bits: smaller is more urgent. A datagram's own priority replaces the low 8 */
-	__u32 track; /* its name in events */
-	__u32 kind;  /* of the slot */
-	__u32 alone; /* nobody but the slot's legs waits for the stream: userspace may hear of it later */
+	__u32 track;	 /* its name in events */
+	__u32 kind;	 /* of the slot */
+	__u32 exclusive; /* nobody but the slot's egresses waits for the stream: userspace may hear of it later */
 };
 
 /* Where a downstream's packets go: IPv4 addresses are in the first 4 bytes, the rest zero. */
@@ -116,26 +116,26 @@ struct relay_path {
 	__u8 pad;
 };
 
-/* What became of a leg. */
-enum relay_leg_outcome {
-	RELAY_LEG_SENT = 0,
-	RELAY_LEG_GONE, /* the slot or the downstream is another one by now */
-	RELAY_LEG_BEFORE, /* starts in front of what the kernel may send; datagrams: outside of the leg's groups */
-	RELAY_LEG_TOO_LARGE,	 /* for the path, or for the route's MTU */
-	RELAY_LEG_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
-	RELAY_LEG_DATA_CREDIT,	 /* beyond the kernel's share of the peer's MAX_DATA */
-	RELAY_LEG_WINDOW,	 /* beyond the kernel's share of the congestion window */
-	RELAY_LEG_BEHIND,	 /* something as urgent waits in userspace */
-	RELAY_LEG_NO_KEYS,	 /* userspace has not installed the generation that is in use */
-	RELAY_LEG_NO_ROUTE,
-	RELAY_LEG_NO_NEIGHBOUR, /* the next hop's link address is not known */
-	RELAY_LEG_RING_FULL,	/* no room to register what would be sent */
-	RELAY_LEG_LOST, /* registered, but the packet could not be written or queued: loss recovery's */
-	RELAY_LEG_OUTCOMES,
+/* What became of an egress. */
+enum relay_egress_outcome {
+	RELAY_EGRESS_SENT = 0,
+	RELAY_EGRESS_GONE, /* the slot or the downstream is another one by now */
+	RELAY_EGRESS_BEFORE, /* starts in front of what the kernel may send; datagrams: outside of the egress's groups */
+	RELAY_EGRESS_TOO_LARGE,	    /* for the path, or for the route's MTU */
+	RELAY_EGRESS_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
+	RELAY_EGRESS_DATA_CREDIT,   /* beyond the kernel's share of the peer's MAX_DATA */
+	RELAY_EGRESS_WINDOW,	    /* beyond the kernel's share of the congestion window */
+	RELAY_EGRESS_BEHIND,	    /* something as urgent waits in userspace */
+	RELAY_EGRESS_NO_KEYS,	    /* userspace has not installed the generation that is in use */
+	RELAY_EGRESS_NO_ROUTE,
+	RELAY_EGRESS_NO_NEIGHBOUR, /* the next hop's link address is not known */
+	RELAY_EGRESS_RING_FULL,	   /* no room to register what would be sent */
+	RELAY_EGRESS_LOST, /* registered, but the packet could not be written or queued: loss recovery's */
+	RELAY_EGRESS_OUTCOMES,
 };
 
 /* A socket that userspace looks at only now and then. */
-struct relay_quiet {
+struct relay_deferral {
 	__u64 packets; /* that were led there */
 	__u64 others;  /* of the same connections, that were not */
 	__u64 heard;   /* userspace's: `others` that it has read all of, before it went to sleep */
@@ -144,7 +144,7 @@ struct relay_quiet {
 	__u64 room;    /* userspace's: packets that may wait there */
 };
 
-/* When a packet arrived that a quiet socket may get, by its last 8 bytes: the low half of them is the index in
+/* When a packet arrived that a deferred socket may get, by its last 8 bytes: the low half of them is the index in
  * `arrivals`, modulo RELAY_ARRIVALS, the high half is here. An entry is lost to a later packet with the same index.
  */
 struct relay_arrival {
@@ -163,16 +163,16 @@ struct relay_downstream {
 	__u32 generations[2]; /* by parity: one more than the generation of its keys, 0 without keys */
 	__u32 path;	      /* which of the two is in use */
 	__u32 session;	      /* its name in events */
-	__u32 waiting; /* level of what waits in userspace: legs of this one, or less urgent, are userspace's */
-	__u32 max_datagram; /* the peer's max_datagram_frame_size */
-	__u32 quiet_socket; /* one more than its index in `quiet_sockets`; 0: none */
-	__u32 quiet_bytes; /* UDP payload that a packet of the peer may have and be no hurry for userspace ... */
-	__u64 max_quiet; /* ... while `bytes` is not beyond this */
-	__u64 quiet;	 /* packets that went there */
+	__u32 waiting; /* level of what waits in userspace: egresses of this one, or less urgent, are userspace's */
+	__u32 max_datagram;    /* the peer's max_datagram_frame_size */
+	__u32 deferred_socket; /* one more than its index in `sockets`; 0: none */
+	__u32 deferred_bytes; /* UDP payload that a packet of the peer may have and be no hurry for userspace ... */
+	__u64 deferred_until; /* ... while `bytes` is not beyond this */
+	__u64 deferred;	      /* packets that went there */
 	struct relay_ring ring;
-	__u64 supplies[RELAY_SUPPLIES];
+	__u64 lookups[RELAY_LOOKUPS];
 	struct relay_path paths[2];
-	__u64 outcomes[RELAY_LEG_OUTCOMES];
+	__u64 outcomes[RELAY_EGRESS_OUTCOMES];
 };
 
 /* A packet that the kernel sends, in the ring buffer `forwarded` before it leaves. */
@@ -191,11 +191,11 @@ struct relay_forwarded {
 	__u8 kind; /* enum relay_kind */
 };
 
-/* What became of a received packet: index into the map `outcomes`, where enum relay_leg_outcome and enum
+/* What became of a received packet: index into the map `outcomes`, where enum relay_egress_outcome and enum
  * relay_further_run follow.
  */
 enum relay_outcome {
-	RELAY_FORWARDED = 0, /* its legs were tried */
+	RELAY_FORWARDED = 0, /* its egresses were tried */
 	RELAY_CONTINUED,     /* some of them were, the others are in further runs */
 	RELAY_OVER_BUDGET,   /* some of them were, the others are left to userspace */
 	RELAY_NOT_RESTORED, /* as RELAY_FORWARDED, but out of memory for the original: the one that is dropped */
@@ -219,9 +219,9 @@ enum relay_outcome {
 
 /* What became of a packet in a run that went on with it. */
 enum relay_further_run {
-	RELAY_RUN_LAST = 0, /* all its legs were tried by now */
+	RELAY_RUN_LAST = 0, /* all its egresses were tried by now */
 	RELAY_RUN_CONTINUED,
-	RELAY_RUN_LEFT, /* the other legs are left to userspace */
+	RELAY_RUN_LEFT, /* the other egresses are left to userspace */
 	RELAY_FURTHER_RUNS,
 };
 
@@ -251,7 +251,7 @@ struct relay_event {
 	__u16 len;    /* stream bytes */
 	__u16 size;   /* UDP payload; of a copy only if a number was drawn */
 	__u8 is_copy; /* otherwise it is about the packet itself, and the rest about it is 0 */
-	__u8 outcome; /* enum relay_leg_outcome of a copy, enum relay_outcome of a packet */
+	__u8 outcome; /* enum relay_egress_outcome of a copy, enum relay_outcome of a packet */
 	__u8 fin;
 	__u8 pad[5];
 };

@@ -40,18 +40,18 @@ static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
 	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
 }
 
-static __noinline int count_supply(__u64 *supplies, enum relay_supply supply)
+static __noinline int count_lookup(__u64 *lookups, enum relay_lookup lookup)
 {
-	if (supply < RELAY_SUPPLIES)
-		__sync_fetch_and_add(&supplies[supply], 1);
+	if (lookup < RELAY_LOOKUPS)
+		__sync_fetch_and_add(&lookups[lookup], 1);
 	return 0;
 }
 
-static __always_inline enum relay_supply supply_of(const struct relay_keystream *entry, int ahead)
+static __always_inline enum relay_lookup lookup_of(const struct relay_keystream *entry, int ahead)
 {
 	if (ahead)
-		return RELAY_SUPPLY_AHEAD;
-	return entry && entry->word ? RELAY_SUPPLY_STALE : RELAY_SUPPLY_DRY;
+		return RELAY_LOOKUP_HIT;
+	return entry && entry->word ? RELAY_LOOKUP_STALE : RELAY_LOOKUP_MISS;
 }
 
 /* Opens in place, so an entry that is replaced while it is used makes the packet look forged: userspace has it
@@ -63,7 +63,7 @@ static __noinline int open_text(struct relay_upstream *upstream, const struct qu
 	struct relay_keystream *entry = find_keystream(&upstream->ring, word);
 	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes;
 
-	count_supply(upstream->supplies, supply_of(entry, ahead));
+	count_lookup(upstream->lookups, lookup_of(entry, ahead));
 	if (ahead)
 		return quic_open_with(keys, &entry->keystream, &work->in, extent);
 	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
@@ -79,7 +79,7 @@ static __noinline int seal_text(struct relay_downstream *downstream, const struc
 		    !quic_seal_with(keys, &entry->keystream, &work->out, &work->in, extent) &&
 		    is_ready(entry, word);
 
-	count_supply(downstream->supplies, supply_of(entry, ahead));
+	count_lookup(downstream->lookups, lookup_of(entry, ahead));
 	return ahead ? 0 : quic_seal(keys, word & NUMBER_MASK, &work->out, &work->in, extent);
 }
 
@@ -278,11 +278,11 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 {
 	struct relay_slot slot = {
 		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
-	__u32 *leg = bpf_map_lookup_elem(&slots, &slot);
+	__u32 *egress = bpf_map_lookup_elem(&slots, &slot);
 	struct chunk *chunk;
 
-	if (!leg) {
-		work->fan.loud = 1;
+	if (!egress) {
+		work->fan.wakes = 1;
 		return;
 	}
 	if (work->fan.chunks >= CHUNKS) {
@@ -291,7 +291,7 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	}
 	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
 	*chunk = *found;
-	chunk->leg = *leg;
+	chunk->egress = *egress;
 	work->fan.chunks++;
 }
 
@@ -326,7 +326,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	enum frame_step step;
 
 	if (is_other(&loop->walk, loop->work->in.bytes[loop->walk.at & FRAMES_MASK]))
-		loop->work->fan.loud = 1;
+		loop->work->fan.wakes = 1;
 	step = step_frame(&loop->work->in, &loop->walk, &frame);
 	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
 		chunk.frame = frame;
@@ -334,7 +334,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
 		take_chunk(loop->work, &chunk);
 	} else if (step == FRAME_IS_STREAM || step == FRAME_IS_DATAGRAM) {
-		loop->work->fan.loud = 1;
+		loop->work->fan.wakes = 1;
 	}
 	loop->ended = step == FRAME_END;
 	return step == FRAME_END || step == FRAME_BAD;

@@ -11,9 +11,9 @@
 #include "object.h"
 #include "relay_intf.h"
 
-#define FRAME_BYTES   2048
-#define QUIET_SOCKETS 16
-#define CHUNKS	      8 /* frames of one packet that are forwarded; a power of two */
+#define FRAME_BYTES 2048
+#define SOCKETS	    16
+#define CHUNKS	    8 /* frames of one packet that are forwarded; a power of two */
 
 /* A frame that has a slot. */
 struct chunk {
@@ -22,7 +22,7 @@ struct chunk {
 	__u32 type; /* of a datagram */
 	__s32 priority;
 	__u32 kind;
-	__u32 leg; /* first of its slot */
+	__u32 egress; /* first of its slot */
 };
 
 /* The frame that arrived, and what has been done to it. */
@@ -44,8 +44,8 @@ struct arrival {
 	__u8 pad[3];
 };
 
-/* A packet for one leg. */
-struct leg_packet {
+/* A packet for one egress. */
+struct egress_packet {
 	__u64 word;   /* the drawn number and its key generation */
 	__u64 offset; /* downstream; group of a datagram */
 	__u32 data_at;
@@ -63,9 +63,9 @@ struct leg_packet {
 struct fan {
 	__u32 chunks;
 	__u32 chunk;
-	__u32 leg;
+	__u32 egress;
 	__u32 left_over; /* chunks for which there was no room */
-	__u32 loud;	 /* there is something in the packet that userspace should not wait for */
+	__u32 wakes;	 /* there is something in the packet that userspace should not wait for */
 	__u32 pad;
 };
 
@@ -75,7 +75,7 @@ struct cursor_entry {
 	__u64 traced_ns; /* as in struct arrival */
 	__u32 id;	 /* the packet's mark while it waits; 0: nobody's */
 	__u32 mark;	 /* that it had, and gets back */
-	__u32 leg;
+	__u32 egress;
 	__u32 chunk;
 	__u32 runs; /* that it has taken */
 	__u32 pad;
@@ -93,7 +93,7 @@ struct work {
 	struct arrival arrival;
 	struct chunk chunks[CHUNKS];
 	struct fan fan;
-	struct leg_packet packet;
+	struct egress_packet packet;
 	struct cursor_entry cursor; /* where it began; without an ID: at the beginning */
 	struct bpf_fib_lookup route;
 };
@@ -135,9 +135,9 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct relay_leg);
+	__type(value, struct relay_egress);
 	__uint(max_entries, 1);
-} legs SEC(".maps");
+} egresses SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -173,16 +173,16 @@ struct {
 	__uint(type, BPF_MAP_TYPE_SOCKMAP);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, QUIET_SOCKETS);
-} quiet_sockets SEC(".maps");
+	__uint(max_entries, SOCKETS);
+} sockets SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
-	__type(value, struct relay_quiet);
-	__uint(max_entries, QUIET_SOCKETS);
-} quiets SEC(".maps");
+	__type(value, struct relay_deferral);
+	__uint(max_entries, SOCKETS);
+} deferrals SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -205,7 +205,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + RELAY_FURTHER_RUNS);
+	__uint(max_entries, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS);
 } outcomes SEC(".maps");
 
 struct {

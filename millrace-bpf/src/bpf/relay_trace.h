@@ -36,22 +36,22 @@ static __noinline int send_event(struct relay_event *event)
 }
 
 /* One copy of the frame was tried. To be called for traced packets only. */
-int trace_copy(struct work *work, const struct relay_leg *leg, const struct relay_downstream *downstream,
-	       __u32 outcome)
+int trace_copy(struct work *work, const struct relay_egress *egress,
+	       const struct relay_downstream *downstream, __u32 outcome)
 {
 	__u32 track = tracing.track, session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
 	const struct frame_stream *frame;
 	const struct chunk *chunk;
 	struct relay_event event;
-	int drawn = outcome == RELAY_LEG_SENT || outcome == RELAY_LEG_LOST;
+	int drawn = outcome == RELAY_EGRESS_SENT || outcome == RELAY_EGRESS_LOST;
 
-	if (!work || !leg || !downstream)
+	if (!work || !egress || !downstream)
 		return -1;
 	index = work->arrival.upstream;
 	upstream = bpf_map_lookup_elem(&upstreams, &index);
 	publisher = upstream ? upstream->session : 0;
-	if ((track && leg->track != track) ||
+	if ((track && egress->track != track) ||
 	    (session && downstream->session != session && publisher != session))
 		return 0;
 	chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
@@ -61,12 +61,12 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
 		.number = drawn ? work->packet.word & ((1ULL << RELAY_NUMBER_BITS) - 1) : 0,
-		.group = chunk->kind == RELAY_STREAM ? leg->group : frame->offset,
-		.stream_id = leg->id,
-		.offset = chunk->kind == RELAY_STREAM ? frame->offset + leg->shift : chunk->object,
+		.group = chunk->kind == RELAY_STREAM ? egress->group : frame->offset,
+		.stream_id = egress->id,
+		.offset = chunk->kind == RELAY_STREAM ? frame->offset + egress->shift : chunk->object,
 		.publisher = publisher,
 		.subscriber = downstream->session,
-		.track = leg->track,
+		.track = egress->track,
 		.len = frame->len,
 		.size = drawn ? work->packet.size : 0,
 		.is_copy = 1,

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use super::ids::Ids;
 use super::keystream::{self, Compute, Refill, Ring, Want};
-use super::{Error, LegOutcome, QuietSocket, Shared, Supply, intf, lock, write};
+use super::{DeferredSocket, EgressOutcome, Error, Lookup, Shared, intf, lock, write};
 use crate::crypto::QuicKeys;
 
 /// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
@@ -54,19 +54,19 @@ impl Downstream {
         let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
         let entry = shared.downstreams.get(index);
         let totals = [&entry.max_data, &entry.data, &entry.max_bytes, &entry.bytes];
-        for total in totals.into_iter().chain([&entry.max_quiet, &entry.quiet]) {
+        for total in totals.into_iter().chain([&entry.deferred_until, &entry.deferred]) {
             total.store(0, Ordering::Relaxed);
         }
         entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
-        entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.lookups.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.run.store(0, Ordering::Relaxed);
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.max_datagram.store(0, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
         entry.waiting.store(u32::MAX, Ordering::Relaxed);
-        for word in [&entry.session, &entry.quiet_socket, &entry.quiet_bytes] {
+        for word in [&entry.session, &entry.deferred_socket, &entry.deferred_bytes] {
             word.store(0, Ordering::Relaxed);
         }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
@@ -123,8 +123,8 @@ impl Downstream {
     }
 
     /// Packets whose keystream came from there.
-    pub fn supply(&self, supply: Supply) -> u64 {
-        self.entry().supplies[supply as usize].load(Ordering::Relaxed)
+    pub fn lookups(&self, lookup: Lookup) -> u64 {
+        self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
     /// Changes addresses or connection ID. From the second call on it waits for program runs, some 10 ms.
@@ -164,7 +164,7 @@ impl Downstream {
         entry.bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the level of what waits in userspace: legs of this level, and less urgent ones, are left to userspace.
+    /// Sets the level of what waits in userspace: egresses of this level, and less urgent ones, are left to userspace.
     pub fn set_waiting(&self, level: Option<u16>) {
         self.entry().waiting.store(level.map_or(u32::MAX, u32::from), Ordering::Relaxed);
     }
@@ -204,21 +204,21 @@ impl Downstream {
     }
 
     /// Where packets of the peer are led to that are no hurry.
-    pub fn set_quiet_socket(&self, socket: &QuietSocket) {
-        self.entry().quiet_socket.store(socket.index + 1, Ordering::Relaxed);
+    pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
+        self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
     /// Packets of the peer are no hurry whose UDP payload has at most `bytes`, as long as [`bytes`](Self::bytes) is not
     /// beyond `total`.
-    pub fn set_quiet(&self, bytes: u32, total: u64) {
+    pub fn set_deferral(&self, bytes: u32, total: u64) {
         let entry = self.entry();
-        entry.quiet_bytes.store(bytes, Ordering::Relaxed);
-        entry.max_quiet.store(total, Ordering::Relaxed);
+        entry.deferred_bytes.store(bytes, Ordering::Relaxed);
+        entry.deferred_until.store(total, Ordering::Relaxed);
     }
 
-    /// Packets of the peer that went to the quiet socket.
-    pub fn quiet_packets(&self) -> u64 {
-        self.entry().quiet.load(Ordering::Relaxed)
+    /// Packets of the peer that went to the deferred socket.
+    pub fn deferred_packets(&self) -> u64 {
+        self.entry().deferred.load(Ordering::Relaxed)
     }
 
     /// How events name the connection.
@@ -226,8 +226,8 @@ impl Downstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Legs with this outcome so far.
-    pub fn outcome(&self, outcome: LegOutcome) -> u64 {
+    /// Egresses with this outcome so far.
+    pub fn outcome(&self, outcome: EgressOutcome) -> u64 {
         self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
     }
 }

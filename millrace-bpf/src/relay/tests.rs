@@ -16,9 +16,17 @@ use quic::{Chunk, Direction};
 const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
-/// Always declined as [`LegOutcome::Before`].
-const LEG: Leg =
-    Leg { stream_id: 3, shift: 2, from: u64::MAX, max_offset: 0, tag: 0, level: 0, track: 5, group: 1 << 40 };
+/// Always declined as [`EgressOutcome::Before`].
+const EGRESS: Egress = Egress {
+    stream_id: 3,
+    shift: 2,
+    from: u64::MAX,
+    max_offset: 0,
+    tag: 0,
+    level: 0,
+    track: 5,
+    group: 1 << 40,
+};
 const PUBLISHER: u32 = 11;
 const SUBSCRIBER: u32 = 12;
 
@@ -35,7 +43,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// One upstream whose stream `STREAM` has a leg that is always declined as [`LegOutcome::Before`].
+    /// One upstream whose stream `STREAM` has an egress that is always declined as [`EgressOutcome::Before`].
     fn new() -> Self {
         Self::with_config(Config::default())
     }
@@ -59,7 +67,7 @@ impl Bench {
         upstream.set_session(PUBLISHER);
         downstream.set_session(SUBSCRIBER);
         let mut slot = upstream.slot(STREAM);
-        slot.add(&downstream, &LEG).expect("a leg");
+        slot.add(&downstream, &EGRESS).expect("an egress");
         Self { relay, upstream, publisher, slot, downstream, rng }
     }
 
@@ -95,8 +103,8 @@ impl Bench {
         self.run(&ethernet(0x0800, &ipv4(0, &udp(PORT, packet))), 0)
     }
 
-    fn legs_tried(&self) -> u64 {
-        self.relay.counters().expect("counters").legs(LegOutcome::Before)
+    fn egresses_tried(&self) -> u64 {
+        self.relay.counters().expect("counters").egresses(EgressOutcome::Before)
     }
 }
 
@@ -214,9 +222,9 @@ fn passes_what_it_does_not_understand() {
         ("nothing of a stream", v4(&bench.publisher.seal((0, 96), 4, &stream(0))), 0, Outcome::NoSlot),
     ];
     for (description, frame, gso_size, want) in cases {
-        let before = bench.legs_tried();
+        let before = bench.egresses_tried();
         assert_eq!(bench.run(&frame, gso_size), want, "{description}");
-        assert_eq!(bench.legs_tried() - before, u64::from(want == Outcome::Forwarded), "{description}");
+        assert_eq!(bench.egresses_tried() - before, u64::from(want == Outcome::Forwarded), "{description}");
     }
     bench.upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
     let updated = bench.publisher.seal((1, 97), 4, &stream(9));
@@ -256,7 +264,7 @@ fn forwards_authentic_bytes_only() {
         let outcome = bench.run_packet(&garbage);
         assert!([Outcome::NotAuthentic, Outcome::NoKeys].contains(&outcome), "{outcome:?}");
     }
-    assert_eq!(bench.legs_tried(), 0);
+    assert_eq!(bench.egresses_tried(), 0);
     assert_eq!(bench.run_packet(&packet), Outcome::Forwarded);
 }
 
@@ -315,11 +323,11 @@ fn walks_frames_as_userspace_does() {
     for number in 0..CASES {
         let frames = random_frames(&mut bench.rng);
         let Some(want) = expected(&frames) else { continue };
-        let before = bench.legs_tried();
+        let before = bench.egresses_tried();
         let outcome = bench.run_packet(&bench.publisher.seal((0, number), 4, &frames));
-        let legs = bench.legs_tried() - before;
-        assert_eq!((outcome, legs), want, "{frames:02x?}");
-        seen[(outcome != Outcome::BadFrames) as usize + (legs > 0) as usize] += 1;
+        let egresses = bench.egresses_tried() - before;
+        assert_eq!((outcome, egresses), want, "{frames:02x?}");
+        seen[(outcome != Outcome::BadFrames) as usize + (egresses > 0) as usize] += 1;
     }
     assert!(seen.iter().all(|count| *count > CASES / 20), "bad, without, with streams: {seen:?}");
 }
@@ -349,7 +357,7 @@ fn random_frames(rng: &mut Rng) -> Vec<u8> {
     frames
 }
 
-/// The outcome and the number of legs, by userspace's walker. None where that looks at what fields mean: an ACK
+/// The outcome and the number of egresses, by userspace's walker. None where that looks at what fields mean: an ACK
 /// of numbers below 0 is no concern of the program.
 fn expected(frames: &[u8]) -> Option<(Outcome, u64)> {
     let frames: Result<Vec<_>, _> = Walker::new(frames).map(|item| item.map(|(_, frame)| frame)).collect();
@@ -379,13 +387,13 @@ fn tells_what_became_of_the_packets_that_are_traced() {
     assert!(copy.arrived_ns < copy.time_ns);
     assert_eq!((copy.publisher, copy.received), (PUBLISHER, 1));
     let want = What::Copy {
-        outcome: LegOutcome::Before,
+        outcome: EgressOutcome::Before,
         subscriber: SUBSCRIBER,
         sent: None,
-        track: LEG.track,
-        group: LEG.group,
-        stream_id: LEG.stream_id,
-        offset: 7 + LEG.shift as u64,
+        track: EGRESS.track,
+        group: EGRESS.group,
+        stream_id: EGRESS.stream_id,
+        offset: 7 + EGRESS.shift as u64,
         len: 1000,
         fin: false,
     };
@@ -419,12 +427,12 @@ fn traces_a_sample_of_one_track_or_session() {
     let name = NonZero::new;
     for (description, track, session, want) in [
         ("everything", None, None, 1),
-        ("the track", name(LEG.track), None, 1),
-        ("another track", name(LEG.track + 1), None, 0),
+        ("the track", name(EGRESS.track), None, 1),
+        ("another track", name(EGRESS.track + 1), None, 0),
         ("the publisher", None, name(PUBLISHER), 1),
         ("the subscriber", None, name(SUBSCRIBER), 1),
         ("another session", None, name(SUBSCRIBER + 1), 0),
-        ("the track for another session", name(LEG.track), name(SUBSCRIBER + 1), 0),
+        ("the track for another session", name(EGRESS.track), name(SUBSCRIBER + 1), 0),
     ] {
         assert_eq!(count(Tracing { track, session, ..ALL }), want, "{description}");
     }
@@ -436,7 +444,7 @@ fn traces_a_sample_of_one_track_or_session() {
         bench.relay.drain_events(|_| events += 1);
         events
     };
-    assert_eq!(other(100, Tracing { track: name(LEG.track), ..ALL }), 0);
+    assert_eq!(other(100, Tracing { track: name(EGRESS.track), ..ALL }), 0);
     assert_eq!(other(101, Tracing { session: name(SUBSCRIBER), ..ALL }), 0);
     assert_eq!(other(102, Tracing { session: name(PUBLISHER), ..ALL }), 1);
 
@@ -507,14 +515,14 @@ impl Bench {
 
 /// Packets of the publisher, one after the other, and where their keystreams came from.
 fn open_next(bench: &mut Bench, word: &mut (u16, u64), count: u64) -> [u64; 3] {
-    let before = Supply::ALL.map(|supply| bench.upstream.supply(supply));
+    let before = Lookup::ALL.map(|lookup| bench.upstream.lookups(lookup));
     for _ in 0..count {
         let packet = bench.publisher.seal(*word, 2, &stream(1000));
         assert_eq!(bench.run_packet(&packet), Outcome::Forwarded);
         word.1 += 1;
     }
-    let after = Supply::ALL.map(|supply| bench.upstream.supply(supply));
-    std::array::from_fn(|supply| after[supply] - before[supply])
+    let after = Lookup::ALL.map(|lookup| bench.upstream.lookups(lookup));
+    std::array::from_fn(|lookup| after[lookup] - before[lookup])
 }
 
 #[test]
@@ -604,9 +612,9 @@ fn a_further_run_goes_on_where_the_last_ended() {
     if !root("a_further_run_goes_on_where_the_last_ended") {
         return;
     }
-    let mut bench = Bench::with_config(Config { max_legs_per_run: 2, ..Config::default() });
+    let mut bench = Bench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
     for _ in 1..5 {
-        bench.slot.add(&bench.downstream, &LEG).expect("a leg");
+        bench.slot.add(&bench.downstream, &EGRESS).expect("an egress");
     }
     let frame = |bench: &Bench, number| {
         let packet = bench.publisher.seal((0, number), 2, &stream(100));
@@ -615,21 +623,21 @@ fn a_further_run_goes_on_where_the_last_ended() {
     let run = |bench: &Bench, frame: &[u8], mark: u32| {
         let mut context = context(0);
         context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
-        let before = bench.legs_tried();
+        let before = bench.egresses_tried();
         let verdict = bench.test_run(frame, &mut context);
         let after = u32::from_ne_bytes(*context[MARK..].first_chunk().expect("a mark"));
-        (verdict, after, bench.legs_tried() - before)
+        (verdict, after, bench.egresses_tried() - before)
     };
     let (one, other) = (frame(&bench, 0), frame(&bench, 300));
-    let (verdict, first, legs) = run(&bench, &one, 77);
-    assert_eq!((verdict, legs), (DROP, 2));
+    let (verdict, first, egresses) = run(&bench, &one, 77);
+    assert_eq!((verdict, egresses), (DROP, 2));
     // Meanwhile others come, among them far later numbers and this one again.
-    let (verdict, second, legs) = run(&bench, &other, 0);
-    assert_eq!((verdict, legs), (DROP, 2));
+    let (verdict, second, egresses) = run(&bench, &other, 0);
+    assert_eq!((verdict, egresses), (DROP, 2));
     assert_eq!(run(&bench, &one, 77), (PASS_ON, 77, 0), "replayed");
-    let (verdict, third, legs) = run(&bench, &one, first);
-    assert_eq!((verdict, legs), (DROP, 2));
-    assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth leg");
+    let (verdict, third, egresses) = run(&bench, &one, first);
+    assert_eq!((verdict, egresses), (DROP, 2));
+    assert_eq!(run(&bench, &one, third), (PASS_ON, 77, 1), "the fifth egress");
     // What is used up is a mark like any other.
     assert_eq!(run(&bench, &one, third), (PASS_ON, third, 0));
     // A cursor is of no use to another packet.

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
 use super::memory::{Ring, Table};
-use super::{Error, LegOutcome, Loaded, Outcome, intf, lock, table};
+use super::{EgressOutcome, Error, Loaded, Outcome, intf, lock, table};
 use crate::intf::Plain;
 
 /// Some 5000 events: what 250,000 per second need for 20 ms.
@@ -16,7 +16,7 @@ pub(super) const RING_BYTES: u32 = 1 << 19;
 pub struct Tracing {
     /// Of the packets of each upstream those whose number is a multiple of it, with all their copies.
     pub every: NonZero<u32>,
-    /// Copies of this track only ([`Leg::track`](super::Leg::track)).
+    /// Copies of this track only ([`Egress::track`](super::Egress::track)).
     pub track: Option<NonZero<u32>>,
     /// Copies from or to this session only, and its packets.
     pub session: Option<NonZero<u32>>,
@@ -45,14 +45,14 @@ pub enum What {
         /// UDP payload, bytes.
         size: u16,
     },
-    /// One frame of the packet for one leg.
+    /// One frame of the packet for one egress.
     Copy {
-        outcome: LegOutcome,
+        outcome: EgressOutcome,
         /// [`Downstream::set_session`](super::Downstream::set_session).
         subscriber: u32,
         /// Packet number and UDP payload, where the copy got that far.
         sent: Option<(u64, u16)>,
-        /// [`Leg::track`](super::Leg::track) and [`Leg::group`](super::Leg::group).
+        /// [`Egress::track`](super::Egress::track) and [`Egress::group`](super::Egress::group).
         track: u32,
         group: u64,
         /// The downstream stream, and the offset in it.
@@ -70,8 +70,8 @@ impl Event {
         let what = match raw.is_copy {
             0 => What::Packet { outcome: *Outcome::ALL.get(outcome)?, size: raw.size },
             _ => {
-                let outcome = *LegOutcome::ALL.get(outcome)?;
-                let drawn = matches!(outcome, LegOutcome::Sent | LegOutcome::Lost);
+                let outcome = *EgressOutcome::ALL.get(outcome)?;
+                let drawn = matches!(outcome, EgressOutcome::Sent | EgressOutcome::Lost);
                 What::Copy {
                     outcome,
                     subscriber: raw.subscriber,

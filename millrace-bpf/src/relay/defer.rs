@@ -7,25 +7,25 @@ use std::sync::atomic::Ordering;
 use super::{Error, Relay, Shared, intf, write};
 
 /// A UDP socket that packets are led to which arrived for another one.
-pub struct QuietSocket {
+pub struct DeferredSocket {
     shared: Arc<Shared>,
     pub(super) index: u32,
 }
 
-impl QuietSocket {
+impl DeferredSocket {
     pub(super) fn new(shared: Arc<Shared>, socket: impl AsFd, room: u64) -> Result<Self, Error> {
-        let index = shared.quiet_used.fetch_add(1, Ordering::Relaxed);
-        if index >= shared.quiets.len() {
-            return Err(Error::Full { what: "quiet sockets" });
+        let index = shared.sockets_used.fetch_add(1, Ordering::Relaxed);
+        if index >= shared.deferrals.len() {
+            return Err(Error::Full { what: "deferred sockets" });
         }
         let fd = socket.as_fd().as_raw_fd() as u64;
-        shared.quiets.get(index).room.store(room, Ordering::Relaxed);
-        write(&shared.quiet_sockets, "quiet_sockets", &index.to_ne_bytes(), &fd.to_ne_bytes())?;
+        shared.deferrals.get(index).room.store(room, Ordering::Relaxed);
+        write(&shared.sockets, "sockets", &index.to_ne_bytes(), &fd.to_ne_bytes())?;
         Ok(Self { shared, index })
     }
 
-    fn entry(&self) -> &intf::Quiet {
-        self.shared.quiets.get(self.index)
+    fn entry(&self) -> &intf::Deferral {
+        self.shared.deferrals.get(self.index)
     }
 
     /// Packets that were led there so far. The last of them may be about to arrive, or be dropped there.
@@ -43,7 +43,7 @@ impl QuietSocket {
         self.entry().media.load(Ordering::Relaxed)
     }
 
-    /// Userspace is about to read: no packets are led to this socket, until [`QuietSocket::sleep`]. Returns how many
+    /// Userspace is about to read: no packets are led to this socket, until [`DeferredSocket::sleep`]. Returns how many
     /// went to the other socket so far.
     pub fn wake(&self) -> u64 {
         self.entry().heard.store(u64::MAX, Ordering::SeqCst);
@@ -70,10 +70,10 @@ impl QuietSocket {
 }
 
 impl Relay {
-    /// When the packet arrived that ends with these 8 bytes, if it was one that [`Downstream::set_quiet`] is about:
+    /// When the packet arrived that ends with these 8 bytes, if it was one that [`Downstream::set_deferral`] is about:
     /// `CLOCK_MONOTONIC` in microseconds, modulo 2^32. `None`: nobody knows any more.
     ///
-    /// [`Downstream::set_quiet`]: super::Downstream::set_quiet
+    /// [`Downstream::set_deferral`]: super::Downstream::set_deferral
     pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
         let end = u64::from_ne_bytes(end);
         let word = self.shared.arrivals.get(end as u32 % intf::ARRIVALS).word.load(Ordering::Relaxed);
