@@ -141,13 +141,13 @@ pub fn kernel_udp(data: &[u8]) {
     }
 }
 
-/// `enum parse` of udp.h.
+/// `enum parse` of skb_udp.h.
 const OK: i32 = 0;
 const NOT_UDP: i32 = 1;
 const FRAGMENT: i32 = 2;
 const MALFORMED: i32 = 3;
 
-/// What udp.h is to find, or why nothing.
+/// What skb_udp.h is to find, or why nothing.
 fn udp(frame: &[u8], beside: Option<u16>) -> Result<UdpPacket, i32> {
     let word = |at: usize| frame.get(at..at + 2).map(|two| u16::from_be_bytes([two[0], two[1]]));
     let mut packet = UdpPacket { vlan: beside.map_or(0, |tci| tci & 0xfff), ..UdpPacket::default() };

@@ -3,12 +3,10 @@
  * the order of enum gate_rule. gate_egress watches what servers answer, for scopes that track by themselves.
  * The others change, on behalf of userspace, what these two change at the same time.
  */
-#include "udp.h"
+#include "skb_udp.h"
 #include "gate_answer.h"
 #include "gate_expire.h"
 #include "gate_rules.h"
-
-#define PASS_ON -1 /* "next program" for TCX, "next filter" for clsact */
 
 /* --- Verdicts --- */
 
@@ -174,7 +172,7 @@ int gate_egress(struct __sk_buff *skb)
 	__u8 first;
 
 	if (parse_udp(skb, &packet) || bpf_skb_load_bytes(skb, packet.payload_offset, &first, 1) ||
-	    !(first & QUIC_LONG))
+	    !(first & QUIC_LONG_HEADER))
 		return PASS_ON;
 	to_address(&server, packet.source, packet.family);
 	to_address(&opening.address, packet.destination, packet.family);

@@ -7,7 +7,7 @@
 
 #include "gate_maps.h"
 
-static __noinline int copy_all(struct xdp_md *ctx, struct gate_head *head)
+static __noinline int copy_all(struct xdp_md *ctx, struct net_head *head)
 {
 	__u32 bytes = head->frame_bytes;
 
@@ -21,7 +21,7 @@ static __noinline int copy_all(struct xdp_md *ctx, struct gate_head *head)
 }
 
 /* Of so few bytes a helper takes longer. */
-static __noinline int copy_near(struct xdp_md *ctx, struct gate_head *head)
+static __noinline int copy_near(struct xdp_md *ctx, struct net_head *head)
 {
 	const __u8 *data = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
@@ -30,7 +30,7 @@ static __noinline int copy_near(struct xdp_md *ctx, struct gate_head *head)
 	if ((void *)(data + NEAR_BYTES) > end)
 		return copy_all(ctx, head);
 	for (int i = 0; i < NEAR_BYTES; i += 16)
-		store16(head->bytes + i, load16(data + i));
+		store128(head->bytes + i, load128(data + i));
 	head->have = NEAR_BYTES;
 	return 0;
 }

@@ -29,7 +29,7 @@ struct gate_place {
 
 /* What one run of gate_xdp works with; `place` is from the one before. */
 struct gate_work {
-	struct gate_head head;
+	struct net_head head;
 	struct gate_packet packet;
 	struct gate_client client;
 	struct gate_path path;

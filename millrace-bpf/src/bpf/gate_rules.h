@@ -20,7 +20,7 @@ static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *ra
 {
 	__u64 now = now_ns * GATE_TICKS;
 
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*full_at);
 		__u64 next = ((__s64)(old - now) > 0 ? old : now) + units * rate->cost;
 
@@ -95,7 +95,7 @@ static __noinline struct gate_buckets *find_live_buckets(const struct gate_work 
 		key.client = connection->client.address;
 	} else if (connection) {
 		key.kind = GATE_BUCKET_ID;
-		store16(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
+		store128(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
 	}
 	return find_buckets(&key);
 }
@@ -124,7 +124,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	__u32 index;
 
 	if (packet->token_len != sizeof(work->token) ||
-	    !has(&work->head, packet->token_at, sizeof(work->token)))
+	    !head_has(&work->head, packet->token_at, sizeof(work->token)))
 		return 0;
 	for (int i = 0; i < sizeof(work->token); i += 8)
 		store64((__u8 *)&work->token + i, load64(from + i));
@@ -397,11 +397,11 @@ static __always_inline void name_client(struct gate_work *work)
 	const struct gate_packet *packet = &work->packet;
 	const volatile __u64 *mask = (const volatile __u64 *)(packet->family == 4 ? &config.client_mask_v4
 										  : &config.client_mask_v6);
-	struct bytes16 address = load16(packet->source.bytes);
+	struct bytes16 address = load128(packet->source.bytes);
 
 	address.low &= mask[0];
 	address.high &= mask[1];
-	store16(work->client.address.bytes, address);
+	store128(work->client.address.bytes, address);
 	work->client.scope = work->scope;
 	work->path.address = packet->source;
 	work->path.scope = work->scope;

@@ -7,20 +7,13 @@
 
 #include "gate_marks.h"
 
-#define MAX_ATTEMPTS 8		     /* to change what other CPUs change too */
-#define SEEN_NS	     (NS_PER_S / 4)  /* how exact times of last use are */
-#define HANDSHAKE_NS (10 * NS_PER_S) /* for which a handshake whose client is silent counts */
-
-#define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
-#define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
+#define CONTENDED_ATTEMPTS 8		   /* to change what other CPUs change too */
+#define SEEN_NS		   (NS_PER_S / 4)  /* how exact times of last use are */
+#define HANDSHAKE_NS	   (10 * NS_PER_S) /* for which a handshake whose client is silent counts */
 
 static __noinline int count_event(enum gate_event event)
 {
-	__u32 key = event;
-	__u64 *counter = bpf_map_lookup_elem(&events, &key);
-
-	if (counter)
-		*counter += 1;
+	add_to(&events, event, 1);
 	return 0;
 }
 
@@ -61,7 +54,7 @@ static __always_inline int grows_beyond(__u64 old, __u64 next, __u64 most, __u64
 static __noinline __s64 change_count(const struct gate_client *client, __s32 connections, __s64 kept,
 				     __u64 most, __u64 now_ns)
 {
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		struct gate_count *count = bpf_map_lookup_elem(&clients, client);
 		struct gate_count first = {};
 		__u64 old, next;
@@ -122,7 +115,7 @@ static __always_inline __u64 most_kept(const struct gate_policy *policy)
 
 static __always_inline int same_address(const struct gate_address *a, const struct gate_address *b)
 {
-	return !differ16(load16(a->bytes), load16(b->bytes));
+	return !differ128(load128(a->bytes), load128(b->bytes));
 }
 
 static __always_inline int same_path(const struct gate_path *a, const struct gate_path *b)
@@ -320,7 +313,7 @@ static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 		len = 0;
 	work->id.scope = work->scope;
 	work->id.len = len;
-	store16(work->id.bytes, len ? first16(load16(from), len) : (struct bytes16){});
+	store128(work->id.bytes, len ? first128(load128(from), len) : (struct bytes16){});
 	store32(work->id.bytes + 16, len > 16 ? load32(from + 16) & ~0U >> (GATE_ID_MAX - len) * 8 : 0);
 	return len;
 }
@@ -449,7 +442,7 @@ static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struc
 	struct long_header header;
 	enum quic_kind kind;
 
-	if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)) || !(header.first & QUIC_LONG))
+	if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)) || !(header.first & QUIC_LONG_HEADER))
 		return -1;
 	packet.first = header.first;
 	__builtin_memcpy(&packet.version, header.version, sizeof(packet.version));

@@ -9,11 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
 
-/* "Next program" for TCX (TCX_NEXT), "next filter" for clsact (TC_ACT_UNSPEC). */
-#define PASS_ON -1
-
-#define LOOPBACK	  1    /* interface index, in every network namespace */
-#define QUIC_SHORT	  0x40 /* fixed bit, and not a long header; of what is sent */
+#define LOOPBACK	  1 /* interface index, in every network namespace */
 #define AF_INET		  2
 #define AF_INET6	  10
 #define GOLDEN_RATIO	  0x9e3779b9U /* of 2^32: its multiples are spread evenly */
@@ -23,14 +19,6 @@
 struct sk_buff {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
-
-static __always_inline void count(__u32 outcome)
-{
-	__u64 *counter = bpf_map_lookup_elem(&outcomes, &outcome);
-
-	if (counter)
-		*counter += 1;
-}
 
 /* --- One egress --- */
 
@@ -88,13 +76,13 @@ enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_looku
 	route->ifindex = LOOPBACK;
 	if (path->family == 4) {
 		route->family = AF_INET;
-		route->tot_len = sizeof(struct iphdr) + sizeof(struct udphdr) + size;
+		route->tot_len = IPV4_BYTES + UDP_BYTES + size;
 		route->tos = path->traffic_class;
 		__builtin_memcpy(&route->ipv4_src, path->local, 4);
 		__builtin_memcpy(&route->ipv4_dst, path->remote, 4);
 	} else {
 		route->family = AF_INET6;
-		route->tot_len = sizeof(struct ipv6hdr) + sizeof(struct udphdr) + size;
+		route->tot_len = IPV6_BYTES + UDP_BYTES + size;
 		route->flowinfo = path->flow_label;
 		__builtin_memcpy(route->ipv6_src, path->local, 16);
 		__builtin_memcpy(route->ipv6_dst, path->remote, 16);
@@ -251,7 +239,7 @@ int put_packet(struct work *work, const struct relay_egress *egress, const struc
 		return -1;
 	id_bytes = path->id_bytes;
 	header = work->out.bytes + QUIC_AT;
-	header[0] = QUIC_SHORT | QUIC_NUMBER_BYTES |
+	header[0] = QUIC_FIXED_BIT | QUIC_NUMBER_BYTES |
 		    (work->packet.word >> RELAY_NUMBER_BITS & 1 ? QUIC_KEY_PHASE : 0);
 	__builtin_memcpy(header + 1, path->id, RELAY_ID_MAX);
 	store32(header + 1 + id_bytes, __builtin_bswap32(work->packet.word));
@@ -284,19 +272,9 @@ int seal_packet(struct work *work, const struct relay_egress *egress, const stru
 /* Headers in front of the QUIC packet. */
 int put_headers(struct work *work, const struct relay_path *path)
 {
-	__u32 size;
-
 	if (!work || !path)
 		return -1;
-	size = work->packet.size;
-	put_udp(&work->out, path, size, work->arrival.summed);
-	if (path->family == 4) {
-		put_ipv4(&work->out, path, size);
-		put_ethernet(work->out.bytes + IPV4_FRAME_AT, bpf_htons(ETH_P_IP), &work->route);
-	} else {
-		put_ipv6(&work->out, path, size);
-		put_ethernet(work->out.bytes + IPV6_FRAME_AT, bpf_htons(ETH_P_IPV6), &work->route);
-	}
+	frame_packet(&work->out, path, &work->route, work->packet.size, work->arrival.summed);
 	return 0;
 }
 
@@ -453,7 +431,7 @@ static long next_egress(__u32 index, struct egress_loop *loop)
 		}
 		if (outcome != RELAY_EGRESS_SENT || !READ_ONCE(egress->exclusive))
 			fan->wakes = 1;
-		count(RELAY_OUTCOMES + outcome);
+		add_to(&outcomes, RELAY_OUTCOMES + outcome, 1);
 	}
 	if (next == RELAY_END) {
 		fan->chunk++;
@@ -690,7 +668,8 @@ int relay_ingress(struct __sk_buff *skb)
 		defer_short(skb, &work->arrival);
 	else
 		defer(skb, work, outcome);
-	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + further_run(outcome) : outcome);
+	add_to(&outcomes,
+	       work->cursor.id ? RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + further_run(outcome) : outcome, 1);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
 	/* Its clone waits in the queue; or what is left of the frame may carry somebody else's address. */

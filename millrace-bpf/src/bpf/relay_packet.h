@@ -7,20 +7,18 @@
 #ifndef MILLRACE_RELAY_PACKET_H
 #define MILLRACE_RELAY_PACKET_H
 
-#include "udp.h"
 #include "frames.h"
+#include "quic.h"
 #include "quic_packet.h"
 #include "relay_state.h"
 #include "relay_trace.h"
 #include "relay_wire.h"
+#include "skb_udp.h"
 
-#define SHORTEST     14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
-#define QUIC_LONG    0x80
-#define NUMBER_MASK  ((1ULL << RELAY_NUMBER_BITS) - 1)
-#define SEEN_BLOCK   5 /* log2 of the numbers in a word of the replay window */
-#define MAX_ATTEMPTS 4 /* to change a word that other CPUs change too */
-
-#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
+#define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define NUMBER_MASK   ((1ULL << RELAY_NUMBER_BITS) - 1)
+#define SEEN_BLOCK    5 /* log2 of the numbers in a word of the replay window */
+#define SEEN_ATTEMPTS 4 /* to change a word of it that other CPUs change too */
 
 /* --- Keystreams --- */
 
@@ -108,16 +106,15 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 		return RELAY_OTHER_PORT;
 	if (skb->gso_size || skb->gso_segs > 1)
 		return RELAY_SUPER_PACKET;
-	headers = packet.family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
-	if (packet.payload_offset != sizeof(struct ethhdr) + headers + sizeof(struct udphdr))
+	headers = packet.family == 4 ? IPV4_BYTES : IPV6_BYTES;
+	if (packet.payload_offset != ETHERNET_BYTES + headers + UDP_BYTES)
 		return RELAY_ODD_HEADERS;
-	if (packet.udp_bytes < sizeof(struct udphdr) ||
-	    packet.udp_bytes - sizeof(struct udphdr) > packet.payload_bytes)
+	if (packet.udp_bytes < UDP_BYTES || packet.udp_bytes - UDP_BYTES > packet.payload_bytes)
 		return RELAY_MALFORMED;
 	*arrival = (struct arrival){
 		.frame_bytes = skb->len,
 		.packet_at = packet.payload_offset,
-		.packet_bytes = packet.udp_bytes - sizeof(struct udphdr),
+		.packet_bytes = packet.udp_bytes - UDP_BYTES,
 		.family = packet.family,
 		.family_now = packet.family,
 	};
@@ -149,7 +146,7 @@ static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, str
 	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
 		return RELAY_BAD_SIZE;
 	/* The fixed bit may have any value: peers grease it (RFC 9287). */
-	if (first & QUIC_LONG)
+	if (first & QUIC_LONG_HEADER)
 		return RELAY_LONG_HEADER;
 	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
 		return RELAY_BAD_SIZE;
@@ -184,7 +181,7 @@ static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 numb
 	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
 	__u64 *word = &upstream->seen[block & (RELAY_SEEN - 1)];
 
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*word);
 		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
 		__u64 new = ahead ? block << 32 | bit : old | bit;
@@ -199,7 +196,7 @@ static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 numb
 
 static __always_inline void raise_expected(struct relay_upstream *upstream, __u64 number)
 {
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(upstream->expected);
 
 		if (old > number || __sync_val_compare_and_swap(&upstream->expected, old, number + 1) == old)

@@ -2,8 +2,7 @@
 /* Times the networking softirqs of all CPUs, and what of that interrupted one process. */
 #include "intf.h"
 #include "softirq.h"
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
+#include "util.h"
 
 SEC(".rodata.config")
 const volatile struct softirqs_config config = {};
@@ -28,14 +27,6 @@ static __always_inline int is_networking(__u32 vector)
 	return vector == NET_TX_SOFTIRQ || vector == NET_RX_SOFTIRQ;
 }
 
-static __always_inline void add(__u32 key, __u64 time_ns)
-{
-	__u64 *total = bpf_map_lookup_elem(&times, &key);
-
-	if (total)
-		*total += time_ns;
-}
-
 /* Argument of both raw tracepoints: unsigned int vector. */
 SEC("raw_tp/softirq_entry")
 int softirqs_entry(struct bpf_raw_tracepoint_args *ctx)
@@ -58,9 +49,9 @@ int softirqs_exit(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	time_ns = bpf_ktime_get_ns() - *start;
 	*start = 0;
-	add(SOFTIRQS_ALL, time_ns);
+	add_to(&times, SOFTIRQS_ALL, time_ns);
 	if (bpf_get_current_pid_tgid() >> 32 == config.tgid)
-		add(SOFTIRQS_OWN, time_ns);
+		add_to(&times, SOFTIRQS_OWN, time_ns);
 	return 0;
 }
 
