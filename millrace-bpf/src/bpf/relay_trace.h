@@ -3,7 +3,7 @@
 #ifndef MILLRACE_RELAY_TRACE_H
 #define MILLRACE_RELAY_TRACE_H
 
-#include "relay_state.h"
+#include "relay_maps.h"
 
 /* A packet of an upstream arrived, or came back for a further run. */
 static __always_inline void trace_arrival(struct work *work)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* Ethernet, IP and UDP headers in front of a QUIC packet, with their checksums. */
-#ifndef MILLRACE_RELAY_WIRE_H
-#define MILLRACE_RELAY_WIRE_H
+#ifndef MILLRACE_RELAY_FRAME_H
+#define MILLRACE_RELAY_FRAME_H
 
 #include "aead.h"
 #include "net.h"

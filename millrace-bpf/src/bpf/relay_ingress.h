@@ -1,87 +1,22 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Received packets of the relay program: found, opened, their frames walked. And keystreams, for opening and sealing.
+/* The received packet: found, opened, its frames walked.
  *
- * Functions without `static` are global functions: the verifier walks each once, whoever calls it, which keeps
- * the whole within its limits. It wants to see that their pointers are not NULL.
+ * Functions without `static` are global functions, here and in the other headers of the relay: the verifier checks each
+ * once, whoever calls it, which keeps the whole within its limits. It wants to see that their pointers are not NULL.
  */
-#ifndef MILLRACE_RELAY_PACKET_H
-#define MILLRACE_RELAY_PACKET_H
+#ifndef MILLRACE_RELAY_INGRESS_H
+#define MILLRACE_RELAY_INGRESS_H
 
 #include "frames.h"
 #include "quic.h"
-#include "quic_packet.h"
-#include "relay_state.h"
+#include "relay_frame.h"
+#include "relay_keystream.h"
 #include "relay_trace.h"
-#include "relay_wire.h"
 #include "skb_udp.h"
 
 #define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
-#define NUMBER_MASK   ((1ULL << RELAY_NUMBER_BITS) - 1)
-#define SEEN_BLOCK    5 /* log2 of the numbers in a word of the replay window */
-#define SEEN_ATTEMPTS 4 /* to change a word of it that other CPUs change too */
-
-/* --- Keystreams --- */
-
-/* The entry of a packet, whether it is in there or not. */
-static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
-{
-	__u64 run = READ_ONCE(ring->run);
-	__u32 len = run >> 32;
-	__u32 index = (__u32)run + (word & (len - 1));
-
-	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
-}
-
-/* Whether the entry is that of the packet. Ordered after everything that was read from the entry. */
-static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
-{
-	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
-}
-
-static __noinline int count_lookup(__u64 *lookups, enum relay_lookup lookup)
-{
-	if (lookup < RELAY_LOOKUPS)
-		__sync_fetch_and_add(&lookups[lookup], 1);
-	return 0;
-}
-
-static __always_inline enum relay_lookup lookup_of(const struct relay_keystream *entry, int ahead)
-{
-	if (ahead)
-		return RELAY_LOOKUP_HIT;
-	return entry && entry->word ? RELAY_LOOKUP_STALE : RELAY_LOOKUP_MISS;
-}
-
-/* Opens in place, so an entry that is replaced while it is used makes the packet look forged: userspace has it
- * then.
- */
-static __noinline int open_text(struct relay_upstream *upstream, const struct quic_keys *keys, __u64 word,
-				struct work *work, const struct quic_extent *extent)
-{
-	struct relay_keystream *entry = find_keystream(&upstream->ring, word);
-	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes;
-
-	count_lookup(upstream->lookups, lookup_of(entry, ahead));
-	if (ahead)
-		return quic_open_with(keys, &entry->keystream, &work->in, extent);
-	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
-}
-
-/* Seals from one buffer into another, so it can start anew when the entry is replaced while it is used. */
-static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
-				struct work *work, const struct quic_extent *extent)
-{
-	__u64 word = work->packet.word;
-	struct relay_keystream *entry = find_keystream(&downstream->ring, word);
-	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes &&
-		    !quic_seal_with(keys, &entry->keystream, &work->out, &work->in, extent) &&
-		    is_ready(entry, word);
-
-	count_lookup(downstream->lookups, lookup_of(entry, ahead));
-	return ahead ? 0 : quic_seal(keys, word & NUMBER_MASK, &work->out, &work->in, extent);
-}
-
-/* --- The received packet --- */
+#define SEEN_BLOCK    5	 /* log2 of the numbers in a word of the replay window */
+#define SEEN_ATTEMPTS 4	 /* to change a word of it that other CPUs change too */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -335,6 +270,26 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	}
 	loop->ended = step == FRAME_END;
 	return step == FRAME_END || step == FRAME_BAD;
+}
+
+static __always_inline enum relay_outcome walk_frames(struct work *work)
+{
+	struct walk_loop loop = {.work = work};
+	enum relay_outcome outcome = open_packet(work, &loop.walk);
+
+	if (outcome)
+		return outcome;
+	work->fan = (struct fan){};
+	bpf_loop(FRAMES_MAX, walk_step, &loop, 0);
+	if (!loop.ended)
+		return RELAY_BAD_FRAMES;
+	if (work->cursor.id) {
+		work->fan.chunk = work->cursor.chunk;
+		work->fan.egress = work->cursor.egress;
+	} else {
+		work->fan.egress = work->chunks[0].egress;
+	}
+	return work->fan.chunk < work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
 }
 
 #endif
