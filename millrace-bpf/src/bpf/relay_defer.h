@@ -28,7 +28,7 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
 {
 	struct bpf_sock *socket;
 
-	if (!wakes && READ_ONCE(deferral->heard) == READ_ONCE(deferral->others) &&
+	if (!wakes && READ_ONCE(deferral->wakes_read) == READ_ONCE(deferral->wakes) &&
 	    READ_ONCE(deferral->packets) - READ_ONCE(deferral->taken) < READ_ONCE(deferral->room)) {
 		socket = bpf_map_lookup_elem(&sockets, &key);
 		if (socket) {
@@ -40,7 +40,7 @@ static __always_inline int steer(struct __sk_buff *skb, struct relay_deferral *d
 			}
 		}
 	}
-	__sync_fetch_and_add(&deferral->others, 1);
+	__sync_fetch_and_add(&deferral->wakes, 1);
 	return 0;
 }
 
@@ -61,7 +61,7 @@ static __noinline int defer(struct __sk_buff *skb, const struct work *work, enum
 	deferral = bpf_map_lookup_elem(&deferrals, &key);
 	if (!deferral)
 		return 0;
-	if (!wakes && READ_ONCE(deferral->heard) == READ_ONCE(deferral->others))
+	if (!wakes && READ_ONCE(deferral->wakes_read) == READ_ONCE(deferral->wakes))
 		wakes = !(__sync_fetch_and_add(&upstream->deferred, 1) + 1 & DEFERRED_IN_A_ROW);
 	if (steer(skb, deferral, key, wakes))
 		__sync_fetch_and_add(&deferral->media, 1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* One copy of a frame: admitted, numbered, sealed and sent on behalf of one subscriber's connection. */
+/* Copies of the frames that have a slot: each is admitted, numbered, sealed and sent for one egress. */
 #ifndef MILLRACE_RELAY_EGRESS_H
 #define MILLRACE_RELAY_EGRESS_H
 
@@ -52,7 +52,7 @@ int measure(struct egress_packet *packet, const struct relay_egress *egress, con
 	return 0;
 }
 
-/* Asks as the host's own output would, which is what an input interface of "loopback" means. */
+/* With loopback as its input interface, the look-up is that of the host's own output. */
 enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
 				     const struct relay_path *path, __u32 size)
 {
@@ -88,8 +88,8 @@ enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_looku
 	}
 }
 
-/* Adds first and looks at the limit afterwards; userspace lowers the limit first and looks at the total
- * afterwards. So one of them sees the other, and the limit holds.
+/* Adds to the total, then looks at the limit. Userspace lowers the limit, then looks at the total. So at least one of them
+ * sees what the other did, and the limit holds.
  */
 static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
 {
@@ -148,9 +148,9 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 	return 0;
 }
 
-/* Draws a number and registers the packet before it exists, so that no acknowledgement is ever faster. The room
- * for that is there before the number is drawn. Little happens in between: until then, registrations of other
- * CPUs wait.
+/* Draws a packet number, and registers the packet before it exists: so no acknowledgement can be faster. Room for the
+ * registration is reserved first, since a number must not be drawn in vain. Until it is submitted, those of other CPUs
+ * wait, so little happens in between.
  */
 static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
 							     const struct relay_egress *egress,
@@ -188,7 +188,7 @@ static __always_inline void put_stream_header(__u8 *end, const struct relay_egre
 	varint_put_before(end - bytes, type);
 }
 
-/* The object's own header begins with its type and the alias. */
+/* The frame's header, and the part of the object's that is another one downstream: type and alias. */
 static __always_inline void put_datagram_header(__u8 *end, const struct relay_egress *egress,
 						const struct egress_packet *packet, __u32 type)
 {
@@ -199,8 +199,8 @@ static __always_inline void put_datagram_header(__u8 *end, const struct relay_eg
 	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
 }
 
-/* Writes the frame's header in front of the data, where only what has been dealt with already is overwritten, and
- * returns where it starts. 0: nowhere, for the verifier.
+/* Writes the frame's header in front of the data and returns where it begins. What it overwrites has been read already. 0:
+ * cannot be, for the verifier.
  */
 static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
 					      const struct egress_packet *packet, const struct chunk *chunk)
@@ -217,7 +217,7 @@ static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct 
 	return data_at + packet->data_bytes - packet->frame_bytes;
 }
 
-/* Writes everything that is sealed, or goes along with it as the header. */
+/* Writes the packet's header, and the frame to be sealed. */
 int put_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
 	       struct quic_extent *extent)
 {
@@ -278,8 +278,9 @@ static __always_inline int reshape(struct __sk_buff *skb, struct arrival *arriva
 	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
 }
 
-/* A sum over the whole frame would have to follow every change. Growing makes the kernel forget it: it sums up
- * the original again when that goes up. A tag would go along to whatever interface the copies leave by.
+/* Before the first change. A checksum over the whole frame (CHECKSUM_COMPLETE) would have to follow every change; when
+ * the frame grows, the kernel forgets it and sums up again what goes up. A VLAN tag would go along with the copies, to
+ * whatever interface they leave by.
  */
 static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -336,8 +337,8 @@ int restore(struct __sk_buff *skb, struct work *work)
 	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
 }
 
-/* A further run may find an entry that is another egress's by now, and just being filled: the epoch is what is written
- * last, and read first.
+/* Between two runs, the entry may have become another egress, or be about to: its epoch is written last, so it is read
+ * first.
  */
 static __always_inline int is_gone(struct relay_egress *egress, const struct relay_downstream *downstream,
 				   const struct work *work, const struct chunk *chunk)
@@ -349,7 +350,7 @@ static __always_inline int is_gone(struct relay_egress *egress, const struct rel
 	       egress->kind != chunk->kind;
 }
 
-/* Whether the egress wants it. */
+/* Whether the subscriber wants it from the kernel. */
 static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk)
 {
 	__u64 at = chunk->frame.offset;

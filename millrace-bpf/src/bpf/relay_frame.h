@@ -7,7 +7,8 @@
 #include "net.h"
 #include "relay_intf.h"
 
-#define QUIC_AT	      64 /* of a QUIC packet in its buffer: in front, the other headers or a longer STREAM header */
+#define QUIC_AT \
+	64 /* of a QUIC packet in its buffer; in front is room for the other headers, or for a longer STREAM header */
 #define UDP_AT	      (QUIC_AT - UDP_BYTES)
 #define IPV4_FRAME_AT (UDP_AT - IPV4_BYTES - ETHERNET_BYTES)
 #define IPV6_FRAME_AT (UDP_AT - IPV6_BYTES - ETHERNET_BYTES)
@@ -18,7 +19,7 @@ enum ip_summed {
 	CHECKSUM_PARTIAL = 3,
 };
 
-/* A packet that is to be checksummed on the way out (CHECKSUM_PARTIAL) holds the sum of the pseudo header. */
+/* With CHECKSUM_PARTIAL the interface completes the checksum, and finds in its place the sum of the pseudo header. */
 static __always_inline void frame_udp(struct quic_buf *out, const struct relay_path *path, __u32 udp_bytes,
 				      __u32 summed)
 {

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* The received packet: found, opened, its frames walked.
  *
- * Functions without `static` are global functions, here and in the other headers of the relay: the verifier checks each
- * once, whoever calls it, which keeps the whole within its limits. It wants to see that their pointers are not NULL.
+ * Functions without `static`, here and in the other headers of the relay, are global functions: the verifier checks each
+ * once and not for each call, which keeps the whole program within its limits. In return, they have to check their
+ * pointers for NULL.
  */
 #ifndef MILLRACE_RELAY_INGRESS_H
 #define MILLRACE_RELAY_INGRESS_H
@@ -60,7 +61,7 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	return RELAY_FORWARDED;
 }
 
-/* Not inlined, so that the checks stay on the register that the helper gets. */
+/* Not inlined, so that what is checked is the register that the helper gets. */
 static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
 {
 	if (bytes < SHORTEST)
@@ -110,7 +111,7 @@ static __always_inline enum relay_outcome find_connection(struct work *work)
 	return RELAY_FORWARDED;
 }
 
-/* Marks a number that was authentic. Not 0: it was marked before, or is too old to tell. */
+/* Marks the number of an authentic packet. Not 0: it was marked before, or is too old to tell. */
 static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
@@ -139,7 +140,7 @@ static __always_inline void raise_expected(struct relay_upstream *upstream, __u6
 	}
 }
 
-/* Header protection has one key for all generations: whichever are there have it. */
+/* The key of header protection is the same in all generations, so those of any will do. */
 static __always_inline struct quic_keys *any_open_keys(const struct relay_upstream *upstream, __u32 index)
 {
 	__u32 key = 2 * index + !READ_ONCE(upstream->generations[0]);
@@ -147,7 +148,7 @@ static __always_inline struct quic_keys *any_open_keys(const struct relay_upstre
 	return bpf_map_lookup_elem(&open_keys, &key);
 }
 
-/* Opens the packet and leaves in `walk` where its frames are. */
+/* Opens the packet. Leaves in `walk` where its frames are. */
 enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 {
 	struct quic_extent extent = {.header_at = QUIC_AT};
@@ -205,7 +206,7 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Finds the slot, and notes the frame if there is one. */
+/* Notes a frame for the fan-out if it has a slot. */
 static __always_inline void take_chunk(struct work *work, const struct chunk *found)
 {
 	struct relay_slot slot = {

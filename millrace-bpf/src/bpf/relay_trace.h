@@ -14,7 +14,7 @@ static __always_inline void trace_arrival(struct work *work)
 		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
 
-/* Its number is known: whether it is in the sample. */
+/* Once the packet's number is known: leaves out what is not in the sample. */
 static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 {
 	__u32 every = tracing.every;
@@ -24,8 +24,8 @@ static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 		arrival->traced_ns = 0;
 }
 
-/* Not inlined, so that the type is known to BTF. Memory that is reserved here could not be handed to the caller:
- * the verifier of 6.1 does not know afterwards that it is not NULL.
+/* Not inlined, so that BTF knows the type. By bpf_ringbuf_output, since the verifier of 6.1 forgets that reserved memory
+ * is not NULL when a function returns it.
  */
 static __noinline int send_event(struct relay_event *event)
 {
@@ -35,7 +35,7 @@ static __noinline int send_event(struct relay_event *event)
 	return -1;
 }
 
-/* One copy of the frame was tried. To be called for traced packets only. */
+/* A copy was tried. For traced packets only. */
 int trace_copy(struct work *work, const struct relay_egress *egress,
 	       const struct relay_downstream *downstream, __u32 outcome)
 {
@@ -76,7 +76,7 @@ int trace_copy(struct work *work, const struct relay_egress *egress,
 	return send_event(&event);
 }
 
-/* All of it has been dealt with. To be called for traced packets only. Where it just became copies, or will, they tell. */
+/* The packet has been dealt with. For traced packets only. One that became copies, or will, is told of by these. */
 int trace_packet(struct work *work, __u32 outcome)
 {
 	__u32 session = tracing.session, index, publisher;

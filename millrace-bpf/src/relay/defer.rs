@@ -4,7 +4,10 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Error, Relay, Shared, intf, write};
+use super::intf;
+use super::shared::Shared;
+use crate::Error;
+use crate::object::write;
 
 /// A UDP socket that packets are led to which arrived for another one.
 pub struct DeferredSocket {
@@ -34,8 +37,8 @@ impl DeferredSocket {
     }
 
     /// Packets of the same connections that went to the other socket, or are about to.
-    pub fn others(&self) -> u64 {
-        self.entry().others.load(Ordering::SeqCst)
+    pub fn wakes(&self) -> u64 {
+        self.entry().wakes.load(Ordering::SeqCst)
     }
 
     /// Of [`packets`](Self::packets), those of publishers.
@@ -46,14 +49,14 @@ impl DeferredSocket {
     /// Userspace is about to read: no packets are led to this socket, until [`DeferredSocket::sleep`]. Returns how many
     /// went to the other socket so far.
     pub fn wake(&self) -> u64 {
-        self.entry().heard.store(u64::MAX, Ordering::SeqCst);
-        self.others()
+        self.entry().wakes_read.store(u64::MAX, Ordering::SeqCst);
+        self.wakes()
     }
 
     /// Userspace has found the other socket empty after so many packets had gone there. Should it be woken by another
     /// one already, nothing comes here until the next time.
     pub fn sleep(&self, others: u64) {
-        self.entry().heard.store(others, Ordering::SeqCst);
+        self.entry().wakes_read.store(others, Ordering::SeqCst);
     }
 
     /// Of [`packets`](Self::packets), those that do not wait any more.
@@ -69,14 +72,9 @@ impl DeferredSocket {
     }
 }
 
-impl Relay {
-    /// When the packet arrived that ends with these 8 bytes, if it was one that [`Downstream::set_deferral`] is about:
-    /// `CLOCK_MONOTONIC` in microseconds, modulo 2^32. `None`: nobody knows any more.
-    ///
-    /// [`Downstream::set_deferral`]: super::Downstream::set_deferral
-    pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
-        let end = u64::from_ne_bytes(end);
-        let word = self.shared.arrivals.get(end as u32 % intf::ARRIVALS).word.load(Ordering::Relaxed);
-        (word >> 32 == end >> 32).then_some(word as u32)
-    }
+/// As [`Relay::arrival`](super::Relay::arrival).
+pub(super) fn arrival(shared: &Shared, end: [u8; 8]) -> Option<u32> {
+    let end = u64::from_ne_bytes(end);
+    let word = shared.arrivals.get(end as u32 % intf::ARRIVALS).word.load(Ordering::Relaxed);
+    (word >> 32 == end >> 32).then_some(word as u32)
 }

@@ -6,10 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::defer::DeferredSocket;
 use super::ids::Ids;
+use super::intf;
 use super::keystream::{self, Compute, Refill, Ring, Want};
-use super::{DeferredSocket, EgressOutcome, Error, Lookup, Shared, intf, lock, write};
+use super::outcome::{EgressOutcome, Lookup};
+use super::shared::{Shared, lock};
+use crate::Error;
 use crate::crypto::QuicKeys;
+use crate::object::write;
 
 /// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
 const OVERHEAD_LEAST: usize = 1 + 4 + 16;

@@ -4,8 +4,11 @@ use std::sync::{Arc, Mutex};
 
 use libbpf_rs::MapCore;
 
-use super::{Error, Shared, intf, lock, write};
+use super::intf;
+use super::shared::{Shared, lock};
+use crate::Error;
 use crate::intf::Plain;
+use crate::object::write;
 
 /// Those that lead to one connection, until this is dropped.
 pub(super) struct Ids {

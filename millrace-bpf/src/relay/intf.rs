@@ -83,7 +83,7 @@ shared!(Keystream = "relay_keystream" {
     word: AtomicU64,
     bytes: AtomicU32,
     pad: AtomicU32,
-    keystream: UnsafeCell<super::keystream::Keystream>,
+    keystream: UnsafeCell<crate::crypto::Keystream>,
 });
 
 shared!(Upstream = "relay_upstream" {
@@ -91,7 +91,7 @@ shared!(Upstream = "relay_upstream" {
     seen: [AtomicU64; SEEN_WORDS],
     generations: [AtomicU32; 2],
     ring: Ring,
-    lookups: [AtomicU64; super::Lookup::ALL.len()],
+    lookups: [AtomicU64; super::outcome::Lookup::ALL.len()],
     session: AtomicU32,
     deferred_socket: AtomicU32,
     deferred: AtomicU32,
@@ -118,8 +118,8 @@ shared!(Egress = "relay_egress" {
 
 shared!(Deferral = "relay_deferral" {
     packets: AtomicU64,
-    others: AtomicU64,
-    heard: AtomicU64,
+    wakes: AtomicU64,
+    wakes_read: AtomicU64,
     media: AtomicU64,
     taken: AtomicU64,
     room: AtomicU64,
@@ -145,9 +145,9 @@ shared!(Downstream = "relay_downstream" {
     deferred_until: AtomicU64,
     deferred: AtomicU64,
     ring: Ring,
-    lookups: [AtomicU64; super::Lookup::ALL.len()],
+    lookups: [AtomicU64; super::outcome::Lookup::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,
-    outcomes: [AtomicU64; super::EgressOutcome::ALL.len()],
+    outcomes: [AtomicU64; super::outcome::EgressOutcome::ALL.len()],
 });
 
 shared!(Tracing = "relay_tracing" {
@@ -162,7 +162,7 @@ shared!(Tracing = "relay_tracing" {
 mod tests {
     use super::*;
     use crate::intf::{assert_layouts, enum_names};
-    use crate::relay::{EgressOutcome, FurtherRun, Lookup, Outcome};
+    use crate::relay::outcome::{EgressOutcome, FurtherRun, Lookup, Outcome};
 
     #[test]
     fn mirrors_match_btf() {

@@ -4,12 +4,14 @@ use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use super::config::EVENTS_BYTES;
+use super::intf;
 use super::memory::{Ring, Table};
-use super::{EgressOutcome, Error, Loaded, Outcome, intf, lock, table};
+use super::outcome::{EgressOutcome, Outcome};
+use super::shared::{lock, table};
+use crate::Error;
 use crate::intf::Plain;
-
-/// Some 5000 events: what 250,000 per second need for 20 ms.
-pub(super) const RING_BYTES: u32 = 1 << 19;
+use crate::object::Loaded;
 
 /// Which packets become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +100,7 @@ pub(super) struct Trace {
 
 impl Trace {
     pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let ring = Ring::new(object.handle("events")?, RING_BYTES as usize)
+        let ring = Ring::new(object.handle("events")?, EVENTS_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;
         Ok(Self { ring: Mutex::new(ring), table: table(object, ".data.tracing")? })
     }

@@ -98,7 +98,7 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     ] {
         scene.slots[0].set_exclusive(exclusive);
         scene.only().downstream.set_max_bytes(window);
-        let before = (deferred.packets(), deferred.others());
+        let before = (deferred.packets(), deferred.wakes());
         let number = scene.next_number();
         let packet = scene.publisher.seal((0, number), 4, frames);
         scene.from.send(&packet).expect("send");
@@ -106,14 +106,14 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
         let came_by = if is_deferred { &socket } else { &scene.to };
         let len = came_by.recv(&mut buffer).expect(description);
         assert_eq!(buffer[..len], packet, "{description}");
-        let (packets, others) = (deferred.packets() - before.0, deferred.others() - before.1);
+        let (packets, others) = (deferred.packets() - before.0, deferred.wakes() - before.1);
         assert_eq!((packets, others), if is_deferred { (1, 0) } else { (0, 1) }, "{description}");
-        deferred.sleep(deferred.others());
+        deferred.sleep(deferred.wakes());
     }
     // A long run of them is heard of in between, and what follows goes the same way until userspace sleeps again.
     scene.slots[0].set_exclusive(true);
     let mut run = |description, wakes: u64, packets: u64| {
-        let before = (deferred.packets(), deferred.others());
+        let before = (deferred.packets(), deferred.wakes());
         for _ in 0..packets {
             let number = scene.next_number();
             scene.from.send(&scene.publisher.seal((0, number), 4, &frames)).expect("send");
@@ -125,7 +125,7 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
             }
         }
         assert_eq!(
-            (deferred.packets() - before.0, deferred.others() - before.1),
+            (deferred.packets() - before.0, deferred.wakes() - before.1),
             (packets - wakes, wakes),
             "{description}"
         );
@@ -158,14 +158,14 @@ struct Ends<'a> {
 impl Ends<'_> {
     /// Sends a packet, which must arrive where it should, and be counted so.
     fn send(&self, packet: &[u8], is_deferred: bool, description: &str) {
-        let before = (self.handle.packets(), self.handle.others());
+        let before = (self.handle.packets(), self.handle.wakes());
         self.handle.sleep(before.1);
         self.from.send(packet).expect("send");
         let mut buffer = [0; 2048];
         let came_by = if is_deferred { self.deferred } else { self.to };
         let len = came_by.recv(&mut buffer).expect(description);
         assert_eq!(&buffer[..len], packet, "{description}");
-        let counted = (self.handle.packets() - before.0, self.handle.others() - before.1);
+        let counted = (self.handle.packets() - before.0, self.handle.wakes() - before.1);
         assert_eq!(counted, if is_deferred { (1, 0) } else { (0, 1) }, "{description}");
     }
 }
