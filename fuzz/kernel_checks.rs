@@ -10,7 +10,7 @@ use millrace_proto::quic::{
 
 #[path = "kernel_gate.rs"]
 mod gate;
-pub use gate::kernel_gate;
+pub use gate::{gate_verdict, kernel_gate};
 
 type Check = fn(&[u8]);
 
@@ -138,6 +138,20 @@ pub fn kernel_udp(data: &[u8]) {
     match udp(&frame, tci) {
         Ok(want) => assert_eq!((verdict, found), (OK, want)),
         Err(refusal) => assert_eq!(verdict, refusal),
+    }
+}
+
+/// What the walk of programs at TC makes of a frame without a tag beside it.
+pub fn skb_verdict(frame: &[u8]) -> &'static str {
+    let mut found = UdpPacket::default();
+    // SAFETY: as in `kernel_udp`.
+    let verdict =
+        unsafe { udp_native_parse(frame.as_ptr(), frame.len() as u32, std::ptr::null(), &raw mut found) };
+    match verdict {
+        OK => "UDP",
+        NOT_UDP => "not UDP",
+        FRAGMENT => "fragment",
+        _ => "malformed",
     }
 }
 
