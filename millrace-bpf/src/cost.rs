@@ -227,7 +227,7 @@ impl Cost {
         Ok(processes)
     }
 
-    /// Makes room. A process that is not gone begins again with sums of 0.
+    /// Forgets a process, to make room. If it still runs, it begins again with sums of 0.
     pub fn forget(&mut self, id: ProcessId) -> Result<(), Error> {
         let key = intf::ProcessKey { cgroup: id.cgroup, pid: id.pid, pad: 0 };
         match self.object.map("processes")?.delete(key.as_bytes()) {
@@ -255,7 +255,7 @@ pub fn programs() -> Result<Vec<String>, Error> {
     Ok(embedded!("cost.bpf.o").open()?.programs())
 }
 
-/// Of what was refused with functions and is allowed without.
+/// The error for a kernel that allows programs, but none on functions.
 fn no_functions(error: Error) -> Error {
     if error.is_denied() { Error::NoFunctions } else { error }
 }

@@ -1,24 +1,24 @@
 //! The relay's fast path: forwards media at TC ingress, before any process wakes, for the connections and
-//! streams that userspace installs.
+//! streams that userspace delegates to it.
 //!
-//! Userspace stays the truth. Every packet also reaches it untouched, and it sends what the kernel did not:
+//! Userspace stays the truth. Every packet also reaches it as it came, and it sends what the kernel did not:
 //!
 //! 1. [`Relay::load`], then [`Relay::attach`] to each interface that media arrives on.
 //! 2. An [`Upstream`] for each connection that media arrives on, with its connection IDs and receive keys.
 //! 3. A [`Downstream`] for each subscriber's connection. [`Downstream::number`] is the packet number word
 //!    (`millrace_proto::quic::number`) of both senders from then on; the send keys of a generation are
 //!    installed before anybody moves the word to it.
-//! 4. Once userspace has opened a subscriber's stream, a [`Egress`] in the [`Slot`] of the upstream stream hands
-//!    it to the kernel. Dropping the slot, or removing the egress, takes it back.
-//!    [`Datagrams`] in the slot of an alias are the same for objects that come as datagrams.
-//! 5. [`Relay::drain`] says what was sent. Every packet is registered before it leaves, so whoever drains
-//!    before it looks at an acknowledgement knows the packets that it is about, save one case: a packet that
-//!    another CPU is registering this very moment blocks those registered after it. A number below the word
-//!    that is not known yet is therefore no offence of the peer: drain again.
+//! 4. A [`Slot`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
+//!    [`Egress`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
+//!    [`Datagrams`] in the slot of a track's alias are the same for objects that come as datagrams.
+//! 5. [`Relay::drain`] tells what was sent. Every packet is registered before it leaves. So whoever drains, and then looks
+//!    at an acknowledgement, knows the packets that it is about. There is one exception: while another CPU is registering
+//!    a packet, those registered after it cannot be read. So an unknown number below the word is no offence of the peer:
+//!    drain again.
 //!
-//! Handles share the maps: they stay valid, and useless, when the [`Relay`] is detached or dropped. Whatever
-//! is removed is only reused when every program run that may have seen it has ended. To wait for that blocks the
-//! calling thread for some 10 ms: [`Relay::settle`] does, and otherwise only what says so.
+//! All handles share the maps. When the [`Relay`] is detached or dropped, they stay valid, and have no effect. An entry that
+//! was removed is reused when every program run that may have seen it has ended. Waiting for that blocks the calling thread
+//! for some 10 ms; [`Relay::settle`] does it, and otherwise only what says so.
 
 mod buddy;
 mod config;
@@ -173,8 +173,8 @@ impl Relay {
         Upstream::new(self.shared.clone(), expected)
     }
 
-    /// Makes `socket` one that packets may be led to. It is a UDP socket that is bound to some address in the network
-    /// namespace of the interfaces, and lives as long as this is used. At most `room` packets wait there.
+    /// Makes `socket` one that packets may be steered to. It is a UDP socket, bound to some address in the network namespace
+    /// of the interfaces, and stays open as long as the handle is used. At most `room` packets wait there.
     pub fn deferred_socket(&self, socket: impl AsFd, room: u64) -> Result<DeferredSocket, Error> {
         DeferredSocket::new(self.shared.clone(), socket, room)
     }
@@ -205,15 +205,15 @@ impl Relay {
         self.trace.set(tracing);
     }
 
-    /// Hands over the events since the last call, those of one packet in any order, and returns how many there was
-    /// no room for since. No system call.
+    /// Hands over the events since the last call, those of one packet in any order. Returns how many were lost for want of
+    /// room since then. No system call.
     pub fn drain_events(&self, read: impl FnMut(Event)) -> u64 {
         self.trace.drain(read)
     }
 
-    /// Returns when every run of the program has ended that had begun before: nothing that was removed by then is
-    /// used any more, neither by packets between two of their runs, so it may be handed out again, and what was sent
-    /// over it is registered. Blocks the calling thread for some 10 ms.
+    /// Waits until every run of the program has ended that had begun before. Then nothing that was removed is used any more,
+    /// not even by packets between two of their runs: it may be handed out again, and what was sent over it is registered.
+    /// Blocks the calling thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }

@@ -14,13 +14,15 @@
 #define RETRY_ID_BYTES 8
 #define RESERVED       0x0a0a0a0a /* a version: these half bytes, the others are random */
 
-/* What is written is at most HEAD_SLACK bytes long, so it stays inside. */
+/* Masked for the verifier: no write from here is longer than HEAD_SLACK, so it stays inside. */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
 {
 	return answer->bytes + (at & 255);
 }
 
-/* A length and that many bytes, at most 20; whatever comes next goes over the rest. Returns where that is. */
+/* Puts a length and that many bytes, at most 20. Always writes 20, of which the next write covers the rest. Returns where
+ * that goes.
+ */
 static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const __u8 *id, __u32 len)
 {
 	*answer_at(answer, at) = len;
@@ -57,7 +59,7 @@ static __always_inline int make_token(struct gate_work *work)
 	return 0;
 }
 
-/* The tag authenticates, and encrypts nothing: GHASH, and one block of AES that is a constant. */
+/* Nothing is encrypted, only authenticated: by GHASH, and one block of AES, which is a constant. */
 static __always_inline void put_integrity_tag(struct gate_answer *answer, const struct gate_retry_key *key,
 					      __u32 from, __u32 to)
 {
@@ -76,7 +78,7 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 	store128(answer_at(answer, to), xor128(gf128_bytes(sum), load128(key->mask)));
 }
 
-/* The original destination ID goes in front, as the pseudo-packet has it, and is not sent. */
+/* In front goes the original destination ID, which the pseudo-packet has (RFC 9001, section 5.8) and which is not sent. */
 static __noinline int make_retry(struct gate_work *work)
 {
 	struct gate_retry_key *key;
@@ -145,7 +147,7 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-/* Swaps the addresses and keeps the tags; what this writes too much is where the IP header goes. */
+/* Swaps the addresses and keeps type and tags, always as many bytes as two tags take: the IP header covers the rest. */
 static __always_inline void answer_ethernet(struct gate_answer *answer, const struct net_head *head, __u32 at)
 {
 	const __u8 *tags = head->bytes + 2 * ETH_ALEN;

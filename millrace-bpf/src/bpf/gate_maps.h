@@ -19,15 +19,15 @@ struct gate_answer {
 	__u32 quic_bytes;
 };
 
-/* Where packets go, and the scope that is. */
+/* The scope of a destination. */
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
-	__u32 turn; /* when that was found out */
+	__u32 turn; /* gate_active.turn when it was looked up */
 	__u32 scope;
 };
 
-/* What one run of gate_xdp works with; `place` is from the one before. */
+/* What one run of gate_xdp works with. */
 struct gate_work {
 	struct net_head head;
 	struct gate_packet packet;
@@ -37,9 +37,9 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	struct gate_place place; /* of the last packet that was in a scope */
+	struct gate_place place; /* of the last packet that was in a scope, which an earlier run saw */
 	__u64 now_ns;		 /* to the tick */
-	__u64 exact_ns;		 /* if it was asked for */
+	__u64 exact_ns;		 /* 0: not read yet */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet */
 	__u8 is_new;	  /* an Initial that opens a connection */
@@ -47,7 +47,7 @@ struct gate_work {
 	__u8 is_proved;	  /* it carries a valid token */
 };
 
-/* Reading the clock to the nanosecond takes as long as all else that a cheap verdict takes: only small buckets need it. */
+/* To the nanosecond. Reading that clock takes as long as all the rest of a cheap verdict, and only small buckets need it. */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
 	if (!work->exact_ns)

@@ -87,8 +87,8 @@ static __always_inline void map_ipv4(struct gate_address *to, __be32 address)
 	store128(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
 }
 
-/* Whether another reading, of all HEAD_BYTES, may come to something else. Where there are no more headers than
- * NEAR_UDP_AT_MAX allows, both connection IDs and what tells the length of a token are within NEAR_BYTES.
+/* Whether reading all of HEAD_BYTES may find something else than reading these. If UDP begins at NEAR_UDP_AT_MAX at the
+ * latest, both connection IDs and the length of a token are within NEAR_BYTES.
  */
 static __always_inline int is_cut(const struct net_head *head, const struct gate_packet *packet)
 {
@@ -115,7 +115,7 @@ static __always_inline enum gate_find find_ipv4(struct net_cursor *cursor, struc
 	return ip.fragment & IPV4_FRAGMENT_OFFSET ? FIND_NO_PORT : FIND_OK;
 }
 
-/* The transport protocol may be any of those that a host accepts before UDP; all others are not UDP. */
+/* Follows the extension headers that a host accepts in front of UDP. */
 static __always_inline enum gate_find find_extensions(struct net_cursor *cursor, struct gate_packet *packet,
 						      __u8 next)
 {
@@ -157,7 +157,7 @@ static __always_inline enum gate_find find_ipv6(struct net_cursor *cursor, struc
 	return find_extensions(cursor, packet, ip.next);
 }
 
-/* As the kernel has it, the UDP length may be shorter than what IP carries, but not longer. */
+/* The UDP length may be shorter than what IP carries, but not longer, as in the kernel. */
 static __always_inline enum gate_find find_ports(struct net_cursor *cursor, struct gate_packet *packet)
 {
 	__u32 at = cursor->at;
@@ -218,7 +218,7 @@ static __always_inline enum quic_kind long_kind(const struct gate_packet *packet
 	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type;	       /* only clients get a Retry */
 }
 
-/* What follows the IDs. What a token pushes beyond what was copied is left to the server. */
+/* Reads what follows the IDs. What a long token pushes out of the copy is left to the server. */
 static __always_inline enum quic_kind read_rest(const struct net_head *head, struct gate_packet *packet,
 						enum quic_kind kind, __u32 at)
 {

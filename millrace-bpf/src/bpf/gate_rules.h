@@ -13,8 +13,8 @@
 
 /* --- Rates --- */
 
-/* Takes from a bucket. Not 0: there is not enough in it, and nothing was taken. A bucket that is empty is only read:
- * the CPUs do not fight for it in a flood.
+/* Takes from a token bucket. Not 0: there is not enough in it, and nothing was taken. An empty bucket is only read, so that
+ * the CPUs do not contend for it in a flood.
  */
 static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
 {
@@ -29,11 +29,11 @@ static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *ra
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
 	}
-	return 0; /* as many others were let in meanwhile: one more hardly matters */
+	return 0; /* so many others were let in meanwhile that one more hardly matters */
 }
 
-/* The rough clock fills a bucket all at once, when it ticks. Nothing of that is lost as long as what is too little for
- * this packet leaves room for it.
+/* By the coarse clock, a bucket fills in steps, when that ticks. Nothing is lost as long as a step still fits into a bucket
+ * that has too little for this packet; smaller buckets need the exact clock.
  */
 static __always_inline int is_over(struct gate_work *work, __u64 *full_at, const struct gate_rate *rate,
 				   __u64 units)
@@ -83,7 +83,7 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 /* --- Live connections --- */
 
-/* Not by the source of the packet, where the connection is known: who has a live ID can forge that. */
+/* By the connection if it is known, not by the packet's source: whoever has a live ID can forge that. */
 static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
 {
 	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope};
@@ -215,7 +215,7 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 	return !!(zeroes & ones << 15);
 }
 
-/* Unknown clients share buckets. That comes before anything is remembered of one. */
+/* Unknown clients share their buckets. This comes before anything is remembered of one. */
 static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;

@@ -8,11 +8,13 @@
 SEC(".rodata.config")
 const volatile struct probe_config config = {};
 
+/* Stamped packets: struct probe_sample. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20); /* set before loading */
 } samples SEC(".maps");
 
+/* enum probe_outcome -> packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -50,13 +50,18 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	return work->fan.left_over ? RELAY_OVER_BUDGET : RELAY_FORWARDED;
 }
 
-/* The one place where an outcome is counted and becomes a verdict. */
-static __always_inline int conclude(const struct work *work, enum relay_outcome outcome)
+/* Counted by the outcome, in runs after a packet's first by enum relay_further_run. */
+static __always_inline void count(const struct work *work, enum relay_outcome outcome)
 {
 	__u32 index =
 		work->cursor.id ? RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + further_run(outcome) : outcome;
 
 	add_to(&outcomes, index, 1);
+}
+
+/* The one place where an outcome becomes a verdict. */
+static __always_inline int verdict_of(enum relay_outcome outcome)
+{
 	switch (outcome) {
 	case RELAY_CONTINUED:	 /* its clone waits in the queue */
 	case RELAY_NOT_RESTORED: /* what is left of the frame may carry somebody else's address */
@@ -82,9 +87,10 @@ int relay_ingress(struct __sk_buff *skb)
 		defer_short(skb, &work->arrival);
 	else
 		defer(skb, work, outcome);
+	count(work, outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
-	return conclude(work, outcome);
+	return verdict_of(outcome);
 }
 
 char LICENSE[] SEC("license")

@@ -7,6 +7,7 @@
 SEC(".rodata.config")
 const volatile struct softirqs_config config = {};
 
+/* enum softirqs_time -> ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -14,7 +15,7 @@ struct {
 	__uint(max_entries, SOFTIRQS_TIMES);
 } times SEC(".maps");
 
-/* When the softirq that runs began; 0: before this was attached. Softirqs do not nest. */
+/* 0 -> when the softirq that runs on this CPU began, ns; 0: before this was attached. Softirqs do not nest. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

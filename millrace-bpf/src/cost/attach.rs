@@ -34,9 +34,9 @@ impl Cost {
         Ok(missing.collect())
     }
 
-    /// No longer times events: sums stay as they are. [`attach`](Self::attach) begins again.
+    /// Stops timing events. Sums stay as they are, and [`attach`](Self::attach) goes on.
     pub fn detach(&mut self) {
-        // Beginnings before ends.
+        // Last in, first out: beginnings before ends.
         while let Some(link) = self.probes.pop() {
             drop(link);
         }
@@ -48,7 +48,7 @@ impl Cost {
         for cpu in self.all_cpus() {
             cpu.epoch.fetch_add(1, Ordering::Relaxed);
             [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
-            // What no process was charged with is nobody's.
+            // What has not been charged to a process never will be.
             let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
             charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
         }

@@ -13,7 +13,7 @@ use super::ways::WAYS;
 /// Name of the tracepoint, name of the program.
 pub(super) type Tracepoint = (&'static str, &'static str);
 
-/// The end of something comes before its beginning: what is attached only half must not stay open for ever.
+/// Ends before beginnings, in the order of attaching: a beginning without an end would stay open for ever.
 const TRACEPOINTS: [Tracepoint; 3] = [
     ("sched_switch", "cost_sched_switch"),
     ("softirq_exit", "cost_softirq_exit"),

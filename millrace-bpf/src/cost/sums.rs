@@ -44,9 +44,9 @@ impl Totals {
 /// See [`Totals::probed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Probed {
-    /// Calls that send or receive, softirqs, task switches: about equally dear.
+    /// Calls that send or receive, softirqs, task switches: timing one costs about as much as timing another.
     pub timed: u64,
-    /// System calls that were only looked at.
+    /// System calls that were looked at and not timed.
     pub other_calls: u64,
 }
 

@@ -19,7 +19,7 @@ impl Run {
 pub(super) struct Runs {
     /// Starts of free runs, by order.
     free: [BTreeSet<u32>; u32::BITS as usize],
-    /// Free once the program runs of now have ended.
+    /// Unlinked: free once the program runs that have begun have ended.
     pub retired: Vec<Run>,
 }
 

@@ -7,7 +7,7 @@ use crate::tc::Mechanism;
 /// Some 5000 events: what 250,000 per second need for 20 ms.
 pub(super) const EVENTS_BYTES: u32 = 1 << 19;
 
-/// What the fast path is made for; it has this much room and takes this much memory from the start.
+/// What the fast path is sized for. It takes the memory when it is loaded.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// UDP ports that the relay listens on, at most 4.
@@ -20,16 +20,16 @@ pub struct Config {
     pub max_downstreams: u32,
     /// Upstream streams that are forwarded at the same time.
     pub max_slots: u32,
-    /// Copies of them that are.
+    /// Subscribers' streams that they are forwarded to.
     pub max_egresses: u32,
-    /// Packets that one received packet may become in one run of the program, some 2 microseconds each. For more
-    /// it is put back into the queue of packets that wait for the stack, and goes up from its last run.
+    /// Copies that one run of the program makes of a received packet, some 2 microseconds each. If there are more to make,
+    /// the packet is put back into the queue of packets that wait for the stack, for another run.
     pub max_copies_per_run: u32,
-    /// Runs that one received packet may take; what is left then is userspace's.
+    /// Runs that one received packet may take. What is left then is userspace's to send.
     pub max_runs: u32,
     /// Registrations that may wait to be drained.
     pub max_waiting: u32,
-    /// Memory for keystreams that are computed ahead, 1616 bytes for each packet.
+    /// Memory for precomputed keystreams, 1616 bytes for each packet.
     pub keystream_bytes: u64,
     /// `None` takes TCX where the kernel has it.
     pub mechanism: Option<Mechanism>,

@@ -1,4 +1,4 @@
-//! Sockets for packets that need not wake userspace.
+//! Deferred wake-ups: a socket for packets that userspace need not see at once.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::shared::Shared;
 use crate::Error;
 use crate::object::write;
 
-/// A UDP socket that packets are led to which arrived for another one.
+/// A UDP socket that packets are steered to although they arrived for another one, which userspace sleeps on.
 pub struct DeferredSocket {
     shared: Arc<Shared>,
     pub(super) index: u32,
@@ -31,12 +31,12 @@ impl DeferredSocket {
         self.shared.deferrals.get(self.index)
     }
 
-    /// Packets that were led there so far. The last of them may be about to arrive, or be dropped there.
+    /// Packets that were steered there so far. The last of them may be about to arrive, or be dropped there.
     pub fn packets(&self) -> u64 {
         self.entry().packets.load(Ordering::Acquire)
     }
 
-    /// Packets of the same connections that went to the other socket, or are about to.
+    /// Packets of the same connections that went to the other socket, or are about to, and wake userspace.
     pub fn wakes(&self) -> u64 {
         self.entry().wakes.load(Ordering::SeqCst)
     }
@@ -46,26 +46,26 @@ impl DeferredSocket {
         self.entry().media.load(Ordering::Relaxed)
     }
 
-    /// Userspace is about to read: no packets are led to this socket, until [`DeferredSocket::sleep`]. Returns how many
-    /// went to the other socket so far.
+    /// Userspace is about to read: no packets are steered to this socket until it [sleeps](Self::sleep). Returns
+    /// [`wakes`](Self::wakes).
     pub fn wake(&self) -> u64 {
         self.entry().wakes_read.store(u64::MAX, Ordering::SeqCst);
         self.wakes()
     }
 
-    /// Userspace has found the other socket empty after so many packets had gone there. Should it be woken by another
-    /// one already, nothing comes here until the next time.
-    pub fn sleep(&self, others: u64) {
-        self.entry().wakes_read.store(others, Ordering::SeqCst);
+    /// Userspace found the other socket empty after `wakes` packets had gone there, and sleeps. If more have gone there
+    /// meanwhile, it is awake again, and nothing is steered here until the next time.
+    pub fn sleep(&self, wakes: u64) {
+        self.entry().wakes_read.store(wakes, Ordering::SeqCst);
     }
 
-    /// Of [`packets`](Self::packets), those that do not wait any more.
+    /// Of [`packets`](Self::packets), those that no longer wait.
     pub fn taken(&self) -> u64 {
         self.entry().taken.load(Ordering::Relaxed)
     }
 
-    /// So many more were read, or are given up. Any that were not led there, but sent by somebody on this host, count
-    /// as well; so the total is kept from going beyond what will be expected.
+    /// So many more were read, or are given up. Somebody on this host may have sent packets to the socket itself, and these
+    /// are counted here, too: so the total is kept from exceeding that of the packets that were steered.
     pub fn take(&self, packets: u64) {
         self.entry().taken.fetch_add(packets, Ordering::Relaxed);
         self.entry().taken.fetch_min(self.packets(), Ordering::Relaxed);

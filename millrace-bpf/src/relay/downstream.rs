@@ -118,8 +118,8 @@ impl Downstream {
         keystream::split(self.number()).1
     }
 
-    /// Computes the keystreams of the next packets ahead, those that are missing, for no more text than the path
-    /// takes; to be called again as packets leave. No system call.
+    /// Precomputes the keystreams of the next packets that are missing, for no more text than the path takes. To be called
+    /// again as packets leave. No system call.
     pub fn refill(&self, want: Want, compute: impl Compute) -> Refill {
         let next = keystream::split(self.number());
         let most = (self.entry().mtu.load(Ordering::Relaxed) as usize).saturating_sub(OVERHEAD_LEAST);
@@ -127,7 +127,7 @@ impl Downstream {
         lock(&self.ring).refill(&self.entry().ring, next, want, compute)
     }
 
-    /// Packets whose keystream came from there.
+    /// Packets whose keystream look-up ended so.
     pub fn lookups(&self, lookup: Lookup) -> u64 {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
@@ -169,7 +169,7 @@ impl Downstream {
         entry.bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the level of what waits in userspace: egresses of this level, and less urgent ones, are left to userspace.
+    /// Sets the level of what waits in userspace: copies of this level, and less urgent ones, are left to userspace.
     pub fn set_waiting(&self, level: Option<u16>) {
         self.entry().waiting.store(level.map_or(u32::MAX, u32::from), Ordering::Relaxed);
     }
@@ -179,10 +179,9 @@ impl Downstream {
         self.entry().bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the total of stream bytes that the kernel may send on this connection, its share of the peer's
-    /// MAX_DATA, and returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes).
-    /// The kernel counts each frame in full: bytes that it sent before, or that userspace did, are to be given
-    /// back by raising the limit.
+    /// Sets the total of stream bytes that the kernel may send on this connection: its budget of the peer's MAX_DATA.
+    /// Returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes). The kernel counts each
+    /// frame in full, also bytes that were sent before: userspace makes up for those by raising the limit.
     pub fn set_max_data(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_data.store(total, Ordering::SeqCst);
@@ -208,20 +207,19 @@ impl Downstream {
         self.ids.clear();
     }
 
-    /// Where packets of the peer are led to that are no hurry.
+    /// Where deferred packets of the peer are steered to.
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Packets of the peer are no hurry whose UDP payload has at most `bytes`, as long as [`bytes`](Self::bytes) is not
-    /// beyond `total`.
+    /// Defers packets of the peer whose UDP payload has at most `bytes`, until [`bytes`](Self::bytes) exceeds `total`.
     pub fn set_deferral(&self, bytes: u32, total: u64) {
         let entry = self.entry();
         entry.deferred_bytes.store(bytes, Ordering::Relaxed);
         entry.deferred_until.store(total, Ordering::Relaxed);
     }
 
-    /// Packets of the peer that went to the deferred socket.
+    /// Packets of the peer that were steered to the deferred socket.
     pub fn deferred_packets(&self) -> u64 {
         self.entry().deferred.load(Ordering::Relaxed)
     }
@@ -231,7 +229,7 @@ impl Downstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Egresses with this outcome so far.
+    /// Copies with this outcome so far.
     pub fn outcome(&self, outcome: EgressOutcome) -> u64 {
         self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
     }

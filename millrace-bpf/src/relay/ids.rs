@@ -1,4 +1,4 @@
-//! Connection IDs, and which connection each leads to.
+//! Connection IDs, and which connection each belongs to.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +10,7 @@ use crate::Error;
 use crate::intf::Plain;
 use crate::object::write;
 
-/// Those that lead to one connection, until this is dropped.
+/// The IDs of one connection, which are in the map until this is dropped.
 pub(super) struct Ids {
     shared: Arc<Shared>,
     /// In the form of the map's values.

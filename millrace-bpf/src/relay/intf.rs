@@ -8,7 +8,7 @@ use crate::intf::{mirror, shared};
 pub(crate) const ID_MAX: usize = 20;
 pub(crate) const PORTS: usize = 4;
 pub(crate) const SEEN_WORDS: usize = 8;
-/// `RELAY_END`: no further egress.
+/// `RELAY_END`: no further egress in the slot.
 pub(crate) const END: u32 = u32::MAX;
 /// `RELAY_SUBSCRIBER`: in `ids`, beside the index of a downstream.
 pub(crate) const SUBSCRIBER: u32 = 1 << 31;

@@ -1,8 +1,7 @@
-//! Keystreams computed ahead: packet numbers are sequential, so what the program XORs the next packets with can
-//! be ready before they come. The program computes what it does not find.
+//! Precomputed keystreams: packet numbers are sequential, so what the program XORs the next packets with can be ready
+//! before they come. The program computes what it does not find.
 //!
-//! Each direction of a connection may have a ring, a run of entries of the map `keystreams`; runs are powers of
-//! two long, and handed out by [`Runs`].
+//! Each direction of a connection may have a ring: a [`Run`] of entries of the map `keystreams`.
 
 #![allow(unsafe_code)]
 
@@ -19,7 +18,7 @@ const NUMBER_BITS: u32 = 48;
 /// What a direction is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
-    /// Packets to be ahead, a power of two; 0 gives the ring back.
+    /// Packets to be precomputed, a power of two; 0 gives the ring back.
     pub len: u32,
     /// Bytes of frames that a packet has at most.
     pub text_bytes: usize,
@@ -30,7 +29,7 @@ pub struct Want {
 pub struct Refill {
     /// Keystreams that were computed.
     pub computed: usize,
-    /// Packets that the ring is ahead; shorter than wanted where there is no room.
+    /// Packets that the ring holds: fewer than wanted where there is no room.
     pub len: u32,
 }
 
@@ -57,8 +56,8 @@ impl Ring {
         Self { shared, run: None, generation: 0, end: 0, bytes: 0, scratch }
     }
 
-    /// Gives the ring the wanted length, and fills the entries from number `next` on that are not there yet.
-    /// `record` leads the program to it.
+    /// Gives the ring the wanted length, and computes the keystreams from number `next` on that are missing. `record` is
+    /// where the program looks for the ring.
     pub fn refill(
         &mut self,
         record: &intf::Ring,
@@ -68,7 +67,7 @@ impl Ring {
     ) -> Refill {
         let old = self.resize(want.len);
         let Some(run) = self.run else {
-            self.lead(record, 0, old);
+            self.replace(record, 0, old);
             return Refill::default();
         };
         let bytes = want.text_bytes.min(TEXT_MAX) as u32;
@@ -77,7 +76,7 @@ impl Ring {
         }
         self.bytes = bytes;
         let computed = self.fill(run, next, compute);
-        self.lead(record, u64::from(run.len()) << 32 | u64::from(run.start), old);
+        self.replace(record, u64::from(run.len()) << 32 | u64::from(run.start), old);
         Refill { computed, len: run.len() }
     }
 
@@ -103,7 +102,8 @@ impl Ring {
         Some(self.run.replace(run))
     }
 
-    fn lead(&self, record: &intf::Ring, to: u64, old: Option<Option<Run>>) {
+    /// Has the program use the run `to`, if there is another now, and retires the one before.
+    fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<Run>>) {
         let Some(old) = old else { return };
         record.run.store(to, Ordering::SeqCst);
         lock(&self.shared.free).keystreams.retired.extend(old);
@@ -144,7 +144,7 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// The record that leads here is not used any more.
+    /// The record of this ring is not used any more.
     fn drop(&mut self) {
         lock(&self.shared.free).keystreams.retired.extend(self.run);
     }

@@ -1,4 +1,4 @@
-//! What became of packets and egresses, by the program's names.
+//! What became of packets and their copies, by the program's names.
 
 /// An enumeration that has the order of one of the program's, and its names.
 macro_rules! outcomes {
@@ -23,13 +23,13 @@ pub(crate) use outcomes;
 outcomes! {
     /// What became of a received packet. Only [`Self::NotRestored`] does not reach userspace.
     Outcome {
-        /// Its egresses were tried, each with a [`EgressOutcome`] of its own.
+        /// Every copy was tried, each with an [`EgressOutcome`] of its own.
         Forwarded = "forwarded",
-        /// The first [`Config::max_copies_per_run`](super::Config::max_copies_per_run) were; each [`FurtherRun`] goes on.
+        /// The first [`Config::max_copies_per_run`](super::Config::max_copies_per_run) copies were. Each [`FurtherRun`] goes on.
         Continued = "continued",
-        /// As `Forwarded`, but some were left to userspace: too many streams in one packet, no further run.
+        /// Some copies were left to userspace: there are too many streams in the packet, or it gets no further run.
         OverBudget = "over_budget",
-        /// As `Forwarded`, but there was no memory to bring the original back: it is dropped.
+        /// Copies were tried, but there was no memory to restore the packet: it is dropped.
         NotRestored = "not_restored",
         NotUdp = "not_udp",
         Fragment = "fragment",
@@ -59,14 +59,14 @@ outcomes! {
 }
 
 outcomes! {
-    /// What became of one egress for one frame. Whatever was not sent is userspace's to send.
+    /// What became of a copy: one frame for one egress. Whatever was not sent is userspace's to send.
     EgressOutcome {
         Sent = "sent",
-        /// The slot or the downstream is another one by now.
+        /// The egress was removed, or the downstream.
         Gone = "gone",
-        /// Starts in front of what the kernel may send; a datagram outside of what the subscriber wants.
+        /// Begins before what the kernel may send; of datagrams: outside of what the subscriber wants.
         Before = "before",
-        /// For the path, or for the route's MTU.
+        /// For the path's or the route's MTU.
         TooLarge = "too_large",
         /// Beyond [`Egress::max_offset`](super::Egress::max_offset).
         StreamCredit = "stream_credit",
@@ -89,12 +89,12 @@ outcomes! {
 }
 
 outcomes! {
-    /// What became of a packet in a run that went on with it.
+    /// What became of a packet in a run after its first.
     FurtherRun {
-        /// All its egresses were tried by now.
+        /// Every copy has been tried.
         Last = "last",
         Continued = "continued",
-        /// The other egresses are left to userspace: the queue is full, or [`Config::max_runs`](super::Config::max_runs).
+        /// The other copies are left to userspace: the queue is full, or [`Config::max_runs`](super::Config::max_runs).
         Left = "left",
     }
 }
@@ -130,7 +130,7 @@ impl Counters {
         self.packets[outcome as usize]
     }
 
-    /// Egresses with this outcome.
+    /// Copies with this outcome.
     pub fn egresses(&self, outcome: EgressOutcome) -> u64 {
         self.egresses[outcome as usize]
     }

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::barrier::Barrier;
 use crate::object::Loaded;
 
-/// What all handles use.
+/// What all handles of a relay use.
 pub(super) struct Shared {
     pub ids: MapHandle,
     pub slots: MapHandle,
@@ -91,7 +91,7 @@ impl Shared {
         slab.take().ok_or(full)
     }
 
-    /// Nothing leads to entry `index` any more, except in runs of the program that have begun.
+    /// To be called when entry `index` is unlinked: only runs of the program that have begun can still reach it.
     pub fn retire(&self, which: fn(&mut Free) -> &mut Slab, index: u32) {
         which(&mut lock(&self.free)).retired.push(index);
     }
@@ -105,7 +105,7 @@ impl Shared {
     }
 }
 
-/// What was unlinked, and may still be in use.
+/// Entries that were unlinked, and may still be in use.
 struct Retired {
     slabs: [Vec<u32>; 3],
     runs: Vec<Run>,
@@ -144,7 +144,7 @@ impl Free {
 pub(super) struct Slab {
     untouched: std::ops::Range<u32>,
     free: Vec<u32>,
-    /// Free once the program runs of now have ended.
+    /// Unlinked: free once the program runs that have begun have ended.
     retired: Vec<u32>,
 }
 
@@ -157,7 +157,7 @@ impl Slab {
         self.free.pop().or_else(|| self.untouched.next())
     }
 
-    /// Whether more wait to become free than are.
+    /// Whether more entries wait to become free than are free.
     fn is_low(&self) -> bool {
         self.retired.len() > self.free.len() + self.untouched.len()
     }

@@ -1,4 +1,4 @@
-//! What is forwarded, and to whom.
+//! What is forwarded, and to whom: slots and their egresses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,20 +19,20 @@ pub struct Egress {
     pub stream_id: u64,
     /// Downstream offset minus upstream offset.
     pub shift: i64,
-    /// Upstream offset: frames that begin before it are userspace's.
+    /// Upstream offset: frames that begin before it are left to userspace.
     pub from: u64,
     /// Downstream offset: the peer's MAX_STREAM_DATA.
     pub max_offset: u64,
     /// Comes back in registrations.
     pub tag: u64,
-    /// Of urgency, smaller is more urgent: see [`Downstream::set_waiting`].
+    /// Priority, smaller is more urgent: see [`Downstream::set_waiting`].
     pub level: u16,
-    /// How events name what it carries.
+    /// How events name what the stream carries.
     pub track: u32,
     pub group: u64,
 }
 
-/// One subscriber's copy of a track's datagrams: of those from the first location on, to the last group.
+/// One subscriber's copy of a track's datagrams, from the first location on and to the last group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Datagrams {
     /// The track's downstream.
@@ -42,7 +42,7 @@ pub struct Datagrams {
     pub last_group: u64,
     /// As of [`Egress`].
     pub tag: u64,
-    /// As of [`Egress`]; the publisher's part, the low 8 bits, is for datagrams that do not have their own.
+    /// As of [`Egress`]. A datagram with a priority of its own has that in place of the low 8 bits.
     pub level: u16,
     pub track: u32,
 }
@@ -51,7 +51,7 @@ pub struct Datagrams {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
 
-/// An upstream stream, or the datagrams of a track, with their egresses. When it is dropped, they are userspace's again.
+/// A stream of an upstream, or a track whose objects come as its datagrams, with its egresses. Dropping it recalls them all.
 pub struct Slot {
     shared: Arc<Shared>,
     key: intf::Slot,
@@ -107,11 +107,11 @@ impl Slot {
         ] {
             word.store(value, Ordering::Relaxed);
         }
-        // Last: a packet between two runs may lead to the entry already.
+        // Last: a packet between two runs may have this entry as its next.
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
-            None => self.steer_to(index).inspect_err(|_| self.retire(index))?,
+            None => self.set_first(index).inspect_err(|_| self.retire(index))?,
         }
         self.egresses.push(index);
         Ok(EgressKey(index))
@@ -124,8 +124,8 @@ impl Slot {
         }
     }
 
-    /// Whether nobody but the egresses waits for the stream. What all of them were sent is then no hurry for userspace,
-    /// and a packet with nothing else in it goes to the deferred socket, 31 times in a row at most.
+    /// Whether nobody waits for the stream but its egresses. Then a packet that all of them were sent, and that has nothing
+    /// else in it, is deferred: it goes to the deferred socket, 31 times in a row at most.
     pub fn set_exclusive(&mut self, exclusive: bool) {
         if exclusive != self.exclusive {
             self.exclusive = exclusive;
@@ -134,7 +134,7 @@ impl Slot {
         }
     }
 
-    /// Takes the stream back from one subscriber's egress.
+    /// Recalls one subscriber's stream.
     pub fn remove(&mut self, egress: EgressKey) -> Result<(), Error> {
         let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return Ok(()) };
         let next = self.egresses.get(at + 1).copied();
@@ -142,7 +142,7 @@ impl Slot {
             (Some(before), _) => {
                 self.shared.egresses.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
             }
-            (None, Some(next)) => self.steer_to(next)?,
+            (None, Some(next)) => self.set_first(next)?,
             (None, None) => self.unlink(),
         }
         self.egresses.remove(at);
@@ -154,11 +154,11 @@ impl Slot {
         self.egresses.is_empty()
     }
 
-    fn steer_to(&self, egress: u32) -> Result<(), Error> {
+    fn set_first(&self, egress: u32) -> Result<(), Error> {
         write(&self.shared.slots, "slots", self.key.as_bytes(), &egress.to_ne_bytes())
     }
 
-    /// Fails where there is no egress, and so nothing to remove.
+    /// Fails only if there is no egress, and so nothing to remove.
     fn unlink(&self) {
         let _ = self.shared.slots.delete(self.key.as_bytes());
     }

@@ -48,7 +48,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// One upstream whose stream `STREAM` has an egress that is always declined as [`EgressOutcome::Before`].
+    /// One upstream whose stream `STREAM` has an egress that always declines, as [`EgressOutcome::Before`].
     fn new() -> Self {
         Self::with_config(Config::default())
     }

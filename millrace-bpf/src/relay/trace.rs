@@ -40,14 +40,13 @@ pub struct Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// A packet that did not just become copies: [`Outcome::Forwarded`] and [`Outcome::Continued`] are left
-    /// to them to tell.
+    /// A packet. One that became copies, [`Outcome::Forwarded`] or [`Outcome::Continued`], is told of by their events.
     Packet {
         outcome: Outcome,
         /// UDP payload, bytes.
         size: u16,
     },
-    /// One frame of the packet for one egress.
+    /// A copy: one frame of the packet for one egress.
     Copy {
         outcome: EgressOutcome,
         /// [`Downstream::set_session`](super::Downstream::set_session).

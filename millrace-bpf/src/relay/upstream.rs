@@ -1,4 +1,4 @@
-//! Connections that media arrives on, and who gets their streams.
+//! Connections that media arrives on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -83,7 +83,7 @@ impl Upstream {
         self.entry().expected.load(Ordering::Relaxed)
     }
 
-    /// Packets whose keystream came from there.
+    /// Packets whose keystream look-up ended so.
     pub fn lookups(&self, lookup: Lookup) -> u64 {
         self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
@@ -101,7 +101,7 @@ impl Upstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Leads packets that are of no hurry for userspace to a socket of their own; see [`Slot::set_exclusive`].
+    /// Where its deferred packets are steered to; [`Slot::set_exclusive`] says which these are.
     pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
         self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The mark leads to where a packet's next run goes on, is used up by it, and comes back.
+/// The mark names where a packet's next run goes on, is used up by it, and the packet gets its own back.
 #[test]
 fn a_further_run_goes_on_where_the_last_ended() {
     const MARK: usize = 8;

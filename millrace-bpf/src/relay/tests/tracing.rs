@@ -125,7 +125,7 @@ fn cost_of_tracing() {
     let bench = Bench::new();
     let packet = bench.publisher.seal((0, 1), 4, &stream(100));
     let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)));
-    let elsewhere = ethernet(0x0800, &ipv4(0, &udp(PORT + 1, &packet)));
+    let other_port = ethernet(0x0800, &ipv4(0, &udp(PORT + 1, &packet)));
     let run = |frame: &[u8]| {
         let mut rounds: Vec<_> = (0..21).map(|_| bench.repeat(frame)).collect();
         rounds.sort_unstable();
@@ -139,7 +139,7 @@ fn cost_of_tracing() {
         ("on, of another session", Some(Tracing { session: NonZero::new(1), ..ALL })),
     ] {
         bench.relay.set_tracing(tracing);
-        println!("{what}: {:?} ns; for another port: {:?} ns", run(&frame), run(&elsewhere));
+        println!("{what}: {:?} ns; for another port: {:?} ns", run(&frame), run(&other_port));
     }
 }
 
