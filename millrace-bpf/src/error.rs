@@ -42,7 +42,7 @@ pub enum Error {
     Prepare { what: &'static str, r#source: std::io::Error },
     #[error("no room for more {what}")]
     Full { what: &'static str },
-    /// [`relay::Relay::settle`] makes some.
+    /// [`Relay::settle`](crate::relay::Relay::settle) makes some.
     #[error("no room for more {what} before program runs have ended")]
     Unsettled { what: &'static str },
     #[error("{0}")]

@@ -62,6 +62,9 @@ fn ipv6(headers: &[u8], offset: u16, rest: &[u8]) -> Vec<u8> {
     [[0x60, 0, 0, 0, high, low, first, 64].as_slice(), &[0xfd; 32], &payload].concat()
 }
 
+/// Description, frame, what the walk at TC makes of it, what the gate's makes of it, and what that notes.
+type Case = (&'static str, Vec<u8>, &'static str, &'static str, &'static [&'static str]);
+
 /// Programs at TC and the gate read headers by the same steps (`net.h`), and accept different ones.
 #[test]
 fn each_walk_accepts_what_it_says() {
@@ -73,7 +76,7 @@ fn each_walk_accepts_what_it_says() {
         frame
     };
     let cut = |frame: Vec<u8>, len: usize| frame[..len].to_vec();
-    let cases: &[(&str, Vec<u8>, &str, &str, &[&str])] = &[
+    let cases: &[Case] = &[
         ("IPv4", v4(0, 0, 0x4000), "UDP", "UDP", &[]),
         ("IPv4 options", v4(0, 10, 0), "UDP", "UDP", &["options"]),
         ("a VLAN tag", v4(1, 0, 0), "UDP", "UDP", &[]),
