@@ -1,89 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Received packets of the relay program: found, opened, their frames walked. And keystreams, for opening and sealing.
+/* The received packet: found, opened, its frames walked.
  *
- * Functions without `static` are global functions: the verifier walks each once, whoever calls it, which keeps
- * the whole within its limits. It wants to see that their pointers are not NULL.
+ * Functions without `static`, here and in the other headers of the relay, are global functions: the verifier checks each
+ * once and not for each call, which keeps the whole program within its limits. In return, they have to check their
+ * pointers for NULL.
  */
-#ifndef MILLRACE_RELAY_PACKET_H
-#define MILLRACE_RELAY_PACKET_H
+#ifndef MILLRACE_RELAY_INGRESS_H
+#define MILLRACE_RELAY_INGRESS_H
 
-#include "udp.h"
 #include "frames.h"
-#include "quic_packet.h"
-#include "relay_state.h"
+#include "quic.h"
+#include "relay_frame.h"
+#include "relay_keystream.h"
 #include "relay_trace.h"
-#include "relay_wire.h"
+#include "skb_udp.h"
 
-#define SHORTEST     14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
-#define QUIC_LONG    0x80
-#define NUMBER_MASK  ((1ULL << RELAY_NUMBER_BITS) - 1)
-#define SEEN_BLOCK   5 /* log2 of the numbers in a word of the replay window */
-#define MAX_ATTEMPTS 4 /* to change a word that other CPUs change too */
-
-#define READ_ONCE(x) (*(const volatile typeof(x) *)&(x))
-
-/* --- Keystreams --- */
-
-/* The entry of a packet, whether it is in there or not. */
-static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
-{
-	__u64 run = READ_ONCE(ring->run);
-	__u32 len = run >> 32;
-	__u32 index = (__u32)run + (word & (len - 1));
-
-	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
-}
-
-/* Whether the entry is that of the packet. Ordered after everything that was read from the entry. */
-static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
-{
-	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
-}
-
-static __noinline int count_supply(__u64 *supplies, enum relay_supply supply)
-{
-	if (supply < RELAY_SUPPLIES)
-		__sync_fetch_and_add(&supplies[supply], 1);
-	return 0;
-}
-
-static __always_inline enum relay_supply supply_of(const struct relay_keystream *entry, int ahead)
-{
-	if (ahead)
-		return RELAY_SUPPLY_AHEAD;
-	return entry && entry->word ? RELAY_SUPPLY_STALE : RELAY_SUPPLY_DRY;
-}
-
-/* Opens in place, so an entry that is replaced while it is used makes the packet look forged: userspace has it
- * then.
- */
-static __noinline int open_text(struct relay_upstream *upstream, const struct quic_keys *keys, __u64 word,
-				struct work *work, const struct quic_extent *extent)
-{
-	struct relay_keystream *entry = find_keystream(&upstream->ring, word);
-	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes;
-
-	count_supply(upstream->supplies, supply_of(entry, ahead));
-	if (ahead)
-		return quic_open_with(keys, &entry->keystream, &work->in, extent);
-	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
-}
-
-/* Seals from one buffer into another, so it can start anew when the entry is replaced while it is used. */
-static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
-				struct work *work, const struct quic_extent *extent)
-{
-	__u64 word = work->packet.word;
-	struct relay_keystream *entry = find_keystream(&downstream->ring, word);
-	int ahead = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes &&
-		    !quic_seal_with(keys, &entry->keystream, &work->out, &work->in, extent) &&
-		    is_ready(entry, word);
-
-	count_supply(downstream->supplies, supply_of(entry, ahead));
-	return ahead ? 0 : quic_seal(keys, word & NUMBER_MASK, &work->out, &work->in, extent);
-}
-
-/* --- The received packet --- */
+#define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define SEEN_BLOCK    5	 /* log2 of the numbers in a word of the replay window */
+#define SEEN_ATTEMPTS 4	 /* to change a word of it that other CPUs change too */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -108,16 +42,15 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 		return RELAY_OTHER_PORT;
 	if (skb->gso_size || skb->gso_segs > 1)
 		return RELAY_SUPER_PACKET;
-	headers = packet.family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr);
-	if (packet.payload_offset != sizeof(struct ethhdr) + headers + sizeof(struct udphdr))
+	headers = packet.family == 4 ? IPV4_BYTES : IPV6_BYTES;
+	if (packet.payload_offset != ETHERNET_BYTES + headers + UDP_BYTES)
 		return RELAY_ODD_HEADERS;
-	if (packet.udp_bytes < sizeof(struct udphdr) ||
-	    packet.udp_bytes - sizeof(struct udphdr) > packet.payload_bytes)
+	if (packet.udp_bytes < UDP_BYTES || packet.udp_bytes - UDP_BYTES > packet.payload_bytes)
 		return RELAY_MALFORMED;
 	*arrival = (struct arrival){
 		.frame_bytes = skb->len,
 		.packet_at = packet.payload_offset,
-		.packet_bytes = packet.udp_bytes - sizeof(struct udphdr),
+		.packet_bytes = packet.udp_bytes - UDP_BYTES,
 		.family = packet.family,
 		.family_now = packet.family,
 	};
@@ -128,7 +61,7 @@ enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 	return RELAY_FORWARDED;
 }
 
-/* Not inlined, so that the checks stay on the register that the helper gets. */
+/* Not inlined, so that what is checked is the register that the helper gets. */
 static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
 {
 	if (bytes < SHORTEST)
@@ -149,7 +82,7 @@ static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, str
 	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
 		return RELAY_BAD_SIZE;
 	/* The fixed bit may have any value: peers grease it (RFC 9287). */
-	if (first & QUIC_LONG)
+	if (first & QUIC_LONG_HEADER)
 		return RELAY_LONG_HEADER;
 	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
 		return RELAY_BAD_SIZE;
@@ -178,13 +111,13 @@ static __always_inline enum relay_outcome find_connection(struct work *work)
 	return RELAY_FORWARDED;
 }
 
-/* Marks a number that was authentic. Not 0: it was marked before, or is too old to tell. */
+/* Marks the number of an authentic packet. Not 0: it was marked before, or is too old to tell. */
 static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 number)
 {
 	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
 	__u64 *word = &upstream->seen[block & (RELAY_SEEN - 1)];
 
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*word);
 		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
 		__u64 new = ahead ? block << 32 | bit : old | bit;
@@ -199,7 +132,7 @@ static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 numb
 
 static __always_inline void raise_expected(struct relay_upstream *upstream, __u64 number)
 {
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(upstream->expected);
 
 		if (old > number || __sync_val_compare_and_swap(&upstream->expected, old, number + 1) == old)
@@ -207,7 +140,7 @@ static __always_inline void raise_expected(struct relay_upstream *upstream, __u6
 	}
 }
 
-/* Header protection has one key for all generations: whichever are there have it. */
+/* The key of header protection is the same in all generations, so those of any will do. */
 static __always_inline struct quic_keys *any_open_keys(const struct relay_upstream *upstream, __u32 index)
 {
 	__u32 key = 2 * index + !READ_ONCE(upstream->generations[0]);
@@ -215,7 +148,7 @@ static __always_inline struct quic_keys *any_open_keys(const struct relay_upstre
 	return bpf_map_lookup_elem(&open_keys, &key);
 }
 
-/* Opens the packet and leaves in `walk` where its frames are. */
+/* Opens the packet. Leaves in `walk` where its frames are. */
 enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 {
 	struct quic_extent extent = {.header_at = QUIC_AT};
@@ -273,16 +206,16 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Finds the slot, and notes the frame if there is one. */
+/* Notes a frame for the fan-out if it has a slot. */
 static __always_inline void take_chunk(struct work *work, const struct chunk *found)
 {
 	struct relay_slot slot = {
 		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
-	__u32 *leg = bpf_map_lookup_elem(&slots, &slot);
+	__u32 *egress = bpf_map_lookup_elem(&slots, &slot);
 	struct chunk *chunk;
 
-	if (!leg) {
-		work->fan.loud = 1;
+	if (!egress) {
+		work->fan.wakes = 1;
 		return;
 	}
 	if (work->fan.chunks >= CHUNKS) {
@@ -291,7 +224,7 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	}
 	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
 	*chunk = *found;
-	chunk->leg = *leg;
+	chunk->egress = *egress;
 	work->fan.chunks++;
 }
 
@@ -326,7 +259,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	enum frame_step step;
 
 	if (is_other(&loop->walk, loop->work->in.bytes[loop->walk.at & FRAMES_MASK]))
-		loop->work->fan.loud = 1;
+		loop->work->fan.wakes = 1;
 	step = step_frame(&loop->work->in, &loop->walk, &frame);
 	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
 		chunk.frame = frame;
@@ -334,10 +267,30 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
 		take_chunk(loop->work, &chunk);
 	} else if (step == FRAME_IS_STREAM || step == FRAME_IS_DATAGRAM) {
-		loop->work->fan.loud = 1;
+		loop->work->fan.wakes = 1;
 	}
 	loop->ended = step == FRAME_END;
 	return step == FRAME_END || step == FRAME_BAD;
+}
+
+static __always_inline enum relay_outcome walk_frames(struct work *work)
+{
+	struct walk_loop loop = {.work = work};
+	enum relay_outcome outcome = open_packet(work, &loop.walk);
+
+	if (outcome)
+		return outcome;
+	work->fan = (struct fan){};
+	bpf_loop(FRAMES_MAX, walk_step, &loop, 0);
+	if (!loop.ended)
+		return RELAY_BAD_FRAMES;
+	if (work->cursor.id) {
+		work->fan.chunk = work->cursor.chunk;
+		work->fan.egress = work->cursor.egress;
+	} else {
+		work->fan.egress = work->chunks[0].egress;
+	}
+	return work->fan.chunk < work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
 }
 
 #endif
