@@ -11,7 +11,7 @@ use std::{
 
 use millrace_bpf::{
     crypto::QuicKeys,
-    relay::{self as bpf, Forwarded, LegKey, LegOutcome, Slot, Supply},
+    relay::{self as bpf, EgressKey, EgressOutcome, Forwarded, Lookup, Slot},
 };
 use millrace_proto::{
     plane::downstream::{Budget, StreamKey},
@@ -57,14 +57,14 @@ struct Ingress {
 /// An entry of a slot.
 struct Egress {
     ingress: Weak<Ingress>,
-    key: LegKey,
+    key: EgressKey,
     from: Arc<Connection>,
     to: Arc<Connection>,
 }
 
 impl Connection {
     pub fn new(kernel: Arc<Kernel>, downstream: bpf::Downstream, deferred: Option<Arc<Deferred>>) -> Self {
-        deferred.iter().for_each(|deferred| downstream.set_quiet_socket(&deferred.handle));
+        deferred.iter().for_each(|deferred| downstream.set_deferred_socket(&deferred.handle));
         Self {
             downstream,
             upstream: OnceLock::new(),
@@ -91,7 +91,7 @@ impl Connection {
     fn open_from(&self, expected: u64) -> Result<&bpf::Upstream, millrace_bpf::Error> {
         if self.upstream.get().is_none() {
             let upstream = self.kernel.relay.upstream(expected)?;
-            self.deferred.iter().for_each(|deferred| upstream.set_quiet_socket(&deferred.handle));
+            self.deferred.iter().for_each(|deferred| upstream.set_deferred_socket(&deferred.handle));
             self.downstream.remove_ids();
             let _ = self.upstream.set(upstream); // another was faster
         }
@@ -112,7 +112,7 @@ impl Connection {
     fn delegated(
         self: Arc<Self>,
         ingress: &Arc<Ingress>,
-        added: Result<LegKey, millrace_bpf::Error>,
+        added: Result<EgressKey, millrace_bpf::Error>,
     ) -> Result<Box<dyn Delegation>, Declined> {
         let key = match added {
             Ok(key) => key,
@@ -229,7 +229,7 @@ impl Offload for Connection {
     }
 
     fn set_deferral(&self, bytes: u32, total: u64) {
-        self.downstream.set_quiet(bytes, total);
+        self.downstream.set_deferral(bytes, total);
     }
 
     fn read_deferred(&self) -> bool {
@@ -274,7 +274,7 @@ impl Offload for Connection {
     ) -> Result<Box<dyn Delegation>, Declined> {
         let ingress = ours(ingress)?;
         let Stream { key, id, shift, from, max_offset, level, track, group } = *stream;
-        let egress = bpf::Leg { stream_id: id, shift, from, max_offset, tag: key.0, level, track, group };
+        let egress = bpf::Egress { stream_id: id, shift, from, max_offset, tag: key.0, level, track, group };
         let added = ingress.slot.lock().add(&self.downstream, &egress);
         self.delegated(&ingress, added)
     }
@@ -309,20 +309,20 @@ impl Offload for Connection {
     }
 
     fn short_of_room(&self) -> u64 {
-        let outcomes = [LegOutcome::Window, LegOutcome::DataCredit, LegOutcome::StreamCredit];
+        let outcomes = [EgressOutcome::Window, EgressOutcome::DataCredit, EgressOutcome::StreamCredit];
         outcomes.map(|outcome| self.downstream.outcome(outcome)).iter().sum()
     }
 
     fn status(&self) -> ConnectionStatus {
         let copies: Vec<_> =
-            LegOutcome::ALL.into_iter().map(|one| (one.name(), self.downstream.outcome(one))).collect();
-        let sent = [LegOutcome::Sent, LegOutcome::Lost].map(|one| self.downstream.outcome(one));
-        let opened = |supply| self.upstream().map_or(0, |upstream| upstream.supply(supply));
+            EgressOutcome::ALL.into_iter().map(|one| (one.name(), self.downstream.outcome(one))).collect();
+        let sent = [EgressOutcome::Sent, EgressOutcome::Lost].map(|one| self.downstream.outcome(one));
+        let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
         ConnectionStatus {
             copies,
             sent: sent.iter().sum(),
-            deferred: self.downstream.quiet_packets(),
-            keystreams: [keystream_use(|supply| self.downstream.supply(supply)), keystream_use(opened)],
+            deferred: self.downstream.deferred_packets(),
+            keystreams: [keystream_use(|lookup| self.downstream.lookups(lookup)), keystream_use(opened)],
         }
     }
 }
@@ -330,7 +330,7 @@ impl Offload for Connection {
 impl offload::Ingress for Ingress {
     fn set_exclusive(&self, exclusive: bool) {
         if self.exclusive.swap(exclusive, Ordering::Relaxed) != exclusive {
-            self.slot.lock().set_alone(exclusive);
+            self.slot.lock().set_exclusive(exclusive);
         }
     }
 }
@@ -373,8 +373,8 @@ fn sent(one: &Forwarded) -> Sent {
     Sent { tag: one.tag, number: one.number, size: one.size, carried }
 }
 
-fn keystream_use(count: impl Fn(Supply) -> u64) -> KeystreamUse {
-    KeystreamUse { hit: count(Supply::Ahead), stale: count(Supply::Stale), miss: count(Supply::Dry) }
+fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamUse {
+    KeystreamUse { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
 }
 
 /// The kernel's form of a generation's keys; `None`: it does not have the suite.

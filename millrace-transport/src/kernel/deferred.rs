@@ -8,7 +8,7 @@ use std::{
     task::Waker,
 };
 
-use millrace_bpf::relay::QuietSocket;
+use millrace_bpf::relay::DeferredSocket;
 use parking_lot::Mutex;
 
 /// Looks in vain after which a packet is not expected any more.
@@ -16,7 +16,7 @@ const PATIENCE: u8 = 3;
 
 /// The socket, and who reads it.
 pub(super) struct Deferred {
-    pub handle: QuietSocket,
+    pub handle: DeferredSocket,
     socket: UdpSocket,
     /// Packets that were given up.
     dropped: AtomicU64,
@@ -27,7 +27,7 @@ pub(super) struct Deferred {
 }
 
 impl Deferred {
-    pub fn new(handle: QuietSocket, socket: UdpSocket) -> Self {
+    pub fn new(handle: DeferredSocket, socket: UdpSocket) -> Self {
         Self {
             handle,
             socket,

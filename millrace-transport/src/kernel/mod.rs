@@ -26,7 +26,7 @@ use std::{
     time::Instant,
 };
 
-use millrace_bpf::relay::{self as bpf, FurtherRun, LegOutcome, Outcome};
+use millrace_bpf::relay::{self as bpf, EgressOutcome, FurtherRun, Outcome};
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
 use quinn::{Runtime as _, TokioRuntime};
@@ -138,8 +138,8 @@ impl Kernel {
             max_upstreams: limits.publishers,
             max_downstreams: limits.sessions,
             max_slots: limits.streams,
-            max_legs: limits.streams,
-            max_legs_per_run: limits.copies_per_run,
+            max_egresses: limits.streams,
+            max_copies_per_run: limits.copies_per_run,
             max_runs: limits.runs,
             ..bpf::Config::default()
         };
@@ -217,7 +217,7 @@ impl Kernel {
         let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
         forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
         let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
-        let deferred = Arc::new(Deferred::new(self.relay.quiet_socket(&socket, room as u64)?, socket));
+        let deferred = Arc::new(Deferred::new(self.relay.deferred_socket(&socket, room as u64)?, socket));
         self.deferred.write().push(Arc::downgrade(&deferred));
         Ok(deferred)
     }
@@ -296,7 +296,8 @@ impl offload::Engine for Kernel {
             deferred: self.sum_deferred(Deferred::packets),
             deferred_dropped: self.sum_deferred(Deferred::dropped),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
-            copies: counters.map(|all| LegOutcome::ALL.map(|one| (one.name(), all.legs(one))).to_vec()),
+            copies: counters
+                .map(|all| EgressOutcome::ALL.map(|one| (one.name(), all.egresses(one))).to_vec()),
             further_runs: counters
                 .map(|all| FurtherRun::ALL.map(|one| (one.name(), all.further_runs(one))).to_vec()),
         }
