@@ -26,6 +26,7 @@ lint: setup ## formatting and lints
 	@scripts/lint.sh
 
 test: setup ## lint, every test, interoperation with unmodified peers, the dashboard in Chromium
+	@scripts/setup.sh test
 	@scripts/test.sh
 
 peers: setup ## build the MoQ peers that interop tests and benchmarks use (all of them)
@@ -51,16 +52,19 @@ bench: build peers ## compare relays; results in target/bench.json
 	@scripts/setup.sh bench
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
 
-web: ## build the dashboard of `millrace cost` anew (node); what is built is committed
+web: setup ## build the dashboard of `millrace cost` anew (node); what is built is committed
+	@scripts/setup.sh web
 	@scripts/web.sh build
 
-web-test: ## the dashboard in headless Chromium; screenshots in target/web
+web-test: setup ## the dashboard in headless Chromium; screenshots in target/web
+	@scripts/setup.sh web
 	@scripts/web.sh test
 
 clean-lab: ## remove namespaces that dead lab runs left behind
 	@scripts/clean-lab.sh
 
 examples: setup ## the gate's example servers, built and run (in C: libngtcp2-dev libngtcp2-crypto-gnutls-dev; Go)
+	@scripts/setup.sh test
 	cargo test --locked -p millrace-gate
 	cargo test --locked -p millrace --test gate
 

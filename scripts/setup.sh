@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what building and testing need and what is not there yet: Debian packages and Rust.
+# Installs what a build and the demo need and what is not there yet: Debian packages and Rust.
 # Asks nothing and says what it does. A second run does nothing.
 # Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
 #
-#   scripts/setup.sh [kernels|fuzz|pictures|bench|soak]     what these want beyond the rest
+#   scripts/setup.sh [test|web|kernels|fuzz|pictures|bench|soak]     also what this one wants
 . "$(dirname "$0")/lib.sh"
 
 group=${1:-}
@@ -44,13 +44,19 @@ ffmpeg                          ffmpeg
 NEEDS
 }
 
-# The same with the least version that is of use, where the distribution has it: for the gate's example in C, whose
-# test is skipped elsewhere.
-wants() {
+# What scripts/test.sh wants beyond that, with the least version that is of use. Where the distribution lacks one, the
+# tests that use it are skipped: the gate's example in C (ngtcp2, gnutls), benchmarks (iperf3, perf, xdp-filter),
+# filters (nft), and the dissection of what the kernel sent (tshark).
+wants_test() {
     cat <<'WANTS'
 /usr/include/ngtcp2/ngtcp2.h                libngtcp2-dev               0.12
 /usr/include/ngtcp2/ngtcp2_crypto_gnutls.h  libngtcp2-crypto-gnutls-dev 0.12
 /usr/include/gnutls/gnutls.h                libgnutls28-dev             3.7
+nft                                         nftables                    0.9
+iperf3                                      iperf3                      3.7
+perf                                        linux-perf                  5
+tshark                                      tshark                      3.4
+xdp-filter                                  xdp-tools                   1.2
 WANTS
 }
 
@@ -133,8 +139,8 @@ wanted_packages() {
     while read -r proof package least; do
         is_there "$proof" && continue
         [ -n "$(candidate "$package")" ] || apt_update >&2
-        at_least "$(candidate "$package")" "$least" && echo "$package"
-    done < <(wants)
+        if at_least "$(candidate "$package")" "$least"; then echo "$package"; fi
+    done < <(wants_test)
 }
 
 # The clang that the distribution has: the tested version if there, else its newest that is new enough.
@@ -162,7 +168,12 @@ setup_packages() {
     mapfile -t missing < <(missing_packages)
     if can_install; then
         [ ${#missing[@]} -eq 0 ] || apt_update
-        mapfile -t wanted < <(wanted_packages; web_packages)
+        mapfile -t wanted < <(
+            case $group in
+                test) wanted_packages; web_packages ;;
+                web) web_packages ;;
+            esac
+        )
         missing+=("${wanted[@]}")
     fi
     [ ${#missing[@]} -gt 0 ] || return 0
