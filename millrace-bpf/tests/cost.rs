@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 use libbpf_rs::query::ProgInfoIter;
 use millrace_bpf::cost::{Config, Cost, Event, Method, Missing, Sockets, Transport, WAYS};
 use millrace_bpf::programs::{Functions, Statistics};
+use nix::time::{ClockId, clock_gettime};
 
 const CALLS: u64 = 100;
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// One test at a time, since each counts what the whole process does.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -74,10 +75,15 @@ fn every_way_to_send_and_to_receive_counts_exactly() {
     with_each_method(test, |cost, missing| {
         let sockets = Sockets::new().expect("sockets");
         for way in WAYS {
-            if let Some(missing) = missing.iter().find(|missing| missing.what == way.name) {
-                // What this kernel does not have at all, and what only functions show.
-                let of_functions = cost.method() == Some(Method::SystemCalls) && way.name.starts_with("aio ");
-                assert!(of_functions || missing.reason.contains("a call failed"), "{missing:?}");
+            let missing = missing.iter().find(|missing| missing.what == way.name);
+            if cost.method() == Some(Method::SystemCalls) && way.name.starts_with("aio ") {
+                // Known to be seen at functions alone, and said.
+                assert!(missing.is_some_and(|it| it.reason.contains("io_submit")), "{missing:?}");
+                continue;
+            }
+            if let Some(missing) = missing {
+                // What this kernel does not have at all.
+                assert!(missing.reason.contains("a call failed"), "{missing:?}");
                 println!("SKIP {test}, {}: {}", way.name, missing.reason);
                 continue;
             }
@@ -132,6 +138,11 @@ fn requests_of_io_uring_end_when_they_are_done() {
     }
 }
 
+/// What this thread has had of a CPU.
+fn on_cpu() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("a clock").into()
+}
+
 /// Attached again, the programs know nothing of calls that began before.
 #[test]
 fn a_call_across_a_pause_is_not_counted() {
@@ -146,11 +157,9 @@ fn a_call_across_a_pause_is_not_counted() {
         let attached = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 far.recv(&mut [0; 16]).expect("received");
-                // In user mode: this thread's word must not be open.
-                let start = Instant::now();
-                while start.elapsed() < Duration::from_millis(200) {
-                    std::hint::black_box(start);
-                }
+                // In user mode, 200 ms on a CPU: this thread's word must not be open.
+                let start = on_cpu();
+                while on_cpu() - start < Duration::from_millis(200) {}
             });
             while own(cost)(Event::Receive).1 == before.1 {
                 thread::sleep(Duration::from_millis(1));

@@ -57,7 +57,10 @@ impl Cost {
     /// Attaches to one function after the other until a call of this way is counted, exactly once.
     fn attach_way(&mut self, way: &Way, sockets: &Sockets) -> Result<(), String> {
         if self.method == Some(Method::SystemCalls) {
-            return self.prove(way, sockets);
+            return match way.beyond_system_calls() {
+                Some(reason) => Err(reason.to_owned()),
+                None => self.prove(way, sockets),
+            };
         }
         let mut reason = String::from("the kernel has no function for it that programs may be attached to");
         for function in way.functions {

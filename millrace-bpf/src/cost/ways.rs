@@ -20,6 +20,15 @@ pub struct Way {
     call: fn(&Sockets) -> io::Result<usize>,
 }
 
+impl Way {
+    /// Why it cannot be timed at system calls, if so.
+    pub(super) fn beyond_system_calls(&self) -> Option<&'static str> {
+        self.name.starts_with("aio ").then_some(
+            "io_submit takes requests for files of all kinds together, so that it is not timed as a system call",
+        )
+    }
+}
+
 // A system call's entry function: called through a table or a switch, so never inlined.
 
 #[cfg(target_arch = "x86_64")]
