@@ -1,17 +1,24 @@
 //! What stands between the attackers and the server.
 
-use std::{io::Write as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    fs::File, io::Write as _, net::SocketAddr, os::fd::AsRawFd as _, path::PathBuf, process::Stdio,
+    time::Duration,
+};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use millrace_bpf::programs::{Kind, RunTime};
+use nix::{
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+};
 use serde_json::Value;
 
 use super::super::process::Process;
 use crate::lab::Node;
 
 const START_LIMIT: Duration = Duration::from_secs(10);
-/// Of libxdp.
-const XDP_PINS: &str = "/sys/fs/bpf/xdp";
+/// Where libxdp pins its programs.
+const BPF_FS: &str = "/sys/fs/bpf";
 const NFT_TABLE: &str = "millrace_bench";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
@@ -176,11 +183,12 @@ pub struct Guard<'a> {
     place: &'a Place<'a>,
     defence: Defence,
     gate: Option<Process>,
+    xdp_filter: Option<XdpFilter>,
 }
 
 impl<'a> Guard<'a> {
     pub fn install(place: &'a Place<'a>, defence: Defence, limits: Limits) -> anyhow::Result<Self> {
-        let mut guard = Self { place, defence, gate: None };
+        let mut guard = Self { place, defence, gate: None, xdp_filter: None };
         match defence {
             Defence::User if matches!(limits, Limits::New { .. }) => {
                 bail!("a limit after the handshake meets nothing: forged addresses never finish one")
@@ -197,7 +205,7 @@ impl<'a> Guard<'a> {
             Defence::NftablesIngress => {
                 load_nftables(place, limits, NftHook::Ingress { device: &place.attacked })?;
             }
-            Defence::XdpFilter => load_xdp_filter(place, limits)?,
+            Defence::XdpFilter => guard.xdp_filter = Some(load_xdp_filter(place, limits)?),
         }
         Ok(guard)
     }
@@ -212,7 +220,8 @@ impl<'a> Guard<'a> {
                 find(&serde_json::from_str(&json)?, "packets").context("nftables' counter").map(Some)
             }
             Defence::XdpFilter => {
-                let text = run(self.place.node, "xdp-filter", &["status"], "")?;
+                let filter = self.xdp_filter.as_ref().context("xdp-filter is not loaded")?;
+                let text = filter.run(self.place.node, &["status"])?;
                 Ok(text
                     .lines()
                     .find_map(|line| line.trim().strip_prefix("XDP_DROP"))
@@ -258,12 +267,10 @@ impl Drop for Guard<'_> {
             Defence::NftablesIngress => {
                 delete_nftables(self.place, NftHook::Ingress { device: &self.place.attacked })
             }
-            Defence::XdpFilter => {
-                let unloaded = run(self.place.node, "xdp-filter", &["unload", &self.place.attacked], "");
-                // libxdp leaves its directory behind; one that is in use is not empty.
-                let _ = std::fs::remove_dir(XDP_PINS);
-                unloaded
-            }
+            Defence::XdpFilter => match &self.xdp_filter {
+                Some(filter) => filter.run(self.place.node, &["unload", &self.place.attacked]),
+                None => return,
+            },
         };
     }
 }
@@ -299,13 +306,47 @@ fn delete_nftables(place: &Place<'_>, hook: NftHook<'_>) -> anyhow::Result<Strin
 
 /// It has no limits, only lists. Without any, on the interface that honest clients do not come by, it drops all: the
 /// most favourable case.
-fn load_xdp_filter(place: &Place<'_>, limits: Limits) -> anyhow::Result<()> {
+fn load_xdp_filter(place: &Place<'_>, limits: Limits) -> anyhow::Result<XdpFilter> {
     if let Limits::Connections(_) = limits {
         bail!("xdp-filter has lists of addresses and ports, but no limits on connections");
     }
+    let filter = XdpFilter::new()?;
     let device = place.attacked.as_str();
     let arguments = ["load", "--mode", "native", "--policy", "deny", "--features", "ipv4,udp", device];
-    run(place.node, "xdp-filter", &arguments, "").map(drop).context("xdp-filter (xdp-tools)")
+    filter.run(place.node, &arguments).context("xdp-filter (xdp-tools)")?;
+    Ok(filter)
+}
+
+/// xdp-filter with a BPF file system of its own, which few machines have mounted and which it cannot do without: in a
+/// mount namespace that ends with this.
+struct XdpFilter {
+    mounts: File,
+}
+
+impl XdpFilter {
+    fn new() -> anyhow::Result<Self> {
+        // A mount namespace is a thread's own.
+        let made = std::thread::scope(|scope| scope.spawn(Self::make_mounts).join());
+        let mounts = made.map_err(|_| anyhow!("the thread that mounts {BPF_FS} panicked"))??;
+        Ok(Self { mounts })
+    }
+
+    fn make_mounts() -> anyhow::Result<File> {
+        unshare(CloneFlags::CLONE_NEWNS).context("cannot make a mount namespace")?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .context("cannot detach mounts from the machine's")?;
+        mount(Some("bpf"), BPF_FS, Some("bpf"), MsFlags::empty(), none)
+            .with_context(|| format!("cannot mount {BPF_FS}"))?;
+        File::open("/proc/thread-self/ns/mnt").context("cannot open the mount namespace")
+    }
+
+    fn run(&self, node: &Node, arguments: &[&str]) -> anyhow::Result<String> {
+        let mounts = format!("--mount=/proc/{}/fd/{}", std::process::id(), self.mounts.as_raw_fd());
+        let mut all = vec![mounts.as_str(), "--", "xdp-filter"];
+        all.extend(arguments);
+        run(node, "nsenter", &all, "")
+    }
 }
 
 /// Runs a program inside, and returns what it printed.
