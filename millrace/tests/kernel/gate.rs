@@ -22,8 +22,8 @@ use crate::{
     life::{index, replace_link, sh},
     needs_root,
     net::{
-        Cast, Net, PORT, SHOW, assert_shares, cast, configure, introduce, play, start, start_on, subscribers,
-        until,
+        Cast, Net, OF_A_GROUP, PORT, SHOW, assert_forwarded, cast, configure, introduce, play, start,
+        start_on, subscribers, until,
     },
     peer::Peer,
 };
@@ -63,7 +63,7 @@ fn behind_the_gate_the_kernel_forwards_as_before() {
     let status = play(&net, cast, &SHOW, |_| {});
     assert_eq!(status.engine.name, "kernel");
     assert_eq!(subscribers(&status).count(), 2);
-    assert_shares(&status, 90);
+    assert_forwarded(&status, SHOW.groups * OF_A_GROUP);
     assert!(status.gate.on && status.gate.reason.contains("by XDP, native"), "{:?}", status.gate);
     assert!(status.gate.refused.is_empty(), "{:?}", status.gate);
 }
@@ -89,7 +89,7 @@ fn by_default_what_no_client_sends_is_refused_and_nothing_else() {
 
     let client = net.lab.node("sub1").unwrap();
     let socket = client.enter(|| UdpSocket::bind("0.0.0.0:0").unwrap()).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let relay = SocketAddr::new(net.relay().addr_v4().into(), PORT);
     let send = |packet: &[u8]| assert_eq!(socket.send_to(packet, relay).unwrap(), packet.len());
     for _ in 0..20 {
@@ -193,8 +193,7 @@ fn what_an_upstream_relay_sends_passes_and_is_forwarded() {
     let cast: Cast = introduce(&net, publisher, peers);
     let status = play(&net, cast, &SHOW, |_| {});
     assert_eq!(subscribers(&status).count(), 2);
-    // How much depends on when its streams are handed over, which a busy machine puts off.
-    assert_shares(&status, 50);
+    assert_forwarded(&status, SHOW.groups * OF_A_GROUP);
     assert!(status.gate.on && status.gate.refused.is_empty(), "{:?}", status.gate);
     net.run(async {
         net.server.stop().await;

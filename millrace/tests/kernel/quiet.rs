@@ -9,7 +9,7 @@ use millrace::relay::{
 
 use crate::{
     needs_root,
-    net::{Net, SHOW, Show, cast, play, share, subscribers, sum},
+    net::{Net, OF_A_GROUP, SHOW, Show, assert_forwarded, cast, play, subscribers, sum},
 };
 
 /// Packets of the subscribers that wake nobody, and all of them.
@@ -25,11 +25,12 @@ fn what_the_kernel_sent_to_everybody_wakes_nobody() {
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
     let forwarded = status.engine.received.as_ref().unwrap()["forwarded"];
-    assert!(forwarded >= SHOW.groups * (SHOW.objects - 10), "{:#?}", status.engine);
-    // One of 32 does all the same, and what comes before it is known that nobody else waits.
+    assert!(forwarded >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
+    // One of 32 does all the same, and what comes before it is known that nobody else waits. What the rest saves is
+    // among the system calls for each object that `millrace bench relay` counts.
     let (acks, _) = acks(&status);
     let publishers = status.engine.quiet - acks;
-    assert!(publishers * 100 >= forwarded * 80, "{:#?}", status.engine);
+    assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
     assert!(publishers < forwarded);
     assert_eq!(status.engine.quiet_dropped, 0);
 }
@@ -42,8 +43,10 @@ fn nor_do_acknowledgements_of_it() {
     let status = play(&net, cast, &SHOW, |_| {});
     let (quiet, all) = acks(&status);
     // Those that come while the relay is awake anyway are not: most, where others keep it waiting for a CPU.
-    assert!(quiet * 100 >= all * 30, "{quiet} of {all}, {status:#?}");
-    assert_eq!(sum(&status, |session| session.packets_lost), 0, "{status:#?}");
+    assert!((SHOW.groups..all).contains(&quiet), "{quiet} of {all}, {status:#?}");
+    assert_eq!(status.engine.quiet_dropped, 0);
+    // That some packets overtake others, on two processors, counts as a loss; late acknowledgements would be all of them.
+    assert!(sum(&status, |session| session.packets_lost) < SHOW.objects, "{status:#?}");
 }
 
 /// Who waits for acknowledgements to send more gets each at once.
@@ -52,8 +55,9 @@ fn a_full_window_is_no_place_for_patience() {
     needs_root!(a_full_window_is_no_place_for_patience);
     let net = Net::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
-    net.impair("relay-sub1", "rate=1mbit");
-    let show = Show { groups: 5, objects: 100, ..SHOW };
+    // Far less than is published, however late that is.
+    net.impair("relay-sub1", "rate=500kbit");
+    let show = Show { groups: 3, objects: 100, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (quiet, all) = acks(&status);
     let session = subscribers(&status).next().unwrap();
@@ -82,6 +86,6 @@ fn nothing_is_quiet_while_nothing_is_attached() {
         _ => {}
     });
     let before = quiet.get();
-    assert!(status.engine.quiet > before + before / 2, "{before}, {status:#?}");
-    assert!(subscribers(&status).all(|session| share(session) > 50), "{status:#?}");
+    assert!(status.engine.quiet >= before + 10, "{before}, {status:#?}");
+    assert_forwarded(&status, 20 * OF_A_GROUP);
 }

@@ -18,7 +18,7 @@ use millrace_relay::trace::event::{Carries, Event, Media};
 
 use crate::{
     needs_root,
-    net::{Cast, Net, SHOW, Show, cast, futures_join, play, subscribers, until},
+    net::{Cast, Net, SHOW, Show, cast, play, subscribers, until},
 };
 
 /// `millrace trace --json` as a process; killed when dropped.
@@ -190,10 +190,7 @@ fn a_trace_of_a_session_says_what_the_counters_say() {
         let viewer = Viewer::new(http.local_addr, &["--session", &before.id.to_string()]);
         net.impair("relay-sub1", "loss=5%");
         let show = Show { groups: 6, ..SHOW };
-        let _subscribers = net.run(async {
-            let receiving = subscribers.into_iter().map(|subscriber| show.receive(subscriber)).collect();
-            tokio::join!(show.publish(&publisher, 7, |_| {}), futures_join(receiving)).1
-        });
+        let _subscribers = net.run(show.play(&publisher, subscribers, |_| {}));
         let counted = || (Counted::of(&viewer.events()), Counted::by(&session_of(&net, "sub1"), &before));
         let quiet = || session_of(&net, "sub1").in_flight == 0 && session_of(&net, "sub1").pending == 0;
         until("everything acknowledged", quiet);

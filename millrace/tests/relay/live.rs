@@ -34,7 +34,7 @@ async fn every_subscriber_gets_the_same_objects_over_one_upstream_subscription()
     assert_eq!(at_one.all().await, (vec![], End::Fin));
     assert_eq!(at_two.all().await, ((1..50).collect(), End::Fin));
     assert!(publisher.requests.try_recv().is_err(), "one upstream subscription for all");
-    relay.assert_forwarded(20);
+    relay.assert_forwarded();
 }
 
 #[tokio::test]

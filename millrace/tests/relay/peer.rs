@@ -24,8 +24,8 @@ use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
 
 use super::site::{Host, Site, assert_forwarded, wants_kernel};
 
-/// How long anything may take before a test fails.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+/// How long anything may take before a test fails: long, since others may want the CPU.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a test waits to see that nothing happens.
 pub const QUIET: Duration = Duration::from_millis(200);
 /// Objects of a stream that are published one by one, for the kernel engine.
@@ -80,8 +80,8 @@ impl Relay {
         self.server.status()
     }
 
-    pub fn assert_forwarded(&self, percent: u64) {
-        assert_forwarded(&self.status(), percent);
+    pub fn assert_forwarded(&self) {
+        assert_forwarded(&self.status());
     }
 
     /// Waits until the relay's status is as wanted.
@@ -290,11 +290,20 @@ pub enum End {
 
 impl Received {
     /// Reads to the end: the objects' IDs and statuses, each payload checked, and how it ended.
-    pub async fn all(mut self) -> (Vec<u64>, End) {
+    pub async fn all(self) -> (Vec<u64>, End) {
+        self.all_telling(|_| {}).await
+    }
+
+    /// Likewise; `tell` hears how many objects have begun with each piece that comes.
+    pub async fn all_telling(mut self, mut tell: impl FnMut(usize)) -> (Vec<u64>, End) {
         let mut found = Vec::new();
         let end = loop {
             match patiently(self.stream.chunk()).await {
-                Ok(Some(chunk)) => self.take(&chunk, &mut found),
+                Ok(Some(chunk)) => {
+                    let before = found.len();
+                    self.take(&chunk, &mut found);
+                    tell(found.len() - before);
+                }
                 Ok(None) => break End::Fin,
                 Err(Error::Cancelled) => break End::Reset,
                 Err(error) => panic!("the session ended: {error}"),

@@ -35,12 +35,11 @@ pub fn wants_kernel() -> bool {
     env!("CARGO_CRATE_NAME").starts_with("kernel")
 }
 
-/// With engine `kernel`: at least `percent` of the media packets so far were the kernel's.
-pub fn assert_forwarded(status: &Status, percent: u64) {
-    let (kernel, user) = (status.totals.kernel.packets, status.totals.data_plane.packets);
-    let share = kernel * 100 / (kernel + user).max(1);
-    let expected = if status.engine.name == "kernel" { percent } else { 0 };
-    assert!(share >= expected, "{kernel} packets by the kernel, {user} by userspace: {status:#?}");
+/// With engine `kernel`: it had a part in the media, which otherwise it has not. How large a part depends on who gets the
+/// CPU, and is a figure of `millrace bench relay`.
+pub fn assert_forwarded(status: &Status) {
+    let (by_kernel, is_kernel) = (status.totals.kernel.packets, status.engine.name == "kernel");
+    assert_eq!(by_kernel > 0, is_kernel, "{by_kernel} packets by the kernel: {status:#?}");
 }
 
 /// All relays of one test, which has a thread of its own. With engine `kernel` that thread is where the peers are, and
