@@ -105,7 +105,7 @@ async fn fetched(mut objects: ObjectStream) -> Vec<String> {
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(30), future).await.expect("in time")
+    tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
 
 #[tokio::test(flavor = "multi_thread")]

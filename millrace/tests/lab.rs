@@ -13,7 +13,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Pid;
 
 /// For what must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// After which nothing more is expected.
 const SILENCE: Duration = Duration::from_millis(250);
 /// Multicast reports of the kernel's that the counters of a link may contain besides a test's packets.
@@ -231,12 +231,15 @@ fn nothing_arrives_before_its_delay() {
         assert_eq!(rx.receive(PATIENCE), Some(1));
         start.elapsed()
     };
-    let best = |tx, rx| (0..10).map(|_| one_way(tx, rx)).min().unwrap();
-    let there = best(&pair.tx, &pair.rx);
-    assert!((DELAY..DELAY + DELAY / 2).contains(&there), "{there:?}");
+    // How much later it arrives depends on who gets the CPU, and is a figure of `millrace lab accuracy`.
+    for _ in 0..10 {
+        let there = one_way(&pair.tx, &pair.rx);
+        assert!(there >= DELAY, "{there:?}");
+    }
     // The way back is not delayed.
-    let back = best(&pair.rx, &pair.tx);
-    assert!(back < DELAY / 2, "{back:?}");
+    let back = pair.lab.link("pub-sub1").unwrap().impairment(Direction::Backward);
+    assert_eq!(back, Impairment::default());
+    one_way(&pair.rx, &pair.tx);
 }
 
 #[test]
@@ -272,16 +275,15 @@ fn the_rate_limits() {
     let last = start.elapsed();
     let one = Duration::from_nanos(FRAME as u64 * 8 * 1_000_000_000 / 4_000_000);
     assert!(first >= one, "{first:?}");
-    // Not one bit faster since the first was sent; a loaded machine may see the last one late.
+    // Not one bit faster since the first was sent. How much slower is a figure of `millrace lab accuracy`.
     assert!(last >= one * 101, "{last:?}");
-    assert!(last < one * 101 + Duration::from_millis(200), "{last:?}");
 }
 
 #[test]
 fn a_full_queue_drops_and_counts() {
     needs_root!("a_full_queue_drops_and_counts");
-    // A frame takes a second: none leaves while the burst comes in.
-    let pair = Pair::new("rate=8kbit queue-packets=10");
+    // A frame takes a minute: none leaves while the burst comes in.
+    let pair = Pair::new("rate=100bit queue-packets=10");
     pair.burst(0..100);
     wait_for("the burst", || pair.counters().received >= 100);
     let lift = Settings::parse("rate=none").unwrap();
@@ -337,7 +339,7 @@ fn the_timeline_takes_effect() {
     needs_root!("the_timeline_takes_effect");
     let topology = Topology::parse(
         "relays = 0\n[[event]]\nat = '700ms'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = '100%'\n\
-         [[event]]\nat = '1200ms'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = 0\ndelay = '50ms'\n",
+         [[event]]\nat = '3s'\nlink = 'pub-sub1'\ndirection = 'forward'\nloss = 0\ndelay = '50ms'\n",
     )
     .unwrap();
     let before = Instant::now();
@@ -348,7 +350,7 @@ fn the_timeline_takes_effect() {
     wait_for("the first event", || is("loss=100%"));
     assert!(before.elapsed() >= Duration::from_millis(700), "{:?}", before.elapsed());
     wait_for("the second event", || is("delay=50ms"));
-    assert!(before.elapsed() >= Duration::from_millis(1200), "{:?}", before.elapsed());
+    assert!(before.elapsed() >= Duration::from_secs(3), "{:?}", before.elapsed());
 
     let start = Instant::now();
     pair.burst(0..1);

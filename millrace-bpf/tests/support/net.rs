@@ -95,7 +95,7 @@ pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
 /// Sockets keep the namespace in which they were opened.
 pub fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
     let socket = inside(namespace, || UdpSocket::bind(address).expect("bind"));
-    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
     socket
 }
 

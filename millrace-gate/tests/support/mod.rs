@@ -23,7 +23,7 @@ use tempfile::TempDir;
 
 pub const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 97, 0, 1));
 pub const PORT: u16 = 4433;
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// Whether tests that need root can run; says so if not.
 pub fn is_root() -> bool {

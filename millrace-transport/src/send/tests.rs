@@ -5,7 +5,7 @@ use crate::send::Flow;
 
 fn socket(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).expect("loopback");
-    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    socket.set_read_timeout(Some(Duration::from_secs(60))).expect("timeout");
     nix::sys::socket::setsockopt(&socket, sockopt::RcvBuf, &(4 << 20)).expect("buffer");
     socket
 }
@@ -230,7 +230,7 @@ fn packets_come_from_the_address_of_their_flow() {
     for (any, receiver, sources) in table {
         let socket = UdpSocket::bind(any).unwrap();
         let receiver = UdpSocket::bind(receiver).unwrap();
-        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         for gso in [false, true] {
             let sender = Sender::new(&socket, gso).unwrap();
             let mut batch = Batch::default();
