@@ -19,7 +19,8 @@ setup: ## install what is missing (apt, Rust); says what it does, asks nothing
 build: setup ## the release binary, target/release/millrace
 	cargo build --release --locked -p millrace
 
-demo: build ## live video from a publisher through the relay to two players, with both engines
+demo: setup ## live video from a publisher through the relay to two players, with both engines
+	cargo build --profile demo --locked -p millrace
 	@scripts/demo.sh
 
 lint: setup ## formatting and lints

@@ -15,6 +15,8 @@ export CARGO_TARGET_DIR="$root/target"
 export PATH="$root/bin:$PATH" # cargo would warn otherwise
 # Meant for this workspace, not for them.
 unset RUSTFLAGS CARGO_BUILD_RUSTFLAGS
+# Nobody debugs them, and what is built once need not be built again in parts.
+export CARGO_PROFILE_DEV_DEBUG=0 CARGO_INCREMENTAL=0
 
 # peer CRATE VERSION [arguments of cargo install]
 peer() {
