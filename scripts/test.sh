@@ -1,37 +1,89 @@
 #!/usr/bin/env bash
 # Lint, then every test of the workspace, interoperation with unmodified peers included, and the dashboard in a browser.
 # What cannot run here (no root, no ffmpeg ...) prints a line "SKIP: why" and is counted in the summary.
+#
+# Most tests wait for something most of the time, so two programs run at once, and beside the first ones the peers are
+# built. Logs: target/test, and target/web for the dashboard.
 . "$(dirname "$0")/lib.sh"
 
-log=$ROOT/target/test.log
-mkdir -p "$ROOT/target"
+logs=$ROOT/target/test
+rm -rf "$logs"
+mkdir -p "$logs" "$ROOT/target/web"
+trap 'trap - EXIT; kill $(jobs -p) 2>/dev/null || true' EXIT
+
+# Each test program as a line: its crate's directory, its kind and name, the program.
+programs() {
+    cargo test --workspace --locked --no-run --message-format=json |
+        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"name":"\([^"]*\)","src_path".*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3 \4|p'
+}
+
+# Runs a program as cargo does, prints what became of its tests, and fails if it does.
+run() {
+    local dir=$1 kind=$2 name=$3 program=$4 status=0 log title
+    title=$(basename "$dir")
+    [ "$kind" != test ] || title+=/tests/$name
+    log=$logs/${title//\//-}-$kind.log
+    (cd "$dir" && CARGO_MANIFEST_DIR=$dir CARGO=$(command -v cargo) "$program" --show-output) >"$log" 2>&1 </dev/null || status=$?
+    # At once, so that what two programs say is not mixed.
+    printf '%s\n' "$title $(sed -n 's/^test result: //p' "$log")" "$(grep -E '^test .* \.\.\. ' "$log" || true)"
+    [ "$status" = 0 ] || printf '%s\n' "$title FAILED: $status" "$(sed -n '/^failures:$/,/^test result:/p' "$log")"
+    [ "$status" = 0 ] || echo "$title" >>"$logs/failed"
+}
+
+run_all() {
+    local line
+    while read -r line; do
+        # shellcheck disable=SC2086 # four words
+        run $line
+    done
+}
+
+doc_tests() {
+    cargo test --workspace --locked --doc >"$logs/doc.log" 2>&1 || { cat "$logs/doc.log"; echo doc >>"$logs/failed"; }
+}
+
+peers() {
+    PEERS_PROFILE=${PEERS_PROFILE:-dev} nice scripts/peers.sh >"$logs/peers.log" 2>&1 ||
+        { tail -n 30 "$logs/peers.log"; echo "peers for interoperation" >>"$logs/failed"; }
+}
+
+dashboard() {
+    local log=$ROOT/target/web/test.log
+    scripts/web.sh test >"$log" 2>&1 && return
+    sed -n '/^not ok/,/^  \.\.\./p' "$log"
+    tail -n 20 "$log"
+    echo "the dashboard" >>"$logs/failed"
+}
 
 scripts/lint.sh
 
-if [ -x scripts/peers.sh ]; then
-    say "peers for interoperation"
-    PEERS_PROFILE=${PEERS_PROFILE:-dev} scripts/peers.sh
-fi
+say "building the tests"
+programs >"$logs/programs"
+[ -s "$logs/programs" ] || die "no test programs"
 
-say "cargo test (everything it says is kept in target/test.log)"
-status=0
-cargo test --workspace --locked --no-fail-fast -- --show-output 2>&1 | tee "$log" |
-    { grep --line-buffered -E '^( +(Compiling|Running|Doc-tests) |test .* \.\.\. )' || true; } || status=$?
-[ "$status" = 0 ] || sed -n '/^error/,/^$/p; /^failures:$/,/^test result:/p' "$log"
+say "testing (everything that is said is kept in target/test), and building peers for interoperation"
+peers &
+peers=$!
+is_interop='/(interop|kernel_interop)-[0-9a-f]*$'
+# The binary's tests, and beside them everybody else's.
+grep " test \| bin " "$logs/programs" | grep "^$ROOT/millrace " | grep -vE "$is_interop" | run_all &
+binary=$!
+grep -vxFf <(grep " test \| bin " "$logs/programs" | grep "^$ROOT/millrace ") "$logs/programs" | run_all
+doc_tests
+wait "$binary" "$peers"
 
-say "the dashboard in headless Chromium (target/web/test.log, screenshots beside it)"
-mkdir -p "$ROOT/target/web"
-if ! scripts/web.sh test >"$ROOT/target/web/test.log" 2>&1; then
-    status=1
-    sed -n '/^not ok/,/^  \.\.\./p' "$ROOT/target/web/test.log"
-    tail -n 20 "$ROOT/target/web/test.log"
-fi
+say "interoperation, and the dashboard in headless Chromium (target/web/test.log, screenshots beside it)"
+dashboard &
+dashboard=$!
+grep -E "$is_interop" "$logs/programs" | run_all
+wait "$dashboard"
 
 # A passing test's own output is only of interest where it says that something was skipped.
-skipped=$(grep -ohE '\bSKIP\b.*' "$log" "$ROOT/target/web/test.log" | sort | uniq -c || true)
+skipped=$(grep -ohE '\bSKIP\b.*' "$logs"/*.log "$ROOT/target/web/test.log" | sort | uniq -c || true)
 if [ -n "$skipped" ]; then
     say "skipped here (how often, why):"
     printf '%s\n' "$skipped"
 fi
-grep -E '^( +(Running|Doc-tests) |test result: )' "$log" || true
-exit "$status"
+passed=$(sed -n 's/^test result: .* \([0-9]*\) passed.*/\1/p' "$logs"/*.log | awk '{ sum += $1 } END { print sum + 0 }')
+[ ! -s "$logs/failed" ] || die "FAILED: $(paste -sd, "$logs/failed"); $passed passed"
+say "$passed tests passed, and the dashboard's"
