@@ -21,7 +21,7 @@ use tokio::sync::Notify;
 
 use super::{
     outbox::Outbox,
-    subscription::{News, Subscription},
+    subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
 };
 use millrace_transport::engine::kernel::Feed;
@@ -53,21 +53,6 @@ struct GroupRequest {
     outstanding: Option<(u64, Option<u64>)>,
 }
 
-/// Why a track's subscriptions end.
-#[derive(Clone, Debug)]
-pub struct Ended {
-    pub code: code::Done,
-    pub reason: String,
-    /// It is our doing, and the publisher goes on.
-    pub paused: bool,
-}
-
-impl Ended {
-    pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
-        Self { code, reason: reason.into(), paused: false }
-    }
-}
-
 impl LiveTrack {
     pub fn new(name: TrackName, cache: Arc<Cache>, now: Instant) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -87,6 +72,11 @@ impl LiveTrack {
 
     pub fn name(&self) -> &TrackName {
         &self.data.name
+    }
+
+    /// What its subscriptions know of it.
+    pub fn reference(&self) -> TrackRef {
+        TrackRef { number: self.number, data: Arc::clone(&self.data) }
     }
 
     pub fn subscription_count(&self) -> usize {

@@ -60,8 +60,8 @@ impl Past {
 
 impl Sums {
     fn add(&mut self, session: &Session) {
-        let stats = session.connection.downstream().stats();
-        let seam = session.connection.stats();
+        let stats = session.connection().downstream().stats();
+        let seam = session.connection().stats();
         let totals = &mut self.totals;
         totals.quinn.packets += seam.quinn_packets;
         totals.quinn.bytes += seam.quinn_bytes;
@@ -69,7 +69,7 @@ impl Sums {
         totals.data_plane.bytes += seam.data_plane_bytes;
         totals.kernel.packets += stats.elsewhere_packets;
         totals.kernel.bytes += stats.elsewhere_bytes;
-        totals.kernel_unregistered += session.connection.kernel_unregistered().unwrap_or_default();
+        totals.kernel_unregistered += session.connection().kernel_unregistered().unwrap_or_default();
         if let Some(keystreams) = keystreams(session) {
             totals.keystreams.sealed.add(keystreams.sealed);
             totals.keystreams.opened.add(keystreams.opened);
@@ -206,7 +206,7 @@ fn outcomes<T>(
 }
 
 fn keystreams(session: &Session) -> Option<status::Keystreams> {
-    let [sealed, opened] = session.connection.kernel_keystreams()?.map(|supplies| {
+    let [sealed, opened] = session.connection().kernel_keystreams()?.map(|supplies| {
         let Supplies { ahead, stale, dry } = supplies;
         status::Supply { ahead, stale, dry }
     });
@@ -222,28 +222,28 @@ fn interface(attached: &Attached) -> status::Interface {
 }
 
 fn describe(session: &Session) -> status::Session {
-    let unregistered = session.connection.kernel_unregistered();
-    let stats = session.connection.downstream().stats();
-    let seam = session.connection.stats();
-    let path = session.connection.quic.stats().path;
+    let unregistered = session.connection().kernel_unregistered();
+    let stats = session.connection().downstream().stats();
+    let seam = session.connection().stats();
+    let path = session.connection().quic.stats().path;
     let roles = session.roles();
     status::Session {
         id: session.id(),
-        remote: session.connection.quic.remote_address(),
-        upstream: session.is_upstream,
+        remote: session.connection().quic.remote_address(),
+        upstream: session.is_upstream(),
         publisher: roles.publisher,
         subscriber: roles.subscriber,
-        age_s: session.since.elapsed().as_secs_f64(),
+        age_s: session.age().as_secs_f64(),
         rtt_us: stats.smoothed_rtt.as_micros() as u64,
         cwnd: stats.window,
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
-        cipher: session.connection.suite().map_or("unknown", suite_name).to_owned(),
+        cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),
         quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
         kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
-        kernel_copies: session.connection.kernel_outcomes().map(|all| outcomes(all, |count| count)),
-        kernel_quiet: session.connection.kernel_quiet(),
+        kernel_copies: session.connection().kernel_outcomes().map(|all| outcomes(all, |count| count)),
+        kernel_quiet: session.connection().kernel_quiet(),
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: keystreams(session),
         packets_lost: stats.recovery.packets_lost,

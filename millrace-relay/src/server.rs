@@ -222,12 +222,12 @@ impl Shared {
     }
 
     async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, is_upstream: bool) {
-        let session = Session::new(Arc::clone(&self.hub), connection, is_upstream);
+        let session = Arc::new(Session::new(Arc::clone(&self.hub), connection, is_upstream));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         if self.draining.load(Relaxed) {
             session.start_drain();
         }
-        Arc::clone(&session).run().await;
+        session.run().await;
         self.sessions.lock().remove(&session.id());
         self.past.add(&session);
         self.session_over.notify_waiters();
@@ -301,3 +301,6 @@ async fn connect(endpoints: &[Endpoint], url: &url::Url) -> anyhow::Result<Arc<C
     }
     anyhow::bail!("{host} has no address of a family that this relay listens on")
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,10 +1,8 @@
 //! One subscription of one subscriber: which subgroups it gets, as which streams.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod options;
+
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use millrace_bpf::relay::Datagrams;
@@ -15,36 +13,46 @@ use millrace_proto::{
         filter::Window,
         source::End,
         subgroup::Subgroup,
-        track::DatagramObject,
+        track::{DatagramObject, Track},
         view::View,
     },
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{
-    live::{Ended, LiveTrack},
-    outbox::Outbox,
-};
+pub use self::options::Options;
+use super::outbox::Outbox;
 use millrace_transport::{
     engine::kernel::{Feed, Leg},
     quic::Connection,
 };
 
-/// What a subscriber asked for; REQUEST_UPDATE changes it.
+/// The track that a subscription is of.
+#[derive(Clone)]
+pub struct TrackRef {
+    /// Stands for the track in traces.
+    pub number: u32,
+    pub data: Arc<Track>,
+}
+
+/// Why a track's subscriptions end.
 #[derive(Clone, Debug)]
-pub struct Options {
-    pub window: Window,
-    pub forward: bool,
-    pub priority: u8,
-    pub order: GroupOrder,
-    pub object_timeout: Option<Duration>,
-    pub subgroup_timeout: Option<Duration>,
+pub struct Ended {
+    pub code: code::Done,
+    pub reason: String,
+    /// It is our doing, and the publisher goes on.
+    pub paused: bool,
+}
+
+impl Ended {
+    pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
+        Self { code, reason: reason.into(), paused: false }
+    }
 }
 
 /// A subscription downstream of the relay.
 pub struct Subscription {
-    pub track: Arc<LiveTrack>,
+    pub track: TrackRef,
     pub alias: u64,
     /// Tags the subscription's streams on its connection.
     pub owner: u64,
@@ -92,7 +100,7 @@ pub enum News<'a> {
 
 impl Subscription {
     pub fn new(
-        track: Arc<LiveTrack>,
+        track: TrackRef,
         connection: Arc<Connection>,
         alias: u64,
         owner: u64,

@@ -93,6 +93,12 @@ impl MessageReader {
     }
 }
 
+/// A request on its bidirectional stream, behind the first message.
+pub struct RequestStream {
+    pub send: SendStream,
+    pub reader: MessageReader,
+}
+
 /// Writes one message; FIN is the caller's.
 ///
 /// # Errors
