@@ -188,7 +188,7 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// A subgroup grew: every subscription gets its share, in one batch. `feed` is the stream that it arrives on, if
+    /// A subgroup grew: every subscription gets what it is owed of it, in one batch. `feed` is the stream that it arrives on, if
     /// the kernel can forward that.
     pub fn advance(
         &self,

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 use crate::{
     Admission, Config, Engine,
     hub::{Hub, Limits},
-    report::Past,
+    report::{Past, Sources},
     session::Session,
     status::Status,
     trace::Tracer,
@@ -48,23 +48,23 @@ pub struct Bound {
 
 /// A running relay.
 pub struct Server {
-    pub(crate) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-pub(crate) struct Shared {
-    pub config: Config,
-    pub hub: Arc<Hub>,
-    pub engine: Arc<Engine>,
+struct Shared {
+    config: Config,
+    hub: Arc<Hub>,
+    engine: Arc<Engine>,
     admission: Arc<dyn Admission>,
-    pub endpoints: Vec<Endpoint>,
+    endpoints: Vec<Endpoint>,
     /// That the upstream relay is connected to from.
-    pub outgoing: Vec<Endpoint>,
-    pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
-    pub since: Instant,
-    pub draining: AtomicBool,
-    pub past: Past,
-    pub tracer: Arc<Tracer>,
+    outgoing: Vec<Endpoint>,
+    sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    since: Instant,
+    draining: AtomicBool,
+    past: Past,
+    tracer: Arc<Tracer>,
     session_over: Notify,
 }
 
@@ -187,6 +187,21 @@ impl Server {
 }
 
 impl Shared {
+    fn status(&self) -> Status {
+        let sources = Sources {
+            hub: &self.hub,
+            engine: &self.engine,
+            endpoints: &self.endpoints,
+            outgoing: &self.outgoing,
+            sessions: self.sessions.lock().values().cloned().collect(),
+            past: &self.past,
+            uptime: self.since.elapsed(),
+            draining: self.draining.load(Relaxed),
+            trace_viewers: self.tracer.viewers(),
+        };
+        sources.status()
+    }
+
     async fn accept(self: Arc<Self>, index: usize) {
         let endpoint = &self.endpoints[index];
         while let Some(incoming) = endpoint.accept().await {
