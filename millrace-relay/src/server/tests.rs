@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 
 use millrace_proto::{
     moq::{
-        Message, Namespace, Parameters, SubgroupHeader, SubgroupId, TrackName,
-        message::{Setup, Subscribe},
+        Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
+        message::{Publish, Setup, Subscribe},
     },
     relay::cache,
 };
@@ -51,10 +51,20 @@ impl Relay {
     }
 
     async fn connect(&self) -> (Arc<Connection>, Remains) {
+        let sessions = &self.server.shared.sessions;
+        let known = sessions.lock().len();
         let connection = self.client.connect(self.server.local_addrs()[0], "localhost").await.unwrap();
-        let session = || self.server.shared.sessions.lock().values().next().map(|session| session.remains());
-        until("a session", || session().is_some()).await;
-        (connection, session().unwrap())
+        until("a session", || sessions.lock().len() > known).await;
+        let sessions = sessions.lock();
+        let (_, newest) = sessions.iter().max_by_key(|(id, _)| **id).unwrap();
+        (connection, newest.remains())
+    }
+
+    /// Likewise; the client has said SETUP on the stream.
+    async fn establish(&self) -> (Arc<Connection>, Remains, quinn::SendStream) {
+        let (connection, session) = self.connect().await;
+        let control = open_stream(&connection, &encoded(Setup::default())).await;
+        (connection, session, control)
     }
 }
 
@@ -94,33 +104,25 @@ fn encoded(message: impl Into<Message>) -> Vec<u8> {
     bytes
 }
 
-async fn open_requests(
-    connection: &Connection,
-    subscribe: impl Fn(u64) -> Subscribe,
-) -> Vec<quinn::SendStream> {
-    let mut streams = Vec::new();
-    for request in 0..STREAMS as u64 {
-        let (mut send, _recv) = connection.quic.open_bi().await.unwrap();
-        send.write_all(&encoded(subscribe(request * 2))).await.unwrap();
-        streams.push(send);
-    }
-    streams
+async fn open_stream(connection: &Connection, bytes: &[u8]) -> quinn::SendStream {
+    let mut send = connection.quic.open_uni().await.unwrap();
+    send.write_all(bytes).await.unwrap();
+    send
 }
 
-fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
-    let namespace = Namespace::from_path("nobody/publishes").unwrap();
-    let track = TrackName::new(namespace, request_id.to_string().into_bytes()).unwrap();
-    Subscribe { request_id, track, parameters: Parameters { rendezvous_timeout, ..Parameters::default() } }
+/// Both directions of a request stream.
+type Request = (quinn::SendStream, quinn::RecvStream);
+
+async fn open_request(connection: &Connection, message: impl Into<Message>) -> Request {
+    let (mut send, recv) = connection.quic.open_bi().await.unwrap();
+    send.write_all(&encoded(message)).await.unwrap();
+    (send, recv)
 }
 
-#[tokio::test]
-async fn nothing_is_left_of_a_client_that_never_said_setup() {
-    let relay = Relay::start();
-    let before = tasks();
-    let (connection, session) = relay.connect().await;
-    let connected = tasks();
+/// The header of a subgroup stream, and nothing of its objects.
+fn subgroup(alias: u64) -> Vec<u8> {
     let header = SubgroupHeader {
-        alias: 7,
+        alias,
         group: 0,
         subgroup: SubgroupId::Zero,
         priority: None,
@@ -130,15 +132,40 @@ async fn nothing_is_left_of_a_client_that_never_said_setup() {
     };
     let mut bytes = Vec::new();
     header.encode(&mut bytes);
-    let mut streams = open_requests(&connection, |request| subscribe(request, None)).await;
+    bytes
+}
+
+async fn open_requests(connection: &Connection, subscribe: impl Fn(u64) -> Subscribe) -> Vec<Request> {
+    let mut streams = Vec::new();
+    for request in 0..STREAMS as u64 {
+        streams.push(open_request(connection, subscribe(request * 2)).await);
+    }
+    streams
+}
+
+fn track(name: u64) -> TrackName {
+    TrackName::new(Namespace::from_path("a/room").unwrap(), name.to_string().into_bytes()).unwrap()
+}
+
+fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
+    let parameters = Parameters { rendezvous_timeout, ..Parameters::default() };
+    Subscribe { request_id, track: track(request_id), parameters }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_client_that_never_said_setup() {
+    let relay = Relay::start();
+    let before = tasks();
+    let (connection, session) = relay.connect().await;
+    let connected = tasks();
+    let requests = open_requests(&connection, |request| subscribe(request, None)).await;
+    let mut streams = Vec::new();
     for _ in 0..STREAMS {
-        let mut send = connection.quic.open_uni().await.unwrap();
-        send.write_all(&bytes).await.unwrap();
-        streams.push(send);
+        streams.push(open_stream(&connection, &subgroup(7)).await);
     }
     until("a task for each stream", || tasks() >= connected + 2 * STREAMS).await;
     connection.quic.close(0u32.into(), b"");
-    drop((streams, connection));
+    drop((requests, streams, connection));
     assert_gone(&relay, &session, before).await;
 }
 
@@ -146,9 +173,7 @@ async fn nothing_is_left_of_a_client_that_never_said_setup() {
 async fn nothing_is_left_of_a_subscriber_that_went_before_its_publisher_came() {
     let relay = Relay::start();
     let before = tasks();
-    let (connection, session) = relay.connect().await;
-    let mut control = connection.quic.open_uni().await.unwrap();
-    control.write_all(&encoded(Setup::default())).await.unwrap();
+    let (connection, session, control) = relay.establish().await;
     // Longer than this test waits.
     let minute = Some(60_000);
     let streams = open_requests(&connection, |request| subscribe(request, minute)).await;
@@ -156,4 +181,36 @@ async fn nothing_is_left_of_a_subscriber_that_went_before_its_publisher_came() {
     connection.quic.close(0u32.into(), b"");
     drop((streams, control, connection));
     assert_gone(&relay, &session, before).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
+    let relay = Relay::start();
+    let before = tasks();
+    let (publisher, published, control) = relay.establish().await;
+    let publish = Publish {
+        request_id: 0,
+        track: track(0),
+        track_alias: 7,
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    };
+    let request = open_request(&publisher, publish).await;
+    let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
+    until("a publisher", || edges() == Some((1, 0))).await;
+    let without_streams = tasks();
+    // One that arrives, and one that waits for its alias longer than the session lives.
+    let streams = [open_stream(&publisher, &subgroup(7)).await, open_stream(&publisher, &subgroup(8)).await];
+    until("a task for each stream", || tasks() >= without_streams + 2).await;
+    let (subscriber, subscribed, other_control) = relay.establish().await;
+    let other_request = open_request(&subscriber, subscribe(0, None)).await;
+    until("a subscriber", || edges() == Some((1, 1))).await;
+    publisher.quic.close(0u32.into(), b"");
+    drop((streams, request, control, publisher));
+    until("neither", || edges().is_none_or(|edges| edges == (0, 0))).await;
+    until("no object of the publisher's session", || published.strong_count() == 0).await;
+    assert_eq!(relay.server.status().sessions.len(), 1);
+    subscriber.quic.close(0u32.into(), b"");
+    drop((other_request, other_control, subscriber));
+    assert_gone(&relay, &subscribed, before).await;
 }

@@ -103,11 +103,11 @@ impl Context {
         Requester { session: self.id, is_upstream: self.is_upstream }
     }
 
-    /// Decides whether a request of the peer is served at all. Asked before any state is made for it.
+    /// Whether a request of the peer may be served. Asked before any state is made for it.
     ///
     /// # Errors
     /// What the request is refused with.
-    pub fn admit(&self, _request: &Message) -> Result<(), RequestError> {
+    pub fn admit(&self) -> Result<(), RequestError> {
         if self.going_away.load(Relaxed) {
             return Err(RequestError::new(code::Request::GOING_AWAY, "the relay is going away"));
         }

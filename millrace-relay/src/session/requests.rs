@@ -49,7 +49,7 @@ impl Requests {
         self.context.check_request_id(&message)?;
         Counters::count(&self.context.hub().counters.requests);
         debug!(session = self.context.id(), request = ?message, "request");
-        match self.context.admit(&message) {
+        match self.context.admit() {
             Ok(()) => self.serve(message, RequestStream { send, reader }).await,
             Err(refused) => self.context.refuse(send, refused).await,
         }
