@@ -123,7 +123,7 @@ impl Hub {
     }
 
     /// Registers `publisher` for everything below `namespace`, and subscribes there to the tracks that others
-    /// already feed. `fallback`: it is the configured upstream relay.
+    /// publish already. `fallback`: it is the configured upstream relay.
     pub fn publish(
         &self,
         namespace: Namespace,
@@ -138,7 +138,7 @@ impl Hub {
         publication
     }
 
-    /// A publisher that comes later feeds the subscriptions that are there too (draft-18, "Publisher
+    /// A publisher that comes later serves the subscriptions that are there too (draft-18, "Publisher
     /// Interactions").
     fn subscribe_existing(&self, namespace: &Namespace, publisher: &Arc<dyn Publisher>) {
         for track in self.tracks() {
@@ -181,7 +181,7 @@ impl Hub {
         self.arrivals.send_modify(|arrivals| *arrivals += 1);
     }
 
-    /// Makes sure that somebody feeds `track`: asks all its publishers, and returns with the first that
+    /// Makes sure that somebody publishes `track`: asks all its publishers, and returns with the first that
     /// agrees. Waits up to `rendezvous` for a publisher to appear.
     ///
     /// # Errors

@@ -286,8 +286,8 @@ impl Shared {
     }
 }
 
-/// Connections to the upstream relay are from a port of their own, one for each address family that is listened on: to
-/// a gate that guards a server, what comes back from one would be nonsense.
+/// Sockets for connections to the upstream relay, one for each address family that is listened on. They have a port of
+/// their own: a gate that guards the relay's port drops what an upstream relay answers, since no client sends that.
 ///
 /// # Errors
 /// There is no port left.

@@ -72,7 +72,7 @@ struct State {
     ended: Option<Ended>,
     /// The track has gone past the window's last group.
     past_end: bool,
-    /// Streams that ever got an ID, for PUBLISH_DONE.
+    /// Streams that were opened so far, for PUBLISH_DONE.
     opened: u64,
     /// Datagrams, while the kernel forwards them.
     lent: Option<Leg>,
@@ -83,7 +83,7 @@ enum Stream {
     Open(StreamKey),
     /// The subgroup's last news has come.
     Ending(StreamKey),
-    /// The subgroup gets no other, whatever news there will be.
+    /// The subgroup gets no other stream.
     Over,
 }
 
@@ -204,8 +204,7 @@ impl Subscription {
         }
     }
 
-    /// Gives up the streams over subgroups that the cache has dropped: some wait for credit, and would wait
-    /// for good.
+    /// Ends the streams over subgroups that the cache has dropped. Those that wait for credit would wait for ever.
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         let state = self.state.lock();
         let evicted: Vec<_> =

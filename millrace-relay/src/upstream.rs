@@ -10,7 +10,7 @@ use tokio::sync::{Notify, mpsc};
 
 use millrace_transport::engine::kernel::Feed;
 
-/// One publisher feeding one track, by its PUBLISH or by our SUBSCRIBE.
+/// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
     /// The publisher's session.
     pub publisher: u64,
@@ -72,12 +72,12 @@ impl Upstream {
         OpenStream(Arc::clone(self))
     }
 
-    /// The publisher sends datagrams, whose end nothing announces.
+    /// The publisher sends datagrams. Nothing announces the last one.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
     }
 
-    /// What `make` once made, until it is withheld.
+    /// What `make` has made, now or before; `None` once datagrams are withheld.
     pub fn datagram_feed(&self, make: impl FnOnce() -> Option<Arc<Feed>>) -> Option<Arc<Feed>> {
         let mut state = self.datagram_feed.lock();
         match &*state {

@@ -109,7 +109,7 @@ pub async fn send(stream: &mut SendStream, message: impl Into<Message>) -> Resul
     Ok(stream.write_all(&bytes).await?)
 }
 
-/// Writes a request's last message, and FIN. That the peer does not want to know is all right.
+/// Writes a request's last message, and FIN. A peer that has stopped the stream does not get it.
 pub async fn send_last(stream: &mut SendStream, message: impl Into<Message>) {
     if send(stream, message).await.is_ok() {
         let _ = stream.finish(); // stopped meanwhile

@@ -67,7 +67,7 @@ pub struct Roles {
     pub subscriber: bool,
     /// Subscriptions and FETCH responses under way.
     pub subscriptions: u64,
-    /// Tracks that the peer feeds.
+    /// Tracks that the peer publishes.
     pub publications: u64,
 }
 

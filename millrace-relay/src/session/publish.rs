@@ -80,7 +80,7 @@ impl Publications {
         }
     }
 
-    /// Subscribes to `track` at this publisher and feeds it, in the background, until it ends.
+    /// Subscribes to `track` at this publisher. The subscription goes on in a task of its own until it ends.
     ///
     /// # Errors
     /// The publisher refused, did not answer in time, or is gone.
@@ -132,7 +132,7 @@ impl Publications {
         Ok(Ok(()))
     }
 
-    /// Whether the peer feeds this track already.
+    /// Whether the peer publishes this track already.
     pub fn contains(&self, track: &Arc<LiveTrack>) -> bool {
         self.by_alias.lock().values().any(|published| Arc::ptr_eq(&published.track, track))
     }

@@ -44,7 +44,7 @@ struct State {
     aliases: HashSet<u64>,
 }
 
-/// A subscription and the track that feeds it.
+/// A subscription and its track.
 #[derive(Clone)]
 pub struct Subscribed {
     pub track: Arc<LiveTrack>,
@@ -116,7 +116,7 @@ impl Subscriptions {
         subscription.inspect(|subscription| subscription.on_event(event)).is_some()
     }
 
-    /// The session is over: nothing is fed any more.
+    /// The session is over: its subscriptions get nothing more.
     pub fn end(&self) {
         let now = Instant::now();
         let subscriptions: Vec<_> = self.state.lock().by_request.drain().collect();
@@ -185,7 +185,7 @@ impl Entry {
         &self.subscribed.subscription
     }
 
-    /// Answers, feeds the subscription until it ends on either side, and says PUBLISH_DONE.
+    /// Answers, serves the subscription until it ends on either side, and says PUBLISH_DONE.
     async fn run(self, ok: Option<Message>, stream: RequestStream) -> Result<(), SessionError> {
         let RequestStream { mut send, mut reader } = stream;
         let result: Result<_, SessionError> = async {
@@ -221,7 +221,7 @@ impl Entry {
         }
     }
 
-    /// From now on the track feeds the subscription.
+    /// From now on the subscription gets what the track gets.
     fn begin(&self) {
         let mut outbox = Outbox::default();
         self.track().subscribe(Arc::clone(self.subscription()), Instant::now(), &mut outbox);

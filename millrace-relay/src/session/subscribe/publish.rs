@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl Subscriptions {
-    /// Publishes `track` to the peer, and feeds it until either side ends it.
+    /// Publishes `track` to the peer until either side ends it.
     pub async fn publish(
         self: &Arc<Self>,
         track: Arc<LiveTrack>,
