@@ -10,7 +10,7 @@ use millrace_proto::quic::{
 
 #[path = "kernel_gate.rs"]
 mod gate;
-pub use gate::kernel_gate;
+pub use gate::{gate_verdict, kernel_gate};
 
 type Check = fn(&[u8]);
 
@@ -141,13 +141,27 @@ pub fn kernel_udp(data: &[u8]) {
     }
 }
 
-/// `enum parse` of udp.h.
+/// What the walk of programs at TC makes of a frame without a tag beside it.
+pub fn skb_verdict(frame: &[u8]) -> &'static str {
+    let mut found = UdpPacket::default();
+    // SAFETY: as in `kernel_udp`.
+    let verdict =
+        unsafe { udp_native_parse(frame.as_ptr(), frame.len() as u32, std::ptr::null(), &raw mut found) };
+    match verdict {
+        OK => "UDP",
+        NOT_UDP => "not UDP",
+        FRAGMENT => "fragment",
+        _ => "malformed",
+    }
+}
+
+/// `enum parse` of skb_udp.h.
 const OK: i32 = 0;
 const NOT_UDP: i32 = 1;
 const FRAGMENT: i32 = 2;
 const MALFORMED: i32 = 3;
 
-/// What udp.h is to find, or why nothing.
+/// What skb_udp.h is to find, or why nothing.
 fn udp(frame: &[u8], beside: Option<u16>) -> Result<UdpPacket, i32> {
     let word = |at: usize| frame.get(at..at + 2).map(|two| u16::from_be_bytes([two[0], two[1]]));
     let mut packet = UdpPacket { vlan: beside.map_or(0, |tci| tci & 0xfff), ..UdpPacket::default() };

@@ -83,6 +83,21 @@ pub fn kernel_gate(data: &[u8]) {
     quic(frame, &want, &found);
 }
 
+/// What the gate's walk makes of a frame of 14 bytes or more, and what it notes for the rules.
+pub fn gate_verdict(frame: &[u8]) -> (&'static str, Vec<&'static str>) {
+    let mut found = Packet::default();
+    // SAFETY: as in `kernel_gate`.
+    let verdict = unsafe { gate_native_read(frame.as_ptr(), frame.len() as u32, 0, &raw mut found) };
+    let verdict = match verdict {
+        OK => "UDP",
+        OTHER => return ("other", Vec::new()),
+        NO_PORT => "no port",
+        _ => "too many",
+    };
+    let noted = [("fragment", found.fragment), ("options", found.options), ("lengths", found.bad_lengths)];
+    (verdict, noted.into_iter().filter(|(_, is)| *is != 0).map(|(what, _)| what).collect())
+}
+
 #[derive(Default)]
 struct Datagram {
     source: [u8; 16],

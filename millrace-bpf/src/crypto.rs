@@ -61,6 +61,16 @@ impl QuicKeys {
     }
 }
 
+/// All that depends on key and packet number alone: `struct quic_keystream`.
+#[repr(C)]
+pub(crate) struct Keystream {
+    /// ChaCha20-Poly1305: the block of counter 0. AES-128-GCM: the encrypted counter block 1 in the first 16 bytes; the
+    /// rest is not used.
+    pub once: [u8; 64],
+    /// What the text is XORed with.
+    pub text: [u8; TEXT_MAX],
+}
+
 /// What AES-128-GCM needs that encrypts nothing under one key and nonce: GHASH's tables, and the block that masks the
 /// tag. As the kernel reads them.
 pub(crate) fn gcm_constants(key: &[u8; 16], nonce: &[u8; 12]) -> Vec<u8> {

@@ -35,8 +35,8 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// Sends to a server by an interface of the calling thread's network namespace. Without one, frames are made and
-    /// then forgotten: what the flood itself takes.
+    /// Sends to a server by an interface of the calling thread's network namespace. Without one, frames are made and dropped,
+    /// which shows what the flood itself costs.
     pub fn load(interface: Option<u32>, mac: [u8; 6], to: SocketAddrV4) -> Result<Self, Error> {
         let frame = frame(mac, to);
         let mut open = embedded!("flood.bpf.o").open()?;
@@ -49,8 +49,8 @@ impl Flood {
         Ok(Self { object: open.load()?, frame })
     }
 
-    /// Sends that many packets. What the interface had no room for is lost; its counters know. A signal that arrives
-    /// may end it early.
+    /// Sends that many packets. Those that the interface had no room for are lost, and in its counters. A signal may end it
+    /// early.
     pub fn send(&self, packets: u32) -> Result<(), Error> {
         let input = ProgramInput {
             data_in: Some(&self.frame),

@@ -1,6 +1,6 @@
-//! A child that was forked has a copy of each descriptor, and the kernel detaches a program when the last one of its link is
-//! closed: a server that goes to the background, or forks its workers, would leave its programs to them, and nobody who
-//! looks after them. So children get something else in the place of links, when they begin.
+//! Links are kept from forked children. The kernel detaches a program when the last descriptor of its link is closed, and a
+//! child has a copy of each descriptor. So programs would outlive a server that goes to the background or forks workers,
+//! with nobody to look after them. Here a child's copies are replaced when it begins.
 
 #![allow(unsafe_code)]
 
@@ -13,14 +13,14 @@ use nix::libc;
 
 /// Descriptors of links. A child that was forked from one of several threads must not take a lock.
 static LINKS: [AtomicI32; 1024] = [const { AtomicI32::new(NONE) }; 1024];
-/// What children get instead, so that their copies of what owns a link close nothing else.
+/// What children get instead: their copy of the link's owner then closes this, and not somebody else's descriptor.
 static NOTHING: AtomicI32 = AtomicI32::new(NONE);
 const NONE: i32 = -1;
 
-/// Keeps a link from children until it is dropped, which is to be before the link is closed.
+/// Keeps a link from children until it is dropped. To be dropped before the link is closed.
 pub(crate) struct Kept(Option<&'static AtomicI32>);
 
-/// What does not fit is not kept from them, which is harmless without them.
+/// More links than there is room for are not kept, which only matters if there are children.
 pub(crate) fn keep_from_children(link: &impl AsFd) -> Kept {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

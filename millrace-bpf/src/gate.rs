@@ -38,7 +38,7 @@ use maps::Maps;
 use settings::Settings;
 
 const OBJECT: &str = "gate.bpf.o";
-/// A client has a part of the room for tracked connections.
+/// A client may take this part of the room for tracked connections.
 const IDS_PER_CLIENT: u32 = 16;
 
 /// What cannot change while the gate is loaded. Memory is taken when loading, except for lists: some 150 bytes for each
@@ -47,10 +47,10 @@ const IDS_PER_CLIENT: u32 = 16;
 pub struct Config {
     /// Bits of an IPv4 address that make a client.
     pub client_prefix_v4: u8,
-    /// Bits of an IPv6 address that do.
+    /// Bits of an IPv6 address that make a client.
     pub client_prefix_v6: u8,
-    /// Live connection IDs, of all scopes. Where they are published, a connection has several. Of tracked ones, which
-    /// have one each, a client has a sixteenth at most, or as many as its quota allows, if that is more.
+    /// Live connection IDs, of all scopes. A connection whose IDs are published has several, a tracked one has one. Of tracked
+    /// ones a client has a sixteenth at most, or as many as its quota allows if that is more.
     pub max_ids: u32,
     /// Clients that have connections.
     pub max_clients: u32,
@@ -256,7 +256,7 @@ impl Gate {
         lock(&self.watches).iter().any(|(index, attachment)| *index == ifindex && attachment.is_in_place())
     }
 
-    /// Neither decides nor watches any more there.
+    /// Detaches from the interface: neither decides nor watches there any more.
     pub fn detach_from(&self, ifindex: i32) {
         lock(&self.attachments).retain(|(index, _)| *index != ifindex);
         lock(&self.watches).retain(|(index, _)| *index != ifindex);
@@ -278,8 +278,8 @@ impl Gate {
         lock(&self.settings).rules().clone()
     }
 
-    /// Blocks or allows a prefix at once, in a scope or in all (`None`), until [`unlist`](Self::unlist): beyond changes
-    /// of the rules, and in place of their entry for the same prefix.
+    /// Blocks or allows a prefix at once, in a scope or in all (`None`). The entry holds until [`unlist`](Self::unlist), also
+    /// when the rules change, and replaces one of theirs for the same prefix.
     pub fn list(&self, scope: Option<&str>, prefix: Prefix, entry: Entry) -> Result<(), Error> {
         lock(&self.settings).list(&self.maps, scope, prefix, Some(entry))
     }
@@ -294,8 +294,8 @@ impl Gate {
         lock(&self.settings).listed()
     }
 
-    /// What decides otherwise about a part of prefixes, or all of it, than this entry of a list does or would: longer
-    /// prefixes in the same list, or in those that count where this one does, and blocks of the same.
+    /// The entries that prevail over this one, for all or a part of its prefix: longer prefixes in the same list or in one that
+    /// counts where this one does, and blocks of the same prefix.
     pub fn exceptions(
         &self,
         scope: Option<&str>,
@@ -322,7 +322,7 @@ impl Gate {
         Ok(expired)
     }
 
-    /// Forgets what will have been idle after `time` in which nothing happens, and returns how many connections.
+    /// Forgets what would be idle if nothing happened for `time`. Returns how many connections were forgotten.
     pub fn expire_after(&self, time: Duration) -> Result<u64, Error> {
         let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.maps.expire(clock::monotonic_ns().saturating_add(time_ns))
@@ -357,8 +357,8 @@ impl Gate {
         }
     }
 
-    /// How long a decision about a frame takes, on average over so many in a row, so with everything in the caches. Not
-    /// for frames that get an answer: that takes the frame's place.
+    /// How long a decision about a frame takes: the mean of so many in a row, so with everything in the caches. Not for frames
+    /// that get an answer, since that takes the frame's place.
     pub fn time(&self, frame: &[u8], runs: u32) -> Result<Duration, Error> {
         let object = lock(&self.object);
         let input = ProgramInput { data_in: Some(frame), repeat: runs, ..ProgramInput::default() };

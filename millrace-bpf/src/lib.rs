@@ -1,7 +1,57 @@
-//! Kernel edge: BPF programs and typed handles to them. This crate alone needs clang, libbpf and `unsafe`.
+//! Millrace's kernel edge: BPF programs in C, and typed handles to them in Rust.
 //!
-//! Programs are compiled by `build.rs` and embedded; nothing is read from disk at run time and nothing is
-//! pinned. Dropping a handle detaches what it attached.
+//! This crate alone needs clang and libbpf. What a program decides is in C, in `src/bpf`; what Rust does is load it, attach
+//! it, and keep its maps. No protocol is spoken here: that is `millrace-proto`, which this crate does not depend on but to
+//! test against.
+//!
+//! # What is here
+//!
+//! Each noun is one object, `src/bpf/NOUN.bpf.c`, and one handle that owns it:
+//!
+//! | object | hook | handle | does |
+//! | --- | --- | --- | --- |
+//! | `relay` | TC ingress | [`relay::Relay`] | forwards media from a publisher's packets to its subscribers |
+//! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
+//! | `cost` | tracepoints, functions, perf events | [`cost::Cost`] | times networking and samples its stacks |
+//! | `probe` | TC, both ways | [`probe::Probe`] | stamps the packets that pass an interface |
+//! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
+//! | `softirqs`, `syscalls`, `idle` | tracepoints | [`softirqs::Softirqs`], [`syscalls::Syscalls`], [`idle::Idle`] | time or count one thing each |
+//! | `crypto_test` | none | none | runs the packet protection of the relay for `tests/crypto` |
+//!
+//! From the bottom up, the layers of one noun:
+//!
+//! 1. `bpf/NOUN_intf.h` has the structures that both sides share, `NOUN/intf.rs` their mirrors in Rust. A test compares
+//!    size, offset and name of each field with the object's BTF. The small programs share `bpf/intf.h` and `intf.rs`.
+//! 2. `bpf/NOUN.bpf.c` has the programs, called `NOUN_HOOK`, and the one place where a reason becomes a verdict. Headers
+//!    beside it have the rest by topic. `bpf/net.h` reads and writes Ethernet, IP and UDP, `bpf/util.h` has what all use.
+//! 3. `NOUN.rs` has the handle: a configuration, `load`, `attach`, what to change while it runs, and counters.
+//!
+//! What handles need of the kernel is in modules of its own: [`tc`] and [`xdp`] attach, `object` opens and loads, `memory`
+//! maps arrays and ring buffers into this process, `barrier` waits for program runs to end. [`programs`] tells the run
+//! times of any program, [`clock`] and [`energy`] read clocks and counters.
+//!
+//! # How long things live
+//!
+//! `build.rs` compiles the objects, and they are embedded: nothing is read from disk at run time, and nothing is pinned.
+//! Dropping a handle detaches its programs. When the process is killed, the kernel does, save for clsact filters on kernels
+//! without TCX, which the next start removes.
+//!
+//! # What is `unsafe`
+//!
+//! * `memory`, `relay`, `cost::buffer`: maps that are mapped into this process, which the kernel changes at the same time.
+//!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
+//! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
+//! * `tc`, `xdp`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `cost::{aio, uring}`: system calls, and functions of
+//!   libbpf, that no crate wraps.
+//!
+//! # To add a program
+//!
+//! 1. Write `bpf/NOUN.bpf.c`. `build.rs` finds it, and `tests/load.rs` loads it into the running kernel.
+//! 2. Give it one `const volatile struct NOUN_config config` in `.rodata.config`, with units in the names of its fields.
+//! 3. Mirror each structure with `mirror!`, or with `shared!` if it is mapped, and list it in the test `mirrors_match_btf`.
+//! 4. Write the handle in `NOUN.rs`: `embedded!("NOUN.bpf.o")`, `configure`, the sizes of maps, `load`.
+//! 5. Test it by tables over `BPF_PROG_TEST_RUN`. A parser also compiles natively: `parsers.native.c` has it compared with
+//!    one in Rust, on fixtures, random bytes and in `fuzz/`.
 
 #![warn(clippy::undocumented_unsafe_blocks)]
 
@@ -10,6 +60,7 @@ pub mod clock;
 pub mod cost;
 pub mod crypto;
 pub mod energy;
+mod error;
 pub mod flood;
 mod fork;
 pub mod gate;
@@ -26,71 +77,4 @@ pub mod syscalls;
 pub mod tc;
 pub mod xdp;
 
-/// Why a program could not be used, the kernel's or libbpf's own words included: nothing is left to a source, where it
-/// would be said again (thiserror takes `r#source` for none).
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot open the embedded object {object}: {source}")]
-    Open { object: &'static str, r#source: libbpf_rs::Error },
-    #[error("the embedded object {object} has no {what}")]
-    Missing { object: &'static str, what: &'static str },
-    /// `log` is the end of what libbpf and the verifier said.
-    #[error("the kernel refused {object}: {source}\n{log}")]
-    Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
-    #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
-    Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, r#source: std::io::Error },
-    #[error(
-        "cannot attach to XDP of interface {ifindex} in mode {mode}: {source}{}",
-        xdp::remedy(source, *mode)
-    )]
-    Xdp { ifindex: i32, mode: xdp::Mode, r#source: std::io::Error },
-    #[error("cannot attach to tracepoint {tracepoint}: {source}")]
-    Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
-    #[error("cannot attach to function {function}: {source}")]
-    Function { function: &'static str, r#source: libbpf_rs::Error },
-    #[error(
-        "the kernel allows no programs on its functions, as in lockdown; method `system-calls` does without"
-    )]
-    NoFunctions,
-    #[error("cannot sample CPU {cpu}: {source}")]
-    Sampler { cpu: u32, r#source: std::io::Error },
-    #[error("the kernel does not keep run-time statistics of BPF programs: {0}")]
-    Statistics(std::io::Error),
-    #[error("cannot read {what}: {source}")]
-    Read { what: &'static str, r#source: libbpf_rs::Error },
-    #[error("cannot change {what}: {source}")]
-    Write { what: &'static str, r#source: libbpf_rs::Error },
-    #[error("cannot map {what} into memory: {source}")]
-    Memory { what: &'static str, r#source: std::io::Error },
-    #[error("cannot get {what}: {source}")]
-    Prepare { what: &'static str, r#source: std::io::Error },
-    #[error("no room for more {what}")]
-    Full { what: &'static str },
-    /// [`relay::Relay::settle`] makes some.
-    #[error("no room for more {what} before program runs have ended")]
-    Unsettled { what: &'static str },
-    #[error("{0}")]
-    Config(&'static str),
-    #[error(transparent)]
-    Rules(#[from] gate::rules::Error),
-    #[error("cannot run {program}: {source}")]
-    Run { program: &'static str, r#source: std::io::Error },
-    #[error("cannot get random numbers: {source}")]
-    Random { r#source: std::io::Error },
-    /// Routes cannot be looked up on behalf of this host's own packets.
-    #[error("cannot write {path}: {source}")]
-    Sysctl { path: &'static str, r#source: std::io::Error },
-}
-
-impl Error {
-    /// Whether this process lacks a privilege.
-    pub fn is_denied(&self) -> bool {
-        match self {
-            Self::Load { source, .. } => source.kind() == libbpf_rs::ErrorKind::PermissionDenied,
-            Self::Interface { source, .. } | Self::Sysctl { source, .. } => {
-                source.kind() == std::io::ErrorKind::PermissionDenied
-            }
-            _ => false,
-        }
-    }
-}
+pub use error::Error;

@@ -1,4 +1,4 @@
-//! Maps of the kernel in this process' memory.
+//! Maps that are mapped into this process: arrays, and ring buffers.
 
 #![allow(unsafe_code)]
 
@@ -102,7 +102,7 @@ const BUSY: u32 = 1 << 31;
 const DISCARDED: u32 = 1 << 30;
 const HEADER_BYTES: usize = 8;
 
-/// Another CPU writes a record in no time, unless it is interrupted.
+/// The length of a record, once it has been written; another CPU does that at once, unless it is interrupted.
 fn settled(length: &AtomicU32) -> u32 {
     const ATTEMPTS: usize = 1000;
     for _ in 0..ATTEMPTS {

@@ -94,7 +94,7 @@ impl RunTime {
         // A process may have several descriptors of one program.
         let mut programs = BTreeMap::new();
         for entry in fs::read_dir(format!("/proc/{process}/fdinfo"))? {
-            // One that was closed meanwhile is no program of interest.
+            // A descriptor that was closed meanwhile is of no interest.
             let info = fs::read_to_string(entry?.path()).unwrap_or_default();
             programs.extend(Self::parse(&info, kind));
         }
@@ -142,8 +142,8 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// Whether programs came since the last time. One system call if not. Those that went are let go only when others
-    /// come: nothing runs at their addresses before.
+    /// Whether programs were loaded since the last time. One system call if not. Programs that were unloaded are forgotten
+    /// only when others come: nothing runs at their addresses before.
     ///
     /// # Errors
     /// Without CAP_SYS_ADMIN.

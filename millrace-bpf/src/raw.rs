@@ -1,4 +1,4 @@
-//! What is common to calls of libbpf that libbpf-rs does not wrap.
+//! Helpers for calls of libbpf that libbpf-rs does not wrap.
 
 #![allow(unsafe_code)]
 

@@ -1,111 +1,67 @@
 //! The relay's fast path: forwards media at TC ingress, before any process wakes, for the connections and
-//! streams that userspace installs.
+//! streams that userspace delegates to it.
 //!
-//! Userspace stays the truth. Every packet also reaches it untouched, and it sends what the kernel did not:
+//! Userspace stays the truth. Every packet also reaches it as it came, and it sends what the kernel did not:
 //!
 //! 1. [`Relay::load`], then [`Relay::attach`] to each interface that media arrives on.
 //! 2. An [`Upstream`] for each connection that media arrives on, with its connection IDs and receive keys.
 //! 3. A [`Downstream`] for each subscriber's connection. [`Downstream::number`] is the packet number word
 //!    (`millrace_proto::quic::number`) of both senders from then on; the send keys of a generation are
 //!    installed before anybody moves the word to it.
-//! 4. Once userspace has opened a subscriber's stream, a [`Leg`] in the [`Slot`] of the upstream stream hands
-//!    it to the kernel. Dropping the slot, or removing the leg, takes it back.
-//!    [`Datagrams`] in the slot of an alias are the same for objects that come as datagrams.
-//! 5. [`Relay::drain`] says what was sent. Every packet is registered before it leaves, so whoever drains
-//!    before it looks at an acknowledgement knows the packets that it is about, save one case: a packet that
-//!    another CPU is registering this very moment blocks those registered after it. A number below the word
-//!    that is not known yet is therefore no offence of the peer: drain again.
+//! 4. A [`Slot`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
+//!    [`Egress`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
+//!    [`Datagrams`] in the slot of a track's alias are the same for objects that come as datagrams.
+//! 5. [`Relay::drain`] tells what was sent. Every packet is registered before it leaves. So whoever drains, and then looks
+//!    at an acknowledgement, knows the packets that it is about. There is one exception: while another CPU is registering
+//!    a packet, those registered after it cannot be read. So an unknown number below the word is no offence of the peer:
+//!    drain again.
 //!
-//! Handles share the maps: they stay valid, and useless, when the [`Relay`] is detached or dropped. Whatever
-//! is removed is only reused when every program run that may have seen it has ended. To wait for that blocks the
-//! calling thread for some 10 ms: [`Relay::settle`] does, and otherwise only what says so.
+//! All handles share the maps. When the [`Relay`] is detached or dropped, they stay valid, and have no effect. An entry that
+//! was removed is reused when every program run that may have seen it has ended. Waiting for that blocks the calling thread
+//! for some 10 ms; [`Relay::settle`] does it, and otherwise only what says so.
 
+mod buddy;
+mod config;
+mod defer;
 mod downstream;
 mod ids;
 mod intf;
 mod keystream;
 mod memory;
 pub(crate) mod outcome;
-mod quiet;
+mod shared;
+mod slot;
 mod trace;
 mod upstream;
 
 use std::collections::HashMap;
 use std::io;
-use std::num::NonZero;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use libbpf_rs::{MapCore, MapHandle};
-
+pub use config::Config;
+pub use defer::DeferredSocket;
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, FurtherRun, LegOutcome, Outcome, Supply};
-pub use quiet::QuietSocket;
+pub use outcome::{Counters, EgressOutcome, FurtherRun, Lookup, Outcome};
+pub use slot::{Datagrams, Egress, EgressKey, Slot};
 pub use trace::{Event, Tracing, What};
-pub use upstream::{Datagrams, Leg, LegKey, Slot, Upstream};
+pub use upstream::Upstream;
 
 use crate::Error;
-use crate::barrier::Barrier;
 use crate::intf::Plain;
-use crate::object::{Loaded, embedded, write};
+use crate::object::{Loaded, embedded};
 use crate::tc::{Attachment, Hook, Mechanism, Position};
-use memory::{Ring, Table};
+use memory::Ring;
+use shared::{Shared, lock};
 
 const OBJECT: &str = "relay.bpf.o";
-
-/// What the fast path is made for; it has this much room and takes this much memory from the start.
-#[derive(Debug, Clone)]
-pub struct Config {
-    /// UDP ports that the relay listens on, at most 4.
-    pub ports: Vec<u16>,
-    /// Length of the connection IDs that the relay hands out, at most 20 bytes.
-    pub id_len: usize,
-    /// Connections that media arrives on.
-    pub max_upstreams: u32,
-    /// Connections that media leaves on.
-    pub max_downstreams: u32,
-    /// Upstream streams that are forwarded at the same time.
-    pub max_slots: u32,
-    /// Copies of them that are.
-    pub max_legs: u32,
-    /// Packets that one received packet may become in one run of the program, some 2 microseconds each. For more
-    /// it is put back into the queue of packets that wait for the stack, and goes up from its last run.
-    pub max_legs_per_run: u32,
-    /// Runs that one received packet may take; what is left then is userspace's.
-    pub max_runs: u32,
-    /// Registrations that may wait to be drained.
-    pub max_waiting: u32,
-    /// Memory for keystreams that are computed ahead, 1616 bytes for each packet.
-    pub keystream_bytes: u64,
-    /// `None` takes TCX where the kernel has it.
-    pub mechanism: Option<Mechanism>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            ports: Vec::new(),
-            id_len: 8,
-            max_upstreams: 1 << 8,
-            max_downstreams: 1 << 12,
-            max_slots: 1 << 12,
-            max_legs: 1 << 15,
-            max_legs_per_run: 64,
-            max_runs: 64,
-            max_waiting: 1 << 16,
-            keystream_bytes: 32 << 20,
-            mechanism: None,
-        }
-    }
-}
 
 /// A packet that the kernel sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Forwarded {
     pub downstream: DownstreamId,
-    /// [`Leg::tag`].
+    /// [`Egress::tag`].
     pub tag: u64,
     pub number: u64,
     pub generation: u16,
@@ -150,59 +106,18 @@ pub struct Relay {
     shared: Arc<Shared>,
 }
 
-/// What all handles use.
-struct Shared {
-    ids: MapHandle,
-    slots: MapHandle,
-    open_keys: MapHandle,
-    seal_keys: MapHandle,
-    barrier: Barrier,
-    quiet_sockets: MapHandle,
-    quiets: Table<intf::Quiet>,
-    quiet_used: AtomicU32,
-    arrivals: Table<intf::Arrival>,
-    upstreams: Table<intf::Upstream>,
-    legs: Table<intf::Leg>,
-    downstreams: Table<intf::Downstream>,
-    keystreams: Table<intf::Keystream>,
-    free: Mutex<Free>,
-    epochs: AtomicU32,
-}
-
-/// Entries of the tables that are not in use.
-struct Free {
-    upstreams: Slab,
-    legs: Slab,
-    downstreams: Slab,
-    keystreams: keystream::Runs,
-}
-
 impl Relay {
     pub fn load(config: &Config) -> Result<Self, Error> {
-        let settings = settings(config)?;
-        let ring_bytes = ring_bytes(config.max_waiting);
         let mut open = embedded!("relay.bpf.o").open()?;
-        open.configure(&settings)?;
-        for (map, entries) in [
-            // A connection has up to 8 IDs at a time (RFC 9000, section 5.1.1, leaves it to the endpoint).
-            ("ids", config.max_upstreams.saturating_add(config.max_downstreams).saturating_mul(8)),
-            ("upstreams", config.max_upstreams),
-            ("open_keys", config.max_upstreams.saturating_mul(2)),
-            ("slots", config.max_slots),
-            ("legs", config.max_legs),
-            ("downstreams", config.max_downstreams),
-            ("seal_keys", config.max_downstreams.saturating_mul(2)),
-            ("keystreams", keystream_entries(config)),
-            ("forwarded", ring_bytes),
-            ("events", trace::RING_BYTES),
-        ] {
+        open.configure(&config.raw()?)?;
+        for (map, entries) in config.map_sizes() {
             open.map(map)?
                 .set_max_entries(entries.max(1))
                 .map_err(|source| Error::Open { object: OBJECT, source })?;
         }
         let mut object = open.load()?;
         let shared = Shared::new(&mut object, config)?;
-        let ring = Ring::new(object.handle("forwarded")?, ring_bytes as usize)
+        let ring = Ring::new(object.handle("forwarded")?, config.forwarded_bytes() as usize)
             .map_err(|source| Error::Memory { what: "forwarded", source })?;
         let trace = trace::Trace::new(&mut object)?;
         Ok(Self {
@@ -258,10 +173,16 @@ impl Relay {
         Upstream::new(self.shared.clone(), expected)
     }
 
-    /// Makes `socket` one that packets may be led to. It is a UDP socket that is bound to some address in the network
-    /// namespace of the interfaces, and lives as long as this is used. At most `room` packets wait there.
-    pub fn quiet_socket(&self, socket: impl AsFd, room: u64) -> Result<QuietSocket, Error> {
-        QuietSocket::new(self.shared.clone(), socket, room)
+    /// Makes `socket` one that packets may be steered to. It is a UDP socket, bound to some address in the network namespace
+    /// of the interfaces, and stays open as long as the handle is used. At most `room` packets wait there.
+    pub fn deferred_socket(&self, socket: impl AsFd, room: u64) -> Result<DeferredSocket, Error> {
+        DeferredSocket::new(self.shared.clone(), socket, room)
+    }
+
+    /// When the deferred packet of a subscriber arrived that ends with these 8 bytes: `CLOCK_MONOTONIC` in microseconds, modulo
+    /// 2^32. `None`: it was not deferred ([`Downstream::set_deferral`]), or the entry has been taken by a later packet.
+    pub fn arrival(&self, end: [u8; 8]) -> Option<u32> {
+        defer::arrival(&self.shared, end)
     }
 
     /// Starts on a connection that media leaves on, with neither keys, credit nor window. `word` is what its
@@ -284,15 +205,15 @@ impl Relay {
         self.trace.set(tracing);
     }
 
-    /// Hands over the events since the last call, those of one packet in any order, and returns how many there was
-    /// no room for since. No system call.
+    /// Hands over the events since the last call, those of one packet in any order. Returns how many were lost for want of
+    /// room since then. No system call.
     pub fn drain_events(&self, read: impl FnMut(Event)) -> u64 {
         self.trace.drain(read)
     }
 
-    /// Returns when every run of the program has ended that had begun before: nothing that was removed by then is
-    /// used any more, neither by packets between two of their runs, so it may be handed out again, and what was sent
-    /// over it is registered. Blocks the calling thread for some 10 ms.
+    /// Waits until every run of the program has ended that had begun before. Then nothing that was removed is used any more,
+    /// not even by packets between two of their runs: it may be handed out again, and what was sent over it is registered.
+    /// Blocks the calling thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
     }
@@ -313,156 +234,6 @@ impl Relay {
     }
 }
 
-impl Shared {
-    fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
-        let upstreams = table(object, "upstreams")?;
-        let legs = table(object, "legs")?;
-        let downstreams = table(object, "downstreams")?;
-        let free = Free {
-            upstreams: Slab::new(upstreams.len()),
-            legs: Slab::new(legs.len()),
-            downstreams: Slab::new(downstreams.len()),
-            keystreams: keystream::Runs::new(keystream_entries(config)),
-        };
-        Ok(Self {
-            ids: object.handle("ids")?,
-            slots: object.handle("slots")?,
-            open_keys: object.handle("open_keys")?,
-            seal_keys: object.handle("seal_keys")?,
-            barrier: Barrier::new(object)?,
-            quiet_sockets: object.handle("quiet_sockets")?,
-            quiets: table(object, "quiets")?,
-            quiet_used: AtomicU32::new(0),
-            arrivals: table(object, "arrivals")?,
-            upstreams,
-            legs,
-            downstreams,
-            keystreams: table(object, "keystreams")?,
-            free: Mutex::new(free),
-            epochs: AtomicU32::new(1),
-        })
-    }
-
-    fn settle(&self) -> Result<(), Error> {
-        let retired = lock(&self.free).take_retired();
-        let result = self.barrier.wait_for_runs();
-        let free = &mut lock(&self.free);
-        match result {
-            Ok(()) => free.reuse(retired),
-            Err(_) => free.put_back(retired),
-        }
-        result
-    }
-
-    /// Never waits.
-    fn take(&self, which: fn(&mut Free) -> &mut Slab, what: &'static str) -> Result<u32, Error> {
-        let mut free = lock(&self.free);
-        let slab = which(&mut free);
-        let full = if slab.retired.is_empty() { Error::Full { what } } else { Error::Unsettled { what } };
-        slab.take().ok_or(full)
-    }
-
-    /// Nothing leads to entry `index` any more, except in runs of the program that have begun.
-    fn retire(&self, which: fn(&mut Free) -> &mut Slab, index: u32) {
-        which(&mut lock(&self.free)).retired.push(index);
-    }
-
-    /// Not 0, which stands for "not in use".
-    fn next_epoch(&self) -> u32 {
-        match self.epochs.fetch_add(1, Ordering::Relaxed) {
-            0 => self.epochs.fetch_add(1, Ordering::Relaxed),
-            epoch => epoch,
-        }
-    }
-}
-
-/// What was unlinked, and may still be in use.
-struct Retired {
-    slabs: [Vec<u32>; 3],
-    runs: Vec<keystream::Run>,
-}
-
-impl Free {
-    fn slabs(&mut self) -> [&mut Slab; 3] {
-        [&mut self.upstreams, &mut self.legs, &mut self.downstreams]
-    }
-
-    fn needs_settling(&mut self) -> bool {
-        self.slabs().into_iter().any(|slab| slab.is_low())
-    }
-
-    fn take_retired(&mut self) -> Retired {
-        let runs = std::mem::take(&mut self.keystreams.retired);
-        Retired { slabs: self.slabs().map(|slab| std::mem::take(&mut slab.retired)), runs }
-    }
-
-    fn reuse(&mut self, retired: Retired) {
-        for (slab, indexes) in self.slabs().into_iter().zip(retired.slabs) {
-            slab.free.extend(indexes);
-        }
-        retired.runs.into_iter().for_each(|run| self.keystreams.give(run));
-    }
-
-    fn put_back(&mut self, retired: Retired) {
-        for (slab, indexes) in self.slabs().into_iter().zip(retired.slabs) {
-            slab.retired.extend(indexes);
-        }
-        self.keystreams.retired.extend(retired.runs);
-    }
-}
-
-/// Hands out indexes.
-struct Slab {
-    untouched: std::ops::Range<u32>,
-    free: Vec<u32>,
-    /// Free once the program runs of now have ended.
-    retired: Vec<u32>,
-}
-
-impl Slab {
-    fn new(len: u32) -> Self {
-        Self { untouched: 0..len, free: Vec::new(), retired: Vec::new() }
-    }
-
-    fn take(&mut self) -> Option<u32> {
-        self.free.pop().or_else(|| self.untouched.next())
-    }
-
-    /// Whether more wait to become free than are.
-    fn is_low(&self) -> bool {
-        self.retired.len() > self.free.len() + self.untouched.len()
-    }
-}
-
-fn settings(config: &Config) -> Result<intf::Config, Error> {
-    if config.ports.len() > intf::PORTS {
-        return Err(Error::Config("the fast path watches 4 ports at most"));
-    }
-    if config.id_len > intf::ID_MAX {
-        return Err(Error::Config("connection IDs have 20 bytes at most"));
-    }
-    let mut ports = [[0; 2]; intf::PORTS];
-    ports.iter_mut().zip(&config.ports).for_each(|(to, port)| *to = port.to_be_bytes());
-    Ok(intf::Config {
-        max_legs_per_run: config.max_legs_per_run,
-        max_runs: config.max_runs,
-        id_bytes: config.id_len as u32,
-        ports,
-    })
-}
-
-fn keystream_entries(config: &Config) -> u32 {
-    let entries = config.keystream_bytes / size_of::<intf::Keystream>() as u64;
-    u32::try_from(entries).unwrap_or(u32::MAX)
-}
-
-/// The kernel wants a power of two of whole pages; each record has an 8-byte header.
-fn ring_bytes(records: u32) -> u32 {
-    const MAX: u32 = 1 << 30;
-    let record = size_of::<intf::Forwarded>() as u32 + 8;
-    records.saturating_mul(record).clamp(64 * 1024, MAX).next_power_of_two()
-}
-
 fn allow_route_lookup() -> Result<(), Error> {
     const V4: &str = "/proc/sys/net/ipv4/conf/lo/forwarding";
     const V6: &str = "/proc/sys/net/ipv6/conf/lo/forwarding";
@@ -475,19 +246,6 @@ fn allow_route_lookup() -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-fn table<T: memory::Shared>(object: &mut Loaded, name: &'static str) -> Result<Table<T>, Error> {
-    let map = object.map(name)?;
-    let layout = map.value_size() as usize == size_of::<T>();
-    let len = NonZero::new(map.max_entries()).filter(|_| layout);
-    let len = len.ok_or(Error::Missing { object: OBJECT, what: "map of the expected layout" })?;
-    Table::new(map.as_fd(), len).map_err(|source| Error::Memory { what: name, source })
-}
-
-/// Nothing that is done under these locks leaves a state half changed.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl Attachment {
         if mechanism != Some(Mechanism::Clsact) {
             match tcx(program, ifindex, position) {
                 Ok(link) => return Ok(Self(Inner::Tcx { _kept: keep_from_children(&link), link })),
-                // What a kernel says that does not know the attach type.
+                // The answer of a kernel that does not know the attach type.
                 Err(e) if mechanism.is_none() && e.raw_os_error() == Some(nix::libc::EINVAL) => {}
                 Err(e) => return Err(error(Mechanism::Tcx)(e)),
             }
@@ -97,7 +97,7 @@ impl Attachment {
                 let info = link.info().map(|info| info.info);
                 matches!(info, Ok(LinkTypeInfo::Tcx(tcx)) if tcx.ifindex != 0)
             }
-            Inner::Clsact { filter } => filter.elsewhere(|filter| filter.is_in_place()),
+            Inner::Clsact { filter } => filter.in_its_namespace(|filter| filter.is_in_place()),
         }
     }
 
@@ -231,9 +231,9 @@ impl Filter {
         detach(&point(self.ifindex, self.hook), self.handle, self.priority)
     }
 
-    /// Runs `work` in the filter's namespace, on a thread of its own so that the caller's stays what it is. Without
-    /// the namespace there is nothing to work on.
-    fn elsewhere<T: Send + Default>(&self, work: impl FnOnce(&Self) -> T + Send) -> T {
+    /// Runs `work` in the filter's namespace, on another thread: the caller stays in its own. Without the namespace there is
+    /// nothing to work on.
+    fn in_its_namespace<T: Send + Default>(&self, work: impl FnOnce(&Self) -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = || setns(&self.namespace, CloneFlags::CLONE_NEWNET).map(|()| work(self));
             scope.spawn(inside).join().map_or_else(|_| T::default(), Result::unwrap_or_default)
@@ -244,12 +244,12 @@ impl Filter {
 impl Drop for Filter {
     fn drop(&mut self) {
         // An interface that is gone took its filters along, so there is nothing to report.
-        self.elsewhere(|filter| drop(filter.detach()));
+        self.in_its_namespace(|filter| drop(filter.detach()));
     }
 }
 
-/// A process that was killed leaves its filters behind, and with them programs that nobody serves. They do no harm,
-/// since nobody raises their limits any more, but see every packet.
+/// Removes the filters of processes that were killed. Their programs do no harm, since nobody raises their limits any more,
+/// but they see every packet.
 fn remove_stale(point: &libbpf_sys::bpf_tc_hook, hook: Hook, name: &str) -> io::Result<()> {
     for filter in stale::find(point.ifindex, hook, name)? {
         detach(point, filter.handle, filter.priority)?;

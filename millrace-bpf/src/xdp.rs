@@ -15,7 +15,7 @@ use crate::Error;
 use crate::fork::{Kept, keep_from_children};
 use crate::raw::{check, detach, owned};
 
-/// Where in the way of a packet.
+/// Where on the way of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mode {
     /// Native where the driver can, else generic.
@@ -23,7 +23,7 @@ pub enum Mode {
     Auto,
     /// In the driver, before there is a socket buffer.
     Native,
-    /// In the stack, after one was made: works everywhere, and is slower.
+    /// In the stack, after that was made: works everywhere, and is slower.
     Generic,
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn remedy(error: &io::Error, mode: Mode) -> &'static str {
     }
 }
 
-/// What drivers say that have no XDP, or not for this size of packets.
+/// The answers of drivers without XDP, or without it for packets of this size.
 fn is_for_want_of_support(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
 }

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{Compute, Config, Downstream, Forwarded, Leg, Path, Relay, Want};
+use millrace_bpf::relay::{Compute, Config, Downstream, Egress, Forwarded, Path, Relay, Want};
 use millrace_proto::quic::keys::Suite;
 use net::{Network, address, inside};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -30,7 +30,7 @@ use nix::unistd::Pid;
 use quic::{Chunk, Direction};
 
 const PORT: u16 = 4443;
-const LEGS: usize = 512;
+const EGRESSES: usize = 512;
 const PACKETS: u64 = 100;
 const ROUNDS: usize = 3;
 const PAUSE: Duration = Duration::from_millis(1);
@@ -66,7 +66,7 @@ fn ways_to_go_on() {
         return;
     }
     println!(
-        "{LEGS} subscribers, 1200 bytes, {ROUNDS} x {PACKETS} packets; medians over rounds (least, most), us"
+        "{EGRESSES} subscribers, 1200 bytes, {ROUNDS} x {PACKETS} packets; medians over rounds (least, most), us"
     );
     let mut all: Vec<Vec<Figures>> = WAYS.iter().map(|_| Vec::new()).collect();
     for _ in 0..ROUNDS {
@@ -132,12 +132,12 @@ fn subscriber(relay: &Relay, (local, remote): (SocketAddr, SocketAddr), rng: &mu
 fn measure(way: Way) -> Figures {
     let network = Network::new("fan");
     let mut rng = Rng::with_seed(1);
-    let (max_legs_per_run, max_runs) = match way {
-        Way::OneRun => (LEGS as u32, 1),
+    let (max_copies_per_run, max_runs) = match way {
+        Way::OneRun => (EGRESSES as u32, 1),
         Way::FurtherRuns | Way::FurtherRunsSpread => (64, 64),
         Way::Userspace => (64, 1),
     };
-    let config = Config { ports: vec![PORT], max_legs_per_run, max_runs, ..Config::default() };
+    let config = Config { ports: vec![PORT], max_copies_per_run, max_runs, ..Config::default() };
     let relay = Relay::load(&config).expect("the relay loads");
     if matches!(way, Way::FurtherRunsSpread) {
         steer(&network.relay, "west", 3);
@@ -153,12 +153,20 @@ fn measure(way: Way) -> Figures {
     let upstream = relay.upstream(0).expect("an upstream");
     upstream.add_id(&publisher.id).expect("an ID");
     upstream.set_keys(0, &publisher.kernel_keys(0)).expect("keys");
-    let subscribers: Vec<_> = (0..LEGS).map(|_| subscriber(&relay, (local, remote), &mut rng)).collect();
+    let subscribers: Vec<_> = (0..EGRESSES).map(|_| subscriber(&relay, (local, remote), &mut rng)).collect();
     let mut slot = upstream.slot(2);
     for (tag, subscriber) in (0..).zip(&subscribers) {
-        let leg =
-            Leg { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 60, tag, level: 0, track: 0, group: 0 };
-        slot.add(&subscriber.downstream, &leg).expect("a leg");
+        let egress = Egress {
+            stream_id: 3,
+            shift: 0,
+            from: 0,
+            max_offset: 1 << 60,
+            tag,
+            level: 0,
+            track: 0,
+            group: 0,
+        };
+        slot.add(&subscriber.downstream, &egress).expect("an egress");
     }
     let ifindex = net::ifindex(&network.relay, "west");
     inside(&network.relay, || relay.attach(ifindex).expect("the relay attaches"));
@@ -197,10 +205,10 @@ fn measure(way: Way) -> Figures {
             let len = to.recv(&mut buffer).expect("the original");
             assert_eq!(buffer[..len], *packet);
             let sent = sent.load(Ordering::SeqCst);
-            let mut times = [0; LEGS];
+            let mut times = [0; EGRESSES];
             relay.drain(|one: Forwarded| times[one.tag as usize] = one.time_ns);
             if matches!(way, Way::Userspace) {
-                outgoing.rest(&subscribers, number * 64 % LEGS, &chunk, &mut times);
+                outgoing.rest(&subscribers, number * 64 % EGRESSES, &chunk, &mut times);
             }
             assert!(times.iter().all(|time| *time > 0), "a copy is missing");
             let delays = times.iter().map(|time| (time - sent) / 1000);
@@ -223,7 +231,7 @@ impl Outgoing {
     fn rest(&mut self, subscribers: &[Subscriber], first: usize, chunk: &Chunk, times: &mut [u64]) {
         let frames = Chunk { stream: 3, ..chunk.clone() }.encode();
         let missing: Vec<_> =
-            (first..LEGS).chain(0..first).filter(|subscriber| times[*subscriber] == 0).collect();
+            (first..EGRESSES).chain(0..first).filter(|subscriber| times[*subscriber] == 0).collect();
         for batch in missing.chunks(64) {
             self.packets.clear();
             for subscriber in batch {

@@ -14,7 +14,7 @@ use std::net::UdpSocket;
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::relay::{
-    Compute, Config, Datagrams, Forwarded, LegOutcome, Outcome, Relay, Slot, Upstream,
+    Compute, Config, Datagrams, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream,
 };
 use millrace_proto::moq::{Datagram, Status};
 use millrace_proto::quic::{frame, keys::Suite};
@@ -66,8 +66,8 @@ impl Scene {
         let subscribers: Vec<_> = aliases.iter().map(subscribe).collect();
         let mut slot = upstream.datagrams(ALIAS);
         for ((tag, subscriber), &alias) in (0..).zip(&subscribers).zip(aliases) {
-            let leg = Datagrams { alias, tag, ..ALL };
-            slot.add_datagrams(&subscriber.downstream, &leg).expect("a leg");
+            let egress = Datagrams { alias, tag, ..ALL };
+            slot.add_datagrams(&subscriber.downstream, &egress).expect("an egress");
         }
         let (from, to) = peers::sockets(&network, (address(4, 1, 2), address(4, 1, 1)));
         peers::attach(&network, &relay, "west");
@@ -131,7 +131,7 @@ impl Scene {
         assert_eq!(self.capture.check(), datagrams.len() * self.subscribers.len());
     }
 
-    fn outcome(&mut self, datagram: &Datagram) -> LegOutcome {
+    fn outcome(&mut self, datagram: &Datagram) -> EgressOutcome {
         let before = self.relay.counters().expect("counters");
         let state = |scene: &Self| {
             let downstream = &scene.subscribers[0].downstream;
@@ -142,10 +142,10 @@ impl Scene {
         frame::write_datagram(&encode(datagram), &mut frames);
         let forwarded = self.send(&frames);
         let counted = self.relay.counters().expect("counters").since(&before);
-        let mut outcomes = LegOutcome::ALL.into_iter().filter(|outcome| counted.legs(*outcome) > 0);
+        let mut outcomes = EgressOutcome::ALL.into_iter().filter(|outcome| counted.egresses(*outcome) > 0);
         let outcome = outcomes.next().expect("an outcome");
-        assert_eq!((counted.legs(outcome), outcomes.next()), (1, None));
-        let sent = outcome == LegOutcome::Sent;
+        assert_eq!((counted.egresses(outcome), outcomes.next()), (1, None));
+        let sent = outcome == EgressOutcome::Sent;
         assert_eq!(forwarded.len(), usize::from(sent));
         let size = forwarded.first().map_or(0, |one| u64::from(one.size));
         assert_eq!(state(self), (totals.0 + size, totals.1), "datagrams take no stream credit");
@@ -248,7 +248,7 @@ fn equal_the_builders_under_every_alias() {
             total += forwarded.len();
         }
         let counters = scene.relay.counters().expect("counters");
-        assert_eq!(counters.legs(LegOutcome::Sent), total as u64);
+        assert_eq!(counters.egresses(EgressOutcome::Sent), total as u64);
         assert_eq!(counters.packets(Outcome::Forwarded), CASES as u64);
         println!("{name}: {CASES} packets became {total}, all equal");
     }
@@ -305,36 +305,36 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
         payload: vec![3; payload].into(),
     };
     let plain = sample(5, 1, 100);
-    assert_eq!(scene.outcome(&plain), LegOutcome::Sent);
+    assert_eq!(scene.outcome(&plain), EgressOutcome::Sent);
     // max_datagram_frame_size counts the whole frame (RFC 9221, section 3): 3 bytes before the object, 4 of its own.
-    assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7)), LegOutcome::Sent);
-    assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 6)), LegOutcome::TooLarge);
+    assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 7)), EgressOutcome::Sent);
+    assert_eq!(scene.outcome(&sample(5, 1, LIMIT as usize - 6)), EgressOutcome::TooLarge);
     scene.subscribers[0].downstream.set_max_datagram(0);
-    assert_eq!(scene.outcome(&plain), LegOutcome::TooLarge);
+    assert_eq!(scene.outcome(&plain), EgressOutcome::TooLarge);
     scene.subscribers[0].downstream.set_max_datagram(u32::MAX);
     let frame_of_1300 = sample(5, 1, 1300 - 7);
     let size = scene.subscribers[0].keys.build((0, 0), &[0; 1300]).len() as u32;
     scene.subscribers[0].downstream.set_mtu(size - 1);
-    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::TooLarge);
+    assert_eq!(scene.outcome(&frame_of_1300), EgressOutcome::TooLarge);
     scene.subscribers[0].downstream.set_mtu(size);
-    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::Sent);
+    assert_eq!(scene.outcome(&frame_of_1300), EgressOutcome::Sent);
 
     let downstream = &scene.subscribers[0].downstream;
     downstream.set_max_bytes(downstream.bytes() + u64::from(size) - 1);
-    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::Window);
+    assert_eq!(scene.outcome(&frame_of_1300), EgressOutcome::Window);
     let downstream = &scene.subscribers[0].downstream;
     downstream.set_max_bytes(downstream.bytes() + u64::from(size));
-    assert_eq!(scene.outcome(&frame_of_1300), LegOutcome::Sent);
+    assert_eq!(scene.outcome(&frame_of_1300), EgressOutcome::Sent);
     scene.subscribers[0].downstream.set_max_bytes(u64::MAX / 2);
 
     // Something waits in userspace that is as urgent as priority 0x41.
     scene.subscribers[0].downstream.set_waiting(Some(0x8041));
-    assert_eq!(scene.outcome(&plain), LegOutcome::Sent);
+    assert_eq!(scene.outcome(&plain), EgressOutcome::Sent);
     for (priority, want) in [
-        (0x40, LegOutcome::Sent),
-        (0x41, LegOutcome::Behind),
-        (0xff, LegOutcome::Behind),
-        (0, LegOutcome::Sent),
+        (0x40, EgressOutcome::Sent),
+        (0x41, EgressOutcome::Behind),
+        (0xff, EgressOutcome::Behind),
+        (0, EgressOutcome::Sent),
     ] {
         let datagram = Datagram { priority: Some(priority), ..plain.clone() };
         assert_eq!(scene.outcome(&datagram), want, "{priority}");
@@ -342,15 +342,15 @@ fn a_datagram_is_sent_within_every_limit_or_not_at_all() {
     scene.subscribers[0].downstream.set_waiting(None);
 
     scene.slot = scene.upstream.datagrams(ALIAS);
-    let leg = Datagrams { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
-    scene.slot.add_datagrams(&scene.subscribers[0].downstream, &leg).expect("a leg");
+    let egress = Datagrams { alias: ALIASES[0], first: (5, 3), last_group: 7, ..ALL };
+    scene.slot.add_datagrams(&scene.subscribers[0].downstream, &egress).expect("an egress");
     for (group, object, want) in [
-        (4, 9, LegOutcome::Before),
-        (5, 2, LegOutcome::Before),
-        (5, 3, LegOutcome::Sent),
-        (6, 0, LegOutcome::Sent),
-        (7, 1 << 40, LegOutcome::Sent),
-        (8, 0, LegOutcome::Before),
+        (4, 9, EgressOutcome::Before),
+        (5, 2, EgressOutcome::Before),
+        (5, 3, EgressOutcome::Sent),
+        (6, 0, EgressOutcome::Sent),
+        (7, 1 << 40, EgressOutcome::Sent),
+        (8, 0, EgressOutcome::Before),
     ] {
         assert_eq!(scene.outcome(&sample(group, object, 10)), want, "{group} {object}");
     }
@@ -375,7 +375,7 @@ fn no_packet_is_forwarded_twice_or_for_another_track() {
     assert_eq!(scene.send(&frames(ALIAS + 1)), []);
     // A stream of that number is no track of that alias.
     let mut streams = scene.upstream.slot(ALIAS + 1);
-    let leg = millrace_bpf::relay::Leg {
+    let egress = millrace_bpf::relay::Egress {
         stream_id: 3,
         shift: 0,
         from: 0,
@@ -385,7 +385,7 @@ fn no_packet_is_forwarded_twice_or_for_another_track() {
         track: 0,
         group: 0,
     };
-    streams.add(&scene.subscribers[0].downstream, &leg).expect("a leg");
+    streams.add(&scene.subscribers[0].downstream, &egress).expect("an egress");
     assert_eq!(scene.send(&frames(ALIAS + 1)), []);
     assert_eq!(scene.send(&frames(ALIAS)).len(), 1);
     let mut forged = scene.publisher.seal((0, scene.sent), 2, &frames(ALIAS));

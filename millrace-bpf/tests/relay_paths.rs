@@ -13,15 +13,17 @@ use std::net::{IpAddr, UdpSocket};
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{Compute, Config, Forwarded, Leg, LegOutcome, Outcome, Relay, Slot, Upstream};
+use millrace_bpf::relay::{
+    Compute, Config, Egress, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream,
+};
 use millrace_proto::quic::keys::Suite;
 use net::{Capture, Network, RawSender, address, ip, root};
 use peers::{PORT, Subscriber};
 use quic::{Chunk, Direction};
 
 const STREAM: u64 = 2;
-const LEG: Leg =
-    Leg { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 40, tag: 0, level: 0, track: 0, group: 0 };
+const EGRESS: Egress =
+    Egress { stream_id: 3, shift: 0, from: 0, max_offset: 1 << 40, tag: 0, level: 0, track: 0, group: 0 };
 
 /// One upstream with one stream, on `interface` of the relay.
 struct Scene {
@@ -55,7 +57,7 @@ impl Scene {
         let suite = quic::SUITES[self.subscribers.len() % 2];
         let at = (namespace, local, remote);
         let subscriber = Subscriber::new(network, &self.relay, at, (suite, 8), &mut self.rng);
-        self.slot.add(&subscriber.downstream, &LEG).expect("a leg");
+        self.slot.add(&subscriber.downstream, &EGRESS).expect("an egress");
         self.subscribers.push(subscriber);
     }
 
@@ -84,7 +86,7 @@ impl Scene {
         assert_eq!(forwarded.len(), self.subscribers.len(), "{:?}", self.relay.counters());
         for (subscriber, sent) in self.subscribers.iter().zip(&forwarded) {
             assert_eq!(sent.downstream, subscriber.downstream.id());
-            let moved = Chunk { stream: LEG.stream_id, ..chunk.clone() };
+            let moved = Chunk { stream: EGRESS.stream_id, ..chunk.clone() };
             let want = subscriber.keys.build((0, sent.number), &moved.encode());
             let mut buffer = [0; 2048];
             let len = subscriber.socket.recv(&mut buffer).expect("a packet");
@@ -97,7 +99,7 @@ impl Scene {
         let before = self.relay.counters().expect("counters");
         assert_eq!(self.send(len).1, []);
         let counted = self.relay.counters().expect("counters").since(&before);
-        assert_eq!(counted.legs(LegOutcome::TooLarge), self.subscribers.len() as u64, "{counted:?}");
+        assert_eq!(counted.egresses(EgressOutcome::TooLarge), self.subscribers.len() as u64, "{counted:?}");
     }
 }
 

@@ -1,10 +1,23 @@
-//! Millrace's protocol logic: QUIC packets and frames, MoQ Transport (draft-18), and the relay's tracks,
-//! repair, loss recovery and congestion control.
+//! The rules of Millrace, a Media over QUIC relay, as plain values and functions.
 //!
-//! Nothing here does I/O, reads a clock, spawns a task or needs `unsafe`: time is an argument and bytes go
-//! in and out of slices, so that every rule can be tested, fuzzed and replayed.
+//! Nothing here does I/O, reads a clock, spawns a task or needs `unsafe`. Time is an argument, and bytes go in and
+//! out of slices, so that every rule can be tested, fuzzed and replayed.
+//!
+//! | module | what it is | uses |
+//! | --- | --- | --- |
+//! | [`quic`] | QUIC version 1 on the wire: packets, frames, keys, and packet numbers that several senders share | |
+//! | [`moq`] | MoQ Transport, draft-18, on the wire: messages, stream headers, objects, datagrams | |
+//! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic` |
+//! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
+//!
+//! Neither `quic` nor `plane` imports `moq`: they serve any QUIC program that wants a second sender on its connections.
+//!
+//! To follow an object through the crate, read three things. [`relay::subgroup::Subgroup`] keeps the bytes of a
+//! publisher's stream as they arrived. [`relay::view::View`] is the same subgroup as one subscriber gets it, and a
+//! [`plane::source::Source`]. [`plane::downstream::Downstream`] sends sources, and repairs what the network loses.
 #![forbid(unsafe_code)]
 
 pub mod moq;
+pub mod plane;
 pub mod quic;
 pub mod relay;

@@ -3,7 +3,6 @@
 use std::{net::SocketAddr, time::Duration};
 
 use millrace_proto::relay::cache;
-use millrace_transport::quic;
 use url::Url;
 
 #[derive(Clone)]
@@ -13,7 +12,7 @@ pub struct Config {
     pub upstream: Option<Upstream>,
     /// How connections are made: with the certificate that clients are shown, and with the certificates that the upstream
     /// relay may have.
-    pub transport: quic::Config,
+    pub transport: millrace_transport::Config,
     pub cache: cache::Limits,
     pub max_sessions: usize,
     pub max_tracks: usize,

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use millrace_transport::engine::kernel::Kernel;
+use millrace_transport::offload;
 use parking_lot::Mutex;
 
 /// The engine that runs, and why it is this one.
 pub struct Engine {
     /// What was loaded at start-up; it forwards while it has interfaces.
-    pub kernel: Option<Arc<Kernel>>,
+    pub offload: Option<Arc<dyn offload::Engine>>,
     why_user: Mutex<String>,
 }
 
 impl Engine {
     pub fn user(reason: impl Into<String>) -> Self {
-        Self { kernel: None, why_user: Mutex::new(reason.into()) }
+        Self { offload: None, why_user: Mutex::new(reason.into()) }
     }
 
-    pub fn kernel(kernel: Arc<Kernel>) -> Self {
-        Self { kernel: Some(kernel), why_user: Mutex::default() }
+    pub fn with(offload: Arc<dyn offload::Engine>) -> Self {
+        Self { offload: Some(offload), why_user: Mutex::default() }
     }
 
     /// Why userspace sends, while it does so alone.
@@ -26,9 +26,14 @@ impl Engine {
         *self.why_user.lock() = reason.into();
     }
 
+    /// Where media is forwarded from, or should be.
+    pub fn interfaces(&self) -> Vec<offload::Interface> {
+        self.offload.as_ref().map(|offload| offload.interfaces()).unwrap_or_default()
+    }
+
     /// Name and reason.
     pub fn describe(&self) -> (&'static str, String) {
-        let attached = self.kernel.as_ref().map(|kernel| kernel.attached()).unwrap_or_default();
+        let attached = self.interfaces();
         if attached.is_empty() {
             return ("user", self.why_user.lock().clone());
         }

@@ -37,8 +37,8 @@
 //! 6. The object is in the cache until it is too old or room is needed. Until then FETCH (`session::fetch`) and
 //!    later subscribers get it from there.
 //!
-//! With engine `kernel`, the kernel sends most packets of step 4 on its own; userspace still sees every object, and
-//! sends what the kernel could not.
+//! With engine `kernel`, streams of step 4 are delegated to the kernel, which sends most packets on its own. Userspace
+//! still sees every object, and sends what the kernel could not.
 //!
 //! # Which way the arrows point
 //!
@@ -61,7 +61,6 @@
 //!
 //! use millrace_proto::relay::cache;
 //! use millrace_relay::{Bound, Config, Engine, Open};
-//! use millrace_transport::quic;
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
 //! #     let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -71,7 +70,8 @@
 //! # }
 //! #[tokio::main]
 //! async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let transport = quic::Config { certificate: Some(Arc::new(certificate())), ..quic::Config::default() };
+//!     let certificate = Some(Arc::new(certificate()));
+//!     let transport = millrace_transport::Config { certificate, ..Default::default() };
 //!     let config = Config {
 //!         listen: vec!["127.0.0.1:0".parse()?],
 //!         upstream: None,

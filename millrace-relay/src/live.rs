@@ -24,7 +24,7 @@ use super::{
     subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
 };
-use millrace_transport::engine::kernel::Feed;
+use millrace_transport::offload::Ingress;
 
 /// A track with its publishers and subscriptions.
 pub struct LiveTrack {
@@ -188,14 +188,14 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// A subgroup grew: offers it to every subscription, and sends in one batch. `feed` is the stream that it arrives on,
+    /// A subgroup grew: offers it to every subscription, and sends in one batch. `ingress` is the stream that it arrives on,
     /// if the kernel can forward that.
     pub fn advance(
         &self,
         now: Instant,
         subgroup: &Arc<Subgroup>,
         pushed: &Pushed,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         outbox: &mut Outbox,
     ) {
         let group = subgroup.header().group;
@@ -209,13 +209,13 @@ impl LiveTrack {
         let subscriptions = self.subscriptions.read();
         let first = subgroup.serial().checked_rem(subscriptions.len() as u64).unwrap_or(0) as usize;
         let (last, front) = subscriptions.split_at(first);
-        let mut alone = true;
+        let mut exclusive = true;
         for subscription in front.iter().chain(last) {
-            alone &= subscription.offer(subgroup, News::Grown(feed), now, outbox);
+            exclusive &= subscription.offer(subgroup, News::Grown(ingress), now, outbox);
         }
         drop(subscriptions);
-        if let Some(feed) = feed {
-            feed.set_alone(alone);
+        if let Some(ingress) = ingress {
+            ingress.set_exclusive(exclusive);
         }
         outbox.flush();
         self.progress.notify_waiters();
@@ -234,11 +234,11 @@ impl LiveTrack {
         self.progress.notify_waiters();
     }
 
-    /// An object came as a datagram. `feed` is what it came with, if the kernel can forward that.
+    /// An object came as a datagram. `ingress` is what it came with, if the offload can forward that.
     pub fn datagram(
         &self,
         object: DatagramObject,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         outbox: &mut Outbox,
     ) -> Result<(), Duplicate> {
         let now = object.received_at;
@@ -249,7 +249,7 @@ impl LiveTrack {
         }
         self.cache.grew(cost);
         for subscription in self.subscriptions.read().iter() {
-            subscription.offer_datagram(&object, feed, now, outbox);
+            subscription.offer_datagram(&object, ingress, now, outbox);
         }
         outbox.flush();
         self.progress.notify_waiters();

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use millrace_transport::{engine::Batch, quic::Connection};
+use millrace_transport::{Connection, send::Batch};
 
 /// One batch per endpoint, so that a packet for many subscribers leaves in as few system calls as can be.
 #[derive(Default)]

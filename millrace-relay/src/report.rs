@@ -9,11 +9,10 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::relay::{FurtherRun, LegOutcome, Outcome};
-use millrace_proto::{quic::keys::Suite, relay::downstream};
+use millrace_proto::{plane::downstream, quic::keys::Suite};
 use millrace_transport::{
-    engine::kernel::{Attached, Supplies},
-    quic::Endpoint,
+    Endpoint,
+    offload::{ConnectionStatus, Counts, Interface, KeystreamUse},
 };
 use parking_lot::Mutex;
 
@@ -85,10 +84,11 @@ impl Sums {
         totals.quinn.bytes += seam.quinn_bytes;
         totals.data_plane.packets += seam.data_plane_packets;
         totals.data_plane.bytes += seam.data_plane_bytes;
-        totals.kernel.packets += stats.elsewhere_packets;
-        totals.kernel.bytes += stats.elsewhere_bytes;
-        totals.kernel_unregistered += session.connection().kernel_unregistered().unwrap_or_default();
-        if let Some(keystreams) = keystreams(session) {
+        totals.kernel.packets += stats.offloaded_packets;
+        totals.kernel.bytes += stats.offloaded_bytes;
+        totals.kernel_unregistered += session.connection().unregistered().unwrap_or_default();
+        if let Some(offload) = session.connection().offload_status() {
+            let keystreams = keystreams(&offload);
             totals.keystreams.sealed.add(keystreams.sealed);
             totals.keystreams.opened.add(keystreams.opened);
         }
@@ -153,24 +153,18 @@ impl Sources<'_> {
     }
 
     fn describe_engine(&self) -> status::Engine {
-        let kernel = self.engine.kernel.as_ref();
-        let counters = kernel.and_then(|kernel| kernel.counters());
         let (name, reason) = self.engine.describe();
+        let offload = self.engine.offload.as_ref().map(|offload| offload.status()).unwrap_or_default();
         status::Engine {
             name: name.to_owned(),
             reason,
-            interfaces: kernel
-                .map(|kernel| kernel.attached().iter().map(interface).collect())
-                .unwrap_or_default(),
-            streams: kernel.map_or(0, |kernel| kernel.legs() as u64),
-            quiet: kernel.map_or(0, |kernel| kernel.quiet_packets()),
-            quiet_dropped: kernel.map_or(0, |kernel| kernel.quiet_dropped()),
-            received: counters
-                .map(|counters| outcomes(Outcome::ALL, |one| (one.name(), counters.packets(one)))),
-            copies: counters
-                .map(|counters| outcomes(LegOutcome::ALL, |one| (one.name(), counters.legs(one)))),
-            further_runs: counters
-                .map(|counters| outcomes(FurtherRun::ALL, |one| (one.name(), counters.further_runs(one)))),
+            interfaces: self.engine.interfaces().iter().map(interface).collect(),
+            streams: offload.streams,
+            quiet: offload.deferred,
+            quiet_dropped: offload.deferred_dropped,
+            received: offload.received.map(outcomes),
+            copies: offload.copies.map(outcomes),
+            further_runs: offload.further_runs.map(outcomes),
         }
     }
 
@@ -214,33 +208,32 @@ impl Sources<'_> {
     }
 }
 
-/// Counts by name, those that are not 0.
-fn outcomes<T>(
-    all: impl IntoIterator<Item = T>,
-    count: impl Fn(T) -> (&'static str, u64),
-) -> BTreeMap<String, u64> {
-    let counts = all.into_iter().map(count).filter(|(_, count)| *count > 0);
+/// Those that are not 0.
+fn outcomes(counts: Counts) -> BTreeMap<String, u64> {
+    let counts = counts.into_iter().filter(|(_, count)| *count > 0);
     counts.map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-fn keystreams(session: &Session) -> Option<status::Keystreams> {
-    let [sealed, opened] = session.connection().kernel_keystreams()?.map(|supplies| {
-        let Supplies { ahead, stale, dry } = supplies;
-        status::Supply { ahead, stale, dry }
+fn keystreams(offload: &ConnectionStatus) -> status::Keystreams {
+    let [sealed, opened] = offload.keystreams.map(|KeystreamUse { hit, stale, miss }| status::Supply {
+        ahead: hit,
+        stale,
+        dry: miss,
     });
-    Some(status::Keystreams { sealed, opened })
+    status::Keystreams { sealed, opened }
 }
 
-fn interface(attached: &Attached) -> status::Interface {
+fn interface(interface: &Interface) -> status::Interface {
     status::Interface {
-        name: attached.interface.clone(),
-        mechanism: attached.by.as_ref().ok().map(ToString::to_string),
-        detached: attached.by.as_ref().err().cloned(),
+        name: interface.name.clone(),
+        mechanism: interface.attached.clone().ok(),
+        detached: interface.attached.clone().err(),
     }
 }
 
 fn describe(session: &Session) -> status::Session {
-    let unregistered = session.connection().kernel_unregistered();
+    let unregistered = session.connection().unregistered();
+    let offload = session.connection().offload_status();
     let stats = session.connection().downstream().stats();
     let seam = session.connection().stats();
     let path = session.connection().quic.stats().path;
@@ -259,11 +252,11 @@ fn describe(session: &Session) -> status::Session {
         cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),
         quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
-        kernel: Sent { packets: stats.elsewhere_packets, bytes: stats.elsewhere_bytes },
-        kernel_copies: session.connection().kernel_outcomes().map(|all| outcomes(all, |count| count)),
-        kernel_quiet: session.connection().kernel_quiet(),
+        kernel: Sent { packets: stats.offloaded_packets, bytes: stats.offloaded_bytes },
+        kernel_quiet: offload.as_ref().map_or(0, |offload| offload.deferred),
         kernel_unregistered: unregistered.unwrap_or_default(),
-        keystreams: keystreams(session),
+        keystreams: offload.as_ref().map(keystreams),
+        kernel_copies: offload.map(|offload| outcomes(offload.copies)),
         packets_lost: stats.recovery.packets_lost,
         bytes_retransmitted: stats.retransmitted_bytes,
         subscriptions: roles.subscriptions,

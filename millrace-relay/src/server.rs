@@ -10,8 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::{moq::code, relay::cache::Cache};
-use millrace_transport::quic::{self, BindError, Connection, Endpoint, Incoming, Tap};
+use millrace_proto::{
+    moq::code,
+    plane::downstream,
+    relay::{RESET_CODES, cache::Cache},
+};
+use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, Tap};
 use parking_lot::Mutex;
 use rustls::sign::CertifiedKey;
 use tokio::{sync::Notify, task::JoinSet, time};
@@ -74,13 +78,15 @@ impl Bound {
     /// # Errors
     /// An address cannot be had, or the TLS settings are not usable.
     pub fn new(config: Config, outgoing: Vec<UdpSocket>, engine: Arc<Engine>) -> Result<Self, BindError> {
-        let transport = quic::Config { kernel: engine.kernel.clone(), ..config.transport.clone() };
+        let downstream = downstream::Config { reset_codes: RESET_CODES, ..config.transport.downstream };
+        let offload = engine.offload.clone();
+        let transport = transport::Config { offload, downstream, ..config.transport.clone() };
         let endpoints = config
             .listen
             .iter()
             .map(|addr| Endpoint::bind(*addr, transport.clone()))
             .collect::<Result<Vec<_>, _>>()?;
-        let connecting = quic::Config { certificate: None, ..transport };
+        let connecting = transport::Config { certificate: None, ..transport };
         let outgoing = outgoing
             .into_iter()
             .map(|socket| Endpoint::on(socket, connecting.clone()))
@@ -295,7 +301,7 @@ pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindErr
     let mut sockets: Vec<UdpSocket> = Vec::new();
     for is_ipv4 in [true, false] {
         let Some(addr) = listen.iter().find(|addr| addr.is_ipv4() == is_ipv4) else { continue };
-        let bind = |port| quic::bind_socket(SocketAddr::new(addr.ip(), port));
+        let bind = |port| transport::bind_socket(SocketAddr::new(addr.ip(), port));
         // The kernel engine has room for few ports: the same one for both, if that is free.
         let first = sockets.first().and_then(|socket| socket.local_addr().ok());
         let same = first.and_then(|first| bind(first.port()).ok());

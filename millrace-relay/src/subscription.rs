@@ -5,27 +5,28 @@ mod options;
 use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use millrace_bpf::relay::Datagrams;
 use millrace_proto::{
     moq::{Datagram, Filter, GroupOrder, Location, code},
-    relay::{
+    plane::{
         downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
-        filter::Window,
         source::End,
+    },
+    relay::{
+        filter::Window,
         subgroup::Subgroup,
         track::{DatagramObject, Track},
         view::View,
     },
+};
+use millrace_transport::{
+    Connection,
+    offload::{Datagrams, Delegation, Ingress},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use self::options::Options;
 use super::outbox::Outbox;
-use millrace_transport::{
-    engine::kernel::{Feed, Leg},
-    quic::Connection,
-};
 
 /// The track that a subscription is of.
 #[derive(Clone)]
@@ -74,8 +75,8 @@ struct State {
     past_end: bool,
     /// Streams that were opened so far, for PUBLISH_DONE.
     opened: u64,
-    /// Datagrams, while the kernel forwards them.
-    lent: Option<Leg>,
+    /// Datagrams, while the offload forwards them.
+    delegated: Option<Box<dyn Delegation>>,
 }
 
 #[derive(Clone, Copy)]
@@ -92,8 +93,8 @@ enum Stream {
 pub enum News<'a> {
     /// It is in the cache.
     Cached,
-    /// It has grown; the feed is the publisher's stream, if the kernel can forward that.
-    Grown(Option<&'a Arc<Feed>>),
+    /// It has grown; the ingress is the publisher's stream, if the offload can forward that.
+    Grown(Option<&'a Arc<dyn Ingress>>),
     /// It has ended: the last news.
     Ended,
 }
@@ -115,7 +116,7 @@ impl Subscription {
             ended: None,
             past_end: false,
             opened: 0,
-            lent: None,
+            delegated: None,
         };
         Self { track, alias, owner, connection, state: Mutex::new(state), changed: Notify::new() }
     }
@@ -168,8 +169,8 @@ impl Subscription {
         drop(state);
         outbox.transmit(&self.connection, now);
         match (news, view) {
-            (News::Grown(Some(feed)), Some(view)) => {
-                self.connection.lend(key, feed, view.shift(), view.received())
+            (News::Grown(Some(ingress)), Some(view)) => {
+                self.connection.delegate(key, ingress, view.shift(), view.received())
             }
             _ => false,
         }
@@ -223,15 +224,16 @@ impl Subscription {
     pub fn offer_datagram(
         &self,
         object: &DatagramObject,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         now: Instant,
         outbox: &mut Outbox,
     ) {
         let mut state = self.state.lock();
-        if let Some(feed) = feed {
-            self.lend_datagrams(&mut state, feed);
+        if let Some(ingress) = ingress {
+            self.delegate_datagrams(&mut state, ingress);
         }
-        if self.connection.take_delivered(now, self.owner, object.location()) {
+        let location = object.location();
+        if self.connection.take_delivered(now, self.owner, (location.group, location.object)) {
             drop(state);
             return outbox.transmit(&self.connection, now);
         }
@@ -262,9 +264,9 @@ impl Subscription {
         outbox.transmit(&self.connection, now);
     }
 
-    fn lend_datagrams(&self, state: &mut State, feed: &Arc<Feed>) {
-        let lent = state.lent.as_ref().is_some_and(|leg| leg.is_of(feed));
-        if lent || !state.options.forward || state.ended.is_some() {
+    fn delegate_datagrams(&self, state: &mut State, ingress: &Arc<dyn Ingress>) {
+        let delegated = state.delegated.as_ref().is_some_and(|delegation| delegation.is_of(ingress));
+        if delegated || !state.options.forward || state.ended.is_some() {
             return;
         }
         let Window { start, end_group } = state.options.window;
@@ -277,7 +279,7 @@ impl Subscription {
             level: u16::from_be_bytes(level),
             track: self.track.number,
         };
-        state.lent = self.connection.lend_datagrams(feed, &datagrams);
+        state.delegated = self.connection.delegate_datagrams(ingress, &datagrams);
     }
 
     /// The object under this subscription's alias.
@@ -293,7 +295,7 @@ impl Subscription {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
-        state.lent = None;
+        state.delegated = None;
         if resumed {
             state.joining = largest;
             let next = Filter::LargestObject.start(largest);
@@ -314,7 +316,7 @@ impl Subscription {
     pub fn end(&self, ended: Ended) {
         let mut state = self.state.lock();
         state.ended.get_or_insert(ended);
-        state.lent = None;
+        state.delegated = None;
         drop(state);
         self.changed.notify_one();
     }
@@ -322,7 +324,7 @@ impl Subscription {
     /// The subscriber is gone, or wants no more: resets what is open.
     pub fn cancel(&self, code: code::Reset) {
         let mut state = self.state.lock();
-        state.lent = None;
+        state.delegated = None;
         let mut downstream = self.connection.downstream();
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
     }

@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use millrace_transport::engine::kernel::Feed;
+use millrace_transport::offload::Ingress;
 
 /// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
@@ -23,15 +23,15 @@ pub struct Upstream {
     streams: AtomicU64,
     open_streams: AtomicU64,
     datagrams: AtomicBool,
-    datagram_feed: Mutex<DatagramFeed>,
+    datagram_ingress: Mutex<DatagramIngress>,
     stream_ended: Notify,
 }
 
-/// The subscription's datagrams as the kernel may forward them.
-enum DatagramFeed {
-    /// None have come yet, or the kernel could not when they did.
+/// The subscription's datagrams as the offload may forward them.
+enum DatagramIngress {
+    /// None have come yet, or the offload could not when they did.
     Unknown,
-    Known(Arc<Feed>),
+    Known(Arc<dyn Ingress>),
     Withheld,
 }
 
@@ -55,7 +55,7 @@ impl Upstream {
             streams: AtomicU64::new(0),
             open_streams: AtomicU64::new(0),
             datagrams: AtomicBool::new(false),
-            datagram_feed: Mutex::new(DatagramFeed::Unknown),
+            datagram_ingress: Mutex::new(DatagramIngress::Unknown),
             stream_ended: Notify::new(),
         };
         (Arc::new(upstream), receiver)
@@ -78,22 +78,25 @@ impl Upstream {
     }
 
     /// What `make` has made, now or before; `None` once datagrams are withheld.
-    pub fn datagram_feed(&self, make: impl FnOnce() -> Option<Arc<Feed>>) -> Option<Arc<Feed>> {
-        let mut state = self.datagram_feed.lock();
+    pub fn datagram_ingress(
+        &self,
+        make: impl FnOnce() -> Option<Arc<dyn Ingress>>,
+    ) -> Option<Arc<dyn Ingress>> {
+        let mut state = self.datagram_ingress.lock();
         match &*state {
-            DatagramFeed::Known(feed) => Some(Arc::clone(feed)),
-            DatagramFeed::Withheld => None,
-            DatagramFeed::Unknown => {
-                let feed = make()?;
-                *state = DatagramFeed::Known(Arc::clone(&feed));
-                Some(feed)
+            DatagramIngress::Known(ingress) => Some(Arc::clone(ingress)),
+            DatagramIngress::Withheld => None,
+            DatagramIngress::Unknown => {
+                let ingress = make()?;
+                *state = DatagramIngress::Known(Arc::clone(&ingress));
+                Some(ingress)
             }
         }
     }
 
-    /// Takes datagrams back from the kernel, for good.
+    /// Takes datagrams back from the offload, for good.
     pub fn withhold_datagrams(&self) {
-        *self.datagram_feed.lock() = DatagramFeed::Withheld;
+        *self.datagram_ingress.lock() = DatagramIngress::Withheld;
     }
 
     pub fn has_datagrams(&self) -> bool {

@@ -1,5 +1,56 @@
-//! QUIC connections with a second sender.
+//! QUIC connections with two senders: a stock QUIC stack, and a data plane beside it that sends media.
+//!
+//! The QUIC stack is [quinn], unmodified. It does the handshake, bidirectional streams and all receiving, and does not
+//! know that somebody else sends on its connections. The data plane ([`Connection::downstream`]) owns the unidirectional
+//! streams and the datagrams that are sent. Both draw their packet numbers from one word, seal with the same keys, and
+//! stay within the same congestion window and credit. A third sender may join them, the [`offload`]: it forwards what
+//! arrives inside the kernel, before any process wakes.
+//!
+//! ```text
+//!   Endpoint ── Connection                   the application's handles
+//!      │            │
+//!     seam ───── shared ───── driver         quinn's crypto traits; one lock per connection; timers
+//!              ┌────┼──────┐
+//!           stack  plane  offload::state     what quinn believes; what is owed; what was delegated
+//!              └────┼──────┤
+//!          numbers  send   offload           the packet number word; sockets; the trait
+//!                          kernel            the offload in the kernel (feature `kernel`)
+//! ```
+//!
+//! Arrows point down only. What the parts compute (frames, ACKs, keys, recovery, congestion control) is in
+//! `millrace-proto`, which does no I/O.
+//!
+//! The example `ticks` serves a stream of times with the second sender, without any of MoQ.
+//!
+//! # Features
+//! * `kernel` (default): engine `kernel`; needs clang and libelf to build. Without it nothing here needs more than Rust.
 
-pub mod engine;
+mod alarm;
+pub mod clock;
+mod config;
+mod congestion;
+mod connection;
+mod driver;
+mod endpoint;
 pub mod interfaces;
-pub mod quic;
+#[cfg(feature = "kernel")]
+pub mod kernel;
+mod numbers;
+pub mod offload;
+mod path;
+mod plane;
+mod seam;
+mod secrets;
+pub mod send;
+mod shared;
+mod stack;
+mod stats;
+mod tap;
+pub mod tls;
+pub mod trace;
+
+pub use config::{Config, ID_LEN};
+pub use connection::Connection;
+pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
+pub use stats::Stats;
+pub use tap::{Sent, Tap};

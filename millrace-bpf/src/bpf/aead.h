@@ -119,10 +119,10 @@ static __always_inline void poly1305_header(struct poly1305 *state, const struct
 		OPAQUE(at);
 		if (at + 16 > bytes)
 			break;
-		poly1305_block(&poly, load16(header + at));
+		poly1305_block(&poly, load128(header + at));
 	}
 	if (bytes & 15)
-		poly1305_block(&poly, first16(load16(header + (bytes & HEADER_BLOCKS)), bytes & 15));
+		poly1305_block(&poly, first128(load128(header + (bytes & HEADER_BLOCKS)), bytes & 15));
 	*state = poly;
 }
 
@@ -135,10 +135,10 @@ static __always_inline void ghash_header(struct gf128 *state, const struct ghash
 		OPAQUE(at);
 		if (at + 16 > bytes)
 			break;
-		sum = ghash_block(key, sum, load16(header + at));
+		sum = ghash_block(key, sum, load128(header + at));
 	}
 	if (bytes & 15)
-		sum = ghash_block(key, sum, first16(load16(header + (bytes & HEADER_BLOCKS)), bytes & 15));
+		sum = ghash_block(key, sum, first128(load128(header + (bytes & HEADER_BLOCKS)), bytes & 15));
 	*state = sum;
 }
 
@@ -164,9 +164,9 @@ __noinline int aead_header(const struct quic_keys *keys, const struct quic_keyst
 static __always_inline struct bytes16 aead_xor(const struct quic_keystream *keystream, __u64 sealing,
 					       const __u8 *from, __u8 *to, __u32 at)
 {
-	struct bytes16 in = load16(from + at), pad = load16(keystream->text + at);
+	struct bytes16 in = load128(from + at), pad = load128(keystream->text + at);
 
-	store16(to + at, xor16(in, pad));
+	store128(to + at, xor128(in, pad));
 	return (struct bytes16){.low = in.low ^ (pad.low & sealing), .high = in.high ^ (pad.high & sealing)};
 }
 
@@ -204,7 +204,7 @@ __noinline int chacha20_poly1305_text(const struct quic_keystream *keystream, st
 		poly1305_block(&poly, aead_xor(keystream, sealing, from, to, at));
 	}
 	if (bytes & 15 && last <= QUIC_TEXT_MAX - 16)
-		poly1305_block(&poly, first16(aead_xor(keystream, sealing, from, to, last), bytes & 15));
+		poly1305_block(&poly, first128(aead_xor(keystream, sealing, from, to, last), bytes & 15));
 	packet->mac.poly = poly;
 	return 0;
 }
@@ -232,7 +232,7 @@ __noinline int aes128_gcm_text(const struct quic_keys *keys, const struct quic_k
 	}
 	if (bytes & 15 && last <= QUIC_TEXT_MAX - 16)
 		sum = ghash_block(key, sum,
-				  first16(aead_xor(keystream, sealing, from, to, last), bytes & 15));
+				  first128(aead_xor(keystream, sealing, from, to, last), bytes & 15));
 	packet->mac.ghash = sum;
 	return 0;
 }
@@ -255,8 +255,8 @@ __noinline int aead_finish(const struct quic_keys *keys, const struct quic_keyst
 	}
 	lengths.low = __builtin_bswap64(lengths.low * 8);
 	lengths.high = __builtin_bswap64(lengths.high * 8);
-	packet->tag = xor16(gf128_bytes(ghash_block(&keys->aes128.ghash, packet->mac.ghash, lengths)),
-			    load16(keystream->once));
+	packet->tag = xor128(gf128_bytes(ghash_block(&keys->aes128.ghash, packet->mac.ghash, lengths)),
+			     load128(keystream->once));
 	return 0;
 }
 
@@ -289,7 +289,7 @@ __noinline int quic_seal_with(const struct quic_keys *keys, const struct quic_ke
 	packet->sealing = ~0ULL;
 	if (aead_run(keys, keystream, packet, plain, extent))
 		return -1;
-	store16(tag, packet->tag);
+	store128(tag, packet->tag);
 	return 0;
 }
 
@@ -303,13 +303,13 @@ __noinline int quic_open_with(const struct quic_keys *keys, const struct quic_ke
 		return -1;
 
 	struct quic_extent in_place = *extent;
-	struct bytes16 tag = load16(aead_text(packet, extent) + extent->text_bytes);
+	struct bytes16 tag = load128(aead_text(packet, extent) + extent->text_bytes);
 
 	in_place.plain_at = extent->header_at + extent->header_bytes;
 	packet->sealing = 0;
 	if (aead_run(keys, keystream, packet, packet, &in_place))
 		return -1;
-	return -differ16(tag, packet->tag);
+	return -differ128(tag, packet->tag);
 }
 
 /* quic_seal_with, computing the keystream first. A packet number is good for one call per key. */

@@ -1,24 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the crypto headers need so that the same source compiles for BPF and natively, without a libc. */
+/* Loads and stores of words at any address, the same for BPF and natively. Without a libc. */
 #ifndef MILLRACE_BYTES_H
 #define MILLRACE_BYTES_H
 
-#include <linux/types.h>
+#include "util.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "loads and stores are little endian");
 
-#ifndef __always_inline
-#define __always_inline inline __attribute__((always_inline))
-#endif
-#ifndef __noinline
-#define __noinline __attribute__((noinline))
-#endif
-
-/* Hides what clang knows of a number, lest it merges two checks of which verifiers need both. */
-#define OPAQUE(number) asm volatile("" : "+r"(number))
-
-/* Unaligned. In BPF a memcpy from unaligned memory becomes eight single-byte loads, although the kernel
- * allows unaligned access to map values, and every JIT that matters makes one instruction of it.
+/* In BPF, clang makes single-byte loads of a memcpy from unaligned memory. The kernel allows unaligned access to map
+ * values and packets, though not to the stack, and every JIT that matters makes one instruction of it.
  */
 #ifdef __bpf__
 #define DEFINE_UNALIGNED(bits)                                             \
@@ -44,6 +34,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "loads and stores are 
 	}
 #endif
 
+DEFINE_UNALIGNED(16)
 DEFINE_UNALIGNED(32)
 DEFINE_UNALIGNED(64)
 
@@ -53,24 +44,24 @@ struct bytes16 {
 	__u64 high;
 };
 
-static __always_inline struct bytes16 load16(const __u8 *from)
+static __always_inline struct bytes16 load128(const __u8 *from)
 {
 	return (struct bytes16){.low = load64(from), .high = load64(from + 8)};
 }
 
-static __always_inline void store16(__u8 *to, struct bytes16 value)
+static __always_inline void store128(__u8 *to, struct bytes16 value)
 {
 	store64(to, value.low);
 	store64(to + 8, value.high);
 }
 
-static __always_inline struct bytes16 xor16(struct bytes16 a, struct bytes16 b)
+static __always_inline struct bytes16 xor128(struct bytes16 a, struct bytes16 b)
 {
 	return (struct bytes16){.low = a.low ^ b.low, .high = a.high ^ b.high};
 }
 
 /* The first `count` bytes, at least one, and zeroes. */
-static __always_inline struct bytes16 first16(struct bytes16 value, __u32 count)
+static __always_inline struct bytes16 first128(struct bytes16 value, __u32 count)
 {
 	__u64 mask = ~0ULL >> (-count * 8 & 63);
 
@@ -82,7 +73,7 @@ static __always_inline struct bytes16 first16(struct bytes16 value, __u32 count)
 }
 
 /* In constant time. */
-static __always_inline int differ16(struct bytes16 a, struct bytes16 b)
+static __always_inline int differ128(struct bytes16 a, struct bytes16 b)
 {
 	__u64 difference = (a.low ^ b.low) | (a.high ^ b.high);
 

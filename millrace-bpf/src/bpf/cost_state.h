@@ -12,6 +12,7 @@
 SEC(".rodata.config")
 const volatile struct cost_config config = {};
 
+/* CPU -> its sums, and the words that say in what it is. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -20,6 +21,7 @@ struct {
 	__uint(max_entries, 1); /* set before loading: one per CPU */
 } cpus SEC(".maps");
 
+/* 0 -> what userspace tells all samplers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -28,7 +30,7 @@ struct {
 	__uint(max_entries, 1);
 } control SEC(".maps");
 
-/* The double buffers: two entries per CPU. */
+/* Twice the CPU, plus 0 or 1 -> half of its double buffer of stacks: struct cost_half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -37,13 +39,13 @@ struct {
 	__uint(max_entries, 2);
 } halves SEC(".maps");
 
-/* The other way for stacks to travel. */
+/* Stacks, if they do not travel in `halves`: struct cost_record with its frames. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 12); /* set before loading */
 } ring SEC(".maps");
 
-/* Preallocated, since the sampler runs in interrupts. */
+/* Process and cgroup -> its sums. Preallocated, since the sampler runs in interrupts. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct cost_process_key);
@@ -51,6 +53,7 @@ struct {
 	__uint(max_entries, COST_PROCESSES);
 } processes SEC(".maps");
 
+/* Process, as userspace's PID namespace numbers it -> anything: it is sampled always. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, __u32);
@@ -58,7 +61,7 @@ struct {
 	__uint(max_entries, COST_WATCHED);
 } watched SEC(".maps");
 
-/* Of a task that left the CPU inside a call: low bits of its word, and above them cost_cpu.epoch. */
+/* Task -> where it was in a call when it left the CPU: the low bits of its word, with cost_cpu.epoch above them. */
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

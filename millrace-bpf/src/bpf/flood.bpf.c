@@ -3,15 +3,8 @@
  * (BPF_F_TEST_XDP_LIVE_FRAMES, since 5.18), which are pages as a driver has them; each run turns its frame into
  * another client's new connection and sends it. Frames come round again, so what a run writes is there at the next.
  */
-#include "bytes.h"
-#include "checksum.h"
 #include "flood_intf.h"
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <linux/ip.h>
-#include <linux/udp.h>
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
+#include "net.h"
 
 #define PORT_MIN 1024
 
@@ -52,7 +45,7 @@ int flood_xdp(struct xdp_md *ctx)
 	if ((void *)(frame + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	frame->ip.saddr = source;
-	frame->ip.check = ~fold(config.header_sum + (source & 0xffff) + (source >> 16));
+	frame->ip.check = ~csum_fold(config.header_sum + (source & 0xffff) + (source >> 16));
 	frame->udp.source = bpf_htons(PORT_MIN | (who >> 32 & 0xffff));
 	store64(frame->id, next_random());
 	return config.ifindex ? bpf_redirect(config.ifindex, 0) : XDP_DROP;

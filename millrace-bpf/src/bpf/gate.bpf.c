@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Admission for QUIC servers, before the stack. gate_xdp gives every packet to a scope one verdict, by the rules in
- * the order of enum gate_rule. gate_egress watches what servers answer, for scopes that track by themselves.
- * The others change, on behalf of userspace, what these two change at the same time.
+/* Admission for QUIC servers, before the stack. gate_xdp decides about every packet to a scope, by the rules in the order of
+ * enum gate_rule. gate_egress watches what servers answer, for scopes that track connections by themselves. The other
+ * programs are calls of userspace: they change maps that these two change at the same time.
+ *
+ *   gate_intf.h    what is shared with userspace; gate_maps.h: configuration and maps
+ *   gate_head.h    the start of the frame, copied; gate_packet.h: what is read there
+ *   gate_rules.h   the rules; gate_track.h: live connections; gate_marks.h: a filter in front of these maps
+ *   gate_answer.h  Retry and Version Negotiation; gate_token.h: tokens
+ *   gate_expire.h  the walks that end what has been idle
  */
-#include "udp.h"
+#include "skb_udp.h"
 #include "gate_answer.h"
 #include "gate_expire.h"
 #include "gate_rules.h"
-
-#define PASS_ON -1 /* "next program" for TCX, "next filter" for clsact */
 
 /* --- Verdicts --- */
 
@@ -81,14 +85,14 @@ static __noinline int sample(const struct gate_work *work, __u32 reason, __u32 b
 	return 0;
 }
 
-/* No answer would be as large as half of this, and nothing has to be known of odd headers. */
+/* Only full-size Initials with plain headers: no answer is half as long, and its headers are plain, too. */
 static __always_inline int can_be_answered(const struct gate_packet *packet)
 {
 	return packet->end - packet->quic_at >= INITIAL_DATAGRAM && !packet->options && !packet->long_ids;
 }
 
-/* An Initial that repeats one that was let in gets none: the server may be about to answer, and the client would
- * give up. Nor does what the quota refuses of a handshake that the server has answered.
+/* Whether the rule answers. An Initial that repeats one that was let in gets no answer: the server may be about to give its
+ * own, and the client would give up. Nor does a packet of a handshake that the server has answered and the quota refuses.
  */
 static __always_inline int is_answered(const struct gate_work *work, const struct gate_policy *policy,
 				       __u32 rule)
@@ -114,7 +118,7 @@ static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 	return XDP_DROP;
 }
 
-/* Not ours, at a glance. */
+/* Whether it is seen at a glance that the packet is not UDP. */
 static __always_inline int is_bystander(const struct xdp_md *ctx)
 {
 	const struct ethhdr *eth = (void *)(long)ctx->data;
@@ -174,7 +178,7 @@ int gate_egress(struct __sk_buff *skb)
 	__u8 first;
 
 	if (parse_udp(skb, &packet) || bpf_skb_load_bytes(skb, packet.payload_offset, &first, 1) ||
-	    !(first & QUIC_LONG))
+	    !(first & QUIC_LONG_HEADER))
 		return PASS_ON;
 	to_address(&server, packet.source, packet.family);
 	to_address(&opening.address, packet.destination, packet.family);
@@ -215,7 +219,9 @@ int gate_publish(struct gate_publish_call *call)
 	return 0;
 }
 
-/* A call each: 6.1 takes no call that several maps come to, into which the compiler would make them one. */
+/* One function for each map, not inlined: the compiler would merge the calls into one that gets any of the maps, and Linux
+ * 6.1 refuses that.
+ */
 #define WALK(map, entry)                                                 \
 	static __noinline long walk_##map(struct gate_expire_call *call) \
 	{                                                                \
@@ -254,7 +260,7 @@ int gate_expire(struct gate_expire_call *call)
 	return 0;
 }
 
-/* All older marks; only then their age may become that of new ones. */
+/* Clears all marks of one age, before that becomes the age of new ones. */
 SEC("syscall")
 int gate_forget(struct gate_forget_call *call)
 {

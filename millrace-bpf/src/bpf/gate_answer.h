@@ -7,32 +7,26 @@
 #ifndef MILLRACE_GATE_ANSWER_H
 #define MILLRACE_GATE_ANSWER_H
 
-#include "checksum.h"
 #include "gate_maps.h"
 #include "gate_token.h"
 #include "ghash.h"
-#include <linux/if_ether.h>
-#include <linux/ip.h>
-#include <linux/ipv6.h>
-#include <linux/udp.h>
-#include <bpf/bpf_endian.h>
 
 #define RETRY_ID_BYTES 8
-#define HOP_LIMIT      64
-#define DONT_FRAGMENT  0x4000
 #define RESERVED       0x0a0a0a0a /* a version: these half bytes, the others are random */
 
-/* What is written is at most HEAD_SLACK bytes long, so it stays inside. */
+/* Masked for the verifier: no write from here is longer than HEAD_SLACK, so it stays inside. */
 static __always_inline __u8 *answer_at(struct gate_answer *answer, __u32 at)
 {
 	return answer->bytes + (at & 255);
 }
 
-/* A length and that many bytes, at most 20; whatever comes next goes over the rest. Returns where that is. */
+/* Puts a length and that many bytes, at most 20. Always writes 20, of which the next write covers the rest. Returns where
+ * that goes.
+ */
 static __always_inline __u32 put_id(struct gate_answer *answer, __u32 at, const __u8 *id, __u32 len)
 {
 	*answer_at(answer, at) = len;
-	store16(answer_at(answer, at + 1), load16(id));
+	store128(answer_at(answer, at + 1), load128(id));
 	store32(answer_at(answer, at + 17), load32(id + 16));
 	return at + 1 + len;
 }
@@ -61,11 +55,11 @@ static __always_inline int make_token(struct gate_work *work)
 	token->address = packet->source;
 	for (int i = 0; i < GATE_ID_MAX; i++)
 		token->id[i] = i < packet->id_len ? id[i] : 0;
-	store16(token->tag, gate_token_tag(&key->key, token));
+	store128(token->tag, gate_token_tag(&key->key, token));
 	return 0;
 }
 
-/* The tag authenticates, and encrypts nothing: GHASH, and one block of AES that is a constant. */
+/* Nothing is encrypted, only authenticated: by GHASH, and one block of AES, which is a constant. */
 static __always_inline void put_integrity_tag(struct gate_answer *answer, const struct gate_retry_key *key,
 					      __u32 from, __u32 to)
 {
@@ -78,13 +72,13 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 		OPAQUE(at);
 		if (at >= to)
 			break;
-		sum = ghash_block(&key->ghash, sum, load16(answer_at(answer, at)));
+		sum = ghash_block(&key->ghash, sum, load128(answer_at(answer, at)));
 	}
 	sum = ghash_block(&key->ghash, sum, lengths);
-	store16(answer_at(answer, to), xor16(gf128_bytes(sum), load16(key->mask)));
+	store128(answer_at(answer, to), xor128(gf128_bytes(sum), load128(key->mask)));
 }
 
-/* The original destination ID goes in front, as the pseudo-packet has it, and is not sent. */
+/* In front goes the original destination ID, which the pseudo-packet has (RFC 9001, section 5.8) and which is not sent. */
 static __noinline int make_retry(struct gate_work *work)
 {
 	struct gate_retry_key *key;
@@ -110,7 +104,7 @@ static __noinline int make_retry(struct gate_work *work)
 	for (int i = 0; i < sizeof(work->token); i += 8)
 		store64(answer_at(answer, at + i), load64((__u8 *)&work->token + i));
 	at += sizeof(work->token);
-	store16(answer_at(answer, at), (struct bytes16){});
+	store128(answer_at(answer, at), (struct bytes16){});
 	put_integrity_tag(answer, key, from, at);
 	answer->quic_bytes = at + 16 - ANSWER_AT;
 	return 0;
@@ -153,64 +147,38 @@ static __noinline int make_version_negotiation(struct gate_work *work, const str
 	return 0;
 }
 
-/* Swaps the addresses and keeps the tags; what this writes too much is where the IP header goes. */
-static __always_inline void put_ethernet(struct gate_answer *answer, const struct gate_head *head, __u32 at)
+/* Swaps the addresses and keeps type and tags, always as many bytes as two tags take: the IP header covers the rest. */
+static __always_inline void answer_ethernet(struct gate_answer *answer, const struct net_head *head, __u32 at)
 {
-	__u8 *to = answer_at(answer, at);
+	const __u8 *tags = head->bytes + 2 * ETH_ALEN;
+	__u8 *to = put_macs(answer_at(answer, at), head->bytes + ETH_ALEN, head->bytes);
 
-	for (int i = 0; i < ETH_ALEN; i++) {
-		to[i] = head->bytes[ETH_ALEN + i];
-		to[ETH_ALEN + i] = head->bytes[i];
-	}
-	store64(to + 2 * ETH_ALEN, load64(head->bytes + 2 * ETH_ALEN));
-	store32(to + 2 * ETH_ALEN + 8, load32(head->bytes + 2 * ETH_ALEN + 8));
+	store64(to, load64(tags));
+	store32(to + 8, load32(tags + 8));
 }
 
-static __always_inline void put_ipv4(struct gate_answer *answer, const struct gate_packet *packet,
-				     __u32 bytes)
+static __always_inline void answer_ip(struct gate_answer *answer, const struct gate_packet *packet,
+				      __u32 udp_bytes)
 {
-	struct iphdr *ip = (struct iphdr *)(answer->bytes + ANSWER_AT - UDP_BYTES - IPV4_BYTES);
+	const __u8 *source = packet->destination.bytes, *destination = packet->source.bytes;
+	__u8 *end = answer->bytes + ANSWER_AT - UDP_BYTES;
 
-	__builtin_memset(ip, 0, sizeof(*ip));
-	ip->version = 4;
-	ip->ihl = 5;
-	ip->tot_len = bpf_htons(sizeof(*ip) + bytes);
-	ip->frag_off = bpf_htons(DONT_FRAGMENT);
-	ip->ttl = HOP_LIMIT;
-	ip->protocol = IPPROTO_UDP;
-	ip->saddr = load32(packet->destination.bytes + 12);
-	ip->daddr = load32(packet->source.bytes + 12);
-	ip->check = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+	if (packet->family == 4)
+		put_ipv4((struct iphdr *)(end - IPV4_BYTES), load32(source + 12), load32(destination + 12), 0,
+			 udp_bytes);
+	else
+		put_ipv6((struct ipv6hdr *)(end - IPV6_BYTES), source, destination, 0, 0, udp_bytes);
 }
 
-static __always_inline void put_ipv6(struct gate_answer *answer, const struct gate_packet *packet,
-				     __u32 bytes)
+static __always_inline void answer_udp(struct gate_answer *answer, const struct gate_packet *packet,
+				       __u32 udp_bytes)
 {
-	struct ipv6hdr *ip = (struct ipv6hdr *)(answer->bytes + ANSWER_AT - UDP_BYTES - IPV6_BYTES);
+	__u8 *at = answer->bytes + ANSWER_AT - UDP_BYTES;
+	__u64 sum = csum_pseudo(packet->source.bytes, 2 * sizeof(packet->source), udp_bytes);
 
-	*(__be32 *)ip = bpf_htonl(6 << 28);
-	ip->payload_len = bpf_htons(bytes);
-	ip->nexthdr = IPPROTO_UDP;
-	ip->hop_limit = HOP_LIMIT;
-	store16((__u8 *)&ip->saddr, load16(packet->destination.bytes));
-	store16((__u8 *)&ip->daddr, load16(packet->source.bytes));
-}
-
-/* Mapped IPv4 addresses have the sum of bare ones: what is in front of them is 0xffff, which is 0 here. */
-static __always_inline void put_udp(struct gate_answer *answer, const struct gate_packet *packet, __u32 bytes)
-{
-	struct udphdr *udp = (struct udphdr *)(answer->bytes + ANSWER_AT - UDP_BYTES);
-	__u64 sum = bpf_csum_diff(NULL, 0, (__be32 *)&packet->source, 2 * sizeof(packet->source),
-				  bpf_htons(IPPROTO_UDP) + bpf_htons(bytes));
-
-	udp->source = packet->destination_port;
-	udp->dest = packet->source_port;
-	udp->len = bpf_htons(bytes);
-	udp->check = 0;
-	store32(answer_at(answer, ANSWER_AT - UDP_BYTES + bytes), 0);
-	udp->check = ~fold(bpf_csum_diff(NULL, 0, (__be32 *)udp, (bytes + 3) & 0xfc, sum));
-	if (!udp->check)
-		udp->check = 0xffff;
+	put_udp((struct udphdr *)at, packet->destination_port, packet->source_port, udp_bytes);
+	store32(answer_at(answer, ANSWER_AT - UDP_BYTES + udp_bytes), 0);
+	put_udp_checksum((struct udphdr *)at, csum_add(at, udp_bytes, 256, sum));
 }
 
 static __noinline int replace_frame(struct xdp_md *ctx, const struct gate_answer *answer, __u32 from,
@@ -234,12 +202,9 @@ static __always_inline int put_answer(struct xdp_md *ctx, struct gate_work *work
 	__u32 from = ANSWER_AT - UDP_BYTES - ip_bytes - packet->ip_at;
 	__u32 bytes = ANSWER_AT + answer->quic_bytes - from;
 
-	put_ethernet(answer, &work->head, from);
-	if (packet->family == 4)
-		put_ipv4(answer, packet, udp_bytes);
-	else
-		put_ipv6(answer, packet, udp_bytes);
-	put_udp(answer, packet, udp_bytes);
+	answer_ethernet(answer, &work->head, from);
+	answer_ip(answer, packet, udp_bytes);
+	answer_udp(answer, packet, udp_bytes);
 	if (bytes > work->head.frame_bytes || bpf_xdp_adjust_tail(ctx, (int)(bytes - work->head.frame_bytes)))
 		return -1;
 	return replace_frame(ctx, answer, from, bytes);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The walks over the gate's tables, some time each second: connections end that were idle for too long, and with them what
- * is kept for them; what has not ended is marked again.
+/* Walks over the gate's tables once a second: ends connections that have been idle for too long, removes what is kept for
+ * them, and marks the others again.
  */
 #ifndef MILLRACE_GATE_EXPIRE_H
 #define MILLRACE_GATE_EXPIRE_H
@@ -23,8 +23,8 @@ static __always_inline int is_idle(__u64 seen_ns, __u64 idle_ns, __u64 now_ns)
 	return (__s64)(now_ns - seen_ns) > (__s64)idle_ns;
 }
 
-/* Not 0: its ID is not seen any more, but others are on its path, so it stays. It does not count: anybody can send
- * packets with another's address, and would hold for ever what a client's quota has of connections that ended.
+/* Not 0: the connection stays, since other IDs are on its path, although its own is not seen any more. It no longer counts
+ * for its client: anybody can send packets from a forged address, and would hold the quota for ever.
  */
 static __always_inline int lingers(struct gate_connection *connection, const struct gate_path_state *path,
 				   const struct gate_id *id, const struct gate_policy *policy, __u64 now_ns)
@@ -59,7 +59,7 @@ static __noinline int end_connection(struct gate_connection *connection, const s
 	return count_event(GATE_CONNECTION_EXPIRED);
 }
 
-/* How far a walk is: entries before `from` are those of earlier parts. */
+/* Counts the entry. Not 0: an earlier part of the walk had it. */
 static __always_inline int is_earlier(struct gate_expire_call *call)
 {
 	return call->at++ < call->from;

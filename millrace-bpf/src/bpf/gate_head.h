@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Copies of a frame what is looked at to memory of the CPU, and reads it there. At first that is as much as hardly any
- * packet goes beyond; where one does, all that is ever looked at, and what may have been cut off is read again.
+/* Copies the start of a frame to memory of this CPU, and reads it there. At first only NEAR_BYTES, which is enough for
+ * almost every packet. Where it is not, all that is ever looked at, and then reads again.
  */
 #ifndef MILLRACE_GATE_HEAD_H
 #define MILLRACE_GATE_HEAD_H
 
 #include "gate_maps.h"
 
-static __noinline int copy_all(struct xdp_md *ctx, struct gate_head *head)
+static __noinline int copy_all(struct xdp_md *ctx, struct net_head *head)
 {
 	__u32 bytes = head->frame_bytes;
 
@@ -20,8 +20,8 @@ static __noinline int copy_all(struct xdp_md *ctx, struct gate_head *head)
 	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
 }
 
-/* Of so few bytes a helper takes longer. */
-static __noinline int copy_near(struct xdp_md *ctx, struct gate_head *head)
+/* By hand: for so few bytes a helper takes longer. */
+static __noinline int copy_near(struct xdp_md *ctx, struct net_head *head)
 {
 	const __u8 *data = (void *)(long)ctx->data;
 	const void *end = (void *)(long)ctx->data_end;
@@ -30,7 +30,7 @@ static __noinline int copy_near(struct xdp_md *ctx, struct gate_head *head)
 	if ((void *)(data + NEAR_BYTES) > end)
 		return copy_all(ctx, head);
 	for (int i = 0; i < NEAR_BYTES; i += 16)
-		store16(head->bytes + i, load16(data + i));
+		store128(head->bytes + i, load128(data + i));
 	head->have = NEAR_BYTES;
 	return 0;
 }

@@ -11,7 +11,7 @@
 #include "crypto_intf.h"
 #include <linux/types.h>
 
-#define GATE_SCOPES	64 /* scope 0 is for what cannot be told apart */
+#define GATE_SCOPES	64 /* scope 0: packets whose scope cannot be told */
 #define GATE_ID_MAX	20 /* longest connection ID of QUIC versions 1 and 2 */
 #define GATE_ID_LENS	8  /* different lengths of them in a scope */
 #define GATE_VERSIONS	4
@@ -29,8 +29,8 @@ struct gate_config {
 	struct gate_address client_mask_v4;
 	struct gate_address client_mask_v6;
 	__u64 sample_ticks; /* at least, between samples of a scope */
-	__u64 mark_seed;    /* random: nobody can choose what shares a mark with him */
-	__u64 client_ids;   /* tracked connections of one client, at most, unless its quota is higher */
+	__u64 mark_seed;    /* random, so that nobody can choose whose mark to share */
+	__u64 client_ids;   /* tracked connections of one client at most, unless the quota is higher */
 };
 
 /* In the order of their evaluation. */
@@ -67,7 +67,7 @@ enum gate_pass {
 	GATE_ALLOWED,		 /* by the list */
 	GATE_PROVED,		 /* a new connection with a valid token */
 	GATE_NEW,		 /* a new connection */
-	GATE_UNKNOWN,		 /* none of all that, and no rule objects */
+	GATE_UNKNOWN,		 /* none of these, and no rule refuses it */
 	GATE_REASONS,
 };
 
@@ -147,20 +147,21 @@ struct gate_client {
 
 /* Value of the map `clients`. */
 struct gate_count {
-	__u64 all; /* GATE_CONNECTIONS, and what is kept; or GATE_COUNT_GONE, if it is just being removed */
+	__u64 all;     /* the three fields below; or GATE_COUNT_GONE while the entry is being removed */
 	__u64 zero_ns; /* since when it has been zero */
 };
 
-#define GATE_CONNECTIONS 0xffffffffULL /* bits: what the quota is about; by the gate or the application */
-#define GATE_TRACKED	 (1LL << 32)   /* one: connections whose ID is in use, 16 bits */
-#define GATE_LINGERING	 (1LL << 48)   /* one: those of which only the path is, 16 bits */
-#define GATE_KEPT_MAX	 0x3fff	       /* of either */
-#define GATE_COUNT_GONE	 (~0ULL)
+#define GATE_CONNECTIONS \
+	0xffffffffULL /* 32 bits: what the quota is about, counted by the gate or the application */
+#define GATE_TRACKED	(1LL << 32) /* 16 bits, one of them: connections whose ID is in use */
+#define GATE_LINGERING	(1LL << 48) /* 16 bits, one of them: connections of which only the path is */
+#define GATE_KEPT_MAX	0x3fff	    /* of each of the two */
+#define GATE_COUNT_GONE (~0ULL)
 
-/* Key of `connections`, `handshakes`, `openings`: a connection ID and zeroes. */
+/* A connection ID, filled up with zeroes. */
 struct gate_id {
 	__u32 scope;
-	__u8 bytes[GATE_ID_MAX]; /* aligned, so that words are read as they were written */
+	__u8 bytes[GATE_ID_MAX]; /* aligned, since it is read and written by words */
 	__u32 len;
 };
 
@@ -172,69 +173,67 @@ struct gate_path {
 };
 
 enum gate_phase {
-	GATE_PUBLISHED = 0, /* by the application; it knows the end, too */
+	GATE_PUBLISHED = 0, /* by the application, which also says when it ends */
 	GATE_OPENING,	    /* the client has shown the server's ID, in long headers so far */
 	GATE_ESTABLISHED,
-	GATE_OUTLIVED, /* with other IDs, on its path */
-	GATE_ENDED,    /* is just being removed */
+	GATE_OUTLIVED, /* its ID is not seen any more, but others are on its path */
+	GATE_ENDED,    /* being removed */
 };
 
-/* Why a path is a connection's; the better one goes before. */
+/* Why a path belongs to a connection. The greater claim prevails. */
 enum gate_claim {
 	GATE_CLAIM_FAR =
-		0, /* its ID came from there: who has a live ID can send it from any address that he forges */
-	GATE_CLAIM_NEAR,   /* and the address is its client's */
+		0,	 /* its ID came from there: whoever has a live ID can send it from a forged address */
+	GATE_CLAIM_NEAR, /* and that is its client's address */
 	GATE_CLAIM_PROVED, /* the server's answer in the handshake went there, and arrived */
 };
 
-/* Value of the map `connections`; all of it but the phase is of use for tracked ones only. */
+/* A live connection. Only the phase matters unless the gate tracks it. */
 struct gate_connection {
 	__u64 seen_ns;
-	struct gate_path path;	   /* that it was last seen on */
-	struct gate_client client; /* that it counts for, wherever it moves */
+	struct gate_path path;	   /* where it was last seen */
+	struct gate_client client; /* whose quota it counts for, wherever it moves */
 	__u32 phase;
-	__u8 counted; /* for its client, by the gate */
+	__u8 counted; /* the gate counts it for its client */
 	__u8 claim;   /* to its path */
 	__u16 pad;
 	__u32 pad2;
 };
 
-/* Value of the map `paths`. */
+/* Who a path belongs to. */
 struct gate_path_state {
-	__u64 seen_ns;	      /* with another ID than its owner's */
-	struct gate_id owner; /* nobody else removes it */
+	__u64 seen_ns;	      /* last packet with another ID than its owner's */
+	struct gate_id owner; /* alone removes the entry */
 	__u32 claim;
 };
 
-/* Value of the map `openings`: who was let in with this ID of his choice; of `handshakes`: who the server answered
- * with this ID of its choice.
- */
+/* The client that chose a connection ID, or, in `handshakes`, that a server answered with it. */
 struct gate_opening {
 	struct gate_address address;
 	__be16 port;
-	__u16 repeated; /* how often this was relied on; of a handshake: whether it became a live connection */
+	__u16 repeated; /* how often an Initial came again; of a handshake: whether it became a live connection */
 };
 
 enum gate_bucket {
 	GATE_BUCKET_STRANGER = 0,
-	GATE_BUCKET_LIVE, /* with the ID of a connection of this client's, whatever address it came from */
-	GATE_BUCKET_PATH, /* with another ID: anybody can forge its address */
-	GATE_BUCKET_ID,	  /* a published ID, by its hash */
+	GATE_BUCKET_LIVE, /* packets with the ID of a connection of the client, wherever they come from */
+	GATE_BUCKET_PATH, /* packets with another ID on a connection's path: anybody can forge that */
+	GATE_BUCKET_ID,	  /* packets with a published ID, by its hash */
 };
 
-/* Key of the map `buckets`. */
+/* Whose rates. */
 struct gate_bucket_key {
 	struct gate_address client;
 	__u16 scope;
 	__u16 kind; /* enum gate_bucket */
 };
 
-/* When each bucket will be full again, in ticks; empties as time passes. */
+/* For each rate, when its bucket will be full again, in ticks: as time passes, it fills. */
 struct gate_buckets {
 	__u64 full_at[GATE_RATES];
 };
 
-/* Entry of the map `marks`, 64 marks of either age. */
+/* 64 marks of each age. */
 struct gate_marks {
 	__u64 bits[2];
 };
@@ -258,11 +257,11 @@ struct gate_counter {
 enum gate_event {
 	GATE_CONNECTION_TRACKED = 0,
 	GATE_CONNECTION_EXPIRED,
-	GATE_CONNECTIONS_FULL, /* a client proved itself, but there was no room to remember it */
+	GATE_CONNECTIONS_FULL, /* a client proved its address, but there was no room to track its connection */
 	GATE_TOKEN_INVALID,    /* of this gate's form, but forged, too old or of another address */
 	GATE_ANSWERED,	       /* by Retry or Version Negotiation */
-	GATE_NOT_ANSWERED,     /* dropped in place of an answer that could not be made */
-	GATE_SAMPLES_LOST,     /* nobody read them in time */
+	GATE_NOT_ANSWERED,     /* dropped, since the answer could not be made */
+	GATE_SAMPLES_LOST,     /* userspace did not read them in time */
 	GATE_EVENTS,
 };
 
@@ -289,7 +288,7 @@ struct siphash_key {
 	__u64 words[2];
 };
 
-/* What a Retry packet carries; an application can check it, too. Numbers are big endian. */
+/* The token of a Retry packet. Applications can check it, too. Numbers are big endian. */
 struct gate_token {
 	__u8 magic[4];
 	__u8 key; /* index of the key */
@@ -310,13 +309,13 @@ struct gate_token_key {
 	__u32 pad;
 };
 
-/* The one entry of the map `active`. What changes under load is a single word each, so it needs no lock. */
+/* What userspace changes under load. Each change is a single word, so there is no lock. */
 struct gate_active {
-	__u32 turn;	 /* changes of the rules; the lowest bit is the half of policies, scopes, prefixes */
-	__u32 lookups;	 /* which are of use: GATE_LOOKUP_... */
-	__u32 token_key; /* with which tokens are made */
-	__u32 age;	 /* of marks, those that are made now: 0 or 1 */
-	__s64 unix_seconds; /* what CLOCK_MONOTONIC is short of UNIX time */
+	__u32 turn; /* how often the rules were changed; its lowest bit is the half of policies, scopes and prefixes that counts */
+	__u32 lookups;	    /* which may find something: GATE_LOOKUP_... */
+	__u32 token_key;    /* with which tokens are made */
+	__u32 age;	    /* of the marks that are made now: 0 or 1 */
+	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
 	__u64 since_ns;	    /* CLOCK_MONOTONIC_COARSE: the gate looks where it looks now */
 };
 
@@ -350,7 +349,7 @@ struct gate_forget_call {
 	__u64 age; /* of the marks to forget */
 };
 
-/* Maps that gate_expire walks over. */
+/* The maps that gate_expire walks over. */
 enum gate_walk {
 	GATE_WALK_CONNECTIONS = 0,
 	GATE_WALK_PATHS,
@@ -360,14 +359,14 @@ enum gate_walk {
 	GATE_WALKS,
 };
 
-/* Argument of gate_expire: a part of a walk, so that nobody has to wait for the whole. */
+/* Argument of gate_expire: a part of a walk, so that no call takes long. */
 struct gate_expire_call {
 	__u64 now_ns;
 	__u64 expired; /* connections that were forgotten */
 	__u32 walk;    /* enum gate_walk */
-	__u32 at;      /* entries that were passed; 0 at the beginning */
-	__u32 from;    /* how many of them are not looked at */
-	__u32 to;      /* where it ends; if it ended before, that was all */
+	__u32 at;      /* entries passed so far; 0 at the beginning */
+	__u32 from;    /* entries to skip: earlier parts had them */
+	__u32 to;      /* where this part ends; the map has ended if `at` is less afterwards */
 	__u32 removed; /* entries of the table */
 	__u32 pad;
 };

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The gate's maps, sizes of 1 of which are set by userspace before loading, and what a run works with. */
+/* The gate's configuration and maps, and what a run works with. Sizes of 1 are set by userspace before loading. */
 #ifndef MILLRACE_GATE_MAPS_H
 #define MILLRACE_GATE_MAPS_H
 
@@ -19,17 +19,17 @@ struct gate_answer {
 	__u32 quic_bytes;
 };
 
-/* Where packets go, and the scope that is. */
+/* The scope of a destination. */
 struct gate_place {
 	struct gate_address address;
 	__be16 port;
-	__u32 turn; /* when that was found out */
+	__u32 turn; /* gate_active.turn when it was looked up */
 	__u32 scope;
 };
 
-/* What one run of gate_xdp works with; `place` is from the one before. */
+/* What one run of gate_xdp works with. */
 struct gate_work {
-	struct gate_head head;
+	struct net_head head;
 	struct gate_packet packet;
 	struct gate_client client;
 	struct gate_path path;
@@ -37,9 +37,9 @@ struct gate_work {
 	struct gate_token token;
 	struct gate_answer answer;
 	struct gate_active active;
-	struct gate_place place; /* of the last packet that was in a scope */
+	struct gate_place place; /* of the last packet that was in a scope, which an earlier run saw */
 	__u64 now_ns;		 /* to the tick */
-	__u64 exact_ns;		 /* if it was asked for */
+	__u64 exact_ns;		 /* 0: not read yet */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet */
 	__u8 is_new;	  /* an Initial that opens a connection */
@@ -47,7 +47,7 @@ struct gate_work {
 	__u8 is_proved;	  /* it carries a valid token */
 };
 
-/* Reading the clock to the nanosecond takes as long as all else that a cheap verdict takes: only small buckets need it. */
+/* To the nanosecond. Reading that clock takes as long as all the rest of a cheap verdict, and only small buckets need it. */
 static __always_inline __u64 exact_now(struct gate_work *work)
 {
 	if (!work->exact_ns)
@@ -68,46 +68,155 @@ static __always_inline __u64 unix_seconds(const struct gate_work *work)
 SEC(".rodata.config")
 const volatile struct gate_config config = {};
 
-#define MAP(name, map_type, key_type, value_type, entries) \
-	struct {                                           \
-		__uint(type, BPF_MAP_TYPE_##map_type);     \
-		__type(key, key_type);                     \
-		__type(value, value_type);                 \
-		__uint(max_entries, entries);              \
-	} name SEC(".maps")
+/* --- The rules, which userspace writes --- */
 
-MAP(works, PERCPU_ARRAY, __u32, struct gate_work, 1);
-MAP(active, ARRAY, __u32, struct gate_active, 1);
-MAP(scopes, HASH, struct gate_scope_key, __u32, 2 * 4 * GATE_SCOPES);
-MAP(policies, ARRAY, __u32, struct gate_policy, 2 * GATE_SCOPES);
-MAP(states, ARRAY, __u32, struct gate_state, GATE_SCOPES);
-MAP(marks, ARRAY, __u32, struct gate_marks, 1 << GATE_MARKS_BITS);
-MAP(counters, PERCPU_ARRAY, __u32, struct gate_counter, GATE_SCOPES *GATE_REASONS);
-MAP(events, PERCPU_ARRAY, __u32, __u64, GATE_EVENTS);
-MAP(token_keys, ARRAY, __u32, struct gate_token_key, GATE_TOKEN_KEYS);
-MAP(retry_keys, ARRAY, __u32, struct gate_retry_key, 2);
+/* 0 -> which half of the rules counts, and what else changes under load. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_active);
+	__uint(max_entries, 1);
+} active SEC(".maps");
 
-/* Nothing is ever evicted from these three. */
-MAP(connections, HASH, struct gate_id, struct gate_connection, 1);
-MAP(paths, HASH, struct gate_path, struct gate_path_state, 1);
-MAP(clients, HASH, struct gate_client, struct gate_count, 1);
+/* Address and port, either of which may be left out -> scope. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct gate_scope_key);
+	__type(value, __u32);
+	__uint(max_entries, 2 * 4 * GATE_SCOPES);
+} scopes SEC(".maps");
 
-/* What was only claimed. */
-MAP(handshakes, LRU_HASH, struct gate_id, struct gate_opening, 1);
-MAP(openings, LRU_HASH, struct gate_id, struct gate_opening, 1);
-MAP(buckets, LRU_HASH, struct gate_bucket_key, struct gate_buckets, 1);
+/* Half and scope -> policy. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_policy);
+	__uint(max_entries, 2 * GATE_SCOPES);
+} policies SEC(".maps");
 
+/* Prefix of a list -> rank of the entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct gate_prefix_key);
 	__type(value, __u32);
 	__uint(max_entries, 1);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
 } prefixes SEC(".maps");
 
+/* Index -> key that tokens are made and checked with. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_token_key);
+	__uint(max_entries, GATE_TOKEN_KEYS);
+} token_keys SEC(".maps");
+
+/* 0 or 1, for QUIC version 1 or 2 -> key of Retry's integrity tag. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_retry_key);
+	__uint(max_entries, 2);
+} retry_keys SEC(".maps");
+
+/* --- Connections: nothing is ever evicted from these three --- */
+
+/* Connection ID -> live connection. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct gate_id);
+	__type(value, struct gate_connection);
+	__uint(max_entries, 1);
+} connections SEC(".maps");
+
+/* Address and port of a client -> connection that it belongs to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct gate_path);
+	__type(value, struct gate_path_state);
+	__uint(max_entries, 1);
+} paths SEC(".maps");
+
+/* Client -> how many connections it has. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, struct gate_client);
+	__type(value, struct gate_count);
+	__uint(max_entries, 1);
+} clients SEC(".maps");
+
+/* --- What was only claimed: old entries give way --- */
+
+/* Connection ID that a server chose -> client that it answered. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct gate_id);
+	__type(value, struct gate_opening);
+	__uint(max_entries, 1);
+} handshakes SEC(".maps");
+
+/* Connection ID that a client chose for its first packets -> client that was let in with it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct gate_id);
+	__type(value, struct gate_opening);
+	__uint(max_entries, 1);
+} openings SEC(".maps");
+
+/* Client or connection -> its rates. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct gate_bucket_key);
+	__type(value, struct gate_buckets);
+	__uint(max_entries, 1);
+} buckets SEC(".maps");
+
+/* --- State and figures --- */
+
+/* Scope -> what its packets change. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_state);
+	__uint(max_entries, GATE_SCOPES);
+} states SEC(".maps");
+
+/* Low bits of a hash -> 64 marks; see gate_marks.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_marks);
+	__uint(max_entries, 1 << GATE_MARKS_BITS);
+} marks SEC(".maps");
+
+/* Scope times GATE_REASONS, plus the reason -> packets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_counter);
+	__uint(max_entries, GATE_SCOPES *GATE_REASONS);
+} counters SEC(".maps");
+
+/* enum gate_event -> how often it happened. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, GATE_EVENTS);
+} events SEC(".maps");
+
+/* Packets that were refused, or would have been: struct gate_sample. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
 } samples SEC(".maps");
+
+/* 0 -> what this CPU's run works with. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_work);
+	__uint(max_entries, 1);
+} works SEC(".maps");
 
 #endif

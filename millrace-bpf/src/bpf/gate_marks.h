@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Marks tell at a glance what is certainly not in the maps of connections. In a flood of random addresses and IDs no
- * bucket of a hash table is in the cache, and there would be three of them to look at; the marks are 256 KiB, and a
- * question reads one line of them.
+/* A Bloom filter with one hash function, in front of the maps of connections: what has no mark is in none of them. In a
+ * flood of random addresses and IDs, no bucket of a hash table is in the cache, and there are three tables to look at. The
+ * marks are 256 KiB, and a question reads one line of them.
  *
- * What is put into a map is marked afterwards, so whatever is in there has a mark. Marks cannot be taken away. Instead
- * there are two ages of them: all that is in the maps is marked again every second (gate_expire), and every few
- * seconds userspace has the older marks forgotten and the age changed (gate_forget). A walk over a map can miss an
- * entry that others move about; it does not miss the same one as often in a row as there are walks in an age.
+ * Whatever is put into a map is marked afterwards. A single mark cannot be taken away, so there are two ages of them:
+ * every second all that is in the maps is marked again (gate_expire), and every few seconds userspace has the older marks
+ * cleared and the age changed (gate_forget). A walk over a map can miss an entry that is moved meanwhile, but not the same
+ * one in all the walks of an age.
  */
 #ifndef MILLRACE_GATE_MARKS_H
 #define MILLRACE_GATE_MARKS_H
@@ -20,7 +20,7 @@ enum gate_mark {
 	MARK_CLIENT,
 };
 
-/* Not cryptographic: who finds something with the mark of another wins a look into the maps. */
+/* Not cryptographic: whoever finds something with the mark of another gains no more than a look into the maps. */
 static __always_inline __u64 mark_hash(enum gate_mark kind, const __u32 *words, __u32 count)
 {
 	__u64 hash = config.mark_seed + kind;

@@ -1,37 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* What the gate reads of a frame: Ethernet, VLAN tags, IPv4 with options or IPv6 with extension headers, UDP, and
  * the header of the first QUIC packet (RFC 8999, 9000, 9369). Plain C on a buffer, so that it also runs natively.
+ * Fragments, options and lengths that contradict each other are noted and left to the rules.
  *
- * Offsets are into the frame. Reads are masked: whatever an offset is, they stay inside the buffer, and the
- * verifier sees it.
+ * Offsets are into the frame.
  */
 #ifndef MILLRACE_GATE_PACKET_H
 #define MILLRACE_GATE_PACKET_H
 
-#include "bytes.h"
 #include "gate_intf.h"
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/in6.h>
+#include "net.h"
+#include "quic.h"
 
-#define HEAD_BYTES	    256 /* of a frame that are looked at */
-#define NEAR_BYTES	    128 /* of them, with which a reader begins: see is_cut() */
-#define HEAD_SLACK	    80	/* zeroes that the longest masked read may touch */
-#define HEAD_TAGS_MAX	    2	/* QinQ */
-#define HEAD_EXTENSIONS_MAX 8
-#define UDP_AT_MAX	    160 /* so that all of a QUIC header but a long token is in there */
-#define NEAR_UDP_AT_MAX	    62	/* the same: two tags and IPv6 without extension headers */
-#define ETHERNET_BYTES	    14
-#define VLAN_BYTES	    4
-#define IPV4_BYTES	    20
-#define IPV6_BYTES	    40
-#define UDP_BYTES	    8
+#define GATE_EXTENSIONS_MAX 8
+#define NEAR_BYTES	    128	 /* of a frame's head, with which a reader begins: see is_cut() */
+#define UDP_AT_MAX	    160	 /* so that all of a QUIC header but a long token is in the head */
+#define NEAR_UDP_AT_MAX	    62	 /* the same for NEAR_BYTES: two tags and IPv6 without extension headers */
 #define INITIAL_DATAGRAM    1200 /* RFC 9000, section 14.1 */
-#define QUIC_LONG	    0x80
-#define QUIC_VERSION_1	    0x00000001
-#define QUIC_VERSION_2	    0x6b3343cf
-#define QUIC_LONG_MIN	    7  /* first byte, version, two lengths (RFC 8999) */
-#define QUIC_PROTECTED_MIN  20 /* packet number and sample (RFC 9001, section 5.4.2) */
+#define QUIC_LONG_MIN	    7	 /* first byte, version, two lengths (RFC 8999) */
+#define QUIC_PROTECTED_MIN  20	 /* packet number and sample (RFC 9001, section 5.4.2) */
 /* With the first byte. What carries a connection ID has as many bytes more, but a stateless reset, which clients send
  * too, shows none and may be as short as this (RFC 9000, section 10.3).
  */
@@ -52,12 +39,6 @@ enum quic_kind {
 	QUIC_HANDSHAKE,
 	QUIC_OTHER_VERSION, /* only what RFC 8999 says is known */
 	QUIC_IMPOSSIBLE,
-};
-
-struct gate_head {
-	__u8 bytes[HEAD_BYTES + HEAD_SLACK];
-	__u32 have; /* bytes of the frame in there */
-	__u32 frame_bytes;
 };
 
 struct gate_packet {
@@ -86,47 +67,30 @@ struct gate_packet {
 	__u16 token_len;
 };
 
-static __always_inline const __u8 *head_at(const struct gate_head *head, __u32 at)
-{
-	return head->bytes + (at & (HEAD_BYTES - 1));
-}
-
-static __always_inline __u8 head_u8(const struct gate_head *head, __u32 at)
+static __always_inline __u8 head_u8(const struct net_head *head, __u32 at)
 {
 	return *head_at(head, at);
 }
 
-static __always_inline __u16 head_u16(const struct gate_head *head, __u32 at)
-{
-	const __u8 *from = head_at(head, at);
-
-	return from[0] << 8 | from[1];
-}
-
-static __always_inline __be32 head_be32(const struct gate_head *head, __u32 at)
+static __always_inline __be32 head_be32(const struct net_head *head, __u32 at)
 {
 	return load32(head_at(head, at));
 }
 
-static __always_inline int has(const struct gate_head *head, __u32 at, __u32 bytes)
-{
-	return at + bytes <= head->have;
-}
-
 static __always_inline void copy_address(struct gate_address *to, const __u8 *from)
 {
-	store16(to->bytes, load16(from));
+	store128(to->bytes, load128(from));
 }
 
 static __always_inline void map_ipv4(struct gate_address *to, __be32 address)
 {
-	store16(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
+	store128(to->bytes, (struct bytes16){.high = (__u64)address << 32 | 0xffff0000});
 }
 
-/* Whether another reading, of all HEAD_BYTES, may come to something else. Where there are no more headers than
- * NEAR_UDP_AT_MAX allows, both connection IDs and what tells the length of a token are within NEAR_BYTES.
+/* Whether reading all of HEAD_BYTES may find something else than reading these. If UDP begins at NEAR_UDP_AT_MAX at the
+ * latest, both connection IDs and the length of a token are within NEAR_BYTES.
  */
-static __always_inline int is_cut(const struct gate_head *head, const struct gate_packet *packet)
+static __always_inline int is_cut(const struct net_head *head, const struct gate_packet *packet)
 {
 	return head->have < HEAD_BYTES && head->have < head->frame_bytes &&
 	       (packet->goes_on || packet->udp_at > NEAR_UDP_AT_MAX);
@@ -134,112 +98,106 @@ static __always_inline int is_cut(const struct gate_head *head, const struct gat
 
 /* --- Down to UDP --- */
 
-static __always_inline enum gate_find find_ipv4(const struct gate_head *head, struct gate_packet *packet)
+static __always_inline enum gate_find find_ipv4(struct net_cursor *cursor, struct gate_packet *packet)
 {
-	__u32 at = packet->ip_at;
-	__u32 header = (head_u8(head, at) & 15) * 4, total = head_u16(head, at + 2);
-	__u32 fragment = head_u16(head, at + 6);
+	struct net_ip ip;
 
-	if (!has(head, at, IPV4_BYTES) || head_u8(head, at) >> 4 != 4 || header < IPV4_BYTES ||
-	    head_u8(head, at + 9) != IPPROTO_UDP)
+	if (take_ipv4(cursor, &ip) || ip.next != IPPROTO_UDP)
 		return FIND_OTHER;
 	packet->family = 4;
-	packet->options = header != IPV4_BYTES;
-	packet->fragment = !!(fragment & 0x3fff); /* more fragments, or an offset */
-	packet->udp_at = at + header;
-	packet->end = at + total;
-	packet->bad_lengths = total < header + UDP_BYTES || at + total > head->frame_bytes;
-	map_ipv4(&packet->source, head_be32(head, at + 12));
-	map_ipv4(&packet->destination, head_be32(head, at + 16));
-	return fragment & 0x1fff ? FIND_NO_PORT : FIND_OK;
+	packet->options = ip.header_bytes != IPV4_BYTES;
+	packet->fragment = !!(ip.fragment & IPV4_FRAGMENT);
+	packet->end = packet->ip_at + ip.bytes;
+	packet->bad_lengths =
+		ip.bytes < ip.header_bytes + UDP_BYTES || packet->end > cursor->head->frame_bytes;
+	map_ipv4(&packet->source, load32(ip.source));
+	map_ipv4(&packet->destination, load32(ip.destination));
+	return ip.fragment & IPV4_FRAGMENT_OFFSET ? FIND_NO_PORT : FIND_OK;
 }
 
-/* The transport protocol may be any of those that a host accepts before UDP; all others are not UDP. */
-static __always_inline enum gate_find find_extensions(const struct gate_head *head,
-						      struct gate_packet *packet)
+/* Follows the extension headers that a host accepts in front of UDP. */
+static __always_inline enum gate_find find_extensions(struct net_cursor *cursor, struct gate_packet *packet,
+						      __u8 next)
 {
-	__u32 at = packet->ip_at + IPV6_BYTES;
-	__u8 next = head_u8(head, packet->ip_at + 6);
+	__u16 offset;
 
-	for (int i = 0; i < HEAD_EXTENSIONS_MAX; i++) {
-		packet->udp_at = at;
+	for (int i = 0; i < GATE_EXTENSIONS_MAX; i++) {
+		packet->udp_at = cursor->at;
 		if (next == IPPROTO_UDP)
 			return FIND_OK;
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
-		    next != IPPROTO_FRAGMENT)
+		if (!is_extension(next) && next != IPPROTO_FRAGMENT)
 			return FIND_OTHER;
 		packet->options = 1;
-		if (!has(head, at, 8))
-			return FIND_TOO_MANY;
-		if (next == IPPROTO_FRAGMENT) {
-			packet->fragment = 1;
-			next = head_u8(head, at);
-			if (head_u16(head, at + 2) & 0xfff8)
-				return next == IPPROTO_UDP ? FIND_NO_PORT : FIND_OTHER;
-			at += 8;
+		if (next != IPPROTO_FRAGMENT) {
+			if (take_extension(cursor, sizeof(struct ipv6_extension), &next))
+				return FIND_TOO_MANY;
 			continue;
 		}
-		next = head_u8(head, at);
-		at += 8 + head_u8(head, at + 1) * 8;
+		if (take_fragment(cursor, &next, &offset))
+			return FIND_TOO_MANY;
+		packet->fragment = 1;
+		if (offset)
+			return next == IPPROTO_UDP ? FIND_NO_PORT : FIND_OTHER;
 	}
-	packet->udp_at = at;
+	packet->udp_at = cursor->at;
 	return next == IPPROTO_UDP ? FIND_OK : FIND_TOO_MANY;
 }
 
-static __always_inline enum gate_find find_ipv6(const struct gate_head *head, struct gate_packet *packet)
+static __always_inline enum gate_find find_ipv6(struct net_cursor *cursor, struct gate_packet *packet)
 {
-	__u32 at = packet->ip_at, bytes = head_u16(head, at + 4);
+	struct net_ip ip;
 
-	if (!has(head, at, IPV6_BYTES) || head_u8(head, at) >> 4 != 6)
+	if (take_ipv6(cursor, &ip))
 		return FIND_OTHER;
 	packet->family = 6;
-	packet->end = at + IPV6_BYTES + bytes;
-	packet->bad_lengths = at + IPV6_BYTES + bytes > head->frame_bytes;
-	copy_address(&packet->source, head_at(head, at + 8));
-	copy_address(&packet->destination, head_at(head, at + 24));
-	return find_extensions(head, packet);
+	packet->end = cursor->at + ip.bytes;
+	packet->bad_lengths = packet->end > cursor->head->frame_bytes;
+	copy_address(&packet->source, ip.source);
+	copy_address(&packet->destination, ip.destination);
+	return find_extensions(cursor, packet, ip.next);
 }
 
-/* As the kernel has it, the UDP length may be shorter than what IP carries, but not longer. */
-static __always_inline enum gate_find find_ports(const struct gate_head *head, struct gate_packet *packet)
+/* The UDP length may be shorter than what IP carries, but not longer, as in the kernel. */
+static __always_inline enum gate_find find_ports(struct net_cursor *cursor, struct gate_packet *packet)
 {
-	__u32 at = packet->udp_at, bytes = head_u16(head, at + 4);
+	__u32 at = cursor->at;
+	struct net_udp udp;
 
-	if (at > UDP_AT_MAX || !has(head, at, UDP_BYTES))
+	packet->udp_at = at;
+	if (at > UDP_AT_MAX || take_udp(cursor, &udp))
 		return FIND_TOO_MANY;
-	packet->source_port = *(const __be16 *)head_at(head, at);
-	packet->destination_port = *(const __be16 *)head_at(head, at + 2);
+	packet->source_port = udp.source;
+	packet->destination_port = udp.destination;
 	packet->quic_at = at + UDP_BYTES;
-	if (bytes < UDP_BYTES || (at + bytes > packet->end && !packet->fragment))
+	if (udp.bytes < UDP_BYTES || (at + udp.bytes > packet->end && !packet->fragment))
 		packet->bad_lengths = 1;
 	if (!packet->bad_lengths && !packet->fragment)
-		packet->end = at + bytes;
+		packet->end = at + udp.bytes;
 	return FIND_OK;
 }
 
-static __always_inline enum gate_find find_udp(const struct gate_head *head, struct gate_packet *packet)
+static __always_inline enum gate_find find_udp(const struct net_head *head, struct gate_packet *packet)
 {
-	__u32 at = ETHERNET_BYTES - 2, protocol = head_u16(head, at);
-	enum gate_find found = FIND_OTHER;
+	struct net_cursor cursor = {.source = NET_HEAD, .head = head};
+	enum gate_find found;
+	__be16 protocol;
 
-	for (int i = 0; i < HEAD_TAGS_MAX; i++) {
-		if (protocol != ETH_P_8021Q && protocol != ETH_P_8021AD)
-			break;
-		at += VLAN_BYTES;
-		protocol = head_u16(head, at);
-	}
-	packet->ip_at = at + 2;
-	if (protocol == ETH_P_IP)
-		found = find_ipv4(head, packet);
-	else if (protocol == ETH_P_IPV6)
-		found = find_ipv6(head, packet);
-	return found ? found : find_ports(head, packet);
+	if (take_ethernet(&cursor, &protocol, NULL))
+		return FIND_OTHER;
+	packet->ip_at = cursor.at;
+	if (protocol == bpf_htons(ETH_P_IP))
+		found = find_ipv4(&cursor, packet);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		found = find_ipv6(&cursor, packet);
+	else
+		found = FIND_OTHER;
+	return found ? found : find_ports(&cursor, packet);
 }
 
 /* --- The QUIC packet --- */
 
 /* A variable-length integer (RFC 9000, section 16); moves `at` behind it. */
-static __always_inline __u64 take_varint(const struct gate_head *head, __u32 *at)
+static __always_inline __u64 take_varint(const struct net_head *head, __u32 *at)
 {
 	__u64 word = __builtin_bswap64(load64(head_at(head, *at)));
 	__u32 bytes = 1 << (word >> 62);
@@ -260,8 +218,8 @@ static __always_inline enum quic_kind long_kind(const struct gate_packet *packet
 	return type == 3 ? QUIC_IMPOSSIBLE : QUIC_INITIAL + type;	       /* only clients get a Retry */
 }
 
-/* What follows the IDs. What a token pushes beyond what was copied is left to the server. */
-static __always_inline enum quic_kind read_rest(const struct gate_head *head, struct gate_packet *packet,
+/* Reads what follows the IDs. What a long token pushes out of the copy is left to the server. */
+static __always_inline enum quic_kind read_rest(const struct net_head *head, struct gate_packet *packet,
 						enum quic_kind kind, __u32 at)
 {
 	__u64 bytes;
@@ -276,7 +234,7 @@ static __always_inline enum quic_kind read_rest(const struct gate_head *head, st
 	}
 	if (at + 1 + QUIC_PROTECTED_MIN > packet->end)
 		return QUIC_IMPOSSIBLE;
-	packet->goes_on = !has(head, at, 8);
+	packet->goes_on = !head_has(head, at, 8);
 	if (packet->goes_on)
 		return kind;
 	bytes = take_varint(head, &at);
@@ -284,7 +242,7 @@ static __always_inline enum quic_kind read_rest(const struct gate_head *head, st
 }
 
 /* IDs of other versions may be longer than any that are read (RFC 8999, section 5.1). */
-static __always_inline enum quic_kind read_long(const struct gate_head *head, struct gate_packet *packet)
+static __always_inline enum quic_kind read_long(const struct net_head *head, struct gate_packet *packet)
 {
 	enum quic_kind kind, too_long;
 	__u32 at = packet->quic_at + 5;
@@ -312,18 +270,18 @@ static __always_inline enum quic_kind read_long(const struct gate_head *head, st
 								     : read_rest(head, packet, kind, at);
 }
 
-static __always_inline void read_quic(const struct gate_head *head, struct gate_packet *packet)
+static __always_inline void read_quic(const struct net_head *head, struct gate_packet *packet)
 {
 	__u32 bytes = packet->end - packet->quic_at;
 
 	packet->kind = QUIC_NOTHING;
 	packet->id_at = packet->quic_at + 1;
 	packet->first = head_u8(head, packet->quic_at);
-	if (!bytes || !has(head, packet->quic_at, 1))
+	if (!bytes || !head_has(head, packet->quic_at, 1))
 		return;
-	if (!(packet->first & QUIC_LONG))
+	if (!(packet->first & QUIC_LONG_HEADER))
 		packet->kind = QUIC_SHORT;
-	else if (bytes >= QUIC_LONG_MIN && has(head, packet->quic_at, QUIC_LONG_MIN))
+	else if (bytes >= QUIC_LONG_MIN && head_has(head, packet->quic_at, QUIC_LONG_MIN))
 		packet->kind = read_long(head, packet);
 }
 

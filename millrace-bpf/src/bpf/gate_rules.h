@@ -13,14 +13,14 @@
 
 /* --- Rates --- */
 
-/* Takes from a bucket. Not 0: there is not enough in it, and nothing was taken. A bucket that is empty is only read:
- * the CPUs do not fight for it in a flood.
+/* Takes from a token bucket. Not 0: there is not enough in it, and nothing was taken. An empty bucket is only read, so that
+ * the CPUs do not contend for it in a flood.
  */
 static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
 {
 	__u64 now = now_ns * GATE_TICKS;
 
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*full_at);
 		__u64 next = ((__s64)(old - now) > 0 ? old : now) + units * rate->cost;
 
@@ -29,11 +29,11 @@ static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *ra
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
 	}
-	return 0; /* as many others were let in meanwhile: one more hardly matters */
+	return 0; /* so many others were let in meanwhile that one more hardly matters */
 }
 
-/* The rough clock fills a bucket all at once, when it ticks. Nothing of that is lost as long as what is too little for
- * this packet leaves room for it.
+/* By the coarse clock, a bucket fills in steps, when that ticks. Nothing is lost as long as a step still fits into a bucket
+ * that has too little for this packet; smaller buckets need the exact clock.
  */
 static __always_inline int is_over(struct gate_work *work, __u64 *full_at, const struct gate_rate *rate,
 				   __u64 units)
@@ -83,7 +83,7 @@ static __always_inline struct gate_buckets *find_buckets(const struct gate_bucke
 
 /* --- Live connections --- */
 
-/* Not by the source of the packet, where the connection is known: who has a live ID can forge that. */
+/* By the connection if it is known, not by the packet's source: whoever has a live ID can forge that. */
 static __noinline struct gate_buckets *find_live_buckets(const struct gate_work *work, int live)
 {
 	struct gate_bucket_key key = {.client = work->client.address, .scope = work->scope};
@@ -95,7 +95,7 @@ static __noinline struct gate_buckets *find_live_buckets(const struct gate_work 
 		key.client = connection->client.address;
 	} else if (connection) {
 		key.kind = GATE_BUCKET_ID;
-		store16(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
+		store128(key.client.bytes, (struct bytes16){.low = HASH_OF(MARK_SERVER_ID, &work->id)});
 	}
 	return find_buckets(&key);
 }
@@ -124,7 +124,7 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 	__u32 index;
 
 	if (packet->token_len != sizeof(work->token) ||
-	    !has(&work->head, packet->token_at, sizeof(work->token)))
+	    !head_has(&work->head, packet->token_at, sizeof(work->token)))
 		return 0;
 	for (int i = 0; i < sizeof(work->token); i += 8)
 		store64((__u8 *)&work->token + i, load64(from + i));
@@ -215,7 +215,7 @@ static __always_inline int is_reflected(const struct gate_work *work, const stru
 	return !!(zeroes & ones << 15);
 }
 
-/* Unknown clients share buckets. That comes before anything is remembered of one. */
+/* Unknown clients share their buckets. This comes before anything is remembered of one. */
 static __noinline enum gate_rule check_unknown(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;
@@ -397,11 +397,11 @@ static __always_inline void name_client(struct gate_work *work)
 	const struct gate_packet *packet = &work->packet;
 	const volatile __u64 *mask = (const volatile __u64 *)(packet->family == 4 ? &config.client_mask_v4
 										  : &config.client_mask_v6);
-	struct bytes16 address = load16(packet->source.bytes);
+	struct bytes16 address = load128(packet->source.bytes);
 
 	address.low &= mask[0];
 	address.high &= mask[1];
-	store16(work->client.address.bytes, address);
+	store128(work->client.address.bytes, address);
 	work->client.scope = work->scope;
 	work->path.address = packet->source;
 	work->path.scope = work->scope;

@@ -27,8 +27,8 @@ static __always_inline int gate_token_is_valid(const struct siphash_key *key, co
 {
 	__u64 issued = __builtin_bswap32(token->issued);
 
-	return !differ16(gate_token_tag(key, token), load16(token->tag)) &&
-	       !differ16(load16(token->address.bytes), load16(address->bytes)) && token->port == port &&
+	return !differ128(gate_token_tag(key, token), load128(token->tag)) &&
+	       !differ128(load128(token->address.bytes), load128(address->bytes)) && token->port == port &&
 	       token->id_len <= GATE_ID_MAX && issued <= now + 1 && now <= issued + seconds;
 }
 

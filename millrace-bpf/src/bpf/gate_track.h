@@ -1,26 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the gate knows of connections: how many each client has, which are live and on what path, and what servers
- * answered to handshakes, from which live connections come. Several CPUs change all of it at the same time.
+/* What the gate knows of connections: how many each client has, which are live and on what path, and which handshakes
+ * servers have answered. Several CPUs change all of it at the same time.
  */
 #ifndef MILLRACE_GATE_TRACK_H
 #define MILLRACE_GATE_TRACK_H
 
 #include "gate_marks.h"
 
-#define MAX_ATTEMPTS 8		     /* to change what other CPUs change too */
-#define SEEN_NS	     (NS_PER_S / 4)  /* how exact times of last use are */
-#define HANDSHAKE_NS (10 * NS_PER_S) /* for which a handshake whose client is silent counts */
-
-#define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
-#define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
+#define CONTENDED_ATTEMPTS 8		   /* to change a word or an entry that other CPUs change too */
+#define SEEN_NS		   (NS_PER_S / 4)  /* how exact the times of last use are */
+#define HANDSHAKE_NS	   (10 * NS_PER_S) /* after which a handshake whose client is silent is forgotten */
 
 static __noinline int count_event(enum gate_event event)
 {
-	__u32 key = event;
-	__u64 *counter = bpf_map_lookup_elem(&events, &key);
-
-	if (counter)
-		*counter += 1;
+	add_to(&events, event, 1);
 	return 0;
 }
 
@@ -31,7 +24,7 @@ static __always_inline __u32 mode_of(const struct gate_policy *policy, enum gate
 	return policy->modes[rule];
 }
 
-/* A rule objects. Whether that decides is a question of its mode; if not, it is noted. */
+/* The rule would refuse the packet. Whether it does depends on its mode; in GATE_MONITOR that is only noted. */
 static __always_inline int refuses(struct gate_work *work, const struct gate_policy *policy,
 				   enum gate_rule rule)
 {
@@ -46,7 +39,7 @@ static __always_inline int refuses(struct gate_work *work, const struct gate_pol
 
 enum count_error {
 	COUNT_OVER = -1, /* the client has as many as it may */
-	COUNT_FULL = -2, /* there is no room for it, or no more of it is kept */
+	COUNT_FULL = -2, /* there is no room for the client, or as much is kept of it as may be */
 };
 
 static __always_inline int grows_beyond(__u64 old, __u64 next, __u64 most, __u64 field)
@@ -54,14 +47,14 @@ static __always_inline int grows_beyond(__u64 old, __u64 next, __u64 most, __u64
 	return (next & field) > (old & field) && (next & field) > (most & field);
 }
 
-/* Changes how many connections a client has, and what is kept of it: a sum of GATE_TRACKED and GATE_LINGERING. What
- * grows does not grow beyond `most`. Returns the connections that it has then. An entry is only removed long after
- * it became zero; who meets one that is just being removed tries again.
+/* Changes how many connections a client has, and by `kept`, a sum of GATE_TRACKED and GATE_LINGERING, what is kept of it.
+ * No field grows beyond that of `most`. Returns the connections that the client then has, or enum count_error. An entry is
+ * removed long after it became zero; whoever meets one that is being removed tries again.
  */
 static __noinline __s64 change_count(const struct gate_client *client, __s32 connections, __s64 kept,
 				     __u64 most, __u64 now_ns)
 {
-	for (int i = 0; i < MAX_ATTEMPTS; i++) {
+	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		struct gate_count *count = bpf_map_lookup_elem(&clients, client);
 		struct gate_count first = {};
 		__u64 old, next;
@@ -122,7 +115,7 @@ static __always_inline __u64 most_kept(const struct gate_policy *policy)
 
 static __always_inline int same_address(const struct gate_address *a, const struct gate_address *b)
 {
-	return !differ16(load16(a->bytes), load16(b->bytes));
+	return !differ128(load128(a->bytes), load128(b->bytes));
 }
 
 static __always_inline int same_path(const struct gate_path *a, const struct gate_path *b)
@@ -149,8 +142,8 @@ static __always_inline int touch(__u64 *seen_ns, __u64 now_ns)
 	return 1;
 }
 
-/* Makes the packet's path that of the connection whose ID it carries, unless another one has as good a claim to it:
- * who replays an ID of his own from a forged address takes no path from whom it belongs to.
+/* Gives the packet's path to the connection whose ID it carries, unless the path's owner has as good a claim. So nobody
+ * takes a path away by sending an ID of his own from a forged address.
  */
 static __noinline int hold_path(struct gate_work *work, __u32 claim)
 {
@@ -173,7 +166,7 @@ static __always_inline void leave_path(const struct gate_path *at, const struct 
 		bpf_map_delete_elem(&paths, at);
 }
 
-/* A connection has one path, so that nobody fills the map who replays an ID. */
+/* A connection has one path only, so that nobody fills the map by replaying an ID. */
 static __always_inline void move_path(struct gate_work *work, struct gate_connection *connection)
 {
 	leave_path(&connection->path, &work->id);
@@ -198,7 +191,7 @@ static __always_inline int use_path(struct gate_work *work)
 
 /* --- Live connections --- */
 
-/* What was live once is never refused for the quota, also if the gate forgot it. */
+/* What was live once is never refused for the quota, even if the gate has forgotten it. */
 static __always_inline void remember_live(const struct gate_id *id)
 {
 	struct gate_opening *opening = bpf_map_lookup_elem(&handshakes, id);
@@ -259,8 +252,8 @@ static __always_inline __s64 count_tracked(struct gate_work *work, const struct 
 	return count;
 }
 
-/* The client has shown the ID that the server answered with, so its address is proved. From here on the connection
- * counts: handshakes that run at the same time do, and those that were only claimed do not.
+/* The client has shown the ID that the server answered with, so its address is proved. From here on the connection counts:
+ * the quota also holds for handshakes that run at the same time, but not for those that are only claimed.
  */
 static __noinline int track(struct gate_work *work, const struct gate_policy *policy,
 			    struct gate_opening *opening)
@@ -297,7 +290,7 @@ static __noinline int track(struct gate_work *work, const struct gate_policy *po
 	return GATE_HANDSHAKE;
 }
 
-/* Lengths that the destination connection ID can have, which is not in short headers: a byte each. */
+/* Lengths that the destination connection ID can have, a byte each: short headers do not tell. */
 static __always_inline __u64 id_lens(const struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_state *state;
@@ -320,12 +313,12 @@ static __always_inline __u32 take_id(struct gate_work *work, __u32 len)
 		len = 0;
 	work->id.scope = work->scope;
 	work->id.len = len;
-	store16(work->id.bytes, len ? first16(load16(from), len) : (struct bytes16){});
+	store128(work->id.bytes, len ? first128(load128(from), len) : (struct bytes16){});
 	store32(work->id.bytes + 16, len > 16 ? load32(from + 16) & ~0U >> (GATE_ID_MAX - len) * 8 : 0);
 	return len;
 }
 
-/* Whose ID it is that was taken. 0: nobody's. */
+/* The reason to pass, or to refuse, by the ID that was taken. 0: it is nobody's. */
 static __always_inline int find_id(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_connection *connection = bpf_map_lookup_elem(&connections, &work->id);
@@ -344,8 +337,8 @@ static __always_inline int find_id(struct gate_work *work, const struct gate_pol
 									       : 0;
 }
 
-/* Whether it belongs to a live connection, or to a handshake that the server has answered: enum gate_pass. Or to one
- * too many, GATE_QUOTA. 0: to neither.
+/* Finds the live connection of a packet, or the handshake that the server has answered: enum gate_pass, or GATE_QUOTA for
+ * one too many. 0: there is none.
  */
 static __noinline enum gate_pass find_connection(struct gate_work *work, const struct gate_policy *policy)
 {
@@ -449,7 +442,7 @@ static __always_inline int take_source_id(struct __sk_buff *skb, __u32 at, struc
 	struct long_header header;
 	enum quic_kind kind;
 
-	if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)) || !(header.first & QUIC_LONG))
+	if (bpf_skb_load_bytes(skb, at, &header, sizeof(header)) || !(header.first & QUIC_LONG_HEADER))
 		return -1;
 	packet.first = header.first;
 	__builtin_memcpy(&packet.version, header.version, sizeof(packet.version));

@@ -7,8 +7,8 @@ struct task_struct {
 	int pid;
 } __attribute__((preserve_access_index));
 
-/* Nanoseconds in the idle task. While it runs, minus the time at which it began, which is negative: one word, so that
- * whoever reads it sees one moment.
+/* 0 -> nanoseconds in the idle task. While it runs, the time when it began is subtracted, and the sum is negative: one
+ * word, so that whoever reads it sees one moment.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);

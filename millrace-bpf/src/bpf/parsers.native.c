@@ -28,7 +28,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "frames.h"
 #include "gate_packet.h"
 #include "quic_packet.h"
-#include "udp.h"
+#include "skb_udp.h"
 
 struct native_walk {
 	__u32 steps;
@@ -70,7 +70,7 @@ int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, stru
 	return parse_udp(&native.skb, out);
 }
 
-static void copy_head(struct gate_head *head, const __u8 *frame, __u32 most)
+static void copy_head(struct net_head *head, const __u8 *frame, __u32 most)
 {
 	head->have = head->frame_bytes < most ? head->frame_bytes : most;
 	memcpy(head->bytes, frame, head->have);
@@ -79,7 +79,7 @@ static void copy_head(struct gate_head *head, const __u8 *frame, __u32 most)
 /* enum gate_find. What lies behind the frame is what another left there: `fill`. In the steps of gate_head.h. */
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out)
 {
-	struct gate_head head = {.frame_bytes = bytes};
+	struct net_head head = {.frame_bytes = bytes};
 	enum gate_find found;
 
 	memset(head.bytes, fill, sizeof(head.bytes));

@@ -42,7 +42,7 @@ static __always_inline void poly1305_start(struct poly1305 *poly, const __u8 key
 		poly->q[i] = poly->r[i] / 4 * 5;
 		poly->h[i] = 0;
 	}
-	poly->s = load16(key + 16);
+	poly->s = load128(key + 16);
 }
 
 /* Carries are added last: the next column waits for nothing else. */

@@ -3,33 +3,24 @@
  * nothing: every packet goes on to whatever else is attached.
  */
 #include "intf.h"
-#include "udp.h"
-
-/* The same value means "next program" for TCX (TCX_NEXT) and "next filter" for clsact (TC_ACT_UNSPEC). */
-#define PASS_ON -1
+#include "skb_udp.h"
 
 SEC(".rodata.config")
 const volatile struct probe_config config = {};
 
+/* Stamped packets: struct probe_sample. */
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 20); /* set before loading */
 } samples SEC(".maps");
 
+/* enum probe_outcome -> packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
 	__uint(max_entries, PROBE_OUTCOMES);
 } outcomes SEC(".maps");
-
-static __always_inline void count(__u32 outcome)
-{
-	__u64 *counter = bpf_map_lookup_elem(&outcomes, &outcome);
-
-	if (counter)
-		*counter += 1;
-}
 
 static __noinline int fill(struct probe_sample *sample, const struct udp_packet *packet)
 {
@@ -80,14 +71,14 @@ static __always_inline enum probe_outcome inspect(struct __sk_buff *skb, __u8 di
 SEC("tcx/ingress")
 int probe_ingress(struct __sk_buff *skb)
 {
-	count(inspect(skb, PROBE_INGRESS));
+	add_to(&outcomes, inspect(skb, PROBE_INGRESS), 1);
 	return PASS_ON;
 }
 
 SEC("tcx/egress")
 int probe_egress(struct __sk_buff *skb)
 {
-	count(inspect(skb, PROBE_EGRESS));
+	add_to(&outcomes, inspect(skb, PROBE_EGRESS), 1);
 	return PASS_ON;
 }
 

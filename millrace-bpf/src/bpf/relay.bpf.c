@@ -1,644 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Forwards media at TC ingress: a 1-RTT packet of an upstream connection is opened, and each of its STREAM and
- * DATAGRAM frames that has a slot leaves again as one packet per leg, sealed for that downstream. Then the packet goes
- * up as it came: userspace gets everything, and sends whatever this program declined.
+/* Forwards media at TC ingress. It opens the 1-RTT packets of upstream connections. Each of their STREAM and DATAGRAM
+ * frames that has a slot leaves again as one packet per egress, sealed for that downstream connection. Then the packet goes
+ * up as it came: userspace gets everything, and sends whatever this program declined to send.
+ *
+ *   relay_intf.h       what is shared with userspace
+ *   relay_maps.h       configuration and maps; relay_work.h: what a run works with
+ *   relay_ingress.h    the received packet: found, opened, its frames walked
+ *   relay_egress.h     a copy: admitted, numbered, sealed, sent; relay_frame.h: its headers
+ *   relay_keystream.h  opening and sealing with precomputed keystreams
+ *   relay_runs.h       a fan-out that takes several runs
+ *   relay_defer.h      packets that do not wake userspace
+ *   relay_trace.h      events about single packets
  */
-#include "relay_packet.h"
-#include "relay_state.h"
-#include "relay_wire.h"
+#include "relay_defer.h"
+#include "relay_egress.h"
+#include "relay_ingress.h"
+#include "relay_runs.h"
 #include <bpf/bpf_core_read.h>
 #include <linux/pkt_cls.h>
-
-/* "Next program" for TCX (TCX_NEXT), "next filter" for clsact (TC_ACT_UNSPEC). */
-#define PASS_ON -1
-
-#define LOOPBACK       1    /* interface index, in every network namespace */
-#define QUIC_SHORT     0x40 /* fixed bit, and not a long header; of what is sent */
-#define AF_INET	       2
-#define AF_INET6       10
-#define GOLDEN_RATIO   0x9e3779b9U /* of 2^32: its multiples are spread evenly */
-#define QUIET_IN_A_ROW 31	   /* packets that do not wake userspace; one less than a power of two */
 
 /* The one field that is needed; libbpf finds its place in the running kernel. */
 struct sk_buff {
 	__u8 ip_summed : 2;
 } __attribute__((preserve_access_index));
 
-static __always_inline void count(__u32 outcome)
-{
-	__u64 *counter = bpf_map_lookup_elem(&outcomes, &outcome);
-
-	if (counter)
-		*counter += 1;
-}
-
-/* --- One leg --- */
-
-static __always_inline void measure_stream(struct leg_packet *packet, const struct relay_leg *leg,
-					   const struct frame_stream *frame)
-{
-	packet->offset = frame->offset + leg->shift;
-	packet->len = frame->len;
-	packet->credit = frame->len;
-	packet->fin = frame->fin;
-	packet->size = 1 + varint_len(leg->id) + (packet->offset ? varint_len(packet->offset) : 0) +
-		       varint_len(packet->len) + packet->len;
-}
-
-static __always_inline void measure_datagram(struct leg_packet *packet, const struct relay_leg *leg,
-					     const struct chunk *chunk)
-{
-	packet->offset = chunk->frame.offset;
-	packet->len = 1 + vi64_len(leg->id) + chunk->frame.len;
-	packet->credit = 0;
-	packet->fin = 0;
-	packet->size = 1 + varint_len(packet->len) + packet->len;
-	if (chunk->priority >= 0)
-		packet->level = (leg->level & 0xff00) | (chunk->priority & 0xff);
-}
-
-int measure(struct leg_packet *packet, const struct relay_leg *leg, const struct relay_path *path,
-	    const struct chunk *chunk)
-{
-	if (!packet || !leg || !path || !chunk)
-		return -1;
-	packet->data_at = chunk->frame.at;
-	packet->data_bytes = chunk->frame.len;
-	packet->level = leg->level;
-	if (chunk->kind == RELAY_STREAM)
-		measure_stream(packet, leg, &chunk->frame);
-	else
-		measure_datagram(packet, leg, chunk);
-	packet->frame_bytes = packet->size;
-	packet->header_bytes = 1 + path->id_bytes + 4;
-	packet->size += packet->header_bytes + QUIC_TAG;
-	return 0;
-}
-
-/* Asks as the host's own output would, which is what an input interface of "loopback" means. */
-enum relay_leg_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
-				  const struct relay_path *path, __u32 size)
-{
-	if (!route || !path)
-		return RELAY_LEG_NO_ROUTE;
-	__builtin_memset(route, 0, sizeof(*route));
-	route->l4_protocol = IPPROTO_UDP;
-	route->sport = path->local_port;
-	route->dport = path->remote_port;
-	route->ifindex = LOOPBACK;
-	if (path->family == 4) {
-		route->family = AF_INET;
-		route->tot_len = sizeof(struct iphdr) + sizeof(struct udphdr) + size;
-		route->tos = path->traffic_class;
-		__builtin_memcpy(&route->ipv4_src, path->local, 4);
-		__builtin_memcpy(&route->ipv4_dst, path->remote, 4);
-	} else {
-		route->family = AF_INET6;
-		route->tot_len = sizeof(struct ipv6hdr) + sizeof(struct udphdr) + size;
-		route->flowinfo = path->flow_label;
-		__builtin_memcpy(route->ipv6_src, path->local, 16);
-		__builtin_memcpy(route->ipv6_dst, path->remote, 16);
-	}
-	switch (bpf_fib_lookup(skb, route, sizeof(*route), 0)) {
-	case BPF_FIB_LKUP_RET_SUCCESS:
-		return RELAY_LEG_SENT;
-	case BPF_FIB_LKUP_RET_NO_NEIGH:
-		return RELAY_LEG_NO_NEIGHBOUR;
-	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
-		return RELAY_LEG_TOO_LARGE;
-	default:
-		return RELAY_LEG_NO_ROUTE;
-	}
-}
-
-/* Adds first and looks at the limit afterwards; userspace lowers the limit first and looks at the total
- * afterwards. So one of them sees the other, and the limit holds.
- */
-static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
-{
-	if (__sync_fetch_and_add(total, amount) + amount <= READ_ONCE(*limit))
-		return 0;
-	__sync_fetch_and_add(total, -amount);
-	return -1;
-}
-
-static __always_inline enum relay_leg_outcome
-admit(struct relay_downstream *downstream, const struct relay_leg *leg, const struct leg_packet *packet)
-{
-	if (packet->level >= READ_ONCE(downstream->waiting))
-		return RELAY_LEG_BEHIND;
-	if (leg->kind == RELAY_STREAM && packet->offset + packet->len > READ_ONCE(leg->max_offset))
-		return RELAY_LEG_STREAM_CREDIT;
-	if (take_credit(&downstream->bytes, &downstream->max_bytes, packet->size))
-		return RELAY_LEG_WINDOW;
-	if (!packet->credit || !take_credit(&downstream->data, &downstream->max_data, packet->credit))
-		return RELAY_LEG_SENT;
-	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
-	return RELAY_LEG_DATA_CREDIT;
-}
-
-static __always_inline void give_back(struct relay_downstream *downstream, const struct leg_packet *packet)
-{
-	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
-	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
-}
-
-static __always_inline int has_keys(const struct relay_downstream *downstream, __u32 generation)
-{
-	return READ_ONCE(downstream->generations[generation & 1]) == generation + 1;
-}
-
-int fill_entry(struct relay_forwarded *entry, const struct relay_leg *leg, const struct leg_packet *packet,
-	       const struct chunk *chunk, __u64 now)
-{
-	if (!entry || !leg || !packet || !chunk)
-		return -1;
-	*entry = (struct relay_forwarded){
-		.time_ns = now,
-		.number = packet->word & NUMBER_MASK,
-		.tag = leg->tag,
-		.offset = packet->offset,
-		.object = chunk->object,
-		.downstream = leg->downstream,
-		.epoch = leg->epoch,
-		.len = packet->len,
-		.size = packet->size,
-		.generation = packet->word >> RELAY_NUMBER_BITS,
-		.fin = packet->fin,
-		.kind = chunk->kind,
-	};
-	return 0;
-}
-
-/* Draws a number and registers the packet before it exists, so that no acknowledgement is ever faster. The room
- * for that is there before the number is drawn. Little happens in between: until then, registrations of other
- * CPUs wait.
- */
-static __always_inline enum relay_leg_outcome draw_number(struct relay_downstream *downstream,
-							  const struct relay_leg *leg,
-							  const struct chunk *chunk,
-							  struct leg_packet *packet)
-{
-	__u64 now = bpf_ktime_get_ns();
-	struct relay_forwarded *entry;
-
-	if (!has_keys(downstream, READ_ONCE(downstream->number) >> RELAY_NUMBER_BITS))
-		return RELAY_LEG_NO_KEYS;
-	entry = bpf_ringbuf_reserve(&forwarded, sizeof(*entry), 0);
-	if (!entry)
-		return RELAY_LEG_RING_FULL;
-	packet->word = __sync_fetch_and_add(&downstream->number, 1);
-	if (!has_keys(downstream, packet->word >> RELAY_NUMBER_BITS)) {
-		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
-		return RELAY_LEG_NO_KEYS;
-	}
-	fill_entry(entry, leg, packet, chunk, now);
-	bpf_ringbuf_submit(entry, BPF_RB_NO_WAKEUP);
-	return RELAY_LEG_SENT;
-}
-
-static __always_inline void put_stream_header(__u8 *end, const struct relay_leg *leg,
-					      const struct leg_packet *packet)
-{
-	__u32 type = FRAME_STREAM | FRAME_STREAM_LEN | (packet->fin ? FRAME_STREAM_FIN : 0) |
-		     (packet->offset ? FRAME_STREAM_OFF : 0);
-	__u32 bytes = varint_put_before(end, packet->len);
-
-	if (packet->offset)
-		bytes += varint_put_before(end - bytes, packet->offset);
-	bytes += varint_put_before(end - bytes, leg->id);
-	varint_put_before(end - bytes, type);
-}
-
-/* The object's own header begins with its type and the alias. */
-static __always_inline void put_datagram_header(__u8 *end, const struct relay_leg *leg,
-						const struct leg_packet *packet, __u32 type)
-{
-	__u32 bytes = vi64_put_before(end, leg->id);
-
-	bytes += vi64_put_before(end - bytes, type & OBJECT_KNOWN);
-	bytes += varint_put_before(end - bytes, packet->len);
-	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
-}
-
-/* Writes the frame's header in front of the data, where only what has been dealt with already is overwritten, and
- * returns where it starts. 0: nowhere, for the verifier.
- */
-static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_leg *leg,
-					      const struct leg_packet *packet, const struct chunk *chunk)
-{
-	__u32 data_at = packet->data_at;
-
-	OPAQUE(data_at);
-	if (data_at < QUIC_AT || data_at > FRAMES_MASK)
-		return 0;
-	if (chunk->kind == RELAY_STREAM)
-		put_stream_header(in->bytes + data_at, leg, packet);
-	else
-		put_datagram_header(in->bytes + data_at, leg, packet, chunk->type);
-	return data_at + packet->data_bytes - packet->frame_bytes;
-}
-
-/* Writes everything that is sealed, or goes along with it as the header. */
-int put_packet(struct work *work, const struct relay_leg *leg, const struct relay_path *path,
-	       struct quic_extent *extent)
-{
-	__u8 *header;
-	__u32 id_bytes;
-
-	if (!work || !leg || !path || !extent || path->id_bytes > RELAY_ID_MAX)
-		return -1;
-	id_bytes = path->id_bytes;
-	header = work->out.bytes + QUIC_AT;
-	header[0] = QUIC_SHORT | QUIC_NUMBER_BYTES |
-		    (work->packet.word >> RELAY_NUMBER_BITS & 1 ? QUIC_KEY_PHASE : 0);
-	__builtin_memcpy(header + 1, path->id, RELAY_ID_MAX);
-	store32(header + 1 + id_bytes, __builtin_bswap32(work->packet.word));
-	*extent = (struct quic_extent){
-		.header_at = QUIC_AT,
-		.header_bytes = work->packet.header_bytes,
-		.plain_at = put_frame_header(&work->in, leg, &work->packet,
-					     &work->chunks[work->fan.chunk & (CHUNKS - 1)]),
-		.text_bytes = work->packet.size - work->packet.header_bytes - QUIC_TAG,
-	};
-	return extent->plain_at ? 0 : -1;
-}
-
-int seal_packet(struct work *work, const struct relay_leg *leg, const struct relay_path *path,
-		struct relay_downstream *downstream)
-{
-	struct quic_extent extent = {};
-	struct quic_keys *keys;
-	__u32 key;
-
-	if (!work || !leg || !path || !downstream || put_packet(work, leg, path, &extent))
-		return -1;
-	key = 2 * leg->downstream + (work->packet.word >> RELAY_NUMBER_BITS & 1);
-	keys = bpf_map_lookup_elem(&seal_keys, &key);
-	if (!keys || seal_text(downstream, keys, work, &extent))
-		return -1;
-	return quic_protect(keys, &work->out, QUIC_AT, path->id_bytes);
-}
-
-/* Headers in front of the QUIC packet. */
-int put_headers(struct work *work, const struct relay_path *path)
-{
-	__u32 size;
-
-	if (!work || !path)
-		return -1;
-	size = work->packet.size;
-	put_udp(&work->out, path, size, work->arrival.summed);
-	if (path->family == 4) {
-		put_ipv4(&work->out, path, size);
-		put_ethernet(work->out.bytes + IPV4_FRAME_AT, bpf_htons(ETH_P_IP), &work->route);
-	} else {
-		put_ipv6(&work->out, path, size);
-		put_ethernet(work->out.bytes + IPV6_FRAME_AT, bpf_htons(ETH_P_IPV6), &work->route);
-	}
-	return 0;
-}
-
-/* Gives the frame room for `bytes` and the right protocol. */
-static __always_inline int reshape(struct __sk_buff *skb, struct arrival *arrival, __u8 family, __u32 bytes)
-{
-	if (arrival->family_now != family) {
-		if (bpf_skb_change_proto(skb, family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), 0))
-			return -1;
-		arrival->family_now = family;
-	}
-	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
-}
-
-/* A sum over the whole frame would have to follow every change. Growing makes the kernel forget it: it sums up
- * the original again when that goes up. A tag would go along to whatever interface the copies leave by.
- */
-static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *arrival)
-{
-	if (!arrival->changed) {
-		arrival->changed = 1;
-		if (arrival->summed == CHECKSUM_COMPLETE &&
-		    bpf_skb_change_tail(skb, arrival->frame_bytes + 4, 0))
-			return -1;
-	}
-	if (arrival->vlan_protocol && !arrival->untagged) {
-		if (bpf_skb_vlan_pop(skb))
-			return -1;
-		arrival->untagged = 1;
-	}
-	return 0;
-}
-
-static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
-{
-	if (bytes < SHORTEST)
-		return -1;
-	OPAQUE(bytes);
-	if (bytes > FRAME_BYTES)
-		return -1;
-	return bpf_skb_store_bytes(skb, 0, from, bytes, 0);
-}
-
-int send(struct __sk_buff *skb, struct work *work, const struct relay_path *path)
-{
-	__u32 at, bytes;
-
-	if (!work || !path || put_headers(work, path))
-		return -1;
-	at = path->family == 4 ? IPV4_FRAME_AT : IPV6_FRAME_AT;
-	bytes = QUIC_AT - at + work->packet.size;
-	if (begin_changes(skb, &work->arrival) || reshape(skb, &work->arrival, path->family, bytes) ||
-	    store(skb, work->out.bytes + at, bytes))
-		return -1;
-	return bpf_clone_redirect(skb, work->route.ifindex, 0);
-}
-
-int restore(struct __sk_buff *skb, struct work *work)
-{
-	struct arrival *arrival;
-
-	if (!work)
-		return -1;
-	arrival = &work->arrival;
-	if (!arrival->changed)
-		return 0;
-	if (reshape(skb, arrival, arrival->family, arrival->frame_bytes) ||
-	    store(skb, work->frame, arrival->frame_bytes))
-		return -1;
-	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
-}
-
-/* A further run may find an entry that is another leg's by now, and just being filled: the epoch is what is written
- * last, and read first.
- */
-static __always_inline int is_gone(struct relay_leg *leg, const struct relay_downstream *downstream,
-				   const struct work *work, const struct chunk *chunk)
-{
-	__u32 epoch = __sync_fetch_and_add(&leg->epoch, 0);
-
-	return !epoch || epoch != READ_ONCE(downstream->epoch) || leg->upstream != work->arrival.upstream ||
-	       leg->upstream_id != chunk->frame.id || leg->kind != chunk->kind;
-}
-
-/* Whether the leg wants it. */
-static __always_inline int is_inside(const struct relay_leg *leg, const struct chunk *chunk)
-{
-	__u64 at = chunk->frame.offset;
-
-	if (chunk->kind == RELAY_STREAM)
-		return at >= leg->from;
-	return (at > leg->from || (at == leg->from && chunk->object >= leg->shift)) && at <= leg->max_offset;
-}
-
-static __always_inline enum relay_leg_outcome
-forward(struct __sk_buff *skb, struct work *work, struct relay_leg *leg, struct relay_downstream *downstream)
-{
-	const struct chunk *chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
-	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
-	struct leg_packet *packet = &work->packet;
-	enum relay_leg_outcome outcome;
-
-	if (is_gone(leg, downstream, work, chunk))
-		return RELAY_LEG_GONE;
-	if (!is_inside(leg, chunk))
-		return RELAY_LEG_BEFORE;
-	measure(packet, leg, path, chunk);
-	if (packet->size > READ_ONCE(downstream->mtu) || packet->size > QUIC_TEXT_MAX)
-		return RELAY_LEG_TOO_LARGE;
-	if (chunk->kind == RELAY_DATAGRAMS && packet->frame_bytes > READ_ONCE(downstream->max_datagram))
-		return RELAY_LEG_TOO_LARGE;
-	outcome = find_route(skb, &work->route, path, packet->size);
-	if (outcome)
-		return outcome;
-	outcome = admit(downstream, leg, packet);
-	if (outcome)
-		return outcome;
-	outcome = draw_number(downstream, leg, chunk, packet);
-	if (outcome) {
-		give_back(downstream, packet);
-		return outcome;
-	}
-	if (seal_packet(work, leg, path, downstream) || send(skb, work, path))
-		return RELAY_LEG_LOST;
-	return RELAY_LEG_SENT;
-}
-
-struct leg_loop {
-	struct __sk_buff *skb;
-	struct work *work;
-};
-
-static long next_leg(__u32 index, struct leg_loop *loop)
-{
-	struct fan *fan = &loop->work->fan;
-	struct relay_downstream *downstream;
-	__u32 outcome = RELAY_LEG_GONE, next = RELAY_END, key = fan->leg;
-	struct relay_leg *leg = bpf_map_lookup_elem(&legs, &key);
-
-	if (leg) {
-		next = READ_ONCE(leg->next);
-		key = leg->downstream;
-		downstream = bpf_map_lookup_elem(&downstreams, &key);
-		if (downstream) {
-			outcome = forward(loop->skb, loop->work, leg, downstream);
-			OPAQUE(outcome);
-			if (outcome < RELAY_LEG_OUTCOMES)
-				__sync_fetch_and_add(&downstream->outcomes[outcome], 1);
-			if (loop->work->arrival.traced_ns)
-				trace_copy(loop->work, leg, downstream, outcome);
-		}
-		if (outcome != RELAY_LEG_SENT || !READ_ONCE(leg->alone))
-			fan->loud = 1;
-		count(RELAY_OUTCOMES + outcome);
-	}
-	if (next == RELAY_END) {
-		fan->chunk++;
-		if (fan->chunk >= fan->chunks)
-			return 1;
-		next = loop->work->chunks[fan->chunk & (CHUNKS - 1)].leg;
-	}
-	fan->leg = next;
-	return 0;
-}
-
-/* --- Further runs --- */
-
-/* A fan-out that is larger than the budget of one run goes on in another: the packet as it came goes to the end of
- * the queue of packets that wait for the stack, from where it reaches this program again, behind everybody who came
- * meanwhile; on another CPU if the interface is set up for that (RPS). Where to go on stands in an entry of `cursors`
- * that its mark leads to: a mark does not come by wire. It goes up to userspace from its last run, so that
- * whoever sees a packet there also finds registered what it became.
- */
-static __always_inline void take_cursor(struct __sk_buff *skb, struct work *work)
-{
-	__u32 id = skb->mark, key = id & (CURSORS - 1);
-	struct cursor_entry *entry;
-
-	work->cursor = (struct cursor_entry){};
-	if ((id & ~CURSOR_LOW) != CURSOR_ID)
-		return;
-	entry = bpf_map_lookup_elem(&cursors, &key);
-	if (!entry || __sync_val_compare_and_swap(&entry->id, id, 0) != id)
-		return;
-	work->cursor = *entry;
-	work->cursor.id = id;
-	skb->mark = entry->mark;
-	bpf_set_hash_invalid(skb);
-}
-
-/* Not 0: the packet is where it was. */
-static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
-{
-	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW),
-	      key = id & (CURSORS - 1);
-	struct cursor_entry *entry = bpf_map_lookup_elem(&cursors, &key);
-	__u32 mark = skb->mark, runs = work->cursor.runs + 1;
-
-	if (!entry || runs >= config.max_runs)
-		return -1;
-	*entry = (struct cursor_entry){
-		.number = work->cursor.number,
-		.traced_ns = work->arrival.traced_ns,
-		.id = id,
-		.mark = mark,
-		.leg = work->fan.leg,
-		.chunk = work->fan.chunk,
-		.runs = runs,
-	};
-	skb->mark = id;
-	/* Runs take turns on the CPUs that the interface spreads its packets over, if it does. */
-	bpf_set_hash(skb, runs * GOLDEN_RATIO);
-	if (!bpf_clone_redirect(skb, skb->ifindex, BPF_F_INGRESS))
-		return 0;
-	skb->mark = mark;
-	bpf_set_hash_invalid(skb);
-	__sync_val_compare_and_swap(&entry->id, id, 0);
-	return -1;
-}
-
-/* --- Quiet packets --- */
-
-/* Whether the packet is of an upstream, and goes up for good. */
-static __always_inline int is_received(enum relay_outcome outcome)
-{
-	return outcome == RELAY_FORWARDED || outcome == RELAY_OVER_BUDGET || outcome == RELAY_REPLAYED ||
-	       outcome == RELAY_BAD_FRAMES || outcome == RELAY_NO_SLOT;
-}
-
-/* Leads a packet to a socket that does not wake userspace, unless it is `loud` or too many wait there. Any other one wakes
- * userspace, and until that has read everything and sleeps again all packets go where it is looking: so whatever is in
- * the quiet socket is older than what is in the other one. A publisher takes packets that are acknowledged out of order
- * for lost, and slows down. Returns whether it was led there.
- */
-static __always_inline int lead(struct __sk_buff *skb, struct relay_quiet *quiet, __u32 key, int loud)
-{
-	struct bpf_sock *socket;
-
-	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others) &&
-	    READ_ONCE(quiet->packets) - READ_ONCE(quiet->taken) < READ_ONCE(quiet->room)) {
-		socket = bpf_map_lookup_elem(&quiet_sockets, &key);
-		if (socket) {
-			loud = bpf_sk_assign(skb, socket, 0);
-			bpf_sk_release(socket);
-			if (!loud) {
-				__sync_fetch_and_add(&quiet->packets, 1);
-				return 1;
-			}
-		}
-	}
-	__sync_fetch_and_add(&quiet->others, 1);
-	return 0;
-}
-
-/* A packet of a publisher that needs nothing of userspace at the moment is quiet: 31 times in a row at most, so that a
- * fast stream is not read in large lumps only.
- */
-static __noinline int hush(struct __sk_buff *skb, const struct work *work, enum relay_outcome outcome)
-{
-	/* A further run does not know what the first one declined. */
-	int loud = outcome != RELAY_FORWARDED || work->fan.loud || work->cursor.id;
-	__u32 key = work->arrival.upstream;
-	struct relay_upstream *upstream = bpf_map_lookup_elem(&upstreams, &key);
-	struct relay_quiet *quiet;
-
-	if (!upstream || !is_received(outcome))
-		return 0;
-	key = READ_ONCE(upstream->quiet_socket) - 1;
-	quiet = bpf_map_lookup_elem(&quiets, &key);
-	if (!quiet)
-		return 0;
-	if (!loud && READ_ONCE(quiet->heard) == READ_ONCE(quiet->others))
-		loud = !(__sync_fetch_and_add(&upstream->quiet, 1) + 1 & QUIET_IN_A_ROW);
-	if (lead(skb, quiet, key, loud))
-		__sync_fetch_and_add(&quiet->media, 1);
-	return 0;
-}
-
-/* The end of a packet is of its tag: as good as random. Not 0: it has no entry. */
-static __noinline int note_arrival(struct __sk_buff *skb, const struct arrival *arrival)
-{
-	__u32 index, at = arrival->packet_at + arrival->packet_bytes - sizeof(__u64);
-	struct relay_arrival *entry;
-	__u64 end;
-
-	if (bpf_skb_load_bytes(skb, at, &end, sizeof(end)))
-		return -1;
-	index = end & (RELAY_ARRIVALS - 1);
-	entry = bpf_map_lookup_elem(&arrivals, &index);
-	if (!entry)
-		return -1;
-	entry->word = end >> 32 << 32 | (__u32)(bpf_ktime_get_ns() / 1000);
-	return 0;
-}
-
-/* A packet of a subscriber is not opened: one that is as short as an acknowledgement without news is taken for one,
- * where userspace says so.
- */
-static __noinline int hush_short(struct __sk_buff *skb, const struct arrival *arrival)
-{
-	__u32 key = arrival->downstream;
-	struct relay_downstream *downstream = bpf_map_lookup_elem(&downstreams, &key);
-	struct relay_quiet *quiet;
-	int loud;
-
-	if (!downstream)
-		return 0;
-	key = READ_ONCE(downstream->quiet_socket) - 1;
-	quiet = bpf_map_lookup_elem(&quiets, &key);
-	if (!quiet)
-		return 0;
-	loud = arrival->packet_bytes > READ_ONCE(downstream->quiet_bytes) ||
-	       READ_ONCE(downstream->bytes) > READ_ONCE(downstream->max_quiet) || note_arrival(skb, arrival);
-	if (lead(skb, quiet, key, loud))
-		__sync_fetch_and_add(&downstream->quiet, 1);
-	return 0;
-}
-
-/* --- All of it --- */
-
-static __always_inline enum relay_outcome walk_frames(struct work *work)
-{
-	struct walk_loop loop = {.work = work};
-	enum relay_outcome outcome = open_packet(work, &loop.walk);
-
-	if (outcome)
-		return outcome;
-	work->fan = (struct fan){};
-	bpf_loop(FRAMES_MAX, walk_step, &loop, 0);
-	if (!loop.ended)
-		return RELAY_BAD_FRAMES;
-	if (work->cursor.id) {
-		work->fan.chunk = work->cursor.chunk;
-		work->fan.leg = work->cursor.leg;
-	} else {
-		work->fan.leg = work->chunks[0].leg;
-	}
-	return work->fan.chunk < work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
-}
-
 static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct work *work)
 {
-	struct leg_loop loop = {.skb = skb, .work = work};
+	struct egress_loop loop = {.skb = skb, .work = work};
 	enum relay_outcome outcome;
 
 	outcome = find_packet(skb, &work->arrival);
@@ -654,7 +42,7 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	if (outcome)
 		return outcome;
 	work->arrival.summed = BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed);
-	bpf_loop(config.max_legs_per_run, next_leg, &loop, 0);
+	bpf_loop(config.max_copies_per_run, next_egress, &loop, 0);
 	if (restore(skb, work))
 		return RELAY_NOT_RESTORED;
 	if (work->fan.chunk < work->fan.chunks)
@@ -662,11 +50,25 @@ static __always_inline enum relay_outcome relay(struct __sk_buff *skb, struct wo
 	return work->fan.left_over ? RELAY_OVER_BUDGET : RELAY_FORWARDED;
 }
 
-static __noinline enum relay_further_run further_run(enum relay_outcome outcome)
+/* Counted by the outcome, in runs after a packet's first by enum relay_further_run. */
+static __always_inline void count(const struct work *work, enum relay_outcome outcome)
 {
-	return outcome == RELAY_FORWARDED   ? RELAY_RUN_LAST
-	       : outcome == RELAY_CONTINUED ? RELAY_RUN_CONTINUED
-					    : RELAY_RUN_LEFT;
+	__u32 index =
+		work->cursor.id ? RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + further_run(outcome) : outcome;
+
+	add_to(&outcomes, index, 1);
+}
+
+/* The one place where an outcome becomes a verdict. */
+static __always_inline int verdict_of(enum relay_outcome outcome)
+{
+	switch (outcome) {
+	case RELAY_CONTINUED:	 /* its clone waits in the queue */
+	case RELAY_NOT_RESTORED: /* what is left of the frame may carry somebody else's address */
+		return TC_ACT_SHOT;
+	default:
+		return PASS_ON;
+	}
 }
 
 SEC("tcx/ingress")
@@ -677,21 +79,18 @@ int relay_ingress(struct __sk_buff *skb)
 	enum relay_outcome outcome;
 
 	if (!work)
-		return PASS_ON;
+		return PASS_ON; /* for the verifier: each CPU has one */
 	work->arrival.traced_ns = 0;
 	take_cursor(skb, work);
 	outcome = relay(skb, work);
 	if (outcome == RELAY_FROM_SUBSCRIBER)
-		hush_short(skb, &work->arrival);
+		defer_short(skb, &work->arrival);
 	else
-		hush(skb, work, outcome);
-	count(work->cursor.id ? RELAY_OUTCOMES + RELAY_LEG_OUTCOMES + further_run(outcome) : outcome);
+		defer(skb, work, outcome);
+	count(work, outcome);
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
-	/* Its clone waits in the queue; or what is left of the frame may carry somebody else's address. */
-	if (outcome == RELAY_CONTINUED || outcome == RELAY_NOT_RESTORED)
-		return TC_ACT_SHOT;
-	return PASS_ON;
+	return verdict_of(outcome);
 }
 
 char LICENSE[] SEC("license")

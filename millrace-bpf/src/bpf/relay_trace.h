@@ -3,7 +3,7 @@
 #ifndef MILLRACE_RELAY_TRACE_H
 #define MILLRACE_RELAY_TRACE_H
 
-#include "relay_state.h"
+#include "relay_maps.h"
 
 /* A packet of an upstream arrived, or came back for a further run. */
 static __always_inline void trace_arrival(struct work *work)
@@ -14,7 +14,7 @@ static __always_inline void trace_arrival(struct work *work)
 		work->arrival.traced_ns = bpf_ktime_get_ns();
 }
 
-/* Its number is known: whether it is in the sample. */
+/* Once the packet's number is known: leaves out what is not in the sample. */
 static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 {
 	__u32 every = tracing.every;
@@ -24,8 +24,8 @@ static __always_inline void trace_number(struct arrival *arrival, __u64 number)
 		arrival->traced_ns = 0;
 }
 
-/* Not inlined, so that the type is known to BTF. Memory that is reserved here could not be handed to the caller:
- * the verifier of 6.1 does not know afterwards that it is not NULL.
+/* Not inlined, so that BTF knows the type. By bpf_ringbuf_output, since the verifier of 6.1 forgets that reserved memory
+ * is not NULL when a function returns it.
  */
 static __noinline int send_event(struct relay_event *event)
 {
@@ -35,23 +35,23 @@ static __noinline int send_event(struct relay_event *event)
 	return -1;
 }
 
-/* One copy of the frame was tried. To be called for traced packets only. */
-int trace_copy(struct work *work, const struct relay_leg *leg, const struct relay_downstream *downstream,
-	       __u32 outcome)
+/* A copy was tried. For traced packets only. */
+int trace_copy(struct work *work, const struct relay_egress *egress,
+	       const struct relay_downstream *downstream, __u32 outcome)
 {
 	__u32 track = tracing.track, session = tracing.session, index, publisher;
 	const struct relay_upstream *upstream;
 	const struct frame_stream *frame;
 	const struct chunk *chunk;
 	struct relay_event event;
-	int drawn = outcome == RELAY_LEG_SENT || outcome == RELAY_LEG_LOST;
+	int drawn = outcome == RELAY_EGRESS_SENT || outcome == RELAY_EGRESS_LOST;
 
-	if (!work || !leg || !downstream)
+	if (!work || !egress || !downstream)
 		return -1;
 	index = work->arrival.upstream;
 	upstream = bpf_map_lookup_elem(&upstreams, &index);
 	publisher = upstream ? upstream->session : 0;
-	if ((track && leg->track != track) ||
+	if ((track && egress->track != track) ||
 	    (session && downstream->session != session && publisher != session))
 		return 0;
 	chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
@@ -61,12 +61,12 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 		.time_ns = bpf_ktime_get_ns(),
 		.received = work->arrival.number,
 		.number = drawn ? work->packet.word & ((1ULL << RELAY_NUMBER_BITS) - 1) : 0,
-		.group = chunk->kind == RELAY_STREAM ? leg->group : frame->offset,
-		.stream_id = leg->id,
-		.offset = chunk->kind == RELAY_STREAM ? frame->offset + leg->shift : chunk->object,
+		.group = chunk->kind == RELAY_STREAM ? egress->group : frame->offset,
+		.stream_id = egress->id,
+		.offset = chunk->kind == RELAY_STREAM ? frame->offset + egress->shift : chunk->object,
 		.publisher = publisher,
 		.subscriber = downstream->session,
-		.track = leg->track,
+		.track = egress->track,
 		.len = frame->len,
 		.size = drawn ? work->packet.size : 0,
 		.is_copy = 1,
@@ -76,7 +76,7 @@ int trace_copy(struct work *work, const struct relay_leg *leg, const struct rela
 	return send_event(&event);
 }
 
-/* All of it has been dealt with. To be called for traced packets only. Where it just became copies, or will, they tell. */
+/* The packet has been dealt with. For traced packets only. One that became copies, or will, is told of by these. */
 int trace_packet(struct work *work, __u32 outcome)
 {
 	__u32 session = tracing.session, index, publisher;

@@ -2,12 +2,12 @@
 /* Times the networking softirqs of all CPUs, and what of that interrupted one process. */
 #include "intf.h"
 #include "softirq.h"
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
+#include "util.h"
 
 SEC(".rodata.config")
 const volatile struct softirqs_config config = {};
 
+/* enum softirqs_time -> ns. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -15,7 +15,7 @@ struct {
 	__uint(max_entries, SOFTIRQS_TIMES);
 } times SEC(".maps");
 
-/* When the softirq that runs began; 0: before this was attached. Softirqs do not nest. */
+/* 0 -> when the softirq that runs on this CPU began, ns; 0: before this was attached. Softirqs do not nest. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
@@ -26,14 +26,6 @@ struct {
 static __always_inline int is_networking(__u32 vector)
 {
 	return vector == NET_TX_SOFTIRQ || vector == NET_RX_SOFTIRQ;
-}
-
-static __always_inline void add(__u32 key, __u64 time_ns)
-{
-	__u64 *total = bpf_map_lookup_elem(&times, &key);
-
-	if (total)
-		*total += time_ns;
 }
 
 /* Argument of both raw tracepoints: unsigned int vector. */
@@ -58,9 +50,9 @@ int softirqs_exit(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	time_ns = bpf_ktime_get_ns() - *start;
 	*start = 0;
-	add(SOFTIRQS_ALL, time_ns);
+	add_to(&times, SOFTIRQS_ALL, time_ns);
 	if (bpf_get_current_pid_tgid() >> 32 == config.tgid)
-		add(SOFTIRQS_OWN, time_ns);
+		add_to(&times, SOFTIRQS_OWN, time_ns);
 	return 0;
 }
 

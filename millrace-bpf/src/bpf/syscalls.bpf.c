@@ -7,6 +7,7 @@
 SEC(".rodata.config")
 const volatile struct syscalls_config config = {};
 
+/* Number of the system call -> calls. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);

@@ -6,7 +6,8 @@ use std::num::NonZero;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::{Event, Transport, intf};
+use super::config::{Event, Transport};
+use super::intf;
 use crate::Error;
 use crate::intf::Plain;
 use crate::memory::{Mapping, Ring, Table};

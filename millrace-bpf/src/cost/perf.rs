@@ -24,8 +24,9 @@ pub fn clock(cpu: u32, hz: u32) -> io::Result<OwnedFd> {
     perf_event_open(&attr, cpu)
 }
 
-/// Not the same on any two CPUs, by up to 0.5 % more or less. In step, the interrupt of one CPU would always come as long
-/// before that of another: where the first feeds the second, the second has then nothing to do, and its samples say so.
+/// The period on a CPU: up to 0.5 % more or less, and another one on each. With equal periods, the interrupt of one CPU would
+/// always come at the same distance before that of another. If the first feeds the second, all samples of the second might
+/// find it without work.
 fn period_ns(cpu: u32, hz: u32) -> u64 {
     let mean = 1_000_000_000 / u64::from(hz.max(1));
     // Multiples of the golden ratio, modulo 1, in units of 2^-32: as far apart as they can be, however many.
@@ -33,8 +34,8 @@ fn period_ns(cpu: u32, hz: u32) -> u64 {
     mean - mean / 200 + ((mean / 100 * phase) >> 32)
 }
 
-/// What an interrupt of the clock takes of a CPU here, without a program on it. `None`: other load hides it. Keeps this
-/// thread busy for a fifth of a second at most.
+/// How long an interrupt of the clock takes here, without a program on it. `None`: other load hides it. Keeps this thread busy
+/// for at most a fifth of a second.
 pub fn interrupt_time() -> io::Result<Option<Duration>> {
     let this = Pid::from_raw(0);
     let allowed = sched_getaffinity(this)?;

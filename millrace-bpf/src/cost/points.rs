@@ -1,7 +1,4 @@
-//! The ways into the socket layer, and the functions where each may be timed.
-//!
-//! `writev` and `readv` stand for `pwritev2` and `preadv2`, io_uring's for its requests with registered buffers.
-//! io_uring's `splice` goes through the functions of the others, in threads of its own.
+//! The kernel's functions and tracepoints where calls, softirqs and task switches are timed.
 
 use std::collections::HashSet;
 use std::{fs, io};
@@ -9,105 +6,27 @@ use std::{fs, io};
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::{Func, Typedef};
 
-use super::sockets::Sockets;
-use super::{Event, Method, OF_REQUESTS, OF_SYSTEM_CALLS, TRACEPOINTS, Tracepoint};
+use super::config::{Event, Method};
+use super::intf;
+use super::ways::WAYS;
 
-/// A way to send or to receive.
-#[derive(Clone, Copy)]
-pub struct Way {
-    pub name: &'static str,
-    pub event: Event,
-    /// Where it may be timed, best first. What several ways share comes first, since it also serves the kernel's
-    /// own sockets. Which of them the way really comes through is found out by trying.
-    pub(super) functions: &'static [&'static str],
-    /// Goes this way once; gives the number of bytes that were moved.
-    pub(super) call: fn(&Sockets) -> io::Result<usize>,
-}
+/// Name of the tracepoint, name of the program.
+pub(super) type Tracepoint = (&'static str, &'static str);
 
-// A system call's entry function: called through a table or a switch, so never inlined.
-
-#[cfg(target_arch = "x86_64")]
-macro_rules! syscall {
-    ($name:literal) => {
-        concat!("__x64_sys_", $name)
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! syscall {
-    ($name:literal) => {
-        concat!("__arm64_sys_", $name)
-    };
-}
-
-#[cfg(target_arch = "riscv64")]
-macro_rules! syscall {
-    ($name:literal) => {
-        concat!("__riscv_sys_", $name)
-    };
-}
-
-const fn send(
-    name: &'static str,
-    functions: &'static [&'static str],
-    call: fn(&Sockets) -> io::Result<usize>,
-) -> Way {
-    Way { name, event: Event::Send, functions, call }
-}
-
-const fn receive(
-    name: &'static str,
-    functions: &'static [&'static str],
-    call: fn(&Sockets) -> io::Result<usize>,
-) -> Way {
-    Way { name, event: Event::Receive, functions, call }
-}
-
-/// In the order in which they are tried: those that come through shared functions first.
-pub const WAYS: [Way; 23] = [
-    send("io_uring send", &["sock_sendmsg", "io_send"], Sockets::uring_send),
-    send("io_uring sendmsg", &["sock_sendmsg", "__sys_sendmsg_sock", "io_sendmsg"], Sockets::uring_sendmsg),
-    send("io_uring write", &["sock_write_iter"], Sockets::uring_write),
-    send("io_uring writev", &["sock_write_iter"], Sockets::uring_writev),
-    send("write", &["sock_write_iter"], Sockets::write),
-    send("writev", &["sock_write_iter"], Sockets::writev),
-    send("aio write", &["sock_write_iter"], Sockets::aio_write),
-    send("sendto", &["__sys_sendto", syscall!("sendto")], Sockets::sendto),
-    send(
-        "sendmsg",
-        &["__sys_sendmsg", "___sys_sendmsg", "____sys_sendmsg", syscall!("sendmsg")],
-        Sockets::sendmsg,
-    ),
-    send(
-        "sendmmsg",
-        &["__sys_sendmmsg", "___sys_sendmsg", "____sys_sendmsg", syscall!("sendmmsg")],
-        Sockets::sendmmsg,
-    ),
-    send("sendfile", &["splice_to_socket", "sock_sendpage", "sock_sendmsg"], Sockets::sendfile),
-    send("splice to a socket", &["splice_to_socket", "sock_sendpage", "sock_sendmsg"], Sockets::splice_to),
-    receive("io_uring recv", &["sock_recvmsg", "io_recv"], Sockets::uring_recv),
-    receive(
-        "io_uring recvmsg",
-        &["sock_recvmsg", "__sys_recvmsg_sock", "io_recvmsg"],
-        Sockets::uring_recvmsg,
-    ),
-    receive("io_uring read", &["sock_recvmsg", "sock_read_iter"], Sockets::uring_read),
-    receive("io_uring readv", &["sock_recvmsg", "sock_read_iter"], Sockets::uring_readv),
-    receive("read", &["sock_recvmsg", "sock_read_iter"], Sockets::read),
-    receive("readv", &["sock_recvmsg", "sock_read_iter"], Sockets::readv),
-    receive("aio read", &["sock_recvmsg", "sock_read_iter"], Sockets::aio_read),
-    receive("recvfrom", &["sock_recvmsg", "__sys_recvfrom", syscall!("recvfrom")], Sockets::recvfrom),
-    receive(
-        "recvmsg",
-        &["sock_recvmsg", "__sys_recvmsg", "___sys_recvmsg", "____sys_recvmsg", syscall!("recvmsg")],
-        Sockets::recvmsg,
-    ),
-    receive(
-        "recvmmsg",
-        &["sock_recvmsg", "__sys_recvmmsg", "do_recvmmsg", syscall!("recvmmsg")],
-        Sockets::recvmmsg,
-    ),
-    receive("splice from a socket", &["sock_splice_read"], Sockets::splice),
+/// Ends before beginnings, in the order of attaching: a beginning without an end would stay open for ever.
+const TRACEPOINTS: [Tracepoint; 3] = [
+    ("sched_switch", "cost_sched_switch"),
+    ("softirq_exit", "cost_softirq_exit"),
+    ("softirq_entry", "cost_softirq_entry"),
+];
+const OF_SYSTEM_CALLS: [Tracepoint; 2] = [("sys_exit", "cost_sys_exit"), ("sys_enter", "cost_sys_enter")];
+/// Not on every kernel. The last two are one tracepoint, before and after 6.5.
+const OF_REQUESTS: [Tracepoint; 5] = [
+    ("io_uring_complete", "cost_completed"),
+    ("io_uring_poll_arm", "cost_polled"),
+    ("io_uring_queue_async_work", "cost_queued"),
+    ("io_uring_submit_req", "cost_request"),
+    ("io_uring_submit_sqe", "cost_request"),
 ];
 
 /// A function that may be timed, and the pair of programs for it: `cost_begin_N` and `cost_end_N`.
@@ -168,6 +87,15 @@ fn all() -> Vec<Point> {
         }
     }
     points
+}
+
+/// The event of each point, for the program.
+pub(super) fn events_of(points: &[Point]) -> [u8; intf::POINTS] {
+    let mut events = [0; intf::POINTS];
+    for (slot, point) in events.iter_mut().zip(points) {
+        *slot = point.event as u8;
+    }
+    events
 }
 
 #[cfg(test)]

@@ -14,11 +14,10 @@ use nix::sys::socket::{
 use nix::sys::uio::{readv, writev};
 use nix::unistd::{pipe, read, write};
 
-use super::points::Way;
 use super::uring::{Request, Uring};
-use super::{Event, aio, aio::Aio};
+use super::{aio, aio::Aio};
 
-const BYTES: [u8; 8] = *b"millrace";
+pub(super) const BYTES: [u8; 8] = *b"millrace";
 
 /// A connected pair of sockets that needs no network.
 pub struct Sockets {
@@ -33,18 +32,6 @@ impl Sockets {
         sender.set_nonblocking(true)?;
         receiver.set_nonblocking(true)?;
         Ok(Self { sender, receiver })
-    }
-
-    /// Sends or receives once, as `way` says, and nothing else of the same event.
-    pub fn call(&self, way: &Way) -> io::Result<()> {
-        if way.event == Event::Receive {
-            self.write()?;
-        }
-        let moved = (way.call)(self)?;
-        if way.event == Event::Send {
-            self.read()?;
-        }
-        if moved == BYTES.len() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
     }
 
     pub(super) fn write(&self) -> io::Result<usize> {

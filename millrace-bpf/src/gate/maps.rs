@@ -33,12 +33,12 @@ pub(super) struct Maps {
     token_keys: MapHandle,
     connections: MapHandle,
     clients: MapHandle,
-    /// What else is kept of scopes, but for what is by their index.
+    /// Maps whose entries are deleted with their scope.
     others: [MapHandle; 4],
     states: MapHandle,
     /// Entries of each, as of the latest walk.
     walked: [AtomicU64; intf::WALKED.len()],
-    /// How often each index was given to another scope; held while something is done for one.
+    /// How often each index was given to another scope. Locked while something is done for a scope.
     turns: RwLock<[u32; intf::SCOPES as usize]>,
     pub barrier: Barrier,
     count: OwnedFd,
@@ -49,8 +49,8 @@ pub(super) struct Maps {
     masks: [u8; 2],
 }
 
-/// Entries of a table that are looked at in one run of the program. Those of earlier parts are passed over again, so
-/// smaller parts take less time each, and more together.
+/// Entries of a table that one run of the program looks at. Each run passes over those of earlier runs again: smaller parts
+/// take less time each, and more in all.
 const WALK_PART: u32 = 1 << 15;
 
 const REASONS: u32 = (Rule::ALL.len() + Pass::ALL.len()) as u32;
@@ -149,7 +149,7 @@ impl Maps {
 
     // --- Scopes ---
 
-    /// To which of the scopes that have its index, one after the other, the one belongs that has it now.
+    /// How many scopes had the index of this one before it.
     pub fn turn(&self, scope: u32) -> u32 {
         let turns = self.turns.read().unwrap_or_else(PoisonError::into_inner);
         turns.get(scope as usize).copied().unwrap_or_default()
@@ -170,7 +170,7 @@ impl Maps {
         }
     }
 
-    /// Forgets all about a scope that no packet is judged by any more: its index is for another one.
+    /// Forgets all about a scope that no packet is in any more, so that its index can be given to another one.
     pub fn forget_scope(&self, scope: u32) -> Result<(), Error> {
         let mut turns = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(turn) = turns.get_mut(scope as usize) {
@@ -212,7 +212,7 @@ impl Maps {
     /// Counts, in the kernel and atomically, and returns how many connections the client has now.
     pub fn change_count(&self, scope: u32, address: std::net::IpAddr, change: i32) -> Result<u32, Error> {
         let client = self.client(scope, address);
-        // The program gives up when others change the same entry all the time, which cannot last.
+        // The program gives up while others keep changing the entry, which cannot last.
         for _ in 0..64 {
             let mut call = intf::CountCall { client, change, ..Default::default() };
             run(&self.count, &mut call).map_err(|source| Error::Run { program: "gate_count", source })?;
@@ -382,12 +382,12 @@ fn delete_of(
     scope: u32,
     scope_of: impl Fn(&[u8]) -> Option<u32>,
 ) -> Result<(), Error> {
-    // All at once: who deletes the key that he is at begins anew.
+    // Keys first: an iteration whose current key is deleted begins anew.
     let keys: Vec<_> = map.keys().filter(|key| scope_of(key) == Some(scope)).collect();
     keys.into_iter().try_for_each(|key| delete(map, what, &key))
 }
 
-/// Also if it is not there.
+/// No error if it is not there.
 fn delete(map: &MapHandle, what: &'static str, key: &[u8]) -> Result<(), Error> {
     match map.delete(key) {
         Err(source) if source.kind() == ErrorKind::NotFound => Ok(()),

@@ -6,10 +6,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use super::defer::DeferredSocket;
 use super::ids::Ids;
+use super::intf;
 use super::keystream::{self, Compute, Refill, Ring, Want};
-use super::{Error, LegOutcome, QuietSocket, Shared, Supply, intf, lock, write};
+use super::outcome::{EgressOutcome, Lookup};
+use super::shared::{Shared, lock};
+use crate::Error;
 use crate::crypto::QuicKeys;
+use crate::object::write;
 
 /// First byte, packet number and tag of a packet that the program builds; the connection ID may be empty.
 const OVERHEAD_LEAST: usize = 1 + 4 + 16;
@@ -54,19 +59,19 @@ impl Downstream {
         let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
         let entry = shared.downstreams.get(index);
         let totals = [&entry.max_data, &entry.data, &entry.max_bytes, &entry.bytes];
-        for total in totals.into_iter().chain([&entry.max_quiet, &entry.quiet]) {
+        for total in totals.into_iter().chain([&entry.deferred_until, &entry.deferred]) {
             total.store(0, Ordering::Relaxed);
         }
         entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
-        entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.lookups.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.run.store(0, Ordering::Relaxed);
         entry.number.store(word, Ordering::Relaxed);
         entry.mtu.store(mtu, Ordering::Relaxed);
         entry.max_datagram.store(0, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
         entry.waiting.store(u32::MAX, Ordering::Relaxed);
-        for word in [&entry.session, &entry.quiet_socket, &entry.quiet_bytes] {
+        for word in [&entry.session, &entry.deferred_socket, &entry.deferred_bytes] {
             word.store(0, Ordering::Relaxed);
         }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
@@ -113,8 +118,8 @@ impl Downstream {
         keystream::split(self.number()).1
     }
 
-    /// Computes the keystreams of the next packets ahead, those that are missing, for no more text than the path
-    /// takes; to be called again as packets leave. No system call.
+    /// Precomputes the keystreams of the next packets that are missing, for no more text than the path takes. To be called
+    /// again as packets leave. No system call.
     pub fn refill(&self, want: Want, compute: impl Compute) -> Refill {
         let next = keystream::split(self.number());
         let most = (self.entry().mtu.load(Ordering::Relaxed) as usize).saturating_sub(OVERHEAD_LEAST);
@@ -122,9 +127,9 @@ impl Downstream {
         lock(&self.ring).refill(&self.entry().ring, next, want, compute)
     }
 
-    /// Packets whose keystream came from there.
-    pub fn supply(&self, supply: Supply) -> u64 {
-        self.entry().supplies[supply as usize].load(Ordering::Relaxed)
+    /// Packets whose keystream look-up ended so.
+    pub fn lookups(&self, lookup: Lookup) -> u64 {
+        self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
     /// Changes addresses or connection ID. From the second call on it waits for program runs, some 10 ms.
@@ -164,7 +169,7 @@ impl Downstream {
         entry.bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the level of what waits in userspace: legs of this level, and less urgent ones, are left to userspace.
+    /// Sets the level of what waits in userspace: copies of this level, and less urgent ones, are left to userspace.
     pub fn set_waiting(&self, level: Option<u16>) {
         self.entry().waiting.store(level.map_or(u32::MAX, u32::from), Ordering::Relaxed);
     }
@@ -174,10 +179,9 @@ impl Downstream {
         self.entry().bytes.load(Ordering::SeqCst)
     }
 
-    /// Sets the total of stream bytes that the kernel may send on this connection, its share of the peer's
-    /// MAX_DATA, and returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes).
-    /// The kernel counts each frame in full: bytes that it sent before, or that userspace did, are to be given
-    /// back by raising the limit.
+    /// Sets the total of stream bytes that the kernel may send on this connection: its budget of the peer's MAX_DATA.
+    /// Returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes). The kernel counts each
+    /// frame in full, also bytes that were sent before: userspace makes up for those by raising the limit.
     pub fn set_max_data(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_data.store(total, Ordering::SeqCst);
@@ -203,22 +207,21 @@ impl Downstream {
         self.ids.clear();
     }
 
-    /// Where packets of the peer are led to that are no hurry.
-    pub fn set_quiet_socket(&self, socket: &QuietSocket) {
-        self.entry().quiet_socket.store(socket.index + 1, Ordering::Relaxed);
+    /// Where deferred packets of the peer are steered to.
+    pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
+        self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
-    /// Packets of the peer are no hurry whose UDP payload has at most `bytes`, as long as [`bytes`](Self::bytes) is not
-    /// beyond `total`.
-    pub fn set_quiet(&self, bytes: u32, total: u64) {
+    /// Defers packets of the peer whose UDP payload has at most `bytes`, until [`bytes`](Self::bytes) exceeds `total`.
+    pub fn set_deferral(&self, bytes: u32, total: u64) {
         let entry = self.entry();
-        entry.quiet_bytes.store(bytes, Ordering::Relaxed);
-        entry.max_quiet.store(total, Ordering::Relaxed);
+        entry.deferred_bytes.store(bytes, Ordering::Relaxed);
+        entry.deferred_until.store(total, Ordering::Relaxed);
     }
 
-    /// Packets of the peer that went to the quiet socket.
-    pub fn quiet_packets(&self) -> u64 {
-        self.entry().quiet.load(Ordering::Relaxed)
+    /// Packets of the peer that were steered to the deferred socket.
+    pub fn deferred_packets(&self) -> u64 {
+        self.entry().deferred.load(Ordering::Relaxed)
     }
 
     /// How events name the connection.
@@ -226,8 +229,8 @@ impl Downstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Legs with this outcome so far.
-    pub fn outcome(&self, outcome: LegOutcome) -> u64 {
+    /// Copies with this outcome so far.
+    pub fn outcome(&self, outcome: EgressOutcome) -> u64 {
         self.entry().outcomes[outcome as usize].load(Ordering::Relaxed)
     }
 }

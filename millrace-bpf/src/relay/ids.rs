@@ -1,13 +1,16 @@
-//! Connection IDs, and which connection each leads to.
+//! Connection IDs, and which connection each belongs to.
 
 use std::sync::{Arc, Mutex};
 
 use libbpf_rs::MapCore;
 
-use super::{Error, Shared, intf, lock, write};
+use super::intf;
+use super::shared::{Shared, lock};
+use crate::Error;
 use crate::intf::Plain;
+use crate::object::write;
 
-/// Those that lead to one connection, until this is dropped.
+/// The IDs of one connection, which are in the map until this is dropped.
 pub(super) struct Ids {
     shared: Arc<Shared>,
     /// In the form of the map's values.

@@ -8,7 +8,7 @@ use crate::intf::{mirror, shared};
 pub(crate) const ID_MAX: usize = 20;
 pub(crate) const PORTS: usize = 4;
 pub(crate) const SEEN_WORDS: usize = 8;
-/// `RELAY_END`: no further leg.
+/// `RELAY_END`: no further egress in the slot.
 pub(crate) const END: u32 = u32::MAX;
 /// `RELAY_SUBSCRIBER`: in `ids`, beside the index of a downstream.
 pub(crate) const SUBSCRIBER: u32 = 1 << 31;
@@ -16,7 +16,7 @@ pub(crate) const SUBSCRIBER: u32 = 1 << 31;
 pub(crate) const ARRIVALS: u32 = 4096;
 
 mirror!(Config = "relay_config" {
-    max_legs_per_run: u32,
+    max_copies_per_run: u32,
     max_runs: u32,
     id_bytes: u32,
     ports: [[u8; 2]; PORTS],
@@ -83,7 +83,7 @@ shared!(Keystream = "relay_keystream" {
     word: AtomicU64,
     bytes: AtomicU32,
     pad: AtomicU32,
-    keystream: UnsafeCell<super::keystream::Keystream>,
+    keystream: UnsafeCell<crate::crypto::Keystream>,
 });
 
 shared!(Upstream = "relay_upstream" {
@@ -91,14 +91,14 @@ shared!(Upstream = "relay_upstream" {
     seen: [AtomicU64; SEEN_WORDS],
     generations: [AtomicU32; 2],
     ring: Ring,
-    supplies: [AtomicU64; super::Supply::ALL.len()],
+    lookups: [AtomicU64; super::outcome::Lookup::ALL.len()],
     session: AtomicU32,
-    quiet_socket: AtomicU32,
-    quiet: AtomicU32,
+    deferred_socket: AtomicU32,
+    deferred: AtomicU32,
     pad: AtomicU32,
 });
 
-shared!(Leg = "relay_leg" {
+shared!(Egress = "relay_egress" {
     upstream_id: AtomicU64,
     id: AtomicU64,
     shift: AtomicU64,
@@ -113,13 +113,13 @@ shared!(Leg = "relay_leg" {
     level: AtomicU32,
     track: AtomicU32,
     kind: AtomicU32,
-    alone: AtomicU32,
+    exclusive: AtomicU32,
 });
 
-shared!(Quiet = "relay_quiet" {
+shared!(Deferral = "relay_deferral" {
     packets: AtomicU64,
-    others: AtomicU64,
-    heard: AtomicU64,
+    wakes: AtomicU64,
+    wakes_read: AtomicU64,
     media: AtomicU64,
     taken: AtomicU64,
     room: AtomicU64,
@@ -140,14 +140,14 @@ shared!(Downstream = "relay_downstream" {
     session: AtomicU32,
     waiting: AtomicU32,
     max_datagram: AtomicU32,
-    quiet_socket: AtomicU32,
-    quiet_bytes: AtomicU32,
-    max_quiet: AtomicU64,
-    quiet: AtomicU64,
+    deferred_socket: AtomicU32,
+    deferred_bytes: AtomicU32,
+    deferred_until: AtomicU64,
+    deferred: AtomicU64,
     ring: Ring,
-    supplies: [AtomicU64; super::Supply::ALL.len()],
+    lookups: [AtomicU64; super::outcome::Lookup::ALL.len()],
     paths: UnsafeCell<[Path; 2]>,
-    outcomes: [AtomicU64; super::LegOutcome::ALL.len()],
+    outcomes: [AtomicU64; super::outcome::EgressOutcome::ALL.len()],
 });
 
 shared!(Tracing = "relay_tracing" {
@@ -162,7 +162,7 @@ shared!(Tracing = "relay_tracing" {
 mod tests {
     use super::*;
     use crate::intf::{assert_layouts, enum_names};
-    use crate::relay::{FurtherRun, LegOutcome, Outcome, Supply};
+    use crate::relay::outcome::{EgressOutcome, FurtherRun, Lookup, Outcome};
 
     #[test]
     fn mirrors_match_btf() {
@@ -179,8 +179,8 @@ mod tests {
                 Ring::LAYOUT,
                 Keystream::LAYOUT,
                 Upstream::LAYOUT,
-                Leg::LAYOUT,
-                Quiet::LAYOUT,
+                Egress::LAYOUT,
+                Deferral::LAYOUT,
                 Arrival::LAYOUT,
                 Downstream::LAYOUT,
             ],
@@ -191,8 +191,11 @@ mod tests {
     fn outcomes_have_the_programs_names_and_order() {
         let names = |kind: &str, prefix: &str| enum_names("relay.bpf.o", kind, prefix);
         assert_eq!(names("relay_outcome", "relay_"), Outcome::ALL.map(Outcome::name));
-        assert_eq!(names("relay_supply", "relay_supply_"), Supply::ALL.map(Supply::name));
-        assert_eq!(names("relay_leg_outcome", "relay_leg_"), LegOutcome::ALL.map(LegOutcome::name));
+        assert_eq!(names("relay_lookup", "relay_lookup_"), Lookup::ALL.map(Lookup::name));
+        assert_eq!(
+            names("relay_egress_outcome", "relay_egress_"),
+            EgressOutcome::ALL.map(EgressOutcome::name)
+        );
         assert_eq!(names("relay_further_run", "relay_run_"), FurtherRun::ALL.map(FurtherRun::name));
     }
 }

@@ -1,34 +1,24 @@
-//! Keystreams computed ahead: packet numbers are sequential, so what the program XORs the next packets with can
-//! be ready before they come. The program computes what it does not find.
+//! Precomputed keystreams: packet numbers are sequential, so what the program XORs the next packets with can be ready
+//! before they come. The program computes what it does not find.
 //!
-//! Each direction of a connection may have a ring, a run of entries of the map `keystreams`; runs are powers of
-//! two long, and handed out by [`Runs`].
+//! Each direction of a connection may have a ring: a [`Run`] of entries of the map `keystreams`.
 
 #![allow(unsafe_code)]
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::{Shared, intf, lock};
-use crate::crypto::TEXT_MAX;
+use super::buddy::Run;
+use super::intf;
+use super::shared::{Shared, lock};
+use crate::crypto::{Keystream, TEXT_MAX};
 
 const NUMBER_BITS: u32 = 48;
-
-/// All that depends on a packet's key and number alone.
-#[repr(C)]
-pub(crate) struct Keystream {
-    /// ChaCha20-Poly1305: the block of counter 0. AES-128-GCM: the encrypted counter block 1 in the first 16
-    /// bytes; the rest is not used.
-    once: [u8; 64],
-    /// What the text is XORed with.
-    text: [u8; TEXT_MAX],
-}
 
 /// What a direction is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Want {
-    /// Packets to be ahead, a power of two; 0 gives the ring back.
+    /// Packets to be precomputed, a power of two; 0 gives the ring back.
     pub len: u32,
     /// Bytes of frames that a packet has at most.
     pub text_bytes: usize,
@@ -39,7 +29,7 @@ pub struct Want {
 pub struct Refill {
     /// Keystreams that were computed.
     pub computed: usize,
-    /// Packets that the ring is ahead; shorter than wanted where there is no room.
+    /// Packets that the ring holds: fewer than wanted where there is no room.
     pub len: u32,
 }
 
@@ -66,8 +56,8 @@ impl Ring {
         Self { shared, run: None, generation: 0, end: 0, bytes: 0, scratch }
     }
 
-    /// Gives the ring the wanted length, and fills the entries from number `next` on that are not there yet.
-    /// `record` leads the program to it.
+    /// Gives the ring the wanted length, and computes the keystreams from number `next` on that are missing. `record` is
+    /// where the program looks for the ring.
     pub fn refill(
         &mut self,
         record: &intf::Ring,
@@ -77,7 +67,7 @@ impl Ring {
     ) -> Refill {
         let old = self.resize(want.len);
         let Some(run) = self.run else {
-            self.lead(record, 0, old);
+            self.replace(record, 0, old);
             return Refill::default();
         };
         let bytes = want.text_bytes.min(TEXT_MAX) as u32;
@@ -86,7 +76,7 @@ impl Ring {
         }
         self.bytes = bytes;
         let computed = self.fill(run, next, compute);
-        self.lead(record, u64::from(run.len()) << 32 | u64::from(run.start), old);
+        self.replace(record, u64::from(run.len()) << 32 | u64::from(run.start), old);
         Refill { computed, len: run.len() }
     }
 
@@ -112,7 +102,8 @@ impl Ring {
         Some(self.run.replace(run))
     }
 
-    fn lead(&self, record: &intf::Ring, to: u64, old: Option<Option<Run>>) {
+    /// Has the program use the run `to`, if there is another now, and retires the one before.
+    fn replace(&self, record: &intf::Ring, to: u64, old: Option<Option<Run>>) {
         let Some(old) = old else { return };
         record.run.store(to, Ordering::SeqCst);
         lock(&self.shared.free).keystreams.retired.extend(old);
@@ -153,7 +144,7 @@ impl Ring {
 }
 
 impl Drop for Ring {
-    /// The record that leads here is not used any more.
+    /// The record of this ring is not used any more.
     fn drop(&mut self) {
         lock(&self.shared.free).keystreams.retired.extend(self.run);
     }
@@ -163,100 +154,4 @@ impl Drop for Ring {
 pub(super) fn split(word: &AtomicU64) -> (u16, u64) {
     let word = word.load(Ordering::Acquire);
     ((word >> NUMBER_BITS) as u16, word & ((1 << NUMBER_BITS) - 1))
-}
-
-/// 2^order entries; `start` is a multiple of that.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
-    start: u32,
-    order: u32,
-}
-
-impl Run {
-    fn len(self) -> u32 {
-        1 << self.order
-    }
-}
-
-/// Hands out runs: a buddy allocator.
-pub(super) struct Runs {
-    /// Starts of free runs, by order.
-    free: [BTreeSet<u32>; u32::BITS as usize],
-    /// Free once the program runs of now have ended.
-    pub retired: Vec<Run>,
-}
-
-impl Runs {
-    pub fn new(entries: u32) -> Self {
-        let mut runs = Self { free: Default::default(), retired: Vec::new() };
-        let mut start = 0;
-        for order in (0..u32::BITS).rev().filter(|order| entries >> order & 1 != 0) {
-            runs.give(Run { start, order });
-            start += 1 << order;
-        }
-        runs
-    }
-
-    fn take(&mut self, order: u32) -> Option<Run> {
-        let from = (order..u32::BITS).find(|order| !self.free[*order as usize].is_empty())?;
-        let start = self.free[from as usize].pop_first()?;
-        for half in order..from {
-            self.free[half as usize].insert(start + (1 << half));
-        }
-        Some(Run { start, order })
-    }
-
-    /// Joins it with its other half as long as that is free, too.
-    pub fn give(&mut self, mut run: Run) {
-        while self.free[run.order as usize].remove(&(run.start ^ run.len())) {
-            run = Run { start: run.start & !run.len(), order: run.order + 1 };
-        }
-        self.free[run.order as usize].insert(run.start);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn runs_split_and_join() {
-        let mut runs = Runs::new(13);
-        assert_eq!(runs.take(4), None);
-        let taken = [3, 2, 0].map(|order| runs.take(order).expect("room"));
-        assert_eq!(taken.map(|run| (run.start, run.len())), [(0, 8), (8, 4), (12, 1)]);
-        assert_eq!(runs.take(0), None);
-        runs.give(taken[0]);
-        let singles: Vec<_> = (0..8).map_while(|_| runs.take(0)).collect();
-        assert_eq!(singles.iter().map(|run| run.start).collect::<BTreeSet<_>>(), (0..8).collect());
-        assert_eq!(runs.take(1), None);
-        // Whatever the order in which they come back.
-        for at in [5, 0, 7, 2, 4, 1, 3, 6] {
-            runs.give(singles[at]);
-        }
-        assert_eq!(runs.take(3), Some(taken[0]));
-        assert_eq!(Runs::new(0).take(0), None);
-    }
-
-    #[test]
-    fn runs_never_overlap() {
-        let mut rng = fastrand::Rng::with_seed(1);
-        let (mut runs, mut taken) = (Runs::new(1000), Vec::<Run>::new());
-        for _ in 0..2000 {
-            if rng.bool()
-                && let Some(run) = runs.take(rng.u32(..8))
-            {
-                let end = run.start + run.len();
-                assert!(end <= 1000 && run.start.is_multiple_of(run.len()));
-                assert!(
-                    taken.iter().all(|other| end <= other.start || other.start + other.len() <= run.start)
-                );
-                taken.push(run);
-            } else if !taken.is_empty() {
-                runs.give(taken.swap_remove(rng.usize(..taken.len())));
-            }
-        }
-        taken.into_iter().for_each(|run| runs.give(run));
-        assert_eq!(runs.take(9).map(|run| run.start), Some(0));
-    }
 }

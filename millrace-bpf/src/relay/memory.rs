@@ -7,9 +7,9 @@ pub(super) use crate::memory::{Ring, Shared, Table};
 // SAFETY: atomics only; the layout test finds padding.
 unsafe impl Shared for super::intf::Upstream {}
 // SAFETY: as above.
-unsafe impl Shared for super::intf::Leg {}
+unsafe impl Shared for super::intf::Egress {}
 // SAFETY: as above.
-unsafe impl Shared for super::intf::Quiet {}
+unsafe impl Shared for super::intf::Deferral {}
 // SAFETY: as above.
 unsafe impl Shared for super::intf::Arrival {}
 // SAFETY: as above; the keystream is bytes in an `UnsafeCell`, written by one owner at a time.

@@ -1,4 +1,4 @@
-//! What became of packets and legs, by the program's names.
+//! What became of packets and their copies, by the program's names.
 
 /// An enumeration that has the order of one of the program's, and its names.
 macro_rules! outcomes {
@@ -23,13 +23,13 @@ pub(crate) use outcomes;
 outcomes! {
     /// What became of a received packet. Only [`Self::NotRestored`] does not reach userspace.
     Outcome {
-        /// Its legs were tried, each with a [`LegOutcome`] of its own.
+        /// Every copy was tried, each with an [`EgressOutcome`] of its own.
         Forwarded = "forwarded",
-        /// The first [`Config::max_legs_per_run`](super::Config::max_legs_per_run) were; each [`FurtherRun`] goes on.
+        /// The first [`Config::max_copies_per_run`](super::Config::max_copies_per_run) copies were. Each [`FurtherRun`] goes on.
         Continued = "continued",
-        /// As `Forwarded`, but some were left to userspace: too many streams in one packet, no further run.
+        /// Some copies were left to userspace: there are too many streams in the packet, or it gets no further run.
         OverBudget = "over_budget",
-        /// As `Forwarded`, but there was no memory to bring the original back: it is dropped.
+        /// Copies were tried, but there was no memory to restore the packet: it is dropped.
         NotRestored = "not_restored",
         NotUdp = "not_udp",
         Fragment = "fragment",
@@ -59,16 +59,16 @@ outcomes! {
 }
 
 outcomes! {
-    /// What became of one leg for one frame. Whatever was not sent is userspace's to send.
-    LegOutcome {
+    /// What became of a copy: one frame for one egress. Whatever was not sent is userspace's to send.
+    EgressOutcome {
         Sent = "sent",
-        /// The slot or the downstream is another one by now.
+        /// The egress was removed, or the downstream.
         Gone = "gone",
-        /// Starts in front of what the kernel may send; a datagram outside of what the subscriber wants.
+        /// Begins before what the kernel may send; of datagrams: outside of what the subscriber wants.
         Before = "before",
-        /// For the path, or for the route's MTU.
+        /// For the path's or the route's MTU.
         TooLarge = "too_large",
-        /// Beyond [`Leg::max_offset`](super::Leg::max_offset).
+        /// Beyond [`Egress::max_offset`](super::Egress::max_offset).
         StreamCredit = "stream_credit",
         /// Beyond [`Downstream::set_max_data`](super::Downstream::set_max_data).
         DataCredit = "data_credit",
@@ -89,25 +89,24 @@ outcomes! {
 }
 
 outcomes! {
-    /// What became of a packet in a run that went on with it.
+    /// What became of a packet in a run after its first.
     FurtherRun {
-        /// All its legs were tried by now.
+        /// Every copy has been tried.
         Last = "last",
         Continued = "continued",
-        /// The other legs are left to userspace: the queue is full, or [`Config::max_runs`](super::Config::max_runs).
+        /// The other copies are left to userspace: the queue is full, or [`Config::max_runs`](super::Config::max_runs).
         Left = "left",
     }
 }
 
 outcomes! {
-    /// Where a packet's keystream came from.
-    Supply {
-        /// Userspace had computed it.
-        Ahead = "ahead",
-        /// The program computed it, since it found another packet's.
+    /// How the look-up of a packet's precomputed keystream ended. After all but a hit the program computes it.
+    Lookup {
+        Hit = "hit",
+        /// The entry is another packet's, too short, or just being replaced.
         Stale = "stale",
-        /// The program computed it, since it found none.
-        Dry = "dry",
+        /// There is no entry, or nothing in it yet.
+        Miss = "miss",
     }
 }
 
@@ -115,15 +114,15 @@ outcomes! {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     pub(super) packets: [u64; Outcome::ALL.len()],
-    pub(super) legs: [u64; LegOutcome::ALL.len()],
+    pub(super) egresses: [u64; EgressOutcome::ALL.len()],
     pub(super) further_runs: [u64; FurtherRun::ALL.len()],
 }
 
 impl Counters {
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
         let (packets, rest) = raw.split_first_chunk()?;
-        let (legs, rest) = rest.split_first_chunk()?;
-        Some(Self { packets: *packets, legs: *legs, further_runs: rest.try_into().ok()? })
+        let (egresses, rest) = rest.split_first_chunk()?;
+        Some(Self { packets: *packets, egresses: *egresses, further_runs: rest.try_into().ok()? })
     }
 
     /// Received packets with this outcome.
@@ -131,9 +130,9 @@ impl Counters {
         self.packets[outcome as usize]
     }
 
-    /// Legs with this outcome.
-    pub fn legs(&self, outcome: LegOutcome) -> u64 {
-        self.legs[outcome as usize]
+    /// Copies with this outcome.
+    pub fn egresses(&self, outcome: EgressOutcome) -> u64 {
+        self.egresses[outcome as usize]
     }
 
     /// Runs after a packet's first, with this outcome.
@@ -145,7 +144,7 @@ impl Counters {
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);
-        difference.legs.iter_mut().zip(earlier.legs).for_each(|(now, then)| *now -= then);
+        difference.egresses.iter_mut().zip(earlier.egresses).for_each(|(now, then)| *now -= then);
         difference.further_runs.iter_mut().zip(earlier.further_runs).for_each(|(now, then)| *now -= then);
         difference
     }

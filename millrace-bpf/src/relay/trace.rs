@@ -4,19 +4,21 @@ use std::num::NonZero;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
+use super::config::EVENTS_BYTES;
+use super::intf;
 use super::memory::{Ring, Table};
-use super::{Error, LegOutcome, Loaded, Outcome, intf, lock, table};
+use super::outcome::{EgressOutcome, Outcome};
+use super::shared::{lock, table};
+use crate::Error;
 use crate::intf::Plain;
-
-/// Some 5000 events: what 250,000 per second need for 20 ms.
-pub(super) const RING_BYTES: u32 = 1 << 19;
+use crate::object::Loaded;
 
 /// Which packets become events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tracing {
     /// Of the packets of each upstream those whose number is a multiple of it, with all their copies.
     pub every: NonZero<u32>,
-    /// Copies of this track only ([`Leg::track`](super::Leg::track)).
+    /// Copies of this track only ([`Egress::track`](super::Egress::track)).
     pub track: Option<NonZero<u32>>,
     /// Copies from or to this session only, and its packets.
     pub session: Option<NonZero<u32>>,
@@ -38,21 +40,20 @@ pub struct Event {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum What {
-    /// A packet that did not just become copies: [`Outcome::Forwarded`] and [`Outcome::Continued`] are left
-    /// to them to tell.
+    /// A packet. One that became copies, [`Outcome::Forwarded`] or [`Outcome::Continued`], is told of by their events.
     Packet {
         outcome: Outcome,
         /// UDP payload, bytes.
         size: u16,
     },
-    /// One frame of the packet for one leg.
+    /// A copy: one frame of the packet for one egress.
     Copy {
-        outcome: LegOutcome,
+        outcome: EgressOutcome,
         /// [`Downstream::set_session`](super::Downstream::set_session).
         subscriber: u32,
         /// Packet number and UDP payload, where the copy got that far.
         sent: Option<(u64, u16)>,
-        /// [`Leg::track`](super::Leg::track) and [`Leg::group`](super::Leg::group).
+        /// [`Egress::track`](super::Egress::track) and [`Egress::group`](super::Egress::group).
         track: u32,
         group: u64,
         /// The downstream stream, and the offset in it.
@@ -70,8 +71,8 @@ impl Event {
         let what = match raw.is_copy {
             0 => What::Packet { outcome: *Outcome::ALL.get(outcome)?, size: raw.size },
             _ => {
-                let outcome = *LegOutcome::ALL.get(outcome)?;
-                let drawn = matches!(outcome, LegOutcome::Sent | LegOutcome::Lost);
+                let outcome = *EgressOutcome::ALL.get(outcome)?;
+                let drawn = matches!(outcome, EgressOutcome::Sent | EgressOutcome::Lost);
                 What::Copy {
                     outcome,
                     subscriber: raw.subscriber,
@@ -98,7 +99,7 @@ pub(super) struct Trace {
 
 impl Trace {
     pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        let ring = Ring::new(object.handle("events")?, RING_BYTES as usize)
+        let ring = Ring::new(object.handle("events")?, EVENTS_BYTES as usize)
             .map_err(|source| Error::Memory { what: "events", source })?;
         Ok(Self { ring: Mutex::new(ring), table: table(object, ".data.tracing")? })
     }

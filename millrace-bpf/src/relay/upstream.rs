@@ -1,15 +1,18 @@
-//! Connections that media arrives on, and who gets their streams.
+//! Connections that media arrives on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use libbpf_rs::MapCore;
-
+use super::defer::DeferredSocket;
 use super::ids::Ids;
+use super::intf;
 use super::keystream::{Compute, Refill, Ring, Want};
-use super::{Downstream, Error, QuietSocket, Shared, Supply, intf, lock, write};
+use super::outcome::Lookup;
+use super::shared::{Shared, lock};
+use super::slot::Slot;
+use crate::Error;
 use crate::crypto::QuicKeys;
-use crate::intf::Plain;
+use crate::object::write;
 
 /// log2 of the packet numbers in a word of the replay window.
 const BLOCK_BITS: u32 = 5;
@@ -31,9 +34,9 @@ impl Upstream {
         let entry = shared.upstreams.get(index);
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
         entry.expected.store(expected, Ordering::Relaxed);
-        entry.supplies.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        entry.lookups.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.run.store(0, Ordering::Relaxed);
-        for word in [&entry.session, &entry.quiet_socket, &entry.quiet] {
+        for word in [&entry.session, &entry.deferred_socket, &entry.deferred] {
             word.store(0, Ordering::Relaxed);
         }
         fill_window(&entry.seen, expected);
@@ -70,7 +73,7 @@ impl Upstream {
         Ok(())
     }
 
-    /// As [`Downstream::refill`], for the packets that are expected next, with the keys of `generation`.
+    /// As [`Downstream::refill`](super::Downstream::refill), for the packets that are expected next, with the keys of `generation`.
     pub fn refill(&self, generation: u16, want: Want, compute: impl Compute) -> Refill {
         lock(&self.ring).refill(&self.entry().ring, (generation, self.expected()), want, compute)
     }
@@ -80,9 +83,9 @@ impl Upstream {
         self.entry().expected.load(Ordering::Relaxed)
     }
 
-    /// Packets whose keystream came from there.
-    pub fn supply(&self, supply: Supply) -> u64 {
-        self.entry().supplies[supply as usize].load(Ordering::Relaxed)
+    /// Packets whose keystream look-up ended so.
+    pub fn lookups(&self, lookup: Lookup) -> u64 {
+        self.entry().lookups[lookup as usize].load(Ordering::Relaxed)
     }
 
     /// Userspace opened packet `number`: it is not forwarded later. To be called for every packet while nothing
@@ -98,9 +101,9 @@ impl Upstream {
         self.entry().session.store(session, Ordering::Relaxed);
     }
 
-    /// Leads packets that are of no hurry for userspace to a socket of their own; see [`Slot::set_alone`].
-    pub fn set_quiet_socket(&self, socket: &QuietSocket) {
-        self.entry().quiet_socket.store(socket.index + 1, Ordering::Relaxed);
+    /// Where its deferred packets are steered to; [`Slot::set_exclusive`] says which these are.
+    pub fn set_deferred_socket(&self, socket: &DeferredSocket) {
+        self.entry().deferred_socket.store(socket.index + 1, Ordering::Relaxed);
     }
 
     /// Forwards a stream of this connection, to nobody yet. One slot per stream at a time.
@@ -114,8 +117,7 @@ impl Upstream {
     }
 
     fn slot_of(&self, kind: u32, id: u64) -> Slot {
-        let key = intf::Slot { id, upstream: self.index, kind };
-        Slot { shared: self.shared.clone(), key, legs: Vec::new(), alone: false }
+        Slot::new(self.shared.clone(), intf::Slot { id, upstream: self.index, kind })
     }
 }
 
@@ -150,166 +152,4 @@ fn mark_seen(seen: &[AtomicU64; intf::SEEN_WORDS], number: u64) {
             _ => None,
         }
     });
-}
-
-/// One subscriber's copy of an upstream stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Leg {
-    /// The downstream stream.
-    pub stream_id: u64,
-    /// Downstream offset minus upstream offset.
-    pub shift: i64,
-    /// Upstream offset: frames that begin before it are userspace's.
-    pub from: u64,
-    /// Downstream offset: the peer's MAX_STREAM_DATA.
-    pub max_offset: u64,
-    /// Comes back in registrations.
-    pub tag: u64,
-    /// Of urgency, smaller is more urgent: see [`Downstream::set_waiting`].
-    pub level: u16,
-    /// How events name what it carries.
-    pub track: u32,
-    pub group: u64,
-}
-
-/// One subscriber's copy of a track's datagrams: of those from the first location on, to the last group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Datagrams {
-    /// The track's downstream.
-    pub alias: u64,
-    /// Group and object.
-    pub first: (u64, u64),
-    pub last_group: u64,
-    /// As of [`Leg`].
-    pub tag: u64,
-    /// As of [`Leg`]; the publisher's part, the low 8 bits, is for datagrams that do not have their own.
-    pub level: u16,
-    pub track: u32,
-}
-
-/// A leg of one slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct LegKey(u32);
-
-/// An upstream stream, or the datagrams of a track, with their legs. When it is dropped, they are userspace's again.
-pub struct Slot {
-    shared: Arc<Shared>,
-    key: intf::Slot,
-    /// In the order in which the program follows them.
-    legs: Vec<u32>,
-    alone: bool,
-}
-
-impl Slot {
-    /// Forwards datagrams to one more subscriber; only for a slot of [`Upstream::datagrams`].
-    pub fn add_datagrams(&mut self, downstream: &Downstream, leg: &Datagrams) -> Result<LegKey, Error> {
-        let (from, shift) = leg.first;
-        let leg = Leg {
-            stream_id: leg.alias,
-            shift: shift as i64,
-            from,
-            max_offset: leg.last_group,
-            tag: leg.tag,
-            level: leg.level,
-            track: leg.track,
-            group: 0,
-        };
-        self.add(downstream, &leg)
-    }
-
-    /// Forwards the stream to one more subscriber.
-    pub fn add(&mut self, downstream: &Downstream, leg: &Leg) -> Result<LegKey, Error> {
-        let index = self.shared.take(|free| &mut free.legs, "legs")?;
-        let entry = self.shared.legs.get(index);
-        for (word, value) in [
-            (&entry.upstream_id, self.key.id),
-            (&entry.id, leg.stream_id),
-            (&entry.shift, leg.shift as u64),
-            (&entry.from, leg.from),
-            (&entry.max_offset, leg.max_offset),
-            (&entry.tag, leg.tag),
-            (&entry.group, leg.group),
-        ] {
-            word.store(value, Ordering::Relaxed);
-        }
-        for (word, value) in [
-            (&entry.next, intf::END),
-            (&entry.downstream, downstream.id().index),
-            (&entry.upstream, self.key.upstream),
-            (&entry.level, u32::from(leg.level)),
-            (&entry.alone, u32::from(self.alone)),
-            (&entry.track, leg.track),
-            (&entry.kind, self.key.kind),
-        ] {
-            word.store(value, Ordering::Relaxed);
-        }
-        // Last: a packet between two runs may lead to the entry already.
-        entry.epoch.store(downstream.id().epoch, Ordering::Release);
-        match self.legs.last() {
-            Some(last) => self.shared.legs.get(*last).next.store(index, Ordering::Release),
-            None => self.lead_to(index).inspect_err(|_| self.retire(index))?,
-        }
-        self.legs.push(index);
-        Ok(LegKey(index))
-    }
-
-    /// The peer raised MAX_STREAM_DATA of the leg's stream.
-    pub fn set_max_offset(&self, leg: LegKey, max: u64) {
-        if self.legs.contains(&leg.0) {
-            self.shared.legs.get(leg.0).max_offset.store(max, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether nobody but the legs waits for the stream. What all of them were sent is then no hurry for userspace,
-    /// and a packet with nothing else in it goes to the quiet socket, 31 times in a row at most.
-    pub fn set_alone(&mut self, alone: bool) {
-        if alone != self.alone {
-            self.alone = alone;
-            let entries = self.legs.iter().map(|leg| self.shared.legs.get(*leg));
-            entries.for_each(|entry| entry.alone.store(u32::from(alone), Ordering::Relaxed));
-        }
-    }
-
-    /// Takes the stream back from one subscriber's leg.
-    pub fn remove(&mut self, leg: LegKey) -> Result<(), Error> {
-        let Some(at) = self.legs.iter().position(|index| *index == leg.0) else { return Ok(()) };
-        let next = self.legs.get(at + 1).copied();
-        match (at.checked_sub(1).and_then(|before| self.legs.get(before)), next) {
-            (Some(before), _) => {
-                self.shared.legs.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
-            }
-            (None, Some(next)) => self.lead_to(next)?,
-            (None, None) => self.unlink(),
-        }
-        self.legs.remove(at);
-        self.retire(leg.0);
-        Ok(())
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.legs.is_empty()
-    }
-
-    fn lead_to(&self, leg: u32) -> Result<(), Error> {
-        write(&self.shared.slots, "slots", self.key.as_bytes(), &leg.to_ne_bytes())
-    }
-
-    /// Fails where there is no leg, and so nothing to remove.
-    fn unlink(&self) {
-        let _ = self.shared.slots.delete(self.key.as_bytes());
-    }
-
-    fn retire(&self, leg: u32) {
-        self.shared.legs.get(leg).epoch.store(0, Ordering::Release);
-        self.shared.retire(|free| &mut free.legs, leg);
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        if !self.legs.is_empty() {
-            self.unlink();
-        }
-        self.legs.iter().for_each(|leg| self.retire(*leg));
-    }
 }

@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_bpf::relay::{Config, LegOutcome, Outcome, Path, Relay};
+use millrace_bpf::relay::{Config, EgressOutcome, Outcome, Path, Relay};
 use millrace_proto::quic::keys::Suite;
 
 use crate::net::{Network, address, root};
 use crate::peers::{PORT, attach};
-use crate::scene::{ID_LEN, LEG, STREAMS, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, STREAMS, Scene, simple};
 
 #[test]
 fn removed_means_gone() {
@@ -23,13 +23,13 @@ fn removed_means_gone() {
     let keys: Vec<_> = scene
         .subscribers
         .iter()
-        .map(|subscriber| slot.add(&subscriber.downstream, &LEG).expect("a leg"))
+        .map(|subscriber| slot.add(&subscriber.downstream, &EGRESS).expect("an egress"))
         .collect();
     let mut keys: Vec<_> = keys.into_iter().enumerate().collect();
     // Middle, last, only.
     for remove in [None, Some(1), Some(2), Some(0)] {
         if let Some(remove) = remove {
-            let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("a leg");
+            let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("an egress");
             slot.remove(keys.remove(at).1).expect("removed");
         }
         let chunk = scene.chunk(100);
@@ -39,9 +39,9 @@ fn removed_means_gone() {
         let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
         assert_eq!(got, want);
     }
-    // First of two; then a downstream that its leg outlives.
-    let first = slot.add(&scene.subscribers[0].downstream, &LEG).expect("a leg");
-    slot.add(&scene.subscribers[1].downstream, &LEG).expect("a leg");
+    // First of two; then a downstream that its egress outlives.
+    let first = slot.add(&scene.subscribers[0].downstream, &EGRESS).expect("an egress");
+    slot.add(&scene.subscribers[1].downstream, &EGRESS).expect("an egress");
     slot.remove(first).expect("removed");
     let number = scene.next_number();
     let frames = scene.chunk(100).encode();
@@ -51,7 +51,7 @@ fn removed_means_gone() {
     scene.subscribers.clear();
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
-    assert_eq!(scene.relay.counters().expect("counters").legs(LegOutcome::Gone), 1);
+    assert_eq!(scene.relay.counters().expect("counters").egresses(EgressOutcome::Gone), 1);
     // The slot, the connection ID.
     drop(slot);
     let number = scene.next_number();
@@ -69,7 +69,7 @@ fn detached_and_attached_again() {
         return;
     }
     let (network, mut scene) = simple("det");
-    scene.relay_with(LEG);
+    scene.relay_with(EGRESS);
     let send = |scene: &mut Scene| {
         let number = scene.next_number();
         let frames = scene.chunk(9).encode();
@@ -116,7 +116,7 @@ fn entries_are_reused_in_turn() {
         max_upstreams: 2,
         max_downstreams: 2,
         max_slots: 1,
-        max_legs: 2,
+        max_egresses: 2,
         ..Config::default()
     };
     scene.rebuild(&network, &config);
@@ -138,16 +138,16 @@ fn entries_are_reused_in_turn() {
         let upstream = scene.relay.upstream(0).expect("the second");
         assert!(scene.relay.upstream(0).is_err(), "a third");
         drop(upstream);
-        let key = scene.relay_with(LEG);
+        let key = scene.relay_with(EGRESS);
         let mut slot = scene.slots.remove(0);
-        slot.add(&other, &LEG).expect("the second");
-        assert!(slot.add(&other, &LEG).is_err(), "a third");
+        slot.add(&other, &EGRESS).expect("the second");
+        assert!(slot.add(&other, &EGRESS).is_err(), "a third");
         slot.remove(key).expect("removed");
-        assert!(scene.upstream.slot(99).add(&other, &LEG).is_err(), "a second slot");
-        // The first leg is another downstream's now; that has no keys.
+        assert!(scene.upstream.slot(99).add(&other, &EGRESS).is_err(), "a second slot");
+        // The first egress is another downstream's now; that has no keys.
         let number = scene.next_number();
         let frames = scene.chunk(9).encode();
         assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
-        assert_eq!(other.outcome(LegOutcome::NoKeys) + other.outcome(LegOutcome::Window), 1);
+        assert_eq!(other.outcome(EgressOutcome::NoKeys) + other.outcome(EgressOutcome::Window), 1);
     }
 }

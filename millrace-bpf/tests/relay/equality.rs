@@ -1,7 +1,7 @@
 //! Every packet that the program sends is the one that the userspace builder makes.
 
 use millrace_bpf::probe::{self, Probe};
-use millrace_bpf::relay::{LegOutcome, Outcome, Supply};
+use millrace_bpf::relay::{EgressOutcome, Lookup, Outcome};
 use millrace_proto::quic::keys::Suite;
 
 use crate::net::{self, Network, RawSender, inside, root};
@@ -9,19 +9,19 @@ use crate::peers::attach;
 use crate::quic::{self, Chunk};
 use crate::scene::{STREAMS, Scene, simple};
 
-/// Packets of all sizes and shapes to `legs` subscribers.
+/// Packets of all sizes and shapes to `egresses` subscribers.
 fn equals_the_builder(
     name: &str,
     (family, families): (u8, &[u8]),
     suite: Suite,
-    (legs, cases): (usize, usize),
+    (egresses, cases): (usize, usize),
     offload: bool,
 ) {
     let network = Network::new(name);
     net::set_checksum_offload(&network.publisher, "eth", offload);
     // With offload the copies have their checksum still to be filled in; without it there is nobody to do so.
     net::set_checksum_offload(&network.relay, "east", !offload);
-    let mut scene = Scene::new(&network, family, families, suite, legs, 7);
+    let mut scene = Scene::new(&network, family, families, suite, egresses, 7);
     attach(&network, &scene.relay, "west");
     scene.capture.check();
     let mut packets = 0;
@@ -36,20 +36,20 @@ fn equals_the_builder(
         scene.compute_ahead();
         let forwarded = scene.send(&packet);
         scene.expect(&chunks, &forwarded);
-        packets += chunks.len() * legs;
-        assert_eq!(scene.capture.check(), chunks.len() * legs);
+        packets += chunks.len() * egresses;
+        assert_eq!(scene.capture.check(), chunks.len() * egresses);
     }
     let counters = scene.relay.counters().expect("counters");
-    assert_eq!(counters.legs(LegOutcome::Sent), packets as u64);
+    assert_eq!(counters.egresses(EgressOutcome::Sent), packets as u64);
     let others = [Outcome::Forwarded, Outcome::NoSlot].map(|outcome| counters.packets(outcome));
     assert_eq!(others.iter().sum::<u64>(), cases as u64, "{counters:?}");
-    let supplies = Supply::ALL.map(|supply| {
-        let sealed: u64 = scene.subscribers.iter().map(|s| s.downstream.supply(supply)).sum();
-        (scene.upstream.supply(supply), sealed)
+    let lookups = Lookup::ALL.map(|lookup| {
+        let sealed: u64 = scene.subscribers.iter().map(|s| s.downstream.lookups(lookup)).sum();
+        (scene.upstream.lookups(lookup), sealed)
     });
-    assert_eq!(supplies.iter().map(|(opened, _)| opened).sum::<u64>(), cases as u64);
-    assert_eq!(supplies.iter().map(|(_, sealed)| sealed).sum::<u64>(), packets as u64);
-    assert!(supplies.iter().all(|(opened, sealed)| *opened > 0 && *sealed > 0), "{supplies:?}");
+    assert_eq!(lookups.iter().map(|(opened, _)| opened).sum::<u64>(), cases as u64);
+    assert_eq!(lookups.iter().map(|(_, sealed)| sealed).sum::<u64>(), packets as u64);
+    assert!(lookups.iter().all(|(opened, sealed)| *opened > 0 && *sealed > 0), "{lookups:?}");
     println!("{name}: {cases} packets became {packets}, all equal");
 }
 

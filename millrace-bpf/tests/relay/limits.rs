@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_bpf::relay::{Config, Leg, LegOutcome, Path};
+use millrace_bpf::relay::{Config, Egress, EgressOutcome, Path};
 use millrace_proto::quic::keys::Suite;
 
 use crate::net::{self, Network, address, root};
 use crate::peers::{PORT, attach};
-use crate::scene::{ID_LEN, LEG, NUMBER_MASK, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, Scene, simple};
 
 #[test]
 fn limits_hold_to_the_byte() {
@@ -17,52 +17,52 @@ fn limits_hold_to_the_byte() {
     }
     let (_network, mut scene) = simple("lim");
     let size = scene.size();
-    let key = scene.relay_with(LEG);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    let key = scene.relay_with(EGRESS);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
     scene.slots[0].set_max_offset(key, 1999);
-    assert_eq!(scene.try_leg(0), LegOutcome::StreamCredit);
+    assert_eq!(scene.try_egress(0), EgressOutcome::StreamCredit);
     scene.slots[0].set_max_offset(key, 2000);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
     let downstream = &scene.only().downstream;
     assert_eq!(downstream.set_max_data(2999), 2000);
-    assert_eq!(scene.try_leg(0), LegOutcome::DataCredit);
+    assert_eq!(scene.try_egress(0), EgressOutcome::DataCredit);
     scene.only().downstream.set_max_data(3000);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
-    assert_eq!(scene.try_leg(0), LegOutcome::DataCredit);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
+    assert_eq!(scene.try_egress(0), EgressOutcome::DataCredit);
     scene.only().downstream.set_max_data(u64::MAX / 2);
 
     let downstream = &scene.only().downstream;
     downstream.set_max_bytes(downstream.bytes() + size - 1);
-    assert_eq!(scene.try_leg(0), LegOutcome::Window);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Window);
     let downstream = &scene.only().downstream;
     downstream.set_max_bytes(downstream.bytes() + size);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
-    assert_eq!(scene.try_leg(0), LegOutcome::Window);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Window);
 
     scene.only().downstream.set_max_bytes(u64::MAX / 2);
 
-    scene.relay_with(Leg { level: 7, ..LEG });
+    scene.relay_with(Egress { level: 7, ..EGRESS });
     for (waiting, want) in [
-        (Some(0), LegOutcome::Behind),
-        (Some(7), LegOutcome::Behind),
-        (Some(8), LegOutcome::Sent),
-        (None, LegOutcome::Sent),
+        (Some(0), EgressOutcome::Behind),
+        (Some(7), EgressOutcome::Behind),
+        (Some(8), EgressOutcome::Sent),
+        (None, EgressOutcome::Sent),
     ] {
         scene.only().downstream.set_waiting(waiting);
-        assert_eq!(scene.try_leg(0), want, "{waiting:?}");
+        assert_eq!(scene.try_egress(0), want, "{waiting:?}");
     }
 
-    scene.relay_with(Leg { from: 1001, ..LEG });
-    assert_eq!(scene.try_leg(0), LegOutcome::Before);
-    scene.relay_with(Leg { from: 1000, ..LEG });
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    scene.relay_with(Egress { from: 1001, ..EGRESS });
+    assert_eq!(scene.try_egress(0), EgressOutcome::Before);
+    scene.relay_with(Egress { from: 1000, ..EGRESS });
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
     scene.only().downstream.set_mtu(size as u32 - 1);
-    assert_eq!(scene.try_leg(0), LegOutcome::TooLarge);
+    assert_eq!(scene.try_egress(0), EgressOutcome::TooLarge);
     scene.only().downstream.set_mtu(size as u32);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 }
 
 #[test]
@@ -71,21 +71,21 @@ fn key_updates_on_both_sides() {
         return;
     }
     let (_network, mut scene) = simple("key");
-    scene.relay_with(LEG);
+    scene.relay_with(EGRESS);
     for generation in 0..3 {
         if generation > 0 {
             // The subscriber's side first, in two steps: the word moves before the keys are there.
             let next = scene.only().downstream.number().load(Ordering::SeqCst) & NUMBER_MASK;
             let moved = u64::from(generation) << 48 | next;
             scene.only().downstream.number().store(moved, Ordering::SeqCst);
-            assert_eq!(scene.try_leg(generation - 1), LegOutcome::NoKeys);
+            assert_eq!(scene.try_egress(generation - 1), EgressOutcome::NoKeys);
             let keys = scene.only().keys.kernel_keys(generation);
             scene.only().downstream.set_keys(generation, &keys).expect("keys");
-            assert_eq!(scene.try_leg(generation - 1), LegOutcome::Sent);
+            assert_eq!(scene.try_egress(generation - 1), EgressOutcome::Sent);
             let keys = scene.publisher.kernel_keys(generation);
             scene.upstream.set_keys(generation, &keys).expect("keys");
         }
-        assert_eq!(scene.try_leg(generation), LegOutcome::Sent);
+        assert_eq!(scene.try_egress(generation), EgressOutcome::Sent);
     }
 }
 
@@ -95,7 +95,7 @@ fn what_cannot_be_reached_is_declined() {
         return;
     }
     let (network, mut scene) = simple("rch");
-    scene.relay_with(LEG);
+    scene.relay_with(EGRESS);
     let size = scene.size() as u32;
     let local = SocketAddr::new(address(4, 2, 1), PORT);
     let good = scene.only().socket.local_addr().expect("address");
@@ -107,25 +107,25 @@ fn what_cannot_be_reached_is_declined() {
         flow_label: 0,
     };
     for (remote, want) in [
-        (SocketAddr::new(address(4, 2, 77), 1), LegOutcome::NoNeighbour),
-        (SocketAddr::from(([192, 0, 2, 1], 1)), LegOutcome::NoRoute),
-        (SocketAddr::new(address(4, 2, 1), 1), LegOutcome::NoRoute),
-        (good, LegOutcome::Sent),
+        (SocketAddr::new(address(4, 2, 77), 1), EgressOutcome::NoNeighbour),
+        (SocketAddr::from(([192, 0, 2, 1], 1)), EgressOutcome::NoRoute),
+        (SocketAddr::new(address(4, 2, 1), 1), EgressOutcome::NoRoute),
+        (good, EgressOutcome::Sent),
     ] {
         let path = path(&mut scene, remote);
         scene.only().downstream.set_path(&path).expect("a path");
-        assert_eq!(scene.try_leg(0), want, "{remote}");
+        assert_eq!(scene.try_egress(0), want, "{remote}");
     }
     net::ip(&format!("-n {} link set east mtu {}", network.relay, size + 27));
-    assert_eq!(scene.try_leg(0), LegOutcome::TooLarge);
+    assert_eq!(scene.try_egress(0), EgressOutcome::TooLarge);
     net::ip(&format!("-n {} link set east mtu {}", network.relay, size + 28));
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
     scene.only().keys.id = vec![9; 20];
     let path = path(&mut scene, good);
     scene.only().downstream.set_mtu(2000);
     scene.only().downstream.set_path(&path).expect("a path");
     net::ip(&format!("-n {} link set east mtu 1500", network.relay));
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent, "another connection ID");
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent, "another connection ID");
 }
 
 #[test]
@@ -148,14 +148,15 @@ fn nothing_is_sent_that_cannot_be_registered() {
         assert_eq!(scene.to.recv(&mut [0; 2048]).expect("the original"), packet.len());
     }
     let counters = scene.relay.counters().expect("counters");
-    let (sent, declined) = (counters.legs(LegOutcome::Sent), counters.legs(LegOutcome::RingFull));
+    let (sent, declined) =
+        (counters.egresses(EgressOutcome::Sent), counters.egresses(EgressOutcome::RingFull));
     assert!(sent > 1000 && declined > 0, "{counters:?}");
     assert_eq!(sent + declined, PACKETS);
     let mut numbers = Vec::new();
     scene.relay.drain(|packet| numbers.push(packet.number));
     assert!(numbers.into_iter().eq(0..sent));
     assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), sent);
-    assert_eq!(scene.only().downstream.outcome(LegOutcome::RingFull), declined);
+    assert_eq!(scene.only().downstream.outcome(EgressOutcome::RingFull), declined);
     assert_eq!(scene.only().downstream.data(), sent * 9);
     // Once it is drained, it goes on.
     let number = scene.next_number();

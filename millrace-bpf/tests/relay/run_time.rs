@@ -12,14 +12,14 @@ use crate::quic;
 use crate::scene::{ID_LEN, STREAMS, Scene, slot, subscriber};
 
 const ROUNDS: usize = 5;
-const LEGS: [usize; 3] = [1, 8, 32];
+const EGRESSES: [usize; 3] = [1, 8, 32];
 /// What a stream of 500 objects a second looks like: between two packets others use the caches.
 const PAUSE: Duration = Duration::from_millis(2);
 
 #[derive(Clone, Copy)]
 struct Case {
     suite: Suite,
-    legs: usize,
+    egresses: usize,
     ahead: bool,
     packets: u64,
     pause: Duration,
@@ -38,16 +38,22 @@ fn run_time_per_packet() {
     println!("not an upstream's: {}", rounds(nobodys_packets));
     for suite in quic::SUITES {
         for ahead in [false, true] {
-            for legs in [&[0], LEGS.as_slice()].concat() {
-                let packets = if legs < 8 { 2000 } else { 500 };
-                let case = Case { suite, legs, ahead, packets, pause: Duration::ZERO };
-                println!("{suite:?}, {legs} legs, keystreams ahead {ahead}: {}", rounds(|| case.measure()));
+            for egresses in [&[0], EGRESSES.as_slice()].concat() {
+                let packets = if egresses < 8 { 2000 } else { 500 };
+                let case = Case { suite, egresses, ahead, packets, pause: Duration::ZERO };
+                println!(
+                    "{suite:?}, {egresses} egresses, keystreams ahead {ahead}: {}",
+                    rounds(|| case.measure())
+                );
             }
         }
     }
-    for legs in LEGS {
-        let case = Case { suite: Suite::ChaCha20Poly1305, legs, ahead: true, packets: 500, pause: PAUSE };
-        println!("{legs} legs, keystreams ahead, one packet every {PAUSE:?}: {}", rounds(|| case.measure()));
+    for egresses in EGRESSES {
+        let case = Case { suite: Suite::ChaCha20Poly1305, egresses, ahead: true, packets: 500, pause: PAUSE };
+        println!(
+            "{egresses} egresses, keystreams ahead, one packet every {PAUSE:?}: {}",
+            rounds(|| case.measure())
+        );
     }
 }
 
@@ -60,11 +66,11 @@ fn rounds(mut measure: impl FnMut() -> u64) -> String {
 impl Case {
     /// Mean run time for packets with 1200 bytes of one stream, nanoseconds.
     fn measure(self) -> u64 {
-        let Self { suite, legs, ahead, packets, pause } = self;
+        let Self { suite, egresses, ahead, packets, pause } = self;
         let network = Network::new("rt");
         let mut scene = Scene::new(&network, 4, &[4], suite, 0, 1);
         let subscriber = |_| subscriber(&network, &scene.relay, 4, suite, &mut scene.rng);
-        scene.subscribers = (0..legs).map(subscriber).collect();
+        scene.subscribers = (0..egresses).map(subscriber).collect();
         scene.slots = vec![slot(&scene.upstream, &STREAMS[0], 0, &scene.subscribers)];
         attach(&network, &scene.relay, "west");
         let chunk = scene.chunk(1200);
@@ -78,7 +84,7 @@ impl Case {
                 }
             }
             let packet = scene.publisher.seal((0, number), 2, &chunk.encode());
-            assert_eq!(scene.send(&packet).len(), legs);
+            assert_eq!(scene.send(&packet).len(), egresses);
             // Copies that pile up would make the kernel look for new memory.
             let mut buffer = [0; 2048];
             let mut read = |subscriber: &Subscriber| subscriber.socket.recv(&mut buffer).expect("a copy");

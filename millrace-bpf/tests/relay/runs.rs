@@ -4,14 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::num::NonZero;
 
-use millrace_bpf::relay::{Config, Downstream, DownstreamId, FurtherRun, LegOutcome, Outcome, Tracing, What};
+use millrace_bpf::relay::{
+    Config, Downstream, DownstreamId, EgressOutcome, FurtherRun, Outcome, Tracing, What,
+};
 use millrace_proto::quic::keys::Suite;
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
 use crate::net::{self, Network, address, root};
 use crate::peers::{self, PORT, attach};
 use crate::quic::{Chunk, Direction};
-use crate::scene::{ID_LEN, LEG, STREAMS, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, STREAMS, Scene, simple};
 
 #[test]
 fn budget_is_shared_in_order() {
@@ -21,7 +23,7 @@ fn budget_is_shared_in_order() {
     let network = Network::new("bud");
     let mut scene = Scene::new(&network, 4, &[4], Suite::ChaCha20Poly1305, 3, 1);
     let config =
-        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, max_runs: 1, ..Config::default() };
+        Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 4, max_runs: 1, ..Config::default() };
     scene.rebuild(&network, &config);
     attach(&network, &scene.relay, "west");
     for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
@@ -30,7 +32,7 @@ fn budget_is_shared_in_order() {
         let number = scene.next_number();
         assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)).len(), sent);
         let counted = scene.relay.counters().expect("counters").since(&before);
-        assert_eq!((counted.packets(outcome), counted.legs(LegOutcome::Sent)), (1, sent as u64));
+        assert_eq!((counted.packets(outcome), counted.egresses(EgressOutcome::Sent)), (1, sent as u64));
     }
 }
 
@@ -44,7 +46,7 @@ fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
         let network = Network::new(name);
         net::set_checksum_offload(&network.publisher, "eth", offload);
         net::set_checksum_offload(&network.relay, "east", !offload);
-        let config = Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 4, ..Config::default() };
+        let config = Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 4, ..Config::default() };
         let mut scene = Scene::with_config(&config, &network, family, &[4, 6], Suite::ChaCha20Poly1305, 7, 1);
         attach(&network, &scene.relay, "west");
         scene.capture.check();
@@ -81,7 +83,7 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
         .map(|_| {
             let keys = Direction::new(Suite::ChaCha20Poly1305, ID_LEN, &mut scene.rng);
             let downstream = peers::downstream(&scene.relay, at, &keys, 0);
-            slot.add(&downstream, &LEG).expect("a leg");
+            slot.add(&downstream, &EGRESS).expect("an egress");
             (downstream.id(), (keys, downstream))
         })
         .collect();
@@ -90,7 +92,7 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
         let chunk = scene.chunk(100);
         let before = scene.relay.counters().expect("counters");
         let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
-        let moved = Chunk { stream: LEG.stream_id, ..chunk };
+        let moved = Chunk { stream: EGRESS.stream_id, ..chunk };
         let mut due: HashSet<Vec<u8>> = forwarded
             .iter()
             .map(|sent| subscribers[&sent.downstream].0.build((0, sent.number), &moved.encode()))
@@ -104,7 +106,7 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
         let counted = scene.relay.counters().expect("counters").since(&before);
         let runs = FurtherRun::ALL.map(|outcome| counted.further_runs(outcome));
         assert_eq!((counted.packets(Outcome::Continued), runs), (1, [1, RUNS - 2, 0]));
-        assert_eq!(counted.legs(LegOutcome::Sent), SUBSCRIBERS as u64);
+        assert_eq!(counted.egresses(EgressOutcome::Sent), SUBSCRIBERS as u64);
     }
 }
 
@@ -115,7 +117,7 @@ fn what_is_left_after_the_last_run_is_for_userspace() {
     }
     let network = Network::new("lft");
     let config =
-        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 2, max_runs: 3, ..Config::default() };
+        Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 2, max_runs: 3, ..Config::default() };
     let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::Aes128Gcm, 7, 1);
     attach(&network, &scene.relay, "west");
     let chunk = scene.chunk(100);
@@ -134,7 +136,7 @@ fn all_runs_of_a_packet_are_traced_or_none() {
     }
     let network = Network::new("trc");
     let config =
-        Config { ports: vec![PORT], id_len: ID_LEN, max_legs_per_run: 2, max_runs: 3, ..Config::default() };
+        Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 2, max_runs: 3, ..Config::default() };
     let mut scene = Scene::with_config(&config, &network, 4, &[4], Suite::ChaCha20Poly1305, 7, 1);
     attach(&network, &scene.relay, "west");
     let every = NonZero::new(2).expect("not 0");
@@ -156,7 +158,7 @@ fn all_runs_of_a_packet_are_traced_or_none() {
             events.iter().all(|event| event.received == number && event.arrived_ns == events[0].arrived_ns)
         );
         let sent = events.iter().map(|event| match event.what {
-            What::Copy { outcome: LegOutcome::Sent, sent: Some(sent), .. } => sent,
+            What::Copy { outcome: EgressOutcome::Sent, sent: Some(sent), .. } => sent,
             other => panic!("{other:?}"),
         });
         assert!(sent.eq(forwarded.iter().map(|packet| (packet.number, packet.size))));

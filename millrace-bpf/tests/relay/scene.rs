@@ -1,10 +1,12 @@
-//! Publisher - relay - subscribers, with legs for some streams, and packets through them.
+//! Publisher - relay - subscribers, with egresses for some streams, and packets through them.
 
 use std::net::UdpSocket;
 use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
-use millrace_bpf::relay::{Config, Forwarded, Leg, LegKey, LegOutcome, Outcome, Relay, Slot, Upstream, Want};
+use millrace_bpf::relay::{
+    Config, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream, Want,
+};
 use millrace_proto::quic::keys::Suite;
 
 use crate::net::{self, Capture, Network, address};
@@ -28,10 +30,10 @@ pub const STREAMS: [Stream; 3] = [
     Stream { upstream: 70_002, downstream: 0x4003, shift: -20 },
     Stream { upstream: 1 << 40 | 2, downstream: 1 << 35 | 3, shift: 1 << 20 },
 ];
-/// Upstream offset from which on every stream has a leg; above the largest negative shift.
+/// Upstream offset from which on every stream has an egress; above the largest negative shift.
 pub const FROM: u64 = 20;
 
-/// Relay, one upstream, some subscribers with a leg for each of `STREAMS`.
+/// Relay, one upstream, some subscribers with an egress for each of `STREAMS`.
 pub struct Scene {
     pub relay: Relay,
     pub upstream: Upstream,
@@ -48,9 +50,16 @@ pub struct Scene {
 
 impl Scene {
     /// `family`: of the upstream; the subscribers' alternate when there are two in `families`.
-    pub fn new(network: &Network, family: u8, families: &[u8], suite: Suite, legs: usize, seed: u64) -> Self {
+    pub fn new(
+        network: &Network,
+        family: u8,
+        families: &[u8],
+        suite: Suite,
+        egresses: usize,
+        seed: u64,
+    ) -> Self {
         let config = Config { ports: vec![PORT], id_len: ID_LEN, ..Config::default() };
-        Self::with_config(&config, network, family, families, suite, legs, seed)
+        Self::with_config(&config, network, family, families, suite, egresses, seed)
     }
 
     pub fn with_config(
@@ -59,14 +68,14 @@ impl Scene {
         family: u8,
         families: &[u8],
         suite: Suite,
-        legs: usize,
+        egresses: usize,
         seed: u64,
     ) -> Self {
         let mut rng = Rng::with_seed(seed);
         let relay = Relay::load(config).expect("the relay loads");
         let publisher = Direction::new(suite, ID_LEN, &mut rng);
         let upstream = peers::upstream(&relay, &publisher);
-        let subscribers: Vec<_> = (0..legs)
+        let subscribers: Vec<_> = (0..egresses)
             .map(|i| {
                 subscriber(network, &relay, families[i % families.len()], quic::SUITES[i / 2 % 2], &mut rng)
             })
@@ -118,7 +127,7 @@ impl Scene {
         assert_eq!(registered.next(), None);
     }
 
-    /// A packet with up to `room` bytes of frames, and the chunks in it that have legs.
+    /// A packet with up to `room` bytes of frames, and the chunks in it that have egresses.
     pub fn generate(&mut self, room: usize) -> (Vec<u8>, Vec<Chunk>) {
         let rng = &mut self.rng;
         let mut frames = Vec::new();
@@ -182,16 +191,16 @@ pub fn subscriber(network: &Network, relay: &Relay, family: u8, suite: Suite, rn
 
 pub fn slot(upstream: &Upstream, stream: &Stream, tag: usize, subscribers: &[Subscriber]) -> Slot {
     let mut slot = upstream.slot(stream.upstream);
-    let leg = Leg {
+    let egress = Egress {
         stream_id: stream.downstream,
         shift: stream.shift,
         from: FROM,
         max_offset: 1 << 62,
         tag: tag as u64,
-        ..LEG
+        ..EGRESS
     };
     for subscriber in subscribers {
-        slot.add(&subscriber.downstream, &leg).expect("a leg");
+        slot.add(&subscriber.downstream, &egress).expect("an egress");
     }
     slot
 }
@@ -212,9 +221,9 @@ impl Scene {
         Chunk { stream: STREAMS[0].upstream, offset: 1000, data: vec![5; len], fin: false }
     }
 
-    /// Sends a chunk of 1000 bytes and returns the outcome of its one leg. What is not sent has no trace but the
+    /// Sends a chunk of 1000 bytes and returns the outcome of its one egress. What is not sent has no trace but the
     /// count, on the connection too.
-    pub fn try_leg(&mut self, generation: u16) -> LegOutcome {
+    pub fn try_egress(&mut self, generation: u16) -> EgressOutcome {
         let before = self.relay.counters().expect("counters");
         let shared = |subscriber: &Subscriber| {
             let downstream = &subscriber.downstream;
@@ -226,10 +235,10 @@ impl Scene {
         let forwarded = self.send(&self.publisher.seal((generation, number), 2, &chunk.encode()));
         let counted = self.relay.counters().expect("counters").since(&before);
         assert_eq!(counted.packets(Outcome::Forwarded), 1, "{counted:?}");
-        let mut outcomes = LegOutcome::ALL.into_iter().filter(|outcome| counted.legs(*outcome) > 0);
+        let mut outcomes = EgressOutcome::ALL.into_iter().filter(|outcome| counted.egresses(*outcome) > 0);
         let outcome = outcomes.next().expect("an outcome");
-        assert_eq!((counted.legs(outcome), outcomes.next()), (1, None), "{counted:?}");
-        if outcome == LegOutcome::Sent {
+        assert_eq!((counted.egresses(outcome), outcomes.next()), (1, None), "{counted:?}");
+        if outcome == EgressOutcome::Sent {
             self.expect(&[chunk], &forwarded);
             let size = u64::from(forwarded[0].size);
             assert_eq!(shared(&self.subscribers[0]), (state.0 + 1, state.1 + size, state.2 + 1000));
@@ -237,11 +246,11 @@ impl Scene {
             assert_eq!(shared(&self.subscribers[0]), state, "{outcome:?}");
             assert_eq!(forwarded, []);
         }
-        assert_eq!(self.capture.check(), usize::from(outcome == LegOutcome::Sent));
+        assert_eq!(self.capture.check(), usize::from(outcome == EgressOutcome::Sent));
         outcome
     }
 
-    /// The UDP payload that `try_leg` makes.
+    /// The UDP payload that `try_egress` makes.
     pub fn size(&self) -> u64 {
         let chunk = Chunk { stream: STREAMS[0].downstream, offset: 1000, data: vec![0; 1000], fin: false };
         self.subscribers[0].keys.build((0, 0), &chunk.encode()).len() as u64
@@ -261,17 +270,17 @@ impl Scene {
     }
 
     /// One slot for the first stream in place of those that are there.
-    pub fn relay_with(&mut self, leg: Leg) -> LegKey {
+    pub fn relay_with(&mut self, egress: Egress) -> EgressKey {
         self.slots.clear();
         let mut slot = self.upstream.slot(STREAMS[0].upstream);
-        let key = slot.add(&self.subscribers[0].downstream, &leg).expect("a leg");
+        let key = slot.add(&self.subscribers[0].downstream, &egress).expect("an egress");
         self.slots.push(slot);
         key
     }
 }
 
-pub const LEG: Leg =
-    Leg { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, level: 0, track: 0, group: 0 };
+pub const EGRESS: Egress =
+    Egress { stream_id: 3, shift: 0, from: 0, max_offset: 2000, tag: 0, level: 0, track: 0, group: 0 };
 
 /// IPv4, one subscriber, ChaCha20-Poly1305.
 pub fn simple(name: &str) -> (Network, Scene) {

@@ -4,11 +4,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::relay::{LegOutcome, Outcome, QuietSocket};
+use millrace_bpf::relay::{DeferredSocket, EgressOutcome, Outcome};
 
 use crate::net::{self, address, root};
 use crate::quic::{self, Chunk};
-use crate::scene::{ID_LEN, LEG, NUMBER_MASK, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, Scene, simple};
 
 /// The program and two threads draw numbers for one connection; one of them updates keys. No number is drawn
 /// twice or lost, generations never go back, and each of the program's packets has the keys of its generation.
@@ -19,13 +19,13 @@ fn numbers_are_shared_with_userspace() {
         return;
     }
     let (_network, mut scene) = simple("num");
-    scene.relay_with(LEG);
+    scene.relay_with(EGRESS);
     let keys = scene.only().keys.kernel_keys(1);
     scene.only().downstream.set_keys(1, &keys).expect("keys");
     let packets: Vec<_> = (0..PACKETS)
         .map(|number| scene.publisher.seal((0, number as u64), 4, &scene.chunk_of(9).encode()))
         .collect();
-    let frames = Chunk { stream: LEG.stream_id, ..scene.chunk_of(9) }.encode();
+    let frames = Chunk { stream: EGRESS.stream_id, ..scene.chunk_of(9) }.encode();
     let Scene { relay, subscribers, from, to, .. } = &scene;
     let word = subscribers[0].downstream.number();
     let (update, done) = (AtomicBool::new(false), AtomicBool::new(false));
@@ -78,16 +78,16 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     const PING: u8 = 1;
     let (network, mut scene) = simple("qui");
     let socket = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), 0));
-    let quiet = scene.relay.quiet_socket(&socket, 1000).expect("a quiet socket");
-    scene.upstream.set_quiet_socket(&quiet);
-    scene.relay_with(LEG);
+    let deferred = scene.relay.deferred_socket(&socket, 1000).expect("a deferred socket");
+    scene.upstream.set_deferred_socket(&deferred);
+    scene.relay_with(EGRESS);
     let frames = scene.chunk_of(100).encode();
     let with_ping = [[PING].as_slice(), &frames].concat();
     let padded = [[0; 20].as_slice(), &frames].concat();
     let other_stream = Chunk { stream: 400, ..scene.chunk_of(10) }.encode();
     let both = [scene.chunk_of(10).encode(), other_stream].concat();
     let window = u64::MAX / 2;
-    for (description, alone, window, frames, is_quiet) in [
+    for (description, exclusive, window, frames, is_deferred) in [
         ("somebody else waits", false, window, &frames, false),
         ("nobody does", true, window, &frames, true),
         ("padding", true, window, &padded, true),
@@ -96,48 +96,48 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
         ("declined", true, 0, &frames, false),
         ("somebody else waits again", false, window, &frames, false),
     ] {
-        scene.slots[0].set_alone(alone);
+        scene.slots[0].set_exclusive(exclusive);
         scene.only().downstream.set_max_bytes(window);
-        let before = (quiet.packets(), quiet.others());
+        let before = (deferred.packets(), deferred.wakes());
         let number = scene.next_number();
         let packet = scene.publisher.seal((0, number), 4, frames);
         scene.from.send(&packet).expect("send");
         let mut buffer = [0; 2048];
-        let came_by = if is_quiet { &socket } else { &scene.to };
+        let came_by = if is_deferred { &socket } else { &scene.to };
         let len = came_by.recv(&mut buffer).expect(description);
         assert_eq!(buffer[..len], packet, "{description}");
-        let (packets, others) = (quiet.packets() - before.0, quiet.others() - before.1);
-        assert_eq!((packets, others), if is_quiet { (1, 0) } else { (0, 1) }, "{description}");
-        quiet.sleep(quiet.others());
+        let (packets, others) = (deferred.packets() - before.0, deferred.wakes() - before.1);
+        assert_eq!((packets, others), if is_deferred { (1, 0) } else { (0, 1) }, "{description}");
+        deferred.sleep(deferred.wakes());
     }
     // A long run of them is heard of in between, and what follows goes the same way until userspace sleeps again.
-    scene.slots[0].set_alone(true);
-    let mut run = |description, loud: u64, packets: u64| {
-        let before = (quiet.packets(), quiet.others());
+    scene.slots[0].set_exclusive(true);
+    let mut run = |description, wakes: u64, packets: u64| {
+        let before = (deferred.packets(), deferred.wakes());
         for _ in 0..packets {
             let number = scene.next_number();
             scene.from.send(&scene.publisher.seal((0, number), 4, &frames)).expect("send");
         }
         let mut buffer = [0; 2048];
-        for (socket, packets) in [(&scene.to, loud), (&socket, packets - loud)] {
+        for (socket, packets) in [(&scene.to, wakes), (&socket, packets - wakes)] {
             for at in 0..packets {
                 assert!(socket.recv(&mut buffer).is_ok(), "{description}: {at} of {packets}");
             }
         }
         assert_eq!(
-            (quiet.packets() - before.0, quiet.others() - before.1),
-            (packets - loud, loud),
+            (deferred.packets() - before.0, deferred.wakes() - before.1),
+            (packets - wakes, wakes),
             "{description}"
         );
     };
-    // Two were quiet above.
+    // Two were deferred above.
     run("asleep", 40 - (31 - 2), 40);
     run("not asleep", 5, 5);
-    let others = quiet.wake();
+    let others = deferred.wake();
     run("awake", 5, 5);
-    quiet.sleep(others);
+    deferred.sleep(others);
     run("woken meanwhile", 5, 5);
-    quiet.sleep(quiet.wake());
+    deferred.sleep(deferred.wake());
     run("asleep again", 0, 31);
     run("for too long", 2, 2);
     // Without the socket all of them go where they were sent.
@@ -147,26 +147,26 @@ fn what_is_no_hurry_goes_to_a_socket_of_its_own() {
     assert_eq!(scene.send(&packet).len(), 1 + 88 + 6);
 }
 
-/// A quiet socket, the other one, and who sends to that.
+/// A deferred socket, the other one, and who sends to that.
 struct Ends<'a> {
-    handle: &'a QuietSocket,
-    quiet: &'a UdpSocket,
+    handle: &'a DeferredSocket,
+    deferred: &'a UdpSocket,
     to: &'a UdpSocket,
     from: &'a UdpSocket,
 }
 
 impl Ends<'_> {
     /// Sends a packet, which must arrive where it should, and be counted so.
-    fn send(&self, packet: &[u8], is_quiet: bool, description: &str) {
-        let before = (self.handle.packets(), self.handle.others());
+    fn send(&self, packet: &[u8], is_deferred: bool, description: &str) {
+        let before = (self.handle.packets(), self.handle.wakes());
         self.handle.sleep(before.1);
         self.from.send(packet).expect("send");
         let mut buffer = [0; 2048];
-        let came_by = if is_quiet { self.quiet } else { self.to };
+        let came_by = if is_deferred { self.deferred } else { self.to };
         let len = came_by.recv(&mut buffer).expect(description);
         assert_eq!(&buffer[..len], packet, "{description}");
-        let counted = (self.handle.packets() - before.0, self.handle.others() - before.1);
-        assert_eq!(counted, if is_quiet { (1, 0) } else { (0, 1) }, "{description}");
+        let counted = (self.handle.packets() - before.0, self.handle.wakes() - before.1);
+        assert_eq!(counted, if is_deferred { (1, 0) } else { (0, 1) }, "{description}");
     }
 }
 
@@ -184,31 +184,31 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     const ROOM: u64 = 20;
     let (network, mut scene) = simple("ack");
     let socket = net::socket(&network.relay, SocketAddr::new(address(4, 1, 1), 0));
-    let handle = scene.relay.quiet_socket(&socket, ROOM).expect("a quiet socket");
-    scene.only().downstream.set_quiet_socket(&handle);
+    let handle = scene.relay.deferred_socket(&socket, ROOM).expect("a deferred socket");
+    scene.only().downstream.set_deferred_socket(&handle);
     let id = [7; ID_LEN];
     scene.only().downstream.add_id(&id).expect("an ID");
     let counters = scene.relay.counters().expect("counters");
-    scene.relay_with(LEG);
-    assert_eq!(scene.try_leg(0), LegOutcome::Sent);
+    scene.relay_with(EGRESS);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
     let sent = scene.only().downstream.bytes();
-    for (description, len, (limit, total), is_quiet) in [
-        ("nothing is quiet at first", 36, (0, 0), false),
+    for (description, len, (limit, total), is_deferred) in [
+        ("nothing is deferred at first", 36, (0, 0), false),
         ("as short", 36, (36, sent), true),
         ("shorter", 30, (36, sent), true),
         ("longer", 37, (36, sent), false),
         ("more was sent by now", 36, (36, sent - 1), false),
         ("not any more", 36, (0, sent), false),
     ] {
-        scene.only().downstream.set_quiet(limit, total);
+        scene.only().downstream.set_deferral(limit, total);
         let packet = sealed(&id, len, &mut scene);
         let end = *packet.last_chunk().expect("eight bytes");
         assert_eq!(scene.relay.arrival(end), None);
-        let ends = Ends { handle: &handle, quiet: &socket, to: &scene.to, from: &scene.from };
+        let ends = Ends { handle: &handle, deferred: &socket, to: &scene.to, from: &scene.from };
         let before = micros();
-        ends.send(&packet, is_quiet, description);
+        ends.send(&packet, is_deferred, description);
         let arrival = scene.relay.arrival(end);
-        assert_eq!(arrival.is_some(), is_quiet, "{description}");
+        assert_eq!(arrival.is_some(), is_deferred, "{description}");
         let passed = micros().wrapping_sub(before);
         assert!(arrival.is_none_or(|at| at.wrapping_sub(before) <= passed), "{description}");
     }
@@ -216,18 +216,18 @@ fn short_packets_of_a_subscriber_are_no_hurry() {
     assert_eq!(counted.packets(Outcome::FromSubscriber), 6, "{counted:?}");
 
     // No more than fit; what was read makes room.
-    scene.only().downstream.set_quiet(36, u64::MAX);
+    scene.only().downstream.set_deferral(36, u64::MAX);
     let waiting = handle.packets();
     for number in waiting..waiting + ROOM {
         let packet = sealed(&id, 36, &mut scene);
-        let ends = Ends { handle: &handle, quiet: &socket, to: &scene.to, from: &scene.from };
+        let ends = Ends { handle: &handle, deferred: &socket, to: &scene.to, from: &scene.from };
         ends.send(&packet, number < ROOM, "to the last");
         if number + 1 == waiting + ROOM {
             handle.take(1);
             ends.send(&packet, true, "room again");
         }
     }
-    assert_eq!(scene.only().downstream.quiet_packets(), handle.packets());
+    assert_eq!(scene.only().downstream.deferred_packets(), handle.packets());
 
     // Once the connection is one that media arrives on, its packets are opened.
     scene.only().downstream.remove_ids();

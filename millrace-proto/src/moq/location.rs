@@ -66,7 +66,7 @@ pub enum Filter {
 }
 
 impl Filter {
-    /// The first location that passes, given the track's largest one so far.
+    /// The first location that passes, if `largest` is the track's largest so far.
     pub fn start(&self, largest: Option<Location>) -> Location {
         match (*self, largest) {
             (Self::AbsoluteStart(start) | Self::AbsoluteRange { start, .. }, _) => start,

@@ -64,7 +64,7 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// `a/b/c` as the fields `a`, `b` and `c`: how the moq-rs tools map their `--name`.
+    /// Turns `a/b/c` into the fields `a`, `b` and `c`, as the moq-rs tools do with their `--name`.
     pub fn from_path(path: &str) -> Result<Self, NameError> {
         Self::new(path.split('/').map(|field| field.to_owned()))
     }
@@ -107,7 +107,7 @@ impl Namespace {
         Self::new(self.0.iter().chain(suffix.0.iter()).cloned())
     }
 
-    /// Whether the first field is exactly `.`, under which nothing may be requested or published.
+    /// Whether the first field is exactly `.`: in such a namespace nothing may be requested or published.
     pub fn is_forbidden(&self) -> bool {
         self.0.first().is_some_and(|first| first == ".")
     }

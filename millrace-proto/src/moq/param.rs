@@ -8,8 +8,8 @@ use bytes::Bytes;
 use super::wire::{Reader, put_prefixed};
 use super::{DecodeError, Filter, GroupOrder, Location, Namespace, vi64};
 
-/// Which messages a parameter may be in. The kinds of REQUEST_OK and REQUEST_UPDATE, which depend on the
-/// request that they belong to, are apart.
+/// A set of messages that a parameter may be in. REQUEST_OK and REQUEST_UPDATE count as several messages, by the
+/// request that they belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope(u32);
 
@@ -125,7 +125,7 @@ fn scope(kind: u64) -> Scope {
                 | Scope::FETCH
         }
         RENDEZVOUS_TIMEOUT => Scope::SUBSCRIBE,
-        // TRACK_STATUS_OK has the parameters that a SUBSCRIBE_OK would have had.
+        // TRACK_STATUS_OK has the parameters of a SUBSCRIBE_OK.
         EXPIRES => {
             Scope::SUBSCRIBE_OK
                 | Scope::PUBLISH
@@ -205,7 +205,7 @@ impl Parameters {
         Ok(())
     }
 
-    /// Whether every parameter may be in a message of `allowed`: for REQUEST_OK and REQUEST_UPDATE, once
+    /// Whether every parameter may be in a message of `allowed`. To be called for REQUEST_OK and REQUEST_UPDATE, once
     /// it is known which request they belong to.
     pub fn check(&self, allowed: Scope) -> Result<(), DecodeError> {
         let mut result = Ok(());

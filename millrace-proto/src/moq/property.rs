@@ -149,7 +149,7 @@ impl fmt::Debug for Properties {
     }
 }
 
-/// What the properties of a track say to those who deliver it.
+/// The properties of a track that matter for its delivery.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrackProperties {
     /// Milliseconds; 0 and absent both mean no timeout.

@@ -4,8 +4,8 @@ use bytes::{Buf, Bytes};
 
 use super::{DecodeError, vi64};
 
-/// The fields of a message, front to back. A field that runs past the end is a protocol violation: the
-/// frame said how long the message is.
+/// The fields of a message, front to back. The message is complete, so a field that goes past its end is a protocol
+/// violation.
 #[derive(Debug)]
 pub(super) struct Reader {
     rest: Bytes,

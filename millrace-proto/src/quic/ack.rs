@@ -1,12 +1,12 @@
-//! ACK frames of a connection with two senders: what each of them is told.
+//! ACK frames of a connection with several senders, and what the QUIC stack may see of them.
 //!
-//! quinn numbers its packets as if it were alone (*virtual* numbers); the peer acknowledges the numbers that
-//! were really sent (*wire* numbers). [`NumberMap`] translates, [`Frame::rewrite`] writes what quinn may see.
+//! The stack numbers its packets as if it were alone: *virtual* numbers. The peer acknowledges the numbers that were
+//! sent: *wire* numbers. [`NumberMap`] translates, and [`Frame::rewrite`] writes the frame that the stack gets.
 
 use std::{collections::VecDeque, iter, ops::RangeInclusive, time::Instant};
 
 use super::{
-    frame::{Cursor, Error},
+    cursor::{Cursor, Error},
     varint,
 };
 
@@ -16,7 +16,7 @@ pub struct Frame<'a> {
     pub largest: u64,
     /// As encoded: in units of 2^`ack_delay_exponent` microseconds.
     pub delay: u64,
-    /// First ACK Range, then pairs of Gap and ACK Range Length; every sum is known to stay above zero.
+    /// First ACK Range, then pairs of Gap and ACK Range Length. No range goes below zero: that was checked.
     blocks: &'a [u8],
     /// The three ECN counts, as encoded, of type 0x03.
     ecn: Option<&'a [u8]>,
@@ -53,8 +53,8 @@ impl<'a> Frame<'a> {
         Ranges { largest: Some(self.largest), blocks: self.blocks }
     }
 
-    /// The range of `map`'s packets that this frame acknowledges, in virtual numbers, appended to `out`
-    /// largest first; ranges that touch once the other sender's packets are gone are merged.
+    /// Writes to `out` which of `map`'s packets this frame acknowledges, in virtual numbers, largest first. Ranges
+    /// that only other senders' packets kept apart are merged.
     pub fn translate(&self, map: &NumberMap, out: &mut Vec<RangeInclusive<u64>>) {
         out.clear();
         for range in self.ranges().filter_map(|wire| map.translate(wire)) {
@@ -65,11 +65,11 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Writes this frame again with other `ranges` (not empty, largest first, neither overlapping nor
-    /// touching) and another `delay`, and keeps its type and ECN counts.
+    /// Writes this frame with other `ranges` and another `delay`. The ranges are not empty, largest first, and neither
+    /// overlap nor touch. Type and ECN counts stay.
     ///
-    /// Fits the bytes of the original for every result of [`Frame::translate`]: all its numbers are
-    /// smaller. A `delay` that needs more bytes than are left there is cut to the largest that fits.
+    /// The result of [`Frame::translate`] always fits into `room`, the length of the original, because its numbers
+    /// are smaller. A `delay` that needs more bytes than are left is cut to the largest that fits.
     pub fn rewrite(&self, room: usize, ranges: &[RangeInclusive<u64>], delay: u64, out: &mut Vec<u8>) {
         out.clear();
         let Some(largest) = ranges.first().map(|range| *range.end()) else { return };
@@ -118,18 +118,18 @@ impl Iterator for Ranges<'_> {
     }
 }
 
-/// Packets that stay translatable below the largest acknowledged one. A peer repeats its ranges until it
-/// knows that its ACK arrived; what it repeats later than this, quinn has long taken note of.
+/// Packets below the largest acknowledged one that can still be translated. A peer repeats its ranges until it knows
+/// that its ACK arrived; the stack has long processed what is repeated later than this.
 const KEPT: usize = 1024;
 
-/// Packets remembered at most, whatever a peer acknowledges or does not. Beyond it quinn takes the oldest
-/// for lost and sends their contents again.
+/// Packets remembered at most, whether the peer acknowledges them or not. Beyond it, the stack considers the oldest
+/// lost and sends their contents again.
 const LIMIT: usize = 1 << 16;
 
-/// Wire numbers of quinn's packets, by virtual number.
+/// The wire numbers of the QUIC stack's packets, by virtual number.
 ///
-/// Both sequences only grow, and quinn's has no holes (a number that it skips on purpose is drawn and
-/// skipped on the wire too), so one queue of wire numbers is the whole map.
+/// One queue of wire numbers is the whole map: both sequences only grow, and the virtual one has no gaps. A number
+/// that the stack skips on purpose is skipped on the wire too.
 #[derive(Clone, Debug, Default)]
 pub struct NumberMap {
     /// Virtual number of the first entry.
@@ -146,13 +146,13 @@ struct Packet {
 }
 
 impl NumberMap {
-    /// The virtual number that quinn uses next, unless it skips it.
+    /// The virtual number that the stack uses next, unless it skips it.
     pub fn next(&self) -> u64 {
         self.first + self.packets.len() as u64
     }
 
-    /// Assigns `wire`, larger than all before it, to the next virtual number. `sent` is `None` for a number
-    /// that is skipped: no packet has it, and acknowledging it is a violation that quinn shall see.
+    /// Assigns `wire`, which is larger than all before it, to the next virtual number. `sent` is `None` for a number
+    /// that is skipped. It stays in the map so that the stack sees when a lying peer acknowledges it.
     pub fn push(&mut self, wire: u64, sent: Option<Instant>) {
         debug_assert!(self.packets.back().is_none_or(|last| last.wire < wire));
         self.packets.push_back(Packet { wire, sent });
@@ -162,8 +162,8 @@ impl NumberMap {
         }
     }
 
-    /// The virtual numbers of the packets with wire numbers in `range`: one range, since virtual numbers
-    /// have no holes.
+    /// The virtual numbers of the packets with wire numbers in `range`. They form one range, since virtual numbers
+    /// have no gaps.
     pub fn translate(&self, range: RangeInclusive<u64>) -> Option<RangeInclusive<u64>> {
         let start = self.packets.partition_point(|packet| packet.wire < *range.start());
         let end = self.packets.partition_point(|packet| packet.wire <= *range.end());
@@ -176,8 +176,8 @@ impl NumberMap {
         self.packets.get(index)?.sent
     }
 
-    /// Takes note that quinn's packet `number` was acknowledged, and forgets those far below it.
-    /// Returns whether it is the largest so far.
+    /// The stack's packet `number` was acknowledged: those far below it are forgotten. Returns whether it is the
+    /// largest so far.
     pub fn on_acked(&mut self, number: u64) -> bool {
         if number >= self.next() || self.acked.is_some_and(|acked| number <= acked) {
             return false;
@@ -190,12 +190,11 @@ impl NumberMap {
         true
     }
 
-    /// The largest virtual number that was acknowledged: saying so again tells quinn nothing.
+    /// The largest virtual number that was acknowledged.
     pub fn acked(&self) -> Option<u64> {
         self.acked
     }
 }
 
 #[cfg(test)]
-#[path = "ack_tests.rs"]
 mod tests;

@@ -1,30 +1,28 @@
-//! The peer's connection credit (MAX_DATA, RFC 9000, section 4.1), shared out between the QUIC stack and
-//! the data plane.
+//! The peer's connection credit (MAX_DATA, RFC 9000, section 4.1), split between the QUIC stack and the data plane.
 //!
-//! The stack is *granted* a part and told of no more than that; the data plane owns the rest. Neither can
-//! therefore use credit that the other one has used, however their packets interleave. The stack's part is
-//! topped up as it is used.
+//! The stack is *granted* a part and knows of no more; the rest is the data plane's. So neither can use credit that
+//! the other has used, however their packets interleave. The grant is topped up as the stack uses it.
 
 use std::collections::BTreeMap;
 
 /// What the stack is granted at a time, bytes: enough for control messages.
 const GRANT: u64 = 64 * 1024;
 
-/// A packet's worth, so that a tiny credit does not end in a grant of nothing.
+/// The least that is granted, if there is so much: one packet.
 const LEAST: u64 = 1200;
 
-/// Streams whose progress is remembered. Retransmissions on an older one count as new data, which tops the
-/// grant up sooner and does no other harm.
+/// Streams whose progress is remembered. Retransmissions on older streams count as new data, which only means that
+/// the grant is topped up earlier.
 const STREAMS: usize = 1024;
 
-/// Both shares of one connection's credit, bytes.
+/// How one connection's credit is split, bytes.
 #[derive(Clone, Debug)]
 pub struct Credit {
     /// The peer's MAX_DATA.
     total: u64,
     /// The stack's MAX_DATA.
     granted: u64,
-    /// What is left of the grant after a top-up.
+    /// How much unused credit a top-up leaves the stack with.
     grant: u64,
     /// Bytes that the stack has sent for the first time.
     used: u64,
@@ -59,13 +57,13 @@ impl Credit {
         }
     }
 
-    /// The peer's limit is `total` now; the difference is the data plane's until a top-up.
+    /// The peer's limit is `total` now. What is new belongs to the data plane until a top-up.
     pub fn on_max_data(&mut self, total: u64) {
         self.total = self.total.max(total);
     }
 
-    /// Tops the grant up when half of it is used: `take` is asked for that many bytes of the data plane's
-    /// share, and says how many it had left. Returns the stack's new limit.
+    /// Tops the grant up once half of it is used. `take` is asked for so many bytes of the data plane's part, and
+    /// returns how many there were. Returns the stack's new limit.
     pub fn top_up(&mut self, take: impl FnOnce(u64) -> u64) -> Option<u64> {
         let left = self.granted.saturating_sub(self.used);
         if left >= self.grant.div_ceil(2) {
@@ -118,7 +116,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn both_shares_are_never_more_than_the_peer_allows(
+        fn both_parts_are_never_more_than_the_peer_allows(
             initial in 0..200_000u64,
             steps in proptest::collection::vec((0..4u8, 0..50_000u64), 1..200),
         ) {

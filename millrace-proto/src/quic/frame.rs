@@ -3,9 +3,8 @@
 
 use std::ops::Range;
 
-use thiserror::Error;
-
-use super::{ack, varint};
+pub use super::cursor::Error;
+use super::{ack, cursor::Cursor, varint};
 
 const PADDING: u64 = 0x00;
 const PING: u64 = 0x01;
@@ -40,17 +39,6 @@ const ACK_FREQUENCY: u64 = 0xaf;
 const STREAM_FIN: u64 = 0x01;
 const STREAM_LEN: u64 = 0x02;
 const STREAM_OFF: u64 = 0x04;
-
-/// Why a payload is not a sequence of frames.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub enum Error {
-    #[error("the payload ends inside a frame")]
-    Truncated,
-    #[error("unknown frame type {0:#x}")]
-    Unknown(u64),
-    #[error("a field of frame type {0:#x} has an impossible value")]
-    Malformed(u64),
-}
 
 /// Which streams a limit is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -178,10 +166,6 @@ impl<'a> Iterator for Walker<'a> {
     }
 }
 
-pub(super) struct Cursor<'a> {
-    pub(super) rest: &'a [u8],
-}
-
 impl<'a> Cursor<'a> {
     fn frame(&mut self) -> Result<Frame<'a>, Error> {
         let kind = self.varint()?;
@@ -253,31 +237,6 @@ impl<'a> Cursor<'a> {
         let id = self.bytes(usize::from(len))?;
         Ok(Frame::NewConnectionId { sequence, retire_prior_to, id, reset_token: self.bytes(16)? })
     }
-
-    pub(super) fn varint(&mut self) -> Result<u64, Error> {
-        varint::decode(&mut self.rest).ok_or(Error::Truncated)
-    }
-
-    fn bytes(&mut self, len: usize) -> Result<&'a [u8], Error> {
-        let (head, rest) = self.rest.split_at_checked(len).ok_or(Error::Truncated)?;
-        self.rest = rest;
-        Ok(head)
-    }
-
-    fn prefixed(&mut self) -> Result<&'a [u8], Error> {
-        let len = usize::try_from(self.varint()?).map_err(|_| Error::Truncated)?;
-        self.bytes(len)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Error> {
-        let (head, rest) = self.rest.split_first_chunk().ok_or(Error::Truncated)?;
-        self.rest = rest;
-        Ok(*head)
-    }
-
-    fn remainder(&mut self) -> &'a [u8] {
-        std::mem::take(&mut self.rest)
-    }
 }
 
 /// The bytes of a STREAM frame in front of `len` bytes of data, with an explicit length.
@@ -343,5 +302,4 @@ pub fn blank(frame: &mut [u8]) {
 }
 
 #[cfg(test)]
-#[path = "frame_tests.rs"]
 mod tests;

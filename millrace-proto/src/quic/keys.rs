@@ -11,7 +11,7 @@ pub const TAG_LEN: usize = 16;
 /// Length of the ciphertext sample that header protection takes, bytes.
 pub const SAMPLE_LEN: usize = 16;
 
-/// The packet does not carry the tag that its bytes and this key have.
+/// The packet's tag does not match its bytes and the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the packet is not authentic")]
 pub struct NotAuthentic;
@@ -87,7 +87,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// Takes a traffic secret of TLS; `None` if it has not the length of the suite's hash.
+    /// Takes a traffic secret of TLS. `None` if its length is not that of the suite's hash.
     pub fn new(suite: Suite, secret: &[u8]) -> Option<Self> {
         let mut bytes = [0; 48];
         (secret.len() == suite.secret_len()).then(|| bytes[..secret.len()].copy_from_slice(secret))?;
@@ -116,7 +116,7 @@ impl Secret {
         PacketKey { key: key.expect("the key has the suite's length"), iv }
     }
 
-    /// The header protection key, "quic hp": the same for all generations, taken from the first.
+    /// The header protection key, "quic hp". That of the first generation serves all generations.
     pub fn header_key(&self) -> HeaderKey {
         let mut key = [0; 32];
         let key = &mut key[..self.suite.key_len()];
@@ -126,7 +126,7 @@ impl Secret {
     }
 
     /// What [`packet_key`](Self::packet_key) and [`header_key`](Self::header_key) are made of, for a sender or
-    /// receiver outside of userspace. As with them, the header key counts of the first generation only.
+    /// receiver in the kernel. Here, too, only the header key of the first generation counts.
     pub fn key_material(&self) -> KeyMaterial {
         let mut material = KeyMaterial { key: [0; 32], iv: [0; aead::NONCE_LEN], header: [0; 32] };
         let len = self.suite.key_len();
@@ -192,7 +192,7 @@ pub struct PacketKey {
 }
 
 impl PacketKey {
-    /// Seals `payload` in place and returns its tag. Each packet `number` at most once per key.
+    /// Seals `payload` in place and returns its tag. Use each packet `number` at most once per key.
     pub fn seal(&self, number: u64, header: &[u8], payload: &mut [u8]) -> [u8; TAG_LEN] {
         let tag = self.key.seal_in_place_separate_tag(self.nonce(number), aead::Aad::from(header), payload);
         let tag = tag.expect("a packet is shorter than any AEAD's limit");

@@ -1,5 +1,5 @@
-//! Keystreams of packets to come, for a sender or receiver that has less time than this one: all of a packet's
-//! protection that depends on its key and number alone (RFC 9001, section 5.3).
+//! Keystreams of packets to come, computed ahead for a sender or receiver that has no time to do it. A keystream is
+//! the part of packet protection that depends on key and packet number alone (RFC 9001, section 5.3).
 
 use ring::aead;
 
@@ -13,7 +13,7 @@ pub struct KeystreamKey {
 }
 
 impl KeystreamKey {
-    /// `None` for a suite whose keystreams nobody uses.
+    /// `None` for AES-256-GCM, whose keystreams nobody uses.
     pub fn new(secret: &Secret) -> Option<Self> {
         let material = secret.key_material();
         let suite = secret.suite();
@@ -26,10 +26,10 @@ impl KeystreamKey {
         Some(Self { suite, key: aead::LessSafeKey::new(key), material })
     }
 
-    /// The keystream of packet `number`: `text` is what its text is XORed with. `once` is what its authenticator
-    /// takes: ChaCha20's block 0, or the mask of the tag of GCM in the first 16 bytes.
+    /// Computes the keystream of packet `number`. `text` becomes the bytes that the payload is XORed with, and `once`
+    /// the one-time input of the authenticator: block 0 of ChaCha20, or in the first 16 bytes the mask of GCM's tag.
     ///
-    /// The text comes from sealing zeroes, which is as fast as sealing is.
+    /// `text` is made by sealing zeroes, which is as fast as sealing.
     pub fn compute(&self, number: u64, once: &mut [u8; 64], text: &mut [u8]) {
         text.fill(0);
         let _ = self.seal(number, text);

@@ -1,7 +1,12 @@
-//! QUIC version 1 on the wire (RFC 9000, RFC 9001, RFC 9221): what two senders on one connection need.
+//! QUIC version 1 on the wire (RFC 9000, RFC 9001, RFC 9221): what several senders on one connection need.
+//!
+//! One of them is the QUIC stack, for example quinn. It numbers its packets and counts its credit as if it were alone:
+//! [`ack`] translates acknowledgements for it, and [`credit`] gives it a part of the credit. All senders draw their
+//! packet numbers from one [`number::PacketNumbers`].
 
 pub mod ack;
 pub mod credit;
+mod cursor;
 pub mod frame;
 pub mod keys;
 pub mod keystream;

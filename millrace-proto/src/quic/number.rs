@@ -1,8 +1,8 @@
-//! Packet numbers of one connection with two senders.
+//! Packet numbers of one connection with several senders.
 //!
-//! Number and key generation come out of one atomic operation on one 64-bit word: no number is used twice,
-//! and because a generation never goes back, no packet of an older generation has a number above one of a
-//! newer generation (RFC 9001, section 6.1 and 6.4).
+//! Number and key generation come out of one atomic operation on one 64-bit word. So no number is used twice, and
+//! all numbers of a key generation are larger than those of the generations before it, as RFC 9001, sections 6.1 and
+//! 6.4, require.
 
 use std::borrow::Borrow;
 
@@ -19,8 +19,8 @@ pub const NUMBER_BITS: u32 = 48;
 
 const NUMBER_MASK: u64 = (1 << NUMBER_BITS) - 1;
 
-/// The packet numbers of one connection's 1-RTT space, shared by everyone who sends on it. `W` owns the word,
-/// which may be in memory that others have mapped too, and lends the same one every time.
+/// The packet numbers of one connection's 1-RTT space, shared by all its senders. `W` owns the word, which may be in
+/// memory that others have mapped too. It must give out the same word every time.
 #[derive(Debug)]
 pub struct PacketNumbers<W = AtomicU64>(W);
 
@@ -40,7 +40,7 @@ impl PacketNumbers {
 }
 
 impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
-    /// Goes on with whatever number and generation `word` holds.
+    /// Continues from the number and generation that `word` holds.
     pub fn over(word: W) -> Self {
         Self(word)
     }
@@ -49,21 +49,20 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         self.0.borrow()
     }
 
-    /// Whoever owns the word.
+    /// The owner of the word.
     pub fn owner(&self) -> &W {
         &self.0
     }
 
     /// Takes the next number; the packet must be sealed with the keys of the returned generation.
     ///
-    /// Acquires what the one who moved to that generation did before, so its keys are there.
+    /// Acquire ordering: the keys of the generation, put in place before anyone moved to it, are visible.
     pub fn draw(&self) -> (u16, u64) {
         split(self.word().fetch_add(1, Ordering::Acquire))
     }
 
-    /// Takes the next number for a packet of `generation`, moving everyone to it when it is newer.
-    ///
-    /// The keys of `generation` must be in place before: others use them from here on.
+    /// Takes the next number for a packet of `generation`. If that is newer than the current one, all senders move on
+    /// to it, so its keys must be in place before.
     pub fn draw_in(&self, generation: u16) -> Result<u64, Superseded> {
         let mut word = self.word().load(Ordering::Relaxed);
         loop {
@@ -83,8 +82,7 @@ impl<W: Borrow<AtomicU64>> PacketNumbers<W> {
         }
     }
 
-    /// Leaves one number unused and returns it: an acknowledgement of it proves a lying peer
-    /// (RFC 9000, section 21.4).
+    /// Leaves one number unused and returns it. A peer that acknowledges it lies (RFC 9000, section 21.4).
     pub fn skip(&self) -> u64 {
         self.draw().1
     }
@@ -127,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn goes_on_where_a_word_of_others_is() {
+    fn continues_from_a_word_that_others_share() {
         let word = std::sync::Arc::new(AtomicU64::new(join(1, 41)));
         struct Mapped(std::sync::Arc<AtomicU64>);
         impl Borrow<AtomicU64> for Mapped {
@@ -154,7 +152,7 @@ mod tests {
         let numbers = PacketNumbers::new(0);
         let mut drawn: Vec<(u64, u16)> = std::thread::scope(|scope| {
             let plane = scope.spawn(|| (0..EACH).map(|_| numbers.draw()).collect::<Vec<_>>());
-            let quinn = scope.spawn(|| {
+            let stack = scope.spawn(|| {
                 (0..EACH)
                     .map(|i| {
                         let generation = (i / 100) as u16;
@@ -163,8 +161,8 @@ mod tests {
                     .collect::<Vec<_>>()
             });
             let plane = plane.join().expect("no panic");
-            let quinn = quinn.join().expect("no panic");
-            plane.into_iter().chain(quinn).map(|(generation, number)| (number, generation)).collect()
+            let stack = stack.join().expect("no panic");
+            plane.into_iter().chain(stack).map(|(generation, number)| (number, generation)).collect()
         });
         drawn.sort_unstable();
         assert!(drawn.iter().map(|(number, _)| *number).eq(0..2 * EACH));

@@ -6,8 +6,8 @@ use thiserror::Error;
 
 use super::keys::{HeaderKey, NotAuthentic, PacketKey, SAMPLE_LEN, TAG_LEN};
 
-/// The packet number is always sent in this many bytes: the peer can tell it from its neighbours however
-/// far the two senders and their losses are apart.
+/// The packet number is always sent in this many bytes, enough for the peer to decode it however many packets of all
+/// senders are lost or late.
 pub const NUMBER_LEN: usize = 4;
 
 const LONG_HEADER: u8 = 0x80;
@@ -72,7 +72,7 @@ pub fn start(id: &ConnectionId, out: &mut Vec<u8>) {
 
 /// Numbers and seals the packet that starts at `at` and goes to the end of `out`, and appends its tag.
 ///
-/// The number is drawn as late as here, so that none is lost on a packet that turns out to be empty.
+/// The number is needed only now, so that none has to be drawn for a packet that turns out to be empty.
 pub fn finish(
     out: &mut Vec<u8>,
     at: usize,
@@ -91,7 +91,7 @@ pub fn finish(
 }
 
 /// Applies header protection to a sealed packet whose number starts at `number_at`
-/// (RFC 9001, section 5.4.1). Packets too short for a sample stay as they are: nobody can send one.
+/// (RFC 9001, section 5.4.1). Packets too short for a sample stay as they are; QUIC does not allow them.
 pub fn protect(packet: &mut [u8], number_at: usize, key: &HeaderKey) {
     let Some(mask) = mask(packet, number_at, key) else { return };
     let number_len = usize::from(packet[0] & NUMBER_LEN_MASK) + 1;
@@ -180,5 +180,4 @@ pub fn decode_number(expected: u64, truncated: u64, len: usize) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "packet_tests.rs"]
 mod tests;

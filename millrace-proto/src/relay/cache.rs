@@ -1,4 +1,4 @@
-//! The bound on all tracks' memory: groups are dropped oldest first, by bytes and by age.
+//! Bounds the memory of all tracks: the oldest groups are dropped first, by bytes and by age.
 
 use std::{
     collections::VecDeque,
@@ -16,13 +16,13 @@ use super::track::{GROUP_COST, Track};
 /// Limits of the [`Cache`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of memory for media of all tracks, with bookkeeping.
+    /// Memory for the media of all tracks, bookkeeping included, bytes.
     pub bytes: usize,
-    /// A group older than this (since its first byte) is dropped, unless it is its track's newest.
+    /// A group is dropped this long after its first byte, unless it is its track's newest.
     pub age: Duration,
 }
 
-/// Knows every cached group in order of arrival; the groups themselves are in their [`Track`]s.
+/// All cached groups in order of arrival. The groups themselves are in their [`Track`]s.
 pub struct Cache {
     limits: Limits,
     bytes: AtomicUsize,
@@ -94,7 +94,7 @@ impl Cache {
         }
     }
 
-    /// All groups of `track` go, with the track.
+    /// Drops all groups of `track`, which goes away.
     pub fn forget(&self, track: &Track) {
         let mut groups = Vec::new();
         self.order.lock().retain(|entry| {
@@ -124,7 +124,8 @@ impl Cache {
     }
 
     fn release(&self, cost: usize) {
-        // Growth is counted in the group first and here second: a group can be dropped in between.
+        // Growth is counted in the group first and here second. If the group is dropped in between, its cost is more
+        // than what was counted here.
         let _ = self.bytes.fetch_update(Relaxed, Relaxed, |bytes| Some(bytes.saturating_sub(cost)));
     }
 }

@@ -6,16 +6,18 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use super::{
-    source::{End, Extent, Source},
     subgroup::Subgroup,
     track::{DatagramObject, Group, Track},
 };
-use crate::moq::{
-    FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
-    data::{RangeEnd, encode_fetch_header},
+use crate::{
+    moq::{
+        FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
+        data::{RangeEnd, encode_fetch_header},
+    },
+    plane::source::{End, Extent, Source},
 };
 
-/// The bytes of a FETCH response. It grows while objects are added, and ends once.
+/// The bytes of a FETCH response. It grows by whole objects and ends once.
 pub struct Response {
     state: RwLock<State>,
 }
@@ -156,9 +158,9 @@ impl Source for Response {
 pub enum Plan {
     /// An object of the range is still arriving.
     Unfinished,
-    /// As `Ready`, but objects in between may be on the way: their group goes on, and IDs are missing.
+    /// As `Ready`, but objects may be on the way: a group is still arriving, and IDs in it are missing.
     Gaps { held_from: Location, objects: Vec<Entry> },
-    /// All objects from `held_from` on, in the order asked for; what lies before is not held.
+    /// All objects from `held_from` on, in the order asked for. Those before it are not cached.
     Ready { held_from: Location, objects: Vec<Entry> },
 }
 
@@ -191,7 +193,7 @@ pub fn plan(track: &Track, first: Location, last: Location, order: GroupOrder, n
 struct Range {
     first: Location,
     last: Location,
-    /// Objects that arrived before may not be served any more (MAX_CACHE_DURATION).
+    /// Objects that arrived before this time may not be served any more (MAX_CACHE_DURATION).
     oldest: Option<Instant>,
     default_priority: u8,
 }
@@ -201,7 +203,7 @@ impl Range {
         (self.first..=self.last).contains(&location) && self.oldest.is_none_or(|oldest| received_at >= oldest)
     }
 
-    /// Whether fewer objects than the range has IDs of a group were found, where the range says how many.
+    /// Whether fewer objects of `group` were found than the range has IDs; false where the range does not say how many.
     fn misses_some(&self, group: u64, found: u64) -> bool {
         let first = if group == self.first.group { self.first.object } else { 0 };
         group == self.last.group && found <= self.last.object.saturating_sub(first)
@@ -243,7 +245,7 @@ impl Range {
             if start.end() > len {
                 match end {
                     End::Open => return None,
-                    _ => continue, // the stream broke off inside it
+                    _ => continue, // the stream was reset inside it
                 }
             }
             let item = FetchItem::Object(FetchObject {

@@ -10,7 +10,7 @@ pub struct Window {
     pub end_group: Option<u64>,
 }
 
-/// The filter asks only for groups that are over.
+/// The filter ends before the current group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the filter ends with group {end_group}, and the track is already at group {largest_group}")]
 pub struct OutOfRange {
@@ -46,12 +46,12 @@ impl Window {
         group >= self.start.group && !self.is_past(group)
     }
 
-    /// The smallest object ID of `group` that is inside, for a group that is touched.
+    /// The smallest object ID of `group` that is inside. The group must be one that [touches](Self::touches_group).
     pub fn first_object(&self, group: u64) -> u64 {
         if group == self.start.group { self.start.object } else { 0 }
     }
 
-    /// Whether `group` lies behind the last one asked for.
+    /// Whether `group` comes after the last one asked for.
     pub fn is_past(&self, group: u64) -> bool {
         self.end_group.is_some_and(|end| group > end)
     }

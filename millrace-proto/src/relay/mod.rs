@@ -1,20 +1,22 @@
-//! The relay, without I/O: tracks and their cache, what each subscriber is owed, repair, loss, congestion.
+//! What a relay keeps and serves: tracks, their cache, and the bytes of each subscriber's streams.
+//!
+//! A [`track::Track`] holds its recent groups, and in them each [`subgroup::Subgroup`] as the raw bytes that arrived.
+//! The [`cache::Cache`] bounds the memory of all tracks. A [`view::View`] is a subgroup as one subscriber gets it, and
+//! a [`fetch::Response`] answers a FETCH; both are [sources](crate::plane::source::Source) for the data plane.
+//! A [`filter::Window`] says which objects a subscription gets.
 
 pub mod cache;
-pub mod congestion;
-pub mod downstream;
 pub mod fetch;
 pub mod filter;
-mod lanes;
-pub mod pacing;
-pub mod ranges;
-pub mod recovery;
-mod slots;
-pub mod source;
-mod stream;
 pub mod subgroup;
 pub mod track;
 pub mod view;
+
+use crate::{moq::code, plane::downstream::ResetCodes};
+
+/// The codes of draft-18 for streams that the data plane resets by itself.
+pub const RESET_CODES: ResetCodes =
+    ResetCodes { late: code::Reset::DELIVERY_TIMEOUT.0, behind: code::Reset::TOO_FAR_BEHIND.0 };
 
 #[cfg(test)]
 mod tests;

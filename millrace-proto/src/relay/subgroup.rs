@@ -11,13 +11,15 @@ use std::{
 use bytes::Bytes;
 use parking_lot::RwLock;
 
-use super::source::{End, Extent};
-use crate::moq::{DecodeError, ObjectParser, ObjectStart, Status, SubgroupHeader, SubgroupId, code};
+use crate::{
+    moq::{DecodeError, ObjectParser, ObjectStart, Status, SubgroupHeader, SubgroupId, code},
+    plane::source::{End, Extent},
+};
 
-/// The bytes of one subgroup stream from its header on, shared by everybody it is sent to.
+/// The bytes of one subgroup stream behind its header, shared by all who send it on.
 ///
-/// Offsets count from the first byte after the SUBGROUP_HEADER. Bytes are appended by one
-/// [`SubgroupWriter`] and disappear only as a whole, by [`Subgroup::evict`].
+/// Offsets count from the first byte after the SUBGROUP_HEADER. One [`SubgroupWriter`] appends bytes, and
+/// [`Subgroup::evict`] frees all of them at once.
 pub struct Subgroup {
     serial: u64,
     header: SubgroupHeader,
@@ -47,8 +49,8 @@ pub struct Object {
 }
 
 impl Subgroup {
-    /// A subgroup that begins now, and the only handle that can add to it. `header_len` is the length in
-    /// bytes of the header as it arrived.
+    /// Begins a subgroup and returns the only handle that can add to it. `header_len` is the length of the header as
+    /// it arrived, bytes.
     pub fn begin(header: SubgroupHeader, header_len: usize) -> SubgroupWriter {
         let parser = ObjectParser::new(&header, 0);
         let state = State { chunks: Vec::new(), len: 0, objects: Vec::new(), end: End::Open, evicted: false };
@@ -78,7 +80,7 @@ impl Subgroup {
         self.header_len
     }
 
-    /// The subgroup ID; `None` while it is that of a first object which has not arrived.
+    /// The subgroup ID. `None` if it is the ID of the first object, which has not arrived yet.
     pub fn id(&self) -> Option<u64> {
         match self.header.subgroup {
             SubgroupId::Zero => Some(0),
@@ -136,7 +138,7 @@ impl Subgroup {
         self.state.read().objects.len()
     }
 
-    /// Frees the bytes. Readers get 0 from now on; the writer may go on, into the void.
+    /// Frees the bytes. Readers get none from now on, and what the writer adds is not kept.
     pub fn evict(&self) {
         let mut state = self.state.write();
         state.evicted = true;
@@ -148,7 +150,7 @@ impl Subgroup {
         self.state.read().evicted
     }
 
-    /// Everybody has been told that it ended, and how.
+    /// Notes that all subscriptions have been told how it ended.
     pub fn settle(&self) {
         self.settled.store(true, Relaxed);
     }
@@ -182,7 +184,7 @@ pub struct Pushed {
     pub cost: usize,
 }
 
-/// The receiving end of a subgroup stream. Dropped before [`finish`](Self::finish): the subgroup is
+/// The receiving end of a subgroup stream. If it is dropped before [`finish`](Self::finish), the subgroup is
 /// incomplete.
 pub struct SubgroupWriter {
     subgroup: Arc<Subgroup>,

@@ -9,18 +9,24 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{
+    RESET_CODES,
     cache::{Cache, Limits},
     fetch::{Plan, Response, plan},
-    source::{End, Extent, Source},
     subgroup::{Subgroup, SubgroupWriter},
     track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
     view::View,
 };
-use crate::moq::{
-    Datagram, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status, StreamHeader,
-    SubgroupHeader, SubgroupId, TrackName, code,
-    data::{FetchParser, encode_object_header},
-    property::TrackProperties,
+use crate::{
+    moq::{
+        Datagram, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status, StreamHeader,
+        SubgroupHeader, SubgroupId, TrackName, code,
+        data::{FetchParser, encode_object_header},
+        property::TrackProperties,
+    },
+    plane::{
+        downstream::{Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
+        source::{End, Extent, Source},
+    },
 };
 
 fn header(group: u64, subgroup: SubgroupId) -> SubgroupHeader {
@@ -211,6 +217,38 @@ fn eviction_empties_every_view() {
     // The writer may go on; nothing is kept.
     let pushed = writer.push(now, &objects([9], 10)).unwrap();
     assert_eq!(pushed.cost, 0);
+}
+
+/// How a stream over `view` ends that was not sent `age` after it was opened.
+fn fate(view: View, now: Instant, age: Duration) -> Option<EventKind> {
+    let peer =
+        PeerLimits { max_data: 1000, max_stream_data_uni: 1000, max_streams_uni: 5, ..PeerLimits::default() };
+    let mut down = Downstream::new(Config::new(RESET_CODES), peer, now);
+    let key = down.open(NewStream {
+        source: Arc::new(view),
+        priority: Priority::default(),
+        owner: 0,
+        object_timeout: Some(Duration::from_millis(100)),
+        subgroup_timeout: None,
+        label: Label::default(),
+    });
+    down.wake(key);
+    down.poll_frames(now + age, 500, &mut Vec::new());
+    std::iter::from_fn(|| down.poll_event()).last().map(|event| event.kind)
+}
+
+#[test]
+fn late_and_evicted_streams_are_reset_with_the_drafts_codes() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 3, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(0..1, 50));
+    let view = || View::from_object(Arc::clone(writer.subgroup()), 5, &writer.subgroup().objects()[0]);
+    let (early, late, evicted) = (view(), view(), view());
+    assert_eq!(fate(early, now, Duration::from_millis(90)), Some(EventKind::Opened));
+    let reset = |code: code::Reset| Some(EventKind::Reset(code.0));
+    assert_eq!(fate(late, now, Duration::from_millis(110)), reset(code::Reset::DELIVERY_TIMEOUT));
+    track.evict(3);
+    assert_eq!(fate(evicted, now, Duration::ZERO), reset(code::Reset::TOO_FAR_BEHIND));
 }
 
 #[test]

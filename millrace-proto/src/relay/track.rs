@@ -1,4 +1,4 @@
-//! A track as the relay knows it: its recent groups, how far it goes, and what can be served from memory.
+//! A track as the relay knows it: its recent groups, its largest object, and what can be served from memory.
 
 use std::{
     collections::BTreeMap,
@@ -8,13 +8,13 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{
-    source::End,
-    subgroup::{Pushed, Subgroup},
-};
-use crate::moq::{
-    Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
-    property::{DEFAULT_PRIORITY, TrackProperties},
+use super::subgroup::{Pushed, Subgroup};
+use crate::{
+    moq::{
+        Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
+        property::{DEFAULT_PRIORITY, TrackProperties},
+    },
+    plane::source::End,
 };
 
 /// One track: name, properties and cache of recent groups.
@@ -31,7 +31,7 @@ struct State {
     largest: Option<Location>,
     /// END_OF_TRACK: no object at or behind this location exists.
     end: Option<Location>,
-    /// Everything published from here on arrived here, or is known not to exist.
+    /// From here on, every object of the track arrived here or is known not to exist.
     known_from: Option<Location>,
 }
 
@@ -75,7 +75,7 @@ pub struct Held {
 /// Why a new subgroup stream or datagram is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicate {
-    /// The same subgroup is arriving, or arrived whole, from elsewhere.
+    /// The same subgroup is arriving on another stream, or arrived whole.
     Subgroup,
     /// The group was dropped from the cache as too old.
     Expired,
@@ -83,7 +83,7 @@ pub enum Duplicate {
     Datagram,
 }
 
-/// Memory that a group costs besides its media, and a subgroup, bytes: their records and what points to them.
+/// Memory that a group and a subgroup cost besides their media, bytes: their records and the pointers to them.
 pub(super) const GROUP_COST: usize = size_of::<Group>() + 128;
 pub const SUBGROUP_COST: usize = size_of::<Subgroup>() + 128;
 
@@ -96,16 +96,16 @@ impl Track {
         self.state.lock().properties.clone()
     }
 
-    /// What the properties say to those who deliver the track.
+    /// The properties that matter for delivery.
     pub fn parsed_properties(&self) -> TrackProperties {
         self.state.lock().parsed
     }
 
-    /// Takes the properties that came with SUBSCRIBE_OK or PUBLISH; those of the first publisher stay.
-    /// Returns a mandatory one that is not understood, for which the track must not be forwarded.
+    /// Takes the properties that came with SUBSCRIBE_OK or PUBLISH, unless another publisher's are here already.
+    /// Returns a mandatory property that is not understood: the track must then not be forwarded.
     ///
     /// # Errors
-    /// They are malformed, and the session must be closed.
+    /// The properties are malformed, and the session must be closed.
     pub fn set_properties(&self, properties: Properties) -> Result<Option<u64>, DecodeError> {
         let parsed = TrackProperties::parse(&properties)?;
         let mut state = self.state.lock();
@@ -116,8 +116,7 @@ impl Track {
         Ok(parsed.unsupported)
     }
 
-    /// Another publisher begins the track anew: nothing of what was known holds. The groups have to be
-    /// dropped before.
+    /// Another publisher begins the track anew: all that was known is forgotten. Evict its groups before.
     pub fn restart(&self) {
         *self.state.lock() = State::default();
     }
@@ -146,7 +145,7 @@ impl Track {
         self.state.lock().end
     }
 
-    /// The publisher priority of what does not say its own.
+    /// The publisher priority of subgroups and datagrams that have none of their own.
     pub fn default_priority(&self) -> u8 {
         self.state.lock().parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY)
     }
@@ -189,8 +188,7 @@ impl Track {
         Ok((object, fresh))
     }
 
-    /// A subgroup of this group grew. Returns whether the group is still in the cache, which then has to
-    /// count the cost.
+    /// A subgroup of this group grew. Returns whether the group is still cached; the cache then has to count the cost.
     pub fn grew(&self, group_id: u64, pushed: &Pushed) -> bool {
         let mut state = self.state.lock();
         if let Some((first, largest)) = pushed.ids {
@@ -202,7 +200,7 @@ impl Track {
         true
     }
 
-    /// Drops a group; returns the bytes of memory that it cost. Streams over it are reset.
+    /// Drops a group and returns the memory that it cost, bytes. Streams that still read from it will be reset.
     pub fn evict(&self, group_id: u64) -> usize {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&group_id) else { return 0 };
@@ -233,7 +231,7 @@ impl Track {
 
     /// The first location from which on the cache can answer for every object of the track.
     ///
-    /// A group with a subgroup that broke off is not known whole, nor is any before it.
+    /// A group with a subgroup that was reset is not complete, and the cache answers only for what follows it.
     pub fn known_from(&self) -> Option<Location> {
         let state = self.state.lock();
         let broken = state.groups.iter().rev().find(|(_, group)| group.is_broken());
@@ -254,7 +252,7 @@ impl Group {
         self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
     }
 
-    /// Whether a subgroup goes on.
+    /// Whether a subgroup is still arriving.
     pub fn is_open(&self) -> bool {
         self.subgroups.iter().any(|subgroup| subgroup.extent().end == End::Open)
     }
@@ -265,12 +263,12 @@ impl Group {
 }
 
 impl State {
-    /// Whether `group` has to be made; an error when it was dropped before.
+    /// Whether `group` is not there yet; an error if it was dropped before.
     fn group_is_new(&self, group: u64) -> Result<bool, Duplicate> {
         if self.groups.contains_key(&group) {
             return Ok(false);
         }
-        // A group behind everything that the cache still holds has been evicted or came far too late.
+        // A group older than all that are cached was evicted, or comes far too late.
         match self.groups.first_key_value() {
             Some((oldest, _))
                 if group < *oldest && self.known_from.is_some_and(|from| group < from.group) =>
@@ -281,8 +279,7 @@ impl State {
         }
     }
 
-    /// A subgroup that is open or complete makes a second stream of it redundant; one that broke off
-    /// does not.
+    /// Whether the same subgroup is here, open or complete. One that was reset does not count.
     fn has_twin(&self, subgroup: &Subgroup) -> bool {
         let header = subgroup.header();
         let Some(group) = self.groups.get(&header.group) else { return false };
@@ -290,7 +287,7 @@ impl State {
             let same = match (&header.subgroup, other.id()) {
                 (SubgroupId::Zero, Some(id)) => id == 0,
                 (SubgroupId::Explicit(mine), Some(id)) => *mine == id,
-                // Known only with the first object: taken, and deduplicated by object ID downstream.
+                // The ID is known only with the first object. The stream is taken; duplicates show by their object IDs.
                 _ => false,
             };
             same && !matches!(other.extent().end, End::Reset(_))
@@ -308,7 +305,7 @@ impl State {
 
     fn saw_object(&mut self, location: Location) {
         self.largest = self.largest.max(Some(location));
-        // Joining upstream inside a group leaves its beginning unknown.
+        // A subscription that began inside a group does not know the beginning of that group.
         self.known_from.get_or_insert(match location.object {
             0 => location,
             _ => Location { group: location.group.saturating_add(1), object: 0 },

@@ -2,27 +2,27 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{
-    source::{Extent, Source},
-    subgroup::{Object, Subgroup},
+use super::subgroup::{Object, Subgroup};
+use crate::{
+    moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header},
+    plane::source::{Extent, Source},
 };
-use crate::moq::{Status, SubgroupHeader, SubgroupId, data::encode_object_header};
 
 /// A subgroup stream for one subscriber, from some object on.
 ///
-/// Its bytes are a prefix (the subscriber's own SUBGROUP_HEADER and, when it joins inside the subgroup, the
-/// first object's header with an absolute ID) and then the subgroup's bytes unchanged: the two offsets
-/// differ by a constant.
+/// It begins with a prefix: the subscriber's own SUBGROUP_HEADER and, when it joins inside the subgroup, the first
+/// object's header with an absolute ID. The subgroup's bytes follow unchanged, at offsets that differ from the
+/// subgroup's by a constant.
 pub struct View {
     subgroup: Arc<Subgroup>,
     prefix: Vec<u8>,
-    /// Where in the subgroup's bytes the view goes on behind its prefix.
+    /// The offset in the subgroup at which the view goes on behind its prefix.
     from: u64,
 }
 
 impl View {
-    /// The whole subgroup under another track alias. The alias takes as many bytes as the publisher's did
-    /// where it fits, so that offsets stay the same.
+    /// The whole subgroup under another track alias. The alias is encoded in as many bytes as the publisher's where
+    /// it fits, so that offsets stay the same.
     pub fn whole(subgroup: Arc<Subgroup>, alias: u64) -> Self {
         let header = SubgroupHeader { alias, ..*subgroup.header() };
         let mut prefix = Vec::with_capacity(32);
@@ -50,13 +50,13 @@ impl View {
         &self.subgroup
     }
 
-    /// What is added to offsets of the publisher's stream to get those of this one.
+    /// What to add to an offset in the publisher's stream to get the offset in this one.
     pub fn shift(&self) -> i64 {
         self.prefix.len() as i64 - self.from as i64 - self.subgroup.header_len() as i64
     }
 
-    /// How much of the publisher's stream is here or not for this one: from there on the difference is
-    /// [`Self::shift`].
+    /// The offset in the publisher's stream up to which bytes have arrived or are not part of the view. From there on,
+    /// offsets differ by [`Self::shift`].
     pub fn received(&self) -> u64 {
         self.subgroup.header_len() as u64 + self.subgroup.extent().len.max(self.from)
     }

@@ -9,7 +9,7 @@ use millrace_proto::{
     },
     relay::cache,
 };
-use millrace_transport::quic::tls::Trust;
+use millrace_transport::tls::Trust;
 use rustls::pki_types::PrivateKeyDer;
 use tokio::runtime::Handle;
 
@@ -29,18 +29,19 @@ struct Relay {
 impl Relay {
     fn start() -> Self {
         let local = (Ipv4Addr::LOCALHOST, 0).into();
-        let transport = quic::Config {
+        let transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
             trust: Trust::Anyone,
             // All that a client opens here goes through quinn.
             control_streams: 1 + STREAMS as u64,
-            ..quic::Config::default()
+            ..transport::Config::default()
         };
-        let client = Endpoint::bind(local, quic::Config { certificate: None, ..transport.clone() }).unwrap();
+        let client =
+            Endpoint::bind(local, transport::Config { certificate: None, ..transport.clone() }).unwrap();
         let config = Config {
             listen: vec![local],
             upstream: None,
-            transport: quic::Config { control_streams: 1, ..transport },
+            transport: transport::Config { control_streams: 1, ..transport },
             cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
             max_sessions: 10,
             max_tracks: STREAMS,

@@ -9,7 +9,7 @@ use std::{
 };
 
 use millrace_proto::moq::{Message, code, message::RequestError};
-use millrace_transport::quic::Connection;
+use millrace_transport::Connection;
 use parking_lot::Mutex;
 use quinn::SendStream;
 use tokio::sync::{Notify, watch};

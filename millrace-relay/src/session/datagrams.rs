@@ -57,8 +57,9 @@ impl Datagrams {
         upstream.saw_datagram();
         let counters = &self.context.hub().counters;
         counters.count_objects(1, object.datagram.payload.len() as u64);
-        let feed = upstream.datagram_feed(|| self.context.connection().feed_datagrams(upstream.alias));
-        if let Err(duplicate) = track.datagram(object, feed.as_ref(), outbox) {
+        let ingress =
+            upstream.datagram_ingress(|| self.context.connection().ingress_datagrams(upstream.alias));
+        if let Err(duplicate) = track.datagram(object, ingress.as_ref(), outbox) {
             counters.count_duplicate(duplicate);
         }
     }

@@ -38,7 +38,7 @@ mod upstream_fetch;
 use std::{sync::Arc, time::Duration};
 
 use millrace_proto::moq::code;
-use millrace_transport::quic::Connection;
+use millrace_transport::Connection;
 use tokio::sync::mpsc;
 
 use self::{

@@ -10,7 +10,7 @@ use millrace_proto::{
     moq::{StreamHeader, SubgroupHeader, code},
     relay::subgroup::{Subgroup, SubgroupWriter},
 };
-use millrace_transport::engine::kernel::Feed;
+use millrace_transport::offload::Ingress;
 use quinn::{ReadError, RecvStream};
 use tokio::sync::mpsc;
 
@@ -93,9 +93,9 @@ impl Streams {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
-        let feed = self.context.connection().feed(recv.id());
+        let ingress = self.context.connection().ingress(recv.id());
         let mut arriving = Arriving::new(published.track, writer);
-        let end = arriving.read(counters, &mut recv, feed.as_ref(), front).await?;
+        let end = arriving.read(counters, &mut recv, ingress.as_ref(), front).await?;
         arriving.end(end)
     }
 }
@@ -129,7 +129,7 @@ impl Arriving {
         &mut self,
         counters: &Counters,
         recv: &mut RecvStream,
-        feed: Option<&Arc<Feed>>,
+        ingress: Option<&Arc<dyn Ingress>>,
         front: BytesMut,
     ) -> Result<End, SessionError> {
         let mut outbox = Outbox::default();
@@ -139,7 +139,7 @@ impl Arriving {
                 let now = Instant::now();
                 let pushed = writer.push(now, &bytes)?;
                 counters.count_pushed(&pushed);
-                self.track.advance(now, &self.subgroup, &pushed, feed, &mut outbox);
+                self.track.advance(now, &self.subgroup, &pushed, ingress, &mut outbox);
             }
             bytes = match recv.read_chunk(READ_SIZE, true).await {
                 Ok(Some(chunk)) => chunk.bytes,

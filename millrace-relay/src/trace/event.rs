@@ -2,11 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use millrace_bpf::{clock::monotonic_ns, relay as bpf};
-use millrace_proto::relay::downstream::Carried;
+use millrace_proto::plane::downstream::Carried;
 use serde::{Deserialize, Serialize};
 
-use millrace_transport::quic::Sent;
+use millrace_transport::{Sent, clock::monotonic_ns, trace};
 
 /// One line. Sessions are numbered as in the status; times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -110,14 +109,14 @@ pub enum Place {
 /// What is known about an event before it is put into words.
 #[derive(Clone, Copy, Debug)]
 pub enum Raw {
-    Kernel(bpf::Event),
+    Offload(trace::Event),
     Userspace(Sent),
 }
 
 impl Raw {
     pub fn time_ns(&self) -> u64 {
         match self {
-            Self::Kernel(event) => event.time_ns,
+            Self::Offload(event) => event.time_ns,
             Self::Userspace(sent) => sent.time_ns,
         }
     }
@@ -125,19 +124,19 @@ impl Raw {
     /// The number of its track; 0 for none.
     pub fn track(&self) -> u32 {
         match self {
-            Self::Kernel(bpf::Event { what: bpf::What::Copy { track, .. }, .. }) => *track,
-            Self::Kernel(_) => 0,
+            Self::Offload(trace::Event { what: trace::What::Copy { track, .. }, .. }) => *track,
+            Self::Offload(_) => 0,
             Self::Userspace(sent) => sent.piece.label.track,
         }
     }
 
     /// Whether a viewer wants it.
-    pub fn passes(&self, wanted: &bpf::Tracing) -> bool {
+    pub fn passes(&self, wanted: &trace::Filter) -> bool {
         let (number, one, other) = match self {
-            Self::Kernel(event) => {
+            Self::Offload(event) => {
                 let subscriber = match event.what {
-                    bpf::What::Copy { subscriber, .. } => subscriber,
-                    bpf::What::Packet { .. } => 0,
+                    trace::What::Copy { subscriber, .. } => subscriber,
+                    trace::What::Packet { .. } => 0,
                 };
                 (event.received, event.publisher, subscriber)
             }
@@ -151,30 +150,30 @@ impl Raw {
     /// In words; `track` is the name of its track.
     pub fn describe(&self, clock: Clock, track: Option<&str>) -> Event {
         match self {
-            Self::Kernel(event) => describe_kernel(event, clock, track),
+            Self::Offload(event) => describe_offload(event, clock, track),
             Self::Userspace(sent) => describe_sent(sent, clock, track),
         }
     }
 }
 
-fn describe_kernel(event: &bpf::Event, clock: Clock, name: Option<&str>) -> Event {
-    let bpf::Event { arrived_ns, time_ns, publisher, received, what } = *event;
+fn describe_offload(event: &trace::Event, clock: Clock, name: Option<&str>) -> Event {
+    let trace::Event { arrived_ns, time_ns, publisher, received, what } = *event;
     match what {
-        bpf::What::Packet { outcome, size } => Event::Packet(Packet {
+        trace::What::Packet { outcome, size } => Event::Packet(Packet {
             time_us: clock.wall_us(arrived_ns),
             publisher,
             received,
             bytes: size,
-            outcome: outcome.name().to_owned(),
+            outcome: outcome.to_owned(),
         }),
-        bpf::What::Copy { outcome, subscriber, sent, group, stream_id, offset, len, fin, .. } => {
+        trace::What::Copy { outcome, subscriber, sent, group, stream_id, offset, len, fin, .. } => {
             Event::Copy(Copied {
                 time_us: clock.wall_us(time_ns),
                 took_ns: time_ns.saturating_sub(arrived_ns),
                 publisher,
                 received,
                 subscriber,
-                outcome: outcome.name().to_owned(),
+                outcome: outcome.to_owned(),
                 number: sent.map(|(number, _)| number),
                 bytes: sent.map(|(_, bytes)| bytes),
                 media: Media {

@@ -1,6 +1,6 @@
 //! What happens to single packets, for whoever watches: `/trace`.
 //!
-//! Nothing is collected while nobody watches. While somebody does, one task takes what the kernel's program and the
+//! Nothing is collected while nobody watches. While somebody does, one task takes what the offload and the
 //! data planes have collected, puts it in order of time, and hands each viewer what it wants. Every queue on the way is
 //! bounded: what does not fit is dropped, and the viewer is told how much. No key and no payload ever comes near it.
 
@@ -20,7 +20,6 @@ use std::{
 
 use bytes::Bytes;
 use futures_core::Stream;
-use millrace_bpf::{clock::monotonic_ns, relay::Tracing};
 use millrace_proto::moq::TrackName;
 use parking_lot::Mutex;
 use tokio::{
@@ -30,7 +29,7 @@ use tokio::{
 
 use self::event::{Clock, Event, Place, Raw};
 use super::{engine::Engine, hub::Hub};
-use millrace_transport::quic::Tap;
+use millrace_transport::{Tap, clock::monotonic_ns, trace::Filter};
 
 /// How often events are collected.
 const TICK: Duration = Duration::from_millis(20);
@@ -111,7 +110,7 @@ struct State {
     running: bool,
     viewers: Vec<Viewer>,
     /// What the sources were told last.
-    told: Option<Tracing>,
+    told: Option<Filter>,
     /// Too young to be told, unordered.
     held: Vec<Raw>,
     names: HashMap<u32, Option<Arc<str>>>,
@@ -225,9 +224,9 @@ impl Tracer {
 
     fn collect(&self) -> (Vec<Raw>, (u64, u64)) {
         let mut events = Vec::new();
-        let kernel = self.engine.kernel.as_ref();
-        let kernel_lost =
-            kernel.map_or(0, |kernel| kernel.drain_events(|event| events.push(Raw::Kernel(event))));
+        let mut read = |event| events.push(Raw::Offload(event));
+        let offload = self.engine.offload.as_ref();
+        let kernel_lost = offload.map_or(0, |offload| offload.drain_trace(&mut read));
         let (pieces, tap_lost) = self.tap.take();
         events.extend(pieces.into_iter().map(Raw::Userspace));
         (events, (kernel_lost, tap_lost))
@@ -261,9 +260,9 @@ impl Tracer {
     }
 
     /// In the sources' terms. A track that is not here has a number that none has.
-    fn resolve(&self, wanted: &Wanted) -> Tracing {
+    fn resolve(&self, wanted: &Wanted) -> Filter {
         let number = |track| self.number(track).unwrap_or(NonZero::<u32>::MAX);
-        Tracing { every: wanted.every, track: wanted.track.as_ref().map(number), session: wanted.session }
+        Filter { every: wanted.every, track: wanted.track.as_ref().map(number), session: wanted.session }
     }
 
     /// Has the sources collect what all viewers together want, or nothing.
@@ -272,14 +271,14 @@ impl Tracer {
         if all != state.told {
             state.told = all;
             self.tap.set(all);
-            self.engine.kernel.iter().for_each(|kernel| kernel.set_tracing(all));
+            self.engine.offload.iter().for_each(|offload| offload.set_trace(all));
         }
     }
 }
 
 /// At least what both want.
-fn union(one: Tracing, other: Tracing) -> Tracing {
-    Tracing {
+fn union(one: Filter, other: Filter) -> Filter {
+    Filter {
         every: gcd(one.every, other.every),
         track: one.track.filter(|track| other.track == Some(*track)),
         session: one.session.filter(|session| other.session == Some(*session)),

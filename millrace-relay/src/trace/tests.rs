@@ -1,10 +1,10 @@
 use std::{future::poll_fn, pin::pin};
 
-use millrace_bpf::relay::{Event as KernelEvent, LegOutcome, Outcome, What};
-use millrace_proto::relay::{
-    cache::{self, Cache},
-    downstream::{Carried, Label, Piece},
+use millrace_proto::{
+    plane::downstream::{Carried, Label, Piece},
+    relay::cache::{self, Cache},
 };
+use millrace_transport::trace::{Event as OffloadEvent, What};
 
 use super::{
     super::hub::Limits,
@@ -196,7 +196,7 @@ fn queries_are_checked() {
 #[test]
 fn kernel_events_pass_by_publisher_subscriber_and_track() {
     let what = What::Copy {
-        outcome: LegOutcome::Sent,
+        outcome: "sent",
         subscriber: 2,
         sent: Some((50, 1000)),
         track: 9,
@@ -206,9 +206,9 @@ fn kernel_events_pass_by_publisher_subscriber_and_track() {
         len: 900,
         fin: false,
     };
-    let copy = KernelEvent { arrived_ns: 1, time_ns: 2, publisher: 1, received: 8, what };
-    let packet = KernelEvent { what: What::Packet { outcome: Outcome::Replayed, size: 9 }, ..copy };
-    let wanted = |track, session, every| Tracing {
+    let copy = OffloadEvent { arrived_ns: 1, time_ns: 2, publisher: 1, received: 8, what };
+    let packet = OffloadEvent { what: What::Packet { outcome: "replayed", size: 9 }, ..copy };
+    let wanted = |track, session, every| Filter {
         every: NonZero::new(every).unwrap(),
         track: NonZero::new(track),
         session: NonZero::new(session),
@@ -225,14 +225,14 @@ fn kernel_events_pass_by_publisher_subscriber_and_track() {
         (9, 2, 8, (true, false)),
     ] {
         let wanted = wanted(track, session, every);
-        let passes = [copy, packet].map(|event| Raw::Kernel(event).passes(&wanted));
+        let passes = [copy, packet].map(|event| Raw::Offload(event).passes(&wanted));
         assert_eq!((passes[0], passes[1]), want, "{wanted:?}");
     }
 }
 
 #[test]
 fn the_sources_are_told_what_all_want_together() {
-    let tracing = |every, track, session| Tracing {
+    let tracing = |every, track, session| Filter {
         every: NonZero::new(every).unwrap(),
         track: NonZero::new(track),
         session: NonZero::new(session),

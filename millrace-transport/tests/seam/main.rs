@@ -8,13 +8,13 @@ mod proxy;
 use std::{net::Ipv4Addr, sync::atomic::Ordering, time::Duration};
 
 use millrace_proto::{
+    plane::downstream::{EventKind, Label, NewDatagram, Priority},
     quic::{
         keys::Suite,
         packet::{self, ConnectionId},
     },
-    relay::downstream::{EventKind, Label, NewDatagram, Priority},
 };
-use millrace_transport::quic::Config;
+use millrace_transport::Config;
 use pair::{ID_LEN, Options, Pair, Pattern, Sent, in_time, local_socket, short_packet};
 use proxy::Towards;
 use quinn::{ConnectionError, TransportConfig, TransportErrorCode, VarInt};

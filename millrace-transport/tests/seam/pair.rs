@@ -8,16 +8,16 @@ use std::{
 };
 
 use millrace_proto::{
+    plane::{
+        downstream::{Label, NewStream, Priority, StreamKey},
+        source::{End, Extent, Source},
+    },
     quic::{
         keys::{Secret, Suite},
         packet,
     },
-    relay::{
-        downstream::{Label, NewStream, Priority, StreamKey},
-        source::{End, Extent, Source},
-    },
 };
-use millrace_transport::quic::{Config, Connection, Endpoint};
+use millrace_transport::{Config, Connection, Endpoint};
 use parking_lot::Mutex;
 use quinn::{TransportConfig, crypto::rustls::QuicClientConfig};
 use rustls::{KeyLog, sign::CertifiedKey};
@@ -130,6 +130,7 @@ impl Pair {
         let config = Config {
             certificate: Some(Arc::new(certificate)),
             suites: vec![options.suite],
+            alpn: vec![ALPN.to_vec()],
             key_log: Some(Arc::clone(&secrets) as _),
             ..options.server
         };

@@ -18,7 +18,7 @@ use serde::{Deserialize, Deserializer, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
-use millrace_transport::engine::kernel::Limits;
+use millrace_transport::kernel::Limits;
 
 /// What the relay runs with.
 #[derive(Clone, Debug)]

@@ -4,49 +4,67 @@ use std::{net::SocketAddr, sync::Arc};
 
 use millrace_relay::Engine;
 use millrace_transport::{
-    engine::kernel::{Error, Kernel, Setup},
+    ID_LEN,
     interfaces::with_addresses,
-    quic,
+    kernel::{Error, Kernel, Setup},
 };
 
 use super::config::{Config, EngineChoice};
 
 const CONFIGURED: &str = "as configured";
 
-/// `outgoing`: ports that the relay connects from.
-///
-/// # Errors
-/// The engine that was asked for by name cannot run here.
-pub fn start(config: &Config, outgoing: &[u16]) -> Result<Engine, Error> {
-    match config.engine {
-        EngineChoice::User => Ok(Engine::user(CONFIGURED)),
-        EngineChoice::Kernel => Ok(Engine::kernel(load(config, outgoing)?)),
-        // What the kernel sends passes by the host's rules for what leaves it: nobody gets that unasked.
-        EngineChoice::Auto if config.interfaces.is_empty() => {
-            Ok(Engine::user("auto: the kernel engine wants an interface by name"))
-        }
-        EngineChoice::Auto => Ok(match load(config, outgoing) {
-            Ok(kernel) => Engine::kernel(kernel),
-            Err(error) => Engine::user(format!("auto: {error}")),
-        }),
-    }
+/// The engine that runs, and what can be changed about it.
+pub struct Chosen {
+    /// What was loaded at start-up; it forwards while it has interfaces.
+    kernel: Option<Arc<Kernel>>,
+    pub engine: Arc<Engine>,
 }
 
-/// Runs with what `config` says now about engine and interfaces. What is under way goes on: each packet is sent by
-/// the kernel or by userspace.
-///
-/// # Errors
-/// That cannot be; then nothing has changed.
-pub fn change(engine: &Engine, config: &Config) -> Result<(), Error> {
-    match (&engine.kernel, config.engine) {
-        (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
-        (None, _) => Ok(()),
-        (Some(kernel), EngineChoice::User) => {
-            kernel.set_interfaces(Vec::new())?;
-            engine.set_reason(CONFIGURED);
-            Ok(())
+impl Chosen {
+    /// `outgoing`: ports that the relay connects from.
+    ///
+    /// # Errors
+    /// The engine that was asked for by name cannot run here.
+    pub fn start(config: &Config, outgoing: &[u16]) -> Result<Self, Error> {
+        match config.engine {
+            EngineChoice::User => Ok(Self::user(CONFIGURED)),
+            EngineChoice::Kernel => Ok(Self::kernel(load(config, outgoing)?)),
+            // What the kernel sends passes by the host's rules for what leaves it: nobody gets that unasked.
+            EngineChoice::Auto if config.interfaces.is_empty() => {
+                Ok(Self::user("auto: the kernel engine wants an interface by name"))
+            }
+            EngineChoice::Auto => Ok(match load(config, outgoing) {
+                Ok(kernel) => Self::kernel(kernel),
+                Err(error) => Self::user(format!("auto: {error}")),
+            }),
         }
-        (Some(kernel), _) => kernel.set_interfaces(interfaces(config)?),
+    }
+
+    fn user(reason: impl Into<String>) -> Self {
+        Self { kernel: None, engine: Arc::new(Engine::user(reason)) }
+    }
+
+    fn kernel(kernel: Arc<Kernel>) -> Self {
+        let engine = Arc::new(Engine::with(Arc::clone(&kernel) as _));
+        Self { kernel: Some(kernel), engine }
+    }
+
+    /// Runs with what `config` says now about engine and interfaces. What is under way goes on: each packet is sent by
+    /// the kernel or by userspace.
+    ///
+    /// # Errors
+    /// That cannot be; then nothing has changed.
+    pub fn change(&self, config: &Config) -> Result<(), Error> {
+        match (&self.kernel, config.engine) {
+            (None, EngineChoice::Kernel) => Err(Error::NotLoaded),
+            (None, _) => Ok(()),
+            (Some(kernel), EngineChoice::User) => {
+                kernel.set_interfaces(Vec::new())?;
+                self.engine.set_reason(CONFIGURED);
+                Ok(())
+            }
+            (Some(kernel), _) => kernel.set_interfaces(interfaces(config)?),
+        }
     }
 }
 
@@ -70,7 +88,7 @@ fn load(config: &Config, outgoing: &[u16]) -> Result<Arc<Kernel>, Error> {
     }
     Kernel::start(Setup {
         ports,
-        id_len: quic::ID_LEN,
+        id_len: ID_LEN,
         interfaces: &interfaces,
         reattach: config.reattach,
         keystream_bytes: config.keystream_bytes,

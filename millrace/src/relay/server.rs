@@ -7,19 +7,17 @@ use std::{
 
 use millrace_proto::{
     moq::ALPN,
+    plane::{congestion::Algorithm, downstream},
     quic::keys::Suite,
-    relay::{cache, congestion::Algorithm, downstream},
+    relay::cache,
 };
-use millrace_relay::{Bound, Engine, trace::Tracer};
-use millrace_transport::{
-    engine::kernel,
-    quic::{self, BindError},
-};
+use millrace_relay::{Bound, trace::Tracer};
+use millrace_transport::{self as transport, BindError, kernel};
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use super::{
     config::{CipherSuite, Config, CongestionControl, Gso},
-    engine,
+    engine::Chosen,
     guard::{self, Follower, Guard},
     log,
     status::{Status, StatusSource},
@@ -28,7 +26,7 @@ use super::{
 /// A running relay.
 pub struct Server {
     relay: millrace_relay::Server,
-    engine: Arc<Engine>,
+    engine: Chosen,
     /// Before the gate: what it still does must not outlive that.
     _follower: Follower,
     guard: Arc<Guard>,
@@ -63,8 +61,8 @@ impl Server {
             None => Vec::new(),
         };
         let ports: Vec<_> = outgoing.iter().flat_map(UdpSocket::local_addr).map(|addr| addr.port()).collect();
-        let engine = Arc::new(engine::start(&config, &ports)?);
-        let bound = Bound::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine))?;
+        let engine = Chosen::start(&config, &ports)?;
+        let bound = Bound::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?;
         let guard = Guard::start(&config, bound.local_addrs())?;
         let follower = Follower::start(&guard)?;
         let relay = bound.serve(Arc::clone(&guard) as _);
@@ -78,7 +76,7 @@ impl Server {
 
     /// Which engine runs, and why.
     pub fn engine(&self) -> (&'static str, String) {
-        self.engine.describe()
+        self.engine.engine.describe()
     }
 
     /// Runs with what `config` says now about engine and interfaces, nothing else of it; blocks until that is so.
@@ -86,7 +84,7 @@ impl Server {
     /// # Errors
     /// That cannot be; then nothing has changed.
     pub fn change_engine(&self, config: &Config) -> Result<(), kernel::Error> {
-        engine::change(&self.engine, config)
+        self.engine.change(config)
     }
 
     /// Guards as `config` says now.
@@ -149,7 +147,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
     }
 }
 
-fn transport_config(config: &Config, identity: &Identity) -> quic::Config {
+fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
     let suites = config.cipher_suites.iter().map(|suite| match suite {
         CipherSuite::Chacha20Poly1305 => Suite::ChaCha20Poly1305,
         CipherSuite::Aes128Gcm => Suite::Aes128Gcm,
@@ -159,11 +157,12 @@ fn transport_config(config: &Config, identity: &Identity) -> quic::Config {
         CongestionControl::Cubic => Algorithm::Cubic,
         CongestionControl::NewReno => Algorithm::NewReno,
     };
-    quic::Config {
+    let base = transport::Config::default();
+    transport::Config {
         certificate: Some(Arc::clone(&identity.certificate)),
         trust: match &identity.upstream_roots {
-            Some(roots) => quic::tls::Trust::Roots(Arc::clone(roots)),
-            None => quic::tls::Trust::Anyone,
+            Some(roots) => transport::tls::Trust::Roots(Arc::clone(roots)),
+            None => transport::tls::Trust::Anyone,
         },
         suites: suites.collect(),
         alpn: vec![ALPN.to_vec()],
@@ -172,7 +171,7 @@ fn transport_config(config: &Config, identity: &Identity) -> quic::Config {
         gso: config.gso != Gso::Off,
         key_log: identity.key_log.clone(),
         max_packets_per_key: config.max_packets_per_key,
-        downstream: downstream::Config { algorithm, ..downstream::Config::default() },
-        ..quic::Config::default()
+        downstream: downstream::Config { algorithm, ..base.downstream },
+        ..base
     }
 }

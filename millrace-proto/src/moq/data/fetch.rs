@@ -57,7 +57,7 @@ impl FetchItem {
     }
 }
 
-/// What the fields that an item leaves out refer to.
+/// What the fields that an item leaves out are taken from.
 #[derive(Clone, Copy, Debug, Default)]
 struct Prior {
     /// Of the last item, object or range.
@@ -133,7 +133,7 @@ impl FetchDecoder {
         let set = |bit: u64| flags & bit != 0;
         let group = self.read_group(set(GROUP), fields)?;
         let subgroup = match flags & SUBGROUP_MODE {
-            // A datagram has no subgroup, whatever the mode says.
+            // An object that was sent as a datagram has no subgroup; the subgroup mode does not count.
             _ if set(DATAGRAM) => None,
             SUBGROUP_PRIOR => Some(self.prior.subgroup().ok_or(NO_PRIOR)?),
             SUBGROUP_NEXT => Some(self.prior.subgroup().ok_or(NO_PRIOR)?.checked_add(1).ok_or(ID_RANGE)?),
@@ -169,8 +169,8 @@ impl FetchDecoder {
         }
     }
 
-    /// An object ID is absolute in a new group and relative in the same one; one that is left out is the
-    /// next one, whatever the group.
+    /// An object ID is absolute in a new group and relative within a group. If it is left out, it is the last one plus
+    /// one, in any group.
     fn read_object_id(&self, new_group: bool, present: bool, fields: &mut Fields<'_>) -> Result<u64, Stop> {
         match (self.prior.location, present) {
             (None, false) => Err(NO_PRIOR.into()),

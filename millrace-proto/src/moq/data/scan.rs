@@ -3,8 +3,8 @@
 use super::super::{DecodeError, vi64};
 use super::MAX_PROPERTIES;
 
-/// Fields at the front of a piece of a stream. Running out of bytes says how many more are needed at
-/// least, so that a scanner takes no byte more than the header has.
+/// Fields at the front of a piece of a stream. Where bytes are missing, it says how many are needed at least, so that
+/// a scanner takes no byte beyond the header.
 pub(super) struct Fields<'a> {
     rest: &'a [u8],
 }
@@ -92,8 +92,8 @@ impl Scanner {
         self.partial.is_empty() && self.payload_left == 0
     }
 
-    /// Consumes `chunk` up to the end of the next header, or all of it if no header ends in it. `read`
-    /// gives the header and the length of its payload; it may be called again on a longer front.
+    /// Consumes `chunk` up to the end of the next header, or all of it if no header ends in it. `read` returns the
+    /// header and the length of its payload. It is called again with more bytes until it has the whole header.
     pub(super) fn next<T>(
         &mut self,
         chunk: &mut &[u8],
@@ -119,7 +119,7 @@ impl Scanner {
             let mut fields = Fields::new(&self.partial);
             match read(&mut fields) {
                 Ok((header, payload_len)) => {
-                    // Never more than asked for was taken, so the header ends the front.
+                    // Never more than was needed was taken, so nothing follows the header.
                     let length = self.partial.len();
                     self.partial.clear();
                     return self.found(header, length, 0, payload_len).map(Some);
@@ -136,7 +136,7 @@ impl Scanner {
         }
     }
 
-    /// A header of `length` bytes, of which the last `new` are not counted in the offset yet.
+    /// A header of `length` bytes was found. The last `new` of them are not counted in the offset yet.
     fn found<T>(
         &mut self,
         header: T,

@@ -74,7 +74,10 @@ impl ObjectParser {
         self.scanner.at_boundary()
     }
 
-    /// What FIN means here.
+    /// The stream ends here with FIN.
+    ///
+    /// # Errors
+    /// It ends inside an object.
     pub fn finish(&self) -> Result<(), DecodeError> {
         match self.at_boundary() {
             true => Ok(()),
@@ -109,8 +112,8 @@ fn read_object(
 
 /// Appends the header of an object of a subgroup stream.
 ///
-/// `previous` is the object before it on the same stream, if any, and less than `id`. `properties` are
-/// given, if only empty, exactly when the stream's header says so, and `status` counts only when
+/// `previous` is the ID of the object before it on the same stream, if any; it is less than `id`. `properties` are
+/// given, perhaps empty, exactly if the stream's header says that objects have them. `status` counts only if
 /// `payload_len` is 0.
 pub fn encode_object_header(
     previous: Option<u64>,

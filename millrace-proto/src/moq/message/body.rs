@@ -113,7 +113,7 @@ pub struct RequestError {
 }
 
 impl RequestError {
-    /// A failure that trying again does not mend.
+    /// A failure that is final: trying again would not help.
     pub fn new(code: code::Request, reason: impl Into<String>) -> Self {
         Self { code, retry_interval: 0, reason: reason.into(), redirect: None }
     }
@@ -193,8 +193,8 @@ impl Body for SubscribeOk {
     }
 }
 
-/// REQUEST_UPDATE: change the parameters of the request on whose stream it comes. Once that request is
-/// known, check `parameters` against its scope.
+/// REQUEST_UPDATE: change the parameters of the request on whose stream it comes. Check `parameters` against the scope
+/// of that request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestUpdate {
     pub request_id: u64,
@@ -453,13 +453,13 @@ impl Body for NamespaceDone {
     }
 }
 
-/// UNSUBSCRIBE of older drafts, where draft-18 cancels the request stream: the end of a subscription.
+/// UNSUBSCRIBE of older drafts: ends a subscription. In draft-18 the request stream is cancelled instead.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unsubscribe;
 
 impl Body for Unsubscribe {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
-        // The older request ID, where there is one: the stream says what ends.
+        // Older drafts put the request ID here. It is not needed: the stream says what ends.
         input.rest();
         Ok(Self)
     }

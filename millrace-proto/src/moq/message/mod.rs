@@ -23,7 +23,7 @@ trait Body: Sized {
     fn encode(&self, out: &mut Vec<u8>);
 }
 
-/// PUBLISH_OK of older drafts, still in the table of types: a REQUEST_OK to a PUBLISH.
+/// PUBLISH_OK of older drafts. It is still in the table of types, and read as a REQUEST_OK.
 const PUBLISH_OK: u64 = 0x1e;
 
 macro_rules! messages {
@@ -144,7 +144,7 @@ impl Message {
         }
     }
 
-    /// The request ID that the message uses up. Answers have none: their stream says what they answer.
+    /// The request ID that the message consumes. Answers have none: their stream says what they answer.
     pub const fn request_id(&self) -> Option<u64> {
         match self {
             Self::RequestUpdate(RequestUpdate { request_id, .. })

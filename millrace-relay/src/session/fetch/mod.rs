@@ -13,10 +13,8 @@ use millrace_proto::{
         GroupOrder, Location, Message, Parameters, code,
         message::{Fetch, FetchKind, RequestError, RequestOk},
     },
-    relay::{
-        downstream::{Event, Label, NewStream, Priority, StreamKey},
-        fetch::Response,
-    },
+    plane::downstream::{Event, Label, NewStream, Priority, StreamKey},
+    relay::fetch::Response,
 };
 use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::Instant as Clock};

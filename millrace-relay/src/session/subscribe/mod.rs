@@ -15,7 +15,8 @@ use millrace_proto::{
         message::{PublishDone, RequestError, Subscribe, SubscribeOk},
         vi64,
     },
-    relay::{downstream::Event, filter::Window},
+    plane::downstream::Event,
+    relay::filter::Window,
 };
 use parking_lot::Mutex;
 use tracing::debug;

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Ethernet, VLAN tags, IPv4, IPv6 and UDP, read and written, with their checksums.
+ *
+ * A cursor takes one header after another and returns what that says, or that it cannot be. It reads an skb, whose
+ * headers may be anywhere, or a copy of a frame's first bytes. What a program accepts of what it finds is its own
+ * matter: skb_udp.h walks for programs at TC, gate_packet.h for the gate. tests/parsers.rs shows where they differ.
+ */
+#ifndef MILLRACE_NET_H
+#define MILLRACE_NET_H
+
+#include "bytes.h"
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+
+#define ETHERNET_BYTES ((__u32)sizeof(struct ethhdr))
+#define IPV4_BYTES     ((__u32)sizeof(struct iphdr)) /* without options */
+#define IPV6_BYTES     ((__u32)sizeof(struct ipv6hdr))
+#define UDP_BYTES      ((__u32)sizeof(struct udphdr))
+
+#define VLAN_TAGS_MAX 2 /* QinQ */
+#define VLAN_ID	      0x0fff
+
+/* Of the field `frag_off` of IPv4. */
+#define IPV4_DONT_FRAGMENT   0x4000
+#define IPV4_FRAGMENT	     0x3fff /* "more fragments", or an offset */
+#define IPV4_FRAGMENT_OFFSET 0x1fff
+
+#define IPV6_FRAGMENT_OFFSET 0xfff8 /* of the field `frag_off` of a fragment header */
+
+/* --- The cursor --- */
+
+#define HEAD_BYTES 256 /* of a frame that are copied, at most */
+#define HEAD_SLACK 80  /* behind them, for the longest read from a masked offset */
+
+/* The first bytes of a frame, copied. */
+struct net_head {
+	__u8 bytes[HEAD_BYTES + HEAD_SLACK];
+	__u32 have; /* bytes of the frame in there; behind them is anything */
+	__u32 frame_bytes;
+};
+
+enum net_source {
+	NET_SKB,
+	NET_HEAD,
+};
+
+/* The largest header that is taken in one piece. */
+struct net_scratch {
+	__u8 bytes[sizeof(struct ipv6hdr)];
+} __attribute__((aligned(8)));
+
+struct net_cursor {
+	enum net_source
+		source; /* a constant wherever a cursor is made, so that one way of reading is compiled */
+	struct __sk_buff *skb;
+	struct net_scratch *scratch; /* where headers of an skb are copied to: the last one only */
+	const struct net_head *head;
+	__u32 at; /* of the next header, in the frame */
+};
+
+enum net_step {
+	NET_OK = 0,
+	NET_CUT,     /* the frame, or the copy, ends before the header does */
+	NET_INVALID, /* a version or a length that the header cannot have */
+};
+
+/* Masked: it stays inside the buffer whatever the offset is, and the verifier sees it. */
+static __always_inline const __u8 *head_at(const struct net_head *head, __u32 at)
+{
+	return head->bytes + (at & (HEAD_BYTES - 1));
+}
+
+/* Whether the copy has these bytes. */
+static __always_inline int head_has(const struct net_head *head, __u32 at, __u32 bytes)
+{
+	return at + bytes <= head->have;
+}
+
+static __always_inline enum net_step net_take(struct net_cursor *cursor, __u32 bytes, const __u8 **header)
+{
+	__u32 at = cursor->at;
+
+	cursor->at += bytes;
+	if (cursor->source == NET_HEAD) {
+		*header = head_at(cursor->head, at);
+		return head_has(cursor->head, at, bytes) ? NET_OK : NET_CUT;
+	}
+	*header = cursor->scratch->bytes;
+	return bpf_skb_load_bytes(cursor->skb, at, cursor->scratch->bytes, bytes) ? NET_CUT : NET_OK;
+}
+
+/* A field in network byte order. */
+#define BE16(header, type, field) load16((header) + __builtin_offsetof(struct type, field))
+/* The same, as a number. */
+#define U16(header, type, field) bpf_ntohs(BE16(header, type, field))
+
+/* --- Headers --- */
+
+struct vlan_tag {
+	__be16 tci;
+	__be16 protocol;
+};
+
+/* Takes the Ethernet header with its VLAN tags. `vlan`: the ID of the first tag that has one, if it is 0 before; or NULL. */
+static __always_inline enum net_step take_ethernet(struct net_cursor *cursor, __be16 *protocol, __u16 *vlan)
+{
+	const __u8 *header;
+
+	if (net_take(cursor, ETHERNET_BYTES, &header))
+		return NET_CUT;
+	*protocol = BE16(header, ethhdr, h_proto);
+	for (int i = 0; i < VLAN_TAGS_MAX; i++) {
+		if (*protocol != bpf_htons(ETH_P_8021Q) && *protocol != bpf_htons(ETH_P_8021AD))
+			break;
+		if (net_take(cursor, sizeof(struct vlan_tag), &header))
+			return NET_CUT;
+		*protocol = BE16(header, vlan_tag, protocol);
+		if (vlan && !*vlan)
+			*vlan = U16(header, vlan_tag, tci) & VLAN_ID;
+	}
+	return NET_OK;
+}
+
+struct net_ip {
+	const __u8 *source; /* addresses in the header: good until the next one is taken */
+	const __u8 *destination;
+	__u32 header_bytes; /* with the options of IPv4, without the extension headers of IPv6 */
+	__u32 bytes;	    /* as the header says: of IPv4 itself included, of IPv6 not */
+	__u16 fragment;	    /* frag_off of IPv4 */
+	__u8 next;	    /* protocol of what follows */
+};
+
+static __always_inline enum net_step take_ipv4(struct net_cursor *cursor, struct net_ip *ip)
+{
+	const __u8 *header;
+
+	if (net_take(cursor, IPV4_BYTES, &header))
+		return NET_CUT;
+	ip->header_bytes = (header[0] & 15) * 4;
+	if (header[0] >> 4 != 4 || ip->header_bytes < IPV4_BYTES)
+		return NET_INVALID;
+	cursor->at += ip->header_bytes - IPV4_BYTES;
+	ip->bytes = U16(header, iphdr, tot_len);
+	ip->fragment = U16(header, iphdr, frag_off);
+	ip->next = header[__builtin_offsetof(struct iphdr, protocol)];
+	ip->source = header + __builtin_offsetof(struct iphdr, saddr);
+	ip->destination = header + __builtin_offsetof(struct iphdr, daddr);
+	return NET_OK;
+}
+
+static __always_inline enum net_step take_ipv6(struct net_cursor *cursor, struct net_ip *ip)
+{
+	const __u8 *header;
+
+	if (net_take(cursor, IPV6_BYTES, &header))
+		return NET_CUT;
+	if (header[0] >> 4 != 6)
+		return NET_INVALID;
+	ip->header_bytes = IPV6_BYTES;
+	ip->bytes = U16(header, ipv6hdr, payload_len);
+	ip->fragment = 0;
+	ip->next = header[__builtin_offsetof(struct ipv6hdr, nexthdr)];
+	ip->source = header + __builtin_offsetof(struct ipv6hdr, saddr);
+	ip->destination = header + __builtin_offsetof(struct ipv6hdr, daddr);
+	return NET_OK;
+}
+
+/* Whether it is an extension header that hosts accept in front of UDP, other than a fragment header. */
+static __always_inline int is_extension(__u8 next)
+{
+	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS;
+}
+
+struct ipv6_extension {
+	__u8 next;
+	__u8 length;	 /* in units of 8 bytes, beyond the first 8; nothing in a fragment header */
+	__be16 frag_off; /* of a fragment header */
+	__u8 rest[4];
+};
+
+/* Takes an extension header that is_extension() knows, of which the first `least` bytes must be there: 2 or more. */
+static __always_inline enum net_step take_extension(struct net_cursor *cursor, __u32 least, __u8 *next)
+{
+	const __u8 *header;
+
+	if (net_take(cursor, least, &header))
+		return NET_CUT;
+	*next = header[__builtin_offsetof(struct ipv6_extension, next)];
+	cursor->at += sizeof(struct ipv6_extension) - least +
+		      header[__builtin_offsetof(struct ipv6_extension, length)] *
+			      (__u32)sizeof(struct ipv6_extension);
+	return NET_OK;
+}
+
+/* Takes a fragment header. `offset`: not 0 in all fragments but the first. */
+static __always_inline enum net_step take_fragment(struct net_cursor *cursor, __u8 *next, __u16 *offset)
+{
+	const __u8 *header;
+
+	if (net_take(cursor, sizeof(struct ipv6_extension), &header))
+		return NET_CUT;
+	*next = header[__builtin_offsetof(struct ipv6_extension, next)];
+	*offset = U16(header, ipv6_extension, frag_off) & IPV6_FRAGMENT_OFFSET;
+	return NET_OK;
+}
+
+struct net_udp {
+	__be16 source;
+	__be16 destination;
+	__u16 bytes; /* as the header says, itself included */
+};
+
+static __always_inline enum net_step take_udp(struct net_cursor *cursor, struct net_udp *udp)
+{
+	const __u8 *header;
+
+	if (net_take(cursor, UDP_BYTES, &header))
+		return NET_CUT;
+	udp->source = BE16(header, udphdr, source);
+	udp->destination = BE16(header, udphdr, dest);
+	udp->bytes = U16(header, udphdr, len);
+	return NET_OK;
+}
+
+/* --- Checksums (RFC 1071) --- */
+
+/* A sum of 16-bit words in 16 bits. */
+static __always_inline __u16 csum_fold(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return sum;
+}
+
+#ifdef __bpf__
+
+#define CSUM_STEP 512 /* bytes that bpf_csum_diff takes at a time before Linux 6.13 */
+
+/* Adds `bytes`, less than `most`, which is a power of two and a constant. Up to 3 zeroes must follow them. */
+static __always_inline __u64 csum_add(const __u8 *from, __u32 bytes, const __u32 most, __u64 sum)
+{
+	if (most <= CSUM_STEP)
+		return bpf_csum_diff(NULL, 0, (__be32 *)from, (bytes + 3) & (most - 4), sum);
+	for (__u32 at = 0; at < most; at += CSUM_STEP) {
+		__u32 part = bytes - at;
+
+		if (at >= bytes)
+			break;
+		if (part > CSUM_STEP)
+			part = CSUM_STEP;
+		part = (part + 3) & ~3U;
+		sum = bpf_csum_diff(NULL, 0, (__be32 *)(from + at), part & (2 * CSUM_STEP - 1), sum);
+	}
+	return sum;
+}
+
+/* The pseudo header of UDP; `udp_bytes` with its header. `addresses` are both, one after the other: the sum of an IPv4
+ * address does not change with zeroes behind it, nor with 0xffff in front, as mapped ones have it.
+ */
+static __always_inline __u64 csum_pseudo(const __u8 *addresses, __u32 address_bytes, __u32 udp_bytes)
+{
+	return bpf_csum_diff(NULL, 0, (__be32 *)addresses, address_bytes,
+			     bpf_htons(IPPROTO_UDP) + bpf_htons(udp_bytes));
+}
+
+/* --- Writing --- */
+
+#define HOP_LIMIT 64
+
+static __always_inline void put_mac(__u8 *to, const __u8 *from)
+{
+	store32(to, load32(from));
+	store16(to + 4, load16(from + 4));
+}
+
+/* Both addresses of an Ethernet header; returns where its type goes, or its first tag. */
+static __always_inline __u8 *put_macs(__u8 *to, const __u8 *destination, const __u8 *source)
+{
+	put_mac(to, destination);
+	put_mac(to + ETH_ALEN, source);
+	return to + 2 * ETH_ALEN;
+}
+
+static __always_inline void put_ipv4(struct iphdr *ip, __be32 source, __be32 destination, __u8 traffic_class,
+				     __u32 udp_bytes)
+{
+	__builtin_memset(ip, 0, sizeof(*ip));
+	ip->version = 4;
+	ip->ihl = 5;
+	ip->tos = traffic_class;
+	ip->tot_len = bpf_htons(sizeof(*ip) + udp_bytes);
+	ip->frag_off = bpf_htons(IPV4_DONT_FRAGMENT);
+	ip->ttl = HOP_LIMIT;
+	ip->protocol = IPPROTO_UDP;
+	ip->saddr = source;
+	ip->daddr = destination;
+	ip->check = ~csum_fold(bpf_csum_diff(NULL, 0, (__be32 *)ip, sizeof(*ip), 0));
+}
+
+static __always_inline void put_ipv6(struct ipv6hdr *ip, const __u8 *source, const __u8 *destination,
+				     __u8 traffic_class, __be32 flow_label, __u32 udp_bytes)
+{
+	*(__be32 *)ip = bpf_htonl(6 << 28 | traffic_class << 20) | flow_label;
+	ip->payload_len = bpf_htons(udp_bytes);
+	ip->nexthdr = IPPROTO_UDP;
+	ip->hop_limit = HOP_LIMIT;
+	store128((__u8 *)&ip->saddr, load128(source));
+	store128((__u8 *)&ip->daddr, load128(destination));
+}
+
+/* The checksum is still to be made. */
+static __always_inline void put_udp(struct udphdr *udp, __be16 source, __be16 destination, __u32 udp_bytes)
+{
+	udp->source = source;
+	udp->dest = destination;
+	udp->len = bpf_htons(udp_bytes);
+	udp->check = 0;
+}
+
+/* `sum`: of pseudo header, header and payload. */
+static __always_inline void put_udp_checksum(struct udphdr *udp, __u64 sum)
+{
+	udp->check = ~csum_fold(sum);
+	if (!udp->check)
+		udp->check = 0xffff; /* 0 stands for no checksum (RFC 768) */
+}
+
+#endif
+
+#endif

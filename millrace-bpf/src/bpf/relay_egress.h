@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Copies of the frames that have a slot: each is admitted, numbered, sealed and sent for one egress. */
+#ifndef MILLRACE_RELAY_EGRESS_H
+#define MILLRACE_RELAY_EGRESS_H
+
+#include "relay_frame.h"
+#include "relay_ingress.h"
+#include "relay_trace.h"
+
+#define LOOPBACK 1 /* interface index, in every network namespace */
+#define AF_INET	 2
+#define AF_INET6 10
+
+static __always_inline void measure_stream(struct egress_packet *packet, const struct relay_egress *egress,
+					   const struct frame_stream *frame)
+{
+	packet->offset = frame->offset + egress->shift;
+	packet->len = frame->len;
+	packet->credit = frame->len;
+	packet->fin = frame->fin;
+	packet->size = 1 + varint_len(egress->id) + (packet->offset ? varint_len(packet->offset) : 0) +
+		       varint_len(packet->len) + packet->len;
+}
+
+static __always_inline void measure_datagram(struct egress_packet *packet, const struct relay_egress *egress,
+					     const struct chunk *chunk)
+{
+	packet->offset = chunk->frame.offset;
+	packet->len = 1 + vi64_len(egress->id) + chunk->frame.len;
+	packet->credit = 0;
+	packet->fin = 0;
+	packet->size = 1 + varint_len(packet->len) + packet->len;
+	if (chunk->priority >= 0)
+		packet->level = (egress->level & 0xff00) | (chunk->priority & 0xff);
+}
+
+int measure(struct egress_packet *packet, const struct relay_egress *egress, const struct relay_path *path,
+	    const struct chunk *chunk)
+{
+	if (!packet || !egress || !path || !chunk)
+		return -1;
+	packet->data_at = chunk->frame.at;
+	packet->data_bytes = chunk->frame.len;
+	packet->level = egress->level;
+	if (chunk->kind == RELAY_STREAM)
+		measure_stream(packet, egress, &chunk->frame);
+	else
+		measure_datagram(packet, egress, chunk);
+	packet->frame_bytes = packet->size;
+	packet->header_bytes = 1 + path->id_bytes + 4;
+	packet->size += packet->header_bytes + QUIC_TAG;
+	return 0;
+}
+
+/* With loopback as its input interface, the look-up is that of the host's own output. */
+enum relay_egress_outcome find_route(struct __sk_buff *skb, struct bpf_fib_lookup *route,
+				     const struct relay_path *path, __u32 size)
+{
+	if (!route || !path)
+		return RELAY_EGRESS_NO_ROUTE;
+	__builtin_memset(route, 0, sizeof(*route));
+	route->l4_protocol = IPPROTO_UDP;
+	route->sport = path->local_port;
+	route->dport = path->remote_port;
+	route->ifindex = LOOPBACK;
+	if (path->family == 4) {
+		route->family = AF_INET;
+		route->tot_len = IPV4_BYTES + UDP_BYTES + size;
+		route->tos = path->traffic_class;
+		__builtin_memcpy(&route->ipv4_src, path->local, 4);
+		__builtin_memcpy(&route->ipv4_dst, path->remote, 4);
+	} else {
+		route->family = AF_INET6;
+		route->tot_len = IPV6_BYTES + UDP_BYTES + size;
+		route->flowinfo = path->flow_label;
+		__builtin_memcpy(route->ipv6_src, path->local, 16);
+		__builtin_memcpy(route->ipv6_dst, path->remote, 16);
+	}
+	switch (bpf_fib_lookup(skb, route, sizeof(*route), 0)) {
+	case BPF_FIB_LKUP_RET_SUCCESS:
+		return RELAY_EGRESS_SENT;
+	case BPF_FIB_LKUP_RET_NO_NEIGH:
+		return RELAY_EGRESS_NO_NEIGHBOUR;
+	case BPF_FIB_LKUP_RET_FRAG_NEEDED:
+		return RELAY_EGRESS_TOO_LARGE;
+	default:
+		return RELAY_EGRESS_NO_ROUTE;
+	}
+}
+
+/* Adds to the total, then looks at the limit. Userspace lowers the limit, then looks at the total. So at least one of them
+ * sees what the other did, and the limit holds.
+ */
+static __always_inline int take_credit(__u64 *total, const __u64 *limit, __u64 amount)
+{
+	if (__sync_fetch_and_add(total, amount) + amount <= READ_ONCE(*limit))
+		return 0;
+	__sync_fetch_and_add(total, -amount);
+	return -1;
+}
+
+static __always_inline enum relay_egress_outcome admit(struct relay_downstream *downstream,
+						       const struct relay_egress *egress,
+						       const struct egress_packet *packet)
+{
+	if (packet->level >= READ_ONCE(downstream->waiting))
+		return RELAY_EGRESS_BEHIND;
+	if (egress->kind == RELAY_STREAM && packet->offset + packet->len > READ_ONCE(egress->max_offset))
+		return RELAY_EGRESS_STREAM_CREDIT;
+	if (take_credit(&downstream->bytes, &downstream->max_bytes, packet->size))
+		return RELAY_EGRESS_WINDOW;
+	if (!packet->credit || !take_credit(&downstream->data, &downstream->max_data, packet->credit))
+		return RELAY_EGRESS_SENT;
+	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
+	return RELAY_EGRESS_DATA_CREDIT;
+}
+
+static __always_inline void give_back(struct relay_downstream *downstream, const struct egress_packet *packet)
+{
+	__sync_fetch_and_add(&downstream->bytes, -(__u64)packet->size);
+	__sync_fetch_and_add(&downstream->data, -(__u64)packet->credit);
+}
+
+static __always_inline int has_keys(const struct relay_downstream *downstream, __u32 generation)
+{
+	return READ_ONCE(downstream->generations[generation & 1]) == generation + 1;
+}
+
+int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
+	       const struct egress_packet *packet, const struct chunk *chunk, __u64 now)
+{
+	if (!entry || !egress || !packet || !chunk)
+		return -1;
+	*entry = (struct relay_forwarded){
+		.time_ns = now,
+		.number = packet->word & NUMBER_MASK,
+		.tag = egress->tag,
+		.offset = packet->offset,
+		.object = chunk->object,
+		.downstream = egress->downstream,
+		.epoch = egress->epoch,
+		.len = packet->len,
+		.size = packet->size,
+		.generation = packet->word >> RELAY_NUMBER_BITS,
+		.fin = packet->fin,
+		.kind = chunk->kind,
+	};
+	return 0;
+}
+
+/* Draws a packet number, and registers the packet before it exists: so no acknowledgement can be faster. Room for the
+ * registration is reserved first, since a number must not be drawn in vain. Until it is submitted, those of other CPUs
+ * wait, so little happens in between.
+ */
+static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
+							     const struct relay_egress *egress,
+							     const struct chunk *chunk,
+							     struct egress_packet *packet)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct relay_forwarded *entry;
+
+	if (!has_keys(downstream, READ_ONCE(downstream->number) >> RELAY_NUMBER_BITS))
+		return RELAY_EGRESS_NO_KEYS;
+	entry = bpf_ringbuf_reserve(&forwarded, sizeof(*entry), 0);
+	if (!entry)
+		return RELAY_EGRESS_RING_FULL;
+	packet->word = __sync_fetch_and_add(&downstream->number, 1);
+	if (!has_keys(downstream, packet->word >> RELAY_NUMBER_BITS)) {
+		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
+		return RELAY_EGRESS_NO_KEYS;
+	}
+	fill_entry(entry, egress, packet, chunk, now);
+	bpf_ringbuf_submit(entry, BPF_RB_NO_WAKEUP);
+	return RELAY_EGRESS_SENT;
+}
+
+static __always_inline void put_stream_header(__u8 *end, const struct relay_egress *egress,
+					      const struct egress_packet *packet)
+{
+	__u32 type = FRAME_STREAM | FRAME_STREAM_LEN | (packet->fin ? FRAME_STREAM_FIN : 0) |
+		     (packet->offset ? FRAME_STREAM_OFF : 0);
+	__u32 bytes = varint_put_before(end, packet->len);
+
+	if (packet->offset)
+		bytes += varint_put_before(end - bytes, packet->offset);
+	bytes += varint_put_before(end - bytes, egress->id);
+	varint_put_before(end - bytes, type);
+}
+
+/* The frame's header, and the part of the object's that is another one downstream: type and alias. */
+static __always_inline void put_datagram_header(__u8 *end, const struct relay_egress *egress,
+						const struct egress_packet *packet, __u32 type)
+{
+	__u32 bytes = vi64_put_before(end, egress->id);
+
+	bytes += vi64_put_before(end - bytes, type & OBJECT_KNOWN);
+	bytes += varint_put_before(end - bytes, packet->len);
+	varint_put_before(end - bytes, FRAME_DATAGRAM_LEN);
+}
+
+/* Writes the frame's header in front of the data and returns where it begins. What it overwrites has been read already. 0:
+ * cannot be, for the verifier.
+ */
+static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
+					      const struct egress_packet *packet, const struct chunk *chunk)
+{
+	__u32 data_at = packet->data_at;
+
+	OPAQUE(data_at);
+	if (data_at < QUIC_AT || data_at > FRAMES_MASK)
+		return 0;
+	if (chunk->kind == RELAY_STREAM)
+		put_stream_header(in->bytes + data_at, egress, packet);
+	else
+		put_datagram_header(in->bytes + data_at, egress, packet, chunk->type);
+	return data_at + packet->data_bytes - packet->frame_bytes;
+}
+
+/* Writes the packet's header, and the frame to be sealed. */
+int put_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
+	       struct quic_extent *extent)
+{
+	__u8 *header;
+	__u32 id_bytes;
+
+	if (!work || !egress || !path || !extent || path->id_bytes > RELAY_ID_MAX)
+		return -1;
+	id_bytes = path->id_bytes;
+	header = work->out.bytes + QUIC_AT;
+	header[0] = QUIC_FIXED_BIT | QUIC_NUMBER_BYTES |
+		    (work->packet.word >> RELAY_NUMBER_BITS & 1 ? QUIC_KEY_PHASE : 0);
+	__builtin_memcpy(header + 1, path->id, RELAY_ID_MAX);
+	store32(header + 1 + id_bytes, __builtin_bswap32(work->packet.word));
+	*extent = (struct quic_extent){
+		.header_at = QUIC_AT,
+		.header_bytes = work->packet.header_bytes,
+		.plain_at = put_frame_header(&work->in, egress, &work->packet,
+					     &work->chunks[work->fan.chunk & (CHUNKS - 1)]),
+		.text_bytes = work->packet.size - work->packet.header_bytes - QUIC_TAG,
+	};
+	return extent->plain_at ? 0 : -1;
+}
+
+int seal_packet(struct work *work, const struct relay_egress *egress, const struct relay_path *path,
+		struct relay_downstream *downstream)
+{
+	struct quic_extent extent = {};
+	struct quic_keys *keys;
+	__u32 key;
+
+	if (!work || !egress || !path || !downstream || put_packet(work, egress, path, &extent))
+		return -1;
+	key = 2 * egress->downstream + (work->packet.word >> RELAY_NUMBER_BITS & 1);
+	keys = bpf_map_lookup_elem(&seal_keys, &key);
+	if (!keys || seal_text(downstream, keys, work, &extent))
+		return -1;
+	return quic_protect(keys, &work->out, QUIC_AT, path->id_bytes);
+}
+
+/* Headers in front of the QUIC packet. */
+int put_headers(struct work *work, const struct relay_path *path)
+{
+	if (!work || !path)
+		return -1;
+	frame_packet(&work->out, path, &work->route, work->packet.size, work->arrival.summed);
+	return 0;
+}
+
+/* Gives the frame room for `bytes` and the right protocol. */
+static __always_inline int reshape(struct __sk_buff *skb, struct arrival *arrival, __u8 family, __u32 bytes)
+{
+	if (arrival->family_now != family) {
+		if (bpf_skb_change_proto(skb, family == 4 ? bpf_htons(ETH_P_IP) : bpf_htons(ETH_P_IPV6), 0))
+			return -1;
+		arrival->family_now = family;
+	}
+	return skb->len == bytes ? 0 : bpf_skb_change_tail(skb, bytes, 0);
+}
+
+/* Before the first change. A checksum over the whole frame (CHECKSUM_COMPLETE) would have to follow every change; when
+ * the frame grows, the kernel forgets it and sums up again what goes up. A VLAN tag would go along with the copies, to
+ * whatever interface they leave by.
+ */
+static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *arrival)
+{
+	if (!arrival->changed) {
+		arrival->changed = 1;
+		if (arrival->summed == CHECKSUM_COMPLETE &&
+		    bpf_skb_change_tail(skb, arrival->frame_bytes + 4, 0))
+			return -1;
+	}
+	if (arrival->vlan_protocol && !arrival->untagged) {
+		if (bpf_skb_vlan_pop(skb))
+			return -1;
+		arrival->untagged = 1;
+	}
+	return 0;
+}
+
+static __noinline int store(struct __sk_buff *skb, const __u8 *from, __u32 bytes)
+{
+	if (bytes < SHORTEST)
+		return -1;
+	OPAQUE(bytes);
+	if (bytes > FRAME_BYTES)
+		return -1;
+	return bpf_skb_store_bytes(skb, 0, from, bytes, 0);
+}
+
+int send(struct __sk_buff *skb, struct work *work, const struct relay_path *path)
+{
+	__u32 at, bytes;
+
+	if (!work || !path || put_headers(work, path))
+		return -1;
+	at = path->family == 4 ? IPV4_FRAME_AT : IPV6_FRAME_AT;
+	bytes = QUIC_AT - at + work->packet.size;
+	if (begin_changes(skb, &work->arrival) || reshape(skb, &work->arrival, path->family, bytes) ||
+	    store(skb, work->out.bytes + at, bytes))
+		return -1;
+	return bpf_clone_redirect(skb, work->route.ifindex, 0);
+}
+
+int restore(struct __sk_buff *skb, struct work *work)
+{
+	struct arrival *arrival;
+
+	if (!work)
+		return -1;
+	arrival = &work->arrival;
+	if (!arrival->changed)
+		return 0;
+	if (reshape(skb, arrival, arrival->family, arrival->frame_bytes) ||
+	    store(skb, work->frame, arrival->frame_bytes))
+		return -1;
+	return arrival->untagged ? bpf_skb_vlan_push(skb, arrival->vlan_protocol, arrival->vlan_tci) : 0;
+}
+
+/* Between two runs, the entry may have become another egress, or be about to: its epoch is written last, so it is read
+ * first.
+ */
+static __always_inline int is_gone(struct relay_egress *egress, const struct relay_downstream *downstream,
+				   const struct work *work, const struct chunk *chunk)
+{
+	__u32 epoch = __sync_fetch_and_add(&egress->epoch, 0);
+
+	return !epoch || epoch != READ_ONCE(downstream->epoch) ||
+	       egress->upstream != work->arrival.upstream || egress->upstream_id != chunk->frame.id ||
+	       egress->kind != chunk->kind;
+}
+
+/* Whether the subscriber wants it from the kernel. */
+static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk)
+{
+	__u64 at = chunk->frame.offset;
+
+	if (chunk->kind == RELAY_STREAM)
+		return at >= egress->from;
+	return (at > egress->from || (at == egress->from && chunk->object >= egress->shift)) &&
+	       at <= egress->max_offset;
+}
+
+static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, struct work *work,
+							 struct relay_egress *egress,
+							 struct relay_downstream *downstream)
+{
+	const struct chunk *chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
+	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
+	struct egress_packet *packet = &work->packet;
+	enum relay_egress_outcome outcome;
+
+	if (is_gone(egress, downstream, work, chunk))
+		return RELAY_EGRESS_GONE;
+	if (!is_inside(egress, chunk))
+		return RELAY_EGRESS_BEFORE;
+	measure(packet, egress, path, chunk);
+	if (packet->size > READ_ONCE(downstream->mtu) || packet->size > QUIC_TEXT_MAX)
+		return RELAY_EGRESS_TOO_LARGE;
+	if (chunk->kind == RELAY_DATAGRAMS && packet->frame_bytes > READ_ONCE(downstream->max_datagram))
+		return RELAY_EGRESS_TOO_LARGE;
+	outcome = find_route(skb, &work->route, path, packet->size);
+	if (outcome)
+		return outcome;
+	outcome = admit(downstream, egress, packet);
+	if (outcome)
+		return outcome;
+	outcome = draw_number(downstream, egress, chunk, packet);
+	if (outcome) {
+		give_back(downstream, packet);
+		return outcome;
+	}
+	if (seal_packet(work, egress, path, downstream) || send(skb, work, path))
+		return RELAY_EGRESS_LOST;
+	return RELAY_EGRESS_SENT;
+}
+
+struct egress_loop {
+	struct __sk_buff *skb;
+	struct work *work;
+};
+
+static long next_egress(__u32 index, struct egress_loop *loop)
+{
+	struct fan *fan = &loop->work->fan;
+	struct relay_downstream *downstream;
+	__u32 outcome = RELAY_EGRESS_GONE, next = RELAY_END, key = fan->egress;
+	struct relay_egress *egress = bpf_map_lookup_elem(&egresses, &key);
+
+	if (egress) {
+		next = READ_ONCE(egress->next);
+		key = egress->downstream;
+		downstream = bpf_map_lookup_elem(&downstreams, &key);
+		if (downstream) {
+			outcome = forward(loop->skb, loop->work, egress, downstream);
+			OPAQUE(outcome);
+			if (outcome < RELAY_EGRESS_OUTCOMES)
+				__sync_fetch_and_add(&downstream->outcomes[outcome], 1);
+			if (loop->work->arrival.traced_ns)
+				trace_copy(loop->work, egress, downstream, outcome);
+		}
+		if (outcome != RELAY_EGRESS_SENT || !READ_ONCE(egress->exclusive))
+			fan->wakes = 1;
+		add_to(&outcomes, RELAY_OUTCOMES + outcome, 1);
+	}
+	if (next == RELAY_END) {
+		fan->chunk++;
+		if (fan->chunk >= fan->chunks)
+			return 1;
+		next = loop->work->chunks[fan->chunk & (CHUNKS - 1)].egress;
+	}
+	fan->egress = next;
+	return 0;
+}
+
+#endif

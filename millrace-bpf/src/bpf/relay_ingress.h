@@ -1,0 +1,296 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The received packet: found, opened, its frames walked.
+ *
+ * Functions without `static`, here and in the other headers of the relay, are global functions: the verifier checks each
+ * once and not for each call, which keeps the whole program within its limits. In return, they have to check their
+ * pointers for NULL.
+ */
+#ifndef MILLRACE_RELAY_INGRESS_H
+#define MILLRACE_RELAY_INGRESS_H
+
+#include "frames.h"
+#include "quic.h"
+#include "relay_frame.h"
+#include "relay_keystream.h"
+#include "relay_trace.h"
+#include "skb_udp.h"
+
+#define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
+#define SEEN_BLOCK    5	 /* log2 of the numbers in a word of the replay window */
+#define SEEN_ATTEMPTS 4	 /* to change a word of it that other CPUs change too */
+
+enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
+{
+	struct udp_packet packet = {};
+	__u32 headers;
+
+	if (!arrival)
+		return RELAY_MALFORMED;
+	switch (parse_udp(skb, &packet)) {
+	case PARSE_OK:
+		break;
+	case PARSE_NOT_UDP:
+		return RELAY_NOT_UDP;
+	case PARSE_FRAGMENT:
+		return RELAY_FRAGMENT;
+	default:
+		return RELAY_MALFORMED;
+	}
+	if (!packet.destination_port ||
+	    (packet.destination_port != config.ports[0] && packet.destination_port != config.ports[1] &&
+	     packet.destination_port != config.ports[2] && packet.destination_port != config.ports[3]))
+		return RELAY_OTHER_PORT;
+	if (skb->gso_size || skb->gso_segs > 1)
+		return RELAY_SUPER_PACKET;
+	headers = packet.family == 4 ? IPV4_BYTES : IPV6_BYTES;
+	if (packet.payload_offset != ETHERNET_BYTES + headers + UDP_BYTES)
+		return RELAY_ODD_HEADERS;
+	if (packet.udp_bytes < UDP_BYTES || packet.udp_bytes - UDP_BYTES > packet.payload_bytes)
+		return RELAY_MALFORMED;
+	*arrival = (struct arrival){
+		.frame_bytes = skb->len,
+		.packet_at = packet.payload_offset,
+		.packet_bytes = packet.udp_bytes - UDP_BYTES,
+		.family = packet.family,
+		.family_now = packet.family,
+	};
+	if (skb->vlan_present) {
+		arrival->vlan_tci = skb->vlan_tci;
+		arrival->vlan_protocol = skb->vlan_proto;
+	}
+	return RELAY_FORWARDED;
+}
+
+/* Not inlined, so that what is checked is the register that the helper gets. */
+static __noinline int load(struct __sk_buff *skb, __u32 at, __u8 *to, __u32 bytes)
+{
+	if (bytes < SHORTEST)
+		return -1;
+	OPAQUE(bytes);
+	if (bytes > FRAME_BYTES)
+		return -1;
+	return bpf_skb_load_bytes(skb, at, to, bytes);
+}
+
+/* Copies the frame, and the QUIC packet to where it is opened. */
+static __always_inline enum relay_outcome load_packet(struct __sk_buff *skb, struct work *work)
+{
+	__u32 packet_at = work->arrival.packet_at;
+	__u32 frame_bytes = work->arrival.frame_bytes, packet_bytes = work->arrival.packet_bytes;
+	__u8 first;
+
+	if (bpf_skb_load_bytes(skb, packet_at, &first, 1))
+		return RELAY_BAD_SIZE;
+	/* The fixed bit may have any value: peers grease it (RFC 9287). */
+	if (first & QUIC_LONG_HEADER)
+		return RELAY_LONG_HEADER;
+	if (frame_bytes > FRAME_BYTES || packet_bytes < SHORTEST || packet_bytes > QUIC_TEXT_MAX)
+		return RELAY_BAD_SIZE;
+	if (load(skb, 0, work->frame, frame_bytes) ||
+	    load(skb, packet_at, work->in.bytes + QUIC_AT, packet_bytes))
+		return RELAY_MALFORMED;
+	return RELAY_FORWARDED;
+}
+
+static __always_inline enum relay_outcome find_connection(struct work *work)
+{
+	struct relay_id id = {};
+	__u32 *index;
+
+	for (int i = 0; i < RELAY_ID_MAX; i++)
+		id.bytes[i] = i < config.id_bytes ? work->in.bytes[QUIC_AT + 1 + i] : 0;
+	index = bpf_map_lookup_elem(&ids, &id);
+	if (!index)
+		return RELAY_UNKNOWN_ID;
+	if (*index & RELAY_SUBSCRIBER) {
+		work->arrival.downstream = *index & ~RELAY_SUBSCRIBER;
+		return RELAY_FROM_SUBSCRIBER;
+	}
+	work->arrival.upstream = *index;
+	trace_arrival(work);
+	return RELAY_FORWARDED;
+}
+
+/* Marks the number of an authentic packet. Not 0: it was marked before, or is too old to tell. */
+static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 number)
+{
+	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
+	__u64 *word = &upstream->seen[block & (RELAY_SEEN - 1)];
+
+	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
+		__u64 old = READ_ONCE(*word);
+		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
+		__u64 new = ahead ? block << 32 | bit : old | bit;
+
+		if (ahead > 0 || new == old)
+			return -1;
+		if (__sync_val_compare_and_swap(word, old, new) == old)
+			return 0;
+	}
+	return -1;
+}
+
+static __always_inline void raise_expected(struct relay_upstream *upstream, __u64 number)
+{
+	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
+		__u64 old = READ_ONCE(upstream->expected);
+
+		if (old > number || __sync_val_compare_and_swap(&upstream->expected, old, number + 1) == old)
+			return;
+	}
+}
+
+/* The key of header protection is the same in all generations, so those of any will do. */
+static __always_inline struct quic_keys *any_open_keys(const struct relay_upstream *upstream, __u32 index)
+{
+	__u32 key = 2 * index + !READ_ONCE(upstream->generations[0]);
+
+	return bpf_map_lookup_elem(&open_keys, &key);
+}
+
+/* Opens the packet. Leaves in `walk` where its frames are. */
+enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
+{
+	struct quic_extent extent = {.header_at = QUIC_AT};
+	struct relay_upstream *upstream;
+	struct quic_short header;
+	struct quic_keys *keys;
+	__u32 index, phase, generation;
+	__u64 number;
+
+	if (!work || !walk)
+		return RELAY_MALFORMED;
+	index = work->arrival.upstream;
+	upstream = bpf_map_lookup_elem(&upstreams, &index);
+	if (!upstream)
+		return RELAY_UNKNOWN_ID;
+	keys = any_open_keys(upstream, index);
+	if (!keys)
+		return RELAY_NO_KEYS;
+	if (quic_unprotect(keys, &work->in, QUIC_AT, config.id_bytes, work->arrival.packet_bytes, &header))
+		return RELAY_BAD_SIZE;
+	phase = !!(header.first & QUIC_KEY_PHASE);
+	generation = READ_ONCE(upstream->generations[phase]);
+	if (!generation--)
+		return RELAY_NO_KEYS;
+	index = 2 * index + phase;
+	keys = bpf_map_lookup_elem(&open_keys, &index);
+	if (!keys)
+		return RELAY_NO_KEYS;
+	number = work->cursor.id ? work->cursor.number : quic_number(READ_ONCE(upstream->expected), &header);
+	trace_number(&work->arrival, number);
+	extent.header_bytes = 1 + config.id_bytes + header.number_bytes;
+	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
+	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
+		return RELAY_NOT_AUTHENTIC;
+	if (!work->cursor.id && mark_seen(upstream, number))
+		return RELAY_REPLAYED;
+	work->cursor.number = number;
+	raise_expected(upstream, number);
+	if (header.first & QUIC_RESERVED)
+		return RELAY_BAD_FRAMES;
+	*walk = (struct frame_walk){.at = QUIC_AT + extent.header_bytes};
+	walk->end = walk->at + extent.text_bytes;
+	return RELAY_FORWARDED;
+}
+
+enum frame_step step_frame(const struct quic_buf *in, struct frame_walk *walk, struct frame_stream *stream)
+{
+	return in && walk && stream ? frame_next(walk, in->bytes, stream) : FRAME_BAD;
+}
+
+struct walk_loop {
+	struct work *work;
+	struct frame_walk walk;
+	__u32 ended;
+	__u32 pad;
+};
+
+/* Notes a frame for the fan-out if it has a slot. */
+static __always_inline void take_chunk(struct work *work, const struct chunk *found)
+{
+	struct relay_slot slot = {
+		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
+	__u32 *egress = bpf_map_lookup_elem(&slots, &slot);
+	struct chunk *chunk;
+
+	if (!egress) {
+		work->fan.wakes = 1;
+		return;
+	}
+	if (work->fan.chunks >= CHUNKS) {
+		work->fan.left_over = 1;
+		return;
+	}
+	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
+	*chunk = *found;
+	chunk->egress = *egress;
+	work->fan.chunks++;
+}
+
+int read_datagram(const struct quic_buf *in, const struct frame_stream *frame, struct chunk *chunk)
+{
+	struct object_datagram datagram = {};
+
+	if (!in || !frame || !chunk || object_datagram(in->bytes, frame->at, frame->len, &datagram))
+		return -1;
+	*chunk = (struct chunk){
+		.frame = {.id = datagram.alias, .offset = datagram.group, .at = datagram.rest_at},
+		.object = datagram.object,
+		.type = datagram.type,
+		.priority = datagram.priority,
+		.kind = RELAY_DATAGRAMS,
+	};
+	chunk->frame.len = frame->at + frame->len - datagram.rest_at;
+	return 0;
+}
+
+/* Whether a frame begins here that is neither forwarded nor PADDING. */
+static __always_inline int is_other(const struct frame_walk *walk, __u8 type)
+{
+	return walk->at < walk->end && type != FRAME_PADDING && type != FRAME_DATAGRAM &&
+	       type != FRAME_DATAGRAM_LEN && (type < FRAME_STREAM || type > FRAME_STREAM_LAST);
+}
+
+static long walk_step(__u32 index, struct walk_loop *loop)
+{
+	struct frame_stream frame = {};
+	struct chunk chunk = {};
+	enum frame_step step;
+
+	if (is_other(&loop->walk, loop->work->in.bytes[loop->walk.at & FRAMES_MASK]))
+		loop->work->fan.wakes = 1;
+	step = step_frame(&loop->work->in, &loop->walk, &frame);
+	if (step == FRAME_IS_STREAM && (frame.len || frame.fin)) {
+		chunk.frame = frame;
+		take_chunk(loop->work, &chunk);
+	} else if (step == FRAME_IS_DATAGRAM && !read_datagram(&loop->work->in, &frame, &chunk)) {
+		take_chunk(loop->work, &chunk);
+	} else if (step == FRAME_IS_STREAM || step == FRAME_IS_DATAGRAM) {
+		loop->work->fan.wakes = 1;
+	}
+	loop->ended = step == FRAME_END;
+	return step == FRAME_END || step == FRAME_BAD;
+}
+
+static __always_inline enum relay_outcome walk_frames(struct work *work)
+{
+	struct walk_loop loop = {.work = work};
+	enum relay_outcome outcome = open_packet(work, &loop.walk);
+
+	if (outcome)
+		return outcome;
+	work->fan = (struct fan){};
+	bpf_loop(FRAMES_MAX, walk_step, &loop, 0);
+	if (!loop.ended)
+		return RELAY_BAD_FRAMES;
+	if (work->cursor.id) {
+		work->fan.chunk = work->cursor.chunk;
+		work->fan.egress = work->cursor.egress;
+	} else {
+		work->fan.egress = work->chunks[0].egress;
+	}
+	return work->fan.chunk < work->fan.chunks ? RELAY_FORWARDED : RELAY_NO_SLOT;
+}
+
+#endif

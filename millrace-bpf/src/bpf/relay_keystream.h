@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Opening and sealing, with the keystream that userspace has precomputed, or with one that is computed here. */
+#ifndef MILLRACE_RELAY_KEYSTREAM_H
+#define MILLRACE_RELAY_KEYSTREAM_H
+
+#include "quic_packet.h"
+#include "relay_maps.h"
+
+#define NUMBER_MASK ((1ULL << RELAY_NUMBER_BITS) - 1)
+
+/* Where the keystream of a packet belongs, whether it is there or not. */
+static __always_inline struct relay_keystream *find_keystream(const struct relay_ring *ring, __u64 word)
+{
+	__u64 run = READ_ONCE(ring->run);
+	__u32 len = run >> 32;
+	__u32 index = (__u32)run + (word & (len - 1));
+
+	return len ? bpf_map_lookup_elem(&keystreams, &index) : NULL;
+}
+
+/* Whether the entry is the packet's. A full barrier: whatever was read from the entry before is the packet's, too. */
+static __always_inline int is_ready(struct relay_keystream *entry, __u64 word)
+{
+	return __sync_fetch_and_add(&entry->word, 0) == word + 1;
+}
+
+static __noinline int count_lookup(__u64 *lookups, enum relay_lookup lookup)
+{
+	if (lookup < RELAY_LOOKUPS)
+		__sync_fetch_and_add(&lookups[lookup], 1);
+	return 0;
+}
+
+static __always_inline enum relay_lookup lookup_of(const struct relay_keystream *entry, int hit)
+{
+	if (hit)
+		return RELAY_LOOKUP_HIT;
+	return entry && entry->word ? RELAY_LOOKUP_STALE : RELAY_LOOKUP_MISS;
+}
+
+/* Opens in place. If the entry is replaced meanwhile, the packet looks forged and is left to userspace. */
+static __noinline int open_text(struct relay_upstream *upstream, const struct quic_keys *keys, __u64 word,
+				struct work *work, const struct quic_extent *extent)
+{
+	struct relay_keystream *entry = find_keystream(&upstream->ring, word);
+	int hit = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes;
+
+	count_lookup(upstream->lookups, lookup_of(entry, hit));
+	if (hit)
+		return quic_open_with(keys, &entry->keystream, &work->in, extent);
+	return quic_open(keys, word & NUMBER_MASK, &work->in, extent);
+}
+
+/* Seals from one buffer into another. If the entry is replaced meanwhile, it starts anew. */
+static __noinline int seal_text(struct relay_downstream *downstream, const struct quic_keys *keys,
+				struct work *work, const struct quic_extent *extent)
+{
+	__u64 word = work->packet.word;
+	struct relay_keystream *entry = find_keystream(&downstream->ring, word);
+	int hit = entry && is_ready(entry, word) && extent->text_bytes <= entry->bytes &&
+		  !quic_seal_with(keys, &entry->keystream, &work->out, &work->in, extent) &&
+		  is_ready(entry, word);
+
+	count_lookup(downstream->lookups, lookup_of(entry, hit));
+	return hit ? 0 : quic_seal(keys, word & NUMBER_MASK, &work->out, &work->in, extent);
+}
+
+#endif

@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What a run of the relay program works with. */
+#ifndef MILLRACE_RELAY_WORK_H
+#define MILLRACE_RELAY_WORK_H
+
+#include "aead.h"
+#include "frames.h"
+#include "object.h"
+#include "relay_intf.h"
+#include <linux/bpf.h>
+
+#define FRAME_BYTES 2048 /* Ethernet frames that are longer are left to userspace */
+#define CHUNKS	    8	 /* frames of one packet that are forwarded; a power of two */
+
+/* A frame of the received packet that has a slot. */
+struct chunk {
+	struct frame_stream frame; /* of a datagram: the alias, the group, and what follows the alias */
+	__u64 object;
+	__u32 type; /* of a datagram */
+	__s32 priority;
+	__u32 kind;
+	__u32 egress; /* first of its slot */
+};
+
+/* The frame that arrived, and what has been done to it. */
+struct arrival {
+	__u64 traced_ns; /* when it arrived; 0: it is not traced */
+	__u64 number;	 /* for traces */
+	__u32 frame_bytes;
+	__u32 packet_at; /* the QUIC packet's place in the frame */
+	__u32 packet_bytes;
+	__u32 upstream;
+	__u32 downstream; /* of RELAY_FROM_SUBSCRIBER */
+	__u16 vlan_tci;
+	__be16 vlan_protocol; /* 0: untagged */
+	__u8 family;	      /* 4 or 6 */
+	__u8 family_now;
+	__u8 summed; /* enum ip_summed */
+	__u8 changed;
+	__u8 untagged; /* the tag was taken off */
+	__u8 pad[3];
+};
+
+/* A packet to be sent for one egress. */
+struct egress_packet {
+	__u64 word;   /* the drawn number and its key generation */
+	__u64 offset; /* downstream; group of a datagram */
+	__u32 data_at;
+	__u32 data_bytes; /* that are copied as they are */
+	__u32 len;	  /* stream bytes, or of the datagram */
+	__u32 credit;	  /* bytes that count against MAX_DATA */
+	__u32 level;
+	__u32 size; /* UDP payload */
+	__u32 frame_bytes;
+	__u32 header_bytes;
+	__u32 fin;
+};
+
+/* How far the fan-out is: at this chunk, and this egress of its slot. */
+struct fan {
+	__u32 chunks;
+	__u32 chunk;
+	__u32 egress;
+	__u32 left_over; /* chunks for which there was no room */
+	__u32 wakes;	 /* something in the packet should reach userspace at once */
+	__u32 pad;
+};
+
+/* Where the fan-out of a packet goes on in its next run. */
+struct cursor_entry {
+	__u64 number;	 /* of the QUIC packet */
+	__u64 traced_ns; /* as in struct arrival */
+	__u32 id;	 /* the packet's mark while it waits; 0: nobody's */
+	__u32 mark;	 /* the packet's own, which it gets back */
+	__u32 egress;
+	__u32 chunk;
+	__u32 runs; /* so far */
+	__u32 pad;
+};
+
+#define CURSORS	   4096	       /* packets that wait at a time; more take the entries of older ones */
+#define CURSOR_ID  0x4d520000U /* in the high half of an entry's ID */
+#define CURSOR_LOW 0xffffU
+
+/* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
+struct work {
+	struct quic_buf in;
+	struct quic_buf out;
+	__u8 frame[FRAME_BYTES]; /* as it arrived */
+	struct arrival arrival;
+	struct chunk chunks[CHUNKS];
+	struct fan fan;
+	struct egress_packet packet;
+	struct cursor_entry cursor; /* where this run began; without an ID: at the beginning */
+	struct bpf_fib_lookup route;
+};
+
+#endif

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The way to UDP in an skb, for programs at TC: relay, probe, and the gate on the way out. Fragments are refused, all of
+ * them: none has a datagram's size. IPv4 options and some IPv6 extension headers are passed over, two VLAN tags in the
+ * frame, and one beside it.
+ */
+#ifndef MILLRACE_SKB_UDP_H
+#define MILLRACE_SKB_UDP_H
+
+#include "net.h"
+
+#define SKB_EXTENSIONS_MAX 4
+
+enum parse {
+	PARSE_OK = 0,
+	PARSE_NOT_UDP,
+	PARSE_FRAGMENT,
+	PARSE_MALFORMED, /* or more extension headers than are followed */
+};
+
+struct udp_packet {
+	__u8 source[16]; /* IPv4 in the first 4 bytes, the rest zero */
+	__u8 destination[16];
+	__be16 source_port;
+	__be16 destination_port;
+	__u32 payload_offset; /* in the frame */
+	__u32 payload_bytes;
+	__u16 udp_bytes; /* as the UDP header says, itself included */
+	__u16 vlan;	 /* outermost ID; 0: untagged */
+	__u8 family;	 /* 4 or 6 */
+};
+
+static __always_inline enum parse parse_ipv4(struct net_cursor *cursor, struct udp_packet *packet)
+{
+	struct net_ip ip;
+
+	if (take_ipv4(cursor, &ip))
+		return PARSE_MALFORMED;
+	if (ip.next != IPPROTO_UDP)
+		return PARSE_NOT_UDP;
+	if (ip.fragment & IPV4_FRAGMENT)
+		return PARSE_FRAGMENT;
+	packet->family = 4;
+	__builtin_memcpy(packet->source, ip.source, sizeof(__be32));
+	__builtin_memcpy(packet->destination, ip.destination, sizeof(__be32));
+	return PARSE_OK;
+}
+
+static __always_inline enum parse parse_ipv6(struct net_cursor *cursor, struct udp_packet *packet)
+{
+	struct net_ip ip;
+	__u8 next;
+
+	if (take_ipv6(cursor, &ip))
+		return PARSE_MALFORMED;
+	packet->family = 6;
+	__builtin_memcpy(packet->source, ip.source, sizeof(packet->source));
+	__builtin_memcpy(packet->destination, ip.destination, sizeof(packet->destination));
+	next = ip.next;
+	for (int i = 0; i < SKB_EXTENSIONS_MAX; i++) {
+		if (next == IPPROTO_UDP)
+			return PARSE_OK;
+		if (next == IPPROTO_FRAGMENT)
+			return PARSE_FRAGMENT;
+		if (!is_extension(next))
+			return PARSE_NOT_UDP;
+		/* That the rest of one is missing shows at the next header. */
+		if (take_extension(cursor, 2, &next))
+			return PARSE_MALFORMED;
+	}
+	return next == IPPROTO_UDP ? PARSE_OK : PARSE_MALFORMED;
+}
+
+/* The payload's size is that of the frame, not of the UDP header: GRO leaves there the length of one segment or of all,
+ * depending on where it merged the packets. That counts Ethernet's padding, too, so whoever needs the exact size of small
+ * packets looks at `udp_bytes`.
+ */
+static __always_inline enum parse parse_ports(struct net_cursor *cursor, struct udp_packet *packet)
+{
+	struct net_udp udp;
+
+	if (take_udp(cursor, &udp) || cursor->at > cursor->skb->len)
+		return PARSE_MALFORMED;
+	packet->source_port = udp.source;
+	packet->destination_port = udp.destination;
+	packet->udp_bytes = udp.bytes;
+	packet->payload_offset = cursor->at;
+	packet->payload_bytes = cursor->skb->len - cursor->at;
+	return PARSE_OK;
+}
+
+static __always_inline enum parse parse_udp(struct __sk_buff *skb, struct udp_packet *packet)
+{
+	struct net_scratch scratch;
+	struct net_cursor cursor = {.source = NET_SKB, .skb = skb, .scratch = &scratch};
+	enum parse result;
+	__be16 protocol;
+
+	/* The outermost tag usually travels beside the frame. */
+	packet->vlan = skb->vlan_present ? skb->vlan_tci & VLAN_ID : 0;
+	if (take_ethernet(&cursor, &protocol, &packet->vlan))
+		return PARSE_MALFORMED;
+	if (protocol == bpf_htons(ETH_P_IP))
+		result = parse_ipv4(&cursor, packet);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		result = parse_ipv6(&cursor, packet);
+	else
+		result = PARSE_NOT_UDP;
+	return result ? result : parse_ports(&cursor, packet);
+}
+
+#endif

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What all programs use. It also compiles natively. */
+#ifndef MILLRACE_UTIL_H
+#define MILLRACE_UTIL_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+#ifndef __noinline
+#define __noinline __attribute__((noinline))
+#endif
+
+/* Verdict of a TC program that leaves the packet to whoever is next: TCX_NEXT for TCX, TC_ACT_UNSPEC for clsact. */
+#define PASS_ON -1
+
+#define READ_ONCE(x)	 (*(const volatile typeof(x) *)&(x))
+#define WRITE_ONCE(x, y) (*(volatile typeof(x) *)&(x) = (y))
+
+/* Hides from clang what it knows of a number. Otherwise it may merge two checks, or move one to another register,
+ * and the verifier needs the one that is gone.
+ */
+#define OPAQUE(number) asm volatile("" : "+r"(number))
+
+/* Adds to a counter of this CPU, in a per-CPU array of u64. */
+static __always_inline void add_to(void *counters, __u32 index, __u64 amount)
+{
+	__u64 *counter = bpf_map_lookup_elem(counters, &index);
+
+	if (counter)
+		*counter += amount;
+}
+
+#endif

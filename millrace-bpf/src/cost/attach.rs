@@ -1,0 +1,121 @@
+//! Where events are timed: attaching, and the proof that each way to send and to receive is counted.
+
+use std::io;
+use std::sync::atomic::Ordering;
+
+use super::config::{Event, Method};
+use super::sockets::{self, Sockets};
+use super::ways::{WAYS, Way};
+use super::{Cost, load};
+use crate::Error;
+
+/// A way to send or to receive, or an event, that is not timed on this kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Missing {
+    pub event: Event,
+    pub what: &'static str,
+    pub reason: String,
+}
+
+impl Cost {
+    /// Begins to time events. Makes one call of each way to send and to receive, to see that it is counted.
+    pub fn attach(&mut self) -> Result<Vec<Missing>, Error> {
+        self.forget_the_past();
+        for (tracepoint, program) in self.tracepoints.iter().copied() {
+            let link = self.object.program(program)?.attach_trace();
+            self.probes.push(link.map_err(|source| Error::Tracepoint { tracepoint, source })?);
+        }
+        let sockets =
+            Sockets::new().map_err(|source| Error::Prepare { what: "a pair of sockets", source })?;
+        let missing = WAYS.iter().filter_map(|way| {
+            let reason = self.attach_way(way, &sockets).err()?;
+            Some(Missing { event: way.event, what: way.name, reason })
+        });
+        Ok(missing.collect())
+    }
+
+    /// Stops timing events. Sums stay as they are, and [`attach`](Self::attach) goes on.
+    pub fn detach(&mut self) {
+        // Last in, first out: beginnings before ends.
+        while let Some(link) = self.probes.pop() {
+            drop(link);
+        }
+        self.attached.clear();
+    }
+
+    /// Whatever was going on when the programs were detached is over.
+    fn forget_the_past(&self) {
+        for cpu in self.all_cpus() {
+            cpu.epoch.fetch_add(1, Ordering::Relaxed);
+            [&cpu.task, &cpu.softirq, &cpu.base].iter().for_each(|word| word.store(0, Ordering::Relaxed));
+            // What has not been charged to a process never will be.
+            let charged = cpu.seen_ns.iter().zip(&cpu.ns).chain(cpu.seen_calls.iter().zip(&cpu.calls));
+            charged.for_each(|(seen, sum)| seen.store(load(sum), Ordering::Relaxed));
+        }
+    }
+
+    /// Attaches to one function after the other until a call of this way is counted, exactly once.
+    fn attach_way(&mut self, way: &Way, sockets: &Sockets) -> Result<(), String> {
+        if self.method == Some(Method::SystemCalls) {
+            return self.prove(way, sockets);
+        }
+        let mut reason = String::from("the kernel has no function for it that programs may be attached to");
+        for function in way.functions {
+            let Some(number) = self.points.iter().position(|point| point.function == *function) else {
+                continue;
+            };
+            match self.attach_point(number).and_then(|()| self.prove(way, sockets)) {
+                Ok(()) => return Ok(()),
+                Err(error) => reason = error,
+            }
+        }
+        Err(reason)
+    }
+
+    fn prove(&self, way: &Way, sockets: &Sockets) -> Result<(), String> {
+        match self.counted(way, sockets) {
+            Ok(1) => Ok(()),
+            Ok(0) => Err("a call was not noticed".to_owned()),
+            Ok(calls) => Err(format!("one call was counted {calls} times")),
+            Err(error) => Err(format!("a call failed: {error}")),
+        }
+    }
+
+    /// Functions stay attached even when this way does not come through them: another one may.
+    fn attach_point(&mut self, number: usize) -> Result<(), String> {
+        let Some(point) = self.points.get(number).copied() else { return Err(String::new()) };
+        if let Some(known) = self.attached.get(point.function) {
+            return known.clone();
+        }
+        // The end first: a beginning without an end would never be closed.
+        let done = ["cost_end", "cost_begin"].into_iter().try_for_each(|program| {
+            let link = self.object.program_by_name(&format!("{program}_{number}"))?.attach_trace();
+            self.probes.push(link.map_err(|source| Error::Function { function: point.function, source })?);
+            Ok(())
+        });
+        let done = done.map_err(|error: Error| error.to_string());
+        self.attached.insert(point.function, done.clone());
+        done
+    }
+
+    /// How often a call of `way` by this thread is counted.
+    fn counted(&self, way: &Way, sockets: &Sockets) -> io::Result<u64> {
+        let event = way.event as usize;
+        let thread = u64::from(sockets::thread_id());
+        let checked =
+            || -> u64 { self.all_cpus().filter_map(|cpu| Some(load(cpu.checked.get(event)?))).sum() };
+        let before = checked();
+        self.all_cpus().for_each(|cpu| cpu.check_tid.store(thread, Ordering::Relaxed));
+        let done = sockets.call(way);
+        self.all_cpus().for_each(|cpu| cpu.check_tid.store(0, Ordering::Relaxed));
+        done.map(|()| checked() - before)
+    }
+
+    /// Functions at which calls are timed.
+    pub fn functions(&self) -> Vec<&'static str> {
+        let mut functions: Vec<_> =
+            self.attached.iter().filter(|(_, done)| done.is_ok()).map(|(function, _)| *function).collect();
+        functions.sort_unstable();
+        functions
+    }
+}

@@ -1,0 +1,72 @@
+//! What can go wrong between userspace and the kernel.
+
+use crate::{gate, tc, xdp};
+
+/// Why a program could not be used, the kernel's or libbpf's own words included: nothing is left to a source, where it
+/// would be said again (thiserror takes `r#source` for none).
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot open the embedded object {object}: {source}")]
+    Open { object: &'static str, r#source: libbpf_rs::Error },
+    #[error("the embedded object {object} has no {what}")]
+    Missing { object: &'static str, what: &'static str },
+    /// `log` is the end of what libbpf and the verifier said.
+    #[error("the kernel refused {object}: {source}\n{log}")]
+    Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
+    #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
+    Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, r#source: std::io::Error },
+    #[error(
+        "cannot attach to XDP of interface {ifindex} in mode {mode}: {source}{}",
+        xdp::remedy(source, *mode)
+    )]
+    Xdp { ifindex: i32, mode: xdp::Mode, r#source: std::io::Error },
+    #[error("cannot attach to tracepoint {tracepoint}: {source}")]
+    Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
+    #[error("cannot attach to function {function}: {source}")]
+    Function { function: &'static str, r#source: libbpf_rs::Error },
+    #[error(
+        "the kernel allows no programs on its functions, as in lockdown; method `system-calls` does without"
+    )]
+    NoFunctions,
+    #[error("cannot sample CPU {cpu}: {source}")]
+    Sampler { cpu: u32, r#source: std::io::Error },
+    #[error("the kernel does not keep run-time statistics of BPF programs: {0}")]
+    Statistics(std::io::Error),
+    #[error("cannot read {what}: {source}")]
+    Read { what: &'static str, r#source: libbpf_rs::Error },
+    #[error("cannot change {what}: {source}")]
+    Write { what: &'static str, r#source: libbpf_rs::Error },
+    #[error("cannot map {what} into memory: {source}")]
+    Memory { what: &'static str, r#source: std::io::Error },
+    #[error("cannot get {what}: {source}")]
+    Prepare { what: &'static str, r#source: std::io::Error },
+    #[error("no room for more {what}")]
+    Full { what: &'static str },
+    /// [`Relay::settle`](crate::relay::Relay::settle) makes some.
+    #[error("no room for more {what} before program runs have ended")]
+    Unsettled { what: &'static str },
+    #[error("{0}")]
+    Config(&'static str),
+    #[error(transparent)]
+    Rules(#[from] gate::rules::Error),
+    #[error("cannot run {program}: {source}")]
+    Run { program: &'static str, r#source: std::io::Error },
+    #[error("cannot get random numbers: {source}")]
+    Random { r#source: std::io::Error },
+    /// Routes cannot be looked up on behalf of this host's own packets.
+    #[error("cannot write {path}: {source}")]
+    Sysctl { path: &'static str, r#source: std::io::Error },
+}
+
+impl Error {
+    /// Whether this process lacks a privilege.
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Self::Load { source, .. } => source.kind() == libbpf_rs::ErrorKind::PermissionDenied,
+            Self::Interface { source, .. } | Self::Sysctl { source, .. } => {
+                source.kind() == std::io::ErrorKind::PermissionDenied
+            }
+            _ => false,
+        }
+    }
+}

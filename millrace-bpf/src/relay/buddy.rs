@@ -1,0 +1,99 @@
+//! A buddy allocator: hands out runs of entries, powers of two long, and joins those that come back.
+
+use std::collections::BTreeSet;
+
+/// 2^order entries; `start` is a multiple of that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Run {
+    pub start: u32,
+    order: u32,
+}
+
+impl Run {
+    pub fn len(self) -> u32 {
+        1 << self.order
+    }
+}
+
+/// Hands out runs.
+pub(super) struct Runs {
+    /// Starts of free runs, by order.
+    free: [BTreeSet<u32>; u32::BITS as usize],
+    /// Unlinked: free once the program runs that have begun have ended.
+    pub retired: Vec<Run>,
+}
+
+impl Runs {
+    pub fn new(entries: u32) -> Self {
+        let mut runs = Self { free: Default::default(), retired: Vec::new() };
+        let mut start = 0;
+        for order in (0..u32::BITS).rev().filter(|order| entries >> order & 1 != 0) {
+            runs.give(Run { start, order });
+            start += 1 << order;
+        }
+        runs
+    }
+
+    pub fn take(&mut self, order: u32) -> Option<Run> {
+        let from = (order..u32::BITS).find(|order| !self.free[*order as usize].is_empty())?;
+        let start = self.free[from as usize].pop_first()?;
+        for half in order..from {
+            self.free[half as usize].insert(start + (1 << half));
+        }
+        Some(Run { start, order })
+    }
+
+    /// Joins it with its other half as long as that is free, too.
+    pub fn give(&mut self, mut run: Run) {
+        while self.free[run.order as usize].remove(&(run.start ^ run.len())) {
+            run = Run { start: run.start & !run.len(), order: run.order + 1 };
+        }
+        self.free[run.order as usize].insert(run.start);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_split_and_join() {
+        let mut runs = Runs::new(13);
+        assert_eq!(runs.take(4), None);
+        let taken = [3, 2, 0].map(|order| runs.take(order).expect("room"));
+        assert_eq!(taken.map(|run| (run.start, run.len())), [(0, 8), (8, 4), (12, 1)]);
+        assert_eq!(runs.take(0), None);
+        runs.give(taken[0]);
+        let singles: Vec<_> = (0..8).map_while(|_| runs.take(0)).collect();
+        assert_eq!(singles.iter().map(|run| run.start).collect::<BTreeSet<_>>(), (0..8).collect());
+        assert_eq!(runs.take(1), None);
+        // Whatever the order in which they come back.
+        for at in [5, 0, 7, 2, 4, 1, 3, 6] {
+            runs.give(singles[at]);
+        }
+        assert_eq!(runs.take(3), Some(taken[0]));
+        assert_eq!(Runs::new(0).take(0), None);
+    }
+
+    #[test]
+    fn runs_never_overlap() {
+        let mut rng = fastrand::Rng::with_seed(1);
+        let (mut runs, mut taken) = (Runs::new(1000), Vec::<Run>::new());
+        for _ in 0..2000 {
+            if rng.bool()
+                && let Some(run) = runs.take(rng.u32(..8))
+            {
+                let end = run.start + run.len();
+                assert!(end <= 1000 && run.start.is_multiple_of(run.len()));
+                assert!(
+                    taken.iter().all(|other| end <= other.start || other.start + other.len() <= run.start)
+                );
+                taken.push(run);
+            } else if !taken.is_empty() {
+                runs.give(taken.swap_remove(rng.usize(..taken.len())));
+            }
+        }
+        taken.into_iter().for_each(|run| runs.give(run));
+        assert_eq!(runs.take(9).map(|run| run.start), Some(0));
+    }
+}

@@ -1,0 +1,179 @@
+//! What is forwarded, and to whom: slots and their egresses.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use libbpf_rs::MapCore;
+
+use super::downstream::Downstream;
+use super::intf;
+use super::shared::Shared;
+use crate::Error;
+use crate::intf::Plain;
+use crate::object::write;
+
+/// One subscriber's copy of an upstream stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Egress {
+    /// The downstream stream.
+    pub stream_id: u64,
+    /// Downstream offset minus upstream offset.
+    pub shift: i64,
+    /// Upstream offset: frames that begin before it are left to userspace.
+    pub from: u64,
+    /// Downstream offset: the peer's MAX_STREAM_DATA.
+    pub max_offset: u64,
+    /// Comes back in registrations.
+    pub tag: u64,
+    /// Priority, smaller is more urgent: see [`Downstream::set_waiting`].
+    pub level: u16,
+    /// How events name what the stream carries.
+    pub track: u32,
+    pub group: u64,
+}
+
+/// One subscriber's copy of a track's datagrams, from the first location on and to the last group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Datagrams {
+    /// The track's downstream.
+    pub alias: u64,
+    /// Group and object.
+    pub first: (u64, u64),
+    pub last_group: u64,
+    /// As of [`Egress`].
+    pub tag: u64,
+    /// As of [`Egress`]. A datagram with a priority of its own has that in place of the low 8 bits.
+    pub level: u16,
+    pub track: u32,
+}
+
+/// An egress of one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EgressKey(u32);
+
+/// A stream of an upstream, or a track whose objects come as its datagrams, with its egresses. Dropping it recalls them all.
+pub struct Slot {
+    shared: Arc<Shared>,
+    key: intf::Slot,
+    /// In the order in which the program follows them.
+    egresses: Vec<u32>,
+    exclusive: bool,
+}
+
+impl Slot {
+    pub(super) fn new(shared: Arc<Shared>, key: intf::Slot) -> Self {
+        Self { shared, key, egresses: Vec::new(), exclusive: false }
+    }
+
+    /// Forwards datagrams to one more subscriber; only for a slot of [`Upstream::datagrams`](super::Upstream::datagrams).
+    pub fn add_datagrams(&mut self, downstream: &Downstream, egress: &Datagrams) -> Result<EgressKey, Error> {
+        let (from, shift) = egress.first;
+        let egress = Egress {
+            stream_id: egress.alias,
+            shift: shift as i64,
+            from,
+            max_offset: egress.last_group,
+            tag: egress.tag,
+            level: egress.level,
+            track: egress.track,
+            group: 0,
+        };
+        self.add(downstream, &egress)
+    }
+
+    /// Forwards the stream to one more subscriber.
+    pub fn add(&mut self, downstream: &Downstream, egress: &Egress) -> Result<EgressKey, Error> {
+        let index = self.shared.take(|free| &mut free.egresses, "egresses")?;
+        let entry = self.shared.egresses.get(index);
+        for (word, value) in [
+            (&entry.upstream_id, self.key.id),
+            (&entry.id, egress.stream_id),
+            (&entry.shift, egress.shift as u64),
+            (&entry.from, egress.from),
+            (&entry.max_offset, egress.max_offset),
+            (&entry.tag, egress.tag),
+            (&entry.group, egress.group),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        for (word, value) in [
+            (&entry.next, intf::END),
+            (&entry.downstream, downstream.id().index),
+            (&entry.upstream, self.key.upstream),
+            (&entry.level, u32::from(egress.level)),
+            (&entry.exclusive, u32::from(self.exclusive)),
+            (&entry.track, egress.track),
+            (&entry.kind, self.key.kind),
+        ] {
+            word.store(value, Ordering::Relaxed);
+        }
+        // Last: a packet between two runs may have this entry as its next.
+        entry.epoch.store(downstream.id().epoch, Ordering::Release);
+        match self.egresses.last() {
+            Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
+            None => self.set_first(index).inspect_err(|_| self.retire(index))?,
+        }
+        self.egresses.push(index);
+        Ok(EgressKey(index))
+    }
+
+    /// The peer raised MAX_STREAM_DATA of the egress's stream.
+    pub fn set_max_offset(&self, egress: EgressKey, max: u64) {
+        if self.egresses.contains(&egress.0) {
+            self.shared.egresses.get(egress.0).max_offset.store(max, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody waits for the stream but its egresses. Then a packet that all of them were sent, and that has nothing
+    /// else in it, is deferred: it goes to the deferred socket, 31 times in a row at most.
+    pub fn set_exclusive(&mut self, exclusive: bool) {
+        if exclusive != self.exclusive {
+            self.exclusive = exclusive;
+            let entries = self.egresses.iter().map(|egress| self.shared.egresses.get(*egress));
+            entries.for_each(|entry| entry.exclusive.store(u32::from(exclusive), Ordering::Relaxed));
+        }
+    }
+
+    /// Recalls one subscriber's stream.
+    pub fn remove(&mut self, egress: EgressKey) -> Result<(), Error> {
+        let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return Ok(()) };
+        let next = self.egresses.get(at + 1).copied();
+        match (at.checked_sub(1).and_then(|before| self.egresses.get(before)), next) {
+            (Some(before), _) => {
+                self.shared.egresses.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
+            }
+            (None, Some(next)) => self.set_first(next)?,
+            (None, None) => self.unlink(),
+        }
+        self.egresses.remove(at);
+        self.retire(egress.0);
+        Ok(())
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.egresses.is_empty()
+    }
+
+    fn set_first(&self, egress: u32) -> Result<(), Error> {
+        write(&self.shared.slots, "slots", self.key.as_bytes(), &egress.to_ne_bytes())
+    }
+
+    /// Fails only if there is no egress, and so nothing to remove.
+    fn unlink(&self) {
+        let _ = self.shared.slots.delete(self.key.as_bytes());
+    }
+
+    fn retire(&self, egress: u32) {
+        self.shared.egresses.get(egress).epoch.store(0, Ordering::Release);
+        self.shared.retire(|free| &mut free.egresses, egress);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if !self.egresses.is_empty() {
+            self.unlink();
+        }
+        self.egresses.iter().for_each(|egress| self.retire(*egress));
+    }
+}

@@ -1,0 +1,95 @@
+//! Precomputed keystreams, and the room for them.
+
+use super::*;
+
+/// Packets of the publisher, one after the other, and where their keystreams came from.
+fn open_next(bench: &mut Bench, word: &mut (u16, u64), count: u64) -> [u64; 3] {
+    let before = Lookup::ALL.map(|lookup| bench.upstream.lookups(lookup));
+    for _ in 0..count {
+        let packet = bench.publisher.seal(*word, 2, &stream(1000));
+        assert_eq!(bench.run_packet(&packet), Outcome::Forwarded);
+        word.1 += 1;
+    }
+    let after = Lookup::ALL.map(|lookup| bench.upstream.lookups(lookup));
+    std::array::from_fn(|lookup| after[lookup] - before[lookup])
+}
+
+#[test]
+fn each_packet_ahead_is_opened_with_its_keystream() {
+    if !root("each_packet_ahead_is_opened_with_its_keystream") {
+        return;
+    }
+    let mut bench = Bench::new();
+    let mut keystreams = bench.publisher.keystreams();
+    let want = Want { len: 8, text_bytes: 1100 };
+    let mut word = (0, 0);
+    assert_eq!(open_next(&mut bench, &mut word, 2), [0, 0, 2], "no ring");
+    assert_eq!(bench.upstream.refill(0, want, &mut keystreams), Refill { computed: 8, len: 8 });
+    assert_eq!(open_next(&mut bench, &mut word, 10), [8, 2, 0]);
+    word.1 += 20;
+    assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
+    assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 8);
+    assert_eq!(open_next(&mut bench, &mut word, 3), [3, 0, 0]);
+    assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 3, "only what was used");
+    // Longer at once, and what is there for shorter packets only is of no use.
+    let short = Want { len: 32, text_bytes: 900 };
+    assert_eq!(bench.upstream.refill(0, short, &mut keystreams), Refill { computed: 32, len: 32 });
+    assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
+    assert_eq!(bench.upstream.refill(0, Want { len: 32, ..want }, &mut keystreams).computed, 32);
+    assert_eq!(open_next(&mut bench, &mut word, 32), [32, 0, 0]);
+    // The keys change: what is ahead is stale until it has been computed anew.
+    assert_eq!(bench.upstream.refill(0, want, &mut keystreams).computed, 8);
+    bench.upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
+    word.0 = 1;
+    assert_eq!(open_next(&mut bench, &mut word, 1), [0, 1, 0]);
+    assert_eq!(bench.upstream.refill(1, want, &mut keystreams).computed, 8);
+    assert_eq!(open_next(&mut bench, &mut word, 8), [8, 0, 0]);
+    // Who has no such key computes nothing.
+    let nothing = bench.upstream.refill(2, want, |_, _, _: &mut [u8; 64], _: &mut [u8]| false);
+    assert_eq!(nothing, Refill { computed: 0, len: 8 });
+    assert_eq!(open_next(&mut bench, &mut word, 8), [0, 8, 0]);
+    assert_eq!(bench.upstream.refill(1, Want { len: 0, ..want }, &mut keystreams), Refill::default());
+    assert_eq!(open_next(&mut bench, &mut word, 1), [0, 0, 1]);
+}
+
+#[test]
+fn rings_share_the_room_there_is() {
+    if !root("rings_share_the_room_there_is") {
+        return;
+    }
+    let entry = size_of::<intf::Keystream>() as u64;
+    let load = |entries: u64| {
+        let config = Config { keystream_bytes: entries * entry, ..Config::default() };
+        let relay = Relay::load(&config).expect("the relay loads");
+        let upstreams = [0, 1].map(|_| relay.upstream(0).expect("an upstream"));
+        (relay, upstreams)
+    };
+    let refill = |upstream: &Upstream, len| {
+        let want = Want { len, text_bytes: 10 };
+        upstream.refill(0, want, |_, _, _: &mut [u8; 64], _: &mut [u8]| true).len
+    };
+    let (relay, [one, other]) = load(24);
+    assert_eq!([refill(&one, 16), refill(&other, 16)], [16, 8]);
+    assert_eq!(refill(&one, 32), 16, "no room for more");
+    assert_eq!([refill(&one, 0), refill(&other, 16)], [0, 8], "it may still be in use");
+    relay.settle().expect("settled");
+    assert_eq!(refill(&other, 16), 16);
+    let (_relay, [one, _]) = load(0);
+    assert_eq!(refill(&one, 1), 0);
+}
+
+#[test]
+fn what_was_unlinked_comes_back_after_settling() {
+    if !root("what_was_unlinked_comes_back_after_settling") {
+        return;
+    }
+    let relay = Relay::load(&Config { max_upstreams: 2, ..Config::default() }).expect("the relay loads");
+    let upstreams = [0, 1].map(|_| relay.upstream(0).expect("an upstream"));
+    assert!(matches!(relay.upstream(0), Err(Error::Full { .. })));
+    assert!(!relay.needs_settling());
+    drop(upstreams);
+    assert!(matches!(relay.upstream(0), Err(Error::Unsettled { .. })));
+    assert!(relay.needs_settling());
+    relay.settle().expect("settled");
+    assert!(!relay.needs_settling() && relay.upstream(0).is_ok());
+}

@@ -1,0 +1,215 @@
+//! Which packets are forwarded.
+
+use millrace_proto::quic::frame::{self, Frame, Walker};
+
+use super::*;
+
+#[test]
+fn passes_what_it_does_not_understand() {
+    if !root("passes_what_it_does_not_understand") {
+        return;
+    }
+    let bench = Bench::new();
+    let mut number = 0;
+    let mut good = |bench: &Bench| {
+        number += 1;
+        bench.publisher.seal((0, number - 1), 4, &stream(1000))
+    };
+    let v4 = |packet: &[u8]| ethernet(0x0800, &ipv4(0, &udp(PORT, packet)));
+    let extended = [&[17, 0, 0, 0, 0, 0, 0, 0], udp(PORT, &good(&bench)).as_slice()].concat();
+    let tag = [&[0, 7, 0x08, 0], ipv4(0, &udp(PORT, &good(&bench))).as_slice()].concat();
+    let mut fragment = ipv4(0, &udp(PORT, &good(&bench)));
+    fragment[6] = 0x20;
+    let mut long_udp = v4(&good(&bench));
+    long_udp[14 + 20 + 4] ^= 0x10;
+    let padded = [v4(&good(&bench)), vec![0xee; 9]].concat();
+    let cases = [
+        ("IPv4", v4(&good(&bench)), 0, Outcome::Forwarded),
+        ("IPv6", ethernet(0x86dd, &ipv6(17, &udp(PORT, &good(&bench)))), 0, Outcome::Forwarded),
+        ("bytes behind the datagram", padded, 0, Outcome::Forwarded),
+        ("super-packet", v4(&good(&bench)), 600, Outcome::SuperPacket),
+        ("other port", ethernet(0x0800, &ipv4(0, &udp(4444, &good(&bench)))), 0, Outcome::OtherPort),
+        ("port 0", ethernet(0x0800, &ipv4(0, &udp(0, &good(&bench)))), 0, Outcome::OtherPort),
+        ("IPv4 options", ethernet(0x0800, &ipv4(1, &udp(PORT, &good(&bench)))), 0, Outcome::OddHeaders),
+        ("IPv6 extension", ethernet(0x86dd, &ipv6(60, &extended)), 0, Outcome::OddHeaders),
+        ("a tag in the frame", ethernet(0x8100, &tag), 0, Outcome::OddHeaders),
+        ("ARP", ethernet(0x0806, &[0; 46]), 0, Outcome::NotUdp),
+        ("fragment", ethernet(0x0800, &fragment), 0, Outcome::Fragment),
+        ("cut in the UDP header", ethernet(0x0800, &ipv4(0, &[0; 7])), 0, Outcome::Malformed),
+        ("UDP length past the end", long_udp, 0, Outcome::Malformed),
+        ("empty datagram", v4(&[]), 0, Outcome::BadSize),
+        ("long header", v4(&[&[0xc0], good(&bench)[1..].as_ref()].concat()), 0, Outcome::LongHeader),
+        (
+            "another fixed bit than was sealed",
+            v4(&[&[0], good(&bench)[1..].as_ref()].concat()),
+            0,
+            Outcome::NotAuthentic,
+        ),
+        ("unknown connection ID", v4(&[0x40; 100]), 0, Outcome::UnknownId),
+        ("only a header", v4(&good(&bench)[..9]), 0, Outcome::BadSize),
+        ("one byte short of a sample", v4(&good(&bench)[..1 + ID_LEN + 19]), 0, Outcome::BadSize),
+        ("just a sample", v4(&good(&bench)[..1 + ID_LEN + 20]), 0, Outcome::NotAuthentic),
+        ("too long", v4(&bench.publisher.seal((0, 90), 4, &stream(1600))), 0, Outcome::BadSize),
+        ("other key phase", v4(&bench.publisher.seal((1, 91), 4, &stream(9))), 0, Outcome::NoKeys),
+        (
+            "reserved bit",
+            v4(&bench.publisher.seal_with_bits(8, (0, 92), 4, &stream(9))),
+            0,
+            Outcome::BadFrames,
+        ),
+        ("no frames", v4(&bench.publisher.seal((0, 93), 4, &[])), 0, Outcome::NoSlot),
+        ("no stream", v4(&bench.publisher.seal((0, 94), 4, &[1; 20])), 0, Outcome::NoSlot),
+        ("unknown frame", v4(&bench.publisher.seal((0, 95), 4, &[0x21; 20])), 0, Outcome::BadFrames),
+        ("nothing of a stream", v4(&bench.publisher.seal((0, 96), 4, &stream(0))), 0, Outcome::NoSlot),
+    ];
+    for (description, frame, gso_size, want) in cases {
+        let before = bench.egresses_tried();
+        assert_eq!(bench.run(&frame, gso_size), want, "{description}");
+        assert_eq!(bench.egresses_tried() - before, u64::from(want == Outcome::Forwarded), "{description}");
+    }
+    bench.upstream.set_keys(1, &bench.publisher.kernel_keys(1)).expect("keys");
+    let updated = bench.publisher.seal((1, 97), 4, &stream(9));
+    assert_eq!(bench.run_packet(&updated), Outcome::Forwarded, "other key phase, with keys");
+}
+
+#[test]
+fn forwards_authentic_bytes_only() {
+    if !root("forwards_authentic_bytes_only") {
+        return;
+    }
+    let mut bench = Bench::new();
+    let packet = bench.publisher.seal((0, 5), 2, &stream(40));
+    for at in 0..packet.len() * 8 {
+        let mut forged = packet.clone();
+        forged[at / 8] ^= 1 << (at % 8);
+        let outcome = bench.run_packet(&forged);
+        let id = 1..=ID_LEN;
+        let want: &[_] = match at / 8 {
+            // Key phase, and what is not QUIC any more. The other bits of the first byte are authenticated.
+            0 => &[Outcome::NotAuthentic, Outcome::NoKeys, Outcome::LongHeader],
+            byte if id.contains(&byte) => &[Outcome::UnknownId],
+            // A sample that makes another mask makes another key phase.
+            _ => &[Outcome::NotAuthentic, Outcome::NoKeys],
+        };
+        assert!(want.contains(&outcome), "bit {at}: {outcome:?}");
+    }
+    for len in 0..packet.len() {
+        let outcome = bench.run_packet(&packet[..len]);
+        assert_ne!(outcome, Outcome::Forwarded, "{len} bytes");
+    }
+    for _ in 0..1000 {
+        let len = bench.rng.usize(40..1400);
+        let mut garbage = quic::bytes(len, &mut bench.rng);
+        garbage[0] = garbage[0] & 0x3f | 0x40;
+        garbage[1..=ID_LEN].copy_from_slice(&bench.publisher.id);
+        let outcome = bench.run_packet(&garbage);
+        assert!([Outcome::NotAuthentic, Outcome::NoKeys].contains(&outcome), "{outcome:?}");
+    }
+    assert_eq!(bench.egresses_tried(), 0);
+    assert_eq!(bench.run_packet(&packet), Outcome::Forwarded);
+}
+
+#[test]
+fn forwards_no_number_twice() {
+    if !root("forwards_no_number_twice") {
+        return;
+    }
+    let mut bench = Bench::new();
+    let run =
+        |bench: &Bench, number, len| bench.run_packet(&bench.publisher.seal((0, number), len, &stream(10)));
+    assert_eq!(run(&bench, 0, 1), Outcome::Forwarded);
+    assert_eq!(run(&bench, 0, 1), Outcome::Replayed);
+    // Reordered inside the window, in any order, each once.
+    let mut numbers: Vec<u64> = (1..200).collect();
+    bench.rng.shuffle(&mut numbers);
+    for number in &numbers {
+        assert_eq!(run(&bench, *number, 2), Outcome::Forwarded, "{number}");
+    }
+    for number in 0..200 {
+        assert_eq!(run(&bench, number, 2), Outcome::Replayed, "{number}");
+    }
+    // A jump; what is out of the window then counts as seen.
+    assert_eq!(run(&bench, 10_000, 4), Outcome::Forwarded);
+    assert_eq!(run(&bench, 10_000 - 224, 4), Outcome::Forwarded);
+    assert_eq!(run(&bench, 10_000 - 224, 4), Outcome::Replayed);
+    assert_eq!(run(&bench, 10_000 - 256, 4), Outcome::Replayed);
+    // Far enough that a number in one byte is another one.
+    assert_eq!(run(&bench, 20_000, 1), Outcome::NotAuthentic);
+    // What userspace opened is not forwarded later, and tells how short numbers are meant.
+    bench.upstream.observe(20_000);
+    assert_eq!(run(&bench, 20_000, 2), Outcome::Replayed);
+    assert_eq!(run(&bench, 20_001, 1), Outcome::Forwarded);
+
+    // A connection that is taken over late.
+    for expected in [1, 31, 32, 33, 300, 1 << 40] {
+        bench.upstream = bench.relay.upstream(expected).expect("an upstream");
+        bench.upstream.add_id(&bench.publisher.id).expect("an ID");
+        bench.upstream.set_keys(0, &bench.publisher.kernel_keys(0)).expect("keys");
+        for number in expected.saturating_sub(300)..expected {
+            assert_eq!(run(&bench, number, 4), Outcome::Replayed, "{number} of {expected}");
+        }
+        assert_ne!(run(&bench, expected, 4), Outcome::Replayed, "{expected}");
+    }
+}
+
+/// Random payloads, most of them almost right: the program finds the streams that userspace's walker finds.
+#[test]
+fn walks_frames_as_userspace_does() {
+    const CASES: u64 = 20_000;
+    if !root("walks_frames_as_userspace_does") {
+        return;
+    }
+    let mut bench = Bench::new();
+    let mut seen = [0; 3];
+    for number in 0..CASES {
+        let frames = random_frames(&mut bench.rng);
+        let Some(want) = expected(&frames) else { continue };
+        let before = bench.egresses_tried();
+        let outcome = bench.run_packet(&bench.publisher.seal((0, number), 4, &frames));
+        let egresses = bench.egresses_tried() - before;
+        assert_eq!((outcome, egresses), want, "{frames:02x?}");
+        seen[(outcome != Outcome::BadFrames) as usize + (egresses > 0) as usize] += 1;
+    }
+    assert!(seen.iter().all(|count| *count > CASES / 20), "bad, without, with streams: {seen:?}");
+}
+
+fn random_frames(rng: &mut Rng) -> Vec<u8> {
+    let mut frames = Vec::new();
+    for _ in 0..rng.usize(1..6) {
+        if rng.u32(..3) > 0 {
+            frames.extend(quic::any_other(rng));
+            continue;
+        }
+        let stream = STREAM + rng.u64(..2);
+        let bits = rng.u32(..61);
+        let (len, offset) = (rng.usize(..60), rng.u64(..1 << bits));
+        let chunk = Chunk { stream, offset, data: quic::bytes(len, rng), fin: rng.bool() };
+        let last = rng.u32(..4) == 0;
+        frames.extend(quic::any_stream(&chunk, last, rng));
+    }
+    match rng.u32(..4) {
+        0 => frames.truncate(rng.usize(..=frames.len())),
+        1 => {
+            let at = rng.usize(..frames.len());
+            frames[at] ^= 1 << rng.u32(..8);
+        }
+        _ => {}
+    }
+    frames
+}
+
+/// The outcome and the number of egresses, by userspace's walker. None where that looks at what fields mean: an ACK
+/// of numbers below 0 is no concern of the program.
+fn expected(frames: &[u8]) -> Option<(Outcome, u64)> {
+    let frames: Result<Vec<_>, _> = Walker::new(frames).map(|item| item.map(|(_, frame)| frame)).collect();
+    let frames = match frames {
+        Ok(frames) => frames,
+        Err(frame::Error::Malformed(0x02 | 0x03)) => return None,
+        Err(_) => return Some((Outcome::BadFrames, 0)),
+    };
+    let forwarded = |frame: &&Frame<'_>| matches!(frame, Frame::Stream(stream) if stream.id == STREAM && (stream.fin || !stream.data.is_empty()));
+    Some(match frames.iter().filter(forwarded).count() as u64 {
+        0 => (Outcome::NoSlot, 0),
+        streams => (Outcome::Forwarded, streams),
+    })
+}

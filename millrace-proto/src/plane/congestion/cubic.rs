@@ -1,0 +1,159 @@
+use std::time::{Duration, Instant};
+
+use super::{
+    Acked, Controller, initial_window, minimum_window,
+    slow_start::{SlowStart, Step},
+};
+
+/// Segments per second cubed (RFC 9438, section 5).
+const C: f64 = 0.4;
+/// What a reduction leaves of the window (section 4.6).
+const BETA: f64 = 0.7;
+/// Packets by which the window grows per round trip to be as fair as Reno, which reduces it to one half (section 4.3).
+const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
+
+/// CUBIC (RFC 9438) with HyStart++ (RFC 9406) for slow start.
+#[derive(Debug)]
+pub struct Cubic {
+    mtu: u64,
+    state: State,
+    /// The state before the last reduction (section 4.9).
+    before: Option<State>,
+}
+
+/// Windows are in bytes here too, but fractional: growth per ACK may be less than one.
+#[derive(Clone, Debug)]
+struct State {
+    window: f64,
+    threshold: f64,
+    slow_start: SlowStart,
+    /// W_max: the window before the last reduction, less when the flow gives way to others.
+    max: f64,
+    /// cwnd_prior: the window before the last reduction.
+    prior: f64,
+    epoch: Option<Epoch>,
+}
+
+/// A stretch of congestion avoidance.
+#[derive(Clone, Debug)]
+struct Epoch {
+    /// Postponed by the time in which the sender had too little to send (section 5.8).
+    start: Instant,
+    last_ack: Instant,
+    /// K: seconds from the start until the curve is back at `max`.
+    k: f64,
+    /// The curve's plateau: `max`, or the window at the start when that is larger.
+    plateau: f64,
+    /// W_est: the window that Reno would have.
+    reno: f64,
+}
+
+impl Cubic {
+    pub fn new(mtu: u64, now: Instant) -> Self {
+        let state = State {
+            window: initial_window(mtu) as f64,
+            threshold: f64::INFINITY,
+            slow_start: SlowStart::new(now),
+            max: 0.0,
+            prior: 0.0,
+            epoch: None,
+        };
+        Self { mtu, state, before: None }
+    }
+}
+
+impl Controller for Cubic {
+    fn on_ack(&mut self, now: Instant, acked: &Acked) {
+        self.state.on_ack(now, acked, self.mtu as f64);
+    }
+
+    fn on_congestion(&mut self, _now: Instant) {
+        self.before = Some(self.state.clone());
+        self.state.reduce(minimum_window(self.mtu) as f64);
+    }
+
+    fn on_spurious_congestion(&mut self) {
+        if let Some(before) = self.before.take() {
+            let window = self.state.window.max(before.window);
+            self.state = State { window, ..before };
+        }
+    }
+
+    fn on_persistent_congestion(&mut self) {
+        self.before = None;
+        self.state.reduce(minimum_window(self.mtu) as f64);
+        self.state.window = minimum_window(self.mtu) as f64;
+    }
+
+    fn set_mtu(&mut self, mtu: u64) {
+        self.mtu = mtu;
+        self.state.window = self.state.window.max(minimum_window(mtu) as f64);
+    }
+
+    fn window(&self) -> u64 {
+        self.state.window as u64
+    }
+}
+
+impl State {
+    fn on_ack(&mut self, now: Instant, acked: &Acked, mtu: f64) {
+        if acked.app_limited {
+            if let Some(epoch) = &mut self.epoch {
+                epoch.pause(now);
+            }
+        } else if self.window < self.threshold {
+            match self.slow_start.on_ack(now, acked) {
+                Step::Grow(bytes) => self.window += bytes as f64,
+                Step::Exit => self.threshold = self.window,
+            }
+        } else {
+            self.avoid_congestion(now, acked, mtu);
+        }
+    }
+
+    /// Sections 4.2 to 4.5.
+    fn avoid_congestion(&mut self, now: Instant, acked: &Acked, mtu: f64) {
+        let (window, max, prior) = (self.window, self.max, self.prior);
+        let epoch = self.epoch.get_or_insert_with(|| Epoch::new(now, window, max, mtu));
+        epoch.last_ack = now;
+        let elapsed = now.saturating_duration_since(epoch.start);
+        let acked_windows = acked.bytes as f64 / window;
+
+        let alpha = if epoch.reno >= prior { 1.0 } else { ALPHA };
+        epoch.reno += alpha * acked_windows * mtu;
+        if epoch.curve(elapsed, mtu) < epoch.reno {
+            self.window = window.max(epoch.reno);
+            return;
+        }
+        let target = epoch.curve(elapsed + acked.smoothed_rtt, mtu).clamp(window, 1.5 * window);
+        self.window += (target - window) * acked_windows;
+    }
+
+    /// Sections 4.6 and 4.7.
+    fn reduce(&mut self, minimum: f64) {
+        let gives_way = self.window < self.max;
+        self.max = if gives_way { self.window * (1.0 + BETA) / 2.0 } else { self.window };
+        self.prior = self.window;
+        self.window = (self.window * BETA).max(minimum);
+        self.threshold = self.window;
+        self.epoch = None;
+    }
+}
+
+impl Epoch {
+    fn new(now: Instant, window: f64, max: f64, mtu: f64) -> Self {
+        let plateau = max.max(window);
+        let k = ((plateau - window) / mtu / C).cbrt();
+        Self { start: now, last_ack: now, k, plateau, reno: window }
+    }
+
+    /// W_cubic (equation 1), bytes.
+    fn curve(&self, elapsed: Duration, mtu: f64) -> f64 {
+        C * (elapsed.as_secs_f64() - self.k).powi(3) * mtu + self.plateau
+    }
+
+    fn pause(&mut self, now: Instant) {
+        self.start += now.saturating_duration_since(self.last_ack);
+        self.last_ack = now;
+    }
+}

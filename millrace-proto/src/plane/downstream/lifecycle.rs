@@ -1,0 +1,120 @@
+//! The life of a stream: the queue that it waits in, its deadline, its reset and its end.
+
+use std::time::Instant;
+
+use super::{Cause, Downstream, Event, EventKind, Priority, StreamKey};
+use crate::plane::{
+    queues::StreamQueues,
+    stream::{Need, Queue},
+};
+
+impl Downstream {
+    pub(super) fn begin_reset(&mut self, key: StreamKey, code: u64, cause: Cause) {
+        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset()) else { return };
+        let opened = stream.id.is_some();
+        stream.reset(code);
+        self.recall(key);
+        self.disarm(key);
+        // RESET_STREAM is small and frees the peer's resources, so it goes first.
+        self.set_priority(key, Priority::default());
+        let resets = &mut self.stats.resets;
+        *match cause {
+            Cause::Source => &mut resets.source,
+            Cause::Requested => &mut resets.requested,
+            Cause::Stopped => &mut resets.stopped,
+            Cause::ObjectTimeout => &mut resets.object_timeout,
+            Cause::SubgroupTimeout => &mut resets.subgroup_timeout,
+            Cause::Evicted => &mut resets.evicted,
+            Cause::Overflow => &mut resets.overflow,
+        } += 1;
+        if opened {
+            return self.place(key);
+        }
+        resets.unopened += 1;
+        self.close(key, EventKind::Reset(code));
+    }
+
+    pub(super) fn close(&mut self, key: StreamKey, kind: EventKind) {
+        self.unplace(key);
+        self.disarm(key);
+        self.recall(key);
+        let Some(stream) = self.streams.remove(key) else { return };
+        if let Some(id) = stream.id {
+            self.by_id.remove(&id);
+        }
+        if let Some(owned) = self.owners.get_mut(&stream.owner) {
+            owned.live -= 1;
+        }
+        self.events.push_back(Event { key, owner: stream.owner, kind });
+    }
+
+    /// Starts the subgroup's delivery timeout, unless it runs already.
+    pub(super) fn arm(&mut self, key: StreamKey, fin_at: Instant) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        if stream.deadline.is_none()
+            && let Some(timeout) = stream.subgroup_timeout()
+            && let Some(at) = fin_at.checked_add(timeout)
+        {
+            stream.deadline = Some(at);
+            self.deadlines.insert((at, key));
+        }
+    }
+
+    fn disarm(&mut self, key: StreamKey) {
+        if let Some(at) = self.streams.get_mut(key).and_then(|stream| stream.deadline.take()) {
+            self.deadlines.remove(&(at, key));
+        }
+    }
+
+    /// Moves the stream to the queue that it belongs to, by what it has to send and by the peer's limits.
+    pub(super) fn place(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let queue = match stream.need() {
+            Need::Nothing => Queue::None,
+            _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => Queue::Unopened,
+            Need::Fresh if self.data_sent >= self.peer.max_data => Queue::Blocked,
+            Need::Fresh | Need::Repair => Queue::Ready,
+        };
+        if queue == stream.queue {
+            return;
+        }
+        let place = stream.place(key);
+        let old = std::mem::replace(&mut stream.queue, queue);
+        if let Some(queues) = self.queue(old) {
+            queues.remove(place);
+        }
+        if let Some(queues) = self.queue(queue) {
+            queues.insert(place);
+        }
+    }
+
+    pub(super) fn unplace(&mut self, key: StreamKey) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let place = stream.place(key);
+        let old = std::mem::take(&mut stream.queue);
+        if let Some(queues) = self.queue(old) {
+            queues.remove(place);
+        }
+    }
+
+    fn queue(&mut self, queue: Queue) -> Option<&mut StreamQueues> {
+        match queue {
+            Queue::None => None,
+            Queue::Ready => Some(&mut self.ready),
+            Queue::Unopened => Some(&mut self.unopened),
+            Queue::Blocked => Some(&mut self.blocked),
+        }
+    }
+
+    /// Resets the stream that would be sent last, if too many streams have bytes to send.
+    pub(super) fn shed(&mut self) {
+        let queues = [&self.ready, &self.unopened, &self.blocked];
+        if queues.iter().map(|queues| queues.len()).sum::<usize>() <= self.config.max_pending_streams {
+            return;
+        }
+        let last = queues.iter().filter_map(|queues| queues.last()).max();
+        if let Some((_, key)) = last {
+            self.begin_reset(key, self.config.reset_codes.behind, Cause::Overflow);
+        }
+    }
+}

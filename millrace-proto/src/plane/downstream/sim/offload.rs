@@ -1,0 +1,95 @@
+//! The offload beside the data plane.
+
+use std::{collections::HashMap, ops::Range, sync::Arc};
+
+use super::{Arrival, OVERHEAD, Sim};
+use crate::{
+    plane::{
+        downstream::{Budget, Delegation, Level, OffloadedPacket, StreamKey},
+        source::mem::Mem,
+    },
+    quic::frame,
+};
+
+/// It sends from its own copy of what comes in, which may be ahead of what the source has, and reports later.
+#[derive(Default)]
+pub struct Offload {
+    delegated: HashMap<StreamKey, (Delegation, Arc<Mem>)>,
+    unreported: Vec<OffloadedPacket>,
+    budget: Budget,
+    waiting: Option<Level>,
+    used: Budget,
+    pub declined: u64,
+}
+
+impl Offload {
+    pub fn on_max_stream_data(&mut self, id: u64, max: u64) {
+        for (delegation, _) in self.delegated.values_mut().filter(|(delegation, _)| delegation.id == id) {
+            delegation.max_offset = delegation.max_offset.max(max);
+        }
+    }
+}
+
+impl Sim {
+    /// Delegates the stream over `source`, if it can be.
+    pub fn delegate(&mut self, key: StreamKey, source: &Arc<Mem>) {
+        if let Some(delegation) = self.down.delegate(key) {
+            self.offload.delegated.insert(key, (delegation, source.clone()));
+        }
+    }
+
+    /// The offload comes across bytes of its stream, which the source will have too.
+    pub fn offload_sees(&mut self, key: StreamKey, range: Range<u64>, fin: bool) {
+        let Some((delegation, source)) = self.offload.delegated.get(&key) else { return };
+        let (delegation, tag) = (*delegation, source.tag);
+        let len = (range.end - range.start) as usize;
+        let mut frames = Vec::new();
+        frame::write_stream_header(delegation.id, range.start, len, fin, &mut frames);
+        frames.extend(range.clone().map(|offset| Mem::byte(tag, offset)));
+        let size = frames.len() + OVERHEAD;
+        let used = Budget {
+            bytes: self.offload.used.bytes + size as u64,
+            data: self.offload.used.data + len as u64,
+        };
+        let Budget { bytes, data } = self.offload.budget;
+        let behind = self.offload.waiting.is_some_and(|waiting| delegation.level >= waiting);
+        if behind || range.end > delegation.max_offset || used.bytes > bytes || used.data > data {
+            self.offload.declined += 1;
+            return;
+        }
+        self.offload.used = used;
+        let number = self.number();
+        self.offload.unreported.push(OffloadedPacket {
+            sent: self.now,
+            number,
+            size,
+            key,
+            offset: range.start,
+            len: len as u16,
+            fin,
+        });
+        self.carry(size, Arrival::Packet { number, frames: Some(frames) });
+    }
+
+    /// Takes the offload's reports, in another order than it made them, and reclaims its budget.
+    pub fn reclaim_budget(&mut self) {
+        let mut reports = std::mem::take(&mut self.offload.unreported);
+        if reports.len() > 1 {
+            let middle = self.random(reports.len() as u64) as usize;
+            reports.rotate_left(middle);
+        }
+        reports.iter().for_each(|report| self.down.on_offloaded_sent(report));
+        self.offload.budget = Budget::default();
+        self.offload.used = Budget::default();
+        while let Some(key) = self.down.poll_recall() {
+            self.offload.delegated.remove(&key);
+            self.down.on_returned(key);
+        }
+    }
+
+    /// Tells the offload what it may send.
+    pub fn grant_budget(&mut self) {
+        self.offload.budget = self.down.budget();
+        self.offload.waiting = self.down.waiting();
+    }
+}

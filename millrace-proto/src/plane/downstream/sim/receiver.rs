@@ -1,0 +1,167 @@
+//! The receiver at the end of the link.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    ops::RangeInclusive,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    plane::{ranges::Ranges, types::Ack},
+    quic::frame::{Frame, Walker},
+};
+
+/// Credit of the receiver: how far its limits stay ahead of what it consumed.
+#[derive(Clone, Copy, Debug)]
+pub struct Credit {
+    pub data: u64,
+    pub stream_data: u64,
+    pub streams: u64,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self { data: 1 << 24, stream_data: 1 << 20, streams: 1000 }
+    }
+}
+
+#[derive(Default)]
+pub struct Received {
+    pub ranges: Ranges,
+    pub data: Vec<u8>,
+    pub fin: Option<u64>,
+    pub fins: u32,
+    pub reset: Option<(u64, u64)>,
+    granted: u64,
+    /// When the last byte was there.
+    pub complete: Option<Instant>,
+}
+
+impl Received {
+    fn end(&self) -> u64 {
+        self.ranges.iter().last().map_or(0, |range| range.end)
+    }
+
+    pub fn is_complete(&self) -> bool {
+        let contiguous = self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
+        self.fin == Some(contiguous)
+    }
+
+    pub fn tag(&self) -> u64 {
+        u64::from_be_bytes(self.data[..8].try_into().expect("8 bytes"))
+    }
+}
+
+/// The reference receiver: RFC 9000 as strictly as it can be read.
+pub struct Receiver {
+    credit: Credit,
+    pub streams: BTreeMap<u64, Received>,
+    pub datagrams: Vec<Vec<u8>>,
+    granted_data: u64,
+    granted_streams: u64,
+    pub(super) seen: BTreeSet<u64>,
+    pub(super) unacked: u32,
+    pub(super) ack_at: Option<Instant>,
+    /// STOP_SENDING that is repeated until the stream is reset.
+    pub stop: HashMap<u64, u64>,
+}
+
+#[derive(Clone)]
+pub struct Feedback {
+    pub ack: Ack,
+    pub max_data: u64,
+    pub max_streams: u64,
+    pub max_stream_data: Vec<(u64, u64)>,
+    pub stop: Vec<(u64, u64)>,
+}
+
+impl Receiver {
+    pub fn new(credit: Credit) -> Self {
+        Self {
+            credit,
+            streams: BTreeMap::new(),
+            datagrams: Vec::new(),
+            granted_data: credit.data,
+            granted_streams: credit.streams,
+            seen: BTreeSet::new(),
+            unacked: 0,
+            ack_at: None,
+            stop: HashMap::new(),
+        }
+    }
+
+    pub fn receive(&mut self, now: Instant, frames: &[u8]) {
+        for frame in Walker::new(frames) {
+            match frame.expect("well-formed").1 {
+                Frame::Stream(frame) => {
+                    let stream = self.stream(frame.id);
+                    let end = frame.offset + frame.data.len() as u64;
+                    assert!(end <= stream.granted, "stream {} over its credit", frame.id);
+                    assert!(stream.fin.is_none_or(|fin| end <= fin && (!frame.fin || fin == end)));
+                    assert!(stream.reset.is_none_or(|(_, size)| end <= size));
+                    stream.data.resize(stream.data.len().max(end as usize), 0);
+                    stream.data[frame.offset as usize..end as usize].copy_from_slice(frame.data);
+                    stream.ranges.insert(frame.offset..end);
+                    if frame.fin {
+                        assert!(stream.end() <= end);
+                        stream.fins += u32::from(stream.fin.is_none());
+                        stream.fin = Some(end);
+                    }
+                    if stream.is_complete() {
+                        stream.complete.get_or_insert(now);
+                    }
+                }
+                Frame::ResetStream { id, code, final_size } => {
+                    let stream = self.stream(id);
+                    assert!(final_size <= stream.granted && final_size >= stream.end());
+                    assert!(stream.reset.is_none_or(|old| old == (code, final_size)));
+                    stream.reset = Some((code, final_size));
+                    self.stop.remove(&id);
+                }
+                Frame::Datagram(data) => self.datagrams.push(data.to_vec()),
+                Frame::Ping => {}
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+        let total: u64 = self.streams.values().map(Received::end).sum();
+        assert!(total <= self.granted_data, "connection over its credit");
+    }
+
+    fn stream(&mut self, id: u64) -> &mut Received {
+        assert_eq!(id & 0x3, 0x3, "not a server's unidirectional stream");
+        assert!((1..self.granted_streams).contains(&(id >> 2)), "stream {id} over the limit");
+        let granted = self.credit.stream_data;
+        self.streams.entry(id).or_insert_with(|| Received { granted, ..Received::default() })
+    }
+
+    /// The application reads at once; credit grows with what it read, streams with those that are over.
+    pub fn feedback(&mut self, delay: Duration) -> Feedback {
+        let mut read = 0;
+        for stream in self.streams.values_mut() {
+            let contiguous =
+                stream.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
+            stream.granted = stream.granted.max(contiguous + self.credit.stream_data);
+            read += stream.reset.map_or(contiguous, |(_, size)| size);
+        }
+        self.granted_data = self.granted_data.max(read + self.credit.data);
+        let over = self.streams.values().filter(|s| s.is_complete() || s.reset.is_some()).count() as u64;
+        self.granted_streams = over + self.credit.streams;
+        let mut ranges: Vec<RangeInclusive<u64>> = Vec::new();
+        for number in self.seen.iter().rev() {
+            if let Some(range) = ranges.last_mut().filter(|range| *range.start() == number + 1) {
+                *range = *number..=*range.end();
+            } else if ranges.len() < 64 {
+                ranges.push(*number..=*number);
+            } else {
+                break;
+            }
+        }
+        Feedback {
+            ack: Ack { delay, ranges },
+            max_data: self.granted_data,
+            max_streams: self.granted_streams,
+            max_stream_data: self.streams.iter().map(|(id, stream)| (*id, stream.granted)).collect(),
+            stop: self.stop.iter().map(|(id, code)| (*id, *code)).collect(),
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The data plane over a simulated link.
+
+mod cost;
+mod datagrams;
+mod delivery;
+mod ends;
+mod limits;
+mod offload;
+mod priority;
+mod window;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::{
+    sim::{CODES, Credit, Link, MTU, Sim},
+    *,
+};
+use crate::{
+    plane::{
+        congestion::Algorithm,
+        recovery::NeverSent,
+        source::mem::{Fast, Mem},
+    },
+    quic::frame::{Frame, Walker},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An application error code.
+const CANCELLED: u64 = 1;
+
+fn sim(link: Link) -> Sim {
+    Sim::new(1, link, Credit::default(), Config::new(CODES))
+}
+
+/// Stream IDs, offsets and lengths of a packet's STREAM frames.
+fn stream_frames(frames: &[u8]) -> Vec<(u64, u64, usize, bool)> {
+    Walker::new(frames)
+        .filter_map(|frame| match frame.expect("well-formed").1 {
+            Frame::Stream(stream) => Some((stream.id, stream.offset, stream.data.len(), stream.fin)),
+            _ => None,
+        })
+        .collect()
+}
+
+fn events(sim: &mut Sim) -> Vec<Event> {
+    sim.transmit();
+    std::mem::take(&mut sim.events)
+}
+
+/// An event of a stream of the simulator's only owner.
+fn event(key: StreamKey, kind: EventKind) -> Event {
+    Event { key, owner: 1, kind }
+}
+
+fn datagram(text: &[u8], subscriber: u8, expires: Option<Instant>) -> NewDatagram {
+    let priority = Priority { subscriber, ..Priority::default() };
+    NewDatagram { payload: Bytes::copy_from_slice(text), priority, expires, label: Label::default() }
+}

@@ -1,0 +1,40 @@
+//! Datagrams.
+
+use super::*;
+
+#[test]
+fn datagrams_go_by_priority_and_are_never_repeated() {
+    let mut sim = sim(Link { loss: 1.0, ..Link::default() });
+    sim.down.send_datagram(datagram(b"second", 20, None)).expect("fits");
+    sim.down.send_datagram(datagram(b"first", 10, None)).expect("fits");
+    sim.transmit();
+    let frames: Vec<_> = Walker::new(&sim.sent[0]).map(|frame| frame.expect("well-formed").1).collect();
+    assert_eq!(frames, [Frame::Datagram(b"first"), Frame::Datagram(b"second")]);
+    sim.link.loss = 0.0;
+    sim.run_for(5 * SECOND);
+    assert!(sim.peer.datagrams.is_empty());
+    assert_eq!(sim.down.stats().datagrams_sent, 2);
+    assert_eq!(sim.down.stats().recovery.packets_lost, 1);
+    assert_eq!(sim.down.stats().bytes_in_flight, 0);
+}
+
+#[test]
+fn datagrams_are_dropped_when_late_large_or_many() {
+    let config = Config { max_datagram_bytes: 1000, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    let error = sim.down.send_datagram(datagram(&[0; 1198], 1, None));
+    assert_eq!(error, Err(TooLarge { size: 1201, limit: 1200 }));
+    let now = sim.now;
+    sim.down.send_datagram(datagram(b"late", 1, Some(now))).expect("fits");
+    sim.down.send_datagram(datagram(&[1; 600], 2, Some(now + SECOND))).expect("fits");
+    sim.down.send_datagram(datagram(&[2; 600], 3, None)).expect("fits");
+    sim.run_for(SECOND);
+    assert_eq!(sim.peer.datagrams, [vec![1; 600]]);
+    let stats = sim.down.stats();
+    assert_eq!((stats.datagrams_too_large, stats.datagrams_expired, stats.datagrams_overflowed), (1, 1, 1));
+    let mut out = Vec::new();
+    sim.down.send_datagram(datagram(&[3; 900], 1, None)).expect("fits the peer");
+    assert!(sim.down.poll_frames(sim.now, 500, &mut out).is_none(), "but not the path");
+    assert_eq!(sim.down.stats().datagrams_too_large, 2);
+    assert!(!sim.down.has_work());
+}

@@ -1,0 +1,138 @@
+//! An offload beside the data plane.
+
+use super::*;
+
+/// Live streams whose packets the offload forwards as they come: not in order, and some of them not at all. The
+/// source gets everything later, in order.
+fn with_an_offload(seed: u64, link: Link, credit: Credit) -> Sim {
+    const OBJECT: u64 = 1000;
+    const OBJECTS: u64 = 200;
+    let mut sim = Sim::new(seed, link, credit, Config::new(CODES));
+    sim.stack_every = 7;
+    let sources: Vec<_> = (0..4).map(Mem::new).collect();
+    let keys: Vec<_> = sources.iter().map(|source| sim.open(source, 128)).collect();
+    for object in 0..OBJECTS {
+        for (source, key) in sources.iter().zip(&keys) {
+            let at = object * OBJECT;
+            let last = object + 1 == OBJECTS;
+            match sim.random(10) {
+                0 => {}
+                // The packet before came late.
+                1 if object > 0 => {
+                    sim.offload_sees(*key, at..at + OBJECT, last);
+                    sim.offload_sees(*key, at - OBJECT..at, false);
+                }
+                _ => sim.offload_sees(*key, at..at + OBJECT, last),
+            }
+            if sim.random(3) == 0 {
+                sim.run_for(Duration::from_micros(100));
+            }
+            source.push(OBJECT, sim.now);
+            if last {
+                source.finish(End::Fin { at: sim.now });
+            }
+            sim.down.wake(*key);
+            sim.transmit();
+            sim.delegate(*key, source);
+        }
+        sim.run_for(Duration::from_millis(2));
+    }
+    sim.run_until(120 * SECOND, |sim| sim.all_done(4));
+    let whole: Vec<_> = (0..4).map(|tag| (tag, OBJECT * OBJECTS)).collect();
+    sim.verify(&whole);
+    sim.run_until(120 * SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
+    sim
+}
+
+#[test]
+fn an_offload_sends_nearly_everything() {
+    let sim = with_an_offload(1, Link::default(), Credit::default());
+    let stats = sim.down.stats();
+    let percent = stats.offloaded_packets * 100 / 800;
+    assert!((80..=120).contains(&percent), "{percent} %, {} declined", sim.offload.declined);
+    assert_eq!(stats.recovery.packets_lost, stats.recovery.spurious_losses);
+}
+
+#[test]
+fn what_an_offload_loses_or_declines_is_repaired() {
+    for seed in 0..8 {
+        let link = Link {
+            loss: [0.0, 0.01, 0.05, 0.2][seed as usize % 4],
+            duplicate: 0.02,
+            jitter: Duration::from_millis(4),
+            ..Link::default()
+        };
+        let tight = Credit { data: 20_000, stream_data: 8000, streams: 4 };
+        let credit = if seed < 4 { Credit::default() } else { tight };
+        let sim = with_an_offload(seed, link, credit);
+        let offloaded = sim.down.stats().offloaded_packets;
+        // With more loss the window is always full, and then the plane itself sends all, by priority.
+        assert!(offloaded > if link.loss > 0.01 || seed >= 4 { 0 } else { 50 }, "{seed}: {offloaded}");
+        assert!(sim.offload.declined > 0 || seed < 4, "beyond its credit");
+    }
+}
+
+#[test]
+fn a_delegated_stream_is_reset_with_what_the_offload_sent() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(1);
+    source.push(1000, sim.now);
+    let key = sim.open(&source, 128);
+    sim.transmit();
+    sim.delegate(key, &source);
+    sim.transmit();
+    sim.offload_sees(key, 3000..4000, false);
+    sim.down.reset(key, CANCELLED);
+    sim.run_until(SECOND, |sim| sim.down.stats().live_streams == 0);
+    let stream = sim.peer.streams.values().next().expect("one");
+    assert_eq!(stream.reset, Some((CANCELLED, 4000)));
+    assert_eq!(sim.down.stats().stream_bytes, 4000, "as credit has it");
+}
+
+#[test]
+fn the_offload_goes_first_only_with_what_is_more_urgent() {
+    let mut sim = sim(Link::default());
+    let delegated: Vec<_> = [(1, 127), (2, 128), (3, 129)]
+        .into_iter()
+        .map(|(tag, subscriber)| {
+            let source = Mem::new(tag);
+            source.push(1000, sim.now);
+            (sim.open(&source, subscriber), source)
+        })
+        .collect();
+    sim.transmit();
+    sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
+    delegated.iter().for_each(|(key, source)| sim.delegate(*key, source));
+    sim.transmit();
+    assert_eq!(sim.down.budget().bytes, sim.down.recovery.window() - 2 * 1200);
+    assert_eq!(sim.down.waiting(), None);
+
+    let source = Mem::new(4);
+    source.push(50_000, sim.now);
+    let key = sim.open(&source, 128);
+    sim.grant_budget();
+    assert_eq!(sim.down.waiting(), Some((128, 0)));
+    assert_eq!(sim.down.delegate(key), None, "it has not caught up");
+    for (at, (key, _)) in delegated.iter().enumerate() {
+        sim.offload_sees(*key, 1000..1100, false);
+        assert_eq!(sim.offload.declined, [0, 1, 2][at]);
+    }
+    // A stream that is less urgent than before is recalled.
+    sim.down.set_priority(delegated[0].0, Priority { subscriber: 200, ..Priority::default() });
+    assert_eq!(sim.down.poll_recall(), Some(delegated[0].0));
+}
+
+#[test]
+fn what_is_outstanding_is_neither_sent_nor_given_away() {
+    let credit = Credit { data: 10_000, ..Credit::default() };
+    let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
+    sim.down.set_outstanding(Budget { bytes: 0, data: 9500 });
+    sim.open_whole(1, 5000, 128);
+    assert_eq!(sim.down.take_max_data(10_000), 500);
+    let mut out = Vec::new();
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none());
+    sim.down.set_outstanding(Budget { bytes: 11_000, data: 0 });
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "no window");
+    sim.down.set_outstanding(Budget { bytes: 10_800, data: 0 });
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
+}

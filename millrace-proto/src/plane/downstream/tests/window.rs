@@ -1,0 +1,111 @@
+//! Congestion window, pacing and path.
+
+use super::*;
+
+#[test]
+fn the_quic_stack_gets_what_is_left_of_the_window() {
+    let mut sim = sim(Link::default());
+    let window = sim.down.stack_window();
+    assert_eq!(window, 12_000);
+    sim.open_whole(3, 5000, 1);
+    sim.transmit();
+    let own = sim.down.stats().bytes_in_flight;
+    assert_eq!(sim.down.stack_window(), window - own);
+    let number = sim.number();
+    sim.down.on_stack_sent(sim.now, number, 500, true);
+    assert_eq!(sim.down.stack_window(), window - own, "its own bytes do not count against it");
+    assert_eq!(sim.down.stats().bytes_in_flight, own + 500);
+    sim.open_whole(4, 50_000, 1);
+    sim.transmit();
+    assert_eq!(sim.down.stack_window(), 2 * MTU as u64);
+}
+
+#[test]
+fn a_path_change_starts_over() {
+    let mut sim = sim(Link::default());
+    sim.open_whole(3, 500_000, 1);
+    sim.run_until(SECOND, |sim| sim.down.stats().window > 50_000);
+    sim.down.on_path_change(sim.now);
+    assert_eq!(sim.down.stats().window, 12_000);
+    assert_eq!(sim.down.stats().smoothed_rtt, Config::new(CODES).initial_rtt);
+    sim.run_until(20 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(3, 500_000)]);
+}
+
+#[test]
+fn an_outage_ends_with_probes() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(8);
+    let key = sim.open(&source, 1);
+    source.push(30_000, sim.now);
+    sim.down.wake(key);
+    sim.run_for(SECOND);
+    sim.link.loss = 1.0;
+    source.push(30_000, sim.now);
+    source.finish(End::Fin { at: sim.now });
+    sim.down.wake(key);
+    sim.run_for(3 * SECOND);
+    let timeouts = sim.down.stats().recovery.probe_timeouts;
+    assert!((4..10).contains(&timeouts), "{timeouts} with exponential backoff");
+    sim.link.loss = 0.0;
+    sim.run_until(10 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(8, 60_000)]);
+}
+
+#[test]
+fn a_bottleneck_is_filled_and_shared_with_the_queue() {
+    let rate = 1_250_000;
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+        let link = Link { rate: Some(rate), queue: 40_000, ..Link::default() };
+        let mut sim = Sim::new(
+            1,
+            link,
+            Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 },
+            Config { algorithm, ..Config::new(CODES) },
+        );
+        sim.open_whole(1, 10_000_000, 1);
+        let time = sim.run_until(60 * SECOND, |sim| sim.all_done(1));
+        let used = 10_000_000.0 / time.as_secs_f64() / rate as f64;
+        let stats = sim.down.stats();
+        let lost = stats.recovery.packets_lost as f64 / stats.recovery.packets_sent as f64;
+        assert!(used > 0.85, "{algorithm:?} uses {used}");
+        assert!(lost < 0.03, "{algorithm:?} loses {lost}");
+    }
+}
+
+#[test]
+fn a_window_is_spread_over_the_round_trip() {
+    for pacing in [true, false] {
+        let config = Config { pacing, ..Config::new(CODES) };
+        let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+        let source = Mem::new(6);
+        let key = sim.open(&source, 1);
+        source.push(400_000, sim.now);
+        sim.down.wake(key);
+        sim.run_for(SECOND);
+        let (before, window) = (sim.sent.len(), sim.down.stats().window);
+        assert!(window > 200_000, "{window}");
+        source.push(150_000, sim.now);
+        sim.down.wake(key);
+        sim.transmit();
+        let burst = sim.sent.len() - before;
+        // Two milliseconds of 1.25 windows per 20 ms.
+        let tenth = window as usize / 8 / MTU;
+        assert!(if pacing { burst <= tenth + 1 } else { burst > 120 }, "{burst} packets, window {window}");
+        sim.run_for(Duration::from_millis(20));
+        assert_eq!(sim.down.stats().pending_bytes, 0);
+    }
+}
+
+#[test]
+fn a_slow_source_does_not_grow_the_window() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(6);
+    let key = sim.open(&source, 1);
+    for _ in 0..200 {
+        source.push(1000, sim.now);
+        sim.down.wake(key);
+        sim.run_for(Duration::from_millis(10));
+    }
+    assert_eq!(sim.down.stats().window, 12_000);
+}

@@ -1,0 +1,22 @@
+//! The data plane: the send side of one QUIC connection, for unidirectional streams and datagrams.
+//!
+//! It is one of up to three senders on the connection. The **QUIC stack** does the handshake, receives, and sends
+//! its own streams. An **offload**, if there is one, sends on streams that the data plane has delegated to it. All
+//! draw from one sequence of packet numbers and share the congestion window and the peer's credit.
+//!
+//! [`downstream::Downstream`] is the entry. The other modules, from the lowest up; each uses only those before it:
+//!
+//! * [`types`], [`source`], [`ranges`]: keys and priorities, what a stream reads from, sets of offsets;
+//! * [`congestion`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
+//! * `queues`, `stream`, `slots`: which stream goes next, the state of one stream, and where streams are kept.
+
+pub mod congestion;
+pub mod downstream;
+pub mod pacing;
+mod queues;
+pub mod ranges;
+pub mod recovery;
+mod slots;
+pub mod source;
+mod stream;
+pub mod types;

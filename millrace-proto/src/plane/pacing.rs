@@ -1,0 +1,128 @@
+//! Spreading a window's packets over the round trip (RFC 9002, section 7.7).
+
+use std::time::{Duration, Instant};
+
+/// Packets that may always leave at once: the initial window's burst (RFC 9002, section 7.7).
+const MIN_BURST: u64 = 10;
+/// What the bucket holds, as time at the current rate. Timers wake a sender about every millisecond, so a smaller
+/// bucket would limit the rate.
+const BURST_TIME: Duration = Duration::from_millis(2);
+const MAX_BURST: u64 = 256;
+
+const NANOS: u64 = 1_000_000_000;
+
+/// A token bucket in bytes, filled at the rate given to [`Pacer::ready`].
+#[derive(Debug)]
+pub struct Pacer {
+    mtu: u64,
+    tokens: u64,
+    filled: Instant,
+}
+
+impl Pacer {
+    /// A full bucket. `mtu` is the largest packet, bytes.
+    pub fn new(mtu: u64, now: Instant) -> Self {
+        Self { mtu, tokens: MIN_BURST * mtu, filled: now }
+    }
+
+    pub fn set_mtu(&mut self, mtu: u64) {
+        self.mtu = mtu;
+    }
+
+    /// Whether a packet may leave now at `rate` bytes per second; otherwise from when on.
+    pub fn ready(&mut self, now: Instant, rate: u64) -> Result<(), Instant> {
+        let rate = rate.max(1);
+        self.fill(now, rate);
+        if self.tokens >= self.mtu {
+            return Ok(());
+        }
+        let missing = self.mtu - self.tokens;
+        // Rounded up, so that the missing bytes are there at the deadline.
+        Err(self.filled + Duration::from_nanos(scale(missing, NANOS, rate).saturating_add(1)))
+    }
+
+    pub fn on_sent(&mut self, size: u64) {
+        self.tokens = self.tokens.saturating_sub(size);
+    }
+
+    fn fill(&mut self, now: Instant, rate: u64) {
+        let elapsed = now.saturating_duration_since(self.filled);
+        let capacity = scale(rate, BURST_TIME.as_nanos() as u64, NANOS)
+            .clamp(MIN_BURST * self.mtu, MAX_BURST * self.mtu);
+        let earned = scale(rate, u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), NANOS);
+        self.tokens = self.tokens.saturating_add(earned);
+        if self.tokens >= capacity {
+            self.tokens = capacity;
+            self.filled = now;
+        } else {
+            // Only whole bytes are taken; the rest of the time counts at the next call.
+            self.filled += Duration::from_nanos(scale(earned, NANOS, rate));
+        }
+    }
+}
+
+/// `value * by / over`, rounded down, saturating.
+fn scale(value: u64, by: u64, over: u64) -> u64 {
+    u64::try_from(u128::from(value) * u128::from(by) / u128::from(over)).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MTU: u64 = 1200;
+
+    /// Packets sent until `end`, going by the pacer's own deadlines.
+    fn run(pacer: &mut Pacer, start: Instant, end: Instant, rate: u64) -> u64 {
+        let (mut now, mut sent) = (start, 0);
+        while now < end {
+            match pacer.ready(now, rate) {
+                Ok(()) => {
+                    pacer.on_sent(MTU);
+                    sent += 1;
+                }
+                Err(at) => {
+                    assert!(at > now, "a deadline in the past spins");
+                    now = at;
+                }
+            }
+        }
+        sent
+    }
+
+    #[test]
+    fn burst_then_the_rate() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(MTU, start);
+        assert_eq!(run(&mut pacer, start, start + Duration::from_nanos(1), 1_200_000), 10);
+        let sent = run(&mut pacer, start, start + Duration::from_secs(1), 1_200_000);
+        assert!((999..=1001).contains(&sent), "{sent} packets");
+    }
+
+    #[test]
+    fn idle_time_earns_no_more_than_a_burst() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(MTU, start);
+        let later = start + Duration::from_secs(60);
+        assert_eq!(run(&mut pacer, later, later + Duration::from_nanos(1), 1_200_000), 10);
+        let fast = 1_200_000_000;
+        let later = later + Duration::from_secs(60);
+        assert_eq!(run(&mut pacer, later, later + Duration::from_nanos(1), fast), MAX_BURST);
+    }
+
+    #[test]
+    fn slow_rates_and_frequent_polls_lose_no_time() {
+        let start = Instant::now();
+        let mut pacer = Pacer::new(MTU, start);
+        let sent = (0..1_000_000u64)
+            .filter(|micros| {
+                let ready = pacer.ready(start + Duration::from_micros(*micros), 12_000).is_ok();
+                if ready {
+                    pacer.on_sent(MTU);
+                }
+                ready
+            })
+            .count();
+        assert!((19..=20).contains(&sent), "{sent} packets");
+    }
+}

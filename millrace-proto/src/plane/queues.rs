@@ -1,0 +1,181 @@
+//! Order of sending: by priority, and in turns among owners of the same level (draft-18, section "Scheduling
+//! Algorithm": all of them are expected to send some data).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::types::{Level, Priority, StreamKey};
+
+/// Empty queues that are kept, each with its turn and its allocation.
+const IDLE_QUEUES: usize = 64;
+
+/// An owner's streams of one level.
+type QueueId = (Level, u64);
+
+/// Streams that wait for the same thing: a queue for each owner and level, sorted by group and subgroup.
+#[derive(Default)]
+pub struct StreamQueues {
+    queues: BTreeMap<QueueId, OwnerQueue>,
+    /// Queues with streams: by level, then the one whose last turn is longest ago.
+    order: BTreeSet<(Level, u64, u64)>,
+    turns: u64,
+    len: usize,
+}
+
+struct OwnerQueue {
+    /// When the queue last had its turn.
+    turn: u64,
+    /// By group and subgroup.
+    streams: BTreeSet<(u64, u64, StreamKey)>,
+}
+
+/// What decides where in the queues a stream is.
+#[derive(Clone, Copy, Debug)]
+pub struct Place {
+    pub priority: Priority,
+    pub owner: u64,
+    pub key: StreamKey,
+}
+
+impl StreamQueues {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The stream to send next.
+    pub fn first(&self) -> Option<(Level, StreamKey)> {
+        let (level, _, owner) = self.order.first()?;
+        let (_, _, key) = self.queues.get(&(*level, *owner))?.streams.first()?;
+        Some((*level, *key))
+    }
+
+    /// The stream that would be sent last.
+    pub fn last(&self) -> Option<(Level, StreamKey)> {
+        let (level, _, owner) = self.order.last()?;
+        let (_, _, key) = self.queues.get(&(*level, *owner))?.streams.last()?;
+        Some((*level, *key))
+    }
+
+    pub fn insert(&mut self, place: Place) {
+        let id = place.queue();
+        let turn = self.turns;
+        let queue = self.queues.entry(id).or_insert_with(|| OwnerQueue { turn, streams: BTreeSet::new() });
+        if queue.streams.is_empty() {
+            self.order.insert((id.0, queue.turn, id.1));
+        }
+        self.len += usize::from(queue.streams.insert(place.in_queue()));
+    }
+
+    pub fn remove(&mut self, place: Place) {
+        let id = place.queue();
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        if !queue.streams.remove(&place.in_queue()) {
+            return;
+        }
+        self.len -= 1;
+        if queue.streams.is_empty() {
+            self.order.remove(&(id.0, queue.turn, id.1));
+            if self.queues.len() > IDLE_QUEUES {
+                self.queues.remove(&id);
+            }
+        }
+    }
+
+    /// The queue of this place had its turn: the others of its level go first now.
+    pub fn rotate(&mut self, place: Place) {
+        let id = place.queue();
+        if self.order.len() < 2 {
+            return;
+        }
+        let Some(queue) = self.queues.get_mut(&id) else { return };
+        self.turns += 1;
+        if self.order.remove(&(id.0, queue.turn, id.1)) {
+            self.order.insert((id.0, self.turns, id.1));
+        }
+        queue.turn = self.turns;
+    }
+
+    /// Takes all streams out, queue by queue.
+    pub fn drain(&mut self) -> Vec<StreamKey> {
+        self.len = 0;
+        self.order.clear();
+        let queues = std::mem::take(&mut self.queues);
+        queues.into_values().flat_map(|queue| queue.streams).map(|(_, _, key)| key).collect()
+    }
+}
+
+impl Place {
+    fn queue(&self) -> QueueId {
+        (self.priority.level(), self.owner)
+    }
+
+    fn in_queue(&self) -> (u64, u64, StreamKey) {
+        (self.priority.group, self.priority.subgroup, self.key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(key: u64, owner: u64, publisher: u8, group: u64) -> Place {
+        let priority = Priority { subscriber: 128, publisher, group, subgroup: 0 };
+        Place { priority, owner, key: StreamKey(key) }
+    }
+
+    /// The next `count` streams, each served once per turn.
+    fn serve(queues: &mut StreamQueues, places: &[Place], count: usize) -> Vec<u64> {
+        (0..count)
+            .map_while(|_| {
+                let (_, key) = queues.first()?;
+                queues.rotate(*places.iter().find(|place| place.key == key)?);
+                Some(key.0)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn priority_before_turns_and_groups_within_a_queue() {
+        let places = [place(0, 1, 9, 5), place(1, 1, 9, 4), place(2, 2, 8, 99), place(3, 3, 10, 0)];
+        let mut queues = StreamQueues::default();
+        places.iter().for_each(|place| queues.insert(*place));
+        assert_eq!(queues.len(), 4);
+        assert_eq!(serve(&mut queues, &places, 3), [2, 2, 2]);
+        assert_eq!(queues.last(), Some(((128, 10), StreamKey(3))));
+        queues.remove(places[2]);
+        assert_eq!(serve(&mut queues, &places, 1), [1]);
+        queues.remove(places[1]);
+        assert_eq!(serve(&mut queues, &places, 1), [0]);
+        assert_eq!(queues.drain(), [StreamKey(0), StreamKey(3)]);
+        assert!(queues.is_empty() && queues.first().is_none());
+    }
+
+    #[test]
+    fn equal_priorities_take_turns_whatever_their_groups() {
+        let places = [place(0, 1, 9, 1), place(1, 2, 9, 1_000_000), place(2, 3, 9, !7)];
+        let mut queues = StreamQueues::default();
+        places.iter().for_each(|place| queues.insert(*place));
+        let served = serve(&mut queues, &places, 9);
+        assert!(served.chunks(3).all(|round| round.iter().sum::<u64>() == 3 && round[0] != round[1]));
+        // A queue that was empty for a while goes first once, and no more than that.
+        queues.remove(places[0]);
+        serve(&mut queues, &places, 4);
+        queues.insert(places[0]);
+        let served = serve(&mut queues, &places, 6);
+        assert_eq!(served[0], 0);
+        assert_eq!(served.iter().filter(|key| **key == 0).count(), 2);
+    }
+
+    #[test]
+    fn idle_queues_are_forgotten() {
+        let mut queues = StreamQueues::default();
+        for owner in 0..1000 {
+            queues.insert(place(owner, owner, 1, 1));
+            queues.remove(place(owner, owner, 1, 1));
+        }
+        assert!(queues.queues.len() <= IDLE_QUEUES && queues.order.is_empty());
+    }
+}

@@ -1,0 +1,432 @@
+//! Loss detection and probing over the packet numbers on the wire (RFC 9002).
+//!
+//! All senders of the connection draw from these numbers. The data plane's packets, offloaded ones included, carry
+//! a `T` that says what is in them. The QUIC stack's packets count as bytes in flight and their loss as congestion,
+//! but the stack repairs them itself.
+
+mod loss;
+mod rtt;
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use loss::Lost;
+pub use rtt::Rtt;
+
+use super::{
+    congestion::{Acked, Algorithm, Controller},
+    types::Ack,
+};
+
+/// kPacketThreshold (section 6.1.1), where the path has not shown that it reorders further.
+const PACKET_THRESHOLD: u64 = 3;
+/// kGranularity (section 6.1.2).
+const GRANULARITY: Duration = Duration::from_millis(1);
+/// Packets sent per probe timeout (section 6.2.4).
+const PROBES: u8 = 2;
+/// The probe timeout doubles so many times at most. The QUIC stack's idle timeout ends the connection.
+const MAX_BACKOFF: u32 = 16;
+/// What every path of QUIC carries, bytes of UDP payload (RFC 9000, section 14).
+pub const BASE_MTU: u64 = 1200;
+/// Rounds in which packets larger than [`BASE_MTU`] were lost and none arrived, until the path counts as a black hole.
+const BLACK_HOLE: u32 = 3;
+/// Senders report a number at the latest when this many more have been drawn.
+const REPORT_LAG: u64 = 64;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    pub algorithm: Algorithm,
+    /// Largest UDP payload that the path takes, bytes.
+    pub mtu: u64,
+    /// Round trip to assume before the first sample.
+    pub initial_rtt: Duration,
+    /// The peer's transport parameter.
+    pub max_ack_delay: Duration,
+}
+
+/// What became of packets. Reused from call to call to keep its allocations.
+#[derive(Debug)]
+pub struct Outcome<T> {
+    pub acked: Vec<T>,
+    pub lost: Vec<T>,
+}
+
+/// An ACK frame named a packet number that nobody sent (a connection error: RFC 9000, section 13.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("packet number {0} was acknowledged but never sent")]
+pub struct NeverSent(pub u64);
+
+/// Counts since the connection began. Packets are the data plane's, offloaded ones included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub packets_sent: u64,
+    pub bytes_sent: u64,
+    pub packets_lost: u64,
+    pub packets_acked: u64,
+    /// Packets declared lost and acknowledged later.
+    pub spurious_losses: u64,
+    /// The QUIC stack's packets that elicit acknowledgements, and those of them declared lost.
+    pub stack_sent: u64,
+    pub stack_lost: u64,
+    pub probe_timeouts: u64,
+    pub congestion_events: u64,
+}
+
+/// The state of all packets in flight, the round-trip time and the congestion window.
+pub struct Recovery<T> {
+    config: Config,
+    controller: Box<dyn Controller>,
+    pub rtt: Rtt,
+    /// What became of each packet number from `base` on. Begins with a packet in flight.
+    sent: VecDeque<Slot<T>>,
+    base: u64,
+    /// Packets declared lost not long ago, by number.
+    lost: VecDeque<Lost<T>>,
+    largest_acked: Option<u64>,
+    packet_threshold: u64,
+    in_flight: u64,
+    stack_in_flight: u64,
+    own_packets: u64,
+    last_own_sent: Option<Instant>,
+    loss_time: Option<Instant>,
+    pto_count: u32,
+    probes: u8,
+    /// When the window was last reduced. Packets sent before then change it no more.
+    reduced_at: Option<Instant>,
+    /// Packets whose loss led to the last reduction and that have not been acknowledged since.
+    blamed: u64,
+    /// The first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
+    sampled_at: Option<Instant>,
+    /// Rounds in which packets larger than [`BASE_MTU`] were lost, since the last one that arrived.
+    suspicions: u32,
+    counts: Counts,
+}
+
+enum Slot<T> {
+    /// Skipped, or drawn by a sender that has not reported it yet.
+    Unused,
+    /// Forgotten: it was skipped, lost or acknowledged long ago.
+    Past,
+    /// Not ack-eliciting, so its loss would not be noticed.
+    NonEliciting,
+    Resolved {
+        acked: bool,
+    },
+    InFlight(Packet<T>),
+}
+
+struct Packet<T> {
+    sent: Instant,
+    size: u64,
+    /// `None` for a packet of the QUIC stack.
+    content: Option<T>,
+    /// Larger than the path is known to take: its loss says nothing about congestion.
+    mtu_probe: bool,
+}
+
+impl<T> Default for Outcome<T> {
+    fn default() -> Self {
+        Self { acked: Vec::new(), lost: Vec::new() }
+    }
+}
+
+impl<T: Clone> Recovery<T> {
+    pub fn new(config: Config, now: Instant) -> Self {
+        Self {
+            config,
+            controller: config.algorithm.start(config.mtu, now),
+            rtt: Rtt::new(config.initial_rtt),
+            sent: VecDeque::new(),
+            base: 0,
+            lost: VecDeque::new(),
+            largest_acked: None,
+            packet_threshold: PACKET_THRESHOLD,
+            in_flight: 0,
+            stack_in_flight: 0,
+            own_packets: 0,
+            last_own_sent: None,
+            loss_time: None,
+            pto_count: 0,
+            probes: 0,
+            reduced_at: None,
+            blamed: 0,
+            sampled_at: None,
+            suspicions: 0,
+            counts: Counts::default(),
+        }
+    }
+
+    /// The data plane sent a packet of `size` bytes, the UDP payload.
+    pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
+        self.probes = self.probes.saturating_sub(1);
+        self.on_offloaded_sent(now, number, size, content);
+    }
+
+    /// The offload sent a packet of the data plane's streams or datagrams, at `sent`.
+    pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
+        let size = size as u64;
+        self.counts.packets_sent += 1;
+        self.counts.bytes_sent += size;
+        self.last_own_sent = self.last_own_sent.max(Some(sent));
+        let packet = Packet { sent, size, content: Some(content), mtu_probe: false };
+        self.record(number, Slot::InFlight(packet));
+    }
+
+    /// The QUIC stack sent a packet.
+    pub fn on_stack_sent(&mut self, now: Instant, number: u64, size: usize, ack_eliciting: bool) {
+        if !ack_eliciting {
+            return self.record(number, Slot::NonEliciting);
+        }
+        let size = size as u64;
+        self.counts.stack_sent += 1;
+        let mtu_probe = size > self.config.mtu;
+        self.record(number, Slot::InFlight(Packet { sent: now, size, content: None, mtu_probe }));
+    }
+
+    /// Takes a whole ACK frame and adds to `outcome` what became of the data plane's packets.
+    ///
+    /// `app_limited`: the data plane had nothing to send while the window was open.
+    ///
+    /// # Errors
+    /// The frame names a number that was not sent, or not reported yet. The others have been processed; the same
+    /// frame may be passed again after the report.
+    pub fn on_ack(
+        &mut self,
+        now: Instant,
+        ack: &Ack,
+        app_limited: bool,
+        outcome: &mut Outcome<T>,
+    ) -> Result<(), NeverSent> {
+        let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
+        let mut newly = Newly::default();
+        if largest >= self.next() {
+            newly.never_sent = Some(largest);
+        }
+        for range in &ack.ranges {
+            let (first, end) = (*range.start(), range.end().saturating_add(1).min(self.next()));
+            if let Some(last) = end.checked_sub(1) {
+                self.late(first, last, outcome);
+            }
+            for number in first.max(self.base)..end {
+                self.acknowledge(number, largest, &mut newly, outcome);
+            }
+        }
+        let result = newly.never_sent.map_or(Ok(()), |number| Err(NeverSent(number)));
+        self.largest_acked = self.largest_acked.max(newly.last);
+        let Some(newest) = newly.newest else { return result };
+        if newly.largest {
+            let delay = ack.delay.min(self.config.max_ack_delay);
+            self.rtt.sample(now.saturating_duration_since(newest), delay);
+            self.sampled_at.get_or_insert(now);
+        }
+        self.pto_count = 0;
+        if newly.bytes > 0 {
+            let acked = Acked {
+                bytes: newly.bytes,
+                sent: newest,
+                rtt: self.rtt.latest(),
+                smoothed_rtt: self.rtt.smoothed(),
+                app_limited,
+            };
+            self.controller.on_ack(now, &acked);
+        }
+        self.detect(now, outcome);
+        self.prune(now);
+        result
+    }
+
+    /// When [`Recovery::on_timeout`] is due.
+    pub fn timeout(&self) -> Option<Instant> {
+        self.loss_time.or_else(|| self.probe_time())
+    }
+
+    /// Returns whether a probe timeout expired. [`Recovery::probes`] packets are then to be sent, even where the
+    /// window is full.
+    pub fn on_timeout(&mut self, now: Instant, outcome: &mut Outcome<T>) -> bool {
+        if self.loss_time.is_some_and(|at| at <= now) {
+            self.detect(now, outcome);
+            self.prune(now);
+            return false;
+        }
+        if self.loss_time.is_some() || self.probe_time().is_none_or(|at| at > now) {
+            return false;
+        }
+        self.pto_count += 1;
+        self.counts.probe_timeouts += 1;
+        self.probes = PROBES;
+        true
+    }
+
+    /// Probes that are still to be sent.
+    pub fn probes(&self) -> u8 {
+        self.probes
+    }
+
+    /// Whether the next acknowledgement is not urgent: no loss is suspected, no probe was needed, and no packet of
+    /// the QUIC stack is in flight.
+    pub fn is_steady(&self) -> bool {
+        self.loss_time.is_none() && self.pto_count == 0 && self.probes == 0 && self.stack_in_flight == 0
+    }
+
+    /// The data plane's packets in flight, oldest first.
+    pub fn own_in_flight(&self) -> impl Iterator<Item = &T> {
+        self.sent.iter().filter_map(|slot| match slot {
+            Slot::InFlight(packet) => packet.content.as_ref(),
+            _ => None,
+        })
+    }
+
+    /// Whether a full packet fits into the window beside `unreported` bytes, which may be in flight as well.
+    pub fn window_open(&self, unreported: u64) -> bool {
+        self.in_flight + unreported + self.config.mtu <= self.controller.window()
+    }
+
+    /// Bytes that the window has room for.
+    pub fn room(&self) -> u64 {
+        self.controller.window().saturating_sub(self.in_flight)
+    }
+
+    pub fn window(&self) -> u64 {
+        self.controller.window()
+    }
+
+    pub fn pacing_rate(&self) -> u64 {
+        self.controller.pacing_rate(self.rtt.smoothed())
+    }
+
+    /// Bytes in flight, of all senders.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight
+    }
+
+    /// What the window leaves to the QUIC stack: at least two packets, so that control streams always get through.
+    pub fn stack_window(&self) -> u64 {
+        let own = self.in_flight - self.stack_in_flight;
+        self.controller.window().saturating_sub(own).max(2 * self.config.mtu)
+    }
+
+    pub fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The path seems to have stopped carrying packets larger than [`BASE_MTU`].
+    pub fn black_hole(&self) -> bool {
+        self.suspicions >= BLACK_HOLE
+    }
+
+    pub fn set_mtu(&mut self, mtu: u64) {
+        self.suspicions = 0;
+        self.config.mtu = mtu;
+        self.controller.set_mtu(mtu);
+    }
+
+    /// The path changed: round-trip time and window are unknown again (RFC 9000, section 9.4).
+    pub fn on_path_change(&mut self, now: Instant) {
+        self.controller = self.config.algorithm.start(self.config.mtu, now);
+        self.rtt = Rtt::new(self.config.initial_rtt);
+        self.packet_threshold = PACKET_THRESHOLD;
+        self.pto_count = 0;
+        self.blamed = 0;
+        self.reduced_at = Some(now);
+    }
+
+    fn next(&self) -> u64 {
+        self.base + self.sent.len() as u64
+    }
+
+    /// Senders draw and report numbers without a common lock, so reports may be slightly out of order.
+    fn record(&mut self, number: u64, slot: Slot<T>) {
+        while self.base > number {
+            self.sent.push_front(Slot::Past);
+            self.base -= 1;
+        }
+        while self.next() <= number {
+            self.sent.push_back(Slot::Unused);
+        }
+        let Some(place) = self.sent.get_mut((number - self.base) as usize) else { return };
+        debug_assert!(matches!(place, Slot::Unused | Slot::Past), "packet number {number} was used twice");
+        if let Slot::InFlight(packet) = &slot {
+            self.in_flight += packet.size;
+            match packet.content {
+                Some(_) => self.own_packets += 1,
+                None => self.stack_in_flight += packet.size,
+            }
+        }
+        *place = slot;
+        self.trim();
+    }
+
+    fn acknowledge(&mut self, number: u64, largest: u64, newly: &mut Newly, outcome: &mut Outcome<T>) {
+        let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { return };
+        match slot {
+            Slot::Unused => {
+                newly.never_sent.get_or_insert(number);
+                return;
+            }
+            Slot::Resolved { .. } | Slot::Past => return,
+            Slot::NonEliciting | Slot::InFlight(_) => {}
+        }
+        newly.last = newly.last.max(Some(number));
+        let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: true }) else { return };
+        self.leave_flight(&packet);
+        if packet.size > BASE_MTU {
+            self.suspicions = 0;
+        }
+        newly.newest = newly.newest.max(Some(packet.sent));
+        newly.largest |= number == largest;
+        if self.reduced_at.is_none_or(|at| packet.sent > at) {
+            newly.bytes += packet.size;
+        }
+        if let Some(content) = packet.content {
+            self.counts.packets_acked += 1;
+            outcome.acked.push(content);
+        }
+    }
+
+    /// Forgets the numbers before the first packet in flight.
+    fn trim(&mut self) {
+        while let Some(slot) = self.sent.front() {
+            match slot {
+                Slot::InFlight(_) => return,
+                Slot::Unused if self.base + REPORT_LAG >= self.next() => return,
+                Slot::Unused | Slot::Past | Slot::NonEliciting | Slot::Resolved { .. } => {}
+            }
+            self.sent.pop_front();
+            self.base += 1;
+        }
+    }
+
+    fn leave_flight(&mut self, packet: &Packet<T>) {
+        self.in_flight -= packet.size;
+        match packet.content {
+            Some(_) => self.own_packets -= 1,
+            None => self.stack_in_flight -= packet.size,
+        }
+    }
+
+    fn probe_time(&self) -> Option<Instant> {
+        let sent = self.last_own_sent.filter(|_| self.own_packets > 0)?;
+        let backoff = 1 << self.pto_count.min(MAX_BACKOFF);
+        Some(sent + self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * backoff)
+    }
+}
+
+/// What one ACK frame newly acknowledged.
+#[derive(Default)]
+struct Newly {
+    /// When the newest packet was sent.
+    newest: Option<Instant>,
+    /// The largest number among them.
+    last: Option<u64>,
+    /// A number in the frame that nobody has sent.
+    never_sent: Option<u64>,
+    /// Bytes that may grow the window: those sent since it was last reduced.
+    bytes: u64,
+    /// Whether the frame's largest number is among them. Only then it makes a round-trip sample (section 5.1).
+    largest: bool,
+}
+
+#[cfg(test)]
+mod tests;

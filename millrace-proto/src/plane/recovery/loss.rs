@@ -1,0 +1,158 @@
+//! Which packets are declared lost, and what that says about congestion (RFC 9002, sections 6.1, 7.3 and 7.6).
+
+use std::time::{Duration, Instant};
+
+use super::{BASE_MTU, GRANULARITY, Outcome, Packet, Recovery, Slot};
+
+/// The packet threshold grows no further than this.
+const MAX_PACKET_THRESHOLD: u64 = 128;
+/// kPersistentCongestionThreshold (section 7.6.1).
+const PERSISTENT_CONGESTION_THRESHOLD: u32 = 3;
+/// Lost packets that are remembered, to recognise a late acknowledgement.
+const MAX_LOST: usize = 256;
+
+/// A packet that was declared lost.
+pub(super) struct Lost<T> {
+    number: u64,
+    packet: Packet<T>,
+    /// When it was declared lost.
+    at: Instant,
+    /// Its loss led to the last reduction of the window.
+    blamed: bool,
+}
+
+impl<T: Clone> Recovery<T> {
+    /// Packets from `first` to `last` are acknowledged: those of them that were declared lost had not been lost.
+    pub(super) fn late(&mut self, first: u64, last: u64, outcome: &mut Outcome<T>) {
+        let start = self.lost.partition_point(|lost| lost.number < first);
+        while let Some(lost) = self.lost.get(start)
+            && lost.number <= last
+        {
+            let Some(lost) = self.lost.remove(start) else { return };
+            let distance = self.largest_acked.unwrap_or_default().saturating_sub(lost.number);
+            self.packet_threshold = self.packet_threshold.max(distance + 1).min(MAX_PACKET_THRESHOLD);
+            if lost.blamed && self.blamed > 0 {
+                self.blamed -= 1;
+                if self.blamed == 0 {
+                    self.controller.on_spurious_congestion();
+                }
+            }
+            if let Some(content) = lost.packet.content {
+                self.counts.spurious_losses += 1;
+                outcome.acked.push(content);
+            }
+        }
+    }
+
+    /// Declares packets lost and tells the controller.
+    pub(super) fn detect(&mut self, now: Instant, outcome: &mut Outcome<T>) {
+        self.loss_time = None;
+        let Some(largest_acked) = self.largest_acked else { return };
+        let delay = self.rtt.loss_delay(GRANULARITY);
+        let mut newest: Option<Instant> = None;
+        let mut outage = Outage::default();
+        let mut large = false;
+        for number in self.base..largest_acked.saturating_add(1).min(self.next()) {
+            let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { break };
+            let packet = match slot {
+                Slot::InFlight(packet) => packet,
+                Slot::Resolved { acked: true } => {
+                    outage.interrupt();
+                    continue;
+                }
+                _ => continue,
+            };
+            let overdue = packet.sent + delay;
+            if overdue > now && largest_acked - number < self.packet_threshold {
+                self.loss_time = Some(self.loss_time.map_or(overdue, |at| at.min(overdue)));
+                outage.interrupt();
+                continue;
+            }
+            let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: false }) else {
+                continue;
+            };
+            self.leave_flight(&packet);
+            if !packet.mtu_probe {
+                newest = newest.max(Some(packet.sent));
+                large |= packet.size > BASE_MTU;
+                if self.sampled_at.is_some_and(|at| packet.sent > at) {
+                    outage.extend(packet.sent);
+                }
+            }
+            match &packet.content {
+                Some(content) => {
+                    self.counts.packets_lost += 1;
+                    outcome.lost.push(content.clone());
+                }
+                None => self.counts.stack_lost += 1,
+            }
+            self.remember(Lost { number, packet, at: now, blamed: false });
+        }
+        self.suspicions += u32::from(large);
+        if let Some(newest) = newest {
+            self.congestion(now, newest);
+            if outage.longest > self.persistent_duration() {
+                self.controller.on_persistent_congestion();
+                self.reduced_at = None;
+            }
+        }
+    }
+
+    /// Reduces the window once per round trip: only if a packet was lost that was sent after the last reduction.
+    fn congestion(&mut self, now: Instant, newest: Instant) {
+        let fresh = self.reduced_at.is_none_or(|at| newest > at);
+        if fresh {
+            self.reduced_at = Some(now);
+            self.blamed = 0;
+            self.counts.congestion_events += 1;
+            self.controller.on_congestion(now);
+        }
+        for lost in &mut self.lost {
+            // Later losses of the same flight belong to the same congestion event.
+            let joins = lost.at == now && !lost.packet.mtu_probe;
+            if joins && (fresh || !lost.blamed) {
+                self.blamed += 1;
+            }
+            lost.blamed = joins || (lost.blamed && !fresh);
+        }
+    }
+
+    /// Inserts by number: one that was reported late may come after larger ones.
+    fn remember(&mut self, lost: Lost<T>) {
+        let index = self.lost.partition_point(|other| other.number < lost.number);
+        self.lost.insert(index, lost);
+    }
+
+    /// Forgets losses so old that no acknowledgement is expected any more.
+    pub(super) fn prune(&mut self, now: Instant) {
+        let keep = self.persistent_duration();
+        while let Some(lost) = self.lost.front()
+            && (self.lost.len() > MAX_LOST || now.saturating_duration_since(lost.at) > keep)
+        {
+            self.lost.pop_front();
+        }
+        self.trim();
+    }
+
+    fn persistent_duration(&self) -> Duration {
+        self.rtt.probe_timeout(GRANULARITY, self.config.max_ack_delay) * PERSISTENT_CONGESTION_THRESHOLD
+    }
+}
+
+/// The longest time in which every packet was lost (section 7.6.2).
+#[derive(Default)]
+struct Outage {
+    start: Option<Instant>,
+    longest: Duration,
+}
+
+impl Outage {
+    fn extend(&mut self, sent: Instant) {
+        let start = *self.start.get_or_insert(sent);
+        self.longest = self.longest.max(sent.saturating_duration_since(start));
+    }
+
+    fn interrupt(&mut self) {
+        self.start = None;
+    }
+}

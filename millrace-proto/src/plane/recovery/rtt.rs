@@ -1,0 +1,53 @@
+use std::time::Duration;
+
+/// The round-trip estimate (RFC 9002, section 5).
+#[derive(Clone, Copy, Debug)]
+pub struct Rtt {
+    latest: Duration,
+    min: Option<Duration>,
+    smoothed: Duration,
+    variation: Duration,
+}
+
+impl Rtt {
+    pub fn new(initial: Duration) -> Self {
+        Self { latest: initial, min: None, smoothed: initial, variation: initial / 2 }
+    }
+
+    /// `delay`: how long the peer held the acknowledgement back, already capped by its max_ack_delay.
+    pub fn sample(&mut self, latest: Duration, delay: Duration) {
+        self.latest = latest;
+        let Some(min) = self.min else {
+            (self.min, self.smoothed, self.variation) = (Some(latest), latest, latest / 2);
+            return;
+        };
+        let min = min.min(latest);
+        self.min = Some(min);
+        let adjusted = if latest >= min + delay { latest - delay } else { latest };
+        self.variation = (self.variation * 3 + self.smoothed.abs_diff(adjusted)) / 4;
+        self.smoothed = (self.smoothed * 7 + adjusted) / 8;
+    }
+
+    pub fn latest(&self) -> Duration {
+        self.latest
+    }
+
+    pub fn smoothed(&self) -> Duration {
+        self.smoothed
+    }
+
+    /// The shortest sample; the initial estimate before the first.
+    pub fn min(&self) -> Duration {
+        self.min.unwrap_or(self.smoothed)
+    }
+
+    /// How long after its sending a packet is lost if a later one was acknowledged (section 6.1.2).
+    pub fn loss_delay(&self, granularity: Duration) -> Duration {
+        (self.smoothed.max(self.latest) * 9 / 8).max(granularity)
+    }
+
+    /// Section 6.2.1, without backoff.
+    pub fn probe_timeout(&self, granularity: Duration, max_ack_delay: Duration) -> Duration {
+        self.smoothed + (self.variation * 4).max(granularity) + max_ack_delay
+    }
+}

@@ -1,0 +1,376 @@
+use super::*;
+
+const MTU: u64 = 1000;
+const MS: Duration = Duration::from_millis(1);
+const RTT: Duration = Duration::from_millis(100);
+const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
+
+/// Recovery whose packets carry their own number.
+struct Lab {
+    recovery: Recovery<u64>,
+    now: Instant,
+    next: u64,
+    outcome: Outcome<u64>,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let now = Instant::now();
+        let config = Config {
+            algorithm: Algorithm::NewReno,
+            mtu: MTU,
+            initial_rtt: Duration::from_millis(333),
+            max_ack_delay: MAX_ACK_DELAY,
+        };
+        Self { recovery: Recovery::new(config, now), now, next: 0, outcome: Outcome::default() }
+    }
+
+    /// One round trip measured, nothing in flight.
+    fn warm() -> Self {
+        let mut lab = Self::new();
+        lab.send(1);
+        lab.now += RTT;
+        lab.ack(&[0..=0]);
+        lab.clear();
+        lab
+    }
+
+    fn send(&mut self, packets: u64) {
+        for number in self.next..self.next + packets {
+            self.recovery.on_sent(self.now, number, MTU as usize, number);
+        }
+        self.next += packets;
+    }
+
+    fn send_as_stack(&mut self, size: usize, ack_eliciting: bool) {
+        self.recovery.on_stack_sent(self.now, self.next, size, ack_eliciting);
+        self.next += 1;
+    }
+
+    fn ack(&mut self, ranges: &[std::ops::RangeInclusive<u64>]) {
+        self.try_ack(ranges).expect("sent");
+    }
+
+    fn try_ack(&mut self, ranges: &[std::ops::RangeInclusive<u64>]) -> Result<(), NeverSent> {
+        let ack = Ack { delay: Duration::ZERO, ranges: ranges.to_vec() };
+        self.recovery.on_ack(self.now, &ack, false, &mut self.outcome)
+    }
+
+    /// Goes to the next deadline; returns whether it was a probe timeout.
+    fn expire(&mut self) -> bool {
+        self.now = self.recovery.timeout().expect("armed");
+        self.recovery.on_timeout(self.now, &mut self.outcome)
+    }
+
+    fn clear(&mut self) {
+        self.outcome.acked.clear();
+        self.outcome.lost.clear();
+    }
+}
+
+#[test]
+fn round_trip_estimates_of_rfc9002() {
+    let mut rtt = Rtt::new(Duration::from_millis(333));
+    assert_eq!(rtt.probe_timeout(GRANULARITY, MAX_ACK_DELAY), Duration::from_millis(333 + 666 + 25));
+    rtt.sample(100 * MS, 20 * MS);
+    assert_eq!((rtt.smoothed(), rtt.min()), (100 * MS, 100 * MS), "the first sample is taken as it is");
+    assert_eq!(rtt.probe_timeout(GRANULARITY, MAX_ACK_DELAY), 325 * MS);
+    rtt.sample(140 * MS, 20 * MS);
+    // Adjusted 120; variation 3/4 * 50 + 1/4 * 20 = 42.5; smoothed 7/8 * 100 + 1/8 * 120 = 102.5.
+    assert_eq!(rtt.smoothed(), Duration::from_micros(102_500));
+    assert_eq!(rtt.probe_timeout(GRANULARITY, Duration::ZERO), Duration::from_micros(272_500));
+    assert_eq!(rtt.loss_delay(GRANULARITY), Duration::from_micros(157_500));
+    rtt.sample(90 * MS, 20 * MS);
+    assert_eq!(rtt.min(), 90 * MS, "an acknowledgement delay does not lower the minimum");
+}
+
+#[test]
+fn the_peers_ack_delay_is_capped() {
+    let mut lab = Lab::warm();
+    lab.send(1);
+    lab.now += 200 * MS;
+    let ack = Ack { delay: Duration::from_secs(9), ranges: vec![1..=1] };
+    lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
+    // 100 * 7/8 + (200 - 25) / 8
+    assert_eq!(lab.recovery.rtt.smoothed(), Duration::from_micros(109_375));
+}
+
+#[test]
+fn only_the_largest_newly_acknowledged_makes_a_sample() {
+    let mut lab = Lab::warm();
+    lab.send(3);
+    lab.now += RTT;
+    lab.ack(&[3..=3]);
+    lab.now += RTT;
+    lab.ack(&[1..=3]);
+    assert_eq!(lab.recovery.rtt.latest(), RTT);
+    assert_eq!(lab.outcome.acked, [3, 1, 2]);
+}
+
+#[test]
+fn lost_by_packet_threshold() {
+    let mut lab = Lab::warm();
+    lab.send(5);
+    lab.now += RTT;
+    lab.ack(&[3..=3]);
+    assert!(lab.outcome.lost.is_empty(), "two packets later is not enough");
+    lab.ack(&[3..=4]);
+    assert_eq!(lab.outcome.lost, [1]);
+    assert_eq!(lab.recovery.in_flight(), 2 * MTU);
+}
+
+#[test]
+fn lost_by_time_threshold() {
+    let mut lab = Lab::warm();
+    lab.send(2);
+    let sent = lab.now;
+    lab.now += RTT;
+    lab.ack(&[2..=2]);
+    assert!(lab.outcome.lost.is_empty());
+    assert_eq!(lab.recovery.timeout(), Some(sent + RTT * 9 / 8));
+    assert!(!lab.expire(), "a loss timer is not a probe timeout");
+    assert_eq!(lab.outcome.lost, [1]);
+    assert_eq!((lab.recovery.in_flight(), lab.recovery.timeout()), (0, None));
+}
+
+#[test]
+fn probe_timeouts_back_off_until_an_ack() {
+    let mut lab = Lab::warm();
+    lab.send(1);
+    let mut sent = lab.now;
+    // The second sample in `warm` is the first: variation is half of 100 ms.
+    for backoff in [1, 2, 4, 8] {
+        assert!(lab.expire());
+        assert_eq!(lab.now, sent + (RTT + 200 * MS + MAX_ACK_DELAY) * backoff);
+        assert_eq!(lab.recovery.probes(), 2);
+        assert!(lab.recovery.own_in_flight().next().is_some());
+        sent = lab.now;
+        lab.send(2);
+        assert_eq!(lab.recovery.probes(), 0);
+    }
+    let last = lab.next - 1;
+    lab.now += RTT;
+    lab.ack(&[last..=last]);
+    assert_eq!(lab.outcome.lost, (1..last - 1).collect::<Vec<_>>(), "by the threshold, at last");
+    lab.send(1);
+    let waits = lab.recovery.timeout().expect("armed") - lab.now;
+    assert!(waits < RTT * 4, "no backoff any more: {waits:?}");
+}
+
+#[test]
+fn no_probes_for_the_quic_stack() {
+    let mut lab = Lab::warm();
+    lab.send_as_stack(300, true);
+    assert_eq!(lab.recovery.timeout(), None, "it has its own timer");
+    lab.send(1);
+    assert!(lab.recovery.timeout().is_some());
+}
+
+#[test]
+fn the_stacks_losses_are_congestion_but_not_ours_to_repair() {
+    let mut lab = Lab::warm();
+    let window = lab.recovery.window();
+    lab.send_as_stack(300, true);
+    lab.send(3);
+    assert_eq!(lab.recovery.in_flight(), 300 + 3 * MTU);
+    assert_eq!(lab.recovery.stack_window(), window - 3 * MTU);
+    lab.now += RTT;
+    lab.ack(&[2..=4]);
+    assert!(lab.outcome.lost.is_empty());
+    let counts = lab.recovery.counts();
+    assert_eq!((counts.packets_lost, counts.stack_lost, counts.congestion_events), (0, 1, 1));
+    assert!(lab.recovery.window() < window);
+    assert_eq!(lab.recovery.in_flight(), 0);
+}
+
+#[test]
+fn a_lost_mtu_probe_is_not_congestion() {
+    let mut lab = Lab::warm();
+    lab.send_as_stack(MTU as usize + 400, true);
+    lab.send(3);
+    lab.now += RTT;
+    let window = lab.recovery.window();
+    lab.ack(&[2..=4]);
+    assert_eq!(lab.recovery.counts().stack_lost, 1);
+    assert_eq!(lab.recovery.counts().congestion_events, 0);
+    assert!(lab.recovery.window() > window);
+}
+
+#[test]
+fn packets_that_elicit_nothing_are_not_in_flight() {
+    let mut lab = Lab::warm();
+    for _ in 0..10_000 {
+        lab.send_as_stack(40, false);
+    }
+    assert_eq!((lab.recovery.in_flight(), lab.recovery.timeout()), (0, None));
+    assert!(lab.recovery.sent.is_empty(), "and not remembered");
+    let last = lab.next - 1;
+    lab.ack(&[5..=last]);
+}
+
+#[test]
+fn one_reduction_per_round_trip() {
+    let mut lab = Lab::warm();
+    lab.send(9);
+    lab.now += RTT;
+    lab.ack(&[4..=4]);
+    let reduced = lab.recovery.window();
+    lab.ack(&[8..=8]);
+    assert_eq!(lab.outcome.lost, [1, 2, 3, 5]);
+    assert_eq!(lab.recovery.window(), reduced, "lost from the same flight");
+    assert_eq!(lab.recovery.counts().congestion_events, 1);
+    lab.now += MS;
+    lab.send(4);
+    lab.now += RTT;
+    let last = lab.next - 1;
+    lab.ack(&[last..=last]);
+    assert_eq!(lab.recovery.counts().congestion_events, 2);
+}
+
+#[test]
+fn a_spurious_loss_is_undone_and_widens_the_threshold() {
+    let mut lab = Lab::warm();
+    let window = lab.recovery.window();
+    lab.send(8);
+    lab.now += RTT;
+    lab.ack(&[8..=8]);
+    assert_eq!(lab.outcome.lost, [1, 2, 3, 4, 5]);
+    assert!(lab.recovery.window() < window);
+    lab.clear();
+    lab.now += MS;
+    lab.ack(&[2..=8]);
+    assert_eq!(lab.recovery.counts().spurious_losses, 4);
+    assert!(lab.recovery.window() < window, "one may still be lost");
+    lab.ack(&[1..=8]);
+    assert_eq!(lab.outcome.acked, [2, 3, 4, 5, 6, 7, 1]);
+    assert!(lab.recovery.window() >= window);
+    lab.clear();
+    lab.send(8);
+    lab.now += RTT;
+    lab.ack(&[16..=16]);
+    assert!(lab.outcome.lost.is_empty(), "reordering by seven was seen before");
+}
+
+#[test]
+fn persistent_congestion_needs_an_outage_without_any_ack() {
+    // Three probe timeouts are 3 * (100 + 200 + 25) ms; the outage is 1.4 s, or twice 0.6 s.
+    for interrupted in [false, true] {
+        let mut lab = Lab::warm();
+        for _ in 0..16 {
+            lab.now += RTT;
+            lab.send(1);
+        }
+        lab.now += MS;
+        lab.send(1);
+        lab.now += RTT;
+        lab.ack(if interrupted { &[17..=17, 8..=8] } else { &[17..=17] });
+        assert_eq!(lab.outcome.lost.len(), if interrupted { 14 } else { 15 });
+        assert_eq!(lab.recovery.window() == 2 * MTU, !interrupted, "{}", lab.recovery.window());
+    }
+}
+
+#[test]
+fn numbers_nobody_sent_are_refused() {
+    let mut lab = Lab::warm();
+    lab.send(2);
+    assert_eq!(lab.try_ack(&[3..=3]), Err(NeverSent(3)));
+    assert_eq!(lab.try_ack(&[u64::MAX..=u64::MAX]), Err(NeverSent(u64::MAX)));
+    lab.next += 1;
+    lab.send(1);
+    assert_eq!(lab.try_ack(&[1..=4]), Err(NeverSent(3)), "skipped on purpose");
+}
+
+#[test]
+fn what_is_reported_after_its_acknowledgement_is_found_by_the_same_frame() {
+    let mut lab = Lab::warm();
+    lab.send(1);
+    let late = lab.next;
+    lab.next += 1;
+    lab.send(1);
+    lab.now += RTT;
+    let frame = [late - 1..=late + 1];
+    assert_eq!(lab.try_ack(&frame), Err(NeverSent(late)));
+    assert_eq!(lab.outcome.acked, [late - 1, late + 1], "the others count");
+    lab.recovery.on_offloaded_sent(lab.now - RTT, late, 500, late);
+    lab.ack(&frame);
+    assert_eq!(lab.outcome.acked, [late - 1, late + 1, late]);
+    assert!(lab.outcome.lost.is_empty() && lab.recovery.in_flight() == 0);
+}
+
+#[test]
+fn no_report_is_too_late() {
+    let mut lab = Lab::warm();
+    let late = lab.next;
+    lab.next += 1;
+    lab.send(REPORT_LAG + 10);
+    lab.now += RTT;
+    let frame = [late + 1..=lab.next - 1, 0..=0];
+    lab.ack(&frame);
+    lab.recovery.on_offloaded_sent(lab.now - RTT, late, 500, late);
+    assert_eq!(lab.recovery.in_flight(), 500);
+    lab.ack(&frame);
+    assert_eq!(lab.outcome.lost, [] as [u64; 0], "judged when something new is acknowledged");
+    lab.send(1);
+    lab.now += RTT;
+    lab.ack(&[late + 1..=lab.next - 1, 0..=0]);
+    assert_eq!(lab.outcome.lost, [late]);
+    assert_eq!(lab.recovery.in_flight(), 0);
+}
+
+#[test]
+fn repeated_and_strange_ranges_do_no_harm() {
+    let mut lab = Lab::warm();
+    lab.send(4);
+    lab.now += RTT;
+    #[allow(clippy::reversed_empty_ranges)]
+    lab.ack(&[4..=4, 3..=1, 0..=4, 2..=2]);
+    lab.ack(&[0..=4]);
+    lab.ack(&[]);
+    assert_eq!(lab.outcome.acked.len(), 4);
+    assert_eq!(lab.recovery.in_flight(), 0);
+}
+
+#[test]
+fn numbers_may_be_reported_out_of_order() {
+    let mut lab = Lab::warm();
+    let (first, second) = (lab.next, lab.next + 1);
+    lab.next += 2;
+    lab.recovery.on_sent(lab.now, second, MTU as usize, second);
+    lab.recovery.on_stack_sent(lab.now, first, 200, true);
+    assert_eq!(lab.recovery.in_flight(), MTU + 200);
+    lab.now += RTT;
+    lab.ack(&[first..=second]);
+    assert_eq!((lab.recovery.in_flight(), lab.outcome.acked.as_slice()), (0, [second].as_slice()));
+}
+
+#[test]
+fn memory_stays_flat() {
+    let mut lab = Lab::warm();
+    for round in 0..5000u64 {
+        if round % 3 == 0 {
+            lab.next += 1;
+        }
+        lab.send(4);
+        lab.send_as_stack(100, round % 2 == 0);
+        lab.now += RTT;
+        let last = lab.next - 2;
+        // The first of each round is lost.
+        lab.ack(&[last - 2..=last + 1]);
+        lab.clear();
+    }
+    assert!(lab.recovery.sent.len() < 128, "{} packets", lab.recovery.sent.len());
+    assert!(lab.recovery.lost.len() <= 32, "{} losses", lab.recovery.lost.len());
+    assert_eq!(lab.recovery.counts().packets_lost + lab.recovery.counts().packets_acked, 20_001);
+}
+
+#[test]
+fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
+    let mut lab = Lab::warm();
+    lab.send(5);
+    lab.recovery.on_path_change(lab.now);
+    let window = lab.recovery.window();
+    lab.now += RTT;
+    lab.ack(&[5..=5]);
+    assert_eq!(lab.outcome.lost.len(), 2);
+    assert_eq!(lab.recovery.window(), window);
+}

@@ -1,0 +1,74 @@
+//! How an endpoint's connections are made.
+
+use std::{sync::Arc, time::Duration};
+
+use millrace_proto::{
+    plane::downstream::{self, ResetCodes},
+    quic::keys::Suite,
+};
+use rustls::{KeyLog, sign::CertifiedKey};
+
+use crate::{offload::Engine, tap::Tap, tls::Trust};
+
+/// Length of the connection IDs that quinn makes by default.
+pub const ID_LEN: usize = 8;
+
+/// How an endpoint's connections are made.
+#[derive(Clone)]
+pub struct Config {
+    /// The server's certificate; `None`: the endpoint only connects.
+    pub certificate: Option<Arc<CertifiedKey>>,
+    /// Whose certificates are accepted when connecting.
+    pub trust: Trust,
+    /// TLS cipher suites, most wanted first.
+    pub suites: Vec<Suite>,
+    pub alpn: Vec<Vec<u8>>,
+    pub idle_timeout: Duration,
+    pub keep_alive: Option<Duration>,
+    /// Streams that the peer may have open at a time.
+    pub max_bidi_streams: u32,
+    pub max_uni_streams: u32,
+    /// Receive windows, bytes.
+    pub stream_receive_window: u32,
+    pub receive_window: u32,
+    /// Received datagrams that wait for the application, bytes.
+    pub datagram_receive_buffer: usize,
+    /// Whether packets may be handed to the kernel in batches of one destination (UDP GSO).
+    pub gso: bool,
+    /// Where TLS secrets are logged, if the operator asks for it.
+    pub key_log: Option<Arc<dyn KeyLog>>,
+    /// Unidirectional streams that are opened through quinn, before the data plane's.
+    pub control_streams: u64,
+    /// Packets sealed with one key before it is updated, if the AEAD's own limit is not lower.
+    pub max_packets_per_key: u64,
+    /// Its reset codes are the application's; by default they are 0.
+    pub downstream: downstream::Config,
+    /// Has a part in every connection.
+    pub offload: Option<Arc<dyn Engine>>,
+    pub tap: Arc<Tap>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            certificate: None,
+            trust: Trust::Roots(Arc::new(rustls::RootCertStore::empty())),
+            suites: vec![Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm],
+            alpn: Vec::new(),
+            idle_timeout: Duration::from_secs(30),
+            keep_alive: Some(Duration::from_secs(5)),
+            max_bidi_streams: 1024,
+            max_uni_streams: 4096,
+            stream_receive_window: 4 << 20,
+            receive_window: 32 << 20,
+            datagram_receive_buffer: 1 << 20,
+            gso: true,
+            key_log: None,
+            control_streams: 1,
+            max_packets_per_key: u64::MAX,
+            downstream: downstream::Config::new(ResetCodes { late: 0, behind: 0 }),
+            offload: None,
+            tap: Arc::default(),
+        }
+    }
+}

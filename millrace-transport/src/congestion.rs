@@ -1,0 +1,42 @@
+//! quinn's congestion controller: it has none of its own, and takes what the shared one leaves.
+
+use std::{any::Any, sync::Arc, time::Instant};
+
+use quinn::congestion::{Controller, ControllerFactory};
+
+use crate::shared::Shared;
+
+/// Loss, acknowledgements and round trips of quinn's packets reach the shared recovery through the seam, so
+/// most of what quinn reports here is known already; its path MTU is not.
+pub(crate) struct Window(pub Arc<Shared>);
+
+impl ControllerFactory for Window {
+    fn build(self: Arc<Self>, _now: Instant, current_mtu: u16) -> Box<dyn Controller> {
+        self.0.on_mtu(current_mtu);
+        self.clone_box()
+    }
+}
+
+impl Controller for Window {
+    fn on_congestion_event(&mut self, _: Instant, _: Instant, _: bool, _: u64) {}
+
+    fn on_mtu_update(&mut self, new_mtu: u16) {
+        self.0.on_mtu(new_mtu);
+    }
+
+    fn window(&self) -> u64 {
+        self.0.stack_window()
+    }
+
+    fn clone_box(&self) -> Box<dyn Controller> {
+        Box::new(Self(Arc::clone(&self.0)))
+    }
+
+    fn initial_window(&self) -> u64 {
+        self.window()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any> {
+        self
+    }
+}

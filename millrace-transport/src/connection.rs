@@ -1,0 +1,180 @@
+//! Connections: quinn's handle, and the data plane beside it.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_proto::{
+    plane::downstream::{Downstream, Event, StreamKey},
+    quic::keys::Suite,
+};
+use parking_lot::MappedMutexGuard;
+use quinn::VarInt;
+
+use crate::{
+    offload::{ConnectionStatus, Datagrams, Delegation, Ingress, Origin},
+    send::Batch,
+    shared::Shared,
+    stats::Stats,
+};
+
+/// How long objects wait for the control message before them.
+const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
+
+/// One QUIC connection with two senders.
+///
+/// quinn ([`Connection::quic`]) does the handshake, bidirectional streams, all receiving, and the first
+/// unidirectional streams ([`Config::control_streams`](crate::Config::control_streams) of them). From [`Connection::start`] on, all
+/// other unidirectional streams and the datagrams that are sent belong to [`Connection::downstream`].
+pub struct Connection {
+    pub quic: quinn::Connection,
+    pub(crate) shared: Arc<Shared>,
+    /// The receive window that quinn was told last.
+    pub(crate) window: AtomicU32,
+}
+
+impl Connection {
+    /// What this peer is owed. Held for a moment only: quinn waits for it with every packet.
+    /// Afterwards [`Connection::transmit`] sends what has become possible.
+    pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
+        self.shared.downstream()
+    }
+
+    /// quinn has opened its unidirectional streams: the data plane may send.
+    pub fn start(&self) {
+        self.shared.open();
+        self.transmit_now();
+    }
+
+    /// Puts what may be sent into `batch`. The caller flushes it.
+    pub fn transmit(&self, now: Instant, batch: &mut Batch) {
+        self.shared.transmit(now, batch);
+    }
+
+    /// Sends what may be sent.
+    pub fn transmit_now(&self) {
+        let mut batch = self.batch();
+        self.transmit(Instant::now(), &mut batch);
+        self.flush(&mut batch);
+    }
+
+    /// How traces name the connection.
+    pub fn set_session(&self, session: u32) {
+        self.shared.set_session(session);
+    }
+
+    /// The peer's stream as the offload may forward it; `None` if it cannot.
+    pub fn ingress(&self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
+        self.shared.ingress(Origin::Stream(VarInt::from(stream).into_inner()))
+    }
+
+    /// Datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
+    pub fn ingress_datagrams(&self, alias: u64) -> Option<Arc<dyn Ingress>> {
+        self.shared.ingress(Origin::Datagrams(alias))
+    }
+
+    /// Has the offload forward a track's datagrams until what this returns is dropped; `None` if it cannot. The tag is
+    /// what [`Self::take_delivered`] asks for.
+    pub fn delegate_datagrams(
+        &self,
+        ingress: &Arc<dyn Ingress>,
+        datagrams: &Datagrams,
+    ) -> Option<Box<dyn Delegation>> {
+        self.shared.delegate_datagrams(ingress, datagrams)
+    }
+
+    /// Whether the offload has sent the datagram at this group and object; says so once.
+    pub fn take_delivered(&self, now: Instant, tag: u64, at: (u64, u64)) -> bool {
+        self.shared.take_delivered(now, tag, at)
+    }
+
+    /// Has the offload forward an ingress as stream `key` from now on, if that owes nothing: what begins at offset `from`
+    /// of the ingress or behind it, at an offset that is larger by `shift`. Returns whether it does, or did already.
+    pub fn delegate(&self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
+        self.shared.delegate(key, ingress, shift, from)
+    }
+
+    /// What the offload did on this connection; `None` if there is none.
+    pub fn offload_status(&self) -> Option<ConnectionStatus> {
+        self.shared.offload_status()
+    }
+
+    /// Packets that the offload sent without saying so: there must be none.
+    pub fn unregistered(&self) -> Option<u64> {
+        self.shared.unregistered()
+    }
+
+    /// Whether both connections send through the same socket, so that one batch serves them.
+    pub fn shares_socket(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared.sender, &other.shared.sender)
+    }
+
+    /// An empty batch.
+    pub fn batch(&self) -> Batch {
+        Batch::default()
+    }
+
+    /// Sends a batch, of any connections of the endpoint.
+    pub fn flush(&self, batch: &mut Batch) {
+        self.shared.sender.flush(batch);
+    }
+
+    /// Waits for something to have happened to streams of the data plane, and takes it all.
+    pub async fn events(&self) -> Vec<Event> {
+        loop {
+            let more = self.shared.events.notified();
+            let events = self.take_events();
+            if !events.is_empty() {
+                return events;
+            }
+            more.await;
+        }
+    }
+
+    /// What has happened to streams of the data plane since the last time.
+    pub fn take_events(&self) -> Vec<Event> {
+        let mut downstream = self.downstream();
+        std::iter::from_fn(|| downstream.poll_event()).collect()
+    }
+
+    /// Waits until quinn has sent stream data since, but not for long: it may have been faster.
+    pub async fn control_sent(&self) {
+        let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.shared.counters.snapshot()
+    }
+
+    /// The cipher suite; `None` if the data plane has no keys.
+    pub fn suite(&self) -> Option<Suite> {
+        self.shared.suite()
+    }
+
+    /// Asks quinn for newer keys if the data plane still needs them. Returns whether it did.
+    pub(crate) fn renew_keys(&self) -> bool {
+        if !self.shared.wants_keys() {
+            return false;
+        }
+        self.quic.force_key_update();
+        // quinn moves on with the next packet that it sends. A byte more to receive makes it send one.
+        let window = self.window.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        self.quic.set_receive_window(window.into());
+        true
+    }
+
+    /// Asks quinn where the peer is. Returns whether quinn still waits for an answer from there.
+    pub(crate) fn look_up_address(&self) -> bool {
+        // quinn's lock is taken and released before ours.
+        let remote = self.quic.remote_address();
+        let waiting = self.shared.on_remote(Instant::now(), remote);
+        if !waiting {
+            self.transmit_now();
+        }
+        waiting
+    }
+}

@@ -1,0 +1,319 @@
+//! Endpoints: one UDP socket, quinn on it, and the data planes of all its connections.
+
+use std::{
+    io,
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, Weak, atomic::AtomicU32},
+    time::Duration,
+};
+
+use parking_lot::RwLock;
+use quinn::{
+    EndpointConfig, IdleTimeout, Runtime as _, TokioRuntime, TransportConfig, VarInt,
+    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+};
+use rustls::sign::CertifiedKey;
+use socket2::{Domain, Protocol, Type};
+use thiserror::Error;
+
+use crate::{
+    alarm::Alarm,
+    config::Config,
+    congestion::Window,
+    connection::Connection,
+    driver::{self, Registry},
+    offload::{Attached, Connect},
+    path::Path,
+    seam::{ClientCrypto, ServerCrypto},
+    secrets::Secrets,
+    send::{Report, Sender},
+    shared::Shared,
+    tls::{self, Certificate},
+};
+
+/// What peers may send where there is an offload, UDP payload: on a path of Ethernet's MTU a copy may have a longer
+/// connection ID, packet number and stream header than the original and still be one packet.
+const OFFLOAD_MAX_PAYLOAD: u16 = 1452 - 24;
+
+/// Socket buffers asked for, bytes; the kernel gives what its limits allow.
+const SOCKET_BUFFER: usize = 4 << 20;
+
+#[derive(Debug, Error)]
+pub enum BindError {
+    #[error("cannot listen on {addr}: {source}")]
+    Socket { addr: SocketAddr, source: io::Error },
+    #[error("a socket has no address: {0}")]
+    Address(#[source] io::Error),
+    #[error("the TLS configuration is not usable: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("the idle timeout of {0:?} is too long for QUIC")]
+    IdleTimeout(Duration),
+    #[error("no cipher suite is enabled")]
+    NoSuite,
+}
+
+#[derive(Debug, Error)]
+pub enum AcceptError {
+    #[error(transparent)]
+    Handshake(#[from] quinn::ConnectionError),
+}
+
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    Start(#[from] quinn::ConnectError),
+    #[error(transparent)]
+    Handshake(#[from] quinn::ConnectionError),
+}
+
+/// One UDP socket and its QUIC connections. Dropping it stops what is not held elsewhere.
+pub struct Endpoint {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    quic: quinn::Endpoint,
+    local_addr: SocketAddr,
+    config: Config,
+    server: quinn::ServerConfig,
+    server_tls: rustls::ServerConfig,
+    client_tls: rustls::ClientConfig,
+    initial: rustls::quic::Suite,
+    certificate: Arc<Certificate>,
+    registry: Arc<Registry>,
+    alarm: Arc<Alarm>,
+    sender: Arc<Sender>,
+    /// Makes the offloads of connections.
+    connect: Option<Connect>,
+}
+
+impl Endpoint {
+    /// Binds `addr` (an IPv6 address for IPv6 only) and starts to work, within a tokio runtime.
+    pub fn bind(addr: SocketAddr, config: Config) -> Result<Self, BindError> {
+        Self::on(bind_socket(addr)?, config)
+    }
+
+    /// Starts to work on a socket that [`bind_socket`] made.
+    pub fn on(socket: UdpSocket, config: Config) -> Result<Self, BindError> {
+        if IdleTimeout::try_from(config.idle_timeout).is_err() {
+            return Err(BindError::IdleTimeout(config.idle_timeout));
+        }
+        if config.suites.is_empty() {
+            return Err(BindError::NoSuite);
+        }
+        let certificate = Arc::new(Certificate(RwLock::new(config.certificate.clone())));
+        let provider = tls::provider(&config.suites);
+        let server_tls = tls::server(Arc::clone(&provider), Arc::clone(&certificate), &config.alpn)?;
+        let client_tls = tls::client(provider, &config.trust, &config.alpn)?;
+        let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
+
+        // Used for what comes before a connection has its own: Initial keys and Retry.
+        let crypto = QuicServerConfig::with_initial(Arc::new(server_tls.clone()), initial)
+            .map_err(|_| BindError::NoSuite)?;
+        let server = quinn::ServerConfig::with_crypto(Arc::new(crypto));
+
+        let local_addr = socket.local_addr().map_err(BindError::Address)?;
+        let failed = |source| BindError::Socket { addr: local_addr, source };
+        let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
+        let mut endpoint = EndpointConfig::default();
+        endpoint.supported_versions(vec![1]);
+        if config.offload.is_some() {
+            endpoint.max_udp_payload_size(OFFLOAD_MAX_PAYLOAD).unwrap_or_else(|_| unreachable!("above 1200"));
+        }
+        let accepting = config.certificate.is_some().then(|| server.clone());
+        let runtime = Arc::new(TokioRuntime);
+        let (socket, connect) = match config.offload.clone() {
+            Some(offload) => {
+                let Attached { socket, connect } = offload.attach(socket).map_err(failed)?;
+                (socket, Some(connect))
+            }
+            None => (runtime.wrap_udp_socket(socket).map_err(failed)?, None),
+        };
+        let quic = quinn::Endpoint::new_with_abstract_socket(endpoint, accepting, socket, runtime);
+        let quic = quic.map_err(failed)?;
+
+        if config.offload.is_some() {
+            sender.refuse_merged().map_err(failed)?;
+        }
+
+        let registry = Arc::new(Registry::default());
+        let alarm = Arc::new(Alarm::new());
+        tokio::spawn(driver::run(Arc::clone(&alarm), Arc::downgrade(&registry), Arc::clone(&sender)));
+        Ok(Self {
+            inner: Arc::new(Inner {
+                quic,
+                local_addr,
+                config,
+                server,
+                server_tls,
+                client_tls,
+                initial,
+                certificate,
+                registry,
+                alarm,
+                sender,
+                connect,
+            }),
+        })
+    }
+
+    /// What the data planes of all its connections have sent.
+    pub fn sent(&self) -> Report {
+        self.inner.sender.totals()
+    }
+
+    pub fn local_addr(&self) -> SocketAddr {
+        self.inner.local_addr
+    }
+
+    /// The next peer that wants to connect; `None` once the endpoint is closed.
+    pub async fn accept(&self) -> Option<Incoming> {
+        let incoming = self.inner.quic.accept().await?;
+        Some(Incoming { incoming, endpoint: Arc::clone(&self.inner) })
+    }
+
+    /// Connects to a server.
+    pub async fn connect(
+        &self,
+        addr: SocketAddr,
+        server_name: &str,
+    ) -> Result<Arc<Connection>, ConnectError> {
+        self.inner.connect(addr, server_name).await
+    }
+
+    /// Presents another certificate from now on.
+    pub fn set_certificate(&self, certificate: Arc<CertifiedKey>) {
+        *self.inner.certificate.0.write() = Some(certificate);
+    }
+
+    /// Closes all connections and accepts no more.
+    pub fn close(&self, code: VarInt, reason: &[u8]) {
+        self.inner.quic.close(code, reason);
+    }
+
+    /// Waits until all connections are closed on both sides, or have timed out.
+    pub async fn wait_idle(&self) {
+        self.inner.quic.wait_idle().await;
+    }
+}
+
+/// A peer that wants to connect.
+pub struct Incoming {
+    incoming: quinn::Incoming,
+    endpoint: Arc<Inner>,
+}
+
+impl Incoming {
+    pub fn remote_addr(&self) -> SocketAddr {
+        self.incoming.remote_address()
+    }
+
+    /// Does the handshake.
+    pub async fn accept(self) -> Result<Arc<Connection>, AcceptError> {
+        self.endpoint.accept(self.incoming).await
+    }
+
+    /// Turns the peer away.
+    pub fn refuse(self) {
+        self.incoming.refuse();
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The driver sees that the registry is gone.
+        self.alarm.ring();
+    }
+}
+
+impl Inner {
+    async fn accept(self: Arc<Self>, incoming: quinn::Incoming) -> Result<Arc<Connection>, AcceptError> {
+        let (shared, secrets) = self.shared(incoming.remote_address());
+        let mut tls = self.server_tls.clone();
+        tls.key_log = secrets;
+        let inner = QuicServerConfig::with_initial(Arc::new(tls), self.initial)
+            .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
+        let mut server = self.server.clone();
+        server.crypto = Arc::new(ServerCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) });
+        server.transport = self.transport(&shared);
+        let quic = incoming.accept_with(Arc::new(server))?.await?;
+        Ok(self.register(quic, shared))
+    }
+
+    async fn connect(&self, addr: SocketAddr, server_name: &str) -> Result<Arc<Connection>, ConnectError> {
+        let (shared, secrets) = self.shared(addr);
+        let mut tls = self.client_tls.clone();
+        tls.key_log = secrets;
+        let inner = QuicClientConfig::with_initial(Arc::new(tls), self.initial)
+            .unwrap_or_else(|_| unreachable!("bind has used the same suite"));
+        let crypto = ClientCrypto { inner: Arc::new(inner), shared: Arc::clone(&shared) };
+        let mut client = quinn::ClientConfig::new(Arc::new(crypto));
+        client.transport_config(self.transport(&shared));
+        let quic = self.quic.connect_with(client, addr, server_name)?.await?;
+        Ok(self.register(quic, shared))
+    }
+
+    fn shared(&self, remote: SocketAddr) -> (Arc<Shared>, Arc<Secrets>) {
+        let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
+        let offload = self.connect.as_ref().and_then(|connect| connect(remote));
+        let shared = Shared::new(
+            Path::new(remote),
+            &self.config,
+            Arc::clone(&secrets),
+            Arc::clone(&self.alarm),
+            Arc::clone(&self.sender),
+            offload.clone().map(|offload| (offload, self.local_addr)),
+        );
+        let shared = Arc::new(shared);
+        if let Some(offload) = offload {
+            let owner: Weak<Shared> = Arc::downgrade(&shared);
+            offload.set_owner(owner);
+        }
+        (shared, secrets)
+    }
+
+    fn transport(&self, shared: &Arc<Shared>) -> Arc<TransportConfig> {
+        let config = &self.config;
+        let mut transport = TransportConfig::default();
+        transport
+            .max_idle_timeout(IdleTimeout::try_from(config.idle_timeout).ok())
+            .keep_alive_interval(config.keep_alive)
+            .max_concurrent_bidi_streams(config.max_bidi_streams.into())
+            .max_concurrent_uni_streams(config.max_uni_streams.into())
+            .stream_receive_window(config.stream_receive_window.into())
+            .receive_window(config.receive_window.into())
+            .datagram_receive_buffer_size(Some(config.datagram_receive_buffer))
+            .enable_segmentation_offload(config.gso)
+            .congestion_controller_factory(Arc::new(Window(Arc::clone(shared))));
+        Arc::new(transport)
+    }
+
+    fn register(&self, quic: quinn::Connection, shared: Arc<Shared>) -> Arc<Connection> {
+        if self.local_addr.ip().is_unspecified() {
+            shared.set_local(quic.local_ip());
+        }
+        let window = AtomicU32::new(self.config.receive_window);
+        let connection = Arc::new(Connection { quic, shared, window });
+        self.registry.add(&connection);
+        connection
+    }
+}
+
+/// A socket for an endpoint; with an IPv6 address for IPv6 only.
+pub fn bind_socket(addr: SocketAddr) -> Result<UdpSocket, BindError> {
+    make_socket(addr).map_err(|source| BindError::Socket { addr, source })
+}
+
+fn make_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = socket2::Socket::new(Domain::for_address(addr), Type::DGRAM, Some(Protocol::UDP))?;
+    if addr.is_ipv6() {
+        // So that 0.0.0.0 and [::] can both be listened on.
+        socket.set_only_v6(true)?;
+    }
+    socket.set_nonblocking(true)?;
+    // The kernel's limit may be lower, and says nothing then.
+    socket.set_recv_buffer_size(SOCKET_BUFFER)?;
+    socket.set_send_buffer_size(SOCKET_BUFFER)?;
+    socket.bind(&addr.into())?;
+    Ok(socket.into())
+}

@@ -1,0 +1,335 @@
+//! Engine `kernel`: media of the streams that were delegated to it is forwarded at TC ingress, before any process
+//! wakes (`millrace_bpf::relay`).
+//!
+//! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`). The kernel says
+//! afterwards what it sent, for all connections in one ring: whoever looks there puts what belongs to others into their
+//! inboxes, where each connection finds its own under its own lock. What has to wait for the kernel is done by one thread
+//! (`worker`), which calls the connection back. Another one computes keystreams (`computer`).
+
+mod clock;
+mod computer;
+mod connection;
+mod deferred;
+mod interfaces;
+mod keystream;
+mod socket;
+mod worker;
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+        mpsc,
+    },
+    time::Instant,
+};
+
+use millrace_bpf::relay::{self as bpf, EgressOutcome, FurtherRun, Outcome};
+use nix::sys::socket::{getsockopt, setsockopt, sockopt};
+use parking_lot::RwLock;
+use quinn::{Runtime as _, TokioRuntime};
+use thiserror::Error;
+use tracing::debug;
+
+use self::{
+    clock::Clock, computer::Computer, connection::Connection, deferred::Deferred, interfaces::Interfaces,
+    socket::Socket, worker::Command,
+};
+use crate::{
+    offload::{self, Attached, Offload, Status},
+    trace,
+};
+
+/// Receive buffer of a deferred socket, bytes.
+const DEFERRED_BUFFER: usize = 4 << 20;
+
+/// What a packet takes of it at most: two pages of the network card's, and what describes it.
+const DEFERRED_PACKET: usize = 4096 + 256;
+
+#[derive(Debug, Error)]
+pub enum Error {
+    #[error("the kernel's fast path cannot be loaded: {0}")]
+    Load(#[source] millrace_bpf::Error),
+    #[error("the kernel's fast path needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN: {0}")]
+    Denied(#[source] millrace_bpf::Error),
+    #[error("there is no interface {name}: {source}")]
+    Interface { name: String, source: io::Error },
+    #[error("interface {name}: {source}")]
+    Attach { name: String, source: millrace_bpf::Error },
+    #[error("no interface is named to forward from, and none has a listen address of its own")]
+    NoInterface,
+    #[error("the kernel's fast path needs listen addresses with a port")]
+    NoPort,
+    #[error("interface {name} does not carry Ethernet frames: tunnels cannot be forwarded from")]
+    NotEthernet { name: String },
+    #[error("interface {name} is loopback: the kernel forwards between hosts")]
+    Loopback { name: String },
+    #[error("nothing was loaded at start-up: restart the relay with engine kernel")]
+    NotLoaded,
+    #[error("the engine has stopped")]
+    Stopped,
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// What the engine is made for.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    /// UDP ports that the relay listens on.
+    pub ports: Vec<u16>,
+    /// Length of this end's connection IDs.
+    pub id_len: usize,
+    /// Of the calling thread's network namespace.
+    pub interfaces: &'a [String],
+    /// Attach again where somebody else detaches the program.
+    pub reattach: bool,
+    /// Memory for keystreams that are computed ahead.
+    pub keystream_bytes: u64,
+    pub limits: Limits,
+}
+
+/// How much the engine has room for, and how long it may take at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections that media arrives on.
+    pub publishers: u32,
+    /// Connections in all, each of which media may leave on.
+    pub sessions: u32,
+    /// Streams to subscribers at a time.
+    pub streams: u32,
+    /// Packets that one received packet may become in one run of the program.
+    pub copies_per_run: u32,
+    /// Runs that one received packet may take.
+    pub runs: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { publishers: 256, sessions: 4096, streams: 1 << 15, copies_per_run: 64, runs: 64 }
+    }
+}
+
+/// The fast path, attached until it is dropped.
+pub struct Kernel {
+    relay: bpf::Relay,
+    interfaces: Interfaces,
+    /// By index of the downstream.
+    connections: RwLock<Vec<Weak<Connection>>>,
+    clock: Clock,
+    commands: mpsc::Sender<Command>,
+    computer: Computer,
+    deferred: RwLock<Vec<Weak<Deferred>>>,
+    /// Streams that are delegated to the kernel.
+    streams: AtomicUsize,
+    /// Registrations that no connection wanted any more.
+    orphans: AtomicU64,
+}
+
+impl Kernel {
+    /// Loads the fast path, and attaches it.
+    pub fn start(setup: Setup<'_>) -> Result<Arc<Self>, Error> {
+        let Setup { ports, id_len, interfaces: names, reattach, keystream_bytes, limits } = setup;
+        let config = bpf::Config {
+            ports,
+            id_len,
+            keystream_bytes,
+            max_upstreams: limits.publishers,
+            max_downstreams: limits.sessions,
+            max_slots: limits.streams,
+            max_egresses: limits.streams,
+            max_copies_per_run: limits.copies_per_run,
+            max_runs: limits.runs,
+            ..bpf::Config::default()
+        };
+        let relay = bpf::Relay::load(&config)
+            .map_err(|error| if error.is_denied() { Error::Denied(error) } else { Error::Load(error) })?;
+        let interfaces = Interfaces::new(reattach);
+        interfaces.set(&relay, names)?;
+        let (commands, todo) = mpsc::channel();
+        let kernel = Arc::new(Self {
+            relay,
+            interfaces,
+            connections: RwLock::default(),
+            clock: Clock::new(),
+            commands,
+            computer: Computer::default(),
+            deferred: RwLock::default(),
+            streams: AtomicUsize::new(0),
+            orphans: AtomicU64::new(0),
+        });
+        let weak = Arc::downgrade(&kernel);
+        std::thread::Builder::new()
+            .name("kernel-engine".to_owned())
+            .spawn(move || worker::work(&weak, &todo))
+            .map_err(Error::Thread)?;
+        Computer::start(&kernel)?;
+        Ok(kernel)
+    }
+
+    /// Whether anything can be forwarded at the moment.
+    fn is_attached(&self) -> bool {
+        self.interfaces.any()
+    }
+
+    /// Forwards from these interfaces and from no others; waits for that. Where the program is missing it is attached
+    /// again.
+    ///
+    /// # Errors
+    /// One of them cannot be attached to; then nothing has changed.
+    pub fn set_interfaces(&self, names: Vec<String>) -> Result<(), Error> {
+        let (done, result) = mpsc::sync_channel(1);
+        self.send(Command::Interfaces { names, done });
+        result.recv().unwrap_or(Err(Error::Stopped))
+    }
+
+    /// Streams that are delegated to the kernel at the moment.
+    fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    /// A connection that begins; the kernel may not send anything on it yet.
+    fn connect(
+        self: &Arc<Self>,
+        remote: SocketAddr,
+        deferred: Option<Arc<Deferred>>,
+    ) -> Result<Arc<dyn Offload>, millrace_bpf::Error> {
+        let nowhere = bpf::Path { local: remote, remote, id: Vec::new(), traffic_class: 0, flow_label: 0 };
+        let downstream = self.relay.downstream(&nowhere, 0, 0)?;
+        let index = downstream.id().index as usize;
+        let connection = Arc::new(Connection::new(Arc::clone(self), downstream, deferred));
+        let mut connections = self.connections.write();
+        if connections.len() <= index {
+            connections.resize_with(index + 1, Weak::new);
+        }
+        connections[index] = Arc::downgrade(&connection);
+        Ok(connection)
+    }
+
+    /// A socket for packets that arrive at one of `like`'s family and need not wake this process. It is bound to the
+    /// loopback address: nobody else has anything to send there.
+    fn deferred_socket(&self, like: IpAddr) -> Result<Arc<Deferred>, Box<dyn std::error::Error>> {
+        let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
+        let socket = UdpSocket::bind((at, 0))?;
+        socket.set_nonblocking(true)?;
+        // Who may attach programs may also go beyond the system's limit; the buffer says what it came to.
+        let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
+        forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
+        let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
+        let deferred = Arc::new(Deferred::new(self.relay.deferred_socket(&socket, room as u64)?, socket));
+        self.deferred.write().push(Arc::downgrade(&deferred));
+        Ok(deferred)
+    }
+
+    fn sum_deferred(&self, count: fn(&Deferred) -> u64) -> u64 {
+        self.deferred.read().iter().filter_map(Weak::upgrade).map(|deferred| count(&deferred)).sum()
+    }
+
+    /// When the packet arrived that ends with these bytes and was read now: before that, if it waited in a deferred
+    /// socket.
+    fn arrived(&self, now: Instant, end: [u8; 8]) -> Instant {
+        self.relay.arrival(end).and_then(|at| self.clock.before(now, at)).unwrap_or(now)
+    }
+
+    /// Has deferred sockets read where something waits; returns the most packets of publishers that waited in one.
+    fn look_at_deferred(&self) -> Option<u64> {
+        let sockets = self.deferred.read();
+        sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
+    }
+
+    /// Puts everything that was registered into the connections' inboxes.
+    fn sort(&self) {
+        let connections = self.connections.read();
+        self.relay.drain(|forwarded| {
+            let connection = connections.get(forwarded.downstream.index as usize).and_then(Weak::upgrade);
+            match connection.filter(|connection| connection.downstream.id() == forwarded.downstream) {
+                Some(connection) => connection.put(forwarded),
+                None => drop(self.orphans.fetch_add(1, Ordering::Relaxed)),
+            }
+        });
+    }
+
+    fn connections(&self) -> Vec<Arc<Connection>> {
+        self.connections.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn send(&self, command: Command) {
+        // The thread lives as long as the engine.
+        let _ = self.commands.send(command);
+    }
+
+    /// Tells connections what was sent on them, where nothing else has done so.
+    fn tick(&self) {
+        self.sort();
+        let connections = self.connections();
+        let waiting = connections.iter().filter(|connection| connection.is_waiting());
+        let now = Instant::now();
+        waiting.filter_map(|connection| connection.owner()).for_each(|owner| owner.on_sent(now));
+    }
+}
+
+impl offload::Engine for Kernel {
+    fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached> {
+        let deferred = self.deferred_socket(socket.local_addr()?.ip());
+        let deferred = deferred.inspect_err(|error| debug!(%error, "every packet wakes the relay")).ok();
+        let socket = match &deferred {
+            Some(deferred) => Arc::new(Socket::new(socket, Arc::clone(deferred))?),
+            None => TokioRuntime.wrap_udp_socket(socket)?,
+        };
+        let connect = move |remote| {
+            let connection = self.connect(remote, deferred.clone());
+            connection.inspect_err(|error| debug!(%error, "served from userspace")).ok()
+        };
+        Ok(Attached { socket, connect: Box::new(connect) })
+    }
+
+    fn interfaces(&self) -> Vec<offload::Interface> {
+        self.interfaces.list()
+    }
+
+    fn status(&self) -> Status {
+        let counters = self.relay.counters().ok();
+        let counters = counters.as_ref();
+        Status {
+            streams: self.streams() as u64,
+            deferred: self.sum_deferred(Deferred::packets),
+            deferred_dropped: self.sum_deferred(Deferred::dropped),
+            received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
+            copies: counters
+                .map(|all| EgressOutcome::ALL.map(|one| (one.name(), all.egresses(one))).to_vec()),
+            further_runs: counters
+                .map(|all| FurtherRun::ALL.map(|one| (one.name(), all.further_runs(one))).to_vec()),
+        }
+    }
+
+    fn set_trace(&self, filter: Option<trace::Filter>) {
+        self.relay.set_tracing(filter.map(|trace::Filter { every, track, session }| bpf::Tracing {
+            every,
+            track,
+            session,
+        }));
+    }
+
+    fn drain_trace(&self, read: &mut dyn FnMut(trace::Event)) -> u64 {
+        self.relay.drain_events(|event| read(described(&event)))
+    }
+}
+
+fn described(event: &bpf::Event) -> trace::Event {
+    let bpf::Event { arrived_ns, time_ns, publisher, received, what } = *event;
+    let what = match what {
+        bpf::What::Packet { outcome, size } => trace::What::Packet { outcome: outcome.name(), size },
+        bpf::What::Copy { outcome, subscriber, sent, track, group, stream_id, offset, len, fin } => {
+            let outcome = outcome.name();
+            trace::What::Copy { outcome, subscriber, sent, track, group, stream_id, offset, len, fin }
+        }
+    };
+    trace::Event { arrived_ns, time_ns, publisher, received, what }
+}
+
+impl Drop for Kernel {
+    fn drop(&mut self) {
+        self.computer.wake();
+    }
+}

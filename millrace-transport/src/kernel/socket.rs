@@ -1,0 +1,189 @@
+//! An endpoint's UDP socket together with the one for packets whose wake-up is deferred.
+
+use std::{
+    fmt,
+    io::{self, IoSliceMut},
+    net::{SocketAddr, UdpSocket},
+    os::fd::AsRawFd,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll, ready},
+};
+
+use quinn::{
+    AsyncUdpSocket, UdpPoller,
+    udp::{RecvMeta, Transmit, UdpSocketState},
+};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::deferred::Deferred;
+
+/// Reads both, sends by the first.
+pub(super) struct Socket {
+    /// Asks to be told of what arrives only: a socket becomes writable anew with each packet that left.
+    main: AsyncFd<Arc<UdpSocket>>,
+    main_state: UdpSocketState,
+    /// Its send buffer was full, and nobody has seen room since.
+    full: Arc<AtomicBool>,
+    /// Packets that had come there when it was last found empty.
+    heard: AtomicU64,
+    deferred: Arc<Deferred>,
+    deferred_state: UdpSocketState,
+}
+
+impl Socket {
+    /// Within a tokio runtime.
+    pub fn new(main: UdpSocket, deferred: Arc<Deferred>) -> io::Result<Self> {
+        let main_state = UdpSocketState::new((&main).into())?;
+        let deferred_state = UdpSocketState::new(deferred.socket().into())?;
+        let main = register(Arc::new(main), Interest::READABLE)?;
+        Ok(Self {
+            main,
+            main_state,
+            full: Arc::default(),
+            heard: AtomicU64::new(0),
+            deferred,
+            deferred_state,
+        })
+    }
+
+    /// What has to be read before the other socket.
+    fn recv_deferred(&self, bufs: &mut [IoSliceMut<'_>], meta: &mut [RecvMeta]) -> Option<usize> {
+        if self.deferred.waiting() == 0 {
+            return None;
+        }
+        match self.deferred_state.recv(self.deferred.socket().into(), bufs, meta) {
+            Ok(count) => {
+                self.deferred.on_read(count as u64);
+                Some(count)
+            }
+            Err(_) => {
+                self.deferred.on_nothing();
+                None
+            }
+        }
+    }
+
+    /// `others`: packets that came by the other socket so far.
+    fn poll_main(
+        &self,
+        others: u64,
+        context: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            let mut guard = ready!(self.main.poll_read_ready(context))?;
+            let result = self.main_state.recv((&**self.main.get_ref()).into(), bufs, meta);
+            // Fewer than there was room for: the queue was empty. What came since says so, and is not forgotten.
+            let is_over = match &result {
+                Ok(count) => *count < bufs.len(),
+                Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+            };
+            if is_over {
+                self.heard.store(others, Ordering::Relaxed);
+                guard.clear_ready();
+            }
+            match result {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("main", &self.main).finish_non_exhaustive()
+    }
+}
+
+impl AsyncUdpSocket for Socket {
+    fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
+        let (socket, full) = (Arc::clone(self.main.get_ref()), Arc::clone(&self.full));
+        Box::pin(Poller { socket, full, waiting: None })
+    }
+
+    fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
+        let result = self.main_state.send((&**self.main.get_ref()).into(), transmit);
+        if result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
+            self.full.store(true, Ordering::Release);
+        }
+        result
+    }
+
+    fn poll_recv(
+        &self,
+        context: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+        meta: &mut [RecvMeta],
+    ) -> Poll<io::Result<usize>> {
+        // Before the look, so that none is missed.
+        self.deferred.set_reader(context.waker());
+        let others = self.deferred.wake();
+        if let Some(count) = self.recv_deferred(bufs, meta) {
+            return Poll::Ready(Ok(count));
+        }
+        let received = self.poll_main(others, context, bufs, meta);
+        if received.is_pending() {
+            // Not `others`: of one that came meanwhile this task may not have been told yet.
+            self.deferred.sleep(self.heard.load(Ordering::Relaxed));
+        }
+        received
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.main.get_ref().local_addr()
+    }
+
+    fn max_transmit_segments(&self) -> usize {
+        self.main_state.max_gso_segments()
+    }
+
+    fn max_receive_segments(&self) -> usize {
+        self.main_state.gro_segments()
+    }
+
+    fn may_fragment(&self) -> bool {
+        self.main_state.may_fragment()
+    }
+}
+
+/// Waits until the socket has room again, once it had none.
+#[derive(Debug)]
+struct Poller {
+    socket: Arc<UdpSocket>,
+    full: Arc<AtomicBool>,
+    /// The socket, registered for that.
+    waiting: Option<AsyncFd<UdpSocket>>,
+}
+
+impl UdpPoller for Poller {
+    fn poll_writable(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if !this.full.load(Ordering::Acquire) {
+            this.waiting = None;
+            return Poll::Ready(Ok(()));
+        }
+        let waiting = match this.waiting.take() {
+            Some(waiting) => waiting,
+            None => register(this.socket.try_clone()?, Interest::WRITABLE)?,
+        };
+        if waiting.poll_write_ready(context)?.is_pending() {
+            this.waiting = Some(waiting);
+            return Poll::Pending;
+        }
+        this.full.store(false, Ordering::Release);
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Deprecated in favour of an unsafe function, for types whose descriptor may change or close while they are registered:
+/// a `UdpSocket`'s does not.
+#[allow(deprecated)]
+fn register<S: AsRawFd>(socket: S, interest: Interest) -> io::Result<AsyncFd<S>> {
+    AsyncFd::with_interest(socket, interest)
+}

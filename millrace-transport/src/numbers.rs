@@ -1,0 +1,28 @@
+//! The packet number word of a connection.
+
+use std::{
+    borrow::Borrow,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use millrace_proto::quic::number::PacketNumbers;
+
+use crate::offload::Offload;
+
+/// Drawn from by all senders of a connection.
+pub(crate) type Numbers = PacketNumbers<Word>;
+
+/// Where the word is.
+pub(crate) enum Word {
+    Own(AtomicU64),
+    Offload(Arc<dyn Offload>),
+}
+
+impl Borrow<AtomicU64> for Word {
+    fn borrow(&self) -> &AtomicU64 {
+        match self {
+            Self::Own(word) => word,
+            Self::Offload(offload) => offload.numbers(),
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! The offload: a sender beside the plane, which forwards what arrives before any process wakes.
+//!
+//! [`Offload`] is all that a connection knows of it. The plane *delegates* a stream to it (as NFS delegates a file): from
+//! then on the offload sends on that stream by itself, within a [`Budget`] of congestion window and credit that it is
+//! granted, and says afterwards what it sent. A stream that is over, or that somebody here has to act on, is *recalled*,
+//! and *returned* once nothing more can be under way. Whatever an offload does not send the plane sends, so an offload
+//! may decline anything at any time.
+//!
+//! [`Engine`] makes offloads. The one that there is, in the kernel, is [`kernel::Kernel`](crate::kernel::Kernel), behind
+//! the feature `kernel`.
+
+mod deferral;
+mod delivered;
+pub(crate) mod state;
+mod trial;
+
+use std::{
+    any::Any,
+    fmt, io,
+    net::{SocketAddr, UdpSocket},
+    sync::{Arc, Weak, atomic::AtomicU64},
+    time::Instant,
+};
+
+use millrace_proto::{
+    plane::downstream::{Budget, StreamKey},
+    quic::{
+        keys::{Secret, Suite},
+        packet::ConnectionId,
+    },
+};
+use quinn::AsyncUdpSocket;
+use thiserror::Error;
+
+use crate::trace;
+
+/// Makes offloads for the connections of endpoints.
+pub trait Engine: Send + Sync {
+    /// Serves the connections of an endpoint with this socket, within a tokio runtime.
+    ///
+    /// # Errors
+    /// The socket cannot be registered with the runtime.
+    fn attach(self: Arc<Self>, socket: UdpSocket) -> io::Result<Attached>;
+
+    /// Where it forwards from, or should.
+    fn interfaces(&self) -> Vec<Interface>;
+
+    fn status(&self) -> Status;
+
+    /// Has it collect what becomes of single packets, or stop.
+    fn set_trace(&self, filter: Option<trace::Filter>);
+
+    /// Hands over what was collected since the last call, and returns how much there was no room for.
+    fn drain_trace(&self, read: &mut dyn FnMut(trace::Event)) -> u64;
+}
+
+/// An endpoint that an [`Engine`] serves.
+pub struct Attached {
+    /// What the QUIC stack reads and writes.
+    pub socket: Arc<dyn AsyncUdpSocket>,
+    /// An offload for a connection to this address; `None`: there is no room for one.
+    pub connect: Connect,
+}
+
+pub type Connect = Box<dyn Fn(SocketAddr) -> Option<Arc<dyn Offload>> + Send + Sync>;
+
+/// The offload of one connection. Nothing here waits.
+pub trait Offload: Send + Sync {
+    /// The packet number word that all senders of the connection draw from.
+    fn numbers(&self) -> &AtomicU64;
+
+    /// Whom it calls back. Called once, before anything is delegated.
+    fn set_owner(&self, owner: Weak<dyn Owner>);
+
+    /// Whether it can forward anything at the moment.
+    fn is_active(&self) -> bool;
+
+    /// How traces name the connection.
+    fn set_session(&self, session: u32);
+
+    /// Whether it can seal and open packets of the suite.
+    fn supports(&self, suite: Suite) -> bool;
+
+    /// The keys of a generation to seal with, which follow from `secret` but for the header key, that of generation 0.
+    /// They are installed in some moments, until when the offload does not use them.
+    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]);
+
+    /// This end seals with a newer generation from now on.
+    fn on_key_update(&self);
+
+    /// The keys of a generation to open with.
+    fn set_open_keys(&self, generation: u16, secret: &Secret, header: &[u8; 32]);
+
+    /// The peer seals with this generation from now on.
+    fn on_open_generation(&self, generation: u16);
+
+    /// The peer's packets have this connection ID, as well as those before.
+    fn add_id(&self, id: &ConnectionId);
+
+    fn remove_id(&self, id: &ConnectionId);
+
+    /// Where packets go from now on: [`Owner::on_path`] says from when. Until then it may send to where it did before.
+    fn set_path(self: Arc<Self>, path: Path);
+
+    /// The largest UDP payload that the path takes, bytes.
+    fn set_mtu(&self, bytes: u32);
+
+    /// The largest DATAGRAM frame that the peer takes, bytes.
+    fn set_max_datagram(&self, bytes: u32);
+
+    /// Limits what it may send, in totals since the connection began; returns the totals that it may have reached before
+    /// it saw this.
+    fn grant(&self, total: Budget) -> Budget;
+
+    /// The connection is over: it sends nothing more.
+    fn stop(&self);
+
+    /// Something of this urgency waits in userspace, so that only what is more urgent is forwarded: smaller is more
+    /// urgent. `None`: nothing waits.
+    fn set_waiting(&self, level: Option<u16>);
+
+    /// Packets of the peer with at most so many bytes of UDP payload need not wake the process, until it has sent `total`
+    /// bytes since the connection began.
+    fn set_deferral(&self, bytes: u32, total: u64);
+
+    /// Has packets read whose wake-up was deferred; returns whether there were any.
+    fn read_deferred(&self) -> bool;
+
+    /// When the packet arrived that ends with these bytes and was read `now`.
+    fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant;
+
+    /// A packet with this number was opened by the QUIC stack.
+    fn on_received(&self, number: u64);
+
+    /// Whether media arrives on this connection: [`Self::ingress`] was called.
+    fn has_ingress(&self) -> bool;
+
+    /// What the peer sends as the offload may forward it: to its own connections, while the result is held. `expected`
+    /// is the next packet number, `held` what lives as long as that. `None`: there is no room.
+    fn ingress(
+        self: Arc<Self>,
+        origin: Origin,
+        expected: u64,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn Ingress>>;
+
+    /// Forwards what arrives at `ingress`, of an offload of the same engine, on a stream of this connection.
+    ///
+    /// # Errors
+    /// It cannot, at the moment or at all: the plane sends.
+    fn delegate(
+        self: Arc<Self>,
+        ingress: &Arc<dyn Ingress>,
+        stream: &Stream,
+    ) -> Result<Box<dyn Delegation>, Declined>;
+
+    /// Forwards datagrams that arrive at `ingress`, of an offload of the same engine, on this connection.
+    ///
+    /// # Errors
+    /// As of [`Self::delegate`].
+    fn delegate_datagrams(
+        self: Arc<Self>,
+        ingress: &Arc<dyn Ingress>,
+        datagrams: &Datagrams,
+    ) -> Result<Box<dyn Delegation>, Declined>;
+
+    /// Takes a stream back. [`Owner::on_returned`] says when nothing more is under way.
+    fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>);
+
+    /// Hands over what was sent since the last call, each with the time when it was, none later than `now`.
+    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent));
+
+    /// Times that it was short of window or credit.
+    fn short_of_room(&self) -> u64;
+
+    fn status(&self) -> ConnectionStatus;
+}
+
+/// The connection behind an offload.
+pub trait Owner: Send + Sync {
+    /// [`Offload::drain`] has something.
+    fn on_sent(&self, now: Instant);
+
+    /// These streams are returned: the offload sends no more on them, and all that it sent can be drained.
+    fn on_returned(&self, now: Instant, keys: &[StreamKey]);
+
+    /// Packets go there from now on.
+    fn on_path(&self, now: Instant, path: &Path);
+}
+
+/// A stream of the peer, or a track's datagrams, as the offload may forward it. When it is dropped nothing of it is
+/// forwarded any more.
+pub trait Ingress: Any + Send + Sync {
+    /// Whether nobody waits for it but those to whom it is forwarded: then what arrives need not wake the process.
+    fn set_exclusive(&self, exclusive: bool);
+}
+
+/// What is forwarded from an ingress to one connection, until this is dropped.
+pub trait Delegation: Send + Sync {
+    /// The peer's limit of the stream has risen.
+    fn set_max_offset(&self, max: u64);
+
+    fn is_of(&self, ingress: &Arc<dyn Ingress>) -> bool;
+}
+
+/// What an [`Ingress`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A stream of the peer, by its ID.
+    Stream(u64),
+    /// Datagrams of the peer under this track alias.
+    Datagrams(u64),
+}
+
+/// One subscriber's copy of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// Comes back in [`Sent::tag`].
+    pub key: StreamKey,
+    pub id: u64,
+    /// Its offset minus that of the ingress.
+    pub shift: i64,
+    /// Offset of the ingress from which on it is forwarded.
+    pub from: u64,
+    /// The peer's MAX_STREAM_DATA.
+    pub max_offset: u64,
+    /// Urgency: smaller is more urgent, as of [`Offload::set_waiting`].
+    pub level: u16,
+    /// How traces name what it carries.
+    pub track: u32,
+    pub group: u64,
+}
+
+/// One subscriber's copy of a track's datagrams: those from the first location on, to the last group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Datagrams {
+    /// Comes back in [`Sent::tag`].
+    pub tag: u64,
+    /// The track's towards the subscriber.
+    pub alias: u64,
+    /// Group and object.
+    pub first: (u64, u64),
+    pub last_group: u64,
+    /// As of [`Stream`]; the publisher's part, the low 8 bits, is for datagrams without one of their own.
+    pub level: u16,
+    pub track: u32,
+}
+
+/// Where packets go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Path {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    /// The peer's connection ID.
+    pub id: ConnectionId,
+}
+
+/// A packet that an offload sent, with one frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    pub tag: u64,
+    pub number: u64,
+    /// UDP payload, bytes.
+    pub size: u16,
+    pub carried: Carried,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carried {
+    Stream { offset: u64, len: u16, fin: bool },
+    Datagram { group: u64, object: u64 },
+}
+
+/// Why something stays with the plane.
+#[derive(Clone, Debug, Error)]
+#[error("{0}")]
+pub struct Declined(pub String);
+
+/// An interface that media is to be forwarded from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    pub name: String,
+    /// The mechanism by which it is attached, or why it is not any more.
+    pub attached: Result<String, String>,
+}
+
+impl fmt::Display for Interface {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.attached {
+            Ok(mechanism) => write!(f, "{} by {mechanism}", self.name),
+            Err(reason) => write!(f, "no more to {}: {reason}", self.name),
+        }
+    }
+}
+
+/// Counts by name.
+pub type Counts = Vec<(&'static str, u64)>;
+
+/// What an engine did since it was started.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// Streams that are delegated at the moment.
+    pub streams: u64,
+    /// Packets whose wake-up was deferred.
+    pub deferred: u64,
+    /// Of these, packets that there was no room for.
+    pub deferred_dropped: u64,
+    /// What became of packets that arrived; `None`: it does not say.
+    pub received: Option<Counts>,
+    /// What became of copies.
+    pub copies: Option<Counts>,
+    /// How runs ended that went on with a packet of more copies than one run makes.
+    pub further_runs: Option<Counts>,
+}
+
+/// What an offload did since its connection began.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectionStatus {
+    /// What became of copies that it could have sent on the connection.
+    pub copies: Counts,
+    /// Packets sent, those included that have not been drained yet.
+    pub sent: u64,
+    /// Packets of the peer whose wake-up was deferred; those of a publisher do not count here.
+    pub deferred: u64,
+    /// Of packets that it sealed, and of those that it opened.
+    pub keystreams: [KeystreamUse; 2],
+}
+
+/// Packets by whether their keystream had been computed ahead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeystreamUse {
+    pub hit: u64,
+    /// Another packet's was in its place.
+    pub stale: u64,
+    pub miss: u64,
+}

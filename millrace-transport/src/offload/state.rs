@@ -1,0 +1,384 @@
+//! The offload's part of a connection: what it is granted, what was delegated to it, and what it was told.
+//!
+//! It sends within a budget of credit and window, which it is granted whenever the connection's lock is let go. Before
+//! anything is sent from here the budget is reclaimed, so both together stay within the peer's limits.
+
+use std::{
+    any::Any,
+    collections::{HashMap, VecDeque},
+    net::SocketAddr,
+    ops::RangeInclusive,
+    sync::Arc,
+    time::Instant,
+};
+
+use millrace_proto::{
+    plane::downstream::{Budget, Downstream, Label, OffloadedPacket, StreamKey},
+    quic::{keys::Secret, packet::ConnectionId},
+};
+use tracing::{debug, warn};
+
+use super::{
+    Carried, ConnectionStatus, Datagrams, Delegation, Ingress, Offload, Origin, Path, Sent, Stream,
+    deferral::Deferral, delivered::Delivered, trial::Trial,
+};
+use crate::path;
+
+/// This end's connection IDs that a peer may use in turn; older ones are forgotten.
+const IDS: usize = 4;
+
+/// A connection's offload, behind the connection's lock.
+pub(crate) struct Offloaded {
+    offload: Arc<dyn Offload>,
+    /// Of this end's socket.
+    local: SocketAddr,
+    /// From where to where it was told to send, and whether it does.
+    path: Option<Path>,
+    path_ready: bool,
+    /// On this path.
+    trial: Trial,
+    failed_trials: u64,
+    /// The header keys of both directions, which are those of generation 0.
+    seal_header: Option<[u8; 32]>,
+    open: Option<Open>,
+    /// This end's IDs, as the peer uses them: the newest last.
+    ids: VecDeque<ConnectionId>,
+    delegations: HashMap<StreamKey, Delegated>,
+    /// Totals that it has registered.
+    registered: Budget,
+    /// What it may send beyond them.
+    budget: Budget,
+    session: u32,
+    delivered: Delivered,
+    deferral: Deferral,
+    /// A timer has waited for acknowledgements to be read, and does not again.
+    waited: bool,
+}
+
+/// Receiving keys: those of the newest generation that the peer has used.
+struct Open {
+    secret: Secret,
+    header: [u8; 32],
+    generation: u16,
+}
+
+/// A stream that the offload sends on.
+struct Delegated {
+    id: u64,
+    delegation: Box<dyn Delegation>,
+}
+
+impl Offloaded {
+    pub fn new(offload: Arc<dyn Offload>, local: SocketAddr) -> Self {
+        Self {
+            offload,
+            local,
+            path: None,
+            path_ready: false,
+            trial: Trial::new(),
+            failed_trials: 0,
+            seal_header: None,
+            open: None,
+            ids: VecDeque::new(),
+            delegations: HashMap::new(),
+            registered: Budget::default(),
+            budget: Budget::default(),
+            session: 0,
+            delivered: Delivered::default(),
+            deferral: Deferral::default(),
+            waited: false,
+        }
+    }
+
+    /// How traces name the connection.
+    pub fn set_session(&mut self, session: u32) {
+        self.session = session;
+        self.offload.set_session(session);
+    }
+
+    /// The largest DATAGRAM frame that the peer takes, bytes.
+    pub fn set_max_datagram(&self, bytes: u64) {
+        self.offload.set_max_datagram(u32::try_from(bytes).unwrap_or(u32::MAX));
+    }
+
+    pub fn status(&self) -> ConnectionStatus {
+        let mut status = self.offload.status();
+        status.copies.push(("not_arriving", self.failed_trials));
+        status
+    }
+}
+
+/// Keys and connection IDs.
+impl Offloaded {
+    /// The handshake is over: both directions' keys of the first two generations.
+    pub fn on_keys(&mut self, seal: Option<&Secret>, open: Option<Secret>) {
+        if let Some(secret) = seal.filter(|secret| self.offload.supports(secret.suite())) {
+            self.seal_header = Some(secret.key_material().header);
+            self.install_seal_keys(0, secret);
+            self.install_seal_keys(1, &secret.next());
+        }
+        self.open = open.map(|secret| Open { header: secret.key_material().header, secret, generation: 0 });
+    }
+
+    /// This end seals with the keys of `generation`, those of `secret`, from now on.
+    pub fn on_seal_keys(&mut self, generation: u16, secret: &Secret) {
+        self.offload.on_key_update();
+        self.install_seal_keys(generation.saturating_add(1), &secret.next());
+    }
+
+    fn install_seal_keys(&self, generation: u16, secret: &Secret) {
+        if let Some(header) = &self.seal_header {
+            Arc::clone(&self.offload).set_seal_keys(generation, secret, header);
+        }
+    }
+
+    /// A packet arrived, sealed with keys of `generation`, for `id` of this end.
+    pub fn on_received(&mut self, number: u64, generation: u16, id: &[u8]) {
+        if self.ids.back().is_none_or(|last| **last != *id) {
+            self.on_id(id);
+        }
+        while let Some(open) = self.open.as_mut().filter(|open| open.generation < generation) {
+            open.secret = open.secret.next();
+            open.generation += 1;
+            self.install_open_keys();
+        }
+        self.offload.on_received(number);
+    }
+
+    /// The peer has moved to another of this end's IDs.
+    fn on_id(&mut self, id: &[u8]) {
+        let Some(id) = ConnectionId::new(id) else { return };
+        self.ids.retain(|known| *known != id);
+        self.ids.push_back(id);
+        let oldest = if self.ids.len() > IDS { self.ids.pop_front() } else { None };
+        if let Some(oldest) = oldest {
+            self.offload.remove_id(&oldest);
+        }
+        self.offload.add_id(&id);
+    }
+
+    /// Keys of the generation in use and of the next.
+    fn install_open_keys(&self) {
+        let Some(open) = &self.open else { return };
+        let next = open.generation.saturating_add(1);
+        for (generation, secret) in [(open.generation, open.secret.clone()), (next, open.secret.next())] {
+            self.offload.set_open_keys(generation, &secret, &open.header);
+        }
+        self.offload.on_open_generation(open.generation);
+    }
+}
+
+/// Deferred wake-ups.
+impl Offloaded {
+    /// When a packet arrived that ends with these bytes, which may have waited to be read.
+    pub fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
+        self.offload.arrival(now, end)
+    }
+
+    /// A packet of `size` bytes held an acknowledgement with this ACK Delay, which told of no loss, and nothing else.
+    pub fn learn_ack(&mut self, size: usize, delay: u64) {
+        self.deferral.learn(size, delay);
+    }
+
+    /// Before a timer acts on an acknowledgement that is missing: whether it shall wait since it may be among the
+    /// deferred packets, which are read now.
+    pub fn reads_first(&mut self) -> bool {
+        self.waited = !self.waited && self.offload.read_deferred();
+        self.waited
+    }
+
+    /// Says which packets of the peer need not wake the process.
+    fn defer(&mut self, now: Instant, downstream: &Downstream) {
+        let serves = !self.delegations.is_empty() && self.trial == Trial::Passed && downstream.is_steady();
+        let declined = self.offload.short_of_room();
+        let (size, bytes) = self.deferral.limits(now, self.budget, downstream.window(), declined);
+        let size = if serves { size } else { 0 };
+        self.offload.set_deferral(size, self.registered.bytes.saturating_add(bytes));
+    }
+}
+
+/// Budget and registrations.
+impl Offloaded {
+    /// What it may send at the moment.
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    /// Lets it send nothing more; returns what it may have sent without having said so.
+    pub fn reclaim_budget(&mut self) -> Budget {
+        self.grant(Budget::default())
+    }
+
+    fn grant(&mut self, budget: Budget) -> Budget {
+        let Budget { bytes, data } = self.registered;
+        self.budget = budget;
+        let total =
+            Budget { bytes: bytes.saturating_add(budget.bytes), data: data.saturating_add(budget.data) };
+        let reached = self.offload.grant(total);
+        Budget { bytes: reached.bytes.saturating_sub(bytes), data: reached.data.saturating_sub(data) }
+    }
+
+    /// Tells it what it may send now, if the plane is `open` and has keys, and takes streams back that are over.
+    pub fn hand_out(&mut self, now: Instant, downstream: &mut Downstream, path: &path::Path, open: bool) {
+        while let Some(key) = downstream.poll_recall() {
+            let delegation = self.delegations.remove(&key).map(|delegated| delegated.delegation);
+            Arc::clone(&self.offload).recall(key, delegation);
+        }
+        downstream.set_outstanding(Budget::default());
+        let ready = self.follow_path(path, downstream.mtu());
+        let budget = if open && ready { downstream.budget() } else { Budget::default() };
+        let budget = self.trial.allow(now, budget, downstream.mtu());
+        self.offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
+        self.grant(budget);
+        self.defer(now, downstream);
+    }
+
+    /// Takes note of what was sent.
+    pub fn drain(&mut self, now: Instant, downstream: &mut Downstream) {
+        let Self { offload, registered, delivered, trial, .. } = self;
+        offload.drain(now, &mut |sent, one| {
+            let Sent { tag, number, size, carried } = one;
+            registered.bytes += u64::from(size);
+            let size = usize::from(size);
+            match carried {
+                Carried::Datagram { group, object } => {
+                    delivered.add((tag, group, object));
+                    downstream.on_offloaded_datagram(sent, number, size, Label { track: 0, group });
+                }
+                Carried::Stream { offset, len, fin } => {
+                    registered.data += u64::from(len);
+                    trial.on_sent(number);
+                    let key = StreamKey(tag);
+                    downstream.on_offloaded_sent(&OffloadedPacket {
+                        sent,
+                        number,
+                        size,
+                        key,
+                        offset,
+                        len,
+                        fin,
+                    });
+                }
+            }
+        });
+    }
+
+    /// Packets were acknowledged, all that it has sent having been drained.
+    pub fn on_ack(&mut self, now: Instant, ranges: &[RangeInclusive<u64>], remote: SocketAddr) {
+        if self.trial.on_ack(now, ranges) {
+            self.failed_trials += 1;
+            warn!(%remote, "what the kernel sends there does not arrive: it is sent from userspace");
+        }
+    }
+}
+
+/// Where it sends.
+impl Offloaded {
+    /// Whether it sends to where the plane does.
+    fn follow_path(&mut self, path: &path::Path, mtu: usize) -> bool {
+        let ip = path.local.or(Some(self.local.ip()).filter(|ip| !ip.is_unspecified()));
+        let Some(ip) = ip else { return false };
+        self.offload.set_mtu(u32::try_from(mtu).unwrap_or(u32::MAX));
+        let wanted = Path { local: SocketAddr::new(ip, self.local.port()), remote: path.remote, id: path.id };
+        if self.path.as_ref() != Some(&wanted) {
+            self.path_ready = false;
+            self.trial = Trial::new();
+            self.deferral = Deferral::default();
+            self.path = Some(wanted.clone());
+            Arc::clone(&self.offload).set_path(wanted);
+        }
+        self.path_ready && path.is_validated()
+    }
+
+    /// Packets go there from now on.
+    pub fn on_path(&mut self, path: &Path) {
+        self.path_ready |= self.path.as_ref() == Some(path);
+    }
+}
+
+/// What it forwards.
+impl Offloaded {
+    /// What the peer sends as it may forward it, while the connection is `held`. `expected`: the next packet number.
+    pub fn ingress(
+        &mut self,
+        origin: Origin,
+        expected: u64,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn Ingress>> {
+        if !self.offload.is_active() || !self.offload.supports(self.open.as_ref()?.secret.suite()) {
+            return None;
+        }
+        let is_first = !self.offload.has_ingress();
+        let ingress = Arc::clone(&self.offload).ingress(origin, expected, held)?;
+        if is_first {
+            self.install_open_keys();
+            self.offload.set_session(self.session);
+            self.ids.iter().for_each(|id| self.offload.add_id(id));
+        }
+        Some(ingress)
+    }
+
+    /// Whether anything can be delegated at the moment.
+    fn takes(&self) -> bool {
+        self.seal_header.is_some() && self.offload.is_active()
+    }
+
+    /// Has it forward an ingress as stream `key`, once that owes nothing: from offset `from` of the ingress on, at an
+    /// offset that is larger by `shift`. Returns whether it does.
+    pub fn delegate(
+        &mut self,
+        downstream: &mut Downstream,
+        key: StreamKey,
+        ingress: &Arc<dyn Ingress>,
+        (shift, from): (i64, u64),
+    ) -> bool {
+        if !self.takes() {
+            return false;
+        }
+        let Some(granted) = downstream.delegate(key) else { return self.delegations.contains_key(&key) };
+        let stream = Stream {
+            key,
+            id: granted.id,
+            shift,
+            from,
+            max_offset: granted.max_offset,
+            level: u16::from_be_bytes(granted.level.into()),
+            track: granted.label.track,
+            group: granted.label.group,
+        };
+        match Arc::clone(&self.offload).delegate(ingress, &stream) {
+            Ok(delegation) => {
+                self.delegations.insert(key, Delegated { id: granted.id, delegation });
+                true
+            }
+            Err(declined) => {
+                debug!(%declined, "a stream stays in userspace");
+                downstream.on_returned(key);
+                false
+            }
+        }
+    }
+
+    /// Has it forward a track's datagrams, until what it returns is dropped.
+    pub fn delegate_datagrams(
+        &self,
+        ingress: &Arc<dyn Ingress>,
+        datagrams: &Datagrams,
+    ) -> Option<Box<dyn Delegation>> {
+        if !self.takes() {
+            return None;
+        }
+        let delegation = Arc::clone(&self.offload).delegate_datagrams(ingress, datagrams);
+        delegation.inspect_err(|declined| debug!(%declined, "datagrams stay in userspace")).ok()
+    }
+
+    /// Whether it has sent the datagram; says so once.
+    pub fn take_delivered(&mut self, tag: u64, (group, object): (u64, u64)) -> bool {
+        self.delivered.take((tag, group, object))
+    }
+
+    pub fn on_max_stream_data(&self, id: u64, max: u64) {
+        let of_stream = self.delegations.values().filter(|delegated| delegated.id == id);
+        of_stream.for_each(|delegated| delegated.delegation.set_max_offset(max));
+    }
+}

@@ -1,0 +1,44 @@
+//! The traffic secrets of a connection, on their way from the handshake to whoever seals with them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use quinn::Side;
+use rustls::KeyLog;
+
+/// Takes the traffic secrets out of the handshake of one connection.
+pub(crate) struct Secrets {
+    secrets: Mutex<[Option<Vec<u8>>; 2]>,
+    /// The operator's key log, if asked for.
+    log: Option<Arc<dyn KeyLog>>,
+}
+
+impl Secrets {
+    const LABELS: [&str; 2] = ["CLIENT_TRAFFIC_SECRET_0", "SERVER_TRAFFIC_SECRET_0"];
+
+    pub fn new(log: Option<Arc<dyn KeyLog>>) -> Self {
+        Self { secrets: Mutex::default(), log }
+    }
+
+    /// The secret that `side` sends with, once.
+    pub fn take(&self, side: Side) -> Option<Vec<u8>> {
+        self.secrets.lock()[usize::from(side == Side::Server)].take()
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secrets").finish_non_exhaustive()
+    }
+}
+
+impl KeyLog for Secrets {
+    fn log(&self, label: &str, client_random: &[u8], secret: &[u8]) {
+        if let Some(index) = Self::LABELS.iter().position(|known| *known == label) {
+            self.secrets.lock()[index] = Some(secret.to_vec());
+        }
+        if let Some(log) = self.log.as_ref().filter(|log| log.will_log(label)) {
+            log.log(label, client_random, secret);
+        }
+    }
+}

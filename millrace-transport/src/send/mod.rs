@@ -1,0 +1,8 @@
+//! Engine `user`: how sealed packets reach the network from a process. Connections put them into a [`Batch`], and a
+//! [`Sender`] hands the batch to the kernel with as few system calls as it can.
+
+mod batch;
+mod sender;
+
+pub use batch::{Batch, Flow};
+pub use sender::{Report, Sender};

@@ -1,0 +1,255 @@
+use std::collections::HashMap;
+
+use super::*;
+use crate::send::Flow;
+
+fn socket(address: &str) -> UdpSocket {
+    let socket = UdpSocket::bind(address).expect("loopback");
+    socket.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    nix::sys::socket::setsockopt(&socket, sockopt::RcvBuf, &(4 << 20)).expect("buffer");
+    socket
+}
+
+fn push(batch: &mut Batch, to: SocketAddr, packet: &[u8]) {
+    assert!(batch.packet(to, |out| {
+        out.extend_from_slice(packet);
+        true
+    }));
+}
+
+fn packet(number: usize, len: usize) -> Vec<u8> {
+    (0..len).map(|i| (number * 7 + i) as u8).collect()
+}
+
+/// The datagrams that wait at `socket`, in order.
+fn receive(socket: &UdpSocket, count: usize) -> Vec<Vec<u8>> {
+    let mut buf = [0; 65_536];
+    let mut read = || socket.recv(&mut buf).map(|len| buf[..len].to_vec());
+    let packets = (0..count).map(|_| read().expect("sent over loopback")).collect();
+    socket.set_nonblocking(true).expect("nonblocking");
+    assert_eq!(socket.recv(&mut [0; 1]).expect_err("no more").kind(), io::ErrorKind::WouldBlock);
+    socket.set_nonblocking(false).expect("blocking");
+    packets
+}
+
+const LOOPBACKS: [&str; 2] = ["127.0.0.1:0", "[::1]:0"];
+
+#[test]
+fn every_byte_arrives_in_order_with_and_without_gso() {
+    for address in LOOPBACKS {
+        for gso in [true, false] {
+            let sender = Sender::new(&socket(address), gso).expect("sender");
+            assert_eq!(sender.gso(), gso, "this kernel has UDP_SEGMENT");
+            let to = socket(address);
+            let mut batch = Batch::default();
+            let lens = [1200, 1200, 1200, 700, 1200, 1200, 40, 40, 1300, 1300, 1];
+            let packets: Vec<_> = lens.iter().enumerate().map(|(i, len)| packet(i, *len)).collect();
+            for packet in &packets {
+                push(&mut batch, to.local_addr().expect("bound"), packet);
+            }
+            let report = sender.flush(&mut batch);
+            assert_eq!(receive(&to, packets.len()), packets);
+            let bytes = lens.iter().sum::<usize>() as u64;
+            // 1200 x3 + 700 | 1200 x2 + 40 | 40 share a segment size; 1300 x2 + 1 is a call of its own.
+            let system_calls = if gso { 2 } else { 1 };
+            let expected = Report { packets: 11, bytes, system_calls, ..Report::default() };
+            assert_eq!(report, expected, "{address} gso {gso}");
+            assert_eq!(sender.totals(), expected);
+            assert!(batch.is_empty());
+        }
+    }
+}
+
+#[test]
+fn one_system_call_for_many_destinations() {
+    for address in LOOPBACKS {
+        let sender = Sender::new(&socket(address), true).expect("sender");
+        let receivers: Vec<_> = (0..300).map(|_| socket(address)).collect();
+        let mut batch = Batch::default();
+        for (i, receiver) in receivers.iter().enumerate() {
+            push(&mut batch, receiver.local_addr().expect("bound"), &packet(i, 1200));
+        }
+        let report = sender.flush(&mut batch);
+        assert_eq!((report.packets, report.system_calls), (300, 1));
+        for (i, receiver) in receivers.iter().enumerate() {
+            assert_eq!(receive(receiver, 1), [packet(i, 1200)]);
+        }
+    }
+}
+
+#[test]
+fn a_long_run_takes_a_call_per_thousand_messages_or_64_segments_each() {
+    for (gso, system_calls) in [(true, 1), (false, 2)] {
+        let sender = Sender::new(&socket("127.0.0.1:0"), gso).expect("sender");
+        let to = socket("127.0.0.1:0");
+        let mut batch = Batch::default();
+        for i in 0..1500 {
+            push(&mut batch, to.local_addr().expect("bound"), &packet(i, 100));
+        }
+        assert_eq!(batch.messages(gso).len(), if gso { 1500usize.div_ceil(64) } else { 1500 });
+        assert_eq!(sender.flush(&mut batch).system_calls, system_calls);
+        let packets = receive(&to, 1500);
+        assert!(packets.iter().enumerate().all(|(i, bytes)| *bytes == packet(i, 100)));
+    }
+}
+
+#[test]
+fn a_dual_stack_socket_reaches_both() {
+    let sender = Sender::new(&socket("[::]:0"), true).expect("sender");
+    let receivers = LOOPBACKS.map(socket);
+    let mut batch = Batch::default();
+    for receiver in &receivers {
+        push(&mut batch, receiver.local_addr().expect("bound"), b"hello");
+    }
+    assert_eq!(sender.flush(&mut batch).packets, 2);
+    for receiver in &receivers {
+        assert_eq!(receive(receiver, 1), [b"hello"]);
+    }
+}
+
+#[test]
+fn what_cannot_be_sent_is_counted_and_the_rest_goes_on() {
+    let sender = Sender::new(&socket("127.0.0.1:0"), true).expect("sender");
+    let to = socket("127.0.0.1:0");
+    let good = to.local_addr().expect("bound");
+    let mut batch = Batch::default();
+    push(&mut batch, good, b"first");
+    push(&mut batch, good, &[0; 65_508]);
+    push(&mut batch, "[::1]:9".parse().expect("address"), b"wrong family");
+    push(&mut batch, good, b"last");
+    let report = sender.flush(&mut batch);
+    assert_eq!(receive(&to, 2), [b"first".as_slice(), b"last"]);
+    assert_eq!((report.packets, report.too_large, report.failed), (2, 1, 1));
+}
+
+/// Sends a batch of `packets` through a kernel that answers each call by `answers`, then takes it all.
+fn with_answers(packets: &[(u16, usize)], answers: &[nix::Result<usize>]) -> (Report, bool, Vec<usize>) {
+    let mut batch = Batch::default();
+    for (port, len) in packets {
+        push(&mut batch, SocketAddr::from(([127, 0, 0, 1], *port)), &packet(0, *len));
+    }
+    let gso = AtomicBool::new(true);
+    let mut answers = answers.iter();
+    let mut sent = Vec::new();
+    let kernel = |call: &[Message], _: Option<u16>| {
+        let count = match answers.next() {
+            Some(answer) => (*answer)?,
+            None => call.len(),
+        };
+        sent.extend(call.iter().take(count).map(|message| message.packets));
+        Ok(count)
+    };
+    let report = send_all(&batch, &gso, kernel, || {});
+    (report, gso.into_inner(), sent)
+}
+
+#[test]
+fn the_kernels_answers() {
+    let five: Vec<_> = (1..6).map(|port| (port, 100)).collect();
+    let run = [(1, 100), (1, 100), (1, 100), (2, 100)];
+    let report =
+        |packets, system_calls| Report { packets, bytes: packets * 100, system_calls, ..<_>::default() };
+    let table: [(&str, &[_], &[_], _, bool, &[_]); 8] = [
+        ("all", &five, &[], report(5, 1), true, &[1; 5]),
+        ("partly, then the rest", &five, &[Ok(2)], report(5, 2), true, &[1; 5]),
+        ("interrupted", &five, &[Err(Errno::EINTR)], report(5, 2), true, &[1; 5]),
+        ("full, waits", &five, &[Ok(3), Err(Errno::EAGAIN)], report(5, 3), true, &[1; 5]),
+        (
+            "stays full, drops the rest",
+            &five,
+            &[Ok(3), Err(Errno::EAGAIN), Err(Errno::EAGAIN)],
+            Report { overflowed: 2, ..report(3, 3) },
+            true,
+            &[1; 3],
+        ),
+        ("no offload: never again", &run, &[Err(Errno::EIO)], report(4, 2), false, &[1; 4]),
+        ("segments too large: one by one", &run, &[Err(Errno::EMSGSIZE)], report(4, 2), true, &[1; 4]),
+        (
+            "one forbidden",
+            &run,
+            &[Ok(1), Err(Errno::EPERM)],
+            Report { failed: 1, ..report(3, 2) },
+            true,
+            &[3],
+        ),
+    ];
+    for (description, packets, answers, report, gso, sent) in table {
+        assert_eq!(with_answers(packets, answers), (report, gso, sent.to_vec()), "{description}");
+    }
+}
+
+#[test]
+fn a_run_is_split_into_its_packets() {
+    let to = "127.0.0.1:1".parse().expect("address");
+    let mut batch = Batch::default();
+    let packets: Vec<_> = [500, 500, 500, 20].iter().enumerate().map(|(i, len)| packet(i, *len)).collect();
+    for packet in &packets {
+        push(&mut batch, to, packet);
+    }
+    let messages = batch.messages(true);
+    assert_eq!(messages.len(), 1);
+    let split: Vec<_> = messages[0].split().collect();
+    assert_eq!(split, batch.messages(false));
+    assert!(batch.iter().map(|(_, bytes)| bytes).eq(packets.iter().map(Vec::as_slice)));
+}
+
+#[test]
+fn a_packet_that_was_not_built_leaves_nothing() {
+    let to = "127.0.0.1:1".parse().expect("address");
+    let mut batch = Batch::default();
+    push(&mut batch, to, b"one");
+    let built = batch.packet(to, |out| {
+        out.extend_from_slice(b"half");
+        false
+    });
+    assert!(!built && !batch.packet(to, |_| true));
+    push(&mut batch, to, b"two");
+    let packets: Vec<_> = batch.iter().map(|(_, bytes)| bytes.to_vec()).collect();
+    assert_eq!(packets, [b"one", b"two"]);
+}
+
+#[test]
+fn messages_never_exceed_the_kernels_limits() {
+    let mut batch = Batch::default();
+    for i in 0..2000 {
+        let to = SocketAddr::from(([127, 0, 0, 1], 1 + (i / 300) as u16));
+        push(&mut batch, to, &packet(i, [1452, 1200, 9, 1452][i / 100 % 4]));
+    }
+    let mut packets: HashMap<SocketAddr, usize> = HashMap::new();
+    for message in batch.messages(true) {
+        assert!(message.packets <= 64 && message.bytes.len() <= 65_000, "{message:?}");
+        *packets.entry(message.flow.to).or_default() += message.packets;
+    }
+    assert_eq!(packets.values().sum::<usize>(), 2000);
+}
+
+#[test]
+fn packets_come_from_the_address_of_their_flow() {
+    let table =
+        [("0.0.0.0:0", "127.0.0.1:0", ["127.0.0.2", "127.0.0.3"]), ("[::]:0", "[::1]:0", ["::1", "::1"])];
+    for (any, receiver, sources) in table {
+        let socket = UdpSocket::bind(any).unwrap();
+        let receiver = UdpSocket::bind(receiver).unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        for gso in [false, true] {
+            let sender = Sender::new(&socket, gso).unwrap();
+            let mut batch = Batch::default();
+            for from in sources {
+                for number in 0..3 {
+                    let flow = Flow { to: receiver.local_addr().unwrap(), from: Some(from.parse().unwrap()) };
+                    batch.packet(flow, |out| {
+                        out.extend_from_slice(&packet(number, 100));
+                        true
+                    });
+                }
+            }
+            assert_eq!(sender.flush(&mut batch).packets, 6);
+            for expected in sources {
+                for _ in 0..3 {
+                    let (_, from) = receiver.recv_from(&mut [0; 200]).unwrap();
+                    assert_eq!(from.ip(), expected.parse::<IpAddr>().unwrap());
+                }
+            }
+        }
+    }
+}

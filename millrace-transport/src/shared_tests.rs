@@ -1,0 +1,151 @@
+#![allow(clippy::unwrap_used)]
+
+use std::net::UdpSocket;
+
+use millrace_proto::quic::varint;
+
+use super::*;
+
+/// A connection before its handshake.
+pub fn fresh() -> Shared {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    Shared::new(
+        Path::new(socket.local_addr().unwrap()),
+        &Config::default(),
+        Arc::new(Secrets::new(None)),
+        Arc::new(Alarm::new()),
+        Arc::new(Sender::new(&socket, false).unwrap()),
+        None,
+    )
+}
+
+/// A connection after its handshake, with credit of 100,000 bytes.
+fn shared() -> Shared {
+    let shared = fresh();
+    let mut params = vec![0x04, 4];
+    varint::encode(100_000, &mut params);
+    params.extend([0x09, 1, 10, 0x0a, 1, 3]);
+    let capped = shared.on_peer_params(&params, true).unwrap();
+    assert_eq!(Params::parse(&capped).unwrap().initial_max_data, 25_000);
+    shared
+}
+
+/// A PING of quinn; returns its number on the wire.
+fn quinns(shared: &Shared, now: Instant, number: u64) -> u64 {
+    shared.on_quinn_packet(now, (0, number), b"12345678", &[0x01], 100)
+}
+
+/// A packet that quinn did not send.
+fn others(shared: &Shared, now: Instant) -> u64 {
+    let (_, number) = shared.numbers.draw();
+    shared.state.lock().plane.downstream.on_stack_sent(now, number, 1200, true);
+    number
+}
+
+/// What quinn sees of a payload.
+fn seen(shared: &Shared, now: Instant, payload: &[u8]) -> Vec<u8> {
+    let mut payload = BytesMut::from(payload);
+    let arrival = Arrival { now, size: payload.len() + 30, end: [0; 8] };
+    shared.on_received(arrival, (0, 0), &[], &mut payload);
+    payload.to_vec()
+}
+
+#[test]
+fn quinn_sees_its_own_packets_acknowledged() {
+    let (shared, now) = (shared(), Instant::now());
+    let wire = [others(&shared, now), quinns(&shared, now, 0), others(&shared, now), quinns(&shared, now, 1)];
+    assert_eq!(wire, [0, 1, 2, 3]);
+    assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 3, 0x01]), [0x02, 1, 0, 0, 1, 0x01]);
+    assert_eq!(seen(&shared, now, &[0x03, 3, 0, 0, 0, 5, 6, 7]), [0x03, 1, 0, 0, 0, 5, 6, 7]);
+}
+
+#[test]
+fn an_ack_of_other_packets_stays_an_ack() {
+    let (shared, now) = (shared(), Instant::now());
+    for number in 0..3 {
+        quinns(&shared, now, number);
+        others(&shared, now);
+    }
+    // Nothing of quinn's is acknowledged yet: nothing can be said.
+    assert_eq!(seen(&shared, now, &[0x02, 1, 0, 0, 0]), [0; 5]);
+    assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
+    // Later: what quinn has heard. PADDING alone would make the packet a probe of a path.
+    assert_eq!(seen(&shared, now, &[0x02, 3, 0, 0, 0]), [0x02, 1, 0, 0, 0]);
+    assert_eq!(seen(&shared, now, &[0x02, 5, 0, 0, 0, 0x01]), [0x02, 1, 0, 0, 0, 0x01]);
+    let stats = shared.counters.snapshot();
+    assert_eq!((stats.acks_for_quinn, stats.acks_for_data_plane, stats.acks_refused), (1, 3, 0));
+}
+
+#[test]
+fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
+    let (shared, now) = (shared(), Instant::now());
+    assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
+    assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 2]), [0x02, 2, 0, 0, 2], "quinn finds its trap");
+}
+
+#[test]
+fn what_was_never_sent_is_left_for_quinn_to_find() {
+    let (shared, now) = (shared(), Instant::now());
+    quinns(&shared, now, 0);
+    let ack = [0x02, 1, 0, 0, 1];
+    assert_eq!(seen(&shared, now, &ack), ack);
+    assert_eq!(shared.counters.snapshot().acks_refused, 1);
+}
+
+#[test]
+fn quinns_round_trip_is_not_that_of_a_later_packet() {
+    let (shared, start) = (shared(), Instant::now());
+    let ms = |ms| start + Duration::from_millis(ms);
+    quinns(&shared, ms(0), 0);
+    others(&shared, ms(8));
+    // The peer acknowledges both for the second, after 2 ms and a delay of 1 ms (125 times 8 us), in two
+    // bytes. quinn shall subtract the 8 ms, too: 1125 times 8 us.
+    let frame = seen(&shared, ms(10), &[0x02, 1, 0x40, 125, 0, 1]);
+    assert_eq!(frame, [0x02, 0, 0x44, 0x65, 0, 0]);
+    assert_eq!(0x465, 1125);
+}
+
+#[test]
+fn no_round_trip_has_the_time_in_which_nobody_looked() {
+    let (shared, start) = (shared(), Instant::now());
+    let ms = |ms| start + Duration::from_millis(ms);
+    let read = |wire: u8, arrived, now| {
+        let mut payload = [0x02, wire, 0x40, 0, 0, 0];
+        shared.walk(&mut shared.state.lock(), Times { now, arrived }, &mut payload);
+        payload
+    };
+    others(&shared, ms(0));
+    read(0, ms(5), ms(14));
+    assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
+    // quinn's clock has gone on: it shall subtract the 8 ms, 1000 times 8 us.
+    quinns(&shared, ms(20), 0);
+    assert_eq!(read(1, ms(25), ms(33)), [0x02, 0, 0x43, 0xe8, 0, 0]);
+    assert_eq!(shared.downstream().latest_rtt(), Duration::from_millis(5));
+}
+
+#[test]
+fn quinn_hears_of_its_share_of_the_credit() {
+    let (shared, now) = (shared(), Instant::now());
+    let mut frame = vec![0x10];
+    varint::encode(200_000, &mut frame);
+    let seen = seen(&shared, now, &frame);
+    assert_eq!(frame::next(&seen, 0), Ok(Some((0..5, Frame::MaxData(25_000)))));
+    assert_eq!(shared.state.lock().stack.other_credit(), 175_000);
+}
+
+#[test]
+fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
+    let (shared, now) = (shared(), Instant::now());
+    shared.open();
+    let mut sent = Vec::new();
+    frame::write_stream(1, 0, &[7; 20_000], false, &mut sent);
+    shared.on_quinn_packet(now, (0, 0), b"12345678", &sent, 20_050);
+    shared.state.lock().received = Some(0);
+    let rest = [0x09, 3, 1, 2, 3];
+    assert_eq!(seen(&shared, now, &rest), rest, "a duplicate: quinn will not look at it");
+    shared.state.lock().received = None;
+    let payload = seen(&shared, now, &rest);
+    assert_eq!(frame::next(&payload, 0), Ok(Some((0..5, Frame::MaxData(45_000)))));
+    assert_eq!(payload[5..], rest);
+    assert_eq!(seen(&shared, now, &rest), rest, "once");
+}

@@ -1,0 +1,59 @@
+//! Counters of one connection's seam.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Serialize;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the seam did since the connection began.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub $name: Counter,)*
+        }
+
+        impl Counters {
+            pub fn snapshot(&self) -> Stats {
+                Stats { $($name: self.$name.0.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// 1-RTT packets sealed for quinn.
+    quinn_packets,
+    quinn_bytes,
+    /// 1-RTT packets sealed for the data plane.
+    data_plane_packets,
+    data_plane_bytes,
+    /// Packet numbers left out because quinn left one out.
+    skipped_numbers,
+    /// ACK frames with a new packet of quinn, and those for the data plane only.
+    acks_for_quinn,
+    acks_for_data_plane,
+    /// ACK frames that named packets never sent.
+    acks_refused,
+    /// MAX_STREAM_DATA and STOP_SENDING frames for streams of the data plane.
+    stream_frames_consumed,
+    /// Times that quinn was granted more connection credit.
+    credit_grants,
+    /// Key generations that sealed a packet of the data plane, after the first.
+    key_updates,
+    /// Times that quinn saw the peer at another address.
+    address_changes,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    pub fn add(&self, amount: u64) {
+        self.0.fetch_add(amount, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,130 @@
+//! What userspace's data planes send, for whoever watches single packets.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use millrace_proto::plane::downstream::Piece;
+use parking_lot::Mutex;
+
+use crate::{clock::monotonic_ns, trace::Filter};
+
+/// Pieces that may wait to be taken.
+const MAX_WAITING: usize = 1 << 14;
+
+/// Collects what is sent on the connections of all endpoints that share it, while somebody wants it.
+#[derive(Default)]
+pub struct Tap {
+    on: AtomicBool,
+    open: Mutex<Open>,
+    lost: AtomicU64,
+}
+
+#[derive(Default)]
+struct Open {
+    filter: Option<Filter>,
+    pieces: Vec<Sent>,
+}
+
+/// A piece of a packet that was sent from userspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sent {
+    /// `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    pub session: u32,
+    pub number: u64,
+    /// UDP payload of the packet, bytes.
+    pub size: u16,
+    pub piece: Piece,
+}
+
+impl Tap {
+    /// Collects what passes: packets whose own number is a multiple of [`Filter::every`].
+    pub fn set(&self, filter: Option<Filter>) {
+        let mut open = self.open.lock();
+        if filter.is_none() {
+            *open = Open::default();
+        }
+        open.filter = filter;
+        self.on.store(filter.is_some(), Ordering::Relaxed);
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// A packet was sealed.
+    pub fn add(&self, session: u32, number: u64, size: usize, pieces: impl Iterator<Item = Piece>) {
+        let mut open = self.open.lock();
+        let Some(filter) = open.filter else { return };
+        let other_session = filter.session.is_some_and(|wanted| wanted.get() != session);
+        if other_session || !number.is_multiple_of(u64::from(filter.every.get())) {
+            return;
+        }
+        let time_ns = monotonic_ns();
+        let size = u16::try_from(size).unwrap_or(u16::MAX);
+        for piece in pieces {
+            if filter.track.is_some_and(|wanted| wanted.get() != piece.label.track) {
+                continue;
+            }
+            if open.pieces.len() >= MAX_WAITING {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            open.pieces.push(Sent { time_ns, session, number, size, piece });
+        }
+    }
+
+    /// What was collected since the last call, in order for each connection, and how much there was no room for.
+    pub fn take(&self) -> (Vec<Sent>, u64) {
+        let pieces = std::mem::take(&mut self.open.lock().pieces);
+        (pieces, self.lost.swap(0, Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZero;
+
+    use millrace_proto::plane::downstream::{Carried, Label};
+
+    use super::*;
+
+    fn ping(track: u32) -> Piece {
+        Piece { label: Label { track, group: 0 }, stream_id: None, carried: Carried::Ping }
+    }
+
+    fn taken(tap: &Tap) -> Vec<(u64, u32)> {
+        tap.take().0.iter().map(|sent| (sent.number, sent.piece.label.track)).collect()
+    }
+
+    #[test]
+    fn only_what_is_wanted_is_collected() {
+        let tap = Tap::default();
+        let add = |session, number| tap.add(session, number, 100, [ping(1), ping(2)].into_iter());
+        add(7, 0);
+        assert_eq!(taken(&tap), [], "nobody wants it");
+        let all = Filter { every: NonZero::<u32>::MIN, track: None, session: None };
+        tap.set(Some(all));
+        add(7, 1);
+        assert_eq!(taken(&tap), [(1, 1), (1, 2)]);
+        tap.set(Some(Filter { every: NonZero::new(3).unwrap(), track: NonZero::new(2), ..all }));
+        (3..9).for_each(|number| add(7, number));
+        assert_eq!(taken(&tap), [(3, 2), (6, 2)]);
+        tap.set(Some(Filter { session: NonZero::new(8), ..all }));
+        add(7, 9);
+        add(8, 10);
+        assert_eq!(taken(&tap), [(10, 1), (10, 2)]);
+        add(8, 11);
+        tap.set(None);
+        assert_eq!((taken(&tap), tap.is_on()), (vec![], false), "nothing is left over");
+    }
+
+    #[test]
+    fn what_nobody_takes_is_counted_and_not_kept() {
+        let tap = Tap::default();
+        tap.set(Some(Filter { every: NonZero::<u32>::MIN, track: None, session: None }));
+        (0..MAX_WAITING as u64 + 5).for_each(|number| tap.add(1, number, 100, [ping(1)].into_iter()));
+        let (pieces, lost) = tap.take();
+        assert_eq!((pieces.len(), lost), (MAX_WAITING, 5));
+        assert_eq!(tap.take(), (vec![], 0));
+    }
+}

@@ -1,0 +1,132 @@
+//! TLS for QUIC: rustls configurations that one endpoint's connections are made from.
+
+use std::sync::Arc;
+
+use millrace_proto::quic::keys::Suite;
+use parking_lot::RwLock;
+use rustls::{
+    CipherSuite, ClientConfig, DigitallySignedStruct, Error, KeyLog, RootCertStore, ServerConfig,
+    SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+/// Whose certificates a client accepts.
+#[derive(Clone, Debug)]
+pub enum Trust {
+    /// Those that lead to one of these roots.
+    Roots(Arc<RootCertStore>),
+    /// All: for trying out. Connections are encrypted, but to whom is anybody's guess.
+    Anyone,
+}
+
+/// The server's certificate, which can be replaced while connections are accepted.
+#[derive(Debug)]
+pub(crate) struct Certificate(pub RwLock<Option<Arc<CertifiedKey>>>);
+
+impl ResolvesServerCert for Certificate {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.read().clone()
+    }
+}
+
+/// ring with the wanted cipher suites, most wanted first.
+pub(crate) fn provider(suites: &[Suite]) -> Arc<CryptoProvider> {
+    let mut provider = ring::default_provider();
+    let known = std::mem::take(&mut provider.cipher_suites);
+    let wanted = suites.iter().map(|suite| match suite {
+        Suite::ChaCha20Poly1305 => CipherSuite::TLS13_CHACHA20_POLY1305_SHA256,
+        Suite::Aes128Gcm => CipherSuite::TLS13_AES_128_GCM_SHA256,
+        Suite::Aes256Gcm => CipherSuite::TLS13_AES_256_GCM_SHA384,
+    });
+    provider.cipher_suites =
+        wanted.filter_map(|suite| known.iter().find(|known| known.suite() == suite).copied()).collect();
+    Arc::new(provider)
+}
+
+/// The suite of Initial packets, whatever is wanted later (RFC 9001, section 5).
+pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
+    ring::default_provider().cipher_suites.iter().find_map(|suite| match suite.suite() {
+        CipherSuite::TLS13_AES_128_GCM_SHA256 => suite.tls13()?.quic_suite(),
+        _ => None,
+    })
+}
+
+pub(crate) fn server(
+    provider: Arc<CryptoProvider>,
+    certificate: Arc<Certificate>,
+    alpn: &[Vec<u8>],
+) -> Result<ServerConfig, Error> {
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_no_client_auth()
+        .with_cert_resolver(certificate);
+    config.alpn_protocols = alpn.to_vec();
+    config.ignore_client_order = true;
+    Ok(config)
+}
+
+pub(crate) fn client(
+    provider: Arc<CryptoProvider>,
+    trust: &Trust,
+    alpn: &[Vec<u8>],
+) -> Result<ClientConfig, Error> {
+    let algorithms = provider.signature_verification_algorithms;
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
+    let mut config = match trust {
+        Trust::Roots(roots) => builder.with_root_certificates(Arc::clone(roots)),
+        Trust::Anyone => {
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AcceptAnyone(algorithms)))
+        }
+    }
+    .with_no_client_auth();
+    config.alpn_protocols = alpn.to_vec();
+    Ok(config)
+}
+
+/// Key log to a file, for tools that decrypt captures (`SSLKEYLOGFILE`).
+pub fn key_log_file() -> Arc<dyn KeyLog> {
+    Arc::new(rustls::KeyLogFile::new())
+}
+
+#[derive(Debug)]
+struct AcceptAnyone(WebPkiSupportedAlgorithms);
+
+impl ServerCertVerifier for AcceptAnyone {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        rustls::crypto::verify_tls12_signature(message, certificate, signature, &self.0)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_schemes()
+    }
+}

@@ -1,0 +1,33 @@
+//! The example, as it is.
+
+#![allow(clippy::unwrap_used)]
+
+#[allow(dead_code, reason = "its main is not called here")]
+#[path = "../examples/files.rs"]
+mod files;
+
+use std::{net::Ipv4Addr, time::Duration};
+
+/// How long anything may take before the test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_arrive_by_the_second_sender() {
+    let directory = tempfile::tempdir().unwrap();
+    let file: Vec<u8> = (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 7) as u8).collect();
+    std::fs::write(directory.path().join("large"), &file).unwrap();
+    std::fs::write(directory.path().join("empty"), []).unwrap();
+
+    let server = files::listen((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let addr = server.local_addr();
+    let get = |name| tokio::time::timeout(PATIENCE, files::get(addr, name));
+    tokio::select! {
+        () = files::serve(&server, directory.path()) => panic!("the server has ended"),
+        () = async {
+            assert!(get("large").await.unwrap().unwrap() == file);
+            assert_eq!(get("empty").await.unwrap().unwrap(), []);
+            assert!(get("../large").await.unwrap().is_err(), "it is in no directory of its own");
+        } => {}
+    }
+    assert!(server.sent().bytes > file.len() as u64, "the data plane has sent it");
+}
