@@ -10,7 +10,8 @@ pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
     pub listen: Vec<SocketAddr>,
     pub upstream: Option<Upstream>,
-    /// How connections are made. Certificate and trust are the server's, and what the upstream relay is held to.
+    /// How connections are made: with the certificate that clients are shown, and with the certificates that the upstream
+    /// relay may have.
     pub transport: millrace_transport::Config,
     pub cache: cache::Limits,
     pub max_sessions: usize,

@@ -1,11 +1,12 @@
-//! What all sessions share: who publishes which namespaces, who watches them, and the live tracks.
+//! What all sessions share: the live tracks, who publishes which namespaces, and who watches them.
+
+mod counters;
+mod namespaces;
+mod publisher;
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -13,10 +14,15 @@ use millrace_proto::{
     moq::{Namespace, TrackName, code, message::RequestError},
     relay::cache::Cache,
 };
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use tokio::sync::{mpsc, watch};
 
-use super::{live::LiveTrack, outbox::Outbox, session::Session, upstream::Ask};
+pub use self::{
+    counters::Counters,
+    namespaces::{NamespaceEvent, Publication, Watch},
+    publisher::{Answer, Fetching, Publisher, Requester},
+};
+use super::{live::LiveTrack, outbox::Outbox, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -36,96 +42,9 @@ pub struct Hub {
     pub cache: Arc<Cache>,
     pub counters: Counters,
     tracks: RwLock<HashMap<TrackName, Arc<LiveTrack>>>,
-    namespaces: Mutex<Namespaces>,
+    namespaces: Arc<namespaces::Namespaces>,
     /// Changes whenever a publisher or a published track appears.
     arrivals: watch::Sender<u64>,
-}
-
-/// Counts for the operator, since start.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub requests: AtomicU64,
-    pub request_errors: AtomicU64,
-    pub objects_received: AtomicU64,
-    pub object_bytes_received: AtomicU64,
-    pub protocol_violations: AtomicU64,
-    pub unknown_alias: AtomicU64,
-    pub duplicate_subgroups: AtomicU64,
-    pub expired_subgroups: AtomicU64,
-    pub duplicate_datagrams: AtomicU64,
-}
-
-impl Counters {
-    pub fn count(counter: &AtomicU64) {
-        Self::add(counter, 1);
-    }
-
-    pub fn add(counter: &AtomicU64, amount: u64) {
-        counter.fetch_add(amount, Relaxed);
-    }
-}
-
-#[derive(Default)]
-struct Namespaces {
-    publishers: HashMap<Namespace, Vec<Publisher>>,
-    watchers: Vec<Watcher<NamespaceEvent>>,
-    track_watchers: Vec<Watcher<Arc<LiveTrack>>>,
-    next_id: u64,
-}
-
-struct Publisher {
-    session: Weak<Session>,
-    session_id: u64,
-    /// The relay's configured upstream: asked only if nobody nearer publishes the namespace.
-    fallback: bool,
-}
-
-struct Watcher<E> {
-    id: u64,
-    prefix: Namespace,
-    events: mpsc::Sender<E>,
-}
-
-/// Changes that a watcher may be behind by, besides what was there when it began.
-const WATCH_BACKLOG: usize = 1024;
-
-/// A namespace below a watched prefix appeared or went.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NamespaceEvent {
-    Published(Namespace),
-    Done(Namespace),
-}
-
-/// A watch on a prefix; ends when dropped. Its events end when it does not keep up with them.
-pub struct Watch<E> {
-    hub: Weak<Hub>,
-    id: u64,
-    pub events: mpsc::Receiver<E>,
-}
-
-impl<E> Drop for Watch<E> {
-    fn drop(&mut self) {
-        if let Some(hub) = self.hub.upgrade() {
-            let mut namespaces = hub.namespaces.lock();
-            namespaces.watchers.retain(|watcher| watcher.id != self.id);
-            namespaces.track_watchers.retain(|watcher| watcher.id != self.id);
-        }
-    }
-}
-
-/// A published namespace; withdrawn when dropped.
-pub struct Publication {
-    hub: Weak<Hub>,
-    namespace: Namespace,
-    session_id: u64,
-}
-
-impl Drop for Publication {
-    fn drop(&mut self) {
-        if let Some(hub) = self.hub.upgrade() {
-            hub.withdraw(&self.namespace, self.session_id);
-        }
-    }
 }
 
 impl Hub {
@@ -135,7 +54,7 @@ impl Hub {
             cache,
             counters: Counters::default(),
             tracks: RwLock::default(),
-            namespaces: Mutex::default(),
+            namespaces: Arc::default(),
             arrivals: watch::Sender::new(0),
         }
     }
@@ -159,11 +78,36 @@ impl Hub {
         Ok(Arc::clone(tracks.entry(name.clone()).or_insert_with(new)))
     }
 
+    /// The track of this name with an established upstream subscription. Waits up to `rendezvous` for a publisher;
+    /// `new_group` is a NEW_GROUP_REQUEST for it.
+    ///
+    /// # Errors
+    /// Nobody publishes the track, everybody refused, or there is no room for it.
+    pub async fn established(
+        &self,
+        name: &TrackName,
+        requester: Requester,
+        rendezvous: Duration,
+        new_group: Option<u64>,
+    ) -> Result<Arc<LiveTrack>, RequestError> {
+        if rendezvous.is_zero() {
+            self.check_known(name, requester)?;
+        }
+        let track = self.track(name, Instant::now())?;
+        match new_group {
+            Some(group) if track.is_established() => track.request_group(group),
+            Some(group) => track.expect_group(group),
+            None => {}
+        }
+        self.ensure_upstream(&track, requester, rendezvous).await?;
+        Ok(track)
+    }
+
     /// Refuses what nobody can serve, before anything is made for it.
     ///
     /// # Errors
     /// The track is not here, and nobody publishes its namespace for `requester`.
-    pub fn check_known(&self, name: &TrackName, requester: &Session) -> Result<(), RequestError> {
+    pub fn check_known(&self, name: &TrackName, requester: Requester) -> Result<(), RequestError> {
         if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).is_empty() {
             return Ok(());
         }
@@ -178,136 +122,78 @@ impl Hub {
         self.tracks.read().values().cloned().collect()
     }
 
-    /// Registers `session` as a publisher of everything below `namespace`, and subscribes there to the
-    /// tracks that others already feed.
+    /// Registers `publisher` for everything below `namespace`, and subscribes there to the tracks that others
+    /// publish already. `fallback`: it is the configured upstream relay.
     pub fn publish(
-        self: &Arc<Self>,
+        &self,
         namespace: Namespace,
-        session: &Arc<Session>,
+        publisher: &Arc<dyn Publisher>,
         fallback: bool,
     ) -> Publication {
-        let mut namespaces = self.namespaces.lock();
-        let publishers = namespaces.publishers.entry(namespace.clone()).or_default();
-        let first = publishers.is_empty();
-        publishers.push(Publisher { session: Arc::downgrade(session), session_id: session.id(), fallback });
-        if first && !fallback {
-            namespaces.announce(&namespace, NamespaceEvent::Published(namespace.clone()));
-        }
-        drop(namespaces);
+        let publication = self.namespaces.publish(namespace.clone(), publisher, fallback);
         self.arrivals.send_modify(|arrivals| *arrivals += 1);
         if !fallback {
-            self.subscribe_existing(&namespace, session);
+            self.subscribe_existing(&namespace, publisher);
         }
-        Publication { hub: Arc::downgrade(self), namespace, session_id: session.id() }
+        publication
     }
 
-    fn withdraw(&self, namespace: &Namespace, session_id: u64) {
-        let mut namespaces = self.namespaces.lock();
-        let Some(publishers) = namespaces.publishers.get_mut(namespace) else { return };
-        if let Some(index) = publishers.iter().position(|publisher| publisher.session_id == session_id) {
-            publishers.remove(index);
-        }
-        if publishers.is_empty() {
-            namespaces.publishers.remove(namespace);
-            namespaces.announce(namespace, NamespaceEvent::Done(namespace.clone()));
-        }
-    }
-
-    /// A publisher that comes later feeds the subscriptions that are there too (draft-18, "Publisher
+    /// A publisher that comes later serves the subscriptions that are there too (draft-18, "Publisher
     /// Interactions").
-    fn subscribe_existing(&self, namespace: &Namespace, session: &Arc<Session>) {
+    fn subscribe_existing(&self, namespace: &Namespace, publisher: &Arc<dyn Publisher>) {
         for track in self.tracks() {
             let wanted = track.subscription_count() > 0 && namespace.is_prefix_of(track.name().namespace());
             if wanted && track.is_established() {
-                let session = Arc::clone(session);
-                tokio::spawn(async move { session.subscribe_upstream(track).await });
+                let (unheard, _) = mpsc::channel(1);
+                publisher.subscribe(track, unheard);
             }
         }
     }
 
     /// Sessions that publish `namespace` or a prefix of it, as `requester` may be sent to them: the
     /// configured upstream only if there is nobody else, and never if it is the requester.
-    pub fn publishers_of(&self, namespace: &Namespace, requester: &Session) -> Vec<Arc<Session>> {
-        let namespaces = self.namespaces.lock();
-        let mut found: Vec<(bool, Arc<Session>)> = Vec::new();
-        for prefix in namespace.prefixes() {
-            for publisher in namespaces.publishers.get(&prefix).into_iter().flatten() {
-                let Some(session) = publisher.session.upgrade() else { continue };
-                let loops = requester.is_upstream && session.id() == requester.id();
-                if !loops && !found.iter().any(|(_, other)| other.id() == session.id()) {
-                    found.push((publisher.fallback, session));
-                }
-            }
-        }
-        let near = found.iter().any(|(fallback, _)| !fallback);
-        found.into_iter().filter(|(fallback, _)| !near || !fallback).map(|(_, session)| session).collect()
+    pub fn publishers_of(&self, namespace: &Namespace, requester: Requester) -> Vec<Arc<dyn Publisher>> {
+        self.namespaces.publishers_of(namespace, requester)
     }
 
     /// Whether a session other than `except` publishes exactly `namespace`.
     pub fn is_published(&self, namespace: &Namespace, except: u64) -> bool {
-        let namespaces = self.namespaces.lock();
-        namespaces
-            .publishers
-            .get(namespace)
-            .is_some_and(|publishers| publishers.iter().any(|publisher| publisher.session_id != except))
-    }
-
-    /// Changes when a publisher or a published track appears.
-    pub fn arrivals(&self) -> watch::Receiver<u64> {
-        self.arrivals.subscribe()
+        self.namespaces.is_published(namespace, except)
     }
 
     /// Watches the namespaces below `prefix`, those that are there first.
-    pub fn watch_namespaces(self: &Arc<Self>, prefix: Namespace) -> Watch<NamespaceEvent> {
-        let mut namespaces = self.namespaces.lock();
-        let real = |publishers: &[Publisher]| publishers.iter().any(|publisher| !publisher.fallback);
-        let present: Vec<_> = namespaces
-            .publishers
-            .iter()
-            .filter(|(namespace, publishers)| real(publishers) && prefix.is_prefix_of(namespace))
-            .map(|(namespace, _)| NamespaceEvent::Published(namespace.clone()))
-            .collect();
-        let id = namespaces.next_id();
-        let (watcher, events) = Watcher::new(id, prefix, present);
-        namespaces.watchers.push(watcher);
-        Watch { hub: Arc::downgrade(self), id, events }
+    pub fn watch_namespaces(&self, prefix: Namespace) -> Watch<NamespaceEvent> {
+        self.namespaces.watch(prefix)
     }
 
     /// Watches the tracks below `prefix` that have a publisher, those that are there first.
-    pub fn watch_tracks(self: &Arc<Self>, prefix: Namespace) -> Watch<Arc<LiveTrack>> {
-        let mut namespaces = self.namespaces.lock();
-        let present = self
-            .tracks()
-            .into_iter()
-            .filter(|track| track.is_established() && prefix.is_prefix_of(track.name().namespace()));
-        let present: Vec<_> = present.collect();
-        let id = namespaces.next_id();
-        let (watcher, events) = Watcher::new(id, prefix, present);
-        namespaces.track_watchers.push(watcher);
-        Watch { hub: Arc::downgrade(self), id, events }
+    pub fn watch_tracks(&self, prefix: Namespace) -> Watch<Arc<LiveTrack>> {
+        self.namespaces.watch_tracks(prefix, |prefix| {
+            let mut tracks = self.tracks();
+            tracks.retain(|track| track.is_established() && prefix.is_prefix_of(track.name().namespace()));
+            tracks
+        })
     }
 
     /// A track has its first publisher.
     pub fn track_established(&self, track: &Arc<LiveTrack>) {
-        let mut namespaces = self.namespaces.lock();
-        tell(&mut namespaces.track_watchers, track.name().namespace(), track);
-        drop(namespaces);
+        self.namespaces.announce_track(track);
         self.arrivals.send_modify(|arrivals| *arrivals += 1);
     }
 
-    /// Makes sure that somebody feeds `track`: asks all its publishers, and returns with the first that
+    /// Makes sure that somebody publishes `track`: asks all its publishers, and returns with the first that
     /// agrees. Waits up to `rendezvous` for a publisher to appear.
     ///
     /// # Errors
     /// Nobody publishes the track, or everybody refused.
-    pub async fn ensure_upstream(
+    async fn ensure_upstream(
         &self,
         track: &Arc<LiveTrack>,
-        requester: &Session,
+        requester: Requester,
         rendezvous: Duration,
     ) -> Result<(), RequestError> {
         let deadline = tokio::time::Instant::now() + rendezvous.min(self.limits.max_rendezvous);
-        let mut arrivals = self.arrivals();
+        let mut arrivals = self.arrivals.subscribe();
         loop {
             arrivals.borrow_and_update();
             let refusal = match self.try_upstream(track, requester).await {
@@ -323,18 +209,15 @@ impl Hub {
         }
     }
 
-    async fn try_upstream(&self, track: &Arc<LiveTrack>, requester: &Session) -> Result<(), RequestError> {
+    async fn try_upstream(&self, track: &Arc<LiveTrack>, requester: Requester) -> Answer {
         let _one_at_a_time = track.connecting.lock().await;
         if track.is_established() {
             return Ok(());
         }
         let publishers = self.publishers_of(track.name().namespace(), requester);
         let (sender, mut answers) = mpsc::channel(publishers.len().max(1));
-        for session in publishers {
-            let (track, sender) = (Arc::clone(track), sender.clone());
-            tokio::spawn(async move {
-                let _ = sender.send(session.subscribe_upstream(track).await).await; // nobody waits any more
-            });
+        for publisher in publishers {
+            publisher.subscribe(Arc::clone(track), sender.clone());
         }
         drop(sender);
         let mut refused = RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track");
@@ -347,8 +230,8 @@ impl Hub {
         Err(refused)
     }
 
-    /// Gives up streams over dropped groups, ends upstream subscriptions that nobody has needed for a while, and forgets tracks that have
-    /// neither publisher nor subscriber nor cached groups. Call this about twice a second.
+    /// Gives up streams over dropped groups, ends upstream subscriptions that nobody has needed for a while, and
+    /// forgets tracks that have neither publisher nor subscriber nor cached groups. Call this about twice a second.
     pub fn tidy(&self, now: Instant) {
         self.cache.expire(now);
         let mut outbox = Outbox::default();
@@ -379,32 +262,4 @@ impl Hub {
             self.cache.forget(&track.data);
         }
     }
-}
-
-impl Namespaces {
-    fn next_id(&mut self) -> u64 {
-        self.next_id += 1;
-        self.next_id
-    }
-
-    fn announce(&mut self, namespace: &Namespace, event: NamespaceEvent) {
-        tell(&mut self.watchers, namespace, &event);
-    }
-}
-
-impl<E> Watcher<E> {
-    fn new(id: u64, prefix: Namespace, present: Vec<E>) -> (Self, mpsc::Receiver<E>) {
-        let (events, receiver) = mpsc::channel(present.len() + WATCH_BACKLOG);
-        for event in present {
-            let _ = events.try_send(event); // there is room
-        }
-        (Self { id, prefix, events }, receiver)
-    }
-}
-
-/// Tells those who watch `namespace`; one that does not keep up is dropped, and its events end.
-fn tell<E: Clone>(watchers: &mut Vec<Watcher<E>>, namespace: &Namespace, event: &E) {
-    watchers.retain(|watcher| {
-        !watcher.prefix.is_prefix_of(namespace) || watcher.events.try_send(event.clone()).is_ok()
-    });
 }

@@ -1,4 +1,4 @@
-//! A track on its way: publishers that feed it, the cache, subscriptions that it feeds.
+//! A track: its publishers, its objects in the cache, its subscriptions.
 
 use std::{
     sync::{
@@ -21,12 +21,12 @@ use tokio::sync::Notify;
 
 use super::{
     outbox::Outbox,
-    subscription::{News, Subscription},
+    subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
 };
 use millrace_transport::offload::Ingress;
 
-/// A track with its live edges.
+/// A track with its publishers and subscriptions.
 pub struct LiveTrack {
     /// Stands for the track in traces. Never 0.
     pub number: u32,
@@ -53,21 +53,6 @@ struct GroupRequest {
     outstanding: Option<(u64, Option<u64>)>,
 }
 
-/// Why a track's subscriptions end.
-#[derive(Clone, Debug)]
-pub struct Ended {
-    pub code: code::Done,
-    pub reason: String,
-    /// It is our doing, and the publisher goes on.
-    pub paused: bool,
-}
-
-impl Ended {
-    pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
-        Self { code, reason: reason.into(), paused: false }
-    }
-}
-
 impl LiveTrack {
     pub fn new(name: TrackName, cache: Arc<Cache>, now: Instant) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
@@ -89,6 +74,11 @@ impl LiveTrack {
         &self.data.name
     }
 
+    /// What its subscriptions know of it.
+    pub fn reference(&self) -> TrackRef {
+        TrackRef { number: self.number, data: Arc::clone(&self.data) }
+    }
+
     pub fn subscription_count(&self) -> usize {
         self.subscriptions.read().len()
     }
@@ -101,8 +91,8 @@ impl LiveTrack {
         self.upstreams.lock().clone()
     }
 
-    /// A publisher is about to feed the track. With the first one the track begins anew, unless it is the
-    /// one from which we unsubscribed for want of subscribers: that only leaves a gap.
+    /// A publisher is about to publish the track. With the first one the track begins anew. An exception is the
+    /// publisher from which we unsubscribed for want of subscribers: there, only a gap is left.
     pub fn prepare(&self, publisher: u64) {
         let upstreams = self.upstreams.lock();
         if !upstreams.is_empty() {
@@ -115,8 +105,8 @@ impl LiveTrack {
         self.data.restart();
     }
 
-    /// An upstream subscription was established. The kernel cannot tell that another publisher has sent the same
-    /// datagram before, so it only has those of one that is alone.
+    /// An upstream subscription was established. The kernel forwards datagrams only while there is no other: it cannot
+    /// tell that another publisher has sent the same one before.
     pub fn add_upstream(&self, upstream: Arc<Upstream>) {
         let mut upstreams = self.upstreams.lock();
         upstreams.push(upstream);
@@ -141,7 +131,7 @@ impl LiveTrack {
         }
     }
 
-    /// Starts to feed `subscription`: what the cache holds of its window at once, then all that comes.
+    /// Sends to `subscription` what the cache holds of its window, and from now on all that comes.
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         let mut subscriptions = self.subscriptions.write();
         let groups = self.cached(&subscription);
@@ -174,7 +164,7 @@ impl LiveTrack {
         }
     }
 
-    /// Gives up what the cache has dropped under its subscriptions.
+    /// Ends the subscriptions' streams over what the cache has dropped.
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         for subscription in self.subscriptions.read().iter() {
             subscription.drop_evicted(now, outbox);
@@ -198,8 +188,8 @@ impl LiveTrack {
         Ok(())
     }
 
-    /// A subgroup grew: every subscription gets its share, in one batch. `ingress` is the stream that it arrives on, if
-    /// the kernel can forward that.
+    /// A subgroup grew: offers it to every subscription, and sends in one batch. `ingress` is the stream that it arrives on,
+    /// if the kernel can forward that.
     pub fn advance(
         &self,
         now: Instant,

@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use millrace_proto::{plane::downstream, quic::keys::Suite};
@@ -16,11 +17,28 @@ use millrace_transport::{
 use parking_lot::Mutex;
 
 use crate::{
+    Engine,
+    hub::Hub,
     live::LiveTrack,
-    server::Shared,
     session::Session,
     status::{self, Sent, Status, Totals},
 };
+
+/// What the relay's status is made from.
+pub struct Sources<'a> {
+    pub hub: &'a Hub,
+    pub engine: &'a Engine,
+    /// Those that are listened on.
+    pub endpoints: &'a [Endpoint],
+    pub outgoing: &'a [Endpoint],
+    /// Those that are open.
+    pub sessions: Vec<Arc<Session>>,
+    /// What the others left behind.
+    pub past: &'a Past,
+    pub uptime: Duration,
+    pub draining: bool,
+    pub trace_viewers: usize,
+}
 
 /// What closed sessions leave behind.
 #[derive(Default)]
@@ -59,8 +77,8 @@ impl Past {
 
 impl Sums {
     fn add(&mut self, session: &Session) {
-        let stats = session.connection.downstream().stats();
-        let seam = session.connection.stats();
+        let stats = session.connection().downstream().stats();
+        let seam = session.connection().stats();
         let totals = &mut self.totals;
         totals.quinn.packets += seam.quinn_packets;
         totals.quinn.bytes += seam.quinn_bytes;
@@ -68,8 +86,8 @@ impl Sums {
         totals.data_plane.bytes += seam.data_plane_bytes;
         totals.kernel.packets += stats.offloaded_packets;
         totals.kernel.bytes += stats.offloaded_bytes;
-        totals.kernel_unregistered += session.connection.unregistered().unwrap_or_default();
-        if let Some(offload) = session.connection.offload_status() {
+        totals.kernel_unregistered += session.connection().unregistered().unwrap_or_default();
+        if let Some(offload) = session.connection().offload_status() {
             let keystreams = keystreams(&offload);
             totals.keystreams.sealed.add(keystreams.sealed);
             totals.keystreams.opened.add(keystreams.opened);
@@ -104,9 +122,9 @@ impl Sums {
     }
 }
 
-impl Shared {
+impl Sources<'_> {
     pub fn status(&self) -> Status {
-        let sessions: Vec<Arc<Session>> = self.sessions.lock().values().cloned().collect();
+        let sessions = &self.sessions;
         let mut sums = *self.past.sessions.lock();
         sessions.iter().for_each(|session| sums.add(session));
         let mut shown: Vec<_> = sessions.iter().map(|session| describe(session)).collect();
@@ -117,17 +135,17 @@ impl Shared {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             engine: self.describe_engine(),
-            uptime_s: self.since.elapsed().as_secs_f64(),
-            draining: self.draining.load(Relaxed),
+            uptime_s: self.uptime.as_secs_f64(),
+            draining: self.draining,
             listen: self.endpoints.iter().map(Endpoint::local_addr).collect(),
             cache: status::Cache {
                 bytes: usage.bytes as u64,
-                limit: self.config.cache.bytes as u64,
+                limit: self.hub.cache.limits().bytes as u64,
                 groups: usage.groups as u64,
                 evicted: usage.evicted,
             },
             drops: self.drops(&sums),
-            trace_viewers: self.tracer.viewers() as u64,
+            trace_viewers: self.trace_viewers as u64,
             totals: self.totals(&sums, sessions.len() as u64),
             sessions: shown,
             tracks,
@@ -159,7 +177,7 @@ impl Shared {
             objects_received: counters.objects_received.load(Relaxed),
             object_bytes_received: counters.object_bytes_received.load(Relaxed),
             streams_reset: sums.streams_reset(),
-            send_calls: self.endpoints.iter().chain(&self.outgoing).map(|one| one.sent().system_calls).sum(),
+            send_calls: self.endpoints.iter().chain(self.outgoing).map(|one| one.sent().system_calls).sum(),
             ..sums.totals
         }
     }
@@ -214,24 +232,24 @@ fn interface(interface: &Interface) -> status::Interface {
 }
 
 fn describe(session: &Session) -> status::Session {
-    let unregistered = session.connection.unregistered();
-    let offload = session.connection.offload_status();
-    let stats = session.connection.downstream().stats();
-    let seam = session.connection.stats();
-    let path = session.connection.quic.stats().path;
+    let unregistered = session.connection().unregistered();
+    let offload = session.connection().offload_status();
+    let stats = session.connection().downstream().stats();
+    let seam = session.connection().stats();
+    let path = session.connection().quic.stats().path;
     let roles = session.roles();
     status::Session {
         id: session.id(),
-        remote: session.connection.quic.remote_address(),
-        upstream: session.is_upstream,
+        remote: session.connection().quic.remote_address(),
+        upstream: session.is_upstream(),
         publisher: roles.publisher,
         subscriber: roles.subscriber,
-        age_s: session.since.elapsed().as_secs_f64(),
+        age_s: session.age().as_secs_f64(),
         rtt_us: stats.smoothed_rtt.as_micros() as u64,
         cwnd: stats.window,
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
-        cipher: session.connection.suite().map_or("unknown", suite_name).to_owned(),
+        cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),
         quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
         kernel: Sent { packets: stats.offloaded_packets, bytes: stats.offloaded_bytes },

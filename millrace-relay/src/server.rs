@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use crate::{
     Admission, Config, Engine,
     hub::{Hub, Limits},
-    report::Past,
+    report::{Past, Sources},
     session::Session,
     status::Status,
     trace::Tracer,
@@ -52,23 +52,23 @@ pub struct Bound {
 
 /// A running relay.
 pub struct Server {
-    pub(crate) shared: Arc<Shared>,
+    shared: Arc<Shared>,
     tasks: Mutex<JoinSet<()>>,
 }
 
-pub(crate) struct Shared {
-    pub config: Config,
-    pub hub: Arc<Hub>,
-    pub engine: Arc<Engine>,
+struct Shared {
+    config: Config,
+    hub: Arc<Hub>,
+    engine: Arc<Engine>,
     admission: Arc<dyn Admission>,
-    pub endpoints: Vec<Endpoint>,
+    endpoints: Vec<Endpoint>,
     /// That the upstream relay is connected to from.
-    pub outgoing: Vec<Endpoint>,
-    pub sessions: Mutex<HashMap<u64, Arc<Session>>>,
-    pub since: Instant,
-    pub draining: AtomicBool,
-    pub past: Past,
-    pub tracer: Arc<Tracer>,
+    outgoing: Vec<Endpoint>,
+    sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    since: Instant,
+    draining: AtomicBool,
+    past: Past,
+    tracer: Arc<Tracer>,
     session_over: Notify,
 }
 
@@ -193,6 +193,21 @@ impl Server {
 }
 
 impl Shared {
+    fn status(&self) -> Status {
+        let sources = Sources {
+            hub: &self.hub,
+            engine: &self.engine,
+            endpoints: &self.endpoints,
+            outgoing: &self.outgoing,
+            sessions: self.sessions.lock().values().cloned().collect(),
+            past: &self.past,
+            uptime: self.since.elapsed(),
+            draining: self.draining.load(Relaxed),
+            trace_viewers: self.tracer.viewers(),
+        };
+        sources.status()
+    }
+
     async fn accept(self: Arc<Self>, index: usize) {
         let endpoint = &self.endpoints[index];
         while let Some(incoming) = endpoint.accept().await {
@@ -228,12 +243,12 @@ impl Shared {
     }
 
     async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, is_upstream: bool) {
-        let session = Session::new(Arc::clone(&self.hub), connection, is_upstream);
+        let session = Arc::new(Session::new(Arc::clone(&self.hub), connection, is_upstream));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         if self.draining.load(Relaxed) {
             session.start_drain();
         }
-        Arc::clone(&session).run().await;
+        session.run().await;
         self.sessions.lock().remove(&session.id());
         self.past.add(&session);
         self.session_over.notify_waiters();
@@ -277,8 +292,8 @@ impl Shared {
     }
 }
 
-/// Connections to the upstream relay are from a port of their own, one for each address family that is listened on: to
-/// a gate that guards a server, what comes back from one would be nonsense.
+/// Sockets for connections to the upstream relay, one for each address family that is listened on. They have a port of
+/// their own: a gate that guards the relay's port drops what an upstream relay answers, since no client sends that.
 ///
 /// # Errors
 /// There is no port left.
@@ -307,3 +322,6 @@ async fn connect(endpoints: &[Endpoint], url: &url::Url) -> anyhow::Result<Arc<C
     }
     anyhow::bail!("{host} has no address of a family that this relay listens on")
 }
+
+#[cfg(test)]
+mod tests;

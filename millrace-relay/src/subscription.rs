@@ -1,10 +1,8 @@
 //! One subscription of one subscriber: which subgroups it gets, as which streams.
 
-use std::{
-    collections::HashMap,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+mod options;
+
+use std::{collections::HashMap, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use millrace_proto::{
@@ -13,7 +11,12 @@ use millrace_proto::{
         downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
         source::End,
     },
-    relay::{filter::Window, subgroup::Subgroup, track::DatagramObject, view::View},
+    relay::{
+        filter::Window,
+        subgroup::Subgroup,
+        track::{DatagramObject, Track},
+        view::View,
+    },
 };
 use millrace_transport::{
     Connection,
@@ -22,25 +25,35 @@ use millrace_transport::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::{
-    live::{Ended, LiveTrack},
-    outbox::Outbox,
-};
+pub use self::options::Options;
+use super::outbox::Outbox;
 
-/// What a subscriber asked for; REQUEST_UPDATE changes it.
+/// The track that a subscription is of.
+#[derive(Clone)]
+pub struct TrackRef {
+    /// Stands for the track in traces.
+    pub number: u32,
+    pub data: Arc<Track>,
+}
+
+/// Why a track's subscriptions end.
 #[derive(Clone, Debug)]
-pub struct Options {
-    pub window: Window,
-    pub forward: bool,
-    pub priority: u8,
-    pub order: GroupOrder,
-    pub object_timeout: Option<Duration>,
-    pub subgroup_timeout: Option<Duration>,
+pub struct Ended {
+    pub code: code::Done,
+    pub reason: String,
+    /// It is our doing, and the publisher goes on.
+    pub paused: bool,
+}
+
+impl Ended {
+    pub fn new(code: code::Done, reason: impl Into<String>) -> Self {
+        Self { code, reason: reason.into(), paused: false }
+    }
 }
 
 /// A subscription downstream of the relay.
 pub struct Subscription {
-    pub track: Arc<LiveTrack>,
+    pub track: TrackRef,
     pub alias: u64,
     /// Tags the subscription's streams on its connection.
     pub owner: u64,
@@ -60,7 +73,7 @@ struct State {
     ended: Option<Ended>,
     /// The track has gone past the window's last group.
     past_end: bool,
-    /// Streams that ever got an ID, for PUBLISH_DONE.
+    /// Streams that were opened so far, for PUBLISH_DONE.
     opened: u64,
     /// Datagrams, while the offload forwards them.
     delegated: Option<Box<dyn Delegation>>,
@@ -71,7 +84,7 @@ enum Stream {
     Open(StreamKey),
     /// The subgroup's last news has come.
     Ending(StreamKey),
-    /// The subgroup gets no other, whatever news there will be.
+    /// The subgroup gets no other stream.
     Over,
 }
 
@@ -88,7 +101,7 @@ pub enum News<'a> {
 
 impl Subscription {
     pub fn new(
-        track: Arc<LiveTrack>,
+        track: TrackRef,
         connection: Arc<Connection>,
         alias: u64,
         owner: u64,
@@ -192,8 +205,7 @@ impl Subscription {
         }
     }
 
-    /// Gives up the streams over subgroups that the cache has dropped: some wait for credit, and would wait
-    /// for good.
+    /// Ends the streams over subgroups that the cache has dropped. Those that wait for credit would wait for ever.
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         let state = self.state.lock();
         let evicted: Vec<_> =

@@ -8,12 +8,10 @@ use std::sync::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use super::live::LiveTrack;
 use millrace_transport::offload::Ingress;
 
-/// One publisher feeding one track, by its PUBLISH or by our SUBSCRIBE.
+/// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
-    pub track: Arc<LiveTrack>,
     /// The publisher's session.
     pub publisher: u64,
     /// The publisher's track alias.
@@ -47,15 +45,9 @@ pub enum Ask {
 }
 
 impl Upstream {
-    pub fn new(
-        publisher: u64,
-        track: Arc<LiveTrack>,
-        alias: u64,
-        subscribed: bool,
-    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Ask>) {
+    pub fn new(publisher: u64, alias: u64, subscribed: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Ask>) {
         let (asks, receiver) = mpsc::unbounded_channel();
         let upstream = Self {
-            track,
             publisher,
             alias,
             subscribed,
@@ -80,12 +72,12 @@ impl Upstream {
         OpenStream(Arc::clone(self))
     }
 
-    /// The publisher sends datagrams, whose end nothing announces.
+    /// The publisher sends datagrams. Nothing announces the last one.
     pub fn saw_datagram(&self) {
         self.datagrams.store(true, Relaxed);
     }
 
-    /// What `make` once made, until it is withheld.
+    /// What `make` has made, now or before; `None` once datagrams are withheld.
     pub fn datagram_ingress(
         &self,
         make: impl FnOnce() -> Option<Arc<dyn Ingress>>,

@@ -93,6 +93,12 @@ impl MessageReader {
     }
 }
 
+/// A request on its bidirectional stream, behind the first message.
+pub struct RequestStream {
+    pub send: SendStream,
+    pub reader: MessageReader,
+}
+
 /// Writes one message; FIN is the caller's.
 ///
 /// # Errors
@@ -103,7 +109,7 @@ pub async fn send(stream: &mut SendStream, message: impl Into<Message>) -> Resul
     Ok(stream.write_all(&bytes).await?)
 }
 
-/// Writes a request's last message, and FIN. That the peer does not want to know is all right.
+/// Writes a request's last message, and FIN. A peer that has stopped the stream does not get it.
 pub async fn send_last(stream: &mut SendStream, message: impl Into<Message>) {
     if send(stream, message).await.is_ok() {
         let _ = stream.finish(); // stopped meanwhile

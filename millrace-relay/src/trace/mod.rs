@@ -163,7 +163,7 @@ impl Tracer {
         self.state.lock().viewers.iter().filter(|viewer| !viewer.events.is_closed()).count()
     }
 
-    /// The relay ends: so do all lines.
+    /// The relay ends, and with it every watch.
     pub fn stop(&self) {
         self.state.lock().viewers.clear();
     }

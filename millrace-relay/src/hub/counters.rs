@@ -1,0 +1,49 @@
+//! Counts for the operator.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use millrace_proto::relay::{subgroup::Pushed, track::Duplicate};
+
+/// Counts for the operator, since start.
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub requests: AtomicU64,
+    pub request_errors: AtomicU64,
+    pub objects_received: AtomicU64,
+    pub object_bytes_received: AtomicU64,
+    pub protocol_violations: AtomicU64,
+    pub unknown_alias: AtomicU64,
+    pub duplicate_subgroups: AtomicU64,
+    pub expired_subgroups: AtomicU64,
+    pub duplicate_datagrams: AtomicU64,
+}
+
+impl Counters {
+    pub fn count(counter: &AtomicU64) {
+        Self::add(counter, 1);
+    }
+
+    /// Objects came from a publisher.
+    pub fn count_objects(&self, objects: u64, payload_bytes: u64) {
+        Self::add(&self.objects_received, objects);
+        Self::add(&self.object_bytes_received, payload_bytes);
+    }
+
+    /// The objects of a subgroup stream that [`Pushed`] tells of.
+    pub fn count_pushed(&self, pushed: &Pushed) {
+        self.count_objects(pushed.objects, pushed.payload_bytes);
+    }
+
+    /// A stream or datagram was dropped as a copy of one that is here.
+    pub fn count_duplicate(&self, duplicate: Duplicate) {
+        Self::count(match duplicate {
+            Duplicate::Subgroup => &self.duplicate_subgroups,
+            Duplicate::Expired => &self.expired_subgroups,
+            Duplicate::Datagram => &self.duplicate_datagrams,
+        });
+    }
+
+    fn add(counter: &AtomicU64, amount: u64) {
+        counter.fetch_add(amount, Relaxed);
+    }
+}

@@ -1,0 +1,44 @@
+//! What the hub needs to know of sessions. Sessions implement it: the hub stands below them.
+
+use std::{pin::Pin, sync::Arc};
+
+use bytes::Bytes;
+use millrace_proto::moq::{
+    FetchItem, GroupOrder, Location, TrackName,
+    message::{FetchOk, RequestError},
+};
+use tokio::sync::mpsc;
+
+use crate::live::LiveTrack;
+
+/// Whether a publisher has taken a SUBSCRIBE of the relay.
+pub type Answer = Result<(), RequestError>;
+
+/// A FETCH that is under way at a publisher; dropping it gives it up.
+pub type Fetching<'a> = Pin<Box<dyn Future<Output = Result<FetchOk, RequestError>> + Send + 'a>>;
+
+/// A session that publishes, as the relay asks it for tracks and objects.
+pub trait Publisher: Send + Sync {
+    /// The session's.
+    fn id(&self) -> u64;
+
+    /// Subscribes to `track`, in a task of the publisher's own session, which says into `answers` how that went.
+    fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>);
+
+    /// Fetches objects from the first to the last of `range`, both inclusive; `each` gets them in `order`.
+    fn fetch<'a>(
+        &'a self,
+        track: TrackName,
+        range: (Location, Location),
+        order: GroupOrder,
+        each: &'a mut (dyn FnMut(FetchItem, Bytes) + Send),
+    ) -> Fetching<'a>;
+}
+
+/// The session that a request came from.
+#[derive(Clone, Copy, Debug)]
+pub struct Requester {
+    pub session: u64,
+    /// It is the configured upstream relay.
+    pub is_upstream: bool,
+}

@@ -1,0 +1,217 @@
+//! What is left of a client that has gone: nothing.
+
+use std::net::Ipv4Addr;
+
+use millrace_proto::{
+    moq::{
+        Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
+        message::{Publish, Setup, Subscribe},
+    },
+    relay::cache,
+};
+use millrace_transport::tls::Trust;
+use rustls::pki_types::PrivateKeyDer;
+use tokio::runtime::Handle;
+
+use super::*;
+use crate::{Open, session::Remains};
+
+/// How long anything may take before a test fails.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Streams of each kind that a client opens.
+const STREAMS: usize = 16;
+
+struct Relay {
+    server: Server,
+    client: Endpoint,
+}
+
+impl Relay {
+    fn start() -> Self {
+        let local = (Ipv4Addr::LOCALHOST, 0).into();
+        let transport = transport::Config {
+            certificate: Some(Arc::new(certificate())),
+            trust: Trust::Anyone,
+            // All that a client opens here goes through quinn.
+            control_streams: 1 + STREAMS as u64,
+            ..transport::Config::default()
+        };
+        let client =
+            Endpoint::bind(local, transport::Config { certificate: None, ..transport.clone() }).unwrap();
+        let config = Config {
+            listen: vec![local],
+            upstream: None,
+            transport: transport::Config { control_streams: 1, ..transport },
+            cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
+            max_sessions: 10,
+            max_tracks: STREAMS,
+            drain_timeout: Duration::from_secs(1),
+        };
+        let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
+        Self { server: bound.serve(Arc::new(Open)), client }
+    }
+
+    async fn connect(&self) -> (Arc<Connection>, Remains) {
+        let sessions = &self.server.shared.sessions;
+        let known = sessions.lock().len();
+        let connection = self.client.connect(self.server.local_addrs()[0], "localhost").await.unwrap();
+        until("a session", || sessions.lock().len() > known).await;
+        let sessions = sessions.lock();
+        let (_, newest) = sessions.iter().max_by_key(|(id, _)| **id).unwrap();
+        (connection, newest.remains())
+    }
+
+    /// Likewise; the client has said SETUP on the stream.
+    async fn establish(&self) -> (Arc<Connection>, Remains, quinn::SendStream) {
+        let (connection, session) = self.connect().await;
+        let control = open_stream(&connection, &encoded(Setup::default())).await;
+        (connection, session, control)
+    }
+}
+
+fn certificate() -> CertifiedKey {
+    let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(generated.signing_key.serialize_der()).unwrap();
+    let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+    CertifiedKey::new(vec![generated.cert.der().clone()], key)
+}
+
+/// Tasks of this test's runtime.
+fn tasks() -> usize {
+    Handle::current().metrics().num_alive_tasks()
+}
+
+async fn until(what: &str, reached: impl Fn() -> bool) {
+    let wait = async {
+        while !reached() {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    if time::timeout(PATIENCE, wait).await.is_err() {
+        panic!("not reached: {what}, {} tasks", tasks());
+    }
+}
+
+/// Waits until the session, and the tasks that have begun since there were `before`, are gone.
+async fn assert_gone(relay: &Relay, session: &Remains, before: usize) {
+    until("no session", || relay.server.status().sessions.is_empty()).await;
+    until("no session object", || session.strong_count() == 0).await;
+    until("no task", || tasks() == before).await;
+}
+
+fn encoded(message: impl Into<Message>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    message.into().encode(&mut bytes).unwrap();
+    bytes
+}
+
+async fn open_stream(connection: &Connection, bytes: &[u8]) -> quinn::SendStream {
+    let mut send = connection.quic.open_uni().await.unwrap();
+    send.write_all(bytes).await.unwrap();
+    send
+}
+
+/// Both directions of a request stream.
+type Request = (quinn::SendStream, quinn::RecvStream);
+
+async fn open_request(connection: &Connection, message: impl Into<Message>) -> Request {
+    let (mut send, recv) = connection.quic.open_bi().await.unwrap();
+    send.write_all(&encoded(message)).await.unwrap();
+    (send, recv)
+}
+
+/// The header of a subgroup stream, and nothing of its objects.
+fn subgroup(alias: u64) -> Vec<u8> {
+    let header = SubgroupHeader {
+        alias,
+        group: 0,
+        subgroup: SubgroupId::Zero,
+        priority: None,
+        properties: false,
+        end_of_group: false,
+        first_object: true,
+    };
+    let mut bytes = Vec::new();
+    header.encode(&mut bytes);
+    bytes
+}
+
+async fn open_requests(connection: &Connection, subscribe: impl Fn(u64) -> Subscribe) -> Vec<Request> {
+    let mut streams = Vec::new();
+    for request in 0..STREAMS as u64 {
+        streams.push(open_request(connection, subscribe(request * 2)).await);
+    }
+    streams
+}
+
+fn track(name: u64) -> TrackName {
+    TrackName::new(Namespace::from_path("a/room").unwrap(), name.to_string().into_bytes()).unwrap()
+}
+
+fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
+    let parameters = Parameters { rendezvous_timeout, ..Parameters::default() };
+    Subscribe { request_id, track: track(request_id), parameters }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_client_that_never_said_setup() {
+    let relay = Relay::start();
+    let before = tasks();
+    let (connection, session) = relay.connect().await;
+    let connected = tasks();
+    let requests = open_requests(&connection, |request| subscribe(request, None)).await;
+    let mut streams = Vec::new();
+    for _ in 0..STREAMS {
+        streams.push(open_stream(&connection, &subgroup(7)).await);
+    }
+    until("a task for each stream", || tasks() >= connected + 2 * STREAMS).await;
+    connection.quic.close(0u32.into(), b"");
+    drop((requests, streams, connection));
+    assert_gone(&relay, &session, before).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_subscriber_that_went_before_its_publisher_came() {
+    let relay = Relay::start();
+    let before = tasks();
+    let (connection, session, control) = relay.establish().await;
+    // Longer than this test waits.
+    let minute = Some(60_000);
+    let streams = open_requests(&connection, |request| subscribe(request, minute)).await;
+    until("every track", || relay.server.status().tracks.len() == STREAMS).await;
+    connection.quic.close(0u32.into(), b"");
+    drop((streams, control, connection));
+    assert_gone(&relay, &session, before).await;
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
+    let relay = Relay::start();
+    let before = tasks();
+    let (publisher, published, control) = relay.establish().await;
+    let publish = Publish {
+        request_id: 0,
+        track: track(0),
+        track_alias: 7,
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    };
+    let request = open_request(&publisher, publish).await;
+    let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
+    until("a publisher", || edges() == Some((1, 0))).await;
+    let without_streams = tasks();
+    // One that arrives, and one that waits for its alias longer than the session lives.
+    let streams = [open_stream(&publisher, &subgroup(7)).await, open_stream(&publisher, &subgroup(8)).await];
+    until("a task for each stream", || tasks() >= without_streams + 2).await;
+    let (subscriber, subscribed, other_control) = relay.establish().await;
+    let other_request = open_request(&subscriber, subscribe(0, None)).await;
+    until("a subscriber", || edges() == Some((1, 1))).await;
+    publisher.quic.close(0u32.into(), b"");
+    drop((streams, request, control, publisher));
+    until("neither", || edges().is_none_or(|edges| edges == (0, 0))).await;
+    until("no object of the publisher's session", || published.strong_count() == 0).await;
+    assert_eq!(relay.server.status().sessions.len(), 1);
+    subscriber.quic.close(0u32.into(), b"");
+    drop((other_request, other_control, subscriber));
+    assert_gone(&relay, &subscribed, before).await;
+}

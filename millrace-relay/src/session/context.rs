@@ -1,0 +1,240 @@
+//! What all requests of one session have in common.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use millrace_proto::moq::{Message, code, message::RequestError};
+use millrace_transport::Connection;
+use parking_lot::Mutex;
+use quinn::SendStream;
+use tokio::sync::{Notify, watch};
+use tracing::{debug, warn};
+
+use super::{quotas::Quotas, request_ids::RequestIds, tasks::Tasks};
+use crate::{
+    hub::{Counters, Hub, Requester},
+    wire::{self, SessionError},
+};
+
+/// The peer, what it may use, and the tasks that end with its session.
+pub struct Context {
+    id: u64,
+    hub: Arc<Hub>,
+    connection: Arc<Connection>,
+    /// The peer is the configured upstream relay, and we are the QUIC client.
+    is_upstream: bool,
+    since: Instant,
+    setup: watch::Sender<Setup>,
+    quotas: Quotas,
+    tasks: Tasks,
+    /// IDs that the peer has used.
+    seen_requests: Mutex<RequestIds>,
+    next_request: AtomicU64,
+    next_owner: AtomicU64,
+    drain: Notify,
+    going_away: AtomicBool,
+    peer_going_away: AtomicBool,
+}
+
+/// The peer's SETUP, before which nothing else that it sends is looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Setup {
+    Awaited,
+    Received,
+    /// The session ended before.
+    Missed,
+}
+
+impl Context {
+    pub fn new(hub: Arc<Hub>, connection: Arc<Connection>, is_upstream: bool) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let id = NEXT.fetch_add(1, Relaxed);
+        connection.set_session(id as u32);
+        Arc::new(Self {
+            id,
+            hub,
+            connection,
+            is_upstream,
+            since: Instant::now(),
+            setup: watch::Sender::new(Setup::Awaited),
+            quotas: Quotas::default(),
+            tasks: Tasks::new(),
+            seen_requests: Mutex::default(),
+            // Client request IDs are even, server's odd.
+            next_request: AtomicU64::new(u64::from(!is_upstream)),
+            next_owner: AtomicU64::new(1),
+            drain: Notify::new(),
+            going_away: AtomicBool::new(false),
+            peer_going_away: AtomicBool::new(false),
+        })
+    }
+
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.hub
+    }
+
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
+    pub fn is_upstream(&self) -> bool {
+        self.is_upstream
+    }
+
+    pub fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    pub fn quotas(&self) -> &Quotas {
+        &self.quotas
+    }
+
+    /// The session, as publishers are chosen for it.
+    pub fn requester(&self) -> Requester {
+        Requester { session: self.id, is_upstream: self.is_upstream }
+    }
+
+    /// Whether a request of the peer may be served. Asked before any state is made for it.
+    ///
+    /// # Errors
+    /// What the request is refused with.
+    pub fn admit(&self) -> Result<(), RequestError> {
+        if self.going_away.load(Relaxed) {
+            return Err(RequestError::new(code::Request::GOING_AWAY, "the relay is going away"));
+        }
+        Ok(())
+    }
+
+    /// Runs `work` until it or the session is over; its failure closes the session. Returns `false` if the session is
+    /// over already.
+    pub fn spawn(
+        self: &Arc<Self>,
+        work: impl Future<Output = Result<(), SessionError>> + Send + 'static,
+    ) -> bool {
+        let context = Arc::clone(self);
+        self.tasks.spawn(async move {
+            if let Err(error) = work.await {
+                context.fail(error);
+            }
+        })
+    }
+
+    /// Closes the connection because of `error`.
+    pub fn fail(&self, error: SessionError) {
+        match error {
+            SessionError::Violation { code, reason } => {
+                Counters::count(&self.hub.counters.protocol_violations);
+                warn!(session = self.id, %code, reason, "closing the session");
+                self.close(code, &reason);
+            }
+            SessionError::Lost(reason) => debug!(session = self.id, reason, "session over"),
+        }
+    }
+
+    /// Closes the connection.
+    pub fn close(&self, code: code::Session, reason: &str) {
+        self.connection.quic.close(wire::var(code.0), reason.as_bytes());
+    }
+
+    /// Closes the connection, and lets the session's tasks go.
+    pub fn end(&self) {
+        self.close(code::Session::NO_ERROR, "");
+        self.set_setup(Setup::Missed);
+        self.tasks.end();
+    }
+
+    /// The peer's SETUP has come.
+    pub fn set_ready(&self) {
+        self.set_setup(Setup::Received);
+    }
+
+    fn set_setup(&self, to: Setup) {
+        self.setup.send_if_modified(|setup| {
+            let awaited = *setup == Setup::Awaited;
+            if awaited {
+                *setup = to;
+            }
+            awaited
+        });
+    }
+
+    /// Waits for the peer's SETUP.
+    ///
+    /// # Errors
+    /// The session ended first.
+    pub async fn until_ready(&self) -> Result<(), SessionError> {
+        let mut setup = self.setup.subscribe();
+        match setup.wait_for(|setup| *setup != Setup::Awaited).await.as_deref() {
+            Ok(Setup::Received) => Ok(()),
+            _ => Err(SessionError::Lost("closed before SETUP".into())),
+        }
+    }
+
+    /// Tells the peer to go away; new requests are refused from now on.
+    pub fn start_drain(&self) {
+        self.going_away.store(true, Relaxed);
+        self.drain.notify_one();
+    }
+
+    /// Waits for [`Self::start_drain`].
+    pub async fn until_drain(&self) {
+        self.drain.notified().await;
+    }
+
+    pub fn peer_goes_away(&self) -> bool {
+        self.peer_going_away.load(Relaxed)
+    }
+
+    /// GOAWAY has come; returns whether one had before.
+    pub fn set_peer_goes_away(&self) -> bool {
+        self.peer_going_away.swap(true, Relaxed)
+    }
+
+    /// Checks the request ID of a message that uses one up.
+    ///
+    /// # Errors
+    /// It was used before, or is one of ours.
+    pub fn check_request_id(&self, message: &Message) -> Result<(), SessionError> {
+        let Some(id) = message.request_id() else { return Ok(()) };
+        let theirs = u64::from(self.is_upstream);
+        if id % 2 == theirs && self.seen_requests.lock().take(id / 2) {
+            return Ok(());
+        }
+        Err(SessionError::Violation {
+            code: code::Session::INVALID_REQUEST_ID,
+            reason: format!("request ID {id} of {} is repeated or of the wrong side", message.name()),
+        })
+    }
+
+    /// The smallest request ID of the peer that was not processed.
+    pub fn unprocessed_request(&self) -> u64 {
+        self.seen_requests.lock().first_unseen() * 2 + u64::from(self.is_upstream)
+    }
+
+    /// For a request of ours.
+    pub fn next_request_id(&self) -> u64 {
+        self.next_request.fetch_add(2, Relaxed)
+    }
+
+    /// A tag for streams of the data plane.
+    pub fn next_owner(&self) -> u64 {
+        self.next_owner.fetch_add(1, Relaxed)
+    }
+
+    /// Answers with REQUEST_ERROR.
+    pub async fn refuse(&self, mut send: SendStream, error: RequestError) -> Result<(), SessionError> {
+        Counters::count(&self.hub.counters.request_errors);
+        debug!(session = self.id, ?error, "request refused");
+        wire::send_last(&mut send, error).await;
+        Ok(())
+    }
+}

@@ -1,0 +1,101 @@
+//! The control stream: SETUP, GOAWAY.
+
+use std::time::Duration;
+
+use millrace_proto::moq::{
+    Message, code,
+    message::{GoAway, Setup},
+};
+use tokio::{sync::mpsc, time::timeout};
+use tracing::info;
+
+use super::context::Context;
+use crate::wire::{self, Incoming, MessageReader, SessionError};
+
+/// How long a peer may take for its SETUP.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long a connection may outlive its control stream.
+const CLOSE_GRACE: Duration = Duration::from_millis(250);
+
+/// Both control streams, until the session is over; the peer's comes from `streams`.
+pub async fn run(context: &Context, mut streams: mpsc::Receiver<MessageReader>) -> Result<(), SessionError> {
+    let mut send = context.connection().quic.open_uni().await?;
+    let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
+    wire::send(&mut send, Setup { implementation, ..Setup::default() }).await?;
+    context.connection().start();
+    let mut reader = read_setup(context, &mut streams).await?;
+    loop {
+        tokio::select! {
+            incoming = reader.next() => match incoming? {
+                Incoming::Finished | Incoming::Reset if is_closing(context).await => {
+                    return Err(SessionError::Lost("closed by the peer".into()));
+                }
+                incoming => on_message(context, incoming)?,
+            },
+            second = streams.recv() => if second.is_some() {
+                return Err(SessionError::violation("a second control stream"));
+            },
+            () = context.until_drain() => {
+                let request_id = Some(context.unprocessed_request());
+                wire::send(&mut send, GoAway { uri: String::new(), timeout: 0, request_id }).await?;
+            }
+        }
+    }
+}
+
+async fn read_setup(
+    context: &Context,
+    streams: &mut mpsc::Receiver<MessageReader>,
+) -> Result<MessageReader, SessionError> {
+    let setup = async {
+        let mut reader = streams.recv().await.ok_or_else(|| SessionError::Lost("closed".into()))?;
+        match reader.next().await? {
+            Incoming::Message(Message::Setup(setup)) => Ok((reader, setup)),
+            _ => Err(SessionError::violation("the control stream does not begin with SETUP")),
+        }
+    };
+    let late = |_| SessionError::Violation {
+        code: code::Session::CONTROL_MESSAGE_TIMEOUT,
+        reason: "no SETUP in time".into(),
+    };
+    let (reader, setup) = timeout(SETUP_TIMEOUT, setup).await.map_err(late)??;
+    if context.is_upstream() && (setup.path.is_some() || setup.authority.is_some()) {
+        return Err(SessionError::Violation {
+            code: code::Session::INVALID_PATH,
+            reason: "a server sent a path or an authority".into(),
+        });
+    }
+    info!(
+        session = context.id(),
+        remote = %context.connection().quic.remote_address(),
+        implementation = setup.implementation.as_deref().unwrap_or("unknown"),
+        "session established"
+    );
+    context.set_ready();
+    Ok(reader)
+}
+
+fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError> {
+    match incoming {
+        Incoming::Message(Message::GoAway(goaway)) => {
+            if !context.is_upstream() && !goaway.uri.is_empty() {
+                return Err(SessionError::violation("a client sent a GOAWAY with a URI"));
+            }
+            if context.set_peer_goes_away() {
+                return Err(SessionError::violation("a second GOAWAY"));
+            }
+            info!(session = context.id(), "the peer goes away");
+            Ok(())
+        }
+        Incoming::Message(message) => {
+            Err(SessionError::violation(format!("{} on the control stream", message.name())))
+        }
+        Incoming::Finished | Incoming::Reset => Err(SessionError::violation("the control stream was closed")),
+    }
+}
+
+/// Peers that close the connection may close its streams a moment earlier.
+async fn is_closing(context: &Context) -> bool {
+    timeout(CLOSE_GRACE, context.connection().quic.closed()).await.is_ok()
+}

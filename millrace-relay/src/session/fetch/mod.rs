@@ -1,0 +1,242 @@
+//! FETCH of the peer: objects of the past, from the cache and from upstream.
+
+mod fill;
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_proto::{
+    moq::{
+        GroupOrder, Location, Message, Parameters, code,
+        message::{Fetch, FetchKind, RequestError, RequestOk},
+    },
+    plane::downstream::{Event, Label, NewStream, Priority, StreamKey},
+    relay::fetch::Response,
+};
+use parking_lot::Mutex;
+use tokio::{sync::mpsc, time::Instant as Clock};
+use tracing::debug;
+
+use super::{context::Context, subscribe::Subscriptions, upstream_fetch::before};
+use crate::{
+    live::LiveTrack,
+    wire::{self, Incoming, RequestStream, SessionError},
+};
+
+/// The FETCH responses of one session.
+pub struct Fetches {
+    context: Arc<Context>,
+    /// Those that a joining FETCH joins.
+    subscriptions: Arc<Subscriptions>,
+    /// By the tag of their streams in the data plane.
+    responses: Mutex<HashMap<u64, mpsc::UnboundedSender<Event>>>,
+}
+
+/// A FETCH with its range resolved.
+struct Range {
+    track: Arc<LiveTrack>,
+    first: Location,
+    last: Location,
+    order: GroupOrder,
+    /// Until when upstream may be waited for.
+    deadline: Clock,
+}
+
+impl Fetches {
+    pub fn new(context: Arc<Context>, subscriptions: Arc<Subscriptions>) -> Arc<Self> {
+        Arc::new(Self { context, subscriptions, responses: Mutex::default() })
+    }
+
+    /// Serves FETCH until the response is delivered.
+    pub async fn serve(
+        self: &Arc<Self>,
+        fetch: Fetch,
+        mut stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let Fetch { request_id, kind, parameters } = fetch;
+        let range = match self.resolve(kind, &parameters) {
+            Ok(range) => range,
+            Err(error) => return self.context.refuse(stream.send, error).await,
+        };
+        let mut under_way = self.open(request_id, range, &parameters);
+        let filled = tokio::select! {
+            filled = under_way.fill() => filled,
+            _ = stream.send.stopped() => Err(RequestError::new(code::Request::INTERNAL_ERROR, "cancelled")),
+        };
+        let ok = match filled {
+            Ok(ok) => ok,
+            Err(refused) => {
+                under_way.abort();
+                return self.context.refuse(stream.send, refused).await;
+            }
+        };
+        let result = match wire::send(&mut stream.send, ok).await {
+            Ok(()) => under_way.until_delivered(&mut stream).await,
+            Err(lost) => Err(lost),
+        };
+        drop(under_way);
+        let _ = stream.send.finish(); // stopped by the subscriber
+        match result {
+            Err(SessionError::Lost(reason)) => {
+                debug!(session = self.context.id(), request_id, reason, "FETCH cancelled");
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    fn resolve(&self, kind: FetchKind, parameters: &Parameters) -> Result<Range, RequestError> {
+        let order = parameters.group_order.unwrap_or_default();
+        let hub = self.context.hub();
+        let limit = hub.limits.request_timeout;
+        let fill = parameters.fill_timeout.map_or(limit, |fill| Duration::from_millis(fill).min(limit));
+        let deadline = Clock::now() + fill;
+        let (subscription, back) = match kind {
+            FetchKind::Standalone { track, start, end } => {
+                let last = before(end);
+                if last < start {
+                    let reason = "the range ends before it begins";
+                    return Err(RequestError::new(code::Request::INVALID_RANGE, reason));
+                }
+                hub.check_known(&track, self.context.requester())?;
+                let track = hub.track(&track, Instant::now())?;
+                return Ok(Range { track, first: start, last, order, deadline });
+            }
+            FetchKind::RelativeJoining { subscription, groups_back } => (subscription, Ok(groups_back)),
+            FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
+        };
+        let (track, first, last) = self.join(subscription, back)?;
+        Ok(Range { track, first, last, order, deadline })
+    }
+
+    /// The range of a joining FETCH, from so many groups back (`Ok`) or from a group (`Err`) on.
+    fn join(
+        &self,
+        request_id: u64,
+        from: Result<u64, u64>,
+    ) -> Result<(Arc<LiveTrack>, Location, Location), RequestError> {
+        let refuse = |code, reason: &str| Err(RequestError::new(code, reason));
+        let Some(subscribed) = self.subscriptions.get(request_id) else {
+            return refuse(code::Request::INVALID_JOINING_REQUEST_ID, "no such subscription");
+        };
+        let Some(last) = subscribed.subscription.joining() else {
+            return refuse(code::Request::INVALID_RANGE, "nothing was published before the subscription");
+        };
+        let group = match from {
+            Ok(back) => last.group.saturating_sub(back),
+            Err(first_group) => first_group,
+        };
+        if group > last.group {
+            return refuse(code::Request::INVALID_RANGE, "the range begins behind the subscription's start");
+        }
+        Ok((subscribed.track, Location { group, object: 0 }, last))
+    }
+
+    /// Opens the stream of a response.
+    fn open(self: &Arc<Self>, request_id: u64, range: Range, parameters: &Parameters) -> UnderWay {
+        let response = Arc::new(Response::new(request_id, range.order));
+        let (sender, events) = mpsc::unbounded_channel();
+        let owner = self.context.next_owner();
+        self.responses.lock().insert(owner, sender);
+        let priority = Priority {
+            subscriber: parameters.subscriber_priority.unwrap_or(128),
+            publisher: range.track.data.default_priority(),
+            ..Priority::default()
+        };
+        let stream = NewStream {
+            source: Arc::clone(&response) as _,
+            priority,
+            object_timeout: None,
+            subgroup_timeout: None,
+            owner,
+            label: Label { track: range.track.number, group: range.first.group },
+        };
+        let key = self.context.connection().downstream().open(stream);
+        UnderWay { family: Arc::clone(self), range, response, key, owner, priority, events }
+    }
+
+    /// Responses under way.
+    pub fn count(&self) -> usize {
+        self.responses.lock().len()
+    }
+
+    /// Passes on what happened to a stream of the data plane.
+    pub fn on_event(&self, event: Event) {
+        if let Some(response) = self.responses.lock().get(&event.owner) {
+            let _ = response.send(event); // being given up
+        }
+    }
+}
+
+/// A response under way; its stream is given up when this is dropped.
+struct UnderWay {
+    family: Arc<Fetches>,
+    range: Range,
+    response: Arc<Response>,
+    key: StreamKey,
+    owner: u64,
+    priority: Priority,
+    events: mpsc::UnboundedReceiver<Event>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        let connection = self.family.context.connection();
+        connection.downstream().reset(self.key, code::Reset::CANCELLED.0); // no-op once it is over
+        connection.transmit_now();
+        connection.downstream().forget_owner(self.owner);
+        self.family.responses.lock().remove(&self.owner);
+    }
+}
+
+impl UnderWay {
+    fn context(&self) -> &Context {
+        &self.family.context
+    }
+
+    /// The response has grown or ended.
+    fn wake(&self) {
+        let connection = self.context().connection();
+        connection.downstream().wake(self.key);
+        connection.transmit_now();
+    }
+
+    /// The response cannot be completed.
+    fn abort(self) {
+        self.response.abort(code::Reset::INTERNAL_ERROR.0);
+        self.wake();
+    }
+
+    /// Until the response is delivered or either side gives it up.
+    async fn until_delivered(&mut self, stream: &mut RequestStream) -> Result<(), SessionError> {
+        let RequestStream { send, reader } = stream;
+        let mut reading = true;
+        let mut stopped = std::pin::pin!(send.stopped());
+        loop {
+            tokio::select! {
+                event = self.events.recv() => match event {
+                    Some(event) if !event.kind.is_end() => {}
+                    _ => return Ok(()),
+                },
+                incoming = reader.next(), if reading => match incoming? {
+                    Incoming::Message(Message::RequestUpdate(update)) => {
+                        let subscriber = update.parameters.subscriber_priority;
+                        self.context().check_request_id(&update.into())?;
+                        self.priority.subscriber = subscriber.unwrap_or(self.priority.subscriber);
+                        self.context().connection().downstream().set_priority(self.key, self.priority);
+                        wire::send(send, RequestOk::default()).await?;
+                    }
+                    Incoming::Message(message) => {
+                        return Err(SessionError::violation(format!("{} after FETCH", message.name())));
+                    }
+                    Incoming::Finished => reading = false,
+                    Incoming::Reset => return Ok(()),
+                },
+                _ = &mut stopped => return Ok(()),
+            }
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Requests about namespaces: PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS.
+
+mod claim;
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::BytesMut;
+use millrace_proto::moq::{
+    Message, Namespace, TrackName, code,
+    message::{
+        NamespaceDone, NamespaceFound, PublishBlocked, PublishNamespace, RequestError, RequestOk,
+        SubscribeNamespace, SubscribeTracks,
+    },
+};
+use parking_lot::Mutex;
+use quinn::SendStream;
+use tracing::{debug, info};
+
+use self::claim::{Claim, Claims};
+use super::{context::Context, publish::Publications, subscribe::Subscriptions};
+use crate::{
+    hub::{NamespaceEvent, Publisher},
+    live::LiveTrack,
+    wire::{self, Incoming, MessageReader, RequestStream, SessionError},
+};
+
+/// How long a subscriber may take to grant a request stream for a PUBLISH before PUBLISH_BLOCKED.
+const STREAM_CREDIT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// What the peer of one session publishes and watches.
+pub struct Namespaces {
+    context: Arc<Context>,
+    /// The peer, as those find it who look for what it publishes.
+    publisher: Arc<dyn Publisher>,
+    publications: Arc<Publications>,
+    subscriptions: Arc<Subscriptions>,
+    published: Mutex<Vec<Namespace>>,
+    watched: Arc<Claims>,
+    watched_tracks: Arc<Claims>,
+}
+
+impl Namespaces {
+    pub fn new(
+        context: Arc<Context>,
+        publisher: Arc<dyn Publisher>,
+        publications: Arc<Publications>,
+        subscriptions: Arc<Subscriptions>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            context,
+            publisher,
+            publications,
+            subscriptions,
+            published: Mutex::default(),
+            watched: Arc::default(),
+            watched_tracks: Arc::default(),
+        })
+    }
+
+    /// Whether the peer publishes any namespace.
+    pub fn is_publisher(&self) -> bool {
+        !self.published.lock().is_empty()
+    }
+
+    /// Serves PUBLISH_NAMESPACE until it is withdrawn.
+    pub async fn serve_publish(
+        &self,
+        publish: PublishNamespace,
+        mut stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let PublishNamespace { namespace, .. } = publish;
+        if namespace.is_forbidden() {
+            let refusal = RequestError::new(code::Request::UNAUTHORIZED, "a reserved namespace");
+            return self.context.refuse(stream.send, refusal).await;
+        }
+        let session = self.context.id();
+        // Before the answer: after it, everybody finds the publisher.
+        let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
+        wire::send(&mut stream.send, RequestOk::default()).await?;
+        info!(session, %namespace, "namespace published");
+        self.published.lock().push(namespace.clone());
+        let result = self.until_withdrawn(&mut stream).await;
+        self.published.lock().retain(|other| *other != namespace);
+        drop(publication);
+        info!(session, %namespace, "namespace withdrawn");
+        let _ = stream.send.finish(); // stopped or reset by the peer
+        result
+    }
+
+    /// Answers updates until the peer closes the request in either direction.
+    async fn until_withdrawn(&self, stream: &mut RequestStream) -> Result<(), SessionError> {
+        let RequestStream { send, reader } = stream;
+        let mut stopped = std::pin::pin!(send.stopped());
+        loop {
+            tokio::select! {
+                incoming = reader.next() => match incoming {
+                    Ok(Incoming::Message(Message::RequestUpdate(update))) => {
+                        self.context.check_request_id(&update.into())?;
+                        wire::send(send, RequestOk::default()).await?;
+                    }
+                    Ok(Incoming::Message(message)) => {
+                        let reason = format!("{} after PUBLISH_NAMESPACE", message.name());
+                        return Err(SessionError::violation(reason));
+                    }
+                    Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
+                    Err(violation) => return Err(violation),
+                },
+                _ = &mut stopped => return Ok(()),
+            }
+        }
+    }
+
+    /// Serves SUBSCRIBE_NAMESPACE until the peer cancels it.
+    pub async fn serve_subscribe(
+        &self,
+        subscribe: SubscribeNamespace,
+        stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let claim = match self.watched.claim(subscribe.prefix) {
+            Ok(claim) => claim,
+            Err(error) => return self.context.refuse(stream.send, error).await,
+        };
+        let RequestStream { mut send, mut reader } = stream;
+        wire::send(&mut send, RequestOk::default()).await?;
+        let mut watched = Watched { claim, announced: Vec::new() };
+        let mut watch = self.context.hub().watch_namespaces(watched.claim.prefix().clone());
+        let mut stopped = std::pin::pin!(send.stopped());
+        loop {
+            tokio::select! {
+                event = watch.events.recv() => match event {
+                    Some(event) => watched.tell(event, &mut send).await?,
+                    None => return overloaded(send),
+                },
+                incoming = reader.next() => match self.next_prefix(incoming)? {
+                    Some(prefix) => match watched.claim.move_to(prefix) {
+                        Ok(()) => {
+                            wire::send(&mut send, RequestOk::default()).await?;
+                            watched.announced.clear();
+                            watch = self.context.hub().watch_namespaces(watched.claim.prefix().clone());
+                        }
+                        Err(error) => return self.context.refuse(send, error).await,
+                    },
+                    None => break,
+                },
+                _ = &mut stopped => break,
+            }
+        }
+        let _ = send.finish(); // the peer cancelled
+        Ok(())
+    }
+
+    /// The new prefix that a message asks for; `None` when the request is over.
+    fn next_prefix(
+        &self,
+        incoming: Result<Incoming, SessionError>,
+    ) -> Result<Option<Namespace>, SessionError> {
+        match incoming {
+            Ok(Incoming::Message(Message::RequestUpdate(update))) => {
+                let prefix = update.parameters.track_namespace_prefix.clone();
+                self.context.check_request_id(&update.into())?;
+                let unchanged = || SessionError::violation("an update without a namespace prefix");
+                prefix.map(Some).ok_or_else(unchanged)
+            }
+            Ok(Incoming::Message(message)) => {
+                Err(SessionError::violation(format!("{} after SUBSCRIBE_NAMESPACE", message.name())))
+            }
+            Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => Ok(None),
+            Err(violation) => Err(violation),
+        }
+    }
+
+    /// Serves SUBSCRIBE_TRACKS until the peer cancels it.
+    pub async fn serve_subscribe_tracks(
+        &self,
+        subscribe: SubscribeTracks,
+        stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let mut claim = match self.watched_tracks.claim(subscribe.prefix) {
+            Ok(claim) => claim,
+            Err(error) => return self.context.refuse(stream.send, error).await,
+        };
+        let RequestStream { mut send, mut reader } = stream;
+        let forward = subscribe.parameters.forward.unwrap_or(true);
+        wire::send(&mut send, RequestOk::default()).await?;
+        let mut watch = self.context.hub().watch_tracks(claim.prefix().clone());
+        let mut stopped = std::pin::pin!(send.stopped());
+        loop {
+            tokio::select! {
+                track = watch.events.recv() => match track {
+                    Some(track) => self.offer(track, forward, claim.prefix(), &mut send).await?,
+                    None => return overloaded(send),
+                },
+                incoming = reader.next() => match self.next_prefix(incoming)? {
+                    Some(prefix) => match claim.move_to(prefix) {
+                        Ok(()) => {
+                            wire::send(&mut send, RequestOk::default()).await?;
+                            watch = self.context.hub().watch_tracks(claim.prefix().clone());
+                        }
+                        Err(error) => return self.context.refuse(send, error).await,
+                    },
+                    None => break,
+                },
+                _ = &mut stopped => break,
+            }
+        }
+        let _ = send.finish(); // the peer cancelled
+        Ok(())
+    }
+
+    /// Publishes `track` to the subscriber, or says PUBLISH_BLOCKED if it gives us no request stream.
+    async fn offer(
+        &self,
+        track: Arc<LiveTrack>,
+        forward: bool,
+        prefix: &Namespace,
+        send: &mut SendStream,
+    ) -> Result<(), SessionError> {
+        if self.publications.contains(&track) || self.subscriptions.contains(track.name()) {
+            return Ok(());
+        }
+        let open = self.context.connection().quic.open_bi();
+        if let Ok(streams) = tokio::time::timeout(STREAM_CREDIT_TIMEOUT, open).await {
+            let (send, recv) = streams?;
+            let stream = RequestStream { send, reader: MessageReader::new(recv, BytesMut::new()) };
+            let subscriptions = Arc::clone(&self.subscriptions);
+            self.context.spawn(async move { subscriptions.publish(track, forward, stream).await });
+            return Ok(());
+        }
+        let name = track.name();
+        debug!(session = self.context.id(), track = %name, "no request stream for PUBLISH");
+        let suffix = name.namespace().suffix_after(prefix).unwrap_or_default();
+        if let Ok(suffix) = TrackName::new(suffix, name.name().clone()) {
+            wire::send(send, PublishBlocked { suffix }).await?;
+        }
+        Ok(())
+    }
+}
+
+/// The peer reads too slowly to keep up with the changes (draft-18, 10.19).
+fn overloaded(mut send: SendStream) -> Result<(), SessionError> {
+    let _ = send.reset(wire::var(code::Reset::EXCESSIVE_LOAD.0)); // may be stopped
+    Ok(())
+}
+
+/// A SUBSCRIBE_NAMESPACE and what it has been told.
+struct Watched {
+    claim: Claim,
+    announced: Vec<Namespace>,
+}
+
+impl Watched {
+    /// Passes on a change, never NAMESPACE_DONE without NAMESPACE.
+    async fn tell(&mut self, event: NamespaceEvent, send: &mut SendStream) -> Result<(), SessionError> {
+        let (NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace)) = &event;
+        let Some(suffix) = namespace.suffix_after(self.claim.prefix()) else { return Ok(()) };
+        let known = self.announced.contains(namespace);
+        match event {
+            NamespaceEvent::Published(namespace) if !known => {
+                self.announced.push(namespace);
+                wire::send(send, NamespaceFound { suffix }).await?;
+            }
+            NamespaceEvent::Done(namespace) if known => {
+                self.announced.retain(|other| *other != namespace);
+                wire::send(send, NamespaceDone { suffix }).await?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

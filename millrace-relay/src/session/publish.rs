@@ -1,0 +1,312 @@
+//! Tracks that the peer publishes: by its PUBLISH, or by our SUBSCRIBE.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_proto::moq::{
+    Message, Parameters, Properties, code,
+    message::{Publish, PublishDone, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeOk},
+};
+use parking_lot::Mutex;
+use quinn::SendStream;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::{sleep, timeout},
+};
+use tracing::debug;
+
+use super::{
+    ask::{ask, failed, wrong_answer},
+    context::Context,
+};
+use crate::{
+    live::LiveTrack,
+    subscription::Ended,
+    upstream::{Ask, Upstream},
+    wire::{self, Incoming, RequestStream, SessionError},
+};
+
+/// How long datagrams may be behind the PUBLISH_DONE of their publisher.
+const LATE_DATAGRAMS: Duration = Duration::from_millis(100);
+/// How long announced streams may take to arrive after a publisher's PUBLISH_DONE.
+const LATE_STREAMS: Duration = Duration::from_secs(2);
+
+/// The tracks that the peer of one session publishes.
+pub struct Publications {
+    context: Arc<Context>,
+    /// By the alias that the peer gave out.
+    by_alias: Mutex<HashMap<u64, Published>>,
+    changed: Notify,
+}
+
+/// A track and the peer's part in it.
+#[derive(Clone)]
+pub struct Published {
+    pub track: Arc<LiveTrack>,
+    pub upstream: Arc<Upstream>,
+}
+
+impl Publications {
+    pub fn new(context: Arc<Context>) -> Arc<Self> {
+        Arc::new(Self { context, by_alias: Mutex::default(), changed: Notify::new() })
+    }
+
+    /// Serves PUBLISH until either side ends it.
+    pub async fn serve(
+        self: &Arc<Self>,
+        publish: Publish,
+        mut stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let track = match self.context.hub().track(&publish.track, Instant::now()) {
+            Ok(track) => track,
+            Err(error) => return self.context.refuse(stream.send, error).await,
+        };
+        if self.contains(&track) {
+            let refusal = RequestError::new(code::Request::DUPLICATE_SUBSCRIPTION, "already published");
+            return self.context.refuse(stream.send, refusal).await;
+        }
+        if let Err(refusal) = self.prepare(&track, publish.properties, &publish.parameters)? {
+            return self.context.refuse(stream.send, refusal).await;
+        }
+        let (entry, asks) = self.add(track, publish.track_alias, false)?;
+        // Media is wanted before the first subscriber comes: the cache serves it at once.
+        let parameters = Parameters { forward: Some(true), ..Parameters::default() };
+        match wire::send(&mut stream.send, RequestOk { parameters, ..RequestOk::default() }).await {
+            Ok(()) => entry.run(asks, stream).await,
+            Err(error) => entry.finish(Err(error), stream).await,
+        }
+    }
+
+    /// Subscribes to `track` at this publisher. The subscription goes on in a task of its own until it ends.
+    ///
+    /// # Errors
+    /// The publisher refused, did not answer in time, or is gone.
+    pub async fn subscribe(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
+        if self.contains(&track) {
+            return Ok(());
+        }
+        let parameters =
+            Parameters { new_group_request: track.take_group_request(), ..Parameters::default() };
+        let request_id = self.context.next_request_id();
+        let subscribe = Subscribe { request_id, track: track.name().clone(), parameters };
+        let (stream, answer) = ask(&self.context, subscribe).await?;
+        match answer {
+            Message::SubscribeOk(ok) => self.adopt(track, ok, stream),
+            other => Err(wrong_answer(&self.context, &other)),
+        }
+    }
+
+    /// Takes over a subscription that the publisher accepted.
+    fn adopt(
+        self: &Arc<Self>,
+        track: Arc<LiveTrack>,
+        ok: SubscribeOk,
+        stream: RequestStream,
+    ) -> Result<(), RequestError> {
+        let failed = |error| failed(&self.context, error);
+        self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
+        debug!(session = self.context.id(), track = %track.name(), alias = ok.track_alias, "subscribed upstream");
+        let (entry, asks) = self.add(track, ok.track_alias, true).map_err(failed)?;
+        self.context.spawn(entry.run(asks, stream));
+        Ok(())
+    }
+
+    /// Has `track` know what its publisher says of it. The inner error is what the publisher is refused with.
+    fn prepare(
+        &self,
+        track: &LiveTrack,
+        properties: Properties,
+        parameters: &Parameters,
+    ) -> Result<Result<(), RequestError>, SessionError> {
+        track.prepare(self.context.id());
+        if let Some(kind) = track.data.set_properties(properties)? {
+            let reason = format!("mandatory track property {kind:#x}");
+            return Ok(Err(RequestError::new(code::Request::UNSUPPORTED_EXTENSION, reason)));
+        }
+        if let Some(largest) = parameters.largest_object {
+            track.data.saw_largest(largest);
+        }
+        Ok(Ok(()))
+    }
+
+    /// Whether the peer publishes this track already.
+    pub fn contains(&self, track: &Arc<LiveTrack>) -> bool {
+        self.by_alias.lock().values().any(|published| Arc::ptr_eq(&published.track, track))
+    }
+
+    pub fn count(&self) -> usize {
+        self.by_alias.lock().len()
+    }
+
+    /// What a track alias of the peer stands for.
+    pub fn get(&self, alias: u64) -> Option<Published> {
+        self.by_alias.lock().get(&alias).cloned()
+    }
+
+    /// What a track alias of the peer stands for, once that is known; `None` if it is not in time.
+    pub async fn wait(&self, alias: u64, patience: Duration) -> Option<Published> {
+        let known = async {
+            loop {
+                let changed = self.changed.notified();
+                if let Some(published) = self.get(alias) {
+                    return published;
+                }
+                changed.await;
+            }
+        };
+        timeout(patience, known).await.ok()
+    }
+
+    /// Registers a track of the peer under the alias that it gave.
+    fn add(
+        self: &Arc<Self>,
+        track: Arc<LiveTrack>,
+        alias: u64,
+        subscribed: bool,
+    ) -> Result<(Adopted, mpsc::UnboundedReceiver<Ask>), SessionError> {
+        let (upstream, asks) = Upstream::new(self.context.id(), alias, subscribed);
+        let published = Published { track, upstream };
+        match self.by_alias.lock().entry(alias) {
+            Entry::Occupied(_) => {
+                return Err(SessionError::Violation {
+                    code: code::Session::DUPLICATE_TRACK_ALIAS,
+                    reason: format!("track alias {alias} is in use"),
+                });
+            }
+            Entry::Vacant(entry) => entry.insert(published.clone()),
+        };
+        self.changed.notify_waiters();
+        let first = !published.track.is_established();
+        published.track.add_upstream(Arc::clone(&published.upstream));
+        if first {
+            self.context.hub().track_established(&published.track);
+        }
+        let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
+        Ok((Adopted { family: Arc::clone(self), published, ended }, asks))
+    }
+}
+
+/// A registered track of the peer. When dropped it is removed, and its subscriptions end as `ended` says.
+struct Adopted {
+    family: Arc<Publications>,
+    published: Published,
+    ended: Ended,
+}
+
+impl Drop for Adopted {
+    fn drop(&mut self) {
+        let Published { track, upstream } = &self.published;
+        self.family.by_alias.lock().remove(&upstream.alias);
+        track.remove_upstream(upstream, &self.ended, Instant::now());
+    }
+}
+
+impl Adopted {
+    /// Follows the publication to its end, and takes it down.
+    async fn run(
+        self,
+        mut asks: mpsc::UnboundedReceiver<Ask>,
+        mut stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let result = self.follow(&mut asks, &mut stream).await;
+        self.finish(result, stream).await
+    }
+
+    /// Until the publisher ends it or nobody needs it any more (`None`).
+    async fn follow(
+        &self,
+        asks: &mut mpsc::UnboundedReceiver<Ask>,
+        stream: &mut RequestStream,
+    ) -> Result<Option<PublishDone>, SessionError> {
+        let RequestStream { send, reader } = stream;
+        loop {
+            tokio::select! {
+                incoming = reader.next() => if let Some(done) = self.on_message(incoming?, send).await? {
+                    return Ok(Some(done));
+                },
+                ask = asks.recv() => match ask {
+                    Some(Ask::NewGroup(group)) => {
+                        let parameters =
+                            Parameters { new_group_request: Some(group), ..Parameters::default() };
+                        let request_id = self.family.context.next_request_id();
+                        wire::send(send, RequestUpdate { request_id, parameters }).await?;
+                    }
+                    Some(Ask::Cancel) | None => return Ok(None),
+                },
+            }
+        }
+    }
+
+    /// How the publisher ends the publication, if it does.
+    async fn on_message(
+        &self,
+        incoming: Incoming,
+        send: &mut SendStream,
+    ) -> Result<Option<PublishDone>, SessionError> {
+        let context = &self.family.context;
+        match incoming {
+            Incoming::Message(Message::PublishDone(done)) => return Ok(Some(done)),
+            Incoming::Message(Message::RequestOk(ok)) => {
+                if let Some(largest) = ok.parameters.largest_object {
+                    self.published.track.data.saw_largest(largest);
+                }
+            }
+            Incoming::Message(Message::RequestError(error)) => {
+                debug!(session = context.id(), ?error, "REQUEST_UPDATE refused upstream");
+            }
+            Incoming::Message(Message::RequestUpdate(update)) => {
+                context.check_request_id(&update.into())?;
+                wire::send(send, RequestOk::default()).await?;
+            }
+            Incoming::Message(message) => {
+                return Err(SessionError::violation(format!("{} from a publisher", message.name())));
+            }
+            Incoming::Finished | Incoming::Reset => {
+                return Ok(Some(PublishDone {
+                    code: code::Done::INTERNAL_ERROR,
+                    stream_count: 0,
+                    reason: "the publisher closed the subscription".into(),
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the publication down, after what it announced has arrived.
+    async fn finish(
+        mut self,
+        result: Result<Option<PublishDone>, SessionError>,
+        stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let RequestStream { mut send, mut reader } = stream;
+        let upstream = &self.published.upstream;
+        match &result {
+            Ok(Some(done)) => {
+                let all_here = upstream.has_seen_all(done.stream_count);
+                let _ = timeout(LATE_STREAMS, all_here).await; // some were reset before their header
+                if upstream.has_datagrams() {
+                    sleep(LATE_DATAGRAMS).await;
+                }
+                let _ = send.finish(); // the publisher may have stopped it
+                self.ended = Ended::new(done.code, done.reason.clone());
+            }
+            Ok(None) => {
+                let _ = send.reset(wire::var(code::Reset::CANCELLED.0)); // may be finished
+                reader.stop(code::Reset::CANCELLED.0);
+                let ended = Ended::new(code::Done::TRACK_ENDED, "the relay unsubscribed");
+                self.ended = Ended { paused: true, ..ended };
+            }
+            Err(_) => {
+                let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // readers see the loss too
+            }
+        }
+        drop(self);
+        match result {
+            Err(SessionError::Violation { code, reason }) => Err(SessionError::Violation { code, reason }),
+            _ => Ok(()),
+        }
+    }
+}

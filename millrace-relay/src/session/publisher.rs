@@ -1,0 +1,50 @@
+//! The peer as a publisher that the hub asks.
+
+use std::sync::Arc;
+
+use millrace_proto::moq::{GroupOrder, Location, TrackName, code, message::RequestError};
+use tokio::sync::mpsc;
+
+use super::{
+    context::Context,
+    publish::Publications,
+    upstream_fetch::{Each, UpstreamFetches},
+};
+use crate::{
+    hub::{self, Answer, Fetching},
+    live::LiveTrack,
+};
+
+pub struct Publisher {
+    pub context: Arc<Context>,
+    pub publications: Arc<Publications>,
+    pub fetches: Arc<UpstreamFetches>,
+}
+
+impl hub::Publisher for Publisher {
+    fn id(&self) -> u64 {
+        self.context.id()
+    }
+
+    fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>) {
+        let (publications, unheard) = (Arc::clone(&self.publications), answers.clone());
+        let begun = self.context.spawn(async move {
+            let _ = answers.send(publications.subscribe(track).await).await; // nobody waits any more
+            Ok(())
+        });
+        if !begun {
+            let gone = RequestError::new(code::Request::INTERNAL_ERROR, "the publisher is gone");
+            let _ = unheard.try_send(Err(gone)); // nobody waits
+        }
+    }
+
+    fn fetch<'a>(
+        &'a self,
+        track: TrackName,
+        range: (Location, Location),
+        order: GroupOrder,
+        each: Each<'a>,
+    ) -> Fetching<'a> {
+        Box::pin(self.fetches.fetch(track, range, order, each))
+    }
+}

@@ -1,0 +1,195 @@
+//! Data streams of the peer: subgroups into the cache and on to the subscribers, FETCH responses.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::BytesMut;
+use millrace_proto::{
+    moq::{StreamHeader, SubgroupHeader, code},
+    relay::subgroup::{Subgroup, SubgroupWriter},
+};
+use millrace_transport::offload::Ingress;
+use quinn::{ReadError, RecvStream};
+use tokio::sync::mpsc;
+
+use super::{context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
+use crate::{
+    hub::Counters,
+    live::LiveTrack,
+    outbox::Outbox,
+    wire::{self, MessageReader, SessionError},
+};
+
+/// How long a stream may wait for the control message that says what its track alias means. Loss can hold
+/// that message up for a while, and the stream waits in its flow control window.
+const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
+/// Bytes that are taken from a stream at once.
+const READ_SIZE: usize = 64 * 1024;
+
+/// Where the streams of one session go.
+pub struct Streams {
+    pub context: Arc<Context>,
+    pub publications: Arc<Publications>,
+    pub fetches: Arc<UpstreamFetches>,
+}
+
+impl Streams {
+    /// Takes streams until the session is over; the control stream goes to `control`.
+    pub async fn accept(self: &Arc<Self>, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
+        loop {
+            let recv = self.context.connection().quic.accept_uni().await?;
+            let (streams, control) = (Arc::clone(self), control.clone());
+            self.context.spawn(async move { streams.take(recv, control).await });
+        }
+    }
+
+    /// Reads a stream's header and takes the stream to where it belongs.
+    async fn take(
+        &self,
+        mut recv: RecvStream,
+        control: mpsc::Sender<MessageReader>,
+    ) -> Result<(), SessionError> {
+        let mut buffer = BytesMut::new();
+        // Without a limit of time: congestion can hold a header up for long, and streams are limited.
+        match read_header(&mut recv, &mut buffer).await? {
+            Some((StreamHeader::Setup, _)) => {
+                let _ = control.send(MessageReader::new(recv, buffer)).await; // the session is over
+            }
+            Some((StreamHeader::Subgroup(header), len)) => {
+                self.context.until_ready().await?;
+                self.take_subgroup(recv, header, len, buffer).await?;
+            }
+            Some((StreamHeader::Fetch { request_id }, _)) => {
+                if let Err((mut recv, _)) = self.fetches.take(request_id, (recv, buffer)) {
+                    stop(&mut recv, code::Reset::CANCELLED);
+                }
+            }
+            Some((StreamHeader::Padding, _)) => discard(recv).await,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Reads a subgroup stream to its end, passing on every piece as it comes.
+    async fn take_subgroup(
+        &self,
+        mut recv: RecvStream,
+        header: SubgroupHeader,
+        header_len: usize,
+        front: BytesMut,
+    ) -> Result<(), SessionError> {
+        let counters = &self.context.hub().counters;
+        let Some(published) = self.publications.wait(header.alias, ALIAS_TIMEOUT).await else {
+            Counters::count(&counters.unknown_alias);
+            stop(&mut recv, code::Reset::CANCELLED);
+            return Ok(());
+        };
+        let _open = published.upstream.stream();
+        let writer = Subgroup::begin(header, header_len);
+        if let Err(duplicate) = published.track.begin(Instant::now(), writer.subgroup()) {
+            counters.count_duplicate(duplicate);
+            stop(&mut recv, code::Reset::CANCELLED);
+            return Ok(());
+        }
+        let ingress = self.context.connection().ingress(recv.id());
+        let mut arriving = Arriving::new(published.track, writer);
+        let end = arriving.read(counters, &mut recv, ingress.as_ref(), front).await?;
+        arriving.end(end)
+    }
+}
+
+/// A subgroup that is arriving. When dropped it has ended: incomplete, unless its end had come.
+struct Arriving {
+    track: Arc<LiveTrack>,
+    subgroup: Arc<Subgroup>,
+    writer: Option<SubgroupWriter>,
+}
+
+impl Drop for Arriving {
+    fn drop(&mut self) {
+        drop(self.writer.take());
+        self.track.settle(Instant::now(), &self.subgroup, &mut Outbox::default());
+    }
+}
+
+/// How a stream ended.
+enum End {
+    Fin,
+    Reset(code::Reset),
+}
+
+impl Arriving {
+    fn new(track: Arc<LiveTrack>, writer: SubgroupWriter) -> Self {
+        Self { track, subgroup: Arc::clone(writer.subgroup()), writer: Some(writer) }
+    }
+
+    async fn read(
+        &mut self,
+        counters: &Counters,
+        recv: &mut RecvStream,
+        ingress: Option<&Arc<dyn Ingress>>,
+        front: BytesMut,
+    ) -> Result<End, SessionError> {
+        let mut outbox = Outbox::default();
+        let mut bytes = front.freeze();
+        loop {
+            if let Some(writer) = self.writer.as_mut().filter(|_| !bytes.is_empty()) {
+                let now = Instant::now();
+                let pushed = writer.push(now, &bytes)?;
+                counters.count_pushed(&pushed);
+                self.track.advance(now, &self.subgroup, &pushed, ingress, &mut outbox);
+            }
+            bytes = match recv.read_chunk(READ_SIZE, true).await {
+                Ok(Some(chunk)) => chunk.bytes,
+                Ok(None) => return Ok(End::Fin),
+                Err(ReadError::Reset(code)) => return Ok(End::Reset(code::Reset(code.into_inner()))),
+                Err(error) => return Err(SessionError::Lost(error.to_string())),
+            };
+            if self.subgroup.is_evicted() {
+                // Too old to be of use for anybody.
+                stop(recv, code::Reset::CANCELLED);
+                return Ok(End::Reset(code::Reset::CANCELLED));
+            }
+        }
+    }
+
+    fn end(mut self, end: End) -> Result<(), SessionError> {
+        match (self.writer.take(), end) {
+            (Some(writer), End::Fin) => writer.finish(Instant::now())?,
+            (Some(writer), End::Reset(code)) => writer.reset(code),
+            (None, _) => {}
+        }
+        Ok(())
+    }
+}
+
+/// Reads until the header is complete; it and its length, with what follows left in `buffer`. `None`: the
+/// stream ended or was reset before.
+async fn read_header(
+    recv: &mut RecvStream,
+    buffer: &mut BytesMut,
+) -> Result<Option<(StreamHeader, usize)>, SessionError> {
+    loop {
+        let mut front = &buffer[..];
+        if let Some(header) = StreamHeader::decode(&mut front)? {
+            let len = buffer.len() - front.len();
+            let _header = buffer.split_to(len);
+            return Ok(Some((header, len)));
+        }
+        match recv.read_chunk(READ_SIZE, true).await {
+            Ok(Some(chunk)) => buffer.extend_from_slice(&chunk.bytes),
+            Ok(None) | Err(ReadError::Reset(_)) => return Ok(None),
+            Err(error) => return Err(SessionError::Lost(error.to_string())),
+        }
+    }
+}
+
+async fn discard(mut recv: RecvStream) {
+    while let Ok(Some(_)) = recv.read_chunk(READ_SIZE, false).await {}
+}
+
+fn stop(recv: &mut RecvStream, code: code::Reset) {
+    let _ = recv.stop(wire::var(code.0)); // it has ended by itself
+}

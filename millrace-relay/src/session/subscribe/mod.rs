@@ -1,0 +1,238 @@
+//! The peer's subscriptions: by its SUBSCRIBE, or by our PUBLISH.
+
+mod follow;
+mod publish;
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use millrace_proto::{
+    moq::{
+        Location, Message, Parameters, TrackName, code,
+        message::{PublishDone, RequestError, Subscribe, SubscribeOk},
+        vi64,
+    },
+    plane::downstream::Event,
+    relay::filter::Window,
+};
+use parking_lot::Mutex;
+use tracing::debug;
+
+use super::context::Context;
+use crate::{
+    live::LiveTrack,
+    outbox::Outbox,
+    subscription::{Options, Subscription},
+    wire::{self, RequestStream, SessionError},
+};
+
+/// The subscriptions of one session.
+pub struct Subscriptions {
+    context: Arc<Context>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the ID of the peer's SUBSCRIBE or of our PUBLISH.
+    by_request: HashMap<u64, Subscribed>,
+    /// By the tag of their streams in the data plane.
+    by_owner: HashMap<u64, Arc<Subscription>>,
+    /// Aliases that we gave out.
+    aliases: HashSet<u64>,
+}
+
+/// A subscription and its track.
+#[derive(Clone)]
+pub struct Subscribed {
+    pub track: Arc<LiveTrack>,
+    pub subscription: Arc<Subscription>,
+}
+
+impl Subscriptions {
+    pub fn new(context: Arc<Context>) -> Arc<Self> {
+        Arc::new(Self { context, state: Mutex::default() })
+    }
+
+    /// Serves SUBSCRIBE until the subscription ends.
+    pub async fn serve(
+        self: &Arc<Self>,
+        subscribe: Subscribe,
+        stream: RequestStream,
+    ) -> Result<(), SessionError> {
+        let Subscribe { request_id, track: name, parameters } = subscribe;
+        let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
+        let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
+        if self.contains(&name) {
+            let reason = "already subscribed".into();
+            return refuse(stream.send, code::Request::DUPLICATE_SUBSCRIPTION, reason).await;
+        }
+        let (hub, requester) = (self.context.hub(), self.context.requester());
+        let track = match hub.established(&name, requester, rendezvous, parameters.new_group_request).await {
+            Ok(track) => track,
+            Err(error) => return self.context.refuse(stream.send, error).await,
+        };
+        let largest = track.data.largest();
+        let window = match Window::resolve(parameters.filter.as_ref(), largest) {
+            Ok(window) => window,
+            Err(error) => return refuse(stream.send, code::Request::INVALID_RANGE, error.to_string()).await,
+        };
+        let options = Options::new(&parameters, window, &track.data);
+        let entry = self.add(request_id, track, options, largest);
+        let ok = SubscribeOk {
+            track_alias: entry.subscription().alias,
+            parameters: Parameters { largest_object: largest, ..Parameters::default() },
+            properties: entry.track().data.properties(),
+        };
+        entry.run(Some(ok.into()), stream).await
+    }
+
+    /// Whether the peer is subscribed to this track.
+    pub fn contains(&self, name: &TrackName) -> bool {
+        self.state.lock().by_request.values().any(|subscribed| subscribed.track.name() == name)
+    }
+
+    /// The subscription by this request.
+    pub fn get(&self, request_id: u64) -> Option<Subscribed> {
+        self.state.lock().by_request.get(&request_id).cloned()
+    }
+
+    /// Subscriptions whose streams may still be open.
+    pub fn count(&self) -> usize {
+        self.state.lock().by_owner.len()
+    }
+
+    pub fn is_idle(&self) -> bool {
+        let state = self.state.lock();
+        state.by_request.is_empty() && state.by_owner.is_empty()
+    }
+
+    /// Passes on what happened to a stream of the data plane; `false` if it is none of a subscription.
+    pub fn on_event(&self, event: &Event) -> bool {
+        let state = self.state.lock();
+        let subscription = state.by_owner.get(&event.owner);
+        subscription.inspect(|subscription| subscription.on_event(event)).is_some()
+    }
+
+    /// The session is over: its subscriptions get nothing more.
+    pub fn end(&self) {
+        let now = Instant::now();
+        let subscriptions: Vec<_> = self.state.lock().by_request.drain().collect();
+        for (_, Subscribed { track, subscription }) in subscriptions {
+            track.unsubscribe(&subscription, now);
+        }
+    }
+
+    /// Registers a subscription under an alias of its own.
+    fn add(
+        self: &Arc<Self>,
+        request_id: u64,
+        track: Arc<LiveTrack>,
+        options: Options,
+        joining: Option<Location>,
+    ) -> Entry {
+        let mut state = self.state.lock();
+        let wanted = track.upstreams().first().map_or(0, |upstream| upstream.alias);
+        let alias = free_alias(wanted, |alias| state.aliases.contains(&alias));
+        state.aliases.insert(alias);
+        let connection = Arc::clone(self.context.connection());
+        let owner = self.context.next_owner();
+        let subscription = Subscription::new(track.reference(), connection, alias, owner, options, joining);
+        let subscribed = Subscribed { track, subscription: Arc::new(subscription) };
+        state.by_request.insert(request_id, subscribed.clone());
+        state.by_owner.insert(owner, Arc::clone(&subscribed.subscription));
+        Entry { family: Arc::clone(self), request_id, subscribed }
+    }
+
+    fn remove(&self, request_id: u64, Subscribed { track, subscription }: &Subscribed) {
+        track.unsubscribe(subscription, Instant::now());
+        subscription.cancel(code::Reset::CANCELLED);
+        let connection = self.context.connection();
+        connection.transmit_now();
+        let mut state = self.state.lock();
+        state.by_request.remove(&request_id);
+        state.by_owner.remove(&subscription.owner);
+        connection.downstream().forget_owner(subscription.owner);
+        state.aliases.remove(&subscription.alias);
+    }
+}
+
+/// A registered subscription; removed when dropped.
+struct Entry {
+    family: Arc<Subscriptions>,
+    request_id: u64,
+    subscribed: Subscribed,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.family.remove(self.request_id, &self.subscribed);
+    }
+}
+
+impl Entry {
+    fn context(&self) -> &Context {
+        &self.family.context
+    }
+
+    fn track(&self) -> &Arc<LiveTrack> {
+        &self.subscribed.track
+    }
+
+    fn subscription(&self) -> &Arc<Subscription> {
+        &self.subscribed.subscription
+    }
+
+    /// Answers, serves the subscription until it ends on either side, and says PUBLISH_DONE.
+    async fn run(self, ok: Option<Message>, stream: RequestStream) -> Result<(), SessionError> {
+        let RequestStream { mut send, mut reader } = stream;
+        let result: Result<_, SessionError> = async {
+            if let Some(ok) = ok {
+                wire::send(&mut send, ok).await?;
+            }
+            // The alias should be known before the first object comes.
+            self.context().connection().control_sent().await;
+            self.begin();
+            self.follow(&mut send, &mut reader).await
+        }
+        .await;
+        let (session, request_id) = (self.context().id(), self.request_id);
+        let subscription = Arc::clone(self.subscription());
+        drop(self);
+        match result {
+            Ok(Some(ended)) => {
+                let stream_count = subscription.stream_count();
+                let done = PublishDone { code: ended.code, stream_count, reason: ended.reason };
+                wire::send_last(&mut send, done).await;
+                Ok(())
+            }
+            Ok(None) => {
+                let _ = send.reset(wire::var(code::Reset::CANCELLED.0)); // may be closed already
+                reader.stop(code::Reset::CANCELLED.0);
+                Ok(())
+            }
+            Err(SessionError::Lost(reason)) => {
+                debug!(session, request_id, reason, "subscription stream lost");
+                Ok(())
+            }
+            Err(violation) => Err(violation),
+        }
+    }
+
+    /// From now on the subscription gets what the track gets.
+    fn begin(&self) {
+        let mut outbox = Outbox::default();
+        self.track().subscribe(Arc::clone(self.subscription()), Instant::now(), &mut outbox);
+        outbox.flush();
+    }
+}
+
+/// An unused alias, `wanted` if it is free, else one that takes as many bytes where there is one.
+fn free_alias(wanted: u64, used: impl Fn(u64) -> bool) -> u64 {
+    let same_len = |alias: &u64| vi64::len(*alias) == vi64::len(wanted);
+    let near = std::iter::once(wanted).chain((0..=127).filter(same_len));
+    near.chain(0..).find(|alias| !used(*alias)).unwrap_or(wanted)
+}
