@@ -72,7 +72,8 @@ impl Generator {
     /// # Errors
     /// A setting is out of its range.
     pub fn new(settings: Settings) -> Result<Self, Unusable> {
-        let Settings { object_bytes, rate_hz, objects_per_group, duration, priority_pattern, shape } = settings;
+        let Settings { object_bytes, rate_hz, objects_per_group, duration, priority_pattern, shape } =
+            settings;
         ensure((0.1..=100_000.0).contains(&rate_hz), "rate_hz", || "must be 0.1 to 100000".into())?;
         ensure(object_bytes >= MIN_LEN, "object_bytes", || format!("must be {MIN_LEN} or more"))?;
         ensure(objects_per_group > 0, "objects_per_group", || "must be 1 or more".into())?;

@@ -199,11 +199,7 @@ async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, 
     ended.await.map_err(|_| Error::Generator)
 }
 
-async fn play(
-    mut media: Media,
-    mut reader: Box<dyn AsyncRead + Unpin>,
-    realtime: bool,
-) -> Result<(), Error> {
+async fn play(mut media: Media, mut reader: Box<dyn AsyncRead + Unpin>, realtime: bool) -> Result<(), Error> {
     let mut boxes = Boxes::default();
     let mut origin = None;
     let mut piece = vec![0; 64 << 10];

@@ -354,8 +354,7 @@ async fn connect_quic(remote: &Remote) -> Result<(quinn::Endpoint, quinn::Connec
 
     let mut failure = ConnectError::NoAddress(host.to_owned());
     let addresses = tokio::net::lookup_host((host, port)).await;
-    let addresses =
-        addresses.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
+    let addresses = addresses.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
     for address in addresses {
         match connect_to(address, host, config.clone()).await {
             Ok(connected) => return Ok(connected),
