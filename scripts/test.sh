@@ -14,7 +14,7 @@ trap 'trap - EXIT; kill $(jobs -p) 2>/dev/null || true' EXIT
 # Each test program as a line: its crate's directory, its kind and name, the program.
 programs() {
     cargo test --workspace --locked --no-run --message-format=json |
-        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"name":"\([^"]*\)","src_path".*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3 \4|p'
+        sed -n 's|.*"manifest_path":"\([^"]*\)/Cargo.toml","target":{"kind":\["\([^"]*\)".*"name":"\([^"]*\)","src_path".*"profile":{[^}]*"test":true}.*"executable":"\([^"]*\)".*|\1 \2 \3 \4|p'
 }
 
 # Runs a program as cargo does, prints what became of its tests, and fails if it does.
