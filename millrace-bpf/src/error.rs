@@ -1,6 +1,6 @@
 //! What can go wrong between userspace and the kernel.
 
-use crate::{gate, tc, xdp};
+use crate::hook::{Hook, Mechanism, Mode, remedy};
 
 /// Why a program could not be used, the kernel's or libbpf's own words included: nothing is left to a source, where it
 /// would be said again (thiserror takes `r#source` for none).
@@ -14,12 +14,12 @@ pub enum Error {
     #[error("the kernel refused {object}: {source}\n{log}")]
     Load { object: &'static str, r#source: libbpf_rs::Error, log: String },
     #[error("cannot attach to {hook} of interface {ifindex} by {mechanism}: {source}")]
-    Interface { ifindex: i32, hook: tc::Hook, mechanism: tc::Mechanism, r#source: std::io::Error },
+    Interface { ifindex: i32, hook: Hook, mechanism: Mechanism, r#source: std::io::Error },
     #[error(
         "cannot attach to XDP of interface {ifindex} in mode {mode}: {source}{}",
-        xdp::remedy(source, *mode)
+        remedy(source, *mode)
     )]
-    Xdp { ifindex: i32, mode: xdp::Mode, r#source: std::io::Error },
+    Xdp { ifindex: i32, mode: Mode, r#source: std::io::Error },
     #[error("cannot attach to tracepoint {tracepoint}: {source}")]
     Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot attach to function {function}: {source}")]
@@ -47,8 +47,9 @@ pub enum Error {
     Unsettled { what: &'static str },
     #[error("{0}")]
     Config(&'static str),
-    #[error(transparent)]
-    Rules(#[from] gate::rules::Error),
+    /// A gate's rules, by [`rules::Error`](crate::gate::rules::Error).
+    #[error("{0}")]
+    Rules(String),
     #[error("cannot run {program}: {source}")]
     Run { program: &'static str, r#source: std::io::Error },
     #[error("cannot get random numbers: {source}")]

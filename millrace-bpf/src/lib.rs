@@ -64,6 +64,7 @@ mod error;
 pub mod flood;
 mod fork;
 pub mod gate;
+mod hook;
 pub mod idle;
 mod intf;
 mod memory;

@@ -5,7 +5,6 @@
 
 mod stale;
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,41 +18,13 @@ use crate::Error;
 use crate::fork::{Kept, keep_from_children};
 use crate::raw::{self, check};
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hook {
-    Ingress,
-    Egress,
-}
+pub use crate::hook::{Hook, Mechanism};
 
 /// Where among the programs of one hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Position {
     First,
     Last,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mechanism {
-    Tcx,
-    Clsact,
-}
-
-impl fmt::Display for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Ingress => "TC ingress",
-            Self::Egress => "TC egress",
-        })
-    }
-}
-
-impl fmt::Display for Mechanism {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Tcx => "TCX",
-            Self::Clsact => "clsact",
-        })
-    }
 }
 
 /// A program on an interface; dropping it detaches the program, from whatever network namespace.

@@ -3,39 +3,18 @@
 
 #![allow(unsafe_code)]
 
-use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use libbpf_rs::ProgramMut;
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
-use nix::libc;
 
 use crate::Error;
 use crate::fork::{Kept, keep_from_children};
+use crate::hook;
 use crate::raw::{check, detach, owned};
 
-/// Where on the way of a packet.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// Native where the driver can, else generic.
-    #[default]
-    Auto,
-    /// In the driver, before there is a socket buffer.
-    Native,
-    /// In the stack, after that was made: works everywhere, and is slower.
-    Generic,
-}
-
-impl fmt::Display for Mode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Auto => "auto",
-            Self::Native => "native",
-            Self::Generic => "generic",
-        })
-    }
-}
+pub use crate::hook::Mode;
 
 /// A program on an interface; dropping it detaches the program.
 pub(crate) struct Attachment {
@@ -53,7 +32,7 @@ impl Attachment {
         };
         match mode {
             Mode::Auto => attach(Mode::Native).or_else(|error| match &error {
-                Error::Xdp { source, .. } if is_for_want_of_support(source) => attach(Mode::Generic),
+                Error::Xdp { source, .. } if hook::is_for_want_of_support(source) => attach(Mode::Generic),
                 _ => Err(error),
             }),
             mode => attach(mode),
@@ -77,23 +56,6 @@ impl Attachment {
         // SAFETY: the link is of an XDP program, so that member was filled in.
         error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
     }
-}
-
-/// What an operator can do about an error, in words that follow it.
-pub(crate) fn remedy(error: &io::Error, mode: Mode) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::EBUSY) => " (another XDP program is there: `bpftool net` names it)",
-        Some(libc::EEXIST) => " (another XDP program is there, in the other mode: `bpftool net` names it)",
-        _ if mode == Mode::Native && is_for_want_of_support(error) => {
-            " (the driver has no XDP, or none for packets of this size: mode generic works with every driver)"
-        }
-        _ => "",
-    }
-}
-
-/// The answers of drivers without XDP, or without it for packets of this size.
-fn is_for_want_of_support(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))
 }
 
 impl Drop for Attachment {

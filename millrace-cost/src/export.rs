@@ -1,6 +1,5 @@
 //! Sampled stacks in the formats of other tools.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -11,23 +10,13 @@ use crate::report::{Report, Stack, Stacks};
 
 pub use crate::flame::svg;
 
-/// The outermost frame: the event, or the chosen process, whose stacks inside of events are among those of the events
-/// already.
-pub(crate) fn root(stack: &Stack) -> Cow<'static, str> {
-    match (stack.pid, stack.event) {
-        (Some(pid), _) => format!("process {pid}").into(),
-        (None, Some(event)) => event.name().into(),
-        (None, None) => "none".into(),
-    }
-}
-
 /// Folded stacks, as `flamegraph.pl`, `inferno-flamegraph` and speedscope read them: one line for each stack,
 /// `event;outer;inner SAMPLES`, over all CPUs.
 pub fn folded(stacks: &Stacks) -> String {
     let all = crate::merge::stacks([stacks], |_| true);
     let mut text = String::new();
     for stack in &all.stacks {
-        text.push_str(&root(stack));
+        text.push_str(&stack.root());
         for name in stack.frames.iter().filter_map(|at| all.functions.get(*at as usize)) {
             // The format has no escapes: these two are its separators.
             let _ = write!(text, ";{}", name.replace([';', '\n'], ":"));
@@ -127,7 +116,7 @@ impl Pprof {
         }
         let mut event = Message::default();
         event.number(field::LABEL_KEY, self.string("event"));
-        event.number(field::LABEL_STR, self.string(&root(stack)));
+        event.number(field::LABEL_STR, self.string(&stack.root()));
         sample.message(field::SAMPLE_LABEL, &event);
         for (key, value) in [("cpu", Some(stack.cpu)), ("pid", stack.pid)] {
             let Some(value) = value else { continue };

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use crate::export::root;
 use crate::fold::UNKNOWN;
 use crate::report::{Report, Stacks};
 
@@ -51,7 +50,7 @@ impl Node {
         let mut tree = Self::default();
         for stack in &stacks.stacks {
             let name = |at: &u32| stacks.functions.get(usize::try_from(*at).ok()?).cloned();
-            let mut names: Vec<String> = std::iter::once(root(stack).into_owned())
+            let mut names: Vec<String> = std::iter::once(stack.root().into_owned())
                 .chain(stack.frames.iter().filter_map(name))
                 .collect();
             // Programs without frame pointers give any number of them.

@@ -5,6 +5,7 @@
 //!   [`Report::missing`], what was measured but lost in [`Report::lost`].
 //! * Fields may be added within a [`VERSION`]; a change of meaning or a removal raises it.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -489,6 +490,18 @@ pub struct Stack {
     pub frames: Vec<u32>,
     pub samples: u64,
     pub ns: u64,
+}
+
+impl Stack {
+    /// The outermost frame: the event, or the chosen process, whose stacks inside of events are among those of the events
+    /// already.
+    pub(crate) fn root(&self) -> Cow<'static, str> {
+        match (self.pid, self.event) {
+            (Some(pid), _) => format!("process {pid}").into(),
+            (None, Some(event)) => event.name().into(),
+            (None, None) => "none".into(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -30,6 +30,7 @@
 mod ffi;
 mod gate;
 pub mod hex;
+mod inner;
 mod interfaces;
 pub mod policy;
 mod scope;

@@ -9,7 +9,7 @@ use millrace_bpf::gate::{self as kernel, token};
 
 use crate::{
     Error,
-    gate::{Inner, lock},
+    inner::{Inner, lock},
 };
 
 /// An application's side of its scope. Clones share it. It stays valid, and without effect, when the gate is gone.

@@ -236,6 +236,12 @@ pub enum Error {
     Value { scope: String, what: &'static str },
 }
 
+impl From<Error> for crate::Error {
+    fn from(error: Error) -> Self {
+        Self::Rules(error.to_string())
+    }
+}
+
 /// All scopes of a gate at one time; while rules are replaced, of those before and after together.
 pub const MAX_SCOPES: usize = intf::SCOPES as usize - 1;
 /// Of a policy.

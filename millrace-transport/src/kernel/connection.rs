@@ -23,7 +23,7 @@ use millrace_proto::{
 use parking_lot::Mutex;
 use tracing::{debug, warn};
 
-use super::{Command, Kernel, deferred::Deferred, keystream::Ahead};
+use super::{Kernel, deferred::Deferred, keystream::Ahead};
 use crate::offload::{
     self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Origin, Owner,
     Path, Sent, Stream,
@@ -118,13 +118,13 @@ impl Connection {
             Ok(key) => key,
             Err(error) => {
                 if matches!(error, millrace_bpf::Error::Unsettled { .. }) {
-                    self.kernel.send(Command::Wake);
+                    self.kernel.wake();
                 }
                 return Err(Declined(error.to_string()));
             }
         };
         if self.kernel.streams.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.kernel.send(Command::Wake);
+            self.kernel.wake();
         }
         if self.seal.add_stream() | ingress.connection.open.add_stream() {
             self.kernel.computer.wake();
@@ -160,7 +160,7 @@ impl Offload for Connection {
         let Some(keys) = quic_keys(secret, header) else { return };
         self.seal.set_keys(generation, secret);
         let kernel = Arc::clone(&self.kernel);
-        kernel.send(Command::Keys { connection: self, generation, keys: Box::new(keys) });
+        kernel.install_keys(self, generation, keys);
     }
 
     fn on_key_update(&self) {
@@ -203,7 +203,7 @@ impl Offload for Connection {
 
     fn set_path(self: Arc<Self>, path: Path) {
         let kernel = Arc::clone(&self.kernel);
-        kernel.send(Command::Path { connection: self, path: Box::new(path) });
+        kernel.change_path(self, path);
     }
 
     fn set_mtu(&self, bytes: u32) {
@@ -297,7 +297,7 @@ impl Offload for Connection {
             delegation.set_max_offset(0);
         }
         let kernel = Arc::clone(&self.kernel);
-        kernel.send(Command::Recall { connection: self, key, delegation });
+        kernel.recall(self, key, delegation);
     }
 
     fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent)) {

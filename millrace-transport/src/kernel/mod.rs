@@ -26,7 +26,9 @@ use std::{
     time::Instant,
 };
 
+use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::relay::{self as bpf, EgressOutcome, FurtherRun, Outcome};
+use millrace_proto::plane::downstream::StreamKey;
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
 use quinn::{Runtime as _, TokioRuntime};
@@ -38,7 +40,7 @@ use self::{
     socket::Socket, worker::Command,
 };
 use crate::{
-    offload::{self, Attached, Offload, Status},
+    offload::{self, Attached, Delegation, Offload, Path, Status},
     trace,
 };
 
@@ -252,6 +254,24 @@ impl Kernel {
 
     fn connections(&self) -> Vec<Arc<Connection>> {
         self.connections.read().iter().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Has the thread look: there are streams again, or entries to wait for.
+    fn wake(&self) {
+        self.send(Command::Wake);
+    }
+
+    fn install_keys(&self, connection: Arc<Connection>, generation: u16, keys: QuicKeys) {
+        self.send(Command::Keys { connection, generation, keys: Box::new(keys) });
+    }
+
+    fn change_path(&self, connection: Arc<Connection>, path: Path) {
+        self.send(Command::Path { connection, path: Box::new(path) });
+    }
+
+    /// Takes the delegation back, and tells the connection when no run of the program can use it any more.
+    fn recall(&self, connection: Arc<Connection>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
+        self.send(Command::Recall { connection, key, delegation });
     }
 
     fn send(&self, command: Command) {
