@@ -160,8 +160,8 @@ impl Sources<'_> {
             reason,
             interfaces: self.engine.interfaces().iter().map(interface).collect(),
             streams: offload.streams,
-            quiet: offload.deferred,
-            quiet_dropped: offload.deferred_dropped,
+            deferred: offload.deferred,
+            deferred_dropped: offload.deferred_dropped,
             received: offload.received.map(outcomes),
             copies: offload.copies.map(outcomes),
             further_runs: offload.further_runs.map(outcomes),
@@ -215,11 +215,8 @@ fn outcomes(counts: Counts) -> BTreeMap<String, u64> {
 }
 
 fn keystreams(offload: &ConnectionStatus) -> status::Keystreams {
-    let [sealed, opened] = offload.keystreams.map(|KeystreamUse { hit, stale, miss }| status::Supply {
-        ahead: hit,
-        stale,
-        dry: miss,
-    });
+    let [sealed, opened] =
+        offload.keystreams.map(|KeystreamUse { hit, stale, miss }| status::KeystreamUse { hit, stale, miss });
     status::Keystreams { sealed, opened }
 }
 
@@ -253,7 +250,7 @@ fn describe(session: &Session) -> status::Session {
         quinn: Sent { packets: seam.quinn_packets, bytes: seam.quinn_bytes },
         data_plane: Sent { packets: seam.data_plane_packets, bytes: seam.data_plane_bytes },
         kernel: Sent { packets: stats.offloaded_packets, bytes: stats.offloaded_bytes },
-        kernel_quiet: offload.as_ref().map_or(0, |offload| offload.deferred),
+        kernel_deferred: offload.as_ref().map_or(0, |offload| offload.deferred),
         kernel_unregistered: unregistered.unwrap_or_default(),
         keystreams: offload.as_ref().map(keystreams),
         kernel_copies: offload.map(|offload| outcomes(offload.copies)),

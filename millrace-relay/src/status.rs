@@ -44,11 +44,11 @@ pub struct Engine {
     #[serde(default)]
     pub streams: u64,
     /// Packets that did not wake the relay when they came, since nothing in them was left to do.
-    #[serde(default)]
-    pub quiet: u64,
+    #[serde(default, rename = "quiet")]
+    pub deferred: u64,
     /// Of these, packets that were lost for want of room: 0 unless the relay did not get to run for long.
-    #[serde(default)]
-    pub quiet_dropped: u64,
+    #[serde(default, rename = "quiet_dropped")]
+    pub deferred_dropped: u64,
     /// What became of packets that arrived on the kernel engine's interfaces, by reason.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,
@@ -102,8 +102,8 @@ pub struct Session {
     #[serde(default)]
     pub kernel_copies: Option<BTreeMap<String, u64>>,
     /// Packets of a subscriber that did not wake the relay when they came: acknowledgements.
-    #[serde(default)]
-    pub kernel_quiet: u64,
+    #[serde(default, rename = "kernel_quiet")]
+    pub kernel_deferred: u64,
     /// Packets that the kernel sent without registering them: always 0.
     #[serde(default)]
     pub kernel_unregistered: u64,
@@ -123,30 +123,32 @@ pub struct Session {
 /// Packets of the kernel by where their keystream came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Keystreams {
-    pub sealed: Supply,
-    pub opened: Supply,
+    pub sealed: KeystreamUse,
+    pub opened: KeystreamUse,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Supply {
+pub struct KeystreamUse {
     /// It had been computed ahead.
-    pub ahead: u64,
+    #[serde(rename = "ahead")]
+    pub hit: u64,
     /// The kernel computed it: another packet's was in its place.
     pub stale: u64,
     /// The kernel computed it: nothing was in its place.
-    pub dry: u64,
+    #[serde(rename = "dry")]
+    pub miss: u64,
 }
 
-impl Supply {
+impl KeystreamUse {
     pub fn add(&mut self, other: Self) {
-        self.ahead += other.ahead;
+        self.hit += other.hit;
         self.stale += other.stale;
-        self.dry += other.dry;
+        self.miss += other.miss;
     }
 
-    /// By name.
+    /// By the names that metrics and tables have.
     pub fn counts(&self) -> [(&'static str, u64); 3] {
-        [("ahead", self.ahead), ("stale", self.stale), ("dry", self.dry)]
+        [("ahead", self.hit), ("stale", self.stale), ("dry", self.miss)]
     }
 }
 

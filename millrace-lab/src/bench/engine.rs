@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, ensure};
 use millrace_bpf::programs::{Kind, RunTime};
-use millrace_relay::status::{self, Status, Supply};
+use millrace_relay::status::{self, KeystreamUse, Status};
 
 use super::contender::STATUS;
 use super::figures::{Kernel, Programs};
@@ -40,8 +40,8 @@ impl Reading {
             return None;
         }
         let userspace = totals(|status| status.totals.data_plane.packets);
-        let ahead = totals(|status| keystreams(status, |supply| supply.ahead));
-        let all = totals(|status| keystreams(status, |supply| supply.ahead + supply.stale + supply.dry));
+        let ahead = totals(|status| keystreams(status, |one| one.hit));
+        let all = totals(|status| keystreams(status, |one| one.hit + one.stale + one.miss));
         let run_time = self.run_time.since(earlier.run_time);
         Some(Kernel {
             sent_percent: percent(copies, copies + userspace),
@@ -58,7 +58,7 @@ fn ask() -> anyhow::Result<Status> {
     Ok(serde_json::from_str(&body)?)
 }
 
-fn keystreams(status: &Status, count: fn(Supply) -> u64) -> u64 {
+fn keystreams(status: &Status, count: fn(KeystreamUse) -> u64) -> u64 {
     let both = status.totals.keystreams;
     count(both.sealed) + count(both.opened)
 }

@@ -117,10 +117,10 @@ impl Snapshot {
         out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
         out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
-        let Engine { received, copies, further_runs, quiet, quiet_dropped, .. } = &self.0.engine;
+        let Engine { received, copies, further_runs, deferred, deferred_dropped, .. } = &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
-        out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, *quiet)?;
-        out.counter("kernel_quiet_dropped", "Those that there was no room for", None, *quiet_dropped)?;
+        out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, *deferred)?;
+        out.counter("kernel_quiet_dropped", "Those that there was no room for", None, *deferred_dropped)?;
         out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
         out.by_outcome("kernel_further_runs", "Runs that went on with a packet", further_runs)?;
         out.labelled(
@@ -174,7 +174,7 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Cache, Interface, Supply, Totals};
+    use crate::relay::status::{Cache, Interface, KeystreamUse, Totals};
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -196,7 +196,7 @@ mod tests {
             totals: Totals {
                 data_plane: Sent { packets: 9, bytes: 900 },
                 keystreams: Keystreams {
-                    sealed: Supply { stale: 3, ..Supply::default() },
+                    sealed: KeystreamUse { stale: 3, ..KeystreamUse::default() },
                     ..Keystreams::default()
                 },
                 ..Totals::default()

@@ -162,10 +162,10 @@ fn kernel_row(session: &Session) -> Vec<String> {
         session.id.to_string(),
         session.kernel.packets.to_string(),
         percent(session.kernel.packets, session.data_plane.packets),
-        sealed.ahead.to_string(),
+        sealed.hit.to_string(),
         sealed.stale.to_string(),
-        sealed.dry.to_string(),
-        session.kernel_quiet.to_string(),
+        sealed.miss.to_string(),
+        session.kernel_deferred.to_string(),
         session.kernel_unregistered.to_string(),
         if declined.is_empty() { "-".to_owned() } else { declined.join(", ") },
     ]
@@ -182,21 +182,21 @@ fn outcomes(out: &mut String, what: &str, counts: &Option<BTreeMap<String, u64>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Engine, Keystreams, Sent, Supply, Totals};
+    use crate::relay::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
 
     #[test]
     fn the_kernels_part_is_shown() {
         let counts = |counts: &[(&str, u64)]| {
             Some(counts.iter().map(|(name, count)| ((*name).to_owned(), *count)).collect())
         };
-        let sealed = Supply { ahead: 51, stale: 52, dry: 53 };
+        let sealed = KeystreamUse { hit: 51, stale: 52, miss: 53 };
         let session = Session {
             id: 4,
             kernel: Sent { packets: 300, bytes: 1 },
             data_plane: Sent { packets: 100, bytes: 1 },
             kernel_copies: counts(&[("sent", 300), ("window", 5), ("before", 6)]),
-            kernel_quiet: 9,
-            keystreams: Some(Keystreams { sealed, opened: Supply::default() }),
+            kernel_deferred: 9,
+            keystreams: Some(Keystreams { sealed, opened: KeystreamUse::default() }),
             ..session()
         };
         let status = relay::Status {
@@ -240,7 +240,7 @@ mod tests {
             data_plane: Sent::default(),
             kernel: Sent::default(),
             kernel_copies: None,
-            kernel_quiet: 0,
+            kernel_deferred: 0,
             kernel_unregistered: 0,
             keystreams: None,
             packets_lost: 0,

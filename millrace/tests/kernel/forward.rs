@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace::relay::{
     config::CipherSuite,
-    status::{Status, Supply},
+    status::{KeystreamUse, Status},
 };
 use millrace_proto::moq::code;
 use tokio::time;
@@ -63,8 +63,8 @@ fn keys_are_updated_by_every_side_in_the_middle_of_it() {
 }
 
 /// Every packet that the kernel sent to the subscribers has its keystream from somewhere.
-fn sealed(status: &Status) -> Supply {
-    let mut all = Supply::default();
+fn sealed(status: &Status) -> KeystreamUse {
+    let mut all = KeystreamUse::default();
     for session in subscribers(status) {
         let sealed = session.keystreams.unwrap().sealed;
         assert_eq!(sealed.counts().iter().map(|(_, count)| count).sum::<u64>(), session.kernel.packets);
@@ -73,15 +73,15 @@ fn sealed(status: &Status) -> Supply {
     all
 }
 
-fn opened(status: &Status) -> Supply {
+fn opened(status: &Status) -> KeystreamUse {
     let mut publishers = status.sessions.iter().filter(|session| session.publisher);
     publishers.next().unwrap().keystreams.unwrap().opened
 }
 
 /// How many of the packets find their keystream there depends on who gets the CPU, and is a figure of `millrace bench
 /// relay`: here, that some do in each group.
-fn is_ahead(supply: Supply, show: &Show) -> bool {
-    supply.ahead >= show.groups
+fn is_ahead(supply: KeystreamUse, show: &Show) -> bool {
+    supply.hit >= show.groups
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn without_memory_for_keystreams_the_kernel_computes_them() {
     let status = play(&net, cast, &SHOW, |_| {});
     assert_forwarded(&status, SHOW.groups * OF_A_GROUP);
     for supply in [sealed(&status), opened(&status)] {
-        assert!(supply.dry > 0 && supply.ahead + supply.stale == 0, "{status:#?}");
+        assert!(supply.miss > 0 && supply.hit + supply.stale == 0, "{status:#?}");
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod datagrams;
+mod deferral;
 mod forward;
 #[path = "../../../millrace-bpf/tests/support/net.rs"]
 mod frames;
@@ -12,7 +13,6 @@ mod net;
 #[allow(dead_code)]
 #[path = "../relay/peer.rs"]
 mod peer;
-mod quiet;
 #[path = "../support/site.rs"]
 mod site;
 mod trace;

@@ -15,7 +15,7 @@ use crate::{
 /// Packets of the subscribers that wake nobody, and all of them.
 fn acks(status: &Status) -> (u64, u64) {
     let all = status.engine.received.as_ref().unwrap()["from_subscriber"];
-    (sum(status, |session| session.kernel_quiet), all)
+    (sum(status, |session| session.kernel_deferred), all)
 }
 
 #[test]
@@ -29,10 +29,10 @@ fn what_the_kernel_sent_to_everybody_wakes_nobody() {
     // One of 32 does all the same, and what comes before it is known that nobody else waits. What the rest saves is
     // among the system calls for each object that `millrace bench relay` counts.
     let (acks, _) = acks(&status);
-    let publishers = status.engine.quiet - acks;
+    let publishers = status.engine.deferred - acks;
     assert!(publishers >= SHOW.groups * OF_A_GROUP, "{:#?}", status.engine);
     assert!(publishers < forwarded);
-    assert_eq!(status.engine.quiet_dropped, 0);
+    assert_eq!(status.engine.deferred_dropped, 0);
 }
 
 #[test]
@@ -41,10 +41,10 @@ fn nor_do_acknowledgements_of_it() {
     let net = Net::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let status = play(&net, cast, &SHOW, |_| {});
-    let (quiet, all) = acks(&status);
+    let (deferred, all) = acks(&status);
     // Those that come while the relay is awake anyway are not: most, where others keep it waiting for a CPU.
-    assert!((SHOW.groups..all).contains(&quiet), "{quiet} of {all}, {status:#?}");
-    assert_eq!(status.engine.quiet_dropped, 0);
+    assert!((SHOW.groups..all).contains(&deferred), "{deferred} of {all}, {status:#?}");
+    assert_eq!(status.engine.deferred_dropped, 0);
     // That some packets overtake others, on two processors, counts as a loss; late acknowledgements would be all of them.
     assert!(sum(&status, |session| session.packets_lost) < SHOW.objects, "{status:#?}");
 }
@@ -59,10 +59,10 @@ fn a_full_window_is_no_place_for_patience() {
     net.impair("relay-sub1", "rate=500kbit");
     let show = Show { groups: 3, objects: 100, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
-    let (quiet, all) = acks(&status);
+    let (deferred, all) = acks(&status);
     let session = subscribers(&status).next().unwrap();
     assert!(session.kernel_copies.as_ref().unwrap().contains_key("window"), "{status:#?}");
-    assert!(quiet * 100 <= all * 50, "{quiet} of {all}, {status:#?}");
+    assert!(deferred * 100 <= all * 50, "{deferred} of {all}, {status:#?}");
 }
 
 #[test]
@@ -71,21 +71,21 @@ fn nothing_is_quiet_while_nothing_is_attached() {
     let net = Net::new(2, false, |_| {});
     let cast = cast(&net, &["sub1", "sub2"]);
     let user = Config { engine: EngineChoice::User, interfaces: Vec::new(), ..net.config.clone() };
-    let quiet = Cell::new(0);
+    let deferred = Cell::new(0);
     let show = Show { groups: 30, objects: 30, ..SHOW };
     let status = play(&net, cast, &show, |group| match group {
         10 => {
             net.server.change_engine(&user).unwrap();
-            quiet.set(net.status().engine.quiet);
-            assert!(quiet.get() > 0);
+            deferred.set(net.status().engine.deferred);
+            assert!(deferred.get() > 0);
         }
         20 => {
-            assert_eq!(net.status().engine.quiet, quiet.get());
+            assert_eq!(net.status().engine.deferred, deferred.get());
             net.server.change_engine(&net.config).unwrap();
         }
         _ => {}
     });
-    let before = quiet.get();
-    assert!(status.engine.quiet >= before + 10, "{before}, {status:#?}");
+    let before = deferred.get();
+    assert!(status.engine.deferred >= before + 10, "{before}, {status:#?}");
     assert_forwarded(&status, 20 * OF_A_GROUP);
 }
