@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::ensure;
 use millrace_proto::moq::{Location, SubgroupId};
 use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, ClockNanosleepFlags, clock_nanosleep};
@@ -12,46 +11,41 @@ use serde::Serialize;
 use crate::broadcast::{DatagramObject, SubgroupWriter, Track};
 use crate::payload::{self, MIN_LEN, Stamp};
 
-/// How objects share streams.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum StreamsPer {
-    /// One stream per subgroup of a group
+/// How objects travel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Shape {
+    /// One stream per subgroup of a group.
     #[default]
-    Group,
-    /// One stream per object
-    Object,
+    Groups,
+    /// One stream per object.
+    Objects,
+    /// One datagram per object.
+    Datagrams,
 }
 
 /// What to generate.
-#[derive(Clone, Debug, clap::Args)]
-pub struct GenerateArgs {
-    /// Publish generated objects instead of media
-    #[arg(long)]
-    pub generate: bool,
-    /// Payload of an object, in bytes (32 or more)
-    #[arg(long, default_value_t = 1200, value_name = "N", requires = "generate")]
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Payload of an object; [`MIN_LEN`] or more.
     pub object_bytes: usize,
-    /// Objects per second (0.1 to 100,000)
-    #[arg(long, default_value_t = 500.0, value_name = "R", requires = "generate")]
+    /// Objects per second: 0.1 to 100,000.
     pub rate_hz: f64,
-    /// Objects in a group
-    #[arg(long, default_value_t = 50, value_name = "G", requires = "generate")]
     pub objects_per_group: u64,
-    /// Seconds to go on; forever without it
-    #[arg(long, value_name = "S", requires = "generate")]
+    /// Seconds to go on; forever without it.
     pub duration: Option<f64>,
-    /// Priorities of the subgroups of a group; its objects take turns in them
-    #[arg(long, default_value = "128", value_delimiter = ',', value_name = "P,...", requires = "generate")]
+    /// Priorities of the subgroups of a group; its objects take turns in them.
     pub priority_pattern: Vec<u8>,
-    /// Send each object as a datagram
-    #[arg(long, requires = "generate")]
-    pub datagrams: bool,
-    /// How objects share streams
-    #[arg(long, value_enum, default_value_t, requires = "generate", conflicts_with = "datagrams")]
-    pub streams: StreamsPer,
-    /// Name of the generated track
-    #[arg(long, default_value = "objects", value_name = "T")]
-    pub track: String,
+    pub shape: Shape,
+}
+
+/// A setting that cannot be.
+#[derive(Debug, thiserror::Error)]
+#[error("{name} {rule}")]
+pub struct Unusable {
+    /// The field of [`Settings`].
+    pub name: &'static str,
+    /// What it does not keep to.
+    pub rule: String,
 }
 
 /// Objects to make, checked.
@@ -74,34 +68,27 @@ pub struct Generated {
     pub objects_per_second: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shape {
-    Groups,
-    Objects,
-    Datagrams,
-}
-
 impl Generator {
-    pub fn new(args: &GenerateArgs) -> anyhow::Result<Self> {
-        ensure!((0.1..=100_000.0).contains(&args.rate_hz), "--rate-hz must be 0.1 to 100000");
-        ensure!(args.object_bytes >= MIN_LEN, "--object-bytes must be {MIN_LEN} or more");
-        ensure!(args.objects_per_group > 0, "--objects-per-group must be 1 or more");
-        ensure!(!args.priority_pattern.is_empty(), "--priority-pattern must name a priority");
-        let duration = args.duration.unwrap_or(0.0);
-        ensure!((0.0..1e9).contains(&duration), "--duration must be 0 or more");
-        let total = (duration * args.rate_hz).round() as u64;
-        ensure!(args.duration.is_none() || total > 0, "--duration is too short for one object");
+    /// # Errors
+    /// A setting is out of its range.
+    pub fn new(settings: Settings) -> Result<Self, Unusable> {
+        let Settings { object_bytes, rate_hz, objects_per_group, duration, priority_pattern, shape } =
+            settings;
+        ensure((0.1..=100_000.0).contains(&rate_hz), "rate_hz", || "must be 0.1 to 100000".into())?;
+        ensure(object_bytes >= MIN_LEN, "object_bytes", || format!("must be {MIN_LEN} or more"))?;
+        ensure(objects_per_group > 0, "objects_per_group", || "must be 1 or more".into())?;
+        ensure(!priority_pattern.is_empty(), "priority_pattern", || "must name a priority".into())?;
+        let seconds = duration.unwrap_or(0.0);
+        ensure((0.0..1e9).contains(&seconds), "duration", || "must be 0 or more".into())?;
+        let total = (seconds * rate_hz).round() as u64;
+        ensure(duration.is_none() || total > 0, "duration", || "is too short for one object".into())?;
         Ok(Self {
-            object_bytes: args.object_bytes,
-            interval: Duration::from_secs_f64(1.0 / args.rate_hz),
-            objects_per_group: args.objects_per_group,
+            object_bytes,
+            interval: Duration::from_secs_f64(1.0 / rate_hz),
+            objects_per_group,
             total,
-            priorities: args.priority_pattern.clone(),
-            shape: match (args.datagrams, args.streams) {
-                (true, _) => Shape::Datagrams,
-                (false, StreamsPer::Group) => Shape::Groups,
-                (false, StreamsPer::Object) => Shape::Objects,
-            },
+            priorities: priority_pattern,
+            shape,
         })
     }
 
@@ -155,6 +142,10 @@ impl Generator {
     }
 }
 
+fn ensure(holds: bool, name: &'static str, rule: impl FnOnce() -> String) -> Result<(), Unusable> {
+    if holds { Ok(()) } else { Err(Unusable { name, rule: rule() }) }
+}
+
 /// Sleeps to an absolute time of [`payload::now`]: the kernel to a little before, then the processor,
 /// since a timer wakes some 50 us late.
 fn sleep_until(deadline: Duration) {
@@ -179,27 +170,25 @@ mod tests {
     use crate::broadcast::{Broadcast, History};
     use millrace_proto::moq::{GroupOrder, Namespace, Properties};
 
-    fn args() -> GenerateArgs {
-        GenerateArgs {
-            generate: true,
+    fn settings() -> Settings {
+        Settings {
             object_bytes: 40,
             rate_hz: 20_000.0,
             objects_per_group: 5,
             duration: Some(0.0006),
             priority_pattern: vec![0, 9],
-            datagrams: false,
-            streams: StreamsPer::Group,
-            track: "objects".into(),
+            shape: Shape::Groups,
         }
     }
 
     /// Location, subgroup and priority of everything that a generator makes.
-    fn generated(args: &GenerateArgs) -> Vec<(u64, u64, Option<u64>, u8)> {
+    fn generated(settings: Settings) -> Vec<(u64, u64, Option<u64>, u8)> {
         let broadcast = Broadcast::new(Namespace::from_path("a").unwrap(), History::default());
         let track = broadcast.create("objects", Properties::default()).unwrap();
-        let made = Generator::new(args).unwrap().run(&track);
+        let rate_hz = settings.rate_hz;
+        let made = Generator::new(settings).unwrap().run(&track);
         assert_eq!(made.objects, 12);
-        assert!(made.objects_per_second > 0.0 && made.objects_per_second <= args.rate_hz, "{made:?}");
+        assert!(made.objects_per_second > 0.0 && made.objects_per_second <= rate_hz, "{made:?}");
         assert!(track.is_ended());
         let all = track.range(Location::default(), Location::new(u64::MAX, 0), GroupOrder::Ascending);
         for (sequence, object) in (0..).zip(&all) {
@@ -214,7 +203,7 @@ mod tests {
 
     #[test]
     fn groups_and_their_subgroups() {
-        let all = generated(&args());
+        let all = generated(settings());
         assert_eq!(all.len(), 12);
         assert_eq!(all[..3], [(0, 0, Some(0), 0), (0, 1, Some(1), 9), (0, 2, Some(0), 0)]);
         assert_eq!(all[5], (1, 0, Some(0), 0));
@@ -223,22 +212,22 @@ mod tests {
 
     #[test]
     fn a_stream_per_object_and_datagrams() {
-        let objects = generated(&GenerateArgs { streams: StreamsPer::Object, ..args() });
+        let objects = generated(Settings { shape: Shape::Objects, ..settings() });
         assert_eq!(objects[6], (1, 1, Some(1), 9));
-        let datagrams = generated(&GenerateArgs { datagrams: true, ..args() });
+        let datagrams = generated(Settings { shape: Shape::Datagrams, ..settings() });
         assert_eq!(datagrams[6], (1, 1, None, 9));
     }
 
     #[test]
-    fn arguments_are_checked() {
+    fn settings_are_checked() {
         for bad in [
-            GenerateArgs { rate_hz: 0.0, ..args() },
-            GenerateArgs { object_bytes: 31, ..args() },
-            GenerateArgs { objects_per_group: 0, ..args() },
-            GenerateArgs { duration: Some(0.00001), ..args() },
-            GenerateArgs { priority_pattern: Vec::new(), ..args() },
+            Settings { rate_hz: 0.0, ..settings() },
+            Settings { object_bytes: 31, ..settings() },
+            Settings { objects_per_group: 0, ..settings() },
+            Settings { duration: Some(0.00001), ..settings() },
+            Settings { priority_pattern: Vec::new(), ..settings() },
         ] {
-            assert!(Generator::new(&bad).is_err(), "{bad:?}");
+            assert!(Generator::new(bad.clone()).is_err(), "{bad:?}");
         }
     }
 }

@@ -1,4 +1,36 @@
-//! MoQ clients on a stock QUIC stack: a publisher and a subscriber.
+//! A publisher and a subscriber of Media over QUIC (MoQ Transport, draft 18), as a library.
+//!
+//! They run on stock quinn, and know nothing of the relay's kernel engine: what they send and receive is what any other
+//! implementation would. `millrace publish` and `millrace subscribe` are thin shells around them.
+//!
+//! Most programs need one of three functions: [`publish::publish`] sends generated objects or fragmented MP4,
+//! [`subscribe::play`] writes a broadcast's media somewhere, [`subscribe::measure`] counts what arrives and how late.
+//! Both ends of a measurement run on one host, since latency is the difference of two readings of one clock
+//! ([`payload::now`]).
+//!
+//! ```no_run
+//! use millrace_client::session::{Remote, parse_url};
+//! use millrace_client::{subscribe, tls::Trust};
+//! use millrace_proto::moq::Namespace;
+//!
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! let remote = Remote { url: parse_url("moqt://relay.example:4443")?, trust: Trust::System };
+//! let options = subscribe::Options::new(remote, Namespace::from_path("live/bbb")?);
+//! // Fragmented MP4, which a player reads from standard input.
+//! subscribe::play(&options, tokio::io::stdout()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Below these are the parts, for programs with objects of their own:
+//!
+//! | module | what |
+//! | --- | --- |
+//! | [`session`] | a MoQ session over a QUIC connection: requests, data streams, datagrams |
+//! | [`broadcast`], [`serve`] | tracks and their recent objects, and how a publisher answers for them |
+//! | [`receive`], [`object`], [`order`] | a subscriber's side: streams to objects, objects in a track's order |
+//! | [`media`] | fragmented MP4 as tracks, named as moq-pub names them |
+//! | [`generate`], [`payload`], [`stats`] | objects that can be measured, and the figures |
 
 pub mod broadcast;
 pub mod generate;
@@ -15,11 +47,3 @@ pub mod subscribe;
 #[cfg(test)]
 mod tests;
 pub mod tls;
-
-/// Logs to standard error, by RUST_LOG or from warnings up; standard output is for media and figures.
-fn log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn,millrace=info"));
-    // Fails when a test or another command of this process has set up logging already.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).try_init();
-}

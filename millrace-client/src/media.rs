@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
 use bytes::{Buf, Bytes, BytesMut};
+use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::{Properties, SubgroupId};
 use mp4_atom::{Atom, Codec, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,30 @@ const MEDIA_PRIORITY: u8 = 127;
 /// The largest box that is taken into memory, in bytes.
 const MAX_BOX: usize = 256 << 20;
 
+/// Why media cannot be published or played.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("not an MP4 box: {0}")]
+    NotABox(#[source] mp4_atom::Error),
+    #[error("an MP4 box without a size cannot be streamed")]
+    NoSize,
+    #[error("an MP4 box of {0} bytes is too large")]
+    TooLarge(usize),
+    #[error("cannot read the moov box: {0}")]
+    Moov(#[source] mp4_atom::Error),
+    #[error("cannot read a moof box: {0}")]
+    Moof(#[source] mp4_atom::Error),
+    #[error("a fragment has {0} tracks: use ffmpeg's separate_moof")]
+    TracksInFragment(usize),
+    /// Boxes that do not belong together.
+    #[error("{0}")]
+    Malformed(&'static str),
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error("cannot write the catalog: {0}")]
+    Catalog(#[from] serde_json::Error),
+}
+
 /// Cuts bytes into MP4 boxes.
 #[derive(Debug, Default)]
 pub struct Boxes {
@@ -35,16 +59,18 @@ impl Boxes {
     }
 
     /// The next whole box with its header, or `None` when it is not all there yet.
-    pub fn pop(&mut self) -> anyhow::Result<Option<(mp4_atom::FourCC, Bytes)>> {
+    pub fn pop(&mut self) -> Result<Option<(mp4_atom::FourCC, Bytes)>, Error> {
         // A header has 8 bytes, or 16 when the first four are 1.
         let needed = if self.buffer.starts_with(&[0, 0, 0, 1]) { 16 } else { 8 };
         if self.buffer.len() < needed {
             return Ok(None);
         }
         let mut front = &self.buffer[..];
-        let header = Header::decode(&mut front).context("not an MP4 box")?;
-        let size = header.size.context("an MP4 box without a size cannot be streamed")?;
-        ensure!(size <= MAX_BOX, "an MP4 box of {size} bytes is too large");
+        let header = Header::decode(&mut front).map_err(Error::NotABox)?;
+        let size = header.size.ok_or(Error::NoSize)?;
+        if size > MAX_BOX {
+            return Err(Error::TooLarge(size));
+        }
         let whole = self.buffer.len() - front.remaining() + size;
         if self.buffer.len() < whole {
             self.buffer.reserve(whole - self.buffer.len());
@@ -94,7 +120,7 @@ pub struct Media {
 }
 
 impl Media {
-    pub fn new(broadcast: Arc<Broadcast>) -> anyhow::Result<Self> {
+    pub fn new(broadcast: Arc<Broadcast>) -> Result<Self, NameError> {
         let catalog = broadcast.create(CATALOG, Properties::default())?;
         let init = broadcast.create(INIT, Properties::default())?;
         let (ftyp, outputs, pending) = (None, BTreeMap::new(), None);
@@ -102,7 +128,7 @@ impl Media {
     }
 
     /// Takes the next box. For a moof, returns its decode time; it is published with the mdat behind it.
-    pub fn take(&mut self, kind: mp4_atom::FourCC, bytes: Bytes) -> anyhow::Result<Option<Duration>> {
+    pub fn take(&mut self, kind: mp4_atom::FourCC, bytes: Bytes) -> Result<Option<Duration>, Error> {
         match kind {
             Ftyp::KIND if self.ftyp.is_none() => self.ftyp = Some(bytes),
             Moov::KIND if self.outputs.is_empty() => self.set_up(bytes)?,
@@ -114,10 +140,12 @@ impl Media {
         Ok(None)
     }
 
-    fn set_up(&mut self, bytes: Bytes) -> anyhow::Result<()> {
-        let moov = Moov::decode(&mut &bytes[..]).context("cannot read the moov box")?;
-        let ftyp = self.ftyp.as_ref().context("moov before ftyp")?;
-        ensure!(!moov.trak.is_empty(), "the media has no tracks");
+    fn set_up(&mut self, bytes: Bytes) -> Result<(), Error> {
+        let moov = Moov::decode(&mut &bytes[..]).map_err(Error::Moov)?;
+        let ftyp = self.ftyp.as_ref().ok_or(Error::Malformed("moov before ftyp"))?;
+        if moov.trak.is_empty() {
+            return Err(Error::Malformed("the media has no tracks"));
+        }
         let init = Bytes::from([&ftyp[..], &bytes[..]].concat());
         for trak in &moov.trak {
             let id = trak.tkhd.track_id;
@@ -140,14 +168,17 @@ impl Media {
         Ok(())
     }
 
-    fn fragment(&mut self, bytes: Bytes) -> anyhow::Result<Duration> {
-        ensure!(self.pending.is_none(), "a moof without an mdat");
-        let moof = Moof::decode(&mut &bytes[..]).context("cannot read a moof box")?;
+    fn fragment(&mut self, bytes: Bytes) -> Result<Duration, Error> {
+        if self.pending.is_some() {
+            return Err(Error::Malformed("a moof without an mdat"));
+        }
+        let moof = Moof::decode(&mut &bytes[..]).map_err(Error::Moof)?;
         let [traf] = &moof.traf[..] else {
-            bail!("a fragment has {} tracks: use ffmpeg's separate_moof", moof.traf.len())
+            return Err(Error::TracksInFragment(moof.traf.len()));
         };
         let track = traf.tfhd.track_id;
-        let output = self.outputs.get(&track).context("a fragment of a track that moov does not have")?;
+        let output = self.outputs.get(&track);
+        let output = output.ok_or(Error::Malformed("a fragment of a track that moov does not have"))?;
         let time = traf.tfdt.as_ref().map_or(0, |tfdt| tfdt.base_media_decode_time);
         let has_video = self.outputs.values().any(|output| output.is_video);
         // Without video, every fragment is a place to join.
@@ -157,12 +188,13 @@ impl Media {
         Ok(time)
     }
 
-    fn publish(&mut self, mdat: &[u8]) -> anyhow::Result<()> {
-        let fragment = self.pending.take().context("an mdat without a moof")?;
+    fn publish(&mut self, mdat: &[u8]) -> Result<(), Error> {
+        let fragment = self.pending.take().ok_or(Error::Malformed("an mdat without a moof"))?;
         if fragment.starts_group {
             self.outputs.values_mut().for_each(|output| output.open = None);
         }
-        let output = self.outputs.get_mut(&fragment.track).context("a fragment of an unknown track")?;
+        let output = self.outputs.get_mut(&fragment.track);
+        let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
         output.write([&fragment.moof[..], mdat].concat().into());
         Ok(())
     }
@@ -289,12 +321,12 @@ impl SelectionParams {
 
 /// The tracks that a player takes from an init segment: the first video and the first audio, as
 /// positions and IDs.
-pub fn playable(init: &[u8]) -> anyhow::Result<Vec<(usize, u32)>> {
+pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
     let mut boxes = Boxes::default();
     boxes.push(init);
     while let Some((kind, bytes)) = boxes.pop()? {
         if kind == Moov::KIND {
-            let moov = Moov::decode(&mut &bytes[..]).context("cannot read the moov box")?;
+            let moov = Moov::decode(&mut &bytes[..]).map_err(Error::Moov)?;
             let first = |handler: &[u8; 4]| {
                 let handler = mp4_atom::FourCC::new(handler);
                 let position = moov.trak.iter().position(|trak| trak.mdia.hdlr.handler == handler)?;
@@ -303,7 +335,7 @@ pub fn playable(init: &[u8]) -> anyhow::Result<Vec<(usize, u32)>> {
             return Ok([first(b"vide"), first(b"soun")].into_iter().flatten().collect());
         }
     }
-    bail!("the init segment has no moov box")
+    Err(Error::Malformed("the init segment has no moov box"))
 }
 
 #[cfg(test)]

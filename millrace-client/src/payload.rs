@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_bpf::clock::monotonic_ns;
+use nix::time::{ClockId, clock_gettime};
 
 /// Marks a payload as one of ours.
 const MAGIC: [u8; 8] = *b"millrace";
 /// The shortest payload, in bytes: magic, sequence number, time, total.
 pub const MIN_LEN: usize = 32;
 
-/// Time since an arbitrary point that all processes of a host share, namespaces or not.
+/// `CLOCK_MONOTONIC`: all processes of a host share it, whatever their network namespaces, so that a publisher's stamps
+/// can be compared with a subscriber's clock.
 pub fn now() -> Duration {
-    Duration::from_nanos(monotonic_ns())
+    // It always exists on Linux.
+    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
 /// What a payload says about itself.
@@ -52,19 +54,19 @@ pub fn build(stamp: Stamp, length: usize) -> Bytes {
 /// What is wrong with a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
-    /// It is not one of ours.
-    Foreign,
+    /// It has no stamp.
+    Unstamped,
     /// It is ours, but was changed on the way.
     Corrupted(Stamp),
 }
 
 /// Reads and checks a payload.
 pub fn check(payload: &[u8]) -> Result<Stamp, Bad> {
-    let Some((head, pattern)) = payload.split_first_chunk::<MIN_LEN>() else { return Err(Bad::Foreign) };
+    let Some((head, pattern)) = payload.split_first_chunk::<MIN_LEN>() else { return Err(Bad::Unstamped) };
     let (words, _) = head.as_chunks::<8>();
-    let &[magic, sequence, sent, total] = words else { return Err(Bad::Foreign) };
+    let &[magic, sequence, sent, total] = words else { return Err(Bad::Unstamped) };
     if magic != MAGIC {
-        return Err(Bad::Foreign);
+        return Err(Bad::Unstamped);
     }
     let stamp = Stamp {
         sequence: u64::from_le_bytes(sequence),
@@ -104,7 +106,7 @@ mod tests {
             damaged[at] ^= 1;
             assert_eq!(check(&damaged), Err(Bad::Corrupted(stamp)));
         }
-        assert_eq!(check(b"short"), Err(Bad::Foreign));
-        assert_eq!(check(&[0; 100]), Err(Bad::Foreign));
+        assert_eq!(check(b"short"), Err(Bad::Unstamped));
+        assert_eq!(check(&[0; 100]), Err(Bad::Unstamped));
     }
 }

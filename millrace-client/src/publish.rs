@@ -1,10 +1,9 @@
-//! `millrace publish`: fragmented MP4 or generated objects towards a relay.
+//! A broadcast towards a relay: generated objects, or fragmented MP4.
 
-use std::path::PathBuf;
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
-use anyhow::Context;
+use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::property::TrackProperties;
 use millrace_proto::moq::{Namespace, code};
 use serde::Serialize;
@@ -13,38 +12,61 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
-use crate::generate::{GenerateArgs, Generated, Generator};
-use crate::media::{Boxes, Media};
+use crate::generate::{Generated, Generator};
+use crate::media::{self, Boxes, Media};
 use crate::serve::Server;
-use crate::session::{ConnectArgs, Session};
+use crate::session::{self, ConnectError, Remote, Session};
 
-#[derive(Clone, Debug, clap::Args)]
-pub struct Args {
-    #[command(flatten)]
-    pub connect: ConnectArgs,
-    /// Name of the broadcast: a namespace, its fields divided by /
-    #[arg(long)]
-    pub name: String,
-    /// Push the tracks with PUBLISH, without waiting to be asked
-    #[arg(long)]
-    pub publish: bool,
-    /// Fragmented MP4; standard input without it
-    #[arg(value_name = "FILE", conflicts_with = "generate")]
-    pub input: Option<PathBuf>,
-    /// Publish media at the pace of its timestamps: for input that is not live
-    #[arg(long, conflicts_with = "generate")]
-    pub realtime: bool,
-    /// Seconds of a track that are kept for those who lag or fetch
-    #[arg(long, default_value_t = 10.0, value_name = "S")]
-    pub history: f64,
-    /// Begin when the first subscriber is there
-    #[arg(long)]
+/// What to publish, where, and how.
+pub struct Options {
+    pub remote: Remote,
+    /// The broadcast's name.
+    pub namespace: Namespace,
+    pub input: Input,
+    /// Push the tracks with PUBLISH, without waiting to be asked.
+    pub push: bool,
+    /// What is kept of a track for those who lag or fetch.
+    pub history: History,
+    /// Begin when the first subscriber is there.
     pub wait: bool,
-    /// Print figures as one JSON object at the end
-    #[arg(long)]
-    pub json: bool,
-    #[command(flatten)]
-    pub generate: GenerateArgs,
+}
+
+/// What is published.
+pub enum Input {
+    Generated {
+        generator: Generator,
+        /// Name of the track.
+        track: String,
+    },
+    Media {
+        /// Fragmented MP4.
+        reader: Box<dyn AsyncRead + Unpin>,
+        /// At the pace of its timestamps: for input that is not live.
+        realtime: bool,
+    },
+}
+
+/// Why a broadcast ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the relay does not take the namespace: {0}")]
+    Announce(#[source] session::Error),
+    #[error("the session ended: {0}")]
+    Ended(#[source] session::Error),
+    #[error(transparent)]
+    Name(#[from] NameError),
+    #[error(transparent)]
+    Media(#[from] media::Error),
+    #[error("cannot read the media: {0}")]
+    Read(#[source] io::Error),
+    #[error("no thread can be started for the generator: {0}")]
+    Thread(#[source] io::Error),
+    #[error("the generator stopped")]
+    Generator,
+    #[error("a task failed: {0}")]
+    Task(#[from] tokio::task::JoinError),
 }
 
 /// What was published, and what became of its packets.
@@ -53,62 +75,52 @@ pub struct Report {
     /// Of generated objects: how many, and how many a second. A machine that is too busy makes fewer than were asked
     /// for.
     #[serde(flatten)]
-    generated: Option<Generated>,
-    packets: u64,
-    packets_lost: u64,
-    congestion_events: u64,
+    pub generated: Option<Generated>,
+    pub packets: u64,
+    pub packets_lost: u64,
+    pub congestion_events: u64,
     /// At the end.
-    congestion_window_bytes: u64,
+    pub congestion_window_bytes: u64,
     /// Smoothed, at the end.
-    round_trip_us: u64,
-}
-
-pub fn run(args: Args) -> anyhow::Result<()> {
-    crate::log();
-    let json = args.json;
-    let report = tokio::runtime::Runtime::new()?.block_on(publish(args))?;
-    if json {
-        println!("{}", serde_json::to_string(&report)?);
-    }
-    Ok(())
+    pub round_trip_us: u64,
 }
 
 /// Publishes until the input ends and everything is delivered, or the session ends.
-pub async fn publish(args: Args) -> anyhow::Result<Report> {
-    let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
-    let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
-    let broadcast = Broadcast::new(namespace, History { max_age, ..History::default() });
+///
+/// # Errors
+/// The relay cannot be reached or does not take the broadcast, the input cannot be read, or the session ends before it.
+pub async fn publish(options: Options) -> Result<Report, Error> {
+    let Options { remote, namespace, input, push, history, wait } = options;
+    let broadcast = Broadcast::new(namespace, history);
     // Its tracks are there before anybody can ask for them.
-    let source = Source::open(&args, &broadcast).await?;
-    let session = Session::connect(&args.connect).await?;
+    let source = Source::new(input, &broadcast)?;
+    let session = Session::connect(&remote).await?;
     let server = Server::new(session.clone(), broadcast.clone());
     let serving = tokio::spawn(session.clone().run(server.clone()));
     let mut pushing = None;
     let mut announced = None;
-    match args.publish {
+    match push {
         true => pushing = Some(tokio::spawn(push_all(server.clone(), broadcast.clone()))),
         // Held: the namespace is announced for as long as its stream is open.
-        false => {
-            announced = Some(server.announce().await.context("the relay does not take the namespace")?);
-        }
+        false => announced = Some(server.announce().await.map_err(Error::Announce)?),
     }
-    tracing::info!(name = %broadcast.namespace(), url = %args.connect.url, "publishing");
+    tracing::info!(name = %broadcast.namespace(), url = %remote.url, "publishing");
 
     let work = async {
-        if args.wait {
+        if wait {
             server.subscribed().await;
         }
-        let generated = source.run(args.realtime).await?;
+        let generated = source.run().await?;
         broadcast.end();
         if let Some(pushing) = pushing {
             pushing.await?;
         }
         server.idle().await;
-        anyhow::Ok(generated)
+        Ok::<_, Error>(generated)
     };
     let generated = tokio::select! {
         result = work => result?,
-        error = serving => return Err(error?).context("the session ended"),
+        error = serving => return Err(Error::Ended(error?)),
     };
     drop(announced);
     let path = session.connection().stats().path;
@@ -149,48 +161,45 @@ async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>) {
     while pushes.join_next().await.is_some() {}
 }
 
-/// What is published.
+/// An [`Input`] with the tracks that it goes to.
 enum Source {
     Generated(Generator, Arc<Track>),
-    Media(Media, Box<dyn AsyncRead + Unpin>),
+    Media { media: Media, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
 }
 
 impl Source {
-    async fn open(args: &Args, broadcast: &Arc<Broadcast>) -> anyhow::Result<Self> {
-        if args.generate.generate {
-            let generator = Generator::new(&args.generate)?;
-            let properties = TrackProperties::default().encode();
-            return Ok(Self::Generated(generator, broadcast.create(&args.generate.track, properties)?));
-        }
-        let input: Box<dyn AsyncRead + Unpin> = match &args.input {
-            Some(path) => {
-                let file = tokio::fs::File::open(path).await;
-                Box::new(file.with_context(|| format!("cannot open {}", path.display()))?)
+    fn new(input: Input, broadcast: &Arc<Broadcast>) -> Result<Self, NameError> {
+        Ok(match input {
+            Input::Generated { generator, track } => {
+                let properties = TrackProperties::default().encode();
+                Self::Generated(generator, broadcast.create(&track, properties)?)
             }
-            None => Box::new(tokio::io::stdin()),
-        };
-        Ok(Self::Media(Media::new(broadcast.clone())?, input))
+            Input::Media { reader, realtime } => {
+                Self::Media { media: Media::new(broadcast.clone())?, reader, realtime }
+            }
+        })
     }
 
-    async fn run(self, realtime: bool) -> anyhow::Result<Option<Generated>> {
+    async fn run(self) -> Result<Option<Generated>, Error> {
         match self {
             Self::Generated(generator, track) => generate(generator, track).await.map(Some),
-            Self::Media(media, input) => play(media, input, realtime).await.map(|()| None),
+            Self::Media { media, reader, realtime } => play(media, reader, realtime).await.map(|()| None),
         }
     }
 }
 
-async fn generate(generator: Generator, track: Arc<Track>) -> anyhow::Result<Generated> {
+async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, Error> {
     // On a thread of its own: it spins for up to 80 us before each object.
     let (done, ended) = tokio::sync::oneshot::channel();
-    std::thread::Builder::new().name("generate".into()).spawn(move || {
+    let generate = move || {
         // Nobody waits any more if the session has ended.
         let _ = done.send(generator.run(&track));
-    })?;
-    ended.await.context("the generator stopped")
+    };
+    std::thread::Builder::new().name("generate".into()).spawn(generate).map_err(Error::Thread)?;
+    ended.await.map_err(|_| Error::Generator)
 }
 
-async fn play(mut media: Media, mut input: Box<dyn AsyncRead + Unpin>, realtime: bool) -> anyhow::Result<()> {
+async fn play(mut media: Media, mut reader: Box<dyn AsyncRead + Unpin>, realtime: bool) -> Result<(), Error> {
     let mut boxes = Boxes::default();
     let mut origin = None;
     let mut piece = vec![0; 64 << 10];
@@ -202,7 +211,7 @@ async fn play(mut media: Media, mut input: Box<dyn AsyncRead + Unpin>, realtime:
                 tokio::time::sleep_until(start + time.saturating_sub(first)).await;
             }
         }
-        match input.read(&mut piece).await.context("cannot read the media")? {
+        match reader.read(&mut piece).await.map_err(Error::Read)? {
             0 => return Ok(()),
             length => boxes.push(&piece[..length]),
         }

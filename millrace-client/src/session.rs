@@ -1,40 +1,82 @@
 //! The client's side of a MoQ session: control streams, request streams, and what the peer opens.
 
 use std::future::Future;
+use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::{self, DecodeError, EncodeError, Message, StreamHeader, code, message};
 use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::watch;
 use url::Url;
 
-use crate::tls::TlsArgs;
+use crate::tls::{self, Trust};
 
 /// Socket buffer asked for, bytes: Linux' default holds less than 100 packets, 5 ms of 200 Mbit/s.
 const RECEIVE_BUFFER: usize = 4 << 20;
 
-/// Where to connect, and how.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ConnectArgs {
-    /// The relay: moqt://HOST[:PORT][/PATH]
-    #[arg(value_parser = parse_url)]
+/// The peer to connect to, usually a relay.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    /// As [`parse_url`] takes it.
     pub url: Url,
-    #[command(flatten)]
-    pub tls: TlsArgs,
+    pub trust: Trust,
 }
 
-fn parse_url(text: &str) -> Result<Url, String> {
-    let url = Url::parse(text).map_err(|error| error.to_string())?;
+/// Why text is not the URL of a peer.
+#[derive(Debug, thiserror::Error)]
+pub enum UrlError {
+    #[error(transparent)]
+    Syntax(#[from] url::ParseError),
+    #[error("the URL does not begin with moqt://")]
+    Scheme,
+    #[error("the URL has no host")]
+    NoHost,
+}
+
+/// Reads `moqt://HOST[:PORT][/PATH]`; the port is 443 where there is none.
+///
+/// # Errors
+/// It is another URL, or none.
+pub fn parse_url(text: &str) -> Result<Url, UrlError> {
+    let url = Url::parse(text)?;
     match (url.scheme(), url.host_str()) {
         ("moqt", Some(host)) if !host.is_empty() => Ok(url),
-        ("moqt", _) => Err("the URL has no host".into()),
-        _ => Err("the URL does not begin with moqt://".into()),
+        ("moqt", _) => Err(UrlError::NoHost),
+        _ => Err(UrlError::Scheme),
     }
+}
+
+/// Why there is no session.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    #[error(transparent)]
+    Suites(#[from] quinn::crypto::rustls::NoInitialCipherSuite),
+    #[error("cannot resolve {host}: {source}")]
+    Resolve { host: String, source: io::Error },
+    #[error("{0} has no address")]
+    NoAddress(String),
+    /// The last of the host's addresses that were tried.
+    #[error("cannot connect to {address}: {source}")]
+    Refused { address: SocketAddr, source: DialError },
+    #[error(transparent)]
+    Session(#[from] Error),
+}
+
+/// Why one address cannot be connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Start(#[from] quinn::ConnectError),
+    #[error(transparent)]
+    Handshake(#[from] quinn::ConnectionError),
 }
 
 /// Why a session or one of its requests ended.
@@ -131,9 +173,12 @@ pub struct Session {
 
 impl Session {
     /// Connects and sends SETUP; the peer's comes while [`Session::run`] runs.
-    pub async fn connect(args: &ConnectArgs) -> anyhow::Result<Arc<Self>> {
-        let (endpoint, connection) = connect_quic(args).await?;
-        Ok(Self::start(endpoint, connection, setup_of(&args.url), 0).await?)
+    ///
+    /// # Errors
+    /// No address of the host can be connected to, or the connection ends at once.
+    pub async fn connect(remote: &Remote) -> Result<Arc<Self>, ConnectError> {
+        let (endpoint, connection) = connect_quic(remote).await?;
+        Ok(Self::start(endpoint, connection, setup_of(&remote.url), 0).await?)
     }
 
     /// Begins a session on `connection`, as the client if `first_request` is 0 and as the server if 1.
@@ -298,22 +343,22 @@ fn setup_of(url: &Url) -> message::Setup {
     }
 }
 
-async fn connect_quic(args: &ConnectArgs) -> anyhow::Result<(quinn::Endpoint, quinn::Connection)> {
+async fn connect_quic(remote: &Remote) -> Result<(quinn::Endpoint, quinn::Connection), ConnectError> {
     // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
-    let host = args.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    let port = args.url.port().unwrap_or(443);
-    let tls = args.tls.client_config(moq::ALPN)?;
+    let host = remote.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let port = remote.url.port().unwrap_or(443);
+    let tls = remote.trust.client_config(moq::ALPN)?;
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(Arc::new(transport()));
 
-    let mut failure = anyhow::anyhow!("{host} has no address");
-    let addresses =
-        tokio::net::lookup_host((host, port)).await.with_context(|| format!("cannot resolve {host}"))?;
+    let mut failure = ConnectError::NoAddress(host.to_owned());
+    let addresses = tokio::net::lookup_host((host, port)).await;
+    let addresses = addresses.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
     for address in addresses {
         match connect_to(address, host, config.clone()).await {
             Ok(connected) => return Ok(connected),
-            Err(error) => failure = error.context(format!("cannot connect to {address}")),
+            Err(source) => failure = ConnectError::Refused { address, source },
         }
     }
     Err(failure)
@@ -323,7 +368,7 @@ async fn connect_to(
     address: SocketAddr,
     host: &str,
     config: quinn::ClientConfig,
-) -> anyhow::Result<(quinn::Endpoint, quinn::Connection)> {
+) -> Result<(quinn::Endpoint, quinn::Connection), DialError> {
     let local: SocketAddr = match address {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),

@@ -129,7 +129,7 @@ pub struct Figures {
     /// As the payloads say; 0 if they do not.
     total: u64,
     corrupted: u64,
-    foreign: u64,
+    unstamped: u64,
     duplicates: u64,
     disordered: u64,
     bytes: u64,
@@ -155,7 +155,7 @@ impl Figures {
             seen: Seen::default(),
             total: 0,
             corrupted: 0,
-            foreign: 0,
+            unstamped: 0,
             duplicates: 0,
             disordered: 0,
             bytes: 0,
@@ -180,8 +180,8 @@ impl Figures {
                 self.corrupted += 1;
                 return;
             }
-            Err(Bad::Foreign) => {
-                self.foreign += 1;
+            Err(Bad::Unstamped) => {
+                self.unstamped += 1;
                 return;
             }
         };
@@ -204,7 +204,7 @@ impl Figures {
 
     /// Objects so far, once each; those that are not stamped included.
     pub fn delivered(&self) -> u64 {
-        self.seen.count + self.foreign
+        self.seen.count + self.unstamped
     }
 
     /// The figures now. At the end of the track, what is missing behind the last object is lost too.

@@ -15,14 +15,14 @@ use rustls::pki_types::PrivatePkcs8KeyDer;
 use tokio::sync::mpsc;
 
 use crate::broadcast::{Broadcast, DatagramObject, History, Track};
-use crate::generate::{GenerateArgs, Generator, StreamsPer};
+use crate::generate::{Generator, Settings, Shape};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
 use crate::receive::{Receiver, Sink, Step};
 use crate::serve::Server;
-use crate::session::{ConnectArgs, Error, Session};
+use crate::session::{Error, Remote, Session};
 use crate::stats::Figures;
-use crate::tls::TlsArgs;
+use crate::tls::Trust;
 
 /// A subscriber connected to a publisher.
 struct Pair {
@@ -57,8 +57,7 @@ impl Pair {
             session.run(server).await
         });
         let url = format!("moqt://127.0.0.1:{port}").parse().unwrap();
-        let tls = TlsArgs { tls_disable_verify: true, tls_root: None };
-        let session = Session::connect(&ConnectArgs { url, tls }).await.unwrap();
+        let session = Session::connect(&Remote { url, trust: Trust::Anyone }).await.unwrap();
         let receiver = Receiver::new(session.clone());
         tokio::spawn(session.run(receiver.clone()));
         Self { broadcast, receiver }
@@ -224,28 +223,25 @@ async fn fetches_in_both_orders_and_those_that_fail() {
 #[tokio::test(flavor = "multi_thread")]
 async fn generated_objects_arrive_whole_and_are_counted() {
     within(async {
-        for streams in [StreamsPer::Group, StreamsPer::Object] {
+        for shape in [Shape::Groups, Shape::Objects] {
             let pair = Pair::new().await;
             let track = pair.track("objects");
             let figures = Arc::new(Mutex::new(Figures::new()));
             let sink = Sink::Figures(figures.clone());
             let subscribed = pair.receiver.subscribe(pair.name("objects"), Parameters::default(), sink);
             let mut subscription = subscribed.await.unwrap();
-            let generator = Generator::new(&GenerateArgs {
-                generate: true,
+            let generator = Generator::new(Settings {
                 object_bytes: 3000,
                 rate_hz: 2000.0,
                 objects_per_group: 10,
                 duration: Some(0.1),
                 priority_pattern: vec![0, 1],
-                datagrams: false,
-                streams,
-                track: "objects".into(),
+                shape,
             });
             let generator = generator.unwrap();
             tokio::task::spawn_blocking(move || generator.run(&track)).await.unwrap();
             let done = subscription.done().await.unwrap();
-            let expected_streams = if streams == StreamsPer::Group { 40 } else { 200 };
+            let expected_streams = if shape == Shape::Groups { 40 } else { 200 };
             assert_eq!(done.stream_count, expected_streams);
             let report = figures.lock().report(true);
             assert_eq!((report.delivered, report.lost, report.corrupted), (200, 0, 0));

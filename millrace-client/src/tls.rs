@@ -3,62 +3,95 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::Context;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 /// Where Debian and its relatives keep the certificates that the system trusts.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
-/// How the server's certificate is checked.
-#[derive(Clone, Debug, Default, clap::Args)]
-pub struct TlsArgs {
-    /// Accept any certificate: for tests on networks that you trust
-    #[arg(long)]
-    pub tls_disable_verify: bool,
-    /// Trust the certificates in this PEM file instead of the system's
-    #[arg(long, value_name = "FILE", conflicts_with = "tls_disable_verify")]
-    pub tls_root: Option<PathBuf>,
+/// Whose certificates are accepted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// Those that the system trusts.
+    #[default]
+    System,
+    /// Those in this PEM file.
+    Roots(PathBuf),
+    /// Anyone's: for tests on networks that are trusted.
+    Anyone,
 }
 
-impl TlsArgs {
+/// Why there is no TLS configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("cannot read certificates from {}: {source}", file.display())]
+    Read { file: PathBuf, source: pem::Error },
+    #[error("{} is not PEM: {source}", file.display())]
+    NotPem { file: PathBuf, source: pem::Error },
+    #[error("bad certificate in {}: {source}", file.display())]
+    BadCertificate { file: PathBuf, source: rustls::Error },
+    #[error("no certificate in {}", .0.display())]
+    NoCertificate(PathBuf),
+    #[error(transparent)]
+    Tls(#[from] rustls::Error),
+}
+
+impl Trust {
     /// A TLS configuration that offers `alpn` only.
-    pub fn client_config(&self, alpn: &[u8]) -> anyhow::Result<rustls::ClientConfig> {
+    ///
+    /// # Errors
+    /// The trusted certificates cannot be read.
+    pub fn client_config(&self, alpn: &[u8]) -> Result<rustls::ClientConfig, Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])?;
-        let mut config = match self.tls_disable_verify {
-            true => builder
+        let mut config = match self {
+            Self::System => {
+                let roots = roots(Path::new(SYSTEM_ROOTS), OnBad::Skip)?;
+                builder.with_root_certificates(roots).with_no_client_auth()
+            }
+            Self::Roots(file) => {
+                builder.with_root_certificates(roots(file, OnBad::Fail)?).with_no_client_auth()
+            }
+            Self::Anyone => builder
                 .dangerous()
                 .with_custom_certificate_verifier(Arc::new(AcceptAny(provider)))
                 .with_no_client_auth(),
-            false => builder.with_root_certificates(self.roots()?).with_no_client_auth(),
         };
         config.alpn_protocols = vec![alpn.to_vec()];
         Ok(config)
     }
+}
 
-    fn roots(&self) -> anyhow::Result<RootCertStore> {
-        let file = self.tls_root.as_deref().unwrap_or(Path::new(SYSTEM_ROOTS));
-        let mut roots = RootCertStore::empty();
-        let certificates = CertificateDer::pem_file_iter(file)
-            .with_context(|| format!("cannot read certificates from {}", file.display()))?;
-        for certificate in certificates {
-            let certificate = certificate.with_context(|| format!("{} is not PEM", file.display()))?;
-            // A system's bundle may hold certificates that rustls does not take; an operator's file not.
-            match roots.add(certificate) {
-                Err(error) if self.tls_root.is_some() => {
-                    return Err(error).with_context(|| format!("bad certificate in {}", file.display()));
-                }
-                _ => {}
+/// What becomes of a certificate that rustls does not take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnBad {
+    /// A system's bundle may hold some.
+    Skip,
+    /// A file that was named is to be good.
+    Fail,
+}
+
+fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
+    let mut roots = RootCertStore::empty();
+    let certificates = CertificateDer::pem_file_iter(file)
+        .map_err(|source| Error::Read { file: file.to_owned(), source })?;
+    for certificate in certificates {
+        let certificate = certificate.map_err(|source| Error::NotPem { file: file.to_owned(), source })?;
+        match roots.add(certificate) {
+            Err(source) if on_bad == OnBad::Fail => {
+                return Err(Error::BadCertificate { file: file.to_owned(), source });
             }
+            _ => {}
         }
-        anyhow::ensure!(!roots.is_empty(), "no certificate in {}", file.display());
-        Ok(roots)
     }
+    if roots.is_empty() {
+        return Err(Error::NoCertificate(file.to_owned()));
+    }
+    Ok(roots)
 }
 
 /// Takes any certificate, but still checks that the server holds its key.

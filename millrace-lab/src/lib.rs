@@ -1,5 +1,23 @@
-//! Networks out of namespaces and emulated links, and measurements in them.
+//! Networks made of namespaces and emulated links, and measurements in them.
+//!
+//! [`lab`] makes a network on one machine: nodes are network namespaces, links are veth pairs that can lose, delay and
+//! shape packets, by netem or by an emulator in userspace. It is a library as well as `millrace lab`, and needs root:
+//!
+//! ```no_run
+//! use millrace_lab::lab::{Lab, Topology};
+//!
+//! // A publisher and two subscribers around a relay.
+//! let lab = Lab::new(&Topology::standard(1, 2))?;
+//! let output = lab.node("sub1")?.command("ip").args(["-brief", "address"]).output()?;
+//! println!("{}", String::from_utf8_lossy(&output.stdout));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! [`bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
+//! measured in such a network. It uses the lab, never the other way round. [`columns`] and [`duration`] are how
+//! commands print tables and read times.
 
 pub mod bench;
+pub mod columns;
 pub mod duration;
 pub mod lab;

@@ -1,8 +1,24 @@
-//! The Millrace relay and its tools as a library; the binary is a thin shell around it.
+//! The binary `millrace` as a library, so that tests can start its parts: commands, settings, HTTP, metrics, logs and
+//! text around the crates that do the work.
+//!
+//! | module | what |
+//! | --- | --- |
+//! | `commands` | one file a command: its flags, and what they become |
+//! | `relay` | settings, engine, gate and identity around `millrace-relay`; its status, metrics, text |
+//! | `gate` | the gate's daemon and control socket around `millrace-gate`; its text |
+//! | `cost` | live view, files and dashboard of what `millrace-cost` reports |
+//! | `gate_metrics`, `gate_watch` | a gate's metrics and log lines: of its daemon, and of the relay's gate |
+//! | `http`, `openmetrics`, `log`, `render` | HTTP servers, metrics, logging, tables and units, each for all of them |
+//!
+//! Arrows point down this list: commands use everything, and `relay`, `gate` and `cost` do not know each other.
 
-pub mod cost;
-pub mod gate;
+pub mod commands;
+mod cost;
+mod gate;
+mod gate_metrics;
+mod gate_watch;
+mod http;
+mod log;
 mod openmetrics;
 pub mod relay;
-pub mod status;
-pub mod trace;
+mod render;

@@ -2,6 +2,7 @@
 
 use super::figures::{Figures, Row};
 use super::stats::Percentiles;
+use crate::columns::{Side, aligned};
 
 const HEAD: [&str; 14] = [
     "relay",
@@ -84,22 +85,8 @@ fn matched(figures: &Figures) -> String {
     }
 }
 
-/// Lines of cells, the head first, as text in columns.
+/// Lines of cells, the head first, as text: the first column to the left, numbers to the right.
 pub fn columns(lines: &[Vec<String>]) -> String {
-    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = lines.iter().filter_map(|line| line.get(column));
-        cells.map(|cell| cell.chars().count()).max()
-    };
-    let widths: Vec<usize> = (0..count).filter_map(width).collect();
-    lines.iter().map(|line| aligned(line, &widths)).collect()
-}
-
-/// The first column to the left, numbers to the right.
-fn aligned(cells: &[String], widths: &[usize]) -> String {
-    let cells = cells.iter().zip(widths).enumerate().map(|(column, (cell, width))| match column {
-        0 => format!("{cell:<width$}"),
-        _ => format!("{cell:>width$}"),
-    });
-    cells.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    let side = |column| if column == 0 { Side::Left } else { Side::Right };
+    aligned(lines, side).into_iter().map(|line| line + "\n").collect()
 }

@@ -9,20 +9,20 @@ use millrace_cost::report::Report;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-use super::queue::Losses;
+use super::losses::Losses;
 use super::signals::Signals;
 use super::table::{Cell, Table};
 use super::text;
 use super::trend::{Picture, Trend};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub enum Answer {
     Continue,
     Quit,
 }
 
 /// The terminal's other screen, without echo; as it was when dropped.
-pub(super) struct Terminal {
+pub struct Terminal {
     before: Termios,
     /// A terminal that is left as it is would be of no use after SIGTERM.
     signals: Signals,

@@ -8,7 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-pub(super) struct Signals(SignalFd);
+pub struct Signals(SignalFd);
 
 impl Signals {
     /// In this thread and those that it starts from now on.

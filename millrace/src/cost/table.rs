@@ -1,10 +1,13 @@
 //! Tables that can be sorted by any column.
 
 use std::cmp::Ordering;
-use std::fmt::Write as _;
+
+use millrace_lab::columns::{Side, aligned};
+
+use crate::render::short_span;
 
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Cell {
+pub enum Cell {
     Text(String),
     Number(u64),
     /// Of one CPU.
@@ -26,7 +29,9 @@ impl Cell {
             Self::Share(share) => format!("{:.2} %", share * 100.0),
             Self::Unknown => "?".to_owned(),
             Self::Microseconds(ns) => format!("{:.1} us", *ns as f64 / 1e3),
-            Self::Seconds(seconds, more) => format!("{}{}", if *more { ">" } else { "" }, duration(*seconds)),
+            Self::Seconds(seconds, more) => {
+                format!("{}{}", if *more { ">" } else { "" }, short_span(*seconds))
+            }
         }
     }
 
@@ -47,17 +52,9 @@ impl Cell {
     }
 }
 
-fn duration(seconds: u64) -> String {
-    match seconds {
-        0..120 => format!("{seconds} s"),
-        120..7200 => format!("{} min", seconds / 60),
-        _ => format!("{} h", seconds / 3600),
-    }
-}
-
 /// As it comes, it is in the order that says most.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Table {
+pub struct Table {
     pub title: &'static str,
     pub columns: Vec<&'static str>,
     pub rows: Vec<Vec<Cell>>,
@@ -75,35 +72,14 @@ impl Table {
 
     /// The heading, then a line for each row; texts to the left, numbers to the right.
     pub fn lines(&self) -> Vec<String> {
-        let cells: Vec<Vec<String>> =
-            self.rows.iter().map(|row| row.iter().map(Cell::text).collect()).collect();
-        let widths: Vec<usize> = self
-            .columns
-            .iter()
-            .enumerate()
-            .map(|(at, name)| {
-                let cells = cells.iter().filter_map(|row| row.get(at)).map(|cell| cell.chars().count());
-                cells.max().unwrap_or(0).max(name.chars().count())
-            })
-            .collect();
-        let left: Vec<bool> = (0..self.columns.len())
-            .map(|at| self.rows.first().and_then(|row| row.get(at)).is_some_and(Cell::is_text))
-            .collect();
-        let line = |cells: &mut dyn Iterator<Item = &str>| {
-            let mut line = String::new();
-            for ((cell, width), left) in cells.zip(&widths).zip(&left) {
-                let gap = if line.is_empty() { "" } else { "  " };
-                // Writing to a string cannot fail.
-                let _ = match left {
-                    true => write!(line, "{gap}{cell:<width$}"),
-                    false => write!(line, "{gap}{cell:>width$}"),
-                };
-            }
-            line.trim_end().to_owned()
-        };
-        let heading = line(&mut self.columns.iter().copied());
-        let rows = cells.iter().map(|row| line(&mut row.iter().map(String::as_str)));
-        std::iter::once(heading).chain(rows).collect()
+        let head = self.columns.iter().map(|name| (*name).to_owned()).collect();
+        let rows = self.rows.iter().map(|row| row.iter().map(Cell::text).collect());
+        let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
+        let first = self.rows.first();
+        aligned(&lines, |column| match first.and_then(|row| row.get(column)).is_some_and(Cell::is_text) {
+            true => Side::Left,
+            false => Side::Right,
+        })
     }
 }
 

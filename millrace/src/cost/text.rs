@@ -11,7 +11,7 @@ use super::table::{Cell, Table};
 const TOP: usize = 20;
 
 /// All of a report.
-pub(super) fn report(report: &Report) -> String {
+pub fn report(report: &Report) -> String {
     let mut text = String::new();
     for line in head(report) {
         let _ = writeln!(text, "{line}");
@@ -37,7 +37,7 @@ pub(super) fn report(report: &Report) -> String {
 }
 
 /// What the figures are of, and their sum.
-pub(super) fn head(report: &Report) -> Vec<String> {
+pub fn head(report: &Report) -> Vec<String> {
     let how = match (report.mode, report.method) {
         (Mode::Sampling, _) => "sampling only".to_owned(),
         (Mode::Events, Some(Method::SystemCalls)) => "calls timed at system calls".to_owned(),
@@ -111,7 +111,7 @@ fn mode(report: &Report) -> Option<String> {
 }
 
 /// What the figures do not contain.
-pub(super) fn notes(report: &Report) -> Vec<String> {
+pub fn notes(report: &Report) -> Vec<String> {
     let mut notes: Vec<String> = lost(report).into_iter().collect();
     for missing in &report.missing {
         let event = missing.event.map_or(String::new(), |event| format!("{event}: "));
@@ -121,7 +121,7 @@ pub(super) fn notes(report: &Report) -> Vec<String> {
 }
 
 /// What was seen and is not in the figures, if anything.
-pub(super) fn lost(report: &Report) -> Option<String> {
+pub fn lost(report: &Report) -> Option<String> {
     let lost = &report.lost;
     (!lost.is_nothing()).then(|| {
         format!(
@@ -134,7 +134,7 @@ pub(super) fn lost(report: &Report) -> Option<String> {
 const CPUS: &str = "CPUs";
 
 /// Every view of a report, most important first. Tables of what was not measured are empty.
-pub(super) fn tables(report: &Report) -> Vec<Table> {
+pub fn tables(report: &Report) -> Vec<Table> {
     vec![
         cpus(report),
         parts(report),

@@ -15,7 +15,7 @@ const TOLERANCE: f64 = 0.05;
 const RELATIVE_TOLERANCE: f64 = 0.25;
 
 #[derive(Debug, Default)]
-pub(super) struct Trend {
+pub struct Trend {
     cpus: BTreeMap<u32, Line>,
     /// Of all reports so far.
     observed: Duration,
@@ -23,7 +23,7 @@ pub(super) struct Trend {
 
 /// Of one CPU, to be shown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Picture {
+pub struct Picture {
     pub cpu: u32,
     /// [`STEPS`] characters, the latest last.
     pub steps: String,

@@ -102,7 +102,7 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 }
 
 /// A listening socket; its file goes when it is dropped.
-pub(super) struct Socket {
+pub struct Socket {
     path: PathBuf,
     listener: UnixListener,
 }

@@ -1,35 +1,22 @@
-//! A gate that runs: policy, socket, metrics, samples, signals.
+//! A gate that runs, and its policy.
 
-use std::{path::PathBuf, sync::Arc, time::Instant};
+use std::{path::PathBuf, time::Instant};
 
 use anyhow::Context as _;
-use axum::{
-    Json, Router,
-    extract::State,
-    http::{StatusCode, header},
-    response::{IntoResponse as _, Response},
-    routing::get,
-};
 use millrace_bpf::clock;
 use millrace_gate::{
     Gate, Mode, Policy,
-    status::{self, Recent, Reload, Status, trouble},
+    status::{self, Recent, Reload, Status},
 };
 use parking_lot::Mutex;
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
-use super::{
-    control::Socket,
-    lists::Lists,
-    metrics,
-    watch::{self, Watch},
-};
-use crate::{openmetrics::CONTENT_TYPE, relay::http};
+use super::lists::Lists;
+use crate::gate_watch::Watch;
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]
-pub(super) enum Source {
+pub enum Source {
     File(PathBuf),
     /// Made of flags.
     Text(String),
@@ -48,7 +35,7 @@ impl Source {
     }
 }
 
-pub(super) struct Setup {
+pub struct Setup {
     pub source: Source,
     pub dry_run: bool,
     pub interfaces: Vec<String>,
@@ -58,10 +45,10 @@ pub(super) struct Setup {
     pub http: Option<std::net::SocketAddr>,
 }
 
-pub(super) struct Daemon {
+pub struct Daemon {
     pub gate: Gate,
     source: Source,
-    dry_run: bool,
+    pub dry_run: bool,
     /// Of the policy in force.
     text: Mutex<String>,
     /// The latest; at first what it was started with.
@@ -71,48 +58,8 @@ pub(super) struct Daemon {
     since: Instant,
 }
 
-/// Until a signal ends it.
-pub(super) async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let socket = Socket::bind(&setup.socket, setup.socket_group.as_deref())?;
-    let daemon = Arc::new(Daemon::start(&setup)?);
-    let _http = match setup.http {
-        Some(addr) => {
-            let server = http::serve(addr, router(daemon.clone())).await?;
-            info!(addr = %server.local_addr, "metrics, health and status");
-            Some(server)
-        }
-        None => None,
-    };
-    if daemon.dry_run {
-        info!("dry run: nothing is refused");
-    }
-    let mut ticks = tokio::time::interval(watch::TICK);
-    let mut watch = Watch::default();
-    let serve = socket.serve(daemon.clone());
-    tokio::pin!(serve);
-    loop {
-        tokio::select! {
-            never = &mut serve => match never {},
-            _ = ticks.tick() => daemon.tick(&mut watch),
-            _ = hangup.recv() => {
-                if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
-                    error!("the new policy is not usable, the old one stays: {error:#}");
-                }
-            }
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-        }
-    }
-    daemon.gate.detach();
-    info!("detached");
-    Ok(())
-}
-
 impl Daemon {
-    fn start(setup: &Setup) -> anyhow::Result<Self> {
+    pub fn start(setup: &Setup) -> anyhow::Result<Self> {
         let (policy, text) = setup.source.read()?;
         warn_of(&policy);
         let policy = if setup.dry_run { policy.dry_run() } else { policy };
@@ -132,7 +79,7 @@ impl Daemon {
         })
     }
 
-    fn tick(&self, watch: &mut Watch) {
+    pub fn tick(&self, watch: &mut Watch) {
         watch.tick(&self.gate).into_iter().for_each(|it| self.recent.lock().push(it));
         for (scope, prefix) in self.lists.expire(&self.gate, Instant::now()) {
             info!(%prefix, scope, "neither blocked nor allowed any more: its time is over");
@@ -193,33 +140,4 @@ fn unix_time() -> f64 {
 
 fn warn_of(policy: &Policy) {
     policy.warnings().into_iter().for_each(|warning| warn!("{warning}"));
-}
-
-fn router(daemon: Arc<Daemon>) -> Router {
-    Router::new()
-        .route("/metrics", get(scrape))
-        .route("/healthz", get(healthz))
-        .route("/status", get(show))
-        .with_state(daemon)
-}
-
-async fn healthz(State(daemon): State<Arc<Daemon>>) -> (StatusCode, String) {
-    match trouble(&daemon.gate).as_slice() {
-        [] => (StatusCode::OK, "ok\n".to_owned()),
-        trouble => (StatusCode::SERVICE_UNAVAILABLE, trouble.join("\n") + "\n"),
-    }
-}
-
-async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
-    match daemon.status() {
-        Ok(status) => Json(status).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
-    match daemon.status().map(metrics::encode) {
-        Ok(Ok(text)) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-        _ => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
 }

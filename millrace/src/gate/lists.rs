@@ -12,7 +12,7 @@ use millrace_gate::status::Listed;
 
 /// When entries end, by scope and prefix; those that do not are not in it.
 #[derive(Debug, Default)]
-pub(super) struct Lists(Mutex<BTreeMap<Key, Instant>>);
+pub struct Lists(Mutex<BTreeMap<Key, Instant>>);
 
 type Key = (Option<String>, Prefix);
 

@@ -1,9 +1,7 @@
-//! `millrace gate`: guards QUIC servers of this machine, as a command. What it decides by is in `millrace-gate`.
+//! The gate as it is run: a daemon that guards QUIC servers of this machine. What it decides by is in `millrace-gate`.
 
-pub mod cli;
-pub mod control;
-mod daemon;
+pub(crate) mod control;
+pub(crate) mod daemon;
 mod lists;
-pub(crate) mod metrics;
-mod top;
-pub mod watch;
+pub(crate) mod serve;
+pub(crate) mod text;

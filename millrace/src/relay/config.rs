@@ -20,6 +20,11 @@ use url::Url;
 
 use millrace_transport::engine::kernel::Limits;
 
+use crate::{
+    http::ListenAddr,
+    log::{self, Format},
+};
+
 /// What the relay runs with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -59,7 +64,7 @@ pub struct Config {
     pub upstream: Option<Upstream>,
     /// Where metrics, health and status are served.
     pub http: Option<SocketAddr>,
-    pub log: Log,
+    pub log: log::Settings,
     /// TLS secrets of all sessions are appended here (NSS key log format). For debugging only.
     pub key_log_file: Option<PathBuf>,
 }
@@ -79,15 +84,6 @@ pub struct Upstream {
     pub url: Url,
     /// PEM file of trusted roots; `None`: the upstream's certificate is not verified.
     pub tls_root: Option<PathBuf>,
-}
-
-#[derive(Clone, Debug)]
-pub struct Log {
-    /// A level, or directives: `info,millrace=debug`.
-    pub level: String,
-    pub format: LogFormat,
-    /// `None`: standard error.
-    pub file: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -136,12 +132,6 @@ pub enum Gso {
     Auto,
     On,
     Off,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    Text,
-    Json,
 }
 
 const PORT: u16 = 4443;
@@ -279,13 +269,13 @@ settings! {
     upstream_tls_disable_verify: bool,
     /// Where /metrics, /healthz and /status are served, or "off" [default: 127.0.0.1:9184]
     #[arg(long, value_name = "ADDR:PORT")]
-    http: HttpAddr,
+    http: ListenAddr,
     /// A level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
     #[arg(long, value_name = "LEVEL")]
     log_level: String,
     /// [default: text]
     #[arg(long, value_enum)]
-    log_format: LogFormat,
+    log_format: Format,
     /// Log to this file instead of standard error; opened again on SIGHUP
     #[arg(long, value_name = "FILE")]
     log_file: PathBuf,
@@ -410,9 +400,9 @@ impl Check {
                 settings.upstream_tls_disable_verify.unwrap_or(false),
             ),
             http: settings.http.map_or(Some(SocketAddr::from(([127, 0, 0, 1], 9184))), |http| http.0),
-            log: Log {
+            log: log::Settings {
                 level: self.log_level(settings.log_level),
-                format: settings.log_format.unwrap_or(LogFormat::Text),
+                format: settings.log_format.unwrap_or(Format::Text),
                 file: settings.log_file,
             },
             key_log_file: settings.key_log_file,
@@ -628,24 +618,6 @@ impl FromStr for MoqtUrl {
     }
 }
 
-/// An address, or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HttpAddr(pub Option<SocketAddr>);
-
-impl FromStr for HttpAddr {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "off" => Ok(Self(None)),
-            _ => text
-                .parse()
-                .map(|addr| Self(Some(addr)))
-                .map_err(|_| format!("`{text}` is not ADDR:PORT or off")),
-        }
-    }
-}
-
 /// The word that stands for a choice, in flags and file alike.
 pub fn name(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -698,8 +670,8 @@ macro_rules! deserialize_choice {
     };
 }
 
-deserialize_from_str!(ByteCount, Seconds, MoqtUrl, HttpAddr);
-deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, LogFormat);
+deserialize_from_str!(ByteCount, Seconds, MoqtUrl, ListenAddr);
+deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);
 
 #[cfg(test)]
 mod tests;

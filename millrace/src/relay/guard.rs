@@ -29,10 +29,10 @@ use super::{
     config::{Config, GateChoice},
     status,
 };
-use crate::gate::watch::{self, Watch};
+use crate::gate_watch::{self, Watch};
 
 const SCOPE: &str = "relay";
-/// How often addresses are looked at: every so many ticks, each of [`watch::TICK`].
+/// How often addresses are looked at: every so many ticks, each of [`gate_watch::TICK`].
 const LOOK: u32 = 2;
 
 /// Why the relay's ports cannot be guarded.
@@ -271,7 +271,7 @@ impl Follower {
         let (stop, stopped) = channel::<()>();
         let follow = move || {
             let mut ticks = 0u32;
-            while stopped.recv_timeout(watch::TICK) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(gate_watch::TICK) == Err(RecvTimeoutError::Timeout) {
                 ticks = ticks.wrapping_add(1);
                 if ticks.is_multiple_of(LOOK) {
                     guard.look();

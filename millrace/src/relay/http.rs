@@ -1,6 +1,6 @@
 //! `/metrics`, `/healthz`, `/status` and `/trace` over HTTP.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
     Json, Router,
@@ -11,55 +11,24 @@ use axum::{
     routing::get,
 };
 use millrace_relay::trace::{Tracer, Wanted};
-use tokio::net::TcpListener;
 
 use super::{
     metrics,
     status::{Status, StatusSource},
 };
-use crate::openmetrics::CONTENT_TYPE;
+pub use crate::http::Server;
+use crate::http::{self, StartError};
 
-#[derive(Debug, thiserror::Error)]
-#[error("http {addr}: {source}")]
-pub struct BindError {
-    addr: SocketAddr,
-    source: io::Error,
-}
-
-/// Serves until the task is aborted; returns the bound address once it is.
+/// Serves until the server is dropped.
+///
+/// # Errors
+/// The address cannot be had.
 pub async fn start(
     addr: SocketAddr,
     source: Arc<dyn StatusSource>,
     tracer: Arc<Tracer>,
-) -> Result<Server, BindError> {
-    serve(addr, router(source, tracer)).await
-}
-
-/// The same for any router.
-pub(crate) async fn serve(addr: SocketAddr, router: Router) -> Result<Server, BindError> {
-    let bound = async {
-        let listener = TcpListener::bind(addr).await?;
-        Ok((listener.local_addr()?, listener))
-    };
-    let (local_addr, listener) = bound.await.map_err(|source| BindError { addr, source })?;
-    let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "http ended");
-        }
-    });
-    Ok(Server { local_addr, task })
-}
-
-/// A running HTTP server; stops when dropped.
-pub struct Server {
-    pub local_addr: SocketAddr,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
+) -> Result<Server, StartError> {
+    http::serve(addr, router(source, tracer)).await
 }
 
 type Source = State<Arc<dyn StatusSource>>;
@@ -97,10 +66,7 @@ async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
 }
 
 async fn scrape(State(source): Source) -> Response {
-    match metrics::encode(source.status()) {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    http::metrics(metrics::encode(source.status()))
 }
 
 #[cfg(test)]
@@ -162,13 +128,5 @@ mod tests {
             let (code, body) = get(&format!("/trace?{query}")).await;
             assert!(code == 400 && body.starts_with(part), "{code} {body}");
         }
-    }
-
-    #[tokio::test]
-    async fn a_taken_port_is_named() {
-        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let addr = taken.local_addr().unwrap();
-        let error = start(addr, Arc::new(Fake::default()), tracer()).await.map(|_| ()).unwrap_err();
-        assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
     }
 }

@@ -16,13 +16,13 @@ use millrace_relay::status as relay;
 
 use super::status::{Engine, Gate, Keystreams, Sent, Session, Status};
 use crate::{
-    gate,
+    gate_metrics,
     openmetrics::{self, Out},
 };
 
 /// The text of one scrape.
 pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    let gate = (!status.gate.scopes.is_empty()).then(|| gate::metrics::group(gate_of(&status)));
+    let gate = (!status.gate.scopes.is_empty()).then(|| gate_metrics::group(gate_of(&status)));
     let relay = ("millrace_relay", Box::new(Snapshot(status)) as Box<dyn Collector>);
     openmetrics::encode_all([relay].into_iter().chain(gate).collect())
 }

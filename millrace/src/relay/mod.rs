@@ -1,12 +1,12 @@
-//! `millrace relay`: settings, engine, gate, certificate, logs, HTTP and metrics around the library's relay.
+//! The relay as it is run: settings, engine, gate, certificate, HTTP and metrics around the library's relay.
 
-pub mod cli;
 pub mod config;
 mod engine;
 mod guard;
 pub mod http;
-pub mod log;
 pub mod metrics;
+pub(crate) mod serve;
 pub mod server;
 pub mod status;
+pub(crate) mod text;
 pub mod tls;

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use anyhow::Context;
 use millrace_proto::{
     moq::ALPN,
     quic::keys::Suite,
@@ -21,9 +22,10 @@ use super::{
     config::{CipherSuite, Config, CongestionControl, Gso},
     engine,
     guard::{self, Follower, Guard},
-    log,
     status::{Status, StatusSource},
+    tls,
 };
+use crate::log;
 
 /// A running relay.
 pub struct Server {
@@ -40,6 +42,26 @@ pub struct Identity {
     /// Roots for the upstream relay's certificate; `None`: it is not verified.
     pub upstream_roots: Option<Arc<RootCertStore>>,
     pub key_log: Option<Arc<dyn KeyLog>>,
+}
+
+impl Identity {
+    /// Reads everything that the settings name.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is not what it should be.
+    pub fn read(config: &Config) -> anyhow::Result<Self> {
+        let certificate = tls::identity(&config.identity, names(config)).context("certificate")?;
+        let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
+        let upstream_roots =
+            root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
+        let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
+        let key_log = key_log.transpose().context("key-log-file")?;
+        Ok(Self {
+            certificate,
+            upstream_roots,
+            key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
+        })
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -175,4 +197,16 @@ fn transport_config(config: &Config, identity: &Identity) -> quic::Config {
         downstream: downstream::Config { algorithm, ..downstream::Config::default() },
         ..quic::Config::default()
     }
+}
+
+/// Names that a self-signed certificate is good for.
+fn names(config: &Config) -> Vec<String> {
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let addresses = config.listen.iter().map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
+    let fixed = ["localhost", "127.0.0.1", "::1", hostname.trim()].map(str::to_owned);
+    let mut names: Vec<_> = fixed.into_iter().chain(addresses.map(|ip| ip.to_string())).collect();
+    names.retain(|name| !name.is_empty());
+    names.sort_unstable();
+    names.dedup();
+    names
 }

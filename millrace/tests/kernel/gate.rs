@@ -12,8 +12,8 @@ use millrace::relay::{
 };
 use millrace_bpf::xdp;
 use millrace_client::{
-    session::{ConnectArgs, Session},
-    tls::TlsArgs,
+    session::{Remote, Session},
+    tls::Trust,
 };
 use millrace_proto::moq::code;
 use tokio::time;
@@ -44,9 +44,8 @@ fn url_of(net: &Net) -> url::Url {
 
 /// Whether a further session of the node is refused, or not even answered.
 fn is_turned_away(net: &Net, node: &str) -> bool {
-    let tls = TlsArgs { tls_disable_verify: true, ..TlsArgs::default() };
-    let args = ConnectArgs { url: url_of(net), tls };
-    let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&args)).await };
+    let remote = Remote { url: url_of(net), trust: Trust::Anyone };
+    let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
     let connected = net.lab.node(node).unwrap().enter(|| net.run(connect)).unwrap();
     !matches!(connected, Ok(Ok(_)))
 }

@@ -10,8 +10,8 @@ use millrace::relay::{
     tls,
 };
 use millrace_client::{
-    session::{ConnectArgs, DataStream, Error, Handler, Request, Session},
-    tls::TlsArgs,
+    session::{DataStream, Error, Handler, Remote, Request, Session},
+    tls::Trust,
 };
 use millrace_proto::moq::{
     Datagram, Location, Message, Namespace, ObjectParser, Parameters, Properties, Status as ObjectStatus,
@@ -137,8 +137,7 @@ pub struct Peer {
 
 impl Peer {
     pub async fn connect(url: url::Url) -> Self {
-        let tls = TlsArgs { tls_disable_verify: true, ..TlsArgs::default() };
-        let session = Session::connect(&ConnectArgs { url, tls }).await.unwrap();
+        let session = Session::connect(&Remote { url, trust: Trust::Anyone }).await.unwrap();
         let (requests, requests_out) = mpsc::unbounded_channel();
         let (streams, streams_out) = mpsc::unbounded_channel();
         let (datagrams, datagrams_out) = mpsc::unbounded_channel();

@@ -134,9 +134,9 @@ async fn sessions_over_the_limit_are_refused() {
     let relay = Relay::with(|config| config.max_sessions = 2);
     let (_one, _two) = (relay.peer().await, relay.peer().await);
     relay.until("both are there", |status| status.sessions.len() == 2).await;
-    let tls = millrace_client::tls::TlsArgs { tls_disable_verify: true, ..Default::default() };
-    let args = millrace_client::session::ConnectArgs { url: relay.url(), tls };
-    assert!(millrace_client::session::Session::connect(&args).await.is_err());
+    let remote =
+        millrace_client::session::Remote { url: relay.url(), trust: millrace_client::tls::Trust::Anyone };
+    assert!(millrace_client::session::Session::connect(&remote).await.is_err());
     relay.until("it is counted", |status| status.drops["session_limit"] >= 1).await;
 }
 

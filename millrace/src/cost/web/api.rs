@@ -21,7 +21,7 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 
 use super::{Shared, assets, metrics};
-use crate::openmetrics::CONTENT_TYPE;
+use crate::http;
 
 /// Nothing but this server's own files, and nobody may frame them.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
@@ -127,10 +127,7 @@ async fn history(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
-    match metrics::encode(&shared) {
-        Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    http::metrics(metrics::encode(&shared))
 }
 
 /// Sums may take a while; viewers are served meanwhile.

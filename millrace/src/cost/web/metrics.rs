@@ -13,7 +13,7 @@ use prometheus_client::metrics::{MetricType, counter::ConstCounter, gauge::Const
 use prometheus_client::registry::Unit;
 
 use super::Shared;
-use crate::cost::queue::Loss;
+use crate::cost::losses::Loss;
 use crate::openmetrics;
 
 const PREFIX: &str = "millrace_cost";

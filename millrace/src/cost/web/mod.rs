@@ -10,21 +10,19 @@ mod metrics;
 #[cfg(test)]
 mod tests;
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::body::Bytes;
 use millrace_cost::report::Report;
-use millrace_lab::bench;
 use parking_lot::Mutex;
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
 
-use super::Sink;
-use super::queue::Losses;
+use super::losses::Losses;
+use super::sink::Sink;
+use crate::http::{self, StartError};
 use history::History;
 
 /// Reports that wait for the server; seconds at the usual period.
@@ -33,19 +31,13 @@ const QUEUE: usize = 8;
 const VIEWER_QUEUE: usize = 4;
 const MAX_VIEWERS: usize = 64;
 
-#[derive(Debug, thiserror::Error)]
-#[error("http {addr}: {source}")]
-pub struct StartError {
-    addr: SocketAddr,
-    source: io::Error,
-}
-
 /// A running server; ends when dropped.
 pub struct Dashboard {
     /// What it is bound to.
     pub local_addr: SocketAddr,
     reports: mpsc::Sender<Arc<Report>>,
     shared: Arc<Shared>,
+    _server: http::Server,
     /// `None` only while it is dropped.
     runtime: Option<Runtime>,
 }
@@ -61,38 +53,21 @@ pub struct Config {
     pub losses: Arc<Losses>,
 }
 
-impl bench::Dashboard for Dashboard {
-    fn local_addr(&self) -> SocketAddr {
-        self.local_addr
-    }
-
-    fn show(&mut self, report: Arc<Report>) -> anyhow::Result<()> {
-        self.report(&report)
-    }
-}
-
 impl Dashboard {
     pub fn start(config: &Config) -> Result<Self, StartError> {
-        let start = || {
-            let runtime = tokio::runtime::Builder::new_multi_thread()
-                .worker_threads(1)
-                .thread_name("cost-web")
-                .enable_all()
-                .build()?;
-            let listener = runtime.block_on(TcpListener::bind(config.addr))?;
-            let local_addr = listener.local_addr()?;
-            let shared = Arc::new(Shared::new(config));
-            let (reports, incoming) = mpsc::channel(QUEUE);
-            runtime.spawn(pump(incoming, Arc::clone(&shared)));
-            let router = api::router(Arc::clone(&shared), local_addr.ip().is_loopback());
-            runtime.spawn(async move {
-                if let Err(error) = axum::serve(listener, router).await {
-                    tracing::error!(%error, "http ended");
-                }
-            });
-            Ok(Self { local_addr, reports, shared, runtime: Some(runtime) })
-        };
-        start().map_err(|source| StartError { addr: config.addr, source })
+        let addr = config.addr;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("cost-web")
+            .enable_all()
+            .build()
+            .map_err(|source| StartError { addr, source })?;
+        let shared = Arc::new(Shared::new(config));
+        let router = api::router(Arc::clone(&shared), addr.ip().is_loopback());
+        let server = runtime.block_on(http::serve(addr, router))?;
+        let (reports, incoming) = mpsc::channel(QUEUE);
+        runtime.spawn(pump(incoming, Arc::clone(&shared)));
+        Ok(Self { local_addr: server.local_addr, reports, shared, _server: server, runtime: Some(runtime) })
     }
 
     /// Takes a report at once, also if there are many: for those that are there already.

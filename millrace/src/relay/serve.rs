@@ -1,69 +1,30 @@
-//! `millrace relay`: flags, configuration file, start-up.
+//! From start-up to the end: signals, certificates that change, settings that are read again.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use super::{
-    config::{self, Config, File, Settings},
-    http, log,
+    config::{self, Config},
+    http,
     server::{self, Server},
     status::StatusSource,
     tls,
 };
+use crate::log;
 
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
 /// How often the certificate files are looked at.
 const CERTIFICATE_LOOKS: Duration = Duration::from_secs(2);
 
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// TOML file with the same names as the flags; flags override it
-    #[arg(long, value_name = "FILE")]
-    config: Option<PathBuf>,
-    /// Check the settings, certificate and key included, and exit
-    #[arg(long)]
-    check: bool,
-    #[command(flatten)]
-    settings: Settings,
-}
-
-pub fn run(args: Args) -> anyhow::Result<()> {
-    let config = load(args.settings.clone(), args.config.as_deref())?;
-    let identity = identity(&config)?;
-    if args.check {
-        println!("the settings are usable");
-        return Ok(());
-    }
-    let logs = log::start(&config.log).context("log")?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let again = move || load(args.settings.clone(), args.config.as_deref());
-    runtime.block_on(serve(config, identity, &logs, again))
-}
-
-/// Reads everything that the settings name.
-fn identity(config: &Config) -> anyhow::Result<server::Identity> {
-    let certificate = tls::identity(&config.identity, names(config)).context("certificate")?;
-    let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
-    let upstream_roots =
-        root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
-    let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
-    let key_log = key_log.transpose().context("key-log-file")?;
-    Ok(server::Identity {
-        certificate,
-        upstream_roots,
-        key_log: key_log.map(|file| Arc::new(file) as Arc<dyn rustls::KeyLog>),
-    })
-}
-
-async fn serve(
+/// Serves until a signal, and drains then. `again` gives the settings as they are now.
+///
+/// # Errors
+/// It cannot start, or a second signal ends it before it is drained.
+pub async fn serve(
     config: Config,
     identity: server::Identity,
     logs: &log::Handle,
@@ -160,23 +121,4 @@ fn change(server: &Server, config: anyhow::Result<Config>) {
             engine, reason, "the settings are not usable now, the engine stays as it is"
         ),
     }
-}
-
-fn load(flags: Settings, path: Option<&Path>) -> anyhow::Result<Config> {
-    let Some(path) = path else { return Ok(Config::new(flags, None)?) };
-    let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let name = path.to_string_lossy();
-    Ok(Config::new(flags, Some(File { name: &name, text: &text }))?)
-}
-
-/// Names that a self-signed certificate is good for.
-fn names(config: &Config) -> Vec<String> {
-    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let addresses = config.listen.iter().map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
-    let fixed = ["localhost", "127.0.0.1", "::1", hostname.trim()].map(str::to_owned);
-    let mut names: Vec<_> = fixed.into_iter().chain(addresses.map(|ip| ip.to_string())).collect();
-    names.retain(|name| !name.is_empty());
-    names.sort_unstable();
-    names.dedup();
-    names
 }

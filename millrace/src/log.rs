@@ -1,5 +1,7 @@
-//! Logs that cannot hold the relay up: lines go to a thread of their own through a bounded queue, and what
-//! a slow or full disk does not take is dropped and counted.
+//! Logging of all commands.
+//!
+//! Logs of the daemons cannot hold them up: lines go to a thread of their own through a bounded queue, and what a slow
+//! or full disk does not take is dropped and counted.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,9 +14,24 @@ use std::{
     thread::JoinHandle,
 };
 
+use clap::ValueEnum;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use super::config::{self, LogFormat};
+/// What a daemon logs, and where.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// A level, or directives: `info,millrace=debug`.
+    pub level: String,
+    pub format: Format,
+    /// `None`: standard error.
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    Text,
+    Json,
+}
 
 /// Lines that may wait for the disk.
 const QUEUE: usize = 8192;
@@ -36,8 +53,18 @@ pub enum Error {
     Subscriber(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Starts logging for the process. Lines are written until the handle is dropped.
-pub fn start(log: &config::Log) -> Result<Handle, Error> {
+/// Logs of a client go to standard error, by RUST_LOG or from warnings up: its standard output is for media and figures.
+pub fn to_stderr() {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millrace=info"));
+    // Fails when a test or another command of this process has set up logging already.
+    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+}
+
+/// Starts logging for a daemon. Lines are written until the handle is dropped.
+///
+/// # Errors
+/// The file cannot be opened, the level is none, or the process logs already.
+pub fn start(log: &Settings) -> Result<Handle, Error> {
     let sink = match &log.file {
         Some(path) => Sink::file(path).map_err(|source| Error::Open { path: path.clone(), source })?,
         None => Sink { out: Box::new(io::stderr()), path: None, torn: false },
@@ -48,8 +75,8 @@ pub fn start(log: &config::Log) -> Result<Handle, Error> {
     let builder =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(handle.queue()).with_ansi(ansi);
     match log.format {
-        LogFormat::Text => tracing::subscriber::set_global_default(builder.finish())?,
-        LogFormat::Json => tracing::subscriber::set_global_default(builder.json().finish())?,
+        Format::Text => tracing::subscriber::set_global_default(builder.finish())?,
+        Format::Json => tracing::subscriber::set_global_default(builder.json().finish())?,
     }
     Ok(handle)
 }

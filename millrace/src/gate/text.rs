@@ -2,14 +2,14 @@
 
 use std::{collections::HashMap, fmt::Write as _, net::IpAddr};
 
-use crate::status::{bytes, span, table};
+use crate::render::{bytes, span, table};
 use millrace_gate::status::{Scope, Status};
 
 /// Sources that `top` lists.
 const SOURCES: usize = 10;
 
 /// Counts, or rates since `before`.
-pub(super) fn render(status: &Status, before: Option<&Status>) -> String {
+pub fn render(status: &Status, before: Option<&Status>) -> String {
     let mut out = String::new();
     summary(&mut out, status);
     let seconds = before.map_or(1.0, |before| (status.uptime_s - before.uptime_s).max(0.001));

@@ -1,60 +1,14 @@
-//! `millrace status`: asks a running relay and shows the answer as tables.
+//! A relay's status as tables.
 
-use std::{collections::BTreeMap, fmt::Write as _, io::Write as _, net::SocketAddr, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr};
 
-use anyhow::{Context, bail};
 use millrace_relay::status as relay;
 
-use crate::relay::status::{Session, Status, Track, fetch};
+use super::status::{Session, Status, Track};
+use crate::render::{bytes, percent, span, table};
 
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Where the relay serves its status
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
-    http: SocketAddr,
-    /// Print the status as JSON
-    #[arg(long)]
-    json: bool,
-    /// Show it again every second, until interrupted
-    #[arg(long)]
-    watch: bool,
-}
-
-pub fn run(args: Args) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    let mut before = None;
-    loop {
-        let status = ask(args.http)?;
-        let text = if args.json {
-            serde_json::to_string_pretty(&status)? + "\n"
-        } else {
-            render(&status, before.as_ref())
-        };
-        if args.watch && !args.json {
-            // Clears the screen, cursor to the top left corner.
-            write!(out, "\x1b[2J\x1b[H")?;
-        }
-        out.write_all(text.as_bytes())?;
-        out.flush()?;
-        if !args.watch {
-            return Ok(());
-        }
-        before = Some(status);
-        std::thread::sleep(Duration::from_secs(1));
-    }
-}
-
-/// What the relay at `addr` says about itself.
-pub fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
-    let (code, body) =
-        fetch(addr, "/status").with_context(|| format!("no relay answers on http://{addr}/status"))?;
-    if code != 200 {
-        bail!("http://{addr}/status answered {code}");
-    }
-    serde_json::from_str(&body).with_context(|| format!("http://{addr}/status is not a relay's status"))
-}
-
-fn render(status: &Status, before: Option<&Status>) -> String {
+/// All of a status, with rates since `before`.
+pub fn render(status: &Status, before: Option<&Status>) -> String {
     let mut out = String::new();
     summary(&mut out, status, before);
     if !status.sessions.is_empty() {
@@ -225,85 +179,10 @@ fn outcomes(out: &mut String, what: &str, counts: &Option<BTreeMap<String, u64>>
     }
 }
 
-/// How much of both together is `one`.
-fn percent(one: u64, other: u64) -> String {
-    match one + other {
-        0 => "-".to_owned(),
-        both => format!("{:.1}", one as f64 * 100.0 / both as f64),
-    }
-}
-
-/// Columns as wide as their longest cell; numbers to the right.
-pub(crate) fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
-    let rows: Vec<_> = rows.collect();
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain(head.get(column).map(|name| name.len())).max().unwrap_or(0)
-    };
-    let right = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
-    };
-    let columns: Vec<(usize, bool)> = (0..head.len()).map(|column| (width(column), right(column))).collect();
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut text = String::new();
-        for (cell, (width, right)) in cells.zip(&columns) {
-            let _ = if *right { write!(text, "{cell:>width$}  ") } else { write!(text, "{cell:<width$}  ") };
-        }
-        let _ = writeln!(out, "{}", text.trim_end());
-    };
-    line(&mut [""].into_iter());
-    line(&mut head.iter().copied());
-    rows.iter().for_each(|row| line(&mut row.iter().map(String::as_str)));
-}
-
-/// `1536` as `1.5K`: powers of 1024.
-pub(crate) fn bytes(count: u64) -> String {
-    let mut value = count as f64;
-    let mut units = ["", "K", "M", "G", "T"].into_iter();
-    let mut unit = units.next().unwrap_or_default();
-    while value >= 1024.0 {
-        let Some(next) = units.next() else { break };
-        (value, unit) = (value / 1024.0, next);
-    }
-    if unit.is_empty() { format!("{count}") } else { format!("{value:.1}{unit}") }
-}
-
-pub(crate) fn span(seconds: f64) -> String {
-    let whole = seconds as u64;
-    match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
-        (0, 0, 0, s) => format!("{s}s"),
-        (0, 0, m, s) => format!("{m}m{s:02}s"),
-        (0, h, m, _) => format!("{h}h{m:02}m"),
-        (d, h, _, _) => format!("{d}d{h:02}h"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::relay::status::{Engine, Keystreams, Sent, Supply, Totals};
-
-    #[test]
-    fn amounts_are_short() {
-        let table =
-            [(0, "0"), (1023, "1023"), (1536, "1.5K"), (256 << 20, "256.0M"), (u64::MAX, "16777216.0T")];
-        for (count, want) in table {
-            assert_eq!(bytes(count), want);
-        }
-        for (seconds, want) in [(59.9, "59s"), (61.0, "1m01s"), (3700.0, "1h01m"), (90_000.0, "1d01h")] {
-            assert_eq!(span(seconds), want);
-        }
-    }
-
-    #[test]
-    fn columns_line_up() {
-        let mut out = String::new();
-        let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
-        table(&mut out, &["NAME", "N"], rows.into_iter());
-        assert_eq!(out, "\nNAME          N\na             1\nlong name  1000\n");
-    }
 
     #[test]
     fn the_kernels_part_is_shown() {

@@ -2,7 +2,6 @@
 
 use std::{
     fmt::Write as _,
-    io::Write as _,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -10,14 +9,15 @@ use std::{
 use clap::{Subcommand, ValueEnum};
 use millrace_gate::{Mode, Prefix, policy};
 
-use super::{
-    control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
-    daemon::{self, Setup, Source},
-    top,
-};
-use crate::relay::{
-    config::{HttpAddr, Log, LogFormat},
-    log,
+use crate::{
+    gate::{
+        control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
+        daemon::{Setup, Source},
+        serve, text,
+    },
+    http::ListenAddr,
+    log::{self, Format},
+    render::{self, print},
 };
 
 #[derive(Debug, clap::Args)]
@@ -65,12 +65,12 @@ struct Guard {
     socket_group: Option<String>,
     /// Where /metrics, /healthz and /status are served, or "off"
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9185")]
-    http: HttpAddr,
+    http: ListenAddr,
     /// A level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
-    #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-    log_format: LogFormat,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    log_format: Format,
 }
 
 #[derive(Debug, clap::Args)]
@@ -169,9 +169,9 @@ fn guard(args: Guard) -> anyhow::Result<()> {
         let warnings: String = policy.warnings().iter().map(|it| format!("warning: {it}\n")).collect();
         return print(&format!("{warnings}the policy is usable\n"));
     }
-    let _log = log::start(&Log { level: args.log_level, format: args.log_format, file: None })?;
+    let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(daemon::run(Setup {
+    runtime.block_on(serve::run(Setup {
         source,
         dry_run: args.dry_run,
         interfaces: args.interface,
@@ -198,16 +198,15 @@ fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
 fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
     let Answer { status, .. } = control::ask(socket, &Request::Status)?;
     let status = status.unwrap_or_default();
-    print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { top::render(&status, None) })
+    print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text::render(&status, None) })
 }
 
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
     loop {
         let status = control::ask(socket, &Request::Status)?.status.unwrap_or_default();
-        let text = top::render(&status, Some(before.as_ref().unwrap_or(&status)));
-        // Clears the screen, cursor to the top left corner.
-        print(&format!("\x1b[2J\x1b[H{text}"))?;
+        let text = text::render(&status, Some(before.as_ref().unwrap_or(&status)));
+        print(&format!("{}{text}", render::CLEAR))?;
         before = Some(status);
         std::thread::sleep(Duration::from_secs(1));
     }
@@ -260,10 +259,4 @@ fn seconds(text: &str) -> Result<u64, String> {
     let whole =
         Some(time.as_secs()).filter(|seconds| time.subsec_nanos() == 0 && (1..=YEAR).contains(seconds));
     whole.ok_or_else(|| "is whole seconds, from 1s to 365d".to_owned())
-}
-
-fn print(text: &str) -> anyhow::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
 }

@@ -1,4 +1,4 @@
-//! `/metrics` of the gate, made anew for each scrape.
+//! A gate's metrics, of its own daemon or of the relay's gate, made anew for each scrape.
 
 use std::fmt;
 

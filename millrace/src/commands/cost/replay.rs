@@ -9,8 +9,10 @@ use millrace_cost::log::Reader;
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
 
-use super::outputs::{self, JsonLines, Opened, Sink, Text};
-use super::signals::Signals;
+use super::outputs::{self, Opened};
+use crate::cost::outputs::{JsonLines, Text};
+use crate::cost::signals::Signals;
+use crate::cost::sink::Sink;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -1,0 +1,131 @@
+//! Flags that say where reports go, and what they open.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use millrace_cost::log::Limits;
+
+use crate::cost::losses::Losses;
+use crate::cost::outputs::{Export, Log};
+use crate::cost::web;
+
+/// Outputs besides the terminal.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub struct Args {
+    /// Serve the dashboard, its data as JSON, and Prometheus metrics here; a port alone is on loopback
+    #[arg(long, value_name = "ADDR", value_parser = parse_addr, num_args = 0..=1, default_missing_value = "9720")]
+    http: Option<SocketAddr>,
+    /// What the dashboard can look back to is limited by this memory, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, requires = "http")]
+    http_memory: usize,
+    /// At the end, write the stacks of all the time in folded form, for flame graphs
+    #[arg(long, value_name = "FILE")]
+    folded: Option<PathBuf>,
+    /// At the end, write a profile of all the time for pprof
+    #[arg(long, value_name = "FILE")]
+    pprof: Option<PathBuf>,
+    /// At the end, draw a flame graph of all the time, as SVG
+    #[arg(long, value_name = "FILE")]
+    flame: Option<PathBuf>,
+}
+
+/// A log of what was reported.
+#[derive(Debug, clap::Args)]
+#[group(skip)]
+pub struct LogArgs {
+    /// Log reports with stacks to FILE, as gzipped lines of JSON; `millrace cost replay` shows them
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// A log of this size becomes FILE.1, MiB
+    #[arg(long, value_name = "MIB", default_value_t = 64, requires = "log")]
+    log_size: u64,
+    /// So many files are kept, FILE among them
+    #[arg(long, value_name = "N", default_value_t = 8, requires = "log", value_parser = clap::value_parser!(u32).range(1..))]
+    log_files: u32,
+}
+
+const MIB: usize = 1 << 20;
+
+impl Args {
+    pub fn needs_stacks(&self) -> bool {
+        self.http.is_some() || self.needs_stacks_at_the_end()
+    }
+
+    fn needs_stacks_at_the_end(&self) -> bool {
+        self.files().iter().any(Option::is_some)
+    }
+
+    fn files(&self) -> [Option<&Path>; 3] {
+        [&self.folded, &self.pprof, &self.flame].map(Option::as_deref)
+    }
+
+    pub fn is_any(&self) -> bool {
+        self.needs_stacks()
+    }
+
+    /// An output that would be empty without samples.
+    pub fn of_samples_only(&self) -> Option<&'static str> {
+        let names = ["--folded", "--pprof", "--flame"];
+        self.files().into_iter().zip(names).find_map(|(file, name)| file.map(|_| name))
+    }
+
+    /// What cannot be opened is an error now, not at the end.
+    pub fn open(&self, live: bool, losses: Arc<Losses>) -> anyhow::Result<Opened> {
+        let dashboard = match self.http {
+            Some(addr) => {
+                let memory_bytes = self.http_memory.saturating_mul(MIB);
+                let dashboard = web::Dashboard::start(&web::Config { addr, memory_bytes, live, losses })?;
+                eprintln!("millrace: http://{}/", dashboard.local_addr);
+                Some(dashboard)
+            }
+            None => None,
+        };
+        let export = match self.needs_stacks_at_the_end() {
+            true => Some(Export::create(self.files())?),
+            false => None,
+        };
+        Ok(Opened { dashboard, export })
+    }
+}
+
+pub struct Opened {
+    pub dashboard: Option<web::Dashboard>,
+    pub export: Option<Export>,
+}
+
+impl LogArgs {
+    pub fn is_any(&self) -> bool {
+        self.log.is_some()
+    }
+
+    pub fn open(&self, losses: Arc<Losses>) -> anyhow::Result<Option<Log>> {
+        let Some(path) = &self.log else { return Ok(None) };
+        let limits = Limits { bytes: self.log_size.saturating_mul(MIB as u64), files: self.log_files };
+        Log::create(path, limits, losses).map(Some)
+    }
+}
+
+/// `9720`, `127.0.0.1:9720`, `[::]:9720`.
+fn parse_addr(text: &str) -> Result<SocketAddr, String> {
+    match text.parse::<u16>() {
+        Ok(port) => Ok((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()),
+        Err(_) => text.parse().map_err(|_| format!("{text:?} is neither a port nor ADDRESS:PORT")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_alone_is_on_loopback() {
+        assert_eq!(parse_addr("9720"), Ok(([127, 0, 0, 1], 9720).into()));
+        assert_eq!(parse_addr("0.0.0.0:80"), Ok(([0, 0, 0, 0], 80).into()));
+        assert!(parse_addr("[::1]:80").is_ok_and(|addr| addr.is_ipv6()));
+        for wrong in ["", "localhost", "1.2.3.4", "99999"] {
+            assert!(parse_addr(wrong).is_err(), "{wrong}");
+        }
+    }
+}

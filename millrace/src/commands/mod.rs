@@ -1,0 +1,50 @@
+//! The commands, one file each: flags, and what they become. What they run is in the other modules and crates.
+
+pub mod bench;
+mod connect;
+pub mod cost;
+pub mod gate;
+pub mod publish;
+pub mod relay;
+pub mod status;
+pub mod subscribe;
+pub mod trace;
+
+use millrace_lab::lab;
+
+#[derive(Debug, clap::Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one of it per process")]
+pub enum Command {
+    /// Relay Media over QUIC between publishers and subscribers
+    Relay(relay::Args),
+    /// Publish fragmented MP4 or generated objects
+    Publish(publish::Args),
+    /// Subscribe to a track; write its media or print running figures
+    Subscribe(subscribe::Args),
+    /// Show the state of a running relay
+    Status(status::Args),
+    /// Show what happens to single packets in a running relay
+    Trace(trace::Args),
+    /// Show what the kernel's networking costs: which share of each CPU, which part of the stack, for whom
+    Cost(cost::Args),
+    /// Guard QUIC servers of this machine at XDP
+    Gate(gate::Args),
+    /// Make networks out of namespaces and emulated links
+    Lab(lab::Args),
+    /// Measure Millrace and other relays
+    Bench(bench::Args),
+}
+
+pub fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Relay(args) => relay::run(args),
+        Command::Publish(args) => publish::run(args),
+        Command::Subscribe(args) => subscribe::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Trace(args) => trace::run(args),
+        Command::Cost(args) => cost::run(args),
+        Command::Gate(args) => gate::run(args),
+        Command::Lab(args) => lab::run(args),
+        Command::Bench(args) => bench::run(args),
+    }
+}

@@ -1,0 +1,142 @@
+//! `millrace publish`: fragmented MP4 or generated objects towards a relay.
+
+use std::{path::PathBuf, time::Duration};
+
+use anyhow::{Context, anyhow};
+use millrace_client::{
+    broadcast::History,
+    generate::{Generator, Settings, Shape, Unusable},
+    publish::{Input, Options, Report, publish},
+};
+use millrace_proto::moq::Namespace;
+
+use super::connect::ConnectArgs;
+use crate::log;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    connect: ConnectArgs,
+    /// Name of the broadcast: a namespace, its fields divided by /
+    #[arg(long)]
+    name: String,
+    /// Push the tracks with PUBLISH, without waiting to be asked
+    #[arg(long)]
+    publish: bool,
+    /// Fragmented MP4; standard input without it
+    #[arg(value_name = "FILE", conflicts_with = "generate")]
+    input: Option<PathBuf>,
+    /// Publish media at the pace of its timestamps: for input that is not live
+    #[arg(long, conflicts_with = "generate")]
+    realtime: bool,
+    /// Seconds of a track that are kept for those who lag or fetch
+    #[arg(long, default_value_t = 10.0, value_name = "S")]
+    history: f64,
+    /// Begin when the first subscriber is there
+    #[arg(long)]
+    wait: bool,
+    /// Print figures as one JSON object at the end
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    generate: GenerateArgs,
+}
+
+/// What to generate.
+#[derive(Clone, Debug, clap::Args)]
+struct GenerateArgs {
+    /// Publish generated objects instead of media
+    #[arg(long)]
+    generate: bool,
+    /// Payload of an object, in bytes (32 or more)
+    #[arg(long, default_value_t = 1200, value_name = "N", requires = "generate")]
+    object_bytes: usize,
+    /// Objects per second (0.1 to 100,000)
+    #[arg(long, default_value_t = 500.0, value_name = "R", requires = "generate")]
+    rate_hz: f64,
+    /// Objects in a group
+    #[arg(long, default_value_t = 50, value_name = "G", requires = "generate")]
+    objects_per_group: u64,
+    /// Seconds to go on; forever without it
+    #[arg(long, value_name = "S", requires = "generate")]
+    duration: Option<f64>,
+    /// Priorities of the subgroups of a group; its objects take turns in them
+    #[arg(long, default_value = "128", value_delimiter = ',', value_name = "P,...", requires = "generate")]
+    priority_pattern: Vec<u8>,
+    /// Send each object as a datagram
+    #[arg(long, requires = "generate")]
+    datagrams: bool,
+    /// How objects share streams
+    #[arg(long, value_enum, default_value_t, requires = "generate", conflicts_with = "datagrams")]
+    streams: StreamsPer,
+    /// Name of the generated track
+    #[arg(long, default_value = "objects", value_name = "T")]
+    track: String,
+}
+
+/// How objects share streams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+enum StreamsPer {
+    /// One stream per subgroup of a group
+    #[default]
+    Group,
+    /// One stream per object
+    Object,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    log::to_stderr();
+    let json = args.json;
+    let report = tokio::runtime::Runtime::new()?.block_on(publish_as_asked(args))?;
+    if json {
+        println!("{}", serde_json::to_string(&report)?);
+    }
+    Ok(())
+}
+
+async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
+    let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
+    let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
+    let input = match args.generate.generate {
+        true => args.generate.input()?,
+        false => media(args.input, args.realtime).await?,
+    };
+    let options = Options {
+        remote: args.connect.remote(),
+        namespace,
+        input,
+        push: args.publish,
+        history: History { max_age, ..History::default() },
+        wait: args.wait,
+    };
+    Ok(publish(options).await?)
+}
+
+async fn media(file: Option<PathBuf>, realtime: bool) -> anyhow::Result<Input> {
+    let Some(path) = file else { return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime }) };
+    let file = tokio::fs::File::open(&path).await;
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(Input::Media { reader: Box::new(file), realtime })
+}
+
+impl GenerateArgs {
+    fn input(self) -> anyhow::Result<Input> {
+        let shape = match (self.datagrams, self.streams) {
+            (true, _) => Shape::Datagrams,
+            (false, StreamsPer::Group) => Shape::Groups,
+            (false, StreamsPer::Object) => Shape::Objects,
+        };
+        let generator = Generator::new(Settings {
+            object_bytes: self.object_bytes,
+            rate_hz: self.rate_hz,
+            objects_per_group: self.objects_per_group,
+            duration: self.duration,
+            priority_pattern: self.priority_pattern,
+            shape,
+        });
+        // Settings and flags have the same names.
+        let generator =
+            generator.map_err(|Unusable { name, rule }| anyhow!("--{} {rule}", name.replace('_', "-")))?;
+        Ok(Input::Generated { generator, track: self.track })
+    }
+}

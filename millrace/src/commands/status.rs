@@ -1,0 +1,55 @@
+//! `millrace status`: asks a running relay and shows the answer as tables.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, bail};
+
+use crate::{
+    relay::{
+        status::{Status, fetch},
+        text,
+    },
+    render::{self, print},
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Where the relay serves its status
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
+    http: SocketAddr,
+    /// Print the status as JSON
+    #[arg(long)]
+    json: bool,
+    /// Show it again every second, until interrupted
+    #[arg(long)]
+    watch: bool,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let mut before = None;
+    loop {
+        let status = ask(args.http)?;
+        let text = if args.json {
+            serde_json::to_string_pretty(&status)? + "\n"
+        } else {
+            text::render(&status, before.as_ref())
+        };
+        let clear = if args.watch && !args.json { render::CLEAR } else { "" };
+        print(&format!("{clear}{text}"))?;
+        if !args.watch {
+            return Ok(());
+        }
+        before = Some(status);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// What the relay at `addr` says about itself.
+pub fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
+    let (code, body) =
+        fetch(addr, "/status").with_context(|| format!("no relay answers on http://{addr}/status"))?;
+    if code != 200 {
+        bail!("http://{addr}/status answered {code}");
+    }
+    serde_json::from_str(&body).with_context(|| format!("http://{addr}/status is not a relay's status"))
+}

@@ -1,0 +1,205 @@
+//! `millrace subscribe`: plays a broadcast to standard output, or prints figures about a track.
+
+use std::{io, str::FromStr, time::Duration};
+
+use anyhow::{Context, ensure};
+use millrace_client::{
+    stats::Report,
+    subscribe::{self, OnSecond, Options, measure, play},
+};
+use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace};
+
+use super::connect::ConnectArgs;
+use crate::log;
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    connect: ConnectArgs,
+    /// Name of the broadcast: a namespace, its fields divided by /
+    #[arg(long)]
+    name: String,
+    /// Write the payloads of this track only, or print figures about it (then "objects" without it)
+    #[arg(long, value_name = "T")]
+    track: Option<String>,
+    /// Take the names of the tracks from the catalog
+    #[arg(long, conflicts_with = "track")]
+    catalog: bool,
+    /// Begin this many groups before the current one
+    #[arg(long, value_name = "K")]
+    join_groups: Option<u64>,
+    /// Fetch from START (GROUP:OBJECT) to before END (GROUP:OBJECT; object 0 for the whole group), and end
+    #[arg(long, num_args = 2, value_names = ["START", "END"], conflicts_with = "join_groups")]
+    fetch: Option<Vec<Place>>,
+    /// Objects to ask for: next-group, largest, GROUP:OBJECT, or GROUP:OBJECT..GROUP
+    #[arg(long)]
+    filter: Option<FilterArg>,
+    /// Priority of the subscription; lower goes first
+    #[arg(long)]
+    priority: Option<u8>,
+    /// Order of the groups
+    #[arg(long, value_enum)]
+    group_order: Option<OrderArg>,
+    /// Print running figures each second, to standard error
+    #[arg(long)]
+    stats: bool,
+    /// Print figures as one JSON object at the end, to standard output
+    #[arg(long)]
+    json: bool,
+    /// End after so many seconds
+    #[arg(long, value_name = "S")]
+    duration: Option<f64>,
+    /// End after so many objects (each subscriber)
+    #[arg(long, value_name = "N")]
+    count: Option<u64>,
+    /// Subscribers to be, each with its own connection; for figures only
+    #[arg(long, default_value_t = 1, value_name = "K")]
+    subscribers: usize,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    log::to_stderr();
+    let (stats, json, subscribers) = (args.stats, args.json, args.subscribers);
+    ensure!(subscribers > 0, "--subscribers must be 1 or more");
+    let runtime = tokio::runtime::Runtime::new()?;
+    let end =
+        args.duration.map(Duration::try_from_secs_f64).transpose().context("--duration is not a time")?;
+    let options = args.options()?;
+    if stats || json {
+        let mut previous = 0;
+        let mut print = |total: &Report| print_running(total, &mut previous);
+        let on_second: Option<OnSecond<'_>> = if stats { Some(&mut print) } else { None };
+        let result = runtime.block_on(measure(&options, subscribers, end, on_second))?;
+        if json {
+            println!("{}", serde_json::to_string(&result)?);
+        }
+        return Ok(());
+    }
+    ensure!(subscribers == 1, "--subscribers is for figures: add --stats or --json");
+    let played = runtime.block_on(async {
+        let play = play(&options, tokio::io::stdout());
+        match end {
+            Some(end) => tokio::time::timeout(end, play).await.unwrap_or(Ok(())),
+            None => play.await,
+        }
+    });
+    // A thread may be in a write to standard output that nobody reads.
+    runtime.shutdown_background();
+    played.map_err(enough)
+}
+
+/// An error as it is, or as `main` knows that whoever read the media has enough of it.
+fn enough(error: subscribe::Error) -> anyhow::Error {
+    let error = anyhow::Error::from(error);
+    let is_broken_pipe = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
+    match error.chain().filter_map(|cause| cause.downcast_ref()).any(is_broken_pipe) {
+        true => io::Error::from(io::ErrorKind::BrokenPipe).into(),
+        false => error,
+    }
+}
+
+fn print_running(total: &Report, previous: &mut u64) {
+    let (latency, per_second) = (total.latency_us, total.delivered - *previous);
+    *previous = total.delivered;
+    eprintln!(
+        "{per_second}/s, {} delivered, {} lost in {} gaps, {} duplicates, {} corrupted, {} resets, \
+         latency p50 {:.0} p99 {:.0} max {:.0} us",
+        total.delivered,
+        total.lost,
+        total.gaps,
+        total.duplicates,
+        total.corrupted,
+        total.resets,
+        latency.p50,
+        latency.p99,
+        latency.max,
+    );
+}
+
+impl Args {
+    fn options(self) -> anyhow::Result<Options> {
+        Ok(Options {
+            remote: self.connect.remote(),
+            namespace: Namespace::from_path(&self.name).context("--name is not a namespace")?,
+            track: self.track,
+            catalog: self.catalog,
+            join_groups: self.join_groups,
+            fetch: match self.fetch.as_deref() {
+                Some([Place(start), Place(end)]) => Some((*start, *end)),
+                _ => None,
+            },
+            filter: self.filter.map(|FilterArg(filter)| filter),
+            priority: self.priority,
+            group_order: self.group_order.map(|order| match order {
+                OrderArg::Ascending => GroupOrder::Ascending,
+                OrderArg::Descending => GroupOrder::Descending,
+            }),
+            count: self.count,
+        })
+    }
+}
+
+/// GROUP:OBJECT.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place(Location);
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (group, object) = text.split_once(':').ok_or("a location is GROUP:OBJECT")?;
+        let number = |text: &str| text.parse().map_err(|_| format!("{text:?} is not a number"));
+        Ok(Self(Location::new(number(group)?, number(object)?)))
+    }
+}
+
+/// A filter as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FilterArg(Filter);
+
+impl FromStr for FilterArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Ok(Self(match (text, text.split_once("..")) {
+            ("next-group", _) => Filter::NextGroupStart,
+            ("largest", _) => Filter::LargestObject,
+            (_, Some((start, end))) => {
+                let Place(start) = start.parse()?;
+                let end_group = end.parse().map_err(|_| format!("{end:?} is not a number"))?;
+                if end_group < start.group {
+                    return Err("the filter ends before it starts".into());
+                }
+                Filter::AbsoluteRange { start, end_group }
+            }
+            (start, None) => Filter::AbsoluteStart(start.parse::<Place>()?.0),
+        }))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OrderArg {
+    Ascending,
+    Descending,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_as_they_are_written() {
+        let table = [
+            ("next-group", Filter::NextGroupStart),
+            ("largest", Filter::LargestObject),
+            ("3:1", Filter::AbsoluteStart(Location::new(3, 1))),
+            ("3:1..9", Filter::AbsoluteRange { start: Location::new(3, 1), end_group: 9 }),
+        ];
+        for (text, filter) in table {
+            assert_eq!(text.parse(), Ok(FilterArg(filter)));
+        }
+        for bad in ["", "3", "3:", "3:1..", "3:1..2", "a:b"] {
+            assert!(bad.parse::<FilterArg>().is_err(), "{bad}");
+        }
+    }
+}

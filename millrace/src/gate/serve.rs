@@ -1,0 +1,90 @@
+//! From start-up to the end of a gate: socket, HTTP, samples, signals.
+
+use std::{fmt, sync::Arc};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
+use millrace_gate::status::trouble;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info};
+
+use super::{
+    control::Socket,
+    daemon::{Daemon, Setup},
+};
+use crate::{
+    gate_metrics,
+    gate_watch::{self, Watch},
+    http,
+};
+
+/// Until a signal ends it.
+pub async fn run(setup: Setup) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let socket = Socket::bind(&setup.socket, setup.socket_group.as_deref())?;
+    let daemon = Arc::new(Daemon::start(&setup)?);
+    let _http = match setup.http {
+        Some(addr) => {
+            let server = http::serve(addr, router(daemon.clone())).await?;
+            info!(addr = %server.local_addr, "metrics, health and status");
+            Some(server)
+        }
+        None => None,
+    };
+    if daemon.dry_run {
+        info!("dry run: nothing is refused");
+    }
+    let mut ticks = tokio::time::interval(gate_watch::TICK);
+    let mut watch = Watch::default();
+    let serve = socket.serve(daemon.clone());
+    tokio::pin!(serve);
+    loop {
+        tokio::select! {
+            never = &mut serve => match never {},
+            _ = ticks.tick() => daemon.tick(&mut watch),
+            _ = hangup.recv() => {
+                if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
+                    error!("the new policy is not usable, the old one stays: {error:#}");
+                }
+            }
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    daemon.gate.detach();
+    info!("detached");
+    Ok(())
+}
+
+fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/healthz", get(healthz))
+        .route("/status", get(show))
+        .with_state(daemon)
+}
+
+async fn healthz(State(daemon): State<Arc<Daemon>>) -> (StatusCode, String) {
+    match trouble(&daemon.gate).as_slice() {
+        [] => (StatusCode::OK, "ok\n".to_owned()),
+        trouble => (StatusCode::SERVICE_UNAVAILABLE, trouble.join("\n") + "\n"),
+    }
+}
+
+async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
+    match daemon.status() {
+        Ok(status) => Json(status).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
+    http::metrics(daemon.status().map_err(|_| fmt::Error).and_then(gate_metrics::encode))
+}

@@ -1,0 +1,418 @@
+#!/usr/bin/env python3
+"""Fails when an arrow points back: between crates, or between modules of one crate.
+
+Crates may use those that stand before them in ORDER, and nothing else of the workspace. Modules with the same parent may
+use each other, but not in a circle; a module and its own children may. Tests (`#[cfg(test)]`, tests.rs, *_tests.rs,
+tests/) are left out: they may use anything.
+
+    scripts/layers.py [--self-test]
+"""
+
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+# Crates of one row do not use each other.
+ORDER = [
+    ["millrace-proto"],
+    ["millrace-bpf"],
+    ["millrace-transport"],
+    ["millrace-relay", "millrace-client", "millrace-gate", "millrace-cost"],
+    ["millrace-lab"],
+    ["millrace"],
+]
+# Of what stands before them: servers and observers other than the relay are to be usable without it.
+NEVER = {
+    "millrace-gate": {"millrace-transport"},
+    "millrace-cost": {"millrace-transport"},
+}
+# Circles that are allowed: (crate, modules): reason.
+EXCEPTIONS = {}
+
+
+def main():
+    if sys.argv[1:] == ["--self-test"]:
+        return self_test()
+    root = Path(__file__).resolve().parent.parent
+    found = check(root, [crate for row in ORDER for crate in row])
+    for line in found:
+        print(line, file=sys.stderr)
+    return 1 if found else 0
+
+
+def check(root, crates):
+    found = []
+    for crate in crates:
+        found += wrong_dependencies(root, crate)
+        found += circles(root, crate)
+    return found
+
+
+# --- crates
+
+
+def wrong_dependencies(root, crate):
+    row = next(at for at, row in enumerate(ORDER) if crate in row)
+    allowed = {other for before in ORDER[:row] for other in before} - NEVER.get(crate, set())
+    used = dependencies((root / crate / "Cargo.toml").read_text())
+    return [
+        f"{crate}/Cargo.toml: {crate} does not use {other}: see ORDER in scripts/layers.py"
+        for other in sorted(used)
+        if other not in allowed and other != crate
+    ]
+
+
+def dependencies(manifest):
+    """The workspace's crates that a manifest names. Those for tests only count too: a test of a lower crate that needs a
+    higher one belongs there."""
+    known = {crate for row in ORDER for crate in row}
+    used, inside = set(), False
+    for line in manifest.splitlines():
+        if header := re.match(r"\s*\[(.+?)\]\s*(#.*)?$", line):
+            parts = header[1].split(".")
+            inside = parts[-1].endswith("dependencies")
+            if len(parts) > 1 and parts[-2].endswith("dependencies"):
+                used.add(parts[-1].strip("\"'"))
+        elif inside and (name := re.match(r"\s*[\"']?([A-Za-z0-9_-]+)", line)):
+            used.add(name[1])
+    return used & known
+
+
+# --- modules
+
+
+class Module:
+    """What one module names, as lists of segments, each with the line that it stands in."""
+
+    def __init__(self, file):
+        self.file = file
+        self.names = {}  # name in scope -> path that it stands for
+        self.globs = []  # paths of which everything is in scope
+        self.items = set()  # defined here
+        self.uses = []  # (path, line)
+
+
+def circles(root, crate):
+    modules = read(root, crate)
+    arrows = {}  # parent -> {(from, to): example}
+    for path, module in modules.items():
+        for used, line in module.uses:
+            target = resolve(modules, path, used)
+            if target is None:
+                continue
+            common = 0
+            while common < min(len(path), len(target)) and path[common] == target[common]:
+                common += 1
+            if common < len(path) and common < len(target):
+                file = module.file.relative_to(root)
+                example = f"{file}:{line}: {'::'.join(used)}"
+                between = arrows.setdefault(path[:common], {})
+                between.setdefault((path[common], target[common]), example)
+    found = []
+    for parent, between in sorted(arrows.items()):
+        for circle in components(between):
+            if (crate, tuple(circle)) in EXCEPTIONS:
+                continue
+            where = "::".join((crate.replace("-", "_"),) + parent)
+            found.append(f"{where}: modules in a circle: {', '.join(circle)}")
+            found += [
+                f"    {one} -> {other}: {example}"
+                for (one, other), example in sorted(between.items())
+                if one in circle and other in circle
+            ]
+    return found
+
+
+def components(arrows):
+    """Strongly connected components of more than one node."""
+    nodes = sorted({node for arrow in arrows for node in arrow})
+    after = {node: {other for one, other in arrows if one == node} for node in nodes}
+
+    def reached(start):
+        seen, left = set(), [start]
+        while left:
+            for node in after[left.pop()] - seen:
+                seen.add(node)
+                left.append(node)
+        return seen
+
+    reach = {node: reached(node) for node in nodes}
+    done, found = set(), []
+    for node in nodes:
+        circle = [other for other in nodes if other in reach[node] and node in reach[other]]
+        if node not in done and len(circle) > 1:
+            found.append(circle)
+            done.update(circle)
+    return found
+
+
+def read(root, crate):
+    modules = {}
+    source = root / crate / "src"
+    for file in sorted(source.rglob("*.rs")):
+        inside = file.relative_to(source).with_suffix("").parts
+        if is_test(inside) or inside == ("main",) or inside[0] == "bin":
+            continue
+        path = inside[:-1] if inside[-1] in ("mod", "lib") else inside
+        Parser(modules, file, path).run()
+    return modules
+
+
+def is_test(parts):
+    return "tests" in parts or parts[-1].endswith("_tests")
+
+
+TOKEN = re.compile(
+    r"""
+      (?P<skip> //[^\n]* | \s+ )
+    | (?P<comment> /\* )
+    | (?P<raw> b?r(?P<hashes>\#*)" )
+    | (?P<string> [bc]?"(?:[^"\\]|\\.)*" )
+    | (?P<char> b?'(?:[^'\\]|\\(?:x..|u\{[^}]*\}|.))' )
+    | (?P<life> '[A-Za-z_]\w* )
+    | (?P<ident> (?:r\#)?[A-Za-z_]\w* )
+    | (?P<path> :: )
+    | (?P<other> . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def tokens(text):
+    """Identifiers and punctuation, each with its line; `0` stands for literals."""
+    at, line, out = 0, 1, []
+    while at < len(text):
+        match = TOKEN.match(text, at)
+        end = match.end()
+        if match["comment"]:
+            depth = 1
+            while depth and end < len(text):
+                depth += text.startswith("/*", end) - text.startswith("*/", end)
+                end += 2 if text[end : end + 2] in ("/*", "*/") else 1
+        elif match["raw"]:
+            close = text.find('"' + match["hashes"], end)
+            end = len(text) if close < 0 else close + 1 + len(match["hashes"])
+            out.append(("0", line))
+        elif match["string"] or match["char"]:
+            out.append(("0", line))
+        elif match["ident"] or match["path"] or match["other"]:
+            out.append((match[0], line))
+        line += text.count("\n", at, end)
+        at = end
+    return out
+
+
+OPEN, CLOSE = {"(": ")", "[": "]", "{": "}"}, {")", "]", "}"}
+ITEMS = {"fn", "struct", "enum", "trait", "type", "const", "static", "union"}
+STARTS = ITEMS | {"pub", "mod", "use", "impl", "unsafe", "async", "extern", "macro_rules"}
+IDENT = re.compile(r"[A-Za-z_]\w*$")
+
+
+class Parser:
+    def __init__(self, modules, file, path):
+        self.modules, self.file = modules, file
+        self.tokens, self.at = tokens(file.read_text()), 0
+        self.inside = [(path, 0)]  # modules, each with the depth of braces that it begins at
+        self.depth = 0
+        modules.setdefault(path, Module(file))
+
+    def module(self):
+        return self.modules[self.inside[-1][0]]
+
+    def peek(self, by=0):
+        return self.tokens[self.at + by][0] if self.at + by < len(self.tokens) else ""
+
+    def run(self):
+        while self.at < len(self.tokens):
+            token, line = self.tokens[self.at]
+            if token == "#" and self.is_test_attribute():
+                self.skip_attributes()
+                self.skip_item()
+            elif token == "use" and IDENT.match(self.peek(1) or "0") or token == "use" and self.peek(1) in ("{", "::"):
+                self.at += 1
+                self.use([], line)
+            elif token == "mod" and IDENT.match(self.peek(1) or "0") and self.peek(2) == "{":
+                path = self.inside[-1][0] + (self.peek(1),)
+                self.modules.setdefault(path, Module(self.file))
+                self.inside.append((path, self.depth))
+                self.depth += 1
+                self.at += 3
+            elif token in ("crate", "super", "self") and self.peek(1) == "::":
+                self.path(line)
+            else:
+                if token in ITEMS and self.depth == self.inside[-1][1] + (len(self.inside) > 1):
+                    self.module().items.add(self.peek(1))
+                if token == "{":
+                    self.depth += 1
+                elif token == "}":
+                    self.depth -= 1
+                    if len(self.inside) > 1 and self.depth == self.inside[-1][1]:
+                        self.inside.pop()
+                self.at += 1
+
+    def is_test_attribute(self):
+        """At `#[cfg(test)]`, or one that requires `test` among others."""
+        if [self.peek(by) for by in (1, 2, 3)] != ["[", "cfg", "("]:
+            return False
+        end = self.after_group(self.at + 1)
+        names = [token for token, _ in self.tokens[self.at : end]]
+        return "test" in names and "not" not in names and "any" not in names
+
+    def skip_attributes(self):
+        while self.peek() == "#" and self.peek(1) == "[":
+            self.at = self.after_group(self.at + 1)
+
+    def after_group(self, at):
+        """Behind the group that opens at `at`."""
+        depth = 0
+        while at < len(self.tokens):
+            token = self.tokens[at][0]
+            depth += (token in OPEN) - (token in CLOSE)
+            at += 1
+            if depth == 0:
+                break
+        return at
+
+    def skip_item(self):
+        is_item = self.peek() in STARTS
+        is_use = "use" in (self.peek(), self.peek(1))
+        while self.at < len(self.tokens):
+            token = self.peek()
+            if token in CLOSE:
+                return
+            if token in OPEN:
+                self.at = self.after_group(self.at)
+                if token == "{" and not is_use:
+                    return
+                continue
+            self.at += 1
+            if token == ";" or (token == "," and not is_item):
+                return
+
+    def path(self, line):
+        """`crate::a::b` in code."""
+        path = [self.peek()]
+        self.at += 1
+        while self.peek() == "::" and IDENT.match(self.peek(1) or "0"):
+            path.append(self.peek(1))
+            self.at += 2
+        self.module().uses.append((path, line))
+
+    def use(self, prefix, line):
+        """One tree of a `use` declaration, up to `,`, `}` or `;`."""
+        path = list(prefix)
+        while self.at < len(self.tokens):
+            token, line = self.tokens[self.at]
+            self.at += 1
+            if token == "{":
+                while self.peek() not in ("}", ""):
+                    self.use(path, line)
+                    if self.peek() == ",":
+                        self.at += 1
+                self.at += 1
+            elif token == "*":
+                self.module().globs.append(path)
+                self.named(path, None, line)
+            elif token == "as":
+                self.named(path, self.peek(), line)
+                self.at += 1
+            elif token == "::":
+                continue
+            elif token in (",", "}", ";"):
+                self.at -= 1
+                return
+            else:
+                path.append(token)
+                if self.peek() not in ("::", "as"):
+                    self.named(path, path[-1], line)
+
+    def named(self, path, name, line):
+        if path[-1] == "self" and len(path) > 1:
+            path = path[:-1]
+            name = path[-1] if name == "self" else name
+        module = self.module()
+        if name:
+            module.names[name] = path
+        module.uses.append((path, line))
+
+
+def resolve(modules, origin, path, depth=0):
+    """The module in which the item stands that `path` names in module `origin`; `None`: in another crate."""
+    at = origin
+    rest = list(path)
+    if rest[0] in ("crate", "super", "self"):
+        first = rest.pop(0)
+        at = () if first == "crate" else origin[:-1] if first == "super" else origin
+        while rest and rest[0] == "super":
+            at = at[:-1]
+            rest.pop(0)
+    elif origin + (rest[0],) not in modules:
+        # A name that another `use` brought here, or another crate.
+        known = modules[origin].names.get(rest[0])
+        if known is None or known == path or depth > 8:
+            return None
+        return resolve(modules, origin, known + rest[1:], depth + 1)
+    while rest and at + (rest[0],) in modules:
+        at += (rest.pop(0),)
+    if rest and depth <= 8 and at in modules and rest[0] not in modules[at].items:
+        return through(modules, at, rest, depth)
+    return at
+
+
+def through(modules, at, rest, depth):
+    """Where a name of a module stands that it took from elsewhere."""
+    module = modules[at]
+    if known := module.names.get(rest[0]):
+        target = resolve(modules, at, known + rest[1:], depth + 1)
+        return at if target is None else target
+    for glob in module.globs:
+        target = resolve(modules, at, glob, depth + 1)
+        if target in modules and rest[0] in modules[target].items:
+            return target
+    return at
+
+
+# --- self-test
+
+TREE = {
+    "millrace-proto/Cargo.toml": "[dependencies]\nmillrace-bpf.workspace = true\nbytes = '1'\n",
+    "millrace-proto/src/lib.rs": "mod a; mod b; mod c; pub mod d;\npub use c::Thing;\n",
+    # a -> b by a nested use, b -> a by a re-export of its parent and by a path in code.
+    "millrace-proto/src/a.rs": "use crate::{b::{self, X}, d};\npub struct Y;\n",
+    "millrace-proto/src/b.rs": "pub struct X;\nfn f(_: super::a::Y) {}\n",
+    # c -> d is through what d's parent re-exports; d's child may use d, and names in comments and strings are none.
+    "millrace-proto/src/c.rs": 'use crate::d::inner::Deep;\npub struct Thing; // crate::a\nconst S: &str = r#"super::b"#;\n',
+    "millrace-proto/src/d/mod.rs": "pub mod inner;\npub struct Top;\n"
+    "#[cfg(test)]\nmod tests { use crate::Thing; use crate::a::Y; }\n",
+    "millrace-proto/src/d/inner.rs": "use super::Top;\npub struct Deep(Top);\n#[cfg(test)]\nuse crate::c::Thing;\n",
+    "millrace-proto/src/d/inner_tests.rs": "use crate::c::Thing;\n",
+    "millrace-bpf/Cargo.toml": "[dependencies]\nmillrace-proto = { path = '../millrace-proto' }\n",
+    "millrace-bpf/src/lib.rs": "mod one;\nmod two;\nuse two::Two;\n",
+    "millrace-bpf/src/one.rs": "use super::Two;\n",
+    "millrace-bpf/src/two.rs": "pub struct Two;\n",
+}
+WANTED = [
+    "millrace-proto/Cargo.toml: millrace-proto does not use millrace-bpf: see ORDER in scripts/layers.py",
+    "millrace_proto: modules in a circle: a, b",
+    "    a -> b: millrace-proto/src/a.rs:1: crate::b",
+    "    b -> a: millrace-proto/src/b.rs:2: super::a::Y",
+]
+
+
+def self_test():
+    with tempfile.TemporaryDirectory() as directory:
+        root = Path(directory)
+        for name, text in TREE.items():
+            file = root / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        found = check(root, ["millrace-proto", "millrace-bpf"])
+    if found != WANTED:
+        print("found:", *found, "wanted:", *WANTED, sep="\n", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
