@@ -27,6 +27,7 @@ mod procstat;
 pub mod report;
 #[cfg(test)]
 mod samples;
+mod share;
 mod symbols;
 pub mod taxonomy;
 mod users;

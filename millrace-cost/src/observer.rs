@@ -20,6 +20,7 @@ use crate::procstat::{self, CpuTimes};
 use crate::report::{
     Cpu, Event, EventCost, Host, Lost, Method, Missing, Mode, Part, Report, TaskCost, VERSION,
 };
+use crate::share::{ns, rounded, share};
 use crate::symbols::Symbols;
 use crate::users::{Place, ProfileFold, Users};
 use adapt::{Adaptive, Frequency, Prices};
@@ -614,19 +615,6 @@ fn lost(after: &[Totals], before: &[Totals], skipped_runs: u64) -> Lost {
 
 fn of(totals: &[Totals], cpu: usize) -> Totals {
     totals.get(cpu).copied().unwrap_or_default()
-}
-
-/// In steps of a millionth, which is finer than the clocks: reports stay short.
-pub(crate) fn share(part_ns: u64, period: Duration) -> f64 {
-    rounded(part_ns as f64 / ns(period).max(1) as f64)
-}
-
-fn rounded(share: f64) -> f64 {
-    (share * 1e6).round() / 1e6
-}
-
-fn ns(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn unix_ms() -> u64 {

@@ -7,8 +7,8 @@ use blazesym::Pid;
 use blazesym::symbolize::source::{Process, Source};
 use blazesym::symbolize::{Input, Symbolizer};
 
-use crate::observer::share;
 use crate::report::{Function, Part, Profile};
+use crate::share::share;
 use crate::taxonomy::{SYSTEM_CALL, Taxonomy};
 
 /// A stack in which nothing has a name may be anything.

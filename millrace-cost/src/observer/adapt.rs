@@ -8,6 +8,7 @@ use millrace_bpf::cost::{CallTimes, Totals, interrupt_time};
 use super::of;
 use crate::choice::{Budget, Choice, Step, TRIAL};
 use crate::report::Auto;
+use crate::share::{ns, rounded};
 
 /// What programs add to what they time; ns.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -91,10 +92,10 @@ impl Adaptive {
         }
         let auto = Auto {
             budget_share: self.choice.budget().share,
-            timing_share: super::rounded(self.share),
+            timing_share: rounded(self.share),
             retry_ms: self.choice.left(now).map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
             changes: self.choice.changes(),
-            interrupt_ns: self.frequency.interrupt.map(super::ns),
+            interrupt_ns: self.frequency.interrupt.map(ns),
             lowered_from_hz: self.frequency.lowered_from_hz,
         };
         let step = self.choice.report(now, period, self.share);

@@ -10,9 +10,10 @@ use millrace_bpf::programs::{self, Statistics};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 
-use super::{Config, PerCall, share};
+use super::{Config, PerCall};
 use crate::cgroups::Cgroups;
 use crate::report::{Cgroup, Cpu, Observer, Process, Profile, Program, TaskCost};
+use crate::share::share;
 
 /// Sums of processes. One that is gone leaves the kernel's table when nothing came from it for a report.
 #[derive(Debug, Default)]
