@@ -4,11 +4,10 @@ use serde_json::{Value, json};
 
 use super::contender::Contender;
 use super::figures::Load;
-use super::run::Bench;
+use super::run::{Bench, Trial};
 use super::stats::median;
 use super::table::{columns, dash};
 use super::traffic::Received;
-use super::usage::Used;
 
 /// Of the asked rate, that must have been delivered to each subscriber.
 const SUSTAINED: f64 = 0.97;
@@ -20,14 +19,6 @@ const PRECISION: f64 = 1.2;
 const CEILING_HZ: u32 = 100_000;
 /// A relay that cannot do that is not looked at any further.
 const LEAST_HZ: u32 = 100;
-
-/// A relay under a load.
-pub struct Trial {
-    pub received: Received,
-    pub used: Used,
-    /// Busy with what is the relay's: see [`Bench::trial`].
-    pub relay_cpus: f64,
-}
 
 /// What a relay delivered at a rate that it sustained.
 #[derive(Debug, Clone, Copy)]
@@ -238,6 +229,7 @@ fn next(best: Option<u32>, failed: Option<u32>) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::bench::stats::Percentiles;
+    use crate::bench::usage::Used;
 
     /// The highest rate found, and the number of trials, for a relay that takes up to `limit`.
     fn search(limit: u32) -> (Option<u32>, usize) {

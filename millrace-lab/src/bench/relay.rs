@@ -1,18 +1,15 @@
 //! `millrace bench relay`: relays side by side, in one lab, under one load.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 
 use super::contender::Contender;
 use super::figures::{Load, Row};
 use super::run::Bench;
-use super::usage::Reading;
+use super::table::write_json;
+use super::usage::warn_if_busy;
 use super::{max_rate, plot, table};
-
-const LOOK_AROUND: Duration = Duration::from_secs(1);
-const BUSY_CPUS: f64 = 0.1;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -80,22 +77,6 @@ fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
     }
     print!("{}", max_rate::render(&rows));
     args.write(rows.iter().map(max_rate::Row::json).collect())
-}
-
-/// Every figure is worse on a machine that does something else.
-pub fn warn_if_busy() -> anyhow::Result<()> {
-    let before = Reading::take(std::process::id())?;
-    std::thread::sleep(LOOK_AROUND);
-    let busy = Reading::take(std::process::id())?.used_since(&before).busy_cpus();
-    if busy > BUSY_CPUS {
-        eprintln!("warning: other programs keep {busy:.2} CPUs busy; the figures include that");
-    }
-    Ok(())
-}
-
-pub fn write_json(path: &Path, rows: &[serde_json::Value]) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(rows)?;
-    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }
 
 impl Args {

@@ -16,9 +16,8 @@ use nix::net::if_::if_nametoindex;
 use super::contender::{Contender, Identity, PORT};
 use super::engine;
 use super::figures::{Cpu, Figures, Load, Programs};
-use super::max_rate::Trial;
 use super::process::{Process, listens, packets_sent};
-use super::traffic::{Route, Traffic};
+use super::traffic::{Received, Route, Traffic};
 use super::usage::{Reading, Used, peak_rss_bytes};
 use super::wire::{self, Ends, Wire};
 use crate::lab::{self, Lab, Node, Topology};
@@ -46,6 +45,14 @@ pub struct Bench {
     identity: Identity,
     /// Of the undisturbed stretch; the ones with instruments are parts of it.
     seconds: f64,
+}
+
+/// A relay under a load: whether it keeps up.
+pub struct Trial {
+    pub received: Received,
+    pub used: Used,
+    /// Busy with what is the relay's: see [`Bench::trial`].
+    pub relay_cpus: f64,
 }
 
 impl Bench {

@@ -1,4 +1,8 @@
-//! The figures on a terminal.
+//! The figures on a terminal, and in files.
+
+use std::path::Path;
+
+use anyhow::Context;
 
 use super::figures::{Figures, Row};
 use super::stats::Percentiles;
@@ -89,4 +93,10 @@ fn matched(figures: &Figures) -> String {
 pub fn columns(lines: &[Vec<String>]) -> String {
     let side = |column| if column == 0 { Side::Left } else { Side::Right };
     aligned(lines, side).into_iter().map(|line| line + "\n").collect()
+}
+
+/// Writes rows as one JSON array.
+pub fn write_json(path: &Path, rows: &[serde_json::Value]) -> anyhow::Result<()> {
+    let text = serde_json::to_string_pretty(rows)?;
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
 }

@@ -8,6 +8,11 @@ use millrace_bpf::clock::monotonic_ns;
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
+/// How long other programs are watched before a benchmark begins.
+const LOOK_AROUND: Duration = Duration::from_secs(1);
+/// What they may keep busy unnoticed.
+const BUSY_CPUS: f64 = 0.1;
+
 /// A reading of the clocks; the difference of two is what the time between them cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Reading {
@@ -82,6 +87,17 @@ pub fn peak_rss_bytes(process: u32) -> io::Result<u64> {
         .lines()
         .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no VmHWM"))
+}
+
+/// Every figure is worse on a machine that does something else.
+pub fn warn_if_busy() -> io::Result<()> {
+    let before = Reading::take(std::process::id())?;
+    std::thread::sleep(LOOK_AROUND);
+    let busy = Reading::take(std::process::id())?.used_since(&before).busy_cpus();
+    if busy > BUSY_CPUS {
+        eprintln!("warning: other programs keep {busy:.2} CPUs busy; the figures include that");
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -17,8 +17,9 @@ use millrace_cost::MAX_FREQUENCY_HZ;
 use millrace_cost::report::Mode;
 use serde::Serialize;
 
-use super::relay::{warn_if_busy, write_json};
 use super::stats::{self, Spread};
+use super::table::write_json;
+use super::usage::warn_if_busy;
 use network::{Protocol, Scenario};
 
 #[derive(Debug, clap::Args)]

@@ -14,7 +14,7 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 
 use self::{defence::Defence, report::Row, site::Site};
-use super::relay::{warn_if_busy, write_json};
+use super::{table::write_json, usage::warn_if_busy};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

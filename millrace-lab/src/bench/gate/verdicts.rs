@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use millrace_bpf::gate::{Config, Gate, Pass, Reason, Rule, Statistics};
 use serde_json::json;
 
-use super::super::{relay::write_json, table::columns};
+use super::super::table::{columns, write_json};
 
 const RUNS: u32 = 1 << 20;
 const PORT: u16 = 443;
