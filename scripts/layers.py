@@ -165,7 +165,7 @@ def is_test(parts):
 
 TOKEN = re.compile(
     r"""
-      (?P<skip> //[^\n]* | \s+ )
+      (?P<skip> //[^\n]* | \s+ | [-+=>&|!?.%^~@]+ | [0-9]\w* )
     | (?P<comment> /\* )
     | (?P<raw> b?r(?P<hashes>\#*)" )
     | (?P<string> [bc]?"(?:[^"\\]|\\.)*" )
@@ -306,7 +306,7 @@ class Parser:
             token, line = self.tokens[self.at]
             self.at += 1
             if token == "{":
-                while self.peek() not in ("}", ""):
+                while self.peek() not in ("}", ";", ""):
                     self.use(path, line)
                     if self.peek() == ",":
                         self.at += 1
@@ -380,7 +380,7 @@ TREE = {
     "millrace-proto/src/lib.rs": "mod a; mod b; mod c; pub mod d;\npub use c::Thing;\n",
     # a -> b by a nested use, b -> a by a re-export of its parent and by a path in code.
     "millrace-proto/src/a.rs": "use crate::{b::{self, X}, d};\npub struct Y;\n",
-    "millrace-proto/src/b.rs": "pub struct X;\nfn f(_: super::a::Y) {}\n",
+    "millrace-proto/src/b.rs": "pub struct X;\nfn f(_: super::a::Y) -> impl Sized + use<> {}\n",
     # c -> d is through what d's parent re-exports; d's child may use d, and names in comments and strings are none.
     "millrace-proto/src/c.rs": 'use crate::d::inner::Deep;\npub struct Thing; // crate::a\nconst S: &str = r#"super::b"#;\n',
     "millrace-proto/src/d/mod.rs": "pub mod inner;\npub struct Top;\n"

@@ -18,5 +18,7 @@ fi
 say "cargo clippy"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 
+say "arrows between crates and modules"; scripts/layers.py --self-test; scripts/layers.py
+
 say "web/dist is up to date"
 scripts/web.sh check

@@ -40,6 +40,7 @@ curl                            curl
 ip                              iproute2
 ethtool                         ethtool
 ping                            iputils-ping
+python3                         python3
 ffmpeg                          ffmpeg
 NEEDS
 }
