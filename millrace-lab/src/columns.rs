@@ -24,3 +24,16 @@ pub fn aligned(lines: &[Vec<String>], side: impl Fn(usize) -> Side) -> Vec<Strin
     };
     lines.iter().map(line).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let lines =
+            [["name", "n"], ["\u{b5}s", "1000"], ["a", ""]].map(|line| line.map(str::to_owned).to_vec());
+        let side = |column| if column == 0 { Side::Left } else { Side::Right };
+        assert_eq!(aligned(&lines, side), ["name     n", "\u{b5}s    1000", "a"]);
+    }
+}
