@@ -10,7 +10,7 @@ pub struct Budget {
     /// Of each CPU: 0.01 is 1 %.
     pub share: f64,
     /// How long events are only sampled before timing them is tried again. Twice as long each time that this fails, up to
-    /// [`MAX_PAUSE`].
+    /// 320 s.
     pub pause: Duration,
 }
 

@@ -13,7 +13,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
+//! [`mod@bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
 //! measured in such a network. It uses the lab, never the other way round. [`columns`] and [`duration`] are how
 //! commands print tables and read times.
 

@@ -66,7 +66,7 @@ pub struct Config {
     pub pids: BTreeSet<u32>,
     /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::Process).
     pub cgroup: Option<String>,
-    /// Reports contain [stacks](Report::stacks).
+    /// Reports contain [stacks](crate::report::Report::stacks).
     pub stacks: bool,
     /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
     pub program_statistics: bool,

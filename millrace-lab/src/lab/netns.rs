@@ -19,7 +19,7 @@ pub(super) const RUN: &str = "/run/netns";
 /// How long processes that were killed may take to be gone.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
-/// A named network namespace; making and removing it is [`create`] and [`remove`].
+/// A named network namespace, which the lab makes and removes.
 #[derive(Debug, Clone)]
 pub struct Netns {
     name: String,

@@ -25,6 +25,11 @@ use crate::{
     log::{self, Format},
 };
 
+use crate::{
+    http::ListenAddr,
+    log::{self, Format},
+};
+
 /// What the relay runs with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -180,8 +185,12 @@ macro_rules! settings {
 }
 
 settings! {
-    /// UDP address to serve MoQ on, repeatable [default: 0.0.0.0:4443 and [::]:4443]
-    #[arg(long, value_name = "ADDR:PORT")]
+    // No documentation comment: rustdoc would take `[::]` for a link.
+    #[arg(
+        long,
+        value_name = "ADDR:PORT",
+        help = "UDP address to serve MoQ on, repeatable [default: 0.0.0.0:4443 and [::]:4443]"
+    )]
     listen: Vec<SocketAddr>,
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
