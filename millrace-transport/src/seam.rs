@@ -219,5 +219,4 @@ impl crypto::PacketKey for PacketKey {
 }
 
 #[cfg(test)]
-#[path = "seam_tests.rs"]
 mod tests;

@@ -2,7 +2,11 @@
 
 use std::net::UdpSocket;
 
-use millrace_proto::quic::varint;
+use millrace_proto::quic::{
+    frame::{self, Frame},
+    params::Params,
+    varint,
+};
 
 use super::*;
 

@@ -1,0 +1,101 @@
+//! The handshake, and what quinn and the driver find out.
+
+use std::{net::SocketAddr, time::Instant};
+
+use millrace_proto::{
+    plane::downstream::PeerLimits,
+    quic::{
+        keys::{Secret, Suite},
+        params::{Malformed, Params},
+    },
+};
+use quinn::Side;
+
+use super::{LAST_GENERATION, Shared, attention};
+use crate::plane::Plane;
+
+impl Shared {
+    /// Takes the peer's transport parameters, once; returns them with quinn's part of the credit.
+    pub fn on_peer_params(&self, encoded: &[u8], is_server: bool) -> Result<Vec<u8>, Malformed> {
+        let peer = Params::parse(encoded)?;
+        let mut state = self.state.lock();
+        if state.stack.set_peer(peer) {
+            let limits = PeerLimits {
+                max_data: state.stack.other_credit(),
+                max_stream_data_uni: peer.initial_max_stream_data_uni,
+                max_streams_uni: peer.initial_max_streams_uni,
+                first_stream_uni: state.control_streams,
+                max_datagram_frame_size: peer.max_datagram_frame_size,
+                max_ack_delay: peer.max_ack_delay,
+                is_server,
+            };
+            state.plane.set_limits(limits);
+            if let Some(offload) = &state.offload {
+                offload.set_max_datagram(peer.max_datagram_frame_size);
+            }
+        }
+        state.stack.cap(encoded)
+    }
+
+    /// The 1-RTT keys are there: derives the data plane's from the traffic secret that `side` sends with.
+    pub fn on_keys(&self, side: Side, integrity_limit: u64) {
+        let secret = self.secrets.take(side).and_then(|secret| {
+            let suite = identify(secret.len(), integrity_limit)?;
+            Secret::new(suite, &secret)
+        });
+        let received = self.secrets.take(!side).and_then(|received| {
+            let suite = secret.as_ref()?.suite();
+            Secret::new(suite, &received)
+        });
+        let mut state = self.state.lock();
+        if let Some(offload) = &mut state.offload {
+            offload.on_keys(secret.as_ref(), received);
+        }
+        state.plane.set_secret(secret);
+    }
+
+    pub fn suite(&self) -> Option<Suite> {
+        self.state.lock().plane.keys.as_ref().map(|keys| keys.secret.suite())
+    }
+
+    /// The generation after `generation`, whose keys quinn derives ahead of time.
+    pub fn next_generation(&self, generation: u16) -> u16 {
+        if generation >= LAST_GENERATION {
+            self.close();
+            self.request(attention::KEYS_EXHAUSTED);
+        }
+        generation.saturating_add(1)
+    }
+
+    /// Whether quinn has been asked for newer keys and has not used any yet.
+    pub fn wants_keys(&self) -> bool {
+        self.state.lock().plane.keys.as_ref().is_some_and(|keys| keys.requested)
+    }
+
+    pub fn on_mtu(&self, mtu: u16) {
+        self.state.lock().plane.downstream.on_mtu(usize::from(mtu));
+    }
+
+    /// quinn says where the peer is. Returns whether it waits for an answer from there.
+    pub fn on_remote(&self, now: Instant, remote: SocketAddr) -> bool {
+        let mut state = self.state.lock();
+        let Plane { path, downstream, .. } = &mut state.plane;
+        if remote != path.remote {
+            self.counters.address_changes.add(1);
+            if path.on_remote(remote) {
+                downstream.on_path_change(now);
+            }
+        }
+        !path.is_validated()
+    }
+}
+
+/// Tells AEADs apart by their secret's length and their integrity limit (RFC 9001, section 6.6).
+fn identify(secret_len: usize, integrity_limit: u64) -> Option<Suite> {
+    match (secret_len, integrity_limit) {
+        (48, _) => Some(Suite::Aes256Gcm),
+        (32, 0x10_0000_0000) => Some(Suite::ChaCha20Poly1305),
+        (32, _) => Some(Suite::Aes128Gcm),
+        _ => None,
+    }
+}

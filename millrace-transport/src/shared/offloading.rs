@@ -1,0 +1,101 @@
+//! What the offload is told and asked, and what it says.
+
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Instant,
+};
+
+use millrace_proto::plane::downstream::StreamKey;
+
+use super::{Shared, State, attention};
+use crate::{
+    offload::{self, ConnectionStatus, Datagrams, Delegation, Ingress, Origin, Owner},
+    plane::KeyUse,
+};
+
+impl Shared {
+    /// Tells the offload what it may send now, and takes streams back that are over.
+    pub(super) fn hand_out(&self, state: &mut State, now: Instant) {
+        if state.offload.is_none() {
+            return;
+        }
+        let usable = state.plane.key_use(self.numbers.peek().1);
+        if matches!(usable, Some(KeyUse::Ageing | KeyUse::UsedUp { ask: true })) {
+            self.request(attention::KEY_UPDATE);
+        }
+        let has_keys = matches!(usable, Some(KeyUse::Fresh | KeyUse::Ageing));
+        let State { offload: Some(offload), plane, .. } = state else { return };
+        let open = has_keys && self.open.load(Ordering::Relaxed);
+        offload.hand_out(now, &mut plane.downstream, &plane.path, open);
+        if !self.open.load(Ordering::SeqCst) {
+            // Closed meanwhile, without the lock.
+            offload.reclaim_budget();
+        }
+    }
+
+    /// What the peer sends as the offload may forward it from now on.
+    pub fn ingress(self: &Arc<Self>, origin: Origin) -> Option<Arc<dyn Ingress>> {
+        let mut guard = self.state.lock();
+        let expected = guard.received.map_or(0, |received| received + 1);
+        guard.offload.as_mut()?.ingress(origin, expected, Arc::clone(self) as _)
+    }
+
+    /// Has the offload forward a track's datagrams, until what it returns is dropped.
+    pub fn delegate_datagrams(
+        &self,
+        ingress: &Arc<dyn Ingress>,
+        datagrams: &Datagrams,
+    ) -> Option<Box<dyn Delegation>> {
+        self.state.lock().offload.as_ref()?.delegate_datagrams(ingress, datagrams)
+    }
+
+    /// Whether the offload has sent the datagram of a subscription, at this group and object; says so once.
+    pub fn take_delivered(&self, now: Instant, tag: u64, at: (u64, u64)) -> bool {
+        let mut state = self.state.lock();
+        state.drain_offload(now);
+        state.offload.as_mut().is_some_and(|offload| offload.take_delivered(tag, at))
+    }
+
+    /// Has the offload forward an ingress as stream `key`, once that owes nothing: from offset `from` of the ingress on,
+    /// at an offset that is larger by `shift`. Returns whether it does.
+    pub fn delegate(&self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
+        let mut guard = self.state.lock();
+        let State { offload: Some(offload), plane, .. } = &mut *guard else { return false };
+        offload.delegate(&mut plane.downstream, key, ingress, (shift, from))
+    }
+
+    /// What the offload did; `None`: there is none.
+    pub fn offload_status(&self) -> Option<ConnectionStatus> {
+        Some(self.state.lock().offload.as_ref()?.status())
+    }
+
+    /// Packets that the offload sent without saying so. There are none but those that another CPU registers this moment.
+    pub fn unregistered(&self) -> Option<u64> {
+        let mut state = self.state.lock();
+        let sent = state.offload.as_ref()?.status().sent;
+        state.drain_offload(Instant::now());
+        Some(sent.saturating_sub(state.plane.downstream.stats().offloaded_packets))
+    }
+}
+
+impl Owner for Shared {
+    fn on_sent(&self, now: Instant) {
+        self.transmit_now(now);
+    }
+
+    fn on_returned(&self, now: Instant, keys: &[StreamKey]) {
+        {
+            let mut state = self.state.lock();
+            state.drain_offload(now);
+            keys.iter().for_each(|key| state.plane.downstream.on_returned(*key));
+        }
+        self.transmit_now(now);
+    }
+
+    fn on_path(&self, now: Instant, path: &offload::Path) {
+        if let Some(offload) = &mut self.state.lock().offload {
+            offload.on_path(path);
+        }
+        self.transmit_now(now);
+    }
+}

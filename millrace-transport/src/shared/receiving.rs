@@ -1,0 +1,127 @@
+//! What arrives: each frame is taken to whom it concerns, and the rest of the packet is left to quinn.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use bytes::BytesMut;
+use millrace_proto::quic::{
+    ack,
+    frame::{self, Direction, Frame},
+};
+
+use super::{Arrival, Contents, Shared, State};
+use crate::stack::Times;
+
+impl Shared {
+    /// A packet was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of
+    /// `payload`, translates what is meant for quinn, and sends what has become possible.
+    pub fn on_received(
+        &self,
+        arrival: Arrival,
+        (generation, number): (u16, u64),
+        id: &[u8],
+        payload: &mut BytesMut,
+    ) {
+        let now = arrival.now;
+        let news = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            state.plane.path.on_received(arrival.size);
+            let mut arrived = now;
+            if let Some(offload) = &mut state.offload {
+                offload.on_received(number, generation, id);
+                arrived = offload.arrival(now, arrival.end);
+            }
+            let contents = self.walk(state, Times { now, arrived }, payload);
+            state.learn_ack(arrival.size, &contents);
+            let mut news = contents.any;
+            // quinn drops duplicates, and with them what is put in here.
+            let fresh = state.received.is_none_or(|received| number > received);
+            state.received = state.received.max(Some(number));
+            if fresh && self.open.load(Ordering::Relaxed) && state.top_up(payload) {
+                self.counters.credit_grants.add(1);
+                news = true;
+            }
+            if state.plane.downstream.has_events() {
+                self.events.notify_one();
+            }
+            if news {
+                self.arm(state, now);
+            }
+            news
+        };
+        if news {
+            self.transmit_now(now);
+        }
+    }
+
+    pub(super) fn walk(&self, state: &mut State, times: Times, payload: &mut [u8]) -> Contents {
+        let mut contents = Contents::default();
+        let mut at = 0;
+        // What is malformed stays as it is, and quinn closes the connection over it.
+        while let Ok(Some((range, frame))) = frame::next(payload, at) {
+            at = range.end;
+            contents.others |= !matches!(frame, Frame::Ack(_) | Frame::Padding);
+            match frame {
+                Frame::Ack(ack) => {
+                    contents.ack = Some(ack.delay);
+                    if let Some(rewritten) = self.on_ack(state, times, &ack, range.len()) {
+                        payload[range].copy_from_slice(rewritten);
+                    }
+                }
+                Frame::MaxData(limit) => state.on_max_data(limit, &mut payload[range]),
+                Frame::MaxStreams(Direction::Unidirectional, limit) => {
+                    state.plane.downstream.on_max_streams_uni(limit);
+                }
+                // A stream that nobody opened is left to quinn, which closes the connection over it.
+                Frame::MaxStreamData { id, limit } if state.plane.downstream.owns(id) => {
+                    if state.on_max_stream_data(id, limit) {
+                        self.consume(&mut payload[range]);
+                    }
+                }
+                Frame::StopSending { id, code } if state.plane.downstream.owns(id) => {
+                    if state.plane.downstream.on_stop_sending(id, code).is_ok() {
+                        self.consume(&mut payload[range]);
+                    }
+                }
+                Frame::PathResponse(response) => state.plane.path.on_response(response),
+                Frame::ConnectionClose { .. } | Frame::ApplicationClose { .. } => {
+                    self.close();
+                    continue;
+                }
+                _ => continue,
+            }
+            contents.any = true;
+        }
+        contents
+    }
+
+    fn consume(&self, frame: &mut [u8]) {
+        frame::blank(frame);
+        self.counters.stream_frames_consumed.add(1);
+    }
+
+    /// Takes an ACK frame of `len` bytes; returns what quinn may see in its place, or `None`: what there is.
+    fn on_ack<'a>(
+        &self,
+        state: &'a mut State,
+        times: Times,
+        ack: &ack::Frame<'_>,
+        len: usize,
+    ) -> Option<&'a [u8]> {
+        if ack.largest >= self.numbers.peek().1 {
+            // Larger than any number of quinn's too: it closes the connection.
+            self.counters.acks_refused.add(1);
+            return None;
+        }
+        let exponent = state.stack.ack_delay_exponent();
+        state.ack.delay = Duration::from_micros(ack.delay.saturating_mul(1 << exponent));
+        state.ack.ranges.clear();
+        state.ack.ranges.extend(ack.ranges());
+        if !state.acknowledge(times) {
+            // A number that was skipped. If it was quinn's trap, quinn finds it in what follows.
+            self.counters.acks_refused.add(1);
+        }
+        let latest_rtt = state.plane.downstream.latest_rtt();
+        Some(state.stack.rewrite_ack(times, ack, len, latest_rtt, &self.counters))
+    }
+}

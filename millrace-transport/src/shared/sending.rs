@@ -1,0 +1,151 @@
+//! What leaves: the plane's packets, and quinn's.
+
+use std::{sync::atomic::Ordering, time::Instant};
+
+use millrace_proto::quic::{
+    frame::{Frame, Walker},
+    packet::ConnectionId,
+};
+
+use super::{Shared, State, attention, with_batch};
+use crate::{
+    offload::state::Offloaded,
+    plane::{Builder, KeyUse, Plane},
+    send::{Batch, Flow},
+};
+
+impl Shared {
+    /// Puts as many packets into `batch` as there are bytes owed, credit, window and pacing.
+    pub fn transmit(&self, now: Instant, batch: &mut Batch) {
+        if !self.open.load(Ordering::Acquire) {
+            return;
+        }
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        state.drain_offload(now);
+        state.reclaim_budget();
+        let builder = Builder {
+            numbers: &self.numbers,
+            counters: &self.counters,
+            tap: &self.tap,
+            session: self.session.load(Ordering::Relaxed),
+        };
+        let plane = &mut state.plane;
+        let flow = Flow { to: plane.path.remote, from: plane.path.local };
+        while batch.packet(flow, |out| self.may_seal(plane) && plane.build(now, &builder, out)) {}
+        if plane.downstream.has_events() {
+            self.events.notify_one();
+        }
+        self.arm(state, now);
+    }
+
+    pub(super) fn transmit_now(&self, now: Instant) {
+        with_batch(|batch| {
+            self.transmit(now, batch);
+            self.sender.flush(batch);
+        });
+    }
+
+    /// Whether there are keys for one more packet of the plane; asks for newer ones well before there are not.
+    fn may_seal(&self, plane: &mut Plane) -> bool {
+        let usable = match plane.key_use(self.numbers.peek().1) {
+            None => return false,
+            Some(KeyUse::Fresh) => true,
+            Some(KeyUse::Ageing) => {
+                self.request(attention::KEY_UPDATE);
+                true
+            }
+            Some(KeyUse::UsedUp { ask }) => {
+                if ask {
+                    self.request(attention::KEY_UPDATE);
+                }
+                false
+            }
+        };
+        plane.set_stalled(!usable);
+        usable
+    }
+
+    pub fn on_timeout(&self, now: Instant, batch: &mut Batch) {
+        {
+            let mut state = self.state.lock();
+            state.drain_offload(now);
+            let late = state.plane.downstream.misses_ack(now);
+            if late && state.offload.as_mut().is_some_and(Offloaded::reads_first) {
+                // The next tick but one: whoever was woken for that has a whole tick.
+                let at = self.alarm.time(now) + 1;
+                self.deadline.store(at, Ordering::Release);
+                self.alarm.at(at);
+                return;
+            }
+            state.plane.downstream.on_timeout(now);
+            if state.plane.downstream.has_events() {
+                self.events.notify_one();
+            }
+            self.arm(&mut state, now);
+        }
+        self.transmit(now, batch);
+    }
+
+    /// quinn seals a packet of `size` bytes with the keys of `generation` and its own number: returns the
+    /// number for the wire.
+    pub fn on_quinn_packet(
+        &self,
+        now: Instant,
+        (generation, number): (u16, u64),
+        remote_id: &[u8],
+        payload: &[u8],
+        size: usize,
+    ) -> u64 {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let wire = state.stack.draw(now, (generation, number), &self.numbers, &self.counters);
+        if let Some(keys) = state.plane.keys.as_mut().filter(|keys| generation > keys.generation) {
+            keys.advance(generation, wire);
+            self.counters.key_updates.add(1);
+            if let Some(offload) = &mut state.offload {
+                offload.on_seal_keys(generation, &keys.secret);
+            }
+        }
+        if *state.plane.path.id != *remote_id {
+            state.plane.path.id = ConnectionId::new(remote_id).unwrap_or_default();
+        }
+        let ack_eliciting = self.inspect(state, payload);
+        state.plane.downstream.on_stack_sent(now, wire, size, ack_eliciting);
+        self.counters.quinn_packets.add(1);
+        self.counters.quinn_bytes.add(size as u64);
+        self.arm(state, now);
+        if state.plane.resume() {
+            self.hurry();
+        }
+        wire
+    }
+
+    /// Notes what matters here of what quinn sends; returns whether the packet is ack-eliciting.
+    fn inspect(&self, state: &mut State, payload: &[u8]) -> bool {
+        let mut ack_eliciting = false;
+        for (_, frame) in Walker::new(payload).map_while(Result::ok) {
+            ack_eliciting |= frame.is_ack_eliciting();
+            match frame {
+                Frame::Stream(stream) => {
+                    state.stack.on_stream_frame(&stream);
+                    self.control.notify_waiters();
+                }
+                Frame::PathChallenge(challenge) if state.plane.path.on_challenge(challenge) => {
+                    self.request(attention::ADDRESS);
+                }
+                Frame::ConnectionClose { .. } | Frame::ApplicationClose { .. } => self.close(),
+                _ => {}
+            }
+        }
+        ack_eliciting
+    }
+
+    /// Without what was left to the offload.
+    pub fn stack_window(&self) -> u64 {
+        let state = self.state.lock();
+        let budget = state.offload.as_ref().map_or(0, |offload| offload.budget().bytes);
+        let least = 2 * state.plane.downstream.mtu() as u64;
+        state.plane.downstream.stack_window().saturating_sub(budget).max(least)
+    }
+}
