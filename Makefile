@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model kernels soak bench pictures web web-test clean-lab install install-gate examples
+.PHONY: help setup build demo lint test peers fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -52,6 +52,9 @@ soak: build ## ten minutes of relaying with loss, an hour of observing (or SOAK_
 bench: build peers ## compare relays; results in target/bench.json
 	@scripts/setup.sh bench
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
+
+picture: ## draw ARCHITECTURE's picture anew (graphviz); the result is committed
+	dot -Tsvg docs/architecture.dot -o docs/architecture.svg
 
 web: setup ## build the dashboard of `millrace cost` anew (node); what is built is committed
 	@scripts/setup.sh web

@@ -97,12 +97,13 @@ enum gate_rate_index {
 struct gate_policy {
 	__u8 modes[24]; /* enum gate_mode by enum gate_rule */
 	__u32 flags;
-	__u32 id_bytes;	       /* of the server's connection IDs; 0: as the server was seen to choose */
-	__u32 quota;	       /* connections per client */
-	__u32 token_seconds;   /* for which a token is good */
-	__u64 idle_ns;	       /* after which a tracked connection is forgotten */
-	__u64 unsure_ns;       /* from `since_ns` on, in which not all live connections are known */
-	struct gate_rate calm; /* new connections without a token, below which nobody is sent a Retry */
+	__u32 id_bytes;	     /* of the server's connection IDs; 0: as the server was seen to choose */
+	__u32 quota;	     /* connections per client */
+	__u32 token_seconds; /* for which a token is good */
+	__u64 idle_ns;	     /* after which a tracked connection is forgotten */
+	__u64 unsure_ns;     /* from `since_ns` on, in which not all live connections are known */
+	struct gate_rate
+		retry_above; /* new connections without a token, below which nobody is sent a Retry */
 	struct gate_rate live[GATE_RATES]; /* per client */
 	struct gate_rate unknown[GATE_RATES];
 	struct gate_rate client[GATE_RATES];
@@ -240,7 +241,7 @@ struct gate_marks {
 
 /* Entry of the map `states`: what packets change in a scope. */
 struct gate_state {
-	__u64 calm_at;
+	__u64 retry_above_at;
 	__u64 sample_at;
 	struct gate_buckets unknown;
 	__u64 id_lens; /* of connection IDs that servers were seen to choose: a byte each, then zeroes */

@@ -185,7 +185,7 @@ static __always_inline int wants_retry(struct gate_work *work, const struct gate
 				       struct gate_state *state)
 {
 	return work->is_new && !work->is_repeated && !work->is_proved && mode_of(policy, GATE_RETRY) &&
-	       is_over(work, &state->calm_at, &policy->calm, 1);
+	       is_over(work, &state->retry_above_at, &policy->retry_above, 1);
 }
 
 /* --- What belongs to no live connection --- */

@@ -45,7 +45,7 @@ mirror!(Policy = "gate_policy" {
     token_seconds: u32,
     idle_ns: u64,
     unsure_ns: u64,
-    calm: Rate,
+    retry_above: Rate,
     live: [Rate; 3],
     unknown: [Rate; 3],
     client: [Rate; 3],

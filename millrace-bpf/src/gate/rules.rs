@@ -391,7 +391,7 @@ impl Policy {
             token_seconds: u32::try_from(self.token_lifetime.as_secs()).unwrap_or(u32::MAX),
             idle_ns: nanoseconds(idle),
             unsure_ns: nanoseconds(unsure),
-            calm: self.retry_above.map_or(Ok(NONE), |rate| rate.encode()).map_err(value)?,
+            retry_above: self.retry_above.map_or(Ok(NONE), |rate| rate.encode()).map_err(value)?,
             live: rates(&self.live_rates, [None, Some(LivePackets), Some(LiveBytes)])?,
             unknown: rates(
                 &self.unknown_rates,
