@@ -18,7 +18,13 @@ fi
 say "cargo clippy"
 cargo clippy --workspace --all-targets --locked -- -D warnings
 
-say "arrows between crates and modules"; scripts/layers.py --self-test; scripts/layers.py
+say "arrows between crates and modules"
+scripts/layers.py --self-test
+scripts/layers.py
+
+say "transport and relay without the kernel need no clang"
+tree=$(cargo tree --quiet --locked -p millrace-transport -p millrace-relay --no-default-features -e normal,build --prefix none)
+! grep -E '^(millrace-bpf|libbpf)' <<<"$tree" || die "without features they depend on what needs clang"
 
 say "web/dist is up to date"
 scripts/web.sh check
