@@ -25,11 +25,6 @@ use crate::{
     log::{self, Format},
 };
 
-use crate::{
-    http::ListenAddr,
-    log::{self, Format},
-};
-
 /// What the relay runs with.
 #[derive(Clone, Debug)]
 pub struct Config {
