@@ -34,16 +34,13 @@ pub(crate) struct Builder<'a> {
     pub session: u32,
 }
 
-/// Whether more can be sealed.
+/// How far the keys are used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum KeyUse {
-    Fresh,
-    /// The stack has to be asked for newer ones, once.
-    Ageing,
-    /// Newer ones have to be waited for; `ask`: the stack has not been asked yet.
-    UsedUp {
-        ask: bool,
-    },
+pub(crate) struct KeyUse {
+    /// Newer ones have to be waited for.
+    pub used_up: bool,
+    /// The stack has to be asked for newer ones; said once.
+    pub ask: bool,
 }
 
 impl Plane {
@@ -68,17 +65,13 @@ impl Plane {
         self.keys = secret.map(|secret| Keys::new(secret, self.max_packets_per_key));
     }
 
-    /// Whether more can be sealed, `next` being the next packet number.
+    /// `next`: the next packet number. `None`: there are no keys yet.
     pub fn key_use(&mut self, next: u64) -> Option<KeyUse> {
         let keys = self.keys.as_mut()?;
         let sealed = next.saturating_sub(keys.since);
         let ask = sealed >= keys.limit / 2 && !keys.requested;
         keys.requested |= ask;
-        Some(match sealed >= keys.limit {
-            true => KeyUse::UsedUp { ask },
-            false if ask => KeyUse::Ageing,
-            false => KeyUse::Fresh,
-        })
+        Some(KeyUse { used_up: sealed >= keys.limit, ask })
     }
 
     /// Whether it has to wait for newer keys.

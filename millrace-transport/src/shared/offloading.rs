@@ -7,11 +7,8 @@ use std::{
 
 use millrace_proto::plane::downstream::StreamKey;
 
-use super::{Shared, State, attention};
-use crate::{
-    offload::{self, ConnectionStatus, Datagrams, Delegation, Ingress, Origin, Owner},
-    plane::KeyUse,
-};
+use super::{Shared, State};
+use crate::offload::{self, ConnectionStatus, Datagrams, Delegation, Ingress, Origin, Owner};
 
 impl Shared {
     /// Tells the offload what it may send now, and takes streams back that are over.
@@ -19,11 +16,7 @@ impl Shared {
         if state.offload.is_none() {
             return;
         }
-        let usable = state.plane.key_use(self.numbers.peek().1);
-        if matches!(usable, Some(KeyUse::Ageing | KeyUse::UsedUp { ask: true })) {
-            self.request(attention::KEY_UPDATE);
-        }
-        let has_keys = matches!(usable, Some(KeyUse::Fresh | KeyUse::Ageing));
+        let has_keys = self.has_keys(&mut state.plane);
         let State { offload: Some(offload), plane, .. } = state else { return };
         let open = has_keys && self.open.load(Ordering::Relaxed);
         offload.hand_out(now, &mut plane.downstream, &plane.path, open);

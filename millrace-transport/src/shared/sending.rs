@@ -46,24 +46,20 @@ impl Shared {
         });
     }
 
-    /// Whether there are keys for one more packet of the plane; asks for newer ones well before there are not.
+    /// Whether there are keys for one more packet of the plane, which otherwise waits for newer ones.
     fn may_seal(&self, plane: &mut Plane) -> bool {
-        let usable = match plane.key_use(self.numbers.peek().1) {
-            None => return false,
-            Some(KeyUse::Fresh) => true,
-            Some(KeyUse::Ageing) => {
-                self.request(attention::KEY_UPDATE);
-                true
-            }
-            Some(KeyUse::UsedUp { ask }) => {
-                if ask {
-                    self.request(attention::KEY_UPDATE);
-                }
-                false
-            }
-        };
-        plane.set_stalled(!usable);
+        let usable = self.has_keys(plane);
+        plane.set_stalled(!usable && plane.keys.is_some());
         usable
+    }
+
+    /// Whether there are keys that are not used up; asks for newer ones well before they are.
+    pub(super) fn has_keys(&self, plane: &mut Plane) -> bool {
+        let Some(KeyUse { used_up, ask }) = plane.key_use(self.numbers.peek().1) else { return false };
+        if ask {
+            self.request(attention::KEY_UPDATE);
+        }
+        !used_up
     }
 
     pub fn on_timeout(&self, now: Instant, batch: &mut Batch) {
