@@ -69,6 +69,13 @@ impl Choice {
         self.budget
     }
 
+    /// What counts from here on. A pause that runs ends when it would have.
+    pub fn set_budget(&mut self, budget: Budget) {
+        self.budget = budget;
+        self.pause = budget.pause;
+        self.debt_ns = 0.0;
+    }
+
     /// How often reports went from one mode to the other.
     pub fn changes(&self) -> u64 {
         self.changes
@@ -230,6 +237,22 @@ mod tests {
         }
         assert_eq!(waits, [10, 20, 40, 80, 160, 320, 320, 320]);
         assert_eq!(choice.changes(), 1, "trials are not seen in reports");
+    }
+
+    #[test]
+    fn a_new_budget_counts_from_the_next_trial() {
+        let (mut choice, mut clock) = sampling();
+        choice.set_budget(Budget { share: 0.5, pause: S });
+        assert_eq!(choice.left(clock.0), Some(BUDGET.pause));
+        clock.0 += BUDGET.pause;
+        assert_eq!(choice.poll(clock.0, 0.0), Step::Try);
+        choice.tried(clock.0, true);
+        clock.0 += TRIAL;
+        assert_eq!(choice.poll(clock.0, 0.2), Step::Stay);
+        assert_eq!(choice.report(clock.0, S, 0.2), Step::Time);
+        choice.set_budget(BUDGET);
+        assert_eq!(clock.report(&mut choice, 0.2), Step::Sample);
+        assert_eq!(choice.left(clock.0), Some(BUDGET.pause));
     }
 
     #[test]

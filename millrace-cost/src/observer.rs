@@ -13,7 +13,7 @@ use millrace_bpf::cost::{self, CallTimes, Cost, Record, Totals, Transport};
 use millrace_bpf::programs::Statistics;
 
 use crate::cgroups::Cgroups;
-use crate::choice::Step;
+use crate::choice::{Budget, Step};
 use crate::energy::Meter;
 use crate::fold::{Fold, Resolver, share_out};
 use crate::procstat::{self, CpuTimes};
@@ -203,6 +203,14 @@ impl Observer {
     /// Kernel functions at which calls are timed.
     pub fn functions(&self) -> Vec<&'static str> {
         self.cost.functions()
+    }
+
+    /// What timing events may take from here on.
+    pub fn set_budget(&mut self, budget: Budget) -> Result<(), Error> {
+        config::check_budget(budget)?;
+        self.adaptive.as_mut().ok_or(Error::NoBudget)?.set_budget(budget);
+        self.config.budget = Some(budget);
+        Ok(())
     }
 
     /// Waits until `period` after the last report, or the start, and reports.

@@ -172,7 +172,7 @@ fn samples_belong_to_the_process() {
     assert!(report.missing.iter().any(|missing| missing.what == "counts of calls"), "{:?}", report.missing);
 }
 
-/// Calls without pause, in enough threads to be a flood among other load too, until `done` has returned.
+/// Calls without pause, in enough threads to get a part of the CPUs beside other load, until `done` has returned.
 fn flood<T>(done: impl FnOnce() -> T) -> T {
     struct Stop<'a>(&'a AtomicBool);
     impl Drop for Stop<'_> {
@@ -197,35 +197,21 @@ fn flood<T>(done: impl FnOnce() -> T) -> T {
     })
 }
 
-/// What timing events takes of a CPU, in a second.
-fn timing_share() -> f64 {
-    let unlimited = Budget { share: 1.0, ..Budget::default() };
-    let mut observer = Observer::start(Config { budget: Some(unlimited), ..config() }).expect("it starts");
-    let report = observer.next(Duration::from_secs(1)).expect("a report");
-    report.auto.expect("it has a budget").timing_share
-}
-
-/// Calls without pause cost the observer more than it may take, none cost it nothing.
+/// What calls cost beside what they may cost decides: here nothing and a whole CPU, whoever else makes some.
 #[test]
-fn a_flood_makes_it_sample_and_quiet_brings_timing_back() {
+fn beyond_the_budget_it_samples_and_within_it_times_again() {
     const SHORT: Duration = Duration::from_millis(250);
-    let test = "a_flood_makes_it_sample_and_quiet_brings_timing_back";
-    let Some(_alone) = alone(test) else { return };
-    let (quiet, flooded) = (timing_share(), flood(timing_share));
-    if flooded < quiet * 8.0 {
-        return println!(
-            "SKIP {test}: others make as many calls: {quiet} without a flood, {flooded} with one"
-        );
-    }
-    // Less than a flood takes, even where others leave it a part of the CPUs.
-    let budget = Budget { share: flooded / 4.0, pause: Duration::from_secs(2) };
+    const PAUSE: Duration = Duration::from_secs(2);
+    let Some(_alone) = alone("beyond_the_budget_it_samples_and_within_it_times_again") else { return };
+    let nothing = Budget { share: f64::MIN_POSITIVE, pause: PAUSE };
+    let all = Budget { share: 1.0, pause: PAUSE };
     let starts = Instant::now();
-    let mut observer = Observer::start(Config { budget: Some(budget), ..config() }).expect("it starts");
+    let mut observer = Observer::start(Config { budget: Some(all), ..config() }).expect("it starts");
     let started = Instant::now();
     let mut last = started;
     let mut periods = Duration::ZERO;
     let mut networking: BTreeMap<u32, u64> = BTreeMap::new();
-    let mut until = |mode: Mode| -> Report {
+    let mut until = |observer: &mut Observer, wanted: &dyn Fn(&Report) -> bool| -> Report {
         let deadline = Instant::now() + BOUND;
         loop {
             last = Instant::now();
@@ -241,25 +227,28 @@ fn a_flood_makes_it_sample_and_quiet_brings_timing_back() {
             assert_eq!(report.sampled_ns, sampled);
             assert_eq!(auto.retry_ms.is_some(), report.mode == Mode::Sampling);
             assert_eq!(report.method.is_some(), report.mode == Mode::Events);
-            if report.mode == mode {
+            if wanted(&report) {
                 return report;
             }
         }
     };
-    let first = until(Mode::Events);
+    let times = |report: &Report| report.mode == Mode::Events;
+    let samples_sends = |report: &Report| report.mode == Mode::Sampling && sum(report, Event::Send).1 > 0;
+    let first = until(&mut observer, &times);
     assert_eq!((first.sequence, first.auto.map(|auto| auto.changes)), (0, Some(0)));
-    let sampled = flood(|| until(Mode::Sampling));
+    observer.set_budget(nothing).expect("a budget");
+    let sampled = flood(|| until(&mut observer, &samples_sends));
     assert_eq!(sampled.auto.map(|auto| auto.changes), Some(1));
-    let (ns, samples) = sum(&sampled, Event::Send);
-    assert!(ns > 0 && samples > 0, "{ns} ns, {samples} samples");
+    assert!(sum(&sampled, Event::Send).0 > 0, "{:?}", sampled.cpus);
     assert!(sampled.processes.iter().any(|process| process.pid == std::process::id()));
-    let timed = until(Mode::Events);
+    observer.set_budget(all).expect("a budget");
+    let timed = until(&mut observer, &times);
     assert_eq!(timed.auto.map(|auto| auto.changes), Some(2));
     let socket = UdpSocket::bind("127.0.0.1:0").expect("a socket");
     for _ in 0..100 {
         socket.send_to(&[0; 8], socket.local_addr().expect("an address")).expect("sent");
     }
-    let counted = until(Mode::Events);
+    let counted = until(&mut observer, &times);
     let sends = counted.cpus.iter().flat_map(|cpu| &cpu.events).filter(|of| of.event == Event::Send);
     assert!(sends.filter_map(|of| of.calls).sum::<u64>() >= 100, "{:?}", counted.cpus);
     // All of the time is there, from the start to after the last report was asked for, and none of it twice.

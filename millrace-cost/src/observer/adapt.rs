@@ -60,6 +60,10 @@ impl Adaptive {
         Self { choice, prices, frequency, cpus, trial: None, share: 0.0 }
     }
 
+    pub fn set_budget(&mut self, budget: Budget) {
+        self.choice.set_budget(budget);
+    }
+
     pub fn poll(&mut self, now: Instant, totals: impl FnOnce() -> Vec<Totals>) -> Step {
         // What a shorter time shows is by chance.
         if let Some((since, before)) = self.trial.as_ref().filter(|(since, _)| now - *since >= TRIAL) {

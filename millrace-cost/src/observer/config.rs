@@ -37,6 +37,8 @@ pub enum Error {
     IdleWatts(f64),
     #[error("a budget is a share of a CPU: more than 0, at most 1")]
     Budget,
+    #[error("the observer was started without a budget: what timing takes is not known")]
+    NoBudget,
     #[error("cannot measure what the observer takes: {0}")]
     Price(io::Error),
 }
@@ -107,9 +109,7 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
     if let Some(watts) = config.idle_watts.filter(|watts| !watts.is_finite() || *watts < 0.0) {
         return Err(Error::IdleWatts(watts));
     }
-    if config.budget.is_some_and(|budget| !(budget.share > 0.0 && budget.share <= 1.0)) {
-        return Err(Error::Budget);
-    }
+    config.budget.map_or(Ok(()), check_budget)?;
     check_frequency(config)?;
     if let Some(pid) = config.pids.iter().chain(&config.profile).find(|pid| !is_process(**pid)) {
         return Err(Error::Process(*pid));
@@ -120,6 +120,10 @@ pub(super) fn check(config: &Config) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::Cgroup { path: path.clone(), mount }),
     }
+}
+
+pub(super) fn check_budget(budget: Budget) -> Result<(), Error> {
+    if budget.share > 0.0 && budget.share <= 1.0 { Ok(()) } else { Err(Error::Budget) }
 }
 
 /// Threads have numbers too, under which nothing is ever reported.
