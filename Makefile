@@ -7,7 +7,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 # Seconds of fuzzing, shared by all targets.
 TIME ?= 60
 
-.PHONY: help setup build demo lint test peers fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate examples
+.PHONY: help setup build demo lint test peers endurance fuzz model kernels soak bench pictures picture web web-test clean-lab install install-gate examples
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -29,6 +29,11 @@ lint: setup ## formatting and lints
 test: setup ## lint, every test, interoperation with unmodified peers, the dashboard in Chromium
 	@scripts/setup.sh test
 	@scripts/test.sh
+
+endurance: setup ## the tests five times beside stress-ng, and once on one CPU
+	@scripts/setup.sh test
+	@scripts/setup.sh endurance
+	@scripts/endurance.sh
 
 peers: setup ## build the MoQ peers that interop tests and benchmarks use (all of them)
 	scripts/peers.sh all

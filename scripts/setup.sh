@@ -3,7 +3,7 @@
 # Asks nothing and says what it does. A second run does nothing.
 # Without root (and without password-free sudo) packages are reported as skipped; Rust goes to the home directory.
 #
-#   scripts/setup.sh [test|web|kernels|fuzz|pictures|bench|soak]     also what this one wants
+#   scripts/setup.sh [test|web|kernels|fuzz|pictures|bench|soak|endurance]     also what this one wants
 . "$(dirname "$0")/lib.sh"
 
 group=${1:-}
@@ -107,6 +107,14 @@ bpftool                         bpftool
 NEEDS
 }
 
+# What scripts/endurance.sh puts beside the tests.
+needs_endurance() {
+    cat <<'NEEDS'
+stress-ng                       stress-ng
+taskset                         util-linux
+NEEDS
+}
+
 # What `millrace bench` compares with, and measures by.
 needs_bench() {
     cat <<'NEEDS'
@@ -128,7 +136,7 @@ missing_packages() {
     local proof package
     while read -r proof package; do
         is_there "$proof" || echo "$package"
-    done < <(needs; case $group in kernels | pictures | bench | soak) "needs_$group" ;; esac)
+    done < <(needs; case $group in kernels | pictures | bench | soak | endurance) "needs_$group" ;; esac)
 }
 
 # The version of package $1 that apt would install.

@@ -25,6 +25,8 @@ use tokio::{
 /// Of the policy below.
 const IDLE: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(60);
+/// Of clients that are refused: for others, enough to be answered on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(15);
 
 const POLICY: &str = "\
 [[scope]]
@@ -284,7 +286,7 @@ async fn parallel_openings_are_held_to_the_quota() {
     let policy = "[[scope]]\nname = \"web\"\nport = 4433\nrules.quota = { connections = 2 }\n";
     let scene = Scene::new("parallel", EndpointConfig::default(), policy);
     let mut all = JoinSet::new();
-    for client in (0..12).map(|_| scene.lively(IDLE)) {
+    for client in (0..12).map(|_| scene.lively(PATIENCE)) {
         all.spawn(async move {
             let connection = client.connect((SERVER, PORT).into(), "localhost").unwrap().await.ok()?;
             asked(&connection).await.then_some(connection)

@@ -1,6 +1,7 @@
 //! What does not wake the relay.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use millrace::relay::{
     config::{Config, EngineChoice},
@@ -55,9 +56,9 @@ fn a_full_window_is_no_place_for_patience() {
     needs_root!(a_full_window_is_no_place_for_patience);
     let net = Net::new(1, true, |_| {});
     let cast = cast(&net, &["sub1"]);
-    // Far less than is published, however late that is.
+    // Everything waits for it, whoever has the CPU.
     net.impair("relay-sub1", "rate=500kbit");
-    let show = Show { groups: 3, objects: 100, ahead: None, ..SHOW };
+    let show = Show { groups: 3, objects: 100, pause: Duration::ZERO, ahead: None, ..SHOW };
     let status = play(&net, cast, &show, |_| {});
     let (deferred, all) = acks(&status);
     let session = subscribers(&status).next().unwrap();
