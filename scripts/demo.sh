@@ -73,10 +73,10 @@ frames() {
 }
 
 say "the relay, with engine $engine and a certificate made for this run, on $url"
-at RELAY "$millrace" relay --listen "$listen" --http "$http" "${options[@]}" 2>"$dir/relay.log" &
+at RELAY "$millrace" relay --listen "$listen" --http "$http" --http-token-file "$dir/token" "${options[@]}" 2>"$dir/relay.log" &
 relay=$!
 pids+=("$relay")
-ask() { (at RELAY "$millrace" status --http "$http"); }
+ask() { (at RELAY "$millrace" status --http "$http" --http-token-file "$dir/token"); }
 wait_for 10 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
 
 say "a publisher: $seconds s of live video and sound from ffmpeg"
@@ -111,7 +111,7 @@ echo
 wait "$publisher" || die "the publisher failed: $(tail -n1 "$dir/publish.log")"
 for player in "${players[@]}"; do wait "$player" || die "a player failed: $(tail -qn1 "$dir"/player*.log)"; done
 # Media packets, by who sent them.
-sent() { (at RELAY curl -fsS "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
+sent() { (at RELAY curl -fsS -H "Authorization: Bearer $(<"$dir/token")" "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
 by_kernel=$(sent kernel) by_user=$(sent data_plane)
 kill -TERM "$relay"
 wait "$relay" || die "the relay did not stop cleanly: $(tail -n1 "$dir/relay.log")"

@@ -32,7 +32,7 @@ status=127.0.0.1:$(free_port t)
 http=127.0.0.1:$(free_port t)
 url=moqt://$listen
 
-"$millrace" relay --engine user --listen "$listen" --http "$status" 2>"$dir/relay.log" &
+"$millrace" relay --engine user --listen "$listen" --http "$status" --http-token-file "$dir/token" 2>"$dir/relay.log" &
 relay=$!
 wait_for 10 curl -fs "http://$status/healthz" || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
 "$millrace" publish --name soak --generate --rate-hz 200 --duration 86400 --tls-disable-verify "$url" \
@@ -49,13 +49,14 @@ short_lived() { while sleep 0.1; do bash -c 'echo >/dev/udp/127.0.0.1/9' || true
 short_lived &
 
 # Little memory for the dashboard, so that it is full from early on.
-"$millrace" cost --frequency "$hz" --programs --profile "$relay" --http "$http" --http-memory 4 \
+"$millrace" cost --frequency "$hz" --programs --profile "$relay" --http "$http" --http-token-file "$dir/token" --http-memory 4 \
     --log "$dir/log.gz" --log-size 1 --log-files 2 2>"$dir/cost.log" &
 cost=$!
-wait_for 10 curl -fs "http://$http/metrics" || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
-viewer() { while timeout 20 curl -sN "http://$http/api/reports" || sleep 1; do :; done >/dev/null; }
+ask() { curl -fs -H "Authorization: Bearer $(<"$dir/token")" "$@"; }
+wait_for 10 ask "http://$http/metrics" || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
+viewer() { while ask -m 20 -N "http://$http/api/reports" || sleep 1; do :; done >/dev/null; }
 viewer &
-asker() { while sleep 7; do curl -fs "http://$http/api/stacks" "http://$http/metrics" >/dev/null || true; done; }
+asker() { while sleep 7; do ask "http://$http/api/stacks" "http://$http/metrics" >/dev/null || true; done; }
 asker &
 
 rss() { awk '/^VmRSS/ { print $2 }' "/proc/$cost/status"; }
@@ -74,8 +75,8 @@ for _ in $(seq $((seconds / every))); do
     kill -0 "$cost" 2>/dev/null || die "the observer ended: $(tail -n1 "$dir/cost.log")"
     echo "$(rss) $(files) $(maps)" >>"$dir/figures"
 done
-curl -fs "http://$http/api/report" >"$dir/report.json"
-curl -fs "http://$http/metrics" >"$dir/metrics"
+ask "http://$http/api/report" >"$dir/report.json"
+ask "http://$http/metrics" >"$dir/metrics"
 kill -9 "$cost"
 wait "$cost" 2>/dev/null || true
 grep -E '^millrace_cost_(samples|lost|reports|observer_seconds|observed_seconds)_total' "$dir/metrics"

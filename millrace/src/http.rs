@@ -1,4 +1,7 @@
-//! HTTP servers: how each of them is started, and what they answer alike.
+//! HTTP servers: how each of them is started, whom they answer, and what they answer alike.
+
+pub mod access;
+pub mod token;
 
 use std::{fmt, io, net::SocketAddr, str::FromStr};
 
@@ -9,6 +12,7 @@ use axum::{
 };
 use tokio::net::TcpListener;
 
+use self::access::Access;
 use crate::openmetrics::CONTENT_TYPE;
 
 /// Where a daemon listens: an address, or `off`.
@@ -44,16 +48,17 @@ pub struct Server {
     task: tokio::task::JoinHandle<()>,
 }
 
-/// Binds, and serves in a task.
+/// Binds, and serves in a task whom `access` lets in.
 ///
 /// # Errors
 /// The address cannot be had.
-pub async fn serve(addr: SocketAddr, router: Router) -> Result<Server, StartError> {
+pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<Server, StartError> {
     let bound = async {
         let listener = TcpListener::bind(addr).await?;
         Ok((listener.local_addr()?, listener))
     };
     let (local_addr, listener) = bound.await.map_err(|source| StartError { addr, source })?;
+    let router = access.guard(router);
     let task = tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
             tracing::error!(%error, "http ended");
@@ -84,7 +89,7 @@ mod tests {
     async fn a_taken_port_is_named() {
         let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = taken.local_addr().unwrap();
-        let error = serve(addr, Router::new()).await.map(|_| ()).unwrap_err();
+        let error = serve(addr, Router::new(), Access::default()).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
     }
 }

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use millrace::relay::status::fetch;
 use millrace_cost::report::{Event, Report, VERSION};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
@@ -436,13 +437,24 @@ fn the_dashboard_shows_this_machine() {
     if !is_root("the_dashboard_shows_this_machine") {
         return;
     }
-    let mut child = command(&["--http", "127.0.0.1:0", "--period", "100ms"]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    let named = file.to_str().unwrap();
+    let mut child = command(&["--http", "127.0.0.1:0", "--http-token-file", named, "--period", "100ms"]);
     let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut said).unwrap();
-    let addr = said.trim_end().strip_prefix("millrace: http://").unwrap().trim_end_matches('/');
+    let token = std::fs::read_to_string(&file).unwrap();
+    assert!(said.contains(named) && !said.contains(token.trim_end()), "no terminal, no secret: {said}");
+    let addr = said.strip_prefix("millrace: http://").unwrap().split('/').next().unwrap();
+    assert_eq!(fetch(addr.parse().unwrap(), "/metrics", None).unwrap().0, 401);
     let mut stream = TcpStream::connect(addr).unwrap();
-    write!(stream, "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\n\r\n").unwrap();
+    write!(
+        stream,
+        "GET /api/reports HTTP/1.0\r\nHost: {addr}\r\nCookie: millrace-token={}\r\n\r\n",
+        token.trim_end()
+    )
+    .unwrap();
     let mut reports = BufReader::new(stream).lines().map(Result::unwrap).filter_map(|line| {
         serde_json::from_str::<Report>(line.strip_prefix("data: ").unwrap_or_default()).ok()
     });

@@ -45,7 +45,7 @@ struct Gate<'a> {
 impl<'a> Gate<'a> {
     fn start(site: &'a Site, args: &[&str]) -> Self {
         let mut command = site.command(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["gate", "--interface=eth", "--socket=gate.sock"]).args(args);
+        command.args(["gate", "--interface=eth", "--socket=gate.sock", "--http-token-file=off"]).args(args);
         let process = command.stderr(std::fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
         let mut gate = Self { site, process };
         wait_for("gate", || {
@@ -156,7 +156,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     let shown = gate.succeed(&["status"]);
     assert!(shown.contains("guards eth") && shown.contains("web: 2 connections of 1 clients"), "{shown}");
     let http = "127.0.0.1:9999".parse().unwrap();
-    let scrape = |path: &str| inside(&site.server, || fetch(http, path).unwrap());
+    let scrape = |path: &str| inside(&site.server, || fetch(http, path, None).unwrap());
     let (code, metrics) = scrape("/metrics");
     assert_eq!(code, 200);
     let room = r#"millrace_gate_table_room{table="connections"} 131072"#;
@@ -318,7 +318,7 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     };
     let health = || {
         let http = "127.0.0.1:9999".parse().unwrap();
-        inside(&site.server, || fetch(http, "/healthz").unwrap())
+        inside(&site.server, || fetch(http, "/healthz", None).unwrap())
     };
     let well = interface();
     assert_eq!((well.mode.as_str(), well.attached, well.reattached), ("native", true, 0));
@@ -373,7 +373,8 @@ async fn interfaces_that_go_and_come_back_are_guarded_again() {
     let first = site.connect(LONG).await.unwrap();
     hello(&first).await;
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
-    let metrics = inside(&site.server, || fetch("127.0.0.1:9999".parse().unwrap(), "/metrics").unwrap().1);
+    let metrics =
+        inside(&site.server, || fetch("127.0.0.1:9999".parse().unwrap(), "/metrics", None).unwrap().1);
     assert!(metrics.contains(r#"millrace_gate_reattached_total{interface="eth"} 3"#), "{metrics}");
     assert_eq!(health().0, 200);
     assert_eq!(gate.end(Signal::SIGTERM), Some(0));

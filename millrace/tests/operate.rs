@@ -11,7 +11,6 @@ use std::{
     sync::Arc,
 };
 
-use millrace::relay::status::fetch;
 use nix::sys::signal::Signal;
 use process::{Relay, millrace, wait_for};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
@@ -81,10 +80,14 @@ fn a_relay_says_what_it_is_and_ends_on_sigterm() {
     assert_eq!(status.listen.len(), 1);
     assert_ne!(status.listen[0].port(), 0);
 
-    let shown = millrace().args(["status", "--http", &relay.http.to_string()]).output().unwrap();
+    let shown = millrace()
+        .args(["status", "--http", &relay.http.to_string(), "--http-token-file"])
+        .arg(relay.path("token"))
+        .output()
+        .unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(shown.contains("serving on 127.0.0.1:") && shown.contains("engine user"), "{shown}");
-    let metrics = fetch(relay.http, "/metrics").unwrap().1;
+    let metrics = relay.get("/metrics");
     assert!(metrics.contains("\nmillrace_relay_sessions 0\n"), "{metrics}");
     assert!(relay.logged(&["self-signed", "sha256"]), "the fingerprint is logged");
 

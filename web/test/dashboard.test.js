@@ -22,6 +22,7 @@ const PATIENCE_MS = 60_000;
 
 let browser;
 const dir = mkdtempSync(join(tmpdir(), "millrace-web-"));
+const TOKEN = join(dir, "token");
 const reports = readFileSync(REPORTS, "utf8").trim().split("\n").map((line) => JSON.parse(line));
 
 /** The same reports again and again, for as many CPUs: each has the figures of a real one, scaled by its own factor. */
@@ -53,7 +54,7 @@ function log(name, cpus, length) {
 /** `millrace cost replay`, serving on a free port, or on `port`; `stop` ends it. */
 async function serve(path, { port = 0, pace } = {}) {
   const paced = pace ? ["--pace", String(pace)] : [];
-  const child = spawn(MILLRACE, ["cost", "replay", path, "--http", `127.0.0.1:${port}`, ...paced], { stdio: ["ignore", "ignore", "pipe"] });
+  const child = spawn(MILLRACE, ["cost", "replay", path, "--http", `127.0.0.1:${port}`, "--http-token-file", TOKEN, ...paced], { stdio: ["ignore", "ignore", "pipe"] });
   const said = createInterface(child.stderr);
   const url = await new Promise((resolve, reject) => {
     said.on("line", (line) => {
@@ -62,8 +63,11 @@ async function serve(path, { port = 0, pace } = {}) {
     });
     child.on("exit", () => reject(new Error("the server ended")));
   });
+  const token = readFileSync(TOKEN, "utf8").trim();
   return {
-    url,
+    // As `millrace cost` prints it on a terminal.
+    url: `${url}?token=${token}`,
+    token,
     port: Number(new URL(url).port),
     signal: (signal) => child.kill(signal),
     stop: async () => {
@@ -290,13 +294,13 @@ test("a page says when reports stay away, and shows them when they come again", 
 test("a client that does not read keeps nobody waiting, and is counted", async () => {
   const server = await serve(log("slow", 128, 400), { pace: 8 });
   const slow = createConnection(server.port, "127.0.0.1");
-  slow.write("GET /api/reports HTTP/1.1\r\nHost: localhost\r\n\r\n");
+  slow.write(`GET /api/reports HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ${server.token}\r\n\r\n`);
   slow.pause();
   const { page: tab, wrong, close } = await page(server.url);
   try {
     await state(tab, "live");
     const dropped = async () => {
-      const metrics = await (await fetch(`${server.url}metrics`)).text();
+      const metrics = await (await fetch(new URL("metrics", server.url), { headers: { Authorization: `Bearer ${server.token}` } })).text();
       return Number(/^millrace_cost_http_dropped_frames_total (\d+)/m.exec(metrics)[1]);
     };
     assert.ok((await changes(dropped, 0)) > 0);

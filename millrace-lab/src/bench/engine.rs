@@ -53,7 +53,7 @@ impl Reading {
 }
 
 fn ask() -> anyhow::Result<Status> {
-    let (code, body) = status::fetch(STATUS, "/status").context("the relay's status")?;
+    let (code, body) = status::fetch(STATUS, "/status", None).context("the relay's status")?;
     ensure!(code == 200, "the relay's status: {code}");
     Ok(serde_json::from_str(&body)?)
 }

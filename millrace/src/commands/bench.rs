@@ -6,7 +6,10 @@ use std::sync::Arc;
 use millrace_cost::report::Report;
 use millrace_lab::bench;
 
-use crate::cost::{sink::Sink, web};
+use crate::{
+    cost::{sink::Sink, web},
+    http::access::Access,
+};
 
 pub use millrace_lab::bench::Args;
 
@@ -18,7 +21,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 fn loopback_dashboard() -> anyhow::Result<Box<dyn bench::Dashboard>> {
     let addr = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let config = web::Config { addr, memory_bytes: MEMORY_BYTES, live: true, losses: Arc::default() };
+    let (access, losses) = (Access::default(), Arc::default());
+    let config = web::Config { addr, memory_bytes: MEMORY_BYTES, live: true, access, losses };
     Ok(Box::new(web::Dashboard::start(&config)?))
 }
 

@@ -15,7 +15,7 @@ use crate::{
         daemon::{Setup, Source},
         serve, text,
     },
-    http::ListenAddr,
+    http::{ListenAddr, access},
     log::{self, Format},
     render::{self, print},
 };
@@ -66,6 +66,8 @@ struct Guard {
     /// Where /metrics, /healthz and /status are served, or "off"
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9185")]
     http: ListenAddr,
+    #[command(flatten)]
+    http_access: access::Flags,
     /// A level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)
     #[arg(long, value_name = "LEVEL", default_value = "info")]
     log_level: String,
@@ -183,6 +185,7 @@ fn guard(args: Guard) -> anyhow::Result<()> {
         socket: args.socket.socket,
         socket_group: args.socket_group,
         http: args.http.0,
+        http_access: args.http_access,
     }))
 }
 

@@ -5,6 +5,7 @@ use std::{net::SocketAddr, time::Duration};
 use anyhow::{Context, bail};
 
 use crate::{
+    http::token::{Token, TokenFile},
     relay::{
         status::{Status, fetch},
         text,
@@ -17,6 +18,9 @@ pub struct Args {
     /// Where the relay serves its status
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
     http: SocketAddr,
+    /// The file that holds the relay's token [default: as the relay of the same user]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<TokenFile>,
     /// Print the status as JSON
     #[arg(long)]
     json: bool,
@@ -26,9 +30,10 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
+    let token = args.http_token_file.unwrap_or_default().read()?;
     let mut before = None;
     loop {
-        let status = ask(args.http)?;
+        let status = ask(args.http, token.as_ref())?;
         let text = if args.json {
             serde_json::to_string_pretty(&status)? + "\n"
         } else {
@@ -45,11 +50,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// What the relay at `addr` says about itself.
-pub fn ask(addr: SocketAddr) -> anyhow::Result<Status> {
-    let (code, body) =
-        fetch(addr, "/status").with_context(|| format!("no relay answers on http://{addr}/status"))?;
+pub fn ask(addr: SocketAddr, token: Option<&Token>) -> anyhow::Result<Status> {
+    let (code, body) = fetch(addr, "/status", token.map(Token::text))
+        .with_context(|| format!("no relay answers on http://{addr}/status"))?;
     if code != 200 {
-        bail!("http://{addr}/status answered {code}");
+        bail!("http://{addr}/status answered {code}: {}", body.trim_end());
     }
     serde_json::from_str(&body).with_context(|| format!("http://{addr}/status is not a relay's status"))
 }

@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context, bail};
 use millrace_proto::moq::{Namespace, TrackName};
 
+use crate::http::token::{Token, TokenFile};
 use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Place, Userspace};
 
 #[derive(Debug, clap::Args)]
@@ -19,6 +20,9 @@ pub struct Args {
     /// Where the relay serves its status
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
     http: SocketAddr,
+    /// The file that holds the relay's token [default: as the relay of the same user]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<TokenFile>,
     /// Only packets of this track: NAMESPACE/NAME, or as `millrace status` shows it
     #[arg(long, value_name = "TRACK", value_parser = parse_track)]
     track: Option<TrackName>,
@@ -53,7 +57,8 @@ fn parse_track(text: &str) -> Result<TrackName, String> {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let duration = args.duration.map(Duration::try_from_secs_f64).transpose();
     let end = duration.context("--duration is not a time")?.and_then(|time| Instant::now().checked_add(time));
-    let mut lines = Lines::open(args.http, &query(&args), end)?;
+    let token = args.http_token_file.clone().unwrap_or_default().read()?;
+    let mut lines = Lines::open(args.http, &query(&args), token.as_ref(), end)?;
     let mut out = std::io::stdout().lock();
     let mut sums = Sums::default();
     while let Some(line) = lines.next()? {
@@ -94,12 +99,19 @@ struct Lines {
 }
 
 impl Lines {
-    fn open(addr: SocketAddr, query: &str, end: Option<Instant>) -> anyhow::Result<Self> {
+    fn open(
+        addr: SocketAddr,
+        query: &str,
+        token: Option<&Token>,
+        end: Option<Instant>,
+    ) -> anyhow::Result<Self> {
         const TIMEOUT: Duration = Duration::from_secs(5);
         let stream = TcpStream::connect_timeout(&addr, TIMEOUT)
             .with_context(|| format!("no relay answers on http://{addr}/trace"))?;
         // HTTP/1.0, so that the answer ends with the connection and comes as it is.
-        write!(&stream, "GET /trace?{query} HTTP/1.0\r\nHost: {addr}\r\n\r\n")?;
+        let token =
+            token.map(|token| format!("Authorization: Bearer {}\r\n", token.text())).unwrap_or_default();
+        write!(&stream, "GET /trace?{query} HTTP/1.0\r\nHost: {addr}\r\n{token}\r\n")?;
         stream.set_read_timeout(Some(TIMEOUT))?;
         let mut lines = Self { reader: BufReader::new(stream), end: None };
         let status = lines.next()?.unwrap_or_default();

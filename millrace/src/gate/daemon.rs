@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::lists::Lists;
-use crate::gate_watch::Watch;
+use crate::{gate_watch::Watch, http::access};
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]
@@ -43,6 +43,7 @@ pub struct Setup {
     pub socket: PathBuf,
     pub socket_group: Option<String>,
     pub http: Option<std::net::SocketAddr>,
+    pub http_access: access::Flags,
 }
 
 pub struct Daemon {

@@ -32,7 +32,7 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let daemon = Arc::new(Daemon::start(&setup)?);
     let _http = match setup.http {
         Some(addr) => {
-            let server = http::serve(addr, router(daemon.clone())).await?;
+            let server = http::serve(addr, router(daemon.clone()), setup.http_access.access()?).await?;
             info!(addr = %server.local_addr, "metrics, health and status");
             Some(server)
         }

@@ -21,7 +21,7 @@ use url::Url;
 use millrace_transport::kernel::Limits;
 
 use crate::{
-    http::ListenAddr,
+    http::{ListenAddr, access, token::TokenFile},
     log::{self, Format},
 };
 
@@ -64,6 +64,8 @@ pub struct Config {
     pub upstream: Option<Upstream>,
     /// Where metrics, health and status are served.
     pub http: Option<SocketAddr>,
+    /// To whom.
+    pub http_access: access::Flags,
     pub log: log::Settings,
     /// TLS secrets of all sessions are appended here (NSS key log format). For debugging only.
     pub key_log_file: Option<PathBuf>,
@@ -274,6 +276,13 @@ settings! {
     /// Where /metrics, /healthz and /status are served, or "off" [default: 127.0.0.1:9184]
     #[arg(long, value_name = "ADDR:PORT")]
     http: ListenAddr,
+    /// The token that HTTP requests must show, made if it is not there, or "off" [default: /run/millrace/http.token for
+    /// root, millrace/http.token in XDG_RUNTIME_DIR for others]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: TokenFile,
+    /// A name under which HTTP is asked, besides addresses and localhost, repeatable
+    #[arg(long, value_name = "NAME")]
+    http_name: Vec<String>,
     /// A level (error, warn, info, debug, trace) or directives (info,millrace=debug) [default: info]
     #[arg(long, value_name = "LEVEL")]
     log_level: String,
@@ -404,6 +413,10 @@ impl Check {
                 settings.upstream_tls_disable_verify.unwrap_or(false),
             ),
             http: settings.http.map_or(Some(SocketAddr::from(([127, 0, 0, 1], 9184))), |http| http.0),
+            http_access: access::Flags {
+                http_token_file: settings.http_token_file,
+                http_name: settings.http_name.unwrap_or_default(),
+            },
             log: log::Settings {
                 level: self.log_level(settings.log_level),
                 format: settings.log_format.unwrap_or(Format::Text),
@@ -674,7 +687,7 @@ macro_rules! deserialize_choice {
     };
 }
 
-deserialize_from_str!(ByteCount, Seconds, MoqtUrl, ListenAddr);
+deserialize_from_str!(ByteCount, Seconds, MoqtUrl, ListenAddr, TokenFile);
 deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);
 
 #[cfg(test)]

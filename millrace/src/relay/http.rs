@@ -16,8 +16,8 @@ use super::{
     metrics,
     status::{Status, StatusSource},
 };
-pub use crate::http::Server;
 use crate::http::{self, StartError};
+pub use crate::http::{Server, access::Access};
 
 /// Serves until the server is dropped.
 ///
@@ -27,8 +27,9 @@ pub async fn start(
     addr: SocketAddr,
     source: Arc<dyn StatusSource>,
     tracer: Arc<Tracer>,
+    access: Access,
 ) -> Result<Server, StartError> {
-    http::serve(addr, router(source, tracer)).await
+    http::serve(addr, router(source, tracer), access).await
 }
 
 type Source = State<Arc<dyn StatusSource>>;
@@ -74,6 +75,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
+    use crate::http::token::TokenFile;
     use crate::relay::{
         config::{Config, EngineChoice, Settings},
         server,
@@ -108,14 +110,22 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn paths_are_served() {
+    async fn paths_are_served_to_whom_they_are_for() {
         let source = Arc::new(Fake::default());
-        let server = start(([127, 0, 0, 1], 0).into(), source.clone(), tracer()).await.unwrap();
-        let get = async |path: &str| {
-            let (addr, path) = (server.local_addr, path.to_owned());
-            tokio::task::spawn_blocking(move || fetch(addr, &path)).await.unwrap().unwrap()
+        let directory = tempfile::tempdir().unwrap();
+        let access = Access::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
+        let token = access.token().unwrap().text().to_owned();
+        let server = start(([127, 0, 0, 1], 0).into(), source.clone(), tracer(), access).await.unwrap();
+        let ask = async |path: &str, token: Option<&str>| {
+            let (addr, path, token) = (server.local_addr, path.to_owned(), token.map(str::to_owned));
+            let asking = move || fetch(addr, &path, token.as_deref());
+            tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
-        assert_eq!(get("/healthz").await, (200, "ok\n".to_owned()));
+        let get = async |path: &str| ask(path, Some(&token)).await;
+        for path in ["/status", "/metrics", "/trace", "/"] {
+            assert_eq!(ask(path, None).await.0, 401, "{path}");
+        }
+        assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;

@@ -34,7 +34,7 @@ pub async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut reload = signal(SignalKind::hangup())?;
     let watch = tls::Watch::new(&config.identity);
-    let http_addr = config.http;
+    let (http_addr, http_access) = (config.http, config.http_access.clone());
     if config.identity == config::Identity::SelfSigned {
         info!(sha256 = tls::fingerprint(&identity.certificate), "self-signed certificate, for trying out");
     }
@@ -48,10 +48,14 @@ pub async fn serve(
     let _http = match http_addr {
         Some(addr) => {
             let source = Arc::clone(&server) as Arc<dyn StatusSource>;
-            let http = http::start(addr, source, Arc::clone(server.tracer())).await?;
-            info!(addr = %http.local_addr, "metrics, health and status");
-            if !http.local_addr.ip().is_loopback() {
-                warn!("http answers beyond this machine, to anyone");
+            let access = http_access.access()?;
+            let token = access.token().map(|token| token.path().display().to_string());
+            let http = http::start(addr, source, Arc::clone(server.tracer()), access).await?;
+            info!(addr = %http.local_addr, token, "metrics, health and status");
+            match (http.local_addr.ip().is_loopback(), &token) {
+                (false, None) => warn!("http answers beyond this machine, to anyone"),
+                (false, Some(_)) => warn!("http answers beyond this machine, and is not encrypted"),
+                (true, _) => {}
             }
             Some(http)
         }

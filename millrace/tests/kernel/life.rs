@@ -227,7 +227,7 @@ impl<'a> Process<'a> {
 
     fn command(node: &Node) -> Command {
         let mut command = node.command(env!("CARGO_BIN_EXE_millrace"));
-        command.arg("relay").env("NO_COLOR", "1");
+        command.args(["relay", "--http-token-file=off"]).env("NO_COLOR", "1");
         command
     }
 
@@ -241,7 +241,7 @@ impl<'a> Process<'a> {
     }
 
     fn engine(&self) -> Option<millrace::relay::status::Engine> {
-        let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status")).unwrap().ok()?;
+        let (_, body) = self.node.enter(|| fetch(HTTP.parse().unwrap(), "/status", None)).unwrap().ok()?;
         Some(serde_json::from_str::<Status>(&body).unwrap().relay.engine)
     }
 

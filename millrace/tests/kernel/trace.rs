@@ -65,7 +65,7 @@ impl Drop for Viewer {
 fn serve_http(net: &Net) -> http::Server {
     let source = Arc::clone(&net.server) as Arc<dyn StatusSource>;
     let tracer = Arc::clone(net.server.tracer());
-    net.run(http::start(([127, 0, 0, 1], 0).into(), source, tracer)).unwrap()
+    net.run(http::start(([127, 0, 0, 1], 0).into(), source, tracer, http::Access::default())).unwrap()
 }
 
 fn session_of(net: &Net, node: &str) -> Session {

@@ -46,6 +46,7 @@ impl Relay {
         let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let process = millrace()
             .args(["relay", "--listen=127.0.0.1:0", &format!("--http={http}"), "--log-format=json"])
+            .arg(format!("--http-token-file={}", dir.path().join("token").display()))
             .args(args.iter().map(|arg| arg.replace("{dir}", dir.path().to_str().unwrap())))
             .stderr(fs::File::create(dir.path().join("stderr")).unwrap())
             .spawn()
@@ -60,11 +61,17 @@ impl Relay {
     }
 
     pub fn health(&self) -> Option<u16> {
-        fetch(self.http, "/healthz").ok().map(|(code, _)| code)
+        fetch(self.http, "/healthz", None).ok().map(|(code, _)| code)
     }
 
     pub fn status(&self) -> Status {
-        serde_json::from_str(&fetch(self.http, "/status").unwrap().1).unwrap()
+        serde_json::from_str(&self.get("/status")).unwrap()
+    }
+
+    /// What HTTP answers to whoever has the token.
+    pub fn get(&self, path: &str) -> String {
+        let token = fs::read_to_string(self.path("token")).unwrap();
+        fetch(self.http, path, Some(token.trim_end())).unwrap().1
     }
 
     /// Whether a line of the log has all of `words`.

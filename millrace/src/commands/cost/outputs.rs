@@ -1,5 +1,6 @@
 //! Flags that say where reports go, and what they open.
 
+use std::io::IsTerminal as _;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use millrace_cost::log::Limits;
 use crate::cost::losses::Losses;
 use crate::cost::outputs::{Export, Log};
 use crate::cost::web;
+use crate::http::{access, token::Token};
 
 /// Outputs besides the terminal.
 #[derive(Debug, clap::Args)]
@@ -17,6 +19,8 @@ pub struct Args {
     /// Serve the dashboard, its data as JSON, and Prometheus metrics here; a port alone is on loopback
     #[arg(long, value_name = "ADDR", value_parser = parse_addr, num_args = 0..=1, default_missing_value = "9720")]
     http: Option<SocketAddr>,
+    #[command(flatten)]
+    http_access: access::Flags,
     /// What the dashboard can look back to is limited by this memory, MiB
     #[arg(long, value_name = "MIB", default_value_t = 64, requires = "http")]
     http_memory: usize,
@@ -76,8 +80,10 @@ impl Args {
         let dashboard = match self.http {
             Some(addr) => {
                 let memory_bytes = self.http_memory.saturating_mul(MIB);
-                let dashboard = web::Dashboard::start(&web::Config { addr, memory_bytes, live, losses })?;
-                eprintln!("millrace: http://{}/", dashboard.local_addr);
+                let access = self.http_access.access()?;
+                let config = web::Config { addr, memory_bytes, live, access: access.clone(), losses };
+                let dashboard = web::Dashboard::start(&config)?;
+                eprintln!("millrace: {}", link(dashboard.local_addr, access.token()));
                 Some(dashboard)
             }
             None => None,
@@ -104,6 +110,15 @@ impl LogArgs {
         let Some(path) = &self.log else { return Ok(None) };
         let limits = Limits { bytes: self.log_size.saturating_mul(MIB as u64), files: self.log_files };
         Log::create(path, limits, losses).map(Some)
+    }
+}
+
+/// To the dashboard. The token is for the eyes of whoever started it, not for logs.
+fn link(addr: SocketAddr, token: Option<&Token>) -> String {
+    match token {
+        None => format!("http://{addr}/"),
+        Some(token) if std::io::stderr().is_terminal() => format!("http://{addr}/?token={}", token.text()),
+        Some(token) => format!("http://{addr}/ with ?token= and what is in {}", token.path().display()),
     }
 }
 

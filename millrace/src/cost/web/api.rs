@@ -1,16 +1,16 @@
 //! What is served under which path.
 
 use std::convert::Infallible;
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{RawQuery, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -23,13 +23,15 @@ use tokio::sync::mpsc;
 use super::{Shared, assets, metrics};
 use crate::http;
 
+/// For a sum that others are before.
+const MAX_WAIT: Duration = Duration::from_secs(10);
 /// Nothing but this server's own files, and nobody may frame them.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
                                        connect-src 'self'; base-uri 'none'; form-action 'none'; \
                                        frame-ancestors 'none'";
 
-pub(super) fn router(shared: Arc<Shared>, loopback: bool) -> Router {
-    let router = Router::new()
+pub(super) fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
         .route("/", get(assets::PAGE))
         .route("/app.js", get(assets::SCRIPT))
         .route("/app.css", get(assets::STYLE))
@@ -40,31 +42,7 @@ pub(super) fn router(shared: Arc<Shared>, loopback: bool) -> Router {
         .route("/api/history", get(history))
         .route("/metrics", get(scrape))
         .layer(middleware::map_response(secure))
-        .with_state(shared);
-    match loopback {
-        true => router.layer(middleware::from_fn(only_loopback)),
-        false => router,
-    }
-}
-
-/// A web page elsewhere could have its own name resolve to 127.0.0.1, and read what is served there.
-async fn only_loopback(request: Request, next: Next) -> Response {
-    match host(request.headers()).is_some_and(is_local) {
-        true => next.run(request).await,
-        false => (StatusCode::FORBIDDEN, "only as localhost or by address\n").into_response(),
-    }
-}
-
-fn host(headers: &HeaderMap) -> Option<&str> {
-    headers.get(header::HOST)?.to_str().ok()
-}
-
-fn is_local(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
-        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
-    };
-    name == "localhost" || name.parse::<IpAddr>().is_ok()
+        .with_state(shared)
 }
 
 async fn secure(mut response: Response) -> Response {
@@ -106,7 +84,7 @@ async fn report(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) ->
         Ok(wanted) => wanted,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
-    let summed = aside(move || {
+    let summed = aside(shared, MAX_WAIT, move |shared| {
         let reports = shared.wanted(&wanted);
         merge::merge_tables(reports.iter().map(|report| &**report))
     });
@@ -119,7 +97,7 @@ async fn stacks(State(shared): State<Arc<Shared>>, RawQuery(query): RawQuery) ->
         Ok(wanted) => wanted,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("{error}\n")).into_response(),
     };
-    answer(aside(move || Sampled::of(&shared.wanted(&wanted), wanted.cpu)).await)
+    answer(aside(shared, MAX_WAIT, move |shared| Sampled::of(&shared.wanted(&wanted), wanted.cpu)).await)
 }
 
 async fn history(State(shared): State<Arc<Shared>>) -> Response {
@@ -130,15 +108,39 @@ async fn scrape(State(shared): State<Arc<Shared>>) -> Response {
     http::metrics(metrics::encode(&shared))
 }
 
-/// Sums may take a while; viewers are served meanwhile.
-async fn aside<T: Send + 'static>(sum: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
-    tokio::task::spawn_blocking(sum).await.ok().flatten()
+/// Why there is no sum.
+enum Unsummed {
+    Nothing,
+    Busy,
 }
 
-fn answer(value: Option<impl Serialize>) -> Response {
+/// Sums may take a while; viewers are served meanwhile. A range of time may be all that is kept, so few are made at once,
+/// also of those whom nobody waits for any more.
+async fn aside<T: Send + 'static>(
+    shared: Arc<Shared>,
+    wait: Duration,
+    sum: impl FnOnce(&Shared) -> Option<T> + Send + 'static,
+) -> Result<T, Unsummed> {
+    let turn = tokio::time::timeout(wait, Arc::clone(&shared.sums).acquire_owned()).await;
+    let Ok(Ok(turn)) = turn else { return Err(Unsummed::Busy) };
+    let done = tokio::task::spawn_blocking(move || {
+        let done = sum(&shared);
+        drop(turn);
+        done
+    });
+    done.await.ok().flatten().ok_or(Unsummed::Nothing)
+}
+
+fn answer(value: Result<impl Serialize, Unsummed>) -> Response {
     match value {
-        Some(value) => Json(value).into_response(),
-        None => (StatusCode::NOT_FOUND, "there are no reports of that time\n").into_response(),
+        Ok(value) => Json(value).into_response(),
+        Err(Unsummed::Nothing) => {
+            (StatusCode::NOT_FOUND, "there are no reports of that time\n").into_response()
+        }
+        Err(Unsummed::Busy) => {
+            let headers = [(header::RETRY_AFTER, "5")];
+            (StatusCode::SERVICE_UNAVAILABLE, headers, "too many sums are asked for\n").into_response()
+        }
     }
 }
 
@@ -206,18 +208,22 @@ impl Shared {
 mod tests {
     use super::*;
 
-    #[test]
-    fn hosts() {
-        for local in
-            ["localhost", "localhost:80", "127.0.0.1", "127.0.0.1:9000", "[::1]:80", "[::1]", "10.1.2.3"]
-        {
-            assert!(is_local(local), "{local}");
-        }
-        for other in
-            ["", "example.com", "example.com:80", "localhost.example.com", "127.0.0.1.example.com:80"]
-        {
-            assert!(!is_local(other), "{other}");
-        }
+    #[tokio::test]
+    async fn sums_wait_for_their_turn() {
+        let (access, losses) = (http::access::Access::default(), Arc::default());
+        let addr = ([127, 0, 0, 1], 0).into();
+        let config = super::super::Config { addr, memory_bytes: 0, live: true, access, losses };
+        let shared = Arc::new(Shared::new(&config));
+        assert!(aside(Arc::clone(&shared), MAX_WAIT, |_| Some(())).await.is_ok());
+        assert!(matches!(aside(Arc::clone(&shared), MAX_WAIT, |_| None::<()>).await, Err(Unsummed::Nothing)));
+        let turns = u32::try_from(shared.sums.available_permits()).unwrap();
+        let others = shared.sums.acquire_many(turns).await.unwrap();
+        assert!(matches!(
+            aside(Arc::clone(&shared), Duration::ZERO, |_| Some(())).await,
+            Err(Unsummed::Busy)
+        ));
+        drop(others);
+        assert!(aside(Arc::clone(&shared), MAX_WAIT, |_| Some(())).await.is_ok());
     }
 
     #[test]

@@ -18,11 +18,11 @@ use axum::body::Bytes;
 use millrace_cost::report::Report;
 use parking_lot::Mutex;
 use tokio::runtime::Runtime;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::losses::Losses;
 use super::sink::Sink;
-use crate::http::{self, StartError};
+use crate::http::{self, StartError, access::Access};
 use history::History;
 
 /// Reports that wait for the server; seconds at the usual period.
@@ -30,6 +30,8 @@ const QUEUE: usize = 8;
 /// Reports that wait for a viewer, besides what its connection holds.
 const VIEWER_QUEUE: usize = 4;
 const MAX_VIEWERS: usize = 64;
+/// Sums of reports that are made at once.
+const MAX_SUMS: usize = 2;
 
 /// A running server; ends when dropped.
 pub struct Dashboard {
@@ -49,6 +51,8 @@ pub struct Config {
     pub memory_bytes: usize,
     /// More reports will come; otherwise these are all.
     pub live: bool,
+    /// Who is answered.
+    pub access: Access,
     /// Of other outputs, for the metrics.
     pub losses: Arc<Losses>,
 }
@@ -63,8 +67,8 @@ impl Dashboard {
             .build()
             .map_err(|source| StartError { addr, source })?;
         let shared = Arc::new(Shared::new(config));
-        let router = api::router(Arc::clone(&shared), addr.ip().is_loopback());
-        let server = runtime.block_on(http::serve(addr, router))?;
+        let router = api::router(Arc::clone(&shared));
+        let server = runtime.block_on(http::serve(addr, router, config.access.clone()))?;
         let (reports, incoming) = mpsc::channel(QUEUE);
         runtime.spawn(pump(incoming, Arc::clone(&shared)));
         Ok(Self { local_addr: server.local_addr, reports, shared, _server: server, runtime: Some(runtime) })
@@ -110,6 +114,8 @@ struct Shared {
     skipped_reports: AtomicU64,
     losses: Arc<Losses>,
     state: Mutex<State>,
+    /// Turns to sum up reports.
+    sums: Arc<Semaphore>,
 }
 
 struct State {
@@ -145,6 +151,7 @@ impl Shared {
             skipped_reports: AtomicU64::new(0),
             losses: Arc::clone(&config.losses),
             state: Mutex::new(state),
+            sums: Arc::new(Semaphore::new(MAX_SUMS)),
         }
     }
 

@@ -11,7 +11,8 @@ use crate::relay::status::fetch;
 const WAIT: Duration = Duration::from_secs(10);
 
 fn start(live: bool, memory_bytes: usize) -> Dashboard {
-    Dashboard::start(&Config { addr: ([127, 0, 0, 1], 0).into(), memory_bytes, live, losses: Arc::default() })
+    let (access, losses) = (Access::default(), Arc::default());
+    Dashboard::start(&Config { addr: ([127, 0, 0, 1], 0).into(), memory_bytes, live, access, losses })
         .expect("it starts")
 }
 
@@ -31,7 +32,7 @@ fn report(sequence: u64) -> Arc<Report> {
 }
 
 fn get(dashboard: &Dashboard, path: &str) -> (u16, String) {
-    fetch(dashboard.local_addr, path).expect("an answer")
+    fetch(dashboard.local_addr, path, None).expect("an answer")
 }
 
 fn json(dashboard: &Dashboard, path: &str) -> serde_json::Value {
@@ -176,6 +177,7 @@ fn a_taken_address_is_an_error() {
         addr: first.local_addr,
         memory_bytes: 0,
         live: true,
+        access: Access::default(),
         losses: Arc::default(),
     });
     assert!(again.is_err_and(|error| error.to_string().contains(&first.local_addr.to_string())));

@@ -1,0 +1,235 @@
+//! Who is answered.
+//!
+//! Any web page can have a browser ask what is served on this machine, under the address or under a name of its own that
+//! resolves to it; and so can every local user. Hence a request has to name this server (`Host`), must not come from
+//! another site's page (`Sec-Fetch-Site`, `Origin`), and shows a token. `/healthz` says so little that it needs none.
+
+use std::{fmt::Display, net::IpAddr, sync::Arc};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderMap, StatusCode, Uri, header},
+    middleware::{self, Next},
+    response::{IntoResponse as _, Response},
+};
+use url::form_urlencoded;
+
+use super::token::{Error, Token, TokenFile};
+
+const COOKIE: &str = "millrace-token";
+
+/// Flags of servers.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[group(skip)]
+pub struct Flags {
+    /// The token that HTTP requests must show, made if it is not there, or "off" [default: /run/millrace/http.token for
+    /// root, millrace/http.token in XDG_RUNTIME_DIR for others]
+    #[arg(long, value_name = "FILE")]
+    pub http_token_file: Option<TokenFile>,
+    /// A name under which HTTP is asked, besides addresses and localhost
+    #[arg(long, value_name = "NAME")]
+    pub http_name: Vec<String>,
+}
+
+impl Flags {
+    /// # Errors
+    /// There is no token, and none can be made.
+    pub fn access(&self) -> Result<Access, Error> {
+        Access::new(&self.http_token_file.clone().unwrap_or_default(), self.http_name.clone())
+    }
+}
+
+/// What requests are held to.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    token: Option<Token>,
+    names: Vec<String>,
+}
+
+impl Access {
+    /// # Errors
+    /// There is no token, and none can be made.
+    pub fn new(token: &TokenFile, names: Vec<String>) -> Result<Self, Error> {
+        Ok(Self { token: token.read_or_make()?, names })
+    }
+
+    /// `None`: all who reach the server are answered.
+    pub fn token(&self) -> Option<&Token> {
+        self.token.as_ref()
+    }
+
+    pub(super) fn guard(self, router: Router) -> Router {
+        router.layer(middleware::from_fn_with_state(Arc::new(self), check))
+    }
+
+    fn refusal(&self, uri: &Uri, headers: &HeaderMap) -> Option<Response> {
+        let refuse = |code: StatusCode, why: &dyn Display| Some((code, format!("{why}\n")).into_response());
+        let host = text(headers, header::HOST).unwrap_or_default();
+        if !self.is_own(name_of(host)) {
+            let why =
+                format!("not a name of this server: use an address, localhost, or give --http-name {host}");
+            return refuse(StatusCode::FORBIDDEN, &why);
+        }
+        if is_of_another_site(headers, host) {
+            return refuse(StatusCode::FORBIDDEN, &"pages of other sites may not ask");
+        }
+        let token = self.token.as_ref().filter(|_| uri.path() != "/healthz")?;
+        if shown(headers).any(|it| token.is(it)) {
+            return None;
+        }
+        if asked_by_link(uri).is_some_and(|it| token.is(&it)) {
+            return Some(with_cookie(uri, token));
+        }
+        let why = format!("a token is needed, Authorization: Bearer ...: that in {}", token.path().display());
+        let code = StatusCode::UNAUTHORIZED;
+        Some((code, [(header::WWW_AUTHENTICATE, "Bearer")], format!("{why}\n")).into_response())
+    }
+
+    fn is_own(&self, name: &str) -> bool {
+        let is = |own: &str| own.eq_ignore_ascii_case(name);
+        is("localhost") || name.parse::<IpAddr>().is_ok() || self.names.iter().any(|own| is(own))
+    }
+}
+
+async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
+    match access.refusal(request.uri(), request.headers()) {
+        Some(refusal) => refusal,
+        None => next.run(request).await,
+    }
+}
+
+fn text(headers: &HeaderMap, name: header::HeaderName) -> Option<&str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Of `NAME`, `NAME:PORT` or `[ADDRESS]:PORT`.
+fn name_of(host: &str) -> &str {
+    match host.strip_prefix('[') {
+        Some(rest) => rest.split_once(']').map_or(rest, |(address, _)| address),
+        None => host.rsplit_once(':').map_or(host, |(name, _)| name),
+    }
+}
+
+/// Old browsers send no `Sec-Fetch-Site`, and programs neither.
+fn is_of_another_site(headers: &HeaderMap, host: &str) -> bool {
+    let site = headers.get("sec-fetch-site").is_some_and(|it| it != "same-origin" && it != "none");
+    let origin = headers.get(header::ORIGIN).is_some_and(|it| {
+        let origin = it.to_str().unwrap_or_default();
+        origin.split_once("://").is_none_or(|(_, of)| of != host)
+    });
+    site || origin
+}
+
+/// Tokens of a program and of a browser.
+fn shown(headers: &HeaderMap) -> impl Iterator<Item = &str> {
+    let bearer = text(headers, header::AUTHORIZATION).and_then(|it| it.strip_prefix("Bearer "));
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|it| it.to_str().ok());
+    let cookies = cookies.flat_map(|it| it.split("; ")).filter_map(|it| it.split_once('='));
+    bearer.into_iter().chain(cookies.filter(|(name, _)| *name == COOKIE).map(|(_, value)| value))
+}
+
+fn asked_by_link(uri: &Uri) -> Option<String> {
+    let mut pairs = form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes());
+    pairs.find(|(key, _)| key == "token").map(|(_, value)| value.into_owned())
+}
+
+/// The link does not stay in the browser's history.
+fn with_cookie(uri: &Uri, token: &Token) -> Response {
+    let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", token.text());
+    let headers = [
+        (header::SET_COOKIE, cookie),
+        (header::LOCATION, uri.path().to_owned()),
+        (header::CACHE_CONTROL, "no-store".to_owned()),
+    ];
+    (StatusCode::SEE_OTHER, headers).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADERS: [&str; 5] = ["host", "authorization", "cookie", "origin", "sec-fetch-site"];
+
+    fn code(access: &Access, uri: &str, given: &[(&str, &str)]) -> u16 {
+        let mut headers = HeaderMap::new();
+        for (name, value) in given {
+            let name = HEADERS.iter().find(|known| *known == name).expect("a known header");
+            headers.append(*name, value.parse().unwrap());
+        }
+        let answer = access.refusal(&uri.parse().unwrap(), &headers);
+        answer.map_or(200, |answer| answer.status().as_u16())
+    }
+
+    #[test]
+    fn hosts() {
+        let access = Access { token: None, names: vec!["relay.example.com".into()] };
+        for own in [
+            "localhost",
+            "localhost:80",
+            "127.0.0.1",
+            "127.0.0.1:9000",
+            "[::1]:80",
+            "[::1]",
+            "10.1.2.3",
+            "relay.example.com",
+            "Relay.example.com:9184",
+        ] {
+            assert_eq!(code(&access, "/", &[("host", own)]), 200, "{own}");
+        }
+        for other in
+            ["", "example.com", "example.com:80", "localhost.example.com", "127.0.0.1.example.com:80"]
+        {
+            assert_eq!(code(&access, "/", &[("host", other)]), 403, "{other}");
+        }
+        assert_eq!(code(&access, "/", &[]), 403);
+    }
+
+    #[test]
+    fn pages_of_other_sites_do_not_ask() {
+        let access = Access::default();
+        let host = ("host", "127.0.0.1:9184");
+        for (other, want) in [
+            (("sec-fetch-site", "none"), 200),
+            (("sec-fetch-site", "same-origin"), 200),
+            (("sec-fetch-site", "same-site"), 403),
+            (("sec-fetch-site", "cross-site"), 403),
+            (("origin", "http://127.0.0.1:9184"), 200),
+            (("origin", "http://127.0.0.1:9185"), 403),
+            (("origin", "https://example.com"), 403),
+            (("origin", "null"), 403),
+        ] {
+            assert_eq!(code(&access, "/trace", &[host, other]), want, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn without_the_token_nothing_is_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = TokenFile::At(directory.path().join("token"));
+        let access = Access::new(&file, Vec::new()).unwrap();
+        let token = access.token().unwrap().text().to_owned();
+        let wrong = token.replace(|it| it == token.chars().next().unwrap(), "x");
+        let host = ("host", "localhost");
+        for (uri, name, value, want) in [
+            ("/status", "authorization", format!("Bearer {token}"), 200),
+            ("/status", "authorization", format!("Bearer {wrong}"), 401),
+            ("/status", "authorization", format!("Basic {token}"), 401),
+            ("/status", "cookie", format!("a=b; millrace-token={token}"), 200),
+            ("/status", "cookie", format!("millrace-token={wrong}"), 401),
+            ("/status", "cookie", format!("other={token}"), 401),
+            ("/healthz", "cookie", String::new(), 200),
+            ("/trace", "cookie", String::new(), 401),
+        ] {
+            assert_eq!(code(&access, uri, &[host, (name, &value)]), want, "{uri} {name}");
+        }
+        assert_eq!(code(&access, &format!("/?token={wrong}"), &[host]), 401);
+        let uri: Uri = format!("/page?token={token}").parse().unwrap();
+        let headers: HeaderMap = [(header::HOST, "localhost".parse().unwrap())].into_iter().collect();
+        let answer = access.refusal(&uri, &headers).unwrap();
+        assert_eq!(answer.status(), StatusCode::SEE_OTHER);
+        assert_eq!(answer.headers()[header::LOCATION], "/page");
+        let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
+        assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
+    }
+}
