@@ -281,3 +281,19 @@ fn load(sum: &AtomicU64) -> u64 {
 pub fn name(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `sched_switch` holds the run queue's lock: there kernels before 6.4 must not allocate.
+    #[test]
+    fn where_tasks_are_switched_nothing_is_allocated() {
+        const TASK_STORAGE_GET: i32 = 156;
+        const CREATE: i32 = 1;
+        let open = embedded!("cost.bpf.o").open().unwrap();
+        let flags = |program| open.fourth_arguments(program, TASK_STORAGE_GET);
+        assert_eq!(flags("cost_sched_switch"), [Some(0), Some(0)]);
+        assert_eq!(flags("cost_sys_enter"), [Some(CREATE)], "it is made where a call begins");
+    }
+}

@@ -91,6 +91,23 @@ impl Open {
         self.object.progs().map(|program| program.name().to_string_lossy().into_owned()).collect()
     }
 
+    /// What fourth arguments a program gives to a helper, as far as they are constants.
+    #[cfg(test)]
+    pub fn fourth_arguments(&self, program: &str, helper: i32) -> Vec<Option<i32>> {
+        const CALL: u8 = 0x85;
+        const MOVE_CONSTANT: u8 = 0xb7;
+        const FOURTH: u8 = 4;
+        let program = self.object.progs().find(|it| it.name() == program).expect("a program");
+        let instructions = program.insns();
+        let calls = (0..instructions.len())
+            .filter(|at| instructions[*at].code == CALL && instructions[*at].imm == helper);
+        let argument = |at: usize| {
+            let set = instructions[..at].iter().rev().find(|it| it.dst_reg() == FOURTH)?;
+            (set.code == MOVE_CONSTANT).then_some(set.imm)
+        };
+        calls.map(argument).collect()
+    }
+
     pub fn load(self) -> Result<Loaded, Error> {
         let name = self.name;
         take_log();

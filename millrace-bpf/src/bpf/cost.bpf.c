@@ -164,11 +164,13 @@ static __always_inline void leave(struct cost_cpu *cpu, struct task_struct *task
 	/* An SQPOLL thread is not in the request that it tried last. */
 	if (!POINT(began) || (POINT(began) == URING_REQUEST && cpu->base))
 		return;
-	place = bpf_task_storage_get(&inside, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (place)
+	place = bpf_task_storage_get(&inside, task, 0, 0);
+	if (place) {
 		*place = word(cpu->epoch, began & LOW_BITS);
-	else
+	} else {
 		cpu->lost_tasks++;
+		cpu->other_storage = 1;
+	}
 }
 
 /* The low bits of the word of a task that comes. */

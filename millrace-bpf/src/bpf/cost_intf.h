@@ -68,9 +68,10 @@ struct cost_cpu {
 	__u64 checked[COST_EVENTS]; /* ... here */
 	__u64 epoch;		    /* userspace: how often the programs that time events were attached */
 	/* What those programs ran for besides ns[] and calls[]. */
-	__u64 system_calls; /* all, also those that have nothing to do with sockets */
-	__u64 switches;	    /* of tasks */
-	__u64 pad[9];	    /* to whole cache lines */
+	__u64 system_calls;  /* all, also those that have nothing to do with sockets */
+	__u64 switches;	     /* of tasks */
+	__u64 other_storage; /* tasks were seen that have storage of other programs */
+	__u64 pad[8];	     /* to whole cache lines */
 };
 _Static_assert(sizeof(struct cost_cpu) % 128 == 0, "no line is shared by two CPUs");
 

@@ -217,6 +217,17 @@ static __always_inline void hand_over(struct cost_cpu *cpu)
 
 /* Calls: begin() and end() around whatever sends or receives */
 
+/* For the place in a call of a task that leaves its CPU: made here, since sched_switch runs under the run queue's lock, and
+ * there kernels before 6.4 must not allocate. A task that has any storage has this, unless other programs keep theirs there.
+ */
+static __always_inline void make_room(const struct cost_cpu *cpu)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+
+	if (!task->bpf_storage || cpu->other_storage)
+		bpf_task_storage_get(&inside, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+}
+
 static __always_inline int begin(enum point point, __u64 event)
 {
 	struct cost_cpu *cpu = this_cpu();
@@ -226,6 +237,7 @@ static __always_inline int begin(enum point point, __u64 event)
 	/* In a softirq the kernel's own sockets may send: that is the softirq's time. */
 	if (!cpu || cpu->softirq || POINT(cpu->task))
 		return 0;
+	make_room(cpu);
 	clock = task_clock(cpu);
 	if (cpu->task)
 		count_time(cpu, __sync_lock_test_and_set(&cpu->task, 0), clock);

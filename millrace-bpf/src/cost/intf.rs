@@ -44,7 +44,8 @@ shared!(Cpu = "cost_cpu" {
     epoch: AtomicU64,
     system_calls: AtomicU64,
     switches: AtomicU64,
-    pad: [AtomicU64; 9],
+    other_storage: AtomicU64,
+    pad: [AtomicU64; 8],
 });
 
 // SAFETY: atomics only; the layout test finds padding.
