@@ -134,7 +134,8 @@ fn token_keys_are_in_the_slots_that_the_file_says() {
     let keys = |slots: [u8; 2], current| TokenKeys { slots: slots.map(|byte| Key::new([byte; 16])), current };
     let policy = |keys| Policy { token_keys: Some(keys), ..Policy::parse(WEB).unwrap() };
     let client: SocketAddr = "192.0.2.7:4433".parse().unwrap();
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    // A token lives for seconds, and a change of policy may take some on a busy machine.
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let gate = Gate::new(&policy(keys([1, 2], 0))).unwrap();
     let scope = gate.scope("web").unwrap();
     for next in [
@@ -148,13 +149,13 @@ fn token_keys_are_in_the_slots_that_the_file_says() {
     ] {
         gate.set_policy(&policy(next.clone())).unwrap();
         for (slot, key) in next.slots.iter().enumerate() {
-            let sealed = |client| Token::new(client, b"original", now).unwrap().seal(slot as u8, key);
+            let sealed = |client| Token::new(client, b"original", now()).unwrap().seal(slot as u8, key);
             let token = scope.check_token(client, &sealed(client)).unwrap();
             assert_eq!(token.original_id(), b"original");
             let elsewhere = "192.0.2.8:4433".parse().unwrap();
             assert_eq!(scope.check_token(client, &sealed(elsewhere)), Err(token::Error::OtherClient));
         }
-        let forged = Token::new(client, b"original", now).unwrap().seal(0, &Key::new([9; 16]));
+        let forged = Token::new(client, b"original", now()).unwrap().seal(0, &Key::new([9; 16]));
         assert_eq!(scope.check_token(client, &forged), Err(token::Error::Forged));
     }
 }
