@@ -25,7 +25,6 @@ impl Shared {
         let news = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
-            state.plane.path.on_received(arrival.size);
             let mut arrived = now;
             if let Some(offload) = &mut state.offload {
                 offload.on_received(number, generation, id);
