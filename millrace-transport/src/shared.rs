@@ -50,6 +50,8 @@ pub(crate) mod attention {
     pub const KEY_UPDATE: u8 = 2;
     /// Close: no key generation is left.
     pub const KEYS_EXHAUSTED: u8 = 4;
+    /// Close: the peer acknowledges nothing.
+    pub const UNANSWERED: u8 = 8;
 }
 
 /// A packet that was opened.

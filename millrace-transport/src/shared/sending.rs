@@ -108,6 +108,10 @@ impl Shared {
         }
         let ack_eliciting = self.inspect(state, payload);
         state.plane.downstream.on_stack_sent(now, wire, size, ack_eliciting);
+        if state.plane.downstream.is_unanswered() {
+            self.close();
+            self.request(attention::UNANSWERED);
+        }
         self.counters.quinn_packets.add(1);
         self.counters.quinn_bytes.add(size as u64);
         self.arm(state, now);
