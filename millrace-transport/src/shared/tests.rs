@@ -12,7 +12,7 @@ use millrace_proto::{
     },
 };
 
-use super::*;
+use super::{receiving::UNSENT, *};
 
 /// A connection before its handshake.
 pub fn fresh() -> Shared {
@@ -104,6 +104,31 @@ fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
     let (shared, now) = (shared(), Instant::now());
     assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
     assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 2]), [0x02, 2, 0, 0, 2], "quinn finds its trap");
+}
+
+/// An offload draws numbers without being asked: one is left out when an acknowledgement comes.
+#[test]
+fn who_acknowledges_a_number_that_was_left_out_lies() {
+    let (shared, now) = (shared(), Instant::now());
+    let mut numbers: Vec<_> = (0..1000)
+        .map(|_| {
+            let number = others(&shared, now);
+            let mut ack = vec![0x02];
+            [number, 0, 0, 0].into_iter().for_each(|field| varint::encode(field, &mut ack));
+            assert_ne!(seen(&shared, now, &ack), UNSENT);
+            number
+        })
+        .collect();
+    let left_out = shared.counters.snapshot().skipped_numbers;
+    assert!((3..=6).contains(&left_out), "{left_out}");
+    assert_eq!(shared.counters.snapshot().acks_refused, 0);
+
+    let gap = numbers.windows(2).find(|pair| pair[1] > pair[0] + 1).unwrap()[0] + 1;
+    numbers.retain(|number| *number == gap);
+    assert_eq!(numbers, [], "nobody has sent it");
+    let mut ack = vec![0x02];
+    [999, 0, 0, 999 - gap].into_iter().for_each(|field| varint::encode(field, &mut ack));
+    assert_eq!(seen(&shared, now, &[&[0x01][..], &ack, &[0x01]].concat()), UNSENT);
 }
 
 #[test]

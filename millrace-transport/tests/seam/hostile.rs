@@ -3,6 +3,7 @@
 use millrace_proto::quic::{
     keys::{HeaderKey, PacketKey},
     packet::{self, ConnectionId},
+    varint,
 };
 use quinn::{ConnectionError, TransportErrorCode};
 
@@ -50,6 +51,13 @@ impl<'a> Hostile<'a> {
         packet::finish(&mut forged, 0, ID_LEN, (self.generation, self.next), &self.key, &self.header);
         self.next += 1;
         self.pair.proxy.forge(&forged).await;
+    }
+
+    /// The largest packet number of the server that was on its way.
+    fn largest(&self) -> u64 {
+        let datagrams = self.pair.proxy.seen(Towards::Client);
+        let sent = Sent::open(&datagrams, self.pair.suite, &self.pair.secrets, "SERVER_TRAFFIC_SECRET_0");
+        *sent.numbers.last_key_value().expect("the server has sent something").0
     }
 }
 
@@ -111,4 +119,26 @@ async fn a_client_that_acknowledges_nothing_is_closed() {
     })
     .await;
     assert_eq!(pair.server.quic.close_reason(), Some(ConnectionError::LocallyClosed));
+}
+
+/// To have more sent than arrives (RFC 9000, section 21.4).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_acknowledges_what_it_did_not_get_is_closed() {
+    let pair = used().await;
+    let mut client = Hostile::new(&pair);
+    pair.owe(10..2000, 3000);
+    in_time(async {
+        while pair.server.quic.close_reason().is_none() {
+            let (largest, mut all) = (client.largest(), vec![0x02]);
+            for field in [largest, 0, 0, largest] {
+                varint::encode(field, &mut all);
+            }
+            client.send(&all).await;
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(verdict(&pair).await, TransportErrorCode::PROTOCOL_VIOLATION);
+    let stats = pair.server.stats();
+    assert!(stats.data_plane_packets < 400, "{stats:?}");
 }
