@@ -7,7 +7,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Granularity of deadlines: that of tokio's timers.
+/// Granularity of deadlines, a millisecond: that of tokio's timers.
 const TICK: Duration = Duration::from_millis(1);
 
 /// Wakes the driver. Times are ticks since the alarm was made; `u64::MAX` is never.
@@ -21,7 +21,11 @@ pub(crate) struct Alarm {
 
 impl Alarm {
     pub fn new() -> Self {
-        Self { base: Instant::now(), next: AtomicU64::new(u64::MAX), notify: Notify::new() }
+        Self::since(Instant::now())
+    }
+
+    fn since(base: Instant) -> Self {
+        Self { base, next: AtomicU64::new(u64::MAX), notify: Notify::new() }
     }
 
     /// `at`, rounded up to the next tick: deadlines that are close together are one wake-up.
@@ -46,7 +50,7 @@ impl Alarm {
         if next == u64::MAX {
             return self.notify.notified().await;
         }
-        let at = self.base + TICK * u32::try_from(next).unwrap_or(u32::MAX);
+        let at = self.base + Duration::from_millis(next);
         tokio::select! {
             () = self.notify.notified() => {}
             () = tokio::time::sleep_until(at.into()) => {}
@@ -61,5 +65,29 @@ impl Alarm {
     /// The driver is about to wait: it wakes at `time` or before.
     pub fn lower(&self, time: u64) {
         self.next.fetch_min(time, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An alarm made so long ago, and the time when it rings, in a moment.
+    async fn rings(age: Duration) {
+        let now = Instant::now();
+        let alarm = Alarm::since(now.checked_sub(age).expect("times before the machine's start"));
+        let at = now + Duration::from_millis(20);
+        alarm.at(alarm.time(at));
+        // What `at` has left behind.
+        alarm.wait().await;
+        alarm.wait().await;
+        assert!(Instant::now() >= at, "too early, {age:?} after the start");
+    }
+
+    #[tokio::test]
+    async fn deadlines_hold_however_long_the_endpoint_has_run() {
+        for days in [0, 49, 50, 3650, 36_500] {
+            rings(Duration::from_secs(days * 86_400)).await;
+        }
     }
 }

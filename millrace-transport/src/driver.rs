@@ -76,9 +76,16 @@ fn attend(connection: &Arc<Connection>) {
         tokio::spawn(follow_keys(Arc::downgrade(connection)));
     }
     if wanted & attention::KEYS_EXHAUSTED != 0 {
-        debug!(remote = %connection.quic.remote_address(), "no key generation left");
-        connection.quic.close(VarInt::from_u32(0), b"too many key updates");
+        close(connection, "too many key updates");
     }
+    if wanted & attention::UNANSWERED != 0 {
+        close(connection, "nothing is acknowledged");
+    }
+}
+
+fn close(connection: &Connection, reason: &str) {
+    debug!(remote = %connection.quic.remote_address(), reason, "closed");
+    connection.quic.close(VarInt::from_u32(0), reason.as_bytes());
 }
 
 /// Until quinn has heard from the peer at its new address, or has gone back to the old one.

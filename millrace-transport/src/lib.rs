@@ -48,6 +48,7 @@ mod stats;
 mod tap;
 pub mod tls;
 pub mod trace;
+mod traps;
 
 pub use config::{Config, ID_LEN};
 pub use connection::Connection;

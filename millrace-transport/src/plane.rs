@@ -88,7 +88,7 @@ impl Plane {
     pub fn build(&mut self, now: Instant, builder: &Builder<'_>, out: &mut Vec<u8>) -> bool {
         let Some(keys) = &self.keys else { return false };
         let (mtu, id) = (self.downstream.mtu(), self.path.id);
-        if !self.path.may_send(mtu) {
+        if !self.path.is_validated() {
             return false;
         }
         let at = out.len();
@@ -106,7 +106,6 @@ impl Plane {
             builder.tap.add(builder.session, number, size, self.downstream.pieces(&content));
         }
         self.downstream.on_sent(now, number, size, content);
-        self.path.on_sent(size);
         builder.counters.data_plane_packets.add(1);
         builder.counters.data_plane_bytes.add(size as u64);
         true

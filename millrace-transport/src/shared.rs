@@ -36,6 +36,7 @@ use crate::{
     stack::{Stack, Times},
     stats::Counters,
     tap::Tap,
+    traps::Traps,
 };
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
@@ -50,6 +51,8 @@ pub(crate) mod attention {
     pub const KEY_UPDATE: u8 = 2;
     /// Close: no key generation is left.
     pub const KEYS_EXHAUSTED: u8 = 4;
+    /// Close: the peer acknowledges nothing.
+    pub const UNANSWERED: u8 = 8;
 }
 
 /// A packet that was opened.
@@ -70,6 +73,8 @@ struct Contents {
     ack: Option<u64>,
     /// There was more than acknowledgements and PADDING.
     others: bool,
+    /// An acknowledgement named a number that was left out.
+    lies: bool,
 }
 
 pub(crate) struct Shared {
@@ -97,6 +102,7 @@ struct State {
     plane: Plane,
     stack: Stack,
     offload: Option<Offloaded>,
+    traps: Traps,
     /// Unidirectional streams that quinn opens, the first ones.
     control_streams: u64,
     /// The largest packet number received; what is above it is no duplicate.
@@ -123,6 +129,7 @@ impl Shared {
             plane: Plane::new(config.downstream, config.max_packets_per_key, path),
             stack: Stack::new(),
             offload: offload.map(|(offload, local)| Offloaded::new(offload, local)),
+            traps: Traps::new(),
             control_streams: config.control_streams,
             received: None,
             ack: Ack { delay: Duration::ZERO, ranges: Vec::new() },

@@ -92,7 +92,7 @@ impl Stack {
 
     /// The stack sends a STREAM frame.
     pub fn on_stream_frame(&mut self, frame: &frame::Stream<'_>) {
-        self.credit.on_sent(frame.id, frame.offset + frame.data.len() as u64);
+        self.credit.on_sent(frame.id, frame.offset..frame.offset + frame.data.len() as u64);
     }
 
     /// Puts what the stack may know of a MAX_DATA frame in its place.

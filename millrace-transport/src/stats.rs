@@ -32,12 +32,12 @@ counters! {
     /// 1-RTT packets sealed for the data plane.
     data_plane_packets,
     data_plane_bytes,
-    /// Packet numbers left out because quinn left one out.
+    /// Packet numbers left out, to find peers that acknowledge what they did not receive.
     skipped_numbers,
     /// ACK frames with a new packet of quinn, and those for the data plane only.
     acks_for_quinn,
     acks_for_data_plane,
-    /// ACK frames that named packets never sent.
+    /// ACK frames that named packets never sent. Most of them close the connection.
     acks_refused,
     /// MAX_STREAM_DATA and STOP_SENDING frames for streams of the data plane.
     stream_frames_consumed,

@@ -34,6 +34,11 @@ pub const BASE_MTU: u64 = 1200;
 const BLACK_HOLE: u32 = 3;
 /// Senders report a number at the latest when this many more have been drawn.
 const REPORT_LAG: u64 = 64;
+/// Packet numbers that are remembered beside the data plane's packets in flight. A peer that acknowledges nothing while
+/// it has so many packets acknowledged has no use for the connection.
+const MAX_OTHERS: u64 = 1 << 14;
+/// The data plane's packets in flight, however small they are.
+const MAX_OWN: u64 = 1 << 16;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -281,11 +286,20 @@ impl<T: Clone> Recovery<T> {
     /// Whether a full packet fits into the window beside `unreported` bytes, which may be in flight as well.
     pub fn window_open(&self, unreported: u64) -> bool {
         self.in_flight + unreported + self.config.mtu <= self.controller.window()
+            && self.own_packets < MAX_OWN
     }
 
     /// Bytes that the window has room for.
     pub fn room(&self) -> u64 {
+        if self.own_packets >= MAX_OWN {
+            return 0;
+        }
         self.controller.window().saturating_sub(self.in_flight)
+    }
+
+    /// The peer acknowledges nothing, although plenty was sent: what is remembered of it would grow without end.
+    pub fn is_unanswered(&self) -> bool {
+        self.sent.len() as u64 - self.own_packets > MAX_OTHERS
     }
 
     pub fn window(&self) -> u64 {

@@ -124,7 +124,7 @@ const KEPT: usize = 1024;
 
 /// Packets remembered at most, whether the peer acknowledges them or not. Beyond it, the stack considers the oldest
 /// lost and sends their contents again.
-const LIMIT: usize = 1 << 16;
+const LIMIT: usize = 1 << 14;
 
 /// The wire numbers of the QUIC stack's packets, by virtual number.
 ///

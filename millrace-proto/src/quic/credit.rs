@@ -3,7 +3,7 @@
 //! The stack is *granted* a part and knows of no more; the rest is the data plane's. So neither can use credit that
 //! the other has used, however their packets interleave. The grant is topped up as the stack uses it.
 
-use std::collections::BTreeMap;
+use std::{collections::HashMap, ops::Range};
 
 /// What the stack is granted at a time, bytes: enough for control messages.
 const GRANT: u64 = 64 * 1024;
@@ -11,9 +11,9 @@ const GRANT: u64 = 64 * 1024;
 /// The least that is granted, if there is so much: one packet.
 const LEAST: u64 = 1200;
 
-/// Streams whose progress is remembered. Retransmissions on older streams count as new data, which only means that
-/// the grant is topped up earlier.
-const STREAMS: usize = 1024;
+/// So many streams that sent last are remembered at least, and twice as many at most. On a stream that was forgotten
+/// retransmissions count as new data, each by its own length, and the grant is topped up by as much too early.
+const STREAMS: usize = 512;
 
 /// How one connection's credit is split, bytes.
 #[derive(Clone, Debug)]
@@ -26,15 +26,17 @@ pub struct Credit {
     grant: u64,
     /// Bytes that the stack has sent for the first time.
     used: u64,
-    /// By stream, the end of what the stack has sent.
-    sent: BTreeMap<u64, u64>,
+    /// By stream, the end of what the stack has sent: of the streams that sent last, and of those that did before.
+    sent: HashMap<u64, u64>,
+    earlier: HashMap<u64, u64>,
 }
 
 impl Credit {
     /// Splits the peer's `initial_max_data`.
     pub fn new(total: u64) -> Self {
         let grant = GRANT.min(total / 4).max(LEAST);
-        Self { total, granted: grant.min(total), grant, used: 0, sent: BTreeMap::new() }
+        let (sent, earlier) = (HashMap::new(), HashMap::new());
+        Self { total, granted: grant.min(total), grant, used: 0, sent, earlier }
     }
 
     /// The limit that the stack may know of.
@@ -47,14 +49,21 @@ impl Credit {
         self.total - self.granted
     }
 
-    /// The stack sends bytes up to `end` on a stream.
-    pub fn on_sent(&mut self, stream: u64, end: u64) {
-        let sent = self.sent.entry(stream).or_default();
-        self.used += end.saturating_sub(*sent);
-        *sent = end.max(*sent);
-        if self.sent.len() > STREAMS {
-            self.sent.pop_first();
-        }
+    /// The stack sends these bytes of a stream; new ones in order.
+    pub fn on_sent(&mut self, stream: u64, bytes: Range<u64>) {
+        let sent = match self.sent.get_mut(&stream) {
+            Some(sent) => sent,
+            None => {
+                if self.sent.len() >= STREAMS {
+                    self.earlier = std::mem::take(&mut self.sent);
+                }
+                let earlier = self.earlier.remove(&stream).unwrap_or_default();
+                self.sent.entry(stream).or_insert(earlier)
+            }
+        };
+        // What is in front of the frame was counted, if before the stream was forgotten.
+        self.used += bytes.end.saturating_sub(bytes.start.max(*sent));
+        *sent = bytes.end.max(*sent);
     }
 
     /// The peer's limit is `total` now. What is new belongs to the data plane until a top-up.
@@ -81,6 +90,23 @@ mod tests {
 
     use super::*;
 
+    /// A stream that lives long, beside many that come and go.
+    #[test]
+    fn a_stream_that_was_forgotten_is_not_counted_anew() {
+        let mut credit = Credit::new(16 << 20);
+        for round in 0..190 {
+            credit.on_sent(0, round * 1000..(round + 1) * 1000);
+            // Again: it may have been forgotten in between.
+            credit.on_sent(0, 0..10);
+            for stream in 0..2 * STREAMS as u64 {
+                credit.on_sent(4 * (round * 2 * STREAMS as u64 + stream + 1), 0..0);
+            }
+            credit.top_up(|wanted| wanted);
+        }
+        assert_eq!(credit.used, 190_000);
+        assert!(credit.granted() <= 190_000 + GRANT, "granted {}", credit.granted());
+    }
+
     #[test]
     fn the_grant_is_a_quarter_at_most_and_a_packet_at_least() {
         for (total, granted) in [(0, 0), (1000, 1000), (4000, 1200), (40_000, 10_000), (1 << 30, 64 << 10)] {
@@ -92,12 +118,12 @@ mod tests {
     #[test]
     fn topped_up_when_half_is_used_and_not_for_retransmissions() {
         let mut credit = Credit::new(40_000);
-        credit.on_sent(0, 4000);
-        credit.on_sent(4, 1000);
-        credit.on_sent(0, 4000);
-        credit.on_sent(0, 3000);
+        credit.on_sent(0, 0..4000);
+        credit.on_sent(4, 0..1000);
+        credit.on_sent(0, 0..4000);
+        credit.on_sent(0, 0..3000);
         assert_eq!(credit.top_up(|_| panic!("exactly half is left")), None);
-        credit.on_sent(4, 1001);
+        credit.on_sent(4, 1000..1001);
         assert_eq!(credit.top_up(|wanted| wanted), Some(15_001));
         assert_eq!(credit.rest(), 24_999);
     }
@@ -105,7 +131,7 @@ mod tests {
     #[test]
     fn nothing_left_to_take_is_asked_for_again() {
         let mut credit = Credit::new(4000);
-        credit.on_sent(0, 1200);
+        credit.on_sent(0, 0..1200);
         assert_eq!(credit.top_up(|_| 0), None);
         credit.on_max_data(6000);
         assert_eq!(credit.rest(), 4800);
@@ -129,8 +155,9 @@ mod tests {
                         credit.on_max_data(total);
                     }
                     1 => {
+                        let start = stack;
                         stack += amount.min(credit.granted() - stack);
-                        credit.on_sent(0, stack);
+                        credit.on_sent(0, start..stack);
                     }
                     2 => plane += amount.min(credit.rest() - plane),
                     _ => {

@@ -11,6 +11,9 @@ use millrace_proto::quic::{
 use super::{Arrival, Contents, Shared, State};
 use crate::stack::Times;
 
+/// An ACK of the largest packet number that there is: quinn closes the connection with PROTOCOL_VIOLATION over it.
+pub(super) const UNSENT: &[u8] = &[0x02, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0];
+
 impl Shared {
     /// A packet was opened, sealed for `id` with keys of `generation`: takes what is meant for the data plane out of
     /// `payload`, translates what is meant for quinn, and sends what has become possible.
@@ -25,7 +28,6 @@ impl Shared {
         let news = {
             let mut guard = self.state.lock();
             let state = &mut *guard;
-            state.plane.path.on_received(arrival.size);
             let mut arrived = now;
             if let Some(offload) = &mut state.offload {
                 offload.on_received(number, generation, id);
@@ -33,6 +35,12 @@ impl Shared {
             }
             let contents = self.walk(state, Times { now, arrived }, payload);
             state.learn_ack(arrival.size, &contents);
+            if contents.ack.is_some() {
+                self.set_trap(&mut state.traps);
+            }
+            if contents.lies {
+                *payload = BytesMut::from(UNSENT);
+            }
             let mut news = contents.any;
             // quinn drops duplicates, and with them what is put in here.
             let fresh = state.received.is_none_or(|received| number > received);
@@ -66,6 +74,7 @@ impl Shared {
                     contents.ack = Some(ack.delay);
                     if let Some(rewritten) = self.on_ack(state, times, &ack, range.len()) {
                         payload[range].copy_from_slice(rewritten);
+                        contents.lies |= state.traps.catch(&state.ack.ranges);
                     }
                 }
                 Frame::MaxData(limit) => state.on_max_data(limit, &mut payload[range]),

@@ -12,6 +12,7 @@ use crate::{
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
     send::{Batch, Flow},
+    traps::Traps,
 };
 
 impl Shared {
@@ -30,9 +31,12 @@ impl Shared {
             tap: &self.tap,
             session: self.session.load(Ordering::Relaxed),
         };
-        let plane = &mut state.plane;
+        let State { plane, traps, .. } = state;
         let flow = Flow { to: plane.path.remote, from: plane.path.local };
-        while batch.packet(flow, |out| self.may_seal(plane) && plane.build(now, &builder, out)) {}
+        while batch.packet(flow, |out| {
+            self.set_trap(traps);
+            self.may_seal(plane) && plane.build(now, &builder, out)
+        }) {}
         if plane.downstream.has_events() {
             self.events.notify_one();
         }
@@ -44,6 +48,14 @@ impl Shared {
             self.transmit(now, batch);
             self.sender.flush(batch);
         });
+    }
+
+    /// Leaves a number out now and then.
+    pub(super) fn set_trap(&self, traps: &mut Traps) {
+        if traps.is_due(self.numbers.peek().1) {
+            traps.add(self.numbers.skip());
+            self.counters.skipped_numbers.add(1);
+        }
     }
 
     /// Whether there are keys for one more packet of the plane, which otherwise waits for newer ones.
@@ -95,6 +107,7 @@ impl Shared {
     ) -> u64 {
         let mut guard = self.state.lock();
         let state = &mut *guard;
+        self.set_trap(&mut state.traps);
         let wire = state.stack.draw(now, (generation, number), &self.numbers, &self.counters);
         if let Some(keys) = state.plane.keys.as_mut().filter(|keys| generation > keys.generation) {
             keys.advance(generation, wire);
@@ -108,6 +121,10 @@ impl Shared {
         }
         let ack_eliciting = self.inspect(state, payload);
         state.plane.downstream.on_stack_sent(now, wire, size, ack_eliciting);
+        if state.plane.downstream.is_unanswered() {
+            self.close();
+            self.request(attention::UNANSWERED);
+        }
         self.counters.quinn_packets.add(1);
         self.counters.quinn_bytes.add(size as u64);
         self.arm(state, now);

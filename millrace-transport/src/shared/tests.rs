@@ -2,13 +2,17 @@
 
 use std::net::UdpSocket;
 
-use millrace_proto::quic::{
-    frame::{self, Frame},
-    params::Params,
-    varint,
+use millrace_proto::{
+    plane::downstream::{Label, NewDatagram, Priority},
+    quic::{
+        frame::{self, Frame},
+        keys::{Secret, Suite},
+        params::Params,
+        varint,
+    },
 };
 
-use super::*;
+use super::{receiving::UNSENT, *};
 
 /// A connection before its handshake.
 pub fn fresh() -> Shared {
@@ -31,6 +35,21 @@ fn shared() -> Shared {
     params.extend([0x09, 1, 10, 0x0a, 1, 3]);
     let capped = shared.on_peer_params(&params, true).unwrap();
     assert_eq!(Params::parse(&capped).unwrap().initial_max_data, 25_000);
+    shared
+}
+
+/// A connection that may send, with so many datagrams owed.
+fn owing(datagrams: usize) -> Shared {
+    let shared = fresh();
+    shared.on_peer_params(&[0x20, 2, 0x40 | 0x10, 0], true).unwrap();
+    shared.state.lock().plane.set_secret(Secret::new(Suite::ChaCha20Poly1305, &[7; 32]));
+    shared.open();
+    for _ in 0..datagrams {
+        let payload = vec![0; 1000].into();
+        let datagram =
+            NewDatagram { payload, priority: Priority::default(), expires: None, label: Label::default() };
+        shared.downstream().send_datagram(datagram).unwrap();
+    }
     shared
 }
 
@@ -85,6 +104,31 @@ fn numbers_that_quinn_skips_are_skipped_on_the_wire() {
     let (shared, now) = (shared(), Instant::now());
     assert_eq!([quinns(&shared, now, 0), quinns(&shared, now, 2)], [0, 2]);
     assert_eq!(seen(&shared, now, &[0x02, 2, 0, 0, 2]), [0x02, 2, 0, 0, 2], "quinn finds its trap");
+}
+
+/// An offload draws numbers without being asked: one is left out when an acknowledgement comes.
+#[test]
+fn who_acknowledges_a_number_that_was_left_out_lies() {
+    let (shared, now) = (shared(), Instant::now());
+    let mut numbers: Vec<_> = (0..1000)
+        .map(|_| {
+            let number = others(&shared, now);
+            let mut ack = vec![0x02];
+            [number, 0, 0, 0].into_iter().for_each(|field| varint::encode(field, &mut ack));
+            assert_ne!(seen(&shared, now, &ack), UNSENT);
+            number
+        })
+        .collect();
+    let left_out = shared.counters.snapshot().skipped_numbers;
+    assert!((3..=6).contains(&left_out), "{left_out}");
+    assert_eq!(shared.counters.snapshot().acks_refused, 0);
+
+    let gap = numbers.windows(2).find(|pair| pair[1] > pair[0] + 1).unwrap()[0] + 1;
+    numbers.retain(|number| *number == gap);
+    assert_eq!(numbers, [], "nobody has sent it");
+    let mut ack = vec![0x02];
+    [999, 0, 0, 999 - gap].into_iter().for_each(|field| varint::encode(field, &mut ack));
+    assert_eq!(seen(&shared, now, &[&[0x01][..], &ack, &[0x01]].concat()), UNSENT);
 }
 
 #[test]
@@ -152,4 +196,22 @@ fn a_top_up_comes_in_front_and_not_with_a_duplicate() {
     assert_eq!(frame::next(&payload, 0), Ok(Some((0..5, Frame::MaxData(45_000)))));
     assert_eq!(payload[5..], rest);
     assert_eq!(seen(&shared, now, &rest), rest, "once");
+}
+
+/// quinn sends three times what arrived, and cannot be told that the plane has sent some of that.
+#[test]
+fn only_quinn_sends_to_an_address_that_has_not_answered() {
+    let (shared, now) = (owing(3), Instant::now());
+    let sent = || shared.counters.snapshot().data_plane_packets;
+    let challenge = [&[0x1a][..], &[1; 8]].concat();
+    shared.on_quinn_packet(now, (0, 0), b"12345678", &challenge, 1200);
+    let moved = UdpSocket::bind("127.0.0.1:0").unwrap();
+    assert!(shared.on_remote(now, moved.local_addr().unwrap()), "it waits for the answer");
+    for _ in 0..100 {
+        seen(&shared, now, &[0x01; 1100]);
+        shared.transmit_now(now);
+    }
+    assert_eq!(sent(), 0);
+    seen(&shared, now, &[&[0x1b][..], &[1; 8]].concat());
+    assert_eq!(sent(), 3);
 }

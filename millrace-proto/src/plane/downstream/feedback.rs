@@ -132,6 +132,11 @@ impl Downstream {
         [self.recovery.timeout(), self.paced_until, deadline].into_iter().flatten().min()
     }
 
+    /// Whether the peer acknowledges nothing, although plenty was sent: the connection should be closed.
+    pub fn is_unanswered(&self) -> bool {
+        self.recovery.is_unanswered()
+    }
+
     /// Whether [`Self::on_timeout`] is due because an acknowledgement is missing.
     pub fn misses_ack(&self, now: Instant) -> bool {
         self.recovery.timeout().is_some_and(|at| at <= now)

@@ -363,6 +363,35 @@ fn memory_stays_flat() {
     assert_eq!(lab.recovery.counts().packets_lost + lab.recovery.counts().packets_acked, 20_001);
 }
 
+/// Each packet of such a peer has the stack send an ACK, of which one in flight in front lets none be forgotten.
+#[test]
+fn a_peer_that_acknowledges_nothing_is_given_up() {
+    let mut lab = Lab::warm();
+    lab.send(1);
+    for _ in 0..MAX_OTHERS {
+        lab.send_as_stack(40, false);
+    }
+    assert!(!lab.recovery.is_unanswered());
+    lab.send_as_stack(40, false);
+    assert!(lab.recovery.is_unanswered());
+
+    lab.ack(&[1..=1]);
+    assert!(!lab.recovery.is_unanswered());
+    assert_eq!(lab.recovery.sent.len(), 0, "nothing is in flight");
+}
+
+#[test]
+fn small_packets_in_flight_are_bounded_by_their_number() {
+    let mut lab = Lab::warm();
+    let mut sent = 0;
+    while lab.recovery.window_open(0) {
+        lab.recovery.on_sent(lab.now, lab.next, 0, lab.next);
+        lab.next += 1;
+        sent += 1;
+    }
+    assert_eq!((sent, lab.recovery.room()), (MAX_OWN, 0));
+}
+
 #[test]
 fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
     let mut lab = Lab::warm();

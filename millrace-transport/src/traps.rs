@@ -1,0 +1,108 @@
+//! Packet numbers that are left out at random, to find a peer that acknowledges what it did not receive (RFC 9000,
+//! section 21.4): it would have more sent than its path carries.
+//!
+//! An offload draws numbers without being asked. So a number is left out of the shared sequence whenever somebody here
+//! comes by and enough were drawn since the last.
+
+use std::{
+    collections::{VecDeque, hash_map::RandomState},
+    hash::BuildHasher,
+    ops::RangeInclusive,
+};
+
+/// The first is among the first numbers, since what a peer gains it gains early. Then the distance doubles, half more or
+/// less, up to [`FARTHEST`]: each one left out is a range more in the peer's acknowledgements.
+const NEAREST: u64 = 64;
+const FARTHEST: u64 = 1 << 13;
+
+/// So many are remembered, the last ones.
+const KEPT: usize = 64;
+
+pub(crate) struct Traps {
+    /// In ascending order.
+    left_out: VecDeque<u64>,
+    /// The next one is this number or the first one after it that is seen here.
+    next: u64,
+    distance: u64,
+    /// Keys that the peer does not know.
+    random: RandomState,
+}
+
+impl Traps {
+    pub fn new() -> Self {
+        let mut traps =
+            Self { left_out: VecDeque::new(), next: 0, distance: NEAREST, random: RandomState::new() };
+        traps.aim(0);
+        traps
+    }
+
+    /// Whether the number that would be drawn next is to be left out.
+    pub fn is_due(&self, next: u64) -> bool {
+        next >= self.next
+    }
+
+    /// A number was left out.
+    pub fn add(&mut self, number: u64) {
+        self.left_out.push_back(number);
+        if self.left_out.len() > KEPT {
+            self.left_out.pop_front();
+        }
+        self.distance = (2 * self.distance).min(FARTHEST);
+        self.aim(number);
+    }
+
+    fn aim(&mut self, number: u64) {
+        self.next = number + self.distance / 2 + self.random.hash_one(number) % self.distance;
+    }
+
+    /// Whether a number that was left out is in one of these ranges.
+    pub fn catch(&self, acknowledged: &[RangeInclusive<u64>]) -> bool {
+        let Some(oldest) = self.left_out.front() else { return false };
+        acknowledged.iter().filter(|range| range.end() >= oldest).any(|range| {
+            let first = self.left_out.partition_point(|number| number < range.start());
+            self.left_out.get(first).is_some_and(|number| number <= range.end())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Draws so many numbers one by one; returns those that were left out.
+    fn run(traps: &mut Traps, numbers: u64) -> Vec<u64> {
+        let due: Vec<_> = (0..numbers)
+            .filter(|number| traps.is_due(*number).then(|| traps.add(*number)).is_some())
+            .collect();
+        due
+    }
+
+    #[test]
+    fn soon_at_first_then_rarely_and_never_where_expected() {
+        let runs: Vec<_> = (0..20).map(|_| run(&mut Traps::new(), 1_000_000)).collect();
+        for left_out in &runs {
+            assert!((NEAREST / 2..NEAREST * 3 / 2).contains(&left_out[0]));
+            let distances = left_out.windows(2).map(|pair| pair[1] - pair[0]);
+            for (i, distance) in distances.enumerate() {
+                let mean = (NEAREST << (i + 1).min(32)).min(FARTHEST);
+                assert!((mean / 2..mean * 3 / 2).contains(&distance), "{distance} is the {i}th");
+            }
+        }
+        assert!(runs.iter().any(|left_out| left_out[..4] != runs[0][..4]), "no two connections are alike");
+    }
+
+    #[test]
+    fn the_last_ones_are_found_in_any_range() {
+        let mut traps = Traps::new();
+        assert!(!traps.catch(&[0..=u64::MAX]), "none yet");
+        let left_out = run(&mut traps, 1_000_000);
+        assert!(left_out.len() > KEPT);
+        assert_eq!(traps.left_out.len(), KEPT);
+        for number in &left_out[left_out.len() - KEPT..] {
+            assert!(traps.catch(&[*number..=*number]));
+            assert!(traps.catch(&[number + 1..=number + 9, 3..=*number]));
+            assert!(!traps.catch(&[number + 1..=number + 9, number - 9..=number - 1]));
+        }
+        assert!(!traps.catch(&[0..=left_out[left_out.len() - KEPT] - 1]), "as long ago as that");
+    }
+}

@@ -1,0 +1,144 @@
+//! A client that breaks the protocol.
+
+use millrace_proto::quic::{
+    keys::{HeaderKey, PacketKey},
+    packet::{self, ConnectionId},
+    varint,
+};
+use quinn::{ConnectionError, TransportErrorCode};
+
+use crate::{
+    pair::{ID_LEN, Options, Pair, Sent, in_time, short_packet},
+    proxy::Towards,
+};
+
+/// Seals packets as the client, which has said its last word.
+struct Hostile<'a> {
+    pair: &'a Pair,
+    id: ConnectionId,
+    header: HeaderKey,
+    key: PacketKey,
+    generation: u16,
+    /// Larger than any packet number of the client.
+    next: u64,
+}
+
+impl<'a> Hostile<'a> {
+    /// From now on nothing passes between the ends but what is made here.
+    fn new(pair: &'a Pair) -> Self {
+        pair.proxy.impair(1000, 0, 0);
+        let genuine = pair.proxy.seen(Towards::Server);
+        // The client may have updated its keys by itself.
+        let sent = Sent::open(&genuine, pair.suite, &pair.secrets, "CLIENT_TRAFFIC_SECRET_0");
+        let newest = sent.numbers.values().max().copied().unwrap();
+        let first = pair.secrets.secret(pair.suite, "CLIENT_TRAFFIC_SECRET_0");
+        let secret = (0..newest).fold(first.clone(), |secret, _| secret.next());
+        let id = genuine.iter().rev().find_map(|datagram| short_packet(datagram)).expect("a 1-RTT packet");
+        Self {
+            pair,
+            id: ConnectionId::new(&id[1..1 + ID_LEN]).unwrap(),
+            header: first.header_key(),
+            key: secret.packet_key(),
+            generation: newest as u16,
+            next: 5000,
+        }
+    }
+
+    async fn send(&mut self, frames: &[u8]) {
+        let mut forged = Vec::new();
+        packet::start(&self.id, &mut forged);
+        forged.extend_from_slice(frames);
+        packet::finish(&mut forged, 0, ID_LEN, (self.generation, self.next), &self.key, &self.header);
+        self.next += 1;
+        self.pair.proxy.forge(&forged).await;
+    }
+
+    /// The largest packet number of the server that was on its way.
+    fn largest(&self) -> u64 {
+        let datagrams = self.pair.proxy.seen(Towards::Client);
+        let sent = Sent::open(&datagrams, self.pair.suite, &self.pair.secrets, "SERVER_TRAFFIC_SECRET_0");
+        *sent.numbers.last_key_value().expect("the server has sent something").0
+    }
+}
+
+/// A connection that was of use before.
+async fn used() -> Pair {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    pair.owe(0..10, 3000);
+    in_time(async { tokio::join!(pair.receive(0..10, 3000), pair.echo(3, 1000)) }).await;
+    pair.check();
+    pair
+}
+
+/// Why the server closed the connection.
+async fn verdict(pair: &Pair) -> TransportErrorCode {
+    match in_time(pair.server.quic.closed()).await {
+        ConnectionError::TransportError(error) => error.code,
+        other => panic!("closed for another reason: {other}"),
+    }
+}
+
+/// Why the server closes the connection when the client sends these frames.
+async fn verdict_on(frames: &[u8]) -> TransportErrorCode {
+    let pair = used().await;
+    Hostile::new(&pair).send(frames).await;
+    verdict(&pair).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn acknowledging_what_was_never_sent_is_a_connection_error() {
+    let code = verdict_on(&[0x02, 0x80, 0x01, 0x00, 0x00, 0, 0, 0]).await;
+    assert_eq!(code, TransportErrorCode::PROTOCOL_VIOLATION);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn credit_for_a_stream_that_was_never_opened_is_a_connection_error() {
+    let code = verdict_on(&[0x11, 0x40, 3 + 4 * 50, 0x44, 0]).await;
+    assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_a_stream_that_was_never_opened_is_a_connection_error() {
+    let code = verdict_on(&[0x05, 0x40, 3 + 4 * 50, 1]).await;
+    assert_eq!(code, TransportErrorCode::STREAM_STATE_ERROR);
+}
+
+/// Each PING has quinn send an ACK, which nobody acknowledges, and one packet in flight lets none be forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_acknowledges_nothing_is_closed() {
+    let pair = used().await;
+    let mut client = Hostile::new(&pair);
+    pair.owe(10..11, 100);
+    in_time(async {
+        while pair.server.quic.close_reason().is_none() {
+            for _ in 0..16 {
+                client.send(&[0x01, 0, 0]).await;
+            }
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(pair.server.quic.close_reason(), Some(ConnectionError::LocallyClosed));
+}
+
+/// To have more sent than arrives (RFC 9000, section 21.4).
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_that_acknowledges_what_it_did_not_get_is_closed() {
+    let pair = used().await;
+    let mut client = Hostile::new(&pair);
+    pair.owe(10..2000, 3000);
+    in_time(async {
+        while pair.server.quic.close_reason().is_none() {
+            let (largest, mut all) = (client.largest(), vec![0x02]);
+            for field in [largest, 0, 0, largest] {
+                varint::encode(field, &mut all);
+            }
+            client.send(&all).await;
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    assert_eq!(verdict(&pair).await, TransportErrorCode::PROTOCOL_VIOLATION);
+    let stats = pair.server.stats();
+    assert!(stats.data_plane_packets < 400, "{stats:?}");
+}
