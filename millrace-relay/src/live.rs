@@ -136,7 +136,7 @@ impl LiveTrack {
         let mut subscriptions = self.subscriptions.write();
         let groups = self.cached(&subscription);
         offer_subgroups(&groups, &subscription, now, outbox);
-        for object in groups.iter().flat_map(|group| &group.datagrams) {
+        for object in groups.iter().flat_map(|group| group.datagrams.values()) {
             subscription.offer_datagram(object, None, now, outbox);
         }
         if !self.is_established() {

@@ -290,6 +290,23 @@ fn datagram(group: u64, object: u64, now: Instant) -> DatagramObject {
     DatagramObject { datagram, received_at: now }
 }
 
+/// Looking through what is there for each datagram, this would take minutes.
+#[test]
+fn a_group_takes_any_number_of_datagrams_and_each_once() {
+    const COUNT: u64 = 200_000;
+    let (track, now) = (track(), Instant::now());
+    for object in (0..COUNT).rev() {
+        assert_eq!(
+            track.add_datagram(datagram(1, object, now)).map(|(_, fresh)| fresh),
+            Ok(object + 1 == COUNT)
+        );
+    }
+    for object in 0..COUNT {
+        assert_eq!(track.add_datagram(datagram(1, object, now)).map(|_| ()), Err(Duplicate::Datagram));
+    }
+    assert_eq!(track.held().objects as u64, COUNT);
+}
+
 #[test]
 fn fetch_merges_subgroups_and_datagrams_by_object() {
     let (track, now) = (track(), Instant::now());

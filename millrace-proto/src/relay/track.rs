@@ -1,7 +1,7 @@
 //! A track as the relay knows it: its recent groups, its largest object, and what can be served from memory.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -39,7 +39,8 @@ struct State {
 #[derive(Clone)]
 pub struct Group {
     pub subgroups: Vec<Arc<Subgroup>>,
-    pub datagrams: Vec<Arc<DatagramObject>>,
+    /// By object ID.
+    pub datagrams: BTreeMap<u64, Arc<DatagramObject>>,
     pub first_at: Instant,
     /// Bytes of memory, with overhead.
     pub cost: usize,
@@ -53,6 +54,9 @@ pub struct DatagramObject {
     pub received_at: Instant,
 }
 
+/// Memory of a datagram's place in its group, bytes: reference counts, and ID and pointer in a tree that is two thirds full.
+const DATAGRAM_PLACE: usize = 2 * size_of::<usize>() + 24;
+
 impl DatagramObject {
     pub fn location(&self) -> Location {
         Location::new(self.datagram.group, self.datagram.object)
@@ -60,7 +64,7 @@ impl DatagramObject {
 
     /// Bytes of memory that it takes in the cache.
     pub fn cost(&self) -> usize {
-        size_of::<Self>() + self.datagram.payload.len() + self.datagram.properties.len()
+        size_of::<Self>() + DATAGRAM_PLACE + self.datagram.payload.len() + self.datagram.properties.len()
     }
 }
 
@@ -178,11 +182,10 @@ impl Track {
         let mut state = self.state.lock();
         let fresh = state.group_is_new(location.group)?;
         let group = state.group(location.group, object.received_at);
-        if group.datagrams.iter().rev().any(|other| other.location() == location) {
+        let Entry::Vacant(place) = group.datagrams.entry(location.object) else {
             return Err(Duplicate::Datagram);
-        }
-        let object = Arc::new(object);
-        group.datagrams.push(Arc::clone(&object));
+        };
+        let object = Arc::clone(place.insert(Arc::new(object)));
         group.cost += object.cost();
         state.saw_object(location);
         Ok((object, fresh))
@@ -297,7 +300,7 @@ impl State {
     fn group(&mut self, id: u64, now: Instant) -> &mut Group {
         self.groups.entry(id).or_insert_with(|| Group {
             subgroups: Vec::new(),
-            datagrams: Vec::new(),
+            datagrams: BTreeMap::new(),
             first_at: now,
             cost: GROUP_COST,
         })
