@@ -38,6 +38,8 @@ pub struct LiveTrack {
     pub connecting: tokio::sync::Mutex<()>,
     /// Objects became complete or a subgroup ended.
     pub progress: Notify,
+    /// A subgroup ended.
+    pub settled: Notify,
     idle_since: Mutex<Instant>,
     group_request: Mutex<GroupRequest>,
     /// The publisher from which we unsubscribed, if the track has been without one since.
@@ -64,6 +66,7 @@ impl LiveTrack {
             upstreams: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
             progress: Notify::new(),
+            settled: Notify::new(),
             idle_since: Mutex::new(now),
             group_request: Mutex::default(),
             paused_at: Mutex::default(),
@@ -136,7 +139,7 @@ impl LiveTrack {
         let mut subscriptions = self.subscriptions.write();
         let groups = self.cached(&subscription);
         offer_subgroups(&groups, &subscription, now, outbox);
-        for object in groups.iter().flat_map(|group| &group.datagrams) {
+        for object in groups.iter().flat_map(|group| group.datagrams.values()) {
             subscription.offer_datagram(object, None, now, outbox);
         }
         if !self.is_established() {
@@ -232,6 +235,7 @@ impl LiveTrack {
         drop(subscriptions);
         outbox.flush();
         self.progress.notify_waiters();
+        self.settled.notify_waiters();
     }
 
     /// An object came as a datagram. `ingress` is what it came with, if the offload can forward that.

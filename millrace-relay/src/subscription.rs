@@ -28,6 +28,9 @@ use tokio::sync::Notify;
 pub use self::options::Options;
 use super::outbox::Outbox;
 
+/// Groups that may still come from before the largest object that their publisher told, without that being wrong.
+const CLAIM_SLACK: u64 = 16;
+
 /// The track that a subscription is of.
 #[derive(Clone)]
 pub struct TrackRef {
@@ -65,6 +68,8 @@ pub struct Subscription {
 
 struct State {
     options: Options,
+    /// The window was made of what a publisher said of its largest object, when none had come.
+    claimed: bool,
     /// Largest object when forwarding began: where a joining FETCH ends.
     joining: Option<Location>,
     /// By the subgroup's serial number, until its stream is over and the last news of it has come.
@@ -110,6 +115,7 @@ impl Subscription {
     ) -> Self {
         let state = State {
             options,
+            claimed: track.data.seen().is_none(),
             joining,
             streams: HashMap::new(),
             open: HashMap::new(),
@@ -141,6 +147,7 @@ impl Subscription {
     /// can be. Returns whether the subscription can do without hearing at once of what comes next.
     pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) -> bool {
         let mut state = self.state.lock();
+        state.check_claim(&self.track.data);
         if !state.past_end && state.options.window.is_past(subgroup.header().group) {
             state.past_end = true;
             self.changed.notify_one();
@@ -229,6 +236,7 @@ impl Subscription {
         outbox: &mut Outbox,
     ) {
         let mut state = self.state.lock();
+        state.check_claim(&self.track.data);
         if let Some(ingress) = ingress {
             self.delegate_datagrams(&mut state, ingress);
         }
@@ -295,6 +303,7 @@ impl Subscription {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
+        state.claimed = self.track.data.seen().is_none();
         state.delegated = None;
         if resumed {
             state.joining = largest;
@@ -369,6 +378,24 @@ impl Subscription {
 }
 
 impl State {
+    /// Makes the window anew if objects come from far before where a publisher said that its track is.
+    fn check_claim(&mut self, track: &Track) {
+        if !self.claimed {
+            return;
+        }
+        let Some(seen) = track.seen() else { return };
+        let start = self.options.window.start;
+        if seen.group < start.group && start.group - seen.group <= CLAIM_SLACK {
+            return; // late ones
+        }
+        self.claimed = false;
+        if let Ok(window) = Window::resolve(self.options.filter.as_ref(), Some(seen))
+            && window.start < start
+        {
+            self.options.window = window;
+        }
+    }
+
     fn close(&mut self, key: StreamKey) {
         let Some(view) = self.open.remove(&key) else { return };
         let subgroup = view.subgroup();

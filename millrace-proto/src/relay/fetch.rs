@@ -215,7 +215,7 @@ impl Range {
         for subgroup in &group.subgroups {
             self.take_subgroup(id, subgroup, &mut found)?;
         }
-        for object in &group.datagrams {
+        for object in group.datagrams.values() {
             let normal = object.datagram.status.is_none_or(|status| status == Status::Normal);
             if normal && self.takes(object.location(), object.received_at) {
                 found.push(self.datagram(object));

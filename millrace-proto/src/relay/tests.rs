@@ -256,12 +256,14 @@ fn duplicates_are_told_apart_from_second_attempts() {
     let (track, now) = (track(), Instant::now());
     let first = begin(&track, now, 3, SubgroupId::Explicit(1));
     let copy = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
-    assert_eq!(track.add_subgroup(now, Arc::clone(copy.subgroup())), Err(Duplicate::Subgroup));
+    assert_eq!(track.add_subgroup(now, Arc::clone(copy.subgroup())), Err(Duplicate::Arriving));
     let other = Subgroup::begin(header(3, SubgroupId::Explicit(2)), 5);
     assert_eq!(track.add_subgroup(now, Arc::clone(other.subgroup())), Ok(false));
     first.reset(code::Reset::CANCELLED);
     let again = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
     assert_eq!(track.add_subgroup(now, Arc::clone(again.subgroup())), Ok(false));
+    again.finish(now).unwrap();
+    assert_eq!(track.add_subgroup(now, Arc::clone(copy.subgroup())), Err(Duplicate::Subgroup));
 }
 
 #[test]
@@ -288,6 +290,23 @@ fn datagram(group: u64, object: u64, now: Instant) -> DatagramObject {
         payload: Bytes::from_static(b"datagram"),
     };
     DatagramObject { datagram, received_at: now }
+}
+
+/// Looking through what is there for each datagram, this would take minutes.
+#[test]
+fn a_group_takes_any_number_of_datagrams_and_each_once() {
+    const COUNT: u64 = 200_000;
+    let (track, now) = (track(), Instant::now());
+    for object in (0..COUNT).rev() {
+        assert_eq!(
+            track.add_datagram(datagram(1, object, now)).map(|(_, fresh)| fresh),
+            Ok(object + 1 == COUNT)
+        );
+    }
+    for object in 0..COUNT {
+        assert_eq!(track.add_datagram(datagram(1, object, now)).map(|_| ()), Err(Duplicate::Datagram));
+    }
+    assert_eq!(track.held().objects as u64, COUNT);
 }
 
 #[test]
@@ -386,6 +405,26 @@ fn max_cache_duration_hides_old_objects() {
         };
         assert_eq!(objects.len(), count);
     }
+}
+
+#[test]
+fn what_a_publisher_says_of_its_largest_object_counts_until_objects_come() {
+    let (track, now) = (track(), Instant::now());
+    let (claim, end) = (Location::new(7, 2), Location::new(u64::MAX, u64::MAX));
+    track.saw_largest(claim);
+    assert_eq!((track.largest(), track.seen()), (Some(claim), None), "all that is known");
+    let mut writer = begin(&track, now, 7, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(3..5, 10));
+    assert_eq!(track.largest(), Some(Location::new(7, 4)));
+    // Of another publisher, or of the same one later.
+    track.saw_largest(end);
+    assert_eq!((track.largest(), track.seen()), (Some(Location::new(7, 4)), Some(Location::new(7, 4))));
+    // We unsubscribed, and have subscribed again.
+    track.missed();
+    track.saw_largest(Location::new(9, 0));
+    assert_eq!((track.largest(), track.seen()), (Some(Location::new(9, 0)), None));
+    track.add_datagram(datagram(9, 1, now)).unwrap();
+    assert_eq!(track.largest(), Some(Location::new(9, 1)));
 }
 
 #[test]

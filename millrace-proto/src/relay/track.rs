@@ -1,7 +1,7 @@
 //! A track as the relay knows it: its recent groups, its largest object, and what can be served from memory.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -28,7 +28,12 @@ struct State {
     properties: Properties,
     parsed: TrackProperties,
     groups: BTreeMap<u64, Group>,
+    /// Of the objects that arrived.
     largest: Option<Location>,
+    /// Likewise, since the track was last established.
+    seen: Option<Location>,
+    /// What publishers said before an object came.
+    claimed: Option<Location>,
     /// END_OF_TRACK: no object at or behind this location exists.
     end: Option<Location>,
     /// From here on, every object of the track arrived here or is known not to exist.
@@ -39,7 +44,8 @@ struct State {
 #[derive(Clone)]
 pub struct Group {
     pub subgroups: Vec<Arc<Subgroup>>,
-    pub datagrams: Vec<Arc<DatagramObject>>,
+    /// By object ID.
+    pub datagrams: BTreeMap<u64, Arc<DatagramObject>>,
     pub first_at: Instant,
     /// Bytes of memory, with overhead.
     pub cost: usize,
@@ -53,6 +59,9 @@ pub struct DatagramObject {
     pub received_at: Instant,
 }
 
+/// Memory of a datagram's place in its group, bytes: reference counts, and ID and pointer in a tree that is two thirds full.
+const DATAGRAM_PLACE: usize = 2 * size_of::<usize>() + 24;
+
 impl DatagramObject {
     pub fn location(&self) -> Location {
         Location::new(self.datagram.group, self.datagram.object)
@@ -60,7 +69,7 @@ impl DatagramObject {
 
     /// Bytes of memory that it takes in the cache.
     pub fn cost(&self) -> usize {
-        size_of::<Self>() + self.datagram.payload.len() + self.datagram.properties.len()
+        size_of::<Self>() + DATAGRAM_PLACE + self.datagram.payload.len() + self.datagram.properties.len()
     }
 }
 
@@ -75,8 +84,10 @@ pub struct Held {
 /// Why a new subgroup stream or datagram is not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicate {
-    /// The same subgroup is arriving on another stream, or arrived whole.
+    /// The same subgroup arrived whole.
     Subgroup,
+    /// The same subgroup is arriving on another stream, and may still break off.
+    Arriving,
     /// The group was dropped from the cache as too old.
     Expired,
     /// The same datagram object is there already.
@@ -123,17 +134,31 @@ impl Track {
 
     /// Objects may have been missed from here on.
     pub fn missed(&self) {
-        self.state.lock().known_from = None;
+        let mut state = self.state.lock();
+        state.known_from = None;
+        state.seen = None;
     }
 
+    /// The largest object. Before one has come, what publishers say; from then on, what they say hides nothing.
     pub fn largest(&self) -> Option<Location> {
-        self.state.lock().largest
+        let state = self.state.lock();
+        match state.seen {
+            Some(_) => state.largest,
+            None => state.largest.max(state.claimed),
+        }
+    }
+
+    /// The largest object that arrived since the track was established.
+    pub fn seen(&self) -> Option<Location> {
+        self.state.lock().seen
     }
 
     /// The publisher told its largest object (SUBSCRIBE_OK, PUBLISH).
     pub fn saw_largest(&self, location: Location) {
         let mut state = self.state.lock();
-        state.largest = state.largest.max(Some(location));
+        if state.seen.is_none() {
+            state.claimed = state.claimed.max(Some(location));
+        }
     }
 
     /// END_OF_TRACK was received at `location`.
@@ -163,8 +188,8 @@ impl Track {
         let group_id = subgroup.header().group;
         let mut state = self.state.lock();
         let fresh = state.group_is_new(group_id)?;
-        if !fresh && state.has_twin(&subgroup) {
-            return Err(Duplicate::Subgroup);
+        if !fresh && let Some(duplicate) = state.twin_of(&subgroup) {
+            return Err(duplicate);
         }
         let group = state.group(group_id, now);
         group.cost += SUBGROUP_COST;
@@ -178,11 +203,10 @@ impl Track {
         let mut state = self.state.lock();
         let fresh = state.group_is_new(location.group)?;
         let group = state.group(location.group, object.received_at);
-        if group.datagrams.iter().rev().any(|other| other.location() == location) {
+        let Entry::Vacant(place) = group.datagrams.entry(location.object) else {
             return Err(Duplicate::Datagram);
-        }
-        let object = Arc::new(object);
-        group.datagrams.push(Arc::clone(&object));
+        };
+        let object = Arc::clone(place.insert(Arc::new(object)));
         group.cost += object.cost();
         state.saw_object(location);
         Ok((object, fresh))
@@ -279,25 +303,31 @@ impl State {
         }
     }
 
-    /// Whether the same subgroup is here, open or complete. One that was reset does not count.
-    fn has_twin(&self, subgroup: &Subgroup) -> bool {
+    /// What a second copy of a subgroup is, if the first is open or complete. One that was reset does not count.
+    fn twin_of(&self, subgroup: &Subgroup) -> Option<Duplicate> {
         let header = subgroup.header();
-        let Some(group) = self.groups.get(&header.group) else { return false };
-        group.subgroups.iter().any(|other| {
-            let same = match (&header.subgroup, other.id()) {
-                (SubgroupId::Zero, Some(id)) => id == 0,
-                (SubgroupId::Explicit(mine), Some(id)) => *mine == id,
-                // The ID is known only with the first object. The stream is taken; duplicates show by their object IDs.
-                _ => false,
-            };
-            same && !matches!(other.extent().end, End::Reset(_))
-        })
+        let id = match header.subgroup {
+            SubgroupId::Zero => 0,
+            SubgroupId::Explicit(id) => id,
+            // Known only with the first object. The stream is taken; duplicates show by their object IDs.
+            SubgroupId::FirstObject => return None,
+        };
+        let twins = self.groups.get(&header.group)?.subgroups.iter().filter(|other| other.id() == Some(id));
+        let mut found = None;
+        for twin in twins {
+            match twin.extent().end {
+                End::Fin { .. } => return Some(Duplicate::Subgroup),
+                End::Open => found = Some(Duplicate::Arriving),
+                End::Reset(_) => {}
+            }
+        }
+        found
     }
 
     fn group(&mut self, id: u64, now: Instant) -> &mut Group {
         self.groups.entry(id).or_insert_with(|| Group {
             subgroups: Vec::new(),
-            datagrams: Vec::new(),
+            datagrams: BTreeMap::new(),
             first_at: now,
             cost: GROUP_COST,
         })
@@ -305,6 +335,8 @@ impl State {
 
     fn saw_object(&mut self, location: Location) {
         self.largest = self.largest.max(Some(location));
+        self.seen = self.seen.max(Some(location));
+        self.claimed = None;
         // A subscription that began inside a group does not know the beginning of that group.
         self.known_from.get_or_insert(match location.object {
             0 => location,

@@ -37,7 +37,7 @@ impl Counters {
     /// A stream or datagram was dropped as a copy of one that is here.
     pub fn count_duplicate(&self, duplicate: Duplicate) {
         Self::count(match duplicate {
-            Duplicate::Subgroup => &self.duplicate_subgroups,
+            Duplicate::Subgroup | Duplicate::Arriving => &self.duplicate_subgroups,
             Duplicate::Expired => &self.expired_subgroups,
             Duplicate::Datagram => &self.duplicate_datagrams,
         });

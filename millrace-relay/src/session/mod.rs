@@ -98,7 +98,7 @@ impl Session {
         };
         Self {
             requests: Arc::new(requests),
-            streams: Arc::new(Streams { context: of(), publications: Arc::clone(&publications), fetches }),
+            streams: Arc::new(Streams::new(of(), Arc::clone(&publications), fetches)),
             datagrams: Arc::new(Datagrams { context: of(), publications }),
             publisher,
             context,

@@ -8,11 +8,14 @@ use std::{
 use bytes::BytesMut;
 use millrace_proto::{
     moq::{StreamHeader, SubgroupHeader, code},
-    relay::subgroup::{Subgroup, SubgroupWriter},
+    relay::{
+        subgroup::{Subgroup, SubgroupWriter},
+        track::Duplicate,
+    },
 };
 use millrace_transport::offload::Ingress;
 use quinn::{ReadError, RecvStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::{context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
 use crate::{
@@ -27,15 +30,28 @@ use crate::{
 const ALIAS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes that are taken from a stream at once.
 const READ_SIZE: usize = 64 * 1024;
+/// Streams of a session that may wait for another publisher's copy of the same subgroup to end. What has come of them
+/// counts against the session's receive window.
+const MAX_STANDBY: usize = 64;
 
 /// Where the streams of one session go.
 pub struct Streams {
-    pub context: Arc<Context>,
-    pub publications: Arc<Publications>,
-    pub fetches: Arc<UpstreamFetches>,
+    context: Arc<Context>,
+    publications: Arc<Publications>,
+    fetches: Arc<UpstreamFetches>,
+    /// Places for streams that wait for another copy of theirs to end.
+    standby: Semaphore,
 }
 
 impl Streams {
+    pub fn new(
+        context: Arc<Context>,
+        publications: Arc<Publications>,
+        fetches: Arc<UpstreamFetches>,
+    ) -> Self {
+        Self { context, publications, fetches, standby: Semaphore::new(MAX_STANDBY) }
+    }
+
     /// Takes streams until the session is over; the control stream goes to `control`.
     pub async fn accept(self: &Arc<Self>, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
         loop {
@@ -88,7 +104,7 @@ impl Streams {
         };
         let _open = published.upstream.stream();
         let writer = Subgroup::begin(header, header_len);
-        if let Err(duplicate) = published.track.begin(Instant::now(), writer.subgroup()) {
+        if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
             counters.count_duplicate(duplicate);
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
@@ -97,6 +113,31 @@ impl Streams {
         let mut arriving = Arriving::new(published.track, writer);
         let end = arriving.read(counters, &mut recv, ingress.as_ref(), front).await?;
         arriving.end(end)
+    }
+
+    /// Has the track take a subgroup. One that is arriving from elsewhere too waits, in its flow control window, until
+    /// the other copy is whole or has broken off.
+    async fn begin(
+        &self,
+        track: &LiveTrack,
+        subgroup: &Arc<Subgroup>,
+        recv: &mut RecvStream,
+    ) -> Result<(), Duplicate> {
+        let mut place = None;
+        loop {
+            let settled = track.settled.notified();
+            match track.begin(Instant::now(), subgroup) {
+                Err(Duplicate::Arriving) => {}
+                decided => return decided,
+            }
+            if place.is_none() {
+                place = Some(self.standby.try_acquire().map_err(|_| Duplicate::Arriving)?);
+            }
+            tokio::select! {
+                () = settled => {}
+                () = reset(recv) => return Err(Duplicate::Arriving),
+            }
+        }
     }
 }
 
@@ -183,6 +224,13 @@ async fn read_header(
             Ok(None) | Err(ReadError::Reset(_)) => return Ok(None),
             Err(error) => return Err(SessionError::Lost(error.to_string())),
         }
+    }
+}
+
+/// Until the peer resets the stream, or the connection is lost.
+async fn reset(recv: &mut RecvStream) {
+    if let Ok(None) = recv.received_reset().await {
+        std::future::pending().await // all of it has arrived
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millrace_proto::{
-    moq::{GroupOrder, Parameters},
+    moq::{Filter, GroupOrder, Parameters},
     relay::{filter::Window, track::Track},
 };
 
@@ -11,6 +11,8 @@ use millrace_proto::{
 #[derive(Clone, Debug)]
 pub struct Options {
     pub window: Window,
+    /// What the window was made of.
+    pub filter: Option<Filter>,
     pub forward: bool,
     pub priority: u8,
     pub order: GroupOrder,
@@ -24,6 +26,7 @@ impl Options {
         let properties = track.parsed_properties();
         let mut options = Self {
             window,
+            filter: None,
             forward: true,
             priority: 128,
             order: properties.group_order.unwrap_or_default(),
@@ -34,9 +37,10 @@ impl Options {
         options
     }
 
-    /// Takes over what `parameters` say, but for the filter.
+    /// Takes over what `parameters` say, but for the window.
     pub fn apply(&mut self, parameters: &Parameters, track: &Track) {
         let properties = track.parsed_properties();
+        self.filter = parameters.filter.or(self.filter);
         self.forward = parameters.forward.unwrap_or(self.forward);
         self.priority = parameters.subscriber_priority.unwrap_or(self.priority);
         self.order = parameters.group_order.unwrap_or(self.order);

@@ -349,10 +349,10 @@ async fn several_publishers_of_a_track_are_deduplicated() {
     assert_eq!(received.objects(1).await, [0]);
     let mut copy = two.subgroup(header(2, 0)).await;
     copy.object(0, 100).await;
-    relay.until("the copy is refused", |status| status.drops["duplicate_subgroup"] == 1).await;
     original.object(1, 100).await;
     original.finish();
     assert_eq!(received.all().await, (vec![1], End::Fin));
+    relay.until("the copy is refused", |status| status.drops["duplicate_subgroup"] == 1).await;
     subscriber.expect_no_stream().await;
 }
 

@@ -8,5 +8,6 @@ mod fetch;
 mod live;
 mod peer;
 mod pressure;
+mod rivals;
 #[path = "../support/site.rs"]
 mod site;

@@ -1,0 +1,72 @@
+//! Publishers that do each other harm.
+
+use millrace_proto::moq::{Filter, Parameters, Properties, code};
+
+use super::peer::{End, Relay, at, header, with_publisher};
+
+#[tokio::test]
+async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let mut subscriber = relay.peer().await;
+    let claim = Parameters { largest_object: Some(at(u64::MAX, u64::MAX)), ..Parameters::default() };
+    let ((_request, _), (_upstream, _)) = tokio::join!(
+        subscriber.subscribe(&track),
+        publisher.accept_subscribe_with(&track, 1, claim, Properties::default())
+    );
+    for group in 5..8 {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        subgroup.object(0, 700).await;
+        subgroup.finish();
+        let received = subscriber.next_subgroup().await;
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+    }
+    // And none of those who come later.
+    relay.until_largest(at(7, 0)).await;
+    let mut late = relay.peer().await;
+    let next = Parameters { filter: Some(Filter::NextGroupStart), ..Parameters::default() };
+    let (_request, ok) = late.try_subscribe(&track, next).await.unwrap();
+    assert_eq!(ok.parameters.largest_object, Some(at(7, 0)));
+    let mut subgroup = publisher.subgroup(header(1, 8)).await;
+    subgroup.object(0, 700).await;
+    subgroup.finish();
+    for peer in [&mut subscriber, &mut late] {
+        let received = peer.next_subgroup().await;
+        assert_eq!((received.header.group, received.all().await), (8, (vec![0], End::Fin)));
+    }
+}
+
+#[tokio::test]
+async fn a_copy_takes_over_when_the_first_breaks_off() {
+    let relay = Relay::start();
+    let (mut one, _namespace, track) = with_publisher(&relay).await;
+    let mut two = relay.peer().await;
+    let _second = two.publish_namespace("live/cam").await;
+    let mut subscriber = relay.peer().await;
+    let ((_request, _ok), _one, _two) = tokio::join!(
+        subscriber.subscribe(&track),
+        one.accept_subscribe(&track, 1),
+        two.accept_subscribe(&track, 2)
+    );
+    relay.until("both feed the track", |status| status.tracks[0].publishers == 2).await;
+    let mut first = one.subgroup(header(1, 0)).await;
+    first.object(0, 100).await;
+    let mut received = subscriber.next_subgroup().await;
+    assert_eq!(received.objects(1).await, [0]);
+    let mut copy = two.subgroup(header(2, 0)).await;
+    for id in 0..4 {
+        copy.object(id, 100).await;
+    }
+    copy.finish();
+    // Behind the copy on the same connection: with it, the copy has come.
+    let mut next = two.subgroup(header(2, 1)).await;
+    next.object(0, 100).await;
+    next.finish();
+    let after = subscriber.next_subgroup().await;
+    assert_eq!((after.header.group, after.all().await), (1, (vec![0], End::Fin)));
+    first.reset(code::Reset::INTERNAL_ERROR);
+    assert_eq!(received.all().await, (vec![], End::Reset));
+    let whole = subscriber.next_subgroup().await;
+    assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], End::Fin)));
+    assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
+}
