@@ -244,6 +244,7 @@ fn describe(session: &Session) -> status::Session {
         age_s: session.age().as_secs_f64(),
         rtt_us: stats.smoothed_rtt.as_micros() as u64,
         cwnd: stats.window,
+        bandwidth: stats.bandwidth,
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
         cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),

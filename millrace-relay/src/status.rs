@@ -85,6 +85,9 @@ pub struct Session {
     pub rtt_us: u64,
     /// Congestion window that both senders share, bytes.
     pub cwnd: u64,
+    /// What the path is thought to carry, bytes per second; absent where the congestion controller does not estimate it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<u64>,
     /// Bytes of both senders that are neither acknowledged nor lost.
     pub in_flight: u64,
     /// Largest UDP payload that the path is known to carry, bytes.

@@ -1,19 +1,36 @@
 //! Congestion control: how many bytes may be in flight (RFC 9002, section 7).
 //!
-//! Loss recovery decides what was acknowledged, lost, or wrongly taken for lost, and calls the
-//! controller at most once per round trip for losses. Windows are in bytes.
+//! Loss recovery decides what was acknowledged, lost, or wrongly taken for lost. Controllers that go by losses
+//! are told of them once per round trip at most; those that model the path get every packet, and samples of the
+//! rate at which it delivers. Windows are in bytes.
 
+mod bbr;
 mod cubic;
 mod new_reno;
+mod rate;
 mod slow_start;
 
-use std::time::{Duration, Instant};
+use std::{
+    hash::{BuildHasher, RandomState},
+    time::{Duration, Instant},
+};
 
+pub use bbr::Bbr;
 pub use cubic::Cubic;
 pub use new_reno::NewReno;
+pub use rate::{Delivery, RateSample, Snapshot};
 
 /// An algorithm that sets the window of one path.
 pub trait Controller: Send {
+    /// A packet that elicits an acknowledgement is sent.
+    fn on_sent(&mut self, _sending: &Sending) {}
+
+    /// A packet was lost.
+    fn on_lost(&mut self, _lost: &LostPacket) {}
+
+    /// An ACK frame acknowledged something; its losses have been told.
+    fn on_delivered(&mut self, _delivered: &Delivered) {}
+
     /// Packets sent outside of a recovery period were acknowledged.
     fn on_ack(&mut self, now: Instant, acked: &Acked);
 
@@ -24,7 +41,7 @@ pub trait Controller: Send {
     fn on_spurious_congestion(&mut self);
 
     /// Persistent congestion (RFC 9002, section 7.6): the path carried nothing for several timeouts.
-    fn on_persistent_congestion(&mut self);
+    fn on_persistent_congestion(&mut self, now: Instant);
 
     /// The largest packet changed, bytes.
     fn set_mtu(&mut self, mtu: u64);
@@ -39,6 +56,52 @@ pub trait Controller: Send {
         let rate = u128::from(self.window()) * 1_250_000_000 / nanos;
         u64::try_from(rate).unwrap_or(u64::MAX)
     }
+
+    /// Bytes per second that the path is thought to carry; `None` where the algorithm does not estimate it.
+    fn bandwidth(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A packet that is sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sending {
+    pub now: Instant,
+    /// Bytes, without it.
+    pub in_flight: u64,
+    /// The last time that sending stopped, there was no more to send.
+    pub app_limited: bool,
+}
+
+/// A packet that was lost.
+#[derive(Clone, Copy, Debug)]
+pub struct LostPacket {
+    pub now: Instant,
+    pub size: u64,
+    /// Bytes in flight when it was sent, with it.
+    pub in_flight: u64,
+    /// Bytes lost since then, with it.
+    pub lost: u64,
+    pub app_limited: bool,
+    /// Bytes delivered so far.
+    pub delivered: u64,
+}
+
+/// What an ACK frame said.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivered {
+    pub now: Instant,
+    /// Bytes newly acknowledged.
+    pub acked: u64,
+    /// Bytes delivered so far.
+    pub total: u64,
+    pub sample: RateSample,
+    /// The frame's round trip, if it made a sample.
+    pub rtt: Option<Duration>,
+    /// Bytes in flight now.
+    pub in_flight: u64,
+    /// The window was full before.
+    pub window_limited: bool,
 }
 
 /// What one ACK frame newly acknowledged.
@@ -59,6 +122,7 @@ pub enum Algorithm {
     #[default]
     Cubic,
     NewReno,
+    Bbr,
 }
 
 impl Algorithm {
@@ -66,8 +130,14 @@ impl Algorithm {
         match self {
             Self::Cubic => Box::new(Cubic::new(mtu, now)),
             Self::NewReno => Box::new(NewReno::new(mtu)),
+            Self::Bbr => Box::new(Bbr::new(mtu, now, seed())),
         }
     }
+}
+
+/// Another one each time.
+fn seed() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// RFC 9002, section 7.2: ten packets, but no more than the larger of two packets and 14,720 bytes.

@@ -231,6 +231,7 @@ impl Downstream {
             live_streams: self.streams.len() as u64,
             pending_bytes: self.streams.iter().map(|(_, stream)| stream.pending()).sum(),
             window: self.recovery.window(),
+            bandwidth: self.recovery.bandwidth(),
             bytes_in_flight: self.recovery.in_flight(),
             smoothed_rtt: self.recovery.rtt.smoothed(),
             min_rtt: self.recovery.rtt.min(),

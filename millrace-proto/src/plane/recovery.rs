@@ -16,7 +16,7 @@ use loss::Lost;
 pub use rtt::Rtt;
 
 use super::{
-    congestion::{Acked, Algorithm, Controller},
+    congestion::{Acked, Algorithm, Controller, Delivered, Delivery, LostPacket, Sending, Snapshot},
     types::Ack,
 };
 
@@ -83,6 +83,7 @@ pub struct Counts {
 pub struct Recovery<T> {
     config: Config,
     controller: Box<dyn Controller>,
+    delivery: Delivery,
     pub rtt: Rtt,
     /// What became of each packet number from `base` on. Begins with a packet in flight.
     sent: VecDeque<Slot<T>>,
@@ -125,6 +126,7 @@ enum Slot<T> {
 struct Packet<T> {
     sent: Instant,
     size: u64,
+    snapshot: Snapshot,
     /// `None` for a packet of the QUIC stack.
     content: Option<T>,
     /// Larger than the path is known to take: its loss says nothing about congestion.
@@ -142,6 +144,7 @@ impl<T: Clone> Recovery<T> {
         Self {
             config,
             controller: config.algorithm.start(config.mtu, now),
+            delivery: Delivery::new(now),
             rtt: Rtt::new(config.initial_rtt),
             sent: VecDeque::new(),
             base: 0,
@@ -175,7 +178,8 @@ impl<T: Clone> Recovery<T> {
         self.counts.packets_sent += 1;
         self.counts.bytes_sent += size;
         self.last_own_sent = self.last_own_sent.max(Some(sent));
-        let packet = Packet { sent, size, content: Some(content), mtu_probe: false };
+        let snapshot = self.depart(sent, size);
+        let packet = Packet { sent, size, snapshot, content: Some(content), mtu_probe: false };
         self.record(number, Slot::InFlight(packet));
     }
 
@@ -187,7 +191,8 @@ impl<T: Clone> Recovery<T> {
         let size = size as u64;
         self.counts.stack_sent += 1;
         let mtu_probe = size > self.config.mtu;
-        self.record(number, Slot::InFlight(Packet { sent: now, size, content: None, mtu_probe }));
+        let snapshot = self.depart(now, size);
+        self.record(number, Slot::InFlight(Packet { sent: now, size, snapshot, content: None, mtu_probe }));
     }
 
     /// Takes a whole ACK frame and adds to `outcome` what became of the data plane's packets.
@@ -206,6 +211,7 @@ impl<T: Clone> Recovery<T> {
     ) -> Result<(), NeverSent> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
+        let window_limited = !app_limited && self.in_flight + self.config.mtu > self.controller.window();
         if largest >= self.next() {
             newly.never_sent = Some(largest);
         }
@@ -215,7 +221,7 @@ impl<T: Clone> Recovery<T> {
                 self.late(first, last, outcome);
             }
             for number in first.max(self.base)..end {
-                self.acknowledge(number, largest, &mut newly, outcome);
+                self.acknowledge(now, number, largest, &mut newly, outcome);
             }
         }
         let result = newly.never_sent.map_or(Ok(()), |number| Err(NeverSent(number)));
@@ -238,8 +244,26 @@ impl<T: Clone> Recovery<T> {
             self.controller.on_ack(now, &acked);
         }
         self.detect(now, outcome);
+        if let Some(sample) = self.delivery.sample(self.rtt.min()) {
+            self.controller.on_delivered(&Delivered {
+                now,
+                acked: newly.all_bytes,
+                total: self.delivery.delivered(),
+                sample,
+                rtt: newly.largest.then(|| self.rtt.latest()),
+                in_flight: self.in_flight,
+                window_limited,
+            });
+        }
         self.prune(now);
         result
+    }
+
+    /// There is nothing to send, though the window may have room.
+    pub fn on_app_limited(&mut self) {
+        if self.in_flight + self.config.mtu <= self.controller.window() {
+            self.delivery.on_app_limited(self.in_flight);
+        }
     }
 
     /// When [`Recovery::on_timeout`] is due.
@@ -306,6 +330,11 @@ impl<T: Clone> Recovery<T> {
         self.controller.window()
     }
 
+    /// What the path is thought to carry, bytes per second, where the controller estimates it.
+    pub fn bandwidth(&self) -> Option<u64> {
+        self.controller.bandwidth()
+    }
+
     pub fn pacing_rate(&self) -> u64 {
         self.controller.pacing_rate(self.rtt.smoothed())
     }
@@ -346,6 +375,13 @@ impl<T: Clone> Recovery<T> {
         self.reduced_at = Some(now);
     }
 
+    /// A packet that elicits an acknowledgement leaves.
+    fn depart(&mut self, now: Instant, size: u64) -> Snapshot {
+        let app_limited = self.delivery.is_app_limited();
+        self.controller.on_sent(&Sending { now, in_flight: self.in_flight, app_limited });
+        self.delivery.on_sent(now, self.in_flight, size)
+    }
+
     fn next(&self) -> u64 {
         self.base + self.sent.len() as u64
     }
@@ -372,7 +408,14 @@ impl<T: Clone> Recovery<T> {
         self.trim();
     }
 
-    fn acknowledge(&mut self, number: u64, largest: u64, newly: &mut Newly, outcome: &mut Outcome<T>) {
+    fn acknowledge(
+        &mut self,
+        now: Instant,
+        number: u64,
+        largest: u64,
+        newly: &mut Newly,
+        outcome: &mut Outcome<T>,
+    ) {
         let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { return };
         match slot {
             Slot::Unused => {
@@ -385,6 +428,8 @@ impl<T: Clone> Recovery<T> {
         newly.last = newly.last.max(Some(number));
         let Slot::InFlight(packet) = std::mem::replace(slot, Slot::Resolved { acked: true }) else { return };
         self.leave_flight(&packet);
+        self.delivery.on_acked(now, packet.sent, packet.size, packet.snapshot);
+        newly.all_bytes += packet.size;
         if packet.size > BASE_MTU {
             self.suspicions = 0;
         }
@@ -436,6 +481,7 @@ struct Newly {
     last: Option<u64>,
     /// A number in the frame that nobody has sent.
     never_sent: Option<u64>,
+    all_bytes: u64,
     /// Bytes that may grow the window: those sent since it was last reduced.
     bytes: u64,
     /// Whether the frame's largest number is among them. Only then it makes a round-trip sample (section 5.1).

@@ -125,6 +125,8 @@ pub enum CongestionControl {
     /// RFC 9002, section 7
     #[value(name = "newreno")]
     NewReno,
+    /// draft-ietf-ccwg-bbr, BBRv3
+    Bbr,
 }
 
 /// UDP generic segmentation offload.

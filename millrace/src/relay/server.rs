@@ -178,6 +178,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
     let algorithm = match config.congestion_control {
         CongestionControl::Cubic => Algorithm::Cubic,
         CongestionControl::NewReno => Algorithm::NewReno,
+        CongestionControl::Bbr => Algorithm::Bbr,
     };
     let base = transport::Config::default();
     transport::Config {

@@ -233,6 +233,7 @@ mod tests {
             age_s: 0.0,
             rtt_us: 0,
             cwnd: 0,
+            bandwidth: None,
             in_flight: 0,
             path_mtu: 1200,
             cipher: String::new(),

@@ -79,10 +79,12 @@ impl Controller for Cubic {
         }
     }
 
-    fn on_persistent_congestion(&mut self) {
+    /// The loss that established it has set the threshold already.
+    fn on_persistent_congestion(&mut self, now: Instant) {
         self.before = None;
-        self.state.reduce(minimum_window(self.mtu) as f64);
         self.state.window = minimum_window(self.mtu) as f64;
+        self.state.slow_start = SlowStart::new(now);
+        self.state.epoch = None;
     }
 
     fn set_mtu(&mut self, mtu: u64) {

@@ -56,7 +56,7 @@ impl Controller for NewReno {
         }
     }
 
-    fn on_persistent_congestion(&mut self) {
+    fn on_persistent_congestion(&mut self, _now: Instant) {
         self.before = None;
         self.state.window = minimum_window(self.mtu);
         self.state.acked = 0;

@@ -163,7 +163,7 @@ fn spurious_congestion_is_undone_once() {
         assert_eq!(controller.window(), window);
         controller.on_congestion(now);
         let reduced = controller.window();
-        controller.on_persistent_congestion();
+        controller.on_persistent_congestion(now);
         assert_eq!(controller.window(), 2 * MTU);
         controller.on_spurious_congestion();
         assert!(controller.window() < reduced);

@@ -171,6 +171,8 @@ pub struct Stats {
     /// Stream bytes that wait to be sent.
     pub pending_bytes: u64,
     pub window: u64,
+    /// What the path is thought to carry, bytes per second, where the congestion controller estimates it.
+    pub bandwidth: Option<u64>,
     pub bytes_in_flight: u64,
     pub smoothed_rtt: Duration,
     pub min_rtt: Duration,

@@ -24,7 +24,7 @@ impl Downstream {
         self.paced_until = None;
         if !probing {
             if !self.has_work() {
-                self.app_limited = true;
+                self.on_app_limited();
                 return None;
             }
             if !self.recovery.window_open(self.outstanding.bytes) {
@@ -48,10 +48,15 @@ impl Downstream {
             content.0.push(Sent::Ping);
         }
         if content.0.is_empty() {
-            self.app_limited = true;
+            self.on_app_limited();
             return None;
         }
         Some(content)
+    }
+
+    fn on_app_limited(&mut self) {
+        self.app_limited = true;
+        self.recovery.on_app_limited();
     }
 
     /// The packet was sent, or is about to be. `size` is its UDP payload, bytes.

@@ -5,6 +5,7 @@ mod datagrams;
 mod delivery;
 mod ends;
 mod limits;
+mod model;
 mod offload;
 mod priority;
 mod window;

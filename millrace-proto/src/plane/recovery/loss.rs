@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{BASE_MTU, GRANULARITY, Outcome, Packet, Recovery, Slot};
+use super::{BASE_MTU, GRANULARITY, LostPacket, Outcome, Packet, Recovery, Slot};
 
 /// The packet threshold grows no further than this.
 const MAX_PACKET_THRESHOLD: u64 = 128;
@@ -37,6 +37,7 @@ impl<T: Clone> Recovery<T> {
                     self.controller.on_spurious_congestion();
                 }
             }
+            self.delivery.on_late(lost.packet.size);
             if let Some(content) = lost.packet.content {
                 self.counts.spurious_losses += 1;
                 outcome.acked.push(content);
@@ -72,7 +73,16 @@ impl<T: Clone> Recovery<T> {
                 continue;
             };
             self.leave_flight(&packet);
+            self.delivery.on_lost(packet.size);
             if !packet.mtu_probe {
+                self.controller.on_lost(&LostPacket {
+                    now,
+                    size: packet.size,
+                    in_flight: packet.snapshot.in_flight,
+                    lost: self.delivery.lost_since(&packet.snapshot),
+                    app_limited: packet.snapshot.app_limited,
+                    delivered: self.delivery.delivered(),
+                });
                 newest = newest.max(Some(packet.sent));
                 large |= packet.size > BASE_MTU;
                 if self.sampled_at.is_some_and(|at| packet.sent > at) {
@@ -92,7 +102,8 @@ impl<T: Clone> Recovery<T> {
         if let Some(newest) = newest {
             self.congestion(now, newest);
             if outage.longest > self.persistent_duration() {
-                self.controller.on_persistent_congestion();
+                self.controller.on_persistent_congestion(now);
+                self.rtt.forget_min();
                 self.reduced_at = None;
             }
         }

@@ -28,6 +28,11 @@ impl Rtt {
         self.smoothed = (self.smoothed * 7 + adjusted) / 8;
     }
 
+    /// After persistent congestion the path may be another (section 5.2).
+    pub fn forget_min(&mut self) {
+        self.min = self.min.map(|_| self.latest);
+    }
+
     pub fn latest(&self) -> Duration {
         self.latest
     }

@@ -24,7 +24,7 @@ fn one_stream_on_a_perfect_link() {
 fn everything_arrives_at_every_loss_rate() {
     for (seed, loss) in [0.0, 0.01, 0.05, 0.1, 0.2].into_iter().enumerate() {
         let link = Link { loss, duplicate: 0.02, jitter: Duration::from_millis(4), ..Link::default() };
-        for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+        for algorithm in [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr] {
             let config = Config { algorithm, ..Config::new(CODES) };
             let mut sim = Sim::new(seed as u64, link, Credit::default(), config);
             sim.stack_every = 5;

@@ -55,7 +55,7 @@ fn an_outage_ends_with_probes() {
 #[test]
 fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     let rate = 1_250_000;
-    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr] {
         let link = Link { rate: Some(rate), queue: 40_000, ..Link::default() };
         let mut sim = Sim::new(
             1,

@@ -1,0 +1,545 @@
+//! BBRv3 (draft-ietf-ccwg-bbr): a model of the path, its bandwidth and its round trip, and sending by that model. Losses
+//! bound it, but single ones do not slow it down.
+//!
+//! Names are the draft's, sections too. In bytes where the draft counts packets. Two things are added for live media, which
+//! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`] and [`Bbr::is_too_much`].
+
+mod filter;
+mod probe;
+
+use std::time::{Duration, Instant};
+
+use super::{Acked, Controller, Delivered, LostPacket, Sending, initial_window};
+use filter::WindowedMax;
+use probe::{AckPhase, Phase};
+
+const STARTUP_PACING_GAIN: f64 = 2.77;
+const STARTUP_CWND_GAIN: f64 = 2.0;
+const DRAIN_PACING_GAIN: f64 = 0.35;
+const CWND_GAIN: f64 = 2.0;
+const PROBE_RTT_CWND_GAIN: f64 = 0.5;
+/// Below the bandwidth by so much, so that no queue stays.
+const PACING_MARGIN: f64 = 0.01;
+/// Losses that are no sign of too much in flight.
+const LOSS_THRESHOLD: f64 = 0.02;
+const NOISE_PACKETS: u64 = 2;
+/// What a loss leaves of the short-term bounds, at least.
+const BETA: f64 = 0.7;
+/// Of [`Bbr::inflight_longterm`], left to others.
+const HEADROOM: f64 = 0.15;
+const MIN_PIPE_PACKETS: u64 = 4;
+/// Bandwidth that has not grown by so much in so many rounds is all that there is.
+const FULL_BW_GROWTH: f64 = 1.25;
+const FULL_BW_ROUNDS: u32 = 3;
+/// ACKs with losses in a round trip that end Startup.
+const STARTUP_FULL_LOSSES: u32 = 6;
+/// Cycles of bandwidth probing for which a sample counts.
+const MAX_BW_CYCLES: u64 = 2;
+const MIN_RTT_LENGTH: Duration = Duration::from_secs(10);
+const PROBE_RTT_INTERVAL: Duration = Duration::from_secs(5);
+const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
+/// A round trip that is longer than the shortest by no more than one part in so many shows no queue.
+const RTT_NOISE: u32 = 8;
+const EXTRA_ACKED_ROUNDS: u64 = 10;
+/// Before the first sample.
+const NOMINAL_RTT: Duration = Duration::from_millis(1);
+const MAX_QUANTUM: u64 = 64 * 1024;
+const UNBOUNDED: u64 = u64::MAX;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Startup,
+    Drain,
+    ProbeBw(Phase),
+    ProbeRtt,
+}
+
+/// What losses have made of the model, to be undone when they were none.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    state: State,
+    bw_shortterm: u64,
+    inflight_shortterm: u64,
+    inflight_longterm: u64,
+}
+
+#[derive(Debug)]
+pub struct Bbr {
+    mtu: u64,
+    state: State,
+    cwnd: u64,
+    /// Bytes per second; 0 before the first sample.
+    pacing_rate: u64,
+    pacing_gain: f64,
+    cwnd_gain: f64,
+
+    max_bw: WindowedMax,
+    cycles: u64,
+    /// What recent losses leave of it.
+    bw_shortterm: u64,
+    inflight_shortterm: u64,
+    /// What probing has found to be too much.
+    inflight_longterm: u64,
+    bw_latest: u64,
+    inflight_latest: u64,
+
+    min_rtt: Option<Duration>,
+    min_rtt_at: Instant,
+    probe_rtt_min: Option<Duration>,
+    probe_rtt_min_at: Instant,
+    probe_rtt_expired: bool,
+    probe_rtt_done_at: Option<Instant>,
+    probe_rtt_round_done: bool,
+    prior_cwnd: u64,
+    idle_restart: bool,
+
+    next_round_delivered: u64,
+    rounds: u64,
+    round_start: bool,
+    loss_round_delivered: u64,
+    loss_round_start: bool,
+    loss_in_round: bool,
+    /// ACKs of this round that revealed losses, and whether the next one does.
+    losses_in_round: u32,
+    lost_something: bool,
+
+    full_bw: u64,
+    full_bw_rounds: u32,
+    full_bw_now: bool,
+    full_bw_reached: bool,
+
+    extra_acked: WindowedMax,
+    extra_acked_since: Instant,
+    extra_acked_delivered: u64,
+
+    cycle: probe::Cycle,
+    undo: Option<Undo>,
+}
+
+impl Bbr {
+    /// `seed`: probes of several connections should not coincide.
+    pub fn new(mtu: u64, now: Instant, seed: u64) -> Self {
+        let cwnd = initial_window(mtu);
+        Self {
+            mtu,
+            state: State::Startup,
+            cwnd,
+            pacing_rate: 0,
+            pacing_gain: STARTUP_PACING_GAIN,
+            cwnd_gain: STARTUP_CWND_GAIN,
+            max_bw: WindowedMax::default(),
+            cycles: 0,
+            bw_shortterm: UNBOUNDED,
+            inflight_shortterm: UNBOUNDED,
+            inflight_longterm: UNBOUNDED,
+            bw_latest: 0,
+            inflight_latest: 0,
+            min_rtt: None,
+            min_rtt_at: now,
+            probe_rtt_min: None,
+            probe_rtt_min_at: now,
+            probe_rtt_expired: false,
+            probe_rtt_done_at: None,
+            probe_rtt_round_done: false,
+            prior_cwnd: 0,
+            idle_restart: false,
+            next_round_delivered: 0,
+            rounds: 0,
+            round_start: false,
+            loss_round_delivered: 0,
+            loss_round_start: false,
+            loss_in_round: false,
+            losses_in_round: 0,
+            lost_something: false,
+            full_bw: 0,
+            full_bw_rounds: 0,
+            full_bw_now: false,
+            full_bw_reached: false,
+            extra_acked: WindowedMax::default(),
+            extra_acked_since: now,
+            extra_acked_delivered: 0,
+            cycle: probe::Cycle::new(now, seed),
+            undo: None,
+        }
+    }
+}
+
+impl Controller for Bbr {
+    /// Section 5.4.1: after a pause, at the path's rate and no faster.
+    fn on_sent(&mut self, sending: &Sending) {
+        if sending.in_flight > 0 || !sending.app_limited {
+            return;
+        }
+        self.idle_restart = true;
+        self.extra_acked_since = sending.now;
+        match self.state {
+            State::ProbeBw(_) => self.set_pacing_rate(1.0),
+            State::ProbeRtt => self.check_probe_rtt_done(sending.now),
+            State::Startup | State::Drain => {}
+        }
+    }
+
+    fn on_ack(&mut self, _: Instant, _: &Acked) {}
+
+    fn on_lost(&mut self, lost: &LostPacket) {
+        if !self.loss_in_round {
+            self.loss_round_delivered = lost.delivered;
+            self.remember();
+        }
+        self.loss_in_round = true;
+        self.lost_something = true;
+        self.cycle.on_lost(lost);
+        if self.cycle.samples && self.is_too_much(lost.lost, lost.in_flight) {
+            self.too_much_in_flight(lost.now, inflight_at_loss(lost), lost.app_limited, lost.delivered);
+        }
+    }
+
+    fn on_delivered(&mut self, delivered: &Delivered) {
+        self.losses_in_round += u32::from(std::mem::take(&mut self.lost_something));
+        self.update_latest(delivered);
+        self.update_congestion(delivered);
+        self.update_ack_aggregation(delivered);
+        self.check_full_bw(delivered);
+        self.check_startup_done();
+        if self.state == State::Drain && delivered.in_flight <= self.inflight(1.0) {
+            self.enter_probe_bw(delivered);
+        }
+        self.update_probe_bw(delivered);
+        self.update_min_rtt(delivered);
+        self.check_probe_rtt(delivered);
+        if self.loss_round_start {
+            self.bw_latest = delivered.sample.rate.unwrap_or_default();
+            self.inflight_latest = delivered.sample.delivered;
+        }
+        self.set_pacing_rate(self.pacing_gain);
+        self.set_cwnd(delivered);
+    }
+
+    fn on_congestion(&mut self, _: Instant) {}
+
+    fn on_spurious_congestion(&mut self) {
+        let Some(undo) = self.undo.take() else { return };
+        self.loss_in_round = false;
+        self.reset_full_bw();
+        self.bw_shortterm = self.bw_shortterm.max(undo.bw_shortterm);
+        self.inflight_shortterm = self.inflight_shortterm.max(undo.inflight_shortterm);
+        self.inflight_longterm = self.inflight_longterm.max(undo.inflight_longterm);
+        if undo.state == State::Startup && self.state != State::ProbeRtt && !self.full_bw_reached {
+            self.enter_startup();
+        }
+    }
+
+    /// The model stays, and with each acknowledgement the window comes nearer to it again.
+    fn on_persistent_congestion(&mut self, _: Instant) {
+        self.cwnd = self.minimum();
+    }
+
+    fn set_mtu(&mut self, mtu: u64) {
+        self.mtu = mtu;
+        self.cwnd = self.cwnd.max(self.minimum());
+    }
+
+    fn window(&self) -> u64 {
+        self.cwnd
+    }
+
+    fn pacing_rate(&self, rtt: Duration) -> u64 {
+        if self.pacing_rate > 0 {
+            return self.pacing_rate;
+        }
+        let rate = STARTUP_PACING_GAIN * self.cwnd as f64 / rtt.max(NOMINAL_RTT).as_secs_f64();
+        rate as u64
+    }
+
+    fn bandwidth(&self) -> Option<u64> {
+        Some(self.max_bw.get()).filter(|bandwidth| *bandwidth > 0)
+    }
+}
+
+/// The model (sections 5.5.1 to 5.5.10).
+impl Bbr {
+    fn bw(&self) -> u64 {
+        self.max_bw.get().min(self.bw_shortterm)
+    }
+
+    fn minimum(&self) -> u64 {
+        MIN_PIPE_PACKETS * self.mtu
+    }
+
+    /// So many times what the path holds.
+    fn inflight(&self, gain: f64) -> u64 {
+        self.quantize(self.times_bdp(gain, self.bw()))
+    }
+
+    fn times_bdp(&self, gain: f64, bw: u64) -> u64 {
+        match self.min_rtt {
+            None => initial_window(self.mtu),
+            Some(min_rtt) => (gain * bw as f64 * min_rtt.as_secs_f64()) as u64,
+        }
+    }
+
+    /// Room for what is sent at once.
+    fn quantize(&self, inflight: u64) -> u64 {
+        let quantum = (self.pacing_rate / 1000).clamp(2 * self.mtu, MAX_QUANTUM);
+        let more = if self.state == State::ProbeBw(Phase::Up) { 2 * self.mtu } else { 0 };
+        inflight.max(3 * quantum).max(self.minimum()) + more
+    }
+
+    /// Whether so much was lost of what was in flight that it was too much (section 5.5.10.2).
+    ///
+    /// One packet of less than 50 is more than [`LOSS_THRESHOLD`]; but one alone, or two, may be the noise of a radio link.
+    fn is_too_much(&self, lost: u64, in_flight: u64) -> bool {
+        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(NOISE_PACKETS * self.mtu)
+    }
+
+    fn start_round(&mut self, delivered: u64) {
+        self.next_round_delivered = delivered;
+    }
+
+    fn update_latest(&mut self, delivered: &Delivered) {
+        let sample = &delivered.sample;
+        self.bw_latest = self.bw_latest.max(sample.rate.unwrap_or_default());
+        self.inflight_latest = self.inflight_latest.max(sample.delivered);
+        self.loss_round_start = sample.prior_delivered >= self.loss_round_delivered;
+        if self.loss_round_start {
+            self.loss_round_delivered = delivered.total;
+        }
+        self.round_start = sample.prior_delivered >= self.next_round_delivered;
+        if self.round_start {
+            self.start_round(delivered.total);
+            self.rounds += 1;
+            self.cycle.rounds_since_probe += 1;
+        }
+        if let Some(rate) = sample.rate
+            && (rate >= self.max_bw.get() || !sample.app_limited)
+        {
+            self.max_bw.update(self.cycles, MAX_BW_CYCLES, rate);
+        }
+    }
+
+    /// Once in a round trip, what its losses say.
+    fn update_congestion(&mut self, delivered: &Delivered) {
+        if !self.loss_round_start {
+            return;
+        }
+        self.check_startup_losses(delivered);
+        let is_probing = matches!(self.state, State::Startup | State::ProbeBw(Phase::Refill | Phase::Up));
+        if self.loss_in_round && !is_probing {
+            let scaled = |bound: u64, start: u64| {
+                let bound = if bound == UNBOUNDED { start } else { bound };
+                (BETA * bound as f64) as u64
+            };
+            self.bw_shortterm = scaled(self.bw_shortterm, self.max_bw.get()).max(self.bw_latest);
+            self.inflight_shortterm = scaled(self.inflight_shortterm, self.cwnd).max(self.inflight_latest);
+        }
+        self.loss_in_round = false;
+        self.losses_in_round = 0;
+    }
+
+    fn reset_congestion_signals(&mut self) {
+        self.loss_in_round = false;
+        self.losses_in_round = 0;
+        self.bw_latest = 0;
+        self.inflight_latest = 0;
+    }
+
+    fn reset_shortterm(&mut self) {
+        self.bw_shortterm = UNBOUNDED;
+        self.inflight_shortterm = UNBOUNDED;
+    }
+
+    fn remember(&mut self) {
+        self.undo = Some(Undo {
+            state: self.state,
+            bw_shortterm: self.bw_shortterm,
+            inflight_shortterm: self.inflight_shortterm,
+            inflight_longterm: self.inflight_longterm,
+        });
+    }
+
+    /// Bytes that come acknowledged beyond what the bandwidth explains: links and receivers gather ACKs.
+    fn update_ack_aggregation(&mut self, delivered: &Delivered) {
+        let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
+        let mut expected = (self.bw() as f64 * elapsed.as_secs_f64()) as u64;
+        if self.extra_acked_delivered <= expected {
+            self.extra_acked_delivered = 0;
+            self.extra_acked_since = delivered.now;
+            expected = 0;
+        }
+        self.extra_acked_delivered += delivered.acked;
+        let extra = (self.extra_acked_delivered - expected.min(self.extra_acked_delivered)).min(self.cwnd);
+        let length = if self.full_bw_reached { EXTRA_ACKED_ROUNDS } else { 1 };
+        self.extra_acked.update(self.rounds, length, extra);
+    }
+
+    /// The shortest round trip, and whether it is time to look for it with a short queue (section 5.5.7).
+    ///
+    /// Who fills the path seldom sees the bare round trip all the time, and need not stop for it: from such a sender a round
+    /// trip that is nearly the shortest counts as the shortest seen again.
+    fn update_min_rtt(&mut self, delivered: &Delivered) {
+        let now = delivered.now;
+        self.probe_rtt_expired = now.saturating_duration_since(self.probe_rtt_min_at) > PROBE_RTT_INTERVAL;
+        if let Some(rtt) = delivered.rtt {
+            let again = |min: Duration| delivered.sample.app_limited && rtt <= min + min / RTT_NOISE;
+            match self.probe_rtt_min {
+                Some(min) if rtt >= min && !self.probe_rtt_expired => {
+                    if again(min) {
+                        self.probe_rtt_min_at = now;
+                    }
+                }
+                _ => {
+                    self.probe_rtt_expired &= !self.probe_rtt_min.is_some_and(again);
+                    self.probe_rtt_min = Some(rtt);
+                    self.probe_rtt_min_at = now;
+                }
+            }
+        }
+        let expired = now.saturating_duration_since(self.min_rtt_at) > MIN_RTT_LENGTH;
+        let shorter = self.min_rtt.is_none_or(|min| self.probe_rtt_min.is_some_and(|rtt| rtt < min));
+        if shorter || expired {
+            self.min_rtt = self.probe_rtt_min.or(self.min_rtt);
+            self.min_rtt_at = self.probe_rtt_min_at;
+        }
+    }
+}
+
+/// Startup and Drain (sections 5.3.1 and 5.3.2).
+impl Bbr {
+    fn enter_startup(&mut self) {
+        self.state = State::Startup;
+        self.pacing_gain = STARTUP_PACING_GAIN;
+        self.cwnd_gain = STARTUP_CWND_GAIN;
+    }
+
+    fn reset_full_bw(&mut self) {
+        self.full_bw = 0;
+        self.full_bw_rounds = 0;
+        self.full_bw_now = false;
+    }
+
+    fn check_full_bw(&mut self, delivered: &Delivered) {
+        let sample = &delivered.sample;
+        if self.full_bw_now || sample.app_limited {
+            return;
+        }
+        let rate = sample.rate.unwrap_or_default();
+        if rate as f64 >= self.full_bw as f64 * FULL_BW_GROWTH {
+            self.reset_full_bw();
+            self.full_bw = rate;
+        } else if self.round_start {
+            self.full_bw_rounds += 1;
+            self.full_bw_now = self.full_bw_rounds >= FULL_BW_ROUNDS;
+            self.full_bw_reached |= self.full_bw_now;
+        }
+    }
+
+    /// Losses of who does not fill the path are not its doing, and no reason to stop looking for its bandwidth.
+    fn check_startup_losses(&mut self, delivered: &Delivered) {
+        let sample = &delivered.sample;
+        if self.state == State::Startup
+            && self.losses_in_round >= STARTUP_FULL_LOSSES
+            && !sample.app_limited
+            && self.is_too_much(sample.lost, sample.in_flight)
+        {
+            self.full_bw_reached = true;
+            self.inflight_longterm = self.times_bdp(1.0, self.max_bw.get()).max(self.inflight_latest);
+        }
+    }
+
+    fn check_startup_done(&mut self) {
+        if self.state == State::Startup && self.full_bw_reached {
+            self.state = State::Drain;
+            self.pacing_gain = DRAIN_PACING_GAIN;
+            self.cwnd_gain = CWND_GAIN;
+        }
+    }
+}
+
+/// ProbeRTT (section 5.3.4).
+impl Bbr {
+    fn probe_rtt_cwnd(&self) -> u64 {
+        self.times_bdp(PROBE_RTT_CWND_GAIN, self.bw()).max(self.minimum())
+    }
+
+    fn check_probe_rtt(&mut self, delivered: &Delivered) {
+        if self.state != State::ProbeRtt && self.probe_rtt_expired && !self.idle_restart {
+            self.save_cwnd();
+            self.state = State::ProbeRtt;
+            self.pacing_gain = 1.0;
+            self.cwnd_gain = PROBE_RTT_CWND_GAIN;
+            self.probe_rtt_done_at = None;
+            self.cycle.ack_phase = AckPhase::ProbeStopping;
+            self.start_round(delivered.total);
+        }
+        if self.state == State::ProbeRtt {
+            if self.probe_rtt_done_at.is_some() {
+                self.probe_rtt_round_done |= self.round_start;
+                if self.probe_rtt_round_done {
+                    self.check_probe_rtt_done(delivered.now);
+                }
+            } else if delivered.in_flight <= self.probe_rtt_cwnd() {
+                self.probe_rtt_done_at = Some(delivered.now + PROBE_RTT_DURATION);
+                self.probe_rtt_round_done = false;
+                self.start_round(delivered.total);
+            }
+        }
+        if delivered.sample.delivered > 0 {
+            self.idle_restart = false;
+        }
+    }
+
+    fn check_probe_rtt_done(&mut self, now: Instant) {
+        if self.probe_rtt_done_at.is_none_or(|at| now <= at) {
+            return;
+        }
+        self.probe_rtt_min_at = now;
+        self.cwnd = self.cwnd.max(self.prior_cwnd);
+        self.reset_shortterm();
+        match self.full_bw_reached {
+            true => self.resume_probe_bw(now),
+            false => self.enter_startup(),
+        }
+    }
+
+    fn save_cwnd(&mut self) {
+        self.prior_cwnd = match self.state {
+            State::ProbeRtt => self.prior_cwnd.max(self.cwnd),
+            _ => self.cwnd,
+        };
+    }
+}
+
+/// Window and rate (section 5.6).
+impl Bbr {
+    fn set_pacing_rate(&mut self, gain: f64) {
+        let rate = (gain * self.bw() as f64 * (1.0 - PACING_MARGIN)) as u64;
+        if rate > 0 && (self.full_bw_reached || rate > self.pacing_rate) {
+            self.pacing_rate = rate;
+        }
+    }
+
+    fn set_cwnd(&mut self, delivered: &Delivered) {
+        let most = self.times_bdp(self.cwnd_gain, self.bw()) + self.extra_acked.get();
+        let most = self.quantize(most);
+        if self.full_bw_reached {
+            self.cwnd = (self.cwnd + delivered.acked).min(most);
+        } else if self.cwnd < most || delivered.total < initial_window(self.mtu) {
+            self.cwnd += delivered.acked;
+        }
+        let bound = match self.state {
+            State::ProbeBw(Phase::Cruise) => self.inflight_with_headroom(),
+            State::ProbeBw(_) => self.inflight_longterm,
+            State::ProbeRtt => self.inflight_with_headroom().min(self.probe_rtt_cwnd()),
+            State::Startup | State::Drain => UNBOUNDED,
+        };
+        self.cwnd = self.cwnd.min(bound.min(self.inflight_shortterm)).max(self.minimum());
+    }
+}
+
+/// Bytes in flight at which losses became too many (section 5.5.10.2).
+fn inflight_at_loss(lost: &LostPacket) -> u64 {
+    let before = lost.in_flight.saturating_sub(lost.size) as f64;
+    let lost_before = lost.lost.saturating_sub(lost.size) as f64;
+    let prefix = (LOSS_THRESHOLD * before - lost_before) / (1.0 - LOSS_THRESHOLD);
+    (before + prefix.max(0.0)) as u64
+}

@@ -1,0 +1,81 @@
+//! The largest of recent values.
+
+/// The largest value of the current and the last `length - 1` periods; a period is a round trip or a cycle, counted by the
+/// caller. Keeps the three that may still become the largest (Kathleen Nichols' algorithm).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct WindowedMax {
+    best: [Sample; 3],
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    period: u64,
+    value: u64,
+}
+
+impl WindowedMax {
+    pub fn get(&self) -> u64 {
+        self.best[0].value
+    }
+
+    pub fn update(&mut self, period: u64, length: u64, value: u64) {
+        let new = Sample { period, value };
+        if value >= self.best[0].value || period.saturating_sub(self.best[2].period) >= length {
+            self.best = [new; 3];
+            return;
+        }
+        if value >= self.best[1].value {
+            self.best[1] = new;
+            self.best[2] = new;
+        } else if value >= self.best[2].value {
+            self.best[2] = new;
+        }
+        // The best one is too old: the next is.
+        while period.saturating_sub(self.best[0].period) >= length {
+            self.best = [self.best[1], self.best[2], new];
+            if self.best[0].period == period {
+                return;
+            }
+        }
+        // The second and third best come from later parts of the window, or they would become too old with the first.
+        let age = period.saturating_sub(self.best[0].period);
+        if self.best[1].period == self.best[0].period && age > length / 4 {
+            self.best[1] = new;
+            self.best[2] = new;
+        } else if self.best[2].period == self.best[1].period && age > length / 2 {
+            self.best[2] = new;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against all values that are kept: never less than the largest of the newer half of the window, never more than that
+    /// of all of it.
+    #[test]
+    fn near_the_true_maximum() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state >> 40
+        };
+        for length in [1, 2, 10] {
+            let (mut filter, mut all) = (WindowedMax::default(), Vec::new());
+            for period in 0..1000 {
+                for _ in 0..random() % 3 + 1 {
+                    let value = random() % 1000;
+                    filter.update(period, length, value);
+                    all.push((period, value));
+                    let since = |age: u64| {
+                        let kept = all.iter().filter(|(at, _)| period - at < age);
+                        kept.map(|(_, value)| *value).max().unwrap_or_default()
+                    };
+                    assert!(filter.get() <= since(length), "{length} {period}");
+                    assert!(filter.get() >= since(1), "{length} {period}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Live media under BBR: losses do not slow it down, and a queue does not stay.
+
+use super::*;
+
+const OBJECT: u64 = 1200;
+const RTT: Duration = Duration::from_millis(40);
+
+fn sim_with(algorithm: Algorithm, seed: u64, link: Link) -> Sim {
+    let credit = Credit { data: 1 << 40, stream_data: 1 << 40, streams: 9 };
+    Sim::new(seed, Link { delay: RTT / 2, ..link }, credit, Config { algorithm, ..Config::new(CODES) })
+}
+
+/// Objects at a steady rate, as a camera makes them. How many did not leave when they were made, after the first second.
+fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
+    let source = Mem::new(1);
+    let key = sim.open(&source, 1);
+    let mut held_up = 0;
+    let warm = sim.now + SECOND;
+    for _ in 0..objects {
+        source.push(OBJECT, sim.now);
+        sim.down.wake(key);
+        sim.transmit();
+        held_up += u64::from(sim.now > warm && sim.down.has_work());
+        sim.run_for(interval);
+    }
+    source.finish(End::Fin { at: sim.now });
+    sim.down.wake(key);
+    sim.run_until(20 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(1, objects * OBJECT)]);
+    held_up
+}
+
+#[test]
+fn random_losses_do_not_hold_up_live_media() {
+    for loss in [0.005, 0.02, 0.05] {
+        for seed in 1..3 {
+            let mut sim = sim_with(Algorithm::Bbr, seed, Link { loss, ..Link::default() });
+            let held_up = live(&mut sim, 2000, Duration::from_millis(4));
+            assert!(held_up <= 20, "{held_up} of 2000 at {loss}, seed {seed}");
+        }
+    }
+    // What it is for.
+    let mut sim = sim_with(Algorithm::Cubic, 1, Link { loss: 0.02, ..Link::default() });
+    assert!(live(&mut sim, 2000, Duration::from_millis(4)) > 400);
+}
+
+#[test]
+fn random_losses_leave_most_of_a_bottleneck() {
+    let rate = 1_250_000;
+    for seed in 1..3 {
+        let mut sim =
+            sim_with(Algorithm::Bbr, seed, Link { rate: Some(rate), loss: 0.01, ..Link::default() });
+        sim.open_whole(1, 8_000_000, 1);
+        let time = sim.run_until(120 * SECOND, |sim| sim.all_done(1));
+        let used = 8_000_000.0 / time.as_secs_f64() / rate as f64;
+        assert!(used > 0.8, "{used}, seed {seed}");
+    }
+}
+
+/// Whatever room there is for one: CUBIC would fill it.
+#[test]
+fn a_deep_queue_stays_short() {
+    let rate = 1_250_000;
+    let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(rate), queue: 1 << 20, ..Link::default() });
+    sim.open_whole(1, 20_000_000, 1);
+    sim.run_for(3 * SECOND);
+    let mut worst = Duration::ZERO;
+    for _ in 0..700 {
+        sim.run_for(Duration::from_millis(10));
+        worst = worst.max(sim.down.stats().smoothed_rtt);
+    }
+    assert!(worst < 3 * RTT, "{worst:?}");
+    let before = sim.down.stats().recovery.bytes_sent;
+    sim.run_for(2 * SECOND);
+    let used = (sim.down.stats().recovery.bytes_sent - before) as f64 / 2.0 / rate as f64;
+    assert!(used > 0.85, "{used}");
+}
+
+#[test]
+fn it_follows_a_path_that_narrows_and_widens() {
+    let mut sim =
+        sim_with(Algorithm::Bbr, 1, Link { rate: Some(1_000_000), queue: 200_000, ..Link::default() });
+    sim.open_whole(1, 40_000_000, 1);
+    sim.run_for(4 * SECOND);
+    for rate in [250_000, 1_000_000] {
+        sim.link.rate = Some(rate);
+        sim.run_for(8 * SECOND);
+        let stats = sim.down.stats();
+        assert!(stats.smoothed_rtt < 3 * RTT, "{rate}: {:?}", stats.smoothed_rtt);
+        let sent = stats.recovery.bytes_sent;
+        sim.run_for(3 * SECOND);
+        let used = (sim.down.stats().recovery.bytes_sent - sent) as f64 / 3.0 / rate as f64;
+        assert!((0.8..1.1).contains(&used), "{rate}: {used}");
+    }
+}
+
+/// A sender that never fills the path sees the shortest round trip all the time and stops for none.
+#[test]
+fn live_media_does_not_pause_to_probe_the_round_trip() {
+    let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(1_250_000), ..Link::default() });
+    assert_eq!(live(&mut sim, 4_000, Duration::from_millis(4)), 0);
+}
+
+/// A key frame in each second, which the path takes as fast as it can.
+#[test]
+fn key_frames_leave_at_the_rate_of_the_path() {
+    let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(2_500_000), ..Link::default() });
+    let source = Mem::new(1);
+    let key = sim.open(&source, 1);
+    let mut last = Duration::ZERO;
+    let mut pushed = 0;
+    for frame in 0..30 * 20 {
+        let bytes = if frame % 30 == 0 { 60_000 } else { 4_000 };
+        pushed += bytes;
+        source.push(bytes, sim.now);
+        sim.down.wake(key);
+        let began = sim.now;
+        sim.run_until(SECOND, |sim| sim.down.stats().stream_bytes == pushed);
+        last = if frame % 30 == 0 { sim.now - began } else { last };
+        let left = Duration::from_millis(33).saturating_sub(sim.now - began);
+        sim.run_for(left);
+    }
+    // 60 kB at this rate take 24 ms.
+    assert!(last < Duration::from_millis(30), "{last:?}");
+}
