@@ -3,6 +3,7 @@
 #ifndef MILLRACE_GATE_RULES_H
 #define MILLRACE_GATE_RULES_H
 
+#include "gate_bucket.h"
 #include "gate_head.h"
 #include "gate_token.h"
 #include "gate_track.h"
@@ -22,9 +23,10 @@ static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *ra
 
 	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*full_at);
-		__u64 next = ((__s64)(old - now) > 0 ? old : now) + units * rate->cost;
+		int over;
+		__u64 next = bucket_after(old, rate, units, now, &over);
 
-		if (next - now > rate->burst)
+		if (over)
 			return 1;
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
