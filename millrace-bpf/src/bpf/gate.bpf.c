@@ -92,14 +92,16 @@ static __always_inline int can_be_answered(const struct gate_packet *packet)
 }
 
 /* Whether the rule answers. An Initial that repeats one that was let in gets no answer: the server may be about to give its
- * own, and the client would give up. Nor does a packet of a handshake that the server has answered and the quota refuses.
+ * own, and the client would give up. Nor does any other packet: of a handshake, or early data.
  */
 static __always_inline int is_answered(const struct gate_work *work, const struct gate_policy *policy,
 				       __u32 rule)
 {
-	if (rule == GATE_RETRY)
-		return 1;
-	return policy->answers & 1 << rule && (rule == GATE_VERSION || (work->is_new && !work->is_repeated));
+	if (rule == GATE_VERSION)
+		return policy->answers & 1 << rule;
+	if (work->packet.kind != QUIC_INITIAL)
+		return 0;
+	return rule == GATE_RETRY || (policy->answers & 1 << rule && work->is_new && !work->is_repeated);
 }
 
 /* What is refused is dropped, unless it gets an answer. */

@@ -146,25 +146,56 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY) ||
-				policy->answers & (1 << GATE_UNKNOWN_INITIALS | 1 << GATE_CLIENT_INITIALS));
+				mode_of(policy, GATE_UNKNOWN_INITIALS) ||
+				mode_of(policy, GATE_CLIENT_INITIALS));
 }
 
-/* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
-static __noinline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
+/* The Initial with this connection ID that was let in from there, or NULL. */
+static __always_inline struct gate_opening *find_opening(const struct gate_work *work,
+							 const struct gate_policy *policy)
 {
 	struct gate_opening *opening;
 
+	if (!has_openings(work, policy) || !IS_MARKED(MARK_OPENING, &work->id))
+		return NULL;
+	opening = bpf_map_lookup_elem(&openings, &work->id);
+	return opening && opening->port == work->path.port &&
+			       same_address(&opening->address, &work->path.address)
+		       ? opening
+		       : NULL;
+}
+
+/* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
+static __always_inline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_opening *opening = find_opening(work, policy);
+
 	work->is_new = 1;
-	if (has_openings(work, policy)) {
-		opening =
-			IS_MARKED(MARK_OPENING, &work->id) ? bpf_map_lookup_elem(&openings, &work->id) : NULL;
-		work->is_repeated = opening && opening->port == work->path.port &&
-				    opening->repeated < REPEATS_MAX &&
-				    same_address(&opening->address, &work->path.address);
-		if (work->is_repeated)
-			opening->repeated++;
-	}
+	work->is_repeated = opening && opening->repeated < REPEATS_MAX;
+	if (work->is_repeated)
+		opening->repeated++;
 	work->is_proved = has_valid_token(work, policy);
+	return 0;
+}
+
+/* Whether Handshake packets of live handshakes are known: those from before the gate looked may still be under way. */
+static __always_inline int knows_handshakes(const struct gate_work *work, const struct gate_policy *policy)
+{
+	return (policy->id_bytes || policy->flags & GATE_TRACK) &&
+	       work->now_ns - work->active.since_ns >= policy->unsure_ns;
+}
+
+/* What comes of nobody's connection has a server look for one as an Initial has: early data without an Initial that was let
+ * in from there, and handshakes that the server does not know. They count as new connections, and prove nothing.
+ */
+static __noinline int look_at_claim(struct gate_work *work, const struct gate_policy *policy)
+{
+	__u32 kind = work->packet.kind;
+
+	if (kind == QUIC_INITIAL)
+		return look_at_initial(work, policy);
+	work->is_new = (kind == QUIC_ZERO_RTT && !find_opening(work, policy)) ||
+		       (kind == QUIC_HANDSHAKE && knows_handshakes(work, policy));
 	return 0;
 }
 
@@ -257,10 +288,10 @@ static __always_inline int judge_stranger(struct gate_work *work, const struct g
 
 	if (is_reflected(work, policy) && refuses(work, policy, GATE_SOURCE_PORT))
 		return GATE_SOURCE_PORT;
-	if (packet->kind == QUIC_SHORT && policy->id_bytes && refuses(work, policy, GATE_UNKNOWN_ID))
+	if ((packet->kind == QUIC_SHORT || packet->kind == QUIC_HANDSHAKE) && policy->id_bytes &&
+	    refuses(work, policy, GATE_UNKNOWN_ID))
 		return GATE_UNKNOWN_ID;
-	if (packet->kind == QUIC_INITIAL)
-		look_at_initial(work, policy);
+	look_at_claim(work, policy);
 	if (is_over_quota(work, policy) && refuses(work, policy, GATE_QUOTA))
 		return GATE_QUOTA;
 	if (state && wants_retry(work, policy, state) && refuses(work, policy, GATE_RETRY))
@@ -271,7 +302,7 @@ static __always_inline int judge_stranger(struct gate_work *work, const struct g
 	rule = check_client(work, policy);
 	if (rule != GATE_RULES)
 		return rule;
-	if (!work->is_new)
+	if (packet->kind != QUIC_INITIAL)
 		return GATE_UNKNOWN;
 	remember_opening(work, policy);
 	return work->is_proved ? GATE_PROVED : GATE_NEW;
