@@ -220,6 +220,7 @@ enum gate_bucket {
 	GATE_BUCKET_LIVE, /* packets with the ID of a connection of the client, wherever they come from */
 	GATE_BUCKET_PATH, /* packets with another ID on a connection's path: anybody can forge that */
 	GATE_BUCKET_ID,	  /* packets with a published ID, by its hash */
+	GATE_BUCKET_PROVED, /* Initials with a valid token: nobody can forge that */
 };
 
 /* Whose rates. */

@@ -272,6 +272,8 @@ static __noinline enum gate_rule check_client(struct gate_work *work, const stru
 	if (!(work->is_new && mode_of(policy, GATE_CLIENT_INITIALS)) &&
 	    !mode_of(policy, GATE_CLIENT_PACKETS) && !mode_of(policy, GATE_CLIENT_BYTES))
 		return GATE_RULES;
+	if (work->is_proved)
+		key.kind = GATE_BUCKET_PROVED;
 	found = find_buckets(&key);
 	if (!found)
 		return GATE_RULES;

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_bpf::gate::token::{self, Key};
-use millrace_bpf::gate::{Action, Event, Gate, Pass, Policy, Rate, Rule};
+use millrace_bpf::gate::token::{self, Key, Token};
+use millrace_bpf::gate::{Action, Event, Gate, Pass, Policy, Rate, Rates, Rule};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer};
+use crate::state::burst;
 use crate::{apply, enforce, gate, judge, passed, reason, refused, root, to_server};
 
 const V4: &str = "192.0.2.7:40000";
@@ -191,6 +192,40 @@ fn only_under_load() {
     assert_eq!(gate.statistics().expect("statistics").event(Event::NotAnswered), 1);
     apply(&gate, Policy { retry_above: None, ..policy() });
     retry(&gate, &open(7, V4), 1, &[7; 8], &[]);
+}
+
+/// A client that has proved its address has rates of its own: whoever forges it uses up others.
+#[test]
+fn forged_addresses_take_nothing_from_who_is_proved() {
+    if !root("forged_addresses_take_nothing_from_who_is_proved") {
+        return;
+    }
+    let one_packet = initial(1, &[1; 8], &[], &[]).len() as u64;
+    for (rule, client_rates) in [
+        (Rule::ClientInitials, Rates { initials: burst(3), ..Rates::default() }),
+        (Rule::ClientPackets, Rates { packets: burst(3), ..Rates::default() }),
+        (Rule::ClientBytes, Rates { bytes: burst(3 * one_packet), ..Rates::default() }),
+    ] {
+        let gate = gate(Policy { modes: enforce(&[rule]), client_rates, ..policy() });
+        let key = Key::new([1; 16]);
+        gate.rotate_token_key(key.clone()).expect("a key");
+        let index =
+            [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(&key)).expect("an index");
+        let proved = |n: u8| {
+            let mut token = Token::new(V4.parse().expect("an address"), &[7; 8], now()).expect("a token");
+            token.nonce = u64::from_be_bytes([n; 8]);
+            to_server(V4, initial(1, &[n; 8], &[], &token.seal(index, &key)))
+        };
+        let forged = |n: u8| to_server(V4, initial(1, &[n; 8], &[], &[]));
+        for n in 0..6 {
+            let want = if n < 3 { passed(Pass::New) } else { refused(rule) };
+            assert_eq!(reason(&gate, &forged(n)), want, "{rule:?}");
+        }
+        for n in 10..16 {
+            let want = if n < 13 { passed(Pass::Proved) } else { refused(rule) };
+            assert_eq!(reason(&gate, &proved(n)), want, "{rule:?}: no more than anybody");
+        }
+    }
 }
 
 /// Two scopes with tags: the answer keeps them.
