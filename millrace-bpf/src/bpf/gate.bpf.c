@@ -16,9 +16,9 @@
 
 /* --- Verdicts --- */
 
-static __always_inline void count(const struct gate_work *work, __u32 reason, __u32 bytes)
+static __always_inline void count(__u32 scope, __u32 reason, __u32 bytes)
 {
-	__u32 key = work->scope * GATE_REASONS + reason;
+	__u32 key = scope * GATE_REASONS + reason;
 	struct gate_counter *counter = bpf_map_lookup_elem(&counters, &key);
 
 	if (counter) {
@@ -139,11 +139,13 @@ int gate_xdp(struct xdp_md *ctx)
 	struct gate_policy *policy;
 	int found, reason;
 
-	if (!work || !now || is_bystander(ctx))
+	if (!work || !now)
 		return XDP_PASS;
-	found = take_headers(ctx, work);
-	if (found == FIND_OTHER)
+	found = is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
+	if (found == FIND_OTHER) {
+		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
 		return XDP_PASS;
+	}
 	work->active = *now;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->exact_ns = 0;
@@ -152,7 +154,7 @@ int gate_xdp(struct xdp_md *ctx)
 	bytes = found == FIND_OK && !work->packet.bad_lengths ? work->packet.end - work->packet.quic_at
 							      : work->head.frame_bytes;
 	if (find_scope(work, found)) {
-		count(work, GATE_OTHER, bytes);
+		count(0, GATE_OTHER, bytes);
 		return XDP_PASS;
 	}
 	key = half_of(&work->active) * GATE_SCOPES + work->scope;
@@ -160,7 +162,7 @@ int gate_xdp(struct xdp_md *ctx)
 	if (!policy)
 		return XDP_PASS;
 	reason = judge(ctx, work, found, policy);
-	count(work, reason, bytes);
+	count(work->scope, reason, bytes);
 	if (work->monitored)
 		count_monitored(work);
 	if (work->monitored || reason < GATE_RULES)

@@ -68,6 +68,7 @@ enum gate_pass {
 	GATE_PROVED,		 /* a new connection with a valid token */
 	GATE_NEW,		 /* a new connection */
 	GATE_UNKNOWN,		 /* none of these, and no rule refuses it */
+	GATE_NOT_UDP,		 /* not UDP over IP that can be read; counted in scope 0 */
 	GATE_REASONS,
 };
 

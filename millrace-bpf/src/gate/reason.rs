@@ -68,6 +68,8 @@ outcomes! {
         New = "new",
         /// None of all that, and no rule objects.
         Unknown = "unknown",
+        /// Not UDP over IP; counted for scope "interface".
+        NotUdp = "not_udp",
     }
 }
 
