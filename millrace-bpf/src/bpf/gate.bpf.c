@@ -111,7 +111,7 @@ static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 	if (!is_answered(work, policy, rule))
 		return XDP_DROP;
 	if (can_be_answered(&work->packet) &&
-	    !(rule == GATE_RETRY ? make_retry(work) : make_version_negotiation(work, policy, rule)) &&
+	    !(rule == GATE_RETRY ? make_retry(work, policy) : make_version_negotiation(work, policy, rule)) &&
 	    !put_answer(ctx, work)) {
 		count_event(GATE_ANSWERED);
 		return XDP_TX;

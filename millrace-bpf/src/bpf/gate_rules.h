@@ -134,9 +134,11 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 		return 0;
 	index = work->token.key;
 	key = bpf_map_lookup_elem(&token_keys, &index);
-	if (key && key->valid &&
-	    gate_token_is_valid(&key->key, &work->token, &packet->source, packet->source_port,
-				unix_seconds(work), policy->token_seconds))
+	/* The client goes on with the Retry's connection ID: a token is good for that connection, not for any. */
+	if (key && key->valid && packet->id_len == sizeof(work->token.retry_id) &&
+	    load64(head_at(&work->head, packet->id_at)) == load64(work->token.retry_id) &&
+	    gate_token_is_valid(&key->key, &work->token, policy->token_scope, &packet->source,
+				packet->source_port, unix_seconds(work), policy->token_seconds))
 		return 1;
 	count_event(GATE_TOKEN_INVALID);
 	return 0;

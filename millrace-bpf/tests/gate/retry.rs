@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millrace_bpf::gate::token::{self, Key, Token};
-use millrace_bpf::gate::{Action, Event, Gate, Pass, Policy, Rate, Rates, Rule};
+use millrace_bpf::gate::{Action, Event, Gate, Pass, Policy, Rate, Rates, Rule, Rules};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 
 use crate::frame::{Frame, Type, VERSIONS, initial, long, long_start, payload_of_answer};
 use crate::state::burst;
-use crate::{apply, enforce, gate, judge, passed, reason, refused, root, to_server};
+use crate::{PORT, apply, enforce, gate, judge, passed, reason, refused, root, scope, to_server};
 
 const V4: &str = "192.0.2.7:40000";
 const V6: &str = "[2001:db8::7]:40000";
@@ -91,8 +91,10 @@ fn tokens() {
                 let asked = to_server(from, initial(version, &id, &source_id, &[]));
                 let (retry_id, token) = retry(&gate, &asked, version, &id, &source_id);
                 let client: SocketAddr = from.parse().expect("an address");
-                let checked = token::check(&keys, &token, client, now(), LIFETIME).expect("a good token");
+                let checked =
+                    token::check(&keys, "web", &token, client, now(), LIFETIME).expect("a good token");
                 assert_eq!(checked.original_id(), id);
+                assert_eq!(checked.retry_id[..], retry_id);
                 let again = initial(version, &retry_id, &source_id, &token);
                 assert_eq!(reason(&gate, &to_server(from, again.clone())), passed(Pass::Proved));
                 let mut other_port = to_server(from, again.clone());
@@ -126,6 +128,34 @@ fn forged_tokens() {
     assert_eq!(reason(&gate, &to_server(V4, initial(1, &retry_id, &[], &token))), passed(Pass::Proved));
 }
 
+/// A token is good for the connection ID of its Retry, in its scope, and for nothing else.
+#[test]
+fn bound_to_connection_and_scope() {
+    if !root("bound_to_connection_and_scope") {
+        return;
+    }
+    let gate = gate(policy());
+    let rules =
+        Rules { scopes: vec![scope("web", PORT, policy()), scope("dns", 853, policy())], ..Rules::default() };
+    gate.apply(&rules).expect("rules");
+    for from in [V4, V6] {
+        let (retry_id, token) =
+            retry(&gate, &to_server(from, initial(1, &[1; 8], &[], &[])), 1, &[1; 8], &[]);
+        let longer = [retry_id.as_slice(), &[0]].concat();
+        for id in [&[2; 8][..], &retry_id[..7], &longer, &[]] {
+            retry(&gate, &to_server(from, initial(1, id, &[], &token)), 1, id, &[]);
+        }
+        let mut elsewhere = to_server(from, initial(1, &retry_id, &[], &token));
+        elsewhere.destination.set_port(853);
+        let (verdict, _) = judge(&gate, &elsewhere.bytes());
+        assert_eq!(verdict, Some(("dns".to_owned(), refused(Rule::Retry))));
+        let again = to_server(from, initial(1, &retry_id, &[], &token));
+        for _ in 0..2 {
+            assert_eq!(reason(&gate, &again), passed(Pass::Proved), "also when it is sent again");
+        }
+    }
+}
+
 /// What Rust makes, the program accepts, within its time.
 #[test]
 fn age_and_keys() {
@@ -135,10 +165,10 @@ fn age_and_keys() {
     let gate = gate(policy());
     let client = V4.parse().expect("an address");
     let token = |issued, index: u8, key: &Key| {
-        token::Token::new(client, &[1; 8], issued).expect("a token").seal(index, key).to_vec()
+        token::Token::new(client, &[1; 8], issued).expect("a token").seal(index, key, "web").to_vec()
     };
     let accepts = |token: Vec<u8>| {
-        let (verdict, _) = judge(&gate, &to_server(V4, initial(1, &[7; 8], &[], &token)).bytes());
+        let (verdict, _) = judge(&gate, &to_server(V4, initial(1, &[0; 8], &[], &token)).bytes());
         verdict == Some(("web".to_owned(), passed(Pass::Proved)))
     };
     let keys: Vec<Key> = (1..4).map(|byte| Key::new([byte; 16])).collect();
@@ -213,8 +243,8 @@ fn forged_addresses_take_nothing_from_who_is_proved() {
             [0, 1].into_iter().find(|&i| gate.token_keys().get(i.into()) == Some(&key)).expect("an index");
         let proved = |n: u8| {
             let mut token = Token::new(V4.parse().expect("an address"), &[7; 8], now()).expect("a token");
-            token.nonce = u64::from_be_bytes([n; 8]);
-            to_server(V4, initial(1, &[n; 8], &[], &token.seal(index, &key)))
+            token.retry_id = [n; 8];
+            to_server(V4, initial(1, &[n; 8], &[], &token.seal(index, &key, "web")))
         };
         let forged = |n: u8| to_server(V4, initial(1, &[n; 8], &[], &[]));
         for n in 0..6 {
