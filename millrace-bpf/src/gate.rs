@@ -32,7 +32,8 @@ use crate::Error;
 use crate::clock;
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded};
-use crate::tc::{self, Hook, Position};
+pub use crate::tc::Position;
+use crate::tc::{self, Hook};
 use crate::xdp;
 use maps::Maps;
 use settings::Settings;
@@ -62,6 +63,9 @@ pub struct Config {
     pub max_prefixes: u32,
     /// Samples of refused packets per scope, at most. 0: none.
     pub samples_per_second: u32,
+    /// Where among the programs at TC egress answers are [watched](Gate::watch): behind one that ends the chain nothing is
+    /// seen, and in front of one that changes addresses not what the client sees.
+    pub watch: Position,
 }
 
 impl Default for Config {
@@ -75,6 +79,7 @@ impl Default for Config {
             max_rates: 1 << 16,
             max_prefixes: 1 << 18,
             samples_per_second: 10,
+            watch: Position::Last,
         }
     }
 }
@@ -182,6 +187,7 @@ pub struct Gate {
     object: Mutex<Loaded>,
     settings: Mutex<Settings>,
     maps: Arc<Maps>,
+    position: Position,
 }
 
 impl Gate {
@@ -211,6 +217,7 @@ impl Gate {
             object: Mutex::new(object),
             settings: Mutex::new(settings),
             maps,
+            position: config.watch,
         };
         let key = token::Key::random().map_err(|source| Error::Random { source })?;
         gate.rotate_token_key(key)?;
@@ -239,7 +246,7 @@ impl Gate {
             return Ok(());
         }
         let program = object.program("gate_egress")?;
-        let attachment = tc::Attachment::new(&program, ifindex, Hook::Egress, Position::Last, None)?;
+        let attachment = tc::Attachment::new(&program, ifindex, Hook::Egress, self.position, None)?;
         watches.push((ifindex, attachment));
         Ok(())
     }

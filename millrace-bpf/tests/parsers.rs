@@ -115,3 +115,46 @@ fn each_walk_accepts_what_it_says() {
         assert_eq!(checks::gate_verdict(frame), (*at_gate, noted.to_vec()), "{description}, at the gate");
     }
 }
+
+/// `struct gate_rate`, in ticks of 1/64 ns.
+#[repr(C)]
+struct Rate {
+    cost: u64,
+    burst: u64,
+}
+
+unsafe extern "C" {
+    fn gate_native_take(full_at: *mut u64, rate: *const Rate, units: u64, now_ns: u64) -> i32;
+}
+
+/// How many packets a bucket lets pass at a time.
+fn taken(full_at: &mut u64, rate: &Rate, now_ns: u64) -> usize {
+    // SAFETY: both outlive the call, which only writes to the bucket.
+    (0..100).take_while(|_| unsafe { gate_native_take(full_at, rate, 1, now_ns) } == 0).count()
+}
+
+/// A bucket holds what it should at any time, also where ticks no longer fit into 63 bits, or 64.
+#[test]
+fn buckets_hold_as_much_after_years() {
+    const SECOND: u64 = 1_000_000_000;
+    const YEAR: u64 = 365 * 24 * 3600 * SECOND;
+    let rate = Rate { cost: SECOND / 10 * 64, burst: SECOND / 2 * 64 };
+    let wraps = u64::MAX / 64;
+    let times = [0, 1, 4, 5, 9, 10, 20, 100].map(|years| years * YEAR);
+    for now in times.into_iter().chain([wraps / 2, wraps - SECOND / 4, wraps]) {
+        // One that is empty at once, and one that a packet of this moment finds for the first time.
+        let mut bucket = 0;
+        if now % (wraps + 1) < wraps - 2 * SECOND {
+            assert_eq!(taken(&mut bucket, &rate, now), 5, "a new one at {now}");
+        }
+        let mut bucket = now.wrapping_mul(64);
+        assert_eq!(taken(&mut bucket, &rate, now), 5, "at {now}");
+        assert_eq!(taken(&mut bucket, &rate, now), 0, "at {now}");
+        assert_eq!(taken(&mut bucket, &rate, now - (now > 0) as u64 * SECOND / 50), 0, "by another clock");
+        assert_eq!(taken(&mut bucket, &rate, now + SECOND / 10), 1, "at {now}");
+        for idle in [SECOND, YEAR, 4 * YEAR, 5 * YEAR, 8 * YEAR] {
+            let mut bucket = bucket;
+            assert_eq!(taken(&mut bucket, &rate, now + SECOND / 10 + idle), 5, "{idle} after {now}");
+        }
+    }
+}

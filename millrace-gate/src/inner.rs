@@ -145,11 +145,11 @@ impl Inner {
         let lifetime = rules.scopes.iter().find(|known| known.name == scope);
         let lifetime = lifetime.map_or(Duration::ZERO, |scope| scope.policy.token_lifetime);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        token::check(&self.kernel.token_keys(), bytes, client, now.as_secs(), lifetime)
+        token::check(&self.kernel.token_keys(), scope, bytes, client, now.as_secs(), lifetime)
     }
 
-    pub fn open_token(&self, bytes: &[u8]) -> Result<Token, token::Error> {
-        token::open(&self.kernel.token_keys(), bytes)
+    pub fn open_token(&self, scope: &str, bytes: &[u8]) -> Result<Token, token::Error> {
+        token::open(&self.kernel.token_keys(), scope, bytes)
     }
 }
 

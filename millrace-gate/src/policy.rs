@@ -206,6 +206,9 @@ fn load(reader: &mut Reader<'_>, mut section: Section<'_>) -> Config {
             reader.problem(&place, format!("is {} to {}", range.start(), range.end()));
         }
     }
+    if let Some(watch) = reader.take(&mut section, "watch") {
+        config.watch = watch;
+    }
     reader.finish(section);
     config
 }

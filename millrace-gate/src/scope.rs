@@ -61,14 +61,15 @@ impl Scope {
 
     /// Whether an Initial's token is of a Retry packet of the gate to this client. The server must put
     /// [`original_id`](token::Token::original_id) and the packet's destination connection ID into its transport
-    /// parameters (RFC 9000, section 7.3). On any error: as if there were no token.
+    /// parameters (RFC 9000, section 7.3); the latter is [`retry_id`](token::Token::retry_id) if the gate let the packet
+    /// pass for the token. On any error: as if there were no token.
     pub fn check_token(&self, client: SocketAddr, token: &[u8]) -> Result<token::Token, token::Error> {
         self.gate.check_token(&self.name, client, token)
     }
 
     /// Whether a token is authentic, and what it says: for QUIC libraries that compare address and time themselves.
     pub fn open_token(&self, token: &[u8]) -> Result<token::Token, token::Error> {
-        self.gate.open_token(token)
+        self.gate.open_token(&self.name, token)
     }
 }
 

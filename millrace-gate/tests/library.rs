@@ -149,13 +149,13 @@ fn token_keys_are_in_the_slots_that_the_file_says() {
     ] {
         gate.set_policy(&policy(next.clone())).unwrap();
         for (slot, key) in next.slots.iter().enumerate() {
-            let sealed = |client| Token::new(client, b"original", now()).unwrap().seal(slot as u8, key);
+            let sealed = |client| Token::new(client, b"original", now()).unwrap().seal(slot as u8, key, "web");
             let token = scope.check_token(client, &sealed(client)).unwrap();
             assert_eq!(token.original_id(), b"original");
             let elsewhere = "192.0.2.8:4433".parse().unwrap();
             assert_eq!(scope.check_token(client, &sealed(elsewhere)), Err(token::Error::OtherClient));
         }
-        let forged = Token::new(client, b"original", now()).unwrap().seal(0, &Key::new([9; 16]));
+        let forged = Token::new(client, b"original", now()).unwrap().seal(0, &Key::new([9; 16]), "web");
         assert_eq!(scope.check_token(client, &forged), Err(token::Error::Forged));
     }
 }
@@ -289,7 +289,7 @@ fn every_function_from_c() {
     let site = Site::new("abi", "");
     // As a gate makes it that shares the key.
     let (key, now) = (Key::new([7; 16]), SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs());
-    let token = Token::new("192.0.2.7:1".parse().unwrap(), b"original", now).unwrap().seal(1, &key);
+    let token = Token::new("192.0.2.7:1".parse().unwrap(), b"original", now).unwrap().seal(1, &key, "web");
     std::fs::write(site.path("keys"), format!("{}\n* {}\n", "06".repeat(16), "07".repeat(16))).unwrap();
     let token = format!("-DTOKEN=\"{}\"", millrace_gate::hex::encode(&token));
     let Some(mut command) = build(&site, PROGRAM, &[token]) else { return };

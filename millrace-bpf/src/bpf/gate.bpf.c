@@ -16,9 +16,9 @@
 
 /* --- Verdicts --- */
 
-static __always_inline void count(const struct gate_work *work, __u32 reason, __u32 bytes)
+static __always_inline void count(__u32 scope, __u32 reason, __u32 bytes)
 {
-	__u32 key = work->scope * GATE_REASONS + reason;
+	__u32 key = scope * GATE_REASONS + reason;
 	struct gate_counter *counter = bpf_map_lookup_elem(&counters, &key);
 
 	if (counter) {
@@ -92,14 +92,16 @@ static __always_inline int can_be_answered(const struct gate_packet *packet)
 }
 
 /* Whether the rule answers. An Initial that repeats one that was let in gets no answer: the server may be about to give its
- * own, and the client would give up. Nor does a packet of a handshake that the server has answered and the quota refuses.
+ * own, and the client would give up. Nor does any other packet: of a handshake, or early data.
  */
 static __always_inline int is_answered(const struct gate_work *work, const struct gate_policy *policy,
 				       __u32 rule)
 {
-	if (rule == GATE_RETRY)
-		return 1;
-	return policy->answers & 1 << rule && (rule == GATE_VERSION || (work->is_new && !work->is_repeated));
+	if (rule == GATE_VERSION)
+		return policy->answers & 1 << rule;
+	if (work->packet.kind != QUIC_INITIAL)
+		return 0;
+	return rule == GATE_RETRY || (policy->answers & 1 << rule && work->is_new && !work->is_repeated);
 }
 
 /* What is refused is dropped, unless it gets an answer. */
@@ -109,7 +111,7 @@ static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 	if (!is_answered(work, policy, rule))
 		return XDP_DROP;
 	if (can_be_answered(&work->packet) &&
-	    !(rule == GATE_RETRY ? make_retry(work) : make_version_negotiation(work, policy, rule)) &&
+	    !(rule == GATE_RETRY ? make_retry(work, policy) : make_version_negotiation(work, policy, rule)) &&
 	    !put_answer(ctx, work)) {
 		count_event(GATE_ANSWERED);
 		return XDP_TX;
@@ -137,11 +139,13 @@ int gate_xdp(struct xdp_md *ctx)
 	struct gate_policy *policy;
 	int found, reason;
 
-	if (!work || !now || is_bystander(ctx))
+	if (!work || !now)
 		return XDP_PASS;
-	found = take_headers(ctx, work);
-	if (found == FIND_OTHER)
+	found = is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
+	if (found == FIND_OTHER) {
+		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
 		return XDP_PASS;
+	}
 	work->active = *now;
 	work->now_ns = bpf_ktime_get_coarse_ns();
 	work->exact_ns = 0;
@@ -150,7 +154,7 @@ int gate_xdp(struct xdp_md *ctx)
 	bytes = found == FIND_OK && !work->packet.bad_lengths ? work->packet.end - work->packet.quic_at
 							      : work->head.frame_bytes;
 	if (find_scope(work, found)) {
-		count(work, GATE_OTHER, bytes);
+		count(0, GATE_OTHER, bytes);
 		return XDP_PASS;
 	}
 	key = half_of(&work->active) * GATE_SCOPES + work->scope;
@@ -158,7 +162,7 @@ int gate_xdp(struct xdp_md *ctx)
 	if (!policy)
 		return XDP_PASS;
 	reason = judge(ctx, work, found, policy);
-	count(work, reason, bytes);
+	count(work->scope, reason, bytes);
 	if (work->monitored)
 		count_monitored(work);
 	if (work->monitored || reason < GATE_RULES)

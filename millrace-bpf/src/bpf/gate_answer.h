@@ -11,7 +11,7 @@
 #include "gate_token.h"
 #include "ghash.h"
 
-#define RETRY_ID_BYTES 8
+#define RETRY_ID_BYTES sizeof(((struct gate_token *)0)->retry_id)
 #define RESERVED       0x0a0a0a0a /* a version: these half bytes, the others are random */
 
 /* Masked for the verifier: no write from here is longer than HEAD_SLACK, so it stays inside. */
@@ -36,7 +36,7 @@ static __always_inline __u64 random64(void)
 	return (__u64)bpf_get_prandom_u32() << 32 | bpf_get_prandom_u32();
 }
 
-static __always_inline int make_token(struct gate_work *work)
+static __always_inline int make_token(struct gate_work *work, const struct gate_policy *policy)
 {
 	__u32 index = work->active.token_key;
 	struct gate_token_key *key = bpf_map_lookup_elem(&token_keys, &index);
@@ -51,11 +51,11 @@ static __always_inline int make_token(struct gate_work *work)
 	token->id_len = packet->id_len;
 	token->port = packet->source_port;
 	token->issued = bpf_htonl(unix_seconds(work));
-	store64(token->nonce, random64());
+	store64(token->retry_id, random64());
 	token->address = packet->source;
 	for (int i = 0; i < GATE_ID_MAX; i++)
 		token->id[i] = i < packet->id_len ? id[i] : 0;
-	store128(token->tag, gate_token_tag(&key->key, token));
+	store128(token->tag, gate_token_tag(&key->key, token, policy->token_scope));
 	return 0;
 }
 
@@ -79,7 +79,7 @@ static __always_inline void put_integrity_tag(struct gate_answer *answer, const 
 }
 
 /* In front goes the original destination ID, which the pseudo-packet has (RFC 9001, section 5.8) and which is not sent. */
-static __noinline int make_retry(struct gate_work *work)
+static __noinline int make_retry(struct gate_work *work, const struct gate_policy *policy)
 {
 	struct gate_retry_key *key;
 	struct gate_packet *packet;
@@ -90,7 +90,7 @@ static __noinline int make_retry(struct gate_work *work)
 	answer = &work->answer;
 	second = packet->version == bpf_htonl(QUIC_VERSION_2);
 	key = bpf_map_lookup_elem(&retry_keys, &second);
-	if (!key || make_token(work))
+	if (!key || make_token(work, policy))
 		return -1;
 	from = ANSWER_AT - 1 - packet->id_len;
 	put_id(answer, from, head_at(&work->head, packet->id_at), packet->id_len);
@@ -99,7 +99,7 @@ static __noinline int make_retry(struct gate_work *work)
 	store32(answer_at(answer, at + 1), packet->version);
 	at = put_id(answer, at + 5, head_at(&work->head, packet->source_id_at), packet->source_id_len);
 	*answer_at(answer, at) = RETRY_ID_BYTES;
-	store64(answer_at(answer, at + 1), random64());
+	store64(answer_at(answer, at + 1), load64(work->token.retry_id));
 	at += 1 + RETRY_ID_BYTES;
 	for (int i = 0; i < sizeof(work->token); i += 8)
 		store64(answer_at(answer, at + i), load64((__u8 *)&work->token + i));

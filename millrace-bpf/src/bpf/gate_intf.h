@@ -68,6 +68,7 @@ enum gate_pass {
 	GATE_PROVED,		 /* a new connection with a valid token */
 	GATE_NEW,		 /* a new connection */
 	GATE_UNKNOWN,		 /* none of these, and no rule refuses it */
+	GATE_NOT_UDP,		 /* not UDP over IP that can be read; counted in scope 0 */
 	GATE_REASONS,
 };
 
@@ -102,6 +103,7 @@ struct gate_policy {
 	__u32 token_seconds; /* for which a token is good */
 	__u64 idle_ns;	     /* after which a tracked connection is forgotten */
 	__u64 unsure_ns;     /* from `since_ns` on, in which not all live connections are known */
+	__u64 token_scope;   /* what tokens of the scope are bound to: a hash of its name */
 	struct gate_rate
 		retry_above; /* new connections without a token, below which nobody is sent a Retry */
 	struct gate_rate live[GATE_RATES]; /* per client */
@@ -220,6 +222,7 @@ enum gate_bucket {
 	GATE_BUCKET_LIVE, /* packets with the ID of a connection of the client, wherever they come from */
 	GATE_BUCKET_PATH, /* packets with another ID on a connection's path: anybody can forge that */
 	GATE_BUCKET_ID,	  /* packets with a published ID, by its hash */
+	GATE_BUCKET_PROVED, /* Initials with a valid token: nobody can forge that */
 };
 
 /* Whose rates. */
@@ -289,17 +292,19 @@ struct siphash_key {
 	__u64 words[2];
 };
 
-/* The token of a Retry packet. Applications can check it, too. Numbers are big endian. */
+/* The token of a Retry packet, for the connection that goes on from that. Applications can check it, too. Numbers are big
+ * endian.
+ */
 struct gate_token {
 	__u8 magic[4];
 	__u8 key; /* index of the key */
 	__u8 id_len;
 	__be16 port;
 	__be32 issued; /* seconds since 1970 */
-	__u8 nonce[8]; /* random, so that no two tokens are equal */
+	__u8 retry_id[8]; /* source connection ID of the Retry: random, so that no two tokens are equal */
 	struct gate_address address;
 	__u8 id[GATE_ID_MAX]; /* original destination connection ID, and zeroes */
-	__u8 tag[16];
+	__u8 tag[16];	       /* of all that, and of gate_policy.token_scope */
 };
 _Static_assert(sizeof(struct gate_token) == 72, "gate_token is as the wire has it");
 

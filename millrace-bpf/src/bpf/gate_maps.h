@@ -42,7 +42,7 @@ struct gate_work {
 	__u64 exact_ns;		 /* 0: not read yet */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet */
-	__u8 is_new;	  /* an Initial that opens a connection */
+	__u8 is_new;	  /* an Initial that opens a connection, or a packet of one that nobody has opened */
 	__u8 is_repeated; /* of which another was let in before */
 	__u8 is_proved;	  /* it carries a valid token */
 };

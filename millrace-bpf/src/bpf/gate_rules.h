@@ -3,6 +3,7 @@
 #ifndef MILLRACE_GATE_RULES_H
 #define MILLRACE_GATE_RULES_H
 
+#include "gate_bucket.h"
 #include "gate_head.h"
 #include "gate_token.h"
 #include "gate_track.h"
@@ -22,9 +23,10 @@ static __always_inline int is_over_at(__u64 *full_at, const struct gate_rate *ra
 
 	for (int i = 0; i < CONTENDED_ATTEMPTS; i++) {
 		__u64 old = READ_ONCE(*full_at);
-		__u64 next = ((__s64)(old - now) > 0 ? old : now) + units * rate->cost;
+		int over;
+		__u64 next = bucket_after(old, rate, units, now, &over);
 
-		if (next - now > rate->burst)
+		if (over)
 			return 1;
 		if (__sync_val_compare_and_swap(full_at, old, next) == old)
 			return 0;
@@ -132,9 +134,11 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 		return 0;
 	index = work->token.key;
 	key = bpf_map_lookup_elem(&token_keys, &index);
-	if (key && key->valid &&
-	    gate_token_is_valid(&key->key, &work->token, &packet->source, packet->source_port,
-				unix_seconds(work), policy->token_seconds))
+	/* The client goes on with the Retry's connection ID: a token is good for that connection, not for any. */
+	if (key && key->valid && packet->id_len == sizeof(work->token.retry_id) &&
+	    load64(head_at(&work->head, packet->id_at)) == load64(work->token.retry_id) &&
+	    gate_token_is_valid(&key->key, &work->token, policy->token_scope, &packet->source,
+				packet->source_port, unix_seconds(work), policy->token_seconds))
 		return 1;
 	count_event(GATE_TOKEN_INVALID);
 	return 0;
@@ -144,25 +148,56 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
 	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY) ||
-				policy->answers & (1 << GATE_UNKNOWN_INITIALS | 1 << GATE_CLIENT_INITIALS));
+				mode_of(policy, GATE_UNKNOWN_INITIALS) ||
+				mode_of(policy, GATE_CLIENT_INITIALS));
 }
 
-/* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
-static __noinline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
+/* The Initial with this connection ID that was let in from there, or NULL. */
+static __always_inline struct gate_opening *find_opening(const struct gate_work *work,
+							 const struct gate_policy *policy)
 {
 	struct gate_opening *opening;
 
+	if (!has_openings(work, policy) || !IS_MARKED(MARK_OPENING, &work->id))
+		return NULL;
+	opening = bpf_map_lookup_elem(&openings, &work->id);
+	return opening && opening->port == work->path.port &&
+			       same_address(&opening->address, &work->path.address)
+		       ? opening
+		       : NULL;
+}
+
+/* An Initial that is sent again, or the second half of a long one, must not count as another connection. */
+static __always_inline int look_at_initial(struct gate_work *work, const struct gate_policy *policy)
+{
+	struct gate_opening *opening = find_opening(work, policy);
+
 	work->is_new = 1;
-	if (has_openings(work, policy)) {
-		opening =
-			IS_MARKED(MARK_OPENING, &work->id) ? bpf_map_lookup_elem(&openings, &work->id) : NULL;
-		work->is_repeated = opening && opening->port == work->path.port &&
-				    opening->repeated < REPEATS_MAX &&
-				    same_address(&opening->address, &work->path.address);
-		if (work->is_repeated)
-			opening->repeated++;
-	}
+	work->is_repeated = opening && opening->repeated < REPEATS_MAX;
+	if (work->is_repeated)
+		opening->repeated++;
 	work->is_proved = has_valid_token(work, policy);
+	return 0;
+}
+
+/* Whether Handshake packets of live handshakes are known: those from before the gate looked may still be under way. */
+static __always_inline int knows_handshakes(const struct gate_work *work, const struct gate_policy *policy)
+{
+	return (policy->id_bytes || policy->flags & GATE_TRACK) &&
+	       work->now_ns - work->active.since_ns >= policy->unsure_ns;
+}
+
+/* What comes of nobody's connection has a server look for one as an Initial has: early data without an Initial that was let
+ * in from there, and handshakes that the server does not know. They count as new connections, and prove nothing.
+ */
+static __noinline int look_at_claim(struct gate_work *work, const struct gate_policy *policy)
+{
+	__u32 kind = work->packet.kind;
+
+	if (kind == QUIC_INITIAL)
+		return look_at_initial(work, policy);
+	work->is_new = (kind == QUIC_ZERO_RTT && !find_opening(work, policy)) ||
+		       (kind == QUIC_HANDSHAKE && knows_handshakes(work, policy));
 	return 0;
 }
 
@@ -239,6 +274,8 @@ static __noinline enum gate_rule check_client(struct gate_work *work, const stru
 	if (!(work->is_new && mode_of(policy, GATE_CLIENT_INITIALS)) &&
 	    !mode_of(policy, GATE_CLIENT_PACKETS) && !mode_of(policy, GATE_CLIENT_BYTES))
 		return GATE_RULES;
+	if (work->is_proved)
+		key.kind = GATE_BUCKET_PROVED;
 	found = find_buckets(&key);
 	if (!found)
 		return GATE_RULES;
@@ -255,10 +292,10 @@ static __always_inline int judge_stranger(struct gate_work *work, const struct g
 
 	if (is_reflected(work, policy) && refuses(work, policy, GATE_SOURCE_PORT))
 		return GATE_SOURCE_PORT;
-	if (packet->kind == QUIC_SHORT && policy->id_bytes && refuses(work, policy, GATE_UNKNOWN_ID))
+	if ((packet->kind == QUIC_SHORT || packet->kind == QUIC_HANDSHAKE) && policy->id_bytes &&
+	    refuses(work, policy, GATE_UNKNOWN_ID))
 		return GATE_UNKNOWN_ID;
-	if (packet->kind == QUIC_INITIAL)
-		look_at_initial(work, policy);
+	look_at_claim(work, policy);
 	if (is_over_quota(work, policy) && refuses(work, policy, GATE_QUOTA))
 		return GATE_QUOTA;
 	if (state && wants_retry(work, policy, state) && refuses(work, policy, GATE_RETRY))
@@ -269,7 +306,7 @@ static __always_inline int judge_stranger(struct gate_work *work, const struct g
 	rule = check_client(work, policy);
 	if (rule != GATE_RULES)
 		return rule;
-	if (!work->is_new)
+	if (packet->kind != QUIC_INITIAL)
 		return GATE_UNKNOWN;
 	remember_opening(work, policy);
 	return work->is_proved ? GATE_PROVED : GATE_NEW;

@@ -6,12 +6,14 @@
 #include "gate_intf.h"
 #include "siphash.h"
 
-#define GATE_TOKEN_MAGIC 0x3167726d /* "mrg1" */
-#define GATE_TOKEN_WORDS 7	    /* that the tag covers */
+#define GATE_TOKEN_MAGIC 0x3267726d /* "mrg2" */
+#define GATE_TOKEN_WORDS 8	    /* that the tag covers, with the scope in place of its first half */
 
-static __always_inline struct bytes16 gate_token_tag(const struct siphash_key *key,
-						     const struct gate_token *token)
+/* Leaves the token without a tag. */
+static __always_inline struct bytes16 gate_token_tag(const struct siphash_key *key, struct gate_token *token,
+						     __u64 scope)
 {
+	store64(token->tag, scope);
 	return siphash128(key->words, (const __u8 *)token, GATE_TOKEN_WORDS);
 }
 
@@ -20,14 +22,15 @@ static __always_inline int gate_token_is_ours(const struct gate_token *token)
 	return load32(token->magic) == GATE_TOKEN_MAGIC;
 }
 
-/* Whether it was made with the key, for this address, less than `seconds` ago. */
-static __always_inline int gate_token_is_valid(const struct siphash_key *key, const struct gate_token *token,
-					       const struct gate_address *address, __be16 port, __u64 now,
-					       __u32 seconds)
+/* Whether it was made with the key, for this scope and address, less than `seconds` ago. It is left without a tag. */
+static __always_inline int gate_token_is_valid(const struct siphash_key *key, struct gate_token *token,
+					       __u64 scope, const struct gate_address *address, __be16 port,
+					       __u64 now, __u32 seconds)
 {
 	__u64 issued = __builtin_bswap32(token->issued);
+	struct bytes16 tag = load128(token->tag);
 
-	return !differ128(gate_token_tag(key, token), load128(token->tag)) &&
+	return !differ128(gate_token_tag(key, token, scope), tag) &&
 	       !differ128(load128(token->address.bytes), load128(address->bytes)) && token->port == port &&
 	       token->id_len <= GATE_ID_MAX && issued <= now + 1 && now <= issued + seconds;
 }

@@ -26,6 +26,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #define bpf_skb_load_bytes native_load_bytes
 
 #include "frames.h"
+#include "gate_bucket.h"
 #include "gate_packet.h"
 #include "quic_packet.h"
 #include "skb_udp.h"
@@ -39,6 +40,7 @@ struct native_walk {
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
+int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
@@ -98,6 +100,17 @@ int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_pack
 		read_quic(&head, out);
 	}
 	return found;
+}
+
+/* Takes from a bucket at a time; not 0: there is not enough in it. */
+int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns)
+{
+	int over;
+	__u64 next = bucket_after(*full_at, rate, units, now_ns * GATE_TICKS, &over);
+
+	if (!over)
+		*full_at = next;
+	return over;
 }
 
 static struct quic_buf buf;

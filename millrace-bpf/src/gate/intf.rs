@@ -45,6 +45,7 @@ mirror!(Policy = "gate_policy" {
     token_seconds: u32,
     idle_ns: u64,
     unsure_ns: u64,
+    token_scope: u64,
     retry_above: Rate,
     live: [Rate; 3],
     unknown: [Rate; 3],

@@ -28,11 +28,11 @@ outcomes! {
         LiveBytes = "live_bytes",
         /// From port 0, or from one that reflectors answer from.
         SourcePort = "source_port",
-        /// A short header whose ID was not published.
+        /// A short header or a Handshake packet whose ID was not published.
         UnknownId = "unknown_id",
         /// A new connection of a client that has as many as it may; or a handshake of one that it has opened meanwhile.
         Quota = "quota",
-        /// A new connection without a token, under load.
+        /// A new connection without a token, under load; or a packet of one that nobody has opened.
         Retry = "retry",
         /// New connections of all unknown clients together.
         UnknownInitials = "unknown_initials",
@@ -68,6 +68,8 @@ outcomes! {
         New = "new",
         /// None of all that, and no rule objects.
         Unknown = "unknown",
+        /// Not UDP over IP; counted for scope "interface".
+        NotUdp = "not_udp",
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::intf;
 use super::prefix::{Prefix, mapped};
 use super::reason::Rule;
+use super::token;
 
 /// Everything that is decided by. Applied as a whole or not at all.
 #[derive(Debug, Clone, PartialEq)]
@@ -391,6 +392,7 @@ impl Policy {
             token_seconds: u32::try_from(self.token_lifetime.as_secs()).unwrap_or(u32::MAX),
             idle_ns: nanoseconds(idle),
             unsure_ns: nanoseconds(unsure),
+            token_scope: token::scope_word(scope),
             retry_above: self.retry_above.map_or(Ok(NONE), |rate| rate.encode()).map_err(value)?,
             live: rates(&self.live_rates, [None, Some(LivePackets), Some(LiveBytes)])?,
             unknown: rates(

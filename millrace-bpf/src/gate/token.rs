@@ -2,8 +2,9 @@
 //! as `bpf/gate_token.h`, byte for byte.
 //!
 //! A token says which client it was given to, when, and in answer to which destination connection ID; the last is what
-//! the server's transport parameter `original_destination_connection_id` has to say. The parameter
-//! `retry_source_connection_id` is the destination ID of the Initial that carries the token.
+//! the server's transport parameter `original_destination_connection_id` has to say. It is good for one connection of one
+//! scope: the Initial that carries it has the Retry's source connection ID as its destination ID, which is what the parameter
+//! `retry_source_connection_id` has to say.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -15,7 +16,7 @@ use super::prefix::{mapped, unmapped};
 
 /// Bytes of a token.
 pub const LEN: usize = 72;
-const MAGIC: [u8; 4] = *b"mrg1";
+const MAGIC: [u8; 4] = *b"mrg2";
 const TAG_AT: usize = LEN - 16;
 /// Seconds by which the clocks of two machines that share keys may differ.
 const SKEW: u64 = 1;
@@ -77,8 +78,8 @@ pub struct Token {
     pub client: SocketAddr,
     /// When it was made, seconds since 1970.
     pub issued: u64,
-    /// Random: tells tokens apart.
-    pub nonce: u64,
+    /// Source connection ID of the Retry, and destination ID of the packet that carries the token.
+    pub retry_id: [u8; 8],
     id: [u8; intf::ID_MAX],
     id_len: usize,
 }
@@ -88,7 +89,7 @@ impl Token {
     pub fn new(client: SocketAddr, original_id: &[u8], issued: u64) -> Option<Self> {
         let mut id = [0; intf::ID_MAX];
         id.get_mut(..original_id.len())?.copy_from_slice(original_id);
-        Some(Self { client, issued, nonce: 0, id, id_len: original_id.len() })
+        Some(Self { client, issued, retry_id: [0; 8], id, id_len: original_id.len() })
     }
 
     /// The destination connection ID of the Initial that the Retry answered.
@@ -96,21 +97,21 @@ impl Token {
         &self.id[..self.id_len]
     }
 
-    /// As the gate would have made it with the key of this index.
-    pub fn seal(&self, index: u8, key: &Key) -> [u8; LEN] {
+    /// As the gate would have made it for a scope, with the key of this index.
+    pub fn seal(&self, index: u8, key: &Key, scope: &str) -> [u8; LEN] {
         let mut bytes = [0; LEN];
         let fields: [&[u8]; 7] = [
             &MAGIC,
             &[index, self.id_len as u8],
             &self.client.port().to_be_bytes(),
             &(self.issued as u32).to_be_bytes(),
-            &self.nonce.to_be_bytes(),
+            &self.retry_id,
             &mapped(self.client.ip()),
             &self.id,
         ];
         let content = fields.concat();
         bytes[..TAG_AT].copy_from_slice(&content);
-        bytes[TAG_AT..].copy_from_slice(&siphash128(key, &content));
+        bytes[TAG_AT..].copy_from_slice(&tag(key, &content, scope));
         bytes
     }
 }
@@ -121,7 +122,7 @@ pub enum Error {
     /// A server may treat the packet as one without a token (RFC 9000, section 8.1.3).
     #[error("not made by a gate")]
     NotOurs,
-    #[error("not authentic: forged, or made with a key that is not accepted any more")]
+    #[error("not authentic: forged, of another scope, or made with a key that is not accepted any more")]
     Forged,
     #[error("given to another address")]
     OtherClient,
@@ -129,24 +130,34 @@ pub enum Error {
     Expired,
 }
 
-/// Checks that a token is authentic, and no more. For QUIC libraries that compare address and time themselves.
-pub fn open(keys: &Keys, token: &[u8]) -> Result<Token, Error> {
+/// What tokens of a scope are bound to.
+pub(super) fn scope_word(scope: &str) -> u64 {
+    word(&siphash128(&Key([0; Key::LEN]), scope.as_bytes())[..8])
+}
+
+fn tag(key: &Key, content: &[u8], scope: &str) -> [u8; 16] {
+    siphash128(key, &[content, &scope_word(scope).to_le_bytes()].concat())
+}
+
+/// Checks that a token is authentic and of the scope, and no more. For QUIC libraries that compare address and time
+/// themselves.
+pub fn open(keys: &Keys, scope: &str, token: &[u8]) -> Result<Token, Error> {
     let token: &[u8; LEN] = token.try_into().map_err(|_| Error::NotOurs)?;
-    let (content, tag) = token.split_at(TAG_AT);
+    let (content, sealed) = token.split_at(TAG_AT);
     let mut rest = content.strip_prefix(&MAGIC).ok_or(Error::NotOurs)?;
     let [index, id_len] = take(&mut rest).ok_or(Error::NotOurs)?;
     let port = take(&mut rest).map(u16::from_be_bytes).ok_or(Error::NotOurs)?;
     let issued = take(&mut rest).map(u32::from_be_bytes).ok_or(Error::NotOurs)?;
-    let nonce = take(&mut rest).map(u64::from_be_bytes).ok_or(Error::NotOurs)?;
+    let retry_id = take(&mut rest).ok_or(Error::NotOurs)?;
     let address = take(&mut rest).ok_or(Error::NotOurs)?;
     let key = keys.get(usize::from(index)).ok_or(Error::Forged)?;
-    if !equal(&siphash128(key, content), tag) {
+    if !equal(&tag(key, content, scope), sealed) {
         return Err(Error::Forged);
     }
     let client = SocketAddr::new(unmapped(address), port);
     let id = rest.get(..usize::from(id_len)).ok_or(Error::Forged)?;
     let token = Token::new(client, id, u64::from(issued)).ok_or(Error::Forged)?;
-    Ok(Token { nonce, ..token })
+    Ok(Token { retry_id, ..token })
 }
 
 fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
@@ -155,15 +166,16 @@ fn take<const N: usize>(bytes: &mut &[u8]) -> Option<[u8; N]> {
     Some(*taken)
 }
 
-/// Checks a token that came from `client` at `now`, in seconds since 1970.
+/// Checks a token that came to a scope from `client` at `now`, in seconds since 1970.
 pub fn check(
     keys: &Keys,
+    scope: &str,
     token: &[u8],
     client: SocketAddr,
     now: u64,
     lifetime: Duration,
 ) -> Result<Token, Error> {
-    let token = open(keys, token)?;
+    let token = open(keys, scope, token)?;
     if (token.client.ip(), token.client.port()) != (client.ip().to_canonical(), client.port()) {
         return Err(Error::OtherClient);
     }
@@ -251,8 +263,9 @@ mod tests {
             ("192.0.2.1:1", &[1, 2, 3, 4, 5, 6, 7, 8]),
         ] {
             let token = Token::new(client.parse().expect("an address"), id, 1_800_000_000).expect("a token");
-            let sealed = token.seal(1, &KEY);
-            assert_eq!(open(&keys(), &sealed), Ok(token));
+            let sealed = token.seal(1, &KEY, "web");
+            assert_eq!(open(&keys(), "web", &sealed), Ok(token));
+            assert_eq!(open(&keys(), "dns", &sealed), Err(Error::Forged));
             assert_eq!(token.original_id(), id);
         }
         assert_eq!(Token::new("192.0.2.1:1".parse().expect("an address"), &[0; 21], 0), None);
@@ -261,24 +274,24 @@ mod tests {
     #[test]
     fn every_byte_counts() {
         let client = "192.0.2.1:443".parse().expect("an address");
-        let sealed = Token::new(client, &[7; 8], 1_800_000_000).expect("a token").seal(1, &KEY);
+        let sealed = Token::new(client, &[7; 8], 1_800_000_000).expect("a token").seal(1, &KEY, "web");
         for at in 0..LEN {
             let mut forged = sealed;
             forged[at] ^= 1;
             let want = if at < MAGIC.len() { Error::NotOurs } else { Error::Forged };
-            assert_eq!(open(&keys(), &forged), Err(want), "byte {at}");
+            assert_eq!(open(&keys(), "web", &forged), Err(want), "byte {at}");
         }
-        assert_eq!(open(&keys(), &sealed[1..]), Err(Error::NotOurs));
-        assert_eq!(open(&Keys::default(), &sealed), Err(Error::Forged));
+        assert_eq!(open(&keys(), "web", &sealed[1..]), Err(Error::NotOurs));
+        assert_eq!(open(&Keys::default(), "web", &sealed), Err(Error::Forged));
     }
 
     #[test]
     fn bound_to_address_and_time() {
         let client: SocketAddr = "192.0.2.1:443".parse().expect("an address");
-        let sealed = Token::new(client, &[7; 8], 100).expect("a token").seal(1, &KEY);
+        let sealed = Token::new(client, &[7; 8], 100).expect("a token").seal(1, &KEY, "web");
         let lifetime = Duration::from_secs(10);
         let check = |client: &str, now| {
-            check(&keys(), &sealed, client.parse().expect("an address"), now, lifetime).map(|_| ())
+            check(&keys(), "web", &sealed, client.parse().expect("an address"), now, lifetime).map(|_| ())
         };
         assert_eq!(check("192.0.2.1:443", 100), Ok(()));
         assert_eq!(check("[::ffff:192.0.2.1]:443", 100), Ok(()));

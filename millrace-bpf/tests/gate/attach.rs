@@ -1,12 +1,17 @@
 //! On and off interfaces.
 
+#![allow(unsafe_code)]
+
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::Command;
 
-use millrace_bpf::gate::{Gate, Pass, Policy};
+use millrace_bpf::gate::{Config, Gate, Pass, Policy, Position, Rules};
 use millrace_bpf::xdp::Mode;
 
+use crate::frame::{Type, long};
 use crate::net::{Network, ifindex, inside, ip};
-use crate::{apply, config, gate, root};
+use crate::state::tracked;
+use crate::{PORT, apply, config, gate, root, scope};
 
 fn shows_xdp(namespace: &str, interface: &str) -> bool {
     let shown = Command::new("ip").args(["-n", namespace, "link", "show", "dev", interface]).output();
@@ -71,4 +76,56 @@ fn generic_mode_decides() {
     let web = statistics.scope("web").expect("web");
     assert_eq!(web.rule(millrace_bpf::gate::Rule::Short).packets, 1);
     assert_eq!(web.pass(Pass::Unknown).packets, 1);
+}
+
+/// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped.
+fn end_of_the_chain(ifindex: i32) -> OwnedFd {
+    // r0 = TCX_PASS; exit
+    let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+    let kind = libbpf_sys::BPF_PROG_TYPE_SCHED_CLS;
+    // SAFETY: the instructions outlive the call; no options.
+    let program = unsafe {
+        libbpf_sys::bpf_prog_load(
+            kind,
+            c"end".as_ptr(),
+            c"GPL".as_ptr(),
+            code.as_ptr().cast(),
+            code.len() as libbpf_sys::size_t,
+            std::ptr::null_mut(),
+        )
+    };
+    assert!(program >= 0, "the program loads");
+    // SAFETY: the call has made the descriptor.
+    let program = unsafe { OwnedFd::from_raw_fd(program) };
+    let program = std::os::fd::AsRawFd::as_raw_fd(&program);
+    // SAFETY: no options.
+    let link = unsafe {
+        libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_TCX_EGRESS, std::ptr::null())
+    };
+    assert!(link >= 0, "the link is made");
+    // SAFETY: the call has made the descriptor.
+    unsafe { OwnedFd::from_raw_fd(link) }
+}
+
+/// Answers are seen where the operator wants it.
+#[test]
+fn watches_in_front_of_who_ends_the_chain() {
+    if !root("watches_in_front_of_who_ends_the_chain") {
+        return;
+    }
+    let network = Network::new("gatepos");
+    let west = ifindex(&network.relay, "west");
+    let answer = long(Type::Initial, 1, &[2; 4], &[0x5e; 8], &[], 1200);
+    for (watch, seen) in [(Position::Last, 0), (Position::First, 1)] {
+        let gate = Gate::load(&Config { watch, ..config() }).expect("a gate");
+        let rules = Rules { scopes: vec![scope("web", PORT, tracked(&[]))], ..Rules::default() };
+        gate.apply(&rules).expect("rules");
+        let _end = inside(&network.relay, || end_of_the_chain(west));
+        inside(&network.relay, || gate.watch(west)).expect("watched");
+        let server = crate::net::socket(&network.relay, "10.98.1.1:443".parse().expect("an address"));
+        server.send_to(&answer, "10.98.1.2:40000").expect("sent");
+        gate.maintain().expect("maintenance");
+        let handshakes = gate.tables().into_iter().find(|table| table.name == "handshakes").expect("a table");
+        assert_eq!(handshakes.entries, seen, "{watch:?}");
+    }
 }

@@ -107,7 +107,7 @@ fn the_rest_is_met_with_silence() {
     }
     for kind in [Type::ZeroRtt, Type::Handshake] {
         let other = to_server(V4, long(kind, 1, &[6; 8], &[], &[], FULL));
-        assert_eq!(reason(&gate, &other), passed(Pass::Unknown));
+        assert_eq!(reason(&gate, &other), refused(Rule::Quota));
     }
     apply(&gate, Policy { modes: small.modes.with(Rule::Quota, Mode::Monitor), ..small });
     assert_eq!(reason(&gate, &asked), passed(Pass::New));

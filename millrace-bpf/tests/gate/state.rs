@@ -372,6 +372,52 @@ fn rates() {
     }
 }
 
+/// Whoever opens no connection, and sends what only belongs to one, meets what new connections meet.
+#[test]
+fn early_data_and_handshakes_of_nobodys_connection() {
+    if !root("early_data_and_handshakes_of_nobodys_connection") {
+        return;
+    }
+    let initials = Rates { initials: burst(3), ..Rates::default() };
+    let never = Policy { client_rates: initials, unknown_rates: initials, quota: Some(0), ..published() };
+    let stray = |kind, n: u8| to_server(V4, long(kind, 1, &[n; 8], &[], &[], 1200));
+    for (rule, before) in
+        [(Rule::ClientInitials, 3), (Rule::UnknownInitials, 3), (Rule::Quota, 0), (Rule::Retry, 0)]
+    {
+        let gate = gate(Policy { modes: enforce(&[rule]), ..never.clone() });
+        let web = gate.scope("web").expect("a scope");
+        for n in 0..6 {
+            let kind = [Type::ZeroRtt, Type::Handshake][usize::from(n) % 2];
+            let want = if n < before { UNKNOWN } else { refused(rule) };
+            assert_eq!(reason(&gate, &stray(kind, n)), want, "{rule:?}: {kind:?}, the {n}th");
+        }
+        // Who comes after them is not refused any more than before; live ones never are.
+        web.publish(&[9; 8]).expect("an ID");
+        assert_eq!(reason(&gate, &stray(Type::Handshake, 9)), LIVE, "{rule:?}");
+    }
+    let gate = gate(Policy { modes: enforce(&[Rule::UnknownId]), ..never });
+    assert_eq!(reason(&gate, &stray(Type::Handshake, 1)), refused(Rule::UnknownId));
+    assert_eq!(reason(&gate, &stray(Type::ZeroRtt, 1)), UNKNOWN, "it has an ID of the client's");
+}
+
+/// Early data of a connection whose Initial was let in is not another one.
+#[test]
+fn early_data_belongs_to_its_initial() {
+    if !root("early_data_belongs_to_its_initial") {
+        return;
+    }
+    let rates = Rates { initials: burst(2), ..Rates::default() };
+    let gate = gate(Policy { modes: enforce(&[Rule::ClientInitials]), client_rates: rates, ..published() });
+    let early = |from, n: u8| to_server(from, long(Type::ZeroRtt, 1, &[n; 8], &[], &[], 1200));
+    assert_eq!(reason(&gate, &to_server(V4, initial(1, &[1; 8], &[], &[]))), NEW);
+    for _ in 0..9 {
+        assert_eq!(reason(&gate, &early(V4, 1)), UNKNOWN);
+    }
+    assert_eq!(reason(&gate, &early("192.0.2.7:40001", 1)), UNKNOWN, "from elsewhere it is another");
+    assert_eq!(reason(&gate, &early(V4, 2)), refused(Rule::ClientInitials));
+    assert_eq!(reason(&gate, &early(V4, 1)), UNKNOWN);
+}
+
 /// Connections from before the gate, whatever port a NAT gave them: their short headers are not held to be a
 /// reflector's answers while they may be live; but who opens a connection from there is refused.
 #[test]

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::gate::{ParseError, Prefix, rules::Mode};
+use millrace_bpf::gate::{ParseError, Position, Prefix, rules::Mode};
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -261,6 +261,16 @@ impl FromValue for Mode {
             Some("monitor") => Ok(Self::Monitor),
             Some("enforce") => Ok(Self::Enforce),
             _ => Err("is \"off\", \"monitor\" or \"enforce\"".to_owned()),
+        }
+    }
+}
+
+impl FromValue for Position {
+    fn from_value(value: DeValue<'_>) -> Result<Self, String> {
+        match value.as_str() {
+            Some("first") => Ok(Self::First),
+            Some("last") => Ok(Self::Last),
+            _ => Err("is \"first\" or \"last\"".to_owned()),
         }
     }
 }

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use millrace_bpf::gate::{
-    Counting, Entry, Live, Rate, Rule, VERSION_1, VERSION_2,
+    Counting, Entry, Live, Position, Rate, Rule, VERSION_1, VERSION_2,
     rules::{Mode, Place},
 };
 
@@ -50,6 +50,7 @@ fn everything_arrives_where_it_belongs() {
         block = ["192.0.2.0/24", "2001:db8::/32"]
         allow = "192.0.2.7"
         [load]
+        watch = "first"
         client_prefix_v6 = 56
         max_clients = 1_000
         [interface]
@@ -77,6 +78,7 @@ fn everything_arrives_where_it_belongs() {
     .unwrap();
     assert_eq!((policy.load.client_prefix_v4, policy.load.client_prefix_v6), (32, 56));
     assert_eq!(policy.load.max_clients, 1000);
+    assert_eq!(policy.load.watch, Position::First);
     assert_eq!(policy.rules.interface.get(Rule::Fragment), Mode::Monitor);
     assert_eq!(policy.rules.interface.get(Rule::Headers), Mode::Enforce);
     let listed =
@@ -114,7 +116,7 @@ fn everything_arrives_where_it_belongs() {
 
 #[test]
 fn every_problem_is_said_with_line_key_and_remedy() {
-    let table: [(&str, &[&str]); 19] = [
+    let table: [(&str, &[&str]); 20] = [
         ("", &["1: there is no scope"]),
         ("[[scope]\n", &["1: unclosed array table", "1: scope[0]: needs a name"]),
         ("[[scope]]\nport = 443\n", &["1: scope[0]: needs a name"]),
@@ -167,6 +169,7 @@ fn every_problem_is_said_with_line_key_and_remedy() {
         ),
         ("block = [\"10.0.0.0/33\"]\n", &["1: block: [0] \"10.0.0.0/33\" is no address prefix"]),
         ("block_file = \"/nowhere/list\"\n", &["1: block_file: /nowhere/list: No such file"]),
+        ("[load]\nwatch = \"front\"\n", &["2: load.watch: is \"first\" or \"last\""]),
         ("[load]\nclient_prefix_v4 = 33\n", &["2: load.client_prefix_v4: an address has 32 bits"]),
     ];
     for (text, want) in table {

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Token buckets. Of each only the time is kept when it will be full again, in ticks modulo 2^64: those take 9 years, and a
+ * host may run for longer. Plain C, so that it also runs natively, at any time.
+ */
+#ifndef MILLRACE_GATE_BUCKET_H
+#define MILLRACE_GATE_BUCKET_H
+
+#include "gate_intf.h"
+#include "util.h"
+
+/* By which CPUs' times may differ: a bucket that is not full for longer than its burst takes was full long ago. */
+#define BUCKET_SLACK (1000000000ULL * GATE_TICKS)
+
+/* When the bucket will be full after `units`, which was to be at `full_at`; `over`: they are not in it. */
+static __always_inline __u64 bucket_after(__u64 full_at, const struct gate_rate *rate, __u64 units, __u64 now,
+					  int *over)
+{
+	__u64 ahead = full_at - now;
+
+	if (ahead > rate->burst + BUCKET_SLACK)
+		ahead = 0;
+	ahead += units * rate->cost;
+	*over = ahead > rate->burst;
+	return now + ahead;
+}
+
+#endif
