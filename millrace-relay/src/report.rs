@@ -15,6 +15,7 @@ use millrace_transport::{
     offload::{ConnectionStatus, Counts, Interface, KeystreamUse},
 };
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 
 use crate::{
     Engine,
@@ -146,6 +147,7 @@ impl Sources<'_> {
             },
             drops: self.drops(&sums),
             trace_viewers: self.trace_viewers as u64,
+            tasks: Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks() as u64),
             totals: self.totals(&sums, sessions.len() as u64),
             sessions: shown,
             tracks,

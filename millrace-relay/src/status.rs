@@ -27,6 +27,9 @@ pub struct Status {
     /// Who watches single packets at the moment.
     #[serde(default)]
     pub trace_viewers: u64,
+    /// Tasks of the runtime that the relay is in.
+    #[serde(default)]
+    pub tasks: u64,
     pub totals: Totals,
 }
 

@@ -62,6 +62,7 @@ impl Snapshot {
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
         out.gauge("trace_viewers", "Who watches single packets", None, self.0.trace_viewers)?;
+        out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
         out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
         out.labelled(
             "kernel_interface_attached",
