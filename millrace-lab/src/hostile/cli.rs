@@ -1,6 +1,10 @@
 //! `millrace lab hostile`.
 
-use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::{
+    fs,
+    net::{SocketAddr, ToSocketAddrs as _},
+    path::PathBuf,
+};
 
 use anyhow::{Context as _, Result, bail};
 use millrace_client::session::parse_url;
@@ -8,6 +12,7 @@ use millrace_client::session::parse_url;
 use super::{
     peer::Target,
     scenario::{self, Report, Scenario},
+    watch::Http,
 };
 
 #[derive(Debug, clap::Args)]
@@ -24,6 +29,9 @@ pub struct Args {
     /// Where the relay's /status is; it then has to let go of everything after each round
     #[arg(long, value_name = "ADDR:PORT")]
     status: Option<SocketAddr>,
+    /// The file that holds the relay's token [default: as the relay of the same user; none if it is not there]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<PathBuf>,
     /// How often
     #[arg(long, default_value_t = 1, value_name = "N")]
     rounds: u32,
@@ -40,9 +48,10 @@ pub fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     let target = resolve(&args.relay)?;
+    let http = http(args)?;
     let mut reports = Vec::new();
     for scenario in chosen(args.scenario.as_deref().unwrap_or_default())? {
-        let report = scenario::run(scenario, &target, args.rounds, args.status)
+        let report = scenario::run(scenario, &target, args.rounds, http.as_ref())
             .with_context(|| format!("scenario {}", scenario.name))?;
         if !args.json {
             show(&report);
@@ -53,6 +62,26 @@ pub fn run(args: &Args) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&reports)?);
     }
     Ok(())
+}
+
+fn http(args: &Args) -> Result<Option<Http>> {
+    let Some(addr) = args.status else { return Ok(None) };
+    let token = match &args.http_token_file {
+        Some(file) => {
+            Some(fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
+        }
+        None => fs::read_to_string(default_token_file()).ok(),
+    };
+    Ok(Some(Http { addr, token: token.map(|token| token.trim_end().to_owned()) }))
+}
+
+/// Where a relay of this user has its token.
+fn default_token_file() -> PathBuf {
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(directory) if !nix::unistd::geteuid().is_root() => directory.into(),
+        _ => PathBuf::from("/run"),
+    };
+    directory.join("millrace/http.token")
 }
 
 fn chosen(name: &str) -> Result<Vec<&'static Scenario>> {

@@ -61,12 +61,19 @@ impl fmt::Display for Left {
     }
 }
 
-/// What the relay at this HTTP address holds now.
+/// Where a relay's `/status` is, and the token that it asks for.
+#[derive(Clone)]
+pub struct Http {
+    pub addr: SocketAddr,
+    pub token: Option<String>,
+}
+
+/// What the relay holds now.
 ///
 /// # Errors
 /// It cannot be asked.
-pub fn look(http: SocketAddr) -> Result<Left> {
-    let (code, body) = fetch(http, "/status")?;
+pub fn look(http: &Http) -> Result<Left> {
+    let (code, body) = fetch(http.addr, "/status", http.token.as_deref())?;
     if code != 200 {
         bail!("/status answers {code}");
     }
@@ -77,7 +84,7 @@ pub fn look(http: SocketAddr) -> Result<Left> {
 ///
 /// # Errors
 /// It still holds more after two minutes.
-pub fn settle(http: SocketAddr, before: &Left) -> Result<Left> {
+pub fn settle(http: &Http, before: &Left) -> Result<Left> {
     let began = Instant::now();
     loop {
         let now = look(http)?;

@@ -4,17 +4,14 @@ mod handshake;
 mod media;
 mod requests;
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
 use super::{
     peer::{Counts, Peer, Target},
-    watch::{self, Left},
+    watch::{self, Http, Left},
 };
 
 /// Something that a hostile client does to a relay.
@@ -143,11 +140,11 @@ pub struct Report {
     pub rounds: Vec<Round>,
 }
 
-/// Does `scenario` so many times. With a relay's HTTP address, it has to let go of everything after each round.
+/// Does `scenario` so many times. With `http`, the relay has to let go of everything after each round.
 ///
 /// # Errors
 /// The relay cannot be reached before or after a round, or it holds on to something.
-pub fn run(scenario: &Scenario, target: &Target, rounds: u32, http: Option<SocketAddr>) -> Result<Report> {
+pub fn run(scenario: &Scenario, target: &Target, rounds: u32, http: Option<&Http>) -> Result<Report> {
     let before = http.map(watch::look).transpose()?;
     let mut report = Report { scenario: scenario.name.to_owned(), before, rounds: Vec::new() };
     for _ in 0..rounds {
