@@ -27,6 +27,9 @@ pub struct Status {
     /// Who watches single packets at the moment.
     #[serde(default)]
     pub trace_viewers: u64,
+    /// Handshakes under way.
+    #[serde(default)]
+    pub handshakes: u64,
     /// Tasks of the runtime that the relay is in.
     #[serde(default)]
     pub tasks: u64,
@@ -191,6 +194,8 @@ pub struct Cache {
 #[serde(default)]
 pub struct Totals {
     pub sessions: u64,
+    /// Peers that had to prove their address, since there were many handshakes under way.
+    pub retries: u64,
     pub requests: u64,
     /// Requests answered with REQUEST_ERROR.
     pub request_errors: u64,

@@ -19,6 +19,7 @@ const LOOK: Duration = Duration::from_millis(200);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Left {
     pub sessions: u64,
+    pub handshakes: u64,
     pub tracks: u64,
     pub cache_bytes: u64,
     pub cache_groups: u64,
@@ -32,6 +33,7 @@ impl Left {
     fn of(status: &Status) -> Self {
         Self {
             sessions: status.sessions.len() as u64,
+            handshakes: status.handshakes,
             tracks: status.tracks.len() as u64,
             cache_bytes: status.cache.bytes,
             cache_groups: status.cache.groups,
@@ -42,6 +44,7 @@ impl Left {
 
     fn is_within(&self, other: &Self) -> bool {
         self.sessions <= other.sessions
+            && self.handshakes <= other.handshakes
             && self.tracks <= other.tracks
             && self.cache_bytes <= other.cache_bytes
             && self.cache_groups <= other.cache_groups
@@ -52,10 +55,10 @@ impl Left {
 
 impl fmt::Display for Left {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { sessions, tracks, cache_bytes, cache_groups, kernel_streams, tasks } = self;
+        let Self { sessions, handshakes, tracks, cache_bytes, cache_groups, kernel_streams, tasks } = self;
         write!(
             f,
-            "{sessions} sessions, {tracks} tracks, {cache_bytes} bytes in {cache_groups} groups, \
+            "{sessions} sessions, {handshakes} handshakes, {tracks} tracks, {cache_bytes} bytes in {cache_groups} groups, \
              {kernel_streams} streams in the kernel, {tasks} tasks"
         )
     }

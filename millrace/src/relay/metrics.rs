@@ -62,6 +62,7 @@ impl Snapshot {
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
         out.gauge("trace_viewers", "Who watches single packets", None, self.0.trace_viewers)?;
+        out.gauge("handshakes", "Handshakes under way", None, self.0.handshakes)?;
         out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
         out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
         out.labelled(
@@ -102,6 +103,7 @@ impl Snapshot {
         let totals = &self.0.totals;
         out.counter("cache_evicted_groups", "Groups dropped from the cache", None, self.0.cache.evicted)?;
         out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;
+        out.counter("retries", "Peers that had to prove their address", None, totals.retries)?;
         out.counter("requests", "Requests received", None, totals.requests)?;
         out.counter("request_errors", "Requests answered with an error", None, totals.request_errors)?;
         out.counter("objects_received", "Objects from publishers", None, totals.objects_received)?;

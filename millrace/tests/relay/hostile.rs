@@ -6,7 +6,13 @@ use std::sync::{
 };
 use std::time::Duration;
 
+use millrace_client::{
+    session::{Remote, Session},
+    tls::Trust,
+};
 use millrace_lab::hostile::{
+    self,
+    params::Params,
     peer::Target,
     scenario::{self, Report, Scenario},
 };
@@ -47,9 +53,23 @@ async fn take(subscriber: &mut Peer, mut published: watch::Receiver<Option<u64>>
     }
 }
 
+fn target(relay: &Relay) -> Target {
+    Target { addr: relay.addr, name: "localhost".into(), path: String::new() }
+}
+
+/// So many clients that have begun a handshake, have got the answer, and do not go on.
+async fn begin_handshakes(relay: &Relay, count: usize) -> Vec<hostile::peer::Peer> {
+    let target = target(relay);
+    let begin = move || {
+        let start = |_| hostile::peer::Peer::start(&target, Params::default()).unwrap();
+        (0..count).map(start).collect()
+    };
+    patiently(spawn_blocking(begin)).await.unwrap()
+}
+
 /// One round of a scenario, on a thread of its own.
 async fn attack(relay: &Relay, scenario: &'static Scenario) -> Report {
-    let target = Target { addr: relay.addr, name: "localhost".into(), path: String::new() };
+    let target = target(relay);
     let round = spawn_blocking(move || scenario::run(scenario, &target, 1, None));
     patiently(round).await.unwrap().unwrap_or_else(|error| panic!("{}: {error:#}", scenario.name))
 }
@@ -82,9 +102,38 @@ async fn bystanders_lose_nothing_and_nothing_is_left() {
     drop((namespace, request, upstream));
     relay
         .until("nothing is left", |status| {
-            (status.sessions.len(), status.tracks.len()) == (0, 0)
+            (status.sessions.len(), status.handshakes, status.tracks.len()) == (0, 0, 0)
                 && (status.cache.bytes, status.cache.groups, status.engine.streams) == (0, 0, 0)
                 && Handle::current().metrics().num_alive_tasks() == tasks
         })
         .await;
+}
+
+#[tokio::test]
+async fn handshakes_count_as_sessions() {
+    let relay = Relay::with(|config| config.max_sessions = 5);
+    let held = begin_handshakes(&relay, 5).await;
+    relay.until("all are under way", |status| status.handshakes == 5).await;
+    assert!(Session::connect(&remote(&relay)).await.is_err());
+    relay.until("it is counted", |status| status.drops["session_limit"] >= 1).await;
+    drop(held);
+}
+
+#[tokio::test]
+async fn with_many_handshakes_under_way_addresses_have_to_be_proved() {
+    const UNPROVED: u64 = 64;
+    let relay = Relay::start();
+    let held = begin_handshakes(&relay, 100).await;
+    relay.until("more have to", |status| status.totals.retries == 100 - UNPROVED).await;
+    assert_eq!(relay.status().handshakes, UNPROVED);
+    // Whoever can prove its address is served.
+    let peer = relay.peer().await;
+    relay.until("a session", |status| status.sessions.len() == 1).await;
+    let status = relay.status();
+    assert_eq!((status.handshakes, status.totals.retries), (UNPROVED, 100 - UNPROVED + 1));
+    drop((held, peer));
+}
+
+fn remote(relay: &Relay) -> Remote {
+    Remote { url: relay.url(), trust: Trust::Anyone }
 }
