@@ -141,12 +141,14 @@ impl Hub {
     /// A publisher that comes later serves the subscriptions that are there too (draft-18, "Publisher
     /// Interactions").
     fn subscribe_existing(&self, namespace: &Namespace, publisher: &Arc<dyn Publisher>) {
-        for track in self.tracks() {
-            let wanted = track.subscription_count() > 0 && namespace.is_prefix_of(track.name().namespace());
-            if wanted && track.is_established() {
-                let (unheard, _) = mpsc::channel(1);
-                publisher.subscribe(track, unheard);
-            }
+        let wanted = |track: &&Arc<LiveTrack>| {
+            namespace.is_prefix_of(track.name().namespace())
+                && track.subscription_count() > 0
+                && track.is_established()
+        };
+        let tracks: Vec<_> = self.tracks.read().values().filter(wanted).cloned().collect();
+        if !tracks.is_empty() {
+            publisher.back_up(tracks);
         }
     }
 

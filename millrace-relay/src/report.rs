@@ -204,6 +204,7 @@ impl Sources<'_> {
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
             ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
+            ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
             ("reset_by_publisher", sums.resets.source),
             ("cancelled", sums.resets.requested),
