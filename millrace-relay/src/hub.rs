@@ -22,7 +22,7 @@ pub use self::{
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetching, Publisher, Requester},
 };
-use super::{live::LiveTrack, outbox::Outbox, upstream::Ask};
+use super::{live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,8 @@ pub struct Hub {
     pub limits: Limits,
     pub cache: Arc<Cache>,
     pub counters: Counters,
+    /// For what is logged because of a peer.
+    pub log: LogLimit,
     tracks: RwLock<HashMap<TrackName, Arc<LiveTrack>>>,
     namespaces: Arc<namespaces::Namespaces>,
     /// Changes whenever a publisher or a published track appears.
@@ -53,6 +55,7 @@ impl Hub {
             limits,
             cache,
             counters: Counters::default(),
+            log: LogLimit::default(),
             tracks: RwLock::default(),
             namespaces: Arc::default(),
             arrivals: watch::Sender::new(0),

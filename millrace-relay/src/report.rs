@@ -183,6 +183,7 @@ impl Sources<'_> {
         let counters = &self.hub.counters;
         Totals {
             sessions: sums.sessions + open,
+            log_lines_suppressed: self.hub.log.suppressed(),
             retries: self.past.retries.load(Relaxed),
             requests: counters.requests.load(Relaxed),
             request_errors: counters.request_errors.load(Relaxed),

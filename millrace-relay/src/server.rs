@@ -278,7 +278,10 @@ impl Shared {
         let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
         drop(handshake);
         let Ok(accepted) = accepted else {
-            return info!(%remote, "no handshake in time");
+            if let Some(line) = self.hub.log.line(Instant::now()) {
+                info!(%remote, suppressed = line.suppressed, "no handshake in time");
+            }
+            return;
         };
         match accepted {
             Ok(connection) => {
@@ -290,7 +293,11 @@ impl Shared {
                 };
                 self.run_session(connection, false).await;
             }
-            Err(error) => info!(%remote, %error, "handshake failed"),
+            Err(error) => {
+                if let Some(line) = self.hub.log.line(Instant::now()) {
+                    info!(%remote, %error, suppressed = line.suppressed, "handshake failed");
+                }
+            }
         }
     }
 

@@ -217,6 +217,8 @@ pub struct Totals {
     pub datagrams_sent: u64,
     /// Send system calls of the data plane.
     pub send_calls: u64,
+    /// Log lines that peers caused and that were not written, since there were too many.
+    pub log_lines_suppressed: u64,
     /// Log lines lost to a slow or full disk.
     pub log_lines_dropped: u64,
 }

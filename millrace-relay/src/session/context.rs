@@ -144,7 +144,10 @@ impl Context {
         match error {
             SessionError::Violation { code, reason } => {
                 Counters::count(&self.hub.counters.protocol_violations);
-                warn!(session = self.id, %code, reason, "closing the session");
+                if let Some(line) = self.hub.log.line(Instant::now()) {
+                    let suppressed = line.suppressed;
+                    warn!(session = self.id, %code, reason, suppressed, "closing the session");
+                }
                 self.close(code, &reason);
             }
             SessionError::Lost(reason) => debug!(session = self.id, reason, "session over"),

@@ -119,6 +119,8 @@ impl Snapshot {
         out.counter("streams_reset", "Streams to subscribers cut short", None, totals.streams_reset)?;
         out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
         out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
+        let suppressed = totals.log_lines_suppressed;
+        out.counter("log_lines_suppressed", "Log lines of peers beyond the limit", None, suppressed)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
         let Engine { received, copies, further_runs, deferred, deferred_dropped, .. } = &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;

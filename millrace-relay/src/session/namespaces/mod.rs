@@ -5,7 +5,7 @@ mod claim;
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::BytesMut;
@@ -82,12 +82,16 @@ impl Namespaces {
         // Before the answer: after it, everybody finds the publisher.
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
         wire::send(&mut stream.send, RequestOk::default()).await?;
-        info!(session, %namespace, "namespace published");
+        if let Some(line) = self.context.hub().log.line(Instant::now()) {
+            info!(session, %namespace, suppressed = line.suppressed, "namespace published");
+        }
         *self.published.lock().entry(namespace.clone()).or_default() += 1;
         let result = self.until_withdrawn(&mut stream).await;
         self.forget(&namespace);
         drop(publication);
-        info!(session, %namespace, "namespace withdrawn");
+        if let Some(line) = self.context.hub().log.line(Instant::now()) {
+            info!(session, %namespace, suppressed = line.suppressed, "namespace withdrawn");
+        }
         let _ = stream.send.finish(); // stopped or reset by the peer
         result
     }
