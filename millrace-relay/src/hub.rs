@@ -22,7 +22,7 @@ pub use self::{
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetching, Publisher, Requester},
 };
-use super::{live::LiveTrack, outbox::Outbox, upstream::Ask};
+use super::{live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,8 @@ pub struct Hub {
     pub limits: Limits,
     pub cache: Arc<Cache>,
     pub counters: Counters,
+    /// For what is logged because of a peer.
+    pub log: LogLimit,
     tracks: RwLock<HashMap<TrackName, Arc<LiveTrack>>>,
     namespaces: Arc<namespaces::Namespaces>,
     /// Changes whenever a publisher or a published track appears.
@@ -53,6 +55,7 @@ impl Hub {
             limits,
             cache,
             counters: Counters::default(),
+            log: LogLimit::default(),
             tracks: RwLock::default(),
             namespaces: Arc::default(),
             arrivals: watch::Sender::new(0),
@@ -141,12 +144,14 @@ impl Hub {
     /// A publisher that comes later serves the subscriptions that are there too (draft-18, "Publisher
     /// Interactions").
     fn subscribe_existing(&self, namespace: &Namespace, publisher: &Arc<dyn Publisher>) {
-        for track in self.tracks() {
-            let wanted = track.subscription_count() > 0 && namespace.is_prefix_of(track.name().namespace());
-            if wanted && track.is_established() {
-                let (unheard, _) = mpsc::channel(1);
-                publisher.subscribe(track, unheard);
-            }
+        let wanted = |track: &&Arc<LiveTrack>| {
+            namespace.is_prefix_of(track.name().namespace())
+                && track.subscription_count() > 0
+                && track.is_established()
+        };
+        let tracks: Vec<_> = self.tracks.read().values().filter(wanted).cloned().collect();
+        if !tracks.is_empty() {
+            publisher.back_up(tracks);
         }
     }
 

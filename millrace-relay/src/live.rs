@@ -11,7 +11,7 @@ use std::{
 use millrace_proto::{
     moq::{Location, Status, TrackName, code},
     relay::{
-        cache::Cache,
+        cache::{Account, Cache},
         subgroup::{Pushed, Subgroup},
         track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
     },
@@ -179,13 +179,18 @@ impl LiveTrack {
         self.subscriptions.read().is_empty().then(|| *self.idle_since.lock())
     }
 
-    /// A subgroup stream began.
+    /// A subgroup stream began; the memory is counted against `account`, its publisher's.
     ///
     /// # Errors
     /// It is a second copy of one that is here.
-    pub fn begin(&self, now: Instant, subgroup: &Arc<Subgroup>) -> Result<(), Duplicate> {
-        if self.data.add_subgroup(now, Arc::clone(subgroup))? {
-            self.cache.began(now, &Arc::downgrade(&self.data), subgroup.header().group);
+    pub fn begin(
+        &self,
+        now: Instant,
+        subgroup: &Arc<Subgroup>,
+        account: &Arc<Account>,
+    ) -> Result<(), Duplicate> {
+        if self.data.add_subgroup(now, Arc::clone(subgroup), account)? {
+            self.cache.began(now, &Arc::downgrade(&self.data), subgroup.header().group, account);
         }
         self.cache.grew(SUBGROUP_COST);
         Ok(())
@@ -243,13 +248,14 @@ impl LiveTrack {
         &self,
         object: DatagramObject,
         ingress: Option<&Arc<dyn Ingress>>,
+        account: &Arc<Account>,
         outbox: &mut Outbox,
     ) -> Result<(), Duplicate> {
         let now = object.received_at;
         let cost = object.cost();
-        let (object, fresh) = self.data.add_datagram(object)?;
+        let (object, fresh) = self.data.add_datagram(object, account)?;
         if fresh {
-            self.cache.began(now, &Arc::downgrade(&self.data), object.location().group);
+            self.cache.began(now, &Arc::downgrade(&self.data), object.location().group, account);
         }
         self.cache.grew(cost);
         for subscription in self.subscriptions.read().iter() {

@@ -15,6 +15,7 @@ use millrace_transport::{
     offload::{ConnectionStatus, Counts, Interface, KeystreamUse},
 };
 use parking_lot::Mutex;
+use tokio::runtime::Handle;
 
 use crate::{
     Engine,
@@ -33,6 +34,8 @@ pub struct Sources<'a> {
     pub outgoing: &'a [Endpoint],
     /// Those that are open.
     pub sessions: Vec<Arc<Session>>,
+    /// Handshakes under way.
+    pub handshakes: usize,
     /// What the others left behind.
     pub past: &'a Past,
     pub uptime: Duration,
@@ -45,6 +48,7 @@ pub struct Sources<'a> {
 pub struct Past {
     refused_sessions: AtomicU64,
     refused_of_clients: AtomicU64,
+    retries: AtomicU64,
     sessions: Mutex<Sums>,
 }
 
@@ -65,6 +69,11 @@ impl Past {
     /// Since the client has as many as it may have.
     pub fn count_refused_of_client(&self) {
         self.refused_of_clients.fetch_add(1, Relaxed);
+    }
+
+    /// A peer has to prove its address.
+    pub fn count_retry(&self) {
+        self.retries.fetch_add(1, Relaxed);
     }
 
     /// A session is over.
@@ -146,6 +155,8 @@ impl Sources<'_> {
             },
             drops: self.drops(&sums),
             trace_viewers: self.trace_viewers as u64,
+            handshakes: self.handshakes as u64,
+            tasks: Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks() as u64),
             totals: self.totals(&sums, sessions.len() as u64),
             sessions: shown,
             tracks,
@@ -172,6 +183,8 @@ impl Sources<'_> {
         let counters = &self.hub.counters;
         Totals {
             sessions: sums.sessions + open,
+            log_lines_suppressed: self.hub.log.suppressed(),
+            retries: self.past.retries.load(Relaxed),
             requests: counters.requests.load(Relaxed),
             request_errors: counters.request_errors.load(Relaxed),
             objects_received: counters.objects_received.load(Relaxed),
@@ -192,6 +205,7 @@ impl Sources<'_> {
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
             ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
+            ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
             ("reset_by_publisher", sums.resets.source),
             ("cancelled", sums.resets.requested),

@@ -5,7 +5,7 @@ use std::{
     net::{SocketAddr, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -32,6 +32,11 @@ use crate::{
 
 /// How often old groups and idle tracks are looked for.
 const TIDY: Duration = Duration::from_millis(500);
+/// How long a handshake may take.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Handshakes under way of peers that have not proved their address; beyond that, they have to, by Retry. Until a peer has,
+/// no more than these have records of an offload.
+const MAX_UNPROVED: usize = 64;
 /// How long a request of the relay may stay unanswered.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a track without subscribers stays subscribed upstream.
@@ -56,6 +61,37 @@ pub struct Server {
     tasks: Mutex<JoinSet<()>>,
 }
 
+/// Handshakes under way.
+#[derive(Default)]
+struct Handshakes {
+    all: AtomicUsize,
+    /// Of peers whose address may be forged.
+    unproved: AtomicUsize,
+}
+
+/// A handshake under way, until dropped.
+struct Handshake {
+    shared: Arc<Shared>,
+    proved: bool,
+}
+
+impl Handshake {
+    fn begin(shared: &Arc<Shared>, proved: bool) -> Self {
+        let Handshakes { all, unproved } = &shared.handshakes;
+        all.fetch_add(1, Relaxed);
+        unproved.fetch_add(usize::from(!proved), Relaxed);
+        Self { shared: Arc::clone(shared), proved }
+    }
+}
+
+impl Drop for Handshake {
+    fn drop(&mut self) {
+        let Handshakes { all, unproved } = &self.shared.handshakes;
+        all.fetch_sub(1, Relaxed);
+        unproved.fetch_sub(usize::from(!self.proved), Relaxed);
+    }
+}
+
 struct Shared {
     config: Config,
     hub: Arc<Hub>,
@@ -65,6 +101,7 @@ struct Shared {
     /// That the upstream relay is connected to from.
     outgoing: Vec<Endpoint>,
     sessions: Mutex<HashMap<u64, Arc<Session>>>,
+    handshakes: Handshakes,
     since: Instant,
     draining: AtomicBool,
     past: Past,
@@ -119,6 +156,7 @@ impl Bound {
             endpoints,
             outgoing,
             sessions: Mutex::default(),
+            handshakes: Handshakes::default(),
             since: Instant::now(),
             draining: AtomicBool::new(false),
             past: Past::default(),
@@ -200,6 +238,7 @@ impl Shared {
             endpoints: &self.endpoints,
             outgoing: &self.outgoing,
             sessions: self.sessions.lock().values().cloned().collect(),
+            handshakes: self.handshakes.all.load(Relaxed),
             past: &self.past,
             uptime: self.since.elapsed(),
             draining: self.draining.load(Relaxed),
@@ -211,7 +250,8 @@ impl Shared {
     async fn accept(self: Arc<Self>, index: usize) {
         let endpoint = &self.endpoints[index];
         while let Some(incoming) = endpoint.accept().await {
-            let full = self.sessions.lock().len() >= self.config.max_sessions;
+            let under_way = self.handshakes.all.load(Relaxed);
+            let full = self.sessions.lock().len() + under_way >= self.config.max_sessions;
             if full || self.draining.load(Relaxed) {
                 self.past.count_refused_session();
                 incoming.refuse();
@@ -222,13 +262,28 @@ impl Shared {
                 incoming.refuse();
                 continue;
             }
-            tokio::spawn(Arc::clone(&self).greet(incoming));
+            let proved = incoming.is_proved();
+            if !proved && self.handshakes.unproved.load(Relaxed) >= MAX_UNPROVED {
+                self.past.count_retry();
+                incoming.retry();
+                continue;
+            }
+            let handshake = Handshake::begin(&self, proved);
+            tokio::spawn(Arc::clone(&self).greet(incoming, handshake));
         }
     }
 
-    async fn greet(self: Arc<Self>, incoming: Incoming) {
+    async fn greet(self: Arc<Self>, incoming: Incoming, handshake: Handshake) {
         let remote = incoming.remote_addr();
-        match incoming.accept().await {
+        let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
+        drop(handshake);
+        let Ok(accepted) = accepted else {
+            if let Some(line) = self.hub.log.line(Instant::now()) {
+                info!(%remote, suppressed = line.suppressed, "no handshake in time");
+            }
+            return;
+        };
+        match accepted {
             Ok(connection) => {
                 // Only now is the address proved to be the client's.
                 let Some(_permit) = self.admission.admit(remote.ip()) else {
@@ -238,7 +293,11 @@ impl Shared {
                 };
                 self.run_session(connection, false).await;
             }
-            Err(error) => info!(%remote, %error, "handshake failed"),
+            Err(error) => {
+                if let Some(line) = self.hub.log.line(Instant::now()) {
+                    info!(%remote, %error, suppressed = line.suppressed, "handshake failed");
+                }
+            }
         }
     }
 

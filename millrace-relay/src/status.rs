@@ -27,6 +27,12 @@ pub struct Status {
     /// Who watches single packets at the moment.
     #[serde(default)]
     pub trace_viewers: u64,
+    /// Handshakes under way.
+    #[serde(default)]
+    pub handshakes: u64,
+    /// Tasks of the runtime that the relay is in.
+    #[serde(default)]
+    pub tasks: u64,
     pub totals: Totals,
 }
 
@@ -191,6 +197,8 @@ pub struct Cache {
 #[serde(default)]
 pub struct Totals {
     pub sessions: u64,
+    /// Peers that had to prove their address, since there were many handshakes under way.
+    pub retries: u64,
     pub requests: u64,
     /// Requests answered with REQUEST_ERROR.
     pub request_errors: u64,
@@ -212,6 +220,8 @@ pub struct Totals {
     pub datagrams_sent: u64,
     /// Send system calls of the data plane.
     pub send_calls: u64,
+    /// Log lines that peers caused and that were not written, since there were too many.
+    pub log_lines_suppressed: u64,
     /// Log lines lost to a slow or full disk.
     pub log_lines_dropped: u64,
 }

@@ -208,6 +208,16 @@ impl Incoming {
         self.incoming.remote_address()
     }
 
+    /// Whether the peer has shown that it receives what is sent to its address (RFC 9000, section 8.1).
+    pub fn is_proved(&self) -> bool {
+        self.incoming.remote_address_validated()
+    }
+
+    /// Has the peer prove its address: it comes again with a token, and nothing is kept of it until then.
+    pub fn retry(self) {
+        let _ = self.incoming.retry(); // it has come with a token, and is forgotten
+    }
+
     /// Does the handshake.
     pub async fn accept(self) -> Result<Arc<Connection>, AcceptError> {
         self.endpoint.accept(self.incoming).await

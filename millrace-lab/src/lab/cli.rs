@@ -19,6 +19,7 @@ use super::shape::Counters;
 use super::signals::{Signals, runtime};
 use super::topology::{Directions, Interface, Topology};
 use super::{Lab, registry};
+use crate::hostile;
 
 /// How long a command gets to end after it was told to, and a lab to come up or go down.
 const GRACE: Duration = Duration::from_secs(10);
@@ -50,6 +51,8 @@ enum Verb {
     Clean,
     /// Measure how well the emulator does what it is told
     Accuracy(Show),
+    /// Try on a relay what a client can do that means no good
+    Hostile(hostile::cli::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -140,6 +143,7 @@ pub fn run(args: Args) -> Result<()> {
         Verb::Set(set) => change(&set),
         Verb::Clean => clean(),
         Verb::Accuracy(show) => measure_accuracy(show.json),
+        Verb::Hostile(args) => hostile::cli::run(&args),
     }
 }
 

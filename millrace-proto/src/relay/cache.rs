@@ -1,9 +1,11 @@
-//! Bounds the memory of all tracks: the oldest groups are dropped first, by bytes and by age.
+//! Bounds the memory of all tracks: groups are dropped by age, and where there are too many, from the publisher who takes
+//! up most.
 
 use std::{
-    collections::VecDeque,
+    cmp::Reverse,
+    collections::{HashMap, VecDeque},
     sync::{
-        Weak,
+        Arc, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -22,12 +24,32 @@ pub struct Limits {
     pub age: Duration,
 }
 
-/// All cached groups in order of arrival. The groups themselves are in their [`Track`]s.
+/// This part of the limit is left free where groups are dropped, so that not each new one has to look for room.
+const SLACK: usize = 64;
+
+/// Groups of an account that are looked at to find one that is not its track's newest.
+const LOOKS: usize = 64;
+
+/// All cached groups by the publisher that opened them. The groups themselves are in their [`Track`]s.
 pub struct Cache {
     limits: Limits,
     bytes: AtomicUsize,
     evicted: AtomicU64,
-    order: Mutex<VecDeque<Entry>>,
+    holders: Mutex<HashMap<u64, Holder>>,
+}
+
+/// What one publisher takes up: the groups that it opened.
+#[derive(Debug)]
+pub struct Account {
+    id: u64,
+    bytes: AtomicUsize,
+}
+
+/// An account and its groups.
+struct Holder {
+    account: Arc<Account>,
+    /// In order of arrival, but for newest groups that were looked at and kept.
+    groups: VecDeque<Entry>,
 }
 
 struct Entry {
@@ -45,9 +67,31 @@ pub struct Usage {
     pub evicted: u64,
 }
 
+impl Default for Account {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self { id: NEXT.fetch_add(1, Relaxed), bytes: AtomicUsize::new(0) }
+    }
+}
+
+impl Account {
+    /// Memory of the groups that the publisher opened, bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    pub(super) fn add(&self, cost: usize) {
+        self.bytes.fetch_add(cost, Relaxed);
+    }
+
+    pub(super) fn subtract(&self, cost: usize) {
+        self.bytes.fetch_sub(cost, Relaxed);
+    }
+}
+
 impl Cache {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, bytes: AtomicUsize::new(0), evicted: AtomicU64::new(0), order: Mutex::default() }
+        Self { limits, bytes: AtomicUsize::new(0), evicted: AtomicU64::new(0), holders: Mutex::default() }
     }
 
     pub fn limits(&self) -> Limits {
@@ -57,18 +101,20 @@ impl Cache {
     pub fn usage(&self) -> Usage {
         Usage {
             bytes: self.bytes.load(Relaxed),
-            groups: self.order.lock().len(),
+            groups: self.holders.lock().values().map(|holder| holder.groups.len()).sum(),
             evicted: self.evicted.load(Relaxed),
         }
     }
 
-    /// A group began in `track`.
-    pub fn began(&self, now: Instant, track: &Weak<Track>, group: u64) {
-        self.order.lock().push_back(Entry { track: Weak::clone(track), group, first_at: now });
+    /// A group began in `track`, opened by whose `account` it is.
+    pub fn began(&self, now: Instant, track: &Weak<Track>, group: u64, account: &Arc<Account>) {
+        let entry = Entry { track: Weak::clone(track), group, first_at: now };
+        let new = || Holder { account: Arc::clone(account), groups: VecDeque::new() };
+        self.holders.lock().entry(account.id).or_insert_with(new).groups.push_back(entry);
         self.grew(GROUP_COST);
     }
 
-    /// The cached groups grew by `cost` bytes; drops the oldest ones while there are too many.
+    /// The cached groups grew by `cost` bytes; drops groups while there are too many.
     pub fn grew(&self, cost: usize) {
         let bytes = self.bytes.fetch_add(cost, Relaxed) + cost;
         if bytes > self.limits.bytes {
@@ -78,54 +124,107 @@ impl Cache {
 
     /// Drops groups that are too old. Call this about twice a second.
     pub fn expire(&self, now: Instant) {
-        let mut expired = Vec::new();
-        self.order.lock().retain(|entry| {
-            let Some(track) = entry.track.upgrade() else { return false };
+        let expired = self.take(|entry| {
+            let Some(track) = entry.track.upgrade() else { return true };
             let age = now.saturating_duration_since(entry.first_at);
             let limit = track.max_cache_duration().map_or(self.limits.age, |max| max.min(self.limits.age));
-            let keep = age <= limit || track.is_newest(entry.group);
-            if !keep {
-                expired.push((track, entry.group));
-            }
-            keep
+            age > limit && !track.is_newest(entry.group)
         });
-        for (track, group) in expired {
-            self.drop_group(&track, group);
-        }
+        expired.iter().for_each(|entry| self.drop_group(entry));
     }
 
     /// Drops all groups of `track`, which goes away.
     pub fn forget(&self, track: &Track) {
-        let mut groups = Vec::new();
-        self.order.lock().retain(|entry| {
-            let same = std::ptr::eq(entry.track.as_ptr(), track);
-            if same {
-                groups.push(entry.group);
-            }
-            !same
+        if track.held().groups == 0 {
+            return;
+        }
+        for entry in self.take(|entry| std::ptr::eq(entry.track.as_ptr(), track)) {
+            self.release(track.evict(entry.group));
+        }
+    }
+
+    /// Takes out the groups for which `wanted`.
+    fn take(&self, wanted: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let mut taken = Vec::new();
+        self.holders.lock().retain(|_, holder| {
+            holder.groups.retain_mut(|entry| {
+                let goes = wanted(entry);
+                if goes {
+                    taken.push(std::mem::replace(entry, Entry::none(entry.first_at)));
+                }
+                !goes
+            });
+            !holder.groups.is_empty()
         });
-        for group in groups {
-            self.release(track.evict(group));
+        taken
+    }
+
+    /// Drops groups until all fit. One pass over the holders serves for as many as it takes.
+    fn shrink(&self) {
+        let mut largest: Vec<(usize, u64)> = {
+            let holders = self.holders.lock();
+            holders.values().map(|holder| (holder.account.bytes(), holder.account.id)).collect()
+        };
+        largest.sort_unstable_by_key(|holder| Reverse(*holder));
+        while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {
+            let Some((at, entry)) = self.victim(&largest) else { return };
+            self.drop_group(&entry);
+            // The same account, with what is left, in its new place.
+            let (_, id) = largest.remove(at);
+            let bytes = self.holders.lock().get(&id).map_or(0, |holder| holder.account.bytes());
+            let place = largest.partition_point(|(other, _)| *other >= bytes);
+            largest.insert(place, (bytes, id));
         }
     }
 
-    fn shrink(&self) {
-        while self.bytes.load(Relaxed) > self.limits.bytes {
-            let Some(oldest) = self.order.lock().pop_front() else { return };
-            if let Some(track) = oldest.track.upgrade() {
-                self.drop_group(&track, oldest.group);
+    /// The group to be dropped next, and whose it is. Whoever takes up most loses old groups first. A track's newest group
+    /// is dropped only where nobody who takes up at least half as much has an old one: otherwise many tracks of one large
+    /// group each would cost everybody else theirs.
+    fn victim(&self, largest: &[(usize, u64)]) -> Option<(usize, Entry)> {
+        let mut holders = self.holders.lock();
+        let most = largest.first()?.0;
+        for (at, (_, id)) in largest.iter().enumerate().take_while(|(_, (bytes, _))| *bytes >= most / 2) {
+            if let Some(entry) = holders.get_mut(id).and_then(Holder::take_old) {
+                return Some((at, entry));
             }
         }
+        largest
+            .iter()
+            .enumerate()
+            .find_map(|(at, (_, id))| Some((at, holders.get_mut(id)?.groups.pop_front()?)))
     }
 
-    fn drop_group(&self, track: &Track, group: u64) {
-        self.release(track.evict(group));
-        self.evicted.fetch_add(1, Relaxed);
+    fn drop_group(&self, entry: &Entry) {
+        if let Some(track) = entry.track.upgrade() {
+            self.release(track.evict(entry.group));
+            self.evicted.fetch_add(1, Relaxed);
+        }
     }
 
     fn release(&self, cost: usize) {
         // Growth is counted in the group first and here second. If the group is dropped in between, its cost is more
         // than what was counted here.
         let _ = self.bytes.fetch_update(Relaxed, Relaxed, |bytes| Some(bytes.saturating_sub(cost)));
+    }
+}
+
+impl Entry {
+    const fn none(first_at: Instant) -> Self {
+        Self { track: Weak::new(), group: 0, first_at }
+    }
+}
+
+impl Holder {
+    /// The oldest group that is not its track's newest, of the first few. Newest ones go to the back.
+    fn take_old(&mut self) -> Option<Entry> {
+        for _ in 0..self.groups.len().min(LOOKS) {
+            let entry = self.groups.pop_front()?;
+            let is_newest = entry.track.upgrade().is_some_and(|track| track.is_newest(entry.group));
+            if !is_newest {
+                return Some(entry);
+            }
+            self.groups.push_back(entry);
+        }
+        None
     }
 }

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{
     RESET_CODES,
-    cache::{Cache, Limits},
+    cache::{Account, Cache, Limits},
     fetch::{Plan, Response, plan},
     subgroup::{Subgroup, SubgroupWriter},
     track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
@@ -63,7 +63,7 @@ fn begin(track: &Track, now: Instant, group: u64, subgroup: SubgroupId) -> Subgr
     let mut bytes = Vec::new();
     header.encode(&mut bytes);
     let writer = Subgroup::begin(header, bytes.len());
-    track.add_subgroup(now, Arc::clone(writer.subgroup())).unwrap();
+    track.add_subgroup(now, Arc::clone(writer.subgroup()), &Arc::default()).unwrap();
     writer
 }
 
@@ -256,14 +256,20 @@ fn duplicates_are_told_apart_from_second_attempts() {
     let (track, now) = (track(), Instant::now());
     let first = begin(&track, now, 3, SubgroupId::Explicit(1));
     let copy = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
-    assert_eq!(track.add_subgroup(now, Arc::clone(copy.subgroup())), Err(Duplicate::Arriving));
+    assert_eq!(
+        track.add_subgroup(now, Arc::clone(copy.subgroup()), &Arc::default()),
+        Err(Duplicate::Arriving)
+    );
     let other = Subgroup::begin(header(3, SubgroupId::Explicit(2)), 5);
-    assert_eq!(track.add_subgroup(now, Arc::clone(other.subgroup())), Ok(false));
+    assert_eq!(track.add_subgroup(now, Arc::clone(other.subgroup()), &Arc::default()), Ok(false));
     first.reset(code::Reset::CANCELLED);
     let again = Subgroup::begin(header(3, SubgroupId::Explicit(1)), 5);
-    assert_eq!(track.add_subgroup(now, Arc::clone(again.subgroup())), Ok(false));
+    assert_eq!(track.add_subgroup(now, Arc::clone(again.subgroup()), &Arc::default()), Ok(false));
     again.finish(now).unwrap();
-    assert_eq!(track.add_subgroup(now, Arc::clone(copy.subgroup())), Err(Duplicate::Subgroup));
+    assert_eq!(
+        track.add_subgroup(now, Arc::clone(copy.subgroup()), &Arc::default()),
+        Err(Duplicate::Subgroup)
+    );
 }
 
 #[test]
@@ -275,7 +281,10 @@ fn groups_older_than_the_cache_are_refused() {
     }
     track.evict(3);
     let late = Subgroup::begin(header(3, SubgroupId::Zero), 5);
-    assert_eq!(track.add_subgroup(now, Arc::clone(late.subgroup())), Err(Duplicate::Expired));
+    assert_eq!(
+        track.add_subgroup(now, Arc::clone(late.subgroup()), &Arc::default()),
+        Err(Duplicate::Expired)
+    );
 }
 
 fn datagram(group: u64, object: u64, now: Instant) -> DatagramObject {
@@ -299,12 +308,15 @@ fn a_group_takes_any_number_of_datagrams_and_each_once() {
     let (track, now) = (track(), Instant::now());
     for object in (0..COUNT).rev() {
         assert_eq!(
-            track.add_datagram(datagram(1, object, now)).map(|(_, fresh)| fresh),
+            track.add_datagram(datagram(1, object, now), &Arc::default()).map(|(_, fresh)| fresh),
             Ok(object + 1 == COUNT)
         );
     }
     for object in 0..COUNT {
-        assert_eq!(track.add_datagram(datagram(1, object, now)).map(|_| ()), Err(Duplicate::Datagram));
+        assert_eq!(
+            track.add_datagram(datagram(1, object, now), &Arc::default()).map(|_| ()),
+            Err(Duplicate::Datagram)
+        );
     }
     assert_eq!(track.held().objects as u64, COUNT);
 }
@@ -316,7 +328,7 @@ fn fetch_merges_subgroups_and_datagrams_by_object() {
     let mut odd = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut even, now, &objects([0, 2, 4], 30));
     push(&track, &mut odd, now, &objects([1, 5], 40));
-    track.add_datagram(datagram(1, 3, now)).unwrap();
+    track.add_datagram(datagram(1, 3, now), &Arc::default()).unwrap();
     let mut next = begin(&track, now, 2, SubgroupId::Zero);
     push(&track, &mut next, now, &objects(0..2, 20));
     let expected: [&[(u64, u64)]; 2] = [
@@ -423,7 +435,7 @@ fn what_a_publisher_says_of_its_largest_object_counts_until_objects_come() {
     track.missed();
     track.saw_largest(Location::new(9, 0));
     assert_eq!((track.largest(), track.seen()), (Some(Location::new(9, 0)), None));
-    track.add_datagram(datagram(9, 1, now)).unwrap();
+    track.add_datagram(datagram(9, 1, now), &Arc::default()).unwrap();
     assert_eq!(track.largest(), Some(Location::new(9, 1)));
 }
 
@@ -439,10 +451,17 @@ fn the_first_publishers_properties_stay() {
 }
 
 /// Adds a group of one subgroup through the cache, as the relay does.
-fn add_group(cache: &Cache, track: &Arc<Track>, now: Instant, group: u64, bytes: usize) {
+fn add_group(
+    cache: &Cache,
+    account: &Arc<Account>,
+    track: &Arc<Track>,
+    now: Instant,
+    group: u64,
+    bytes: usize,
+) {
     let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
-    if track.add_subgroup(now, Arc::clone(writer.subgroup())).unwrap() {
-        cache.began(now, &Arc::downgrade(track), group);
+    if track.add_subgroup(now, Arc::clone(writer.subgroup()), account).unwrap() {
+        cache.began(now, &Arc::downgrade(track), group, account);
     }
     cache.grew(SUBGROUP_COST);
     let pushed = writer.push(now, &objects(0..1, bytes)).unwrap();
@@ -452,13 +471,58 @@ fn add_group(cache: &Cache, track: &Arc<Track>, now: Instant, group: u64, bytes:
     writer.finish(now).unwrap();
 }
 
+fn held(track: &Track) -> Vec<u64> {
+    track.groups(0, u64::MAX).iter().map(|(id, _)| *id).collect()
+}
+
+/// A publisher with a few groups, and another that takes whatever there is.
+#[test]
+fn whoever_takes_up_most_loses_groups_first() {
+    let cache = Cache::new(Limits { bytes: 100_000, age: Duration::from_secs(60) });
+    let (modest, greedy) = (Arc::default(), Arc::default());
+    let (victim, now) = (track(), Instant::now());
+    for group in 0..3 {
+        add_group(&cache, &modest, &victim, now, group, 2_000);
+    }
+    let before = Account::bytes(&modest);
+    // Old groups of one track, and many tracks of one group each, which is their newest.
+    let one = track();
+    for group in 0..100 {
+        add_group(&cache, &greedy, &one, now, group, 4_000);
+    }
+    assert_eq!((held(&victim), held(&one).last()), (vec![0, 1, 2], Some(&99)));
+    let many: Vec<_> = (0..100).map(|_| track()).collect();
+    for track in &many {
+        add_group(&cache, &greedy, track, now, 0, 4_000);
+    }
+    assert_eq!(held(&victim), [0, 1, 2]);
+    assert_eq!(modest.bytes(), before);
+    let held: usize = many.iter().chain([&one, &victim]).map(|track| track.held().bytes).sum();
+    assert_eq!((cache.usage().bytes, modest.bytes() + greedy.bytes()), (held, held));
+    assert!(held <= 100_000);
+}
+
+#[test]
+fn among_equals_a_tracks_newest_group_stays() {
+    let cache = Cache::new(Limits { bytes: 100_000, age: Duration::from_secs(60) });
+    let (one, other) = (Arc::default(), Arc::default());
+    let (live, still, now) = (track(), track(), Instant::now());
+    add_group(&cache, &one, &still, now, 0, 60_000);
+    for group in 0..40 {
+        add_group(&cache, &other, &live, now, group, 9_000);
+        assert_eq!(held(&still), [0], "group {group}");
+        assert_eq!(held(&live).last(), Some(&group));
+    }
+}
+
 #[test]
 fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
     let cache = Cache::new(Limits { bytes: 40_000, age: Duration::from_secs(60) });
     let (one, other, now) = (track(), track(), Instant::now());
+    let account = Arc::default();
     for group in 0..20 {
         let track = if group % 2 == 0 { &one } else { &other };
-        add_group(&cache, track, now, group, 4_000);
+        add_group(&cache, &account, track, now, group, 4_000);
         assert!(cache.usage().bytes <= 40_000);
     }
     let held: Vec<_> = one.groups(0, 99).iter().map(|(id, _)| *id).collect();
@@ -473,8 +537,9 @@ fn the_cache_drops_the_oldest_group_of_all_tracks_first() {
 fn old_groups_expire_but_a_tracks_newest_stays() {
     let cache = Cache::new(Limits { bytes: 1 << 20, age: Duration::from_secs(10) });
     let (track, now) = (track(), Instant::now());
-    add_group(&cache, &track, now, 0, 100);
-    add_group(&cache, &track, now + Duration::from_secs(5), 1, 100);
+    let account = Arc::default();
+    add_group(&cache, &account, &track, now, 0, 100);
+    add_group(&cache, &account, &track, now + Duration::from_secs(5), 1, 100);
     cache.expire(now + Duration::from_secs(12));
     assert!(track.group(0).is_none() && track.group(1).is_some());
     cache.expire(now + Duration::from_secs(100));

@@ -8,7 +8,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::subgroup::{Pushed, Subgroup};
+use super::{
+    cache::Account,
+    subgroup::{Pushed, Subgroup},
+};
 use crate::{
     moq::{
         Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
@@ -49,6 +52,8 @@ pub struct Group {
     pub first_at: Instant,
     /// Bytes of memory, with overhead.
     pub cost: usize,
+    /// Of the publisher that opened it.
+    account: Arc<Account>,
 }
 
 /// An object that arrived as a datagram.
@@ -129,7 +134,8 @@ impl Track {
 
     /// Another publisher begins the track anew: all that was known is forgotten. Evict its groups before.
     pub fn restart(&self) {
-        *self.state.lock() = State::default();
+        let old = std::mem::take(&mut *self.state.lock());
+        old.groups.values().for_each(|group| group.account.subtract(group.cost));
     }
 
     /// Objects may have been missed from here on.
@@ -181,33 +187,42 @@ impl Track {
     }
 
     /// Takes a subgroup stream whose header just arrived, unless it is already here; the cache has to count
-    /// [`SUBGROUP_COST`] for it.
+    /// [`SUBGROUP_COST`] for it. If it opens a group, that is `account`'s.
     ///
     /// Returns whether it opened a new group.
-    pub fn add_subgroup(&self, now: Instant, subgroup: Arc<Subgroup>) -> Result<bool, Duplicate> {
+    pub fn add_subgroup(
+        &self,
+        now: Instant,
+        subgroup: Arc<Subgroup>,
+        account: &Arc<Account>,
+    ) -> Result<bool, Duplicate> {
         let group_id = subgroup.header().group;
         let mut state = self.state.lock();
         let fresh = state.group_is_new(group_id)?;
         if !fresh && let Some(duplicate) = state.twin_of(&subgroup) {
             return Err(duplicate);
         }
-        let group = state.group(group_id, now);
-        group.cost += SUBGROUP_COST;
+        let group = state.group(group_id, now, account);
+        group.add(SUBGROUP_COST);
         group.subgroups.push(subgroup);
         Ok(fresh)
     }
 
     /// Takes an object that came as a datagram; returns whether it opened a new group.
-    pub fn add_datagram(&self, object: DatagramObject) -> Result<(Arc<DatagramObject>, bool), Duplicate> {
+    pub fn add_datagram(
+        &self,
+        object: DatagramObject,
+        account: &Arc<Account>,
+    ) -> Result<(Arc<DatagramObject>, bool), Duplicate> {
         let location = object.location();
         let mut state = self.state.lock();
         let fresh = state.group_is_new(location.group)?;
-        let group = state.group(location.group, object.received_at);
+        let group = state.group(location.group, object.received_at, account);
         let Entry::Vacant(place) = group.datagrams.entry(location.object) else {
             return Err(Duplicate::Datagram);
         };
         let object = Arc::clone(place.insert(Arc::new(object)));
-        group.cost += object.cost();
+        group.add(object.cost());
         state.saw_object(location);
         Ok((object, fresh))
     }
@@ -220,7 +235,7 @@ impl Track {
             state.saw_object(Location::new(group_id, largest));
         }
         let Some(group) = state.groups.get_mut(&group_id) else { return false };
-        group.cost += pushed.cost;
+        group.add(pushed.cost);
         true
     }
 
@@ -231,6 +246,7 @@ impl Track {
         state.known_from =
             state.known_from.max(Some(Location { group: group_id.saturating_add(1), object: 0 }));
         drop(state);
+        group.account.subtract(group.cost);
         group.subgroups.iter().for_each(|subgroup| subgroup.evict());
         group.cost
     }
@@ -272,6 +288,11 @@ impl Track {
 }
 
 impl Group {
+    fn add(&mut self, cost: usize) {
+        self.cost += cost;
+        self.account.add(cost);
+    }
+
     fn object_count(&self) -> usize {
         self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
     }
@@ -324,12 +345,17 @@ impl State {
         found
     }
 
-    fn group(&mut self, id: u64, now: Instant) -> &mut Group {
-        self.groups.entry(id).or_insert_with(|| Group {
-            subgroups: Vec::new(),
-            datagrams: BTreeMap::new(),
-            first_at: now,
-            cost: GROUP_COST,
+    fn group(&mut self, id: u64, now: Instant, account: &Arc<Account>) -> &mut Group {
+        self.groups.entry(id).or_insert_with(|| {
+            let mut group = Group {
+                subgroups: Vec::new(),
+                datagrams: BTreeMap::new(),
+                first_at: now,
+                cost: 0,
+                account: Arc::clone(account),
+            };
+            group.add(GROUP_COST);
+            group
         })
     }
 

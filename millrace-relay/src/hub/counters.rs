@@ -16,6 +16,8 @@ pub struct Counters {
     pub duplicate_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
+    /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.
+    pub backups_passed_over: AtomicU64,
 }
 
 impl Counters {

@@ -1,7 +1,7 @@
 //! Who publishes which namespaces, and who watches them.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Weak},
 };
 
@@ -21,9 +21,9 @@ pub struct Namespaces(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    publishers: HashMap<Namespace, Vec<Entry>>,
-    watchers: Vec<Watcher<NamespaceEvent>>,
-    track_watchers: Vec<Watcher<Arc<LiveTrack>>>,
+    publishers: BTreeMap<Namespace, Vec<Entry>>,
+    watchers: Watchers<NamespaceEvent>,
+    track_watchers: Watchers<Arc<LiveTrack>>,
     next_id: u64,
 }
 
@@ -35,9 +35,11 @@ struct Entry {
     fallback: bool,
 }
 
+/// By the prefix that they watch.
+type Watchers<E> = HashMap<Namespace, Vec<Watcher<E>>>;
+
 struct Watcher<E> {
     id: u64,
-    prefix: Namespace,
     events: mpsc::Sender<E>,
 }
 
@@ -51,6 +53,7 @@ pub enum NamespaceEvent {
 /// A watch on a prefix; ends when dropped. Its events end when it does not keep up with them.
 pub struct Watch<E> {
     namespaces: Weak<Namespaces>,
+    prefix: Namespace,
     id: u64,
     pub events: mpsc::Receiver<E>,
 }
@@ -59,8 +62,8 @@ impl<E> Drop for Watch<E> {
     fn drop(&mut self) {
         if let Some(namespaces) = self.namespaces.upgrade() {
             let mut state = namespaces.0.lock();
-            state.watchers.retain(|watcher| watcher.id != self.id);
-            state.track_watchers.retain(|watcher| watcher.id != self.id);
+            forget(&mut state.watchers, &self.prefix, self.id);
+            forget(&mut state.track_watchers, &self.prefix, self.id);
         }
     }
 }
@@ -141,14 +144,15 @@ impl Namespaces {
         let real = |entries: &[Entry]| entries.iter().any(|entry| !entry.fallback);
         let present: Vec<_> = state
             .publishers
-            .iter()
-            .filter(|(namespace, entries)| real(entries) && prefix.is_prefix_of(namespace))
+            .range(&prefix..)
+            .take_while(|(namespace, _)| prefix.is_prefix_of(namespace))
+            .filter(|(_, entries)| real(entries))
             .map(|(namespace, _)| NamespaceEvent::Published(namespace.clone()))
             .collect();
         let id = state.next_id();
-        let (watcher, events) = Watcher::new(id, prefix, present);
-        state.watchers.push(watcher);
-        Watch { namespaces: Arc::downgrade(self), id, events }
+        let (watcher, events) = Watcher::new(id, present);
+        state.watchers.entry(prefix.clone()).or_default().push(watcher);
+        Watch { namespaces: Arc::downgrade(self), prefix, id, events }
     }
 
     /// Watches for tracks below `prefix`. `present`, those that come first, is looked up while none can be missed.
@@ -160,9 +164,9 @@ impl Namespaces {
         let mut state = self.0.lock();
         let present = present(&prefix);
         let id = state.next_id();
-        let (watcher, events) = Watcher::new(id, prefix, present);
-        state.track_watchers.push(watcher);
-        Watch { namespaces: Arc::downgrade(self), id, events }
+        let (watcher, events) = Watcher::new(id, present);
+        state.track_watchers.entry(prefix.clone()).or_default().push(watcher);
+        Watch { namespaces: Arc::downgrade(self), prefix, id, events }
     }
 
     /// A track has its first publisher.
@@ -183,18 +187,29 @@ impl State {
 }
 
 impl<E> Watcher<E> {
-    fn new(id: u64, prefix: Namespace, present: Vec<E>) -> (Self, mpsc::Receiver<E>) {
+    fn new(id: u64, present: Vec<E>) -> (Self, mpsc::Receiver<E>) {
         let (events, receiver) = mpsc::channel(present.len() + WATCH_BACKLOG);
         for event in present {
             let _ = events.try_send(event); // there is room
         }
-        (Self { id, prefix, events }, receiver)
+        (Self { id, events }, receiver)
     }
 }
 
 /// Tells those who watch `namespace`; one that does not keep up is dropped, and its events end.
-fn tell<E: Clone>(watchers: &mut Vec<Watcher<E>>, namespace: &Namespace, event: &E) {
-    watchers.retain(|watcher| {
-        !watcher.prefix.is_prefix_of(namespace) || watcher.events.try_send(event.clone()).is_ok()
-    });
+fn tell<E: Clone>(watchers: &mut Watchers<E>, namespace: &Namespace, event: &E) {
+    for prefix in namespace.prefixes() {
+        if let Some(those) = watchers.get_mut(&prefix) {
+            those.retain(|watcher| watcher.events.try_send(event.clone()).is_ok());
+        }
+    }
+}
+
+fn forget<E>(watchers: &mut Watchers<E>, prefix: &Namespace, id: u64) {
+    if let Some(those) = watchers.get_mut(prefix) {
+        those.retain(|watcher| watcher.id != id);
+        if those.is_empty() {
+            watchers.remove(prefix);
+        }
+    }
 }

@@ -25,6 +25,10 @@ pub trait Publisher: Send + Sync {
     /// Subscribes to `track`, in a task of the publisher's own session, which says into `answers` how that went.
     fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>);
 
+    /// Subscribes to `tracks`, which others publish already, a few at a time. Those that wait for that already, and those
+    /// beyond what may wait, are passed over.
+    fn back_up(&self, tracks: Vec<Arc<LiveTrack>>);
+
     /// Fetches objects from the first to the last of `range`, both inclusive; `each` gets them in `order`.
     fn fetch<'a>(
         &'a self,

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use millrace_proto::{
     moq::{
         Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
-        message::{Publish, Setup, Subscribe},
+        message::{Publish, PublishNamespace, Setup, Subscribe},
     },
     relay::cache,
 };
@@ -184,18 +184,63 @@ async fn nothing_is_left_of_a_subscriber_that_went_before_its_publisher_came() {
     assert_gone(&relay, &session, before).await;
 }
 
+/// PUBLISH for a track under an alias of its number.
+fn publish(number: u64) -> Publish {
+    Publish {
+        request_id: number * 2,
+        track: track(number),
+        track_alias: number,
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    }
+}
+
+/// The number of tasks must not be that of namespaces times that of tracks.
+#[tokio::test]
+async fn a_publisher_of_many_namespaces_is_asked_for_each_track_once() {
+    let relay = Relay::start();
+    let before = tasks();
+    let (publisher, published, control) = relay.establish().await;
+    let (subscriber, subscribed, other_control) = relay.establish().await;
+    let mut requests = Vec::new();
+    for number in 0..STREAMS as u64 {
+        requests.push(open_request(&publisher, publish(number)).await);
+        until("the track", || {
+            relay.server.status().tracks.iter().map(|track| track.publishers).sum::<u64>() > number
+        })
+        .await;
+        let subscribe = Subscribe { track: track(number), ..subscribe(number * 2, None) };
+        requests.push(open_request(&subscriber, subscribe).await);
+    }
+    let edges = || relay.server.status().tracks.iter().map(|track| track.subscribers).sum::<u64>();
+    until("every subscription", || edges() == STREAMS as u64).await;
+    let (second, other_published, second_control) = relay.establish().await;
+    let idle = tasks();
+    for number in 0..STREAMS as u64 {
+        let namespace = Namespace::from_path("a").unwrap();
+        let publish =
+            PublishNamespace { request_id: number * 2, namespace, parameters: Parameters::default() };
+        let (send, mut recv) = open_request(&second, publish).await;
+        // REQUEST_OK, before which everybody who is to subscribe has been told to.
+        recv.read_chunk(1, true).await.unwrap().unwrap();
+        requests.push((send, recv));
+    }
+    assert_eq!(tasks(), idle + STREAMS + crate::session::BACKUPS_AT_ONCE);
+    for connection in [&publisher, &subscriber, &second] {
+        connection.quic.close(0u32.into(), b"");
+    }
+    drop((requests, control, other_control, second_control, publisher, subscriber, second));
+    for session in [published, subscribed, other_published] {
+        assert_gone(&relay, &session, before).await;
+    }
+}
+
 #[tokio::test]
 async fn nothing_is_left_of_a_publisher_and_its_subscriber() {
     let relay = Relay::start();
     let before = tasks();
     let (publisher, published, control) = relay.establish().await;
-    let publish = Publish {
-        request_id: 0,
-        track: track(0),
-        track_alias: 7,
-        parameters: Parameters::default(),
-        properties: Properties::default(),
-    };
+    let publish = Publish { track_alias: 7, ..publish(0) };
     let request = open_request(&publisher, publish).await;
     let edges = || relay.server.status().tracks.first().map(|track| (track.publishers, track.subscribers));
     until("a publisher", || edges() == Some((1, 0))).await;

@@ -1,7 +1,7 @@
 //! What a relay does at its upstream relay: publishes there what is published here, and learns what is
 //! published there.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use millrace_proto::moq::{
     Message, Namespace, Parameters, code,
@@ -39,18 +39,18 @@ async fn mirror_namespaces(context: &Context, publisher: &Arc<dyn Publisher>) ->
             return std::future::pending().await;
         }
     };
-    let mut mirrored: Vec<(Namespace, Publication)> = Vec::new();
+    let mut mirrored: HashMap<Namespace, Publication> = HashMap::new();
     loop {
         match request.reader.next().await? {
             Incoming::Message(Message::Namespace(found)) => {
                 // Our own announcements come back to us.
                 if !context.hub().is_published(&found.suffix, context.id()) {
                     let publication = context.hub().publish(found.suffix.clone(), publisher, false);
-                    mirrored.push((found.suffix, publication));
+                    mirrored.insert(found.suffix, publication);
                 }
             }
             Incoming::Message(Message::NamespaceDone(done)) => {
-                mirrored.retain(|(namespace, _)| *namespace != done.suffix);
+                mirrored.remove(&done.suffix);
             }
             Incoming::Message(other) => {
                 return Err(SessionError::violation(format!("{} about namespaces", other.name())));
@@ -63,7 +63,7 @@ async fn mirror_namespaces(context: &Context, publisher: &Arc<dyn Publisher>) ->
 /// Publishes at the upstream every namespace that others publish here.
 async fn announce_namespaces(context: &Context) -> Result<(), SessionError> {
     let mut watch = context.hub().watch_namespaces(Namespace::default());
-    let mut announced: Vec<(Namespace, RequestStream)> = Vec::new();
+    let mut announced: HashMap<Namespace, RequestStream> = HashMap::new();
     while let Some(event) = watch.events.recv().await {
         match event {
             NamespaceEvent::Published(namespace) => {
@@ -76,12 +76,12 @@ async fn announce_namespaces(context: &Context) -> Result<(), SessionError> {
                     parameters: Parameters::default(),
                 };
                 match ask(context, publish).await {
-                    Ok((request, _ok)) => announced.push((namespace, request)),
+                    Ok((request, _ok)) => drop(announced.insert(namespace, request)),
                     Err(refused) => info!(%namespace, reason = refused.reason, "not taken upstream"),
                 }
             }
             NamespaceEvent::Done(namespace) => {
-                for (_, mut request) in announced.extract_if(.., |(other, _)| *other == namespace) {
+                if let Some(mut request) = announced.remove(&namespace) {
                     let _ = request.send.reset(wire::var(code::Reset::CANCELLED.0)); // may be over
                     request.reader.stop(code::Reset::CANCELLED.0);
                 }

@@ -8,7 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::moq::{Message, code, message::RequestError};
+use millrace_proto::{
+    moq::{Message, code, message::RequestError},
+    relay::cache::Account,
+};
 use millrace_transport::Connection;
 use parking_lot::Mutex;
 use quinn::SendStream;
@@ -31,6 +34,8 @@ pub struct Context {
     since: Instant,
     setup: watch::Sender<Setup>,
     quotas: Quotas,
+    /// What the peer publishes, in the cache.
+    account: Arc<Account>,
     tasks: Tasks,
     /// IDs that the peer has used.
     seen_requests: Mutex<RequestIds>,
@@ -63,6 +68,7 @@ impl Context {
             since: Instant::now(),
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
+            account: Arc::default(),
             tasks: Tasks::new(),
             seen_requests: Mutex::default(),
             // Client request IDs are even, server's odd.
@@ -96,6 +102,11 @@ impl Context {
 
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
+    }
+
+    /// What the peer's groups take up in the cache.
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
     }
 
     /// The session, as publishers are chosen for it.
@@ -133,7 +144,10 @@ impl Context {
         match error {
             SessionError::Violation { code, reason } => {
                 Counters::count(&self.hub.counters.protocol_violations);
-                warn!(session = self.id, %code, reason, "closing the session");
+                if let Some(line) = self.hub.log.line(Instant::now()) {
+                    let suppressed = line.suppressed;
+                    warn!(session = self.id, %code, reason, suppressed, "closing the session");
+                }
                 self.close(code, &reason);
             }
             SessionError::Lost(reason) => debug!(session = self.id, reason, "session over"),

@@ -1,6 +1,6 @@
 //! The control stream: SETUP, GOAWAY.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millrace_proto::moq::{
     Message, code,
@@ -66,14 +66,23 @@ async fn read_setup(
             reason: "a server sent a path or an authority".into(),
         });
     }
-    info!(
-        session = context.id(),
-        remote = %context.connection().quic.remote_address(),
-        implementation = setup.implementation.as_deref().unwrap_or("unknown"),
-        "session established"
-    );
+    if let Some(line) = context.hub().log.line(Instant::now()) {
+        info!(
+            session = context.id(),
+            remote = %context.connection().quic.remote_address(),
+            implementation = short(setup.implementation.as_deref().unwrap_or("unknown")),
+            suppressed = line.suppressed,
+            "session established"
+        );
+    }
     context.set_ready();
     Ok(reader)
+}
+
+/// The front of what a peer says of itself, for the log.
+fn short(text: &str) -> &str {
+    const LEN: usize = 64;
+    text.char_indices().nth(LEN).map_or(text, |(end, _)| &text[..end])
 }
 
 fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError> {
@@ -85,7 +94,9 @@ fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError>
             if context.set_peer_goes_away() {
                 return Err(SessionError::violation("a second GOAWAY"));
             }
-            info!(session = context.id(), "the peer goes away");
+            if let Some(line) = context.hub().log.line(Instant::now()) {
+                info!(session = context.id(), suppressed = line.suppressed, "the peer goes away");
+            }
             Ok(())
         }
         Incoming::Message(message) => {

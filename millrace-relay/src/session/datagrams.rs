@@ -59,7 +59,8 @@ impl Datagrams {
         counters.count_objects(1, object.datagram.payload.len() as u64);
         let ingress =
             upstream.datagram_ingress(|| self.context.connection().ingress_datagrams(upstream.alias));
-        if let Err(duplicate) = track.datagram(object, ingress.as_ref(), outbox) {
+        let account = self.context.account();
+        if let Err(duplicate) = track.datagram(object, ingress.as_ref(), account, outbox) {
             counters.count_duplicate(duplicate);
         }
     }

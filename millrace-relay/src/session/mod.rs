@@ -19,6 +19,7 @@
 
 mod ask;
 mod attach;
+mod backups;
 mod context;
 mod control;
 mod datagrams;
@@ -83,6 +84,7 @@ impl Session {
             context: of(),
             publications: Arc::clone(&publications),
             fetches: Arc::clone(&fetches),
+            backups: Arc::default(),
         });
         let requests = Requests {
             context: of(),
@@ -183,6 +185,9 @@ impl Session {
         Arc::downgrade(&self.context)
     }
 }
+
+#[cfg(test)]
+pub use backups::AT_ONCE as BACKUPS_AT_ONCE;
 
 /// Counts what still holds a session.
 #[cfg(test)]

@@ -6,6 +6,7 @@ use millrace_proto::moq::{GroupOrder, Location, TrackName, code, message::Reques
 use tokio::sync::mpsc;
 
 use super::{
+    backups::Backups,
     context::Context,
     publish::Publications,
     upstream_fetch::{Each, UpstreamFetches},
@@ -19,6 +20,7 @@ pub struct Publisher {
     pub context: Arc<Context>,
     pub publications: Arc<Publications>,
     pub fetches: Arc<UpstreamFetches>,
+    pub backups: Arc<Backups>,
 }
 
 impl hub::Publisher for Publisher {
@@ -36,6 +38,10 @@ impl hub::Publisher for Publisher {
             let gone = RequestError::new(code::Request::INTERNAL_ERROR, "the publisher is gone");
             let _ = unheard.try_send(Err(gone)); // nobody waits
         }
+    }
+
+    fn back_up(&self, tracks: Vec<Arc<LiveTrack>>) {
+        self.backups.add(&self.context, &self.publications, &tracks);
     }
 
     fn fetch<'a>(

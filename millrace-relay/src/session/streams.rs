@@ -126,7 +126,7 @@ impl Streams {
         let mut place = None;
         loop {
             let settled = track.settled.notified();
-            match track.begin(Instant::now(), subgroup) {
+            match track.begin(Instant::now(), subgroup, self.context.account()) {
                 Err(Duplicate::Arriving) => {}
                 decided => return decided,
             }

@@ -62,6 +62,8 @@ impl Snapshot {
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
         out.gauge("trace_viewers", "Who watches single packets", None, self.0.trace_viewers)?;
+        out.gauge("handshakes", "Handshakes under way", None, self.0.handshakes)?;
+        out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
         out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
         out.labelled(
             "kernel_interface_attached",
@@ -101,6 +103,7 @@ impl Snapshot {
         let totals = &self.0.totals;
         out.counter("cache_evicted_groups", "Groups dropped from the cache", None, self.0.cache.evicted)?;
         out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;
+        out.counter("retries", "Peers that had to prove their address", None, totals.retries)?;
         out.counter("requests", "Requests received", None, totals.requests)?;
         out.counter("request_errors", "Requests answered with an error", None, totals.request_errors)?;
         out.counter("objects_received", "Objects from publishers", None, totals.objects_received)?;
@@ -116,6 +119,8 @@ impl Snapshot {
         out.counter("streams_reset", "Streams to subscribers cut short", None, totals.streams_reset)?;
         out.counter("datagrams_sent", "Datagram objects sent", None, totals.datagrams_sent)?;
         out.counter("send_calls", "Send system calls of the data plane", None, totals.send_calls)?;
+        let suppressed = totals.log_lines_suppressed;
+        out.counter("log_lines_suppressed", "Log lines of peers beyond the limit", None, suppressed)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
         let Engine { received, copies, further_runs, deferred, deferred_dropped, .. } = &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;

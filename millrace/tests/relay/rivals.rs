@@ -1,8 +1,8 @@
 //! Publishers that do each other harm.
 
-use millrace_proto::moq::{Filter, Parameters, Properties, code};
+use millrace_proto::moq::{Filter, Parameters, Properties, code, message::Publish};
 
-use super::peer::{End, Relay, at, header, with_publisher};
+use super::peer::{End, Relay, at, first_subscriber, header, patiently, track as track_of, with_publisher};
 
 #[tokio::test]
 async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
@@ -69,4 +69,36 @@ async fn a_copy_takes_over_when_the_first_breaks_off() {
     let whole = subscriber.next_subgroup().await;
     assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], End::Fin)));
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
+}
+
+#[tokio::test]
+async fn one_publisher_does_not_evict_what_another_has_published() {
+    const GROUPS: u64 = 3;
+    let relay = Relay::with(|config| config.cache_bytes = 4 << 20);
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    for group in 0..GROUPS {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        subgroup.object(0, 700).await;
+        subgroup.finish();
+        assert_eq!(subscriber.next_subgroup().await.all().await.1, End::Fin);
+    }
+    let greedy = relay.peer().await;
+    let mut requests = Vec::new();
+    for track_alias in 0..10 {
+        let request_id = greedy.session.next_request_id();
+        let track = track_of("greedy", &track_alias.to_string());
+        let (parameters, properties) = Default::default();
+        let publish = Publish { request_id, track, track_alias, parameters, properties };
+        let mut request = greedy.session.request(publish).await.unwrap();
+        patiently(request.answer()).await.unwrap();
+        let mut subgroup = greedy.subgroup(header(track_alias, 0)).await;
+        subgroup.object(0, 1 << 20).await;
+        requests.push((request, subgroup));
+    }
+    relay.until("groups are dropped", |status| status.cache.evicted >= 6).await;
+    let status = relay.status();
+    let held = status.tracks.iter().find(|other| other.name == track.to_string()).unwrap();
+    assert_eq!(held.groups_cached, GROUPS, "{status:#?}");
 }

@@ -2,7 +2,11 @@
 
 mod claim;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
@@ -34,7 +38,8 @@ pub struct Namespaces {
     publisher: Arc<dyn Publisher>,
     publications: Arc<Publications>,
     subscriptions: Arc<Subscriptions>,
-    published: Mutex<Vec<Namespace>>,
+    /// How many requests publish each.
+    published: Mutex<HashMap<Namespace, usize>>,
     watched: Arc<Claims>,
     watched_tracks: Arc<Claims>,
 }
@@ -77,14 +82,28 @@ impl Namespaces {
         // Before the answer: after it, everybody finds the publisher.
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
         wire::send(&mut stream.send, RequestOk::default()).await?;
-        info!(session, %namespace, "namespace published");
-        self.published.lock().push(namespace.clone());
+        if let Some(line) = self.context.hub().log.line(Instant::now()) {
+            info!(session, %namespace, suppressed = line.suppressed, "namespace published");
+        }
+        *self.published.lock().entry(namespace.clone()).or_default() += 1;
         let result = self.until_withdrawn(&mut stream).await;
-        self.published.lock().retain(|other| *other != namespace);
+        self.forget(&namespace);
         drop(publication);
-        info!(session, %namespace, "namespace withdrawn");
+        if let Some(line) = self.context.hub().log.line(Instant::now()) {
+            info!(session, %namespace, suppressed = line.suppressed, "namespace withdrawn");
+        }
         let _ = stream.send.finish(); // stopped or reset by the peer
         result
+    }
+
+    fn forget(&self, namespace: &Namespace) {
+        let mut published = self.published.lock();
+        if let Some(requests) = published.get_mut(namespace) {
+            *requests -= 1;
+            if *requests == 0 {
+                published.remove(namespace);
+            }
+        }
     }
 
     /// Answers updates until the peer closes the request in either direction.
@@ -122,7 +141,7 @@ impl Namespaces {
         };
         let RequestStream { mut send, mut reader } = stream;
         wire::send(&mut send, RequestOk::default()).await?;
-        let mut watched = Watched { claim, announced: Vec::new() };
+        let mut watched = Watched { claim, announced: HashSet::new() };
         let mut watch = self.context.hub().watch_namespaces(watched.claim.prefix().clone());
         let mut stopped = std::pin::pin!(send.stopped());
         loop {
@@ -245,7 +264,7 @@ fn overloaded(mut send: SendStream) -> Result<(), SessionError> {
 /// A SUBSCRIBE_NAMESPACE and what it has been told.
 struct Watched {
     claim: Claim,
-    announced: Vec<Namespace>,
+    announced: HashSet<Namespace>,
 }
 
 impl Watched {
@@ -253,14 +272,11 @@ impl Watched {
     async fn tell(&mut self, event: NamespaceEvent, send: &mut SendStream) -> Result<(), SessionError> {
         let (NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace)) = &event;
         let Some(suffix) = namespace.suffix_after(self.claim.prefix()) else { return Ok(()) };
-        let known = self.announced.contains(namespace);
-        match event {
-            NamespaceEvent::Published(namespace) if !known => {
-                self.announced.push(namespace);
+        match &event {
+            NamespaceEvent::Published(namespace) if self.announced.insert(namespace.clone()) => {
                 wire::send(send, NamespaceFound { suffix }).await?;
             }
-            NamespaceEvent::Done(namespace) if known => {
-                self.announced.retain(|other| *other != namespace);
+            NamespaceEvent::Done(namespace) if self.announced.remove(namespace) => {
                 wire::send(send, NamespaceDone { suffix }).await?;
             }
             _ => {}

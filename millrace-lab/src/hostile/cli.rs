@@ -1,0 +1,133 @@
+//! `millrace lab hostile`.
+
+use std::{
+    fs,
+    net::{SocketAddr, ToSocketAddrs as _},
+    path::PathBuf,
+};
+
+use anyhow::{Context as _, Result, bail};
+use millrace_client::session::parse_url;
+
+use super::{
+    peer::Target,
+    scenario::{self, Report, Scenario},
+    watch::Http,
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// What to do, or `all`; --list shows them
+    #[arg(required_unless_present = "list")]
+    scenario: Option<String>,
+    /// Show the scenarios
+    #[arg(long)]
+    list: bool,
+    /// The relay: moqt://HOST:PORT; its certificate is not verified
+    #[arg(long, default_value = "moqt://127.0.0.1:4443", value_name = "URL")]
+    relay: String,
+    /// Where the relay's /status is; it then has to let go of everything after each round
+    #[arg(long, value_name = "ADDR:PORT")]
+    status: Option<SocketAddr>,
+    /// The file that holds the relay's token [default: as the relay of the same user; none if it is not there]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<PathBuf>,
+    /// How often
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    rounds: u32,
+    #[arg(long)]
+    json: bool,
+}
+
+/// # Errors
+/// There is no such scenario or relay, or the relay holds on to something.
+pub fn run(args: &Args) -> Result<()> {
+    if args.list {
+        let width = scenario::ALL.iter().map(|scenario| scenario.name.len()).max().unwrap_or_default();
+        scenario::ALL.iter().for_each(|scenario| println!("{:width$}  {}", scenario.name, scenario.about));
+        return Ok(());
+    }
+    let target = resolve(&args.relay)?;
+    let http = http(args)?;
+    let mut reports = Vec::new();
+    for scenario in chosen(args.scenario.as_deref().unwrap_or_default())? {
+        let report = scenario::run(scenario, &target, args.rounds, http.as_ref())
+            .with_context(|| format!("scenario {}", scenario.name))?;
+        if !args.json {
+            show(&report);
+        }
+        reports.push(report);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&reports)?);
+    }
+    Ok(())
+}
+
+fn http(args: &Args) -> Result<Option<Http>> {
+    let Some(addr) = args.status else { return Ok(None) };
+    let token = match &args.http_token_file {
+        Some(file) => {
+            Some(fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?)
+        }
+        None => fs::read_to_string(default_token_file()).ok(),
+    };
+    Ok(Some(Http { addr, token: token.map(|token| token.trim_end().to_owned()) }))
+}
+
+/// Where a relay of this user has its token.
+fn default_token_file() -> PathBuf {
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(directory) if !nix::unistd::geteuid().is_root() => directory.into(),
+        _ => PathBuf::from("/run"),
+    };
+    directory.join("millrace/http.token")
+}
+
+fn chosen(name: &str) -> Result<Vec<&'static Scenario>> {
+    if name == "all" {
+        return Ok(scenario::ALL.iter().collect());
+    }
+    match scenario::find(name) {
+        Some(scenario) => Ok(vec![scenario]),
+        None => bail!("no scenario `{name}`: see --list"),
+    }
+}
+
+fn resolve(text: &str) -> Result<Target> {
+    let url = parse_url(text)?;
+    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+    let port = url.port().unwrap_or(443);
+    let addr =
+        (host.as_str(), port).to_socket_addrs()?.next().with_context(|| format!("{host} has no address"))?;
+    let path = match url.query() {
+        Some(query) => format!("{}?{query}", url.path()),
+        None => url.path().to_owned(),
+    };
+    Ok(Target { addr, name: host, path })
+}
+
+fn show(report: &Report) {
+    println!("{}", report.scenario);
+    if let Some(before) = &report.before {
+        println!("  before: {before}");
+    }
+    for (number, round) in report.rounds.iter().enumerate() {
+        let counts = &round.counts;
+        println!(
+            "  round {}: {:.1} s, {} connections, {} packets, {} streams, {} bytes in them",
+            number + 1,
+            round.seconds,
+            counts.connections,
+            counts.packets_sent,
+            counts.streams_opened,
+            counts.stream_bytes
+        );
+        if let Some(ended) = &round.ended {
+            println!("    ended: {ended}");
+        }
+        if let Some(left) = &round.left {
+            println!("    left: {left}");
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! QUIC packets of all levels, sealed and opened with `millrace-proto`'s keys, and the frames that it has no writer for.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use millrace_proto::quic::{
+    keys::{HeaderKey, PacketKey, Secret, Suite, initial_secrets},
+    packet::{self, ConnectionId},
+    varint,
+};
+use parking_lot::Mutex;
+use rustls::{CipherSuite, KeyLog};
+
+/// Packet number spaces and encryption levels (RFC 9001, section 4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    Initial,
+    Handshake,
+    OneRtt,
+}
+
+pub const LEVELS: [Level; 3] = [Level::Initial, Level::Handshake, Level::OneRtt];
+
+const VERSION: [u8; 4] = 1u32.to_be_bytes();
+const RETRY: u8 = 0b11;
+const KEY_PHASE: u8 = 0x04;
+/// A datagram with an Initial packet is at least this long, bytes (RFC 9000, section 14.1).
+pub const MIN_INITIAL: usize = 1200;
+
+/// Keys of one level: ours to seal, the peer's to open.
+pub struct Keys {
+    ours: (Secret, PacketKey, HeaderKey),
+    theirs: (Secret, PacketKey, HeaderKey),
+    generation: u16,
+}
+
+impl Keys {
+    fn new(ours: Secret, theirs: Secret) -> Self {
+        let of = |secret: Secret| {
+            let keys = (secret.packet_key(), secret.header_key());
+            (secret, keys.0, keys.1)
+        };
+        Self { ours: of(ours), theirs: of(theirs), generation: 0 }
+    }
+
+    /// Of Initial packets to this connection ID.
+    pub fn initial(id: &[u8]) -> Self {
+        let (client, server) = initial_secrets(id);
+        Self::new(client, server)
+    }
+
+    /// Opens a packet without its header protection. A 1-RTT packet of the other key phase may be of the next keys, which
+    /// are ours too from then on (RFC 9001, section 6).
+    fn open(&mut self, level: Level, number: u64, header: &[u8], sealed: &[u8]) -> Option<Vec<u8>> {
+        let phase = header[0] & KEY_PHASE != 0;
+        let open = |key: &PacketKey| {
+            let mut payload = sealed.to_vec();
+            let len = key.open(number, header, &mut payload).ok()?.len();
+            payload.truncate(len);
+            Some(payload)
+        };
+        if level != Level::OneRtt || phase == packet::key_phase(self.generation) {
+            return open(&self.theirs.1);
+        }
+        let next = self.theirs.0.next();
+        let opened = open(&next.packet_key())?;
+        self.generation += 1;
+        self.theirs.1 = next.packet_key();
+        self.theirs.0 = next;
+        self.ours.0 = self.ours.0.next();
+        self.ours.1 = self.ours.0.packet_key();
+        Some(opened)
+    }
+}
+
+/// The handshake's and the traffic secrets, as TLS tells them.
+#[derive(Default)]
+pub struct Secrets(Mutex<[Option<Vec<u8>>; 4]>);
+
+impl Secrets {
+    const LABELS: [&str; 4] = [
+        "CLIENT_HANDSHAKE_TRAFFIC_SECRET",
+        "SERVER_HANDSHAKE_TRAFFIC_SECRET",
+        "CLIENT_TRAFFIC_SECRET_0",
+        "SERVER_TRAFFIC_SECRET_0",
+    ];
+
+    /// The keys of a level, once TLS has come so far.
+    pub fn keys(&self, level: Level, suite: CipherSuite) -> Option<Keys> {
+        let suite = match suite {
+            CipherSuite::TLS13_CHACHA20_POLY1305_SHA256 => Suite::ChaCha20Poly1305,
+            CipherSuite::TLS13_AES_128_GCM_SHA256 => Suite::Aes128Gcm,
+            CipherSuite::TLS13_AES_256_GCM_SHA384 => Suite::Aes256Gcm,
+            _ => return None,
+        };
+        let first = if level == Level::Handshake { 0 } else { 2 };
+        let secrets = self.0.lock();
+        let secret = |index: usize| Secret::new(suite, secrets[index].as_deref()?);
+        Some(Keys::new(secret(first)?, secret(first + 1)?))
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secrets").finish_non_exhaustive()
+    }
+}
+
+impl KeyLog for Secrets {
+    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
+        if let Some(index) = Self::LABELS.iter().position(|known| *known == label) {
+            self.0.lock()[index] = Some(secret.to_vec());
+        }
+    }
+}
+
+/// Shared between TLS and the connection.
+pub type SharedSecrets = Arc<Secrets>;
+
+/// Whose connection IDs a packet bears, and the token of a Retry.
+pub struct Route<'a> {
+    pub to: &'a ConnectionId,
+    pub from: &'a ConnectionId,
+    pub token: &'a [u8],
+}
+
+/// A packet of `frames`, sealed.
+pub fn seal(level: Level, route: &Route<'_>, number: u64, frames: &[u8], keys: &Keys) -> Vec<u8> {
+    let (_, key, header_key) = &keys.ours;
+    let mut out = Vec::with_capacity(frames.len() + 128);
+    if level == Level::OneRtt {
+        packet::start(route.to, &mut out);
+        out.extend_from_slice(frames);
+        packet::finish(&mut out, 0, route.to.len(), (keys.generation, number), key, header_key);
+        return out;
+    }
+    let kind = if level == Level::Initial { 0 } else { 2 };
+    out.push(0xc0 | kind << 4 | (packet::NUMBER_LEN as u8 - 1));
+    out.extend_from_slice(&VERSION);
+    for id in [route.to, route.from] {
+        out.push(id.len() as u8);
+        out.extend_from_slice(id);
+    }
+    if level == Level::Initial {
+        varint::encode(route.token.len() as u64, &mut out);
+        out.extend_from_slice(route.token);
+    }
+    let length = packet::NUMBER_LEN + frames.len() + 16;
+    varint::encode(length as u64, &mut out);
+    let number_at = out.len();
+    out.extend_from_slice(&(number as u32).to_be_bytes());
+    let header_len = out.len();
+    out.extend_from_slice(frames);
+    let (header, payload) = out.split_at_mut(header_len);
+    let tag = key.seal(number, header, payload);
+    out.extend_from_slice(&tag);
+    packet::protect(&mut out, number_at, header_key);
+    out
+}
+
+/// What a datagram holds.
+pub enum Incoming {
+    Packet { level: Level, number: u64, from: Option<ConnectionId>, frames: Vec<u8> },
+    Retry { from: ConnectionId, token: Vec<u8> },
+}
+
+/// A field of a long header that was not all there.
+struct Short;
+
+/// Takes the next packet off a datagram. Those that cannot be opened are passed over; `None` at the end.
+pub fn next(
+    datagram: &mut Vec<u8>,
+    id_len: usize,
+    keys: &mut [Option<Keys>; 3],
+    expected: &[u64; 3],
+) -> Option<Incoming> {
+    while let Some(first) = datagram.first().copied() {
+        let (level, mut packet, number_at, from) = if first & 0x80 == 0 {
+            (Level::OneRtt, std::mem::take(datagram), 1 + id_len, None)
+        } else {
+            match long_header(datagram) {
+                Ok(Long::Packet { level, end, number_at, from }) => {
+                    let rest = datagram.split_off(end);
+                    (level, std::mem::replace(datagram, rest), number_at, Some(from))
+                }
+                Ok(Long::Retry(retry)) => {
+                    datagram.clear();
+                    return Some(retry);
+                }
+                Err(Short) => return None,
+            }
+        };
+        let Some(keys) = &mut keys[level as usize] else { continue };
+        let Ok(number_len) = packet::unprotect(&mut packet, number_at, &keys.theirs.2) else { continue };
+        let (header, sealed) = packet.split_at(number_at + number_len);
+        let truncated = header[number_at..].iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let number = packet::decode_number(expected[level as usize], truncated, number_len);
+        if let Some(frames) = keys.open(level, number, header, sealed) {
+            return Some(Incoming::Packet { level, number, from, frames });
+        }
+    }
+    None
+}
+
+enum Long {
+    Packet { level: Level, end: usize, number_at: usize, from: ConnectionId },
+    Retry(Incoming),
+}
+
+fn long_header(datagram: &[u8]) -> Result<Long, Short> {
+    let mut rest = datagram.get(5..).ok_or(Short)?;
+    take_id(&mut rest)?;
+    let from = take_id(&mut rest)?;
+    let kind = datagram[0] >> 4 & 0b11;
+    if kind == RETRY {
+        let token = rest.split_last_chunk::<16>().ok_or(Short)?.0.to_vec();
+        return Ok(Long::Retry(Incoming::Retry { from, token }));
+    }
+    let level = match kind {
+        0 => {
+            let len = varint::decode(&mut rest).ok_or(Short)?;
+            rest = rest.get(usize::try_from(len).map_err(|_| Short)?..).ok_or(Short)?;
+            Level::Initial
+        }
+        _ => Level::Handshake,
+    };
+    let length = varint::decode(&mut rest).and_then(|len| usize::try_from(len).ok()).ok_or(Short)?;
+    let number_at = datagram.len() - rest.len();
+    match number_at.checked_add(length) {
+        Some(end) if end <= datagram.len() => Ok(Long::Packet { level, end, number_at, from }),
+        _ => Err(Short),
+    }
+}
+
+fn take_id(rest: &mut &[u8]) -> Result<ConnectionId, Short> {
+    let len = usize::from(*rest.split_off_first().ok_or(Short)?);
+    let (id, behind) = rest.split_at_checked(len).ok_or(Short)?;
+    *rest = behind;
+    ConnectionId::new(id).ok_or(Short)
+}
+
+const MAX_ACK_RANGES: usize = 64;
+
+/// Appends an ACK frame of `numbers`, of the newest ranges.
+pub fn write_ack(numbers: &BTreeSet<u64>, out: &mut Vec<u8>) {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for number in numbers.iter().rev() {
+        let full = ranges.len() == MAX_ACK_RANGES;
+        match ranges.last_mut() {
+            Some((first, _)) if *number + 1 == *first => *first = *number,
+            _ if full => break,
+            _ => ranges.push((*number, *number)),
+        }
+    }
+    let Some((first, last)) = ranges.first().copied() else { return };
+    for field in [0x02, last, 0, ranges.len() as u64 - 1, last - first] {
+        varint::encode(field, out);
+    }
+    for pair in ranges.windows(2) {
+        varint::encode(pair[0].0 - pair[1].1 - 2, out);
+        varint::encode(pair[1].1 - pair[1].0, out);
+    }
+}
+
+/// Appends frames whose fields are all variable-length integers, the type first.
+pub fn write_fields(fields: &[u64], out: &mut Vec<u8>) {
+    fields.iter().for_each(|field| varint::encode(*field, out));
+}
+
+/// Appends a CRYPTO frame.
+pub fn write_crypto(offset: u64, data: &[u8], out: &mut Vec<u8>) {
+    write_fields(&[0x06, offset, data.len() as u64], out);
+    out.extend_from_slice(data);
+}

@@ -1,0 +1,77 @@
+//! What the hostile client declares in its transport parameters.
+
+use millrace_proto::quic::varint;
+
+/// Limits that the client gives the relay (RFC 9000, section 18.2).
+#[derive(Clone, Copy, Debug)]
+pub struct Params {
+    /// Bytes on all streams together, and on each.
+    pub max_data: u64,
+    pub max_stream_data: u64,
+    pub max_streams: u64,
+    pub max_datagram: u64,
+}
+
+impl Default for Params {
+    fn default() -> Self {
+        Self { max_data: 1 << 40, max_stream_data: 1 << 30, max_streams: 1 << 20, max_datagram: 65535 }
+    }
+}
+
+impl Params {
+    pub fn encode(&self, source_id: &[u8]) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut put = |id: u64, value: u64| {
+            for field in [id, varint::len(value) as u64, value] {
+                varint::encode(field, &mut out);
+            }
+        };
+        put(0x01, 60_000); // max_idle_timeout, ms
+        put(0x04, self.max_data);
+        for per_stream in [0x05, 0x06, 0x07] {
+            put(per_stream, self.max_stream_data);
+        }
+        put(0x08, self.max_streams);
+        put(0x09, self.max_streams);
+        put(0x20, self.max_datagram);
+        varint::encode(0x0f, &mut out); // initial_source_connection_id
+        varint::encode(source_id.len() as u64, &mut out);
+        out.extend_from_slice(source_id);
+        out
+    }
+}
+
+/// The peer's limits for what the client sends, of its parameters and later frames.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Credit {
+    pub data: u64,
+    pub stream_bidi: u64,
+    pub stream_uni: u64,
+    pub streams_bidi: u64,
+    pub streams_uni: u64,
+}
+
+impl Credit {
+    /// Those of encoded parameters; what is not there is 0.
+    pub fn parse(mut encoded: &[u8]) -> Self {
+        let mut credit = Self::default();
+        while let (Some(id), Some(len)) = (varint::decode(&mut encoded), varint::decode(&mut encoded)) {
+            let Some((mut value, rest)) =
+                usize::try_from(len).ok().and_then(|len| encoded.split_at_checked(len))
+            else {
+                break;
+            };
+            encoded = rest;
+            let field = match id {
+                0x04 => &mut credit.data,
+                0x06 => &mut credit.stream_bidi,
+                0x07 => &mut credit.stream_uni,
+                0x08 => &mut credit.streams_bidi,
+                0x09 => &mut credit.streams_uni,
+                _ => continue,
+            };
+            *field = varint::decode(&mut value).unwrap_or_default();
+        }
+        credit
+    }
+}

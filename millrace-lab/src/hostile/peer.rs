@@ -1,0 +1,447 @@
+//! A QUIC client whose every frame and acknowledgement is the caller's: it does what a scenario says, not what RFC 9000
+//! does.
+
+mod stream;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use millrace_client::tls::Trust;
+use millrace_proto::{
+    moq,
+    quic::{
+        frame::{self, Direction, Frame, Walker},
+        packet::ConnectionId,
+    },
+};
+use rustls::{pki_types::ServerName, quic};
+
+use self::stream::Received;
+pub use self::stream::{Kind, encoded};
+use super::{
+    packet::{self, Incoming, Keys, LEVELS, Level, MIN_INITIAL, Route, SharedSecrets},
+    params::{Credit, Params},
+};
+
+/// How long the relay may take for anything that a scenario waits for.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// Packets that are on their way at a time.
+const WINDOW: usize = 128;
+/// After this long without an acknowledgement, packets are sent anew.
+const PROBE: Duration = Duration::from_millis(250);
+/// A packet is lost if one that was sent so many later has been acknowledged.
+const REORDERING: u64 = 64;
+const ID_LEN: usize = 8;
+/// Bytes of an Initial packet besides token and frames, at least.
+const INITIAL_OVERHEAD: usize = 44;
+/// Frames of one packet, bytes.
+pub const ROOM: usize = 1150;
+
+/// Which relay, and as whom.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub addr: SocketAddr,
+    pub name: String,
+    /// SETUP's path and query.
+    pub path: String,
+}
+
+/// What is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acks {
+    /// What has come.
+    Honest,
+    /// Nothing.
+    None,
+    /// What has come, and as many numbers again that have not (RFC 9000, section 21.4).
+    Optimistic,
+}
+
+/// What was sent and what came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Counts {
+    pub connections: u64,
+    pub packets_sent: u64,
+    pub packets_received: u64,
+    pub streams_opened: u64,
+    pub stream_bytes: u64,
+    /// Connections that the relay closed or refused.
+    pub closed_by_relay: u64,
+}
+
+impl Counts {
+    pub fn add(&mut self, other: Self) {
+        self.connections += other.connections;
+        self.packets_sent += other.packets_sent;
+        self.packets_received += other.packets_received;
+        self.streams_opened += other.streams_opened;
+        self.stream_bytes += other.stream_bytes;
+        self.closed_by_relay += other.closed_by_relay;
+    }
+}
+
+/// One packet number space.
+#[derive(Default)]
+struct Space {
+    next: u64,
+    /// One more than the largest number received.
+    expected: u64,
+    received: BTreeSet<u64>,
+    owes_ack: bool,
+    /// Frames that are to arrive, by packet number.
+    unacked: BTreeMap<u64, (Instant, Vec<u8>)>,
+    crypto_in: Received,
+    crypto_sent: u64,
+}
+
+/// A connection to the relay.
+pub struct Peer {
+    socket: UdpSocket,
+    tls: quic::ClientConnection,
+    secrets: SharedSecrets,
+    local: ConnectionId,
+    remote: ConnectionId,
+    token: Vec<u8>,
+    keys: [Option<Keys>; 3],
+    spaces: [Space; 3],
+    level: Level,
+    pub acks: Acks,
+    credit: Credit,
+    /// The relay's limit of single streams, where it has told another than at first.
+    stream_credit: HashMap<u64, u64>,
+    offsets: HashMap<u64, u64>,
+    data_sent: u64,
+    opened: [u64; 2],
+    received: HashMap<u64, Received>,
+    pub datagrams: u64,
+    /// Why the relay closed the connection.
+    pub closed: Option<String>,
+    pub counts: Counts,
+}
+
+impl Peer {
+    /// Connects, and says SETUP.
+    pub fn establish(target: &Target) -> Result<Self> {
+        let mut peer = Self::connect(target, Params::default())?;
+        peer.setup(target)?;
+        Ok(peer)
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// There is no handshake in time.
+    pub fn connect(target: &Target, params: Params) -> Result<Self> {
+        let mut peer = Self::start(target, params)?;
+        let is_up = |peer: &Self| peer.keys[Level::OneRtt as usize].is_some() && !peer.tls.is_handshaking();
+        if !peer.pump(PATIENCE, is_up) {
+            bail!("no handshake: {}", peer.closed.as_deref().unwrap_or("no answer"));
+        }
+        peer.credit = Credit::parse(peer.tls.quic_transport_parameters().unwrap_or_default());
+        Ok(peer)
+    }
+
+    /// Sends the first packet of a handshake.
+    pub fn start(target: &Target, params: Params) -> Result<Self> {
+        let local: IpAddr = match target.addr {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let socket = UdpSocket::bind((local, 0))?;
+        socket.connect(target.addr)?;
+        let secrets = SharedSecrets::default();
+        let mut config = Trust::Anyone.client_config(moq::ALPN)?;
+        config.key_log = Arc::clone(&secrets) as _;
+        let name = ServerName::try_from(target.name.clone())?;
+        let (local, remote) = (random_id(), random_id());
+        let encoded = params.encode(&local);
+        let tls = quic::ClientConnection::new(Arc::new(config), quic::Version::V1, name, encoded)?;
+        let mut peer = Self {
+            socket,
+            tls,
+            secrets,
+            local,
+            remote,
+            token: Vec::new(),
+            keys: [Some(Keys::initial(&remote)), None, None],
+            spaces: Default::default(),
+            level: Level::Initial,
+            acks: Acks::Honest,
+            credit: Credit::default(),
+            stream_credit: HashMap::new(),
+            offsets: HashMap::new(),
+            data_sent: 0,
+            opened: [0; 2],
+            received: HashMap::new(),
+            datagrams: 0,
+            closed: None,
+            counts: Counts { connections: 1, ..Counts::default() },
+        };
+        peer.write_handshake()?;
+        Ok(peer)
+    }
+
+    /// Whether the relay has asked for a proof of the address.
+    pub fn was_asked_to_retry(&self) -> bool {
+        !self.token.is_empty()
+    }
+
+    fn write_handshake(&mut self) -> Result<()> {
+        loop {
+            let mut bytes = Vec::new();
+            let change = self.tls.write_hs(&mut bytes);
+            for chunk in bytes.chunks(ROOM - 50) {
+                let mut frames = Vec::new();
+                let space = &mut self.spaces[self.level as usize];
+                packet::write_crypto(space.crypto_sent, chunk, &mut frames);
+                space.crypto_sent += chunk.len() as u64;
+                self.send_at(self.level, frames, true)?;
+            }
+            self.level = match change {
+                Some(quic::KeyChange::Handshake { .. }) => Level::Handshake,
+                Some(quic::KeyChange::OneRtt { .. }) => Level::OneRtt,
+                None if bytes.is_empty() => return Ok(()),
+                None => continue,
+            };
+            if let Some(suite) = self.tls.negotiated_cipher_suite() {
+                self.keys[self.level as usize] = self.secrets.keys(self.level, suite.suite());
+            }
+        }
+    }
+
+    /// Sends one packet of `frames`; `reliably`: again until it is acknowledged.
+    pub fn send(&mut self, frames: Vec<u8>, reliably: bool) -> Result<()> {
+        let is_open = |peer: &Self| peer.spaces[Level::OneRtt as usize].unacked.len() < WINDOW;
+        if reliably && !is_open(self) && !self.pump(PATIENCE, is_open) {
+            bail!("nothing is acknowledged: {}", self.closed.as_deref().unwrap_or("no answer"));
+        }
+        self.send_at(Level::OneRtt, frames, reliably)
+    }
+
+    fn send_at(&mut self, level: Level, mut frames: Vec<u8>, reliably: bool) -> Result<()> {
+        if level == Level::Initial && reliably {
+            let room = MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len());
+            frames.resize(frames.len().max(room), 0);
+        }
+        // Header protection takes its sample behind the packet number.
+        frames.resize(frames.len().max(4), 0);
+        let space = &mut self.spaces[level as usize];
+        let number = space.next;
+        space.next += 1;
+        let Some(keys) = &self.keys[level as usize] else { bail!("no keys of level {level:?}") };
+        let route = Route { to: &self.remote, from: &self.local, token: &self.token };
+        let packet = packet::seal(level, &route, number, &frames, keys);
+        if reliably {
+            space.unacked.insert(number, (Instant::now(), frames));
+        }
+        self.counts.packets_sent += 1;
+        match self.socket.send(&packet) {
+            // What the relay's host says of earlier packets, or a full queue: lost.
+            Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::WouldBlock) => {
+                Ok(())
+            }
+            sent => sent.map(drop).context("cannot send"),
+        }
+    }
+
+    /// Takes what comes until `done`, or for as long as `patience`; whether it was.
+    pub fn pump(&mut self, patience: Duration, done: impl Fn(&Self) -> bool) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            if done(self) {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.closed.is_some() {
+                return false;
+            }
+            let wait = left.min(PROBE / 5).max(Duration::from_millis(1));
+            if self.receive(wait).is_err() {
+                return false;
+            }
+        }
+    }
+
+    /// Takes what is there, or waits for something; acknowledges it.
+    fn receive(&mut self, wait: Duration) -> Result<()> {
+        let mut buffer = [0; 65536];
+        self.socket.set_nonblocking(false)?;
+        self.socket.set_read_timeout(Some(wait))?;
+        while let Ok(len) = self.socket.recv(&mut buffer) {
+            self.on_datagram(buffer[..len].to_vec())?;
+            self.socket.set_nonblocking(true)?;
+        }
+        self.acknowledge()?;
+        self.repair()
+    }
+
+    fn on_datagram(&mut self, mut datagram: Vec<u8>) -> Result<()> {
+        loop {
+            let expected = [0, 1, 2].map(|level: usize| self.spaces[level].expected);
+            let incoming = packet::next(&mut datagram, ID_LEN, &mut self.keys, &expected);
+            let Some(incoming) = incoming else { return Ok(()) };
+            self.counts.packets_received += 1;
+            match incoming {
+                Incoming::Retry { from, token } if self.token.is_empty() => self.retry(from, token)?,
+                Incoming::Retry { .. } => {}
+                Incoming::Packet { level, number, from, frames } => {
+                    if let Some(from) = from {
+                        self.remote = from;
+                    }
+                    self.on_packet(level, number, &frames)?;
+                }
+            }
+        }
+    }
+
+    /// The relay wants the first flight again, with its token (RFC 9000, section 8.1.2).
+    fn retry(&mut self, from: ConnectionId, token: Vec<u8>) -> Result<()> {
+        (self.remote, self.token) = (from, token);
+        self.keys[0] = Some(Keys::initial(&from));
+        let flight = std::mem::take(&mut self.spaces[0].unacked);
+        flight.into_values().try_for_each(|(_, mut frames)| {
+            frames.truncate(MIN_INITIAL.saturating_sub(INITIAL_OVERHEAD + self.token.len()));
+            self.send_at(Level::Initial, frames, true)
+        })
+    }
+
+    fn on_packet(&mut self, level: Level, number: u64, frames: &[u8]) -> Result<()> {
+        let space = &mut self.spaces[level as usize];
+        space.expected = space.expected.max(number + 1);
+        if !space.received.insert(number) {
+            return Ok(());
+        }
+        while space.received.len() > 4096 {
+            space.received.pop_first();
+        }
+        for item in Walker::new(frames) {
+            let (_, frame) = item?;
+            self.spaces[level as usize].owes_ack |= frame.is_ack_eliciting();
+            self.on_frame(level, frame)?;
+        }
+        Ok(())
+    }
+
+    fn on_frame(&mut self, level: Level, frame: Frame<'_>) -> Result<()> {
+        match frame {
+            Frame::Ack(ack) => {
+                for range in ack.ranges() {
+                    let unacked = &mut self.spaces[level as usize].unacked;
+                    let acked: Vec<u64> = unacked.range(range).map(|(number, _)| *number).collect();
+                    acked.iter().for_each(|number| drop(unacked.remove(number)));
+                }
+                self.resend(level, |number, _| number + REORDERING < ack.largest)?;
+            }
+            Frame::Crypto { offset, data } => {
+                let crypto = &mut self.spaces[level as usize].crypto_in;
+                crypto.insert(offset, data);
+                let bytes = crypto.take();
+                if level != Level::OneRtt && !bytes.is_empty() {
+                    self.tls.read_hs(&bytes)?;
+                    self.write_handshake()?;
+                }
+            }
+            Frame::Stream(stream) => {
+                let received = self.received.entry(stream.id).or_default();
+                received.insert(stream.offset, stream.data);
+                received.fin |= stream.fin;
+            }
+            Frame::ResetStream { id, code, .. } => self.received.entry(id).or_default().reset = Some(code),
+            Frame::StopSending { id, code } => self.received.entry(id).or_default().stopped = Some(code),
+            Frame::MaxData(limit) => self.credit.data = self.credit.data.max(limit),
+            Frame::MaxStreamData { id, limit } => {
+                let known = self.stream_credit.entry(id).or_default();
+                *known = limit.max(*known);
+            }
+            Frame::MaxStreams(Direction::Bidirectional, limit) => {
+                self.credit.streams_bidi = self.credit.streams_bidi.max(limit);
+            }
+            Frame::MaxStreams(Direction::Unidirectional, limit) => {
+                self.credit.streams_uni = self.credit.streams_uni.max(limit);
+            }
+            Frame::PathChallenge(data) => {
+                let mut frames = vec![0x1b];
+                frames.extend_from_slice(&data);
+                self.send_at(level, frames, false)?;
+            }
+            Frame::Datagram(_) => self.datagrams += 1,
+            Frame::ConnectionClose { code, reason, .. } | Frame::ApplicationClose { code, reason } => {
+                self.closed = Some(format!("{code:#x} {}", String::from_utf8_lossy(reason)));
+                self.counts.closed_by_relay += 1;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self) -> Result<()> {
+        for level in LEVELS {
+            let space = &mut self.spaces[level as usize];
+            if !std::mem::take(&mut space.owes_ack) || self.keys[level as usize].is_none() {
+                continue;
+            }
+            let mut frames = Vec::new();
+            match self.acks {
+                Acks::None if level == Level::OneRtt => continue,
+                Acks::Optimistic if level == Level::OneRtt => {
+                    let ahead = space.received.len() as u64;
+                    let ahead =
+                        (space.expected..space.expected + ahead).chain(space.received.iter().copied());
+                    packet::write_ack(&ahead.collect(), &mut frames);
+                }
+                _ => packet::write_ack(&space.received, &mut frames),
+            }
+            self.send_at(level, frames, false)?;
+        }
+        Ok(())
+    }
+
+    /// Sends anew what has waited for too long.
+    fn repair(&mut self) -> Result<()> {
+        let late = Instant::now().checked_sub(PROBE);
+        LEVELS
+            .into_iter()
+            .try_for_each(|level| self.resend(level, |_, sent| late.is_some_and(|late| sent < late)))
+    }
+
+    fn resend(&mut self, level: Level, is_lost: impl Fn(u64, Instant) -> bool) -> Result<()> {
+        let unacked = &mut self.spaces[level as usize].unacked;
+        let lost: Vec<u64> = unacked
+            .iter()
+            .filter(|(number, (sent, _))| is_lost(**number, *sent))
+            .map(|(number, _)| *number)
+            .take(WINDOW)
+            .collect();
+        let lost: Vec<_> = lost.iter().filter_map(|number| unacked.remove(number)).collect();
+        lost.into_iter().try_for_each(|(_, frames)| self.send_at(level, frames, true))
+    }
+
+    /// Closes the connection.
+    pub fn close(mut self) -> Result<Counts> {
+        let mut frames = Vec::new();
+        packet::write_fields(&[0x1d, 0, 0], &mut frames);
+        self.send_at(Level::OneRtt, frames, false)?;
+        Ok(self.counts)
+    }
+
+    /// Asks for an acknowledgement, and waits until everything that was sent has one.
+    pub fn settle(&mut self) -> Result<()> {
+        let mut frames = Vec::new();
+        frame::write_ping(&mut frames);
+        self.send(frames, true)?;
+        self.pump(PATIENCE, |peer| peer.spaces[Level::OneRtt as usize].unacked.is_empty());
+        Ok(())
+    }
+}
+
+fn random_id() -> ConnectionId {
+    let mut id = [0; ID_LEN];
+    fastrand::fill(&mut id);
+    ConnectionId::new(&id).unwrap_or_default()
+}

@@ -1,0 +1,182 @@
+//! Streams of the hostile client, and the MoQ messages on them.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail};
+use bytes::BytesMut;
+use millrace_proto::{
+    moq::{Message, message::Setup},
+    quic::frame,
+};
+
+use super::{PATIENCE, Peer, ROOM, Target};
+
+/// What has come of a stream.
+#[derive(Default)]
+pub struct Received {
+    chunks: BTreeMap<u64, Vec<u8>>,
+    /// Bytes that were taken.
+    taken: u64,
+    pub fin: bool,
+    pub reset: Option<u64>,
+    pub stopped: Option<u64>,
+}
+
+impl Received {
+    pub fn insert(&mut self, offset: u64, data: &[u8]) {
+        let known = self.chunks.entry(offset).or_default();
+        if known.len() < data.len() {
+            *known = data.to_vec();
+        }
+    }
+
+    /// The bytes behind those that were taken before, as far as they are there.
+    pub fn take(&mut self) -> Vec<u8> {
+        let mut out = Vec::new();
+        while let Some(first) = self.chunks.first_entry() {
+            let offset = *first.key();
+            if offset > self.taken {
+                break;
+            }
+            let data = first.remove();
+            let known = usize::try_from(self.taken - offset).unwrap_or(usize::MAX).min(data.len());
+            out.extend_from_slice(&data[known..]);
+            self.taken += (data.len() - known) as u64;
+        }
+        out
+    }
+}
+
+/// Which kind of stream a client opens; the number is the low bits of its ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Request = 0,
+    Data = 2,
+}
+
+impl Peer {
+    /// Says SETUP on a control stream.
+    pub fn setup(&mut self, target: &Target) -> Result<()> {
+        let setup = Setup {
+            path: Some(target.path.clone()),
+            authority: Some(target.name.clone()),
+            implementation: Some("millrace lab hostile".to_owned()),
+            ..Setup::default()
+        };
+        self.open(Kind::Data, &encoded(setup)?, false)?;
+        self.settle()
+    }
+
+    /// Opens a stream with `data`, once the relay allows one more.
+    pub fn open(&mut self, kind: Kind, data: &[u8], fin: bool) -> Result<u64> {
+        let index = usize::from(kind == Kind::Data);
+        let may = |peer: &Self| {
+            let limits = [peer.credit.streams_bidi, peer.credit.streams_uni];
+            peer.opened[index] < limits[index]
+        };
+        if !may(self) && !self.pump(PATIENCE, may) {
+            bail!("no credit for a stream: {}", self.closed.as_deref().unwrap_or("none was given"));
+        }
+        let id = self.opened[index] * 4 + kind as u64;
+        self.opened[index] += 1;
+        self.counts.streams_opened += 1;
+        self.write(id, data, fin)?;
+        Ok(id)
+    }
+
+    /// Appends `data` to a stream, as fast as the relay's credit allows.
+    pub fn write(&mut self, id: u64, data: &[u8], fin: bool) -> Result<()> {
+        let mut rest = data;
+        loop {
+            let offset = self.offsets.get(&id).copied().unwrap_or_default();
+            let room = self.room(id);
+            if room == 0 && !rest.is_empty() {
+                if !self.pump(PATIENCE, |peer| peer.room(id) > 0 || peer.is_stopped(id))
+                    || self.is_stopped(id)
+                {
+                    bail!("no credit for stream {id}: {}", self.closed.as_deref().unwrap_or("stopped"));
+                }
+                continue;
+            }
+            let (chunk, behind) = rest.split_at(rest.len().min(room).min(ROOM));
+            rest = behind;
+            let mut frames = Vec::with_capacity(ROOM + 50);
+            frame::write_stream(id, offset, chunk, fin && rest.is_empty(), &mut frames);
+            self.offsets.insert(id, offset + chunk.len() as u64);
+            self.data_sent += chunk.len() as u64;
+            self.counts.stream_bytes += chunk.len() as u64;
+            self.send(frames, true)?;
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Bytes that the relay takes on a stream.
+    fn room(&self, id: u64) -> usize {
+        let initial = if id & 2 == 0 { self.credit.stream_bidi } else { self.credit.stream_uni };
+        let limit = self.stream_credit.get(&id).map_or(initial, |limit| initial.max(*limit));
+        let sent = self.offsets.get(&id).copied().unwrap_or_default();
+        let room = limit.saturating_sub(sent).min(self.credit.data.saturating_sub(self.data_sent));
+        usize::try_from(room).unwrap_or(usize::MAX)
+    }
+
+    /// Whether the relay wants no more of a stream.
+    pub fn is_stopped(&self, id: u64) -> bool {
+        self.received.get(&id).is_some_and(|stream| stream.stopped.is_some())
+    }
+
+    /// Resets a stream.
+    pub fn reset(&mut self, id: u64) -> Result<()> {
+        let mut frames = Vec::new();
+        frame::write_reset_stream(id, 0, self.offsets.get(&id).copied().unwrap_or_default(), &mut frames);
+        self.send(frames, true)
+    }
+
+    /// Opens a request stream.
+    pub fn request(&mut self, message: impl Into<Message>) -> Result<u64> {
+        self.open(Kind::Request, &encoded(message)?, false)
+    }
+
+    /// The next message on a stream.
+    pub fn answer(&mut self, id: u64) -> Result<Message> {
+        let mut buffer = BytesMut::new();
+        loop {
+            if let Some(message) = Message::decode(&mut buffer)? {
+                return Ok(message);
+            }
+            let has_more = |peer: &Self| peer.received.get(&id).is_some_and(Received::has_more);
+            if !self.pump(PATIENCE, has_more) {
+                bail!("no answer on stream {id}: {}", self.closed.as_deref().unwrap_or("none in time"));
+            }
+            let bytes = self.received.entry(id).or_default().take();
+            buffer.extend_from_slice(&bytes);
+        }
+    }
+
+    /// The next stream that the relay opens, with its number among those of its kind.
+    pub fn relays_request(&mut self, number: u64) -> Result<(u64, Message)> {
+        let id = number * 4 + 1;
+        Ok((id, self.answer(id)?))
+    }
+
+    /// Streams of the relay that something has come of.
+    pub fn data_streams(&self) -> usize {
+        self.received.keys().filter(|id| *id & 3 == 3).count()
+    }
+}
+
+impl Received {
+    fn has_more(&self) -> bool {
+        self.chunks
+            .first_key_value()
+            .is_some_and(|(offset, data)| *offset <= self.taken && offset + data.len() as u64 > self.taken)
+    }
+}
+
+/// A message as it goes over the wire.
+pub fn encoded(message: impl Into<Message>) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    message.into().encode(&mut bytes)?;
+    Ok(bytes)
+}

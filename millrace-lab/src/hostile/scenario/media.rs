@@ -1,0 +1,169 @@
+//! Objects, in both directions.
+
+use anyhow::Result;
+use bytes::Bytes;
+use millrace_proto::{
+    moq::{
+        Datagram, Location, Parameters, Status,
+        data::encode_object_header,
+        message::{Fetch, FetchKind, Publish, Subscribe},
+    },
+    quic::frame,
+};
+
+use super::{
+    Attack, MOMENT,
+    requests::{publish, subgroup, track},
+};
+use crate::hostile::{
+    params::Params,
+    peer::{Acks, Kind, Peer},
+};
+
+/// Objects of a track, and bytes of each.
+const OBJECTS: u64 = 100;
+const OBJECT: usize = 20_000;
+const FETCHES: u64 = 200;
+const DATAGRAMS: u64 = 5_000;
+/// Tracks of one group each.
+const HOGS: u64 = 40;
+const HOG: usize = 1 << 20;
+
+/// One group of `objects` with payloads of `len` bytes.
+fn group(alias: u64, group: u64, objects: u64, len: usize) -> Vec<u8> {
+    let mut bytes = subgroup(alias, group);
+    for id in 0..objects {
+        let previous = id.checked_sub(1);
+        encode_object_header(previous, id, Some(&[]), len as u64, Status::Normal, &mut bytes);
+        bytes.resize(bytes.len() + len, id as u8);
+    }
+    bytes
+}
+
+/// A session that publishes track 0.
+fn publisher(attack: &Attack<'_>) -> Result<Peer> {
+    let mut peer = attack.peer()?;
+    let request = peer.request(publish(0, track(&attack.namespace, 0)?))?;
+    peer.answer(request)?;
+    Ok(peer)
+}
+
+/// A session with such limits that subscribes to track 0.
+fn subscriber(attack: &Attack<'_>, params: Params) -> Result<Peer> {
+    let mut peer = Peer::connect(attack.target, params)?;
+    peer.setup(attack.target)?;
+    let subscribe =
+        Subscribe { request_id: 0, track: track(&attack.namespace, 0)?, parameters: Parameters::default() };
+    let request = peer.request(subscribe)?;
+    peer.answer(request)?;
+    Ok(peer)
+}
+
+pub fn unread_fetches(attack: &mut Attack<'_>) -> Result<()> {
+    let mut publisher = publisher(attack)?;
+    publisher.open(Kind::Data, &group(0, 0, OBJECTS, OBJECT), true)?;
+    publisher.settle()?;
+    // Enough for answers, and no byte of a response.
+    let mut peer = Peer::connect(attack.target, Params { max_streams: 3, ..Params::default() })?;
+    peer.setup(attack.target)?;
+    for number in 0..FETCHES {
+        let track = track(&attack.namespace, 0)?;
+        let kind = FetchKind::Standalone { track, start: Location::new(0, 0), end: Location::new(0, 0) };
+        peer.request(Fetch { request_id: number * 2, kind, parameters: Parameters::default() })?;
+    }
+    peer.settle()?;
+    std::thread::sleep(MOMENT);
+    attack.close(publisher)?;
+    attack.close(peer)
+}
+
+pub fn no_acks(attack: &mut Attack<'_>) -> Result<()> {
+    acknowledge(attack, Acks::None)
+}
+
+pub fn optimistic_acks(attack: &mut Attack<'_>) -> Result<()> {
+    acknowledge(attack, Acks::Optimistic)
+}
+
+/// Gets a track, and acknowledges it like this.
+fn acknowledge(attack: &mut Attack<'_>, acks: Acks) -> Result<()> {
+    let mut publisher = publisher(attack)?;
+    let mut peer = subscriber(attack, Params::default())?;
+    peer.acks = acks;
+    for number in 0..10 {
+        publisher.open(Kind::Data, &group(0, number, OBJECTS / 10, OBJECT), true)?;
+        peer.pump(MOMENT / 10, |_| false);
+    }
+    publisher.settle()?;
+    peer.pump(MOMENT, |_| false);
+    attack.close(publisher)?;
+    attack.vanish(peer);
+    Ok(())
+}
+
+pub fn datagrams(attack: &mut Attack<'_>) -> Result<()> {
+    let mut publisher = publisher(attack)?;
+    let mut peer = subscriber(attack, Params::default())?;
+    for object in (0..DATAGRAMS).chain(0..DATAGRAMS) {
+        let datagram = Datagram {
+            alias: 0,
+            group: 0,
+            object,
+            priority: None,
+            end_of_group: false,
+            properties: Bytes::new(),
+            status: None,
+            payload: Bytes::from_static(&[0; 32]),
+        };
+        let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+        datagram.encode(&mut bytes);
+        frame::write_datagram(&bytes, &mut frames);
+        publisher.send(frames, true)?;
+    }
+    publisher.settle()?;
+    peer.pump(MOMENT, |_| false);
+    attack.close(publisher)?;
+    attack.close(peer)
+}
+
+pub fn cache_hog(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peer = attack.peer()?;
+    for number in 0..HOGS {
+        let request = peer.request(publish(number, track(&attack.namespace, number)?))?;
+        peer.answer(request)?;
+        // Its newest group, and it does not end.
+        peer.open(Kind::Data, &group(number, 0, 1, HOG), false)?;
+    }
+    peer.settle()?;
+    attack.close(peer)
+}
+
+pub fn silent_copies(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peers = Vec::new();
+    for _ in 0..3 {
+        let mut peer = attack.peer()?;
+        let largest = Some(Location::new(u64::MAX, u64::MAX));
+        let parameters = Parameters { largest_object: largest, ..Parameters::default() };
+        let claim = Publish { parameters, ..publish(0, track(&attack.namespace, 0)?) };
+        let request = peer.request(claim)?;
+        peer.answer(request)?;
+        for number in 0..100 {
+            peer.open(Kind::Data, &subgroup(0, number), false)?;
+        }
+        peer.settle()?;
+        peers.push(peer);
+    }
+    let subscriber = subscriber(attack, Params::default())?;
+    peers.into_iter().chain([subscriber]).try_for_each(|peer| attack.close(peer))
+}
+
+pub fn vanish(attack: &mut Attack<'_>) -> Result<()> {
+    let mut publisher = publisher(attack)?;
+    let mut peer = subscriber(attack, Params::default())?;
+    publisher.open(Kind::Data, &group(0, 0, 10, OBJECT), false)?;
+    publisher.settle()?;
+    peer.pump(MOMENT, |_| false);
+    attack.vanish(publisher);
+    attack.vanish(peer);
+    Ok(())
+}

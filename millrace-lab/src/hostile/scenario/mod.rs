@@ -1,0 +1,168 @@
+//! What a hostile client does.
+
+mod handshake;
+mod media;
+mod requests;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde::Serialize;
+
+use super::{
+    peer::{Counts, Peer, Target},
+    watch::{self, Http, Left},
+};
+
+/// Something that a hostile client does to a relay.
+pub struct Scenario {
+    pub name: &'static str,
+    pub about: &'static str,
+    round: fn(&mut Attack<'_>) -> Result<()>,
+}
+
+/// All of them.
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "handshakes",
+        about: "begins handshakes and never goes on with them",
+        round: handshake::unfinished,
+    },
+    Scenario {
+        name: "streams-before-setup",
+        about: "opens streams of both kinds without saying SETUP, and leaves",
+        round: requests::streams_before_setup,
+    },
+    Scenario {
+        name: "rendezvous",
+        about: "subscribes to tracks that nobody publishes, to wait a minute, and leaves",
+        round: requests::rendezvous,
+    },
+    Scenario {
+        name: "namespaces",
+        about: "publishes hundreds of namespaces over hundreds of tracks that are subscribed to, and never answers",
+        round: requests::namespaces,
+    },
+    Scenario {
+        name: "half-messages",
+        about: "sends request streams and object headers up to their last byte, and waits",
+        round: requests::half_messages,
+    },
+    Scenario {
+        name: "garbage",
+        about: "sends frames, requests, streams and datagrams that are malformed",
+        round: requests::garbage,
+    },
+    Scenario {
+        name: "unread-fetches",
+        about: "fetches much, time and again, and gives no credit to send any of it",
+        round: media::unread_fetches,
+    },
+    Scenario {
+        name: "no-acks",
+        about: "subscribes to a track and acknowledges nothing",
+        round: media::no_acks,
+    },
+    Scenario {
+        name: "optimistic-acks",
+        about: "acknowledges packets that have not been sent",
+        round: media::optimistic_acks,
+    },
+    Scenario {
+        name: "datagrams",
+        about: "publishes thousands of datagrams in one group, each twice",
+        round: media::datagrams,
+    },
+    Scenario {
+        name: "cache-hog",
+        about: "publishes tracks of one large group each, more than a cache holds",
+        round: media::cache_hog,
+    },
+    Scenario {
+        name: "silent-copies",
+        about: "claims the largest object that there can be, and begins groups that never end",
+        round: media::silent_copies,
+    },
+    Scenario {
+        name: "vanish",
+        about: "publishes and subscribes, and is gone without a word",
+        round: media::vanish,
+    },
+];
+
+/// The scenario of this name.
+pub fn find(name: &str) -> Option<&'static Scenario> {
+    ALL.iter().find(|scenario| scenario.name == name)
+}
+
+/// One round under way.
+pub struct Attack<'a> {
+    pub target: &'a Target,
+    pub counts: Counts,
+    /// Names of what it publishes begin with this one.
+    pub namespace: String,
+}
+
+impl Attack<'_> {
+    /// A session with the relay.
+    pub fn peer(&self) -> Result<Peer> {
+        Peer::establish(self.target)
+    }
+
+    /// Closes the connection.
+    pub fn close(&mut self, peer: Peer) -> Result<()> {
+        self.counts.add(peer.close()?);
+        Ok(())
+    }
+
+    /// Leaves without a word.
+    pub fn vanish(&mut self, peer: Peer) {
+        self.counts.add(peer.counts);
+    }
+}
+
+/// What came of a round.
+#[derive(Clone, Debug, Serialize)]
+pub struct Round {
+    pub counts: Counts,
+    /// Why it ended early, if it did: mostly since the relay closed the connection, as it may.
+    pub ended: Option<String>,
+    pub seconds: f64,
+    /// What the relay held when it had let go, if it was asked.
+    pub left: Option<Left>,
+}
+
+/// What came of a scenario.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub scenario: String,
+    pub before: Option<Left>,
+    pub rounds: Vec<Round>,
+}
+
+/// Does `scenario` so many times. With `http`, the relay has to let go of everything after each round.
+///
+/// # Errors
+/// The relay cannot be reached before or after a round, or it holds on to something.
+pub fn run(scenario: &Scenario, target: &Target, rounds: u32, http: Option<&Http>) -> Result<Report> {
+    let before = http.map(watch::look).transpose()?;
+    let mut report = Report { scenario: scenario.name.to_owned(), before, rounds: Vec::new() };
+    for _ in 0..rounds {
+        let began = Instant::now();
+        let namespace = format!("hostile-{:08x}", fastrand::u32(..));
+        let mut attack = Attack { target, counts: Counts::default(), namespace };
+        let ended = (scenario.round)(&mut attack).err().map(|error| format!("{error:#}"));
+        let seconds = began.elapsed().as_secs_f64();
+        // Whoever comes next is served.
+        Peer::establish(target).context("the relay does not answer any more")?.close()?;
+        let left = match (http, &before) {
+            (Some(http), Some(before)) => Some(watch::settle(http, before)?),
+            _ => None,
+        };
+        report.rounds.push(Round { counts: attack.counts, ended, seconds, left });
+    }
+    Ok(report)
+}
+
+/// For what has to be under way on the relay before a scenario goes on, where nothing says that it is.
+const MOMENT: Duration = Duration::from_millis(300);

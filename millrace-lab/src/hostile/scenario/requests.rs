@@ -1,0 +1,169 @@
+//! Requests and control messages.
+
+use anyhow::Result;
+use millrace_proto::{
+    moq::{
+        Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
+        message::{Publish, PublishNamespace, Subscribe, SubscribeNamespace},
+        vi64,
+    },
+    quic::frame,
+};
+
+use super::{Attack, MOMENT};
+use crate::hostile::{
+    packet,
+    params::Params,
+    peer::{Kind, Peer},
+};
+
+/// Streams of each kind.
+const STREAMS: u64 = 900;
+const TRACKS: u64 = 200;
+const NAMESPACES: u64 = 200;
+/// Streams that stay incomplete, and how much of each, bytes.
+const HALVES: u64 = 100;
+const HALF: usize = 60_000;
+
+pub fn streams_before_setup(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peer = Peer::connect(attack.target, Params::default())?;
+    for alias in 0..STREAMS {
+        peer.open(Kind::Request, &[0x03], false)?;
+        peer.open(Kind::Data, &subgroup(alias, 0), false)?;
+    }
+    peer.settle()?;
+    attack.close(peer)
+}
+
+pub fn rendezvous(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peer = attack.peer()?;
+    for number in 0..TRACKS {
+        let parameters = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+        let track = track(&attack.namespace, number)?;
+        peer.request(Subscribe { request_id: number * 2, track, parameters })?;
+    }
+    peer.settle()?;
+    std::thread::sleep(MOMENT);
+    attack.close(peer)
+}
+
+pub fn namespaces(attack: &mut Attack<'_>) -> Result<()> {
+    let (mut publisher, mut subscriber) = (attack.peer()?, attack.peer()?);
+    for number in 0..TRACKS {
+        let track = track(&attack.namespace, number)?;
+        let request = publisher.request(publish(number, track.clone()))?;
+        publisher.answer(request)?;
+        let parameters = Parameters::default();
+        let request = subscriber.request(Subscribe { request_id: number * 2, track, parameters })?;
+        subscriber.answer(request)?;
+    }
+    let mut peer = attack.peer()?;
+    let namespace = Namespace::from_path(&attack.namespace)?;
+    let watch =
+        SubscribeNamespace { request_id: 0, prefix: Namespace::default(), parameters: Parameters::default() };
+    peer.request(watch)?;
+    for number in 1..NAMESPACES {
+        let parameters = Parameters::default();
+        let namespace = match number % 2 {
+            0 => namespace.clone(),
+            _ => namespace.join(&Namespace::new([number.to_string()])?)?,
+        };
+        peer.request(PublishNamespace { request_id: number * 2, namespace, parameters })?;
+    }
+    peer.settle()?;
+    std::thread::sleep(MOMENT);
+    for peer in [publisher, subscriber, peer] {
+        attack.close(peer)?;
+    }
+    Ok(())
+}
+
+pub fn half_messages(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peer = attack.peer()?;
+    let request = peer.request(publish(0, track(&attack.namespace, 0)?))?;
+    peer.answer(request)?;
+    let mut message = vec![0x03, 0xff, 0xff];
+    message.resize(HALF, 0);
+    let mut object = Vec::new();
+    vi64::encode(0, &mut object);
+    vi64::encode(65_000, &mut object);
+    object.resize(HALF, 0);
+    for group in 0..HALVES {
+        let bytes = [subgroup(0, group), object.clone()].concat();
+        peer.open(Kind::Data, &bytes, false)?;
+        peer.open(Kind::Request, &message, false)?;
+    }
+    peer.settle()?;
+    std::thread::sleep(MOMENT);
+    attack.close(peer)
+}
+
+/// Each on a connection of its own, which the relay closes.
+pub fn garbage(attack: &mut Attack<'_>) -> Result<()> {
+    let mut random = vec![0; 1000];
+    fastrand::fill(&mut random);
+    for kind in [Kind::Request, Kind::Data] {
+        for bytes in [&random[..], &[0xff; 20], &[0x05, 0, 1, 0xff], &[0x2f, 0]] {
+            let mut peer = attack.peer()?;
+            // May be closed meanwhile.
+            let _ = peer.open(kind, bytes, true).and_then(|_| peer.settle());
+            attack.vanish(peer);
+        }
+    }
+    let frames = |fields: &[u64]| {
+        let mut out = Vec::new();
+        packet::write_fields(fields, &mut out);
+        out
+    };
+    let mut datagram = Vec::new();
+    frame::write_datagram(&random, &mut datagram);
+    // Frames of the server's only, of streams that are not there, beyond every limit, and no frames.
+    let frames = [
+        frames(&[0x1e]),
+        frames(&[0x05, 3, 0]),
+        frames(&[0x11, 4003, 1 << 40]),
+        frames(&[0x04, 2, 0, (1 << 62) - 1]),
+        frames(&[0x0f, 2, (1 << 61), 0]),
+        frames(&[0x02, 1 << 40, 0, 0, 1 << 30]),
+        frames(&[0x19, 77]),
+        datagram,
+        random,
+    ];
+    for frames in frames {
+        let mut peer = attack.peer()?;
+        let _ = peer.send(frames, true).and_then(|()| peer.settle()); // likewise
+        attack.vanish(peer);
+    }
+    Ok(())
+}
+
+/// The header of a subgroup stream, with properties.
+pub fn subgroup(alias: u64, group: u64) -> Vec<u8> {
+    let header = SubgroupHeader {
+        alias,
+        group,
+        subgroup: SubgroupId::Zero,
+        priority: None,
+        properties: true,
+        end_of_group: false,
+        first_object: true,
+    };
+    let mut bytes = Vec::new();
+    header.encode(&mut bytes);
+    bytes
+}
+
+pub fn track(namespace: &str, number: u64) -> Result<TrackName> {
+    Ok(TrackName::new(Namespace::from_path(namespace)?, number.to_string())?)
+}
+
+/// A PUBLISH under an alias of the request's number.
+pub fn publish(number: u64, track: TrackName) -> Publish {
+    Publish {
+        request_id: number * 2,
+        track,
+        track_alias: number,
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    }
+}

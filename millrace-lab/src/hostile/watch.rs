@@ -1,0 +1,102 @@
+//! What a relay holds, and whether it lets go of it.
+
+use std::{
+    fmt,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail};
+use millrace_relay::status::{Status, fetch};
+use serde::Serialize;
+
+/// How long a relay may take to let go of what clients that have gone left behind: idle timeouts and cached groups
+/// included.
+const PATIENCE: Duration = Duration::from_secs(120);
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What a relay holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Left {
+    pub sessions: u64,
+    pub handshakes: u64,
+    pub tracks: u64,
+    pub cache_bytes: u64,
+    pub cache_groups: u64,
+    /// Streams to subscribers that the kernel sends on.
+    pub kernel_streams: u64,
+    /// Tasks of the relay's runtime.
+    pub tasks: u64,
+}
+
+impl Left {
+    fn of(status: &Status) -> Self {
+        Self {
+            sessions: status.sessions.len() as u64,
+            handshakes: status.handshakes,
+            tracks: status.tracks.len() as u64,
+            cache_bytes: status.cache.bytes,
+            cache_groups: status.cache.groups,
+            kernel_streams: status.engine.streams,
+            tasks: status.tasks,
+        }
+    }
+
+    fn is_within(&self, other: &Self) -> bool {
+        self.sessions <= other.sessions
+            && self.handshakes <= other.handshakes
+            && self.tracks <= other.tracks
+            && self.cache_bytes <= other.cache_bytes
+            && self.cache_groups <= other.cache_groups
+            && self.kernel_streams <= other.kernel_streams
+            && self.tasks <= other.tasks
+    }
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sessions, handshakes, tracks, cache_bytes, cache_groups, kernel_streams, tasks } = self;
+        write!(
+            f,
+            "{sessions} sessions, {handshakes} handshakes, {tracks} tracks, {cache_bytes} bytes in {cache_groups} groups, \
+             {kernel_streams} streams in the kernel, {tasks} tasks"
+        )
+    }
+}
+
+/// Where a relay's `/status` is, and the token that it asks for.
+#[derive(Clone)]
+pub struct Http {
+    pub addr: SocketAddr,
+    pub token: Option<String>,
+}
+
+/// What the relay holds now.
+///
+/// # Errors
+/// It cannot be asked.
+pub fn look(http: &Http) -> Result<Left> {
+    let (code, body) = fetch(http.addr, "/status", http.token.as_deref())?;
+    if code != 200 {
+        bail!("/status answers {code}");
+    }
+    Ok(Left::of(&serde_json::from_str(&body).context("/status is of another version")?))
+}
+
+/// Waits until the relay holds no more than `before`, and returns what it holds then.
+///
+/// # Errors
+/// It still holds more after two minutes.
+pub fn settle(http: &Http, before: &Left) -> Result<Left> {
+    let began = Instant::now();
+    loop {
+        let now = look(http)?;
+        if now.is_within(before) {
+            return Ok(now);
+        }
+        if began.elapsed() > PATIENCE {
+            bail!("the relay held {before}, and holds {now}");
+        }
+        std::thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Ten rounds of each hostile scenario, with both engines: after each round the relay holds no session, track, cached group,
+# stream or task of it, and after the last no more than 5 MB of memory above what it held after the first.
+#
+#   SOAK_ROUNDS (10), SOAK_ENGINES (user kernel), MILLRACE (target/release/millrace)
+. "$(dirname "$0")/lib.sh"
+
+rounds=${SOAK_ROUNDS:-10}
+engines=${SOAK_ENGINES:-user kernel}
+millrace=${MILLRACE:-$ROOT/target/release/millrace}
+dir=$ROOT/target/soak-hostile
+
+[ -x "$millrace" ] || die "no $millrace: make build"
+if [ "$(id -u)" != 0 ]; then
+    say "SKIP: not root, no network namespaces"
+    exit 0
+fi
+
+# Outside of the lab: bring it up and come back in, as in soak.sh.
+if [ -z "${LAB_ID:-}" ]; then
+    rm -rf "$dir"
+    mkdir -p "$dir"
+    exec "$millrace" lab run --subscribers 1 -- "$0"
+fi
+
+url=moqt://$LAB_RELAY_V4:4443
+status=$LAB_RELAY_V4:9184
+in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
+
+relay_pid() {
+    local pid
+    for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do
+        case $(tr '\0' ' ' <"/proc/$pid/cmdline") in "$millrace relay "*) echo "$pid" && return ;; esac
+    done
+    return 1
+}
+
+# hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB.
+hostile() {
+    in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
+        >>"$dir/$engine-$1.json" 2>"$dir/$engine-$1.log" || die "FAIL: $(tail -n1 "$dir/$engine-$1.log")"
+    awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"
+}
+
+failed=0
+for engine in $engines; do
+    in_node relay "$millrace" relay --engine "$engine" --listen "$LAB_RELAY_V4:4443" --http "$status" --gate off \
+        --cache-seconds 1 --idle-timeout 5 2>"$dir/$engine-relay.log" &
+    wait_for 10 in_node pub curl -fs "http://$status/healthz" ||
+        die "the relay did not start: $(tail -n1 "$dir/$engine-relay.log")"
+    printf '%-8s %-22s %12s %12s\n' engine scenario 'after 1' "after $rounds"
+    for scenario in $("$millrace" lab hostile --list | awk '{ print $1 }'); do
+        first=$(hostile "$scenario" 1)
+        last=$(hostile "$scenario" $((rounds - 1)))
+        printf '%-8s %-22s %8s KiB %8s KiB\n' "$engine" "$scenario" "$first" "$last"
+        [ "$last" -le $((first + 5000)) ] || failed=1
+    done
+    kill "$(relay_pid)"
+    wait
+done
+[ "$failed" = 0 ] || die "FAIL: memory grows (see target/soak-hostile)"
+say "PASS: nothing is left, and memory is flat"
