@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{Compute, Config, Downstream, Egress, Forwarded, Path, Relay, Want};
+use millrace_bpf::relay::{Compute, Config, Downstream, Egress, Forwarded, Path, Position, Relay, Want};
 use millrace_proto::quic::keys::Suite;
 use net::{Network, address, inside};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -199,6 +199,7 @@ fn measure(way: Way) -> Figures {
         };
         for (number, (packet, sent)) in packets.iter().zip(&sent).enumerate() {
             refill();
+            slot.set_position(&Position::opaque(7));
             next.wait();
             figures.bystander.push(bystander.delay(sent));
             let mut buffer = [0; 2048];

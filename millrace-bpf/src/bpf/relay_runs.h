@@ -47,6 +47,7 @@ static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
 	*entry = (struct cursor_entry){
 		.number = work->cursor.number,
 		.traced_ns = work->arrival.traced_ns,
+		.good = work->fan.good,
 		.id = id,
 		.mark = mark,
 		.egress = work->fan.egress,

@@ -19,7 +19,10 @@ struct chunk {
 	__u32 type; /* of a datagram */
 	__s32 priority;
 	__u32 kind;
+	__u32 ingress;
 	__u32 egress; /* first of its slot */
+	__u32 ordinal; /* among the packet's STREAM and DATAGRAM frames */
+	__u32 pad;
 };
 
 /* The frame that arrived, and what has been done to it. */
@@ -63,13 +66,15 @@ struct fan {
 	__u32 egress;
 	__u32 left_over; /* chunks for which there was no room */
 	__u32 wakes;	 /* something in the packet should reach userspace at once */
-	__u32 pad;
+	__u32 ordinal;	 /* of the next frame */
+	__u64 good;	 /* by ordinal: frames that are forwarded */
 };
 
 /* Where the fan-out of a packet goes on in its next run. */
 struct cursor_entry {
 	__u64 number;	 /* of the QUIC packet */
 	__u64 traced_ns; /* as in struct arrival */
+	__u64 good;	 /* as in struct fan: frames are judged once */
 	__u32 id;	 /* the packet's mark while it waits; 0: nobody's */
 	__u32 mark;	 /* the packet's own, which it gets back */
 	__u32 egress;

@@ -1,5 +1,6 @@
 //! The program over BPF_PROG_TEST_RUN: what it makes of each kind of packet, without an interface.
 
+mod judging;
 mod keystreams;
 mod packets;
 #[path = "../../tests/support/quic.rs"]
@@ -12,6 +13,7 @@ use fastrand::Rng;
 use libbpf_rs::ProgramInput;
 use millrace_proto::quic::keys::Suite;
 
+use std::cell::RefCell;
 use std::num::NonZero;
 
 use super::*;
@@ -21,6 +23,7 @@ use quic::{Chunk, Direction};
 const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
+const OFFSET: u64 = 7;
 /// Always declined as [`EgressOutcome::Before`].
 const EGRESS: Egress = Egress {
     stream_id: 3,
@@ -42,7 +45,7 @@ struct Bench {
     relay: Relay,
     upstream: Upstream,
     publisher: Direction,
-    slot: Slot,
+    slot: RefCell<Slot>,
     downstream: Downstream,
     rng: Rng,
 }
@@ -73,16 +76,22 @@ impl Bench {
         downstream.set_session(SUBSCRIBER);
         let mut slot = upstream.slot(STREAM);
         slot.add(&downstream, &EGRESS).expect("an egress");
-        Self { relay, upstream, publisher, slot, downstream, rng }
+        Self { relay, upstream, publisher, slot: RefCell::new(slot), downstream, rng }
     }
 
     /// Runs one frame. It must pass on, whatever the outcome.
     fn run(&self, frame: &[u8], gso_size: u32) -> Outcome {
+        self.rewind();
         let before = self.relay.counters().expect("counters");
         assert_eq!(self.test_run(frame, &mut context(gso_size)), PASS_ON);
         let counted = self.relay.counters().expect("counters").since(&before);
         assert_eq!(counted.packets.iter().sum::<u64>(), 1, "{counted:?}");
         Outcome::ALL.into_iter().find(|outcome| counted.packets(*outcome) == 1).expect("an outcome")
+    }
+
+    /// Has the stream stand where [`stream`] begins.
+    fn rewind(&self) {
+        self.slot.borrow_mut().set_position(&Position::opaque(OFFSET));
     }
 
     /// Returns the program's verdict; the context is as the program left it.
@@ -144,7 +153,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 }
 
 fn stream(len: usize) -> Vec<u8> {
-    Chunk { stream: STREAM, offset: 7, data: vec![9; len], fin: false }.encode()
+    Chunk { stream: STREAM, offset: OFFSET, data: vec![9; len], fin: false }.encode()
 }
 
 fn root(test: &str) -> bool {

@@ -165,10 +165,18 @@ fn walks_frames_as_userspace_does() {
         let frames = random_frames(&mut bench.rng);
         let Some(want) = expected(&frames) else { continue };
         let before = bench.egresses_tried();
+        let counted = bench.relay.counters().expect("counters");
         let outcome = bench.run_packet(&bench.publisher.seal((0, number), 4, &frames));
-        let egresses = bench.egresses_tried() - before;
-        assert_eq!((outcome, egresses), want, "{frames:02x?}");
-        seen[(outcome != Outcome::BadFrames) as usize + (egresses > 0) as usize] += 1;
+        let tried = bench.egresses_tried() - before;
+        let counted = bench.relay.counters().expect("counters").since(&counted);
+        let judged: u64 = FrameOutcome::ALL.iter().map(|one| counted.frames(*one)).sum();
+        assert_eq!(tried, if outcome == Outcome::Forwarded { counted.frames(FrameOutcome::Good) } else { 0 });
+        match outcome {
+            Outcome::Forwarded | Outcome::Declined => assert_eq!((Outcome::Forwarded, judged), want),
+            Outcome::BadStream => assert!(want.0 == Outcome::Forwarded && judged <= want.1),
+            _ => assert_eq!((outcome, judged), want, "{frames:02x?}"),
+        }
+        seen[(outcome != Outcome::BadFrames) as usize + (judged > 0) as usize] += 1;
     }
     assert!(seen.iter().all(|count| *count > CASES / 20), "bad, without, with streams: {seen:?}");
 }
