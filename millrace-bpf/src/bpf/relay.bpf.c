@@ -72,17 +72,12 @@ static __always_inline int verdict_of(enum relay_outcome outcome)
 	}
 }
 
-SEC("tcx/ingress")
-int relay_ingress(struct __sk_buff *skb)
+static __always_inline int run(struct __sk_buff *skb, struct work *work)
 {
-	__u32 key = 0;
-	struct work *work = bpf_map_lookup_elem(&works, &key);
 	enum relay_outcome outcome;
 
-	if (!work)
-		return PASS_ON; /* for the verifier: each CPU has one */
 	work->arrival.traced_ns = 0;
-	take_cursor(skb, work);
+	take_cursor(skb, &work->cursor);
 	outcome = relay(skb, work);
 	if (outcome == RELAY_FROM_SUBSCRIBER)
 		defer_short(skb, &work->arrival);
@@ -92,6 +87,27 @@ int relay_ingress(struct __sk_buff *skb)
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
 	return verdict_of(outcome);
+}
+
+SEC("tcx/ingress")
+int relay_ingress(struct __sk_buff *skb)
+{
+	__u32 key = 0;
+	struct work *work = bpf_map_lookup_elem(&works, &key);
+	struct cursor_entry cursor;
+	int verdict;
+
+	if (!work)
+		return PASS_ON; /* for the verifier: each CPU has one */
+	if (__sync_lock_test_and_set(&work->busy, 1)) {
+		take_cursor(skb, &cursor);
+		add_to(&outcomes, RELAY_BUSY, 1);
+		return PASS_ON;
+	}
+	verdict = run(skb, work);
+	/* Only runs on the same CPU look at it. */
+	WRITE_ONCE(work->busy, 0);
+	return verdict;
 }
 
 char LICENSE[] SEC("license")

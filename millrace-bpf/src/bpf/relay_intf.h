@@ -238,6 +238,7 @@ enum relay_outcome {
 	RELAY_NO_SLOT,	       /* no frame that has a slot */
 	RELAY_BAD_STREAM, /* a stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded */
 	RELAY_DECLINED,	       /* there are slots, but no frame may be forwarded: enum relay_frame_outcome */
+	RELAY_BUSY,	       /* a run was interrupted by this one, which has nothing to work with */
 	RELAY_FROM_SUBSCRIBER, /* of a downstream that is no upstream: not opened */
 	RELAY_OUTCOMES,
 };

@@ -17,19 +17,19 @@
 #define GOLDEN_RATIO 0x9e3779b9U /* of 2^32: its multiples are spread evenly */
 
 /* If the mark names a cursor, takes it and gives the packet its own mark back. */
-static __always_inline void take_cursor(struct __sk_buff *skb, struct work *work)
+static __always_inline void take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
 {
 	__u32 id = skb->mark, key = id & (CURSORS - 1);
 	struct cursor_entry *entry;
 
-	work->cursor = (struct cursor_entry){};
+	*cursor = (struct cursor_entry){};
 	if ((id & ~CURSOR_LOW) != CURSOR_ID)
 		return;
 	entry = bpf_map_lookup_elem(&cursors, &key);
 	if (!entry || __sync_val_compare_and_swap(&entry->id, id, 0) != id)
 		return;
-	work->cursor = *entry;
-	work->cursor.id = id;
+	*cursor = *entry;
+	cursor->id = id;
 	skb->mark = entry->mark;
 	bpf_set_hash_invalid(skb);
 }

@@ -87,8 +87,11 @@ struct cursor_entry {
 #define CURSOR_ID  0x4d520000U /* in the high half of an entry's ID */
 #define CURSOR_LOW 0xffffU
 
-/* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
+/* What does not fit the stack. On a kernel with PREEMPT_RT one run may begin on a CPU while another one is in the middle of
+ * its own there: it finds the word taken.
+ */
 struct work {
+	__u64 busy; /* 0: no run has it */
 	struct quic_buf in;
 	struct quic_buf out;
 	__u8 frame[FRAME_BYTES]; /* as it arrived */

@@ -57,6 +57,8 @@ outcomes! {
         BadStream = "bad_stream",
         /// There are slots, but no frame may be forwarded: [`FrameOutcome`] says why.
         Declined = "declined",
+        /// A run was interrupted by this one, which had nothing to work with: on kernels with PREEMPT_RT.
+        Busy = "busy",
         /// Of a connection that only subscribes: not opened.
         FromSubscriber = "from_subscriber",
     }

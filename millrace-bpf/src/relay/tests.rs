@@ -10,7 +10,7 @@ mod runs;
 mod tracing;
 
 use fastrand::Rng;
-use libbpf_rs::ProgramInput;
+use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
 use millrace_proto::quic::keys::Suite;
 
 use std::cell::RefCell;
@@ -115,6 +115,18 @@ impl Bench {
     /// Runs a QUIC packet over IPv4.
     fn run_packet(&self, packet: &[u8]) -> Outcome {
         self.run(&ethernet(0x0800, &ipv4(0, &udp(PORT, packet))), 0)
+    }
+
+    /// Takes every CPU's work area, or gives it back. What was there.
+    fn set_busy(&self, busy: u64) -> Vec<u64> {
+        let mut object = lock(&self.relay.object);
+        let works = object.map("works").expect("a map");
+        let key = 0u32.to_ne_bytes();
+        let mut areas = works.lookup_percpu(&key, MapFlags::ANY).expect("read").expect("an area");
+        let were = areas.iter().filter_map(|area| u64::from_bytes(&area[..8])).collect();
+        areas.iter_mut().for_each(|area| area[..8].copy_from_slice(&busy.to_ne_bytes()));
+        works.update_percpu(&key, &areas, MapFlags::ANY).expect("written");
+        were
     }
 
     fn egresses_tried(&self) -> u64 {

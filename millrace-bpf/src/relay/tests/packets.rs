@@ -152,6 +152,21 @@ fn forwards_no_number_twice() {
     }
 }
 
+/// Of a run that another one on its CPU has interrupted.
+#[test]
+fn who_finds_the_work_area_taken_passes_on() {
+    if !root("who_finds_the_work_area_taken_passes_on") {
+        return;
+    }
+    let bench = Bench::new();
+    let run = |number| bench.run_packet(&bench.publisher.seal((0, number), 2, &stream(10)));
+    assert_eq!(run(0), Outcome::Forwarded);
+    assert!(bench.set_busy(1).iter().all(|was| *was == 0), "each run gives it back");
+    assert_eq!((run(1), bench.egresses_tried()), (Outcome::Busy, 1));
+    assert!(bench.set_busy(0).iter().all(|was| *was == 1), "whose it is not leaves it alone");
+    assert_eq!((run(1), bench.egresses_tried()), (Outcome::Forwarded, 2));
+}
+
 /// Random payloads, most of them almost right: the program finds the streams that userspace's walker finds.
 #[test]
 fn walks_frames_as_userspace_does() {

@@ -43,6 +43,11 @@ fn a_further_run_goes_on_where_the_last_ended() {
     let counters = bench.relay.counters().expect("counters");
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
     assert_eq!(counters.packets(Outcome::Replayed), 2);
+    // Interrupted by another run: it is not lost, and has its mark.
+    let (_, mark, _) = run(&bench, &frame(&bench, 302), 88);
+    bench.set_busy(1);
+    assert_eq!(run(&bench, &frame(&bench, 302), mark), (PASS_ON, 88, 0));
+    bench.set_busy(0);
     // Removed meanwhile.
     let (_, mark, _) = run(&bench, &frame(&bench, 301), 0);
     bench.slot = RefCell::new(bench.upstream.slot(STREAM));
