@@ -1,5 +1,6 @@
 //! The program over BPF_PROG_TEST_RUN: what it makes of each kind of packet, without an interface.
 
+mod forged;
 mod judging;
 mod keystreams;
 mod packets;
