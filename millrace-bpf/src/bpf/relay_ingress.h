@@ -278,7 +278,7 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 }
 
 /* Judges a noted frame. Finds its first egress. */
-static __noinline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk)
+static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk)
 {
 	__u32 key = chunk->ingress;
 	struct relay_ingress *ingress = bpf_map_lookup_elem(&ingresses, &key);
@@ -302,10 +302,13 @@ static __noinline enum relay_frame_outcome judge_chunk(struct work *work, struct
 /* Keeps the frames that are good, and only if none is malformed: then userspace closes the connection, and forwards
  * nothing of the packet either.
  */
-static __always_inline enum relay_outcome judge_frames(struct work *work)
+enum relay_outcome judge_frames(struct work *work)
 {
-	__u32 noted = work->fan.chunks, good = 0;
+	__u32 noted, good = 0;
 
+	if (!work)
+		return RELAY_DECLINED;
+	noted = work->fan.chunks;
 	for (__u32 i = 0; i < CHUNKS; i++) {
 		struct chunk *chunk = &work->chunks[i];
 		enum relay_frame_outcome outcome;

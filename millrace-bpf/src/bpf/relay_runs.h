@@ -35,7 +35,7 @@ static __always_inline void take_cursor(struct __sk_buff *skb, struct cursor_ent
 }
 
 /* Queues the packet for another run. Not 0: it has none, and is as it was. */
-static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
+static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 {
 	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW),
 	      key = id & (CURSORS - 1);
