@@ -292,7 +292,7 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 		return RELAY_FRAME_GOOD;
 	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream)
 		return RELAY_FRAME_BUSY; /* the slot was just removed */
-	outcome = judge_frame(ingress, &work->in, &chunk->frame);
+	outcome = judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame);
 	OPAQUE(outcome);
 	if (outcome < RELAY_FRAME_OUTCOMES)
 		add_to(&outcomes, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + outcome, 1);

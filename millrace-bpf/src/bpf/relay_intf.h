@@ -101,10 +101,9 @@ struct relay_ingress {
 	__u64 run;
 	__u64 run_end;
 	struct subgroup_state state;   /* at `next` */
-	struct subgroup_state ahead;   /* at `run_end`, if an object begins at `run`; IDs are counted from 0 */
 	struct subgroup_state scratch; /* the program's */
 };
-_Static_assert(sizeof(struct relay_ingress) == 152, "relay_ingress has no hidden padding");
+_Static_assert(sizeof(struct relay_ingress) == 120, "relay_ingress has no hidden padding");
 
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_egress {

@@ -161,6 +161,14 @@ struct {
 	__uint(max_entries, 1);
 } works SEC(".maps");
 
+/* Low bits of an ingress' index -> bytes that came behind a hole. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct run_bytes);
+	__uint(max_entries, RUNS);
+} runs SEC(".maps");
+
 /* Low bits of a mark -> where the next run of that packet goes on. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -83,6 +83,16 @@ struct cursor_entry {
 	__u32 pad;
 };
 
+#define RUNS	  64	/* streams whose run is kept at a time; a power of two */
+#define RUN_BYTES 16384 /* a power of two */
+
+/* The bytes of a run, see struct relay_ingress. */
+struct run_bytes {
+	__u32 owner; /* one more than the index of its ingress; 0: nobody's */
+	__u32 pad;
+	__u8 bytes[RUN_BYTES + FRAMES_MAX + 16];
+};
+
 #define CURSORS	   4096	       /* packets that wait at a time; more take the entries of older ones */
 #define CURSOR_ID  0x4d520000U /* in the high half of an entry's ID */
 #define CURSOR_LOW 0xffffU

@@ -110,27 +110,16 @@ impl Ingress {
         self.write(position);
     }
 
-    /// Userspace is there. If the program is not, it goes on there, unless it is about to from where its run began.
+    /// Userspace is there: if the program is not, it goes on there.
     pub fn advance(&self, position: &Position) {
         let entry = self.entry();
         if self.next() >= position.offset {
             return;
         }
         let Some(_locked) = Locked::new(&entry.lock) else { return };
-        let run_end = entry.run_end.load(Ordering::Relaxed);
-        if self.next() < position.offset && !(self.joins() && position.offset <= run_end) {
+        if self.next() < position.offset {
             self.write(position);
         }
-    }
-
-    /// With the lock: whether the program will find that its run begins where the stream stands.
-    fn joins(&self) -> bool {
-        let entry = self.entry();
-        // SAFETY: whoever has the lock may read.
-        let (state, ahead) = unsafe { (*entry.state.get(), *entry.ahead.get()) };
-        let begins = self.next() == entry.run.load(Ordering::Relaxed);
-        let at_object = (state.field, state.missing, state.flags & intf::ENDED) == (intf::OBJECT, 0, 0);
-        begins && at_object && ahead.field != intf::BROKEN && ahead.kind == state.kind
     }
 
     /// With the lock.

@@ -33,9 +33,7 @@ mirror!(Slot = "relay_slot" { id: u64, upstream: u32, kind: u32 });
 /// `RELAY_UNKNOWN`: size of a stream whose end has not come.
 pub(crate) const UNKNOWN: u64 = u64::MAX;
 /// `enum subgroup_field`, some of it.
-pub(crate) const OBJECT: u8 = 5;
 pub(crate) const OPAQUE: u8 = 11;
-pub(crate) const BROKEN: u8 = 13;
 /// `enum subgroup_flags`.
 pub(crate) const HAS_PREVIOUS: u8 = 1;
 pub(crate) const WITH_PROPERTIES: u8 = 2;
@@ -131,7 +129,6 @@ shared!(Ingress = "relay_ingress" {
     run: AtomicU64,
     run_end: AtomicU64,
     state: UnsafeCell<State>,
-    ahead: UnsafeCell<State>,
     scratch: UnsafeCell<State>,
 });
 

@@ -223,7 +223,7 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.judged(), 500);
     assert_eq!(judge.send(&[part(&stream, 500..three + 5)]), GOOD);
 
-    // A hole that ends where an object begins; the packets behind it come faster than userspace reads.
+    // A hole that ends where an object begins.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three..four)]), DECLINED);
@@ -232,31 +232,112 @@ fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
     assert_eq!(judge.judged(), 500);
     assert_eq!(judge.send(&[part(&stream, five..five + 10)]), DECLINED);
     advance(&judge, three);
-    advance(&judge, four);
-    assert_eq!(judge.judged(), three, "the program has seen what follows");
-    assert_eq!(judge.send(&[part(&stream, five + 10..five + 20)]), GOOD);
+    assert_eq!(judge.judged(), three);
+    assert_eq!(judge.send(&[part(&stream, five + 10..five + 20)]), GOOD, "the program has kept what follows");
     assert_eq!(judge.judged(), five + 20);
     assert_eq!(judge.send(&[last(&stream, five + 20)]), GOOD);
 
-    // Not at an object's begin: userspace says where it is, and needs to be in time for that.
+    // In the middle of things; the packets behind it come faster than userspace reads.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..one + 50)]), GOOD);
-    assert_eq!(judge.send(&[part(&stream, three + 50..four + 50)]), DECLINED);
-    advance(&judge, three + 50);
-    assert_eq!(judge.send(&[part(&stream, four + 50..five)]), DECLINED);
-    advance(&judge, five);
-    assert_eq!(judge.send(&[part(&stream, five..five + 20)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, three + 50..four + 1)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, four + 1..four + 50)]), DECLINED);
+    advance(&judge, two);
+    assert_eq!(judge.send(&[part(&stream, four + 50..five + 1)]), DECLINED);
+    advance(&judge, three + 70);
+    assert_eq!(judge.send(&[part(&stream, five + 1..five + 20)]), GOOD);
     // It never goes back.
     advance(&judge, four);
     assert_eq!(judge.judged(), five + 20);
 
-    // What looked like an object and was none.
+    // Where it stands is the middle of an object, and the hole's end too.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, three + 5..four)]), DECLINED);
     advance(&judge, three);
     assert_eq!(judge.send(&[part(&stream, three..three + 5)]), GOOD);
-    assert_eq!(judge.judged(), four, "inside of a payload");
+    assert_eq!(judge.judged(), four);
+
+    // Another hole behind the first: what is kept is behind the last one.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, three..three + 10)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, three + 20..four)]), DECLINED);
+    advance(&judge, three + 5);
+    assert_eq!(judge.send(&[part(&stream, four..five)]), DECLINED);
+    advance(&judge, three + 20);
+    assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
+}
+
+/// More than is kept: the stream goes on where userspace says, if nothing has passed by meanwhile, or with what was kept
+/// last.
+#[test]
+fn a_run_has_a_bound() {
+    if !root("a_run_has_a_bound") {
+        return;
+    }
+    let stream = subgroup(&[300; 100]);
+    let frames: Vec<_> = (0..stream.len() / 1000).map(|at| at * 1000..(at + 1) * 1000).collect();
+    let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
+    for frame in &frames[2..20] {
+        assert_eq!(judge.send(&[part(&stream, frame.clone())]), DECLINED);
+    }
+    advance(&judge, 5000);
+    assert_eq!(judge.send(&[part(&stream, frames[20].clone())]), DECLINED);
+    assert_eq!(judge.judged(), 5000, "that was given up");
+    advance(&judge, 19_500);
+    assert_eq!(judge.send(&[part(&stream, frames[21].clone())]), GOOD);
+    assert_eq!(judge.judged(), 22_000);
+    // What is malformed in a run is found when the stream gets there.
+    let mut broken = subgroup(&[10, 10]);
+    broken.extend([0, 0, 1]);
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&broken, 20..broken.len())]), DECLINED);
+    assert_eq!(judge.send(&[part(&broken, 0..20)]), GOOD);
+    assert_eq!(judge.send(&[part(&broken, 0..20)]), BAD);
+}
+
+/// Streams share the places for runs: who finds his taken does without, and has it when the other has gone on.
+#[test]
+fn runs_are_kept_for_some_streams_at_a_time() {
+    const STREAMS: u64 = 65;
+    if !root("runs_are_kept_for_some_streams_at_a_time") {
+        return;
+    }
+    let stream = subgroup(&[100, 100, 100, 100]);
+    let Judge { bench, .. } = Judge::new();
+    let mut slots: Vec<_> = (0..STREAMS)
+        .map(|at| {
+            let mut slot = bench.upstream.slot(1000 + 4 * at);
+            slot.add(&bench.downstream, &EGRESS).expect("an egress");
+            slot
+        })
+        .collect();
+    let mut number = 0;
+    let mut send = |at: u64, range: std::ops::Range<usize>| {
+        let chunk = Chunk {
+            stream: 1000 + 4 * at,
+            offset: range.start as u64,
+            data: stream[range].to_vec(),
+            fin: false,
+        };
+        number += 1;
+        bench.run_packet(&bench.publisher.seal((0, number), 4, &chunk.encode()))
+    };
+    // The first and the last one meet.
+    for at in [0, STREAMS - 1] {
+        assert_eq!(send(at, 0..10), Outcome::Forwarded);
+        assert_eq!(send(at, 110..210), Outcome::Declined);
+        slots[at as usize].advance(&position(&stream, 120));
+    }
+    assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
+    assert_eq!(send(0, 210..220), Outcome::Forwarded);
+    // It has gone on.
+    assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
+    slots[STREAMS as usize - 1].advance(&position(&stream, 240));
+    assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
 }
 
 /// IDs go on from those before the hole.
@@ -282,7 +363,7 @@ fn no_id_is_too_large_behind_a_hole() {
     assert_eq!(judge.send(&[part(&stream, one..two)]), GOOD);
     assert_eq!(judge.judged(), three);
     assert_eq!(judge.send(&[part(&stream, three..four)]), BAD);
-    // Both behind the hole: the run is of no use.
+    // Both behind the hole.
     let mut judge = Judge::new();
     assert_eq!(judge.send(&[part(&stream, 0..one)]), GOOD);
     assert_eq!(judge.send(&[part(&stream, two..four)]), DECLINED);
