@@ -1,11 +1,20 @@
 //! Waiting for program runs; see `bpf/barrier.h`.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use libbpf_rs::MapHandle;
+use libbpf_rs::{MapCore, MapFlags, MapHandle, ProgramInput, ProgramMut};
 
 use crate::Error;
 use crate::object::{Loaded, write};
+
+/// `enum barrier_state`.
+const RUNS: u32 = 1;
+const HAS_RUN: u32 = 2;
+
+/// What a program at TC is run with: an Ethernet header.
+const FRAME: [u8; 14] = [0; 14];
 
 pub(crate) struct Barrier {
     barrier: MapHandle,
@@ -13,8 +22,16 @@ pub(crate) struct Barrier {
 }
 
 impl Barrier {
+    /// # Errors
+    /// Also where the kernel does not wait as it should: keys would be reused while they are in use.
     pub fn new(object: &mut Loaded) -> Result<Self, Error> {
-        Ok(Self { barrier: object.handle("barrier")?, nothing: object.handle("nothing")? })
+        let barrier = Self { barrier: object.handle("barrier")?, nothing: object.handle("nothing")? };
+        let states = object.handle("barrier_states")?;
+        let program = object.program("barrier_run")?;
+        match outlasts(&program, &states, || barrier.wait_for_runs())? {
+            true => Ok(barrier),
+            false => Err(Error::NoBarrier),
+        }
     }
 
     /// Returns when every run of a program has ended that had begun before: an update of a map of maps waits for them
@@ -22,5 +39,68 @@ impl Barrier {
     pub fn wait_for_runs(&self) -> Result<(), Error> {
         let fd = self.nothing.as_fd().as_raw_fd();
         write(&self.barrier, "barrier", &0u32.to_ne_bytes(), &fd.to_ne_bytes())
+    }
+}
+
+/// Calls `wait` while a long run is under way, and tells whether the run had ended when that returned. It cannot be told
+/// where nobody got to look while it ran; then it had ended, too.
+fn outlasts(
+    program: &ProgramMut<'_>,
+    states: &MapHandle,
+    wait: impl FnOnce() -> Result<(), Error> + Send,
+) -> Result<bool, Error> {
+    const KEY: [u8; 4] = [0; 4];
+    let what = "barrier_states";
+    let state = || -> Result<u32, Error> {
+        let value = states.lookup(&KEY, MapFlags::ANY).map_err(|source| Error::Read { what, source })?;
+        Ok(value.and_then(|value| Some(u32::from_ne_bytes(*value.first_chunk()?))).unwrap_or(0))
+    };
+    write(states, what, &KEY, &0u32.to_ne_bytes())?;
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            while state()? < RUNS && !over.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+            }
+            wait()?;
+            Ok(state()? == HAS_RUN)
+        });
+        let input = ProgramInput { data_in: Some(&FRAME), ..ProgramInput::default() };
+        let run = program.test_run(input);
+        over.store(true, Ordering::Release);
+        let outlasted = waiting.join().unwrap_or(Err(Error::NoBarrier));
+        run.map_err(|error| Error::Run { program: "barrier_run", source: io::Error::other(error) })?;
+        outlasted
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::object::embedded;
+
+    /// The kernel's own barrier passes, whatever else runs; what does not wait is found out.
+    #[test]
+    fn what_does_not_wait_for_runs_is_no_barrier() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP what_does_not_wait_for_runs_is_no_barrier: needs root");
+            return;
+        }
+        let mut object = embedded!("relay.bpf.o").open().expect("open").load().expect("loaded");
+        for _ in 0..20 {
+            Barrier::new(&mut object).expect("the kernel waits");
+        }
+        if std::thread::available_parallelism().is_ok_and(|processors| processors.get() == 1) {
+            println!("one processor: nobody can look while a program runs");
+            return;
+        }
+        let states = object.handle("barrier_states").expect("a map");
+        let program = object.program("barrier_run").expect("a program");
+        let begin = Instant::now();
+        while outlasts(&program, &states, || Ok(())).expect("a run") {
+            assert!(begin.elapsed() < Duration::from_secs(60), "it is not found out");
+        }
     }
 }

@@ -54,6 +54,10 @@ pub enum Error {
     Run { program: &'static str, r#source: std::io::Error },
     #[error("cannot get random numbers: {source}")]
     Random { r#source: std::io::Error },
+    #[error(
+        "this kernel does not wait for running programs when a map of maps changes: keys would be changed while they are in use"
+    )]
+    NoBarrier,
     /// Routes cannot be looked up on behalf of this host's own packets.
     #[error("cannot write {path}: {source}")]
     Sysctl { path: &'static str, r#source: std::io::Error },

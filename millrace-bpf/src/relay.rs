@@ -11,6 +11,8 @@
 //! 4. A [`Slot`] for each stream of an upstream that is forwarded. Once userspace has opened a subscriber's stream, an
 //!    [`Egress`] in the slot delegates it to the kernel. Removing the egress, or dropping the slot, recalls it.
 //!    [`Datagrams`] in the slot of a track's alias are the same for objects that come as datagrams.
+//!    [`Slot::advance`] says how much of the stream userspace has, and where in its framing that ends: the program forwards
+//!    what follows there and is well-formed.
 //! 5. [`Relay::drain`] tells what was sent. Every packet is registered before it leaves. So whoever drains, and then looks
 //!    at an acknowledgement, knows the packets that it is about. There is one exception: while another CPU is registering
 //!    a packet, those registered after it cannot be read. So an unknown number below the word is no offence of the peer:
@@ -25,6 +27,7 @@ mod config;
 mod defer;
 mod downstream;
 mod ids;
+mod ingress;
 mod intf;
 mod keystream;
 mod memory;
@@ -42,8 +45,9 @@ use std::sync::{Arc, Mutex};
 pub use config::Config;
 pub use defer::DeferredSocket;
 pub use downstream::{Downstream, DownstreamId, Path};
+pub use ingress::Position;
 pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, EgressOutcome, FurtherRun, Lookup, Outcome};
+pub use outcome::{Counters, EgressOutcome, FrameOutcome, FurtherRun, Lookup, Outcome};
 pub use slot::{Datagrams, Egress, EgressKey, Slot};
 pub use trace::{Event, Tracing, What};
 pub use upstream::Upstream;
@@ -51,7 +55,7 @@ pub use upstream::Upstream;
 use crate::Error;
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded};
-use crate::tc::{Attachment, Hook, Mechanism, Position};
+use crate::tc::{self, Attachment, Hook, Mechanism};
 use memory::Ring;
 use shared::{Shared, lock};
 
@@ -145,7 +149,8 @@ impl Relay {
         allow_route_lookup()?;
         let object = lock(&self.object);
         let program = object.program("relay_ingress")?;
-        let attachment = Attachment::new(&program, ifindex, Hook::Ingress, Position::First, self.mechanism)?;
+        let attachment =
+            Attachment::new(&program, ifindex, Hook::Ingress, tc::Position::First, self.mechanism)?;
         let mechanism = attachment.mechanism();
         attachments.insert(ifindex, attachment);
         Ok(mechanism)

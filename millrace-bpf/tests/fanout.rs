@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{Compute, Config, Downstream, Egress, Forwarded, Path, Relay, Want};
+use millrace_bpf::relay::{Compute, Config, Downstream, Egress, Forwarded, Path, Position, Relay, Want};
 use millrace_proto::quic::keys::Suite;
 use net::{Network, address, inside};
 use nix::sched::{CpuSet, sched_setaffinity};
@@ -107,13 +107,6 @@ fn pin(cpu: usize) {
     sched_setaffinity(Pid::from_raw(0), &set).expect("affinity");
 }
 
-fn steer(namespace: &str, interface: &str, cpus: u8) {
-    let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
-    let script = format!("echo {cpus} > {file}");
-    let command = ["netns", "exec", namespace, "sh", "-c", &script];
-    assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
-}
-
 struct Subscriber {
     keys: Direction,
     downstream: Downstream,
@@ -140,10 +133,10 @@ fn measure(way: Way) -> Figures {
     let config = Config { ports: vec![PORT], max_copies_per_run, max_runs, ..Config::default() };
     let relay = Relay::load(&config).expect("the relay loads");
     if matches!(way, Way::FurtherRunsSpread) {
-        steer(&network.relay, "west", 3);
+        net::steer(&network.relay, "west", 3);
     }
     // The bystander comes by the other interface.
-    steer(&network.relay, "east", 1);
+    net::steer(&network.relay, "east", 1);
     let sink = net::socket(&network.subscriber, SocketAddr::new(address(4, 2, 2), 0));
     let remote = sink.local_addr().expect("address");
     let local = SocketAddr::new(address(4, 2, 1), PORT);
@@ -199,6 +192,7 @@ fn measure(way: Way) -> Figures {
         };
         for (number, (packet, sent)) in packets.iter().zip(&sent).enumerate() {
             refill();
+            slot.set_position(&Position::opaque(7));
             next.wait();
             figures.bystander.push(bystander.delay(sent));
             let mut buffer = [0; 2048];

@@ -5,6 +5,8 @@
 
 use std::{fs, path::Path};
 
+use millrace_proto::moq::vi64;
+
 #[path = "../../fuzz/kernel_checks.rs"]
 mod checks;
 
@@ -31,6 +33,46 @@ fn random_bytes_pass() {
         for _ in 0..20_000 {
             let len = rng.usize(..96);
             check(&(0..len).map(|_| rng.u8(..)).collect::<Vec<_>>());
+        }
+    }
+}
+
+/// Almost right: random bytes seldom come past a stream's header.
+#[test]
+fn random_subgroups_pass() {
+    let mut rng = fastrand::Rng::with_seed(2);
+    for _ in 0..50_000 {
+        let mut data = vec![rng.u8(..), rng.u8(..), rng.u8(..)];
+        subgroup(&mut rng, &mut data);
+        if rng.u32(..3) == 0 {
+            let at = rng.usize(3..data.len());
+            data[at] ^= 1 << rng.u32(..8);
+        }
+        checks::kernel_subgroup(&data);
+    }
+}
+
+fn subgroup(rng: &mut fastrand::Rng, out: &mut Vec<u8>) {
+    let integer = |value: u64, rng: &mut fastrand::Rng, out: &mut Vec<u8>| {
+        vi64::encode_in(value, rng.usize(vi64::len(value)..=vi64::MAX_LEN), out);
+    };
+    let kind = 0x10 | [0, 2, 4][rng.usize(..3)] | rng.u64(..2) | [0, 0x20][rng.usize(..2)];
+    integer(kind, rng, out);
+    (0..if kind & 6 == 4 { 3 } else { 2 }).for_each(|_| integer(rng.u64(..), rng, out));
+    out.extend((kind & 0x20 == 0).then_some(7));
+    for _ in 0..rng.usize(..6) {
+        let bits = rng.u32(..64);
+        integer(rng.u64(..1 << bits), rng, out);
+        let properties = if kind & 1 == 1 && rng.bool() { rng.usize(..40) } else { 0 };
+        if kind & 1 == 1 {
+            integer(properties as u64, rng, out);
+            out.extend(std::iter::repeat_n(9, properties));
+        }
+        let payload = if rng.bool() { rng.usize(..80) } else { 0 };
+        integer(payload as u64, rng, out);
+        match payload {
+            0 => integer([0, 0, 0, 0, 0, 3, 4, 1][rng.usize(..8)], rng, out),
+            _ => out.extend(std::iter::repeat_n(5, payload)),
         }
     }
 }

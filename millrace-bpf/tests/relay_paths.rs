@@ -14,7 +14,7 @@ use std::net::{IpAddr, UdpSocket};
 use fastrand::Rng;
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::relay::{
-    Compute, Config, Egress, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream,
+    Compute, Config, Egress, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream,
 };
 use millrace_proto::quic::keys::Suite;
 use net::{Capture, Network, RawSender, address, ip, root};
@@ -63,6 +63,7 @@ impl Scene {
 
     fn packet(&mut self, len: usize) -> (Chunk, Vec<u8>) {
         let data = quic::bytes(len, &mut self.rng);
+        self.slot.set_position(&Position::opaque(9));
         let chunk = Chunk { stream: STREAM, offset: 9, data, fin: false };
         let packet = self.publisher.seal((0, self.sent), 3, &chunk.encode());
         self.sent += 1;

@@ -174,6 +174,7 @@ impl Sources<'_> {
             deferred: offload.deferred,
             deferred_dropped: offload.deferred_dropped,
             received: offload.received.map(outcomes),
+            frames: offload.frames.map(outcomes),
             copies: offload.copies.map(outcomes),
             further_runs: offload.further_runs.map(outcomes),
         }

@@ -58,6 +58,9 @@ pub struct Engine {
     /// What became of packets that arrived on the kernel engine's interfaces, by reason.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,
+    /// What became of frames of streams that the kernel may forward; all but `good` are userspace's.
+    #[serde(default)]
+    pub frames: Option<BTreeMap<String, u64>>,
     /// What became of copies that the kernel could have sent, by reason; all but `sent` are userspace's.
     #[serde(default)]
     pub copies: Option<BTreeMap<String, u64>>,

@@ -23,6 +23,7 @@ use std::{
 };
 
 use millrace_proto::{
+    moq::data::Position,
     plane::downstream::{Budget, StreamKey},
     quic::{
         keys::{Secret, Suite},
@@ -191,6 +192,10 @@ pub trait Owner: Send + Sync {
 /// A stream of the peer, or a track's datagrams, as the offload may forward it. When it is dropped nothing of it is
 /// forwarded any more.
 pub trait Ingress: Any + Send + Sync {
+    /// This end has the stream's bytes up to there. What is forwarded follows the bytes that were forwarded before, or those
+    /// that this end has, and is well-formed there.
+    fn advance(&self, position: &Position);
+
     /// Whether nobody waits for it but those to whom it is forwarded: then what arrives need not wake the process.
     fn set_exclusive(&self, exclusive: bool);
 }
@@ -307,6 +312,8 @@ pub struct Status {
     pub deferred_dropped: u64,
     /// What became of packets that arrived; `None`: it does not say.
     pub received: Option<Counts>,
+    /// What became of frames of streams that may be forwarded.
+    pub frames: Option<Counts>,
     /// What became of copies.
     pub copies: Option<Counts>,
     /// How runs ended that went on with a packet of more copies than one run makes.

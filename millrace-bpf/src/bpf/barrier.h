@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /* For userspace only: an update of a map of maps returns when every program run that had begun has ended. Then it may
- * reuse what it has unlinked before.
+ * reuse what it has unlinked before. That is how the kernel is made and not a promise, so it is tried with barrier_run.
  */
 #ifndef MILLRACE_BARRIER_H
 #define MILLRACE_BARRIER_H
 
-#include <linux/bpf.h>
-#include <bpf/bpf_helpers.h>
+#include "util.h"
 
 /* What `barrier` holds: a map of no use. */
 struct nothing {
@@ -24,5 +23,39 @@ struct {
 	__array(values, struct nothing);
 } barrier SEC(".maps")
 = {.values = {&nothing}};
+
+enum barrier_state {
+	BARRIER_RUNS = 1,
+	BARRIER_HAS_RUN,
+};
+
+/* 0 -> enum barrier_state. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} barrier_states SEC(".maps");
+
+#define BARRIER_STEPS (1 << 21) /* some milliseconds */
+
+static long barrier_step(__u32 index, void *nobody)
+{
+	return 0;
+}
+
+/* A long run. */
+SEC("tc")
+int barrier_run(struct __sk_buff *skb)
+{
+	__u32 key = 0, *state = bpf_map_lookup_elem(&barrier_states, &key);
+
+	if (!state)
+		return 0;
+	WRITE_ONCE(*state, BARRIER_RUNS);
+	bpf_loop(BARRIER_STEPS, barrier_step, NULL, 0);
+	WRITE_ONCE(*state, BARRIER_HAS_RUN);
+	return 0;
+}
 
 #endif

@@ -30,6 +30,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "gate_packet.h"
 #include "quic_packet.h"
 #include "skb_udp.h"
+#include "subgroup.h"
 
 struct native_walk {
 	__u32 steps;
@@ -38,6 +39,8 @@ struct native_walk {
 };
 
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out);
+int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps);
+int subgroup_native_may_end(const struct subgroup_state *state);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
@@ -60,6 +63,25 @@ int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk
 		if (step == FRAME_END || step == FRAME_BAD)
 			return step == FRAME_END;
 	}
+}
+
+/* Goes on with the bytes up to `end`, as frames_native_walk has them. Whether they are well-formed. */
+int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps)
+{
+	struct frame_walk walk = {.at = at, .end = end};
+
+	for (;;) {
+		enum subgroup_step step = subgroup_next(state, &walk, text);
+
+		++*steps;
+		if (step == SUBGROUP_DONE || step == SUBGROUP_BAD)
+			return step == SUBGROUP_DONE;
+	}
+}
+
+int subgroup_native_may_end(const struct subgroup_state *state)
+{
+	return subgroup_may_end(state);
 }
 
 /* enum parse. `vlan_tci` is a tag that travels beside the frame, or NULL. */

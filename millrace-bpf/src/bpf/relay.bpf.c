@@ -6,6 +6,7 @@
  *   relay_intf.h       what is shared with userspace
  *   relay_maps.h       configuration and maps; relay_work.h: what a run works with
  *   relay_ingress.h    the received packet: found, opened, its frames walked
+ *   relay_judge.h      which of a stream's bytes may be forwarded; subgroup.h: their framing
  *   relay_egress.h     a copy: admitted, numbered, sealed, sent; relay_frame.h: its headers
  *   relay_keystream.h  opening and sealing with precomputed keystreams
  *   relay_runs.h       a fan-out that takes several runs
@@ -71,17 +72,12 @@ static __always_inline int verdict_of(enum relay_outcome outcome)
 	}
 }
 
-SEC("tcx/ingress")
-int relay_ingress(struct __sk_buff *skb)
+static __always_inline int run(struct __sk_buff *skb, struct work *work)
 {
-	__u32 key = 0;
-	struct work *work = bpf_map_lookup_elem(&works, &key);
 	enum relay_outcome outcome;
 
-	if (!work)
-		return PASS_ON; /* for the verifier: each CPU has one */
 	work->arrival.traced_ns = 0;
-	take_cursor(skb, work);
+	take_cursor(skb, &work->cursor);
 	outcome = relay(skb, work);
 	if (outcome == RELAY_FROM_SUBSCRIBER)
 		defer_short(skb, &work->arrival);
@@ -91,6 +87,33 @@ int relay_ingress(struct __sk_buff *skb)
 	if (work->arrival.traced_ns)
 		trace_packet(work, outcome);
 	return verdict_of(outcome);
+}
+
+/* Not inlined, so that its stack is not the program's. */
+static __noinline int pass_by(struct __sk_buff *skb)
+{
+	struct cursor_entry cursor;
+
+	take_cursor(skb, &cursor);
+	add_to(&outcomes, RELAY_BUSY, 1);
+	return PASS_ON;
+}
+
+SEC("tcx/ingress")
+int relay_ingress(struct __sk_buff *skb)
+{
+	__u32 key = 0;
+	struct work *work = bpf_map_lookup_elem(&works, &key);
+	int verdict;
+
+	if (!work)
+		return PASS_ON; /* for the verifier: each CPU has one */
+	if (__sync_lock_test_and_set(&work->busy, 1))
+		return pass_by(skb);
+	verdict = run(skb, work);
+	/* Only runs on the same CPU look at it. */
+	WRITE_ONCE(work->busy, 0);
+	return verdict;
 }
 
 char LICENSE[] SEC("license")

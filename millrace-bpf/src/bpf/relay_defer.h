@@ -18,7 +18,8 @@
 static __always_inline int is_received(enum relay_outcome outcome)
 {
 	return outcome == RELAY_FORWARDED || outcome == RELAY_OVER_BUDGET || outcome == RELAY_REPLAYED ||
-	       outcome == RELAY_BAD_FRAMES || outcome == RELAY_NO_SLOT;
+	       outcome == RELAY_BAD_FRAMES || outcome == RELAY_NO_SLOT || outcome == RELAY_BAD_STREAM ||
+	       outcome == RELAY_DECLINED;
 }
 
 /* Steers a packet to the deferred socket. 0: it goes to the other one, because it `wakes` userspace, because userspace

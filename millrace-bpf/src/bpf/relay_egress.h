@@ -280,12 +280,13 @@ static __always_inline int reshape(struct __sk_buff *skb, struct arrival *arriva
 
 /* Before the first change. A checksum over the whole frame (CHECKSUM_COMPLETE) would have to follow every change; when
  * the frame grows, the kernel forgets it and sums up again what goes up. A VLAN tag would go along with the copies, to
- * whatever interface they leave by.
+ * whatever interface they leave by, and the flow's hash would put them all into one queue.
  */
 static __always_inline int begin_changes(struct __sk_buff *skb, struct arrival *arrival)
 {
 	if (!arrival->changed) {
 		arrival->changed = 1;
+		bpf_set_hash_invalid(skb);
 		if (arrival->summed == CHECKSUM_COMPLETE &&
 		    bpf_skb_change_tail(skb, arrival->frame_bytes + 4, 0))
 			return -1;

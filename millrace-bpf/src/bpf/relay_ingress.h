@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* The received packet: found, opened, its frames walked.
+/* The received packet: found, opened, its frames walked and judged.
  *
  * Functions without `static`, here and in the other headers of the relay, are global functions: the verifier checks each
  * once and not for each call, which keeps the whole program within its limits. In return, they have to check their
@@ -11,6 +11,7 @@
 #include "frames.h"
 #include "quic.h"
 #include "relay_frame.h"
+#include "relay_judge.h"
 #include "relay_keystream.h"
 #include "relay_trace.h"
 #include "skb_udp.h"
@@ -206,15 +207,17 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Notes a frame for the fan-out if it has a slot. */
+/* Notes a frame for the fan-out if it has a slot. In further runs, if the first one did. */
 static __always_inline void take_chunk(struct work *work, const struct chunk *found)
 {
 	struct relay_slot slot = {
 		.id = found->frame.id, .upstream = work->arrival.upstream, .kind = found->kind};
-	__u32 *egress = bpf_map_lookup_elem(&slots, &slot);
+	__u32 *ingress = bpf_map_lookup_elem(&slots, &slot);
+	__u32 ordinal = work->fan.ordinal++;
+	int good = ordinal < 64 && work->cursor.good >> (ordinal & 63) & 1;
 	struct chunk *chunk;
 
-	if (!egress) {
+	if (work->cursor.id ? !good : !ingress) {
 		work->fan.wakes = 1;
 		return;
 	}
@@ -224,7 +227,8 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	}
 	chunk = &work->chunks[work->fan.chunks & (CHUNKS - 1)];
 	*chunk = *found;
-	chunk->egress = *egress;
+	chunk->ingress = ingress ? *ingress : RELAY_END;
+	chunk->ordinal = ordinal;
 	work->fan.chunks++;
 }
 
@@ -273,6 +277,60 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
+/* Judges a noted frame. Finds its first egress. */
+static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk)
+{
+	__u32 key = chunk->ingress;
+	struct relay_ingress *ingress = bpf_map_lookup_elem(&ingresses, &key);
+	enum relay_frame_outcome outcome = RELAY_FRAME_GOOD;
+
+	chunk->egress = RELAY_END;
+	if (!ingress)
+		return RELAY_FRAME_GOOD;
+	chunk->egress = READ_ONCE(ingress->first);
+	if (work->cursor.id || chunk->kind != RELAY_STREAM)
+		return RELAY_FRAME_GOOD;
+	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream)
+		return RELAY_FRAME_BUSY; /* the slot was just removed */
+	outcome = judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame);
+	OPAQUE(outcome);
+	if (outcome < RELAY_FRAME_OUTCOMES)
+		add_to(&outcomes, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + outcome, 1);
+	return outcome;
+}
+
+/* Keeps the frames that are good, and only if none is malformed: then userspace closes the connection, and forwards
+ * nothing of the packet either.
+ */
+enum relay_outcome judge_frames(struct work *work)
+{
+	__u32 noted, good = 0;
+
+	if (!work)
+		return RELAY_DECLINED;
+	noted = work->fan.chunks;
+	for (__u32 i = 0; i < CHUNKS; i++) {
+		struct chunk *chunk = &work->chunks[i];
+		enum relay_frame_outcome outcome;
+
+		if (i >= noted)
+			break;
+		outcome = judge_chunk(work, chunk);
+		if (outcome == RELAY_FRAME_MALFORMED)
+			return RELAY_BAD_STREAM;
+		if (outcome || chunk->ordinal >= 64) {
+			work->fan.wakes = 1;
+			continue;
+		}
+		work->fan.good |= 1ULL << (chunk->ordinal & 63);
+		if (good < i)
+			work->chunks[good & (CHUNKS - 1)] = *chunk;
+		good++;
+	}
+	work->fan.chunks = good;
+	return good || !noted ? RELAY_FORWARDED : RELAY_DECLINED;
+}
+
 static __always_inline enum relay_outcome walk_frames(struct work *work)
 {
 	struct walk_loop loop = {.work = work};
@@ -284,9 +342,14 @@ static __always_inline enum relay_outcome walk_frames(struct work *work)
 	bpf_loop(FRAMES_MAX, walk_step, &loop, 0);
 	if (!loop.ended)
 		return RELAY_BAD_FRAMES;
+	outcome = judge_frames(work);
+	if (outcome)
+		return outcome;
 	if (work->cursor.id) {
 		work->fan.chunk = work->cursor.chunk;
-		work->fan.egress = work->cursor.egress;
+		work->fan.egress = work->chunks[work->cursor.chunk & (CHUNKS - 1)].egress;
+		if (work->fan.egress != RELAY_END)
+			work->fan.egress = work->cursor.egress;
 	} else {
 		work->fan.egress = work->chunks[0].egress;
 	}

@@ -5,13 +5,14 @@
  * An upstream is a connection that media arrives on, a downstream one that it leaves on. A slot is a stream of an
  * upstream, or a track whose objects come as its datagrams; an egress is one subscriber's copy of that.
  *
- * `upstreams`, `egresses` and `downstreams` are mapped into the relay process. Both sides use atomic operations on the
+ * `upstreams`, `ingresses`, `egresses` and `downstreams` are mapped into the relay process. Both sides use atomic operations on the
  * words that they share. An entry is reused only after every program run that may have seen it has ended.
  */
 #ifndef MILLRACE_RELAY_INTF_H
 #define MILLRACE_RELAY_INTF_H
 
 #include "crypto_intf.h"
+#include "subgroup_intf.h"
 #include <linux/types.h>
 
 #define RELAY_ID_MAX	  20 /* longest connection ID of QUIC version 1 */
@@ -19,6 +20,7 @@
 #define RELAY_SEEN	  8	      /* words of the replay window, 32 packet numbers each */
 #define RELAY_NUMBER_BITS 48	      /* of the packet number word; the key generation is above */
 #define RELAY_END	  0xffffffffU /* no further egress */
+#define RELAY_UNKNOWN	  (~0ULL)     /* size of a stream whose end has not come */
 #define RELAY_SUBSCRIBER  0x80000000U /* in `ids`: the rest is the index of a downstream */
 #define RELAY_ARRIVALS	  4096	      /* entries of `arrivals`, a power of two */
 
@@ -83,6 +85,25 @@ struct relay_slot {
 	__u32 upstream;
 	__u32 kind; /* enum relay_kind */
 };
+
+/* What is in a slot, and how far a stream was judged. Whoever takes the lock has the rest to himself; who finds it taken
+ * does without.
+ */
+struct relay_ingress {
+	__u64 id; /* of the slot, since the entry may have become another slot's before a run uses it */
+	__u32 upstream;
+	__u32 kind;
+	__u32 first; /* egress, or RELAY_END */
+	__u32 lock;  /* 0: nobody has it */
+	__u64 next;  /* the stream's bytes before this offset were judged, here or by userspace */
+	__u64 final_size; /* the stream's size, or RELAY_UNKNOWN */
+	/* Bytes that came behind a hole, without gaps. Before `next`: none. */
+	__u64 run;
+	__u64 run_end;
+	struct subgroup_state state;   /* at `next` */
+	struct subgroup_state scratch; /* the program's */
+};
+_Static_assert(sizeof(struct relay_ingress) == 120, "relay_ingress has no hidden padding");
 
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_egress {
@@ -192,8 +213,8 @@ struct relay_forwarded {
 	__u8 kind; /* enum relay_kind */
 };
 
-/* What became of a received packet: index into the map `outcomes`, where enum relay_egress_outcome and enum
- * relay_further_run follow.
+/* What became of a received packet: index into the map `outcomes`, where enum relay_egress_outcome, enum
+ * relay_further_run and enum relay_frame_outcome follow.
  */
 enum relay_outcome {
 	RELAY_FORWARDED = 0, /* every copy was tried */
@@ -214,6 +235,9 @@ enum relay_outcome {
 	RELAY_REPLAYED, /* or too old to tell */
 	RELAY_BAD_FRAMES,
 	RELAY_NO_SLOT,	       /* no frame that has a slot */
+	RELAY_BAD_STREAM, /* a stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded */
+	RELAY_DECLINED,	       /* there are slots, but no frame may be forwarded: enum relay_frame_outcome */
+	RELAY_BUSY,	       /* a run was interrupted by this one, which has nothing to work with */
 	RELAY_FROM_SUBSCRIBER, /* of a downstream that is no upstream: not opened */
 	RELAY_OUTCOMES,
 };
@@ -224,6 +248,17 @@ enum relay_further_run {
 	RELAY_RUN_CONTINUED,
 	RELAY_RUN_LEFT, /* the other copies are left to userspace */
 	RELAY_FURTHER_RUNS,
+};
+
+/* What became of a frame of a stream that has a slot. */
+enum relay_frame_outcome {
+	RELAY_FRAME_GOOD = 0,
+	RELAY_FRAME_REPEATED, /* some of it came before */
+	RELAY_FRAME_AHEAD,    /* of what is before it, something has not come */
+	RELAY_FRAME_BUSY,     /* another CPU, or userspace, is at the same stream */
+	RELAY_FRAME_LONG,     /* more fields than are looked at */
+	RELAY_FRAME_MALFORMED,
+	RELAY_FRAME_OUTCOMES,
 };
 
 /* Whose packets become events; userspace changes it while the program runs. */

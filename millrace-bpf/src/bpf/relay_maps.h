@@ -69,13 +69,22 @@ struct {
 
 /* --- What is forwarded --- */
 
-/* Stream, or track of datagrams, of an upstream -> index of its first egress. */
+/* Stream, or track of datagrams, of an upstream -> index of its ingress. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct relay_slot);
 	__type(value, __u32);
 	__uint(max_entries, 1);
 } slots SEC(".maps");
+
+/* Index -> what is in a slot. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_ingress);
+	__uint(max_entries, 1);
+} ingresses SEC(".maps");
 
 /* Index -> one subscriber's copy of what is in a slot. */
 struct {
@@ -122,12 +131,14 @@ struct {
 
 /* --- What is told --- */
 
-/* Outcome -> packets. First enum relay_outcome, then enum relay_egress_outcome, then enum relay_further_run. */
+/* Outcome -> packets. First enum relay_outcome, then enum relay_egress_outcome, enum relay_further_run,
+ * enum relay_frame_outcome.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS);
+	__uint(max_entries, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + RELAY_FRAME_OUTCOMES);
 } outcomes SEC(".maps");
 
 /* A variable, so that all it costs while nobody traces is a load and a branch. */
@@ -149,6 +160,14 @@ struct {
 	__type(value, struct work);
 	__uint(max_entries, 1);
 } works SEC(".maps");
+
+/* Low bits of an ingress' index -> bytes that came behind a hole. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct run_bytes);
+	__uint(max_entries, RUNS);
+} runs SEC(".maps");
 
 /* Low bits of a mark -> where the next run of that packet goes on. */
 struct {

@@ -17,25 +17,25 @@
 #define GOLDEN_RATIO 0x9e3779b9U /* of 2^32: its multiples are spread evenly */
 
 /* If the mark names a cursor, takes it and gives the packet its own mark back. */
-static __always_inline void take_cursor(struct __sk_buff *skb, struct work *work)
+static __always_inline void take_cursor(struct __sk_buff *skb, struct cursor_entry *cursor)
 {
 	__u32 id = skb->mark, key = id & (CURSORS - 1);
 	struct cursor_entry *entry;
 
-	work->cursor = (struct cursor_entry){};
+	*cursor = (struct cursor_entry){};
 	if ((id & ~CURSOR_LOW) != CURSOR_ID)
 		return;
 	entry = bpf_map_lookup_elem(&cursors, &key);
 	if (!entry || __sync_val_compare_and_swap(&entry->id, id, 0) != id)
 		return;
-	work->cursor = *entry;
-	work->cursor.id = id;
+	*cursor = *entry;
+	cursor->id = id;
 	skb->mark = entry->mark;
 	bpf_set_hash_invalid(skb);
 }
 
 /* Queues the packet for another run. Not 0: it has none, and is as it was. */
-static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
+static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 {
 	__u32 id = CURSOR_ID | (__sync_fetch_and_add(&cursors_used, 1) & CURSOR_LOW),
 	      key = id & (CURSORS - 1);
@@ -47,6 +47,7 @@ static __always_inline int put_back(struct __sk_buff *skb, struct work *work)
 	*entry = (struct cursor_entry){
 		.number = work->cursor.number,
 		.traced_ns = work->arrival.traced_ns,
+		.good = work->fan.good,
 		.id = id,
 		.mark = mark,
 		.egress = work->fan.egress,

@@ -19,7 +19,10 @@ struct chunk {
 	__u32 type; /* of a datagram */
 	__s32 priority;
 	__u32 kind;
+	__u32 ingress;
 	__u32 egress; /* first of its slot */
+	__u32 ordinal; /* among the packet's STREAM and DATAGRAM frames */
+	__u32 pad;
 };
 
 /* The frame that arrived, and what has been done to it. */
@@ -63,13 +66,15 @@ struct fan {
 	__u32 egress;
 	__u32 left_over; /* chunks for which there was no room */
 	__u32 wakes;	 /* something in the packet should reach userspace at once */
-	__u32 pad;
+	__u32 ordinal;	 /* of the next frame */
+	__u64 good;	 /* by ordinal: frames that are forwarded */
 };
 
 /* Where the fan-out of a packet goes on in its next run. */
 struct cursor_entry {
 	__u64 number;	 /* of the QUIC packet */
 	__u64 traced_ns; /* as in struct arrival */
+	__u64 good;	 /* as in struct fan: frames are judged once */
 	__u32 id;	 /* the packet's mark while it waits; 0: nobody's */
 	__u32 mark;	 /* the packet's own, which it gets back */
 	__u32 egress;
@@ -78,12 +83,25 @@ struct cursor_entry {
 	__u32 pad;
 };
 
+#define RUNS	  64	/* streams whose run is kept at a time; a power of two */
+#define RUN_BYTES 16384 /* a power of two */
+
+/* The bytes of a run, see struct relay_ingress. */
+struct run_bytes {
+	__u32 owner; /* one more than the index of its ingress; 0: nobody's */
+	__u32 pad;
+	__u8 bytes[RUN_BYTES + FRAMES_MAX + 16];
+};
+
 #define CURSORS	   4096	       /* packets that wait at a time; more take the entries of older ones */
 #define CURSOR_ID  0x4d520000U /* in the high half of an entry's ID */
 #define CURSOR_LOW 0xffffU
 
-/* What does not fit the stack. A program run has it to itself: softirqs do not nest. */
+/* What does not fit the stack. On a kernel with PREEMPT_RT one run may begin on a CPU while another one is in the middle of
+ * its own there: it finds the word taken.
+ */
 struct work {
+	__u64 busy; /* 0: no run has it */
 	struct quic_buf in;
 	struct quic_buf out;
 	__u8 frame[FRAME_BYTES]; /* as it arrived */

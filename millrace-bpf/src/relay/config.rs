@@ -73,7 +73,7 @@ impl Config {
     }
 
     /// Entries of each map whose size is set before loading; of ring buffers, bytes.
-    pub(super) fn map_sizes(&self) -> [(&'static str, u32); 10] {
+    pub(super) fn map_sizes(&self) -> [(&'static str, u32); 11] {
         // A connection has up to 8 IDs at a time (RFC 9000, section 5.1.1, leaves it to the endpoint).
         let ids = self.max_upstreams.saturating_add(self.max_downstreams).saturating_mul(8);
         [
@@ -81,6 +81,7 @@ impl Config {
             ("upstreams", self.max_upstreams),
             ("open_keys", self.max_upstreams.saturating_mul(2)),
             ("slots", self.max_slots),
+            ("ingresses", self.max_slots),
             ("egresses", self.max_egresses),
             ("downstreams", self.max_downstreams),
             ("seal_keys", self.max_downstreams.saturating_mul(2)),

@@ -30,6 +30,26 @@ pub(crate) const DATAGRAMS: u32 = 1;
 
 mirror!(Slot = "relay_slot" { id: u64, upstream: u32, kind: u32 });
 
+/// `RELAY_UNKNOWN`: size of a stream whose end has not come.
+pub(crate) const UNKNOWN: u64 = u64::MAX;
+/// `enum subgroup_field`, some of it.
+pub(crate) const OPAQUE: u8 = 11;
+/// `enum subgroup_flags`.
+pub(crate) const HAS_PREVIOUS: u8 = 1;
+pub(crate) const WITH_PROPERTIES: u8 = 2;
+pub(crate) const ENDED: u8 = 4;
+
+mirror!(State = "subgroup_state" {
+    value: u64,
+    left: u64,
+    previous: u64,
+    field: u8,
+    missing: u8,
+    flags: u8,
+    kind: u8,
+    pad: u32,
+});
+
 mirror!(Path = "relay_path" {
     local: [u8; 16],
     remote: [u8; 16],
@@ -98,6 +118,20 @@ shared!(Upstream = "relay_upstream" {
     pad: AtomicU32,
 });
 
+shared!(Ingress = "relay_ingress" {
+    id: AtomicU64,
+    upstream: AtomicU32,
+    kind: AtomicU32,
+    first: AtomicU32,
+    lock: AtomicU32,
+    next: AtomicU64,
+    final_size: AtomicU64,
+    run: AtomicU64,
+    run_end: AtomicU64,
+    state: UnsafeCell<State>,
+    scratch: UnsafeCell<State>,
+});
+
 shared!(Egress = "relay_egress" {
     upstream_id: AtomicU64,
     id: AtomicU64,
@@ -162,7 +196,7 @@ shared!(Tracing = "relay_tracing" {
 mod tests {
     use super::*;
     use crate::intf::{assert_layouts, enum_names};
-    use crate::relay::outcome::{EgressOutcome, FurtherRun, Lookup, Outcome};
+    use crate::relay::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Outcome};
 
     #[test]
     fn mirrors_match_btf() {
@@ -179,6 +213,8 @@ mod tests {
                 Ring::LAYOUT,
                 Keystream::LAYOUT,
                 Upstream::LAYOUT,
+                State::LAYOUT,
+                Ingress::LAYOUT,
                 Egress::LAYOUT,
                 Deferral::LAYOUT,
                 Arrival::LAYOUT,
@@ -197,5 +233,6 @@ mod tests {
             EgressOutcome::ALL.map(EgressOutcome::name)
         );
         assert_eq!(names("relay_further_run", "relay_run_"), FurtherRun::ALL.map(FurtherRun::name));
+        assert_eq!(names("relay_frame_outcome", "relay_frame_"), FrameOutcome::ALL.map(FrameOutcome::name));
     }
 }

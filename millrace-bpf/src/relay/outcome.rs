@@ -53,6 +53,12 @@ outcomes! {
         BadFrames = "bad_frames",
         /// No frame that has a slot.
         NoSlot = "no_slot",
+        /// A stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded.
+        BadStream = "bad_stream",
+        /// There are slots, but no frame may be forwarded: [`FrameOutcome`] says why.
+        Declined = "declined",
+        /// A run was interrupted by this one, which had nothing to work with: on kernels with PREEMPT_RT.
+        Busy = "busy",
         /// Of a connection that only subscribes: not opened.
         FromSubscriber = "from_subscriber",
     }
@@ -100,6 +106,23 @@ outcomes! {
 }
 
 outcomes! {
+    /// What became of a frame of a stream that has a slot. Whatever is not good is userspace's.
+    FrameOutcome {
+        Good = "good",
+        /// Some of it came before.
+        Repeated = "repeated",
+        /// Of what is before it, something has not come.
+        Ahead = "ahead",
+        /// Another CPU, or userspace, was at the same stream.
+        Busy = "busy",
+        /// More fields than are looked at.
+        Long = "long",
+        /// Or beyond the stream's final size.
+        Malformed = "malformed",
+    }
+}
+
+outcomes! {
     /// How the look-up of a packet's precomputed keystream ended. After all but a hit the program computes it.
     Lookup {
         Hit = "hit",
@@ -116,13 +139,16 @@ pub struct Counters {
     pub(super) packets: [u64; Outcome::ALL.len()],
     pub(super) egresses: [u64; EgressOutcome::ALL.len()],
     pub(super) further_runs: [u64; FurtherRun::ALL.len()],
+    pub(super) frames: [u64; FrameOutcome::ALL.len()],
 }
 
 impl Counters {
     pub(super) fn new(raw: &[u64]) -> Option<Self> {
         let (packets, rest) = raw.split_first_chunk()?;
         let (egresses, rest) = rest.split_first_chunk()?;
-        Some(Self { packets: *packets, egresses: *egresses, further_runs: rest.try_into().ok()? })
+        let (further_runs, rest) = rest.split_first_chunk()?;
+        let frames = rest.try_into().ok()?;
+        Some(Self { packets: *packets, egresses: *egresses, further_runs: *further_runs, frames })
     }
 
     /// Received packets with this outcome.
@@ -140,11 +166,17 @@ impl Counters {
         self.further_runs[outcome as usize]
     }
 
+    /// Frames of streams that have a slot, with this outcome.
+    pub fn frames(&self, outcome: FrameOutcome) -> u64 {
+        self.frames[outcome as usize]
+    }
+
     /// What was counted since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);
         difference.egresses.iter_mut().zip(earlier.egresses).for_each(|(now, then)| *now -= then);
+        difference.frames.iter_mut().zip(earlier.frames).for_each(|(now, then)| *now -= then);
         difference.further_runs.iter_mut().zip(earlier.further_runs).for_each(|(now, then)| *now -= then);
         difference
     }

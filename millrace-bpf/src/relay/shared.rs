@@ -27,6 +27,7 @@ pub(super) struct Shared {
     pub sockets_used: AtomicU32,
     pub arrivals: Table<intf::Arrival>,
     pub upstreams: Table<intf::Upstream>,
+    pub ingresses: Table<intf::Ingress>,
     pub egresses: Table<intf::Egress>,
     pub downstreams: Table<intf::Downstream>,
     pub keystreams: Table<intf::Keystream>,
@@ -37,6 +38,7 @@ pub(super) struct Shared {
 /// Entries of the tables that are not in use.
 pub(super) struct Free {
     pub upstreams: Slab,
+    pub ingresses: Slab,
     pub egresses: Slab,
     pub downstreams: Slab,
     pub keystreams: Runs,
@@ -45,10 +47,12 @@ pub(super) struct Free {
 impl Shared {
     pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
         let upstreams = table(object, "upstreams")?;
+        let ingresses = table(object, "ingresses")?;
         let egresses = table(object, "egresses")?;
         let downstreams = table(object, "downstreams")?;
         let free = Free {
             upstreams: Slab::new(upstreams.len()),
+            ingresses: Slab::new(ingresses.len()),
             egresses: Slab::new(egresses.len()),
             downstreams: Slab::new(downstreams.len()),
             keystreams: Runs::new(config.keystream_entries()),
@@ -64,6 +68,7 @@ impl Shared {
             sockets_used: AtomicU32::new(0),
             arrivals: table(object, "arrivals")?,
             upstreams,
+            ingresses,
             egresses,
             downstreams,
             keystreams: table(object, "keystreams")?,
@@ -107,13 +112,13 @@ impl Shared {
 
 /// Entries that were unlinked, and may still be in use.
 struct Retired {
-    slabs: [Vec<u32>; 3],
+    slabs: [Vec<u32>; 4],
     runs: Vec<Run>,
 }
 
 impl Free {
-    fn slabs(&mut self) -> [&mut Slab; 3] {
-        [&mut self.upstreams, &mut self.egresses, &mut self.downstreams]
+    fn slabs(&mut self) -> [&mut Slab; 4] {
+        [&mut self.upstreams, &mut self.ingresses, &mut self.egresses, &mut self.downstreams]
     }
 
     pub fn needs_settling(&mut self) -> bool {

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use libbpf_rs::MapCore;
 
 use super::downstream::Downstream;
+use super::ingress::{Ingress, Position};
 use super::intf;
 use super::shared::Shared;
 use crate::Error;
@@ -55,14 +56,19 @@ pub struct EgressKey(u32);
 pub struct Slot {
     shared: Arc<Shared>,
     key: intf::Slot,
+    /// While there are egresses.
+    ingress: Option<Ingress>,
     /// In the order in which the program follows them.
     egresses: Vec<u32>,
     exclusive: bool,
+    /// Of userspace.
+    position: Position,
 }
 
 impl Slot {
     pub(super) fn new(shared: Arc<Shared>, key: intf::Slot) -> Self {
-        Self { shared, key, egresses: Vec::new(), exclusive: false }
+        let position = Position::default();
+        Self { shared, key, ingress: None, egresses: Vec::new(), exclusive: false, position }
     }
 
     /// Forwards datagrams to one more subscriber; only for a slot of [`Upstream::datagrams`](super::Upstream::datagrams).
@@ -111,7 +117,7 @@ impl Slot {
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
-            None => self.set_first(index).inspect_err(|_| self.retire(index))?,
+            None => self.link(index).inspect_err(|_| self.retire(index))?,
         }
         self.egresses.push(index);
         Ok(EgressKey(index))
@@ -134,33 +140,65 @@ impl Slot {
         }
     }
 
+    /// Userspace has the stream's bytes up to this position. The program forwards what follows its own position, which is
+    /// this one if that is behind; at first the stream's beginning. Where it finds a hole it forwards nothing more until the
+    /// hole is filled, or userspace has gone past it. No system call.
+    pub fn advance(&mut self, position: &Position) {
+        self.position = *position;
+        if let Some(ingress) = &self.ingress {
+            ingress.advance(position);
+        }
+    }
+
+    /// Has the program go on there, whatever it knows of the stream.
+    pub fn set_position(&mut self, position: &Position) {
+        self.position = *position;
+        if let Some(ingress) = &self.ingress {
+            ingress.set(position);
+        }
+    }
+
+    /// Offset of the stream at which the program goes on.
+    pub fn judged(&self) -> u64 {
+        self.ingress.as_ref().map_or(self.position.offset, Ingress::next)
+    }
+
     /// Recalls one subscriber's stream.
-    pub fn remove(&mut self, egress: EgressKey) -> Result<(), Error> {
-        let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return Ok(()) };
+    pub fn remove(&mut self, egress: EgressKey) {
+        let Some(at) = self.egresses.iter().position(|index| *index == egress.0) else { return };
         let next = self.egresses.get(at + 1).copied();
         match (at.checked_sub(1).and_then(|before| self.egresses.get(before)), next) {
             (Some(before), _) => {
                 self.shared.egresses.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
             }
-            (None, Some(next)) => self.set_first(next)?,
+            (None, Some(next)) => self.set_first(next),
             (None, None) => self.unlink(),
         }
         self.egresses.remove(at);
         self.retire(egress.0);
-        Ok(())
     }
 
     pub fn is_empty(&self) -> bool {
         self.egresses.is_empty()
     }
 
-    fn set_first(&self, egress: u32) -> Result<(), Error> {
-        write(&self.shared.slots, "slots", self.key.as_bytes(), &egress.to_ne_bytes())
+    fn set_first(&self, egress: u32) {
+        if let Some(ingress) = &self.ingress {
+            ingress.set_first(egress);
+        }
+    }
+
+    fn link(&mut self, egress: u32) -> Result<(), Error> {
+        let ingress = Ingress::new(self.shared.clone(), &self.key, egress, &self.position)?;
+        write(&self.shared.slots, "slots", self.key.as_bytes(), &ingress.index().to_ne_bytes())?;
+        self.ingress = Some(ingress);
+        Ok(())
     }
 
     /// Fails only if there is no egress, and so nothing to remove.
-    fn unlink(&self) {
+    fn unlink(&mut self) {
         let _ = self.shared.slots.delete(self.key.as_bytes());
+        self.ingress = None;
     }
 
     fn retire(&self, egress: u32) {

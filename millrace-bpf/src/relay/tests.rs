@@ -1,5 +1,7 @@
 //! The program over BPF_PROG_TEST_RUN: what it makes of each kind of packet, without an interface.
 
+mod forged;
+mod judging;
 mod keystreams;
 mod packets;
 #[path = "../../tests/support/quic.rs"]
@@ -9,9 +11,10 @@ mod runs;
 mod tracing;
 
 use fastrand::Rng;
-use libbpf_rs::ProgramInput;
+use libbpf_rs::{MapCore as _, MapFlags, ProgramInput};
 use millrace_proto::quic::keys::Suite;
 
+use std::cell::RefCell;
 use std::num::NonZero;
 
 use super::*;
@@ -21,6 +24,7 @@ use quic::{Chunk, Direction};
 const PORT: u16 = 4443;
 const ID_LEN: usize = 8;
 const STREAM: u64 = 6;
+const OFFSET: u64 = 7;
 /// Always declined as [`EgressOutcome::Before`].
 const EGRESS: Egress = Egress {
     stream_id: 3,
@@ -42,7 +46,7 @@ struct Bench {
     relay: Relay,
     upstream: Upstream,
     publisher: Direction,
-    slot: Slot,
+    slot: RefCell<Slot>,
     downstream: Downstream,
     rng: Rng,
 }
@@ -73,16 +77,22 @@ impl Bench {
         downstream.set_session(SUBSCRIBER);
         let mut slot = upstream.slot(STREAM);
         slot.add(&downstream, &EGRESS).expect("an egress");
-        Self { relay, upstream, publisher, slot, downstream, rng }
+        Self { relay, upstream, publisher, slot: RefCell::new(slot), downstream, rng }
     }
 
     /// Runs one frame. It must pass on, whatever the outcome.
     fn run(&self, frame: &[u8], gso_size: u32) -> Outcome {
+        self.rewind();
         let before = self.relay.counters().expect("counters");
         assert_eq!(self.test_run(frame, &mut context(gso_size)), PASS_ON);
         let counted = self.relay.counters().expect("counters").since(&before);
         assert_eq!(counted.packets.iter().sum::<u64>(), 1, "{counted:?}");
         Outcome::ALL.into_iter().find(|outcome| counted.packets(*outcome) == 1).expect("an outcome")
+    }
+
+    /// Has the stream stand where [`stream`] begins.
+    fn rewind(&self) {
+        self.slot.borrow_mut().set_position(&Position::opaque(OFFSET));
     }
 
     /// Returns the program's verdict; the context is as the program left it.
@@ -106,6 +116,18 @@ impl Bench {
     /// Runs a QUIC packet over IPv4.
     fn run_packet(&self, packet: &[u8]) -> Outcome {
         self.run(&ethernet(0x0800, &ipv4(0, &udp(PORT, packet))), 0)
+    }
+
+    /// Takes every CPU's work area, or gives it back. What was there.
+    fn set_busy(&self, busy: u64) -> Vec<u64> {
+        let mut object = lock(&self.relay.object);
+        let works = object.map("works").expect("a map");
+        let key = 0u32.to_ne_bytes();
+        let mut areas = works.lookup_percpu(&key, MapFlags::ANY).expect("read").expect("an area");
+        let were = areas.iter().filter_map(|area| u64::from_bytes(&area[..8])).collect();
+        areas.iter_mut().for_each(|area| area[..8].copy_from_slice(&busy.to_ne_bytes()));
+        works.update_percpu(&key, &areas, MapFlags::ANY).expect("written");
+        were
     }
 
     fn egresses_tried(&self) -> u64 {
@@ -144,7 +166,7 @@ fn context(gso_size: u32) -> [u8; 192] {
 }
 
 fn stream(len: usize) -> Vec<u8> {
-    Chunk { stream: STREAM, offset: 7, data: vec![9; len], fin: false }.encode()
+    Chunk { stream: STREAM, offset: OFFSET, data: vec![9; len], fin: false }.encode()
 }
 
 fn root(test: &str) -> bool {

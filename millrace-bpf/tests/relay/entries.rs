@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
-use millrace_bpf::relay::{Config, EgressOutcome, Outcome, Path, Relay};
+use millrace_bpf::relay::{Config, EgressOutcome, Outcome, Path, Position, Relay};
 use millrace_proto::quic::keys::Suite;
 
 use crate::net::{Network, address, root};
 use crate::peers::{PORT, attach};
-use crate::scene::{EGRESS, ID_LEN, STREAMS, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, OFFSET, STREAMS, Scene, simple};
 
 #[test]
 fn removed_means_gone() {
@@ -30,10 +30,11 @@ fn removed_means_gone() {
     for remove in [None, Some(1), Some(2), Some(0)] {
         if let Some(remove) = remove {
             let at = keys.iter().position(|(subscriber, _)| *subscriber == remove).expect("an egress");
-            slot.remove(keys.remove(at).1).expect("removed");
+            slot.remove(keys.remove(at).1);
         }
         let chunk = scene.chunk(100);
         let number = scene.next_number();
+        slot.set_position(&Position::opaque(OFFSET));
         let packet = scene.publisher.seal((0, number), 1, &chunk.encode());
         let got: Vec<_> = scene.send(&packet).iter().map(|packet| packet.downstream).collect();
         let want: Vec<_> = keys.iter().map(|(i, _)| scene.subscribers[*i].downstream.id()).collect();
@@ -42,13 +43,15 @@ fn removed_means_gone() {
     // First of two; then a downstream that its egress outlives.
     let first = slot.add(&scene.subscribers[0].downstream, &EGRESS).expect("an egress");
     slot.add(&scene.subscribers[1].downstream, &EGRESS).expect("an egress");
-    slot.remove(first).expect("removed");
+    slot.remove(first);
+    slot.set_position(&Position::opaque(OFFSET));
     let number = scene.next_number();
     let frames = scene.chunk(100).encode();
     let got = scene.send(&scene.publisher.seal((0, number), 1, &frames));
     assert_eq!(got.len(), 1);
     assert_eq!(got[0].downstream, scene.subscribers[1].downstream.id());
     scene.subscribers.clear();
+    slot.set_position(&Position::opaque(OFFSET));
     let number = scene.next_number();
     assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
     assert_eq!(scene.relay.counters().expect("counters").egresses(EgressOutcome::Gone), 1);
@@ -142,10 +145,11 @@ fn entries_are_reused_in_turn() {
         let mut slot = scene.slots.remove(0);
         slot.add(&other, &EGRESS).expect("the second");
         assert!(slot.add(&other, &EGRESS).is_err(), "a third");
-        slot.remove(key).expect("removed");
+        slot.remove(key);
         assert!(scene.upstream.slot(99).add(&other, &EGRESS).is_err(), "a second slot");
         // The first egress is another downstream's now; that has no keys.
         let number = scene.next_number();
+        slot.set_position(&Position::opaque(OFFSET));
         let frames = scene.chunk(9).encode();
         assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)), []);
         assert_eq!(other.outcome(EgressOutcome::NoKeys) + other.outcome(EgressOutcome::Window), 1);

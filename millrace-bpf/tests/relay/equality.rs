@@ -1,13 +1,13 @@
 //! Every packet that the program sends is the one that the userspace builder makes.
 
 use millrace_bpf::probe::{self, Probe};
-use millrace_bpf::relay::{EgressOutcome, Lookup, Outcome};
+use millrace_bpf::relay::{Config, EgressOutcome, Lookup, Outcome};
 use millrace_proto::quic::keys::Suite;
 
-use crate::net::{self, Network, RawSender, inside, root};
-use crate::peers::attach;
+use crate::net::{self, Capture, Network, RawSender, inside, root};
+use crate::peers::{PORT, attach};
 use crate::quic::{self, Chunk};
-use crate::scene::{STREAMS, Scene, simple};
+use crate::scene::{ID_LEN, STREAMS, Scene, simple};
 
 /// Packets of all sizes and shapes to `egresses` subscribers.
 fn equals_the_builder(
@@ -88,6 +88,37 @@ fn without_checksum_offload() {
     if root("without_checksum_offload") {
         equals_the_builder("n48", (4, &[6, 4]), Suite::Aes128Gcm, (8, 200), false);
         equals_the_builder("n68", (6, &[6, 4]), Suite::ChaCha20Poly1305, (8, 200), false);
+    }
+}
+
+/// The packet came with its flow's hash, which would put every copy into that flow's queue.
+#[test]
+fn a_copy_has_no_hash_of_the_packet_that_it_was_made_of() {
+    if !root("a_copy_has_no_hash_of_the_packet_that_it_was_made_of") {
+        return;
+    }
+    let network = Network::new("hsh");
+    net::set_checksum_offload(&network.publisher, "eth", false);
+    let config = Config { ports: vec![PORT], id_len: ID_LEN, max_copies_per_run: 2, ..Config::default() };
+    let mut scene = Scene::with_config(&config, &network, 4, &[4, 6], Suite::ChaCha20Poly1305, 4, 1);
+    let [came, left] = [(&network.relay, "west"), (&network.relay, "east")].map(|(at, interface)| {
+        let capture = Capture::on(at, interface);
+        capture.cut_hashed();
+        capture
+    });
+    attach(&network, &scene.relay, "west");
+    net::steer(&network.relay, "west", 3);
+    [&came, &left].iter().for_each(|capture| drop(capture.frames()));
+    for len in [1, 1000] {
+        let chunk = scene.chunk(len);
+        let number = scene.next_number();
+        let forwarded = scene.send(&scene.publisher.seal((0, number), 3, &chunk.encode()));
+        scene.expect(&[chunk], &forwarded);
+        assert_eq!(came.frames()[0].len(), 1, "what spreads packets has noted it");
+        let left = left.frames();
+        // In the first run as in the further one.
+        assert_eq!(left.iter().filter(|frame| frame.len() > 1).count(), 4, "{left:02x?}");
+        assert_eq!(left.len(), 4);
     }
 }
 

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use millrace_bpf::programs::{RunTime, Statistics};
-use millrace_bpf::relay::Want;
+use millrace_bpf::relay::{Position, Want};
+use millrace_proto::moq::data::{Field, Status, encode_object_header};
 use millrace_proto::quic::keys::Suite;
 
 use crate::net::{Network, root};
 use crate::peers::{Subscriber, attach};
 use crate::quic;
-use crate::scene::{ID_LEN, STREAMS, Scene, slot, subscriber};
+use crate::scene::{ID_LEN, OFFSET, STREAMS, Scene, slot, subscriber};
 
 const ROUNDS: usize = 5;
 const EGRESSES: [usize; 3] = [1, 8, 32];
@@ -64,16 +65,23 @@ fn rounds(mut measure: impl FnMut() -> u64) -> String {
 }
 
 impl Case {
-    /// Mean run time for packets with 1200 bytes of one stream, nanoseconds.
+    /// Mean run time for packets with an object of one stream each, 1200 bytes with its header, nanoseconds.
     fn measure(self) -> u64 {
         let Self { suite, egresses, ahead, packets, pause } = self;
-        let network = Network::new("rt");
+        let (network, mut object) = (Network::new("rt"), Vec::new());
         let mut scene = Scene::new(&network, 4, &[4], suite, 0, 1);
         let subscriber = |_| subscriber(&network, &scene.relay, 4, suite, &mut scene.rng);
         scene.subscribers = (0..egresses).map(subscriber).collect();
         scene.slots = vec![slot(&scene.upstream, &STREAMS[0], 0, &scene.subscribers)];
+        scene.slots[0].set_position(&Position {
+            offset: OFFSET,
+            field: Field::Object as u8,
+            ..Position::default()
+        });
         attach(&network, &scene.relay, "west");
-        let chunk = scene.chunk(1200);
+        let mut chunk = scene.chunk(1200);
+        encode_object_header(Some(0), 1, None, 1197, Status::Normal, &mut object);
+        chunk.data[..3].copy_from_slice(&object);
         let before = run_time();
         for number in 0..packets {
             if ahead && number % 16 == 0 {
@@ -83,6 +91,7 @@ impl Case {
                     subscriber.downstream.refill(want, subscriber.keys.keystreams());
                 }
             }
+            chunk.offset = OFFSET + 1200 * number;
             let packet = scene.publisher.seal((0, number), 2, &chunk.encode());
             assert_eq!(scene.send(&packet).len(), egresses);
             // Copies that pile up would make the kernel look for new memory.

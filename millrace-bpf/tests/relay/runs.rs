@@ -27,7 +27,7 @@ fn budget_is_shared_in_order() {
     scene.rebuild(&network, &config);
     attach(&network, &scene.relay, "west");
     for (chunks, sent, outcome) in [(1, 3, Outcome::Forwarded), (2, 4, Outcome::OverBudget)] {
-        let frames: Vec<u8> = (0..chunks).flat_map(|_| scene.chunk(50).encode()).collect();
+        let frames: Vec<u8> = scene.chunks(chunks, 50).iter().flat_map(Chunk::encode).collect();
         let before = scene.relay.counters().expect("counters");
         let number = scene.next_number();
         assert_eq!(scene.send(&scene.publisher.seal((0, number), 1, &frames)).len(), sent);
@@ -51,7 +51,7 @@ fn a_fan_out_beyond_the_budget_goes_on_in_further_runs() {
         attach(&network, &scene.relay, "west");
         scene.capture.check();
         for (chunks, further) in [(1, 1), (2, 3), (8, 13)] {
-            let chunks: Vec<_> = (0..chunks).map(|_| scene.chunk(100)).collect();
+            let chunks = scene.chunks(chunks, 100);
             let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
             let before = scene.relay.counters().expect("counters");
             let number = scene.next_number();
@@ -88,8 +88,9 @@ fn a_thousand_subscribers_of_one_stream_lose_nothing() {
         })
         .collect();
     scene.slots = vec![slot];
-    for number in 0..4 {
+    for _ in 0..4 {
         let chunk = scene.chunk(100);
+        let number = scene.next_number();
         let before = scene.relay.counters().expect("counters");
         let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &chunk.encode()));
         let moved = Chunk { stream: EGRESS.stream_id, ..chunk };
@@ -141,7 +142,8 @@ fn all_runs_of_a_packet_are_traced_or_none() {
     attach(&network, &scene.relay, "west");
     let every = NonZero::new(2).expect("not 0");
     scene.relay.set_tracing(Some(Tracing { every, track: None, session: None }));
-    for number in 0..4 {
+    for _ in 0..4 {
+        let number = scene.next_number();
         let frames = scene.chunk(100).encode();
         let forwarded = scene.send(&scene.publisher.seal((0, number), 1, &frames));
         let mut events = Vec::new();
@@ -173,7 +175,7 @@ fn many_streams_in_a_packet() {
     }
     let (_network, mut scene) = simple("str");
     for (streams, sent, outcome) in [(8, 8, Outcome::Forwarded), (9, 8, Outcome::OverBudget)] {
-        let chunks: Vec<_> = (0..streams).map(|len| scene.chunk(len + 1)).collect();
+        let chunks = scene.chunks(streams, 7);
         let frames: Vec<u8> = chunks.iter().flat_map(Chunk::encode).collect();
         let before = scene.relay.counters().expect("counters");
         let number = scene.next_number();

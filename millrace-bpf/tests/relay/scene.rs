@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use fastrand::Rng;
 use millrace_bpf::relay::{
-    Config, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Relay, Slot, Upstream, Want,
+    Config, Egress, EgressKey, EgressOutcome, Forwarded, Outcome, Position, Relay, Slot, Upstream, Want,
 };
 use millrace_proto::quic::keys::Suite;
 
@@ -32,6 +32,8 @@ pub const STREAMS: [Stream; 3] = [
 ];
 /// Upstream offset from which on every stream has an egress; above the largest negative shift.
 pub const FROM: u64 = 20;
+/// Where the streams stand before each packet, unless something else is said.
+pub const OFFSET: u64 = 1000;
 
 /// Relay, one upstream, some subscribers with an egress for each of `STREAMS`.
 pub struct Scene {
@@ -142,9 +144,19 @@ impl Scene {
             }
             let left = room.saturating_sub(frames.len() + 33);
             let len = if rng.bool() { left } else { rng.usize(..=left) };
-            let (fin, stream) = (rng.bool(), STREAMS[rng.usize(..3)]);
-            let bits = rng.u32(1..58);
-            let offset = FROM + rng.u64(..1 << bits);
+            let (which, bits) = (rng.usize(..3), rng.u32(1..58));
+            let stream = STREAMS[which];
+            let before = chunks.iter().rev().find(|chunk: &&Chunk| chunk.stream == stream.upstream);
+            // Each stream goes on where it was in this packet.
+            let offset = match before {
+                Some(Chunk { fin: true, .. }) => continue,
+                Some(before) => before.offset + before.data.len() as u64,
+                None => FROM + rng.u64(..1 << bits),
+            };
+            if before.is_none() {
+                self.slots[which].set_position(&Position::opaque(offset));
+            }
+            let fin = rng.bool();
             let chunk = Chunk { stream: stream.upstream, offset, data: quic::bytes(len, rng), fin };
             let last = chunks.len() + 1 == wanted || left < 40;
             frames.extend(quic::any_stream(&chunk, last, rng));
@@ -178,7 +190,14 @@ impl Scene {
         }
     }
 
+    /// Has all streams stand at an offset.
+    pub fn stand_at(&mut self, offset: u64) {
+        self.slots.iter_mut().for_each(|slot| slot.set_position(&Position::opaque(offset)));
+    }
+
+    /// Of a packet whose streams go on at `OFFSET`.
     pub fn next_number(&mut self) -> u64 {
+        self.stand_at(OFFSET);
         self.sent += 1;
         self.sent - 1
     }
@@ -199,6 +218,7 @@ pub fn slot(upstream: &Upstream, stream: &Stream, tag: usize, subscribers: &[Sub
         tag: tag as u64,
         ..EGRESS
     };
+    slot.set_position(&Position::opaque(OFFSET));
     for subscriber in subscribers {
         slot.add(&subscriber.downstream, &egress).expect("an egress");
     }
@@ -213,12 +233,18 @@ impl Scene {
     /// Some bytes of the first stream.
     pub fn chunk(&mut self, len: usize) -> Chunk {
         let data = quic::bytes(len, &mut self.rng);
-        Chunk { stream: STREAMS[0].upstream, offset: 1000, data, fin: false }
+        Chunk { stream: STREAMS[0].upstream, offset: OFFSET, data, fin: false }
+    }
+
+    /// `count` chunks, one behind the other.
+    pub fn chunks(&mut self, count: usize, len: usize) -> Vec<Chunk> {
+        let offset = |at: usize| OFFSET + (at * len) as u64;
+        (0..count).map(|at| Chunk { offset: offset(at), ..self.chunk(len) }).collect()
     }
 
     /// The same bytes each time.
     pub fn chunk_of(&self, len: usize) -> Chunk {
-        Chunk { stream: STREAMS[0].upstream, offset: 1000, data: vec![5; len], fin: false }
+        Chunk { stream: STREAMS[0].upstream, offset: OFFSET, data: vec![5; len], fin: false }
     }
 
     /// Sends a chunk of 1000 bytes and returns the outcome of its one egress. What is not sent has no trace but the
@@ -273,6 +299,7 @@ impl Scene {
     pub fn relay_with(&mut self, egress: Egress) -> EgressKey {
         self.slots.clear();
         let mut slot = self.upstream.slot(STREAMS[0].upstream);
+        slot.set_position(&Position::opaque(OFFSET));
         let key = slot.add(&self.subscribers[0].downstream, &egress).expect("an egress");
         self.slots.push(slot);
         key

@@ -4,11 +4,11 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millrace_bpf::clock::monotonic_ns;
-use millrace_bpf::relay::{DeferredSocket, EgressOutcome, Outcome};
+use millrace_bpf::relay::{DeferredSocket, EgressOutcome, Outcome, Position};
 
 use crate::net::{self, address, root};
 use crate::quic::{self, Chunk};
-use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, Scene, simple};
+use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, OFFSET, Scene, simple};
 
 /// The program and two threads draw numbers for one connection; one of them updates keys. No number is drawn
 /// twice or lost, generations never go back, and each of the program's packets has the keys of its generation.
@@ -26,7 +26,7 @@ fn numbers_are_shared_with_userspace() {
         .map(|number| scene.publisher.seal((0, number as u64), 4, &scene.chunk_of(9).encode()))
         .collect();
     let frames = Chunk { stream: EGRESS.stream_id, ..scene.chunk_of(9) }.encode();
-    let Scene { relay, subscribers, from, to, .. } = &scene;
+    let Scene { relay, subscribers, slots, from, to, .. } = &mut scene;
     let word = subscribers[0].downstream.number();
     let (update, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let draw = || {
@@ -46,6 +46,7 @@ fn numbers_are_shared_with_userspace() {
         let mut registered = Vec::new();
         for (at, packet) in packets.iter().enumerate() {
             update.fetch_or(at == PACKETS / 2, Ordering::SeqCst);
+            slots[0].set_position(&Position::opaque(OFFSET));
             from.send(packet).expect("send");
             assert_eq!(to.recv(&mut [0; 2048]).expect("the original"), packet.len());
             relay.drain(|packet| {

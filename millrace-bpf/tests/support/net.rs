@@ -165,6 +165,14 @@ pub fn frame(
     frame
 }
 
+/// Spreads the packets that arrive on an interface over these processors, by their flows' hashes (RPS).
+pub fn steer(namespace: &str, interface: &str, cpus: u8) {
+    let file = format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
+    let script = format!("echo {cpus} > {file}");
+    let command = ["netns", "exec", namespace, "sh", "-c", &script];
+    assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
+}
+
 /// Everything that arrives in a namespace or on an interface of it, headers included, and what leaves there.
 pub struct Capture(OwnedFd);
 
@@ -179,6 +187,28 @@ impl Capture {
         let capture = Self::new(namespace);
         socket::bind(capture.0.as_raw_fd(), &link(namespace, interface)).expect("bound to the interface");
         capture
+    }
+
+    /// Of frames that somebody has noted a flow's hash for, only the first byte.
+    #[allow(unsafe_code)]
+    pub fn cut_hashed(&self) {
+        // The hash as it is in the packet, SKF_AD_RXHASH: 0 if there is none.
+        const HASH: u32 = 0xffff_f000 + 32;
+        let filter = |code, jf, k| nix::libc::sock_filter { code, jt: 0, jf, k };
+        let mut code =
+            [filter(0x20, 0, HASH), filter(0x15, 1, 0), filter(0x06, 0, 0xffff), filter(0x06, 0, 1)];
+        let program = nix::libc::sock_fprog { len: code.len() as u16, filter: code.as_mut_ptr() };
+        // SAFETY: the kernel copies the program, whose length is that of `code`.
+        let attached = unsafe {
+            nix::libc::setsockopt(
+                self.0.as_raw_fd(),
+                nix::libc::SOL_SOCKET,
+                nix::libc::SO_ATTACH_FILTER,
+                (&raw const program).cast(),
+                size_of_val(&program) as u32,
+            )
+        };
+        assert_eq!(attached, 0, "a filter");
     }
 
     /// The frames that have come since the last call.

@@ -14,8 +14,8 @@ pub mod vi64;
 mod wire;
 
 pub use data::{
-    Datagram, FetchDecoder, FetchEncoder, FetchItem, FetchObject, ObjectParser, ObjectStart, Status,
-    StreamHeader, SubgroupHeader, SubgroupId,
+    Datagram, FetchDecoder, FetchEncoder, FetchItem, FetchObject, ObjectParser, ObjectStart, Position,
+    Status, StreamHeader, SubgroupHeader, SubgroupId,
 };
 pub use location::{Filter, GroupOrder, Location};
 pub use message::Message;

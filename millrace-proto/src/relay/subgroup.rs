@@ -12,7 +12,7 @@ use bytes::Bytes;
 use parking_lot::RwLock;
 
 use crate::{
-    moq::{DecodeError, ObjectParser, ObjectStart, Status, SubgroupHeader, SubgroupId, code},
+    moq::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code},
     plane::source::{End, Extent},
 };
 
@@ -197,6 +197,12 @@ const OBJECT_COST: usize = size_of::<Object>() + size_of::<Chunk>();
 impl SubgroupWriter {
     pub fn subgroup(&self) -> &Arc<Subgroup> {
         &self.subgroup
+    }
+
+    /// Where in the publisher's stream the next byte is, and in its framing.
+    pub fn position(&self) -> Position {
+        let position = self.parser.position();
+        Position { offset: self.subgroup.header_len as u64 + position.offset, ..position }
     }
 
     /// Appends bytes that followed the header on the stream.

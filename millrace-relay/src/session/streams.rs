@@ -180,6 +180,9 @@ impl Arriving {
                 let now = Instant::now();
                 let pushed = writer.push(now, &bytes)?;
                 counters.count_pushed(&pushed);
+                if let Some(ingress) = ingress {
+                    ingress.advance(&writer.position());
+                }
                 self.track.advance(now, &self.subgroup, &pushed, ingress, &mut outbox);
             }
             bytes = match recv.read_chunk(READ_SIZE, true).await {

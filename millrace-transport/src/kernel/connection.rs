@@ -14,6 +14,7 @@ use millrace_bpf::{
     relay::{self as bpf, EgressKey, EgressOutcome, Forwarded, Lookup, Slot},
 };
 use millrace_proto::{
+    moq::data::Position,
     plane::downstream::{Budget, StreamKey},
     quic::{
         keys::{Secret, Suite},
@@ -21,7 +22,7 @@ use millrace_proto::{
     },
 };
 use parking_lot::Mutex;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::{Kernel, deferred::Deferred, keystream::Ahead};
 use crate::offload::{
@@ -328,6 +329,23 @@ impl Offload for Connection {
 }
 
 impl offload::Ingress for Ingress {
+    fn advance(&self, position: &Position) {
+        let Position { offset, field, value, missing, left, previous, with_properties, ended, kind } =
+            *position;
+        let field = field as u8;
+        self.slot.lock().advance(&bpf::Position {
+            offset,
+            field,
+            value,
+            missing,
+            left,
+            previous,
+            with_properties,
+            ended,
+            kind,
+        });
+    }
+
     fn set_exclusive(&self, exclusive: bool) {
         if self.exclusive.swap(exclusive, Ordering::Relaxed) != exclusive {
             self.slot.lock().set_exclusive(exclusive);
@@ -352,10 +370,8 @@ impl Drop for Egress {
         self.to.kernel.streams.fetch_sub(1, Ordering::Relaxed);
         self.to.seal.remove_stream();
         self.from.open.remove_stream();
-        if let Some(ingress) = self.ingress.upgrade()
-            && let Err(error) = ingress.slot.lock().remove(self.key)
-        {
-            warn!(%error, "a stream cannot be taken back from the kernel");
+        if let Some(ingress) = self.ingress.upgrade() {
+            ingress.slot.lock().remove(self.key);
         }
     }
 }

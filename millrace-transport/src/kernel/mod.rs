@@ -27,7 +27,7 @@ use std::{
 };
 
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{self as bpf, EgressOutcome, FurtherRun, Outcome};
+use millrace_bpf::relay::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Outcome};
 use millrace_proto::plane::downstream::StreamKey;
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
@@ -316,6 +316,7 @@ impl offload::Engine for Kernel {
             deferred: self.sum_deferred(Deferred::packets),
             deferred_dropped: self.sum_deferred(Deferred::dropped),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
+            frames: counters.map(|all| FrameOutcome::ALL.map(|one| (one.name(), all.frames(one))).to_vec()),
             copies: counters
                 .map(|all| EgressOutcome::ALL.map(|one| (one.name(), all.egresses(one))).to_vec()),
             further_runs: counters

@@ -47,6 +47,7 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
         table(&mut out, &head, by_kernel.map(kernel_row));
     }
     outcomes(&mut out, "RECEIVED", &status.engine.received);
+    outcomes(&mut out, "FRAMES", &status.engine.frames);
     outcomes(&mut out, "COPIES", &status.engine.copies);
     if !status.gate.refused.is_empty() {
         outcomes(&mut out, "REFUSED BY GATE", &Some(status.gate.refused.clone()));
@@ -205,6 +206,7 @@ mod tests {
                 reason: "attached to eth0 by TCX".into(),
                 streams: 2,
                 received: counts(&[("forwarded", 70), ("no_slot", 8)]),
+                frames: counts(&[("ahead", 2), ("good", 68)]),
                 copies: counts(&[("sent", 300)]),
                 ..Engine::default()
             },
@@ -217,6 +219,7 @@ mod tests {
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9             0  before 6, window 5",
             "no_slot          8",
+            "good         68",
             "sent        300",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");

@@ -8,6 +8,7 @@ mod forward;
 #[path = "../../../millrace-bpf/tests/support/net.rs"]
 mod frames;
 mod gate;
+mod judged;
 mod life;
 mod net;
 #[allow(dead_code)]

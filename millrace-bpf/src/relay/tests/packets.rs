@@ -152,6 +152,21 @@ fn forwards_no_number_twice() {
     }
 }
 
+/// Of a run that another one on its CPU has interrupted.
+#[test]
+fn who_finds_the_work_area_taken_passes_on() {
+    if !root("who_finds_the_work_area_taken_passes_on") {
+        return;
+    }
+    let bench = Bench::new();
+    let run = |number| bench.run_packet(&bench.publisher.seal((0, number), 2, &stream(10)));
+    assert_eq!(run(0), Outcome::Forwarded);
+    assert!(bench.set_busy(1).iter().all(|was| *was == 0), "each run gives it back");
+    assert_eq!((run(1), bench.egresses_tried()), (Outcome::Busy, 1));
+    assert!(bench.set_busy(0).iter().all(|was| *was == 1), "whose it is not leaves it alone");
+    assert_eq!((run(1), bench.egresses_tried()), (Outcome::Forwarded, 2));
+}
+
 /// Random payloads, most of them almost right: the program finds the streams that userspace's walker finds.
 #[test]
 fn walks_frames_as_userspace_does() {
@@ -165,10 +180,18 @@ fn walks_frames_as_userspace_does() {
         let frames = random_frames(&mut bench.rng);
         let Some(want) = expected(&frames) else { continue };
         let before = bench.egresses_tried();
+        let counted = bench.relay.counters().expect("counters");
         let outcome = bench.run_packet(&bench.publisher.seal((0, number), 4, &frames));
-        let egresses = bench.egresses_tried() - before;
-        assert_eq!((outcome, egresses), want, "{frames:02x?}");
-        seen[(outcome != Outcome::BadFrames) as usize + (egresses > 0) as usize] += 1;
+        let tried = bench.egresses_tried() - before;
+        let counted = bench.relay.counters().expect("counters").since(&counted);
+        let judged: u64 = FrameOutcome::ALL.iter().map(|one| counted.frames(*one)).sum();
+        assert_eq!(tried, if outcome == Outcome::Forwarded { counted.frames(FrameOutcome::Good) } else { 0 });
+        match outcome {
+            Outcome::Forwarded | Outcome::Declined => assert_eq!((Outcome::Forwarded, judged), want),
+            Outcome::BadStream => assert!(want.0 == Outcome::Forwarded && judged <= want.1),
+            _ => assert_eq!((outcome, judged), want, "{frames:02x?}"),
+        }
+        seen[(outcome != Outcome::BadFrames) as usize + (judged > 0) as usize] += 1;
     }
     assert!(seen.iter().all(|count| *count > CASES / 20), "bad, without, with streams: {seen:?}");
 }

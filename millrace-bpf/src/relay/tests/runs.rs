@@ -11,7 +11,7 @@ fn a_further_run_goes_on_where_the_last_ended() {
     }
     let mut bench = Bench::with_config(Config { max_copies_per_run: 2, ..Config::default() });
     for _ in 1..5 {
-        bench.slot.add(&bench.downstream, &EGRESS).expect("an egress");
+        bench.slot.borrow_mut().add(&bench.downstream, &EGRESS).expect("an egress");
     }
     let frame = |bench: &Bench, number| {
         let packet = bench.publisher.seal((0, number), 2, &stream(100));
@@ -20,6 +20,7 @@ fn a_further_run_goes_on_where_the_last_ended() {
     let run = |bench: &Bench, frame: &[u8], mark: u32| {
         let mut context = context(0);
         context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
+        bench.rewind();
         let before = bench.egresses_tried();
         let verdict = bench.test_run(frame, &mut context);
         let after = u32::from_ne_bytes(*context[MARK..].first_chunk().expect("a mark"));
@@ -42,8 +43,13 @@ fn a_further_run_goes_on_where_the_last_ended() {
     let counters = bench.relay.counters().expect("counters");
     assert_eq!(FurtherRun::ALL.map(|outcome| counters.further_runs(outcome)), [1, 1, 1]);
     assert_eq!(counters.packets(Outcome::Replayed), 2);
+    // Interrupted by another run: it is not lost, and has its mark.
+    let (_, mark, _) = run(&bench, &frame(&bench, 302), 88);
+    bench.set_busy(1);
+    assert_eq!(run(&bench, &frame(&bench, 302), mark), (PASS_ON, 88, 0));
+    bench.set_busy(0);
     // Removed meanwhile.
     let (_, mark, _) = run(&bench, &frame(&bench, 301), 0);
-    bench.slot = bench.upstream.slot(STREAM);
+    bench.slot = RefCell::new(bench.upstream.slot(STREAM));
     assert_eq!(run(&bench, &frame(&bench, 301), mark), (PASS_ON, 0, 0));
 }

@@ -35,7 +35,7 @@ fn tells_what_became_of_the_packets_that_are_traced() {
         track: EGRESS.track,
         group: EGRESS.group,
         stream_id: EGRESS.stream_id,
-        offset: 7 + EGRESS.shift as u64,
+        offset: OFFSET + EGRESS.shift as u64,
         len: 1000,
         fin: false,
     };

@@ -2,6 +2,7 @@
 
 mod datagram;
 mod fetch;
+mod position;
 mod scan;
 mod subgroup;
 #[cfg(test)]
@@ -9,6 +10,7 @@ mod tests;
 
 pub use datagram::Datagram;
 pub use fetch::{FetchDecoder, FetchEncoder, FetchItem, FetchObject, FetchParser, FetchStart, RangeEnd};
+pub use position::{Field, Position};
 pub use subgroup::{ObjectParser, ObjectStart, encode_object_header};
 
 use super::{DecodeError, vi64};

@@ -68,6 +68,9 @@ pub(super) struct Found<T> {
     pub(super) payload: u64,
 }
 
+/// Of a QUIC stream (RFC 9000, section 4.5), and so of a payload in it.
+const MAX_PAYLOAD: u64 = (1 << 62) - 1;
+
 /// Walks a stream of `header payload header payload ...`. Holds at most one incomplete header; payloads
 /// are skipped.
 #[derive(Clone, Debug)]
@@ -86,6 +89,15 @@ impl Scanner {
 
     pub(super) fn offset(&self) -> u64 {
         self.offset
+    }
+
+    /// The bytes so far of a header that is not complete.
+    pub(super) fn partial(&self) -> &[u8] {
+        &self.partial
+    }
+
+    pub(super) fn payload_left(&self) -> u64 {
+        self.payload_left
     }
 
     pub(super) fn at_boundary(&self) -> bool {
@@ -145,7 +157,7 @@ impl Scanner {
         payload_len: u64,
     ) -> Result<Found<T>, DecodeError> {
         self.offset += new as u64;
-        if self.offset.checked_add(payload_len).is_none() {
+        if payload_len > MAX_PAYLOAD {
             return Err(DecodeError::violation("an object is longer than any stream"));
         }
         self.payload_left = payload_len;

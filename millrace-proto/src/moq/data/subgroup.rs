@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::super::{DecodeError, vi64};
 use super::scan::{Fields, Scanner, Stop};
-use super::{Status, SubgroupHeader};
+use super::{Field, Position, Status, SubgroupHeader};
 
 /// An object whose header is complete; its payload may still be on the way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ impl ObjectStart {
 #[derive(Clone, Debug)]
 pub struct ObjectParser {
     scanner: Scanner,
+    /// Of the stream.
+    kind: u8,
     has_properties: bool,
     previous: Option<u64>,
     ended: bool,
@@ -43,6 +45,7 @@ impl ObjectParser {
     pub fn new(header: &SubgroupHeader, offset: u64) -> Self {
         Self {
             scanner: Scanner::new(offset),
+            kind: header.kind() as u8,
             has_properties: header.properties,
             previous: None,
             ended: false,
@@ -52,12 +55,12 @@ impl ObjectParser {
     /// Consumes `chunk` up to the end of the next object header and returns that object, or consumes all
     /// of it and returns `None`. Call again until `None`.
     pub fn next(&mut self, chunk: &mut &[u8]) -> Result<Option<ObjectStart>, DecodeError> {
+        if self.ended && !chunk.is_empty() {
+            return Err(DecodeError::violation("an object behind the end of its group or track"));
+        }
         let (previous, has_properties) = (self.previous, self.has_properties);
         let found = self.scanner.next(chunk, |fields| read_object(fields, previous, has_properties))?;
         let Some(found) = found else { return Ok(None) };
-        if self.ended {
-            return Err(DecodeError::violation("an object behind the end of its group or track"));
-        }
         let object = ObjectStart { start: found.start, payload: found.payload, ..found.header };
         self.previous = Some(object.id);
         self.ended = matches!(object.status, Some(Status::EndOfGroup | Status::EndOfTrack));
@@ -67,6 +70,22 @@ impl ObjectParser {
     /// Stream offset of the next byte to come.
     pub fn offset(&self) -> u64 {
         self.scanner.offset()
+    }
+
+    /// Where another parser can go on.
+    pub fn position(&self) -> Position {
+        let position = Position {
+            offset: self.scanner.offset(),
+            field: Field::Object,
+            previous: self.previous,
+            ended: self.ended,
+            kind: self.kind,
+            ..Position::default()
+        };
+        match self.scanner.payload_left() {
+            0 => position.inside_header(self.scanner.partial()),
+            left => Position { field: Field::Payload, left, ..position },
+        }
     }
 
     /// Whether everything so far is whole objects: where a stream may end.

@@ -107,17 +107,46 @@ fn objects_that_are_violations() {
     vi64::encode(u64::MAX, &mut huge);
     let mut wide = vec![0];
     vi64::encode(MAX_PROPERTIES + 1, &mut wide);
-    let table: [(&str, SubgroupHeader, &[u8]); 6] = [
+    let table: [(&str, SubgroupHeader, &[u8]); 7] = [
         ("object ID above 2^64 - 1", PLAIN, &overflow),
         ("unknown status", PLAIN, &[0, 0, 1]),
         ("longer than any stream", PLAIN, &huge),
         ("too many properties", with_properties, &wide),
         ("properties on an end of group", with_properties, &[0, 2, 4, 1, 0, 3]),
         ("object behind the end of the group", PLAIN, &[0, 0, 3, 0, 0, 0]),
+        ("its first byte", PLAIN, &[0, 0, 3, 0]),
     ];
     for (what, header, stream) in table {
         assert!(objects(&header, stream, &[]).is_err(), "{what}");
         assert!(objects(&header, stream, &[1; 20]).is_err(), "{what}, byte by byte");
+    }
+}
+
+#[test]
+fn a_position_says_all_that_whoever_goes_on_there_has_to_know() {
+    let header = SubgroupHeader { properties: true, ..PLAIN };
+    let stream = b"\x05\x02\x04\x25\x04abcd\x00\xc0\x00\x02\x04\x25\x00\x00\x80\x07\x00\x00\x03";
+    let object = Position { field: Field::Object, kind: 0x15, ..Position::default() };
+    let first = Position { previous: Some(5), ..object };
+    let second = Position { previous: Some(6), ..object };
+    for (len, want) in [
+        (0, object),
+        (1, Position { field: Field::PropertiesLength, ..first }),
+        (3, Position { field: Field::Properties, left: 1, with_properties: true, ..first }),
+        (4, Position { field: Field::Length, with_properties: true, ..first }),
+        (6, Position { field: Field::Payload, left: 3, ..first }),
+        (9, first),
+        (12, Position { field: Field::PropertiesLength, missing: 1, ..second }),
+        (16, Position { field: Field::Status, with_properties: true, ..second }),
+        (17, second),
+        (18, Position { missing: 1, ..second }),
+        (22, Position { previous: Some(14), ended: true, ..object }),
+    ] {
+        let mut parser = ObjectParser::new(&header, 100);
+        for mut byte in stream[..len].chunks(1) {
+            parser.next(&mut byte).unwrap();
+        }
+        assert_eq!(parser.position(), Position { offset: 100 + len as u64, ..want }, "{len} bytes");
     }
 }
 

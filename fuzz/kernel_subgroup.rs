@@ -1,0 +1,120 @@
+//! Subgroup streams: `subgroup.h` against `moq::data`.
+
+use millrace_proto::moq::{
+    ObjectParser, Position, StreamHeader,
+    data::{Field, StreamHeader::Subgroup},
+    vi64,
+};
+
+/// `FRAMES_MAX` of frames.h.
+const FRAMES_MAX: usize = 2048;
+
+const FETCH: u64 = 0x05;
+
+/// `struct subgroup_state`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    value: u64,
+    left: u64,
+    previous: u64,
+    field: u8,
+    missing: u8,
+    flags: u8,
+    kind: u8,
+    pad: u32,
+}
+
+impl From<Position> for State {
+    fn from(at: Position) -> Self {
+        let flag = |set, bit: u8| if set { bit } else { 0 };
+        Self {
+            value: at.value,
+            left: at.left,
+            previous: at.previous.unwrap_or(0),
+            field: at.field as u8,
+            missing: at.missing,
+            flags: flag(at.previous.is_some(), 1) | flag(at.with_properties, 2) | flag(at.ended, 4),
+            kind: at.kind,
+            pad: 0,
+        }
+    }
+}
+
+unsafe extern "C" {
+    fn subgroup_native_walk(state: *mut State, text: *const u8, at: u32, end: u32, steps: *mut u32) -> i32;
+    fn subgroup_native_may_end(state: *const State) -> i32;
+}
+
+/// `None`: malformed.
+fn walk(mut state: State, piece: &[u8], (at, fill): (usize, u8)) -> Option<State> {
+    let end = at + piece.len();
+    let mut text = vec![fill; FRAMES_MAX + 8];
+    text[at..end].copy_from_slice(piece);
+    let mut steps = 0;
+    // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
+    let good =
+        unsafe { subgroup_native_walk(&raw mut state, text.as_ptr(), at as u32, end as u32, &raw mut steps) };
+    assert!(steps as usize <= piece.len() + 1, "a step took nothing");
+    (good == 1).then_some(state)
+}
+
+/// In Rust. The header is read as a whole, the objects behind it in pieces.
+enum Parser {
+    Header(Vec<u8>),
+    Objects(ObjectParser),
+}
+
+impl Parser {
+    /// `None`: malformed, or no subgroup stream.
+    fn take(self, piece: &[u8]) -> Option<Self> {
+        let (mut parser, bytes) = match self {
+            Self::Objects(parser) => (parser, piece.to_vec()),
+            Self::Header(mut bytes) => {
+                bytes.extend_from_slice(piece);
+                let mut rest = &bytes[..];
+                match StreamHeader::decode(&mut rest).ok()? {
+                    // Another stream's header, which has its request ID to come.
+                    None if vi64::decode(&mut &bytes[..]) == Some(FETCH) => return None,
+                    None => return Some(Self::Header(bytes)),
+                    Some(Subgroup(header)) => {
+                        let offset = bytes.len() - rest.len();
+                        (ObjectParser::new(&header, offset as u64), rest.to_vec())
+                    }
+                    Some(_) => return None,
+                }
+            }
+        };
+        let mut rest = &bytes[..];
+        while parser.next(&mut rest).ok()?.is_some() {}
+        Some(Self::Objects(parser))
+    }
+}
+
+/// A subgroup stream. The first byte says how the rest is cut, the second where in the buffer a piece begins, the third
+/// fills what lies around it.
+pub fn kernel_subgroup(data: &[u8]) {
+    let Some((&[cut, at, fill], stream)) = data.split_first_chunk() else { return };
+    let place = (usize::from(at), fill);
+    let stream = &stream[..stream.len().min(FRAMES_MAX - place.0)];
+    let whole = walk(State::default(), stream, place);
+
+    let mut state = Some(State::default());
+    let mut parser = Some(Parser::Header(Vec::new()));
+    let mut taken = 0;
+    for piece in stream.chunks(usize::from(cut) % 64 + 1) {
+        taken += piece.len();
+        state = state.and_then(|state| walk(state, piece, place));
+        parser = parser.and_then(|parser| parser.take(piece));
+        assert_eq!(state.is_some(), parser.is_some(), "{taken} bytes");
+        let (Some(state), Some(Parser::Objects(parser))) = (state, &parser) else { continue };
+        let position = parser.position();
+        assert_eq!((State::from(position), position.offset), (state, taken as u64), "{position:?}");
+        // SAFETY: a state.
+        assert_eq!(unsafe { subgroup_native_may_end(&raw const state) } == 1, parser.at_boundary());
+    }
+    assert_eq!(state, whole, "in one piece");
+    // Without framing anything goes.
+    let opaque = State::from(Position { field: Field::Opaque, ..Position::default() });
+    assert_eq!(walk(opaque, stream, place), Some(opaque));
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Which bytes of a stream may be forwarded: those that userspace would forward, too. A frame is good if it begins where the
+ * stream stands, its bytes are well-formed there, and it is within the stream's final size.
+ *
+ * What does not begin there is userspace's, and so is what follows it, until the stream stands behind the hole: because the
+ * missing frame came, or because userspace has the bytes and says where they end (`next` and `state`). What passes
+ * meanwhile without gaps is a run, and kept. When the stream stands inside of the run, it goes to the run's end at once: so packets
+ * that follow each other fast do not keep userspace's word from ever being in time.
+ */
+#ifndef MILLRACE_RELAY_JUDGE_H
+#define MILLRACE_RELAY_JUDGE_H
+
+#include "relay_maps.h"
+#include "subgroup.h"
+#include "util.h"
+
+#define JUDGE_STEPS 256 /* fields that are looked at in one frame */
+
+struct judge_loop {
+	struct subgroup_state *state;
+	const __u8 *text;
+	struct frame_walk walk;
+	enum subgroup_step step;
+	__u32 pad;
+};
+
+static long judge_step(__u32 index, struct judge_loop *loop)
+{
+	loop->step = subgroup_next(loop->state, &loop->walk, loop->text);
+	return loop->step != SUBGROUP_MORE;
+}
+
+static __always_inline int judge(struct judge_loop *loop)
+{
+	__u32 bytes = loop->walk.end - loop->walk.at;
+
+	if (subgroup_is_inside(loop->state, bytes)) {
+		subgroup_skip(loop->state, bytes);
+		return SUBGROUP_DONE;
+	}
+	bpf_loop(JUDGE_STEPS, judge_step, loop, 0);
+	return loop->step;
+}
+
+/* Takes bytes of a packet. SUBGROUP_MORE: they are too many fields; the state is anywhere in them. */
+int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 at, __u32 end)
+{
+	struct judge_loop loop = {.state = state, .walk = {.at = at, .end = end}};
+
+	if (!state || !in)
+		return SUBGROUP_BAD;
+	loop.text = in->bytes;
+	return judge(&loop);
+}
+
+/* --- Runs --- */
+
+#define RUN_PIECE (FRAMES_MAX / 2)
+
+/* Takes a piece of a run. */
+int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 at, __u32 bytes)
+{
+	struct judge_loop loop = {.state = state, .walk = {.end = bytes}};
+
+	if (!state || !run)
+		return SUBGROUP_BAD;
+	loop.text = run->bytes + (at & (RUN_BYTES - 1));
+	return judge(&loop);
+}
+
+static __always_inline int is_ahead(const struct relay_ingress *ingress)
+{
+	return ingress->run_end > ingress->next;
+}
+
+/* The place for the bytes of a new run; none if another ingress has it. What others have noted there is only taken from
+ * them with their lock.
+ */
+static __always_inline void take_run(__u32 index)
+{
+	__u32 key = index & (RUNS - 1), owner;
+	struct run_bytes *run = bpf_map_lookup_elem(&runs, &key);
+	struct relay_ingress *other;
+
+	if (!run)
+		return;
+	owner = READ_ONCE(run->owner);
+	key = owner - 1;
+	if (owner == index + 1)
+		return;
+	other = bpf_map_lookup_elem(&ingresses, &key);
+	if (!other) {
+		__sync_val_compare_and_swap(&run->owner, owner, index + 1);
+		return;
+	}
+	if (__sync_lock_test_and_set(&other->lock, 1))
+		return;
+	if (!is_ahead(other))
+		__sync_val_compare_and_swap(&run->owner, owner, index + 1);
+	__sync_lock_test_and_set(&other->lock, 0);
+}
+
+static __always_inline struct run_bytes *find_run(__u32 index)
+{
+	__u32 key = index & (RUNS - 1);
+	struct run_bytes *run = bpf_map_lookup_elem(&runs, &key);
+
+	return run && READ_ONCE(run->owner) == index + 1 ? run : NULL;
+}
+
+struct copy_loop {
+	const __u8 *from;
+	__u8 *to;
+	__u32 words;
+	__u32 pad;
+};
+
+static long copy_step(__u32 index, struct copy_loop *loop)
+{
+	if (index >= loop->words || index >= FRAMES_MAX / 8)
+		return 1;
+	store64(loop->to + 8 * index, load64(loop->from + 8 * index));
+	return 0;
+}
+
+/* Keeps a frame's bytes, and up to 7 that do not matter. */
+int keep_frame(struct run_bytes *run, const struct quic_buf *in, const struct frame_stream *frame, __u32 at)
+{
+	struct copy_loop loop = {};
+
+	if (!run || !in || !frame)
+		return 0;
+	loop.from = in->bytes + (frame->at & FRAMES_MASK);
+	loop.to = run->bytes + (at & (RUN_BYTES - 1));
+	loop.words = (frame->len + 7) / 8;
+	bpf_loop(FRAMES_MAX / 8, copy_step, &loop, 0);
+	return 0;
+}
+
+/* Notes a frame behind a hole. */
+static __always_inline void note_ahead(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
+				       const struct frame_stream *frame)
+{
+	__u64 end = frame->offset + frame->len;
+	struct run_bytes *run;
+
+	if (is_ahead(ingress) && frame->offset < ingress->run_end)
+		return;
+	if (!is_ahead(ingress) || frame->offset != ingress->run_end || end - ingress->run > RUN_BYTES) {
+		ingress->run = frame->offset;
+		take_run(index);
+	}
+	ingress->run_end = end;
+	run = find_run(index);
+	if (run)
+		keep_frame(run, in, frame, frame->offset - ingress->run);
+}
+
+/* If the stream stands inside of the run, takes what is left of that, as far as it can be judged. */
+static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
+{
+	struct run_bytes *run;
+
+	if (ingress->next < ingress->run || !is_ahead(ingress))
+		return;
+	if (subgroup_is_inside(&ingress->state, ingress->run_end - ingress->next)) {
+		subgroup_skip(&ingress->state, ingress->run_end - ingress->next);
+		ingress->next = ingress->run_end;
+		return;
+	}
+	run = find_run(index);
+	for (int i = 0; i < RUN_BYTES / RUN_PIECE; i++) {
+		__u64 left = ingress->run_end - ingress->next;
+		__u32 bytes = left < RUN_PIECE ? left : RUN_PIECE;
+		int step;
+
+		if (!run || !left)
+			return;
+		ingress->scratch = ingress->state;
+		step = judge_run(&ingress->scratch, run, ingress->next - ingress->run, bytes);
+		if (step == SUBGROUP_BAD)
+			ingress->scratch = (struct subgroup_state){.field = SUBGROUP_BROKEN};
+		if (step == SUBGROUP_MORE)
+			return;
+		ingress->state = ingress->scratch;
+		if (step == SUBGROUP_BAD)
+			return;
+		ingress->next += bytes;
+	}
+}
+
+/* --- Frames --- */
+
+/* Whether the frame agrees with the final size, if that is known; notes it. */
+static __always_inline int fits_final(struct relay_ingress *ingress, const struct frame_stream *frame, __u64 end)
+{
+	if (end > ingress->final_size)
+		return 0;
+	if (!frame->fin)
+		return 1;
+	if ((ingress->final_size != RELAY_UNKNOWN && ingress->final_size != end) || end < ingress->next ||
+	    end < ingress->run_end)
+		return 0;
+	ingress->final_size = end;
+	return 1;
+}
+
+/* The frame's bytes from where the stream stands on. */
+static __always_inline enum relay_frame_outcome take_frame(struct relay_ingress *ingress, __u32 index,
+							   const struct quic_buf *in,
+							   const struct frame_stream *frame, __u64 end)
+{
+	struct subgroup_state *next = &ingress->scratch;
+	__u64 known = ingress->next - frame->offset;
+	int step;
+
+	*next = ingress->state;
+	step = judge_bytes(next, in, frame->at + known, frame->at + frame->len);
+	if (step == SUBGROUP_MORE)
+		return RELAY_FRAME_LONG;
+	if (step == SUBGROUP_BAD || (end == ingress->final_size && !subgroup_may_end(next)))
+		return RELAY_FRAME_MALFORMED;
+	ingress->state = *next;
+	ingress->next = end;
+	if (frame->fin)
+		ingress->state = (struct subgroup_state){.field = SUBGROUP_OVER};
+	join_run(ingress, index);
+	/* Its front may be other bytes than those that came before. */
+	return known ? RELAY_FRAME_REPEATED : RELAY_FRAME_GOOD;
+}
+
+static __always_inline enum relay_frame_outcome judge_locked(struct relay_ingress *ingress, __u32 index,
+							     const struct quic_buf *in,
+							     const struct frame_stream *frame)
+{
+	__u64 end = frame->offset + frame->len;
+	enum relay_frame_outcome outcome;
+
+	join_run(ingress, index);
+	if (ingress->state.field == SUBGROUP_BROKEN || !fits_final(ingress, frame, end)) {
+		outcome = RELAY_FRAME_MALFORMED;
+	} else {
+		if (frame->offset > ingress->next) {
+			note_ahead(ingress, index, in, frame);
+			return RELAY_FRAME_AHEAD;
+		}
+		if (end < ingress->next ||
+		    (end == ingress->next && (!frame->fin || ingress->state.field == SUBGROUP_OVER)))
+			return RELAY_FRAME_REPEATED;
+		outcome = take_frame(ingress, index, in, frame, end);
+	}
+	if (outcome == RELAY_FRAME_MALFORMED)
+		ingress->state = (struct subgroup_state){.field = SUBGROUP_BROKEN};
+	return outcome;
+}
+
+/* Judges a frame of a stream, and has the stream stand behind it if it is good. */
+enum relay_frame_outcome judge_frame(struct relay_ingress *ingress, __u32 index, const struct quic_buf *in,
+				     const struct frame_stream *frame)
+{
+	enum relay_frame_outcome outcome;
+
+	if (!ingress || !in || !frame)
+		return RELAY_FRAME_MALFORMED;
+	if (__sync_lock_test_and_set(&ingress->lock, 1))
+		return RELAY_FRAME_BUSY;
+	outcome = judge_locked(ingress, index, in, frame);
+	__sync_lock_test_and_set(&ingress->lock, 0);
+	return outcome;
+}
+
+#endif

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The bytes of a subgroup stream of MoQ Transport (draft-18, section 11.4), from its SUBGROUP_HEADER or from any place in
+ * it: what millrace-proto's StreamHeader and ObjectParser refuse is refused here, at the same byte, however the bytes are
+ * cut. Nothing is kept but where in the framing the next byte stands.
+ *
+ * It goes by steps of bounded work, so that BPF can loop over them. Each takes at least one byte.
+ */
+#ifndef MILLRACE_SUBGROUP_H
+#define MILLRACE_SUBGROUP_H
+
+#include "object.h"
+#include "subgroup_intf.h"
+
+#define SUBGROUP_PAYLOAD_MAX ((1ULL << 62) - 1) /* no stream is longer */
+
+enum subgroup_bits {
+	SUBGROUP_PROPERTIES = 0x01,
+	SUBGROUP_ID_MODE = 0x06,
+	SUBGROUP_ID_EXPLICIT = 0x04,
+	SUBGROUP_ALWAYS = 0x10,
+	SUBGROUP_DEFAULT_PRIORITY = 0x20,
+	SUBGROUP_TYPE_MAX = 0x7f,
+};
+
+enum subgroup_step {
+	SUBGROUP_MORE = 0,
+	SUBGROUP_DONE, /* all bytes are taken */
+	SUBGROUP_BAD,
+};
+
+/* Whether everything so far is whole objects: where the stream may end. */
+static __always_inline int subgroup_may_end(const struct subgroup_state *state)
+{
+	return (state->field == SUBGROUP_OBJECT && !state->missing) || state->field == SUBGROUP_OPAQUE;
+}
+
+/* Whether what comes next is known to be `bytes` that are not looked at. */
+static __always_inline int subgroup_is_inside(const struct subgroup_state *state, __u64 bytes)
+{
+	return (state->field == SUBGROUP_IN_PAYLOAD && state->left >= bytes) || state->field == SUBGROUP_OPAQUE;
+}
+
+/* Takes bytes that are not looked at, no more than there are. */
+static __always_inline void subgroup_skip(struct subgroup_state *state, __u64 bytes)
+{
+	if (state->field == SUBGROUP_OPAQUE)
+		return;
+	state->left -= bytes;
+	if (!state->left)
+		state->field = state->field == SUBGROUP_IN_PAYLOAD ? SUBGROUP_OBJECT : SUBGROUP_LENGTH;
+}
+
+static __always_inline enum subgroup_step subgroup_skip_run(struct subgroup_state *state,
+							    struct frame_walk *walk)
+{
+	__u64 bytes = walk->end - walk->at;
+
+	if (state->field != SUBGROUP_OPAQUE && bytes > state->left)
+		bytes = state->left;
+	subgroup_skip(state, bytes);
+	walk->at += bytes;
+	return SUBGROUP_MORE;
+}
+
+/* A vi64, or its next byte if not all of it is there. 0: more is to come. */
+static __always_inline int subgroup_vi64(struct subgroup_state *state, struct frame_walk *walk,
+					 const __u8 *text, __u64 *value)
+{
+	__u8 byte = text[walk->at & FRAMES_MASK];
+	__u32 width;
+
+	if (state->missing) {
+		state->missing--;
+		*value = state->value << 8 | byte;
+		state->value = state->missing ? *value : 0;
+		walk->at++;
+		return !state->missing;
+	}
+	width = vi64_width(byte);
+	if (width <= walk->end - walk->at)
+		return !vi64_take(walk, text, value);
+	state->missing = width - 1;
+	state->value = byte & (0xff >> width);
+	walk->at++;
+	return 0;
+}
+
+static __always_inline enum subgroup_step subgroup_type(struct subgroup_state *state, __u64 type)
+{
+	if (type > SUBGROUP_TYPE_MAX || !(type & SUBGROUP_ALWAYS) ||
+	    (type & SUBGROUP_ID_MODE) == SUBGROUP_ID_MODE)
+		return SUBGROUP_BAD;
+	state->kind = type;
+	state->field = SUBGROUP_ALIAS;
+	return SUBGROUP_MORE;
+}
+
+static __always_inline enum subgroup_step subgroup_object(struct subgroup_state *state, __u64 delta)
+{
+	__u64 id = delta;
+
+	if (state->flags & SUBGROUP_HAS_PREVIOUS) {
+		id = state->previous + delta;
+		if (id < delta || id + 1 == 0)
+			return SUBGROUP_BAD;
+		id++;
+	}
+	state->previous = id;
+	state->flags = SUBGROUP_HAS_PREVIOUS;
+	state->field = state->kind & SUBGROUP_PROPERTIES ? SUBGROUP_PROPERTIES_LENGTH : SUBGROUP_LENGTH;
+	return SUBGROUP_MORE;
+}
+
+static __always_inline enum subgroup_step subgroup_properties(struct subgroup_state *state, __u64 bytes)
+{
+	if (bytes > OBJECT_PROPERTIES_MAX)
+		return SUBGROUP_BAD;
+	state->left = bytes;
+	state->field = bytes ? SUBGROUP_IN_PROPERTIES : SUBGROUP_LENGTH;
+	if (bytes)
+		state->flags |= SUBGROUP_WITH_PROPERTIES;
+	return SUBGROUP_MORE;
+}
+
+static __always_inline enum subgroup_step subgroup_length(struct subgroup_state *state, __u64 bytes)
+{
+	if (bytes > SUBGROUP_PAYLOAD_MAX)
+		return SUBGROUP_BAD;
+	if (!bytes) {
+		state->field = SUBGROUP_STATUS;
+		return SUBGROUP_MORE;
+	}
+	state->left = bytes;
+	state->flags &= ~SUBGROUP_WITH_PROPERTIES;
+	state->field = SUBGROUP_IN_PAYLOAD;
+	return SUBGROUP_MORE;
+}
+
+static __always_inline enum subgroup_step subgroup_status(struct subgroup_state *state, __u64 status)
+{
+	__u8 flags = state->flags;
+
+	state->flags = flags & ~SUBGROUP_WITH_PROPERTIES;
+	state->field = SUBGROUP_OBJECT;
+	if (status == OBJECT_NORMAL)
+		return SUBGROUP_MORE;
+	if ((status != OBJECT_ENDS_GROUP && status != OBJECT_ENDS_TRACK) || flags & SUBGROUP_WITH_PROPERTIES)
+		return SUBGROUP_BAD;
+	state->flags |= SUBGROUP_ENDED;
+	return SUBGROUP_MORE;
+}
+
+/* An integer is complete. */
+static __always_inline enum subgroup_step subgroup_value(struct subgroup_state *state, __u64 value)
+{
+	switch (state->field) {
+	case SUBGROUP_TYPE:
+		return subgroup_type(state, value);
+	case SUBGROUP_ALIAS:
+		state->field = SUBGROUP_GROUP;
+		return SUBGROUP_MORE;
+	case SUBGROUP_GROUP:
+		if ((state->kind & SUBGROUP_ID_MODE) == SUBGROUP_ID_EXPLICIT) {
+			state->field = SUBGROUP_ID;
+			return SUBGROUP_MORE;
+		}
+		/* fall through */
+	case SUBGROUP_ID:
+		state->field = state->kind & SUBGROUP_DEFAULT_PRIORITY ? SUBGROUP_OBJECT : SUBGROUP_PRIORITY;
+		return SUBGROUP_MORE;
+	case SUBGROUP_OBJECT:
+		return subgroup_object(state, value);
+	case SUBGROUP_PROPERTIES_LENGTH:
+		return subgroup_properties(state, value);
+	case SUBGROUP_LENGTH:
+		return subgroup_length(state, value);
+	case SUBGROUP_STATUS:
+		return subgroup_status(state, value);
+	default:
+		return SUBGROUP_BAD;
+	}
+}
+
+/* Takes a field, a part of one, or as much of a payload as there is. */
+static __always_inline enum subgroup_step subgroup_next(struct subgroup_state *state, struct frame_walk *walk,
+							const __u8 *text)
+{
+	__u64 value;
+
+	if (walk->at >= walk->end)
+		return SUBGROUP_DONE;
+	switch (state->field) {
+	case SUBGROUP_IN_PAYLOAD:
+	case SUBGROUP_IN_PROPERTIES:
+	case SUBGROUP_OPAQUE:
+		return subgroup_skip_run(state, walk);
+	case SUBGROUP_PRIORITY:
+		walk->at++;
+		state->field = SUBGROUP_OBJECT;
+		return SUBGROUP_MORE;
+	case SUBGROUP_OBJECT:
+		if (state->flags & SUBGROUP_ENDED)
+			return SUBGROUP_BAD;
+	}
+	if (!subgroup_vi64(state, walk, text, &value))
+		return SUBGROUP_MORE;
+	return subgroup_value(state, value);
+}
+
+#endif

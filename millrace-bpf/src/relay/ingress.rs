@@ -1,0 +1,161 @@
+//! How far a stream was judged: the program and userspace tell each other, in memory that they share.
+
+#![allow(unsafe_code)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use super::intf;
+use super::shared::Shared;
+use crate::Error;
+
+/// Times that the lock is tried: the program has it for less than a microsecond, unless its CPU is taken away.
+const ATTEMPTS: usize = 1000;
+
+/// A place in an upstream stream, and where in its framing that is: `millrace_proto::moq::data::Position`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Of the next byte in the stream.
+    pub offset: u64,
+    /// What that is of.
+    pub field: u8,
+    /// The integer that is being read, as far as it is there.
+    pub value: u64,
+    /// Its bytes that are to come.
+    pub missing: u8,
+    /// Bytes of properties or payload that are to come.
+    pub left: u64,
+    /// ID of the last object whose ID is there.
+    pub previous: Option<u64>,
+    /// The object whose header is being read has properties, not empty ones.
+    pub with_properties: bool,
+    /// No object follows.
+    pub ended: bool,
+    /// The stream's type.
+    pub kind: u8,
+}
+
+impl Position {
+    /// In a stream without framing.
+    pub fn opaque(offset: u64) -> Self {
+        Self { offset, field: intf::OPAQUE, ..Self::default() }
+    }
+
+    fn state(&self) -> intf::State {
+        let flag = |set, bit: u8| if set { bit } else { 0 };
+        intf::State {
+            value: self.value,
+            left: self.left,
+            previous: self.previous.unwrap_or(0),
+            field: self.field,
+            missing: self.missing,
+            flags: flag(self.previous.is_some(), intf::HAS_PREVIOUS)
+                | flag(self.with_properties, intf::WITH_PROPERTIES)
+                | flag(self.ended, intf::ENDED),
+            kind: self.kind,
+            pad: 0,
+        }
+    }
+}
+
+/// The entry of a slot that has egresses.
+pub(super) struct Ingress {
+    shared: Arc<Shared>,
+    index: u32,
+}
+
+impl Ingress {
+    /// In nobody's reach yet, at `position`.
+    pub fn new(
+        shared: Arc<Shared>,
+        slot: &intf::Slot,
+        first: u32,
+        position: &Position,
+    ) -> Result<Self, Error> {
+        let index = shared.take(|free| &mut free.ingresses, "slots")?;
+        let ingress = Self { shared, index };
+        let entry = ingress.entry();
+        entry.id.store(slot.id, Ordering::Relaxed);
+        entry.upstream.store(slot.upstream, Ordering::Relaxed);
+        entry.kind.store(slot.kind, Ordering::Relaxed);
+        entry.first.store(first, Ordering::Relaxed);
+        ingress.set(position);
+        Ok(ingress)
+    }
+
+    fn entry(&self) -> &intf::Ingress {
+        self.shared.ingresses.get(self.index)
+    }
+
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    pub fn set_first(&self, egress: u32) {
+        self.entry().first.store(egress, Ordering::Release);
+    }
+
+    /// The stream's bytes before this offset were judged.
+    pub fn next(&self) -> u64 {
+        self.entry().next.load(Ordering::Relaxed)
+    }
+
+    /// Begins there, whatever was before.
+    pub fn set(&self, position: &Position) {
+        let entry = self.entry();
+        let Some(_locked) = Locked::new(&entry.lock) else { return };
+        entry.final_size.store(intf::UNKNOWN, Ordering::Relaxed);
+        entry.run.store(0, Ordering::Relaxed);
+        entry.run_end.store(0, Ordering::Relaxed);
+        self.write(position);
+    }
+
+    /// Userspace is there: if the program is not, it goes on there.
+    pub fn advance(&self, position: &Position) {
+        let entry = self.entry();
+        if self.next() >= position.offset {
+            return;
+        }
+        let Some(_locked) = Locked::new(&entry.lock) else { return };
+        if self.next() < position.offset {
+            self.write(position);
+        }
+    }
+
+    /// With the lock.
+    fn write(&self, position: &Position) {
+        let entry = self.entry();
+        // SAFETY: whoever has the lock may write.
+        unsafe { *entry.state.get() = position.state() };
+        entry.next.store(position.offset, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Ingress {
+    /// It has been unlinked.
+    fn drop(&mut self) {
+        self.shared.retire(|free| &mut free.ingresses, self.index);
+    }
+}
+
+struct Locked<'a>(&'a AtomicU32);
+
+impl<'a> Locked<'a> {
+    /// `None`: somebody else has it for longer than that takes.
+    fn new(lock: &'a AtomicU32) -> Option<Self> {
+        for _ in 0..ATTEMPTS {
+            if lock.swap(1, Ordering::Acquire) == 0 {
+                return Some(Self(lock));
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        fence(Ordering::SeqCst);
+        self.0.store(0, Ordering::Release);
+    }
+}

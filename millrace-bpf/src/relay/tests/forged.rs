@@ -1,0 +1,158 @@
+//! Forged and altered packets: none is forwarded, whatever it is made of.
+
+use libbpf_rs::ProgramMut;
+
+use super::*;
+
+/// Packets of each of two publishers that are altered.
+const MODELS: u64 = 64;
+
+/// A publisher's packets as it sent them.
+struct Publisher {
+    keys: Direction,
+    packets: Vec<Vec<u8>>,
+    _upstream: Upstream,
+    _slot: Slot,
+}
+
+impl Publisher {
+    fn new(bench: &mut Bench, suite: Suite) -> Self {
+        let keys = Direction::new(suite, ID_LEN, &mut bench.rng);
+        let upstream = bench.relay.upstream(0).expect("an upstream");
+        upstream.add_id(&keys.id).expect("an ID");
+        for generation in [0, 1] {
+            upstream.set_keys(generation, &keys.kernel_keys(generation)).expect("keys");
+        }
+        let mut slot = upstream.slot(STREAM);
+        slot.set_position(&Position::opaque(0));
+        slot.add(&bench.downstream, &EGRESS).expect("an egress");
+        let mut offset = 0;
+        let packets = (0..MODELS).map(|number| {
+            let len = bench.rng.usize(20..1300);
+            let chunk = Chunk { stream: STREAM, offset, data: quic::bytes(len, &mut bench.rng), fin: false };
+            offset += len as u64;
+            keys.seal((0, number), bench.rng.usize(2..=4), &chunk.encode())
+        });
+        let packets = packets.collect();
+        Self { keys, packets, _upstream: upstream, _slot: slot }
+    }
+}
+
+/// How a packet comes about that nobody has sealed so.
+#[derive(Clone, Copy, Debug)]
+enum Forgery {
+    Flipped,
+    Truncated,
+    Extended,
+    Replayed,
+    /// Another connection's ID in front.
+    SwappedId,
+    /// The front of one and the end of another.
+    Spliced,
+    /// Its bytes behind the ID are random.
+    Garbage,
+    /// Sealed with another connection's keys.
+    OthersKeys,
+}
+
+const FORGERIES: [Forgery; 8] = [
+    Forgery::Flipped,
+    Forgery::Truncated,
+    Forgery::Extended,
+    Forgery::Replayed,
+    Forgery::SwappedId,
+    Forgery::Spliced,
+    Forgery::Garbage,
+    Forgery::OthersKeys,
+];
+
+impl Forgery {
+    /// From a packet of one publisher, and of the other where it takes two. `number` has not been used.
+    fn make(self, publishers: &[Publisher; 2], number: u64, rng: &mut Rng) -> Vec<u8> {
+        let which = rng.usize(..2);
+        let (one, other) = (&publishers[which], &publishers[1 - which]);
+        let mut packet = one.packets[rng.usize(..one.packets.len())].clone();
+        match self {
+            Self::Flipped => {
+                let bits = rng.usize(1..9);
+                (0..bits).for_each(|_| {
+                    let at = rng.usize(..packet.len() * 8);
+                    packet[at / 8] ^= 1 << (at % 8);
+                });
+            }
+            Self::Truncated => packet.truncate(rng.usize(..packet.len())),
+            Self::Extended => {
+                let bytes = rng.usize(1..64);
+                packet.extend(quic::bytes(bytes, rng));
+            }
+            Self::Replayed => {}
+            Self::SwappedId => packet[1..=ID_LEN].copy_from_slice(&other.keys.id),
+            Self::Spliced => {
+                let end = &other.packets[rng.usize(..other.packets.len())];
+                let at = rng.usize(1 + ID_LEN..packet.len().min(end.len()));
+                packet.truncate(at);
+                packet.extend(&end[at..]);
+            }
+            Self::Garbage => packet[1 + ID_LEN..].fill_with(|| rng.u8(..)),
+            Self::OthersKeys => {
+                let data = vec![1; rng.usize(20..100)];
+                let chunk = Chunk { stream: STREAM, offset: 0, data, fin: false };
+                packet = other.keys.seal((rng.u16(..2), number), 4, &chunk.encode());
+                packet[1..=ID_LEN].copy_from_slice(&one.keys.id);
+            }
+        }
+        packet
+    }
+}
+
+fn pass(program: &ProgramMut<'_>, packet: &[u8]) {
+    let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, packet)));
+    let input = ProgramInput { data_in: Some(&frame), ..ProgramInput::default() };
+    assert_eq!(program.test_run(input).expect("test run").return_value, PASS_ON);
+}
+
+/// What they were counted as: no copy is even tried, and every packet passes on.
+fn forge(count: u64) -> Vec<(&'static str, u64)> {
+    let mut bench = Bench::new();
+    let publishers = quic::SUITES.map(|suite| Publisher::new(&mut bench, suite));
+    let object = lock(&bench.relay.object);
+    let program = object.program("relay_ingress").expect("the program");
+    let genuine: Vec<_> = publishers.iter().flat_map(|publisher| &publisher.packets).collect();
+    genuine.iter().for_each(|packet| pass(&program, packet));
+    let mut rng = Rng::with_seed(count);
+    let mut made = 0;
+    while made < count {
+        let packet = FORGERIES[made as usize % FORGERIES.len()].make(&publishers, MODELS + made, &mut rng);
+        // Flips may cancel each other out, of course.
+        pass(&program, &packet);
+        made += 1;
+    }
+    drop(object);
+    let counters = bench.relay.counters().expect("counters");
+    let genuine = genuine.len() as u64;
+    assert_eq!(counters.packets(Outcome::Forwarded), genuine, "{counters:?}");
+    assert_eq!(bench.egresses_tried(), genuine);
+    assert_eq!(counters.egresses.iter().sum::<u64>(), genuine);
+    let all = Outcome::ALL.map(|outcome| (outcome.name(), counters.packets(outcome)));
+    assert_eq!(all.iter().map(|(_, packets)| packets).sum::<u64>(), genuine + count);
+    all.into_iter().filter(|(_, packets)| *packets > 0).collect()
+}
+
+#[test]
+fn no_forged_packet_is_forwarded() {
+    if root("no_forged_packet_is_forwarded") {
+        forge(10_000);
+    }
+}
+
+/// `make soak`, or `cargo test -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged`: ten minutes.
+#[test]
+#[ignore = "takes minutes"]
+fn ten_million_forged_packets() {
+    if !root("ten_million_forged_packets") {
+        return;
+    }
+    let begin = std::time::Instant::now();
+    let counted = forge(10_000_000);
+    println!("10000000 forged packets in {:.0?}, none forwarded: {counted:?}", begin.elapsed());
+}

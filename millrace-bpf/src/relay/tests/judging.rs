@@ -1,0 +1,373 @@
+//! Which of a stream's bytes are forwarded.
+
+use millrace_proto::moq::data::{Status, encode_object_header};
+
+use super::*;
+
+/// A subgroup without properties: its header, and then objects of these lengths.
+fn subgroup(lengths: &[usize]) -> Vec<u8> {
+    let mut bytes = vec![0x30, 2, 0];
+    for (id, len) in (0..).zip(lengths) {
+        let previous = u64::checked_sub(id, 1);
+        encode_object_header(previous, id, None, *len as u64, Status::Normal, &mut bytes);
+        bytes.extend(vec![id as u8; *len]);
+    }
+    bytes
+}
+
+/// A frame of the stream, of some of its bytes.
+struct Part<'a> {
+    at: usize,
+    bytes: &'a [u8],
+    fin: bool,
+}
+
+fn part(stream: &[u8], range: std::ops::Range<usize>) -> Part<'_> {
+    Part { at: range.start, bytes: &stream[range], fin: false }
+}
+
+fn last(stream: &[u8], at: usize) -> Part<'_> {
+    Part { at, bytes: &stream[at..], fin: true }
+}
+
+struct Judge {
+    bench: Bench,
+    sent: u64,
+}
+
+impl Judge {
+    /// The stream is at its beginning.
+    fn new() -> Self {
+        let mut bench = Bench::new();
+        bench.slot = RefCell::new(bench.upstream.slot(STREAM));
+        bench.slot.borrow_mut().add(&bench.downstream, &EGRESS).expect("an egress");
+        Self { bench, sent: 0 }
+    }
+
+    /// One packet of these frames. Its outcome, and the frames that were to be forwarded.
+    fn send(&mut self, parts: &[Part<'_>]) -> (Outcome, u64) {
+        let frames: Vec<u8> = parts
+            .iter()
+            .flat_map(|part| {
+                let (offset, data) = (part.at as u64, part.bytes.to_vec());
+                Chunk { stream: STREAM, offset, data, fin: part.fin }.encode()
+            })
+            .collect();
+        let packet = self.bench.publisher.seal((0, self.sent), 4, &frames);
+        self.sent += 1;
+        let before = (self.bench.relay.counters().expect("counters"), self.bench.egresses_tried());
+        let frame = ethernet(0x0800, &ipv4(0, &udp(PORT, &packet)));
+        assert_eq!(self.bench.test_run(&frame, &mut context(0)), PASS_ON);
+        let counted = self.bench.relay.counters().expect("counters").since(&before.0);
+        let outcome = Outcome::ALL.into_iter().find(|one| counted.packets(*one) == 1).expect("an outcome");
+        (outcome, self.bench.egresses_tried() - before.1)
+    }
+
+    fn frames(&self, outcome: FrameOutcome) -> u64 {
+        self.bench.relay.counters().expect("counters").frames(outcome)
+    }
+
+    fn judged(&self) -> usize {
+        self.bench.slot.borrow().judged() as usize
+    }
+}
+
+const GOOD: (Outcome, u64) = (Outcome::Forwarded, 1);
+const DECLINED: (Outcome, u64) = (Outcome::Declined, 0);
+const BAD: (Outcome, u64) = (Outcome::BadStream, 0);
+
+#[test]
+fn what_follows_and_is_well_formed_is_forwarded_once() {
+    if !root("what_follows_and_is_well_formed_is_forwarded_once") {
+        return;
+    }
+    let stream = subgroup(&[100, 0, 1000, 5]);
+    let end = stream.len();
+    let mut judge = Judge::new();
+    // In the middle of everything, byte by byte, more than one in a packet.
+    assert_eq!(judge.send(&[part(&stream, 0..2)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, 2..5)]), GOOD);
+    for at in 5..9 {
+        assert_eq!(judge.send(&[part(&stream, at..at + 1)]), GOOD, "{at}");
+    }
+    assert_eq!(judge.send(&[part(&stream, 9..500), part(&stream, 500..600)]), (Outcome::Forwarded, 2));
+    assert_eq!(judge.judged(), 600);
+    // What came before, all of it and some of it; the rest counts all the same.
+    assert_eq!(judge.send(&[part(&stream, 300..600)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, 300..700)]), DECLINED);
+    assert_eq!(judge.judged(), 700);
+    assert_eq!(judge.send(&[part(&stream, 650..700), part(&stream, 700..710)]), GOOD);
+    assert_eq!(judge.send(&[last(&stream, 710)]), GOOD);
+    // The end, once.
+    assert_eq!(judge.send(&[last(&stream, 710)]), DECLINED);
+    assert_eq!(judge.send(&[last(&stream, end)]), DECLINED);
+    assert_eq!(judge.frames(FrameOutcome::Repeated), 5);
+}
+
+#[test]
+fn nothing_is_forwarded_beyond_the_final_size() {
+    if !root("nothing_is_forwarded_beyond_the_final_size") {
+        return;
+    }
+    let stream = subgroup(&[100, 100, 100]);
+    let size = 3 + 2 * 103 - 2;
+    let cut = &stream[..size];
+    // Of one packet nothing, also not what is good: userspace closes the connection over it.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..50)]), GOOD);
+    assert_eq!(judge.send(&[last(cut, 50), part(&stream, size..stream.len())]), BAD);
+    assert_eq!(judge.send(&[part(&stream, 50..100)]), BAD, "nor later");
+    for (description, first, then) in [
+        ("behind the end", last(cut, 50), part(&stream, size..size + 1)),
+        ("another end, larger", last(cut, 50), last(&stream, size)),
+        ("another end, smaller", last(cut, 50), last(&stream[..size - 10], 60)),
+        ("an end in what came before", part(&stream, 50..150), last(&stream[..105], 60)),
+    ] {
+        let mut judge = Judge::new();
+        assert_eq!(judge.send(&[part(&stream, 0..50)]), GOOD);
+        assert_eq!(judge.send(&[first]), GOOD, "{description}");
+        assert_eq!(judge.send(&[then]), BAD, "{description}");
+    }
+    // The end comes first.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[last(cut, size)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, 0..150)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, 150..size + 1)]), BAD);
+    // It is before what came behind a hole.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 150..size)]), DECLINED);
+    assert_eq!(judge.send(&[last(&stream[..size - 10], size - 10)]), BAD);
+}
+
+#[test]
+fn malformed_bytes_are_not_forwarded() {
+    if !root("malformed_bytes_are_not_forwarded") {
+        return;
+    }
+    let behind = |rest: &[u8]| [&[0x30, 2, 0], rest].concat();
+    let cases = [
+        ("no subgroup", vec![0x05, 1]),
+        ("reserved mode", vec![0x36, 2, 0]),
+        ("status", behind(&[0, 0, 1])),
+        ("an object behind the end of the group", behind(&[0, 0, 3, 0])),
+        ("an ID above all", behind(&[[0xff; 9].as_slice(), &[1, 9, 0]].concat())),
+        ("longer than any stream", behind(&[0, 0xff, 0x40, 0, 0, 0, 0, 0, 0, 0])),
+        ("65537 bytes of properties", vec![0x31, 2, 0, 9, 0xc1, 0, 1]),
+    ];
+    for (description, stream) in cases {
+        let mut judge = Judge::new();
+        let (good, bad) = (&stream[..stream.len() - 1], stream.len() - 1);
+        if description != "no subgroup" && description != "reserved mode" {
+            assert_eq!(judge.send(&[part(good, 0..good.len())]), GOOD, "{description}");
+            assert_eq!(judge.send(&[part(&stream, bad..stream.len())]), BAD, "{description}, in two");
+        }
+        let mut judge = Judge::new();
+        assert_eq!(judge.send(&[part(&stream, 0..stream.len())]), BAD, "{description}");
+        assert_eq!(judge.send(&[part(&stream, 0..1)]), BAD, "{description}, once is enough");
+    }
+    // An end in the middle of an object.
+    let stream = subgroup(&[100]);
+    for end in [4, 5, 50, 104] {
+        let mut judge = Judge::new();
+        assert_eq!(judge.send(&[last(&stream[..end], 0)]), BAD, "{end}");
+    }
+    assert_eq!(Judge::new().send(&[last(&stream, 0)]), GOOD);
+    // Too many fields for one frame are userspace's to look at.
+    let mut judge = Judge::new();
+    let many = subgroup(&[0; 300]);
+    assert_eq!(judge.send(&[part(&many, 0..many.len())]), DECLINED);
+    assert_eq!(judge.frames(FrameOutcome::Long), 1);
+    assert_eq!(judge.send(&[part(&many, 0..203)]), GOOD, "not so many");
+}
+
+/// Where `moq::data` stands after a part of a stream.
+fn position(stream: &[u8], len: usize) -> Position {
+    use millrace_proto::moq::{ObjectParser, StreamHeader};
+    let mut rest = &stream[..len];
+    let Ok(Some(StreamHeader::Subgroup(header))) = StreamHeader::decode(&mut rest) else {
+        panic!("a header")
+    };
+    let mut parser = ObjectParser::new(&header, (len - rest.len()) as u64);
+    while parser.next(&mut rest).expect("objects").is_some() {}
+    let at = parser.position();
+    Position {
+        offset: at.offset,
+        field: at.field as u8,
+        value: at.value,
+        missing: at.missing,
+        left: at.left,
+        previous: at.previous,
+        with_properties: at.with_properties,
+        ended: at.ended,
+        kind: at.kind,
+    }
+}
+
+#[test]
+fn behind_a_hole_it_goes_on_as_soon_as_it_can() {
+    if !root("behind_a_hole_it_goes_on_as_soon_as_it_can") {
+        return;
+    }
+    let stream = subgroup(&[100, 1000, 100, 100, 100]);
+    // Starts of the objects.
+    let [one, two, three, four, five] = [3, 105, 1108, 1210, 1312];
+    let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
+
+    // A hole in a payload; what fills it shows how it goes on.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..200)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, 300..400)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, 400..500)]), DECLINED);
+    assert_eq!(judge.judged(), 200);
+    assert_eq!(judge.send(&[part(&stream, 200..300)]), GOOD);
+    assert_eq!(judge.judged(), 500);
+    assert_eq!(judge.send(&[part(&stream, 500..three + 5)]), GOOD);
+
+    // A hole that ends where an object begins.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, three..four)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, four..five)]), DECLINED);
+    advance(&judge, 500);
+    assert_eq!(judge.judged(), 500);
+    assert_eq!(judge.send(&[part(&stream, five..five + 10)]), DECLINED);
+    advance(&judge, three);
+    assert_eq!(judge.judged(), three);
+    assert_eq!(judge.send(&[part(&stream, five + 10..five + 20)]), GOOD, "the program has kept what follows");
+    assert_eq!(judge.judged(), five + 20);
+    assert_eq!(judge.send(&[last(&stream, five + 20)]), GOOD);
+
+    // In the middle of things; the packets behind it come faster than userspace reads.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..one + 50)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, three + 50..four + 1)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, four + 1..four + 50)]), DECLINED);
+    advance(&judge, two);
+    assert_eq!(judge.send(&[part(&stream, four + 50..five + 1)]), DECLINED);
+    advance(&judge, three + 70);
+    assert_eq!(judge.send(&[part(&stream, five + 1..five + 20)]), GOOD);
+    // It never goes back.
+    advance(&judge, four);
+    assert_eq!(judge.judged(), five + 20);
+
+    // Where it stands is the middle of an object, and the hole's end too.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, three + 5..four)]), DECLINED);
+    advance(&judge, three);
+    assert_eq!(judge.send(&[part(&stream, three..three + 5)]), GOOD);
+    assert_eq!(judge.judged(), four);
+
+    // Another hole behind the first: what is kept is behind the last one.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..two)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, three..three + 10)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, three + 20..four)]), DECLINED);
+    advance(&judge, three + 5);
+    assert_eq!(judge.send(&[part(&stream, four..five)]), DECLINED);
+    advance(&judge, three + 20);
+    assert_eq!(judge.send(&[part(&stream, five..five + 9)]), GOOD);
+}
+
+/// More than is kept: the stream goes on where userspace says, if nothing has passed by meanwhile, or with what was kept
+/// last.
+#[test]
+fn a_run_has_a_bound() {
+    if !root("a_run_has_a_bound") {
+        return;
+    }
+    let stream = subgroup(&[300; 100]);
+    let frames: Vec<_> = (0..stream.len() / 1000).map(|at| at * 1000..(at + 1) * 1000).collect();
+    let advance = |judge: &Judge, to: usize| judge.bench.slot.borrow_mut().advance(&position(&stream, to));
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, frames[0].clone())]), GOOD);
+    for frame in &frames[2..20] {
+        assert_eq!(judge.send(&[part(&stream, frame.clone())]), DECLINED);
+    }
+    advance(&judge, 5000);
+    assert_eq!(judge.send(&[part(&stream, frames[20].clone())]), DECLINED);
+    assert_eq!(judge.judged(), 5000, "that was given up");
+    advance(&judge, 19_500);
+    assert_eq!(judge.send(&[part(&stream, frames[21].clone())]), GOOD);
+    assert_eq!(judge.judged(), 22_000);
+    // What is malformed in a run is found when the stream gets there.
+    let mut broken = subgroup(&[10, 10]);
+    broken.extend([0, 0, 1]);
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&broken, 20..broken.len())]), DECLINED);
+    assert_eq!(judge.send(&[part(&broken, 0..20)]), GOOD);
+    assert_eq!(judge.send(&[part(&broken, 0..20)]), BAD);
+}
+
+/// Streams share the places for runs: who finds his taken does without, and has it when the other has gone on.
+#[test]
+fn runs_are_kept_for_some_streams_at_a_time() {
+    const STREAMS: u64 = 65;
+    if !root("runs_are_kept_for_some_streams_at_a_time") {
+        return;
+    }
+    let stream = subgroup(&[100, 100, 100, 100]);
+    let Judge { bench, .. } = Judge::new();
+    let mut slots: Vec<_> = (0..STREAMS)
+        .map(|at| {
+            let mut slot = bench.upstream.slot(1000 + 4 * at);
+            slot.add(&bench.downstream, &EGRESS).expect("an egress");
+            slot
+        })
+        .collect();
+    let mut number = 0;
+    let mut send = |at: u64, range: std::ops::Range<usize>| {
+        let chunk = Chunk {
+            stream: 1000 + 4 * at,
+            offset: range.start as u64,
+            data: stream[range].to_vec(),
+            fin: false,
+        };
+        number += 1;
+        bench.run_packet(&bench.publisher.seal((0, number), 4, &chunk.encode()))
+    };
+    // The first and the last one meet.
+    for at in [0, STREAMS - 1] {
+        assert_eq!(send(at, 0..10), Outcome::Forwarded);
+        assert_eq!(send(at, 110..210), Outcome::Declined);
+        slots[at as usize].advance(&position(&stream, 120));
+    }
+    assert_eq!(send(STREAMS - 1, 210..220), Outcome::Declined, "not kept");
+    assert_eq!(send(0, 210..220), Outcome::Forwarded);
+    // It has gone on.
+    assert_eq!(send(STREAMS - 1, 230..330), Outcome::Declined);
+    slots[STREAMS as usize - 1].advance(&position(&stream, 240));
+    assert_eq!(send(STREAMS - 1, 330..340), Outcome::Forwarded);
+}
+
+/// IDs go on from those before the hole.
+#[test]
+fn no_id_is_too_large_behind_a_hole() {
+    if !root("no_id_is_too_large_behind_a_hole") {
+        return;
+    }
+    // Object 2^64 - 2 and the next but one, with another one between them that is missing.
+    let mut stream = vec![0x30, 2, 0];
+    let object = |delta: u64, stream: &mut Vec<u8>| {
+        millrace_proto::moq::vi64::encode(delta, stream);
+        stream.extend([1, 7]);
+        stream.len()
+    };
+    let one = object(u64::MAX - 2, &mut stream);
+    let two = object(0, &mut stream);
+    let three = object(0, &mut stream);
+    let four = object(0, &mut stream);
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..one)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, two..three)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, one..two)]), GOOD);
+    assert_eq!(judge.judged(), three);
+    assert_eq!(judge.send(&[part(&stream, three..four)]), BAD);
+    // Both behind the hole.
+    let mut judge = Judge::new();
+    assert_eq!(judge.send(&[part(&stream, 0..one)]), GOOD);
+    assert_eq!(judge.send(&[part(&stream, two..four)]), DECLINED);
+    assert_eq!(judge.send(&[part(&stream, one..two)]), GOOD);
+    assert_eq!(judge.judged(), two);
+    assert_eq!(judge.send(&[part(&stream, two..four)]), BAD);
+}

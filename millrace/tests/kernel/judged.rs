@@ -1,0 +1,102 @@
+//! What the kernel forwards of streams whose packets are lost, repeated, or overtake each other.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use millrace::relay::status::Status;
+use tokio::time;
+
+use crate::{
+    needs_root,
+    net::{
+        AHEAD, ALIAS, Arrived, Cast, Net, OF_A_GROUP, PUBLISHER_LINK, SHOW, Show, assert_forwarded, cast,
+        play,
+    },
+    peer::{End, PATIENCE, header},
+};
+
+fn count(counts: &Option<BTreeMap<String, u64>>, name: &str) -> u64 {
+    counts.as_ref().and_then(|counts| counts.get(name)).copied().unwrap_or(0)
+}
+
+fn frames(status: &Status, name: &str) -> u64 {
+    count(&status.engine.frames, name)
+}
+
+/// Holes in a stream, and how often the kernel has gone on behind one.
+#[derive(Default)]
+struct Holes {
+    seen: u64,
+    good_then: u64,
+    gone_on: u64,
+}
+
+impl Holes {
+    /// Good frames behind a hole that are no more accident.
+    const GOOD: u64 = 10;
+
+    fn look(&mut self, status: &Status) {
+        let (ahead, good) = (frames(status, "ahead"), frames(status, "good"));
+        if ahead > self.seen {
+            self.seen = ahead;
+            self.good_then = good;
+        } else if self.good_then > 0 && good >= self.good_then + Self::GOOD {
+            self.good_then = 0;
+            self.gone_on += 1;
+        }
+    }
+}
+
+/// In the same stream: one that the kernel has given up would show no good frame any more.
+#[test]
+fn behind_a_hole_in_a_stream_the_kernel_goes_on() {
+    const HOLES: u64 = 3;
+    needs_root!(behind_a_hole_in_a_stream_the_kernel_goes_on);
+    for impairment in ["loss=0.5% delay=5ms", "loss=2% delay=5ms"] {
+        let net = Net::new(1, true, |_| {});
+        let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
+        net.impair(PUBLISHER_LINK, impairment);
+        let arrived = Arrived::new(1);
+        let publishing = async {
+            let (mut holes, mut id) = (Holes::default(), 0);
+            let mut subgroup = publisher.subgroup(header(ALIAS, 0)).await;
+            while holes.gone_on < HOLES {
+                subgroup.object(id, SHOW.bytes).await;
+                id += 1;
+                arrived.wait(id.saturating_sub(AHEAD)).await;
+                time::sleep(Duration::from_millis(1)).await;
+                holes.look(&net.status());
+            }
+            subgroup.finish();
+            id
+        };
+        let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
+        let both = net.run(async {
+            time::timeout(PATIENCE, async { tokio::join!(publishing, receiving) })
+                .await
+                .map_err(|_| net.status())
+        });
+        let (objects, received) = both.unwrap_or_else(|status| panic!("{impairment}: {:#?}", status.engine));
+        assert_eq!(received, ((0..objects).collect(), End::Fin));
+    }
+}
+
+#[test]
+fn what_overtakes_or_comes_twice_is_forwarded_once() {
+    needs_root!(what_overtakes_or_comes_twice_is_forwarded_once);
+    for impairment in ["reorder=5% reorder-by=3ms", "duplicate=20%", "reorder=5% duplicate=5% loss=1%"] {
+        for link in [PUBLISHER_LINK, "relay-sub1"] {
+            let net = Net::new(2, true, |_| {});
+            let cast = cast(&net, &["sub1", "sub2"]);
+            net.impair(link, impairment);
+            let show = Show { groups: 6, ..SHOW };
+            let status = play(&net, cast, &show, |_| {});
+            assert_forwarded(&status, show.groups * OF_A_GROUP);
+            if link == PUBLISHER_LINK && impairment == "duplicate=20%" {
+                // A packet that is the same is known by its number.
+                assert!(count(&status.engine.received, "replayed") > 0, "{:#?}", status.engine);
+                assert_eq!(frames(&status, "repeated"), 0, "{:#?}", status.engine);
+            }
+            assert_eq!(frames(&status, "malformed"), 0, "{:#?}", status.engine);
+        }
+    }
+}
