@@ -33,15 +33,13 @@ fn live(sim: &mut Sim, objects: u64, interval: Duration) -> u64 {
 #[test]
 fn random_losses_do_not_hold_up_live_media() {
     for loss in [0.005, 0.02, 0.05] {
-        for seed in 1..3 {
-            let mut sim = sim_with(Algorithm::Bbr, seed, Link { loss, ..Link::default() });
-            let held_up = live(&mut sim, 2000, Duration::from_millis(4));
-            assert!(held_up <= 20, "{held_up} of 2000 at {loss}, seed {seed}");
-        }
+        let mut sim = sim_with(Algorithm::Bbr, 1, Link { loss, ..Link::default() });
+        let held_up = live(&mut sim, 1000, Duration::from_millis(4));
+        assert!(held_up <= 10, "{held_up} of 1000 at {loss}");
     }
     // What it is for.
     let mut sim = sim_with(Algorithm::Cubic, 1, Link { loss: 0.02, ..Link::default() });
-    assert!(live(&mut sim, 2000, Duration::from_millis(4)) > 400);
+    assert!(live(&mut sim, 1000, Duration::from_millis(4)) > 200);
 }
 
 #[test]
@@ -60,7 +58,7 @@ fn random_losses_leave_most_of_a_bottleneck() {
 /// Whatever room there is for one: CUBIC would fill it.
 #[test]
 fn a_deep_queue_stays_short() {
-    let rate = 1_250_000;
+    let rate = 600_000;
     let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(rate), queue: 1 << 20, ..Link::default() });
     sim.open_whole(1, 20_000_000, 1);
     sim.run_for(3 * SECOND);
@@ -79,10 +77,10 @@ fn a_deep_queue_stays_short() {
 #[test]
 fn it_follows_a_path_that_narrows_and_widens() {
     let mut sim =
-        sim_with(Algorithm::Bbr, 1, Link { rate: Some(1_000_000), queue: 200_000, ..Link::default() });
+        sim_with(Algorithm::Bbr, 1, Link { rate: Some(500_000), queue: 100_000, ..Link::default() });
     sim.open_whole(1, 40_000_000, 1);
     sim.run_for(4 * SECOND);
-    for rate in [250_000, 1_000_000] {
+    for rate in [150_000, 500_000] {
         sim.link.rate = Some(rate);
         sim.run_for(8 * SECOND);
         let stats = sim.down.stats();
@@ -98,7 +96,7 @@ fn it_follows_a_path_that_narrows_and_widens() {
 #[test]
 fn live_media_does_not_pause_to_probe_the_round_trip() {
     let mut sim = sim_with(Algorithm::Bbr, 1, Link { rate: Some(1_250_000), ..Link::default() });
-    assert_eq!(live(&mut sim, 4_000, Duration::from_millis(4)), 0);
+    assert_eq!(live(&mut sim, 2_000, Duration::from_millis(4)), 0);
 }
 
 /// A key frame in each second, which the path takes as fast as it can.
