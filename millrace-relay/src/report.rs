@@ -11,7 +11,7 @@ use std::{
 
 use millrace_proto::{plane::downstream, quic::keys::Suite};
 use millrace_transport::{
-    Endpoint,
+    Endpoint, Windows,
     offload::{ConnectionStatus, Counts, Interface, KeystreamUse},
 };
 use parking_lot::Mutex;
@@ -38,6 +38,7 @@ pub struct Sources<'a> {
     pub handshakes: usize,
     /// What the others left behind.
     pub past: &'a Past,
+    pub windows: &'a Windows,
     pub uptime: Duration,
     pub draining: bool,
     pub trace_viewers: usize,
@@ -152,6 +153,11 @@ impl Sources<'_> {
                 limit: self.hub.cache.limits().bytes as u64,
                 groups: usage.groups as u64,
                 evicted: usage.evicted,
+            },
+            receive: status::Receive {
+                held: self.windows.held(),
+                limit: self.windows.total(),
+                refused: self.windows.refused(),
             },
             drops: self.drops(&sums),
             trace_viewers: self.trace_viewers as u64,

@@ -240,6 +240,7 @@ impl Shared {
             sessions: self.sessions.lock().values().cloned().collect(),
             handshakes: self.handshakes.all.load(Relaxed),
             past: &self.past,
+            windows: &self.config.transport.windows,
             uptime: self.since.elapsed(),
             draining: self.draining.load(Relaxed),
             trace_viewers: self.tracer.viewers(),

@@ -22,6 +22,8 @@ pub struct Status {
     pub sessions: Vec<Session>,
     pub tracks: Vec<Track>,
     pub cache: Cache,
+    #[serde(default)]
+    pub receive: Receive,
     /// What was not forwarded, by reason, since start.
     pub drops: BTreeMap<String, u64>,
     /// Who watches single packets at the moment.
@@ -193,6 +195,16 @@ pub struct Cache {
     pub groups: u64,
     /// Groups evicted since start.
     pub evicted: u64,
+}
+
+/// Receive windows of all connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Receive {
+    /// Bytes that peers may send or have sent without having been read.
+    pub held: u64,
+    pub limit: u64,
+    /// Connections for which there was no room.
+    pub refused: u64,
 }
 
 /// Counters since start, closed sessions included.

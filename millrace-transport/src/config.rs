@@ -8,7 +8,7 @@ use millrace_proto::{
 };
 use rustls::{KeyLog, sign::CertifiedKey};
 
-use crate::{offload::Engine, tap::Tap, tls::Trust};
+use crate::{offload::Engine, tap::Tap, tls::Trust, windows::Windows};
 
 /// Length of the connection IDs that quinn makes by default.
 pub const ID_LEN: usize = 8;
@@ -28,9 +28,11 @@ pub struct Config {
     /// Streams that the peer may have open at a time.
     pub max_bidi_streams: u32,
     pub max_uni_streams: u32,
-    /// Receive windows, bytes.
+    /// Receive windows, bytes: of a stream, and the most of a connection.
     pub stream_receive_window: u32,
     pub receive_window: u32,
+    /// What the windows of all connections are taken from, of all endpoints that share it.
+    pub windows: Arc<Windows>,
     /// Received datagrams that wait for the application, bytes.
     pub datagram_receive_buffer: usize,
     /// Whether packets may be handed to the kernel in batches of one destination (UDP GSO).
@@ -61,6 +63,7 @@ impl Default for Config {
             max_uni_streams: 4096,
             stream_receive_window: 4 << 20,
             receive_window: 32 << 20,
+            windows: Arc::new(Windows::new(1 << 30)),
             datagram_receive_buffer: 1 << 20,
             gso: true,
             key_log: None,

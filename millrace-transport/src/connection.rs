@@ -1,10 +1,7 @@
 //! Connections: quinn's handle, and the data plane beside it.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -33,8 +30,6 @@ const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
 pub struct Connection {
     pub quic: quinn::Connection,
     pub(crate) shared: Arc<Shared>,
-    /// The receive window that quinn was told last.
-    pub(crate) window: AtomicU32,
 }
 
 impl Connection {
@@ -162,9 +157,13 @@ impl Connection {
         }
         self.quic.force_key_update();
         // quinn moves on with the next packet that it sends. A byte more to receive makes it send one.
-        let window = self.window.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        self.quic.set_receive_window(window.into());
+        self.quic.set_receive_window(self.shared.window.nudge().into());
         true
+    }
+
+    /// Tells quinn how large the receive window is.
+    pub(crate) fn widen(&self) {
+        self.quic.set_receive_window(self.shared.window.bytes().into());
     }
 
     /// Asks quinn where the peer is. Returns whether quinn still waits for an answer from there.

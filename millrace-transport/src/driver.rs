@@ -72,6 +72,9 @@ fn attend(connection: &Arc<Connection>) {
     if wanted & attention::ADDRESS != 0 && connection.look_up_address() {
         tokio::spawn(follow_address(Arc::downgrade(connection)));
     }
+    if wanted & attention::WINDOW != 0 {
+        connection.widen();
+    }
     if wanted & attention::KEY_UPDATE != 0 && connection.renew_keys() {
         tokio::spawn(follow_keys(Arc::downgrade(connection)));
     }

@@ -3,8 +3,8 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, Weak, atomic::AtomicU32},
-    time::Duration,
+    sync::{Arc, Weak},
+    time::{Duration, Instant},
 };
 
 use parking_lot::RwLock;
@@ -19,7 +19,7 @@ use thiserror::Error;
 use crate::{
     alarm::Alarm,
     config::Config,
-    congestion::Window,
+    congestion,
     connection::Connection,
     driver::{self, Registry},
     offload::{Attached, Connect},
@@ -29,6 +29,7 @@ use crate::{
     send::{Report, Sender},
     shared::Shared,
     tls::{self, Certificate},
+    windows::Window,
 };
 
 /// What peers may send where there is an offload, UDP payload: on a path of Ethernet's MTU a copy may have a longer
@@ -54,12 +55,16 @@ pub enum BindError {
 
 #[derive(Debug, Error)]
 pub enum AcceptError {
+    #[error("no room for another receive window")]
+    NoRoom,
     #[error(transparent)]
     Handshake(#[from] quinn::ConnectionError),
 }
 
 #[derive(Debug, Error)]
 pub enum ConnectError {
+    #[error("no room for another receive window")]
+    NoRoom,
     #[error(transparent)]
     Start(#[from] quinn::ConnectError),
     #[error(transparent)]
@@ -238,7 +243,10 @@ impl Drop for Inner {
 
 impl Inner {
     async fn accept(self: Arc<Self>, incoming: quinn::Incoming) -> Result<Arc<Connection>, AcceptError> {
-        let (shared, secrets) = self.shared(incoming.remote_address());
+        let Some((shared, secrets)) = self.shared(incoming.remote_address()) else {
+            incoming.refuse();
+            return Err(AcceptError::NoRoom);
+        };
         let mut tls = self.server_tls.clone();
         tls.key_log = secrets;
         let inner = QuicServerConfig::with_initial(Arc::new(tls), self.initial)
@@ -251,7 +259,7 @@ impl Inner {
     }
 
     async fn connect(&self, addr: SocketAddr, server_name: &str) -> Result<Arc<Connection>, ConnectError> {
-        let (shared, secrets) = self.shared(addr);
+        let (shared, secrets) = self.shared(addr).ok_or(ConnectError::NoRoom)?;
         let mut tls = self.client_tls.clone();
         tls.key_log = secrets;
         let inner = QuicClientConfig::with_initial(Arc::new(tls), self.initial)
@@ -263,12 +271,16 @@ impl Inner {
         Ok(self.register(quic, shared))
     }
 
-    fn shared(&self, remote: SocketAddr) -> (Arc<Shared>, Arc<Secrets>) {
+    /// `None`: there is no room for its receive window.
+    fn shared(&self, remote: SocketAddr) -> Option<(Arc<Shared>, Arc<Secrets>)> {
+        let config = &self.config;
+        let window = Window::open(&config.windows, config.receive_window, Instant::now())?;
         let secrets = Arc::new(Secrets::new(self.config.key_log.clone()));
         let offload = self.connect.as_ref().and_then(|connect| connect(remote));
         let shared = Shared::new(
             Path::new(remote),
-            &self.config,
+            window,
+            config,
             Arc::clone(&secrets),
             Arc::clone(&self.alarm),
             Arc::clone(&self.sender),
@@ -279,7 +291,7 @@ impl Inner {
             let owner: Weak<Shared> = Arc::downgrade(&shared);
             offload.set_owner(owner);
         }
-        (shared, secrets)
+        Some((shared, secrets))
     }
 
     fn transport(&self, shared: &Arc<Shared>) -> Arc<TransportConfig> {
@@ -291,10 +303,10 @@ impl Inner {
             .max_concurrent_bidi_streams(config.max_bidi_streams.into())
             .max_concurrent_uni_streams(config.max_uni_streams.into())
             .stream_receive_window(config.stream_receive_window.into())
-            .receive_window(config.receive_window.into())
+            .receive_window(shared.window.bytes().into())
             .datagram_receive_buffer_size(Some(config.datagram_receive_buffer))
             .enable_segmentation_offload(config.gso)
-            .congestion_controller_factory(Arc::new(Window(Arc::clone(shared))));
+            .congestion_controller_factory(Arc::new(congestion::Window(Arc::clone(shared))));
         Arc::new(transport)
     }
 
@@ -302,8 +314,7 @@ impl Inner {
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
-        let window = AtomicU32::new(self.config.receive_window);
-        let connection = Arc::new(Connection { quic, shared, window });
+        let connection = Arc::new(Connection { quic, shared });
         self.registry.add(&connection);
         connection
     }

@@ -49,9 +49,11 @@ mod tap;
 pub mod tls;
 pub mod trace;
 mod traps;
+mod windows;
 
 pub use config::{Config, ID_LEN};
 pub use connection::Connection;
 pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};
+pub use windows::Windows;

@@ -37,6 +37,7 @@ use crate::{
     stats::Counters,
     tap::Tap,
     traps::Traps,
+    windows::Window,
 };
 
 /// The last key generation that is used: quinn cannot be told to stop, so the connection is closed well
@@ -53,6 +54,8 @@ pub(crate) mod attention {
     pub const KEYS_EXHAUSTED: u8 = 4;
     /// Close: the peer acknowledges nothing.
     pub const UNANSWERED: u8 = 8;
+    /// Tell quinn how large the receive window is.
+    pub const WINDOW: u8 = 16;
 }
 
 /// A packet that was opened.
@@ -93,6 +96,7 @@ pub(crate) struct Shared {
     /// Fires when quinn has sent stream data.
     pub control: Notify,
     pub counters: Counters,
+    pub window: Window,
     tap: Arc<Tap>,
     /// Of [`Tap`].
     session: AtomicU32,
@@ -115,6 +119,7 @@ impl Shared {
     /// `offload`: and the address of this end's socket.
     pub fn new(
         path: Path,
+        window: Window,
         config: &Config,
         secrets: Arc<Secrets>,
         alarm: Arc<Alarm>,
@@ -146,6 +151,7 @@ impl Shared {
             events: Notify::new(),
             control: Notify::new(),
             counters: Counters::default(),
+            window,
             tap: Arc::clone(&config.tap),
             session: AtomicU32::new(0),
         }

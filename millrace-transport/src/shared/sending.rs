@@ -119,7 +119,7 @@ impl Shared {
         if *state.plane.path.id != *remote_id {
             state.plane.path.id = ConnectionId::new(remote_id).unwrap_or_default();
         }
-        let ack_eliciting = self.inspect(state, payload);
+        let ack_eliciting = self.inspect(state, now, payload);
         state.plane.downstream.on_stack_sent(now, wire, size, ack_eliciting);
         if state.plane.downstream.is_unanswered() {
             self.close();
@@ -135,7 +135,7 @@ impl Shared {
     }
 
     /// Notes what matters here of what quinn sends; returns whether the packet is ack-eliciting.
-    fn inspect(&self, state: &mut State, payload: &[u8]) -> bool {
+    fn inspect(&self, state: &mut State, now: Instant, payload: &[u8]) -> bool {
         let mut ack_eliciting = false;
         for (_, frame) in Walker::new(payload).map_while(Result::ok) {
             ack_eliciting |= frame.is_ack_eliciting();
@@ -146,6 +146,11 @@ impl Shared {
                 }
                 Frame::PathChallenge(challenge) if state.plane.path.on_challenge(challenge) => {
                     self.request(attention::ADDRESS);
+                }
+                Frame::MaxData(limit)
+                    if self.window.on_max_data(now, limit, state.plane.downstream.smoothed_rtt()) =>
+                {
+                    self.request(attention::WINDOW);
                 }
                 Frame::ConnectionClose { .. } | Frame::ApplicationClose { .. } => self.close(),
                 _ => {}

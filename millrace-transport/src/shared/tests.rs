@@ -16,10 +16,11 @@ use super::{receiving::UNSENT, *};
 
 /// A connection before its handshake.
 pub fn fresh() -> Shared {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let (socket, config) = (UdpSocket::bind("127.0.0.1:0").unwrap(), Config::default());
     Shared::new(
         Path::new(socket.local_addr().unwrap()),
-        &Config::default(),
+        Window::open(&config.windows, config.receive_window, Instant::now()).unwrap(),
+        &config,
         Arc::new(Secrets::new(None)),
         Arc::new(Alarm::new()),
         Arc::new(Sender::new(&socket, false).unwrap()),

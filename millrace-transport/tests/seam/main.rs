@@ -6,13 +6,17 @@ mod hostile;
 mod pair;
 mod proxy;
 
-use std::{net::Ipv4Addr, sync::atomic::Ordering, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use millrace_proto::{
     plane::downstream::{EventKind, Label, NewDatagram, Priority},
     quic::keys::Suite,
 };
-use millrace_transport::Config;
+use millrace_transport::{Config, Windows};
 use pair::{Options, Pair, Pattern, in_time, local_socket};
 use quinn::{TransportConfig, VarInt};
 
@@ -229,4 +233,46 @@ async fn packets_come_from_the_address_that_the_client_connected_to() {
     pair.owe(0..100, 3000);
     in_time(pair.receive(0..100, 3000)).await;
     pair.check();
+}
+
+/// What is read lets the window grow, what is not read does not; and without room for a window nobody is let in.
+#[tokio::test(flavor = "multi_thread")]
+async fn receive_windows_keep_to_their_budget() {
+    const LEAST: u64 = 64 << 10;
+    let windows = Arc::new(Windows::new(12 * LEAST));
+    let server = Config { windows: Arc::clone(&windows), ..Config::default() };
+    let pair = in_time(Pair::connect(Options { server, ..Options::default() })).await;
+    assert_eq!(windows.held(), LEAST);
+    let mut unread = pair.client.open_uni().await.unwrap();
+    in_time(unread.write_all(&[0; LEAST as usize])).await.unwrap();
+    in_time(async {
+        while pair.server.quic.stats().udp_rx.bytes < LEAST {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert_eq!(windows.held(), LEAST, "nobody reads that");
+    unread.reset(VarInt::from_u32(0)).unwrap();
+    let receive = async {
+        let mut stream = pair.server.quic.accept_uni().await.unwrap();
+        let _ = stream.read_to_end(1 << 30).await;
+    };
+    in_time(receive).await;
+    in_time(async {
+        while windows.held() < 8 * LEAST {
+            pair.echo(1, 1 << 20).await;
+        }
+    })
+    .await;
+    pair.echo(1, 1 << 20).await;
+    assert_eq!(windows.held(), 8 * LEAST, "three times, up to three quarters");
+    pair.client.close(VarInt::from_u32(0), b"");
+    in_time(pair.server.quic.closed()).await;
+    drop(pair);
+    let none = async {
+        while windows.held() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    in_time(none).await;
 }

@@ -50,6 +50,8 @@ pub struct Config {
     pub max_packets_per_key: u64,
     /// Limit of all cached media.
     pub cache_bytes: u64,
+    /// Limit of what peers may send before it is read, over all connections.
+    pub receive_bytes: u64,
     /// Cached groups older than this are evicted.
     pub cache_age: Duration,
     /// A session without a packet for this long is closed.
@@ -245,6 +247,9 @@ settings! {
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     cache_bytes: ByteCount,
+    /// Limit of what peers may send before it is read, over all connections, bytes or with KiB, MiB, GiB [default: 1GiB]
+    #[arg(long, value_name = "BYTES")]
+    receive_bytes: ByteCount,
     /// Cached groups older than this are dropped [default: 30]
     #[arg(long, value_name = "SECONDS")]
     cache_seconds: Seconds,
@@ -402,6 +407,7 @@ impl Check {
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
             cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
+            receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),
             idle_timeout: self.positive("idle-timeout", settings.idle_timeout, 30),
             max_sessions: self.at_least_one("max-sessions", settings.max_sessions, 10_000),

@@ -53,7 +53,7 @@ impl Collector for Snapshot {
 
 impl Snapshot {
     fn gauges(&self, out: &mut Out<'_>) -> fmt::Result {
-        let relay::Status { sessions, tracks, cache, .. } = &self.0.relay;
+        let relay::Status { sessions, tracks, cache, receive, .. } = &self.0.relay;
         let sum = |field: fn(&Session) -> u64| sessions.iter().map(field).sum::<u64>();
         let labels = [("version", self.0.version.as_str()), ("engine", self.0.engine.name.as_str())];
         out.labelled("build_info", "Version and engine", MetricType::Gauge, |family| {
@@ -96,12 +96,16 @@ impl Snapshot {
         out.gauge("in_flight", "Sent and not yet acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
         out.gauge("cache", "Media in the cache", Some(Unit::Bytes), cache.bytes)?;
         out.gauge("cache_limit", "Limit of the cache", Some(Unit::Bytes), cache.limit)?;
-        out.gauge("cache_groups", "Groups in the cache", None, cache.groups)
+        out.gauge("cache_groups", "Groups in the cache", None, cache.groups)?;
+        out.gauge("receive_held", "What peers may send unread", Some(Unit::Bytes), receive.held)?;
+        out.gauge("receive_limit", "Limit of that", Some(Unit::Bytes), receive.limit)
     }
 
     fn counters(&self, out: &mut Out<'_>) -> fmt::Result {
         let totals = &self.0.totals;
         out.counter("cache_evicted_groups", "Groups dropped from the cache", None, self.0.cache.evicted)?;
+        let refused = self.0.receive.refused;
+        out.counter("receive_refused", "Connections without room for a receive window", None, refused)?;
         out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;
         out.counter("retries", "Peers that had to prove their address", None, totals.retries)?;
         out.counter("requests", "Requests received", None, totals.requests)?;
@@ -181,7 +185,7 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Cache, Interface, KeystreamUse, Totals};
+    use crate::relay::status::{Cache, Interface, KeystreamUse, Receive, Totals};
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -199,6 +203,7 @@ mod tests {
             },
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
+            receive: Receive { held: 10, limit: 11, refused: 12 },
             drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
             totals: Totals {
                 data_plane: Sent { packets: 9, bytes: 900 },
@@ -228,6 +233,8 @@ mod tests {
             "# UNIT millrace_relay_cache_bytes bytes",
             "millrace_relay_cache_bytes 7",
             "millrace_relay_cache_evicted_groups_total 3",
+            "millrace_relay_receive_held_bytes 10",
+            "millrace_relay_receive_refused_total 12",
             "millrace_relay_uptime_seconds 2.5",
             r#"millrace_relay_packets_sent_total{sender="data_plane"} 9"#,
             r#"millrace_relay_sent_bytes_total{sender="data_plane"} 900"#,

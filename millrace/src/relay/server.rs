@@ -190,6 +190,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         suites: suites.collect(),
         alpn: vec![ALPN.to_vec()],
         idle_timeout: config.idle_timeout,
+        windows: Arc::new(transport::Windows::new(config.receive_bytes)),
         max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),
         gso: config.gso != Gso::Off,
         key_log: identity.key_log.clone(),

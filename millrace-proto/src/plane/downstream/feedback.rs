@@ -106,6 +106,10 @@ impl Downstream {
         self.recovery.rtt.latest()
     }
 
+    pub fn smoothed_rtt(&self) -> Duration {
+        self.recovery.rtt.smoothed()
+    }
+
     /// The congestion window, bytes.
     pub fn window(&self) -> u64 {
         self.recovery.window()

@@ -45,6 +45,7 @@ fn flags_and_file_take_the_same_words() {
             "--cipher-suites=aes-256-gcm,chacha20-poly1305",
             "--congestion-control=newreno",
             "--cache-bytes=1GiB",
+            "--receive-bytes=64MiB",
             "--cache-seconds=2.5",
             "--idle-timeout=7",
             "--max-sessions=3",
@@ -73,6 +74,7 @@ fn flags_and_file_take_the_same_words() {
         cipher-suites = ["aes-256-gcm", "chacha20-poly1305"]
         congestion-control = "newreno"
         cache-bytes = "1GiB"
+        receive-bytes = "64MiB"
         cache-seconds = 2.5
         idle-timeout = 7
         max-sessions = 3
@@ -92,6 +94,7 @@ fn flags_and_file_take_the_same_words() {
     let by_flags = by_flags.unwrap();
     assert_eq!(format!("{by_flags:?}"), format!("{:?}", by_file.unwrap()));
     assert_eq!(by_flags.cache_bytes, 1 << 30);
+    assert_eq!(by_flags.receive_bytes, 64 << 20);
     assert_eq!(by_flags.cache_age, Duration::from_millis(2500));
     assert_eq!(by_flags.cipher_suites, [CipherSuite::Aes256Gcm, CipherSuite::Chacha20Poly1305]);
     assert_eq!(by_flags.http, None);
