@@ -194,13 +194,13 @@ impl Downstream {
             self.stats.datagrams_too_large += 1;
             return Err(TooLarge { size, limit });
         }
-        self.datagram_bytes += datagram.payload.len();
+        self.datagram_bytes += datagram.held();
         self.datagrams.insert((datagram.priority, self.datagrams_queued), datagram);
         self.datagrams_queued += 1;
         while self.datagram_bytes > self.config.max_datagram_bytes
             && let Some((_, dropped)) = self.datagrams.pop_last()
         {
-            self.datagram_bytes -= dropped.payload.len();
+            self.datagram_bytes -= dropped.held();
             self.stats.datagrams_overflowed += 1;
         }
         Ok(())

@@ -22,7 +22,7 @@ pub struct Config {
     pub initial_rtt: Duration,
     /// Streams that may have bytes to send at the same time. Beyond it the stream of lowest priority is reset.
     pub max_pending_streams: usize,
-    /// Datagram payload that may wait, bytes. Beyond it the datagram of lowest priority is dropped.
+    /// What waiting datagrams may take, bytes, with what keeps them. Beyond it the datagram of lowest priority is dropped.
     pub max_datagram_bytes: usize,
     pub reset_codes: ResetCodes,
 }
@@ -75,6 +75,13 @@ pub struct NewDatagram {
     /// Dropped when it has not been sent by then.
     pub expires: Option<Instant>,
     pub label: Label,
+}
+
+impl NewDatagram {
+    /// What it takes while it waits, bytes.
+    pub(super) fn held(&self) -> usize {
+        size_of::<((Priority, u64), Self)>() + self.payload.len()
+    }
 }
 
 /// What [`Downstream::poll_event`] reports about a stream.

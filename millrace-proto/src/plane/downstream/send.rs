@@ -117,9 +117,10 @@ impl Downstream {
         if !expired && !fits && !content.0.is_empty() {
             return false;
         }
-        let NewDatagram { payload, label, .. } = first.remove();
+        let datagram = first.remove();
+        self.datagram_bytes -= datagram.held();
+        let NewDatagram { payload, label, .. } = datagram;
         self.datagrams_turn = false;
-        self.datagram_bytes -= payload.len();
         if expired {
             self.stats.datagrams_expired += 1;
         } else if !fits {

@@ -18,9 +18,24 @@ fn datagrams_go_by_priority_and_are_never_repeated() {
     assert_eq!(sim.down.stats().bytes_in_flight, 0);
 }
 
+/// However small: what keeps one counts as well.
+#[test]
+fn waiting_datagrams_are_bounded_by_what_they_take() {
+    let config = Config { max_datagram_bytes: 100_000, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    for _ in 0..10_000 {
+        sim.down.send_datagram(datagram(b"", 1, None)).expect("fits");
+    }
+    let waiting = sim.down.queued_datagrams();
+    assert!(waiting <= 100_000 / size_of::<NewDatagram>(), "{waiting} datagrams");
+    assert_eq!(sim.down.stats().datagrams_overflowed, 10_000 - waiting as u64);
+    sim.run_for(SECOND);
+    assert_eq!((sim.peer.datagrams.len(), sim.down.datagram_bytes), (waiting, 0));
+}
+
 #[test]
 fn datagrams_are_dropped_when_late_large_or_many() {
-    let config = Config { max_datagram_bytes: 1000, ..Config::new(CODES) };
+    let config = Config { max_datagram_bytes: 1400, ..Config::new(CODES) };
     let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
     let error = sim.down.send_datagram(datagram(&[0; 1198], 1, None));
     assert_eq!(error, Err(TooLarge { size: 1201, limit: 1200 }));
