@@ -20,6 +20,11 @@ pub enum Error {
         remedy(source, *mode)
     )]
     Xdp { ifindex: i32, mode: Mode, r#source: std::io::Error },
+    #[error(
+        "cannot attach to XDP of interface {ifindex} in mode generic: it is a {kind}, and the interfaces below it may merge \
+         packets before; attach to those"
+    )]
+    Merged { ifindex: i32, kind: String },
     #[error("cannot attach to tracepoint {tracepoint}: {source}")]
     Tracepoint { tracepoint: &'static str, r#source: libbpf_rs::Error },
     #[error("cannot attach to function {function}: {source}")]

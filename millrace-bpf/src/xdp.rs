@@ -13,6 +13,7 @@ use crate::Error;
 use crate::fork::{Kept, keep_from_children};
 use crate::hook;
 use crate::raw::{check, detach, owned};
+use crate::stack;
 
 pub use crate::hook::Mode;
 
@@ -27,6 +28,13 @@ impl Attachment {
     /// Attaches to an interface of the calling thread's network namespace. An interface has room for one program.
     pub fn new(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> Result<Self, Error> {
         let attach = |mode| {
+            // After GRO, a program would judge the first of many packets, and let all pass.
+            if mode == Mode::Generic
+                && let Some(kind) =
+                    stack::kind(ifindex).map_err(|source| Error::Xdp { ifindex, mode, source })?
+            {
+                return Err(Error::Merged { ifindex, kind });
+            }
             let link = link(program, ifindex, mode).map_err(|source| Error::Xdp { ifindex, mode, source })?;
             Ok(Self { _kept: keep_from_children(&link), link, mode })
         };

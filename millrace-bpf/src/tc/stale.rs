@@ -2,11 +2,9 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
-
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 
 use super::Hook;
+use crate::netlink::{attribute, dump};
 
 /// A filter with a program.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,13 +28,9 @@ pub(super) fn find(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found
 // linux/rtnetlink.h, linux/pkt_cls.h
 const RTM_NEWTFILTER: u16 = 44;
 const RTM_GETTFILTER: u16 = 46;
-const NLM_F_REQUEST_DUMP: u16 = 0x301;
-const NLMSG_DONE: u16 = 3;
-const NLMSG_ERROR: u16 = 2;
 const TCA_OPTIONS: u16 = 2;
 const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_ID: u16 = 11;
-const HEADER: usize = 16;
 /// struct tcmsg
 const TCMSG: usize = 20;
 
@@ -46,45 +40,15 @@ fn list(ifindex: i32, hook: Hook, name: &str) -> io::Result<Vec<Found>> {
         Hook::Ingress => 0xffff_fff2,
         Hook::Egress => 0xffff_fff3,
     };
-    let mut request = Vec::with_capacity(HEADER + TCMSG);
-    request.extend(((HEADER + TCMSG) as u32).to_ne_bytes());
-    request.extend(RTM_GETTFILTER.to_ne_bytes());
-    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
-    request.extend([0; 8]);
+    let mut request = Vec::with_capacity(TCMSG);
     request.extend([0; 4]);
     request.extend(ifindex.to_ne_bytes());
     request.extend([0; 4]);
     request.extend(parent.to_ne_bytes());
     request.extend([0; 4]);
-
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
-    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut found = Vec::new();
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
-        let mut messages = buffer.get(..len).unwrap_or_default();
-        while let Some((kind, body)) = next_message(&mut messages) {
-            match kind {
-                RTM_NEWTFILTER => found.extend(parse(body, name)),
-                NLMSG_DONE => return Ok(found),
-                NLMSG_ERROR => {
-                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                    return Err(io::Error::from_raw_os_error(-code));
-                }
-                _ => {}
-            }
-        }
-    }
-}
-
-fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
-    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
-    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
-    let body = messages.get(HEADER..len)?;
-    *messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
-    Some((kind, body))
+    dump(RTM_GETTFILTER, &request, RTM_NEWTFILTER, |body| found.extend(parse(body, name)))?;
+    Ok(found)
 }
 
 /// The filter, if it is one with a program of this name; its class has none.
@@ -99,20 +63,6 @@ fn parse(body: &[u8], name: &str) -> Option<Found> {
     Some(Found { handle, priority: info >> 16, program })
 }
 
-fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
-    // The upper two bits are flags.
-    const TYPE: u16 = 0x3fff;
-    loop {
-        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
-        let kind = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
-        let value = attributes.get(4..len)?;
-        if kind & TYPE == wanted {
-            return Some(value);
-        }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
-    }
-}
-
 /// IDs of all programs that processes have descriptors of. Processes that may not be looked into are none of ours.
 fn open_programs() -> Vec<u32> {
     let entries = |path: &str| fs::read_dir(path).into_iter().flatten().flatten();
@@ -125,15 +75,7 @@ fn open_programs() -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        bytes.extend((4 + value.len() as u16).to_ne_bytes());
-        bytes.extend(kind.to_ne_bytes());
-        bytes.extend(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes
-    }
+    use crate::netlink::tests::attribute_of;
 
     fn filter(name: &[u8]) -> Vec<u8> {
         let options = [attribute_of(TCA_BPF_NAME, name), attribute_of(TCA_BPF_ID, &7_u32.to_ne_bytes())];

@@ -78,6 +78,28 @@ fn generic_mode_decides() {
     assert_eq!(web.pass(Pass::Unknown).packets, 1);
 }
 
+/// What a bridge gets was merged by the interfaces below it, and has no driver of its own.
+#[test]
+fn stacked_interfaces_are_refused_in_generic_mode() {
+    if !root("stacked_interfaces_are_refused_in_generic_mode") {
+        return;
+    }
+    let network = Network::new("gatestack");
+    ip(&format!("-n {} link add stacked type bridge", network.relay));
+    let stacked = ifindex(&network.relay, "stacked");
+    let gate = gate(Policy::default());
+    inside(&network.relay, || {
+        for mode in [Mode::Auto, Mode::Generic] {
+            let error = gate.attach(stacked, mode).expect_err("merged").to_string();
+            assert!(
+                error.contains("it is a bridge, and the interfaces below it may merge packets"),
+                "{error}"
+            );
+        }
+    });
+    assert!(!shows_xdp(&network.relay, "stacked"));
+}
+
 /// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped.
 fn end_of_the_chain(ifindex: i32) -> OwnedFd {
     // r0 = TCX_PASS; exit

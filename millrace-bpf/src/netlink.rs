@@ -1,0 +1,76 @@
+//! Questions to rtnetlink about the calling thread's network namespace.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
+
+// linux/netlink.h
+const NLM_F_REQUEST_DUMP: u16 = 0x301;
+const NLMSG_DONE: u16 = 3;
+const NLMSG_ERROR: u16 = 2;
+const HEADER: usize = 16;
+
+/// Asks for everything of a kind, and hands over the bodies of answers of kind `wanted`.
+pub(crate) fn dump(kind: u16, body: &[u8], wanted: u16, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+    let mut request = Vec::with_capacity(HEADER + body.len());
+    request.extend(((HEADER + body.len()) as u32).to_ne_bytes());
+    request.extend(kind.to_ne_bytes());
+    request.extend(NLM_F_REQUEST_DUMP.to_ne_bytes());
+    request.extend([0; 8]);
+    request.extend(body);
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)?;
+    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let len = recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty())?;
+        let mut messages = buffer.get(..len).unwrap_or_default();
+        while let Some((kind, body)) = next_message(&mut messages) {
+            match kind {
+                kind if kind == wanted => each(body),
+                NLMSG_DONE => return Ok(()),
+                NLMSG_ERROR => {
+                    let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
+                    return Err(io::Error::from_raw_os_error(-code));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+fn next_message<'a>(messages: &mut &'a [u8]) -> Option<(u16, &'a [u8])> {
+    let len = u32::from_ne_bytes(*messages.first_chunk()?) as usize;
+    let kind = u16::from_ne_bytes(*messages.get(4..)?.first_chunk()?);
+    let body = messages.get(HEADER..len)?;
+    *messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Some((kind, body))
+}
+
+/// The value of the first attribute of a kind.
+pub(crate) fn attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    // The upper two bits are flags.
+    const TYPE: u16 = 0x3fff;
+    loop {
+        let len = usize::from(u16::from_ne_bytes(*attributes.first_chunk()?));
+        let kind = u16::from_ne_bytes(*attributes.get(2..)?.first_chunk()?);
+        let value = attributes.get(4..len)?;
+        if kind & TYPE == wanted {
+            return Some(value);
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    pub fn attribute_of(kind: u16, value: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend((4 + value.len() as u16).to_ne_bytes());
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(value);
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+}

@@ -1,0 +1,79 @@
+//! Interfaces that are stacked on others: VLANs, bonds, bridges.
+
+use std::io;
+
+use crate::netlink::{attribute, dump};
+
+// linux/rtnetlink.h, linux/if_link.h
+const RTM_NEWLINK: u16 = 16;
+const RTM_GETLINK: u16 = 18;
+const IFLA_LINK: u16 = 5;
+const IFLA_LINKINFO: u16 = 18;
+const IFLA_INFO_KIND: u16 = 1;
+/// struct ifinfomsg
+const IFINFOMSG: usize = 16;
+
+/// Kinds whose packets come from other interfaces, which may have merged them (GRO).
+const STACKED: [&str; 11] = [
+    "bond",
+    "bridge",
+    "ipvlan",
+    "ipvtap",
+    "macsec",
+    "macvlan",
+    "macvtap",
+    "openvswitch",
+    "team",
+    "vlan",
+    "vrf",
+];
+
+#[derive(Debug, PartialEq, Eq)]
+struct Link {
+    ifindex: i32,
+    /// Of virtual interfaces.
+    kind: String,
+    /// The interface that it is on; of a VETH its peer, which may be in another namespace.
+    lower: i32,
+}
+
+/// The kind of an interface of the calling thread's namespace, if it is stacked on others.
+pub(crate) fn kind(ifindex: i32) -> io::Result<Option<String>> {
+    let is_meant = |link: &Link| link.ifindex == ifindex && STACKED.contains(&link.kind.as_str());
+    Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
+}
+
+fn links() -> io::Result<Vec<Link>> {
+    let mut links = Vec::new();
+    dump(RTM_GETLINK, &[0; IFINFOMSG], RTM_NEWLINK, |body| links.extend(parse(body)))?;
+    Ok(links)
+}
+
+fn parse(body: &[u8]) -> Option<Link> {
+    let ifindex = i32::from_ne_bytes(*body.get(4..)?.first_chunk()?);
+    let attributes = body.get(IFINFOMSG..)?;
+    let info = attribute(attributes, IFLA_LINKINFO)?;
+    let kind = attribute(info, IFLA_INFO_KIND)?;
+    let kind = std::str::from_utf8(kind).ok()?.trim_end_matches('\0').to_owned();
+    let lower = attribute(attributes, IFLA_LINK).and_then(|lower| lower.first_chunk());
+    Some(Link { ifindex, kind, lower: lower.map_or(0, |lower| i32::from_ne_bytes(*lower)) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::tests::attribute_of;
+
+    #[test]
+    fn links_are_read_as_far_as_they_go() {
+        let mut body = vec![0; IFINFOMSG];
+        body[4..8].copy_from_slice(&7_i32.to_ne_bytes());
+        body.extend(attribute_of(3, b"eth0.5\0"));
+        body.extend(attribute_of(IFLA_LINK, &3_i32.to_ne_bytes()));
+        body.extend(attribute_of(IFLA_LINKINFO | 0x8000, &attribute_of(IFLA_INFO_KIND, b"vlan\0")));
+        assert_eq!(parse(&body), Some(Link { ifindex: 7, kind: "vlan".to_owned(), lower: 3 }));
+        for len in 0..body.len() - 3 {
+            assert_eq!(parse(&body[..len]), None, "cut at {len}");
+        }
+    }
+}
