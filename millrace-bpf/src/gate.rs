@@ -34,7 +34,7 @@ use crate::intf::Plain;
 use crate::object::{Loaded, embedded};
 pub use crate::tc::Position;
 use crate::tc::{self, Hook};
-use crate::xdp;
+use crate::{stack, xdp};
 use maps::Maps;
 use settings::Settings;
 
@@ -231,9 +231,26 @@ impl Gate {
         let object = lock(&self.object);
         let attachment = xdp::Attachment::new(&object.program("gate_xdp")?, ifindex, mode)?;
         let mode = attachment.mode();
+        self.hides_tags(ifindex)?;
         lock(&self.settings).look_anew(&self.maps)?;
         lock(&self.attachments).push((ifindex, attachment));
         Ok(mode)
+    }
+
+    /// Whether the interface, of the calling thread's network namespace, has VLANs whose tags its driver takes off before the gate
+    /// sees the packets (`ethtool -K IF rxvlan off` ends that). An answer would leave without its tag, so nothing that comes
+    /// in there is answered from now on, or it is again. [`attach`](Self::attach) asks, too; VLANs come later.
+    pub fn hides_tags(&self, ifindex: i32) -> Result<bool, Error> {
+        let hides = stack::hides_tags(ifindex)
+            .map_err(|source| Error::Read { what: "the interfaces", source: source.into() })?;
+        self.set_untagged(ifindex, hides)?;
+        Ok(hides)
+    }
+
+    /// Whether packets of an interface may have lost their VLAN tags, as [`hides_tags`](Self::hides_tags) finds out: then they get
+    /// no answer.
+    pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
+        self.maps.set_untagged(ifindex, untagged)
     }
 
     /// Watches what servers answer by an interface of the calling thread's network namespace, at TC egress. Only scopes

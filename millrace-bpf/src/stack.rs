@@ -1,6 +1,14 @@
 //! Interfaces that are stacked on others: VLANs, bonds, bridges.
 
+#![allow(unsafe_code)]
+
 use std::io;
+use std::os::fd::AsRawFd;
+
+use nix::errno::Errno;
+use nix::libc;
+use nix::net::if_::if_indextoname;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use crate::netlink::{attribute, dump};
 
@@ -43,6 +51,43 @@ pub(crate) fn kind(ifindex: i32) -> io::Result<Option<String>> {
     Ok(links()?.into_iter().find(is_meant).map(|link| link.kind))
 }
 
+/// Whether an interface of the calling thread's namespace has VLANs on it, in the same namespace, whose tags its driver takes
+/// off before an XDP program sees the packets.
+pub(crate) fn hides_tags(ifindex: i32) -> io::Result<bool> {
+    let is_on_it = |link: &Link| link.kind == "vlan" && link.lower == ifindex;
+    Ok(links()?.iter().any(is_on_it) && strips_tags(ifindex)?)
+}
+
+/// `rxvlan` of ethtool.
+fn strips_tags(ifindex: i32) -> io::Result<bool> {
+    // linux/sockios.h, linux/ethtool.h
+    const SIOCETHTOOL: libc::Ioctl = 0x8946;
+    const ETHTOOL_GFLAGS: u32 = 0x25;
+    const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+    /// `struct ethtool_value`
+    #[repr(C)]
+    struct Flags {
+        command: u32,
+        value: u32,
+    }
+    let name = if_indextoname(ifindex.cast_unsigned())?;
+    let mut flags = Flags { command: ETHTOOL_GFLAGS, value: 0 };
+    // SAFETY: all zeroes are an empty request.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.to_bytes()).take(libc::IFNAMSIZ - 1) {
+        *to = *from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut flags).cast();
+    let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    // SAFETY: the request names its interface and points to what the command fills in; both outlive the call.
+    match Errno::result(unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) }) {
+        Ok(_) => Ok(flags.value & ETH_FLAG_RXVLAN != 0),
+        // A driver that has no such flags strips nothing.
+        Err(Errno::EOPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
 fn links() -> io::Result<Vec<Link>> {
     let mut links = Vec::new();
     dump(RTM_GETLINK, &[0; IFINFOMSG], RTM_NEWLINK, |body| links.extend(parse(body)))?;
@@ -63,6 +108,16 @@ fn parse(body: &[u8]) -> Option<Link> {
 mod tests {
     use super::*;
     use crate::netlink::tests::attribute_of;
+
+    /// In whatever namespace the tests are: the loopback interface has no driver that could strip anything.
+    #[test]
+    fn the_loopback_interface_hides_nothing() {
+        let loopback = nix::net::if_::if_nametoindex("lo").expect("it is there").cast_signed();
+        assert!(!strips_tags(loopback).expect("flags"));
+        assert!(!hides_tags(loopback).expect("links"));
+        assert_eq!(kind(loopback).expect("links"), None);
+        assert!(strips_tags(i32::MAX).is_err());
+    }
 
     #[test]
     fn links_are_read_as_far_as_they_go() {

@@ -144,7 +144,20 @@ fn look(gate: &kernel::Gate, interface: &mut Interface, wanted: Mode, index: &mu
         }
     }
     interface.attached = true;
-    interface.trouble = None;
+    interface.trouble = hidden_tags(gate, *index);
+}
+
+/// Why nothing that arrives there is answered.
+fn hidden_tags(gate: &kernel::Gate, index: i32) -> Option<String> {
+    match gate.hides_tags(index) {
+        Ok(false) => None,
+        Ok(true) => Some(
+            "its driver takes VLAN tags off before the gate sees them: nothing is answered there, by Retry or otherwise, until \
+             `ethtool -K INTERFACE rxvlan off`"
+                .to_owned(),
+        ),
+        Err(error) => Some(error.to_string()),
+    }
 }
 
 /// Answers first: a connection whose answers were missed is not known.

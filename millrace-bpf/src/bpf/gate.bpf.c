@@ -104,13 +104,20 @@ static __always_inline int is_answered(const struct gate_work *work, const struc
 	return rule == GATE_RETRY || (policy->answers & 1 << rule && work->is_new && !work->is_repeated);
 }
 
+static __always_inline int hides_tags(const struct xdp_md *ctx)
+{
+	__u32 ifindex = ctx->ingress_ifindex;
+
+	return !!bpf_map_lookup_elem(&untagged, &ifindex);
+}
+
 /* What is refused is dropped, unless it gets an answer. */
 static __always_inline int refuse(struct xdp_md *ctx, struct gate_work *work,
 				  const struct gate_policy *policy, __u32 rule)
 {
 	if (!is_answered(work, policy, rule))
 		return XDP_DROP;
-	if (can_be_answered(&work->packet) &&
+	if (can_be_answered(&work->packet) && !hides_tags(ctx) &&
 	    !(rule == GATE_RETRY ? make_retry(work, policy) : make_version_negotiation(work, policy, rule)) &&
 	    !put_answer(ctx, work)) {
 		count_event(GATE_ANSWERED);

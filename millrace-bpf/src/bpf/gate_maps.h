@@ -94,6 +94,14 @@ struct {
 	__uint(max_entries, 2 * GATE_SCOPES);
 } policies SEC(".maps");
 
+/* Index of an interface whose driver takes VLAN tags off: an answer would leave without its tag. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1024);
+} untagged SEC(".maps");
+
 /* Prefix of a list -> rank of the entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

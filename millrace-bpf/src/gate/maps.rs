@@ -29,6 +29,7 @@ pub(super) struct Maps {
     scopes: MapHandle,
     policies: MapHandle,
     prefixes: MapHandle,
+    untagged: MapHandle,
     counters: MapHandle,
     token_keys: MapHandle,
     connections: MapHandle,
@@ -78,6 +79,7 @@ impl Maps {
             scopes: object.handle("scopes")?,
             policies: object.handle("policies")?,
             prefixes: object.handle("prefixes")?,
+            untagged: object.handle("untagged")?,
             counters: object.handle("counters")?,
             token_keys: object.handle("token_keys")?,
             connections: object.handle("connections")?,
@@ -136,6 +138,15 @@ impl Maps {
     pub fn put_prefix(&self, key: &intf::PrefixKey, entry: Entry) -> Result<(), Error> {
         let rank = key.prefix_bits << intf::ENTRY_BITS | entry as u32;
         write(&self.prefixes, "prefixes", key.as_bytes(), &rank.to_ne_bytes())
+    }
+
+    /// Whether packets of an interface may have lost their VLAN tags.
+    pub fn set_untagged(&self, ifindex: i32, untagged: bool) -> Result<(), Error> {
+        let key = ifindex.to_ne_bytes();
+        match untagged {
+            true => write(&self.untagged, "untagged", &key, &[0; 4]),
+            false => delete(&self.untagged, "untagged", &key),
+        }
     }
 
     pub fn activate(&self, active: &intf::Active) -> Result<(), Error> {

@@ -258,6 +258,28 @@ fn forged_addresses_take_nothing_from_who_is_proved() {
     }
 }
 
+/// Where the driver takes tags off, an answer would go to another network.
+#[test]
+fn no_answer_without_its_tag() {
+    if !root("no_answer_without_its_tag") {
+        return;
+    }
+    // What runs without a network comes in by the loopback interface.
+    const LOOPBACK: i32 = 1;
+    let gate = gate(policy());
+    let asked = to_server(V4, initial(1, &[1; 8], &[], &[]));
+    let unanswered = || gate.statistics().expect("statistics").event(Event::NotAnswered);
+    retry(&gate, &asked, 1, &[1; 8], &[]);
+    gate.set_untagged(LOOPBACK, true).expect("set");
+    for n in 1..4 {
+        assert_eq!(reason(&gate, &asked), refused(Rule::Retry));
+        assert_eq!(unanswered(), n);
+    }
+    assert!(!gate.hides_tags(LOOPBACK).expect("there are no VLANs on it"));
+    retry(&gate, &asked, 1, &[1; 8], &[]);
+    assert_eq!(unanswered(), 3);
+}
+
 /// Two scopes with tags: the answer keeps them.
 #[test]
 fn tags() {
