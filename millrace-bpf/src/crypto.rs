@@ -36,6 +36,9 @@ impl std::fmt::Debug for QuicKeys {
 }
 
 impl QuicKeys {
+    /// What is where there are none.
+    pub(crate) const NONE: Self = Self { suite: 0, iv: [0; 12], material: [0; MATERIAL_WORDS] };
+
     /// TLS_CHACHA20_POLY1305_SHA256: the secrets expanded with "quic key", "quic iv" and "quic hp".
     pub fn chacha20_poly1305(key: &[u8; 32], iv: &[u8; 12], header: &[u8; 32]) -> Self {
         Self::new(CHACHA20_POLY1305, iv, words(key).chain(words(header)))

@@ -218,6 +218,7 @@ impl Relay {
 
     /// Waits until every run of the program has ended that had begun before. Then nothing that was removed is used any more,
     /// not even by packets between two of their runs: it may be handed out again, and what was sent over it is registered.
+    /// Keys and keystreams of connections that have ended are erased.
     /// Blocks the calling thread for some 10 ms.
     pub fn settle(&self) -> Result<(), Error> {
         self.shared.settle()
@@ -226,6 +227,11 @@ impl Relay {
     /// Whether [`settle`](Self::settle) should be called soon, for something to be left to hand out.
     pub fn needs_settling(&self) -> bool {
         lock(&self.shared.free).needs_settling()
+    }
+
+    /// Whether there are keys of connections that have ended, which [`settle`](Self::settle) erases.
+    pub fn has_old_keys(&self) -> bool {
+        lock(&self.shared.free).has_old_keys()
     }
 
     /// Whether [`settle`](Self::settle) would make room for keystreams.

@@ -177,7 +177,18 @@ impl Session {
     /// # Errors
     /// No address of the host can be connected to, or the connection ends at once.
     pub async fn connect(remote: &Remote) -> Result<Arc<Self>, ConnectError> {
-        let (endpoint, connection) = connect_quic(remote).await?;
+        Self::connect_from(remote, quinn::EndpointConfig::default()).await
+    }
+
+    /// As [`Session::connect`], from an endpoint of this configuration.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn connect_from(
+        remote: &Remote,
+        endpoint: quinn::EndpointConfig,
+    ) -> Result<Arc<Self>, ConnectError> {
+        let (endpoint, connection) = connect_quic(remote, endpoint).await?;
         Ok(Self::start(endpoint, connection, setup_of(&remote.url), 0).await?)
     }
 
@@ -343,7 +354,10 @@ fn setup_of(url: &Url) -> message::Setup {
     }
 }
 
-async fn connect_quic(remote: &Remote) -> Result<(quinn::Endpoint, quinn::Connection), ConnectError> {
+async fn connect_quic(
+    remote: &Remote,
+    endpoint: quinn::EndpointConfig,
+) -> Result<(quinn::Endpoint, quinn::Connection), ConnectError> {
     // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
     let host = remote.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = remote.url.port().unwrap_or(443);
@@ -356,7 +370,7 @@ async fn connect_quic(remote: &Remote) -> Result<(quinn::Endpoint, quinn::Connec
     let addresses = tokio::net::lookup_host((host, port)).await;
     let addresses = addresses.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
     for address in addresses {
-        match connect_to(address, host, config.clone()).await {
+        match connect_to(address, host, endpoint.clone(), config.clone()).await {
             Ok(connected) => return Ok(connected),
             Err(source) => failure = ConnectError::Refused { address, source },
         }
@@ -367,6 +381,7 @@ async fn connect_quic(remote: &Remote) -> Result<(quinn::Endpoint, quinn::Connec
 async fn connect_to(
     address: SocketAddr,
     host: &str,
+    endpoint: quinn::EndpointConfig,
     config: quinn::ClientConfig,
 ) -> Result<(quinn::Endpoint, quinn::Connection), DialError> {
     let local: SocketAddr = match address {
@@ -376,8 +391,7 @@ async fn connect_to(
     let socket = std::net::UdpSocket::bind(local)?;
     // The kernel's limit may be lower, and says nothing then.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
-    let endpoint =
-        quinn::Endpoint::new(quinn::EndpointConfig::default(), None, socket, Arc::new(quinn::TokioRuntime))?;
+    let endpoint = quinn::Endpoint::new(endpoint, None, socket, Arc::new(quinn::TokioRuntime))?;
     let connection = endpoint.connect_with(config, address, host)?.await?;
     Ok((endpoint, connection))
 }

@@ -111,6 +111,9 @@ pub struct Session {
     /// Sent by the kernel: media.
     #[serde(default)]
     pub kernel: Sent,
+    /// Why the kernel does nothing for this session: `cipher suite`, it has not that one.
+    #[serde(default)]
+    pub kernel_refused: Option<String>,
     /// What became of copies that the kernel could have sent to this session, by reason; none: it never can.
     /// `not_arriving` counts times that nothing of what it sent had arrived.
     #[serde(default)]

@@ -323,6 +323,8 @@ pub struct Status {
 /// What an offload did since its connection began.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectionStatus {
+    /// Why it sends and opens nothing on the connection.
+    pub refused: Option<&'static str>,
     /// What became of copies that it could have sent on the connection.
     pub copies: Counts,
     /// Packets sent, those included that have not been drained yet.

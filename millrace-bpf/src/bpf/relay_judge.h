@@ -55,7 +55,8 @@ int judge_bytes(struct subgroup_state *state, const struct quic_buf *in, __u32 a
 
 /* --- Runs --- */
 
-#define RUN_PIECE (FRAMES_MAX / 2)
+#define RUN_PIECE  (FRAMES_MAX / 2)
+#define RUN_PIECES 16 /* of one run that are taken for one frame */
 
 /* Takes a piece of a run. */
 int judge_run(struct subgroup_state *state, const struct run_bytes *run, __u32 at, __u32 bytes)
@@ -169,7 +170,7 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 		return;
 	}
 	run = find_run(index);
-	for (int i = 0; i < RUN_BYTES / RUN_PIECE; i++) {
+	for (int i = 0; i < RUN_PIECES; i++) {
 		__u64 left = ingress->run_end - ingress->next;
 		__u32 bytes = left < RUN_PIECE ? left : RUN_PIECE;
 		int step;

@@ -84,7 +84,7 @@ struct cursor_entry {
 };
 
 #define RUNS	  64	/* streams whose run is kept at a time; a power of two */
-#define RUN_BYTES 16384 /* a power of two */
+#define RUN_BYTES 65536 /* a power of two */
 
 /* The bytes of a run, see struct relay_ingress. */
 struct run_bytes {

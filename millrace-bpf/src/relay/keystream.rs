@@ -143,6 +143,16 @@ impl Ring {
     }
 }
 
+impl intf::Keystream {
+    /// Of a ring that is not used any more.
+    pub(super) fn erase(&self) {
+        self.word.store(0, Ordering::Relaxed);
+        self.bytes.store(0, Ordering::Relaxed);
+        // SAFETY: any bytes are a keystream, and neither the program nor a ring uses the entry.
+        unsafe { self.keystream.get().write_bytes(0, 1) };
+    }
+}
+
 impl Drop for Ring {
     /// The record of this ring is not used any more.
     fn drop(&mut self) {

@@ -13,7 +13,8 @@ use super::intf;
 use super::memory::{self, Table};
 use crate::Error;
 use crate::barrier::Barrier;
-use crate::object::Loaded;
+use crate::crypto::QuicKeys;
+use crate::object::{Loaded, write};
 
 /// What all handles of a relay use.
 pub(super) struct Shared {
@@ -77,15 +78,29 @@ impl Shared {
         })
     }
 
+    /// Keys and keystreams of what has ended are erased now: while runs that have begun use them, they must not change.
     pub fn settle(&self) -> Result<(), Error> {
         let retired = lock(&self.free).take_retired();
-        let result = self.barrier.wait_for_runs();
+        let result = self.barrier.wait_for_runs().and_then(|()| self.erase(&retired));
         let free = &mut lock(&self.free);
         match result {
             Ok(()) => free.reuse(retired),
             Err(_) => free.put_back(retired),
         }
         result
+    }
+
+    fn erase(&self, retired: &Retired) -> Result<(), Error> {
+        let [upstreams, _, _, downstreams] = &retired.slabs;
+        for index in upstreams.iter().flat_map(|index| [2 * index, 2 * index + 1]) {
+            write(&self.open_keys, "open_keys", &index.to_ne_bytes(), QuicKeys::NONE.as_bytes())?;
+        }
+        for index in downstreams.iter().flat_map(|index| [2 * index, 2 * index + 1]) {
+            write(&self.seal_keys, "seal_keys", &index.to_ne_bytes(), QuicKeys::NONE.as_bytes())?;
+        }
+        let places = retired.runs.iter().flat_map(|run| run.start..run.start + run.len());
+        places.for_each(|place| self.keystreams.get(place).erase());
+        Ok(())
     }
 
     /// Never waits.
@@ -119,6 +134,11 @@ struct Retired {
 impl Free {
     fn slabs(&mut self) -> [&mut Slab; 4] {
         [&mut self.upstreams, &mut self.ingresses, &mut self.egresses, &mut self.downstreams]
+    }
+
+    /// Whether there are keys of connections that have ended.
+    pub fn has_old_keys(&self) -> bool {
+        !self.upstreams.retired.is_empty() || !self.downstreams.retired.is_empty()
     }
 
     pub fn needs_settling(&mut self) -> bool {

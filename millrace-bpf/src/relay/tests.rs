@@ -2,6 +2,7 @@
 
 mod forged;
 mod judging;
+mod keys;
 mod keystreams;
 mod packets;
 #[path = "../../tests/support/quic.rs"]

@@ -320,6 +320,7 @@ impl Offload for Connection {
         let sent = [EgressOutcome::Sent, EgressOutcome::Lost].map(|one| self.downstream.outcome(one));
         let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
         ConnectionStatus {
+            refused: None,
             copies,
             sent: sent.iter().sum(),
             deferred: self.downstream.deferred_packets(),

@@ -25,6 +25,9 @@ const FAST: u64 = 8;
 /// How often interfaces are looked at: a system call each.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// How often keys of connections that have ended are erased, at most.
+const ERASE: Duration = Duration::from_millis(500);
+
 /// What is done on the engine's thread, since it waits for runs of the program.
 pub(super) enum Command {
     /// Also since the thread is in the network namespace that the engine was started in.
@@ -52,7 +55,8 @@ pub(super) enum Command {
 
 /// The engine's thread, until the engine is gone.
 pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
-    let (mut looked, mut needed, mut waiting) = (Instant::now(), Instant::now(), None);
+    let (mut looked, mut needed, mut erased) = (Instant::now(), Instant::now(), Instant::now());
+    let mut waiting = None;
     loop {
         // Deferred packets come for some time after the last stream.
         let idle = needed.elapsed() > LOOK;
@@ -69,10 +73,14 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
         let Some(kernel) = kernel.upgrade() else { return };
         let mut returned = Vec::new();
         first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
+        let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
         if !returned.is_empty() {
             give_back(&kernel, returned);
-        } else if kernel.relay.needs_settling() {
+        } else if erases || kernel.relay.needs_settling() {
             settle(&kernel);
+        }
+        if erases {
+            erased = Instant::now();
         }
         kernel.tick();
         waiting = kernel.look_at_deferred();

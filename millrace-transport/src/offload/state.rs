@@ -49,6 +49,7 @@ pub(crate) struct Offloaded {
     /// What it may send beyond them.
     budget: Budget,
     session: u32,
+    refused: Option<&'static str>,
     delivered: Delivered,
     deferral: Deferral,
     /// A timer has waited for acknowledgements to be read, and does not again.
@@ -84,6 +85,7 @@ impl Offloaded {
             registered: Budget::default(),
             budget: Budget::default(),
             session: 0,
+            refused: None,
             delivered: Delivered::default(),
             deferral: Deferral::default(),
             waited: false,
@@ -103,6 +105,7 @@ impl Offloaded {
 
     pub fn status(&self) -> ConnectionStatus {
         let mut status = self.offload.status();
+        status.refused = self.refused;
         status.copies.push(("not_arriving", self.failed_trials));
         status
     }
@@ -112,7 +115,11 @@ impl Offloaded {
 impl Offloaded {
     /// The handshake is over: both directions' keys of the first two generations.
     pub fn on_keys(&mut self, seal: Option<&Secret>, open: Option<Secret>) {
-        if let Some(secret) = seal.filter(|secret| self.offload.supports(secret.suite())) {
+        let suites = seal.into_iter().chain(&open).map(Secret::suite);
+        if suites.into_iter().any(|suite| !self.offload.supports(suite)) {
+            self.refused = Some("cipher suite");
+        }
+        if let Some(secret) = seal.filter(|_| self.refused.is_none()) {
             self.seal_header = Some(secret.key_material().header);
             self.install_seal_keys(0, secret);
             self.install_seal_keys(1, &secret.next());

@@ -158,7 +158,8 @@ fn track_row(track: &Track) -> Vec<String> {
 fn kernel_row(session: &Session) -> Vec<String> {
     let sealed = session.keystreams.unwrap_or_default().sealed;
     let declined = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
-    let declined: Vec<_> = declined.map(|(reason, count)| format!("{reason} {count}")).collect();
+    let declined = declined.map(|(reason, count)| format!("{reason} {count}"));
+    let declined: Vec<_> = session.kernel_refused.iter().cloned().chain(declined).collect();
     vec![
         session.id.to_string(),
         session.kernel.packets.to_string(),
@@ -243,6 +244,7 @@ mod tests {
             quinn: Sent::default(),
             data_plane: Sent::default(),
             kernel: Sent::default(),
+            kernel_refused: None,
             kernel_copies: None,
             kernel_deferred: 0,
             kernel_unregistered: 0,

@@ -62,6 +62,20 @@ fn keys_are_updated_by_every_side_in_the_middle_of_it() {
     }
 }
 
+/// A reason is to be seen.
+#[test]
+fn a_cipher_suite_that_the_kernel_has_not_is_served_from_userspace() {
+    needs_root!(a_cipher_suite_that_the_kernel_has_not_is_served_from_userspace);
+    let net = Net::new(1, false, |config| config.cipher_suites = vec![CipherSuite::Aes256Gcm]);
+    let cast = cast(&net, &["sub1"]);
+    let status = play(&net, cast, &Show { groups: 2, ..SHOW }, |_| {});
+    for session in &status.sessions {
+        assert_eq!(session.kernel_refused.as_deref(), Some("cipher suite"), "{session:#?}");
+        assert_eq!(session.kernel.packets, 0, "{session:#?}");
+    }
+    assert_eq!(status.sessions.len(), 2);
+}
+
 /// Every packet that the kernel sent to the subscribers has its keystream from somewhere.
 fn sealed(status: &Status) -> KeystreamUse {
     let mut all = KeystreamUse::default();

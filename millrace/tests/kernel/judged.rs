@@ -9,7 +9,7 @@ use crate::{
     needs_root,
     net::{
         AHEAD, ALIAS, Arrived, Cast, Net, OF_A_GROUP, PUBLISHER_LINK, SHOW, Show, assert_forwarded, cast,
-        play,
+        introduce, play, sum,
     },
     peer::{End, PATIENCE, header},
 };
@@ -99,4 +99,62 @@ fn what_overtakes_or_comes_twice_is_forwarded_once() {
             assert_eq!(frames(&status, "malformed"), 0, "{:#?}", status.engine);
         }
     }
+}
+
+/// IDs that are retired soon.
+struct Passing;
+
+impl quinn::ConnectionIdGenerator for Passing {
+    fn generate_cid(&mut self) -> quinn::ConnectionId {
+        quinn::ConnectionId::new(&fastrand::u64(..).to_ne_bytes())
+    }
+
+    fn cid_len(&self) -> usize {
+        size_of::<u64>()
+    }
+
+    fn cid_lifetime(&self) -> Option<Duration> {
+        Some(Duration::from_millis(250))
+    }
+}
+
+/// The relay has to send to another of the peer's IDs, again and again; what the kernel sends to the one before is lost.
+#[test]
+fn connection_ids_that_peers_retire_are_followed() {
+    const RETIRED: u64 = 4;
+    needs_root!(connection_ids_that_peers_retire_are_followed);
+    let net = Net::new(1, false, |_| {});
+    let mut endpoint = quinn::EndpointConfig::default();
+    endpoint.cid_generator(|| Box::new(Passing));
+    let [publisher, subscriber] =
+        ["pub", "sub1"].map(|node| net.peer_from(node, net.relay().addr_v4().into(), endpoint.clone()));
+    let Cast { publisher, mut subscribers, _requests } = introduce(&net, publisher, vec![subscriber]);
+    let ends = [&publisher, &subscribers[0]].map(|peer| peer.session.connection().clone());
+    let retired = || ends.iter().map(|end| end.stats().frame_rx.retire_connection_id).min().unwrap_or(0);
+    let arrived = Arrived::new(1);
+    let publishing = async {
+        // Kernel packets between one retirement and the next, and so with the ID of just then.
+        let (mut id, mut seen, mut before, mut served) = (0, 0, 0, 0);
+        let mut subgroup = publisher.subgroup(header(ALIAS, 0)).await;
+        while served < RETIRED {
+            subgroup.object(id, SHOW.bytes).await;
+            id += 1;
+            arrived.wait(id.saturating_sub(AHEAD)).await;
+            time::sleep(Duration::from_millis(1)).await;
+            let packets = sum(&net.status(), |session| session.kernel.packets);
+            if retired() > seen {
+                (seen, before) = (retired(), packets);
+            } else if before > 0 && packets >= before + AHEAD {
+                (before, served) = (0, served + 1);
+            }
+        }
+        subgroup.finish();
+        id
+    };
+    let receiving = async { subscribers[0].next_subgroup().await.all_telling(arrived.at(0)).await };
+    let both = net.run(async {
+        time::timeout(PATIENCE, async { tokio::join!(publishing, receiving) }).await.map_err(|_| net.status())
+    });
+    let (objects, received) = both.unwrap_or_else(|status| panic!("{} retired: {status:#?}", retired()));
+    assert_eq!(received, ((0..objects).collect(), End::Fin));
 }

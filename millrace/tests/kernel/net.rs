@@ -65,8 +65,13 @@ impl Net {
 
     /// A peer on a node, connected to this address of the relay.
     pub fn peer_at(&self, node: &str, ip: IpAddr) -> Peer {
+        self.peer_from(node, ip, quinn::EndpointConfig::default())
+    }
+
+    pub fn peer_from(&self, node: &str, ip: IpAddr, endpoint: quinn::EndpointConfig) -> Peer {
         let url = format!("moqt://{}", SocketAddr::new(ip, PORT)).parse().unwrap();
-        self.lab.node(node).unwrap().enter(|| self.runtime.block_on(Peer::connect(url))).unwrap()
+        let connect = || self.runtime.block_on(Peer::connect_from(url, endpoint));
+        self.lab.node(node).unwrap().enter(connect).unwrap()
     }
 
     pub fn impair(&self, link: &str, what: &str) {

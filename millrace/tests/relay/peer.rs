@@ -137,7 +137,12 @@ pub struct Peer {
 
 impl Peer {
     pub async fn connect(url: url::Url) -> Self {
-        let session = Session::connect(&Remote { url, trust: Trust::Anyone }).await.unwrap();
+        Self::connect_from(url, quinn::EndpointConfig::default()).await
+    }
+
+    pub async fn connect_from(url: url::Url, endpoint: quinn::EndpointConfig) -> Self {
+        let remote = Remote { url, trust: Trust::Anyone };
+        let session = Session::connect_from(&remote, endpoint).await.unwrap();
         let (requests, requests_out) = mpsc::unbounded_channel();
         let (streams, streams_out) = mpsc::unbounded_channel();
         let (datagrams, datagrams_out) = mpsc::unbounded_channel();
