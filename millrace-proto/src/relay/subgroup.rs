@@ -199,6 +199,11 @@ impl SubgroupWriter {
         &self.subgroup
     }
 
+    /// Bytes of an object header that is not complete, which are held twice, and are not in the cost of what was pushed.
+    pub fn incomplete(&self) -> usize {
+        self.parser.incomplete()
+    }
+
     /// Appends bytes that followed the header on the stream.
     ///
     /// # Errors
@@ -215,6 +220,8 @@ impl SubgroupWriter {
             let first = pushed.ids.map_or(object.id, |(first, _)| first);
             pushed.ids = Some((first, object.id));
             pushed.payload_bytes += object.payload_len;
+            // Kept beside the bytes that it came with.
+            pushed.cost += object.properties.len();
             if let Some(status) = object.status.filter(|status| *status != Status::Normal) {
                 pushed.status = Some((status, object.id));
             }

@@ -189,6 +189,19 @@ fn a_fin_inside_an_object_is_an_error_and_a_reset() {
 }
 
 #[test]
+fn properties_and_headers_that_are_not_complete_are_counted() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 0, SubgroupId::Zero);
+    let mut raw = Vec::new();
+    encode_object_header(None, 0, Some(&[7; 5000]), 10, Status::Normal, &mut raw);
+    let first = writer.push(now, &raw[..4000]).unwrap();
+    assert_eq!(writer.incomplete(), 4000);
+    let second = writer.push(now, &raw[4000..]).unwrap();
+    assert_eq!((second.objects, writer.incomplete()), (1, 0));
+    assert!(first.cost + second.cost >= raw.len() + 5000, "the bytes, and the properties once more");
+}
+
+#[test]
 fn arrival_times_are_those_of_the_covering_object() {
     let (track, now) = (track(), Instant::now());
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);

@@ -68,6 +68,9 @@ pub(super) struct Found<T> {
     pub(super) payload: u64,
 }
 
+/// Memory that is kept for the next header, bytes.
+const KEPT: usize = 256;
+
 /// Walks a stream of `header payload header payload ...`. Holds at most one incomplete header; payloads
 /// are skipped.
 #[derive(Clone, Debug)]
@@ -86,6 +89,10 @@ impl Scanner {
 
     pub(super) fn offset(&self) -> u64 {
         self.offset
+    }
+
+    pub(super) fn incomplete(&self) -> usize {
+        self.partial.len()
     }
 
     pub(super) fn at_boundary(&self) -> bool {
@@ -122,6 +129,7 @@ impl Scanner {
                     // Never more than was needed was taken, so nothing follows the header.
                     let length = self.partial.len();
                     self.partial.clear();
+                    self.partial.shrink_to(KEPT);
                     return self.found(header, length, 0, payload_len).map(Some);
                 }
                 Err(Stop::Bad(error)) => return Err(error),
