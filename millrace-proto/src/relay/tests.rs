@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 use super::{
     RESET_CODES,
-    cache::{Account, Cache, Limits},
+    account::Account,
+    cache::{Cache, Limits},
     fetch::{Entry, Readiness, Response, Step, Walk, readiness},
     subgroup::{Subgroup, SubgroupWriter},
     track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},

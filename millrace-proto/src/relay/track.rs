@@ -9,7 +9,7 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    cache::Account,
+    account::Account,
     subgroup::{Pushed, Subgroup},
 };
 use crate::{

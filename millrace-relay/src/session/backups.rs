@@ -71,9 +71,9 @@ impl Backups {
     fn next(&self) -> Option<Arc<LiveTrack>> {
         let mut state = self.0.lock();
         while let Some(waiting) = state.waiting.pop_front() {
-            match waiting.upgrade() {
-                Some(track) => return Some(track),
-                None => {} // its number is not used again
+            // The number of one that has gone is not used again.
+            if let Some(track) = waiting.upgrade() {
+                return Some(track);
             }
         }
         state.tasks -= 1;

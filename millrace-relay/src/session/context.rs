@@ -10,7 +10,7 @@ use std::{
 
 use millrace_proto::{
     moq::{Message, code, message::RequestError},
-    relay::cache::Account,
+    relay::account::Account,
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
