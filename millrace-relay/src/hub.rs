@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 pub use self::{
     counters::Counters,
     namespaces::{NamespaceEvent, Publication, Watch},
-    publisher::{Answer, Fetching, Publisher, Requester},
+    publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
 };
 use super::{live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
 

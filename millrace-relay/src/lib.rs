@@ -16,6 +16,7 @@
 //! | `subscription` | which subgroups one subscriber gets, as which streams |
 //! | `upstream` | one publisher's part in a track |
 //! | `outbox` | packets of several connections that leave in one batch |
+//! | `incomplete` | how much a session may send of what is not complete |
 //! | `log_limit` | how many log lines peers may cause |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`Engine`], [`Config`], [`Admission`] |
@@ -94,6 +95,7 @@ mod admission;
 mod config;
 mod engine;
 mod hub;
+mod incomplete;
 mod live;
 mod log_limit;
 mod outbox;

@@ -11,7 +11,8 @@ use std::{
 use millrace_proto::{
     moq::{Location, Status, TrackName, code},
     relay::{
-        cache::{Account, Cache},
+        account::Account,
+        cache::Cache,
         subgroup::{Pushed, Subgroup},
         track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
     },

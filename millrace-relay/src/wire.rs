@@ -4,6 +4,8 @@ use bytes::BytesMut;
 use millrace_proto::moq::{DecodeError, EncodeError, Message, code};
 use quinn::{ReadError, RecvStream, SendStream, WriteError};
 
+use crate::incomplete::{Held, TooMuch};
+
 /// Why a session has to be closed, or is.
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -24,6 +26,12 @@ impl SessionError {
 impl From<DecodeError> for SessionError {
     fn from(error: DecodeError) -> Self {
         Self::Violation { code: error.code, reason: error.to_string() }
+    }
+}
+
+impl From<TooMuch> for SessionError {
+    fn from(error: TooMuch) -> Self {
+        Self::Violation { code: code::Session::INTERNAL_ERROR, reason: error.to_string() }
     }
 }
 
@@ -60,12 +68,13 @@ pub enum Incoming {
 pub struct MessageReader {
     stream: RecvStream,
     buffer: BytesMut,
+    held: Held,
 }
 
 impl MessageReader {
-    /// `buffer` holds what was read from the stream before.
-    pub fn new(stream: RecvStream, buffer: BytesMut) -> Self {
-        Self { stream, buffer }
+    /// `buffer` holds what was read from the stream before; `held` counts what is not complete.
+    pub fn new(stream: RecvStream, buffer: BytesMut, held: Held) -> Self {
+        Self { stream, buffer, held }
     }
 
     /// The next message. Cancel safe.
@@ -77,6 +86,10 @@ impl MessageReader {
             if let Some(message) = Message::decode(&mut self.buffer)? {
                 return Ok(Incoming::Message(message));
             }
+            if self.buffer.is_empty() {
+                self.buffer = BytesMut::new(); // holds no memory while it waits
+            }
+            self.held.set(self.buffer.len())?;
             match self.stream.read_chunk(16 * 1024, true).await {
                 Ok(Some(chunk)) => self.buffer.extend_from_slice(&chunk.bytes),
                 Ok(None) if self.buffer.is_empty() => return Ok(Incoming::Finished),

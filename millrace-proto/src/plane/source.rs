@@ -19,6 +19,9 @@ pub trait Source: Send + Sync {
         false
     }
 
+    /// All bytes before `offset` have been acknowledged, and will not be read again.
+    fn acknowledged(&self, _offset: u64) {}
+
     /// When the first byte of the object at `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
 }

@@ -345,6 +345,7 @@ impl Sending {
             self.acked = self.acked.max(next.end);
             self.acked_beyond.remove(next);
         }
+        self.source.acknowledged(self.acked);
     }
 }
 

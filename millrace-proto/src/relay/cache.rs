@@ -13,7 +13,10 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::track::{GROUP_COST, Track};
+use super::{
+    account::Account,
+    track::{GROUP_COST, Track},
+};
 
 /// Limits of the [`Cache`].
 #[derive(Clone, Copy, Debug)]
@@ -38,13 +41,6 @@ pub struct Cache {
     holders: Mutex<HashMap<u64, Holder>>,
 }
 
-/// What one publisher takes up: the groups that it opened.
-#[derive(Debug)]
-pub struct Account {
-    id: u64,
-    bytes: AtomicUsize,
-}
-
 /// An account and its groups.
 struct Holder {
     account: Arc<Account>,
@@ -65,28 +61,6 @@ pub struct Usage {
     pub groups: usize,
     /// Groups dropped so far.
     pub evicted: u64,
-}
-
-impl Default for Account {
-    fn default() -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { id: NEXT.fetch_add(1, Relaxed), bytes: AtomicUsize::new(0) }
-    }
-}
-
-impl Account {
-    /// Memory of the groups that the publisher opened, bytes.
-    pub fn bytes(&self) -> usize {
-        self.bytes.load(Relaxed)
-    }
-
-    pub(super) fn add(&self, cost: usize) {
-        self.bytes.fetch_add(cost, Relaxed);
-    }
-
-    pub(super) fn subtract(&self, cost: usize) {
-        self.bytes.fetch_sub(cost, Relaxed);
-    }
 }
 
 impl Cache {
@@ -110,7 +84,7 @@ impl Cache {
     pub fn began(&self, now: Instant, track: &Weak<Track>, group: u64, account: &Arc<Account>) {
         let entry = Entry { track: Weak::clone(track), group, first_at: now };
         let new = || Holder { account: Arc::clone(account), groups: VecDeque::new() };
-        self.holders.lock().entry(account.id).or_insert_with(new).groups.push_back(entry);
+        self.holders.lock().entry(account.id()).or_insert_with(new).groups.push_back(entry);
         self.grew(GROUP_COST);
     }
 
@@ -163,7 +137,7 @@ impl Cache {
     fn shrink(&self) {
         let mut largest: Vec<(usize, u64)> = {
             let holders = self.holders.lock();
-            holders.values().map(|holder| (holder.account.bytes(), holder.account.id)).collect()
+            holders.values().map(|holder| (holder.account.bytes(), holder.account.id())).collect()
         };
         largest.sort_unstable_by_key(|holder| Reverse(*holder));
         while self.bytes.load(Relaxed) > self.limits.bytes - self.limits.bytes / SLACK {

@@ -1,6 +1,6 @@
 //! A FETCH response as a stream source: object headers of its own, payloads from the cache.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::VecDeque, ops::RangeInclusive, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -17,23 +17,42 @@ use crate::{
     plane::source::{End, Extent, Source},
 };
 
-/// The bytes of a FETCH response. It grows by whole objects and ends once.
+/// The bytes of a FETCH response. It grows by items and ends once; what was acknowledged is dropped from its front.
 pub struct Response {
     state: RwLock<State>,
+    /// Called when something was acknowledged.
+    on_acknowledged: Box<dyn Fn() + Send + Sync>,
 }
 
 struct State {
     encoder: FetchEncoder,
-    segments: Vec<Segment>,
+    segments: VecDeque<Segment>,
     len: u64,
     end: End,
+    /// Memory of the segments, bytes.
+    held: usize,
 }
 
-/// An object header of the response and the payload behind it.
+/// An object header of the response and the payload behind it, or a further part of its payload.
 struct Segment {
     start: u64,
     header: Vec<u8>,
     payload: Payload,
+}
+
+impl Segment {
+    fn end(&self) -> u64 {
+        self.start + self.header.len() as u64 + self.payload.len()
+    }
+
+    /// Payloads in the cache are the cache's.
+    fn cost(&self) -> usize {
+        let owned = match &self.payload {
+            Payload::Owned(bytes) => bytes.len(),
+            Payload::Cached { .. } => 0,
+        };
+        size_of::<Self>() + self.header.capacity() + owned
+    }
 }
 
 /// Where the payload of an object is.
@@ -75,15 +94,19 @@ pub struct Entry {
 }
 
 impl Response {
-    /// An empty response to the FETCH with this request ID: its FETCH_HEADER.
-    pub fn new(request_id: u64, order: GroupOrder) -> Self {
+    /// An empty response to the FETCH with this request ID: its FETCH_HEADER. `on_acknowledged` is called when something
+    /// was acknowledged, with locks held.
+    pub fn new(
+        request_id: u64,
+        order: GroupOrder,
+        on_acknowledged: impl Fn() + Send + Sync + 'static,
+    ) -> Self {
         let mut header = Vec::new();
         encode_fetch_header(request_id, &mut header);
-        let len = header.len() as u64;
-        let segments = vec![Segment { start: 0, header, payload: Payload::Owned(Bytes::new()) }];
-        Self {
-            state: RwLock::new(State { encoder: FetchEncoder::new(order), segments, len, end: End::Open }),
-        }
+        let encoder = FetchEncoder::new(order);
+        let mut state = State { encoder, segments: VecDeque::new(), len: 0, end: End::Open, held: 0 };
+        state.append(header, Payload::Owned(Bytes::new()));
+        Self { state: RwLock::new(state), on_acknowledged: Box::new(on_acknowledged) }
     }
 
     pub fn push(&self, entry: Entry) {
@@ -91,6 +114,16 @@ impl Response {
         let mut header = Vec::with_capacity(16);
         state.encoder.encode(&entry.item, &mut header);
         state.append(header, entry.payload);
+    }
+
+    /// More of the payload of the last object.
+    pub fn push_payload(&self, bytes: Bytes) {
+        self.state.write().append(Vec::new(), Payload::Owned(bytes));
+    }
+
+    /// Memory that the response takes besides the cache's, bytes.
+    pub fn held(&self) -> usize {
+        self.state.read().held
     }
 
     /// Says that the status of all objects up to and including `last` is unknown.
@@ -113,8 +146,10 @@ impl Response {
 impl State {
     fn append(&mut self, header: Vec<u8>, payload: Payload) {
         let start = self.len;
-        self.len += header.len() as u64 + payload.len();
-        self.segments.push(Segment { start, header, payload });
+        let segment = Segment { start, header, payload };
+        self.len = segment.end();
+        self.held += segment.cost();
+        self.segments.push_back(segment);
     }
 }
 
@@ -132,7 +167,7 @@ impl Source for Response {
             if done == buf.len() {
                 break;
             }
-            let within = offset + done as u64 - segment.start;
+            let Some(within) = (offset + done as u64).checked_sub(segment.start) else { break };
             let head = segment.header.get(within as usize..).unwrap_or(&[]);
             let n = head.len().min(buf.len() - done);
             buf[done..done + n].copy_from_slice(&head[..n]);
@@ -149,44 +184,146 @@ impl Source for Response {
         done
     }
 
+    fn acknowledged(&self, offset: u64) {
+        let mut state = self.state.write();
+        while let Some(first) = state.segments.front()
+            && first.end() <= offset
+        {
+            state.held -= first.cost();
+            state.segments.pop_front();
+        }
+        drop(state);
+        (self.on_acknowledged)();
+    }
+
     fn received_at(&self, _offset: u64) -> Option<Instant> {
         None // delivery timeouts do not apply to FETCH
     }
 }
 
-/// What the cache can give for a range of a track.
-pub enum Plan {
+/// Whether a range of a track can be given from the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
     /// An object of the range is still arriving.
     Unfinished,
-    /// As `Ready`, but objects may be on the way: a group is still arriving, and IDs in it are missing.
-    Gaps { held_from: Location, objects: Vec<Entry> },
-    /// All objects from `held_from` on, in the order asked for. Those before it are not cached.
-    Ready { held_from: Location, objects: Vec<Entry> },
+    /// Objects may be on the way: a group is still arriving, and IDs in it are missing.
+    Gaps,
+    Ready,
 }
 
-/// Collects the cached objects of `track` from `first` to `last`, both inclusive.
-pub fn plan(track: &Track, first: Location, last: Location, order: GroupOrder, now: Instant) -> Plan {
+/// Whether what the cache holds from `first` to `last`, both inclusive, has arrived.
+pub fn readiness(track: &Track, first: Location, last: Location) -> Readiness {
     let nothing_held = Location { object: last.object.saturating_add(1), ..last };
-    let held_from = track.known_from().map_or(nothing_held, |known| known.max(first));
-    let range = Range {
-        first: held_from,
-        last,
-        oldest: track.max_cache_duration().and_then(|duration| now.checked_sub(duration)),
-        default_priority: track.default_priority(),
-    };
-    let mut groups = track.groups(held_from.group, last.group);
-    if order == GroupOrder::Descending {
-        groups.reverse();
+    let first = track.known_from().map_or(nothing_held, |known| known.max(first));
+    let range = Range { first, last, oldest: None, default_priority: 0 };
+    let mut readiness = Readiness::Ready;
+    let unfinished = track.visit(first.group, last.group, GroupOrder::Ascending, |id, group| {
+        if !group.is_open() {
+            return None;
+        }
+        if range.is_arriving(id, group) {
+            return Some(());
+        }
+        if range.misses_some(id, group) {
+            readiness = Readiness::Gaps;
+        }
+        None
+    });
+    if unfinished.is_some() { Readiness::Unfinished } else { readiness }
+}
+
+/// The way through a range of a track, a few objects at a time.
+pub struct Walk {
+    first: Location,
+    last: Location,
+    order: GroupOrder,
+    /// The group that is next, and the object in it; `None` at the end.
+    at: Option<Location>,
+}
+
+/// What comes next on a [`Walk`].
+pub enum Step {
+    /// Cached objects, in order.
+    Objects(Vec<Entry>),
+    /// What the cache does not hold from one location to another, both inclusive.
+    Missing(Location, Location),
+    Done,
+}
+
+impl Walk {
+    /// From `first` to `last`, both inclusive.
+    pub fn new(first: Location, last: Location, order: GroupOrder) -> Self {
+        let at = match order {
+            GroupOrder::Ascending => first,
+            GroupOrder::Descending if first.group == last.group => first,
+            GroupOrder::Descending => Location { group: last.group, object: 0 },
+        };
+        Self { first, last, order, at: (first <= last).then_some(at) }
     }
-    let (mut objects, mut gaps) = (Vec::new(), false);
-    for (id, group) in groups {
-        let Some(mut found) = range.objects_of(id, &group) else { return Plan::Unfinished };
-        gaps |= group.is_open() && range.misses_some(id, found.len() as u64);
-        objects.append(&mut found);
+
+    /// The next objects, `max` at most. The track may have changed since the last step.
+    pub fn next(&mut self, track: &Track, now: Instant, max: usize) -> Step {
+        let nothing_held = Location { object: self.last.object.saturating_add(1), ..self.last };
+        let held_from = track.known_from().unwrap_or(nothing_held);
+        let Some(at) = self.at else { return Step::Done };
+        if self.order == GroupOrder::Ascending && at < held_from {
+            let to = before(held_from).min(self.last);
+            self.at = (held_from <= self.last).then_some(held_from);
+            return Step::Missing(at, to);
+        }
+        let range = Range {
+            first: at.max(held_from).max(self.first),
+            last: self.last,
+            oldest: track.max_cache_duration().and_then(|duration| now.checked_sub(duration)),
+            default_priority: track.default_priority(),
+        };
+        let (low, high) = match self.order {
+            GroupOrder::Ascending => (at.group, self.last.group),
+            GroupOrder::Descending => (self.first.group.max(held_from.group), at.group),
+        };
+        let found = track.visit(low, high, self.order, |id, group| {
+            let from = if id == at.group { at.object } else { 0 };
+            let (objects, more) = range.in_group(id, group, from, max);
+            (!objects.is_empty() || more.is_some()).then_some((id, objects, more))
+        });
+        match found {
+            Some((id, objects, more)) => {
+                self.at = match more {
+                    Some(object) => Some(Location { group: id, object }),
+                    None => self.behind(id),
+                };
+                Step::Objects(objects)
+            }
+            None => self.end(at, held_from),
+        }
     }
-    match gaps {
-        true => Plan::Gaps { held_from, objects },
-        false => Plan::Ready { held_from, objects },
+
+    /// The group behind `group`, in the range's order.
+    fn behind(&self, group: u64) -> Option<Location> {
+        let next = match self.order {
+            GroupOrder::Ascending => group.checked_add(1),
+            GroupOrder::Descending => group.checked_sub(1),
+        };
+        let next = next.filter(|next| (self.first.group..=self.last.group).contains(next));
+        next.map(|group| Location { group, object: 0 })
+    }
+
+    /// No more objects are cached. In descending order, what is not cached comes last.
+    fn end(&mut self, at: Location, held_from: Location) -> Step {
+        self.at = None;
+        let to = before(held_from).min(self.last).min(Location { group: at.group, object: u64::MAX });
+        match self.order {
+            GroupOrder::Descending if held_from > self.first => Step::Missing(self.first, to),
+            _ => Step::Done,
+        }
+    }
+}
+
+/// The last location that is smaller than `location`.
+fn before(location: Location) -> Location {
+    match location.object.checked_sub(1) {
+        Some(object) => Location { object, ..location },
+        None => Location { group: location.group.saturating_sub(1), object: u64::MAX },
     }
 }
 
@@ -199,57 +336,93 @@ struct Range {
 }
 
 impl Range {
-    fn takes(&self, location: Location, received_at: Instant) -> bool {
-        (self.first..=self.last).contains(&location) && self.oldest.is_none_or(|oldest| received_at >= oldest)
-    }
-
-    /// Whether fewer objects of `group` were found than the range has IDs; false where the range does not say how many.
-    fn misses_some(&self, group: u64, found: u64) -> bool {
+    /// The object IDs of a group that are in the range.
+    fn ids(&self, group: u64) -> RangeInclusive<u64> {
         let first = if group == self.first.group { self.first.object } else { 0 };
-        group == self.last.group && found <= self.last.object.saturating_sub(first)
+        let last = if group == self.last.group { self.last.object } else { u64::MAX };
+        first..=last
     }
 
-    /// The objects of a group that are in the range, by ID; `None` while one of them is still arriving.
-    fn objects_of(&self, id: u64, group: &Group) -> Option<Vec<Entry>> {
-        let mut found = Vec::new();
-        for subgroup in &group.subgroups {
-            self.take_subgroup(id, subgroup, &mut found)?;
+    /// Whether an object of the range has begun to arrive and has not come whole: only the last of a stream can be that.
+    fn is_arriving(&self, id: u64, group: &Group) -> bool {
+        group.subgroups.iter().any(|subgroup| {
+            let Extent { len, end } = subgroup.extent();
+            let last = subgroup.last_object();
+            end == End::Open
+                && last.is_some_and(|last| self.ids(id).contains(&last.start.id) && last.start.end() > len)
+        })
+    }
+
+    /// Whether fewer objects of `group` are here than the range has IDs; false where the range does not say how many.
+    fn misses_some(&self, id: u64, group: &Group) -> bool {
+        if id != self.last.group {
+            return false;
         }
-        for object in group.datagrams.values() {
+        let ids = self.ids(id);
+        let in_subgroups: usize = group.subgroups.iter().map(|subgroup| subgroup.count(&ids)).sum();
+        let found = in_subgroups + group.datagrams.range(ids.clone()).count();
+        found as u64 <= ids.end().saturating_sub(*ids.start())
+    }
+
+    /// Objects of a group by ID from `from` on, `max` at most, and the ID to go on with if there are more.
+    fn in_group(&self, id: u64, group: &Group, from: u64, max: usize) -> (Vec<Entry>, Option<u64>) {
+        let ids = self.ids(id);
+        let ids = from.max(*ids.start())..=*ids.end();
+        let mut found = Vec::new();
+        // Up to here, no subgroup has objects that are not in `found`.
+        let mut known_to = u64::MAX;
+        for subgroup in &group.subgroups {
+            if let Some(last) = self.take_subgroup(id, subgroup, &ids, max, &mut found) {
+                known_to = known_to.min(last);
+            }
+        }
+        let datagrams = group.datagrams.range(ids).take(max);
+        for (count, (id, object)) in datagrams.enumerate() {
+            if count + 1 == max {
+                known_to = known_to.min(*id);
+            }
             let normal = object.datagram.status.is_none_or(|status| status == Status::Normal);
-            if normal && self.takes(object.location(), object.received_at) {
+            if normal && self.is_fresh(object.received_at) {
                 found.push(self.datagram(object));
             }
         }
+        found.retain(|(id, _)| *id <= known_to);
         found.sort_by_key(|(id, _)| *id);
         found.dedup_by_key(|(id, _)| *id);
-        Some(found.into_iter().map(|(_, entry)| entry).collect())
+        if found.len() > max {
+            found.truncate(max);
+            known_to = found.last().map_or(known_to, |(last, _)| *last);
+        }
+        let more = (known_to < *self.ids(id).end()).then(|| known_to + 1);
+        (found.into_iter().map(|(_, entry)| entry).collect(), more)
     }
 
+    fn is_fresh(&self, received_at: Instant) -> bool {
+        self.oldest.is_none_or(|oldest| received_at >= oldest)
+    }
+
+    /// Takes `max` objects of a subgroup at most; the last ID that was looked at, if there may be more.
     fn take_subgroup(
         &self,
         group: u64,
         subgroup: &Arc<Subgroup>,
+        ids: &RangeInclusive<u64>,
+        max: usize,
         found: &mut Vec<(u64, Entry)>,
-    ) -> Option<()> {
-        let Extent { len, end } = subgroup.extent();
+    ) -> Option<u64> {
+        let Extent { len, .. } = subgroup.extent();
         let subgroup_id = subgroup.id();
         let priority = subgroup.header().priority.unwrap_or(self.default_priority);
-        for object in subgroup.objects() {
+        let objects = subgroup.objects_of(ids, max);
+        for object in &objects {
             let start = &object.start;
-            let location = Location::new(group, start.id);
             let normal = start.status.is_none_or(|status| status == Status::Normal);
-            if !normal || !self.takes(location, object.received_at) {
+            // One that is not whole was reset, or is on the way for longer than anybody waits.
+            if !normal || !self.is_fresh(object.received_at) || start.end() > len {
                 continue;
             }
-            if start.end() > len {
-                match end {
-                    End::Open => return None,
-                    _ => continue, // the stream was reset inside it
-                }
-            }
             let item = FetchItem::Object(FetchObject {
-                location,
+                location: Location::new(group, start.id),
                 subgroup: subgroup_id,
                 priority,
                 properties: start.properties.clone(),
@@ -262,7 +435,7 @@ impl Range {
             };
             found.push((start.id, Entry { item, payload }));
         }
-        Some(())
+        (objects.len() == max).then(|| objects.last().map_or(0, |last| last.start.id))
     }
 
     fn datagram(&self, object: &DatagramObject) -> (u64, Entry) {

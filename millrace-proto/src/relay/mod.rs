@@ -5,6 +5,7 @@
 //! a [`fetch::Response`] answers a FETCH; both are [sources](crate::plane::source::Source) for the data plane.
 //! A [`filter::Window`] says which objects a subscription gets.
 
+pub mod account;
 pub mod cache;
 pub mod fetch;
 pub mod filter;

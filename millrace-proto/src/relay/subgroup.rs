@@ -1,6 +1,7 @@
 //! One subgroup stream as it arrived: its raw bytes, and where its objects are in them.
 
 use std::{
+    ops::{Range, RangeInclusive},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -130,6 +131,22 @@ impl Subgroup {
         self.state.read().objects.clone()
     }
 
+    /// Those with such IDs, `max` at most.
+    pub fn objects_of(&self, ids: &RangeInclusive<u64>, max: usize) -> Vec<Object> {
+        let state = self.state.read();
+        let range = state.of(ids);
+        state.objects[range].iter().take(max).cloned().collect()
+    }
+
+    /// How many have such IDs.
+    pub fn count(&self, ids: &RangeInclusive<u64>) -> usize {
+        self.state.read().of(ids).len()
+    }
+
+    pub fn last_object(&self) -> Option<Object> {
+        self.state.read().objects.last().cloned()
+    }
+
     pub fn last_object_id(&self) -> Option<u64> {
         self.state.read().objects.last().map(|object| object.start.id)
     }
@@ -161,6 +178,13 @@ impl Subgroup {
 }
 
 impl State {
+    /// Where the objects with such IDs are.
+    fn of(&self, ids: &RangeInclusive<u64>) -> Range<usize> {
+        let first = self.objects.partition_point(|object| object.start.id < *ids.start());
+        let behind = self.objects.partition_point(|object| object.start.id <= *ids.end());
+        first..behind.max(first)
+    }
+
     fn chunk_at(&self, offset: u64) -> usize {
         // Readers are nearly always at the newest chunk.
         match self.chunks.last() {
@@ -205,6 +229,11 @@ impl SubgroupWriter {
         Position { offset: self.subgroup.header_len as u64 + position.offset, ..position }
     }
 
+    /// Bytes of an object header that is not complete, which are held twice, and are not in the cost of what was pushed.
+    pub fn incomplete(&self) -> usize {
+        self.parser.incomplete()
+    }
+
     /// Appends bytes that followed the header on the stream.
     ///
     /// # Errors
@@ -221,6 +250,8 @@ impl SubgroupWriter {
             let first = pushed.ids.map_or(object.id, |(first, _)| first);
             pushed.ids = Some((first, object.id));
             pushed.payload_bytes += object.payload_len;
+            // Kept beside the bytes that it came with.
+            pushed.cost += object.properties.len();
             if let Some(status) = object.status.filter(|status| *status != Status::Normal) {
                 pushed.status = Some((status, object.id));
             }

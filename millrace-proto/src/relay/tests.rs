@@ -10,8 +10,9 @@ use proptest::prelude::*;
 
 use super::{
     RESET_CODES,
-    cache::{Account, Cache, Limits},
-    fetch::{Plan, Response, plan},
+    account::Account,
+    cache::{Cache, Limits},
+    fetch::{Entry, Readiness, Response, Step, Walk, readiness},
     subgroup::{Subgroup, SubgroupWriter},
     track::{DatagramObject, Duplicate, SUBGROUP_COST, Track},
     view::View,
@@ -189,6 +190,19 @@ fn a_fin_inside_an_object_is_an_error_and_a_reset() {
 }
 
 #[test]
+fn properties_and_headers_that_are_not_complete_are_counted() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 0, SubgroupId::Zero);
+    let mut raw = Vec::new();
+    encode_object_header(None, 0, Some(&[7; 5000]), 10, Status::Normal, &mut raw);
+    let first = writer.push(now, &raw[..4000]).unwrap();
+    assert_eq!(writer.incomplete(), 4000);
+    let second = writer.push(now, &raw[4000..]).unwrap();
+    assert_eq!((second.objects, writer.incomplete()), (1, 0));
+    assert!(first.cost + second.cost >= raw.len() + 5000, "the bytes, and the properties once more");
+}
+
+#[test]
 fn arrival_times_are_those_of_the_covering_object() {
     let (track, now) = (track(), Instant::now());
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
@@ -321,6 +335,32 @@ fn a_group_takes_any_number_of_datagrams_and_each_once() {
     assert_eq!(track.held().objects as u64, COUNT);
 }
 
+/// Walks a range, a few objects at a time: all objects, and what is missing.
+fn walk(
+    track: &Track,
+    (first, last): (Location, Location),
+    order: GroupOrder,
+    now: Instant,
+    max: usize,
+) -> (Vec<Entry>, Vec<(Location, Location)>) {
+    let (mut objects, mut missing) = (Vec::new(), Vec::new());
+    let mut walk = Walk::new(first, last, order);
+    loop {
+        match walk.next(track, now, max) {
+            Step::Objects(some) => {
+                assert!(some.len() <= max);
+                objects.extend(some);
+            }
+            Step::Missing(from, to) => missing.push((from, to)),
+            Step::Done => return (objects, missing),
+        }
+    }
+}
+
+fn response(order: GroupOrder) -> Response {
+    Response::new(8, order, || {})
+}
+
 #[test]
 fn fetch_merges_subgroups_and_datagrams_by_object() {
     let (track, now) = (track(), Instant::now());
@@ -336,18 +376,43 @@ fn fetch_merges_subgroups_and_datagrams_by_object() {
         &[(2, 0), (2, 1), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (1, 5)],
     ];
     for (order, expected) in [GroupOrder::Ascending, GroupOrder::Descending].into_iter().zip(expected) {
-        let Plan::Ready { held_from, objects } =
-            plan(&track, Location::new(1, 0), Location::new(2, 1), order, now)
-        else {
-            panic!("everything is here");
-        };
-        assert_eq!(held_from, Location::new(1, 0));
-        let response = Response::new(8, order);
-        objects.into_iter().for_each(|entry| response.push(entry));
-        response.finish(now);
-        let found = parse_response(&read_all(&response), order);
-        assert_eq!(found, expected.iter().map(|(g, o)| Location::new(*g, *o)).collect::<Vec<_>>());
+        for max in [1, 2, 3, 100] {
+            let range = (Location::new(1, 0), Location::new(2, 1));
+            let (objects, missing) = walk(&track, range, order, now, max);
+            assert_eq!(missing, []);
+            let response = response(order);
+            objects.into_iter().for_each(|entry| response.push(entry));
+            response.finish(now);
+            let found = parse_response(&read_all(&response), order);
+            let expected: Vec<_> = expected.iter().map(|(g, o)| Location::new(*g, *o)).collect();
+            assert_eq!(found, expected, "{max} at a time");
+        }
     }
+}
+
+#[test]
+fn a_response_holds_what_is_not_acknowledged() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 1, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(0..50, 1000));
+    let response = response(GroupOrder::Ascending);
+    let (objects, _) =
+        walk(&track, (Location::new(1, 0), Location::new(1, 49)), GroupOrder::Ascending, now, 8);
+    objects.into_iter().for_each(|entry| response.push(entry));
+    assert!(response.held() < 50 * 300, "payloads are the cache's");
+    let whole = read_all(&response);
+    response.push_payload(Bytes::from_static(&[7; 5000]));
+    assert!(response.held() > 5000);
+    let half = whole.len() as u64 / 2;
+    let (before, mut rest) = (response.held(), vec![0; 2 * whole.len()]);
+    response.acknowledged(half);
+    assert!(response.held() < before);
+    // Whatever is not acknowledged is there as before.
+    let n = response.read(half, &mut rest);
+    assert_eq!(rest[..whole.len() - half as usize], whole[half as usize..]);
+    assert_eq!(n as u64, response.extent().len - half);
+    response.acknowledged(response.extent().len);
+    assert_eq!(response.held(), 0);
 }
 
 #[test]
@@ -362,13 +427,17 @@ fn fetch_waits_for_the_end_of_an_object_and_leaves_out_what_is_not_held() {
     let mut six = begin(&track, now, 6, SubgroupId::Zero);
     let raw = objects(0..1, 30);
     push(&track, &mut six, now, &raw[..10]);
-    assert!(matches!(plan(&track, range.0, range.1, GroupOrder::Ascending, now), Plan::Unfinished));
+    assert_eq!(readiness(&track, range.0, range.1), Readiness::Unfinished);
     push(&track, &mut six, now, &raw[10..]);
-    let Plan::Ready { held_from, objects } = plan(&track, range.0, range.1, GroupOrder::Ascending, now)
-    else {
-        panic!("complete");
-    };
-    assert_eq!((held_from, objects.len()), (Location::new(6, 0), 1));
+    assert_eq!(readiness(&track, range.0, range.1), Readiness::Ready);
+    for order in [GroupOrder::Ascending, GroupOrder::Descending] {
+        let (objects, missing) = walk(&track, range, order, now, 10);
+        assert_eq!(
+            (objects.len(), &missing[..]),
+            (1, &[(range.0, Location::new(5, u64::MAX))][..]),
+            "{order:?}"
+        );
+    }
 }
 
 #[test]
@@ -378,13 +447,16 @@ fn missing_ids_of_a_group_that_goes_on_may_be_on_the_way() {
     let mut later = begin(&track, now, 1, SubgroupId::Explicit(1));
     push(&track, &mut urgent, now, &objects([0, 2, 4], 30));
     push(&track, &mut later, now, &objects([1], 30));
-    let plan_to =
-        |last| plan(&track, Location::new(1, 0), Location::new(1, last), GroupOrder::Ascending, now);
-    assert!(matches!(plan_to(4), Plan::Gaps { objects, .. } if objects.len() == 4));
-    assert!(matches!(plan_to(2), Plan::Ready { objects, .. } if objects.len() == 3));
+    let readiness_to = |last| readiness(&track, Location::new(1, 0), Location::new(1, last));
+    let count_to = |last| {
+        let range = (Location::new(1, 0), Location::new(1, last));
+        walk(&track, range, GroupOrder::Ascending, now, 2).0.len()
+    };
+    assert_eq!((readiness_to(4), count_to(4)), (Readiness::Gaps, 4));
+    assert_eq!((readiness_to(2), count_to(2)), (Readiness::Ready, 3));
     urgent.finish(now).unwrap();
     later.finish(now).unwrap();
-    assert!(matches!(plan_to(4), Plan::Ready { objects, .. } if objects.len() == 4));
+    assert_eq!((readiness_to(4), count_to(4)), (Readiness::Ready, 4));
 }
 
 #[test]
@@ -412,10 +484,7 @@ fn max_cache_duration_hides_old_objects() {
     let range = (Location::new(1, 0), Location::new(1, 9));
     for (later, count) in [(50, 2), (150, 0)] {
         let later = now + Duration::from_millis(later);
-        let Plan::Ready { objects, .. } = plan(&track, range.0, range.1, GroupOrder::Ascending, later) else {
-            panic!("complete");
-        };
-        assert_eq!(objects.len(), count);
+        assert_eq!(walk(&track, range, GroupOrder::Ascending, later, 10).0.len(), count);
     }
 }
 

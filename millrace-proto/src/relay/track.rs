@@ -9,12 +9,12 @@ use std::{
 use parking_lot::Mutex;
 
 use super::{
-    cache::Account,
+    account::Account,
     subgroup::{Pushed, Subgroup},
 };
 use crate::{
     moq::{
-        Datagram, DecodeError, Location, Properties, SubgroupId, TrackName,
+        Datagram, DecodeError, GroupOrder, Location, Properties, SubgroupId, TrackName,
         property::{DEFAULT_PRIORITY, TrackProperties},
     },
     plane::source::End,
@@ -267,6 +267,26 @@ impl Track {
             return Vec::new();
         }
         self.state.lock().groups.range(first..=last).map(|(id, group)| (*id, group.clone())).collect()
+    }
+
+    /// Shows `look` the cached groups from `first` to `last`, inclusive, in `order`, until it finds something. The track is
+    /// locked meanwhile.
+    pub(super) fn visit<R>(
+        &self,
+        first: u64,
+        last: u64,
+        order: GroupOrder,
+        mut look: impl FnMut(u64, &Group) -> Option<R>,
+    ) -> Option<R> {
+        if first > last {
+            return None;
+        }
+        let state = self.state.lock();
+        let mut groups = state.groups.range(first..=last);
+        match order {
+            GroupOrder::Ascending => groups.find_map(|(id, group)| look(*id, group)),
+            GroupOrder::Descending => groups.rev().find_map(|(id, group)| look(*id, group)),
+        }
     }
 
     /// The first location from which on the cache can answer for every object of the track.

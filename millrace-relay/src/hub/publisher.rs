@@ -14,8 +14,28 @@ use crate::live::LiveTrack;
 /// Whether a publisher has taken a SUBSCRIBE of the relay.
 pub type Answer = Result<(), RequestError>;
 
-/// A FETCH that is under way at a publisher; dropping it gives it up.
-pub type Fetching<'a> = Pin<Box<dyn Future<Output = Result<FetchOk, RequestError>> + Send + 'a>>;
+/// What becomes of a FETCH at a publisher; dropping it gives it up.
+pub type Fetching<'a> = Pin<Box<dyn Future<Output = Result<Fetched, RequestError>> + Send + 'a>>;
+
+/// A publisher's answer to FETCH.
+pub struct Fetched {
+    pub ok: FetchOk,
+    pub objects: Box<dyn Objects>,
+}
+
+/// The objects of a FETCH that is under way; dropping it gives it up.
+pub trait Objects: Send {
+    /// What comes next; `None` at the end. The publisher sends no more than is taken here, but for its flow control window.
+    fn next(&mut self) -> Pin<Box<dyn Future<Output = Result<Option<Piece>, RequestError>> + Send + '_>>;
+}
+
+/// A piece of a FETCH response.
+#[derive(Debug)]
+pub enum Piece {
+    Item(FetchItem),
+    /// More of the payload of the last item.
+    Payload(Bytes),
+}
 
 /// A session that publishes, as the relay asks it for tracks and objects.
 pub trait Publisher: Send + Sync {
@@ -29,14 +49,8 @@ pub trait Publisher: Send + Sync {
     /// beyond what may wait, are passed over.
     fn back_up(&self, tracks: Vec<Arc<LiveTrack>>);
 
-    /// Fetches objects from the first to the last of `range`, both inclusive; `each` gets them in `order`.
-    fn fetch<'a>(
-        &'a self,
-        track: TrackName,
-        range: (Location, Location),
-        order: GroupOrder,
-        each: &'a mut (dyn FnMut(FetchItem, Bytes) + Send),
-    ) -> Fetching<'a>;
+    /// Fetches objects from the first to the last of `range`, both inclusive, in `order`.
+    fn fetch(&self, track: TrackName, range: (Location, Location), order: GroupOrder) -> Fetching<'_>;
 }
 
 /// The session that a request came from.

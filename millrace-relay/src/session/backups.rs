@@ -71,7 +71,7 @@ impl Backups {
     fn next(&self) -> Option<Arc<LiveTrack>> {
         let mut state = self.0.lock();
         while let Some(waiting) = state.waiting.pop_front() {
-            // The number of one that is gone is not used again.
+            // The number of one that has gone is not used again.
             if let Some(track) = waiting.upgrade() {
                 return Some(track);
             }

@@ -10,7 +10,7 @@ use std::{
 
 use millrace_proto::{
     moq::{Message, code, message::RequestError},
-    relay::cache::Account,
+    relay::account::Account,
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
@@ -21,6 +21,7 @@ use tracing::{debug, warn};
 use super::{quotas::Quotas, request_ids::RequestIds, tasks::Tasks};
 use crate::{
     hub::{Counters, Hub, Requester},
+    incomplete::{Held, Incomplete},
     wire::{self, SessionError},
 };
 
@@ -34,6 +35,7 @@ pub struct Context {
     since: Instant,
     setup: watch::Sender<Setup>,
     quotas: Quotas,
+    incomplete: Arc<Incomplete>,
     /// What the peer publishes, in the cache.
     account: Arc<Account>,
     tasks: Tasks,
@@ -68,6 +70,7 @@ impl Context {
             since: Instant::now(),
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
+            incomplete: Arc::default(),
             account: Arc::default(),
             tasks: Tasks::new(),
             seen_requests: Mutex::default(),
@@ -102,6 +105,11 @@ impl Context {
 
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
+    }
+
+    /// Counts what a stream of the peer holds that is not complete.
+    pub fn incomplete(&self) -> Held {
+        self.incomplete.stream()
     }
 
     /// What the peer's groups take up in the cache.

@@ -5,12 +5,7 @@ use std::sync::Arc;
 use millrace_proto::moq::{GroupOrder, Location, TrackName, code, message::RequestError};
 use tokio::sync::mpsc;
 
-use super::{
-    backups::Backups,
-    context::Context,
-    publish::Publications,
-    upstream_fetch::{Each, UpstreamFetches},
-};
+use super::{backups::Backups, context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
 use crate::{
     hub::{self, Answer, Fetching},
     live::LiveTrack,
@@ -44,13 +39,7 @@ impl hub::Publisher for Publisher {
         self.backups.add(&self.context, &self.publications, &tracks);
     }
 
-    fn fetch<'a>(
-        &'a self,
-        track: TrackName,
-        range: (Location, Location),
-        order: GroupOrder,
-        each: Each<'a>,
-    ) -> Fetching<'a> {
-        Box::pin(self.fetches.fetch(track, range, order, each))
+    fn fetch(&self, track: TrackName, range: (Location, Location), order: GroupOrder) -> Fetching<'_> {
+        Box::pin(self.fetches.fetch(track, range, order))
     }
 }

@@ -37,7 +37,7 @@ impl Requests {
 
     async fn take(&self, send: SendStream, recv: RecvStream) -> Result<(), SessionError> {
         self.context.until_ready().await?;
-        let mut reader = MessageReader::new(recv, BytesMut::new());
+        let mut reader = MessageReader::new(recv, BytesMut::new(), self.context.incomplete());
         let message = match reader.next().await? {
             Incoming::Message(message) => message,
             Incoming::Finished => return Err(SessionError::violation("an empty request stream")),

@@ -20,6 +20,7 @@ use tokio::sync::{Semaphore, mpsc};
 use super::{context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
 use crate::{
     hub::Counters,
+    incomplete::Held,
     live::LiveTrack,
     outbox::Outbox,
     wire::{self, MessageReader, SessionError},
@@ -68,14 +69,17 @@ impl Streams {
         control: mpsc::Sender<MessageReader>,
     ) -> Result<(), SessionError> {
         let mut buffer = BytesMut::new();
+        let mut held = self.context.incomplete();
         // Without a limit of time: congestion can hold a header up for long, and streams are limited.
         match read_header(&mut recv, &mut buffer).await? {
             Some((StreamHeader::Setup, _)) => {
-                let _ = control.send(MessageReader::new(recv, buffer)).await; // the session is over
+                let reader = MessageReader::new(recv, buffer, self.context.incomplete());
+                let _ = control.send(reader).await; // the session is over
             }
             Some((StreamHeader::Subgroup(header), len)) => {
+                held.set(buffer.len())?;
                 self.context.until_ready().await?;
-                self.take_subgroup(recv, header, len, buffer).await?;
+                self.take_subgroup(recv, header, len, buffer, held).await?;
             }
             Some((StreamHeader::Fetch { request_id }, _)) => {
                 if let Err((mut recv, _)) = self.fetches.take(request_id, (recv, buffer)) {
@@ -95,6 +99,7 @@ impl Streams {
         header: SubgroupHeader,
         header_len: usize,
         front: BytesMut,
+        held: Held,
     ) -> Result<(), SessionError> {
         let counters = &self.context.hub().counters;
         let Some(published) = self.publications.wait(header.alias, ALIAS_TIMEOUT).await else {
@@ -110,7 +115,7 @@ impl Streams {
             return Ok(());
         }
         let ingress = self.context.connection().ingress(recv.id());
-        let mut arriving = Arriving::new(published.track, writer);
+        let mut arriving = Arriving::new(published.track, writer, held);
         let end = arriving.read(counters, &mut recv, ingress.as_ref(), front).await?;
         arriving.end(end)
     }
@@ -146,6 +151,8 @@ struct Arriving {
     track: Arc<LiveTrack>,
     subgroup: Arc<Subgroup>,
     writer: Option<SubgroupWriter>,
+    /// Of an object header that is not complete.
+    held: Held,
 }
 
 impl Drop for Arriving {
@@ -162,8 +169,8 @@ enum End {
 }
 
 impl Arriving {
-    fn new(track: Arc<LiveTrack>, writer: SubgroupWriter) -> Self {
-        Self { track, subgroup: Arc::clone(writer.subgroup()), writer: Some(writer) }
+    fn new(track: Arc<LiveTrack>, writer: SubgroupWriter, held: Held) -> Self {
+        Self { track, subgroup: Arc::clone(writer.subgroup()), writer: Some(writer), held }
     }
 
     async fn read(
@@ -179,6 +186,7 @@ impl Arriving {
             if let Some(writer) = self.writer.as_mut().filter(|_| !bytes.is_empty()) {
                 let now = Instant::now();
                 let pushed = writer.push(now, &bytes)?;
+                self.held.set(writer.incomplete())?;
                 counters.count_pushed(&pushed);
                 if let Some(ingress) = ingress {
                     ingress.advance(&writer.position());

@@ -1,12 +1,16 @@
 //! FETCH of the relay's own, at a publisher.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    pin::Pin,
+    sync::Arc,
+};
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::{
     FetchItem, GroupOrder, Location, Message, Parameters, TrackName, code,
     data::FetchParser,
-    message::{Fetch, FetchKind, FetchOk, RequestError},
+    message::{Fetch, FetchKind, RequestError},
 };
 use parking_lot::Mutex;
 use quinn::RecvStream;
@@ -16,16 +20,17 @@ use super::{
     ask::{ask, failed, wrong_answer},
     context::Context,
 };
-use crate::wire::SessionError;
+use crate::{
+    hub::{Fetched, Objects, Piece},
+    incomplete::Held,
+    wire::{RequestStream, SessionError},
+};
 
-/// The largest object that is taken from an upstream FETCH, in bytes: it is held whole until complete.
-const MAX_FETCHED_OBJECT: u64 = 64 << 20;
+/// Bytes that are taken from a stream at once.
+const READ_SIZE: usize = 64 * 1024;
 
 /// A FETCH response behind its header: the stream, and what was read of it with the header.
 pub type Response = (RecvStream, BytesMut);
-
-/// Takes the objects of a FETCH response, each with its payload.
-pub type Each<'a> = &'a mut (dyn FnMut(FetchItem, Bytes) + Send);
 
 /// Our FETCH requests at the peer of one session.
 pub struct UpstreamFetches {
@@ -39,24 +44,23 @@ impl UpstreamFetches {
         Arc::new(Self { context, waiting: Mutex::default() })
     }
 
-    /// Fetches objects from `first` to `last`, both inclusive; `each` gets them in `order`.
+    /// Fetches objects from `first` to `last`, both inclusive, in `order`.
     ///
     /// # Errors
-    /// The publisher refused, or its answer broke off.
+    /// The publisher refused, or did not answer in time.
     pub async fn fetch(
         &self,
         track: TrackName,
         (first, last): (Location, Location),
         order: GroupOrder,
-        each: Each<'_>,
-    ) -> Result<FetchOk, RequestError> {
+    ) -> Result<Fetched, RequestError> {
         let request_id = self.context.next_request_id();
         let (sender, stream) = oneshot::channel();
         self.waiting.lock().insert(request_id, sender);
         let _forget = Forget { family: self, request_id };
         let kind = FetchKind::Standalone { track, start: first, end: after(last) };
         let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
-        let (_request, answer) = ask(&self.context, Fetch { request_id, kind, parameters }).await?;
+        let (request, answer) = ask(&self.context, Fetch { request_id, kind, parameters }).await?;
         let ok = match answer {
             Message::FetchOk(ok) => ok,
             other => return Err(wrong_answer(&self.context, &other)),
@@ -66,10 +70,17 @@ impl UpstreamFetches {
             .await
             .map_err(|_| RequestError::new(code::Request::TIMEOUT, "the FETCH stream did not come in time"))?
             .map_err(|_| broken("the session ended"))?;
-        match read(recv, front, order, each).await {
-            Ok(()) => Ok(ok),
-            Err(error) => Err(failed(&self.context, error)),
-        }
+        let objects = Arriving {
+            context: Arc::clone(&self.context),
+            _request: request,
+            recv,
+            held: self.context.incomplete(),
+            parser: FetchParser::new(order, 0),
+            unread: front.freeze(),
+            pieces: VecDeque::new(),
+            missing: 0,
+        };
+        Ok(Fetched { ok, objects: Box::new(objects) })
     }
 
     /// The data stream of a FETCH has come; given back if nobody waits for it.
@@ -107,72 +118,67 @@ pub fn before(end: Location) -> Location {
     Location { object: end.object.checked_sub(1).unwrap_or(u64::MAX), ..end }
 }
 
-/// Reads the items of a FETCH response; `front` was read from the stream already, behind its header.
-async fn read(
-    mut recv: RecvStream,
-    front: BytesMut,
-    order: GroupOrder,
-    each: Each<'_>,
-) -> Result<(), SessionError> {
-    let mut parser = FetchParser::new(order, 0);
-    let mut pending = Pending::default();
-    pending.take(&front, &mut parser, each)?;
-    loop {
-        match recv.read_chunk(64 * 1024, true).await {
-            Ok(Some(chunk)) => pending.take(&chunk.bytes, &mut parser, each)?,
-            Ok(None) if parser.at_boundary() => return Ok(()),
-            Ok(None) => return Err(SessionError::violation("a FETCH stream ends inside an object")),
-            Err(error) => return Err(SessionError::Lost(error.to_string())),
-        }
+/// A FETCH response that is arriving.
+struct Arriving {
+    context: Arc<Context>,
+    _request: RequestStream,
+    recv: RecvStream,
+    held: Held,
+    parser: FetchParser,
+    /// Read and not parsed.
+    unread: Bytes,
+    pieces: VecDeque<Piece>,
+    /// Bytes of the last item's payload that have not come.
+    missing: u64,
+}
+
+impl Objects for Arriving {
+    fn next(&mut self) -> Pin<Box<dyn Future<Output = Result<Option<Piece>, RequestError>> + Send + '_>> {
+        Box::pin(async {
+            let next = self.read().await;
+            next.map_err(|error| failed(&self.context, error))
+        })
     }
 }
 
-/// The object of a FETCH response whose payload is arriving.
-#[derive(Default)]
-struct Pending {
-    item: Option<FetchItem>,
-    payload: BytesMut,
-    missing: usize,
-}
-
-impl Pending {
-    fn take(
-        &mut self,
-        mut chunk: &[u8],
-        parser: &mut FetchParser,
-        each: Each<'_>,
-    ) -> Result<(), SessionError> {
+impl Arriving {
+    async fn read(&mut self) -> Result<Option<Piece>, SessionError> {
         loop {
-            let payload = chunk;
-            let found = parser.next(&mut chunk)?;
-            // The parser passed over the rest of the payload, up to the next header.
-            let n = self.missing.min(payload.len());
-            self.payload.extend_from_slice(&payload[..n]);
-            self.missing -= n;
-            if self.missing == 0
-                && let Some(item) = self.item.take()
-            {
-                each(item, self.payload.split().freeze());
+            if let Some(piece) = self.pieces.pop_front() {
+                return Ok(Some(piece));
             }
-            let Some(found) = found else { return Ok(()) };
-            self.begin(found.item, each)?;
+            let chunk = std::mem::take(&mut self.unread);
+            self.parse(&chunk)?;
+            if !self.pieces.is_empty() {
+                continue;
+            }
+            match self.recv.read_chunk(READ_SIZE, true).await {
+                Ok(Some(chunk)) => self.unread = chunk.bytes,
+                Ok(None) if self.parser.at_boundary() => return Ok(None),
+                Ok(None) => return Err(SessionError::violation("a FETCH stream ends inside an object")),
+                Err(error) => return Err(SessionError::Lost(error.to_string())),
+            }
         }
     }
 
-    fn begin(&mut self, item: FetchItem, each: Each<'_>) -> Result<(), SessionError> {
-        match &item {
-            FetchItem::Object(object) if object.payload_len > MAX_FETCHED_OBJECT => {
-                Err(SessionError::Lost(format!("a fetched object of {} bytes", object.payload_len)))
+    fn parse(&mut self, chunk: &[u8]) -> Result<(), SessionError> {
+        let mut rest = chunk;
+        loop {
+            let payload = rest;
+            let found = self.parser.next(&mut rest)?;
+            // The parser passed over the rest of the payload, up to the next header.
+            let len =
+                usize::try_from(self.missing).map_or(payload.len(), |missing| missing.min(payload.len()));
+            if len > 0 {
+                self.missing -= len as u64;
+                self.pieces.push_back(Piece::Payload(Bytes::copy_from_slice(&payload[..len])));
             }
-            FetchItem::Object(object) if object.payload_len > 0 => {
-                self.missing = object.payload_len as usize;
-                self.item = Some(item);
-                Ok(())
+            let Some(found) = found else { break };
+            if let FetchItem::Object(object) = &found.item {
+                self.missing = object.payload_len;
             }
-            _ => {
-                each(item, Bytes::new());
-                Ok(())
-            }
+            self.pieces.push_back(Piece::Item(found.item));
         }
+        Ok(self.held.set(self.parser.incomplete())?)
     }
 }

@@ -1,5 +1,7 @@
 //! FETCH from the cache and from upstream.
 
+use std::time::Duration;
+
 use millrace_proto::moq::{
     FetchItem, FetchObject, GroupOrder, Location, Message, Parameters, Properties, StreamHeader, TrackName,
     code,
@@ -241,4 +243,68 @@ async fn a_fetch_needs_no_subscription() {
         serve_upstream(&mut publisher, GroupOrder::Ascending)
     );
     assert_eq!(got.objects, locations([3, 4]));
+}
+
+/// What a publisher serves is taken as the subscriber takes it, and what it has taken is let go of.
+#[tokio::test]
+async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
+    const OBJECTS: u64 = 4000;
+    const LEN: usize = 8000;
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let mut peer = relay.peer().await;
+    let range = standalone(&track, at(3, 0), at(3, 0));
+    let mut request = ask(&peer, range, Parameters::default()).await;
+    let (message, mut upstream) = patiently(publisher.requests.recv()).await.unwrap();
+    let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
+    let ok = FetchOk {
+        end_of_track: false,
+        end: at(3, 0),
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    };
+    upstream.send(ok).await.unwrap();
+    let mut bytes = Vec::new();
+    encode_fetch_header(fetch.request_id, &mut bytes);
+    let mut encoder = FetchEncoder::new(GroupOrder::Ascending);
+    for object in 0..OBJECTS {
+        let object = FetchObject {
+            location: at(3, object),
+            subgroup: Some(0),
+            priority: 1,
+            properties: Default::default(),
+            payload_len: LEN as u64,
+        };
+        let body = payload(3, object.location.object, LEN);
+        encoder.encode(&FetchItem::Object(object), &mut bytes);
+        bytes.extend_from_slice(&body);
+    }
+    let mut stream = publisher.session.connection().open_uni().await.unwrap();
+    let mut sending = tokio::spawn(async move {
+        stream.write_all(&bytes).await.unwrap();
+        stream.finish().unwrap();
+        stream.stopped().await
+    });
+    // The answer does not wait for the objects.
+    assert!(matches!(patiently(request.answer()).await.unwrap(), Message::FetchOk(_)));
+    let (_, mut response) = patiently(peer.streams.recv()).await.unwrap();
+    let sent = tokio::time::timeout(Duration::from_secs(3), &mut sending).await;
+    assert!(sent.is_err(), "32 MB have gone somewhere");
+    let mut parser = FetchParser::new(GroupOrder::Ascending, 0);
+    let reading = async {
+        let (mut found, mut len) = (0, 0);
+        while let Some(chunk) = patiently(response.chunk()).await.unwrap() {
+            len += chunk.len();
+            let mut rest = &chunk[..];
+            while let Some(start) = parser.next(&mut rest).unwrap() {
+                assert!(matches!(start.item, FetchItem::Object(object) if object.location == at(3, found)));
+                found += 1;
+            }
+        }
+        (found, len)
+    };
+    let got = reading.await;
+    patiently(sending).await.unwrap().unwrap();
+    assert_eq!(got.0, OBJECTS);
+    assert!(got.1 >= OBJECTS as usize * LEN);
 }

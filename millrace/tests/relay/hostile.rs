@@ -16,6 +16,7 @@ use millrace_lab::hostile::{
     peer::Target,
     scenario::{self, Report, Scenario},
 };
+use millrace_proto::moq::SubgroupHeader;
 use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::sleep};
 
 use super::peer::{End, Peer, Relay, first_subscriber, header, patiently, with_publisher};
@@ -132,6 +133,44 @@ async fn with_many_handshakes_under_way_addresses_have_to_be_proved() {
     let status = relay.status();
     assert_eq!((status.handshakes, status.totals.retries), (UNPROVED, 100 - UNPROVED + 1));
     drop((held, peer));
+}
+
+/// Of a control message and of an object header, all but the end.
+#[tokio::test]
+async fn a_session_may_leave_so_much_incomplete() {
+    const BYTES: usize = 60_000;
+    let mut message = vec![0x03, 0xff, 0xff];
+    message.resize(BYTES, 0);
+    let mut object = vec![0, 0xc0, 0xff, 0xff];
+    object.resize(BYTES, 0);
+    for objects in [false, true] {
+        let relay = Relay::start();
+        let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+        let (subscriber, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+        let connection = publisher.session.connection().clone();
+        let mut streams = Vec::new();
+        // The relay closes the connection before all are there.
+        let sending = async {
+            for group in 0..200 {
+                let mut stream = match objects {
+                    true => {
+                        let properties = SubgroupHeader { properties: true, ..header(1, group) };
+                        publisher.subgroup(properties).await.stream
+                    }
+                    false => connection.open_bi().await.unwrap().0,
+                };
+                if stream.write_all(if objects { &object } else { &message }).await.is_err() {
+                    break;
+                }
+                streams.push(stream);
+            }
+            connection.closed().await
+        };
+        let closed = patiently(sending).await;
+        assert!(closed.to_string().contains("not complete"), "{closed}");
+        assert!(streams.len() >= (4 << 20) / BYTES, "{}", streams.len());
+        drop(subscriber);
+    }
 }
 
 fn remote(relay: &Relay) -> Remote {

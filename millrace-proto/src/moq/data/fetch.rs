@@ -314,6 +314,11 @@ impl FetchParser {
         self.scanner.offset()
     }
 
+    /// Bytes of an item that is not complete, without payload.
+    pub fn incomplete(&self) -> usize {
+        self.scanner.incomplete()
+    }
+
     /// Whether everything so far is whole items: where a stream may end.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()

@@ -70,6 +70,8 @@ pub(super) struct Found<T> {
 
 /// Of a QUIC stream (RFC 9000, section 4.5), and so of a payload in it.
 const MAX_PAYLOAD: u64 = (1 << 62) - 1;
+/// Memory that is kept for the next header, bytes.
+const KEPT: usize = 256;
 
 /// Walks a stream of `header payload header payload ...`. Holds at most one incomplete header; payloads
 /// are skipped.
@@ -98,6 +100,10 @@ impl Scanner {
 
     pub(super) fn payload_left(&self) -> u64 {
         self.payload_left
+    }
+
+    pub(super) fn incomplete(&self) -> usize {
+        self.partial.len()
     }
 
     pub(super) fn at_boundary(&self) -> bool {
@@ -134,6 +140,7 @@ impl Scanner {
                     // Never more than was needed was taken, so nothing follows the header.
                     let length = self.partial.len();
                     self.partial.clear();
+                    self.partial.shrink_to(KEPT);
                     return self.found(header, length, 0, payload_len).map(Some);
                 }
                 Err(Stop::Bad(error)) => return Err(error),

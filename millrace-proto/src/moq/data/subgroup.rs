@@ -88,6 +88,11 @@ impl ObjectParser {
         }
     }
 
+    /// Bytes of a header that is not complete.
+    pub fn incomplete(&self) -> usize {
+        self.scanner.incomplete()
+    }
+
     /// Whether everything so far is whole objects: where a stream may end.
     pub fn at_boundary(&self) -> bool {
         self.scanner.at_boundary()

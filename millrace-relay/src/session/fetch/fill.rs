@@ -4,111 +4,182 @@ use std::time::{Duration, Instant};
 
 use millrace_proto::{
     moq::{
-        GroupOrder, Location, Parameters, code,
+        FetchItem, Location, Parameters, code,
         message::{FetchOk, RequestError},
     },
-    relay::fetch::{Entry, Payload, Plan, plan},
+    relay::fetch::{Entry, Payload, Readiness, Step, Walk, readiness},
 };
-use tokio::time::{Instant as Clock, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 use tracing::debug;
 
-use super::UnderWay;
-use crate::session::upstream_fetch::after;
+use super::{Clock, UnderWay};
+use crate::{
+    hub::{Fetched, Objects, Piece},
+    session::upstream_fetch::after,
+};
 
 /// The longest that a FETCH waits for objects of the cache that are still arriving.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// The longest that it waits for objects that may be on the way.
 const GAP_TIMEOUT: Duration = Duration::from_millis(300);
+/// How often it looks at most: media comes in many small pieces.
+const LOOKS: Duration = Duration::from_millis(10);
+/// Cached objects that are put into a response at once.
+const BATCH: usize = 256;
+
+/// Where the objects of a response come from.
+pub(super) enum Start {
+    Cache(Walk),
+    /// Nothing is here: all from a publisher.
+    Upstream(Box<dyn Objects>),
+}
+
+/// Why a response cannot be completed.
+struct Broken;
 
 impl UnderWay {
-    /// Puts the objects of the range into the response, from the cache and from upstream.
-    pub(super) async fn fill(&self) -> Result<FetchOk, RequestError> {
-        let (range, response) = (&self.range, &self.response);
+    /// The answer to the FETCH, once what is arriving has arrived.
+    pub(super) async fn begin(&self) -> Result<(FetchOk, Start), RequestError> {
+        let range = &self.range;
         let track = &range.track;
-        let Some(largest) = track.data.largest() else { return self.fill_from_upstream().await };
+        let Some(largest) = track.data.largest() else {
+            let Fetched { ok, objects } = self.ask_publishers((range.first, range.last)).await?;
+            return Ok((ok, Start::Upstream(objects)));
+        };
         if range.first > largest {
             let reason = "the range begins behind the largest object";
             return Err(RequestError::new(code::Request::INVALID_RANGE, reason));
         }
         let last = range.last.min(largest);
-        let (held_from, objects) = self.cached(last).await?;
-        let ascending = range.order == GroupOrder::Ascending;
-        if !ascending {
-            objects.iter().cloned().for_each(|object| response.push(object));
-            self.wake();
-        }
-        if held_from > range.first {
-            self.fill_gap((range.first, last.min(location_before(held_from)))).await;
-        }
-        if ascending {
-            objects.into_iter().for_each(|object| response.push(object));
-        }
-        response.finish(Instant::now());
-        self.wake();
-        let end_of_track = track.data.end().is_some_and(|end| location_before(end) <= last);
-        Ok(FetchOk {
-            end_of_track,
+        self.until_arrived(last).await?;
+        let ok = FetchOk {
+            end_of_track: track.data.end().is_some_and(|end| end <= after_object(last)),
             end: after(last),
             parameters: Parameters::default(),
             properties: track.data.properties(),
-        })
+        };
+        Ok((ok, Start::Cache(Walk::new(range.first, last, range.order))))
     }
 
-    /// The objects of the range that the cache holds, once those that are arriving have arrived.
-    async fn cached(&self, last: Location) -> Result<(Location, Vec<Entry>), RequestError> {
+    /// Waits for what is arriving of the range; not at all with a FILL_TIMEOUT of 0.
+    async fn until_arrived(&self, last: Location) -> Result<(), RequestError> {
         let range = &self.range;
+        if range.fill.is_zero() {
+            return Ok(());
+        }
         let began = Clock::now();
         loop {
             let progress = range.track.progress.notified();
-            let deadline = match plan(&range.track.data, range.first, last, range.order, Instant::now()) {
-                Plan::Ready { held_from, objects } => return Ok((held_from, objects)),
-                // Subgroups of lower priority come later; but not every ID needs to exist.
-                Plan::Gaps { held_from, objects } if began.elapsed() >= GAP_TIMEOUT => {
-                    return Ok((held_from, objects));
-                }
-                Plan::Gaps { .. } => {
-                    let _ = timeout_at(began + GAP_TIMEOUT, progress).await; // then without what is missing
-                    continue;
-                }
-                Plan::Unfinished => began + ARRIVAL_TIMEOUT,
+            // Subgroups of lower priority come later; but not every ID needs to exist.
+            let patience = match readiness(&range.track.data, range.first, last) {
+                Readiness::Ready => return Ok(()),
+                Readiness::Gaps if began.elapsed() >= GAP_TIMEOUT => return Ok(()),
+                Readiness::Gaps => GAP_TIMEOUT,
+                Readiness::Unfinished => ARRIVAL_TIMEOUT,
             };
-            if timeout_at(deadline, progress).await.is_err() {
+            let late = timeout_at(began + patience, progress).await.is_err();
+            if late && patience == ARRIVAL_TIMEOUT {
                 let reason = "the last objects of the range did not arrive in time";
                 return Err(RequestError::new(code::Request::TIMEOUT, reason));
+            }
+            sleep(LOOKS).await;
+        }
+    }
+
+    /// Puts the objects into the response, as the subscriber takes them.
+    pub(super) async fn fill(&self, start: Start) {
+        let filled = match start {
+            Start::Cache(walk) => self.fill_from_cache(walk).await,
+            Start::Upstream(objects) => {
+                let range = (self.range.first, self.range.last);
+                let filled = self.fill_from_upstream(objects, range).await;
+                filled.map(|is_all| {
+                    if !is_all {
+                        self.response.push_unknown(range.1)
+                    }
+                })
+            }
+        };
+        match filled {
+            Ok(()) => self.response.finish(Instant::now()),
+            Err(Broken) => self.response.abort(code::Reset::INTERNAL_ERROR.0),
+        }
+        self.wake();
+    }
+
+    async fn fill_from_cache(&self, mut walk: Walk) -> Result<(), Broken> {
+        loop {
+            self.room().await;
+            match walk.next(&self.range.track.data, Instant::now(), BATCH) {
+                Step::Objects(objects) => {
+                    objects.into_iter().for_each(|object| self.response.push(object));
+                    self.wake();
+                }
+                Step::Missing(first, last) => self.fill_gap((first, last)).await?,
+                Step::Done => return Ok(()),
             }
         }
     }
 
     /// Fills what the cache does not hold from a publisher, or says that its status is unknown.
-    async fn fill_gap(&self, missing: (Location, Location)) {
-        if let Err(refused) = self.fetch_from_publishers(missing).await {
-            let session = self.context().id();
-            debug!(session, track = %self.range.track.name(), reason = refused.reason, "FETCH gap");
+    async fn fill_gap(&self, missing: (Location, Location)) -> Result<(), Broken> {
+        let known = match self.range.fill.is_zero() {
+            true => false,
+            false => match self.ask_publishers(missing).await {
+                Ok(Fetched { objects, .. }) => self.fill_from_upstream(objects, missing).await?,
+                Err(refused) => {
+                    let (session, track) = (self.context().id(), self.range.track.name());
+                    debug!(session, %track, reason = refused.reason, "FETCH gap");
+                    false
+                }
+            },
+        };
+        if !known {
             self.response.push_unknown(missing.1);
+            self.wake();
+        }
+        Ok(())
+    }
+
+    /// Passes on what a publisher sends of `range`; whether it was all.
+    async fn fill_from_upstream(
+        &self,
+        mut objects: Box<dyn Objects>,
+        range: (Location, Location),
+    ) -> Result<bool, Broken> {
+        let mut missing: u64 = 0;
+        loop {
+            self.room().await;
+            match timeout(self.range.patience(), objects.next()).await {
+                Ok(Ok(Some(Piece::Item(item)))) => {
+                    if !is_within(&item, range) {
+                        return Err(Broken);
+                    }
+                    if let FetchItem::Object(object) = &item {
+                        missing = object.payload_len;
+                    }
+                    self.response.push(Entry { item, payload: Payload::Owned(bytes::Bytes::new()) });
+                }
+                Ok(Ok(Some(Piece::Payload(bytes)))) => {
+                    missing = missing.saturating_sub(bytes.len() as u64);
+                    self.response.push_payload(bytes);
+                }
+                Ok(Ok(None)) => return Ok(true),
+                _ if missing > 0 => return Err(Broken),
+                _ => return Ok(false),
+            }
+            self.wake();
         }
     }
 
-    /// The whole range from upstream, for a track of which nothing is here.
-    async fn fill_from_upstream(&self) -> Result<FetchOk, RequestError> {
-        let ok = self.fetch_from_publishers((self.range.first, self.range.last)).await?;
-        self.response.finish(Instant::now());
-        self.wake();
-        Ok(ok)
-    }
-
-    async fn fetch_from_publishers(&self, missing: (Location, Location)) -> Result<FetchOk, RequestError> {
+    async fn ask_publishers(&self, missing: (Location, Location)) -> Result<Fetched, RequestError> {
         let (range, context) = (&self.range, self.context());
         let name = range.track.name();
         let mut refused = RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track");
+        let deadline = Clock::now() + range.fill;
         for publisher in context.hub().publishers_of(name.namespace(), context.requester()) {
-            let mut each = |item, payload| {
-                self.response.push(Entry { item, payload: Payload::Owned(payload) });
-                self.wake();
-            };
-            let fetch = publisher.fetch(name.clone(), missing, range.order, &mut each);
-            match timeout_at(range.deadline, fetch).await {
-                Ok(Ok(ok)) => return Ok(ok),
+            match timeout_at(deadline, publisher.fetch(name.clone(), missing, range.order)).await {
+                Ok(Ok(fetched)) => return Ok(fetched),
                 Ok(Err(error)) => refused = error,
                 Err(_) => refused = RequestError::new(code::Request::TIMEOUT, "upstream took too long"),
             }
@@ -117,10 +188,19 @@ impl UnderWay {
     }
 }
 
-/// The last location that is smaller than `location`.
-fn location_before(location: Location) -> Location {
-    match location.object.checked_sub(1) {
+/// Whether what a publisher sent is part of what it was asked for.
+fn is_within(item: &FetchItem, (first, last): (Location, Location)) -> bool {
+    let at = match item {
+        FetchItem::Object(object) => object.location,
+        FetchItem::Range { last, .. } => *last,
+    };
+    (first..=last).contains(&at)
+}
+
+/// The location right behind `location`, or the next group's first.
+fn after_object(location: Location) -> Location {
+    match location.object.checked_add(1) {
         Some(object) => Location { object, ..location },
-        None => Location { group: location.group.saturating_sub(1), object: u64::MAX },
+        None => Location { group: location.group.saturating_add(1), object: 0 },
     }
 }

@@ -17,7 +17,10 @@ use millrace_proto::{
     relay::fetch::Response,
 };
 use parking_lot::Mutex;
-use tokio::{sync::mpsc, time::Instant as Clock};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant as Clock,
+};
 use tracing::debug;
 
 use super::{context::Context, subscribe::Subscriptions, upstream_fetch::before};
@@ -25,6 +28,13 @@ use crate::{
     live::LiveTrack,
     wire::{self, Incoming, RequestStream, SessionError},
 };
+
+/// Memory of the responses of a session that is not acknowledged, besides the cache's, bytes; and of one, which shares it with
+/// the others, at least and at most.
+const SESSION_LIMIT: usize = 8 << 20;
+const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
+/// How long a publisher may be silent within its answer, at least.
+const MIN_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The FETCH responses of one session.
 pub struct Fetches {
@@ -41,8 +51,15 @@ struct Range {
     first: Location,
     last: Location,
     order: GroupOrder,
-    /// Until when upstream may be waited for.
-    deadline: Clock,
+    /// How long upstream may be waited for.
+    fill: Duration,
+}
+
+impl Range {
+    /// How long upstream may be silent.
+    fn patience(&self) -> Duration {
+        self.fill.max(MIN_PATIENCE)
+    }
 }
 
 impl Fetches {
@@ -61,20 +78,23 @@ impl Fetches {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
-        let mut under_way = self.open(request_id, range, &parameters);
-        let filled = tokio::select! {
-            filled = under_way.fill() => filled,
+        let (under_way, mut events) = self.open(request_id, range, &parameters);
+        let begun = tokio::select! {
+            begun = under_way.begin() => begun,
             _ = stream.send.stopped() => Err(RequestError::new(code::Request::INTERNAL_ERROR, "cancelled")),
         };
-        let ok = match filled {
-            Ok(ok) => ok,
+        let (ok, start) = match begun {
+            Ok(begun) => begun,
             Err(refused) => {
                 under_way.abort();
                 return self.context.refuse(stream.send, refused).await;
             }
         };
         let result = match wire::send(&mut stream.send, ok).await {
-            Ok(()) => under_way.until_delivered(&mut stream).await,
+            Ok(()) => tokio::select! {
+                delivered = under_way.until_delivered(&mut events, &mut stream) => delivered,
+                () = under_way.fill_and_wait(start) => Ok(()),
+            },
             Err(lost) => Err(lost),
         };
         drop(under_way);
@@ -93,7 +113,6 @@ impl Fetches {
         let hub = self.context.hub();
         let limit = hub.limits.request_timeout;
         let fill = parameters.fill_timeout.map_or(limit, |fill| Duration::from_millis(fill).min(limit));
-        let deadline = Clock::now() + fill;
         let (subscription, back) = match kind {
             FetchKind::Standalone { track, start, end } => {
                 let last = before(end);
@@ -103,13 +122,13 @@ impl Fetches {
                 }
                 hub.check_known(&track, self.context.requester())?;
                 let track = hub.track(&track, Instant::now())?;
-                return Ok(Range { track, first: start, last, order, deadline });
+                return Ok(Range { track, first: start, last, order, fill });
             }
             FetchKind::RelativeJoining { subscription, groups_back } => (subscription, Ok(groups_back)),
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
         };
         let (track, first, last) = self.join(subscription, back)?;
-        Ok(Range { track, first, last, order, deadline })
+        Ok(Range { track, first, last, order, fill })
     }
 
     /// The range of a joining FETCH, from so many groups back (`Ok`) or from a group (`Err`) on.
@@ -136,8 +155,18 @@ impl Fetches {
     }
 
     /// Opens the stream of a response.
-    fn open(self: &Arc<Self>, request_id: u64, range: Range, parameters: &Parameters) -> UnderWay {
-        let response = Arc::new(Response::new(request_id, range.order));
+    fn open(
+        self: &Arc<Self>,
+        request_id: u64,
+        range: Range,
+        parameters: &Parameters,
+    ) -> (UnderWay, mpsc::UnboundedReceiver<Event>) {
+        let acknowledged = Arc::new(Notify::new());
+        let on_acknowledged = {
+            let acknowledged = Arc::clone(&acknowledged);
+            move || acknowledged.notify_one()
+        };
+        let response = Arc::new(Response::new(request_id, range.order, on_acknowledged));
         let (sender, events) = mpsc::unbounded_channel();
         let owner = self.context.next_owner();
         self.responses.lock().insert(owner, sender);
@@ -155,7 +184,9 @@ impl Fetches {
             label: Label { track: range.track.number, group: range.first.group },
         };
         let key = self.context.connection().downstream().open(stream);
-        UnderWay { family: Arc::clone(self), range, response, key, owner, priority, events }
+        let family = Arc::clone(self);
+        let priority = Mutex::new(priority);
+        (UnderWay { family, range, response, acknowledged, key, owner, priority }, events)
     }
 
     /// Responses under way.
@@ -176,10 +207,10 @@ struct UnderWay {
     family: Arc<Fetches>,
     range: Range,
     response: Arc<Response>,
+    acknowledged: Arc<Notify>,
     key: StreamKey,
     owner: u64,
-    priority: Priority,
-    events: mpsc::UnboundedReceiver<Event>,
+    priority: Mutex<Priority>,
 }
 
 impl Drop for UnderWay {
@@ -204,6 +235,21 @@ impl UnderWay {
         connection.transmit_now();
     }
 
+    /// Waits until the response may grow: what the subscriber has not acknowledged has a limit.
+    async fn room(&self) {
+        let responses = self.family.count().max(1);
+        let limit = (SESSION_LIMIT / responses).clamp(RESPONSE_LIMIT.0, RESPONSE_LIMIT.1);
+        while self.response.held() > limit {
+            self.acknowledged.notified().await;
+        }
+    }
+
+    /// Fills the response. It is over when it is delivered.
+    async fn fill_and_wait(&self, start: fill::Start) {
+        self.fill(start).await;
+        std::future::pending().await
+    }
+
     /// The response cannot be completed.
     fn abort(self) {
         self.response.abort(code::Reset::INTERNAL_ERROR.0);
@@ -211,13 +257,17 @@ impl UnderWay {
     }
 
     /// Until the response is delivered or either side gives it up.
-    async fn until_delivered(&mut self, stream: &mut RequestStream) -> Result<(), SessionError> {
+    async fn until_delivered(
+        &self,
+        events: &mut mpsc::UnboundedReceiver<Event>,
+        stream: &mut RequestStream,
+    ) -> Result<(), SessionError> {
         let RequestStream { send, reader } = stream;
         let mut reading = true;
         let mut stopped = std::pin::pin!(send.stopped());
         loop {
             tokio::select! {
-                event = self.events.recv() => match event {
+                event = events.recv() => match event {
                     Some(event) if !event.kind.is_end() => {}
                     _ => return Ok(()),
                 },
@@ -225,8 +275,10 @@ impl UnderWay {
                     Incoming::Message(Message::RequestUpdate(update)) => {
                         let subscriber = update.parameters.subscriber_priority;
                         self.context().check_request_id(&update.into())?;
-                        self.priority.subscriber = subscriber.unwrap_or(self.priority.subscriber);
-                        self.context().connection().downstream().set_priority(self.key, self.priority);
+                        let mut priority = *self.priority.lock();
+                        priority.subscriber = subscriber.unwrap_or(priority.subscriber);
+                        *self.priority.lock() = priority;
+                        self.context().connection().downstream().set_priority(self.key, priority);
                         wire::send(send, RequestOk::default()).await?;
                     }
                     Incoming::Message(message) => {

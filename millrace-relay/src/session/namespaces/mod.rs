@@ -240,7 +240,8 @@ impl Namespaces {
         let open = self.context.connection().quic.open_bi();
         if let Ok(streams) = tokio::time::timeout(STREAM_CREDIT_TIMEOUT, open).await {
             let (send, recv) = streams?;
-            let stream = RequestStream { send, reader: MessageReader::new(recv, BytesMut::new()) };
+            let reader = MessageReader::new(recv, BytesMut::new(), self.context.incomplete());
+            let stream = RequestStream { send, reader };
             let subscriptions = Arc::clone(&self.subscriptions);
             self.context.spawn(async move { subscriptions.publish(track, forward, stream).await });
             return Ok(());
