@@ -149,7 +149,8 @@ fn token_keys_are_in_the_slots_that_the_file_says() {
     ] {
         gate.set_policy(&policy(next.clone())).unwrap();
         for (slot, key) in next.slots.iter().enumerate() {
-            let sealed = |client| Token::new(client, b"original", now()).unwrap().seal(slot as u8, key, "web");
+            let sealed =
+                |client| Token::new(client, b"original", now()).unwrap().seal(slot as u8, key, "web");
             let token = scope.check_token(client, &sealed(client)).unwrap();
             assert_eq!(token.original_id(), b"original");
             let elsewhere = "192.0.2.8:4433".parse().unwrap();
