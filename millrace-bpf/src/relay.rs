@@ -73,6 +73,8 @@ pub struct Forwarded {
     pub offset: u64,
     /// Of a datagram, `None`: it is part of a stream.
     pub object: Option<u64>,
+    /// Bytes that were counted against [`Downstream::set_max_data`].
+    pub credit: u64,
     /// Stream bytes, or those of the datagram.
     pub len: u16,
     pub fin: bool,
@@ -91,6 +93,7 @@ impl From<intf::Forwarded> for Forwarded {
             generation: raw.generation,
             offset: raw.offset,
             object: Some(raw.object).filter(|_| u32::from(raw.kind) == intf::DATAGRAMS),
+            credit: if u32::from(raw.kind) == intf::STREAM { raw.object } else { 0 },
             len: raw.len,
             fin: raw.fin != 0,
             size: raw.size,

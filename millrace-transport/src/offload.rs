@@ -272,8 +272,17 @@ pub struct Sent {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
-    Stream { offset: u64, len: u16, fin: bool },
-    Datagram { group: u64, object: u64 },
+    /// `credit`: stream bytes that it has used of its budget.
+    Stream {
+        offset: u64,
+        len: u16,
+        fin: bool,
+        credit: u64,
+    },
+    Datagram {
+        group: u64,
+        object: u64,
+    },
 }
 
 /// Why something stays with the plane.

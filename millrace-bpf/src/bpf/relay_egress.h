@@ -7,16 +7,28 @@
 #include "relay_ingress.h"
 #include "relay_trace.h"
 
+#define MOST_CREDIT 0xffffffffU /* no stream is sent so far beyond what was */
 #define LOOPBACK 1 /* interface index, in every network namespace */
 #define AF_INET	 2
 #define AF_INET6 10
+
+/* The peer counts the largest offset of each stream (RFC 9000, section 4.1): of bytes that were left to userspace, too, once
+ * later ones are sent. More than userspace will count, if it has sent those by now.
+ */
+static __always_inline __u32 credit_of(const struct relay_egress *egress, const struct egress_packet *packet)
+{
+	__u64 end = packet->offset + packet->len, counted = READ_ONCE(egress->counted);
+	__u64 credit = end > counted ? end - counted : 0;
+
+	return credit > MOST_CREDIT ? MOST_CREDIT : credit;
+}
 
 static __always_inline void measure_stream(struct egress_packet *packet, const struct relay_egress *egress,
 					   const struct frame_stream *frame)
 {
 	packet->offset = frame->offset + egress->shift;
 	packet->len = frame->len;
-	packet->credit = frame->len;
+	packet->credit = credit_of(egress, packet);
 	packet->fin = frame->fin;
 	packet->size = 1 + varint_len(egress->id) + (packet->offset ? varint_len(packet->offset) : 0) +
 		       varint_len(packet->len) + packet->len;
@@ -136,7 +148,7 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 		.number = packet->word & NUMBER_MASK,
 		.tag = egress->tag,
 		.offset = packet->offset,
-		.object = chunk->object,
+		.object = chunk->kind == RELAY_STREAM ? packet->credit : chunk->object,
 		.downstream = egress->downstream,
 		.epoch = egress->epoch,
 		.len = packet->len,
@@ -391,6 +403,8 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 		give_back(downstream, packet);
 		return outcome;
 	}
+	if (packet->credit)
+		WRITE_ONCE(egress->counted, packet->offset + packet->len);
 	if (seal_packet(work, egress, path, downstream) || send(skb, work, path))
 		return RELAY_EGRESS_LOST;
 	return RELAY_EGRESS_SENT;

@@ -114,6 +114,7 @@ struct relay_egress {
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
 	__u64 tag;	  /* userspace's, for registrations */
 	__u64 group;	  /* userspace's, for events */
+	__u64 counted;	  /* downstream offset up to which bytes were counted against MAX_DATA; what is skipped counts */
 	__u32 next;	  /* egress of the slot, or RELAY_END */
 	__u32 downstream;
 	__u32 upstream;	 /* of the slot */
@@ -203,7 +204,7 @@ struct relay_forwarded {
 	__u64 number;
 	__u64 tag;
 	__u64 offset; /* downstream; group of a datagram */
-	__u64 object; /* of a datagram */
+	__u64 object; /* of a datagram. Of a stream: bytes that count against MAX_DATA */
 	__u32 downstream;
 	__u32 epoch;
 	__u16 len;  /* stream bytes, or of the datagram */

@@ -180,8 +180,8 @@ impl Downstream {
     }
 
     /// Sets the total of stream bytes that the kernel may send on this connection: its budget of the peer's MAX_DATA.
-    /// Returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes). The kernel counts each
-    /// frame in full, also bytes that were sent before: userspace makes up for those by raising the limit.
+    /// Returns the total that it has sent or is about to; as [`set_max_bytes`](Self::set_max_bytes). The kernel counts what it
+    /// goes beyond its own last byte of a stream, so also what was left to userspace: registrations say how much.
     pub fn set_max_data(&self, total: u64) -> u64 {
         let entry = self.entry();
         entry.max_data.store(total, Ordering::SeqCst);

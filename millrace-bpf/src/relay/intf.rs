@@ -140,6 +140,7 @@ shared!(Egress = "relay_egress" {
     max_offset: AtomicU64,
     tag: AtomicU64,
     group: AtomicU64,
+    counted: AtomicU64,
     next: AtomicU32,
     downstream: AtomicU32,
     upstream: AtomicU32,

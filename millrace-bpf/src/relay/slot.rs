@@ -99,6 +99,7 @@ impl Slot {
             (&entry.max_offset, egress.max_offset),
             (&entry.tag, egress.tag),
             (&entry.group, egress.group),
+            (&entry.counted, egress.from.wrapping_add_signed(egress.shift)),
         ] {
             word.store(value, Ordering::Relaxed);
         }

@@ -8,7 +8,7 @@ use millrace_proto::quic::keys::Suite;
 
 use crate::net::{self, Network, address, root};
 use crate::peers::{PORT, attach};
-use crate::scene::{EGRESS, ID_LEN, NUMBER_MASK, Scene, simple};
+use crate::scene::{EGRESS, FROM, ID_LEN, NUMBER_MASK, OFFSET, Scene, simple};
 
 #[test]
 fn limits_hold_to_the_byte() {
@@ -25,11 +25,14 @@ fn limits_hold_to_the_byte() {
     scene.slots[0].set_max_offset(key, 2000);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
 
+    scene.relay_with(EGRESS);
     let downstream = &scene.only().downstream;
-    assert_eq!(downstream.set_max_data(2999), 2000);
+    assert_eq!(downstream.set_max_data(1999), 1000);
     assert_eq!(scene.try_egress(0), EgressOutcome::DataCredit);
-    scene.only().downstream.set_max_data(3000);
+    scene.only().downstream.set_max_data(2000);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
+    assert_eq!(scene.try_egress(0), EgressOutcome::Sent, "no new bytes");
+    scene.relay_with(EGRESS);
     assert_eq!(scene.try_egress(0), EgressOutcome::DataCredit);
     scene.only().downstream.set_max_data(u64::MAX / 2);
 
@@ -63,6 +66,40 @@ fn limits_hold_to_the_byte() {
     assert_eq!(scene.try_egress(0), EgressOutcome::TooLarge);
     scene.only().downstream.set_mtu(size as u32);
     assert_eq!(scene.try_egress(0), EgressOutcome::Sent);
+}
+
+/// The peer counts the largest offset of each stream, so what is left to userspace counts once later bytes are sent.
+#[test]
+fn what_is_skipped_counts_against_the_connections_credit() {
+    if !root("what_is_skipped_counts_against_the_connections_credit") {
+        return;
+    }
+    let (_network, mut scene) = simple("skp");
+    scene.relay_with(Egress { max_offset: 1 << 20, ..EGRESS });
+    let downstream = &scene.only().downstream;
+    downstream.set_max_data(2500);
+    downstream.set_max_bytes(0);
+    let chunks = scene.chunks(4, 1000);
+    let mut send = |at: usize, window: u64| {
+        let number = scene.sent;
+        scene.sent += 1;
+        scene.only().downstream.set_max_bytes(window);
+        scene.send(&scene.publisher.seal((0, number), 2, &chunks[at].encode()));
+        let downstream = &scene.only().downstream;
+        (downstream.data(), EgressOutcome::ALL.map(|one| downstream.outcome(one)))
+    };
+    let sent_and_declined = |(data, all): (u64, [u64; 13])| {
+        let of = |outcome: EgressOutcome| all[outcome as usize];
+        (data, of(EgressOutcome::Sent), of(EgressOutcome::Window), of(EgressOutcome::DataCredit))
+    };
+    assert_eq!(sent_and_declined(send(0, 0)), (0, 0, 1, 0));
+    assert_eq!(sent_and_declined(send(1, u64::MAX / 2)), (2000, 1, 1, 0), "both");
+    assert_eq!(sent_and_declined(send(2, u64::MAX / 2)), (2000, 1, 1, 1), "beyond 2500");
+    scene.only().downstream.set_max_data(4000);
+    let chunks = &chunks[3..];
+    let number = scene.sent;
+    let forwarded = scene.send(&scene.publisher.seal((0, number), 2, &chunks[0].encode()));
+    assert_eq!(forwarded.iter().map(|sent| (sent.offset, sent.credit)).collect::<Vec<_>>(), [(4000, 2000)]);
 }
 
 #[test]
@@ -157,7 +194,7 @@ fn nothing_is_sent_that_cannot_be_registered() {
     assert!(numbers.into_iter().eq(0..sent));
     assert_eq!(scene.only().downstream.number().load(Ordering::SeqCst), sent);
     assert_eq!(scene.only().downstream.outcome(EgressOutcome::RingFull), declined);
-    assert_eq!(scene.only().downstream.data(), sent * 9);
+    assert_eq!(scene.only().downstream.data(), OFFSET + 9 - FROM);
     // Once it is drained, it goes on.
     let number = scene.next_number();
     let frames = scene.chunk(9).encode();

@@ -385,7 +385,7 @@ fn ours(ingress: &Arc<dyn offload::Ingress>) -> Result<Arc<Ingress>, Declined> {
 fn sent(one: &Forwarded) -> Sent {
     let carried = match one.object {
         Some(object) => Carried::Datagram { group: one.offset, object },
-        None => Carried::Stream { offset: one.offset, len: one.len, fin: one.fin },
+        None => Carried::Stream { offset: one.offset, len: one.len, fin: one.fin, credit: one.credit },
     };
     Sent { tag: one.tag, number: one.number, size: one.size, carried }
 }

@@ -252,8 +252,8 @@ impl Offloaded {
                     delivered.add((tag, group, object));
                     downstream.on_offloaded_datagram(sent, number, size, Label { track: 0, group });
                 }
-                Carried::Stream { offset, len, fin } => {
-                    registered.data += u64::from(len);
+                Carried::Stream { offset, len, fin, credit } => {
+                    registered.data += credit;
                     trial.on_sent(number);
                     let key = StreamKey(tag);
                     downstream.on_offloaded_sent(&OffloadedPacket {
