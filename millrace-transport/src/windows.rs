@@ -141,7 +141,8 @@ mod tests {
         let mut now = Instant::now();
         for _ in 0..updates {
             now += MS;
-            let limit = window.state.lock().last.1 + u64::from(window.bytes()) / 8;
+            let eighth = u64::from(window.bytes()) / 8;
+            let limit = window.state.lock().last.1 + eighth;
             window.on_max_data(now, limit, 10 * MS);
         }
         window.bytes().into()
