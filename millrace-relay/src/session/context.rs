@@ -237,6 +237,11 @@ impl Context {
         })
     }
 
+    /// Whether the peer has used a request ID, or never will: it is one of ours.
+    pub fn has_seen(&self, id: u64) -> bool {
+        id % 2 != u64::from(self.is_upstream) || self.seen_requests.lock().contains(id / 2)
+    }
+
     /// The smallest request ID of the peer that was not processed.
     pub fn unprocessed_request(&self) -> u64 {
         self.seen_requests.lock().first_unseen() * 2 + u64::from(self.is_upstream)

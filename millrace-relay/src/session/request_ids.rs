@@ -24,6 +24,11 @@ impl RequestIds {
         true
     }
 
+    /// Whether an index was taken.
+    pub fn contains(&self, index: u64) -> bool {
+        index < self.next || self.ahead.contains(&index)
+    }
+
     /// The index behind the largest that was taken.
     pub fn first_unseen(&self) -> u64 {
         self.ahead.last().map_or(self.next, |last| last + 1)

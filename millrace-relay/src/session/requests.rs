@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use bytes::BytesMut;
-use millrace_proto::moq::Message;
+use millrace_proto::moq::{
+    Message, code,
+    message::{Fetch, FetchKind, RequestError},
+};
 use quinn::{RecvStream, SendStream};
 use tracing::debug;
 
@@ -49,6 +52,9 @@ impl Requests {
         self.context.check_request_id(&message)?;
         Counters::count(&self.context.hub().counters.requests);
         debug!(session = self.context.id(), request = ?message, "request");
+        if let Some(refusal) = reserved(&message) {
+            return self.context.refuse(send, refusal).await;
+        }
         match self.context.admit() {
             Ok(()) => self.serve(message, RequestStream { send, reader }).await,
             Err(refused) => self.context.refuse(send, refused).await,
@@ -67,6 +73,25 @@ impl Requests {
             other => Err(not_a_request(&other)),
         }
     }
+}
+
+/// What a request is refused with that is about a namespace which is nobody's, or the session's own and never forwarded.
+fn reserved(message: &Message) -> Option<RequestError> {
+    let namespace = match message {
+        Message::Subscribe(subscribe) => subscribe.track.namespace(),
+        Message::Publish(publish) => publish.track.namespace(),
+        Message::TrackStatus(status) => status.track.namespace(),
+        Message::Fetch(Fetch { kind: FetchKind::Standalone { track, .. }, .. }) => track.namespace(),
+        Message::PublishNamespace(publish) => &publish.namespace,
+        Message::SubscribeNamespace(watch) => &watch.prefix,
+        Message::SubscribeTracks(watch) => &watch.prefix,
+        _ => return None,
+    };
+    if namespace.is_forbidden() {
+        return Some(RequestError::new(code::Request::UNAUTHORIZED, "a reserved namespace"));
+    }
+    let reason = "nothing of the session's own namespace is here";
+    namespace.is_session_level().then(|| RequestError::new(code::Request::DOES_NOT_EXIST, reason))
 }
 
 fn not_a_request(message: &Message) -> SessionError {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use millrace_proto::moq::{
     Message, Namespace, Parameters, code,
     message::{
-        Fetch, FetchKind, NamespaceDone, NamespaceFound, RequestOk, RequestUpdate, Subscribe,
-        SubscribeNamespace, SubscribeTracks, TrackStatus,
+        Fetch, FetchKind, NamespaceDone, NamespaceFound, Publish, RequestOk, RequestUpdate, Subscribe,
+        SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus,
     },
 };
 use quinn::ConnectionError;
@@ -77,6 +77,78 @@ async fn overlapping_prefixes_are_refused_and_can_move() {
     assert_eq!(patiently(one.answer()).await.unwrap(), RequestOk::default().into());
     let mut free = watch(&watcher, "a").await;
     patiently(free.answer()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_update_without_a_prefix_leaves_it_as_it_is() {
+    let relay = Relay::start();
+    let (publisher, watcher) = (relay.peer().await, relay.peer().await);
+    let mut watching = watch(&watcher, "live").await;
+    patiently(watching.answer()).await.unwrap();
+    let request_id = watcher.session.next_request_id();
+    watching.send(RequestUpdate { request_id, parameters: Parameters::default() }).await.unwrap();
+    assert_eq!(patiently(watching.answer()).await.unwrap(), RequestOk::default().into());
+    let _published = publisher.publish_namespace("live/cam").await;
+    let next = patiently(watching.next()).await.unwrap();
+    assert_eq!(next, Some(NamespaceFound { suffix: suffix("cam") }.into()));
+}
+
+#[tokio::test]
+async fn reserved_namespaces_are_nobodys() {
+    let relay = Relay::start();
+    let peer = relay.peer().await;
+    for (namespace, code) in [(".", code::Request::UNAUTHORIZED), (".session", code::Request::DOES_NOT_EXIST)]
+    {
+        let track = super::peer::track(&format!("{namespace}/a"), "b");
+        let parameters = Parameters { rendezvous_timeout: Some(60_000), ..Parameters::default() };
+        let refused = peer.try_subscribe(&track, parameters).await.err().unwrap();
+        assert_eq!(refused.code, code, "SUBSCRIBE in {namespace}");
+        let (parameters, properties) = Default::default();
+        let request_id = peer.session.next_request_id();
+        let publish = Publish { request_id, track, track_alias: 1, parameters, properties };
+        let mut request = peer.session.request(publish).await.unwrap();
+        let refused = patiently(request.answer()).await.err().unwrap();
+        assert!(matches!(&refused, Error::Refused(refused) if refused.code == code), "{refused}");
+        let refused = patiently(watch(&peer, namespace).await.answer()).await.err().unwrap();
+        assert!(matches!(&refused, Error::Refused(refused) if refused.code == code), "{refused}");
+    }
+    assert_eq!(relay.status().tracks, []);
+}
+
+#[tokio::test]
+async fn a_track_that_was_asked_for_is_not_published_as_well() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, name) = with_publisher(&relay).await;
+    let mut peer = relay.peer().await;
+    let subscribe =
+        |request_id| Subscribe { request_id, track: name.clone(), parameters: Parameters::default() };
+    let mut pending = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
+    let (_, mut upstream) = patiently(publisher.requests.recv()).await.unwrap();
+    // A second one is refused while the first has no answer.
+    let mut second = peer.session.request(subscribe(peer.session.next_request_id())).await.unwrap();
+    let refused = patiently(second.answer()).await.err().unwrap();
+    let Error::Refused(refused) = refused else { panic!("{refused}") };
+    assert_eq!(refused.code, code::Request::DUPLICATE_SUBSCRIPTION);
+    let message = SubscribeTracks {
+        request_id: peer.session.next_request_id(),
+        prefix: suffix("live"),
+        parameters: Parameters::default(),
+    };
+    let mut watching = peer.session.request(message).await.unwrap();
+    assert!(matches!(patiently(watching.answer()).await.unwrap(), Message::RequestOk(_)));
+    let (parameters, properties) = Default::default();
+    upstream.send(SubscribeOk { track_alias: 1, parameters, properties }).await.unwrap();
+    assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
+    // Another track shows that the watch has come so far.
+    let other = super::peer::track("live/cam", "audio");
+    let request_id = publisher.session.next_request_id();
+    let (parameters, properties) = Default::default();
+    let publish = Publish { request_id, track: other.clone(), track_alias: 2, parameters, properties };
+    let mut published = publisher.session.request(publish).await.unwrap();
+    patiently(published.answer()).await.unwrap();
+    let (message, _) = patiently(peer.requests.recv()).await.unwrap();
+    let Message::Publish(publish) = message else { panic!("{message:?} instead of PUBLISH") };
+    assert_eq!(publish.track, other);
 }
 
 #[tokio::test]

@@ -6,7 +6,7 @@ use millrace_proto::moq::{
     FetchItem, FetchObject, GroupOrder, Location, Message, Parameters, Properties, StreamHeader, TrackName,
     code,
     data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
-    message::{Fetch, FetchKind, FetchOk},
+    message::{Fetch, FetchKind, FetchOk, Subscribe, SubscribeOk},
 };
 
 use millrace_client::session::{Error, Request};
@@ -135,6 +135,70 @@ async fn joining_fetches_end_where_the_subscription_begins() {
     open.finish();
     let (objects, _) = late.next_subgroup().await.all().await;
     assert_eq!(objects, [2], "contiguous, and without overlap");
+}
+
+#[tokio::test]
+async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 0..3).await;
+    let other = super::peer::track("live/cam", "audio");
+    let mut late = relay.peer().await;
+    let subscribe =
+        |request_id| Subscribe { request_id, track: other.clone(), parameters: Parameters::default() };
+    let subscription = late.session.next_request_id();
+    let mut pending = late.session.request(subscribe(subscription)).await.unwrap();
+    let joining = FetchKind::RelativeJoining { subscription, groups_back: 0 };
+    let mut request = ask(&late, joining, Parameters::default()).await;
+    let (message, mut upstream) = patiently(publisher.requests.recv()).await.unwrap();
+    let Message::Subscribe(asked) = message else { panic!("{message:?} instead of SUBSCRIBE") };
+    assert_eq!(asked.track, other);
+    let parameters = Parameters { largest_object: Some(at(4, 1)), ..Parameters::default() };
+    let properties = Properties::default();
+    upstream.send(SubscribeOk { track_alias: 2, parameters, properties }).await.unwrap();
+    assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
+    let (message, mut fetching) = patiently(publisher.requests.recv()).await.unwrap();
+    let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
+    let FetchKind::Standalone { start, end, .. } = fetch.kind else { panic!("not standalone") };
+    assert_eq!((start, end), (at(4, 0), at(4, 2)));
+    fetching.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
+    let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
+    assert_eq!(ok.end, at(4, 2));
+    // One that never was is refused.
+    let unknown = FetchKind::RelativeJoining { subscription: 400, groups_back: 0 };
+    assert_eq!(refused(&late, unknown).await, code::Request::INVALID_JOINING_REQUEST_ID);
+    drop(late.streams.recv().await);
+}
+
+#[tokio::test]
+async fn a_fill_timeout_of_0_waits_for_nothing() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    publish_groups(&relay, &publisher, &mut subscriber, 0..1).await;
+    let mut open = publisher.subgroup(header(1, 1)).await;
+    open.object(0, 700).await;
+    // The header of an object that does not come.
+    open.stream.write_all(&[0, 100]).await.unwrap();
+    relay.until_largest(at(1, 1)).await;
+    let parameters = Parameters { fill_timeout: Some(0), ..Parameters::default() };
+    let mut peer = relay.peer().await;
+    let mut request = ask(&peer, standalone(&track, at(0, 0), at(1, 0)), parameters).await;
+    assert!(matches!(patiently(request.answer()).await.unwrap(), Message::FetchOk(_)));
+    let (_, mut stream) = patiently(peer.streams.recv()).await.unwrap();
+    let (mut parser, mut found) = (FetchParser::new(GroupOrder::Ascending, 0), Vec::new());
+    while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {
+        let mut rest = &chunk[..];
+        while let Some(start) = parser.next(&mut rest).unwrap() {
+            if let FetchItem::Object(object) = start.item {
+                found.push(object.location);
+            }
+        }
+    }
+    assert_eq!(found, [locations([0]), vec![at(1, 0)]].concat());
 }
 
 #[tokio::test]

@@ -74,7 +74,7 @@ impl Fetches {
         mut stream: RequestStream,
     ) -> Result<(), SessionError> {
         let Fetch { request_id, kind, parameters } = fetch;
-        let range = match self.resolve(kind, &parameters) {
+        let range = match self.resolve(kind, &parameters).await {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
@@ -108,7 +108,7 @@ impl Fetches {
         }
     }
 
-    fn resolve(&self, kind: FetchKind, parameters: &Parameters) -> Result<Range, RequestError> {
+    async fn resolve(&self, kind: FetchKind, parameters: &Parameters) -> Result<Range, RequestError> {
         let order = parameters.group_order.unwrap_or_default();
         let hub = self.context.hub();
         let limit = hub.limits.request_timeout;
@@ -127,18 +127,18 @@ impl Fetches {
             FetchKind::RelativeJoining { subscription, groups_back } => (subscription, Ok(groups_back)),
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
         };
-        let (track, first, last) = self.join(subscription, back)?;
+        let (track, first, last) = self.join(subscription, back).await?;
         Ok(Range { track, first, last, order, fill })
     }
 
     /// The range of a joining FETCH, from so many groups back (`Ok`) or from a group (`Err`) on.
-    fn join(
+    async fn join(
         &self,
         request_id: u64,
         from: Result<u64, u64>,
     ) -> Result<(Arc<LiveTrack>, Location, Location), RequestError> {
         let refuse = |code, reason: &str| Err(RequestError::new(code, reason));
-        let Some(subscribed) = self.subscriptions.get(request_id) else {
+        let Some(subscribed) = self.subscriptions.wait(request_id).await else {
             return refuse(code::Request::INVALID_JOINING_REQUEST_ID, "no such subscription");
         };
         let Some(last) = subscribed.subscription.joining() else {

@@ -12,8 +12,8 @@ use bytes::BytesMut;
 use millrace_proto::moq::{
     Message, Namespace, TrackName, code,
     message::{
-        NamespaceDone, NamespaceFound, PublishBlocked, PublishNamespace, RequestError, RequestOk,
-        SubscribeNamespace, SubscribeTracks,
+        NamespaceDone, NamespaceFound, PublishBlocked, PublishNamespace, RequestOk, SubscribeNamespace,
+        SubscribeTracks,
     },
 };
 use parking_lot::Mutex;
@@ -74,10 +74,6 @@ impl Namespaces {
         mut stream: RequestStream,
     ) -> Result<(), SessionError> {
         let PublishNamespace { namespace, .. } = publish;
-        if namespace.is_forbidden() {
-            let refusal = RequestError::new(code::Request::UNAUTHORIZED, "a reserved namespace");
-            return self.context.refuse(stream.send, refusal).await;
-        }
         let session = self.context.id();
         // Before the answer: after it, everybody finds the publisher.
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
@@ -151,7 +147,8 @@ impl Namespaces {
                     None => return overloaded(send),
                 },
                 incoming = reader.next() => match self.next_prefix(incoming)? {
-                    Some(prefix) => match watched.claim.move_to(prefix) {
+                    Next::Same => wire::send(&mut send, RequestOk::default()).await?,
+                    Next::Prefix(prefix) => match watched.claim.move_to(prefix) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
                             watched.announced.clear();
@@ -159,7 +156,7 @@ impl Namespaces {
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
-                    None => break,
+                    Next::Over => break,
                 },
                 _ = &mut stopped => break,
             }
@@ -168,22 +165,18 @@ impl Namespaces {
         Ok(())
     }
 
-    /// The new prefix that a message asks for; `None` when the request is over.
-    fn next_prefix(
-        &self,
-        incoming: Result<Incoming, SessionError>,
-    ) -> Result<Option<Namespace>, SessionError> {
+    /// What a message asks for.
+    fn next_prefix(&self, incoming: Result<Incoming, SessionError>) -> Result<Next, SessionError> {
         match incoming {
             Ok(Incoming::Message(Message::RequestUpdate(update))) => {
                 let prefix = update.parameters.track_namespace_prefix.clone();
                 self.context.check_request_id(&update.into())?;
-                let unchanged = || SessionError::violation("an update without a namespace prefix");
-                prefix.map(Some).ok_or_else(unchanged)
+                Ok(prefix.map_or(Next::Same, Next::Prefix))
             }
             Ok(Incoming::Message(message)) => {
                 Err(SessionError::violation(format!("{} after SUBSCRIBE_NAMESPACE", message.name())))
             }
-            Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => Ok(None),
+            Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => Ok(Next::Over),
             Err(violation) => Err(violation),
         }
     }
@@ -210,14 +203,15 @@ impl Namespaces {
                     None => return overloaded(send),
                 },
                 incoming = reader.next() => match self.next_prefix(incoming)? {
-                    Some(prefix) => match claim.move_to(prefix) {
+                    Next::Same => wire::send(&mut send, RequestOk::default()).await?,
+                    Next::Prefix(prefix) => match claim.move_to(prefix) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
                             watch = self.context.hub().watch_tracks(claim.prefix().clone());
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
-                    None => break,
+                    Next::Over => break,
                 },
                 _ = &mut stopped => break,
             }
@@ -254,6 +248,14 @@ impl Namespaces {
         }
         Ok(())
     }
+}
+
+/// What a subscriber of namespaces or tracks wants next.
+enum Next {
+    /// An update that leaves the prefix as it is.
+    Same,
+    Prefix(Namespace),
+    Over,
 }
 
 /// The peer reads too slowly to keep up with the changes (draft-18, 10.19).

@@ -19,6 +19,10 @@ use millrace_proto::{
     relay::filter::Window,
 };
 use parking_lot::Mutex;
+use tokio::{
+    sync::Notify,
+    time::{Instant as Clock, timeout_at},
+};
 use tracing::debug;
 
 use super::context::Context;
@@ -29,16 +33,24 @@ use crate::{
     wire::{self, RequestStream, SessionError},
 };
 
+/// How long a SUBSCRIBE may be behind a FETCH that joins it, and how often that looks.
+const LATE_SUBSCRIBE: Duration = Duration::from_secs(1);
+const LOOKS: Duration = Duration::from_millis(50);
+
 /// The subscriptions of one session.
 pub struct Subscriptions {
     context: Arc<Context>,
     state: Mutex<State>,
+    /// A SUBSCRIBE is no longer pending.
+    decided: Notify,
 }
 
 #[derive(Default)]
 struct State {
     /// By the ID of the peer's SUBSCRIBE or of our PUBLISH.
     by_request: HashMap<u64, Subscribed>,
+    /// SUBSCRIBEs of the peer that have no answer yet, by request ID.
+    pending: HashMap<u64, TrackName>,
     /// By the tag of their streams in the data plane.
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Aliases that we gave out.
@@ -54,7 +66,7 @@ pub struct Subscribed {
 
 impl Subscriptions {
     pub fn new(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, state: Mutex::default() })
+        Arc::new(Self { context, state: Mutex::default(), decided: Notify::new() })
     }
 
     /// Serves SUBSCRIBE until the subscription ends.
@@ -66,12 +78,16 @@ impl Subscriptions {
         let Subscribe { request_id, track: name, parameters } = subscribe;
         let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
         let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
-        if self.contains(&name) {
+        let Some(pending) = self.begin(request_id, &name) else {
             let reason = "already subscribed".into();
             return refuse(stream.send, code::Request::DUPLICATE_SUBSCRIPTION, reason).await;
-        }
+        };
         let (hub, requester) = (self.context.hub(), self.context.requester());
-        let track = match hub.established(&name, requester, rendezvous, parameters.new_group_request).await {
+        let established = tokio::select! {
+            established = hub.established(&name, requester, rendezvous, parameters.new_group_request) => established,
+            _ = stream.send.stopped() => return Ok(()),
+        };
+        let track = match established {
             Ok(track) => track,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
@@ -82,6 +98,7 @@ impl Subscriptions {
         };
         let options = Options::new(&parameters, window, &track.data);
         let entry = self.add(request_id, track, options, largest);
+        drop(pending);
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
             parameters: Parameters { largest_object: largest, ..Parameters::default() },
@@ -90,14 +107,43 @@ impl Subscriptions {
         entry.run(Some(ok.into()), stream).await
     }
 
-    /// Whether the peer is subscribed to this track.
+    /// Whether the peer is subscribed to this track, or has asked to be.
     pub fn contains(&self, name: &TrackName) -> bool {
-        self.state.lock().by_request.values().any(|subscribed| subscribed.track.name() == name)
+        self.state.lock().contains(name)
     }
 
-    /// The subscription by this request.
-    pub fn get(&self, request_id: u64) -> Option<Subscribed> {
-        self.state.lock().by_request.get(&request_id).cloned()
+    /// A SUBSCRIBE of the peer is pending from now on; `None` if there is one for the track already.
+    fn begin(self: &Arc<Self>, request_id: u64, name: &TrackName) -> Option<Pending> {
+        let mut state = self.state.lock();
+        if state.contains(name) {
+            return None;
+        }
+        state.pending.insert(request_id, name.clone());
+        Some(Pending { family: Arc::clone(self), request_id })
+    }
+
+    /// The subscription by this request, once that is decided; `None` if there is none.
+    pub async fn wait(&self, request_id: u64) -> Option<Subscribed> {
+        let began = Clock::now();
+        loop {
+            let decided = self.decided.notified();
+            let patience = {
+                let state = self.state.lock();
+                if let Some(subscribed) = state.by_request.get(&request_id) {
+                    return Some(subscribed.clone());
+                }
+                match state.pending.contains_key(&request_id) {
+                    true => self.context.hub().limits.request_timeout,
+                    // It may be behind on another stream.
+                    false if !self.context.has_seen(request_id) => LATE_SUBSCRIBE,
+                    false => return None,
+                }
+            };
+            let look = (began + patience).min(Clock::now() + LOOKS);
+            if timeout_at(look, decided).await.is_err() && began.elapsed() >= patience {
+                return None;
+            }
+        }
     }
 
     /// Subscriptions whose streams may still be open.
@@ -157,6 +203,26 @@ impl Subscriptions {
         state.by_owner.remove(&subscription.owner);
         connection.downstream().forget_owner(subscription.owner);
         state.aliases.remove(&subscription.alias);
+    }
+}
+
+impl State {
+    fn contains(&self, name: &TrackName) -> bool {
+        self.pending.values().any(|pending| pending == name)
+            || self.by_request.values().any(|subscribed| subscribed.track.name() == name)
+    }
+}
+
+/// A SUBSCRIBE without an answer, until dropped.
+struct Pending {
+    family: Arc<Subscriptions>,
+    request_id: u64,
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.family.state.lock().pending.remove(&self.request_id);
+        self.family.decided.notify_waiters();
     }
 }
 
