@@ -18,6 +18,7 @@
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `log_limit` | how many log lines peers may cause |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
+//! | [`access`] | who may do what: rules, tokens, certificates, budgets |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`Engine`], [`Config`], [`Admission`] |
 //!
 //! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-proto` has
@@ -90,6 +91,7 @@
 //! }
 //! ```
 
+pub mod access;
 mod admission;
 mod config;
 mod engine;
