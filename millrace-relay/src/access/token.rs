@@ -75,6 +75,14 @@ pub fn open(credential: &Credential, keys: &[Key]) -> Result<Grant, TokenError> 
     }
 }
 
+/// A token as it stands in a file: text, or a CAT in COSE.
+pub fn of_bytes(bytes: &[u8]) -> Credential {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => of_text(text),
+        Err(_) => Credential { kind: KIND_CAT, value: Bytes::copy_from_slice(bytes) },
+    }
+}
+
 /// A token as it stands in a URL or a file: a JWT, or a CAT in its compact form.
 pub fn of_text(text: &str) -> Credential {
     let text = text.trim();

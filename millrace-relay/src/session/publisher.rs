@@ -9,9 +9,11 @@ use super::{
     backups::Backups,
     context::Context,
     publish::Publications,
+    rights::request_error,
     upstream_fetch::{Each, UpstreamFetches},
 };
 use crate::{
+    access::Refusal,
     hub::{self, Answer, Fetching},
     live::LiveTrack,
 };
@@ -51,6 +53,13 @@ impl hub::Publisher for Publisher {
         order: GroupOrder,
         each: Each<'a>,
     ) -> Fetching<'a> {
-        Box::pin(self.fetches.fetch(track, range, order, each))
+        Box::pin(async move {
+            let live = self.context.hub().find_track(&track);
+            let rights = self.context.authority().may_serve(&track)?;
+            if live.is_some_and(|live| !live.is_open_to(&rights.identity())) {
+                return Err(request_error(Refusal::Taken));
+            }
+            self.fetches.fetch(track, range, order, each).await
+        })
     }
 }

@@ -20,8 +20,12 @@ use parking_lot::Mutex;
 use tokio::{sync::mpsc, time::Instant as Clock};
 use tracing::debug;
 
-use super::{context::Context, subscribe::Subscriptions, upstream_fetch::before};
+use super::{context::Context, rights::request_error, subscribe::Subscriptions, upstream_fetch::before};
 use crate::{
+    access::{
+        grant::{Action, Resource},
+        rights::Rights,
+    },
     live::LiveTrack,
     wire::{self, Incoming, RequestStream, SessionError},
 };
@@ -55,9 +59,10 @@ impl Fetches {
         self: &Arc<Self>,
         fetch: Fetch,
         mut stream: RequestStream,
+        rights: &Rights,
     ) -> Result<(), SessionError> {
         let Fetch { request_id, kind, parameters } = fetch;
-        let range = match self.resolve(kind, &parameters) {
+        let range = match self.resolve(kind, &parameters, rights) {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
@@ -88,7 +93,12 @@ impl Fetches {
         }
     }
 
-    fn resolve(&self, kind: FetchKind, parameters: &Parameters) -> Result<Range, RequestError> {
+    fn resolve(
+        &self,
+        kind: FetchKind,
+        parameters: &Parameters,
+        rights: &Rights,
+    ) -> Result<Range, RequestError> {
         let order = parameters.group_order.unwrap_or_default();
         let hub = self.context.hub();
         let limit = hub.limits.request_timeout;
@@ -109,6 +119,7 @@ impl Fetches {
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
         };
         let (track, first, last) = self.join(subscription, back)?;
+        rights.ask(Action::Fetch, Resource::track(track.name())).map_err(request_error)?;
         Ok(Range { track, first, last, order, deadline })
     }
 
