@@ -46,6 +46,11 @@ pub fn is_compact(token: &[u8]) -> bool {
     header.first().is_some_and(|first| first >> 5 == 5)
 }
 
+/// Whether these bytes begin like COSE.
+pub fn is_tagged(token: &[u8]) -> bool {
+    matches!(without_cwt_tag(token).first(), Some(0xd1 | 0xd2))
+}
+
 /// Checks the signature, and reads the claims.
 pub fn open(token: &[u8], keys: &[Key]) -> Result<Grant, TokenError> {
     let payload = if is_compact(token) { open_compact(token, keys)? } else { open_cose(token, keys)? };

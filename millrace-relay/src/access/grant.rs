@@ -1,6 +1,6 @@
 //! What a token allows, whatever form it came in.
 
-use std::time::SystemTime;
+use std::{fmt, time::SystemTime};
 
 use bytes::Bytes;
 use millrace_proto::moq::Namespace;
@@ -70,6 +70,24 @@ impl Actions {
             other => other,
         };
         self.0 & (1 << action as u8) != 0
+    }
+}
+
+impl fmt::Display for Actions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = [
+            Action::ClientSetup,
+            Action::PublishNamespace,
+            Action::SubscribeNamespace,
+            Action::Subscribe,
+            Action::RequestUpdate,
+            Action::Publish,
+            Action::Fetch,
+            Action::TrackStatus,
+        ];
+        let names: Vec<_> =
+            all.iter().filter(|action| self.contain(**action)).map(|action| action.name()).collect();
+        f.write_str(&names.join(", "))
     }
 }
 

@@ -33,7 +33,7 @@ pub struct Rule {
     pub subscribe: Vec<Principal>,
     /// Only for connections to such a path, whose parts are like a namespace's fields.
     pub path: Option<Pattern>,
-    /// Only for connections to this authority.
+    /// Only for connections to this authority, HOST or HOST:PORT.
     pub authority: Option<String>,
 }
 
@@ -72,7 +72,11 @@ impl Rule {
             millrace_proto::moq::Namespace::new(fields).is_ok_and(|path| pattern.matches(&path))
         };
         let authority = |wanted: &String| {
-            peer.authority.as_ref().is_some_and(|authority| authority.eq_ignore_ascii_case(wanted))
+            let named = |authority: &String| {
+                let host = authority.rsplit_once(':').map_or(authority.as_str(), |(host, _)| host);
+                authority.eq_ignore_ascii_case(wanted) || host.eq_ignore_ascii_case(wanted)
+            };
+            peer.authority.as_ref().is_some_and(named)
         };
         self.path.as_ref().is_none_or(path) && self.authority.as_ref().is_none_or(authority)
     }

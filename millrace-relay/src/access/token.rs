@@ -2,6 +2,7 @@
 
 use std::{collections::HashSet, time::SystemTime};
 
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use millrace_proto::moq::token::Credential;
 
@@ -83,9 +84,13 @@ pub fn of_bytes(bytes: &[u8]) -> Credential {
     }
 }
 
-/// A token as it stands in a URL or a file: a JWT, or a CAT in its compact form.
+/// A token as it stands in a URL or a file: a JWT, or a CAT in its compact form or in base64url.
 pub fn of_text(text: &str) -> Credential {
     let text = text.trim();
+    let decoded = URL_SAFE_NO_PAD.decode(text).unwrap_or_default();
+    if cat::is_tagged(&decoded) {
+        return Credential { kind: KIND_CAT, value: decoded.into() };
+    }
     let kind = if cat::is_compact(text.as_bytes()) { KIND_CAT } else { KIND_AGREED };
     Credential { kind, value: Bytes::copy_from_slice(text.as_bytes()) }
 }

@@ -94,6 +94,7 @@ fn rules_by_principal() {
         ("another path", at_path("/hall/1"), Action::Publish, "scoped/a", false),
         ("no path", peer(), Action::Publish, "scoped/a", false),
         ("authority", at_authority("Relay.Example"), Action::Publish, "hosted/a", true),
+        ("authority with a port", at_authority("relay.example:4443"), Action::Publish, "hosted/a", true),
         ("another authority", at_authority("x"), Action::Publish, "hosted/a", false),
     ];
     for (what, peer, action, path, wanted) in table {
