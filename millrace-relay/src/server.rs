@@ -346,15 +346,17 @@ impl Shared {
     /// Keeps a session with the upstream relay.
     async fn keep_upstream(self: Arc<Self>) {
         let Some(upstream) = &self.config.upstream else { return };
+        // Its path may have a token.
+        let host = upstream.url.authority();
         let mut pause = *RECONNECT.start();
         while !self.draining.load(Relaxed) {
             match connect(&self.outgoing, &upstream.url).await {
                 Ok(connection) => {
-                    info!(url = %upstream.url, "connected to the upstream relay");
+                    info!(%host, "connected to the upstream relay");
                     pause = *RECONNECT.start();
                     self.run_session(connection, Some(upstream.setup())).await;
                 }
-                Err(error) => warn!(url = %upstream.url, %error, "no connection to the upstream relay"),
+                Err(error) => warn!(%host, %error, "no connection to the upstream relay"),
             }
             time::sleep(pause).await;
             pause = (pause * 2).min(*RECONNECT.end());

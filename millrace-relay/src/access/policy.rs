@@ -14,6 +14,9 @@ use super::{
     token::{self, Requirements},
 };
 
+/// Tokens of one SETUP or request: each is a signature to check.
+const MAX_TOKENS: usize = 8;
+
 /// Who may do what.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
@@ -141,6 +144,9 @@ impl Policy {
     /// # Errors
     /// The first that is not.
     pub fn check_tokens(&self, tokens: &[Arc<Presented>], now: SystemTime) -> Result<(), Refusal> {
+        if tokens.len() > MAX_TOKENS {
+            return Err(Refusal::Many);
+        }
         for (nth, token) in tokens.iter().enumerate() {
             if tokens[..nth].iter().any(|before| before.credential == token.credential) {
                 return Err(Refusal::Repeated);

@@ -36,6 +36,10 @@ pub enum Refusal {
     Token(#[from] TokenError),
     #[error("a token is repeated")]
     Repeated,
+    #[error("too many tokens")]
+    Many,
+    #[error("too many tokens were not good")]
+    Hopeless,
     #[error("another publisher has this track")]
     Taken,
     #[error("too many requests")]
@@ -52,7 +56,8 @@ impl Refusal {
             Self::Taken => "track_taken",
             Self::Rate => "request_rate",
             Self::Tracks => "tracks",
-            Self::Repeated => "token_malformed",
+            Self::Repeated | Self::Many => "token_malformed",
+            Self::Hopeless => "bad_tokens",
             Self::Token(error) => match error {
                 TokenError::Malformed(_) => "token_malformed",
                 TokenError::Kind | TokenError::Algorithm | TokenError::Unsupported(_) => "token_unsupported",
@@ -68,7 +73,9 @@ impl Refusal {
 
     pub fn request_code(self) -> code::Request {
         match self {
-            Self::Token(TokenError::Malformed(_)) | Self::Repeated => code::Request::MALFORMED_AUTH_TOKEN,
+            Self::Token(TokenError::Malformed(_)) | Self::Repeated | Self::Many => {
+                code::Request::MALFORMED_AUTH_TOKEN
+            }
             Self::Token(TokenError::Expired) => code::Request::EXPIRED_AUTH_TOKEN,
             Self::Rate | Self::Tracks => code::Request::EXCESSIVE_LOAD,
             _ => code::Request::UNAUTHORIZED,
@@ -77,7 +84,9 @@ impl Refusal {
 
     pub fn session_code(self) -> code::Session {
         match self {
-            Self::Token(TokenError::Malformed(_)) | Self::Repeated => code::Session::MALFORMED_AUTH_TOKEN,
+            Self::Token(TokenError::Malformed(_)) | Self::Repeated | Self::Many => {
+                code::Session::MALFORMED_AUTH_TOKEN
+            }
             Self::Token(TokenError::Expired) => code::Session::EXPIRED_AUTH_TOKEN,
             _ => code::Session::UNAUTHORIZED,
         }

@@ -1,7 +1,10 @@
 //! Rights that are in use, and when they end.
 
 use std::{
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
     time::{Duration, Instant, SystemTime},
 };
 
@@ -18,6 +21,8 @@ use super::{
     rules::Peer,
 };
 
+/// Requests of a session whose tokens may be bad before it is closed.
+const MAX_BAD_TOKENS: u32 = 16;
 /// Timers are set no further ahead, for clocks that are set.
 const LONGEST_TIMER: Duration = Duration::from_secs(3600);
 
@@ -31,6 +36,8 @@ pub struct Subject {
     trusted: bool,
     session: Arc<Usage>,
     client: Arc<Usage>,
+    /// Tokens of requests that were not good.
+    bad_tokens: AtomicU32,
 }
 
 /// The right to one thing, as long as something allows it.
@@ -62,7 +69,7 @@ impl Subject {
         let client = access.client(peer.address);
         let access = Arc::clone(access);
         let tokens = tokens.into_iter().map(Presented::new).collect();
-        Arc::new(Self { access, peer, tokens, trusted, session, client })
+        Arc::new(Self { access, peer, tokens, trusted, session, client, bad_tokens: AtomicU32::new(0) })
     }
 
     /// The session's own right to be.
@@ -97,12 +104,23 @@ impl Subject {
         let now = Instant::now();
         self.counted(self.session.request(now))?;
         self.counted(self.client.request(now))?;
-        self.counted(self.access.policy().check_tokens(&tokens, SystemTime::now()))?;
+        self.check_tokens(&self.access.policy(), &tokens)?;
         let place = match holds_track {
             true => Some(self.counted(Usage::track(&[&self.session, &self.client]))?),
             false => None,
         };
         Ok((Rights::new(self, tokens, Asked::Nothing), place))
+    }
+
+    /// Tokens are costly to check: who goes on with bad ones has to go.
+    fn check_tokens(&self, policy: &Policy, tokens: &[Arc<Presented>]) -> Result<(), Refusal> {
+        let checked = self.counted(policy.check_tokens(tokens, SystemTime::now()));
+        match checked {
+            Err(_) if self.bad_tokens.fetch_add(1, Relaxed) >= MAX_BAD_TOKENS => {
+                self.counted(Err(Refusal::Hopeless))
+            }
+            checked => checked,
+        }
     }
 
     pub fn peer(&self) -> &Peer {
@@ -167,7 +185,7 @@ impl Rights {
         let tokens: Vec<_> = tokens.into_iter().map(Presented::new).collect();
         let policy = self.subject.access.policy();
         if !self.subject.trusted {
-            self.subject.counted(policy.check_tokens(&tokens, SystemTime::now()))?;
+            self.subject.check_tokens(&policy, &tokens)?;
         }
         if !tokens.is_empty() {
             // The newest instead of all of a long life.

@@ -132,7 +132,10 @@ impl Authority {
             }
             Ok(Admitted { rights, _place: place })
         });
-        Ok(admitted.map_err(request_error))
+        match admitted {
+            Err(Refusal::Hopeless) => Err(refused(Refusal::Hopeless)),
+            admitted => Ok(admitted.map_err(request_error)),
+        }
     }
 
     /// REQUEST_UPDATE of a request that has `rights`.

@@ -341,6 +341,23 @@ async fn bad_tokens_by_where_they_are() {
 }
 
 #[tokio::test]
+async fn who_goes_on_with_bad_tokens_is_closed() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let client = relay.client(Setup::default()).await;
+    let bad = |n: u64| Form::UseValue(Credential { kind: 0, value: format!("bad {n}").into() }).encode();
+    let many = with_tokens((0..9).map(bad).collect());
+    let mut refused = client.subscribe(&track(0), many).await;
+    assert_eq!(refused.refusal().await, Some(code::Request::MALFORMED_AUTH_TOKEN));
+    for n in 1..16 {
+        let mut refused = client.subscribe(&track(0), with_tokens(vec![bad(n)])).await;
+        assert_eq!(refused.refusal().await, Some(code::Request::MALFORMED_AUTH_TOKEN), "{n}");
+    }
+    let _last = client.subscribe(&track(0), with_tokens(vec![bad(16)])).await;
+    assert_eq!(client.closed().await, code::Session::UNAUTHORIZED);
+    assert_eq!((relay.refused("token_malformed"), relay.refused("bad_tokens")), (17, 1));
+}
+
+#[tokio::test]
 async fn registered_tokens_serve_later_requests() {
     let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
     let client = relay.client(Setup::default()).await;
