@@ -46,7 +46,7 @@ relay_with() {
     local interfaces options=(--engine "$1") url=moqt://$LAB_RELAY_V4:4443
     interfaces=$(printf ',to-sub%s' $(seq "$subscribers"))
     [ "$1" = user ] || options+=(--interface "to-pub$interfaces")
-    at relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" "${options[@]}" 2>"$dir/relay.log" &
+    at relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public "${options[@]}" 2>"$dir/relay.log" &
     wait_for 10 at relay "$millrace" status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
     pid=$(pgrep -nf "^$millrace relay --listen $LAB_RELAY_V4:4443")
     at pub "$millrace" publish --name picture --generate --wait --rate-hz 500 --duration $((seconds + 12)) \

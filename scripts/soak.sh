@@ -41,7 +41,7 @@ relay_pid() {
 }
 
 say "$rate objects/s, $subscribers subscribers, $links, $seconds s"
-in_node relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" 2>"$dir/relay.log" &
+in_node relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public 2>"$dir/relay.log" &
 wait_for 10 status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
 relay=$(relay_pid) || die "the relay is gone: $(tail -n1 "$dir/relay.log")"
 

@@ -104,7 +104,7 @@ pub async fn publish(options: Options) -> Result<Report, Error> {
         // Held: the namespace is announced for as long as its stream is open.
         false => announced = Some(server.announce().await.map_err(Error::Announce)?),
     }
-    tracing::info!(name = %broadcast.namespace(), url = %remote.url, "publishing");
+    tracing::info!(name = %broadcast.namespace(), host = %remote.url.authority(), "publishing");
 
     let work = async {
         if wait {

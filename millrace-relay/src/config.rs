@@ -1,8 +1,14 @@
 //! What a relay runs with.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
-use millrace_proto::relay::cache;
+use millrace_proto::{
+    moq::{
+        message::Setup,
+        token::{Credential, Form},
+    },
+    relay::cache,
+};
 use url::Url;
 
 #[derive(Clone)]
@@ -21,8 +27,33 @@ pub struct Config {
 }
 
 /// Another relay that is asked for what nobody here publishes.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Upstream {
-    /// `moqt://HOST:PORT`.
+    /// `moqt://HOST:PORT[/PATH]`.
     pub url: Url,
+    /// Says what we show there, each time that we connect.
+    pub token: Option<Arc<dyn Fn() -> Option<Credential> + Send + Sync>>,
+}
+
+impl Upstream {
+    /// The SETUP that a session with it begins with.
+    pub fn setup(&self) -> Setup {
+        let query = self.url.query().map(|query| format!("?{query}")).unwrap_or_default();
+        let path = format!("{}{query}", self.url.path());
+        let host = self.url.host_str().unwrap_or_default();
+        let port = self.url.port().map(|port| format!(":{port}")).unwrap_or_default();
+        let token = self.token.as_ref().and_then(|token| token());
+        Setup {
+            path: (!matches!(path.as_str(), "" | "/")).then_some(path),
+            authority: Some(format!("{host}{port}")),
+            authorization_tokens: token.map(|token| Form::UseValue(token).encode()).into_iter().collect(),
+            ..Setup::default()
+        }
+    }
+}
+
+impl fmt::Debug for Upstream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Upstream").field("host", &self.url.host_str()).finish_non_exhaustive()
+    }
 }

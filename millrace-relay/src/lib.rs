@@ -19,6 +19,7 @@
 //! | `incomplete` | how much a session may send of what is not complete |
 //! | `log_limit` | how many log lines peers may cause |
 //! | `wire` | control messages on QUIC streams, and why a session ends |
+//! | [`access`] | who may do what: rules, tokens, certificates, budgets |
 //! | `engine`, `config`, `admission` | what a relay is started with: [`Engine`], [`Config`], [`Admission`] |
 //!
 //! Below this crate, `millrace-transport` has the QUIC connections and sends the packets, and `millrace-proto` has
@@ -91,6 +92,7 @@
 //! }
 //! ```
 
+pub mod access;
 mod admission;
 mod config;
 mod engine;

@@ -21,6 +21,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use super::{
+    access::policy::Identity,
     outbox::Outbox,
     subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
@@ -45,6 +46,26 @@ pub struct LiveTrack {
     group_request: Mutex<GroupRequest>,
     /// The publisher from which we unsubscribed, if the track has been without one since.
     paused_at: Mutex<Option<u64>>,
+    owner: Mutex<Option<Owner>>,
+}
+
+/// Whose track it is, while somebody of that identity publishes it.
+struct Owner {
+    identity: Identity,
+    claims: usize,
+}
+
+/// A part in a track's ownership; given back when dropped.
+pub struct Claim(Arc<LiveTrack>);
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let mut owner = self.0.owner.lock();
+        if let Some(one) = owner.as_mut() {
+            one.claims -= 1;
+        }
+        owner.take_if(|owner| owner.claims == 0);
+    }
 }
 
 /// NEW_GROUP_REQUESTs of subscribers (draft-18, "NEW GROUP REQUEST Parameter").
@@ -71,6 +92,7 @@ impl LiveTrack {
             idle_since: Mutex::new(now),
             group_request: Mutex::default(),
             paused_at: Mutex::default(),
+            owner: Mutex::default(),
         }
     }
 
@@ -93,6 +115,27 @@ impl LiveTrack {
 
     pub fn upstreams(&self) -> Vec<Arc<Upstream>> {
         self.upstreams.lock().clone()
+    }
+
+    /// Whether `identity` may publish it: it belongs to whom published it first, as long as that goes on.
+    pub fn is_open_to(&self, identity: &Identity) -> bool {
+        self.owner.lock().as_ref().is_none_or(|owner| owner.identity == *identity)
+    }
+
+    /// Who publishes it.
+    pub fn owner(&self) -> Option<Identity> {
+        self.owner.lock().as_ref().map(|owner| owner.identity.clone())
+    }
+
+    /// `identity` publishes it from now on; `None` if it is another's. Asked before [`Self::prepare`].
+    pub fn claim(self: &Arc<Self>, identity: Identity) -> Option<Claim> {
+        let mut owner = self.owner.lock();
+        let owner = owner.get_or_insert(Owner { identity: identity.clone(), claims: 0 });
+        if owner.identity != identity {
+            return None;
+        }
+        owner.claims += 1;
+        Some(Claim(Arc::clone(self)))
     }
 
     /// A publisher is about to publish the track. With the first one the track begins anew. An exception is the

@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 
 use crate::{
     Engine,
+    access::Access,
     hub::Hub,
     live::LiveTrack,
     session::Session,
@@ -28,6 +29,7 @@ use crate::{
 /// What the relay's status is made from.
 pub struct Sources<'a> {
     pub hub: &'a Hub,
+    pub access: &'a Access,
     pub engine: &'a Engine,
     /// Those that are listened on.
     pub endpoints: &'a [Endpoint],
@@ -160,12 +162,32 @@ impl Sources<'_> {
                 refused: self.windows.refused(),
             },
             drops: self.drops(&sums),
+            access: self.describe_access(),
             trace_viewers: self.trace_viewers as u64,
             handshakes: self.handshakes as u64,
             tasks: Handle::try_current().map_or(0, |runtime| runtime.metrics().num_alive_tasks() as u64),
             totals: self.totals(&sums, sessions.len() as u64),
             sessions: shown,
             tracks,
+        }
+    }
+
+    fn describe_access(&self) -> status::Access {
+        let policy = self.access.policy();
+        let clients = self.access.clients().into_iter().map(|client| status::Client {
+            address: client.address,
+            requests: client.requests,
+            requests_refused: client.refused,
+            tracks: client.tracks,
+        });
+        let refused = self.access.refused().into_iter();
+        status::Access {
+            open: policy.is_open(),
+            rules: policy.rule_count() as u64,
+            keys: policy.tokens.keys.len() as u64,
+            revoked: policy.tokens.revoked.len() as u64,
+            refused: refused.map(|(reason, count)| (reason.to_owned(), count)).collect(),
+            clients: clients.collect(),
         }
     }
 
@@ -282,6 +304,10 @@ fn describe(session: &Session) -> status::Session {
         subscriptions: roles.subscriptions,
         publications: roles.publications,
         pending: stats.pending_bytes,
+        identity: session.authority().identity().map(|identity| identity.to_string()),
+        requests: session.authority().usage().admitted(),
+        requests_refused: session.authority().usage().refused(),
+        tracks: session.authority().usage().tracks(),
     }
 }
 
@@ -297,6 +323,7 @@ fn describe_track(track: &LiveTrack) -> status::Track {
         objects_cached: held.objects as u64,
         bytes_cached: held.bytes as u64,
         largest: track.data.largest().map(|largest| (largest.group, largest.object)),
+        owner: track.owner().map(|owner| owner.to_string()),
     }
 }
 

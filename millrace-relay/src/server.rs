@@ -11,7 +11,7 @@ use std::{
 };
 
 use millrace_proto::{
-    moq::code,
+    moq::{code, message::Setup},
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
@@ -23,6 +23,7 @@ use tracing::{info, warn};
 
 use crate::{
     Admission, Config, Engine,
+    access::Access,
     hub::{Hub, Limits},
     report::{Past, Sources},
     session::Session,
@@ -51,6 +52,7 @@ const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)
 pub struct Bound {
     config: Config,
     engine: Arc<Engine>,
+    access: Arc<Access>,
     endpoints: Vec<Endpoint>,
     outgoing: Vec<Endpoint>,
 }
@@ -97,6 +99,7 @@ struct Shared {
     hub: Arc<Hub>,
     engine: Arc<Engine>,
     admission: Arc<dyn Admission>,
+    access: Arc<Access>,
     endpoints: Vec<Endpoint>,
     /// That the upstream relay is connected to from.
     outgoing: Vec<Endpoint>,
@@ -128,7 +131,12 @@ impl Bound {
             .into_iter()
             .map(|socket| Endpoint::on(socket, connecting.clone()))
             .collect::<Result<Vec<_>, _>>()?;
-        Ok(Self { config, engine, endpoints, outgoing })
+        Ok(Self { config, engine, access: Access::open(), endpoints, outgoing })
+    }
+
+    /// Lets `access` say who may do what; without, anyone may do anything.
+    pub fn with_access(self, access: Arc<Access>) -> Self {
+        Self { access, ..self }
     }
 
     /// The addresses that will be served, ports filled in.
@@ -138,7 +146,7 @@ impl Bound {
 
     /// Starts to serve whom `admission` lets in.
     pub fn serve(self, admission: Arc<dyn Admission>) -> Server {
-        let Self { config, engine, endpoints, outgoing } = self;
+        let Self { config, engine, access, endpoints, outgoing } = self;
         let limits = Limits {
             max_tracks: config.max_tracks,
             linger: LINGER,
@@ -153,6 +161,7 @@ impl Bound {
             hub,
             engine,
             admission,
+            access,
             endpoints,
             outgoing,
             sessions: Mutex::default(),
@@ -234,6 +243,7 @@ impl Shared {
     fn status(&self) -> Status {
         let sources = Sources {
             hub: &self.hub,
+            access: &self.access,
             engine: &self.engine,
             endpoints: &self.endpoints,
             outgoing: &self.outgoing,
@@ -292,7 +302,7 @@ impl Shared {
                     let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
                     return connection.quic.close(code, b"this client has as many sessions as it may have");
                 };
-                self.run_session(connection, false).await;
+                self.run_session(connection, None).await;
             }
             Err(error) => {
                 if let Some(line) = self.hub.log.line(Instant::now()) {
@@ -302,8 +312,8 @@ impl Shared {
         }
     }
 
-    async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, is_upstream: bool) {
-        let session = Arc::new(Session::new(Arc::clone(&self.hub), connection, is_upstream));
+    async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, upstream: Option<Setup>) {
+        let session = Arc::new(Session::new(Arc::clone(&self.hub), &self.access, connection, upstream));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         if self.draining.load(Relaxed) {
             session.start_drain();
@@ -336,15 +346,17 @@ impl Shared {
     /// Keeps a session with the upstream relay.
     async fn keep_upstream(self: Arc<Self>) {
         let Some(upstream) = &self.config.upstream else { return };
+        // Its path may have a token.
+        let host = upstream.url.authority();
         let mut pause = *RECONNECT.start();
         while !self.draining.load(Relaxed) {
             match connect(&self.outgoing, &upstream.url).await {
                 Ok(connection) => {
-                    info!(url = %upstream.url, "connected to the upstream relay");
+                    info!(%host, "connected to the upstream relay");
                     pause = *RECONNECT.start();
-                    self.run_session(connection, true).await;
+                    self.run_session(connection, Some(upstream.setup())).await;
                 }
-                Err(error) => warn!(url = %upstream.url, %error, "no connection to the upstream relay"),
+                Err(error) => warn!(%host, %error, "no connection to the upstream relay"),
             }
             time::sleep(pause).await;
             pause = (pause * 2).min(*RECONNECT.end());

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -26,6 +26,9 @@ pub struct Status {
     pub receive: Receive,
     /// What was not forwarded, by reason, since start.
     pub drops: BTreeMap<String, u64>,
+    /// Who may do what, and what was refused.
+    #[serde(default)]
+    pub access: Access,
     /// Who watches single packets at the moment.
     #[serde(default)]
     pub trace_viewers: u64,
@@ -36,6 +39,36 @@ pub struct Status {
     #[serde(default)]
     pub tasks: u64,
     pub totals: Totals,
+}
+
+/// The authoriser.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Access {
+    /// Anyone may do anything.
+    pub open: bool,
+    pub rules: u64,
+    /// That tokens are checked with.
+    pub keys: u64,
+    /// IDs of tokens that are not good any more.
+    pub revoked: u64,
+    /// Sessions and requests that were refused or ended, by reason.
+    pub refused: BTreeMap<String, u64>,
+    /// Those that have sessions.
+    pub clients: Vec<Client>,
+}
+
+/// What the sessions of one client use together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Client {
+    /// Its own, or the /64's.
+    pub address: IpAddr,
+    /// Requests that were let in.
+    pub requests: u64,
+    /// For want of its budget.
+    pub requests_refused: u64,
+    /// Tracks that its requests hold.
+    pub tracks: u64,
 }
 
 /// How sealed packets reach the network.
@@ -135,6 +168,18 @@ pub struct Session {
     pub publications: u64,
     /// Media that is owed and not yet sent, bytes.
     pub pending: u64,
+    /// As whom it was let in; none before its SETUP.
+    #[serde(default)]
+    pub identity: Option<String>,
+    /// Requests that were let in.
+    #[serde(default)]
+    pub requests: u64,
+    /// For want of its budget.
+    #[serde(default)]
+    pub requests_refused: u64,
+    /// Tracks that its requests hold.
+    #[serde(default)]
+    pub tracks: u64,
 }
 
 /// Packets of the kernel by where their keystream came from.
@@ -189,6 +234,9 @@ pub struct Track {
     pub bytes_cached: u64,
     /// Group and object ID of the largest object seen.
     pub largest: Option<(u64, u64)>,
+    /// Whose it is, while somebody publishes it.
+    #[serde(default)]
+    pub owner: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -25,6 +25,8 @@ pub struct Upstream {
     datagrams: AtomicBool,
     datagram_ingress: Mutex<DatagramIngress>,
     stream_ended: Notify,
+    revoked: AtomicBool,
+    revoking: Notify,
 }
 
 /// The subscription's datagrams as the offload may forward them.
@@ -57,6 +59,8 @@ impl Upstream {
             datagrams: AtomicBool::new(false),
             datagram_ingress: Mutex::new(DatagramIngress::Unknown),
             stream_ended: Notify::new(),
+            revoked: AtomicBool::new(false),
+            revoking: Notify::new(),
         };
         (Arc::new(upstream), receiver)
     }
@@ -70,6 +74,23 @@ impl Upstream {
         self.open_streams.fetch_add(1, Relaxed);
         self.streams.fetch_add(1, Relaxed);
         OpenStream(Arc::clone(self))
+    }
+
+    /// The publisher may not publish any more: its open streams end.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Relaxed);
+        self.revoking.notify_waiters();
+    }
+
+    /// Waits for [`Self::revoke`].
+    pub async fn revoked(&self) {
+        loop {
+            let revoking = self.revoking.notified();
+            if self.revoked.load(Relaxed) {
+                return;
+            }
+            revoking.await;
+        }
     }
 
     /// The publisher sends datagrams. Nothing announces the last one.

@@ -1,7 +1,15 @@
 //! Control messages over QUIC streams.
 
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
 use bytes::BytesMut;
-use millrace_proto::moq::{DecodeError, EncodeError, Message, code};
+use millrace_proto::moq::{DecodeError, EncodeError, Message, code, message::RequestUpdate};
 use quinn::{ReadError, RecvStream, SendStream, WriteError};
 
 use crate::incomplete::{Held, TooMuch};
@@ -12,6 +20,9 @@ pub enum SessionError {
     /// The peer broke the protocol: close with this code.
     #[error("{reason} ({code})")]
     Violation { code: code::Session, reason: String },
+    /// The peer may not, or not any more: close with this code.
+    #[error("{reason} ({code})")]
+    Refused { code: code::Session, reason: String },
     /// The connection is gone, or this stream is.
     #[error("{0}")]
     Lost(String),
@@ -69,12 +80,24 @@ pub struct MessageReader {
     stream: RecvStream,
     buffer: BytesMut,
     held: Held,
+    on_update: Option<OnUpdate>,
 }
+
+/// Sees REQUEST_UPDATE before whoever reads the stream.
+type OnUpdate = Box<dyn Fn(&RequestUpdate) -> Result<(), SessionError> + Send + Sync>;
 
 impl MessageReader {
     /// `buffer` holds what was read from the stream before; `held` counts what is not complete.
     pub fn new(stream: RecvStream, buffer: BytesMut, held: Held) -> Self {
-        Self { stream, buffer, held }
+        Self { stream, buffer, held, on_update: None }
+    }
+
+    /// `look` sees every REQUEST_UPDATE first, and may refuse it.
+    pub fn on_update(
+        self,
+        look: impl Fn(&RequestUpdate) -> Result<(), SessionError> + Send + Sync + 'static,
+    ) -> Self {
+        Self { on_update: Some(Box::new(look)), ..self }
     }
 
     /// The next message. Cancel safe.
@@ -84,6 +107,9 @@ impl MessageReader {
     pub async fn next(&mut self) -> Result<Incoming, SessionError> {
         loop {
             if let Some(message) = Message::decode(&mut self.buffer)? {
+                if let (Message::RequestUpdate(update), Some(look)) = (&message, &self.on_update) {
+                    look(update)?;
+                }
                 return Ok(Incoming::Message(message));
             }
             if self.buffer.is_empty() {
@@ -108,8 +134,64 @@ impl MessageReader {
 
 /// A request on its bidirectional stream, behind the first message.
 pub struct RequestStream {
-    pub send: SendStream,
+    pub send: Answers,
     pub reader: MessageReader,
+}
+
+/// Our direction of a request stream. When dropped it is finished, or reset as its fate says.
+pub struct Answers {
+    stream: SendStream,
+    fate: Fate,
+}
+
+/// How a stream that is dropped ends.
+#[derive(Clone, Default)]
+pub struct Fate(Arc<AtomicU64>);
+
+impl Fate {
+    /// Reset, if it is not over by then.
+    pub fn set(&self, code: code::Reset) {
+        self.0.store(code.0 + 1, Relaxed);
+    }
+
+    fn code(&self) -> Option<u64> {
+        self.0.load(Relaxed).checked_sub(1)
+    }
+}
+
+impl Answers {
+    pub fn with(mut self, fate: Fate) -> Self {
+        self.fate = fate;
+        self
+    }
+}
+
+impl From<SendStream> for Answers {
+    fn from(stream: SendStream) -> Self {
+        Self { stream, fate: Fate::default() }
+    }
+}
+
+impl Deref for Answers {
+    type Target = SendStream;
+
+    fn deref(&self) -> &SendStream {
+        &self.stream
+    }
+}
+
+impl DerefMut for Answers {
+    fn deref_mut(&mut self) -> &mut SendStream {
+        &mut self.stream
+    }
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        if let Some(code) = self.fate.code() {
+            let _ = self.stream.reset(var(code)); // it is over
+        }
+    }
 }
 
 /// Writes one message; FIN is the caller's.

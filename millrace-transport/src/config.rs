@@ -6,7 +6,7 @@ use millrace_proto::{
     plane::downstream::{self, ResetCodes},
     quic::keys::Suite,
 };
-use rustls::{KeyLog, sign::CertifiedKey};
+use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use crate::{offload::Engine, tap::Tap, tls::Trust, windows::Windows};
 
@@ -18,6 +18,10 @@ pub const ID_LEN: usize = 8;
 pub struct Config {
     /// The server's certificate; `None`: the endpoint only connects.
     pub certificate: Option<Arc<CertifiedKey>>,
+    /// Roots that clients' certificates have to lead to. Clients may come without one.
+    pub client_roots: Option<Arc<RootCertStore>>,
+    /// Shown to servers that ask for it when connecting.
+    pub client_certificate: Option<Arc<CertifiedKey>>,
     /// Whose certificates are accepted when connecting.
     pub trust: Trust,
     /// TLS cipher suites, most wanted first.
@@ -54,6 +58,8 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             certificate: None,
+            client_roots: None,
+            client_certificate: None,
             trust: Trust::Roots(Arc::new(rustls::RootCertStore::empty())),
             suites: vec![Suite::ChaCha20Poly1305, Suite::Aes128Gcm, Suite::Aes256Gcm],
             alpn: Vec::new(),

@@ -108,8 +108,14 @@ impl Endpoint {
         }
         let certificate = Arc::new(Certificate(RwLock::new(config.certificate.clone())));
         let provider = tls::provider(&config.suites);
-        let server_tls = tls::server(Arc::clone(&provider), Arc::clone(&certificate), &config.alpn)?;
-        let client_tls = tls::client(provider, &config.trust, &config.alpn)?;
+        let server_tls = tls::server(
+            Arc::clone(&provider),
+            Arc::clone(&certificate),
+            config.client_roots.as_ref(),
+            &config.alpn,
+        )?;
+        let client_tls =
+            tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
 
         // Used for what comes before a connection has its own: Initial keys and Retry.

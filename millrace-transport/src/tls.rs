@@ -10,8 +10,8 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring},
     pki_types::{CertificateDer, ServerName, UnixTime},
-    server::{ClientHello, ResolvesServerCert},
-    sign::CertifiedKey,
+    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 
 /// Whose certificates a client accepts.
@@ -58,11 +58,19 @@ pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
 pub(crate) fn server(
     provider: Arc<CryptoProvider>,
     certificate: Arc<Certificate>,
+    client_roots: Option<&Arc<RootCertStore>>,
     alpn: &[Vec<u8>],
 ) -> Result<ServerConfig, Error> {
+    let clients = match client_roots {
+        Some(roots) => WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&provider))
+            .allow_unauthenticated()
+            .build()
+            .map_err(|error| Error::General(error.to_string()))?,
+        None => WebPkiClientVerifier::no_client_auth(),
+    };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients)
         .with_cert_resolver(certificate);
     config.alpn_protocols = alpn.to_vec();
     config.ignore_client_order = true;
@@ -72,18 +80,22 @@ pub(crate) fn server(
 pub(crate) fn client(
     provider: Arc<CryptoProvider>,
     trust: &Trust,
+    certificate: Option<&Arc<CertifiedKey>>,
     alpn: &[Vec<u8>],
 ) -> Result<ClientConfig, Error> {
     let algorithms = provider.signature_verification_algorithms;
     let builder =
         ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13])?;
-    let mut config = match trust {
+    let builder = match trust {
         Trust::Roots(roots) => builder.with_root_certificates(Arc::clone(roots)),
         Trust::Anyone => {
             builder.dangerous().with_custom_certificate_verifier(Arc::new(AcceptAnyone(algorithms)))
         }
-    }
-    .with_no_client_auth();
+    };
+    let mut config = match certificate {
+        Some(own) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(own)))),
+        None => builder.with_no_client_auth(),
+    };
     config.alpn_protocols = alpn.to_vec();
     Ok(config)
 }

@@ -21,7 +21,7 @@ wait_for() {
 status() { in_node relay millrace status --json; }
 published() { status | grep -q '"publisher": true'; }
 
-in_node relay millrace relay --engine kernel --interface to-pub --listen "$LAB_RELAY_V4:4443" 2>"$temporary/relay.log" &
+in_node relay millrace relay --engine kernel --interface to-pub --listen "$LAB_RELAY_V4:4443" --public 2>"$temporary/relay.log" &
 relay=$!
 wait_for status || fail "the relay does not answer"
 in_node pub millrace publish --name kernels --generate --wait --rate-hz 50 --objects-per-group 100 \

@@ -71,7 +71,8 @@ impl Contender {
             Self::Kernel | Self::KernelGate | Self::User | Self::UserGate => {
                 let engine = self.engine().unwrap_or_default();
                 let gate = if self.gate() == Some(true) { "on" } else { "off" };
-                let mut arguments = vec!["relay", "--listen", &listen, "--engine", engine, "--gate", gate];
+                let mut arguments = vec!["relay", "--listen", &listen, "--public", "--engine", engine];
+                arguments.extend(["--gate", gate]);
                 arguments.extend(["--http", &http, "--http-token-file", "off"]);
                 arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
                 (env::current_exe()?, arguments)

@@ -10,6 +10,7 @@ pub mod message;
 pub mod name;
 pub mod param;
 pub mod property;
+pub mod token;
 pub mod vi64;
 mod wire;
 

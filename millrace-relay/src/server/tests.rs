@@ -1,5 +1,7 @@
 //! What is left of a client that has gone: nothing.
 
+mod access;
+
 use std::net::Ipv4Addr;
 
 use millrace_proto::{
@@ -28,14 +30,20 @@ struct Relay {
 
 impl Relay {
     fn start() -> Self {
+        Self::with(Access::open(), |_| {})
+    }
+
+    /// A relay with this authoriser, and changed connections.
+    fn with(access: Arc<Access>, change: impl FnOnce(&mut transport::Config)) -> Self {
         let local = (Ipv4Addr::LOCALHOST, 0).into();
-        let transport = transport::Config {
+        let mut transport = transport::Config {
             certificate: Some(Arc::new(certificate())),
             trust: Trust::Anyone,
             // All that a client opens here goes through quinn.
             control_streams: 1 + STREAMS as u64,
             ..transport::Config::default()
         };
+        change(&mut transport);
         let client =
             Endpoint::bind(local, transport::Config { certificate: None, ..transport.clone() }).unwrap();
         let config = Config {
@@ -48,7 +56,7 @@ impl Relay {
             drain_timeout: Duration::from_secs(1),
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
-        Self { server: bound.serve(Arc::new(Open)), client }
+        Self { server: bound.with_access(access).serve(Arc::new(Open)), client }
     }
 
     async fn connect(&self) -> (Arc<Connection>, Remains) {

@@ -11,7 +11,8 @@ use crate::wire::{self, Incoming, MessageReader, RequestStream, SessionError};
 async fn request(context: &Context, message: impl Into<Message>) -> Result<RequestStream, SessionError> {
     let (mut send, recv) = context.connection().quic.open_bi().await?;
     wire::send(&mut send, message).await?;
-    Ok(RequestStream { send, reader: MessageReader::new(recv, BytesMut::new(), context.incomplete()) })
+    let reader = MessageReader::new(recv, BytesMut::new(), context.incomplete());
+    Ok(RequestStream { send: send.into(), reader })
 }
 
 /// Opens a request stream and waits for the first answer; an error answer, none in time and a lost

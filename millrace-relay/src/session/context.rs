@@ -14,15 +14,20 @@ use millrace_proto::{
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
-use quinn::SendStream;
 use tokio::sync::{Notify, watch};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
-use super::{quotas::Quotas, request_ids::RequestIds, tasks::Tasks};
+use super::{
+    quotas::Quotas,
+    request_ids::RequestIds,
+    rights::{Admitted, Authority},
+    tasks::Tasks,
+};
 use crate::{
+    access::Access,
     hub::{Counters, Hub, Requester},
     incomplete::{Held, Incomplete},
-    wire::{self, SessionError},
+    wire::{self, Answers, SessionError},
 };
 
 /// The peer, what it may use, and the tasks that end with its session.
@@ -38,6 +43,7 @@ pub struct Context {
     incomplete: Arc<Incomplete>,
     /// What the peer publishes, in the cache.
     account: Arc<Account>,
+    authority: Authority,
     tasks: Tasks,
     /// IDs that the peer has used.
     seen_requests: Mutex<RequestIds>,
@@ -58,7 +64,12 @@ enum Setup {
 }
 
 impl Context {
-    pub fn new(hub: Arc<Hub>, connection: Arc<Connection>, is_upstream: bool) -> Arc<Self> {
+    pub fn new(
+        hub: Arc<Hub>,
+        access: &Arc<Access>,
+        connection: Arc<Connection>,
+        is_upstream: bool,
+    ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Relaxed);
         connection.set_session(id as u32);
@@ -72,6 +83,7 @@ impl Context {
             quotas: Quotas::default(),
             incomplete: Arc::default(),
             account: Arc::default(),
+            authority: Authority::new(access),
             tasks: Tasks::new(),
             seen_requests: Mutex::default(),
             // Client request IDs are even, server's odd.
@@ -117,20 +129,27 @@ impl Context {
         &self.account
     }
 
+    /// What the peer may do.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
     /// The session, as publishers are chosen for it.
     pub fn requester(&self) -> Requester {
         Requester { session: self.id, is_upstream: self.is_upstream }
     }
 
-    /// Whether a request of the peer may be served. Asked before any state is made for it.
+    /// Whether a request of the peer may be served. Asked before any state is made for it. The inner error is what the
+    /// request is refused with.
     ///
     /// # Errors
-    /// What the request is refused with.
-    pub fn admit(&self) -> Result<(), RequestError> {
+    /// What to close the session with.
+    pub fn admit(&self, message: &Message) -> Result<Result<Admitted, RequestError>, SessionError> {
+        let admitted = self.authority.request(message)?;
         if self.going_away.load(Relaxed) {
-            return Err(RequestError::new(code::Request::GOING_AWAY, "the relay is going away"));
+            return Ok(Err(RequestError::new(code::Request::GOING_AWAY, "the relay is going away")));
         }
-        Ok(())
+        Ok(admitted)
     }
 
     /// Runs `work` until it or the session is over; its failure closes the session. Returns `false` if the session is
@@ -155,6 +174,13 @@ impl Context {
                 if let Some(line) = self.hub.log.line(Instant::now()) {
                     let suppressed = line.suppressed;
                     warn!(session = self.id, %code, reason, suppressed, "closing the session");
+                }
+                self.close(code, &reason);
+            }
+            SessionError::Refused { code, reason } => {
+                if let Some(line) = self.hub.log.line(Instant::now()) {
+                    let suppressed = line.suppressed;
+                    info!(session = self.id, %code, reason, suppressed, "closing the session");
                 }
                 self.close(code, &reason);
             }
@@ -258,7 +284,7 @@ impl Context {
     }
 
     /// Answers with REQUEST_ERROR.
-    pub async fn refuse(&self, mut send: SendStream, error: RequestError) -> Result<(), SessionError> {
+    pub async fn refuse(&self, mut send: Answers, error: RequestError) -> Result<(), SessionError> {
         Counters::count(&self.hub.counters.request_errors);
         debug!(session = self.id, ?error, "request refused");
         wire::send_last(&mut send, error).await;

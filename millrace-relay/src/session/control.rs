@@ -1,6 +1,9 @@
 //! The control stream: SETUP, GOAWAY.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_proto::moq::{
     Message, code,
@@ -9,8 +12,11 @@ use millrace_proto::moq::{
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
-use super::context::Context;
-use crate::wire::{self, Incoming, MessageReader, SessionError};
+use super::{context::Context, rights::session_over};
+use crate::{
+    access::rights::Rights,
+    wire::{self, Incoming, MessageReader, SessionError},
+};
 
 /// How long a peer may take for its SETUP.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -18,13 +24,18 @@ const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may outlive its control stream.
 const CLOSE_GRACE: Duration = Duration::from_millis(250);
 
-/// Both control streams, until the session is over; the peer's comes from `streams`.
-pub async fn run(context: &Context, mut streams: mpsc::Receiver<MessageReader>) -> Result<(), SessionError> {
+/// Both control streams, until the session is over; ours begins with `setup`, the peer's comes from `streams`.
+pub async fn run(
+    context: &Context,
+    setup: Setup,
+    mut streams: mpsc::Receiver<MessageReader>,
+) -> Result<(), SessionError> {
     let mut send = context.connection().quic.open_uni().await?;
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
-    wire::send(&mut send, Setup { implementation, ..Setup::default() }).await?;
+    let max_auth_token_cache_size = Some(context.authority().token_cache());
+    wire::send(&mut send, Setup { implementation, max_auth_token_cache_size, ..setup }).await?;
     context.connection().start();
-    let mut reader = read_setup(context, &mut streams).await?;
+    let (mut reader, rights) = read_setup(context, &mut streams).await?;
     loop {
         tokio::select! {
             incoming = reader.next() => match incoming? {
@@ -36,6 +47,7 @@ pub async fn run(context: &Context, mut streams: mpsc::Receiver<MessageReader>) 
             second = streams.recv() => if second.is_some() {
                 return Err(SessionError::violation("a second control stream"));
             },
+            refusal = rights.ended() => return Err(session_over(refusal)),
             () = context.until_drain() => {
                 let request_id = Some(context.unprocessed_request());
                 wire::send(&mut send, GoAway { uri: String::new(), timeout: 0, request_id }).await?;
@@ -47,7 +59,7 @@ pub async fn run(context: &Context, mut streams: mpsc::Receiver<MessageReader>) 
 async fn read_setup(
     context: &Context,
     streams: &mut mpsc::Receiver<MessageReader>,
-) -> Result<MessageReader, SessionError> {
+) -> Result<(MessageReader, Arc<Rights>), SessionError> {
     let setup = async {
         let mut reader = streams.recv().await.ok_or_else(|| SessionError::Lost("closed".into()))?;
         match reader.next().await? {
@@ -66,9 +78,11 @@ async fn read_setup(
             reason: "a server sent a path or an authority".into(),
         });
     }
+    let rights = context.authority().admit(context.connection(), context.is_upstream(), &setup)?;
     if let Some(line) = context.hub().log.line(Instant::now()) {
         info!(
             session = context.id(),
+            identity = short(&rights.identity().to_string()),
             remote = %context.connection().quic.remote_address(),
             implementation = short(setup.implementation.as_deref().unwrap_or("unknown")),
             suppressed = line.suppressed,
@@ -76,7 +90,7 @@ async fn read_setup(
         );
     }
     context.set_ready();
-    Ok(reader)
+    Ok((reader, rights))
 }
 
 /// The front of what a peer says of itself, for the log.

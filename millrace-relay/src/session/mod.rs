@@ -13,6 +13,7 @@
 //! | `track_status` | TRACK_STATUS | |
 //! | `control` | SETUP, GOAWAY | |
 //! | `streams`, `datagrams` | media | |
+//! | `rights` | tokens; what it may do | rights of requests |
 //!
 //! `requests` takes the first message of a request stream to its family, after [`Context::admit`] has let it in.
 //! `publisher` is the peer as the hub asks it, `attach` what we do at an upstream relay.
@@ -30,24 +31,27 @@ mod publisher;
 mod quotas;
 mod request_ids;
 mod requests;
+mod rights;
 mod streams;
 mod subscribe;
 mod tasks;
 mod track_status;
 mod upstream_fetch;
+mod within;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::moq::code;
+use millrace_proto::moq::{code, message::Setup};
 use millrace_transport::Connection;
 use tokio::sync::mpsc;
 
 use self::{
     context::Context, datagrams::Datagrams, fetch::Fetches, namespaces::Namespaces, publish::Publications,
-    publisher::Publisher, requests::Requests, streams::Streams, subscribe::Subscriptions,
+    publisher::Publisher, requests::Requests, rights::Authority, streams::Streams, subscribe::Subscriptions,
     upstream_fetch::UpstreamFetches,
 };
 use crate::{
+    access::Access,
     hub::{self, Hub},
     wire::SessionError,
 };
@@ -59,6 +63,7 @@ pub struct Session {
     streams: Arc<Streams>,
     datagrams: Arc<Datagrams>,
     publisher: Arc<dyn hub::Publisher>,
+    setup: Setup,
 }
 
 /// What a session does, for the operator.
@@ -73,9 +78,14 @@ pub struct Roles {
 }
 
 impl Session {
-    /// `is_upstream`: the peer is the configured upstream relay, and we are the QUIC client.
-    pub fn new(hub: Arc<Hub>, connection: Arc<Connection>, is_upstream: bool) -> Self {
-        let context = Context::new(hub, connection, is_upstream);
+    /// `upstream`: the peer is the configured upstream relay, we are the QUIC client, and this is what we say first.
+    pub fn new(
+        hub: Arc<Hub>,
+        access: &Arc<Access>,
+        connection: Arc<Connection>,
+        upstream: Option<Setup>,
+    ) -> Self {
+        let context = Context::new(hub, access, connection, upstream.is_some());
         let of = || Arc::clone(&context);
         let subscriptions = Subscriptions::new(of());
         let publications = Publications::new(of());
@@ -103,6 +113,7 @@ impl Session {
             streams: Arc::new(Streams::new(of(), Arc::clone(&publications), fetches)),
             datagrams: Arc::new(Datagrams { context: of(), publications }),
             publisher,
+            setup: upstream.unwrap_or_default(),
             context,
         }
     }
@@ -129,7 +140,7 @@ impl Session {
         let _end = End(self);
         let (control, control_streams) = mpsc::channel(1);
         let result = tokio::select! {
-            result = control::run(&self.context, control_streams) => result,
+            result = control::run(&self.context, self.setup.clone(), control_streams) => result,
             result = self.requests.accept() => result,
             result = self.streams.accept(control) => result,
             result = self.datagrams.accept() => result,
@@ -166,6 +177,11 @@ impl Session {
     pub fn is_idle(&self) -> bool {
         let Requests { subscriptions, publications, fetches, .. } = &*self.requests;
         subscriptions.is_idle() && fetches.count() == 0 && publications.count() == 0
+    }
+
+    /// What the peer uses, and as whom it was let in.
+    pub fn authority(&self) -> &Authority {
+        self.context.authority()
     }
 
     pub fn roles(&self) -> Roles {

@@ -21,9 +21,11 @@ use tracing::debug;
 use super::{
     ask::{ask, failed, wrong_answer},
     context::Context,
+    rights::request_error,
 };
 use crate::{
-    live::LiveTrack,
+    access::{Refusal, rights::Rights},
+    live::{Claim, LiveTrack},
     subscription::Ended,
     upstream::{Ask, Upstream},
     wire::{self, Incoming, RequestStream, SessionError},
@@ -59,6 +61,7 @@ impl Publications {
         self: &Arc<Self>,
         publish: Publish,
         mut stream: RequestStream,
+        rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let track = match self.context.hub().track(&publish.track, Instant::now()) {
             Ok(track) => track,
@@ -68,10 +71,13 @@ impl Publications {
             let refusal = RequestError::new(code::Request::DUPLICATE_SUBSCRIPTION, "already published");
             return self.context.refuse(stream.send, refusal).await;
         }
+        let Ok(claim) = claim(&track, rights) else {
+            return self.context.refuse(stream.send, request_error(Refusal::Taken)).await;
+        };
         if let Err(refusal) = self.prepare(&track, publish.properties, &publish.parameters)? {
             return self.context.refuse(stream.send, refusal).await;
         }
-        let (entry, asks) = self.add(track, publish.track_alias, false)?;
+        let (entry, asks) = self.add((claim, Arc::clone(rights)), track, publish.track_alias, false)?;
         // Media is wanted before the first subscriber comes: the cache serves it at once.
         let parameters = Parameters { forward: Some(true), ..Parameters::default() };
         match wire::send(&mut stream.send, RequestOk { parameters, ..RequestOk::default() }).await {
@@ -88,13 +94,17 @@ impl Publications {
         if self.contains(&track) {
             return Ok(());
         }
+        let rights = self.context.authority().may_serve(track.name())?;
+        if !track.is_open_to(&rights.identity()) {
+            return Err(request_error(Refusal::Taken));
+        }
         let parameters =
             Parameters { new_group_request: track.take_group_request(), ..Parameters::default() };
         let request_id = self.context.next_request_id();
         let subscribe = Subscribe { request_id, track: track.name().clone(), parameters };
         let (stream, answer) = ask(&self.context, subscribe).await?;
         match answer {
-            Message::SubscribeOk(ok) => self.adopt(track, ok, stream),
+            Message::SubscribeOk(ok) => self.adopt(track, ok, stream, rights),
             other => Err(wrong_answer(&self.context, &other)),
         }
     }
@@ -105,12 +115,18 @@ impl Publications {
         track: Arc<LiveTrack>,
         ok: SubscribeOk,
         stream: RequestStream,
+        rights: Arc<Rights>,
     ) -> Result<(), RequestError> {
         let failed = |error| failed(&self.context, error);
+        // Another may have been faster.
+        let claim = claim(&track, &rights)?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
         debug!(session = self.context.id(), track = %track.name(), alias = ok.track_alias, "subscribed upstream");
-        let (entry, asks) = self.add(track, ok.track_alias, true).map_err(failed)?;
-        self.context.spawn(entry.run(asks, stream));
+        let (entry, asks) =
+            self.add((claim, Arc::clone(&rights)), track, ok.track_alias, true).map_err(failed)?;
+        let context = Arc::clone(&self.context);
+        self.context
+            .spawn(async move { context.within(&rights, stream, |stream| entry.run(asks, stream)).await });
         Ok(())
     }
 
@@ -163,6 +179,7 @@ impl Publications {
     /// Registers a track of the peer under the alias that it gave.
     fn add(
         self: &Arc<Self>,
+        (claim, rights): (Claim, Arc<Rights>),
         track: Arc<LiveTrack>,
         alias: u64,
         subscribed: bool,
@@ -185,8 +202,19 @@ impl Publications {
             self.context.hub().track_established(&published.track);
         }
         let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
-        Ok((Adopted { family: Arc::clone(self), published, ended }, asks))
+        Ok((Adopted { family: Arc::clone(self), published, ended, rights, _claim: claim }, asks))
     }
+}
+
+/// The publisher's part in its track.
+///
+/// # Errors
+/// The track is another's.
+fn claim(track: &Arc<LiveTrack>, rights: &Rights) -> Result<Claim, RequestError> {
+    track.claim(rights.identity()).ok_or_else(|| {
+        rights.count(Refusal::Taken);
+        request_error(Refusal::Taken)
+    })
 }
 
 /// A registered track of the peer. When dropped it is removed, and its subscriptions end as `ended` says.
@@ -194,11 +222,16 @@ struct Adopted {
     family: Arc<Publications>,
     published: Published,
     ended: Ended,
+    rights: Arc<Rights>,
+    _claim: Claim,
 }
 
 impl Drop for Adopted {
     fn drop(&mut self) {
         let Published { track, upstream } = &self.published;
+        if self.rights.over().is_some() {
+            upstream.revoke();
+        }
         self.family.by_alias.lock().remove(&upstream.alias);
         track.remove_upstream(upstream, &self.ended, Instant::now());
     }

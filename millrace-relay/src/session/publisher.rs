@@ -5,8 +5,12 @@ use std::sync::Arc;
 use millrace_proto::moq::{GroupOrder, Location, TrackName, code, message::RequestError};
 use tokio::sync::mpsc;
 
-use super::{backups::Backups, context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
+use super::{
+    backups::Backups, context::Context, publish::Publications, rights::request_error,
+    upstream_fetch::UpstreamFetches,
+};
 use crate::{
+    access::Refusal,
     hub::{self, Answer, Fetching},
     live::LiveTrack,
 };
@@ -40,6 +44,13 @@ impl hub::Publisher for Publisher {
     }
 
     fn fetch(&self, track: TrackName, range: (Location, Location), order: GroupOrder) -> Fetching<'_> {
-        Box::pin(self.fetches.fetch(track, range, order))
+        Box::pin(async move {
+            let live = self.context.hub().find_track(&track);
+            let rights = self.context.authority().may_serve(&track)?;
+            if live.is_some_and(|live| !live.is_open_to(&rights.identity())) {
+                return Err(request_error(Refusal::Taken));
+            }
+            self.fetches.fetch(track, range, order).await
+        })
     }
 }

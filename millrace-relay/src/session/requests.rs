@@ -11,12 +11,13 @@ use quinn::{RecvStream, SendStream};
 use tracing::debug;
 
 use super::{
-    context::Context, fetch::Fetches, namespaces::Namespaces, publish::Publications,
+    context::Context, fetch::Fetches, namespaces::Namespaces, publish::Publications, rights::Admitted,
     subscribe::Subscriptions, track_status,
 };
 use crate::{
+    access::rights::Rights,
     hub::Counters,
-    wire::{Incoming, MessageReader, RequestStream, SessionError},
+    wire::{Answers, Incoming, MessageReader, RequestStream, SessionError},
 };
 
 /// The families of requests.
@@ -52,24 +53,38 @@ impl Requests {
         self.context.check_request_id(&message)?;
         Counters::count(&self.context.hub().counters.requests);
         debug!(session = self.context.id(), request = ?message, "request");
+        let send = Answers::from(send);
         if let Some(refusal) = reserved(&message) {
             return self.context.refuse(send, refusal).await;
         }
-        match self.context.admit() {
-            Ok(()) => self.serve(message, RequestStream { send, reader }).await,
-            Err(refused) => self.context.refuse(send, refused).await,
-        }
+        let Admitted { rights, .. } = &match self.context.admit(&message)? {
+            Ok(admitted) => admitted,
+            Err(refused) => return self.context.refuse(send, refused).await,
+        };
+        let stream = RequestStream { send, reader };
+        self.context.within(rights, stream, |stream| self.serve(message, stream, rights)).await
     }
 
-    async fn serve(&self, message: Message, stream: RequestStream) -> Result<(), SessionError> {
+    async fn serve(
+        &self,
+        message: Message,
+        stream: RequestStream,
+        rights: &Arc<Rights>,
+    ) -> Result<(), SessionError> {
         match message {
             Message::Subscribe(subscribe) => self.subscriptions.serve(subscribe, stream).await,
-            Message::Publish(publish) => self.publications.serve(publish, stream).await,
-            Message::Fetch(fetch) => self.fetches.serve(fetch, stream).await,
+            Message::Publish(publish) => self.publications.serve(publish, stream, rights).await,
+            Message::Fetch(fetch) => self.fetches.serve(fetch, stream, rights).await,
             Message::TrackStatus(status) => track_status::serve(&self.context, status, stream).await,
-            Message::PublishNamespace(publish) => self.namespaces.serve_publish(publish, stream).await,
-            Message::SubscribeNamespace(watch) => self.namespaces.serve_subscribe(watch, stream).await,
-            Message::SubscribeTracks(watch) => self.namespaces.serve_subscribe_tracks(watch, stream).await,
+            Message::PublishNamespace(publish) => {
+                self.namespaces.serve_publish(publish, stream, rights).await
+            }
+            Message::SubscribeNamespace(watch) => {
+                self.namespaces.serve_subscribe(watch, stream, rights).await
+            }
+            Message::SubscribeTracks(watch) => {
+                self.namespaces.serve_subscribe_tracks(watch, stream, rights).await
+            }
             other => Err(not_a_request(&other)),
         }
     }

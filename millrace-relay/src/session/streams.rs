@@ -107,7 +107,8 @@ impl Streams {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         };
-        let _open = published.upstream.stream();
+        let upstream = Arc::clone(&published.upstream);
+        let _open = upstream.stream();
         let writer = Subgroup::begin(header, header_len);
         if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
             counters.count_duplicate(duplicate);
@@ -116,7 +117,13 @@ impl Streams {
         }
         let ingress = self.context.connection().ingress(recv.id());
         let mut arriving = Arriving::new(published.track, writer, held);
-        let end = arriving.read(counters, &mut recv, ingress.as_ref(), front).await?;
+        let end = tokio::select! {
+            end = arriving.read(counters, &mut recv, ingress.as_ref(), front) => end?,
+            () = upstream.revoked() => {
+                stop(&mut recv, code::Reset::CANCELLED);
+                End::Reset(code::Reset::CANCELLED)
+            }
+        };
         arriving.end(end)
     }
 

@@ -8,6 +8,7 @@ pub mod publish;
 pub mod relay;
 pub mod status;
 pub mod subscribe;
+pub mod token;
 pub mod trace;
 
 use millrace_lab::lab;
@@ -29,6 +30,8 @@ pub enum Command {
     Cost(cost::Args),
     /// Guard QUIC servers of this machine at XDP
     Gate(gate::Args),
+    /// Make and check tokens that say who may do what
+    Token(token::Args),
     /// Make networks out of namespaces and emulated links
     Lab(lab::Args),
     /// Measure Millrace and other relays
@@ -44,6 +47,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Command::Trace(args) => trace::run(args),
         Command::Cost(args) => cost::run(args),
         Command::Gate(args) => gate::run(args),
+        Command::Token(args) => token::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),
     }

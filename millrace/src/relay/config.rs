@@ -3,10 +3,12 @@
 //! [`Settings`] is what was given, [`Config`] what it comes to. Every setting is one line of the `settings!`
 //! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
 
+mod access;
+
 use std::{
     collections::HashMap,
     fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::Range,
     path::PathBuf,
     str::FromStr,
@@ -18,10 +20,13 @@ use serde::{Deserialize, Deserializer, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
+use millrace_relay::access::Rule;
 use millrace_transport::kernel::Limits;
 
+pub use self::access::Access;
+
 use crate::{
-    http::{ListenAddr, access, token::TokenFile},
+    http::{self, ListenAddr, token::TokenFile},
     log::{self, Format},
 };
 
@@ -30,6 +35,7 @@ use crate::{
 pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
     pub listen: Vec<SocketAddr>,
+    pub access: Access,
     pub engine: EngineChoice,
     /// Interfaces that engine `kernel` forwards from, and that are guarded; empty: those of the listen addresses.
     pub interfaces: Vec<String>,
@@ -67,7 +73,7 @@ pub struct Config {
     /// Where metrics, health and status are served.
     pub http: Option<SocketAddr>,
     /// To whom.
-    pub http_access: access::Flags,
+    pub http_access: http::access::Flags,
     pub log: log::Settings,
     /// TLS secrets of all sessions are appended here (NSS key log format). For debugging only.
     pub key_log_file: Option<PathBuf>,
@@ -88,6 +94,10 @@ pub struct Upstream {
     pub url: Url,
     /// PEM file of trusted roots; `None`: the upstream's certificate is not verified.
     pub tls_root: Option<PathBuf>,
+    /// Shown there: a file, read again for each connection.
+    pub token: Option<PathBuf>,
+    /// Certificate chain and key that are shown there.
+    pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -154,6 +164,9 @@ macro_rules! settings {
         #[derive(clap::Args, Clone, Debug, Default)]
         pub struct Settings {
             $($(#[$meta])* pub $field: Option<$type>,)*
+            /// `[[allow]]`, in the file only.
+            #[arg(skip)]
+            pub allow: Vec<Rule>,
         }
 
         /// Every key, in the order of the documentation.
@@ -179,7 +192,8 @@ macro_rules! settings {
             }
 
             fn or(self, other: Self) -> Self {
-                Self { $($field: self.$field.or(other.$field),)* }
+                let allow = if self.allow.is_empty() { other.allow } else { self.allow };
+                Self { $($field: self.$field.or(other.$field),)* allow }
             }
         }
     };
@@ -190,9 +204,42 @@ settings! {
     #[arg(
         long,
         value_name = "ADDR:PORT",
-        help = "UDP address to serve MoQ on, repeatable [default: 0.0.0.0:4443 and [::]:4443]"
+        help = "UDP address to serve MoQ on, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
     )]
     listen: Vec<SocketAddr>,
+    /// Serve anyone who reaches an address beyond this machine, without rules, token-keys or client-ca
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    public: bool,
+    /// Keys that tokens are checked with: PEM, JWK, JWKS or an HMAC secret, repeatable; read again when they change
+    #[arg(long, value_name = "FILE")]
+    token_keys: Vec<PathBuf>,
+    /// IDs of tokens that are not good any more, one a line; read again when it changes
+    #[arg(long, value_name = "FILE")]
+    token_revoked: PathBuf,
+    /// Audiences of which tokens may be for one, if they are for somebody
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    token_audience: Vec<String>,
+    /// Issuers that tokens may be from [default: any that has a key]
+    #[arg(long, value_delimiter = ',', value_name = "NAME")]
+    token_issuer: Vec<String>,
+    /// Tokens that one session may register, bytes [default: 16KiB]
+    #[arg(long, value_name = "BYTES")]
+    token_cache_bytes: ByteCount,
+    /// Roots that clients' certificates have to lead to, PEM; clients may come without one
+    #[arg(long, value_name = "FILE")]
+    client_ca: PathBuf,
+    /// Requests per second of one session [default: 1000]
+    #[arg(long, value_name = "N")]
+    session_requests: u64,
+    /// Requests per second of one client, by address or /64 [default: 10000]
+    #[arg(long, value_name = "N")]
+    client_requests: u64,
+    /// Tracks that the requests of one session hold at a time [default: 10000]
+    #[arg(long, value_name = "N")]
+    session_tracks: u64,
+    /// Tracks that the requests of one client hold at a time [default: 100000]
+    #[arg(long, value_name = "N")]
+    client_tracks: u64,
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
@@ -280,6 +327,15 @@ settings! {
     /// Take any certificate from the upstream: for trying out only
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     upstream_tls_disable_verify: bool,
+    /// Token for the upstream relay, read again for each connection
+    #[arg(long, value_name = "FILE")]
+    upstream_token: PathBuf,
+    /// Certificate chain for the upstream relay, PEM
+    #[arg(long, value_name = "FILE")]
+    upstream_tls_cert: PathBuf,
+    /// Private key of that certificate, PEM
+    #[arg(long, value_name = "FILE")]
+    upstream_tls_key: PathBuf,
     /// Where /metrics, /healthz and /status are served, or "off" [default: 127.0.0.1:9184]
     #[arg(long, value_name = "ADDR:PORT")]
     http: ListenAddr,
@@ -360,7 +416,9 @@ impl Check {
         }
         for (key, value) in table.into_inner() {
             let place = format!("{}:{}: {}", file.name, line(key.span()), key.get_ref());
-            if !keys().iter().any(|known| known == key.get_ref()) {
+            if key.get_ref() == access::ALLOW {
+                self.rules(file, value, &mut settings);
+            } else if !keys().iter().any(|known| known == key.get_ref()) {
                 self.problems.push(Problem { place, message: unknown(key.get_ref()) });
             } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
                 self.problems.push(Problem { place, message: error.message().to_owned() });
@@ -379,12 +437,14 @@ impl Check {
         self.problems.push(Problem { place, message: message.into() });
     }
 
-    fn config(&mut self, settings: Settings) -> Config {
+    fn config(&mut self, mut settings: Settings) -> Config {
+        let access = self.access(&mut settings);
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         let limits = Limits::default();
         let gate = settings.gate.unwrap_or(GateChoice::Auto);
         Config {
-            listen: self.listen(settings.listen),
+            listen: self.listen(settings.listen, &access),
+            access,
             engine,
             interfaces: self.interfaces(settings.interface, engine, gate),
             gate,
@@ -419,9 +479,11 @@ impl Check {
                 settings.upstream,
                 settings.upstream_tls_root,
                 settings.upstream_tls_disable_verify.unwrap_or(false),
+                settings.upstream_token,
+                (settings.upstream_tls_cert, settings.upstream_tls_key),
             ),
             http: settings.http.map_or(Some(SocketAddr::from(([127, 0, 0, 1], 9184))), |http| http.0),
-            http_access: access::Flags {
+            http_access: http::access::Flags {
                 http_token_file: settings.http_token_file,
                 http_name: settings.http_name.unwrap_or_default(),
             },
@@ -434,11 +496,12 @@ impl Check {
         }
     }
 
-    fn listen(&mut self, given: Option<Vec<SocketAddr>>) -> Vec<SocketAddr> {
-        let listen = given.unwrap_or_else(|| {
-            let any: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-            any.map(|ip| SocketAddr::new(ip, PORT)).to_vec()
-        });
+    fn listen(&mut self, given: Option<Vec<SocketAddr>>, access: &Access) -> Vec<SocketAddr> {
+        let listen = given
+            .unwrap_or_else(|| vec![(Ipv4Addr::LOCALHOST, PORT).into(), (Ipv6Addr::LOCALHOST, PORT).into()]);
+        if let Some(addr) = access.exposed(&listen) {
+            self.problem("listen", access::exposes(addr));
+        }
         if listen.is_empty() {
             self.problem("listen", "needs at least one address");
         }
@@ -528,6 +591,8 @@ impl Check {
         url: Option<MoqtUrl>,
         root: Option<PathBuf>,
         disable_verify: bool,
+        token: Option<PathBuf>,
+        (cert, key): (Option<PathBuf>, Option<PathBuf>),
     ) -> Option<Upstream> {
         if root.is_some() && disable_verify {
             self.problem("upstream-tls-root", "means nothing with upstream-tls-disable-verify");
@@ -538,8 +603,17 @@ impl Check {
         if url.is_none() && disable_verify {
             self.problem("upstream-tls-disable-verify", "needs upstream as well");
         }
+        if cert.is_some() != key.is_some() {
+            let given = if cert.is_some() { "upstream-tls-cert" } else { "upstream-tls-key" };
+            self.problem(given, "upstream-tls-cert and upstream-tls-key need each other");
+        }
+        for (name, given) in [("upstream-token", token.is_some()), ("upstream-tls-cert", cert.is_some())] {
+            if url.is_none() && given {
+                self.problem(name, "needs upstream as well");
+            }
+        }
         let tls_root = (!disable_verify).then(|| root.unwrap_or_else(|| SYSTEM_ROOTS.into()));
-        url.map(|url| Upstream { url: url.0, tls_root })
+        url.map(|url| Upstream { url: url.0, tls_root, token, identity: cert.zip(key) })
     }
 
     fn log_level(&mut self, given: Option<String>) -> String {

@@ -105,7 +105,7 @@ mod tests {
         let settings = Settings { listen: Some(vec![([127, 0, 0, 1], 0).into()]), ..Settings::default() };
         let config = Config { engine: EngineChoice::User, ..Config::new(settings, None).unwrap() };
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = server::Identity { certificate, upstream_roots: None, key_log: None };
+        let identity = server::Identity::of(certificate);
         Arc::clone(server::Server::start(config, identity).unwrap().tracer())
     }
 

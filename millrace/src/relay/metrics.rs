@@ -83,6 +83,13 @@ impl Snapshot {
             None,
             unregistered,
         )?;
+        let access = &self.0.access;
+        out.gauge("access_open", "1 if anyone may do anything", None, u64::from(access.open))?;
+        out.gauge("access_rules", "Rules that allow something", None, access.rules)?;
+        out.gauge("token_keys", "Keys that tokens are checked with", None, access.keys)?;
+        out.gauge("tokens_revoked", "IDs of revoked tokens", None, access.revoked)?;
+        out.gauge("clients", "Clients that have sessions", None, access.clients.len() as u64)?;
+        out.gauge("held_tracks", "Tracks that requests hold", None, sum(|s| s.tracks))?;
         out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
         out.gauge("tracks", "Known tracks", None, tracks.len() as u64)?;
         out.gauge("subscriptions", "Open subscriptions and fetches", None, sum(|s| s.subscriptions))?;
@@ -149,6 +156,11 @@ impl Snapshot {
                     })
             },
         )?;
+        out.labelled("refused", "Sessions and requests not allowed", MetricType::Counter, |family| {
+            self.0.access.refused.iter().try_for_each(|(reason, count)| {
+                ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
+            })
+        })?;
         out.labelled("drops", "What was not forwarded", MetricType::Counter, |family| {
             self.0.drops.iter().try_for_each(|(reason, count)| {
                 ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
@@ -185,7 +197,7 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::relay::status::{Cache, Interface, KeystreamUse, Receive, Totals};
+    use crate::relay::status::{Access, Cache, Interface, KeystreamUse, Receive, Totals};
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -204,6 +216,11 @@ mod tests {
             uptime_s: 2.5,
             cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
             receive: Receive { held: 10, limit: 11, refused: 12 },
+            access: Access {
+                keys: 2,
+                refused: [("token_expired".to_owned(), 6)].into(),
+                ..Access::default()
+            },
             drops: [("evicted".to_owned(), 4), ("a \"b\"".to_owned(), 5)].into(),
             totals: Totals {
                 data_plane: Sent { packets: 9, bytes: 900 },
@@ -244,6 +261,8 @@ mod tests {
             r#"millrace_gate_refused_packets_total{scope="relay",rule="initial_size"} 17"#,
             r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
             r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
+            "millrace_relay_token_keys 2",
+            r#"millrace_relay_refused_total{reason="token_expired"} 6"#,
             r#"millrace_relay_drops_total{reason="evicted"} 4"#,
             r#"millrace_relay_drops_total{reason="a \"b\""} 5"#,
             "# EOF",

@@ -1,5 +1,6 @@
 //! The relay as it is run: settings, engine, gate, certificate, HTTP and metrics around the library's relay.
 
+pub mod access;
 pub mod config;
 mod engine;
 mod guard;

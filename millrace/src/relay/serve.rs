@@ -7,6 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
 use super::{
+    access,
     config::{self, Config},
     http,
     server::{self, Server},
@@ -17,8 +18,8 @@ use crate::log;
 
 const SECOND_SIGNAL: &str = "ended by a second signal while sessions were open";
 
-/// How often the certificate files are looked at.
-const CERTIFICATE_LOOKS: Duration = Duration::from_secs(2);
+/// How often files are looked at: certificates, keys of tokens, revocations.
+const LOOKS: Duration = Duration::from_millis(500);
 
 /// Serves until a signal, and drains then. `again` gives the settings as they are now.
 ///
@@ -34,6 +35,7 @@ pub async fn serve(
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut reload = signal(SignalKind::hangup())?;
     let watch = tls::Watch::new(&config.identity);
+    let watched = access::Watch::new(&config.access);
     let (http_addr, http_access) = (config.http, config.http_access.clone());
     if config.identity == config::Identity::SelfSigned {
         info!(sha256 = tls::fingerprint(&identity.certificate), "self-signed certificate, for trying out");
@@ -61,13 +63,16 @@ pub async fn serve(
         }
         None => None,
     };
+    if server.is_open() && server.local_addrs().iter().any(|addr| !addr.ip().is_loopback()) {
+        warn!("anyone who reaches this relay may publish and watch everything");
+    }
     let (engine, reason) = server.engine();
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
     }
-    let reloading = keep_up(&server, watch, &mut reload, || {
+    let reloading = keep_up(&server, (watch, watched), &mut reload, || {
         logs.reopen();
-        change(&server, again());
+        change(&server, again())
     });
     tokio::select! {
         _ = terminate.recv() => {}
@@ -85,18 +90,31 @@ pub async fn serve(
 /// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
 async fn keep_up(
     server: &Server,
-    mut watch: Option<tls::Watch>,
+    (mut watch, mut watched): (Option<tls::Watch>, access::Watch),
     reload: &mut Signal,
-    on_reload: impl Fn(),
+    on_reload: impl Fn() -> Option<config::Access>,
 ) -> std::convert::Infallible {
-    let mut looks = tokio::time::interval(CERTIFICATE_LOOKS);
+    let mut looks = tokio::time::interval(LOOKS);
     loop {
         let asked = tokio::select! {
             _ = looks.tick() => false,
             _ = reload.recv() => true,
         };
-        if asked {
-            tokio::task::block_in_place(&on_reload);
+        if asked && let Some(access) = tokio::task::block_in_place(&on_reload) {
+            watched = access::Watch::new(&access);
+        }
+        match watched.look(asked) {
+            Some(Ok(policy)) => {
+                info!(
+                    rules = policy.rule_count(),
+                    keys = policy.tokens.keys.len(),
+                    revoked = policy.tokens.revoked.len(),
+                    "who may do what was read again"
+                );
+                server.set_policy(policy);
+            }
+            Some(Err(error)) => error!(error = format!("{error:#}"), "who may do what stays as it was"),
+            None => {}
         }
         match watch.as_mut().and_then(|watch| watch.look(asked)) {
             Some(Ok(certificate)) => {
@@ -110,7 +128,8 @@ async fn keep_up(
 }
 
 /// Runs with the engine, the gate and on the interfaces that the settings name now.
-fn change(server: &Server, config: anyhow::Result<Config>) {
+fn change(server: &Server, config: anyhow::Result<Config>) -> Option<config::Access> {
+    let access = config.as_ref().ok().map(|config| config.access.clone());
     if let Ok(config) = &config
         && let Err(error) = server.change_gate(config)
     {
@@ -125,4 +144,5 @@ fn change(server: &Server, config: anyhow::Result<Config>) {
             engine, reason, "the settings are not usable now, the engine stays as it is"
         ),
     }
+    access
 }

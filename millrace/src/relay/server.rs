@@ -12,11 +12,16 @@ use millrace_proto::{
     quic::keys::Suite,
     relay::cache,
 };
-use millrace_relay::{Bound, trace::Tracer};
+use millrace_relay::{
+    Bound,
+    access::{Access, Policy},
+    trace::Tracer,
+};
 use millrace_transport::{self as transport, BindError, kernel};
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use super::{
+    access,
     config::{CipherSuite, Config, CongestionControl, Gso},
     engine::Chosen,
     guard::{self, Follower, Guard},
@@ -32,6 +37,7 @@ pub struct Server {
     /// Before the gate: what it still does must not outlive that.
     _follower: Follower,
     guard: Arc<Guard>,
+    access: Arc<Access>,
 }
 
 /// Secrets and identities that a relay starts with.
@@ -39,10 +45,28 @@ pub struct Identity {
     pub certificate: Arc<CertifiedKey>,
     /// Roots for the upstream relay's certificate; `None`: it is not verified.
     pub upstream_roots: Option<Arc<RootCertStore>>,
+    /// Shown to the upstream relay.
+    pub upstream_certificate: Option<Arc<CertifiedKey>>,
+    /// Roots for clients' certificates.
+    pub client_roots: Option<Arc<RootCertStore>>,
+    /// Who may do what.
+    pub policy: Policy,
     pub key_log: Option<Arc<dyn KeyLog>>,
 }
 
 impl Identity {
+    /// A certificate, and nothing else.
+    pub fn of(certificate: Arc<CertifiedKey>) -> Self {
+        Self {
+            certificate,
+            upstream_roots: None,
+            upstream_certificate: None,
+            client_roots: None,
+            policy: Policy::default(),
+            key_log: None,
+        }
+    }
+
     /// Reads everything that the settings name.
     ///
     /// # Errors
@@ -52,11 +76,17 @@ impl Identity {
         let root = config.upstream.as_ref().and_then(|upstream| upstream.tls_root.as_ref());
         let upstream_roots =
             root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
+        let shown = config.upstream.as_ref().and_then(|upstream| upstream.identity.as_ref());
+        let shown = shown.map(|(cert, key)| tls::read(cert, key)).transpose().context("upstream-tls-cert")?;
+        let client_roots = config.access.client_ca.as_ref().map(|root| tls::roots(root)).transpose();
         let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
         let key_log = key_log.transpose().context("key-log-file")?;
         Ok(Self {
             certificate,
             upstream_roots,
+            upstream_certificate: shown.map(Arc::new),
+            client_roots: client_roots.context("client-ca")?.map(Arc::new),
+            policy: access::read(&config.access)?,
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
         })
     }
@@ -84,11 +114,13 @@ impl Server {
         };
         let ports: Vec<_> = outgoing.iter().flat_map(UdpSocket::local_addr).map(|addr| addr.port()).collect();
         let engine = Chosen::start(&config, &ports)?;
-        let bound = Bound::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?;
+        let access = Access::new(identity.policy.clone(), config.access.limits);
+        let bound = Bound::new(relay_config(&config, &identity), outgoing, Arc::clone(&engine.engine))?
+            .with_access(Arc::clone(&access));
         let guard = Guard::start(&config, bound.local_addrs())?;
         let follower = Follower::start(&guard)?;
         let relay = bound.serve(Arc::clone(&guard) as _);
-        Ok(Self { relay, engine, _follower: follower, guard })
+        Ok(Self { relay, engine, _follower: follower, guard, access })
     }
 
     /// The addresses that are served, ports filled in.
@@ -115,6 +147,16 @@ impl Server {
     /// That cannot be; then nothing has changed.
     pub fn change_gate(&self, config: &Config) -> Result<(), guard::Error> {
         self.guard.change(config)
+    }
+
+    /// Who may do what from now on, whatever is open included.
+    pub fn set_policy(&self, policy: Policy) {
+        self.access.set_policy(policy);
+    }
+
+    /// Anyone may do anything.
+    pub fn is_open(&self) -> bool {
+        self.access.policy().is_open()
     }
 
     /// What happens to single packets.
@@ -154,10 +196,10 @@ impl StatusSource for Server {
 fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config {
     millrace_relay::Config {
         listen: config.listen.clone(),
-        upstream: config
-            .upstream
-            .as_ref()
-            .map(|upstream| millrace_relay::Upstream { url: upstream.url.clone() }),
+        upstream: config.upstream.as_ref().map(|upstream| millrace_relay::Upstream {
+            url: upstream.url.clone(),
+            token: upstream.token.clone().map(access::token_file),
+        }),
         transport: transport_config(config, identity),
         cache: cache::Limits {
             bytes: usize::try_from(config.cache_bytes).unwrap_or(usize::MAX),
@@ -183,6 +225,8 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
     let base = transport::Config::default();
     transport::Config {
         certificate: Some(Arc::clone(&identity.certificate)),
+        client_roots: identity.client_roots.clone(),
+        client_certificate: identity.upstream_certificate.clone(),
         trust: match &identity.upstream_roots {
             Some(roots) => transport::tls::Trust::Roots(Arc::clone(roots)),
             None => transport::tls::Trust::Anyone,

@@ -254,6 +254,10 @@ mod tests {
             subscriptions: 0,
             publications: 0,
             pending: 0,
+            identity: None,
+            requests: 0,
+            requests_refused: 0,
+            tracks: 0,
         }
     }
 
@@ -268,6 +272,7 @@ mod tests {
             objects_cached: 120,
             bytes_cached: 2048,
             largest: Some((7, 29)),
+            owner: None,
         };
         let status = relay::Status {
             version: "1.2.3".into(),

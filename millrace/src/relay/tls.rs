@@ -43,7 +43,7 @@ pub fn identity(identity: &Identity, names: Vec<String>) -> Result<Arc<Certified
     Ok(Arc::new(certified))
 }
 
-fn read(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
+pub(super) fn read(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     let pem = |path: &Path, what| {
         let path = path.to_owned();
         move |source| Error::Pem { path, what, source }
@@ -61,7 +61,7 @@ fn read(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
     })
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
+pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
@@ -111,7 +111,7 @@ pub struct Watch {
     seen: [Option<Stamp>; 2],
 }
 
-type Stamp = (i64, i64, u64, u64);
+pub(super) type Stamp = (i64, i64, u64, u64);
 
 impl Watch {
     /// Starts from the files as they are; `None` if the identity is not in files.
@@ -132,7 +132,7 @@ impl Watch {
     }
 }
 
-fn stamp(path: &Path) -> Option<Stamp> {
+pub(super) fn stamp(path: &Path) -> Option<Stamp> {
     let meta = path.metadata().ok()?;
     Some((meta.mtime(), meta.mtime_nsec(), meta.len(), meta.ino()))
 }

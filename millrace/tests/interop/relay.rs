@@ -57,12 +57,12 @@ impl Relay {
     fn on(host: Host<'_>, change: impl FnOnce(&mut Config)) -> Self {
         let runtime = Runtime::new().unwrap();
         let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
-        let settings = Settings { listen: Some(vec![listen]), ..Settings::default() };
+        let settings = Settings { listen: Some(vec![listen]), public: Some(true), ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
         host.configure(&mut config);
         change(&mut config);
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = Identity { certificate, upstream_roots: None, key_log: None };
+        let identity = Identity::of(certificate);
         let server = host.enter(|| {
             let _inside = runtime.enter();
             Arc::new(Server::start(config, identity).unwrap())

@@ -30,7 +30,8 @@ use crate::{
 
 /// Every address of a family is served, and nothing else is said.
 fn everywhere(all: IpAddr) -> Config {
-    let settings = Settings { listen: Some(vec![(all, PORT).into()]), ..Settings::default() };
+    let settings =
+        Settings { listen: Some(vec![(all, PORT).into()]), public: Some(true), ..Settings::default() };
     Config { http: None, ..Config::new(settings, None).unwrap() }
 }
 
@@ -181,7 +182,7 @@ fn what_an_upstream_relay_sends_passes_and_is_forwarded() {
     let upstream = start_on(origin, &runtime, config, 0).unwrap();
     let config = configure(&lab, |config| {
         config.gate = GateChoice::On;
-        config.upstream = Some(Upstream { url: url.clone(), tls_root: None });
+        config.upstream = Some(Upstream { url: url.clone(), tls_root: None, token: None, identity: None });
     });
     let server = start(&lab, &runtime, config.clone(), 0).unwrap();
     let net = Net { runtime, server: server.into(), lab, config };

@@ -227,7 +227,7 @@ impl<'a> Process<'a> {
 
     fn command(node: &Node) -> Command {
         let mut command = node.command(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["relay", "--http-token-file=off"]).env("NO_COLOR", "1");
+        command.args(["relay", "--public", "--http-token-file=off"]).env("NO_COLOR", "1");
         command
     }
 
@@ -311,7 +311,13 @@ fn what_cannot_work_is_refused_with_a_reason() {
     refuses(wildcard, &["no interface is named"]);
 
     let mut powerless = node.command("setpriv");
-    powerless.args(["--bounding-set=-all", env!("CARGO_BIN_EXE_millrace"), "relay", "--http=off"]);
+    powerless.args([
+        "--bounding-set=-all",
+        env!("CARGO_BIN_EXE_millrace"),
+        "relay",
+        "--public",
+        "--http=off",
+    ]);
     powerless.args(["--engine=kernel", "--interface=to-pub", "--listen", &addr]);
     refuses(powerless, &["the kernel's fast path needs CAP_BPF", "Operation not permitted"]);
 }

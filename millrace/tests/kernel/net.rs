@@ -95,7 +95,7 @@ impl Net {
 pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let node = lab.node("relay").unwrap();
     let addr = SocketAddr::new(node.addr_v4().into(), PORT);
-    let settings = Settings { listen: Some(vec![addr]), ..Settings::default() };
+    let settings = Settings { listen: Some(vec![addr]), public: Some(true), ..Settings::default() };
     let mut config = Config::new(settings, None).unwrap();
     config.http = None;
     config.engine = EngineChoice::Kernel;
@@ -123,7 +123,7 @@ pub fn start_on(
     let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
     let key_log =
         config.key_log_file.as_ref().map(|path| Arc::new(tls::KeyLogFile::open(path).unwrap()) as _);
-    let identity = Identity { certificate, upstream_roots: None, key_log };
+    let identity = Identity { key_log, ..Identity::of(certificate) };
     node.enter(|| {
         // Of this thread, which ends here.
         setfsuid(Uid::from_raw(user));

@@ -120,7 +120,9 @@ async fn sessions_that_stay_are_closed_when_the_drain_is_over() {
 async fn chain() -> (Relay, Relay) {
     let origin = Relay::start();
     let url = origin.url();
-    let edge = Relay::with(|config| config.upstream = Some(Upstream { url, tls_root: None }));
+    let edge = Relay::with(|config| {
+        config.upstream = Some(Upstream { url, tls_root: None, token: None, identity: None })
+    });
     edge.until("the relays are connected", |status| status.sessions.iter().any(|s| s.upstream)).await;
     origin.until("both know", |status| status.sessions.len() == 1).await;
     (origin, edge)
@@ -169,7 +171,9 @@ async fn an_edge_finds_its_upstream_again() {
     let origin = Relay::start();
     let addr = origin.addr;
     let url = origin.url();
-    let edge = Relay::with(|config| config.upstream = Some(Upstream { url, tls_root: None }));
+    let edge = Relay::with(|config| {
+        config.upstream = Some(Upstream { url, tls_root: None, token: None, identity: None })
+    });
     edge.until("connected", |status| status.sessions.iter().any(|session| session.upstream)).await;
     origin.server.stop().await;
     drop(origin);

@@ -52,13 +52,13 @@ impl Relay {
         let site = Site::of_this_test();
         let host = site.host();
         let listen = SocketAddr::new(host.v4().into(), host.port(0));
-        let settings = Settings { listen: Some(vec![listen]), ..Settings::default() };
+        let settings = Settings { listen: Some(vec![listen]), public: Some(true), ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
         host.configure(&mut config);
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = Identity { certificate, upstream_roots: None, key_log: None };
+        let identity = Identity::of(certificate);
         let runtime = Handle::current();
         let server = host.enter(|| {
             let _inside = runtime.enter();

@@ -23,8 +23,12 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{context::Context, subscribe::Subscriptions, upstream_fetch::before};
+use super::{context::Context, rights::request_error, subscribe::Subscriptions, upstream_fetch::before};
 use crate::{
+    access::{
+        grant::{Action, Resource},
+        rights::Rights,
+    },
     live::LiveTrack,
     wire::{self, Incoming, RequestStream, SessionError},
 };
@@ -72,9 +76,10 @@ impl Fetches {
         self: &Arc<Self>,
         fetch: Fetch,
         mut stream: RequestStream,
+        rights: &Rights,
     ) -> Result<(), SessionError> {
         let Fetch { request_id, kind, parameters } = fetch;
-        let range = match self.resolve(kind, &parameters).await {
+        let range = match self.resolve(kind, &parameters, rights).await {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
@@ -108,7 +113,12 @@ impl Fetches {
         }
     }
 
-    async fn resolve(&self, kind: FetchKind, parameters: &Parameters) -> Result<Range, RequestError> {
+    async fn resolve(
+        &self,
+        kind: FetchKind,
+        parameters: &Parameters,
+        rights: &Rights,
+    ) -> Result<Range, RequestError> {
         let order = parameters.group_order.unwrap_or_default();
         let hub = self.context.hub();
         let limit = hub.limits.request_timeout;
@@ -128,6 +138,7 @@ impl Fetches {
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
         };
         let (track, first, last) = self.join(subscription, back).await?;
+        rights.ask(Action::Fetch, Resource::track(track.name())).map_err(request_error)?;
         Ok(Range { track, first, last, order, fill })
     }
 

@@ -12,8 +12,8 @@ use bytes::BytesMut;
 use millrace_proto::moq::{
     Message, Namespace, TrackName, code,
     message::{
-        NamespaceDone, NamespaceFound, PublishBlocked, PublishNamespace, RequestOk, SubscribeNamespace,
-        SubscribeTracks,
+        NamespaceDone, NamespaceFound, PublishBlocked, PublishNamespace, RequestError, RequestOk,
+        SubscribeNamespace, SubscribeTracks,
     },
 };
 use parking_lot::Mutex;
@@ -21,11 +21,15 @@ use quinn::SendStream;
 use tracing::{debug, info};
 
 use self::claim::{Claim, Claims};
-use super::{context::Context, publish::Publications, subscribe::Subscriptions};
+use super::{context::Context, publish::Publications, rights::request_error, subscribe::Subscriptions};
 use crate::{
+    access::{
+        grant::{Action, Resource},
+        rights::Rights,
+    },
     hub::{NamespaceEvent, Publisher},
     live::LiveTrack,
-    wire::{self, Incoming, MessageReader, RequestStream, SessionError},
+    wire::{self, Answers, Incoming, MessageReader, RequestStream, SessionError},
 };
 
 /// How long a subscriber may take to grant a request stream for a PUBLISH before PUBLISH_BLOCKED.
@@ -72,9 +76,11 @@ impl Namespaces {
         &self,
         publish: PublishNamespace,
         mut stream: RequestStream,
+        rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let PublishNamespace { namespace, .. } = publish;
         let session = self.context.id();
+        let _publishing = self.context.authority().publishing(&namespace, rights);
         // Before the answer: after it, everybody finds the publisher.
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
         wire::send(&mut stream.send, RequestOk::default()).await?;
@@ -130,6 +136,7 @@ impl Namespaces {
         &self,
         subscribe: SubscribeNamespace,
         stream: RequestStream,
+        rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let claim = match self.watched.claim(subscribe.prefix) {
             Ok(claim) => claim,
@@ -143,12 +150,15 @@ impl Namespaces {
         loop {
             tokio::select! {
                 event = watch.events.recv() => match event {
-                    Some(event) => watched.tell(event, &mut send).await?,
+                    Some(event) if rights.permit(Action::SubscribeNamespace, &about(&event)) => {
+                        watched.tell(event, &mut send).await?;
+                    }
+                    Some(_) => {}
                     None => return overloaded(send),
                 },
                 incoming = reader.next() => match self.next_prefix(incoming)? {
                     Next::Same => wire::send(&mut send, RequestOk::default()).await?,
-                    Next::Prefix(prefix) => match watched.claim.move_to(prefix) {
+                    Next::Prefix(prefix) => match move_to(&mut watched.claim, prefix, rights, Action::SubscribeNamespace) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
                             watched.announced.clear();
@@ -186,6 +196,7 @@ impl Namespaces {
         &self,
         subscribe: SubscribeTracks,
         stream: RequestStream,
+        rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let mut claim = match self.watched_tracks.claim(subscribe.prefix) {
             Ok(claim) => claim,
@@ -199,12 +210,12 @@ impl Namespaces {
         loop {
             tokio::select! {
                 track = watch.events.recv() => match track {
-                    Some(track) => self.offer(track, forward, claim.prefix(), &mut send).await?,
+                    Some(track) => self.offer(track, rights, forward, claim.prefix(), &mut send).await?,
                     None => return overloaded(send),
                 },
                 incoming = reader.next() => match self.next_prefix(incoming)? {
                     Next::Same => wire::send(&mut send, RequestOk::default()).await?,
-                    Next::Prefix(prefix) => match claim.move_to(prefix) {
+                    Next::Prefix(prefix) => match move_to(&mut claim, prefix, rights, Action::SubscribeTracks) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
                             watch = self.context.hub().watch_tracks(claim.prefix().clone());
@@ -224,6 +235,7 @@ impl Namespaces {
     async fn offer(
         &self,
         track: Arc<LiveTrack>,
+        rights: &Rights,
         forward: bool,
         prefix: &Namespace,
         send: &mut SendStream,
@@ -231,13 +243,20 @@ impl Namespaces {
         if self.publications.contains(&track) || self.subscriptions.contains(track.name()) {
             return Ok(());
         }
+        let Ok(rights) = rights.derive(Action::Subscribe, Resource::track(track.name())) else {
+            return Ok(());
+        };
         let open = self.context.connection().quic.open_bi();
         if let Ok(streams) = tokio::time::timeout(STREAM_CREDIT_TIMEOUT, open).await {
             let (send, recv) = streams?;
             let reader = MessageReader::new(recv, BytesMut::new(), self.context.incomplete());
-            let stream = RequestStream { send, reader };
+            let stream = RequestStream { send: send.into(), reader };
             let subscriptions = Arc::clone(&self.subscriptions);
-            self.context.spawn(async move { subscriptions.publish(track, forward, stream).await });
+            let context = Arc::clone(&self.context);
+            self.context.spawn(async move {
+                let publish = |stream| async move { subscriptions.publish(track, forward, stream).await };
+                context.within(&rights, stream, publish).await
+            });
             return Ok(());
         }
         let name = track.name();
@@ -258,8 +277,25 @@ enum Next {
     Over,
 }
 
+/// What a change is about.
+fn about(event: &NamespaceEvent) -> Resource {
+    let (NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace)) = event;
+    Resource::namespace(namespace)
+}
+
+/// Watches another prefix from now on, if that is allowed.
+fn move_to(
+    claim: &mut Claim,
+    prefix: Namespace,
+    rights: &Rights,
+    action: Action,
+) -> Result<(), RequestError> {
+    rights.ask(action, Resource::namespace(&prefix)).map_err(request_error)?;
+    claim.move_to(prefix)
+}
+
 /// The peer reads too slowly to keep up with the changes (draft-18, 10.19).
-fn overloaded(mut send: SendStream) -> Result<(), SessionError> {
+fn overloaded(mut send: Answers) -> Result<(), SessionError> {
     let _ = send.reset(wire::var(code::Reset::EXCESSIVE_LOAD.0)); // may be stopped
     Ok(())
 }

@@ -23,7 +23,7 @@ fn problems(flags: &[&str], text: &str) -> Vec<(String, String)> {
 #[test]
 fn nothing_given_is_a_relay_to_try_out() {
     let config = config(&[], "").unwrap();
-    assert_eq!(config.listen, ["0.0.0.0:4443".parse().unwrap(), "[::]:4443".parse().unwrap()]);
+    assert_eq!(config.listen, ["127.0.0.1:4443".parse().unwrap(), "[::1]:4443".parse().unwrap()]);
     assert_eq!(config.identity, Identity::SelfSigned);
     assert_eq!(config.http, Some("127.0.0.1:9184".parse().unwrap()));
     assert_eq!(config.cipher_suites, CipherSuite::value_variants());
@@ -162,7 +162,7 @@ fn contradictions_are_refused() {
         ("tls-cert = 'c'\ntls-key = 'k'\ntls-self-signed = true", "tls-self-signed"),
         ("tls-self-signed = false", "tls-self-signed"),
         ("listen = []", "listen"),
-        ("listen = ['[::]:1', '[::]:1']", "listen"),
+        ("listen = ['[::1]:1', '[::1]:1']", "listen"),
         ("cipher-suites = []", "cipher-suites"),
         ("cipher-suites = ['aes-128-gcm', 'aes-128-gcm']", "cipher-suites"),
         ("upstream = 'https://x:1'", "upstream"),
@@ -174,6 +174,65 @@ fn contradictions_are_refused() {
         let found = problems(&[], text);
         assert_eq!(found.len(), 1, "{text}: {found:?}");
         assert!(found[0].0.ends_with(&format!(": {key}")), "{text}: {found:?}");
+    }
+}
+
+#[test]
+fn beyond_this_machine_somebody_has_to_say_who_may_do_what() {
+    let rule = "[[allow]]\nnamespace = '**'\nsubscribe = ['anyone']\n";
+    let table = [
+        ("127.0.0.1:1", "", true),
+        ("127.3.4.5:1", "", true),
+        ("[::1]:1", "", true),
+        ("[::ffff:127.0.0.1]:1", "", true),
+        ("0.0.0.0:1", "", false),
+        ("[::]:1", "", false),
+        ("192.0.2.1:1", "", false),
+        ("192.0.2.1:1", "public = false\n", false),
+        ("192.0.2.1:1", "public = true\n", true),
+        ("192.0.2.1:1", "token-keys = ['k']\n", true),
+        ("192.0.2.1:1", "client-ca = 'c'\n", true),
+        ("192.0.2.1:1", rule, true),
+    ];
+    for (addr, text, wanted) in table {
+        let found = config(&[&format!("--listen={addr}")], text);
+        assert_eq!(found.is_ok(), wanted, "{addr} {text}: {found:?}");
+        if let Err(problems) = found {
+            assert!(problems[0].1.contains("--public") && problems[0].1.contains(addr), "{problems:?}");
+        }
+    }
+    assert!(config(&["--listen=0.0.0.0:1", "--public"], "").is_ok());
+    // Nothing listened on by itself.
+    assert!(config(&[], "").is_ok());
+}
+
+#[test]
+fn rules_are_read_with_their_lines() {
+    let good = "token-keys = ['k']\nclient-ca = 'c'\n\
+                [[allow]]\nnamespace = 'live/**'\npublish = ['token', 'cert:cam']\nsubscribe = ['anyone']\n\
+                [[allow]]\nnamespace = '*'\nsubscribe = ['cidr:10.0.0.0/8']\npath = 'room/*'\nauthority = 'x'\n";
+    let rules = config(&[], good).unwrap().access.rules;
+    assert_eq!((rules.len(), rules[0].publish.len(), rules[1].path.is_some()), (2, 2, true));
+    let table = [
+        ("[[allow]]\npublish = ['anyone']", "missing field `namespace`"),
+        ("[[allow]]\nnamespace = 'a'", "allows nothing"),
+        ("[[allow]]\nnamespace = 'a'\npublish = ['all']", "none of anyone, token"),
+        ("[[allow]]\nnamespace = '**/a'\npublish = ['anyone']", "at the end only"),
+        ("[[allow]]\nnamespace = 'a'\npublsh = ['anyone']", "unknown field `publsh`"),
+        ("[[allow]]\nnamespace = 'a'\npublish = ['cidr:10.0.0.0/33']", "is no network"),
+        ("[[allow]]\nnamespace = 'a'\npublish = ['token']", "needs token-keys"),
+        ("[[allow]]\nnamespace = 'a'\npublish = ['cert:x']", "needs client-ca"),
+        ("allow = 'anyone'", "a list of tables"),
+        ("token-revoked = 'r'", "needs token-keys"),
+        ("token-audience = ['a']", "needs token-keys"),
+        ("token-issuer = ['a']", "needs token-keys"),
+        ("session-requests = 0", "must be at least 1"),
+        ("upstream-token = 't'", "needs upstream"),
+        ("upstream = 'moqt://a'\nupstream-tls-cert = 'c'", "need each other"),
+    ];
+    for (text, wanted) in table {
+        let found = problems(&[], text);
+        assert!(found.len() == 1 && found[0].1.contains(wanted), "{text}: {found:?}");
     }
 }
 
@@ -204,4 +263,5 @@ fn the_documentation_has_every_key() {
     for key in keys() {
         assert!(text.contains(&format!("| `{key}` |")), "docs/config.md lacks {key}");
     }
+    assert!(text.contains("[[allow]]"));
 }

@@ -1,0 +1,76 @@
+//! What must hold for any bytes as tokens, claims and keys: the fuzz target, and the replay of its fixtures as a test.
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use coset::{CoseMac0Builder, HeaderBuilder, TaggedCborSerializable, iana};
+use millrace_proto::moq::{
+    Namespace,
+    param::Token,
+    token::{Credential, Form, Registered},
+};
+use millrace_relay::access::{
+    grant::{Action, Resource},
+    keys::{self, Signer},
+    token,
+};
+
+const SECRET: [u8; 32] = [7; 32];
+
+/// The first byte says what the others are.
+pub fn relay_token(data: &[u8]) {
+    let Some((&kind, bytes)) = data.split_first() else { return };
+    match kind % 6 {
+        0 => structure(bytes),
+        1 => forged(token::KIND_CAT, bytes),
+        2 => forged(token::KIND_AGREED, bytes),
+        3 => signed_cat(bytes),
+        4 => signed_jwt(bytes),
+        _ => drop(keys::read(bytes)),
+    }
+}
+
+/// A Token structure is understood as it was written, and its cache keeps to its limit.
+fn structure(bytes: &[u8]) {
+    let sent = Token(bytes.to_vec().into());
+    let mut registered = Registered::new(64);
+    for _ in 0..3 {
+        let _ = registered.of_request(std::slice::from_ref(&sent));
+        assert!(registered.size() <= 64);
+    }
+    let Ok(form) = Form::decode(&sent) else { return };
+    assert_eq!(Form::decode(&form.encode()), Ok(form));
+}
+
+/// Nobody has signed these bytes.
+fn forged(kind: u64, bytes: &[u8]) {
+    let credential = Credential { kind, value: bytes.to_vec().into() };
+    assert!(token::open(&credential, &keys::read(&SECRET).expect("a key")).is_err());
+    let _ = token::of_bytes(bytes);
+}
+
+fn signed_cat(claims: &[u8]) {
+    let signer = Signer::read(&SECRET).expect("a key");
+    let header = HeaderBuilder::new().algorithm(iana::Algorithm::HMAC_256_256).build();
+    let mac = CoseMac0Builder::new().protected(header).payload(claims.to_vec());
+    let mac = mac.create_tag(&[], |data| signer.sign(data).expect("signed")).build();
+    open(token::KIND_CAT, mac.to_tagged_vec().expect("encoded"));
+}
+
+fn signed_jwt(claims: &[u8]) {
+    let signer = Signer::read(&SECRET).expect("a key");
+    let encode = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+    let message = format!("{}.{}", encode(br#"{"alg":"HS256"}"#), encode(claims));
+    let tag = encode(&signer.sign(message.as_bytes()).expect("signed"));
+    open(token::KIND_AGREED, format!("{message}.{tag}").into_bytes());
+}
+
+/// Whatever it says, it is refused or decides.
+fn open(kind: u64, value: Vec<u8>) {
+    let credential = Credential { kind, value: value.into() };
+    let Ok(grant) = token::open(&credential, &keys::read(&SECRET).expect("a key")) else { return };
+    let namespace = Namespace::new(["a", "b"]).expect("a namespace");
+    for action in [Action::ClientSetup, Action::Publish, Action::SubscribeTracks] {
+        for track in [None, Some("t".into())] {
+            let _ = grant.allows(action, &Resource { namespace: namespace.clone(), track });
+        }
+    }
+}

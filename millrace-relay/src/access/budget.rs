@@ -1,0 +1,189 @@
+//! What a session, and all sessions of a client, may use.
+
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+
+use super::refusal::Refusal;
+
+/// What one session, or one client, may use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// As many may come at once.
+    pub requests_per_second: u64,
+    /// Tracks that its requests hold at a time.
+    pub tracks: u64,
+}
+
+/// Budgets of sessions and of clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub session: Budget,
+    pub client: Budget,
+    /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
+    pub token_cache: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            session: Budget { requests_per_second: 1000, tracks: 10_000 },
+            client: Budget { requests_per_second: 10_000, tracks: 100_000 },
+            token_cache: 16 << 10,
+        }
+    }
+}
+
+/// Whom an address stands for: itself, or its /64.
+pub fn client(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => {
+            let network = address.to_bits() & !u128::from(u64::MAX);
+            Ipv6Addr::from_bits(network).into()
+        }
+        address => address,
+    }
+}
+
+/// What is used of a budget.
+#[derive(Debug)]
+pub struct Usage {
+    budget: Budget,
+    requests: Mutex<Bucket>,
+    tracks: AtomicU64,
+    /// Requests that were let in.
+    admitted: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// A token bucket: how long it takes until it is full again.
+#[derive(Debug)]
+struct Bucket {
+    full_at: Option<Instant>,
+}
+
+/// A track's place in budgets; given back when dropped.
+#[derive(Debug)]
+pub struct Place(Vec<Arc<Usage>>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for usage in &self.0 {
+            usage.tracks.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+impl Usage {
+    pub fn new(budget: Budget) -> Arc<Self> {
+        Arc::new(Self {
+            budget,
+            requests: Mutex::new(Bucket { full_at: None }),
+            tracks: AtomicU64::new(0),
+            admitted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// A request has come.
+    ///
+    /// # Errors
+    /// There were too many.
+    pub fn request(&self, now: Instant) -> Result<(), Refusal> {
+        let taken = self.requests.lock().take(now, self.budget.requests_per_second);
+        let count = if taken { &self.admitted } else { &self.refused };
+        count.fetch_add(1, Relaxed);
+        taken.then_some(()).ok_or(Refusal::Rate)
+    }
+
+    /// A place for a track in all of `usages`.
+    ///
+    /// # Errors
+    /// One of them has none left.
+    pub fn track(usages: &[&Arc<Self>]) -> Result<Place, Refusal> {
+        let mut place = Place(Vec::with_capacity(usages.len()));
+        for usage in usages {
+            let most = usage.budget.tracks;
+            let more = |tracks: u64| (tracks < most).then_some(tracks + 1);
+            if usage.tracks.fetch_update(Relaxed, Relaxed, more).is_err() {
+                usage.refused.fetch_add(1, Relaxed);
+                return Err(Refusal::Tracks);
+            }
+            place.0.push(Arc::clone(usage));
+        }
+        Ok(place)
+    }
+
+    pub fn tracks(&self) -> u64 {
+        self.tracks.load(Relaxed)
+    }
+
+    pub fn admitted(&self) -> u64 {
+        self.admitted.load(Relaxed)
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+}
+
+impl Bucket {
+    fn take(&mut self, now: Instant, rate: u64) -> bool {
+        let one = Duration::from_nanos(1_000_000_000 / rate.max(1));
+        let full_at = self.full_at.map_or(now, |at| at.max(now)) + one;
+        // A second's worth fits.
+        let fits = full_at.saturating_duration_since(now) <= Duration::from_secs(1);
+        if fits {
+            self.full_at = Some(full_at);
+        }
+        fits
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seconds_worth_at_once_and_then_the_rate() {
+        let usage = Usage::new(Budget { requests_per_second: 10, tracks: 1 });
+        let start = Instant::now();
+        let taken = |now| (0..100).filter(|_| usage.request(now).is_ok()).count();
+        assert_eq!(taken(start), 10);
+        assert_eq!(taken(start + Duration::from_millis(99)), 0);
+        assert_eq!(taken(start + Duration::from_millis(300)), 3);
+        assert_eq!(taken(start + Duration::from_secs(60)), 10);
+        assert_eq!((usage.admitted(), usage.refused()), (23, 377));
+    }
+
+    #[test]
+    fn tracks_have_places_in_both_budgets_or_in_none() {
+        let of = |tracks| Usage::new(Budget { requests_per_second: 1, tracks });
+        let (session, client) = (of(2), of(1));
+        let both = [&session, &client];
+        let place = Usage::track(&both).unwrap();
+        assert_eq!(Usage::track(&both).unwrap_err(), Refusal::Tracks);
+        assert_eq!((session.tracks(), client.tracks()), (1, 1));
+        drop(place);
+        assert_eq!((session.tracks(), client.tracks()), (0, 0));
+    }
+
+    #[test]
+    fn clients_are_addresses_or_networks() {
+        let table = [
+            ("192.0.2.1", "192.0.2.1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ];
+        for (address, wanted) in table {
+            assert_eq!(client(address.parse().unwrap()), wanted.parse::<IpAddr>().unwrap());
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! Keys that tokens are checked and made with: files in PEM, as JWK or JWKS, or an HMAC secret as it is.
+
+use std::{fmt, sync::Arc};
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use jsonwebtoken::jwk::{
+    AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, KeyOperations, PublicKeyUse,
+};
+use ring::{hmac, rand::SystemRandom, signature};
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer, SubjectPublicKeyInfoDer, pem::PemObject};
+use x509_parser::prelude::FromDer;
+
+/// The shortest HMAC secret that is taken, in bytes (RFC 7518, section 3.2, for the shortest hash).
+const MIN_SECRET: usize = 32;
+/// Keys of one file.
+const MAX_KEYS: usize = 64;
+
+/// Signature algorithms of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    Hs256,
+    Hs384,
+    Hs512,
+    Es256,
+    Es384,
+    EdDsa,
+    Rs256,
+    Rs384,
+    Rs512,
+    Ps256,
+    Ps384,
+    Ps512,
+}
+
+/// Why a file has no usable key.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("an HMAC secret of {0} bytes is too short: at least {MIN_SECRET}")]
+    Short(usize),
+    #[error("not a JWK or a JWK set: {0}")]
+    Json(String),
+    #[error("no key that tokens can be checked with")]
+    None,
+    #[error("{0}")]
+    Unusable(&'static str),
+    #[error("more than {MAX_KEYS} keys")]
+    Many,
+}
+
+/// A key. It is a secret, so it is never printed.
+#[derive(Clone)]
+pub struct Key {
+    id: Option<String>,
+    /// The only one that it may be used with.
+    algorithm: Option<Algorithm>,
+    material: Material,
+}
+
+#[derive(Clone)]
+enum Material {
+    Secret(Arc<[u8]>),
+    /// Uncompressed points.
+    P256(Arc<[u8]>),
+    P384(Arc<[u8]>),
+    Ed25519(Arc<[u8]>),
+    Rsa {
+        n: Arc<[u8]>,
+        e: Arc<[u8]>,
+    },
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match self.material {
+            Material::Secret(_) => "HMAC",
+            Material::P256(_) => "P-256",
+            Material::P384(_) => "P-384",
+            Material::Ed25519(_) => "Ed25519",
+            Material::Rsa { .. } => "RSA",
+        };
+        write!(f, "Key({kind}, {:?})", self.id)
+    }
+}
+
+/// The keys of a file.
+///
+/// # Errors
+/// It has none, or one that cannot be used.
+pub fn read(bytes: &[u8]) -> Result<Vec<Key>, KeyError> {
+    let text = std::str::from_utf8(bytes).unwrap_or_default().trim();
+    let keys = if text.starts_with('{') {
+        read_json(text)?
+    } else if text.contains("-----BEGIN ") {
+        read_pem(bytes)?
+    } else {
+        vec![secret(trimmed(bytes), None, None)?]
+    };
+    match keys.len() {
+        0 => Err(KeyError::None),
+        1..=MAX_KEYS => Ok(keys),
+        _ => Err(KeyError::Many),
+    }
+}
+
+/// Without the line end that editors leave.
+fn trimmed(bytes: &[u8]) -> &[u8] {
+    bytes.strip_suffix(b"\n").map_or(bytes, |front| front.strip_suffix(b"\r").unwrap_or(front))
+}
+
+fn secret(bytes: &[u8], id: Option<String>, algorithm: Option<Algorithm>) -> Result<Key, KeyError> {
+    if bytes.len() < MIN_SECRET {
+        return Err(KeyError::Short(bytes.len()));
+    }
+    Ok(Key { id, algorithm, material: Material::Secret(bytes.into()) })
+}
+
+fn read_json(text: &str) -> Result<Vec<Key>, KeyError> {
+    let json = |error: serde_json::Error| KeyError::Json(error.to_string());
+    let value: serde_json::Value = serde_json::from_str(text).map_err(json)?;
+    let keys = if value.get("keys").is_some() {
+        serde_json::from_value::<JwkSet>(value).map_err(json)?.keys
+    } else {
+        vec![serde_json::from_value::<Jwk>(value).map_err(json)?]
+    };
+    // Sets have keys for other purposes too.
+    keys.iter().filter(|key| is_for_signatures(key)).map(of_jwk).collect()
+}
+
+fn is_for_signatures(key: &Jwk) -> bool {
+    let for_signatures =
+        !matches!(&key.common.public_key_use, Some(other) if *other != PublicKeyUse::Signature);
+    let operations = key.common.key_operations.as_ref();
+    for_signatures
+        && operations
+            .is_none_or(|list| list.contains(&KeyOperations::Verify) || list.contains(&KeyOperations::Sign))
+}
+
+fn of_jwk(jwk: &Jwk) -> Result<Key, KeyError> {
+    let decode = |text: &str| {
+        URL_SAFE_NO_PAD
+            .decode(text.trim_end_matches('='))
+            .map_err(|_| KeyError::Unusable("a number of a JWK is not base64url"))
+    };
+    let id = jwk.common.key_id.clone();
+    let algorithm = jwk.common.key_algorithm.map(of_key_algorithm).transpose()?;
+    let material = match &jwk.algorithm {
+        AlgorithmParameters::OctetKey(key) => return secret(&decode(&key.value)?, id, algorithm),
+        AlgorithmParameters::EllipticCurve(key) => {
+            let (x, y) = (decode(&key.x)?, decode(&key.y)?);
+            let point: Arc<[u8]> = [&[4][..], &x, &y].concat().into();
+            match (&key.curve, x.len(), y.len()) {
+                (EllipticCurve::P256, 32, 32) => Material::P256(point),
+                (EllipticCurve::P384, 48, 48) => Material::P384(point),
+                _ => return Err(KeyError::Unusable("a curve other than P-256 and P-384, or a wrong point")),
+            }
+        }
+        AlgorithmParameters::OctetKeyPair(key) => match (&key.curve, decode(&key.x)?) {
+            (EllipticCurve::Ed25519, x) if x.len() == 32 => Material::Ed25519(x.into()),
+            _ => return Err(KeyError::Unusable("a curve other than Ed25519, or a wrong point")),
+        },
+        AlgorithmParameters::RSA(key) => {
+            Material::Rsa { n: decode(&key.n)?.into(), e: decode(&key.e)?.into() }
+        }
+        _ => return Err(KeyError::Unusable("an unknown kind of JWK")),
+    };
+    Ok(Key { id, algorithm, material })
+}
+
+fn of_key_algorithm(algorithm: KeyAlgorithm) -> Result<Algorithm, KeyError> {
+    Algorithm::from_name(&algorithm.to_string())
+        .ok_or(KeyError::Unusable("a JWK for an algorithm that tokens are not checked with"))
+}
+
+fn read_pem(bytes: &[u8]) -> Result<Vec<Key>, KeyError> {
+    let bad = |_| KeyError::Unusable("not readable as PEM");
+    let mut keys = Vec::new();
+    for der in SubjectPublicKeyInfoDer::pem_slice_iter(bytes) {
+        keys.push(of_public_key(der.map_err(bad)?.as_ref())?);
+    }
+    for der in CertificateDer::pem_slice_iter(bytes) {
+        let der = der.map_err(bad)?;
+        let (_, certificate) = x509_parser::certificate::X509Certificate::from_der(&der)
+            .map_err(|_| KeyError::Unusable("a certificate that cannot be parsed"))?;
+        keys.push(of_public_key(certificate.public_key().raw)?);
+    }
+    if keys.is_empty() && PrivatePkcs8KeyDer::from_pem_slice(bytes).is_ok() {
+        return Err(KeyError::Unusable("a private key: tokens are checked with the public one"));
+    }
+    Ok(keys)
+}
+
+fn of_public_key(der: &[u8]) -> Result<Key, KeyError> {
+    use x509_parser::{public_key::PublicKey, x509::SubjectPublicKeyInfo};
+    let unusable = KeyError::Unusable("a public key other than P-256, P-384, Ed25519 and RSA");
+    let Ok((_, info)) = SubjectPublicKeyInfo::from_der(der) else { return Err(unusable) };
+    let point = &info.subject_public_key.data;
+    let material = match info.parsed() {
+        Ok(PublicKey::RSA(key)) => {
+            Material::Rsa { n: without_sign(key.modulus).into(), e: without_sign(key.exponent).into() }
+        }
+        Ok(PublicKey::EC(_)) if point.len() == 65 => Material::P256(point.to_vec().into()),
+        Ok(PublicKey::EC(_)) if point.len() == 97 => Material::P384(point.to_vec().into()),
+        _ if info.algorithm.algorithm.to_id_string() == "1.3.101.112" && point.len() == 32 => {
+            Material::Ed25519(point.to_vec().into())
+        }
+        _ => return Err(unusable),
+    };
+    Ok(Key { id: None, algorithm: None, material })
+}
+
+/// Without the zero that DER puts before a number whose highest bit is set.
+fn without_sign(number: &[u8]) -> &[u8] {
+    number.strip_prefix(&[0]).unwrap_or(number)
+}
+
+impl Algorithm {
+    const NAMES: [(Self, &'static str); 12] = [
+        (Self::Hs256, "HS256"),
+        (Self::Hs384, "HS384"),
+        (Self::Hs512, "HS512"),
+        (Self::Es256, "ES256"),
+        (Self::Es384, "ES384"),
+        (Self::EdDsa, "EdDSA"),
+        (Self::Rs256, "RS256"),
+        (Self::Rs384, "RS384"),
+        (Self::Rs512, "RS512"),
+        (Self::Ps256, "PS256"),
+        (Self::Ps384, "PS384"),
+        (Self::Ps512, "PS512"),
+    ];
+
+    /// Of the JSON Web Algorithms.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(algorithm, _)| *algorithm)
+    }
+
+    pub fn name(self) -> &'static str {
+        Self::NAMES.iter().find(|(known, _)| *known == self).map_or("", |(_, name)| name)
+    }
+
+    /// Of the COSE algorithms (RFC 9053).
+    pub fn from_cose(number: i64) -> Option<Self> {
+        Some(match number {
+            5 => Self::Hs256,
+            6 => Self::Hs384,
+            7 => Self::Hs512,
+            -7 => Self::Es256,
+            -35 => Self::Es384,
+            -8 => Self::EdDsa,
+            -257 => Self::Rs256,
+            -258 => Self::Rs384,
+            -259 => Self::Rs512,
+            -37 => Self::Ps256,
+            -38 => Self::Ps384,
+            -39 => Self::Ps512,
+            _ => return None,
+        })
+    }
+
+    pub fn is_mac(self) -> bool {
+        matches!(self, Self::Hs256 | Self::Hs384 | Self::Hs512)
+    }
+}
+
+impl Key {
+    /// Whether it may be used for a token of this algorithm and key ID.
+    fn is_for(&self, algorithm: Algorithm, id: Option<&str>) -> bool {
+        let same = |wanted: &String| id.is_none_or(|id| id == wanted);
+        self.algorithm.is_none_or(|only| only == algorithm) && self.id.as_ref().is_none_or(same)
+    }
+
+    fn verifies(&self, algorithm: Algorithm, message: &[u8], tag: &[u8]) -> bool {
+        use Algorithm as A;
+        let public = |with: &'static dyn signature::VerificationAlgorithm, key: &[u8]| {
+            signature::UnparsedPublicKey::new(with, key).verify(message, tag).is_ok()
+        };
+        match &self.material {
+            Material::Secret(secret) => hmac_of(algorithm)
+                .is_some_and(|with| hmac::verify(&hmac::Key::new(with, secret), message, tag).is_ok()),
+            Material::P256(key) => algorithm == A::Es256 && public(&signature::ECDSA_P256_SHA256_FIXED, key),
+            Material::P384(key) => algorithm == A::Es384 && public(&signature::ECDSA_P384_SHA384_FIXED, key),
+            Material::Ed25519(key) => algorithm == A::EdDsa && public(&signature::ED25519, key),
+            Material::Rsa { n, e } => rsa_of(algorithm).is_some_and(|with| {
+                signature::RsaPublicKeyComponents { n: &**n, e: &**e }.verify(with, message, tag).is_ok()
+            }),
+        }
+    }
+}
+
+fn hmac_of(algorithm: Algorithm) -> Option<hmac::Algorithm> {
+    match algorithm {
+        Algorithm::Hs256 => Some(hmac::HMAC_SHA256),
+        Algorithm::Hs384 => Some(hmac::HMAC_SHA384),
+        Algorithm::Hs512 => Some(hmac::HMAC_SHA512),
+        _ => None,
+    }
+}
+
+fn rsa_of(algorithm: Algorithm) -> Option<&'static signature::RsaParameters> {
+    Some(match algorithm {
+        Algorithm::Rs256 => &signature::RSA_PKCS1_2048_8192_SHA256,
+        Algorithm::Rs384 => &signature::RSA_PKCS1_2048_8192_SHA384,
+        Algorithm::Rs512 => &signature::RSA_PKCS1_2048_8192_SHA512,
+        Algorithm::Ps256 => &signature::RSA_PSS_2048_8192_SHA256,
+        Algorithm::Ps384 => &signature::RSA_PSS_2048_8192_SHA384,
+        Algorithm::Ps512 => &signature::RSA_PSS_2048_8192_SHA512,
+        _ => return None,
+    })
+}
+
+/// Whether any of `keys` that may be used for it made `tag` over `message`.
+pub fn verify(keys: &[Key], algorithm: Algorithm, id: Option<&str>, message: &[u8], tag: &[u8]) -> bool {
+    keys.iter().filter(|key| key.is_for(algorithm, id)).any(|key| key.verifies(algorithm, message, tag))
+}
+
+/// What tokens are signed with.
+pub struct Signer {
+    pub id: Option<String>,
+    pub algorithm: Algorithm,
+    key: Private,
+}
+
+enum Private {
+    Secret(Key),
+    Ecdsa(signature::EcdsaKeyPair),
+    Ed25519(signature::Ed25519KeyPair),
+}
+
+impl Signer {
+    /// Reads an HMAC secret (as it is, or as a JWK), or a private key in PEM (PKCS #8).
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn read(bytes: &[u8]) -> Result<Self, KeyError> {
+        if let Ok(der) = PrivatePkcs8KeyDer::from_pem_slice(bytes) {
+            return Self::of_private(der.secret_pkcs8_der());
+        }
+        let key = read(bytes)?.into_iter().next().ok_or(KeyError::None)?;
+        if !matches!(key.material, Material::Secret(_)) {
+            return Err(KeyError::Unusable("a public key: tokens are made with the private one"));
+        }
+        let algorithm = key.algorithm.unwrap_or(Algorithm::Hs256);
+        Ok(Self { id: key.id.clone(), algorithm, key: Private::Secret(key) })
+    }
+
+    fn of_private(der: &[u8]) -> Result<Self, KeyError> {
+        let curves = [
+            (Algorithm::Es256, &signature::ECDSA_P256_SHA256_FIXED_SIGNING),
+            (Algorithm::Es384, &signature::ECDSA_P384_SHA384_FIXED_SIGNING),
+        ];
+        for (algorithm, curve) in curves {
+            if let Ok(pair) = signature::EcdsaKeyPair::from_pkcs8(curve, der, &SystemRandom::new()) {
+                return Ok(Self { id: None, algorithm, key: Private::Ecdsa(pair) });
+            }
+        }
+        signature::Ed25519KeyPair::from_pkcs8_maybe_unchecked(der)
+            .map(|pair| Self { id: None, algorithm: Algorithm::EdDsa, key: Private::Ed25519(pair) })
+            .map_err(|_| KeyError::Unusable("a private key other than P-256, P-384 and Ed25519"))
+    }
+
+    /// # Errors
+    /// The system has no random numbers.
+    pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, KeyError> {
+        match &self.key {
+            Private::Secret(key) => {
+                let (Material::Secret(secret), Some(with)) = (&key.material, hmac_of(self.algorithm)) else {
+                    return Err(KeyError::Unusable("a secret for an algorithm without one"));
+                };
+                Ok(hmac::sign(&hmac::Key::new(with, secret), message).as_ref().to_vec())
+            }
+            Private::Ecdsa(pair) => pair
+                .sign(&SystemRandom::new(), message)
+                .map(|made| made.as_ref().to_vec())
+                .map_err(|_| KeyError::Unusable("the system has no random numbers")),
+            Private::Ed25519(pair) => Ok(pair.sign(message).as_ref().to_vec()),
+        }
+    }
+}

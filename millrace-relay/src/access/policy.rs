@@ -1,0 +1,275 @@
+//! Decisions: whether rules and tokens let somebody do something.
+
+use std::{net::IpAddr, sync::Arc, time::SystemTime};
+
+use millrace_proto::moq::token::Credential;
+use parking_lot::Mutex;
+
+use super::{
+    budget,
+    grant::{Action, Grant, Resource},
+    pattern::{self, Pattern},
+    refusal::{Refusal, TokenError},
+    rules::{Peer, Principal, Rule},
+    token::{self, Requirements},
+};
+
+/// Tokens of one SETUP or request: each is a signature to check.
+const MAX_TOKENS: usize = 8;
+
+/// Who may do what.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    rules: Vec<Rule>,
+    pub tokens: Requirements,
+    /// Tells policies of a relay apart.
+    pub(super) version: u64,
+}
+
+/// Who a right is given to; what publishers of one track have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// The configured upstream relay.
+    Upstream,
+    Token(String),
+    Certificate(String),
+    /// A client's address, or its /64.
+    Client(IpAddr),
+}
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Upstream => f.write_str("upstream"),
+            Self::Token(subject) => write!(f, "token:{subject}"),
+            Self::Certificate(name) => write!(f, "cert:{name}"),
+            Self::Client(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+/// What a right rests on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Basis {
+    pub identity: Identity,
+    pub until: Option<SystemTime>,
+}
+
+/// A token as a peer has presented it, and what it says under the policy that was asked last.
+#[derive(Debug)]
+pub struct Presented {
+    credential: Credential,
+    opened: Mutex<Option<Opened>>,
+}
+
+/// What a token says under the policy of this version.
+type Opened = (u64, Result<Arc<Grant>, TokenError>);
+
+impl Presented {
+    pub fn new(credential: Credential) -> Arc<Self> {
+        Arc::new(Self { credential, opened: Mutex::new(None) })
+    }
+
+    pub fn credential(&self) -> &Credential {
+        &self.credential
+    }
+
+    /// What it allows now. Its signature is checked once for each policy.
+    pub fn grant(&self, policy: &Policy, now: SystemTime) -> Result<Arc<Grant>, TokenError> {
+        let mut opened = self.opened.lock();
+        let known = opened.as_ref().filter(|(version, _)| *version == policy.version);
+        let grant = match known {
+            Some((_, grant)) => grant.clone(),
+            None => {
+                let grant = token::open(&self.credential, &policy.tokens.keys).map(Arc::new);
+                *opened = Some((policy.version, grant.clone()));
+                grant
+            }
+        }?;
+        drop(opened);
+        policy.tokens.check_claims(&grant, now)?;
+        Ok(grant)
+    }
+
+    fn identity(&self, grant: &Grant) -> Identity {
+        let name = match (&grant.subject, &grant.id) {
+            (Some(subject), _) => subject.clone(),
+            (None, Some(id)) => format!("#{id}"),
+            (None, None) => {
+                let digest = ring::digest::digest(&ring::digest::SHA256, &self.credential.value);
+                digest.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+            }
+        };
+        match &grant.issuer {
+            Some(issuer) => Identity::Token(format!("{issuer}/{name}")),
+            None => Identity::Token(name),
+        }
+    }
+}
+
+impl Policy {
+    /// Without `rules`, keys leave everything to tokens and `certificates` to whoever has one; without any of these the
+    /// relay is open.
+    pub fn new(rules: Vec<Rule>, tokens: Requirements, certificates: bool) -> Self {
+        let mut policy = Self { rules, tokens, version: 0 };
+        if policy.rules.is_empty() {
+            let certificate = certificates.then(|| Principal::Certificate("*".into()));
+            let token = (!policy.tokens.keys.is_empty()).then_some(Principal::Token);
+            let all: Vec<_> = token.into_iter().chain(certificate).collect();
+            if !all.is_empty() {
+                let (publish, subscribe) = (all.clone(), all);
+                let namespace = Pattern::any();
+                policy.rules.push(Rule { namespace, publish, subscribe, path: None, authority: None });
+            }
+        }
+        policy
+    }
+
+    /// Anyone may do anything.
+    pub fn is_open(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    pub fn rule_count(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Whether tokens are looked at.
+    pub fn reads_tokens(&self) -> bool {
+        !self.tokens.keys.is_empty()
+    }
+
+    /// Whether all of `tokens` are good.
+    ///
+    /// # Errors
+    /// The first that is not.
+    pub fn check_tokens(&self, tokens: &[Arc<Presented>], now: SystemTime) -> Result<(), Refusal> {
+        if tokens.len() > MAX_TOKENS {
+            return Err(Refusal::Many);
+        }
+        for (nth, token) in tokens.iter().enumerate() {
+            if tokens[..nth].iter().any(|before| before.credential == token.credential) {
+                return Err(Refusal::Repeated);
+            }
+            if self.reads_tokens() {
+                token.grant(self, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `peer` with `tokens` may have a session.
+    ///
+    /// # Errors
+    /// Nothing is there that it could ever do; or its tokens, which it relies on, are not good.
+    pub fn decide_session(
+        &self,
+        peer: &Peer,
+        tokens: &[Arc<Presented>],
+        now: SystemTime,
+    ) -> Result<Basis, Refusal> {
+        let client = || Basis { identity: Identity::Client(budget::client(peer.address)), until: None };
+        if self.is_open() {
+            return Ok(client());
+        }
+        let resource = Resource::session();
+        let by_token = self.by_token(peer, tokens, Action::ClientSetup, &resource, now);
+        let rules = || self.rules.iter().filter(|rule| rule.is_for(peer));
+        let mut principals = rules().flat_map(|rule| rule.publish.iter().chain(&rule.subscribe));
+        let takes_tokens = self.reads_tokens() && principals.clone().any(|one| *one == Principal::Token);
+        if takes_tokens && let Ok(basis) = by_token {
+            return Ok(basis);
+        }
+        if let Some(name) = principals.find_map(|one| one.is(peer, now)) {
+            return Ok(self.of_connection(peer, name));
+        }
+        match by_token {
+            // Requests may bring their own.
+            Err(Refusal::NotAllowed) if takes_tokens && tokens.is_empty() => Ok(client()),
+            Err(refusal) if takes_tokens => Err(refusal),
+            _ => Err(Refusal::NotAllowed),
+        }
+    }
+
+    /// Whether `peer` with `tokens` may do this.
+    ///
+    /// # Errors
+    /// It may not.
+    pub fn decide(
+        &self,
+        peer: &Peer,
+        tokens: &[Arc<Presented>],
+        (action, resource): (Action, &Resource),
+        now: SystemTime,
+    ) -> Result<Basis, Refusal> {
+        if self.is_open() {
+            return Ok(Basis { identity: Identity::Client(budget::client(peer.address)), until: None });
+        }
+        let applies = |rule: &&Rule| rule.is_for(peer) && rule.namespace.matches(&resource.namespace);
+        let principals: Vec<&Principal> = match action {
+            // What a rule allows it allows to change.
+            Action::RequestUpdate => {
+                let rules = self.rules.iter().filter(applies);
+                rules.flat_map(|rule| rule.publish.iter().chain(&rule.subscribe)).collect()
+            }
+            _ => self.rules.iter().filter(applies).flat_map(|rule| rule.principals(action)).collect(),
+        };
+        let mut refusal = Refusal::NotAllowed;
+        if principals.contains(&&Principal::Token) {
+            match self.by_token(peer, tokens, action, resource, now) {
+                Ok(basis) => return Ok(basis),
+                Err(refused) => refusal = refused,
+            }
+        }
+        // A name says more than an address.
+        let mut found: Vec<_> = principals.iter().filter_map(|one| one.is(peer, now)).collect();
+        found.sort_by_key(Option::is_none);
+        found.into_iter().next().map(|name| self.of_connection(peer, name)).ok_or(refusal)
+    }
+
+    fn of_connection(&self, peer: &Peer, name: Option<String>) -> Basis {
+        match name {
+            Some(name) => {
+                let until = peer.certificate.as_ref().and_then(|certificate| certificate.not_after);
+                Basis { identity: Identity::Certificate(name), until }
+            }
+            None => Basis { identity: Identity::Client(budget::client(peer.address)), until: None },
+        }
+    }
+
+    /// The token that allows it for longest.
+    fn by_token(
+        &self,
+        peer: &Peer,
+        tokens: &[Arc<Presented>],
+        action: Action,
+        resource: &Resource,
+        now: SystemTime,
+    ) -> Result<Basis, Refusal> {
+        let mut refusal = Refusal::NotAllowed;
+        let mut best: Option<Basis> = None;
+        for token in tokens {
+            match token.grant(self, now) {
+                Ok(grant) if grant.allows(action, resource) && is_at_root(&grant, peer) => {
+                    let basis = Basis { identity: token.identity(&grant), until: grant.expires };
+                    let longer = |best: &Basis| {
+                        best.until.is_some_and(|until| basis.until.is_none_or(|other| other > until))
+                    };
+                    if best.as_ref().is_none_or(longer) {
+                        best = Some(basis);
+                    }
+                }
+                Ok(_) => {}
+                Err(error) => refusal = error.into(),
+            }
+        }
+        best.ok_or(refusal)
+    }
+}
+
+/// Whether the connection's path and a JWT's `root` overlap.
+fn is_at_root(grant: &Grant, peer: &Peer) -> bool {
+    let Some(root) = &grant.root else { return true };
+    let path = pattern::path(&peer.path);
+    path.iter().zip(root).all(|(one, other)| one == other)
+}

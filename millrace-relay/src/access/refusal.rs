@@ -1,0 +1,102 @@
+//! Why a token is not good, and why something is refused.
+
+use millrace_proto::moq::code;
+
+/// Why a token is not good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TokenError {
+    #[error("the token is malformed: {0}")]
+    Malformed(&'static str),
+    #[error("the token's type is not supported")]
+    Kind,
+    #[error("the token's algorithm is not supported")]
+    Algorithm,
+    #[error("no key fits the token's signature")]
+    Signature,
+    #[error("the token asks for what is not enforced here: {0}")]
+    Unsupported(&'static str),
+    #[error("the token has expired")]
+    Expired,
+    #[error("the token is not valid yet")]
+    NotYet,
+    #[error("the token was revoked")]
+    Revoked,
+    #[error("the token is from another issuer")]
+    Issuer,
+    #[error("the token is for another audience")]
+    Audience,
+}
+
+/// Why something is refused, or is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    #[error("not allowed")]
+    NotAllowed,
+    #[error(transparent)]
+    Token(#[from] TokenError),
+    #[error("a token is repeated")]
+    Repeated,
+    #[error("too many tokens")]
+    Many,
+    #[error("too many tokens were not good")]
+    Hopeless,
+    #[error("another publisher has this track")]
+    Taken,
+    #[error("too many requests")]
+    Rate,
+    #[error("too many tracks")]
+    Tracks,
+}
+
+impl Refusal {
+    /// As it is counted.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotAllowed => "not_allowed",
+            Self::Taken => "track_taken",
+            Self::Rate => "request_rate",
+            Self::Tracks => "tracks",
+            Self::Repeated | Self::Many => "token_malformed",
+            Self::Hopeless => "bad_tokens",
+            Self::Token(error) => match error {
+                TokenError::Malformed(_) => "token_malformed",
+                TokenError::Kind | TokenError::Algorithm | TokenError::Unsupported(_) => "token_unsupported",
+                TokenError::Signature => "token_signature",
+                TokenError::Expired => "token_expired",
+                TokenError::NotYet => "token_not_yet",
+                TokenError::Revoked => "token_revoked",
+                TokenError::Issuer => "token_issuer",
+                TokenError::Audience => "token_audience",
+            },
+        }
+    }
+
+    pub fn request_code(self) -> code::Request {
+        match self {
+            Self::Token(TokenError::Malformed(_)) | Self::Repeated | Self::Many => {
+                code::Request::MALFORMED_AUTH_TOKEN
+            }
+            Self::Token(TokenError::Expired) => code::Request::EXPIRED_AUTH_TOKEN,
+            Self::Rate | Self::Tracks => code::Request::EXCESSIVE_LOAD,
+            _ => code::Request::UNAUTHORIZED,
+        }
+    }
+
+    pub fn session_code(self) -> code::Session {
+        match self {
+            Self::Token(TokenError::Malformed(_)) | Self::Repeated | Self::Many => {
+                code::Session::MALFORMED_AUTH_TOKEN
+            }
+            Self::Token(TokenError::Expired) => code::Session::EXPIRED_AUTH_TOKEN,
+            _ => code::Session::UNAUTHORIZED,
+        }
+    }
+
+    /// Of a request's stream, when its right is over.
+    pub fn reset_code(self) -> code::Reset {
+        match self {
+            Self::Token(TokenError::Expired) => code::Reset::EXPIRED_AUTH_TOKEN,
+            _ => code::Reset::CANCELLED,
+        }
+    }
+}

@@ -1,0 +1,615 @@
+//! Who may do what, over real connections.
+
+use std::{net::IpAddr, time::SystemTime};
+
+use bytes::BytesMut;
+use millrace_proto::moq::{
+    message::{
+        Fetch, FetchKind, PublishNamespace, RequestUpdate, SubscribeNamespace, SubscribeOk, SubscribeTracks,
+        TrackStatus,
+    },
+    param::Token,
+    token::{Credential, Form},
+};
+use quinn::{ReadError, VarInt};
+
+use super::*;
+use crate::{
+    access::{
+        Limits, Policy, Requirements, Rule,
+        jwt::{self, Claims, OneOrMany},
+        keys::{self, Signer},
+        token,
+    },
+    incomplete::Incomplete,
+    wire::{Incoming, MessageReader},
+};
+
+const SECRET: &[u8; 32] = b"0123456789abcdef0123456789abcdef";
+
+/// A session of ours, and what the relay asks of it.
+struct Client {
+    connection: Arc<Connection>,
+    next_request: std::cell::Cell<u64>,
+    _control: quinn::SendStream,
+    _endpoint: Option<Endpoint>,
+}
+
+/// A request and its answers.
+struct Asked {
+    send: quinn::SendStream,
+    reader: MessageReader,
+}
+
+fn tokens_only() -> Policy {
+    let tokens = Requirements { keys: keys::read(SECRET).unwrap(), ..Requirements::default() };
+    Policy::new(vec![], tokens, false)
+}
+
+fn rule(namespace: &str, publish: &[&str], subscribe: &[&str]) -> Rule {
+    let principals = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect();
+    let (publish, subscribe) = (principals(publish), principals(subscribe));
+    Rule { namespace: namespace.parse().unwrap(), publish, subscribe, path: None, authority: None }
+}
+
+fn claims(put: &[&str], get: &[&str]) -> Claims {
+    let paths = |all: &[&str]| OneOrMany::Many(all.iter().map(|path| (*path).to_owned()).collect());
+    Claims { put: paths(put), get: paths(get), ..Claims::default() }
+}
+
+fn jwt(claims: &Claims) -> String {
+    jwt::make(claims, &Signer::read(SECRET).unwrap()).unwrap()
+}
+
+fn credential(claims: &Claims) -> Credential {
+    token::of_text(&jwt(claims))
+}
+
+fn value(claims: &Claims) -> Token {
+    Form::UseValue(credential(claims)).encode()
+}
+
+fn with_tokens(authorization_tokens: Vec<Token>) -> Parameters {
+    Parameters { authorization_tokens, ..Parameters::default() }
+}
+
+/// So many seconds from now.
+fn soon(seconds: f64) -> Option<f64> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
+    Some(now.as_secs_f64() + seconds)
+}
+
+impl Relay {
+    async fn client(&self, setup: Setup) -> Client {
+        let address = self.server.local_addrs()[0];
+        let connection = self.client.connect(address, "localhost").await.unwrap();
+        Client::begin(connection, setup, None).await
+    }
+
+    /// A client at another address.
+    async fn client_at(&self, ip: IpAddr) -> Client {
+        let config = transport::Config { trust: Trust::Anyone, ..transport::Config::default() };
+        let endpoint = Endpoint::bind((ip, 0).into(), config).unwrap();
+        let connection = endpoint.connect(self.server.local_addrs()[0], "localhost").await.unwrap();
+        Client::begin(connection, Setup::default(), Some(endpoint)).await
+    }
+
+    async fn client_with(&self, claims: &Claims) -> Client {
+        let authorization_tokens = vec![value(claims)];
+        self.client(Setup { authorization_tokens, ..Setup::default() }).await
+    }
+
+    fn refused(&self, reason: &str) -> u64 {
+        self.server.status().access.refused.get(reason).copied().unwrap_or_default()
+    }
+}
+
+impl Client {
+    async fn begin(connection: Arc<Connection>, setup: Setup, endpoint: Option<Endpoint>) -> Self {
+        let control = open_stream(&connection, &encoded(setup)).await;
+        Self { connection, next_request: 0.into(), _control: control, _endpoint: endpoint }
+    }
+
+    fn id(&self) -> u64 {
+        self.next_request.replace(self.next_request.get() + 2)
+    }
+
+    async fn ask(&self, message: impl Into<Message>) -> Asked {
+        let (send, recv) = open_request(&self.connection, message).await;
+        Asked {
+            send,
+            reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
+        }
+    }
+
+    fn publish_of(&self, track: &TrackName, track_alias: u64) -> Publish {
+        Publish {
+            request_id: self.id(),
+            track: track.clone(),
+            track_alias,
+            parameters: Parameters::default(),
+            properties: Properties::default(),
+        }
+    }
+
+    async fn publish(&self, track: &TrackName, alias: u64) -> Asked {
+        self.ask(self.publish_of(track, alias)).await
+    }
+
+    async fn subscribe(&self, track: &TrackName, parameters: Parameters) -> Asked {
+        self.ask(Subscribe { request_id: self.id(), track: track.clone(), parameters }).await
+    }
+
+    async fn publish_namespace(&self, path: &str) -> Asked {
+        let namespace = Namespace::from_path(path).unwrap();
+        let parameters = Parameters::default();
+        self.ask(PublishNamespace { request_id: self.id(), namespace, parameters }).await
+    }
+
+    /// The relay's next request.
+    async fn asked(&self) -> (Message, Asked) {
+        let (send, recv) = patiently(self.connection.quic.accept_bi()).await.unwrap();
+        let mut asked = Asked {
+            send,
+            reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
+        };
+        (asked.message().await, asked)
+    }
+
+    /// The code that the relay closes the connection with.
+    async fn closed(&self) -> code::Session {
+        match patiently(self.connection.quic.closed()).await {
+            quinn::ConnectionError::ApplicationClosed(close) => code::Session(close.error_code.into_inner()),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+impl Asked {
+    async fn incoming(&mut self) -> Incoming {
+        patiently(self.reader.next()).await.unwrap()
+    }
+
+    async fn message(&mut self) -> Message {
+        match self.incoming().await {
+            Incoming::Message(message) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The code of the refusal; `None`: it is not refused.
+    async fn refusal(&mut self) -> Option<code::Request> {
+        match self.message().await {
+            Message::RequestError(error) => Some(error.code),
+            _ => None,
+        }
+    }
+
+    async fn accepted(mut self) -> Self {
+        assert_eq!(self.refusal().await, None);
+        self
+    }
+
+    /// Until the relay resets it.
+    async fn reset(&mut self) {
+        loop {
+            match self.incoming().await {
+                Incoming::Reset => return,
+                Incoming::Finished => panic!("finished instead of reset"),
+                Incoming::Message(_) => {}
+            }
+        }
+    }
+
+    async fn say(&mut self, message: impl Into<Message>) {
+        self.send.write_all(&encoded(message)).await.unwrap();
+    }
+}
+
+async fn patiently<T>(work: impl Future<Output = T>) -> T {
+    time::timeout(Duration::from_secs(60), work).await.expect("it takes too long")
+}
+
+fn in_room(path: &str, name: &str) -> TrackName {
+    TrackName::new(Namespace::from_path(path).unwrap(), name.to_owned()).unwrap()
+}
+
+/// Another loopback address is another client.
+const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2));
+
+#[tokio::test]
+async fn an_established_publisher_is_not_displaced() {
+    let relay = Relay::start();
+    let track = track(0);
+    let owner = relay.client(Setup::default()).await;
+    let _published = owner.publish(&track, 1).await.accepted().await;
+    let rival = relay.client_at(ELSEWHERE).await;
+    assert_eq!(rival.publish(&track, 1).await.refusal().await, Some(code::Request::UNAUTHORIZED));
+    let status = relay.server.status();
+    assert_eq!((status.tracks[0].publishers, status.tracks[0].owner.as_deref()), (1, Some("127.0.0.1")));
+    assert_eq!(relay.refused("track_taken"), 1);
+    // The same client may publish it twice.
+    let again = relay.client(Setup::default()).await;
+    let _copy = again.publish(&track, 2).await.accepted().await;
+    assert_eq!(relay.server.status().tracks[0].publishers, 2);
+    // And another one once it is over.
+    for client in [&owner, &again] {
+        client.connection.quic.close(0u32.into(), b"");
+    }
+    until("no owner", || relay.server.status().tracks.iter().all(|track| track.owner.is_none())).await;
+    rival.publish(&track, 2).await.accepted().await;
+}
+
+#[tokio::test]
+async fn a_stranger_who_announces_the_namespace_is_not_asked_for_a_track_that_is_published() {
+    let relay = Relay::start();
+    let owner = relay.client(Setup::default()).await;
+    let _published = owner.publish(&track(0), 1).await.accepted().await;
+    let subscriber = relay.client(Setup::default()).await;
+    let _subscribed = subscriber.subscribe(&track(0), Parameters::default()).await.accepted().await;
+    let rival = relay.client_at(ELSEWHERE).await;
+    let _announced = rival.publish_namespace("a/room").await.accepted().await;
+    // What it is asked for first is what nobody else publishes.
+    let _other = subscriber.subscribe(&track(1), Parameters::default()).await;
+    let (asked, _request) = rival.asked().await;
+    let Message::Subscribe(subscribe) = asked else { panic!("{asked:?}") };
+    assert_eq!(subscribe.track, track(1));
+    assert_eq!(relay.server.status().tracks.iter().map(|track| track.publishers).max(), Some(1));
+}
+
+#[tokio::test]
+async fn of_two_strangers_who_are_asked_the_first_to_answer_has_the_track() {
+    let relay = Relay::start();
+    let (one, other) = (relay.client(Setup::default()).await, relay.client_at(ELSEWHERE).await);
+    let _one = one.publish_namespace("a/room").await.accepted().await;
+    let _other = other.publish_namespace("a/room").await.accepted().await;
+    let subscriber = relay.client(Setup::default()).await;
+    let subscribed = subscriber.subscribe(&track(0), Parameters::default()).await;
+    let ((_, mut first), (_, mut second)) = (one.asked().await, other.asked().await);
+    let ok = |track_alias| SubscribeOk {
+        track_alias,
+        parameters: Parameters::default(),
+        properties: Properties::default(),
+    };
+    first.say(ok(1)).await;
+    let _subscribed = subscribed.accepted().await;
+    second.say(ok(2)).await;
+    until("the second is refused", || relay.refused("track_taken") == 1).await;
+    assert_eq!(relay.server.status().tracks[0].publishers, 1);
+}
+
+#[tokio::test]
+async fn every_request_is_asked_about_before_anything_is_made() {
+    let access = Access::new(tokens_only(), Limits::default());
+    let relay = Relay::with(access, |_| {});
+    let client = relay.client_with(&claims(&["mine"], &[])).await;
+    let (name, prefix) = (in_room("yours", "t"), Namespace::from_path("yours").unwrap());
+    let (parameters, from) = (Parameters::default(), millrace_proto::moq::Location::new(0, 0));
+    let id = || client.id();
+    let whole = FetchKind::Standalone { track: name.clone(), start: from, end: from };
+    let (track, namespace) = (|| name.clone(), || prefix.clone());
+    let requests: [Message; 7] = [
+        client.publish_of(&name, 1).into(),
+        Subscribe { request_id: id(), track: track(), parameters: parameters.clone() }.into(),
+        Fetch { request_id: id(), kind: whole, parameters: parameters.clone() }.into(),
+        TrackStatus { request_id: id(), track: track(), parameters: parameters.clone() }.into(),
+        PublishNamespace { request_id: id(), namespace: namespace(), parameters: parameters.clone() }.into(),
+        SubscribeNamespace { request_id: id(), prefix: namespace(), parameters: parameters.clone() }.into(),
+        SubscribeTracks { request_id: id(), prefix: namespace(), parameters }.into(),
+    ];
+    for (nth, request) in requests.into_iter().enumerate() {
+        let name = request.name();
+        let refusal = client.ask(request).await.refusal().await;
+        assert_eq!(refusal, Some(code::Request::UNAUTHORIZED), "{name}");
+        assert_eq!(relay.refused("not_allowed"), nth as u64 + 1, "{name}");
+        assert!(relay.server.status().tracks.is_empty(), "{name}");
+    }
+    let _mine = client.publish(&in_room("mine", "t"), 1).await.accepted().await;
+}
+
+#[tokio::test]
+async fn tokens_of_the_url_the_setup_and_the_request() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let url = Setup { path: Some(format!("/?jwt={}", jwt(&claims(&["a"], &[])))), ..Setup::default() };
+    let publisher = relay.client(url).await;
+    let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
+    let watcher = relay.client_with(&claims(&[], &["a"])).await;
+    let _subscribed = watcher.subscribe(&in_room("a", "t"), Parameters::default()).await.accepted().await;
+    let stranger = relay.client(Setup::default()).await;
+    let mut refused = stranger.subscribe(&in_room("a", "t"), Parameters::default()).await;
+    assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
+    let own = with_tokens(vec![value(&claims(&[], &["a"]))]);
+    let _subscribed = stranger.subscribe(&in_room("a", "t"), own).await.accepted().await;
+}
+
+#[tokio::test]
+async fn bad_tokens_by_where_they_are() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let garbage = Form::UseValue(Credential { kind: 0, value: "garbage".into() }).encode();
+    let expired = value(&Claims { exp: Some(1.0), ..claims(&["a"], &["a"]) });
+    let unknown = Form::UseValue(Credential { kind: 77, value: "x".into() }).encode();
+    let no_form = Token(vec![9, 9].into());
+    let table = [
+        (&garbage, code::Session::MALFORMED_AUTH_TOKEN, Some(code::Request::MALFORMED_AUTH_TOKEN)),
+        (&expired, code::Session::EXPIRED_AUTH_TOKEN, Some(code::Request::EXPIRED_AUTH_TOKEN)),
+        (&unknown, code::Session::UNAUTHORIZED, Some(code::Request::UNAUTHORIZED)),
+        (&no_form, code::Session::KEY_VALUE_FORMATTING_ERROR, None),
+    ];
+    for (token, session, request) in table {
+        let setup = Setup { authorization_tokens: vec![token.clone()], ..Setup::default() };
+        assert_eq!(relay.client(setup).await.closed().await, session);
+        let client = relay.client(Setup::default()).await;
+        let mut asked = client.subscribe(&track(0), with_tokens(vec![token.clone()])).await;
+        match request {
+            Some(code) => assert_eq!(asked.refusal().await, Some(code)),
+            None => assert_eq!(client.closed().await, session),
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_goes_on_with_bad_tokens_is_closed() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let client = relay.client(Setup::default()).await;
+    let bad = |n: u64| Form::UseValue(Credential { kind: 0, value: format!("bad {n}").into() }).encode();
+    let many = with_tokens((0..9).map(bad).collect());
+    let mut refused = client.subscribe(&track(0), many).await;
+    assert_eq!(refused.refusal().await, Some(code::Request::MALFORMED_AUTH_TOKEN));
+    for n in 1..16 {
+        let mut refused = client.subscribe(&track(0), with_tokens(vec![bad(n)])).await;
+        assert_eq!(refused.refusal().await, Some(code::Request::MALFORMED_AUTH_TOKEN), "{n}");
+    }
+    let _last = client.subscribe(&track(0), with_tokens(vec![bad(16)])).await;
+    assert_eq!(client.closed().await, code::Session::UNAUTHORIZED);
+    assert_eq!((relay.refused("token_malformed"), relay.refused("bad_tokens")), (17, 1));
+}
+
+#[tokio::test]
+async fn registered_tokens_serve_later_requests() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let client = relay.client(Setup::default()).await;
+    let credential = credential(&claims(&["a"], &[]));
+    let register = Form::Register { alias: 5, credential }.encode();
+    // Registered although the request is refused.
+    let mut refused = client.subscribe(&in_room("a", "t"), with_tokens(vec![register.clone()])).await;
+    assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
+    let mut publish = client.publish_of(&in_room("a", "t"), 1);
+    publish.parameters = with_tokens(vec![Form::UseAlias { alias: 5 }.encode()]);
+    let _published = client.ask(publish).await.accepted().await;
+    let _twice = client.subscribe(&in_room("a", "t"), with_tokens(vec![register])).await;
+    assert_eq!(client.closed().await, code::Session::DUPLICATE_AUTH_TOKEN_ALIAS);
+    let forgetful = relay.client(Setup::default()).await;
+    let alias = with_tokens(vec![Form::UseAlias { alias: 5 }.encode()]);
+    let _unknown = forgetful.subscribe(&in_room("a", "t"), alias).await;
+    assert_eq!(forgetful.closed().await, code::Session::UNKNOWN_AUTH_TOKEN_ALIAS);
+    let greedy = relay.client(Setup::default()).await;
+    let large = Credential { kind: 0, value: vec![b'x'; 16 << 10].into() };
+    let large = with_tokens(vec![Form::Register { alias: 1, credential: large }.encode()]);
+    let _large = greedy.subscribe(&in_room("a", "t"), large).await;
+    assert_eq!(greedy.closed().await, code::Session::AUTH_TOKEN_CACHE_OVERFLOW);
+}
+
+#[tokio::test]
+async fn what_a_token_allowed_ends_when_it_expires() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let expiring = Claims { exp: soon(1.5), ..claims(&["a"], &[]) };
+    let publisher = relay.client_with(&expiring).await;
+    let _published = publisher.publish(&in_room("a", "t"), 7).await.accepted().await;
+    let stream = open_stream(&publisher.connection, &subgroup(7)).await;
+    let watcher = relay.client(Setup::default()).await;
+    let own = with_tokens(vec![value(&Claims { exp: soon(1.5), ..claims(&[], &["a"]) })]);
+    let mut subscribed = watcher.subscribe(&in_room("a", "t"), own).await.accepted().await;
+    until("a subscriber", || relay.server.status().tracks[0].subscribers == 1).await;
+    assert_eq!(publisher.closed().await, code::Session::EXPIRED_AUTH_TOKEN);
+    // Either its own token or the publisher's is over first; its session goes on.
+    while !matches!(subscribed.incoming().await, Incoming::Reset | Incoming::Finished) {}
+    until("nothing published, nobody subscribed", || {
+        relay.server.status().tracks.iter().all(|track| track.publishers + track.subscribers == 0)
+    })
+    .await;
+    assert_eq!(relay.server.status().sessions.len(), 1);
+    drop(stream);
+}
+
+#[tokio::test]
+async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let publisher = relay.client(Setup::default()).await;
+    let mut publish = publisher.publish_of(&in_room("a", "t"), 7);
+    publish.parameters = with_tokens(vec![value(&Claims { exp: soon(1.0), ..claims(&["a"], &[]) })]);
+    let (mut send, mut recv) = open_request(&publisher.connection, publish).await;
+    let mut stream = open_stream(&publisher.connection, &subgroup(7)).await;
+    let mut answer = [0; 256];
+    let code = loop {
+        match patiently(recv.read(&mut answer)).await {
+            Ok(Some(_)) => {}
+            Err(ReadError::Reset(code)) => break code,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(code, VarInt::from_u64(code::Reset::EXPIRED_AUTH_TOKEN.0).unwrap());
+    assert_eq!(patiently(stream.stopped()).await, Ok(Some(1u32.into())));
+    assert_eq!(relay.refused("token_expired"), 1);
+    let _ = (send.finish(), stream.finish()); // stopped
+}
+
+#[tokio::test]
+async fn a_new_policy_is_for_what_is_under_way_too() {
+    let access = Access::new(tokens_only(), Limits::default());
+    let relay = Relay::with(Arc::clone(&access), |_| {});
+    let named = |id: &str| Claims { jti: Some(id.into()), ..claims(&["a"], &["a"]) };
+    let (one, other) = (relay.client_with(&named("one")).await, relay.client_with(&named("two")).await);
+    let _one = one.publish_namespace("a").await.accepted().await;
+    let mut two = other.subscribe(&in_room("a", "t"), Parameters::default()).await;
+    let (_, mut asked) = one.asked().await;
+    let ok =
+        SubscribeOk { track_alias: 1, parameters: Parameters::default(), properties: Properties::default() };
+    asked.say(ok).await;
+    assert_eq!(two.refusal().await, None);
+    let mut policy = tokens_only();
+    policy.tokens.revoked = ["one".to_owned()].into();
+    access.set_policy(policy);
+    assert_eq!(one.closed().await, code::Session::UNAUTHORIZED);
+    until("nobody publishes", || relay.server.status().tracks.iter().all(|track| track.publishers == 0))
+        .await;
+    let status = relay.server.status();
+    assert_eq!((status.sessions.len(), status.access.revoked), (1, 1));
+    // Keys that are gone take with them what they signed.
+    let tokens = Requirements { keys: keys::read(&[7; 32]).unwrap(), ..Requirements::default() };
+    access.set_policy(Policy::new(vec![], tokens, false));
+    assert_eq!(other.closed().await, code::Session::UNAUTHORIZED);
+}
+
+#[tokio::test]
+async fn a_published_namespace_that_ends_takes_its_tracks_along() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let publisher = relay.client(Setup::default()).await;
+    let publish = PublishNamespace {
+        request_id: publisher.id(),
+        namespace: Namespace::from_path("a").unwrap(),
+        parameters: with_tokens(vec![value(&Claims { exp: soon(1.5), ..claims(&["a"], &[]) })]),
+    };
+    let mut namespace = publisher.ask(publish).await.accepted().await;
+    let watcher = relay.client_with(&claims(&[], &["a"])).await;
+    let subscribed = watcher.subscribe(&in_room("a", "t"), Parameters::default()).await;
+    let (_, mut upstream) = publisher.asked().await;
+    let ok =
+        SubscribeOk { track_alias: 1, parameters: Parameters::default(), properties: Properties::default() };
+    upstream.say(ok).await;
+    let _subscribed = subscribed.accepted().await;
+    namespace.reset().await;
+    upstream.reset().await;
+    until("no publisher", || relay.server.status().tracks.iter().all(|track| track.publishers == 0)).await;
+}
+
+#[tokio::test]
+async fn an_update_with_a_newer_token_goes_on() {
+    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let publisher = relay.client_with(&claims(&["a"], &[])).await;
+    let _published = publisher.publish(&in_room("a", "t"), 1).await.accepted().await;
+    let watcher = relay.client(Setup::default()).await;
+    let expiring = |seconds| Claims { exp: soon(seconds), ..claims(&[], &["a"]) };
+    let parameters = with_tokens(vec![value(&expiring(1.0))]);
+    let mut subscribed = watcher.subscribe(&in_room("a", "t"), parameters).await.accepted().await;
+    let parameters = with_tokens(vec![value(&expiring(600.0))]);
+    subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
+    assert!(matches!(subscribed.message().await, Message::RequestOk(_)));
+    // When the first is over, others' time is, too.
+    let brief = relay.client(Setup::default()).await;
+    let parameters = with_tokens(vec![value(&expiring(1.0))]);
+    brief.subscribe(&in_room("a", "t"), parameters).await.accepted().await.reset().await;
+    assert_eq!(relay.server.status().tracks[0].subscribers, 1);
+    // An update with a bad one ends it.
+    let parameters = with_tokens(vec![value(&Claims { exp: Some(1.0), ..claims(&[], &["a"]) })]);
+    subscribed.say(RequestUpdate { request_id: watcher.id(), parameters }).await;
+    subscribed.reset().await;
+}
+
+#[tokio::test]
+async fn watchers_hear_only_of_what_they_may_watch() {
+    let rules =
+        vec![rule("a", &[], &["anyone"]), rule("a/open/**", &[], &["anyone"]), rule("**", &["anyone"], &[])];
+    let policy = Policy::new(rules, Requirements::default(), false);
+    let relay = Relay::with(Access::new(policy, Limits::default()), |_| {});
+    let watcher = relay.client(Setup::default()).await;
+    let prefix = Namespace::from_path("a").unwrap();
+    let watch = SubscribeNamespace {
+        request_id: watcher.id(),
+        prefix: prefix.clone(),
+        parameters: Parameters::default(),
+    };
+    let mut watched = watcher.ask(watch).await.accepted().await;
+    let tracks = SubscribeTracks { request_id: watcher.id(), prefix, parameters: Parameters::default() };
+    let _tracks = watcher.ask(tracks).await.accepted().await;
+    let publisher = relay.client(Setup::default()).await;
+    for path in ["a/closed", "a/open"] {
+        let _namespace = publisher.publish_namespace(path).await.accepted().await;
+        let Message::Namespace(found) = (match path {
+            "a/open" => watched.message().await,
+            _ => continue,
+        }) else {
+            panic!("not a namespace")
+        };
+        assert_eq!(found.suffix, Namespace::from_path("open").unwrap());
+    }
+    let _closed = publisher.publish(&in_room("a/closed", "t"), 1).await.accepted().await;
+    let _open = publisher.publish(&in_room("a/open", "t"), 2).await.accepted().await;
+    let (Message::Publish(publish), _request) = watcher.asked().await else { panic!("not PUBLISH") };
+    assert_eq!(publish.track, in_room("a/open", "t"));
+}
+
+#[tokio::test]
+async fn too_many_requests_and_tracks_are_refused_and_counted() {
+    let mut limits = Limits::default();
+    limits.session.requests_per_second = 4;
+    limits.session.tracks = 2;
+    let relay = Relay::with(Access::new(Policy::default(), limits), |_| {});
+    let client = relay.client(Setup::default()).await;
+    let mut held = Vec::new();
+    for name in 0..2 {
+        held.push(client.publish(&track(name), name).await.accepted().await);
+    }
+    assert_eq!(client.publish(&track(2), 2).await.refusal().await, Some(code::Request::EXCESSIVE_LOAD));
+    assert_eq!(relay.refused("tracks"), 1);
+    // Places are given back.
+    drop(held.pop());
+    until("a place", || relay.server.status().access.clients[0].tracks == 1).await;
+    let mut refused = 0;
+    for name in 0..50 {
+        refused += u64::from(client.publish_namespace(&format!("n/{name}")).await.refusal().await.is_some());
+    }
+    assert!(refused > 0);
+    let status = relay.server.status();
+    assert_eq!(relay.refused("request_rate"), refused);
+    assert_eq!(status.sessions[0].requests, 53 - refused);
+    assert_eq!(status.access.clients[0].requests, 53 - refused);
+}
+
+#[tokio::test]
+async fn client_certificates_are_names() {
+    let authority_key = rcgen::KeyPair::generate().unwrap();
+    let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
+    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let root = authority.self_signed(&authority_key).unwrap();
+    let issuer = rcgen::Issuer::new(authority, authority_key);
+    let make = |name: &str| {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
+        let signed = params.signed_by(&key, &issuer).unwrap();
+        let private = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+        let private = rustls::crypto::ring::sign::any_supported_type(&private).unwrap();
+        Arc::new(CertifiedKey::new(vec![signed.der().clone()], private))
+    };
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(root.der().clone()).unwrap();
+    let rules = vec![rule("cams/**", &["cert:cam.example"], &["cert:*"])];
+    let access = Access::new(Policy::new(rules, Requirements::default(), true), Limits::default());
+    let relay = Relay::with(access, |transport| transport.client_roots = Some(Arc::new(roots)));
+    let connect = |certificate: Option<Arc<CertifiedKey>>| {
+        let config = transport::Config {
+            trust: Trust::Anyone,
+            client_certificate: certificate,
+            ..transport::Config::default()
+        };
+        let endpoint = Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap();
+        let address = relay.server.local_addrs()[0];
+        async move {
+            let connection = endpoint.connect(address, "localhost").await.unwrap();
+            Client::begin(connection, Setup::default(), Some(endpoint)).await
+        }
+    };
+    let cam = connect(Some(make("cam.example"))).await;
+    let _published = cam.publish(&in_room("cams", "t"), 1).await.accepted().await;
+    assert_eq!(relay.server.status().tracks[0].owner.as_deref(), Some("cert:cam.example"));
+    let other = connect(Some(make("mic.example"))).await;
+    let mut refused = other.publish(&in_room("cams", "u"), 1).await;
+    assert_eq!(refused.refusal().await, Some(code::Request::UNAUTHORIZED));
+    let _watched = other.subscribe(&in_room("cams", "t"), Parameters::default()).await.accepted().await;
+    assert_eq!(connect(None).await.closed().await, code::Session::UNAUTHORIZED);
+    // Signed by nobody that is known: the handshake fails.
+    let stranger = connect(Some(Arc::new(certificate()))).await;
+    assert!(matches!(
+        patiently(stranger.connection.quic.closed()).await,
+        quinn::ConnectionError::ConnectionClosed(_) | quinn::ConnectionError::TransportError(_)
+    ));
+}

@@ -1,0 +1,257 @@
+//! `millrace token`: makes tokens and checks them.
+
+use std::{
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, bail};
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use clap::{Subcommand, ValueEnum};
+use millrace_relay::access::{
+    Requirements, cat,
+    grant::{Grant, Match, Scope},
+    jwt::{self, Claims, OneOrMany},
+    keys::{self, Signer},
+    token,
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Make a token, and print it
+    Make(Make),
+    /// Check a token as a relay would, and print what it allows
+    Check(Check),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// As moq-relay takes it
+    Jwt,
+    /// C4M: COSE, in base64url
+    C4m,
+    /// C4M in the compact form of its test vectors
+    C4mCompact,
+}
+
+#[derive(Debug, clap::Args)]
+struct Make {
+    /// HMAC secret (as it is, or a JWK), or private key in PEM
+    #[arg(long, value_name = "FILE")]
+    key: PathBuf,
+    #[arg(long, value_enum, default_value = "jwt")]
+    format: Format,
+    /// What the paths of --put and --get are below
+    #[arg(long, value_name = "PATH", default_value = "")]
+    root: String,
+    /// May publish what is there and below, repeatable
+    #[arg(long, value_name = "PATH")]
+    put: Vec<String>,
+    /// May subscribe to what is there and below, repeatable
+    #[arg(long, value_name = "PATH")]
+    get: Vec<String>,
+    /// Seconds that it is good for [default: for ever]
+    #[arg(long, value_name = "SECONDS")]
+    expires_in: Option<u64>,
+    /// Its ID, for revocation
+    #[arg(long)]
+    id: Option<String>,
+    /// Whose it is: publishers of one subject do not exclude each other
+    #[arg(long)]
+    subject: Option<String>,
+    #[arg(long)]
+    issuer: Option<String>,
+    /// Which relays it is for, repeatable
+    #[arg(long)]
+    audience: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Check {
+    /// As a relay's token-keys, repeatable
+    #[arg(long, required = true, value_name = "FILE")]
+    keys: Vec<PathBuf>,
+    /// As a relay's token-audience
+    #[arg(long, value_delimiter = ',')]
+    audience: Vec<String>,
+    /// The file that the token is in, or "-": arguments can be seen by every user of this machine
+    #[arg(value_name = "FILE", default_value = "-")]
+    token: PathBuf,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args.command {
+        Command::Make(make) => self::make(make),
+        Command::Check(check) => self::check(check),
+    }
+}
+
+fn make(args: Make) -> anyhow::Result<()> {
+    if args.put.is_empty() && args.get.is_empty() {
+        bail!("the token would allow nothing: give --put or --get");
+    }
+    let name = || args.key.display().to_string();
+    let signer = Signer::read(&std::fs::read(&args.key).with_context(name)?).with_context(name)?;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let text = match args.format {
+        Format::Jwt => jwt::make(&jwt_claims(args, now), &signer)?,
+        Format::C4m => URL_SAFE_NO_PAD.encode(cat::make(&cat_claims(args, now), &signer, false)?),
+        Format::C4mCompact => String::from_utf8(cat::make(&cat_claims(args, now), &signer, true)?)?,
+    };
+    writeln!(std::io::stdout(), "{text}")?;
+    Ok(())
+}
+
+fn jwt_claims(args: Make, now: u64) -> Claims {
+    Claims {
+        root: args.root,
+        put: OneOrMany::Many(args.put),
+        get: OneOrMany::Many(args.get),
+        exp: args.expires_in.map(|seconds| now.saturating_add(seconds) as f64),
+        iat: Some(now as f64),
+        iss: args.issuer,
+        sub: args.subject,
+        aud: OneOrMany::Many(args.audience),
+        jti: args.id,
+        ..Claims::default()
+    }
+}
+
+fn cat_claims(args: Make, now: u64) -> cat::Claims {
+    let scope = |below: &String, publish: bool| {
+        let fields = args.root.split('/').chain(below.split('/')).filter(|field| !field.is_empty());
+        Scope {
+            actions: cat::actions(publish, !publish),
+            namespace: fields.map(|field| Match::Exact(field.to_owned().into())).collect(),
+            closed: false,
+            track: None,
+        }
+    };
+    let put = args.put.iter().map(|below| scope(below, true));
+    let scopes = put.chain(args.get.iter().map(|below| scope(below, false))).collect();
+    cat::Claims {
+        scopes,
+        id: args.id,
+        subject: args.subject,
+        issuer: args.issuer,
+        audience: args.audience,
+        expires: args.expires_in.map(|seconds| now.saturating_add(seconds)),
+        not_before: None,
+        issued: Some(now),
+    }
+}
+
+fn check(args: Check) -> anyhow::Result<()> {
+    let mut required = Requirements { audience: args.audience, ..Requirements::default() };
+    for path in &args.keys {
+        let name = || path.display().to_string();
+        required.keys.extend(keys::read(&std::fs::read(path).with_context(name)?).with_context(name)?);
+    }
+    let credential = token::of_bytes(&read(&args.token)?);
+    let grant = required.check(&credential, SystemTime::now())?;
+    print!("{}", describe(&grant));
+    Ok(())
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    if path != Path::new("-") {
+        return std::fs::read(path).with_context(|| path.display().to_string());
+    }
+    let mut bytes = Vec::new();
+    std::io::stdin().take(token::MAX_LEN as u64 + 2).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// What a token allows, in lines.
+fn describe(grant: &Grant) -> String {
+    let mut lines = Vec::new();
+    let named = [("id", &grant.id), ("subject", &grant.subject), ("issuer", &grant.issuer)];
+    for (name, value) in named {
+        lines.extend(value.as_ref().map(|value| format!("{name:10} {value}")));
+    }
+    if !grant.audience.is_empty() {
+        lines.push(format!("{:10} {}", "audience", grant.audience.join(", ")));
+    }
+    let left = grant.expires.map(|expires| expires.duration_since(SystemTime::now()).unwrap_or_default());
+    let left = left.map(|left| format!("in {:?}", Duration::from_secs(left.as_secs())));
+    lines.push(format!("{:10} {}", "expires", left.as_deref().unwrap_or("never")));
+    lines.extend(grant.scopes.iter().map(|scope| format!("{:10} {}", "allows", describe_scope(scope))));
+    lines.join("\n") + "\n"
+}
+
+fn describe_scope(scope: &Scope) -> String {
+    let text = |field: &Match| match field {
+        Match::Exact(bytes) => bytes.escape_ascii().to_string(),
+        Match::Prefix(bytes) => format!("{}*", bytes.escape_ascii()),
+        Match::Suffix(bytes) => format!("*{}", bytes.escape_ascii()),
+    };
+    let mut fields: Vec<_> = scope.namespace.iter().map(text).collect();
+    if !scope.closed {
+        fields.push("**".to_owned());
+    }
+    let track = scope.track.as_ref().map(|track| format!(", track {}", text(track))).unwrap_or_default();
+    format!("{} in {}{track}", scope.actions, fields.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(format: Format, key: &Path) -> Make {
+        Make {
+            key: key.to_owned(),
+            format,
+            root: "room".into(),
+            put: vec!["alice".into()],
+            get: vec![String::new()],
+            expires_in: Some(60),
+            id: Some("7".into()),
+            subject: None,
+            issuer: None,
+            audience: vec!["relay".into()],
+        }
+    }
+
+    #[test]
+    fn what_is_made_is_good_and_says_what_it_allows() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("key");
+        std::fs::write(&key, [b'k'; 32]).unwrap();
+        let signer = Signer::read(&[b'k'; 32]).unwrap();
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        let required = Requirements {
+            keys: keys::read(&[b'k'; 32]).unwrap(),
+            audience: vec!["relay".into()],
+            ..Requirements::default()
+        };
+        for format in Format::value_variants() {
+            let args = args(*format, &key);
+            let text = match format {
+                Format::Jwt => jwt::make(&jwt_claims(args, now), &signer).unwrap(),
+                Format::C4m => {
+                    URL_SAFE_NO_PAD.encode(cat::make(&cat_claims(args, now), &signer, false).unwrap())
+                }
+                Format::C4mCompact => {
+                    String::from_utf8(cat::make(&cat_claims(args, now), &signer, true).unwrap()).unwrap()
+                }
+            };
+            let credential = token::of_bytes(format!("{text}\n").as_bytes());
+            let said = describe(&required.check(&credential, SystemTime::now()).unwrap());
+            for line in [
+                "id         7",
+                "audience   relay",
+                "PUBLISH_NAMESPACE, REQUEST_UPDATE, PUBLISH in room/alice/**",
+                "FETCH, TRACK_STATUS in room/**",
+            ] {
+                assert!(said.contains(line), "{format:?}: {line} is not in\n{said}");
+            }
+        }
+    }
+}

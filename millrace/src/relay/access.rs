@@ -1,0 +1,82 @@
+//! Who may do what, from files: keys of tokens and revocations, read again when they change.
+
+use std::{collections::HashSet, path::PathBuf, sync::Arc};
+
+use anyhow::Context;
+use millrace_proto::moq::token::Credential;
+use millrace_relay::access::{Policy, Requirements, keys, token};
+use tracing::warn;
+
+use super::{
+    config::Access,
+    tls::{Stamp, stamp},
+};
+
+/// Reads the files that the settings name.
+///
+/// # Errors
+/// One cannot be read, or has no keys.
+pub fn read(access: &Access) -> anyhow::Result<Policy> {
+    let mut tokens = Requirements {
+        audience: access.audience.clone(),
+        issuers: access.issuers.clone(),
+        ..Requirements::default()
+    };
+    for path in &access.keys {
+        let name = || format!("token-keys: {}", path.display());
+        let bytes = std::fs::read(path).with_context(name)?;
+        tokens.keys.extend(keys::read(&bytes).with_context(name)?);
+    }
+    if let Some(path) = &access.revoked {
+        let text = std::fs::read_to_string(path);
+        tokens.revoked = ids(&text.with_context(|| format!("token-revoked: {}", path.display()))?);
+    }
+    Ok(Policy::new(access.rules.clone(), tokens, access.client_ca.is_some()))
+}
+
+/// One a line; `#` begins a comment.
+fn ids(text: &str) -> HashSet<String> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    lines.filter(|line| !line.is_empty()).map(str::to_owned).collect()
+}
+
+/// Notices when the files change. What cannot be used is an error once, not at every look.
+pub struct Watch {
+    access: Access,
+    seen: Vec<Option<Stamp>>,
+}
+
+impl Watch {
+    /// Starts from the files as they are.
+    pub fn new(access: &Access) -> Self {
+        let mut watch = Self { access: access.clone(), seen: Vec::new() };
+        watch.seen = watch.stamps();
+        watch
+    }
+
+    fn stamps(&self) -> Vec<Option<Stamp>> {
+        let files = self.access.keys.iter().chain(&self.access.revoked);
+        files.map(|path| stamp(path)).collect()
+    }
+
+    /// `Some` if the files have changed since the last look, or `always`.
+    pub fn look(&mut self, always: bool) -> Option<anyhow::Result<Policy>> {
+        let now = self.stamps();
+        if now == self.seen && !always {
+            return None;
+        }
+        self.seen = now;
+        Some(read(&self.access))
+    }
+}
+
+/// What a relay shows its upstream: the token that is in a file at the time.
+pub fn token_file(path: PathBuf) -> Arc<dyn Fn() -> Option<Credential> + Send + Sync> {
+    Arc::new(move || match std::fs::read(&path) {
+        Ok(bytes) => Some(token::of_bytes(&bytes)),
+        Err(error) => {
+            warn!(path = %path.display(), %error, "no token for the upstream relay");
+            None
+        }
+    })
+}
