@@ -219,9 +219,9 @@ struct gate_opening {
 
 enum gate_bucket {
 	GATE_BUCKET_STRANGER = 0,
-	GATE_BUCKET_LIVE, /* packets with the ID of a connection of the client, wherever they come from */
-	GATE_BUCKET_PATH, /* packets with another ID on a connection's path: anybody can forge that */
-	GATE_BUCKET_ID,	  /* packets with a published ID, by its hash */
+	GATE_BUCKET_LIVE,   /* packets with the ID of a connection of the client, wherever they come from */
+	GATE_BUCKET_PATH,   /* packets with another ID on a connection's path: anybody can forge that */
+	GATE_BUCKET_ID,	    /* packets with a published ID, by its hash */
 	GATE_BUCKET_PROVED, /* Initials with a valid token: nobody can forge that */
 };
 
@@ -300,11 +300,11 @@ struct gate_token {
 	__u8 key; /* index of the key */
 	__u8 id_len;
 	__be16 port;
-	__be32 issued; /* seconds since 1970 */
+	__be32 issued;	  /* seconds since 1970 */
 	__u8 retry_id[8]; /* source connection ID of the Retry: random, so that no two tokens are equal */
 	struct gate_address address;
 	__u8 id[GATE_ID_MAX]; /* original destination connection ID, and zeroes */
-	__u8 tag[16];	       /* of all that, and of gate_policy.token_scope */
+	__u8 tag[16];	      /* of all that, and of gate_policy.token_scope */
 };
 _Static_assert(sizeof(struct gate_token) == 72, "gate_token is as the wire has it");
 

@@ -147,9 +147,9 @@ static __always_inline int has_valid_token(struct gate_work *work, const struct 
 /* Whether there is any use in remembering who was let in. */
 static __always_inline int has_openings(const struct gate_work *work, const struct gate_policy *policy)
 {
-	return work->id.len && (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY) ||
-				mode_of(policy, GATE_UNKNOWN_INITIALS) ||
-				mode_of(policy, GATE_CLIENT_INITIALS));
+	return work->id.len &&
+	       (mode_of(policy, GATE_QUOTA) || mode_of(policy, GATE_RETRY) ||
+		mode_of(policy, GATE_UNKNOWN_INITIALS) || mode_of(policy, GATE_CLIENT_INITIALS));
 }
 
 /* The Initial with this connection ID that was let in from there, or NULL. */

@@ -8,9 +8,9 @@
 #include "relay_trace.h"
 
 #define MOST_CREDIT 0xffffffffU /* no stream is sent so far beyond what was */
-#define LOOPBACK 1 /* interface index, in every network namespace */
-#define AF_INET	 2
-#define AF_INET6 10
+#define LOOPBACK    1		/* interface index, in every network namespace */
+#define AF_INET	    2
+#define AF_INET6    10
 
 /* The peer counts the largest offset of each stream (RFC 9000, section 4.1): of bytes that were left to userspace, too, once
  * later ones are sent. More than userspace will count, if it has sent those by now.

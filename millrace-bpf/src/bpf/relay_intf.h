@@ -93,9 +93,9 @@ struct relay_ingress {
 	__u64 id; /* of the slot, since the entry may have become another slot's before a run uses it */
 	__u32 upstream;
 	__u32 kind;
-	__u32 first; /* egress, or RELAY_END */
-	__u32 lock;  /* 0: nobody has it */
-	__u64 next;  /* the stream's bytes before this offset were judged, here or by userspace */
+	__u32 first;	  /* egress, or RELAY_END */
+	__u32 lock;	  /* 0: nobody has it */
+	__u64 next;	  /* the stream's bytes before this offset were judged, here or by userspace */
 	__u64 final_size; /* the stream's size, or RELAY_UNKNOWN */
 	/* Bytes that came behind a hole, without gaps. Before `next`: none. */
 	__u64 run;
@@ -114,8 +114,8 @@ struct relay_egress {
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
 	__u64 tag;	  /* userspace's, for registrations */
 	__u64 group;	  /* userspace's, for events */
-	__u64 counted;	  /* downstream offset up to which bytes were counted against MAX_DATA; what is skipped counts */
-	__u32 next;	  /* egress of the slot, or RELAY_END */
+	__u64 counted; /* downstream offset up to which bytes were counted against MAX_DATA; what is skipped counts */
+	__u32 next; /* egress of the slot, or RELAY_END */
 	__u32 downstream;
 	__u32 upstream;	 /* of the slot */
 	__u32 epoch;	 /* of the downstream; 0: not in use */
@@ -235,7 +235,7 @@ enum relay_outcome {
 	RELAY_NOT_AUTHENTIC,
 	RELAY_REPLAYED, /* or too old to tell */
 	RELAY_BAD_FRAMES,
-	RELAY_NO_SLOT,	       /* no frame that has a slot */
+	RELAY_NO_SLOT, /* no frame that has a slot */
 	RELAY_BAD_STREAM, /* a stream's bytes are malformed, or beyond its final size: nothing in the packet is forwarded */
 	RELAY_DECLINED,	       /* there are slots, but no frame may be forwarded: enum relay_frame_outcome */
 	RELAY_BUSY,	       /* a run was interrupted by this one, which has nothing to work with */

@@ -193,7 +193,8 @@ static __always_inline void join_run(struct relay_ingress *ingress, __u32 index)
 /* --- Frames --- */
 
 /* Whether the frame agrees with the final size, if that is known; notes it. */
-static __always_inline int fits_final(struct relay_ingress *ingress, const struct frame_stream *frame, __u64 end)
+static __always_inline int fits_final(struct relay_ingress *ingress, const struct frame_stream *frame,
+				      __u64 end)
 {
 	if (end > ingress->final_size)
 		return 0;

@@ -20,7 +20,7 @@ struct chunk {
 	__s32 priority;
 	__u32 kind;
 	__u32 ingress;
-	__u32 egress; /* first of its slot */
+	__u32 egress;  /* first of its slot */
 	__u32 ordinal; /* among the packet's STREAM and DATAGRAM frames */
 	__u32 pad;
 };

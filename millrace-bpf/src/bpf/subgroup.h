@@ -37,7 +37,8 @@ static __always_inline int subgroup_may_end(const struct subgroup_state *state)
 /* Whether what comes next is known to be `bytes` that are not looked at. */
 static __always_inline int subgroup_is_inside(const struct subgroup_state *state, __u64 bytes)
 {
-	return (state->field == SUBGROUP_IN_PAYLOAD && state->left >= bytes) || state->field == SUBGROUP_OPAQUE;
+	return (state->field == SUBGROUP_IN_PAYLOAD && state->left >= bytes) ||
+	       state->field == SUBGROUP_OPAQUE;
 }
 
 /* Takes bytes that are not looked at, no more than there are. */
