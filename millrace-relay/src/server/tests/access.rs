@@ -82,7 +82,7 @@ fn soon(seconds: f64) -> Option<f64> {
 impl Relay {
     async fn client(&self, setup: Setup) -> Client {
         let address = self.server.local_addrs()[0];
-        let connection = self.client.connect(address, "localhost").await.unwrap();
+        let connection = patiently(self.client.connect(address, "localhost")).await.unwrap();
         Client::begin(connection, setup, None).await
     }
 
@@ -106,7 +106,7 @@ impl Relay {
 
 impl Client {
     async fn begin(connection: Arc<Connection>, setup: Setup, endpoint: Option<Endpoint>) -> Self {
-        let control = open_stream(&connection, &encoded(setup)).await;
+        let control = patiently(open_stream(&connection, &encoded(setup))).await;
         Self { connection, next_request: 0.into(), _control: control, _endpoint: endpoint }
     }
 
@@ -115,7 +115,7 @@ impl Client {
     }
 
     async fn ask(&self, message: impl Into<Message>) -> Asked {
-        let (send, recv) = open_request(&self.connection, message).await;
+        let (send, recv) = patiently(open_request(&self.connection, message)).await;
         Asked {
             send,
             reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
@@ -366,7 +366,8 @@ async fn who_goes_on_with_bad_tokens_is_closed() {
 
 #[tokio::test]
 async fn registered_tokens_serve_later_requests() {
-    let relay = Relay::with(Access::new(tokens_only(), Limits::default()), |_| {});
+    let limits = Limits { token_cache: 1000, ..Limits::default() };
+    let relay = Relay::with(Access::new(tokens_only(), limits), |_| {});
     let client = relay.client(Setup::default()).await;
     let credential = credential(&claims(&["a"], &[]));
     let register = Form::Register { alias: 5, credential }.encode();
@@ -383,7 +384,7 @@ async fn registered_tokens_serve_later_requests() {
     let _unknown = forgetful.subscribe(&in_room("a", "t"), alias).await;
     assert_eq!(forgetful.closed().await, code::Session::UNKNOWN_AUTH_TOKEN_ALIAS);
     let greedy = relay.client(Setup::default()).await;
-    let large = Credential { kind: 0, value: vec![b'x'; 16 << 10].into() };
+    let large = Credential { kind: 0, value: vec![b'x'; 1000].into() };
     let large = with_tokens(vec![Form::Register { alias: 1, credential: large }.encode()]);
     let _large = greedy.subscribe(&in_room("a", "t"), large).await;
     assert_eq!(greedy.closed().await, code::Session::AUTH_TOKEN_CACHE_OVERFLOW);
