@@ -18,10 +18,14 @@ pub enum Contender {
     Kernel,
     /// The same behind its gate
     KernelGate,
+    /// Millrace, forwarding in the kernel, with BBR
+    KernelBbr,
     /// Millrace, forwarding in userspace
     User,
     /// The same behind its gate
     UserGate,
+    /// Millrace, forwarding in userspace, with BBR
+    UserBbr,
     /// Cloudflare's relay
     MoqRelayIetf,
     /// moq-dev's relay
@@ -34,7 +38,8 @@ impl Contender {
     /// The row's `relay`.
     pub fn relay(self) -> &'static str {
         match self {
-            Self::Kernel | Self::KernelGate | Self::User | Self::UserGate => "millrace",
+            Self::Kernel | Self::KernelGate | Self::KernelBbr => "millrace",
+            Self::User | Self::UserGate | Self::UserBbr => "millrace",
             Self::MoqRelayIetf => "moq-relay-ietf",
             Self::MoqRelay => "moq-relay",
             Self::Forwarder => "udp-forwarder",
@@ -44,8 +49,8 @@ impl Contender {
     /// The row's `engine`; only Millrace has several.
     pub fn engine(self) -> Option<&'static str> {
         match self {
-            Self::Kernel | Self::KernelGate => Some("kernel"),
-            Self::User | Self::UserGate => Some("user"),
+            Self::Kernel | Self::KernelGate | Self::KernelBbr => Some("kernel"),
+            Self::User | Self::UserGate | Self::UserBbr => Some("user"),
             _ => None,
         }
     }
@@ -55,7 +60,16 @@ impl Contender {
         self.engine().map(|_| matches!(self, Self::KernelGate | Self::UserGate))
     }
 
+    /// The row's `congestion_control`; only Millrace's is chosen here.
+    pub fn congestion_control(self) -> Option<&'static str> {
+        let bbr = matches!(self, Self::KernelBbr | Self::UserBbr);
+        self.engine().map(|_| if bbr { "bbr" } else { "cubic" })
+    }
+
     pub fn label(self) -> String {
+        if let (Some(engine), Some("bbr")) = (self.engine(), self.congestion_control()) {
+            return format!("{} ({engine}, bbr)", self.relay());
+        }
         match (self.engine(), self.gate()) {
             (Some(engine), Some(true)) => format!("{} ({engine}, gate)", self.relay()),
             (Some(engine), _) => format!("{} ({engine})", self.relay()),
@@ -68,12 +82,18 @@ impl Contender {
         let certificate = identity.certificate.to_string_lossy();
         let key = identity.key.to_string_lossy();
         let (program, arguments) = match self {
-            Self::Kernel | Self::KernelGate | Self::User | Self::UserGate => {
+            Self::Kernel
+            | Self::KernelGate
+            | Self::KernelBbr
+            | Self::User
+            | Self::UserGate
+            | Self::UserBbr => {
                 let engine = self.engine().unwrap_or_default();
                 let gate = if self.gate() == Some(true) { "on" } else { "off" };
                 let mut arguments = vec!["relay", "--listen", &listen, "--public", "--engine", engine];
                 arguments.extend(["--gate", gate]);
                 arguments.extend(["--http", &http, "--http-token-file", "off"]);
+                arguments.extend(["--congestion-control", self.congestion_control().unwrap_or("cubic")]);
                 arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
                 (env::current_exe()?, arguments)
             }

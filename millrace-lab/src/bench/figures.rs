@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::contender::Contender;
+use super::profile::Profile;
 use super::stats::{Percentiles, median};
 use super::wire::Matched;
 
@@ -74,6 +75,7 @@ pub struct Load {
 #[derive(Debug)]
 pub struct Row {
     pub contender: Contender,
+    pub profile: Profile,
     pub load: Load,
     /// One entry per round.
     pub rounds: Vec<Result<Figures, String>>,
@@ -99,6 +101,8 @@ impl Row {
         row.insert("relay".into(), json!(self.contender.relay()));
         row.insert("engine".into(), json!(self.contender.engine()));
         row.insert("gate".into(), json!(self.contender.gate()));
+        row.insert("congestion_control".into(), json!(self.contender.congestion_control()));
+        row.insert("impair".into(), json!(self.profile.name()));
         row.insert("subscribers".into(), json!(self.load.subscribers));
         row.insert("object_bytes".into(), json!(self.load.object_bytes));
         row.insert("rate_hz".into(), json!(self.load.rate_hz));
@@ -196,7 +200,7 @@ mod tests {
 
     fn row(rounds: Vec<Result<Figures, String>>) -> Row {
         let load = Load { subscribers: 8, object_bytes: 1200, rate_hz: 500 };
-        Row { contender: Contender::User, load, rounds }
+        Row { contender: Contender::User, profile: Profile::Clean, load, rounds }
     }
 
     #[test]

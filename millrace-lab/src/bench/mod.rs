@@ -8,6 +8,7 @@ mod gate;
 mod max_rate;
 mod plot;
 mod process;
+mod profile;
 mod relay;
 mod run;
 mod stats;

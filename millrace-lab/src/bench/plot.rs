@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -22,6 +22,10 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 pub fn draw(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     let measured: Vec<(&Row, Figures)> = rows.iter().filter_map(|row| Some((row, row.median()?))).collect();
     let Some((first, _)) = measured.first() else { bail!("no relay could be measured") };
+    ensure!(
+        measured.iter().all(|(row, _)| row.profile == first.profile),
+        "a picture has one profile of the link"
+    );
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let title = format!("{} objects of {} bytes per second", first.load.rate_hz, first.load.object_bytes);
@@ -84,6 +88,8 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kernel => RGBColor(0xd6, 0x27, 0x28),
         Contender::KernelGate => RGBColor(0x8c, 0x1a, 0x1b),
+        Contender::KernelBbr => RGBColor(0xe3, 0x77, 0xc2),
+        Contender::UserBbr => RGBColor(0xbc, 0xbd, 0x22),
         Contender::User => RGBColor(0xff, 0x7f, 0x0e),
         Contender::UserGate => RGBColor(0xb3, 0x59, 0x0a),
         Contender::MoqRelayIetf => RGBColor(0x1f, 0x77, 0xb4),
@@ -175,6 +181,7 @@ mod tests {
     use super::super::figures::{Cpu, Load};
     use super::super::wire::Matched;
     use super::*;
+    use crate::bench::profile::Profile;
 
     #[test]
     fn every_relay_and_load_is_in_the_picture() {
@@ -192,6 +199,7 @@ mod tests {
             probe_adds_us: None,
         };
         let row = |contender, subscribers| Row {
+            profile: Profile::Clean,
             contender,
             load: Load { subscribers, object_bytes: 1200, rate_hz: 500 },
             rounds: vec![Ok(figures.clone())],

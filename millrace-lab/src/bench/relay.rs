@@ -1,11 +1,13 @@
 //! `millrace bench relay`: relays side by side, in one lab, under one load.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, ensure};
 
 use super::contender::Contender;
 use super::figures::{Load, Row};
+use super::profile::Profile;
 use super::run::Bench;
 use super::table::write_json;
 use super::usage::warn_if_busy;
@@ -28,8 +30,11 @@ pub struct Args {
     /// Objects per second
     #[arg(long, default_value_t = 500, value_name = "HZ")]
     rate_hz: u32,
+    /// What the link to the subscribers does to packets, interleaved
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
+    impair: Vec<Profile>,
     /// Find the highest rate that each relay sustains without loss instead, starting from --rate-hz
-    #[arg(long, conflicts_with = "plot")]
+    #[arg(long, conflicts_with_all = ["plot", "impair"])]
     max_rate: bool,
     /// Length of the stretch without instruments; the others are half and a fifth of it
     #[arg(long, default_value_t = 10.0)]
@@ -48,19 +53,21 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     args.check()?;
     warn_if_busy()?;
-    let bench = Bench::new(args.seconds)?;
     if args.max_rate {
-        return max_rates(&args, &bench);
+        return max_rates(&args, &args.bench(Profile::Clean)?);
     }
+    let benches = args.impair.iter().map(|profile| Ok((*profile, args.bench(*profile)?)));
+    let benches = benches.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
     let mut rows = args.rows();
     for round in 1..=args.rounds {
         for row in &mut rows {
+            let bench = benches.get(&row.profile).context("a lab for each profile")?;
             let figures = bench.run(row.contender, &row.load).map_err(|error| format!("{error:#}"));
             eprintln!("{}", table::progress(round, row, &figures));
             row.rounds.push(figures);
         }
     }
-    drop(bench);
+    drop(benches);
     print!("{}", table::render(&rows));
     args.write(rows.iter().map(Row::json).collect())?;
     if let Some(path) = &args.plot {
@@ -80,6 +87,11 @@ fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
 }
 
 impl Args {
+    fn bench(&self, profile: Profile) -> anyhow::Result<Bench> {
+        let offered = 8 * u64::from(self.object_bytes) * u64::from(self.rate_hz);
+        Bench::new(self.seconds, profile, offered)
+    }
+
     fn write(&self, rows: Vec<serde_json::Value>) -> anyhow::Result<()> {
         self.json.as_deref().map_or(Ok(()), |path| write_json(path, &rows))
     }
@@ -99,9 +111,17 @@ impl Args {
             contenders.push(Contender::Forwarder);
         }
         let load = |subscribers| Load { subscribers, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
-        let loads = self.subscribers.iter().map(|n| load(*n));
-        loads
-            .flat_map(|load| contenders.iter().map(move |c| Row { contender: *c, load, rounds: Vec::new() }))
-            .collect()
+        let mut rows = Vec::new();
+        for profile in &self.impair {
+            for subscribers in &self.subscribers {
+                rows.extend(contenders.iter().map(|contender| Row {
+                    contender: *contender,
+                    profile: *profile,
+                    load: load(*subscribers),
+                    rounds: Vec::new(),
+                }));
+            }
+        }
+        rows
     }
 }

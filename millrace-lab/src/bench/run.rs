@@ -17,10 +17,11 @@ use super::contender::{Contender, Identity, PORT};
 use super::engine;
 use super::figures::{Cpu, Figures, Load, Programs};
 use super::process::{Process, listens, packets_sent};
+use super::profile::Profile;
 use super::traffic::{Received, Route, Traffic};
 use super::usage::{Reading, Used, peak_rss_bytes};
 use super::wire::{self, Ends, Wire};
-use crate::lab::{self, Lab, Node, Topology};
+use crate::lab::{self, Lab, Node};
 
 /// Until a relay listens.
 const START_LIMIT: Duration = Duration::from_secs(10);
@@ -33,6 +34,8 @@ const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
 /// Of the asked packet rate, from which on traffic counts as flowing.
 const FLOWING: f64 = 0.8;
+/// The same where the link does not take that rate.
+const NARROW_FLOWING: f64 = 0.3;
 /// The same where it is not known whether it can ever flow at that rate.
 const TRIAL_FLOWING: f64 = 0.05;
 const PUBLISHER_LINK: &str = "pub-relay";
@@ -45,6 +48,7 @@ pub struct Bench {
     identity: Identity,
     /// Of the undisturbed stretch; the ones with instruments are parts of it.
     seconds: f64,
+    profile: Profile,
 }
 
 /// A relay under a load: whether it keeps up.
@@ -56,18 +60,20 @@ pub struct Trial {
 }
 
 impl Bench {
-    pub fn new(seconds: f64) -> anyhow::Result<Self> {
+    /// `offered`: bits per second of media to one subscriber.
+    pub fn new(seconds: f64, profile: Profile, offered: u64) -> anyhow::Result<Self> {
         lab::remove_on_signal()?;
-        let lab = Lab::new(&Topology::standard(1, 1)).context("cannot make the lab")?;
+        let lab = Lab::new(&profile.topology(SUBSCRIBERS_LINK, offered)?).context("cannot make the lab")?;
         let directory = tempfile::tempdir()?;
         let identity = Identity::create(&directory.path().join("identity"), lab.node("relay")?.addr_v4())?;
-        Ok(Self { lab, directory, identity, seconds })
+        Ok(Self { lab, directory, identity, seconds, profile })
     }
 
     pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
         let relay = self.start_relay(contender)?;
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
-        let mut traffic = self.start_traffic(contender, load, seconds + SPARE_SECONDS, FLOWING)?;
+        let flowing = if self.profile.is_narrow() { NARROW_FLOWING } else { FLOWING };
+        let mut traffic = self.start_traffic(contender, load, seconds + SPARE_SECONDS, flowing)?;
 
         let (undisturbed, used) = self.undisturbed(&relay)?;
         let (probed, wire) = self.probed(load)?;

@@ -5,11 +5,13 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::figures::{Figures, Row};
+use super::profile::Profile;
 use super::stats::Percentiles;
 use crate::columns::{Side, aligned};
 
-const HEAD: [&str; 14] = [
+const HEAD: [&str; 15] = [
     "relay",
+    "link",
     "subs",
     "delivered",
     "lost",
@@ -32,7 +34,7 @@ pub fn render(rows: &[Row]) -> String {
     let mut text = columns(&lines);
     for row in rows {
         if let Some(error) = row.error() {
-            text += &format!("{} x {}: {error}\n", row.contender.label(), row.load.subscribers);
+            text += &format!("{}: {error}\n", what(row));
         }
     }
     text
@@ -40,7 +42,7 @@ pub fn render(rows: &[Row]) -> String {
 
 /// What came of one run, as it goes.
 pub fn progress(round: usize, row: &Row, figures: &Result<Figures, String>) -> String {
-    let what = format!("round {round}, {} x {}", row.contender.label(), row.load.subscribers);
+    let what = format!("round {round}, {}", what(row));
     match figures {
         Err(error) => format!("{what}: {error}"),
         Ok(figures) => format!(
@@ -53,10 +55,17 @@ pub fn progress(round: usize, row: &Row, figures: &Result<Figures, String>) -> S
     }
 }
 
+fn what(row: &Row) -> String {
+    let link =
+        if row.profile == Profile::Clean { String::new() } else { format!(", {}", row.profile.name()) };
+    format!("{} x {}{link}", row.contender.label(), row.load.subscribers)
+}
+
 fn line(row: &Row, figures: &Figures) -> Vec<String> {
     let cpu = figures.cpu_ns_per_object;
     vec![
         row.contender.label(),
+        row.profile.name().to_owned(),
         row.load.subscribers.to_string(),
         figures.delivered.to_string(),
         figures.lost.to_string(),

@@ -1,0 +1,82 @@
+//! What the link between relay and subscribers does to packets, by name.
+
+use crate::lab::{Directions, Topology};
+
+/// The same for every relay, and with the same seed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+pub enum Profile {
+    /// A perfect wire
+    Clean,
+    /// 20 ms each way, 0.5 % of packets lost
+    Noisy,
+    /// 20 ms each way, 2 % of packets lost
+    Lossy,
+    /// 20 ms each way, losses in bursts: a thirtieth of the time, of four packets on average
+    Bursts,
+    /// 20 ms each way, 4 ms of jitter, 2 % of packets overtaken by those of 5 ms
+    Reorder,
+    /// 20 ms each way, three fifths of the rate that one subscriber asks for, a queue of 100 ms
+    Bottleneck,
+    /// 20 ms each way, three fifths of the rate that one subscriber asks for, a queue of 2 s
+    Bufferbloat,
+}
+
+impl Profile {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Noisy => "noisy",
+            Self::Lossy => "lossy",
+            Self::Bursts => "bursts",
+            Self::Reorder => "reorder",
+            Self::Bottleneck => "bottleneck",
+            Self::Bufferbloat => "bufferbloat",
+        }
+    }
+
+    /// Whether it has too little room for one subscriber.
+    pub fn is_narrow(self) -> bool {
+        matches!(self, Self::Bottleneck | Self::Bufferbloat)
+    }
+
+    /// `offered`: bits per second of media to one subscriber.
+    fn settings(self, offered: u64) -> Option<String> {
+        let rate = offered * 3 / 5;
+        let queue = |ms: u64| rate / 8 * ms / 1000;
+        Some(match self {
+            Self::Clean => return None,
+            Self::Noisy => "delay=20ms loss=0.5%".to_owned(),
+            Self::Lossy => "delay=20ms loss=2%".to_owned(),
+            Self::Bursts => "delay=20ms burst-start=0.8% burst-end=25% burst-loss=100%".to_owned(),
+            Self::Reorder => "delay=20ms jitter=4ms reorder=2% reorder-by=5ms".to_owned(),
+            Self::Bottleneck => format!("delay=20ms rate={rate}bit queue-bytes={}", queue(100)),
+            Self::Bufferbloat => format!("delay=20ms rate={rate}bit queue-bytes={}", queue(2000)),
+        })
+    }
+
+    /// Publisher, relay, and behind `link` the subscribers.
+    pub fn topology(self, link: &str, offered: u64) -> anyhow::Result<Topology> {
+        let mut topology = Topology::standard(1, 1);
+        if let Some(settings) = self.settings(offered) {
+            topology.impair(link, Directions::Both, &settings)?;
+        }
+        Ok(topology)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum as _;
+
+    use super::*;
+
+    #[test]
+    fn the_lab_understands_every_profile() {
+        for profile in Profile::value_variants() {
+            let topology = profile.topology("relay-sub1", 4_800_000).unwrap();
+            let link = topology.links.iter().find(|link| link.name == "relay-sub1").unwrap();
+            assert_eq!(link.forward.is_perfect(), *profile == Profile::Clean, "{profile:?}");
+            assert_eq!(profile.to_possible_value().unwrap().get_name(), profile.name());
+        }
+    }
+}
