@@ -21,7 +21,8 @@ pub struct Backups(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    waiting: VecDeque<Weak<LiveTrack>>,
+    /// By their numbers.
+    waiting: VecDeque<(u32, Weak<LiveTrack>)>,
     /// Numbers of the tracks that wait or are being subscribed to.
     known: HashSet<u32>,
     tasks: usize,
@@ -40,7 +41,7 @@ impl Backups {
             if state.waiting.len() >= MAX_WAITING {
                 Counters::count(&context.hub().counters.backups_passed_over);
             } else if state.known.insert(track.number) {
-                state.waiting.push_back(Arc::downgrade(track));
+                state.waiting.push_back((track.number, Arc::downgrade(track)));
             }
         }
         while state.tasks < AT_ONCE.min(state.waiting.len()) {
@@ -70,16 +71,13 @@ impl Backups {
     /// The next track that is still there; without one, the task ends.
     fn next(&self) -> Option<Arc<LiveTrack>> {
         let mut state = self.0.lock();
-        while let Some(waiting) = state.waiting.pop_front() {
-            // The number of one that has gone is not used again.
+        while let Some((number, waiting)) = state.waiting.pop_front() {
             if let Some(track) = waiting.upgrade() {
                 return Some(track);
             }
+            state.known.remove(&number);
         }
         state.tasks -= 1;
-        if state.tasks == 0 {
-            state.known.clear();
-        }
         None
     }
 }
