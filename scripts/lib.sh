@@ -46,3 +46,12 @@ free_port() {
         [ -n "$(ss -H"$1"ln "sport = :$port")" ] || { echo "$port"; return; }
     done
 }
+
+# In a lab: the process of the relay that was started as $millrace.
+relay_pid() {
+    local pid
+    for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do
+        case $(tr '\0' ' ' <"/proc/$pid/cmdline") in "$millrace relay "*) echo "$pid" && return ;; esac
+    done
+    return 1
+}

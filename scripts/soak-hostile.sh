@@ -27,14 +27,6 @@ url=moqt://$LAB_RELAY_V4:4443
 status=$LAB_RELAY_V4:9184
 in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
 
-relay_pid() {
-    local pid
-    for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do
-        case $(tr '\0' ' ' <"/proc/$pid/cmdline") in "$millrace relay "*) echo "$pid" && return ;; esac
-    done
-    return 1
-}
-
 # hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB.
 hostile() {
     in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
@@ -44,7 +36,7 @@ hostile() {
 
 failed=0
 for engine in $engines; do
-    in_node relay "$millrace" relay --engine "$engine" --listen "$LAB_RELAY_V4:4443" --http "$status" --gate off \
+    in_node relay "$millrace" relay --engine "$engine" --listen "$LAB_RELAY_V4:4443" --public --http "$status" --gate off \
         --cache-seconds 1 --idle-timeout 5 2>"$dir/$engine-relay.log" &
     wait_for 10 in_node pub curl -fs "http://$status/healthz" ||
         die "the relay did not start: $(tail -n1 "$dir/$engine-relay.log")"

@@ -32,14 +32,6 @@ url=moqt://$LAB_RELAY_V4:4443
 in_node() { "$millrace" lab exec "$1" -- "${@:2}"; }
 status() { in_node relay "$millrace" status "$@"; }
 
-relay_pid() {
-    local pid
-    for pid in $(ip netns pids "$LAB_RELAY_NETNS"); do
-        case $(tr '\0' ' ' <"/proc/$pid/cmdline") in "$millrace relay "*) echo "$pid" && return ;; esac
-    done
-    return 1
-}
-
 say "$rate objects/s, $subscribers subscribers, $links, $seconds s"
 in_node relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public 2>"$dir/relay.log" &
 wait_for 10 status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
