@@ -30,13 +30,14 @@
 //! | [`broadcast`], [`serve`] | tracks and their recent objects, and how a publisher answers for them |
 //! | [`receive`], [`object`], [`order`] | a subscriber's side: streams to objects, objects in a track's order |
 //! | [`media`] | fragmented MP4 as tracks, named as moq-pub names them |
-//! | [`generate`], [`payload`], [`stats`] | objects that can be measured, and the figures |
+//! | [`generate`], [`payload`], [`stats`], [`owed`] | objects that can be measured, and the figures |
 
 pub mod broadcast;
 pub mod generate;
 pub mod media;
 pub mod object;
 pub mod order;
+pub mod owed;
 pub mod payload;
 pub mod publish;
 pub mod receive;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
+use crate::owed::{self, Owed};
 use crate::payload::{self, Bad};
 
 /// Sequence numbers that can still arrive late; older ones that are missing are lost.
@@ -136,6 +137,7 @@ pub struct Figures {
     streams: u64,
     resets: u64,
     latency: Histogram<u64>,
+    owed: Owed,
     /// [`payload::now`] of the request, the first object and the last one.
     started: Duration,
     first: Option<Duration>,
@@ -161,6 +163,7 @@ impl Figures {
             bytes: 0,
             streams: 0,
             resets: 0,
+            owed: Owed::new(latency.clone()),
             latency,
             started: payload::now(),
             first: None,
@@ -191,8 +194,11 @@ impl Figures {
         }
         order.0 = Some(stamp.sequence);
         match self.seen.insert(stamp.sequence) {
-            // The histogram grows on demand, so it takes any value.
-            true => drop(self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64)),
+            true => {
+                // The histogram grows on demand, so it takes any value.
+                let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
+                self.owed.object(stamp, now);
+            }
             false => self.duplicates += 1,
         }
     }
@@ -230,16 +236,18 @@ impl Figures {
             first_object_ms: self.first.map(|first| first.saturating_sub(self.started).as_secs_f64() * 1e3),
             streams: self.streams,
             resets: self.resets,
+            owed: if is_end { Owed::report([&self.owed]) } else { None },
         }
     }
 
-    /// Adds another subscriber's figures, for totals. Rates add up; the first object is the slowest one.
-    pub fn merge(reports: &[(Report, Histogram<u64>)]) -> Report {
+    /// Totals over subscribers. Rates add up; the first object is the slowest one.
+    pub fn total(all: &[Self], is_end: bool) -> Report {
         let mut latency = Figures::new().latency;
         let mut total = Report::default();
-        for (report, histogram) in reports {
+        for figures in all {
+            let report = figures.report(is_end);
             // Both grow on demand, so one always fits into the other.
-            let _ = latency.add(histogram);
+            let _ = latency.add(&figures.latency);
             total.delivered += report.delivered;
             total.lost += report.lost;
             total.duplicates += report.duplicates;
@@ -257,11 +265,8 @@ impl Figures {
             };
         }
         total.latency_us = Latency::of(&latency);
+        total.owed = if is_end { Owed::report(all.iter().map(|figures| &figures.owed)) } else { None };
         total
-    }
-
-    pub fn latency(&self) -> &Histogram<u64> {
-        &self.latency
     }
 }
 
@@ -297,6 +302,9 @@ pub struct Report {
     pub streams: u64,
     /// Those of them that were reset.
     pub resets: u64,
+    /// At the end of a track that says how long it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owed: Option<owed::Report>,
 }
 
 /// One-way latency in microseconds, from the publisher's application to the subscriber's on one host.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hdrhistogram::Histogram;
 use millrace_proto::moq::message::FetchKind;
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code};
@@ -169,21 +168,20 @@ pub async fn measure(
             }
             _ = second.tick(), if on_second.is_some() => {
                 if let Some(on_second) = &mut on_second {
-                    on_second(&Figures::merge(&reports(&figures, false)));
+                    on_second(&Figures::total(&now(&figures), false));
                 }
             }
             () = &mut deadline => break,
         }
     }
     let is_end = ended == subscribers && options.count.is_none();
-    let reports = reports(&figures, is_end);
-    let total = Figures::merge(&reports);
-    Ok(Measured { total, subscribers: reports.into_iter().map(|(report, _)| report).collect() })
+    let figures = now(&figures);
+    let subscribers = figures.iter().map(|figures| figures.report(is_end)).collect();
+    Ok(Measured { total: Figures::total(&figures, is_end), subscribers })
 }
 
-fn reports(figures: &[Arc<Mutex<Figures>>], is_end: bool) -> Vec<(Report, Histogram<u64>)> {
-    let figures = figures.iter().map(|figures| figures.lock());
-    figures.map(|figures| (figures.report(is_end), figures.latency().clone())).collect()
+fn now(figures: &[Arc<Mutex<Figures>>]) -> Vec<Figures> {
+    figures.iter().map(|figures| figures.lock().clone()).collect()
 }
 
 /// One subscriber that counts.

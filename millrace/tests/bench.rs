@@ -61,3 +61,45 @@ fn check_forwarder(row: &Value) {
     assert!(number("/cpu_ns_per_object/relay") < number("/cpu_ns_per_object/machine"));
     assert!(number("/rss_bytes") > 0.0);
 }
+
+#[test]
+fn a_bottleneck_is_shared_with_tcp() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP a_bottleneck_is_shared_with_tcp: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args([
+            "bench",
+            "fairness",
+            "--relays",
+            "kernel,user",
+            "--tcp",
+            "reno,none",
+            "--buffers",
+            "1",
+            "--rate-mbit",
+            "5",
+        ])
+        .args(["--seconds", "1", "--rounds", "1", "--json"])
+        .arg(&json)
+        .output()
+        .expect("millrace runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    let [kernel, user, reno, none] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+    for (row, relay, engine) in
+        [(kernel, "millrace", "kernel".into()), (user, "millrace", "user".into()), (reno, "tcp", Value::Null)]
+    {
+        assert_eq!((&row["relay"], &row["engine"]), (&Value::from(relay), &engine));
+        let round = &row["rounds"][0];
+        let number = |name: &str| round[name].as_f64().unwrap_or_else(|| panic!("{name} in {row}"));
+        assert!(number("flow_mbit") > 0.0 && number("cubic_mbit") > 0.0, "{row}");
+        assert!((0.0..100.0).contains(&number("share_percent")), "{row}");
+        assert_eq!(row["share_percent"]["median"], round["share_percent"]);
+    }
+    let error = none["rounds"][0]["error"].as_str().unwrap_or_else(|| panic!("an error in {none}"));
+    assert!(error.contains("TCP with none") && error.contains("tcp_available_congestion_control"), "{error}");
+}

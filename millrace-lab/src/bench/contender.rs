@@ -12,6 +12,9 @@ pub const PORT: u16 = 4443;
 /// Where Millrace says what it does.
 pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9184);
 
+/// The relay's congestion control if nothing is said.
+const DEFAULT: &str = "cubic";
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Contender {
     /// Millrace, forwarding in the kernel
@@ -38,65 +41,65 @@ impl Contender {
     /// The row's `relay`.
     pub fn relay(self) -> &'static str {
         match self {
-            Self::Kernel | Self::KernelGate | Self::KernelBbr => "millrace",
-            Self::User | Self::UserGate | Self::UserBbr => "millrace",
             Self::MoqRelayIetf => "moq-relay-ietf",
             Self::MoqRelay => "moq-relay",
             Self::Forwarder => "udp-forwarder",
+            _ => "millrace",
         }
     }
 
-    /// The row's `engine`; only Millrace has several.
-    pub fn engine(self) -> Option<&'static str> {
+    /// How Millrace is set up; `None` of other relays.
+    fn setup(self) -> Option<Setup> {
+        let setup = |engine, gate, congestion_control| Some(Setup { engine, gate, congestion_control });
         match self {
-            Self::Kernel | Self::KernelGate | Self::KernelBbr => Some("kernel"),
-            Self::User | Self::UserGate | Self::UserBbr => Some("user"),
-            _ => None,
+            Self::Kernel => setup("kernel", false, DEFAULT),
+            Self::KernelGate => setup("kernel", true, DEFAULT),
+            Self::KernelBbr => setup("kernel", false, "bbr"),
+            Self::User => setup("user", false, DEFAULT),
+            Self::UserGate => setup("user", true, DEFAULT),
+            Self::UserBbr => setup("user", false, "bbr"),
+            Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder => None,
         }
     }
 
-    /// The row's `gate`; only Millrace has one.
+    /// The row's `engine`.
+    pub fn engine(self) -> Option<&'static str> {
+        self.setup().map(|setup| setup.engine)
+    }
+
+    /// The row's `gate`.
     pub fn gate(self) -> Option<bool> {
-        self.engine().map(|_| matches!(self, Self::KernelGate | Self::UserGate))
+        self.setup().map(|setup| setup.gate)
     }
 
     /// The row's `congestion_control`; only Millrace's is chosen here.
     pub fn congestion_control(self) -> Option<&'static str> {
-        let bbr = matches!(self, Self::KernelBbr | Self::UserBbr);
-        self.engine().map(|_| if bbr { "bbr" } else { "cubic" })
+        self.setup().map(|setup| setup.congestion_control)
     }
 
     pub fn label(self) -> String {
-        if let (Some(engine), Some("bbr")) = (self.engine(), self.congestion_control()) {
-            return format!("{} ({engine}, bbr)", self.relay());
-        }
-        match (self.engine(), self.gate()) {
-            (Some(engine), Some(true)) => format!("{} ({engine}, gate)", self.relay()),
-            (Some(engine), _) => format!("{} ({engine})", self.relay()),
-            (None, _) => self.relay().to_owned(),
-        }
+        let Some(Setup { engine, gate, congestion_control }) = self.setup() else {
+            return self.relay().to_owned();
+        };
+        let gate = if gate { ", gate" } else { "" };
+        let other =
+            if congestion_control == DEFAULT { String::new() } else { format!(", {congestion_control}") };
+        format!("{} ({engine}{gate}{other})", self.relay())
     }
 
     pub fn command_line(self, listen: SocketAddr, identity: &Identity) -> anyhow::Result<CommandLine> {
         let (listen, http) = (listen.to_string(), STATUS.to_string());
         let certificate = identity.certificate.to_string_lossy();
         let key = identity.key.to_string_lossy();
+        if let Some(setup) = self.setup() {
+            let gate = if setup.gate { "on" } else { "off" };
+            let mut arguments = vec!["relay", "--listen", &listen, "--public", "--engine", setup.engine];
+            arguments.extend(["--gate", gate, "--congestion-control", setup.congestion_control]);
+            arguments.extend(["--http", &http, "--http-token-file", "off"]);
+            arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
+            return Ok(CommandLine::new(env::current_exe()?, &arguments));
+        }
         let (program, arguments) = match self {
-            Self::Kernel
-            | Self::KernelGate
-            | Self::KernelBbr
-            | Self::User
-            | Self::UserGate
-            | Self::UserBbr => {
-                let engine = self.engine().unwrap_or_default();
-                let gate = if self.gate() == Some(true) { "on" } else { "off" };
-                let mut arguments = vec!["relay", "--listen", &listen, "--public", "--engine", engine];
-                arguments.extend(["--gate", gate]);
-                arguments.extend(["--http", &http, "--http-token-file", "off"]);
-                arguments.extend(["--congestion-control", self.congestion_control().unwrap_or("cubic")]);
-                arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
-                (env::current_exe()?, arguments)
-            }
             Self::MoqRelayIetf => {
                 (find(self.relay())?, vec!["--bind", &listen, "--tls-cert", &certificate, "--tls-key", &key])
             }
@@ -105,16 +108,30 @@ impl Contender {
                 arguments.extend(["--listen-tls-cert", &certificate, "--listen-tls-key", &key]);
                 (find(self.relay())?, arguments)
             }
-            Self::Forwarder => (env::current_exe()?, vec!["bench", "udp", "forward", "--listen", &listen]),
+            _ => (env::current_exe()?, vec!["bench", "udp", "forward", "--listen", &listen]),
         };
-        Ok(CommandLine { program, arguments: arguments.into_iter().map(str::to_owned).collect() })
+        Ok(CommandLine::new(program, &arguments))
     }
+}
+
+/// Millrace's part of a row.
+#[derive(Clone, Copy)]
+struct Setup {
+    engine: &'static str,
+    gate: bool,
+    congestion_control: &'static str,
 }
 
 #[derive(Debug)]
 pub struct CommandLine {
     pub program: PathBuf,
     pub arguments: Vec<String>,
+}
+
+impl CommandLine {
+    fn new(program: PathBuf, arguments: &[&str]) -> Self {
+        Self { program, arguments: arguments.iter().map(|&argument| argument.to_owned()).collect() }
+    }
 }
 
 /// In `$MILLRACE_PEERS/bin`, `target/peers/bin` or the search path.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::contender::Contender;
+use super::owed::Owed;
 use super::profile::Profile;
 use super::stats::{Percentiles, median};
 use super::wire::Matched;
@@ -16,6 +17,9 @@ pub struct Figures {
     pub lost: u64,
     /// From the publisher's application to the subscribers'.
     pub latency_us: Option<Percentiles>,
+    /// The same of all objects owed. In rows by its own rules: what never came counts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owed: Option<Owed>,
     /// From the relay's incoming interface to its outgoing one.
     pub wire_latency_us: Option<Percentiles>,
     pub cpu_ns_per_object: Cpu,
@@ -88,7 +92,13 @@ impl Row {
         if rounds.is_empty() {
             return None;
         }
-        serde_json::from_value(combine(&rounds, &middle)).ok()
+        let middle: Figures = serde_json::from_value(combine(&rounds, &middle)).ok()?;
+        Some(Figures { owed: self.owed().map(|[_, middle, _]| middle), ..middle })
+    }
+
+    /// Lowest, middle and highest of each figure.
+    fn owed(&self) -> Option<[Owed; 3]> {
+        Owed::spread(&self.rounds.iter().flatten().filter_map(|figures| figures.owed).collect::<Vec<_>>())
     }
 
     pub fn error(&self) -> Option<String> {
@@ -112,6 +122,13 @@ impl Row {
             _ => row.extend(FIGURES.map(|name| (name.to_owned(), Value::Null))),
         }
         row.insert("spread".into(), combine(&rounds, &extremes));
+        if let Some([low, middle, high]) = self.owed() {
+            row.insert("owed".into(), json!(middle));
+            let [low, high] = [json!(low), json!(high)];
+            if let Some(Value::Object(spread)) = row.get_mut("spread") {
+                spread.insert("owed".into(), json!({ "low": low, "high": high }));
+            }
+        }
         if let Some(error) = self.error() {
             row.insert("error".into(), json!(error));
         }
@@ -187,6 +204,7 @@ mod tests {
             delivered,
             lost: 0,
             latency_us: percentiles,
+            owed: None,
             wire_latency_us: percentiles,
             cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
             syscalls_per_object: Some(1.5),

@@ -268,7 +268,15 @@ mod tests {
         let used = Used { elapsed_ns: 1_000_000_000, machine_ns: 1_500_000_000, process_ns: 400_000_000 };
         let offered_hz = Some(offered_hz);
         Trial {
-            received: Received { delivered: 0, lost, rate_hz, latency_us, offered_hz, objects: Vec::new() },
+            received: Received {
+                delivered: 0,
+                lost,
+                rate_hz,
+                latency_us,
+                offered_hz,
+                objects: Vec::new(),
+                owed: None,
+            },
             used,
             relay_cpus: 0.5,
         }

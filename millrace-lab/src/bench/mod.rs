@@ -1,16 +1,20 @@
 //! `millrace bench`: measurements as commands.
 
+mod compare;
 mod contender;
 mod cost;
 mod engine;
+mod fairness;
 mod figures;
 mod gate;
 mod max_rate;
+mod owed;
 mod plot;
 mod process;
 mod profile;
 mod relay;
 mod run;
+mod site;
 mod stats;
 mod table;
 mod traffic;
@@ -32,6 +36,8 @@ pub struct Args {
 enum Command {
     /// Compare relays: latency, CPU, system calls, memory
     Relay(relay::Args),
+    /// Share of a bottleneck that a relay's flow gets beside TCP CUBIC
+    Fairness(fairness::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
     Gate(gate::Args),
     /// The server that is attacked
@@ -59,6 +65,7 @@ pub type StartDashboard = fn() -> anyhow::Result<Box<dyn Dashboard>>;
 pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
     match args.command {
         Command::Relay(args) => relay::run(args),
+        Command::Fairness(args) => fairness::run(args),
         Command::Gate(args) => gate::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),
         Command::Flood(args) => gate::flood::send(args),

@@ -189,6 +189,7 @@ mod tests {
             delivered: 1,
             lost: 0,
             latency_us: Some(Percentiles { p50: 80.0, p90: 90.0, p99: 200.0, max: 900.0 }),
+            owed: None,
             wire_latency_us: None,
             cpu_ns_per_object: Cpu { machine: 30_000.0, relay: 9_000.0 },
             syscalls_per_object: None,

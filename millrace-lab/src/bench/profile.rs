@@ -1,5 +1,7 @@
 //! What the link between relay and subscribers does to packets, by name.
 
+use std::time::Duration;
+
 use crate::lab::{Directions, Topology};
 
 /// The same for every relay, and with the same seed.
@@ -37,6 +39,15 @@ impl Profile {
     /// Whether it has too little room for one subscriber.
     pub fn is_narrow(self) -> bool {
         matches!(self, Self::Bottleneck | Self::Bufferbloat)
+    }
+
+    /// What one repair takes at least, where packets get lost one by one: one way, the wait until three packets behind are
+    /// acknowledged, and one round trip.
+    pub fn repair_floor(self, rate_hz: u32) -> Option<Duration> {
+        const ONE_WAY: Duration = Duration::from_millis(20);
+        const PACKET_THRESHOLD: f64 = 3.0;
+        let wait = Duration::from_secs_f64(PACKET_THRESHOLD / f64::from(rate_hz));
+        matches!(self, Self::Noisy | Self::Lossy).then(|| 3 * ONE_WAY + wait)
     }
 
     /// `offered`: bits per second of media to one subscriber.

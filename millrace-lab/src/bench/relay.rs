@@ -11,7 +11,7 @@ use super::profile::Profile;
 use super::run::Bench;
 use super::table::write_json;
 use super::usage::warn_if_busy;
-use super::{max_rate, plot, table};
+use super::{compare, max_rate, plot, table};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -69,7 +69,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     drop(benches);
     print!("{}", table::render(&rows));
-    args.write(rows.iter().map(Row::json).collect())?;
+    for profile in &args.impair {
+        if let Some(floor) = profile.repair_floor(args.rate_hz) {
+            println!("{}: one repair takes {:.0} ms at least", profile.name(), floor.as_secs_f64() * 1e3);
+        }
+    }
+    args.write(args.compared(&rows))?;
     if let Some(path) = &args.plot {
         plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
     }
@@ -90,6 +95,23 @@ impl Args {
     fn bench(&self, profile: Profile) -> anyhow::Result<Bench> {
         let offered = 8 * u64::from(self.object_bytes) * u64::from(self.rate_hz);
         Bench::new(self.seconds, profile, offered)
+    }
+
+    /// Prints how Millrace compares with the best peer, and gives the rows with that.
+    fn compared(&self, rows: &[Row]) -> Vec<serde_json::Value> {
+        let limit_us = 1e6 * 10.0 * self.seconds;
+        let one = |row: &Row| {
+            let beside = compare::with_best_peer(row, rows, limit_us);
+            if !beside.is_empty() {
+                print!("{}", compare::told(&table::what(row), &beside));
+            }
+            let mut json = row.json();
+            if let serde_json::Value::Object(fields) = &mut json {
+                fields.insert("beside_best_peer".into(), compare::json(&beside));
+            }
+            json
+        };
+        rows.iter().map(one).collect()
     }
 
     fn write(&self, rows: Vec<serde_json::Value>) -> anyhow::Result<()> {

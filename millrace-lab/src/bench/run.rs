@@ -1,7 +1,7 @@
 //! One run: a relay, its traffic, and one stretch of time after the other for what is measured, so that no
 //! instrument is part of what another one sees.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
@@ -13,18 +13,16 @@ use millrace_bpf::softirqs::Softirqs;
 use millrace_bpf::syscalls::Syscalls;
 use nix::net::if_::if_nametoindex;
 
-use super::contender::{Contender, Identity, PORT};
+use super::contender::Contender;
 use super::engine;
 use super::figures::{Cpu, Figures, Load, Programs};
-use super::process::{Process, listens, packets_sent};
+use super::process::{Process, packets_sent};
 use super::profile::Profile;
-use super::traffic::{Received, Route, Traffic};
+use super::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site, device};
+use super::traffic::{Received, Traffic};
 use super::usage::{Reading, Used, peak_rss_bytes};
 use super::wire::{self, Ends, Wire};
-use crate::lab::{self, Lab, Node};
 
-/// Until a relay listens.
-const START_LIMIT: Duration = Duration::from_secs(10);
 /// From the first objects on: path MTU discovery and congestion windows settle.
 const WARM_UP: Duration = Duration::from_secs(2);
 /// What the publisher sends beyond the measured stretches: for start-up, warm-up, loading of programs.
@@ -38,14 +36,10 @@ const FLOWING: f64 = 0.8;
 const NARROW_FLOWING: f64 = 0.3;
 /// The same where it is not known whether it can ever flow at that rate.
 const TRIAL_FLOWING: f64 = 0.05;
-const PUBLISHER_LINK: &str = "pub-relay";
-const SUBSCRIBERS_LINK: &str = "relay-sub1";
 
 /// The network in which every relay is measured, and what they share.
 pub struct Bench {
-    lab: Lab,
-    directory: tempfile::TempDir,
-    identity: Identity,
+    site: Site,
     /// Of the undisturbed stretch; the ones with instruments are parts of it.
     seconds: f64,
     profile: Profile,
@@ -62,15 +56,12 @@ pub struct Trial {
 impl Bench {
     /// `offered`: bits per second of media to one subscriber.
     pub fn new(seconds: f64, profile: Profile, offered: u64) -> anyhow::Result<Self> {
-        lab::remove_on_signal()?;
-        let lab = Lab::new(&profile.topology(SUBSCRIBERS_LINK, offered)?).context("cannot make the lab")?;
-        let directory = tempfile::tempdir()?;
-        let identity = Identity::create(&directory.path().join("identity"), lab.node("relay")?.addr_v4())?;
-        Ok(Self { lab, directory, identity, seconds, profile })
+        let site = Site::new(&profile.topology(SUBSCRIBERS_LINK, offered)?)?;
+        Ok(Self { site, seconds, profile })
     }
 
     pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
-        let relay = self.start_relay(contender)?;
+        let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
         let flowing = if self.profile.is_narrow() { NARROW_FLOWING } else { FLOWING };
         let mut traffic = self.start_traffic(contender, load, seconds + SPARE_SECONDS, flowing)?;
@@ -90,6 +81,7 @@ impl Bench {
             delivered: received.delivered,
             lost: received.lost,
             latency_us: received.latency_of(&undisturbed).or(received.latency_us),
+            owed: received.owed,
             wire_latency_us: super::stats::Percentiles::of_ns(wire.latencies_ns),
             cpu_ns_per_object: Cpu {
                 machine: used.machine_ns as f64 / objects(used.elapsed_ns),
@@ -106,7 +98,7 @@ impl Bench {
 
     /// Whether the relay keeps up with a load, and what that costs.
     pub fn trial(&self, contender: Contender, load: &Load) -> anyhow::Result<Trial> {
-        let relay = self.start_relay(contender)?;
+        let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.attribution_time().as_secs_f64() + TRIAL_SPARE_SECONDS;
         let mut traffic = self.start_traffic(contender, load, seconds, TRIAL_FLOWING)?;
         let (_, used) = self.undisturbed(&relay)?;
@@ -124,13 +116,9 @@ impl Bench {
         seconds: f64,
         flowing: f64,
     ) -> anyhow::Result<Traffic> {
-        let route = Route {
-            publisher: self.lab.node("pub")?,
-            relay: self.address()?,
-            subscribers: self.lab.node("sub1")?,
-        };
+        let route = self.site.route()?;
         let flows = self.flow_detector(load, flowing)?;
-        let traffic = Traffic::start(contender, &route, load, seconds, self.directory.path(), flows)?;
+        let traffic = Traffic::start(contender, &route, load, seconds, self.site.directory(), flows)?;
         std::thread::sleep(WARM_UP);
         Ok(traffic)
     }
@@ -147,34 +135,10 @@ impl Bench {
         Duration::from_secs_f64((self.seconds / 5.0).max(1.0))
     }
 
-    fn relay_node(&self) -> anyhow::Result<&Node> {
-        Ok(self.lab.node("relay")?)
-    }
-
-    fn address(&self) -> anyhow::Result<SocketAddr> {
-        Ok(SocketAddr::new(IpAddr::V4(self.relay_node()?.addr_v4()), PORT))
-    }
-
-    fn start_relay(&self, contender: Contender) -> anyhow::Result<Process> {
-        let node = self.relay_node()?;
-        let line = contender.command_line(self.address()?, &self.identity)?;
-        let mut command = node.command(line.program);
-        command.args(line.arguments);
-        if contender.engine() == Some("kernel") || contender.gate() == Some(true) {
-            let devices: Vec<_> =
-                node.interfaces().iter().map(|interface| interface.device.as_str()).collect();
-            command.arg("--interface").arg(devices.join(","));
-        }
-        let mut relay = Process::start("relay", command, self.directory.path())?;
-        let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
-        relay.wait_until("listening", START_LIMIT, bound)?;
-        Ok(relay)
-    }
-
     /// Tells, each time it is asked, whether since the last time packets left towards the subscribers at
     /// this part of the asked rate.
     fn flow_detector(&self, load: &Load, flowing: f64) -> anyhow::Result<impl FnMut() -> bool + '_> {
-        let node = self.relay_node()?;
+        let node = self.site.relay()?;
         let device = device(node, SUBSCRIBERS_LINK)?;
         let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
         let mut last = None;
@@ -222,7 +186,7 @@ impl Bench {
         relay: &Process,
         load: &Load,
     ) -> anyhow::Result<(Option<f64>, Programs)> {
-        let node = self.relay_node()?;
+        let node = self.site.relay()?;
         let reading = || contender.engine().map(|_| engine::Reading::take(node, relay.id()));
         let mut syscalls = Syscalls::attach(relay.id())?;
         let mut probe = self.attach_probe(load)?;
@@ -244,7 +208,7 @@ impl Bench {
             capacity: packets_per_s * 4,
             mechanism: None,
         })?;
-        let node = self.relay_node()?;
+        let node = self.site.relay()?;
         // The publisher's side last, so that every object that is seen coming is also seen leaving.
         for link in [SUBSCRIBERS_LINK, PUBLISHER_LINK] {
             let device = device(node, link)?;
@@ -260,17 +224,12 @@ impl Bench {
     fn sample(&self, probe: &mut Probe, load: &Load, time: Duration) -> anyhow::Result<Wire> {
         let samples = drain(probe, time)?;
         let ends = Ends {
-            publisher: IpAddr::V4(self.lab.node("pub")?.addr_v4()),
-            subscribers: IpAddr::V4(self.lab.node("sub1")?.addr_v4()),
+            publisher: IpAddr::V4(self.site.node("pub")?.addr_v4()),
+            subscribers: IpAddr::V4(self.site.node("sub1")?.addr_v4()),
             object_bytes: load.object_bytes,
         };
         Ok(wire::matched(&samples, &ends))
     }
-}
-
-fn device(node: &Node, link: &str) -> anyhow::Result<String> {
-    let interface = node.interface(link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))?;
-    Ok(interface.device.clone())
 }
 
 fn drain(probe: &mut Probe, time: Duration) -> anyhow::Result<Vec<Sample>> {

@@ -5,17 +5,19 @@ use std::path::Path;
 use anyhow::Context;
 
 use super::figures::{Figures, Row};
+use super::owed::Owed;
 use super::profile::Profile;
 use super::stats::Percentiles;
 use crate::columns::{Side, aligned};
 
-const HEAD: [&str; 15] = [
+const HEAD: [&str; 16] = [
     "relay",
     "link",
     "subs",
     "delivered",
     "lost",
     "app p50/p99 us",
+    "owed p50/p99 us",
     "wire p50/p99 us",
     "CPU us/obj",
     "relay us/obj",
@@ -46,16 +48,20 @@ pub fn progress(round: usize, row: &Row, figures: &Result<Figures, String>) -> S
     match figures {
         Err(error) => format!("{what}: {error}"),
         Ok(figures) => format!(
-            "{what}: {} delivered, {} lost, app {} us, wire {} us",
+            "{what}: {} delivered, {} lost{}, app {} us, wire {} us",
             figures.delivered,
             figures.lost,
+            figures.owed.map_or_else(String::new, |owed| format!(
+                ", {:.2} % of those owed",
+                owed.delivered_percent()
+            )),
             pair(figures.latency_us),
             pair(figures.wire_latency_us)
         ),
     }
 }
 
-fn what(row: &Row) -> String {
+pub fn what(row: &Row) -> String {
     let link =
         if row.profile == Profile::Clean { String::new() } else { format!(", {}", row.profile.name()) };
     format!("{} x {}{link}", row.contender.label(), row.load.subscribers)
@@ -70,6 +76,7 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
         figures.delivered.to_string(),
         figures.lost.to_string(),
         pair(figures.latency_us),
+        figures.owed.map_or_else(dash, owed),
         pair(figures.wire_latency_us),
         format!("{:.1}", cpu.machine / 1e3),
         format!("{:.1}", cpu.relay / 1e3),
@@ -88,6 +95,12 @@ pub fn dash() -> String {
 
 fn pair(percentiles: Option<Percentiles>) -> String {
     percentiles.map_or_else(dash, |p| format!("{:.0} / {:.0}", p.p50, p.p99))
+}
+
+/// What never came is infinitely late.
+fn owed(owed: Owed) -> String {
+    let late = |us: Option<f64>| us.map_or_else(|| "never".to_owned(), |us| format!("{us:.0}"));
+    format!("{} / {}", late(owed.latency_us.p50), late(owed.latency_us.p99))
 }
 
 /// `all`, or how many copies were missing and how many were too many.

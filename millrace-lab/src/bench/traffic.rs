@@ -11,6 +11,7 @@ use serde::Deserialize;
 
 use super::contender::Contender;
 use super::figures::Load;
+use super::owed::Owed;
 use super::process::Process;
 use super::stats::Percentiles;
 use super::udp;
@@ -40,6 +41,8 @@ pub struct Received {
     /// Delivered per second, over all subscribers.
     pub rate_hz: f64,
     pub latency_us: Option<Percentiles>,
+    /// Not known of the plain UDP sinks.
+    pub owed: Option<Owed>,
     /// What the publisher made per second; a busy machine makes fewer objects than were asked for. Not known of the
     /// plain UDP source.
     pub offered_hz: Option<f64>,
@@ -139,6 +142,7 @@ fn received_by_sinks(output: &str) -> anyhow::Result<Received> {
         lost: sinks.lost,
         rate_hz: sinks.delivered as f64 * 1e9 / (last - first).max(1) as f64,
         latency_us: Percentiles::of_ns(latencies),
+        owed: None,
         offered_hz: None,
         objects: sinks.objects,
     })
@@ -160,6 +164,7 @@ fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<Received
         lost: u64,
         rate_hz: f64,
         latency_us: Option<Percentiles>,
+        owed: Option<Owed>,
     }
     let stats: Stats = serde_json::from_str(output)?;
     Ok(Received {
@@ -167,6 +172,7 @@ fn received_by_clients(output: &str, offered_hz: f64) -> anyhow::Result<Received
         lost: stats.lost,
         rate_hz: stats.rate_hz,
         latency_us: stats.latency_us,
+        owed: stats.owed,
         offered_hz: Some(offered_hz),
         objects: Vec::new(),
     })

@@ -1,0 +1,159 @@
+//! Latency of every object that a subscriber is owed: one that never comes is infinitely late, so that what is dropped
+//! does not look like speed.
+
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::payload::Stamp;
+
+/// From the first arrival until objects are owed: the group that is joined may be as old as it is long.
+const SETTLING: Duration = Duration::from_secs(1);
+
+/// What one subscriber, or several together, are owed and got.
+#[derive(Clone, Debug)]
+pub struct Owed {
+    /// Objects sent from here on are owed.
+    since: Option<Duration>,
+    /// The first and the last object that came, by their numbers.
+    ends: Option<(Stamp, Stamp)>,
+    /// Of what was owed and came, in ns.
+    latency: Histogram<u64>,
+}
+
+impl Owed {
+    /// `latency`: an empty one.
+    pub fn new(latency: Histogram<u64>) -> Self {
+        Self { since: None, ends: None, latency }
+    }
+
+    /// An object came for the first time.
+    pub fn object(&mut self, stamp: Stamp, now: Duration) {
+        let since = *self.since.get_or_insert(now + SETTLING);
+        let (first, last) = self.ends.get_or_insert((stamp, stamp));
+        if stamp.sequence < first.sequence {
+            *first = stamp;
+        }
+        if stamp.sequence > last.sequence {
+            *last = stamp;
+        }
+        if stamp.sent >= since {
+            // It grows on demand, so it takes any value.
+            let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
+        }
+    }
+
+    /// How many objects are owed by the end of a track that is sent at a steady rate; `None` if it does not say how long it
+    /// is, or too few came to tell.
+    fn objects(&self) -> Option<u64> {
+        let (first, last) = self.ends?;
+        let spans = last.sequence.checked_sub(first.sequence).filter(|spans| *spans > 0)?;
+        let interval = last.sent.checked_sub(first.sent)?.as_secs_f64() / spans as f64;
+        let before = self.since?.saturating_sub(first.sent).as_secs_f64();
+        let skipped = (before / interval).ceil() as u64;
+        let owed = last.total.checked_sub(first.sequence)?.saturating_sub(skipped);
+        Some(owed.max(self.latency.len()))
+    }
+
+    /// Of several subscribers together. `None` if one of them cannot tell.
+    pub fn report<'a>(all: impl IntoIterator<Item = &'a Self>) -> Option<Report> {
+        let mut objects = 0;
+        let mut latency: Option<Histogram<u64>> = None;
+        for one in all {
+            objects += one.objects()?;
+            match &mut latency {
+                // Both grow on demand, so one always fits into the other.
+                Some(latency) => drop(latency.add(&one.latency)),
+                None => latency = Some(one.latency.clone()),
+            }
+        }
+        let latency = latency?;
+        let at = |quantile| at_quantile(&latency, objects, quantile);
+        let latency_us = Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99) };
+        Some(Report { objects, delivered: latency.len(), latency_us })
+    }
+}
+
+/// By nearest rank among all that was owed; `None` where the object of that rank never came.
+fn at_quantile(latency: &Histogram<u64>, objects: u64, quantile: f64) -> Option<f64> {
+    let rank = (quantile * objects as f64).ceil().max(1.0);
+    let share = rank / latency.len() as f64;
+    (share <= 1.0).then(|| latency.value_at_quantile(share) as f64 / 1e3)
+}
+
+/// Figures as they are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Sent from a second after the first arrival to the end of the track.
+    pub objects: u64,
+    /// Those of them that came.
+    pub delivered: u64,
+    pub latency_us: Latency,
+}
+
+/// One-way latency in microseconds; `None`: more than so many never came.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Latency {
+    pub p50: Option<f64>,
+    pub p90: Option<f64>,
+    pub p99: Option<f64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: u64 = 400;
+    const INTERVAL: Duration = Duration::from_millis(10);
+
+    /// Gets the objects that `comes` says, each after as many ms as it says.
+    fn subscriber(comes: impl Fn(u64) -> Option<u64>) -> Owed {
+        let mut owed = Owed::new(Histogram::new(3).unwrap());
+        for sequence in 0..TOTAL {
+            let sent = Duration::from_secs(5) + INTERVAL * sequence as u32;
+            if let Some(late) = comes(sequence) {
+                let stamp = Stamp { sequence, sent, total: TOTAL };
+                owed.object(stamp, sent + Duration::from_millis(late));
+            }
+        }
+        owed
+    }
+
+    fn ms(latency: Option<f64>) -> Option<u64> {
+        latency.map(|us| (us / 1e3).round() as u64)
+    }
+
+    #[test]
+    fn what_never_came_is_infinitely_late() {
+        // The first second's objects are not owed: 300 are, of which each tenth never comes.
+        let owed = subscriber(|n| (n % 10 != 9).then_some(if n < 100 { 0 } else { 20 }));
+        let report = Owed::report([&owed]).unwrap();
+        assert_eq!((report.objects, report.delivered), (300, 270));
+        let latency = report.latency_us;
+        assert_eq!((ms(latency.p50), ms(latency.p90), ms(latency.p99)), (Some(20), Some(20), None));
+    }
+
+    #[test]
+    fn what_is_missing_at_the_end_is_owed_too() {
+        let owed = subscriber(|n| (n < 250).then_some(0));
+        let report = Owed::report([&owed]).unwrap();
+        assert_eq!((report.objects, report.delivered), (300, 150));
+        assert_eq!((ms(report.latency_us.p50), report.latency_us.p90), (Some(0), None));
+    }
+
+    #[test]
+    fn subscribers_together() {
+        let (fast, slow) = (subscriber(|_| Some(10)), subscriber(|_| Some(30)));
+        let report = Owed::report([&fast, &slow]).unwrap();
+        // The first arrival is some ms after the first object was sent.
+        assert_eq!((report.objects, report.delivered), (299 + 297, 299 + 297));
+        assert_eq!((ms(report.latency_us.p50), ms(report.latency_us.p99)), (Some(10), Some(30)));
+    }
+
+    #[test]
+    fn who_got_next_to_nothing_cannot_tell() {
+        assert_eq!(Owed::report([&subscriber(|n| (n == 3).then_some(0))]), None);
+        assert_eq!(Owed::report([]), None);
+    }
+}

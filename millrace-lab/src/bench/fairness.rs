@@ -1,0 +1,350 @@
+//! `millrace bench fairness`: one flow of a relay that always has something to send, beside one of TCP CUBIC, on one
+//! bottleneck with equal round trips.
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, ensure};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde_json::{Value, json};
+
+use super::contender::Contender;
+use super::figures::Load;
+use super::process::Process;
+use super::site::{SUBSCRIBERS_LINK, Site};
+use super::stats::Spread;
+use super::table::{columns, write_json};
+use super::traffic::Traffic;
+use super::usage::warn_if_busy;
+use crate::lab::{Directions, Node, Topology};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Relays whose flow is measured, interleaved
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-bbr,user-bbr")]
+    relays: Vec<Contender>,
+    /// TCP flows that are measured as the relays' are, by their congestion control; none without it
+    #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
+    tcp: Vec<String>,
+    /// Rate of the bottleneck
+    #[arg(long, default_value_t = 20, value_name = "MBIT")]
+    rate_mbit: u32,
+    /// Round trip without queue
+    #[arg(long, default_value_t = 40, value_name = "MS")]
+    rtt_ms: u32,
+    /// Size of the bottleneck's queue, in products of its rate and the round trip
+    #[arg(long, value_delimiter = ',', default_value = "1,4", value_name = "BDP")]
+    buffers: Vec<f64>,
+    /// Time that is measured
+    #[arg(long, default_value_t = 120.0)]
+    seconds: f64,
+    /// Times that every flow runs with every buffer
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Both flows run before they are measured: slow start is over.
+const WARM_UP: Duration = Duration::from_secs(5);
+/// What a publisher sends beyond that, until its subscriber has come and both have ended.
+const SPARE_SECONDS: f64 = 6.0;
+/// Of the bottleneck: so much media is published that there is always something to send.
+const OVERLOAD: u32 = 2;
+const OBJECT_BYTES: u32 = 1200;
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(args.rate_mbit > 0 && args.rtt_ms > 0, "--rate-mbit and --rtt-ms are at least 1");
+    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
+    ensure!(args.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
+    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder has no congestion control");
+    warn_if_busy()?;
+    let mut rows = args.rows();
+    let sites = args.buffers.iter().map(|buffer| args.site(*buffer)).collect::<anyhow::Result<Vec<_>>>()?;
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            let site = sites.get(row.site).context("a lab for each buffer")?;
+            let shared = args.round(site, &row.flow).map_err(|error| format!("{error:#}"));
+            eprintln!("round {round}, {} at {} BDP: {}", row.flow.label(), row.buffer, told(&shared));
+            row.rounds.push(shared);
+        }
+    }
+    drop(sites);
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "no flow could be measured");
+    Ok(())
+}
+
+/// What is measured beside TCP CUBIC.
+#[derive(Debug, Clone)]
+enum Flow {
+    Relay(Contender),
+    /// With this congestion control.
+    Tcp(String),
+}
+
+impl Flow {
+    fn label(&self) -> String {
+        match self {
+            Self::Relay(contender) => contender.label(),
+            Self::Tcp(control) => format!("tcp ({control})"),
+        }
+    }
+}
+
+/// Mbit/s of IP packets that arrived.
+#[derive(Debug, Clone, Copy)]
+struct Shared {
+    flow: f64,
+    cubic: f64,
+}
+
+impl Shared {
+    fn percent(self) -> f64 {
+        100.0 * self.flow / (self.flow + self.cubic)
+    }
+}
+
+struct Row {
+    flow: Flow,
+    buffer: f64,
+    /// Which lab has this buffer.
+    site: usize,
+    rounds: Vec<Result<Shared, String>>,
+}
+
+impl Row {
+    fn spread(&self, of: impl Fn(Shared) -> f64) -> Option<Spread> {
+        Spread::of(&self.rounds.iter().flatten().map(|shared| of(*shared)).collect::<Vec<_>>())
+    }
+
+    fn json(&self, args: &Args) -> Value {
+        let (relay, engine, control) = match &self.flow {
+            Flow::Relay(relay) => (relay.relay(), relay.engine(), relay.congestion_control()),
+            Flow::Tcp(control) => ("tcp", None, Some(control.as_str())),
+        };
+        let round = |round: &Result<Shared, String>| match round {
+            Ok(shared) => json!({
+                "flow_mbit": shared.flow, "cubic_mbit": shared.cubic, "share_percent": shared.percent()
+            }),
+            Err(error) => json!({ "error": error }),
+        };
+        json!({
+            "relay": relay, "engine": engine, "congestion_control": control,
+            "rate_mbit": args.rate_mbit, "rtt_ms": args.rtt_ms, "buffer_bdp": self.buffer, "seconds": args.seconds,
+            "share_percent": self.spread(Shared::percent),
+            "flow_mbit": self.spread(|shared| shared.flow), "cubic_mbit": self.spread(|shared| shared.cubic),
+            "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn told(shared: &Result<Shared, String>) -> String {
+    match shared {
+        Ok(shared) => {
+            format!("{:.1} %, {:.1} Mbit/s beside CUBIC's {:.1}", shared.percent(), shared.flow, shared.cubic)
+        }
+        Err(error) => error.clone(),
+    }
+}
+
+fn render(rows: &[Row]) -> String {
+    let head = ["flow", "buffer, BDP", "share %", "least", "most", "Mbit/s", "CUBIC Mbit/s"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let (share, flow, cubic) = (
+            row.spread(Shared::percent),
+            row.spread(|shared| shared.flow),
+            row.spread(|shared| shared.cubic),
+        );
+        let (Some(share), Some(flow), Some(cubic)) = (share, flow, cubic) else { continue };
+        let figures = [share.median, share.min, share.max, flow.median, cubic.median];
+        let mut line = vec![row.flow.label(), row.buffer.to_string()];
+        line.extend(figures.map(|figure| format!("{figure:.1}")));
+        lines.push(line);
+    }
+    let mut text = columns(&lines);
+    for row in rows {
+        if let Some(error) = super::figures::error(&row.rounds) {
+            text += &format!("{} at {} BDP: {error}\n", row.flow.label(), row.buffer);
+        }
+    }
+    text
+}
+
+impl Args {
+    /// Flows vary fastest, so that what changes on the machine over time meets all of them.
+    fn rows(&self) -> Vec<Row> {
+        let relays = self.relays.iter().map(|relay| Flow::Relay(*relay));
+        let flows: Vec<Flow> = relays.chain(self.tcp.iter().cloned().map(Flow::Tcp)).collect();
+        let row =
+            |site, buffer: f64, flow: &Flow| Row { flow: flow.clone(), buffer, site, rounds: Vec::new() };
+        let buffers = self.buffers.iter().copied().enumerate();
+        buffers.flat_map(|(site, buffer)| flows.iter().map(move |flow| row(site, buffer, flow))).collect()
+    }
+
+    fn site(&self, buffer: f64) -> anyhow::Result<Site> {
+        let bdp = f64::from(self.rate_mbit) * 1e6 / 8.0 * f64::from(self.rtt_ms) / 1e3;
+        let one_way_us = self.rtt_ms * 500;
+        let bottleneck = format!("rate={}mbit queue-bytes={}", self.rate_mbit, (bdp * buffer) as u64);
+        let mut topology = Topology::standard(1, 1);
+        topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={one_way_us}us"))?;
+        topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &bottleneck)?;
+        Site::new(&topology)
+    }
+
+    fn round(&self, site: &Site, flow: &Flow) -> anyhow::Result<Shared> {
+        let relay = match flow {
+            Flow::Relay(contender) => Some(self.start_relay(site, *contender)?),
+            Flow::Tcp(_) => None,
+        };
+        let (from, to) = (site.relay()?, site.subscribers()?);
+        // The measured flow comes over IPv4, the other over IPv6: the receiving host counts them apart.
+        let measured = match flow {
+            Flow::Tcp(control) => Some(Saturating::start(from, to, to.addr_v4().into(), control)?),
+            Flow::Relay(_) => None,
+        };
+        let cubic = Saturating::start(from, to, to.addr_v6().into(), "cubic")?;
+        std::thread::sleep(WARM_UP);
+        let (start, before) = (Instant::now(), Octets::read(to)?);
+        std::thread::sleep(Duration::from_secs_f64(self.seconds));
+        let (after, seconds) = (Octets::read(to)?, start.elapsed().as_secs_f64());
+        [Some(cubic), measured].into_iter().flatten().try_for_each(Saturating::stop)?;
+        if let Some((_relay, mut traffic)) = relay {
+            traffic.check_runs().context("traffic ended before it was measured")?;
+        }
+        let mbit = |octets: u64| octets as f64 * 8.0 / 1e6 / seconds;
+        Ok(Shared { flow: mbit(after.v4 - before.v4), cubic: mbit(after.v6 - before.v6) })
+    }
+
+    fn start_relay(&self, site: &Site, contender: Contender) -> anyhow::Result<(Process, Traffic)> {
+        let relay = site.start_relay(contender)?;
+        let rate_hz = OVERLOAD * self.rate_mbit * 1_000_000 / 8 / OBJECT_BYTES;
+        let load = Load { subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
+        let seconds = self.seconds + WARM_UP.as_secs_f64() + SPARE_SECONDS;
+        let subscriber = site.subscribers()?;
+        let mut last = Octets::read(subscriber)?;
+        // A hundred packets since the last look are media.
+        let flows = || {
+            let Ok(octets) = Octets::read(subscriber) else { return false };
+            let before = std::mem::replace(&mut last, octets);
+            octets.v4 - before.v4 > 100 * u64::from(OBJECT_BYTES)
+        };
+        let traffic = Traffic::start(contender, &site.route()?, &load, seconds, site.directory(), flows)?;
+        Ok((relay, traffic))
+    }
+}
+
+/// Bytes of IP packets that a host has received.
+#[derive(Debug, Clone, Copy)]
+struct Octets {
+    v4: u64,
+    v6: u64,
+}
+
+impl Octets {
+    fn read(node: &Node) -> anyhow::Result<Self> {
+        node.enter(|| {
+            let netstat = fs::read_to_string("/proc/thread-self/net/netstat")?;
+            let snmp6 = fs::read_to_string("/proc/thread-self/net/snmp6")?;
+            let v4 = ip_in_octets(&netstat).context("no InOctets in netstat")?;
+            let v6 = ip6_in_octets(&snmp6).context("no Ip6InOctets in snmp6")?;
+            Ok(Self { v4, v6 })
+        })?
+    }
+}
+
+/// A line of names and a line of values, both behind `IpExt:`.
+fn ip_in_octets(netstat: &str) -> Option<u64> {
+    let mut lines = netstat.lines().filter_map(|line| line.strip_prefix("IpExt:"));
+    let (names, values) = (lines.next()?, lines.next()?);
+    let mut pairs = names.split_whitespace().zip(values.split_whitespace());
+    pairs.find(|(name, _)| *name == "InOctets")?.1.parse().ok()
+}
+
+fn ip6_in_octets(snmp6: &str) -> Option<u64> {
+    snmp6.lines().find_map(|line| line.strip_prefix("Ip6InOctets")?.trim().parse().ok())
+}
+
+/// A TCP connection that always has something to send.
+struct Saturating {
+    stop: Arc<AtomicBool>,
+    sender: JoinHandle<()>,
+    receiver: JoinHandle<()>,
+}
+
+impl Saturating {
+    fn start(from: &Node, to: &Node, address: IpAddr, control: &str) -> anyhow::Result<Self> {
+        let any: IpAddr =
+            if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let listener = to.enter(|| TcpListener::bind((any, 0)))??;
+        let to = SocketAddr::new(address, listener.local_addr()?.port());
+        let connection = from.enter(|| TcpStream::connect(to))?.with_context(|| format!("no way to {to}"))?;
+        setsockopt(&connection, sockopt::TcpCongestion, &control.into()).map_err(|error| {
+            anyhow!("TCP with {control}: {error} (see net.ipv4.tcp_available_congestion_control)")
+        })?;
+        let (received, _) = listener.accept()?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        Ok(Self {
+            stop,
+            sender: std::thread::spawn(move || send_until(connection, &asked)),
+            receiver: std::thread::spawn(move || drain(received)),
+        })
+    }
+
+    fn stop(self) -> anyhow::Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let joined = [self.sender, self.receiver].map(JoinHandle::join);
+        ensure!(joined.iter().all(Result::is_ok), "a thread of the TCP flow panicked");
+        Ok(())
+    }
+}
+
+fn send_until(mut connection: TcpStream, stop: &AtomicBool) {
+    let block = [0; 1 << 16];
+    // An error is an end, too: the figures say that nothing came.
+    while !stop.load(Ordering::Relaxed) && connection.write_all(&block).is_ok() {}
+}
+
+fn drain(mut connection: TcpStream) {
+    let mut buffer = [0; 1 << 16];
+    while connection.read(&mut buffer).is_ok_and(|read| read > 0) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn octets_as_the_kernel_writes_them() {
+        let netstat = "TcpExt: A InOctets\nTcpExt: 1 2\nIpExt: InNoRoutes InOctets Out\nIpExt: 0 4711 3\n";
+        assert_eq!(ip_in_octets(netstat), Some(4711));
+        assert_eq!(ip_in_octets("IpExt: Other\nIpExt: 1\n"), None);
+        assert_eq!(ip6_in_octets("Ip6InReceives 3\nIp6InOctets                     \t42\n"), Some(42));
+    }
+
+    #[test]
+    fn shares() {
+        let row = |rounds| Row { flow: Flow::Tcp("bbr".into()), buffer: 4.0, site: 0, rounds };
+        let some = row(vec![
+            Ok(Shared { flow: 5.0, cubic: 15.0 }),
+            Err("gone".into()),
+            Ok(Shared { flow: 10.0, cubic: 10.0 }),
+        ]);
+        let spread = some.spread(Shared::percent).unwrap();
+        assert_eq!((spread.median, spread.min, spread.max), (37.5, 25.0, 50.0));
+        let text = render(&[some, row(vec![Err("gone".into())])]);
+        assert!(text.contains("37.5") && text.contains("25.0"), "{text}");
+        assert!(text.contains("tcp (bbr) at 4 BDP: 1 of 3 rounds: gone"), "{text}");
+    }
+}

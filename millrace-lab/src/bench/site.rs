@@ -1,0 +1,82 @@
+//! Where relays are measured: publisher, relay and subscribers in a lab of their own, and how a relay is started there.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+
+use super::contender::{Contender, Identity, PORT};
+use super::process::{Process, listens};
+use super::traffic::Route;
+use crate::lab::{self, Lab, Node, Topology};
+
+pub const PUBLISHER_LINK: &str = "pub-relay";
+pub const SUBSCRIBERS_LINK: &str = "relay-sub1";
+/// Until a relay listens.
+const START_LIMIT: Duration = Duration::from_secs(10);
+
+pub struct Site {
+    lab: Lab,
+    directory: tempfile::TempDir,
+    identity: Identity,
+}
+
+impl Site {
+    /// `topology`: the standard one, its links as they are wanted.
+    pub fn new(topology: &Topology) -> anyhow::Result<Self> {
+        lab::remove_on_signal()?;
+        let lab = Lab::new(topology).context("cannot make the lab")?;
+        let directory = tempfile::tempdir()?;
+        let identity = Identity::create(&directory.path().join("identity"), lab.node("relay")?.addr_v4())?;
+        Ok(Self { lab, directory, identity })
+    }
+
+    pub fn node(&self, name: &str) -> anyhow::Result<&Node> {
+        Ok(self.lab.node(name)?)
+    }
+
+    pub fn relay(&self) -> anyhow::Result<&Node> {
+        self.node("relay")
+    }
+
+    pub fn subscribers(&self) -> anyhow::Result<&Node> {
+        self.node("sub1")
+    }
+
+    /// For what processes write.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    pub fn route(&self) -> anyhow::Result<Route<'_>> {
+        let (publisher, subscribers) = (self.node("pub")?, self.subscribers()?);
+        Ok(Route { publisher, relay: self.address()?, subscribers })
+    }
+
+    fn address(&self) -> anyhow::Result<SocketAddr> {
+        Ok(SocketAddr::new(IpAddr::V4(self.relay()?.addr_v4()), PORT))
+    }
+
+    pub fn start_relay(&self, contender: Contender) -> anyhow::Result<Process> {
+        let node = self.relay()?;
+        let line = contender.command_line(self.address()?, &self.identity)?;
+        let mut command = node.command(line.program);
+        command.args(line.arguments);
+        if contender.engine() == Some("kernel") || contender.gate() == Some(true) {
+            let devices: Vec<_> =
+                node.interfaces().iter().map(|interface| interface.device.as_str()).collect();
+            command.arg("--interface").arg(devices.join(","));
+        }
+        let mut relay = Process::start("relay", command, self.directory())?;
+        let bound = || node.enter(|| listens(PORT)).unwrap_or(false);
+        relay.wait_until("listening", START_LIMIT, bound)?;
+        Ok(relay)
+    }
+}
+
+/// The interface of a node at a link.
+pub fn device(node: &Node, link: &str) -> anyhow::Result<String> {
+    let interface = node.interface(link).ok_or_else(|| anyhow!("{} has no link {link}", node.name()))?;
+    Ok(interface.device.clone())
+}
