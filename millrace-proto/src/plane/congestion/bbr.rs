@@ -22,7 +22,6 @@ const PROBE_RTT_CWND_GAIN: f64 = 0.5;
 const PACING_MARGIN: f64 = 0.01;
 /// Losses that are no sign of too much in flight.
 const LOSS_THRESHOLD: f64 = 0.02;
-const NOISE_PACKETS: u64 = 2;
 /// What a loss leaves of the short-term bounds, at least.
 const BETA: f64 = 0.7;
 /// Of [`Bbr::inflight_longterm`], left to others.
@@ -189,7 +188,7 @@ impl Controller for Bbr {
         self.loss_in_round = true;
         self.lost_something = true;
         self.cycle.on_lost(lost);
-        if self.cycle.samples && self.is_too_much(lost.lost, lost.in_flight) {
+        if self.cycle.samples && self.is_too_much(lost.lost, lost.in_flight, lost.app_limited) {
             self.too_much_in_flight(lost.now, inflight_at_loss(lost), lost.app_limited, lost.delivered);
         }
     }
@@ -287,9 +286,11 @@ impl Bbr {
 
     /// Whether so much was lost of what was in flight that it was too much (section 5.5.10.2).
     ///
-    /// One packet of less than 50 is more than [`LOSS_THRESHOLD`]; but one alone, or two, may be the noise of a radio link.
-    fn is_too_much(&self, lost: u64, in_flight: u64) -> bool {
-        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(NOISE_PACKETS * self.mtu)
+    /// One packet of less than 50 is more than [`LOSS_THRESHOLD`], but one alone may be the noise of a radio link, and so may two of
+    /// who does not fill the path.
+    fn is_too_much(&self, lost: u64, in_flight: u64, app_limited: bool) -> bool {
+        let noise = if app_limited { 2 } else { 1 } * self.mtu;
+        lost > ((in_flight as f64 * LOSS_THRESHOLD) as u64).max(noise)
     }
 
     fn start_round(&mut self, delivered: u64) {
@@ -439,7 +440,7 @@ impl Bbr {
         if self.state == State::Startup
             && self.losses_in_round >= STARTUP_FULL_LOSSES
             && !sample.app_limited
-            && self.is_too_much(sample.lost, sample.in_flight)
+            && self.is_too_much(sample.lost, sample.in_flight, sample.app_limited)
         {
             self.full_bw_reached = true;
             self.inflight_longterm = self.times_bdp(1.0, self.max_bw.get()).max(self.inflight_latest);

@@ -204,7 +204,7 @@ impl Bbr {
                 AckPhase::Init | AckPhase::Refilling | AckPhase::ProbeFeedback => {}
             }
         }
-        if self.is_too_much(sample.lost, sample.in_flight) {
+        if self.is_too_much(sample.lost, sample.in_flight, sample.app_limited) {
             if self.cycle.samples {
                 self.too_much_in_flight(delivered.now, sample.in_flight, sample.app_limited, delivered.total);
             }
