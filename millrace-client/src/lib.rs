@@ -33,6 +33,7 @@
 //! | [`generate`], [`payload`], [`stats`], [`owed`] | objects that can be measured, and the figures |
 
 pub mod broadcast;
+mod congestion;
 pub mod generate;
 pub mod media;
 pub mod object;

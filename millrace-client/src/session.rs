@@ -13,6 +13,7 @@ use quinn::{RecvStream, SendStream, VarInt};
 use tokio::sync::watch;
 use url::Url;
 
+use crate::congestion;
 use crate::tls::{self, Trust};
 
 /// Socket buffer asked for, bytes: Linux' default holds less than 100 packets, 5 ms of 200 Mbit/s.
@@ -405,7 +406,8 @@ pub(crate) fn transport() -> quinn::TransportConfig {
         .max_concurrent_uni_streams(VarInt::from_u32(8192))
         .max_concurrent_bidi_streams(VarInt::from_u32(1024))
         .datagram_receive_buffer_size(Some(4 << 20))
-        .datagram_send_buffer_size(4 << 20);
+        .datagram_send_buffer_size(4 << 20)
+        .congestion_controller_factory(Arc::new(congestion::Bbr));
     transport
 }
 

@@ -62,7 +62,7 @@ struct Undo {
     inflight_longterm: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Bbr {
     mtu: u64,
     state: State,

@@ -33,7 +33,7 @@ pub struct RateSample {
 }
 
 /// Counts of a connection's life on one path.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Delivery {
     delivered: u64,
     delivered_at: Instant,

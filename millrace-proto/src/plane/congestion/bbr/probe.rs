@@ -33,7 +33,7 @@ pub enum AckPhase {
 }
 
 /// Where the cycle is.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Cycle {
     since: Instant,
     wait: Duration,
