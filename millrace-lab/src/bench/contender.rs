@@ -13,7 +13,7 @@ pub const PORT: u16 = 4443;
 pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9184);
 
 /// The relay's congestion control if nothing is said.
-const DEFAULT: &str = "cubic";
+const DEFAULT: &str = "bbr";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Contender {
@@ -21,14 +21,14 @@ pub enum Contender {
     Kernel,
     /// The same behind its gate
     KernelGate,
-    /// Millrace, forwarding in the kernel, with BBR
-    KernelBbr,
+    /// Millrace, forwarding in the kernel, with CUBIC
+    KernelCubic,
     /// Millrace, forwarding in userspace
     User,
     /// The same behind its gate
     UserGate,
-    /// Millrace, forwarding in userspace, with BBR
-    UserBbr,
+    /// Millrace, forwarding in userspace, with CUBIC
+    UserCubic,
     /// Cloudflare's relay
     MoqRelayIetf,
     /// moq-dev's relay
@@ -54,10 +54,10 @@ impl Contender {
         match self {
             Self::Kernel => setup("kernel", false, DEFAULT),
             Self::KernelGate => setup("kernel", true, DEFAULT),
-            Self::KernelBbr => setup("kernel", false, "bbr"),
+            Self::KernelCubic => setup("kernel", false, "cubic"),
             Self::User => setup("user", false, DEFAULT),
             Self::UserGate => setup("user", true, DEFAULT),
-            Self::UserBbr => setup("user", false, "bbr"),
+            Self::UserCubic => setup("user", false, "cubic"),
             Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder => None,
         }
     }

@@ -27,7 +27,7 @@ use crate::lab::{Directions, Node, Topology};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Relays whose flow is measured, interleaved
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-bbr,user-bbr")]
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-cubic,user-cubic")]
     relays: Vec<Contender>,
     /// TCP flows that are measured as the relays' are, by their congestion control; none without it
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]

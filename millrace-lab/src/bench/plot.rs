@@ -88,8 +88,8 @@ fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kernel => RGBColor(0xd6, 0x27, 0x28),
         Contender::KernelGate => RGBColor(0x8c, 0x1a, 0x1b),
-        Contender::KernelBbr => RGBColor(0xe3, 0x77, 0xc2),
-        Contender::UserBbr => RGBColor(0xbc, 0xbd, 0x22),
+        Contender::KernelCubic => RGBColor(0xe3, 0x77, 0xc2),
+        Contender::UserCubic => RGBColor(0xbc, 0xbd, 0x22),
         Contender::User => RGBColor(0xff, 0x7f, 0x0e),
         Contender::UserGate => RGBColor(0xb3, 0x59, 0x0a),
         Contender::MoqRelayIetf => RGBColor(0x1f, 0x77, 0xb4),

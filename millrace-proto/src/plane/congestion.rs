@@ -119,9 +119,9 @@ pub struct Acked {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Algorithm {
-    #[default]
     Cubic,
     NewReno,
+    #[default]
     Bbr,
 }
 

@@ -285,7 +285,7 @@ settings! {
     /// Cipher suites in order of preference [default: all, as listed]
     #[arg(long, value_enum, value_delimiter = ',')]
     cipher_suites: Vec<CipherSuite>,
-    /// Congestion control of media [default: cubic]
+    /// Congestion control of media [default: bbr]
     #[arg(long, value_enum)]
     congestion_control: CongestionControl,
     /// Packets of a session that are sealed with one key at most [default: what the cipher suite allows]
@@ -464,7 +464,7 @@ impl Check {
             },
             identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
-            congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Cubic),
+            congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Bbr),
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
             cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
             receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),

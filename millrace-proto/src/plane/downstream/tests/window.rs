@@ -76,7 +76,7 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
 #[test]
 fn a_window_is_spread_over_the_round_trip() {
     for pacing in [true, false] {
-        let config = Config { pacing, ..Config::new(CODES) };
+        let config = Config { pacing, algorithm: Algorithm::Cubic, ..Config::new(CODES) };
         let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
         let source = Mem::new(6);
         let key = sim.open(&source, 1);
@@ -99,7 +99,8 @@ fn a_window_is_spread_over_the_round_trip() {
 
 #[test]
 fn a_slow_source_does_not_grow_the_window() {
-    let mut sim = sim(Link::default());
+    let config = Config { algorithm: Algorithm::Cubic, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
     let source = Mem::new(6);
     let key = sim.open(&source, 1);
     for _ in 0..200 {
