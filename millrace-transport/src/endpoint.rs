@@ -32,9 +32,12 @@ use crate::{
     windows::Window,
 };
 
-/// What peers may send where there is an offload, UDP payload: on a path of Ethernet's MTU a copy may have a longer
-/// connection ID, packet number and stream header than the original and still be one packet.
-const OFFLOAD_MAX_PAYLOAD: u16 = 1452 - 24;
+/// What servers may send us, UDP payload: on a path of Ethernet's MTU a copy may have a longer connection ID, packet number and
+/// stream header than the original and still be one packet.
+const MAX_FROM_SERVERS: u16 = 1452 - 24;
+/// What clients may: a copy may go to another relay first, which is our client. The headers of relays' packets differ by less than
+/// subscribers' do.
+const MAX_FROM_CLIENTS: u16 = MAX_FROM_SERVERS - 8;
 
 /// Socket buffers asked for, bytes; the kernel gives what its limits allow.
 const SOCKET_BUFFER: usize = 4 << 20;
@@ -128,10 +131,9 @@ impl Endpoint {
         let sender = Arc::new(Sender::new(&socket, config.gso).map_err(failed)?);
         let mut endpoint = EndpointConfig::default();
         endpoint.supported_versions(vec![1]);
-        if config.offload.is_some() {
-            endpoint.max_udp_payload_size(OFFLOAD_MAX_PAYLOAD).unwrap_or_else(|_| unreachable!("above 1200"));
-        }
         let accepting = config.certificate.is_some().then(|| server.clone());
+        let most = if accepting.is_some() { MAX_FROM_CLIENTS } else { MAX_FROM_SERVERS };
+        endpoint.max_udp_payload_size(most).unwrap_or_else(|_| unreachable!("above 1200"));
         let runtime = Arc::new(TokioRuntime);
         let (socket, connect) = match config.offload.clone() {
             Some(offload) => {

@@ -24,6 +24,7 @@ pub struct Figures {
     pub wire_latency_us: Option<Percentiles>,
     pub cpu_ns_per_object: Cpu,
     pub syscalls_per_object: Option<f64>,
+    pub packets_per_object: PacketsPerObject,
     /// Only of the kernel engine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Kernel>,
@@ -45,6 +46,14 @@ pub struct Figures {
 pub struct Cpu {
     pub machine: f64,
     pub relay: f64,
+}
+
+/// Of the links to both ends, whatever they carry, while nothing else was measured.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct PacketsPerObject {
+    pub from_publisher: f64,
+    /// Per object that one subscriber got.
+    pub to_subscriber: f64,
 }
 
 /// What the kernel engine did, while system calls were counted.
@@ -142,13 +151,14 @@ impl Row {
 }
 
 /// The figures of a row of which no round worked.
-const FIGURES: [&str; 7] = [
+const FIGURES: [&str; 8] = [
     "delivered",
     "lost",
     "latency_us",
     "wire_latency_us",
     "cpu_ns_per_object",
     "syscalls_per_object",
+    "packets_per_object",
     "rss_bytes",
 ];
 
@@ -208,6 +218,7 @@ mod tests {
             wire_latency_us: percentiles,
             cpu_ns_per_object: Cpu { machine: 10.0, relay: 5.0 },
             syscalls_per_object: Some(1.5),
+            packets_per_object: PacketsPerObject { from_publisher: 1.0, to_subscriber: 1.1 },
             kernel: None,
             gate_ns_per_packet: None,
             rss_bytes: 4096,

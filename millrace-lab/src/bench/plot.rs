@@ -178,7 +178,7 @@ fn cpu_bars(area: &Area<'_>, axis: &Axis, measured: &[(&Row, Figures)]) -> anyho
 
 #[cfg(test)]
 mod tests {
-    use super::super::figures::{Cpu, Load};
+    use super::super::figures::{Cpu, Load, PacketsPerObject};
     use super::super::wire::Matched;
     use super::*;
     use crate::bench::profile::Profile;
@@ -193,6 +193,7 @@ mod tests {
             wire_latency_us: None,
             cpu_ns_per_object: Cpu { machine: 30_000.0, relay: 9_000.0 },
             syscalls_per_object: None,
+            packets_per_object: PacketsPerObject { from_publisher: 1.0, to_subscriber: 1.0 },
             kernel: None,
             gate_ns_per_packet: None,
             rss_bytes: 1,

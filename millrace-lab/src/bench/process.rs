@@ -120,12 +120,23 @@ pub fn listens(port: u16) -> bool {
     })
 }
 
-/// Packets that left an interface of the calling thread's network namespace so far.
-pub fn packets_sent(device: &str) -> Option<u64> {
-    const TRANSMITTED: usize = 9;
-    let text = fs::read_to_string(format!("{NETWORK}/dev")).ok()?;
-    let line = text.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'))?;
-    line.split_whitespace().nth(TRANSMITTED)?.parse().ok()
+/// Packets of an interface so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packets {
+    pub received: u64,
+    pub sent: u64,
+}
+
+impl Packets {
+    /// In the calling thread's network namespace.
+    pub fn of(device: &str) -> Option<Self> {
+        const RECEIVED: usize = 1;
+        const SENT: usize = 9;
+        let text = fs::read_to_string(format!("{NETWORK}/dev")).ok()?;
+        let line = text.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'))?;
+        let number = |index| line.split_whitespace().nth(index)?.parse().ok();
+        Some(Self { received: number(RECEIVED)?, sent: number(SENT)? })
+    }
 }
 
 #[cfg(test)]
@@ -174,10 +185,11 @@ mod tests {
         let socket = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
         let port = socket.local_addr().expect("an address").port();
         assert!(listens(port));
-        let before = packets_sent("lo").expect("lo");
+        let before = Packets::of("lo").expect("lo");
         socket.send_to(&[1], socket.local_addr().expect("an address")).expect("send");
-        assert!(packets_sent("lo").expect("lo") > before);
-        assert_eq!(packets_sent("none"), None);
+        let after = Packets::of("lo").expect("lo");
+        assert!(after.sent > before.sent && after.received > before.received);
+        assert_eq!(Packets::of("none"), None);
         drop(socket);
         assert!(!listens(port));
     }

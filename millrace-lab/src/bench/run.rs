@@ -15,8 +15,8 @@ use nix::net::if_::if_nametoindex;
 
 use super::contender::Contender;
 use super::engine;
-use super::figures::{Cpu, Figures, Load, Programs};
-use super::process::{Process, packets_sent};
+use super::figures::{Cpu, Figures, Load, PacketsPerObject, Programs};
+use super::process::{Packets, Process};
 use super::profile::Profile;
 use super::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site, device};
 use super::traffic::{Received, Traffic};
@@ -66,7 +66,9 @@ impl Bench {
         let flowing = if self.profile.is_narrow() { NARROW_FLOWING } else { FLOWING };
         let mut traffic = self.start_traffic(contender, load, seconds + SPARE_SECONDS, flowing)?;
 
+        let before = self.packets()?;
         let (undisturbed, used) = self.undisturbed(&relay)?;
+        let after = self.packets()?;
         let (probed, wire) = self.probed(load)?;
         let (syscalls_per_object, programs) = self.counted(contender, &relay, load)?;
         traffic.check_runs().context("traffic ended before it was measured")?;
@@ -88,6 +90,11 @@ impl Bench {
                 relay: used.process_ns as f64 / objects(used.elapsed_ns),
             },
             syscalls_per_object,
+            packets_per_object: PacketsPerObject {
+                from_publisher: (after.0 - before.0) as f64 * load.subscribers as f64
+                    / objects(used.elapsed_ns),
+                to_subscriber: (after.1 - before.1) as f64 / objects(used.elapsed_ns),
+            },
             kernel: programs.kernel,
             gate_ns_per_packet: programs.gate_ns_per_packet,
             rss_bytes,
@@ -143,12 +150,23 @@ impl Bench {
         let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
         let mut last = None;
         Ok(move || {
-            let Ok(Some(packets)) = node.enter(|| packets_sent(&device)) else { return false };
+            let Ok(Some(packets)) = node.enter(|| Packets::of(&device)) else { return false };
             let now = Instant::now();
-            let (before, then) = last.replace((packets, now)).unwrap_or((packets, now));
+            let (before, then) = last.replace((packets.sent, now)).unwrap_or((packets.sent, now));
             let elapsed = now.duration_since(then).as_secs_f64();
-            elapsed > 0.0 && (packets - before) as f64 / elapsed >= wanted
+            elapsed > 0.0 && (packets.sent - before) as f64 / elapsed >= wanted
         })
+    }
+
+    /// Packets that came from the publisher and left towards the subscribers so far.
+    fn packets(&self) -> anyhow::Result<(u64, u64)> {
+        let node = self.site.relay()?;
+        let of = |link| {
+            let device = device(node, link)?;
+            node.enter(|| Packets::of(&device))?
+                .with_context(|| format!("no packets of {device} are counted"))
+        };
+        Ok((of(PUBLISHER_LINK)?.received, of(SUBSCRIBERS_LINK)?.sent))
     }
 
     /// CPU and application latency, with nothing attached.

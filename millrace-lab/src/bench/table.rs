@@ -10,7 +10,7 @@ use super::profile::Profile;
 use super::stats::Percentiles;
 use crate::columns::{Side, aligned};
 
-const HEAD: [&str; 16] = [
+const HEAD: [&str; 17] = [
     "relay",
     "link",
     "subs",
@@ -22,6 +22,7 @@ const HEAD: [&str; 16] = [
     "CPU us/obj",
     "relay us/obj",
     "calls/obj",
+    "packets in/out",
     "RSS MiB",
     "matched",
     "kernel/ahead %",
@@ -81,6 +82,10 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
         format!("{:.1}", cpu.machine / 1e3),
         format!("{:.1}", cpu.relay / 1e3),
         figures.syscalls_per_object.map_or_else(dash, |calls| format!("{calls:.2}")),
+        format!(
+            "{:.2} / {:.2}",
+            figures.packets_per_object.from_publisher, figures.packets_per_object.to_subscriber
+        ),
         format!("{:.1}", figures.rss_bytes as f64 / f64::from(1 << 20)),
         matched(figures),
         figures.kernel.map_or_else(dash, |it| format!("{:.1} / {:.1}", it.sent_percent, it.ahead_percent)),

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::{
     super::{
-        process::{Process, packets_sent},
+        process::{Packets, Process},
         stats::Percentiles,
         usage::Reading,
     },
@@ -244,7 +244,8 @@ impl Refusals {
     ) -> anyhow::Result<Self> {
         let node = site.node(ATTACKERS)?;
         let device = &interface(node, ATTACKERS)?.device;
-        let sent = || node.enter(|| packets_sent(device))?.context("the attackers' interface is gone");
+        let packets = || node.enter(|| Packets::of(device))?.context("the attackers' interface is gone");
+        let sent = || anyhow::Ok(packets()?.sent);
         let still = still_ns_per_second(server)?;
         let mut calls = Syscalls::attach(server.id())?;
         let _statistics = Statistics::enable()?;
