@@ -167,6 +167,20 @@ async fn the_path_mtu_is_followed_up_and_down() {
     pair.check();
 }
 
+/// Its copies are longer, and have to be one packet each.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_leaves_room_in_its_packets() {
+    let pair = in_time(Pair::connect(Options::default())).await;
+    in_time(async {
+        while pair.client.stats().path.current_mtu < 1420 {
+            pair.echo(1, 5000).await;
+        }
+    })
+    .await;
+    pair.echo(30, 5000).await;
+    assert_eq!(pair.client.stats().path.current_mtu, 1420, "quinn's discovery looks for 1452 otherwise");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tiny_credit_is_shared() {
     let mut client = TransportConfig::default();
