@@ -103,3 +103,32 @@ fn a_bottleneck_is_shared_with_tcp() {
     let error = none["rounds"][0]["error"].as_str().unwrap_or_else(|| panic!("an error in {none}"));
     assert!(error.contains("TCP with none") && error.contains("tcp_available_congestion_control"), "{error}");
 }
+
+#[test]
+fn bystanders_of_a_hostile_client_are_measured() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP bystanders_of_a_hostile_client_are_measured: needs root");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["bench", "hostile", "--scenarios", "garbage", "--seconds", "2", "--rounds", "1", "--json"])
+        .arg(&json)
+        .output()
+        .expect("millrace runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    let [kernel, user] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+    for (row, engine) in [(kernel, "kernel"), (user, "user")] {
+        assert_eq!((&row["engine"], &row["scenario"]), (&Value::from(engine), &Value::from("garbage")));
+        let round = &row["rounds"][0];
+        assert!(round["attacks"].as_u64().is_some_and(|attacks| attacks > 0), "{row}");
+        for stretch in ["quiet", "meanwhile"] {
+            let owed = &round[stretch]["owed"];
+            assert!(owed["objects"].as_u64().is_some_and(|objects| objects > 0), "{row}");
+            assert_eq!(owed["objects"], owed["delivered"], "{stretch}: {row}");
+        }
+        assert!(round["rss_bytes_last"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
+    }
+}

@@ -7,6 +7,7 @@ mod engine;
 mod fairness;
 mod figures;
 mod gate;
+mod hostile;
 mod max_rate;
 mod owed;
 mod plot;
@@ -38,6 +39,8 @@ enum Command {
     Relay(relay::Args),
     /// Share of a bottleneck that a relay's flow gets beside TCP CUBIC
     Fairness(fairness::Args),
+    /// What a bystander's media suffer from a hostile client, and what it costs the relay
+    Hostile(hostile::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
     Gate(gate::Args),
     /// The server that is attacked
@@ -66,6 +69,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
     match args.command {
         Command::Relay(args) => relay::run(args),
         Command::Fairness(args) => fairness::run(args),
+        Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),
         Command::Flood(args) => gate::flood::send(args),

@@ -22,6 +22,7 @@ use super::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site, device};
 use super::traffic::{Received, Traffic};
 use super::usage::{Reading, Used, peak_rss_bytes};
 use super::wire::{self, Ends, Wire};
+use crate::lab::Node;
 
 /// From the first objects on: path MTU discovery and congestion windows settle.
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -124,7 +125,8 @@ impl Bench {
         flowing: f64,
     ) -> anyhow::Result<Traffic> {
         let route = self.site.route()?;
-        let flows = self.flow_detector(load, flowing)?;
+        let node = self.site.relay()?;
+        let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, load, flowing);
         let traffic = Traffic::start(contender, &route, load, seconds, self.site.directory(), flows)?;
         std::thread::sleep(WARM_UP);
         Ok(traffic)
@@ -140,22 +142,6 @@ impl Bench {
 
     fn calls_time(&self) -> Duration {
         Duration::from_secs_f64((self.seconds / 5.0).max(1.0))
-    }
-
-    /// Tells, each time it is asked, whether since the last time packets left towards the subscribers at
-    /// this part of the asked rate.
-    fn flow_detector(&self, load: &Load, flowing: f64) -> anyhow::Result<impl FnMut() -> bool + '_> {
-        let node = self.site.relay()?;
-        let device = device(node, SUBSCRIBERS_LINK)?;
-        let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
-        let mut last = None;
-        Ok(move || {
-            let Ok(Some(packets)) = node.enter(|| Packets::of(&device)) else { return false };
-            let now = Instant::now();
-            let (before, then) = last.replace((packets.sent, now)).unwrap_or((packets.sent, now));
-            let elapsed = now.duration_since(then).as_secs_f64();
-            elapsed > 0.0 && (packets.sent - before) as f64 / elapsed >= wanted
-        })
     }
 
     /// Packets that came from the publisher and left towards the subscribers so far.
@@ -247,6 +233,20 @@ impl Bench {
             object_bytes: load.object_bytes,
         };
         Ok(wire::matched(&samples, &ends))
+    }
+}
+
+/// Tells, each time it is asked, whether since the last time packets left a node's interface towards the subscribers at
+/// this part of the asked rate.
+pub fn flow_detector(node: &Node, device: String, load: &Load, flowing: f64) -> impl FnMut() -> bool {
+    let wanted = flowing * f64::from(load.rate_hz) * load.subscribers as f64;
+    let mut last = None;
+    move || {
+        let Ok(Some(packets)) = node.enter(|| Packets::of(&device)) else { return false };
+        let now = Instant::now();
+        let (before, then) = last.replace((packets.sent, now)).unwrap_or((packets.sent, now));
+        let elapsed = now.duration_since(then).as_secs_f64();
+        elapsed > 0.0 && (packets.sent - before) as f64 / elapsed >= wanted
     }
 }
 

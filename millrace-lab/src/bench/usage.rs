@@ -82,11 +82,20 @@ fn tick_ns() -> u64 {
 
 /// Peak resident memory of a process so far.
 pub fn peak_rss_bytes(process: u32) -> io::Result<u64> {
+    memory(process, "VmHWM:")
+}
+
+/// Resident memory of a process.
+pub fn rss_bytes(process: u32) -> io::Result<u64> {
+    memory(process, "VmRSS:")
+}
+
+fn memory(process: u32, name: &str) -> io::Result<u64> {
     let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-    let kib = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-    kib.map(|kib| kib * 1024).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no VmHWM"))
+    let kib = |line: &str| line.strip_prefix(name)?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok();
+    let missing =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("no {name} in /proc/{process}/status"));
+    status.lines().find_map(kib).map(|kib| kib * 1024).ok_or_else(missing)
 }
 
 /// Every figure is worse on a machine that does something else.
