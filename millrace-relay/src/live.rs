@@ -162,6 +162,17 @@ impl LiveTrack {
         }
     }
 
+    /// Has `new`, whose publisher is at `largest`, go on where those end whose publishers want to be left: with the group
+    /// behind all that any of them has begun.
+    pub fn hand_over_to(&self, new: &Arc<Upstream>, largest: Option<Location>) {
+        let begun = self.data.largest().max(largest);
+        let group = begun.map_or(0, |begun| begun.group.saturating_add(1));
+        let upstreams = self.upstreams.lock();
+        for old in upstreams.iter().filter(|old| old.is_leaving() && !Arc::ptr_eq(old, new)) {
+            old.hand_over(group, new);
+        }
+    }
+
     /// An upstream subscription is over. With the last one, the subscriptions end as it did.
     pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
         let mut upstreams = self.upstreams.lock();

@@ -233,6 +233,7 @@ impl Sources<'_> {
             ("protocol_violation", counters.protocol_violations.load(Relaxed)),
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
+            ("handed_over_subgroup", counters.handed_over_subgroups.load(Relaxed)),
             ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
             ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),

@@ -14,6 +14,8 @@ pub struct Counters {
     pub protocol_violations: AtomicU64,
     pub unknown_alias: AtomicU64,
     pub duplicate_subgroups: AtomicU64,
+    /// Of publishers that are being left, from where another goes on.
+    pub handed_over_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
     /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.

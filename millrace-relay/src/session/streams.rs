@@ -73,7 +73,7 @@ impl Streams {
         // Without a limit of time: congestion can hold a header up for long, and streams are limited.
         match read_header(&mut recv, &mut buffer).await? {
             Some((StreamHeader::Setup, _)) => {
-                let reader = MessageReader::new(recv, buffer, self.context.incomplete());
+                let reader = self.context.control_reader(recv, buffer);
                 let _ = control.send(reader).await; // the session is over
             }
             Some((StreamHeader::Subgroup(header), len)) => {
@@ -109,6 +109,11 @@ impl Streams {
         };
         let upstream = Arc::clone(&published.upstream);
         let _open = upstream.stream();
+        if upstream.has_handed_over(header.group) {
+            Counters::count(&counters.handed_over_subgroups);
+            stop(&mut recv, code::Reset::CANCELLED);
+            return Ok(());
+        }
         let writer = Subgroup::begin(header, header_len);
         if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
             counters.count_duplicate(duplicate);

@@ -208,6 +208,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         max_sessions: config.max_sessions,
         max_tracks: config.max_tracks,
         drain_timeout: config.drain_timeout,
+        goaway_uri: config.goaway_uri.clone(),
     }
 }
 

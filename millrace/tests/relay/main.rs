@@ -5,6 +5,7 @@
 mod control;
 mod ends;
 mod fetch;
+mod goaway;
 mod hostile;
 mod live;
 mod peer;

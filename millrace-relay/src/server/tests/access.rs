@@ -22,7 +22,7 @@ use crate::{
         token,
     },
     incomplete::Incomplete,
-    wire::{Incoming, MessageReader},
+    wire::{GoAways, Incoming, MessageReader},
 };
 
 const SECRET: &[u8; 32] = b"0123456789abcdef0123456789abcdef";
@@ -118,7 +118,12 @@ impl Client {
         let (send, recv) = patiently(open_request(&self.connection, message)).await;
         Asked {
             send,
-            reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
+            reader: MessageReader::new(
+                recv,
+                BytesMut::new(),
+                Arc::<Incomplete>::default().stream(),
+                GoAways::on_request(true),
+            ),
         }
     }
 
@@ -151,7 +156,12 @@ impl Client {
         let (send, recv) = patiently(self.connection.quic.accept_bi()).await.unwrap();
         let mut asked = Asked {
             send,
-            reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
+            reader: MessageReader::new(
+                recv,
+                BytesMut::new(),
+                Arc::<Incomplete>::default().stream(),
+                GoAways::on_request(true),
+            ),
         };
         (asked.message().await, asked)
     }
@@ -196,7 +206,7 @@ impl Asked {
             match self.incoming().await {
                 Incoming::Reset => return,
                 Incoming::Finished => panic!("finished instead of reset"),
-                Incoming::Message(_) => {}
+                Incoming::Message(_) | Incoming::GoAway(_) => {}
             }
         }
     }

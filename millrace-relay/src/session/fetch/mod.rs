@@ -295,6 +295,7 @@ impl UnderWay {
                     Incoming::Message(message) => {
                         return Err(SessionError::violation(format!("{} after FETCH", message.name())));
                     }
+                    Incoming::GoAway(_) => {} // the peer's own request: it moves it
                     Incoming::Finished => reading = false,
                     Incoming::Reset => return Ok(()),
                 },

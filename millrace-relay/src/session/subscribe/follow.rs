@@ -93,6 +93,8 @@ impl Entry {
             Incoming::Message(message) => {
                 Err(SessionError::violation(format!("{} in a subscription", message.name())))
             }
+            // What was agreed stays; the peer moves its own requests.
+            Incoming::GoAway(_) => Ok(Step::GoOn),
             Incoming::Finished => Ok(Step::ReadAll),
             Incoming::Reset => Ok(Step::End(None)),
         }
