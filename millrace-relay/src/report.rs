@@ -236,6 +236,7 @@ impl Sources<'_> {
             ("handed_over_subgroup", counters.handed_over_subgroups.load(Relaxed)),
             ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
             ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
+            ("malformed_track", counters.malformed_tracks.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
             ("reset_by_publisher", sums.resets.source),
             ("cancelled", sums.resets.requested),

@@ -18,6 +18,7 @@ pub struct Counters {
     pub handed_over_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
+    pub malformed_tracks: AtomicU64,
     /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.
     pub backups_passed_over: AtomicU64,
 }
@@ -44,6 +45,7 @@ impl Counters {
             Duplicate::Subgroup | Duplicate::Arriving => &self.duplicate_subgroups,
             Duplicate::Expired => &self.expired_subgroups,
             Duplicate::Datagram => &self.duplicate_datagrams,
+            Duplicate::Malformed(_) => &self.malformed_tracks,
         });
     }
 

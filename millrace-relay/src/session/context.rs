@@ -14,7 +14,7 @@ use millrace_proto::{
         Message, code,
         message::{GoAway, RequestError},
     },
-    relay::account::Account,
+    relay::{account::Account, malformed::Malformed},
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
@@ -32,6 +32,8 @@ use crate::{
     access::Access,
     hub::{Counters, Hub, Requester},
     incomplete::{Held, Incomplete},
+    live::LiveTrack,
+    outbox::Outbox,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };
 
@@ -324,6 +326,17 @@ impl Context {
     /// A tag for streams of the data plane.
     pub fn next_owner(&self) -> u64 {
         self.next_owner.fetch_add(1, Relaxed)
+    }
+
+    /// What the peer has sent shows that a track is malformed, which ends it.
+    pub fn malformed(&self, track: &LiveTrack, malformed: Malformed) {
+        let now = Instant::now();
+        Counters::count(&self.hub.counters.malformed_tracks);
+        if let Some(line) = self.hub.log.line(now) {
+            let (session, suppressed) = (self.id, line.suppressed);
+            warn!(session, track = %track.name(), reason = %malformed, suppressed, "a malformed track");
+        }
+        track.fail(malformed, now, &mut Outbox::default());
     }
 
     /// Answers with REQUEST_ERROR.

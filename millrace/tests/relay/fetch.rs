@@ -25,6 +25,11 @@ async fn ask(peer: &Peer, kind: FetchKind, parameters: Parameters) -> Request {
     peer.session.request(Fetch { request_id, kind, parameters }).await.unwrap()
 }
 
+/// All of a track.
+pub async fn ask_for(peer: &Peer, track: &TrackName) -> Request {
+    ask(peer, standalone(track, at(0, 0), at(u64::MAX, 0)), Parameters::default()).await
+}
+
 async fn refused(peer: &Peer, kind: FetchKind) -> code::Request {
     match patiently(ask(peer, kind, Parameters::default()).await.answer()).await {
         Err(Error::Refused(refused)) => refused.code,

@@ -8,6 +8,7 @@ mod fetch;
 mod goaway;
 mod hostile;
 mod live;
+mod malformed;
 mod peer;
 mod pressure;
 mod rivals;

@@ -17,7 +17,7 @@ use millrace_proto::moq::{
     Datagram, Location, Message, Namespace, ObjectParser, Parameters, Properties, Status as ObjectStatus,
     StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
     data::encode_object_header,
-    message::{PublishNamespace, RequestError, Subscribe, SubscribeOk},
+    message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
 use quinn::SendStream;
 use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
@@ -349,6 +349,14 @@ impl Received {
 
     pub fn stop(&mut self, code: code::Reset) {
         self.stream.stop(code);
+    }
+}
+
+/// The end of a subscription.
+pub async fn expect_done(request: &mut Request) -> PublishDone {
+    match patiently(request.next()).await.unwrap() {
+        Some(Message::PublishDone(done)) => done,
+        other => panic!("{other:?} instead of PUBLISH_DONE"),
     }
 }
 

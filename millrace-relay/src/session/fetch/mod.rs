@@ -83,6 +83,7 @@ impl Fetches {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
+        let mut failures = range.track.failures();
         let (under_way, mut events) = self.open(request_id, range, &parameters);
         let begun = tokio::select! {
             begun = under_way.begin() => begun,
@@ -91,7 +92,7 @@ impl Fetches {
         let (ok, start) = match begun {
             Ok(begun) => begun,
             Err(refused) => {
-                under_way.abort();
+                under_way.abort(code::Reset::INTERNAL_ERROR);
                 return self.context.refuse(stream.send, refused).await;
             }
         };
@@ -99,6 +100,10 @@ impl Fetches {
             Ok(()) => tokio::select! {
                 delivered = under_way.until_delivered(&mut events, &mut stream) => delivered,
                 () = under_way.fill_and_wait(start) => Ok(()),
+                _ = failures.changed() => {
+                    under_way.abort(code::Reset::MALFORMED_TRACK);
+                    Ok(())
+                }
             },
             Err(lost) => Err(lost),
         };
@@ -262,8 +267,8 @@ impl UnderWay {
     }
 
     /// The response cannot be completed.
-    fn abort(self) {
-        self.response.abort(code::Reset::INTERNAL_ERROR.0);
+    fn abort(&self, code: code::Reset) {
+        self.response.abort(code.0);
         self.wake();
     }
 
