@@ -17,7 +17,7 @@ use millrace_proto::{
 };
 use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, Tap};
 use parking_lot::Mutex;
-use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, sign::CertifiedKey};
 use tokio::{sync::Notify, task::JoinSet, time};
 use tracing::{info, warn};
 
@@ -211,6 +211,14 @@ impl Server {
         for endpoint in &self.shared.endpoints {
             endpoint.set_certificate(Arc::clone(certificate));
         }
+    }
+
+    /// Certificates of new sessions' clients have to lead to these roots; without, none are asked for.
+    ///
+    /// # Errors
+    /// They are of no use; the ones of before stay.
+    pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
+        self.shared.endpoints.iter().try_for_each(|endpoint| endpoint.set_client_roots(roots))
     }
 
     /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
