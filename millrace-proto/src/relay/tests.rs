@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{
     RESET_CODES,
-    account::Account,
+    account::{Account, Share},
     cache::{Cache, Limits},
     fetch::{Entry, Readiness, Response, Step, Walk, readiness},
     subgroup::{Subgroup, SubgroupWriter},
@@ -486,6 +486,47 @@ fn max_cache_duration_hides_old_objects() {
         let later = now + Duration::from_millis(later);
         assert_eq!(walk(&track, range, GroupOrder::Ascending, later, 10).0.len(), count);
     }
+}
+
+#[test]
+fn a_client_keeps_to_its_share() {
+    const BYTES: usize = 10_000;
+    let now = Instant::now();
+    let cache = Cache::new(Limits { bytes: 1 << 30, age: Duration::from_secs(60) });
+    let shares = [Arc::new(Share::new(5 * BYTES)), Arc::new(Share::new(1 << 30))];
+    let publish = |track: &Arc<Track>, account: &Arc<Account>, group: u64, len: usize| {
+        let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
+        track.add_subgroup(now, Arc::clone(writer.subgroup()), account).unwrap();
+        cache.began(now, &Arc::downgrade(track), group, account);
+        cache.grew(SUBGROUP_COST);
+        let pushed = writer.push(now, &objects(0..1, len), |_| Ok(())).unwrap();
+        track.grew(group, &pushed);
+        cache.grew(pushed.cost);
+        writer.finish(now).unwrap();
+    };
+    // Two publishers of one client, the second of which has little, and one of another.
+    let tracks: Vec<_> = (0..3).map(|_| track()).collect();
+    let of = |share: &Arc<Share>| Arc::new(Account::of(Arc::clone(share)));
+    let accounts = [of(&shares[0]), of(&shares[0]), of(&shares[1])];
+    let groups = |at: usize| tracks[at].groups(0, 99).iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    publish(&tracks[1], &accounts[1], 0, BYTES);
+    for group in 0..10 {
+        publish(&tracks[0], &accounts[0], group, BYTES);
+        publish(&tracks[2], &accounts[2], group, BYTES);
+    }
+    cache.expire(now);
+    assert_eq!(groups(0), [7, 8, 9]);
+    assert_eq!(groups(1), [0]);
+    assert_eq!(groups(2), (0..10).collect::<Vec<_>>());
+    assert!(shares[0].bytes() <= 5 * BYTES);
+    let usage = cache.usage();
+    assert_eq!((usage.over_share, usage.evicted), (7, 7));
+    // One group that is more than the share goes as well.
+    publish(&tracks[1], &accounts[1], 1, 6 * BYTES);
+    cache.expire(now);
+    assert!(shares[0].bytes() <= 5 * BYTES);
+    tracks.iter().for_each(|track| cache.forget(track));
+    assert_eq!((shares[0].bytes(), shares[1].bytes(), cache.usage().bytes), (0, 0, 0));
 }
 
 fn one_object(track: &Track, group: u64, now: Instant) {

@@ -19,6 +19,8 @@ pub struct Counters {
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
     pub malformed_tracks: AtomicU64,
+    /// Times that a FETCH response waited, since its client had fetched as much as it may.
+    pub fetch_waits: AtomicU64,
     /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.
     pub backups_passed_over: AtomicU64,
 }

@@ -48,8 +48,6 @@ pub struct Context {
     setup: watch::Sender<Setup>,
     quotas: Quotas,
     incomplete: Arc<Incomplete>,
-    /// What the peer publishes, in the cache.
-    account: Arc<Account>,
     authority: Authority,
     tasks: Tasks,
     /// IDs that the peer has used.
@@ -93,7 +91,6 @@ impl Context {
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
             incomplete: Arc::default(),
-            account: Arc::default(),
             authority: Authority::new(access),
             tasks: Tasks::new(),
             seen_requests: Mutex::default(),
@@ -149,7 +146,7 @@ impl Context {
 
     /// What the peer's groups take up in the cache.
     pub fn account(&self) -> &Arc<Account> {
-        &self.account
+        self.authority.account()
     }
 
     /// What the peer may do.

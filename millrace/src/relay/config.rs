@@ -245,6 +245,15 @@ settings! {
     /// Tracks that the requests of one client hold at a time [default: 100000]
     #[arg(long, value_name = "N")]
     client_tracks: u64,
+    /// Cached media of what one client publishes [default: all of cache-bytes]
+    #[arg(long, value_name = "BYTES")]
+    client_cache_bytes: ByteCount,
+    /// Bytes per second that one client fetches [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    client_fetch_bytes: ByteCount,
+    /// What one client may send before it is read, beyond 64 KiB for each session [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    client_receive_bytes: ByteCount,
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,

@@ -104,6 +104,35 @@ async fn a_copy_takes_over_when_the_first_breaks_off() {
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
 }
 
+/// With its session gone as well.
+#[tokio::test]
+async fn a_client_has_its_share_of_the_cache() {
+    const LEN: usize = 300_000;
+    let relay = Relay::with(|config| config.access.limits.share.cache_bytes = 1 << 20);
+    for session in 0..3 {
+        let publisher = relay.peer().await;
+        let request_id = publisher.session.next_request_id();
+        let (parameters, properties) = Default::default();
+        let track = track_of("share", &session.to_string());
+        let publish = Publish { request_id, track, track_alias: 1, parameters, properties };
+        let mut request = publisher.session.request(publish).await.unwrap();
+        patiently(request.answer()).await.unwrap();
+        for group in 0..6 {
+            let mut subgroup = publisher.subgroup(header(1, group)).await;
+            subgroup.object(0, LEN).await;
+            subgroup.finish();
+        }
+        let received = (session + 1) * 6;
+        relay.until("all have come", |status| status.totals.objects_received == received).await;
+        relay.until("the share is kept to", |status| status.cache.bytes <= 1 << 20).await;
+        assert_eq!(relay.status().access.clients[0].cache_bytes, relay.status().cache.bytes);
+        publisher.session.close(code::Session::NO_ERROR, "");
+        relay.until("it is gone", |status| status.sessions.is_empty()).await;
+    }
+    let cache = relay.status().cache;
+    assert_eq!((cache.groups + cache.evicted, cache.over_share), (18, cache.evicted));
+}
+
 #[tokio::test]
 async fn one_publisher_does_not_evict_what_another_has_published() {
     const GROUPS: u64 = 3;

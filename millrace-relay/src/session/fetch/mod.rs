@@ -19,7 +19,7 @@ use millrace_proto::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
-    time::Instant as Clock,
+    time::{Instant as Clock, sleep_until},
 };
 use tracing::debug;
 
@@ -29,6 +29,7 @@ use crate::{
         grant::{Action, Resource},
         rights::Rights,
     },
+    hub::Counters,
     live::LiveTrack,
     wire::{self, Incoming, RequestStream, SessionError},
 };
@@ -251,12 +252,25 @@ impl UnderWay {
         connection.transmit_now();
     }
 
-    /// Waits until the response may grow: what the subscriber has not acknowledged has a limit.
+    /// Waits until the response may grow: what the subscriber has not acknowledged has a limit, and so has what its client
+    /// fetches in a second.
     async fn room(&self) {
+        let client = self.context().authority().client();
+        while let Some(until) = client.and_then(|client| client.fetch_waits(Instant::now())) {
+            Counters::count(&self.context().hub().counters.fetch_waits);
+            sleep_until(until.into()).await;
+        }
         let responses = self.family.count().max(1);
         let limit = (SESSION_LIMIT / responses).clamp(RESPONSE_LIMIT.0, RESPONSE_LIMIT.1);
         while self.response.held() > limit {
             self.acknowledged.notified().await;
+        }
+    }
+
+    /// So many bytes of objects have been put into the response.
+    fn fetched(&self, bytes: u64) {
+        if let Some(client) = self.context().authority().client() {
+            client.fetched(Instant::now(), bytes);
         }
     }
 
