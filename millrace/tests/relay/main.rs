@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod control;
+mod credentials;
 mod ends;
 mod fetch;
 mod goaway;

@@ -7,7 +7,6 @@ use millrace::relay::{
     config::{Config, Settings},
     server::{Identity, Server},
     status::{Status, StatusSource},
-    tls,
 };
 use millrace_client::{
     session::{DataStream, Error, Handler, Remote, Request, Session},
@@ -57,8 +56,7 @@ impl Relay {
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
         host.configure(&mut config);
-        let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = Identity::of(certificate);
+        let identity = Identity::read(&config).unwrap();
         let runtime = Handle::current();
         let server = host.enter(|| {
             let _inside = runtime.enter();
