@@ -24,6 +24,8 @@ pub struct Config {
     pub max_tracks: usize,
     /// From GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
+    /// Where clients are told to go then; otherwise to where they are.
+    pub goaway_uri: Option<Url>,
 }
 
 /// Another relay that is asked for what nobody here publishes.
@@ -36,6 +38,15 @@ pub struct Upstream {
 }
 
 impl Upstream {
+    /// The same relay, as it is to be reached at `uri`: empty for where it is; `None` if that is no such address.
+    pub fn at(&self, uri: &str) -> Option<Self> {
+        let url = match uri {
+            "" => self.url.clone(),
+            uri => Url::parse(uri).ok().filter(|url| url.scheme() == "moqt" && url.has_host())?,
+        };
+        Some(Self { url, token: self.token.clone() })
+    }
+
     /// The SETUP that a session with it begins with.
     pub fn setup(&self) -> Setup {
         let query = self.url.query().map(|query| format!("?{query}")).unwrap_or_default();

@@ -161,9 +161,9 @@ impl Hub {
         self.namespaces.publishers_of(namespace, requester)
     }
 
-    /// Whether a session other than `except` publishes exactly `namespace`.
-    pub fn is_published(&self, namespace: &Namespace, except: u64) -> bool {
-        self.namespaces.is_published(namespace, except)
+    /// Whether anybody but the upstream relay publishes exactly `namespace`.
+    pub fn is_published_here(&self, namespace: &Namespace) -> bool {
+        self.namespaces.is_published_here(namespace)
     }
 
     /// Watches the namespaces below `prefix`, those that are there first.

@@ -83,6 +83,7 @@
 //!         max_sessions: 1000,
 //!         max_tracks: 1000,
 //!         drain_timeout: Duration::from_secs(5),
+//!         goaway_uri: None,
 //!     };
 //!     let engine = Arc::new(Engine::user("as configured"));
 //!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));

@@ -13,12 +13,13 @@ use millrace_proto::{
     relay::{
         account::Account,
         cache::Cache,
+        malformed::Malformed,
         subgroup::{Pushed, Subgroup},
         track::{DatagramObject, Duplicate, Group, SUBGROUP_COST, Track},
     },
 };
 use parking_lot::{Mutex, RwLock};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::{
     access::policy::Identity,
@@ -42,6 +43,8 @@ pub struct LiveTrack {
     pub progress: Notify,
     /// A subgroup ended.
     pub settled: Notify,
+    /// How often it was found malformed.
+    failures: watch::Sender<u64>,
     idle_since: Mutex<Instant>,
     group_request: Mutex<GroupRequest>,
     /// The publisher from which we unsubscribed, if the track has been without one since.
@@ -89,6 +92,7 @@ impl LiveTrack {
             connecting: tokio::sync::Mutex::default(),
             progress: Notify::new(),
             settled: Notify::new(),
+            failures: watch::Sender::new(0),
             idle_since: Mutex::new(now),
             group_request: Mutex::default(),
             paused_at: Mutex::default(),
@@ -162,6 +166,17 @@ impl LiveTrack {
         }
     }
 
+    /// Has `new`, whose publisher is at `largest`, go on where those end whose publishers want to be left: with the group
+    /// behind all that any of them has begun.
+    pub fn hand_over_to(&self, new: &Arc<Upstream>, largest: Option<Location>) {
+        let begun = self.data.largest().max(largest);
+        let group = begun.map_or(0, |begun| begun.group.saturating_add(1));
+        let upstreams = self.upstreams.lock();
+        for old in upstreams.iter().filter(|old| old.is_leaving() && !Arc::ptr_eq(old, new)) {
+            old.hand_over(group, new);
+        }
+    }
+
     /// An upstream subscription is over. With the last one, the subscriptions end as it did.
     pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
         let mut upstreams = self.upstreams.lock();
@@ -176,6 +191,30 @@ impl LiveTrack {
                 subscription.end(ended.clone());
             }
         }
+    }
+
+    /// A publisher has shown that the track is malformed: it ends for everybody, and nothing is kept of it (draft-18,
+    /// "Malformed Tracks").
+    pub fn fail(&self, malformed: Malformed, now: Instant, outbox: &mut Outbox) {
+        let ended = Ended::new(code::Done::MALFORMED_TRACK, malformed.to_string());
+        for subscription in self.subscriptions.read().iter() {
+            subscription.end(ended.clone());
+            subscription.cancel(code::Reset::MALFORMED_TRACK);
+            subscription.transmit(now, outbox);
+        }
+        for upstream in self.upstreams() {
+            upstream.revoke();
+            upstream.ask(Ask::Cancel);
+        }
+        self.failures.send_modify(|failures| *failures += 1);
+        self.cache.forget(&self.data);
+        self.data.restart();
+        outbox.flush();
+    }
+
+    /// Changes when the track is found malformed.
+    pub fn failures(&self) -> watch::Receiver<u64> {
+        self.failures.subscribe()
     }
 
     /// Sends to `subscription` what the cache holds of its window, and from now on all that comes.

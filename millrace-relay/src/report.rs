@@ -155,11 +155,13 @@ impl Sources<'_> {
                 limit: self.hub.cache.limits().bytes as u64,
                 groups: usage.groups as u64,
                 evicted: usage.evicted,
+                over_share: usage.over_share,
             },
             receive: status::Receive {
                 held: self.windows.held(),
                 limit: self.windows.total(),
                 refused: self.windows.refused(),
+                limited: self.windows.limited(),
             },
             drops: self.drops(&sums),
             access: self.describe_access(),
@@ -179,6 +181,9 @@ impl Sources<'_> {
             requests: client.requests,
             requests_refused: client.refused,
             tracks: client.tracks,
+            cache_bytes: client.cache_bytes,
+            fetched_bytes: client.fetched_bytes,
+            receive_bytes: client.receive_bytes,
         });
         let refused = self.access.refused().into_iter();
         status::Access {
@@ -216,6 +221,7 @@ impl Sources<'_> {
             retries: self.past.retries.load(Relaxed),
             requests: counters.requests.load(Relaxed),
             request_errors: counters.request_errors.load(Relaxed),
+            fetch_waits: counters.fetch_waits.load(Relaxed),
             objects_received: counters.objects_received.load(Relaxed),
             object_bytes_received: counters.object_bytes_received.load(Relaxed),
             streams_reset: sums.streams_reset(),
@@ -233,8 +239,10 @@ impl Sources<'_> {
             ("protocol_violation", counters.protocol_violations.load(Relaxed)),
             ("unknown_track_alias", counters.unknown_alias.load(Relaxed)),
             ("duplicate_subgroup", counters.duplicate_subgroups.load(Relaxed)),
+            ("handed_over_subgroup", counters.handed_over_subgroups.load(Relaxed)),
             ("expired_subgroup", counters.expired_subgroups.load(Relaxed)),
             ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
+            ("malformed_track", counters.malformed_tracks.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
             ("reset_by_publisher", sums.resets.source),
             ("cancelled", sums.resets.requested),

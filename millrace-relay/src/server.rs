@@ -17,7 +17,7 @@ use millrace_proto::{
 };
 use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, Tap};
 use parking_lot::Mutex;
-use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, sign::CertifiedKey};
 use tokio::{sync::Notify, task::JoinSet, time};
 use tracing::{info, warn};
 
@@ -31,6 +31,8 @@ use crate::{
     trace::Tracer,
 };
 
+/// How often it is looked whether sessions are idle.
+const LOOKS: Duration = Duration::from_millis(100);
 /// How often old groups and idle tracks are looked for.
 const TIDY: Duration = Duration::from_millis(500);
 /// How long a handshake may take.
@@ -211,12 +213,20 @@ impl Server {
         }
     }
 
+    /// Certificates of new sessions' clients have to lead to these roots; without, none are asked for.
+    ///
+    /// # Errors
+    /// They are of no use; the ones of before stay.
+    pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
+        self.shared.endpoints.iter().try_for_each(|endpoint| endpoint.set_client_roots(roots))
+    }
+
     /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
     /// all sessions.
     pub async fn drain(&self) {
         self.shared.draining.store(true, Relaxed);
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
-        sessions.iter().for_each(|session| session.start_drain());
+        sessions.iter().for_each(|session| self.shared.start_drain(session));
         info!(sessions = sessions.len(), "draining");
         let _ = time::timeout(self.shared.config.drain_timeout, self.shared.until_idle()).await;
         self.stop().await;
@@ -302,7 +312,8 @@ impl Shared {
                     let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
                     return connection.quic.close(code, b"this client has as many sessions as it may have");
                 };
-                self.run_session(connection, None).await;
+                let session = self.begin_session(connection, None);
+                self.run_session(session).await;
             }
             Err(error) => {
                 if let Some(line) = self.hub.log.line(Instant::now()) {
@@ -312,12 +323,21 @@ impl Shared {
         }
     }
 
-    async fn run_session(self: &Arc<Self>, connection: Arc<Connection>, upstream: Option<Setup>) {
+    fn begin_session(self: &Arc<Self>, connection: Arc<Connection>, upstream: Option<Setup>) -> Arc<Session> {
         let session = Arc::new(Session::new(Arc::clone(&self.hub), &self.access, connection, upstream));
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         if self.draining.load(Relaxed) {
-            session.start_drain();
+            self.start_drain(&session);
         }
+        session
+    }
+
+    fn start_drain(&self, session: &Session) {
+        let uri = self.config.goaway_uri.as_ref().map_or("", |uri| uri.as_str());
+        session.start_drain(uri, self.config.drain_timeout);
+    }
+
+    async fn run_session(self: Arc<Self>, session: Arc<Session>) {
         session.run().await;
         self.sessions.lock().remove(&session.id());
         self.past.add(&session);
@@ -339,27 +359,61 @@ impl Shared {
             if self.sessions.lock().values().all(|session| session.is_idle()) {
                 return;
             }
-            let _ = time::timeout(Duration::from_millis(100), over).await;
+            let _ = time::timeout(LOOKS, over).await;
         }
     }
 
-    /// Keeps a session with the upstream relay.
+    /// Keeps a session with the upstream relay, and begins the next one when that wants the last one to be left.
     async fn keep_upstream(self: Arc<Self>) {
-        let Some(upstream) = &self.config.upstream else { return };
-        // Its path may have a token.
-        let host = upstream.url.authority();
+        let Some(configured) = &self.config.upstream else { return };
+        let mut upstream = configured.clone();
         let mut pause = *RECONNECT.start();
         while !self.draining.load(Relaxed) {
+            // Its path may have a token.
+            let host = upstream.url.authority();
+            let mut next = None;
             match connect(&self.outgoing, &upstream.url).await {
                 Ok(connection) => {
                     info!(%host, "connected to the upstream relay");
-                    pause = *RECONNECT.start();
-                    self.run_session(connection, Some(upstream.setup())).await;
+                    let began = Instant::now();
+                    next = self.follow_upstream(self.begin_session(connection, Some(upstream.setup()))).await;
+                    if began.elapsed() > *RECONNECT.end() {
+                        pause = *RECONNECT.start();
+                    }
                 }
                 Err(error) => warn!(%host, %error, "no connection to the upstream relay"),
             }
+            upstream = next.and_then(|uri| configured.at(&uri)).unwrap_or_else(|| configured.clone());
             time::sleep(pause).await;
             pause = (pause * 2).min(*RECONNECT.end());
+        }
+    }
+
+    /// Until the session with the upstream relay is over, or that wants us to go on at another URI, which is returned.
+    async fn follow_upstream(self: &Arc<Self>, session: Arc<Session>) -> Option<String> {
+        let mut running = tokio::spawn(Arc::clone(self).run_session(Arc::clone(&session)));
+        tokio::select! {
+            _ = &mut running => None,
+            uri = session.until_peer_goes_away() => {
+                tokio::spawn(Arc::clone(self).leave(session));
+                Some(uri)
+            }
+        }
+    }
+
+    /// Closes a session that the upstream relay wants to be left, once another has taken over and nothing is under way.
+    async fn leave(self: Arc<Self>, session: Arc<Session>) {
+        loop {
+            let over = self.session_over.notified();
+            let sessions = self.sessions.lock().clone();
+            if !sessions.contains_key(&session.id()) {
+                return;
+            }
+            let takes_over = |other: &Arc<Session>| other.id() > session.id() && other.is_attached();
+            if sessions.values().any(takes_over) && session.is_idle() {
+                return session.close(code::Session::NO_ERROR, "moved to another session");
+            }
+            let _ = time::timeout(LOOKS, over).await;
         }
     }
 }

@@ -69,6 +69,15 @@ pub struct Client {
     pub requests_refused: u64,
     /// Tracks that its requests hold.
     pub tracks: u64,
+    /// Of the groups that it published.
+    #[serde(default)]
+    pub cache_bytes: u64,
+    /// Of objects in its FETCH responses.
+    #[serde(default)]
+    pub fetched_bytes: u64,
+    /// That it may send, or has sent without being read.
+    #[serde(default)]
+    pub receive_bytes: u64,
 }
 
 /// How sealed packets reach the network.
@@ -246,6 +255,9 @@ pub struct Cache {
     pub groups: u64,
     /// Groups evicted since start.
     pub evicted: u64,
+    /// Those of them whose client had more than its share.
+    #[serde(default)]
+    pub over_share: u64,
 }
 
 /// Receive windows of all connections.
@@ -256,6 +268,9 @@ pub struct Receive {
     pub limit: u64,
     /// Connections for which there was no room.
     pub refused: u64,
+    /// Times that a window did not grow, since its client's share was used up.
+    #[serde(default)]
+    pub limited: u64,
 }
 
 /// Counters since start, closed sessions included.
@@ -268,6 +283,8 @@ pub struct Totals {
     pub requests: u64,
     /// Requests answered with REQUEST_ERROR.
     pub request_errors: u64,
+    /// Times that a FETCH response waited, since its client had fetched as much as it may.
+    pub fetch_waits: u64,
     pub objects_received: u64,
     /// Payload bytes of the objects received.
     pub object_bytes_received: u64,

@@ -14,7 +14,7 @@ use millrace_proto::{
     relay::{
         filter::Window,
         subgroup::Subgroup,
-        track::{DatagramObject, Track},
+        track::{DatagramObject, GROUP_SLACK, Track},
         view::View,
     },
 };
@@ -27,9 +27,6 @@ use tokio::sync::Notify;
 
 pub use self::options::Options;
 use super::outbox::Outbox;
-
-/// Groups that may still come from before the largest object that their publisher told, without that being wrong.
-const CLAIM_SLACK: u64 = 16;
 
 /// The track that a subscription is of.
 #[derive(Clone)]
@@ -68,8 +65,6 @@ pub struct Subscription {
 
 struct State {
     options: Options,
-    /// The window was made of what a publisher said of its largest object, when none had come.
-    claimed: bool,
     /// Largest object when forwarding began: where a joining FETCH ends.
     joining: Option<Location>,
     /// By the subgroup's serial number, until its stream is over and the last news of it has come.
@@ -115,7 +110,6 @@ impl Subscription {
     ) -> Self {
         let state = State {
             options,
-            claimed: track.data.seen().is_none(),
             joining,
             streams: HashMap::new(),
             open: HashMap::new(),
@@ -147,8 +141,9 @@ impl Subscription {
     /// can be. Returns whether the subscription can do without hearing at once of what comes next.
     pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) -> bool {
         let mut state = self.state.lock();
-        state.check_claim(&self.track.data);
-        if !state.past_end && state.options.window.is_past(subgroup.header().group) {
+        let group = subgroup.header().group;
+        state.check_start(&self.track.data, group);
+        if !state.past_end && state.options.window.is_past(group) {
             state.past_end = true;
             self.changed.notify_one();
         }
@@ -166,7 +161,7 @@ impl Subscription {
             None => match state.view(subgroup, self.alias) {
                 Some(view) => self.open(&mut state, subgroup, Arc::new(view)),
                 // Its first object may be the next one.
-                None => return !state.wants_group(subgroup.header().group),
+                None => return !state.wants_group(group),
             },
         };
         if matches!(news, News::Ended) || subgroup.is_settled() {
@@ -236,7 +231,7 @@ impl Subscription {
         outbox: &mut Outbox,
     ) {
         let mut state = self.state.lock();
-        state.check_claim(&self.track.data);
+        state.check_start(&self.track.data, object.datagram.group);
         if let Some(ingress) = ingress {
             self.delegate_datagrams(&mut state, ingress);
         }
@@ -303,7 +298,6 @@ impl Subscription {
         let mut state = self.state.lock();
         let resumed = options.forward && !state.options.forward;
         state.options = options;
-        state.claimed = self.track.data.seen().is_none();
         state.delegated = None;
         if resumed {
             state.joining = largest;
@@ -336,6 +330,11 @@ impl Subscription {
         state.delegated = None;
         let mut downstream = self.connection.downstream();
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
+    }
+
+    /// Sends what may be sent now.
+    pub fn transmit(&self, now: Instant, outbox: &mut Outbox) {
+        outbox.transmit(&self.connection, now);
     }
 
     /// What happened to a stream of this subscription.
@@ -375,24 +374,31 @@ impl Subscription {
         let state = self.state.lock();
         state.past_end && state.ended.is_none()
     }
+
+    /// Whether it still is, some time later, and not because of an object that has gone astray.
+    pub fn stays_past_end(&self) -> bool {
+        let mut state = self.state.lock();
+        let largest = self.track.data.largest();
+        state.past_end = largest.is_none_or(|largest| state.options.window.is_past(largest.group));
+        state.past_end
+    }
 }
 
 impl State {
-    /// Makes the window anew if objects come from far before where a publisher said that its track is.
-    fn check_claim(&mut self, track: &Track) {
-        if !self.claimed {
+    /// Makes the window anew if the track goes on far before where it seemed to be: a publisher had said so, or an object
+    /// had gone astray. `group` has come.
+    fn check_start(&mut self, track: &Track, group: u64) {
+        let start = self.options.window.start;
+        let is_far = |group: u64| start.group.saturating_sub(group) > GROUP_SLACK;
+        if !is_far(group)
+            || matches!(self.options.filter, Some(Filter::AbsoluteStart(_) | Filter::AbsoluteRange { .. }))
+        {
             return;
         }
-        let Some(seen) = track.seen() else { return };
-        let start = self.options.window.start;
-        if seen.group < start.group && start.group - seen.group <= CLAIM_SLACK {
-            return; // late ones
-        }
-        self.claimed = false;
-        if let Ok(window) = Window::resolve(self.options.filter.as_ref(), Some(seen))
-            && window.start < start
-        {
+        let Some(largest) = track.largest().filter(|largest| is_far(largest.group)) else { return };
+        if let Ok(window) = Window::resolve(self.options.filter.as_ref(), Some(largest)) {
             self.options.window = window;
+            self.delegated = None;
         }
     }
 

@@ -1,7 +1,7 @@
 //! A subscription of the relay's own, at one publisher.
 
 use std::sync::{
-    Arc,
+    Arc, Weak,
     atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
 };
 
@@ -27,6 +27,19 @@ pub struct Upstream {
     stream_ended: Notify,
     revoked: AtomicBool,
     revoking: Notify,
+    /// The publisher wants the subscription to go on elsewhere.
+    leaving: AtomicBool,
+    handover: Mutex<Option<Handover>>,
+    /// The publisher has come to where another one goes on.
+    passing: Notify,
+}
+
+/// Where another subscription goes on.
+struct Handover {
+    /// Its first group. What is before comes from here, to its end.
+    group: u64,
+    to: Weak<Upstream>,
+    passed: bool,
 }
 
 /// The subscription's datagrams as the offload may forward them.
@@ -61,6 +74,9 @@ impl Upstream {
             stream_ended: Notify::new(),
             revoked: AtomicBool::new(false),
             revoking: Notify::new(),
+            leaving: AtomicBool::new(false),
+            handover: Mutex::default(),
+            passing: Notify::new(),
         };
         (Arc::new(upstream), receiver)
     }
@@ -90,6 +106,47 @@ impl Upstream {
                 return;
             }
             revoking.await;
+        }
+    }
+
+    /// The publisher wants the subscription to go on elsewhere.
+    pub fn leave(&self) {
+        self.leaving.store(true, Relaxed);
+    }
+
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Relaxed)
+    }
+
+    /// From `group` on the track comes from `to`, while that lasts.
+    pub fn hand_over(&self, group: u64, to: &Arc<Self>) {
+        let handover = Handover { group, to: Arc::downgrade(to), passed: false };
+        self.handover.lock().get_or_insert(handover);
+    }
+
+    /// Whether a stream of `group` is another subscription's.
+    pub fn has_handed_over(&self, group: u64) -> bool {
+        let mut handover = self.handover.lock();
+        let Some(handover) = handover.as_mut() else { return false };
+        if group < handover.group || handover.to.strong_count() == 0 {
+            return false;
+        }
+        handover.passed = true;
+        self.passing.notify_one();
+        true
+    }
+
+    /// Whether the other subscription goes on. Without it, all is this one's again.
+    pub fn is_handed_over(&self) -> bool {
+        let mut handover = self.handover.lock();
+        handover.take_if(|handover| handover.to.strong_count() == 0);
+        handover.is_some()
+    }
+
+    /// Waits until the publisher has come to what is another subscription's.
+    pub async fn passed(&self) {
+        while !self.handover.lock().as_ref().is_some_and(|handover| handover.passed) {
+            self.passing.notified().await;
         }
     }
 

@@ -9,7 +9,10 @@ use std::{
 };
 
 use bytes::BytesMut;
-use millrace_proto::moq::{DecodeError, EncodeError, Message, code, message::RequestUpdate};
+use millrace_proto::moq::{
+    DecodeError, EncodeError, Message, code,
+    message::{GoAway, RequestUpdate},
+};
 use quinn::{ReadError, RecvStream, SendStream, WriteError};
 
 use crate::incomplete::{Held, TooMuch};
@@ -69,10 +72,51 @@ impl From<quinn::ConnectionError> for SessionError {
 #[expect(clippy::large_enum_variant, reason = "taken apart at once, never stored")]
 pub enum Incoming {
     Message(Message),
+    /// GOAWAY, such as it may be on this stream.
+    GoAway(GoAway),
     /// FIN, at a message boundary.
     Finished,
     /// RESET_STREAM.
     Reset,
+}
+
+/// What GOAWAY may be on a stream (draft-18, "GOAWAY").
+pub struct GoAways {
+    on_control: bool,
+    /// The peer is the server, and we are the client.
+    from_server: bool,
+    seen: bool,
+}
+
+impl GoAways {
+    pub fn on_control(from_server: bool) -> Self {
+        Self { on_control: true, from_server, seen: false }
+    }
+
+    pub fn on_request(from_server: bool) -> Self {
+        Self { on_control: false, from_server, seen: false }
+    }
+
+    /// One has come.
+    fn check(&mut self, goaway: &GoAway) -> Result<(), SessionError> {
+        if std::mem::replace(&mut self.seen, true) {
+            return Err(SessionError::violation("a second GOAWAY"));
+        }
+        if !self.from_server && !goaway.uri.is_empty() {
+            return Err(SessionError::violation("a client sent a GOAWAY with a URI"));
+        }
+        match goaway.request_id {
+            Some(_) if !self.on_control => {
+                Err(SessionError::violation("a GOAWAY with a request ID on a request stream"))
+            }
+            // One of ours: even if we are the client, odd if the server.
+            Some(id) if id % 2 != u64::from(!self.from_server) => Err(SessionError::Violation {
+                code: code::Session::INVALID_REQUEST_ID,
+                reason: format!("GOAWAY with request ID {id}, which is of the wrong side"),
+            }),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Reads control messages off a stream.
@@ -80,6 +124,7 @@ pub struct MessageReader {
     stream: RecvStream,
     buffer: BytesMut,
     held: Held,
+    goaways: GoAways,
     on_update: Option<OnUpdate>,
 }
 
@@ -88,8 +133,8 @@ type OnUpdate = Box<dyn Fn(&RequestUpdate) -> Result<(), SessionError> + Send + 
 
 impl MessageReader {
     /// `buffer` holds what was read from the stream before; `held` counts what is not complete.
-    pub fn new(stream: RecvStream, buffer: BytesMut, held: Held) -> Self {
-        Self { stream, buffer, held, on_update: None }
+    pub fn new(stream: RecvStream, buffer: BytesMut, held: Held, goaways: GoAways) -> Self {
+        Self { stream, buffer, held, goaways, on_update: None }
     }
 
     /// `look` sees every REQUEST_UPDATE first, and may refuse it.
@@ -107,10 +152,17 @@ impl MessageReader {
     pub async fn next(&mut self) -> Result<Incoming, SessionError> {
         loop {
             if let Some(message) = Message::decode(&mut self.buffer)? {
-                if let (Message::RequestUpdate(update), Some(look)) = (&message, &self.on_update) {
-                    look(update)?;
-                }
-                return Ok(Incoming::Message(message));
+                return match message {
+                    Message::GoAway(goaway) => {
+                        self.goaways.check(&goaway)?;
+                        Ok(Incoming::GoAway(goaway))
+                    }
+                    Message::RequestUpdate(update) => {
+                        self.on_update.as_ref().map_or(Ok(()), |look| look(&update))?;
+                        Ok(Incoming::Message(update.into()))
+                    }
+                    message => Ok(Incoming::Message(message)),
+                };
             }
             if self.buffer.is_empty() {
                 self.buffer = BytesMut::new(); // holds no memory while it waits
@@ -136,6 +188,14 @@ impl MessageReader {
 pub struct RequestStream {
     pub send: Answers,
     pub reader: MessageReader,
+}
+
+impl RequestStream {
+    /// Gives the request up, in both directions.
+    pub fn cancel(&mut self) {
+        let _ = self.send.reset(var(code::Reset::CANCELLED.0)); // may be over
+        self.reader.stop(code::Reset::CANCELLED.0);
+    }
 }
 
 /// Our direction of a request stream. When dropped it is finished, or reset as its fate says.

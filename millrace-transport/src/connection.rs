@@ -17,6 +17,7 @@ use crate::{
     send::Batch,
     shared::Shared,
     stats::Stats,
+    windows::Share,
 };
 
 /// How long objects wait for the control message before them.
@@ -159,6 +160,11 @@ impl Connection {
         // quinn moves on with the next packet that it sends. A byte more to receive makes it send one.
         self.quic.set_receive_window(self.shared.window.nudge().into());
         true
+    }
+
+    /// Counts its receive window with those of others, as which it grows no further than `share` does.
+    pub fn share_receive_window(&self, share: Arc<Share>) {
+        self.shared.window.join(share);
     }
 
     /// Tells quinn how large the receive window is.

@@ -12,7 +12,7 @@ use quinn::{
     EndpointConfig, IdleTimeout, Runtime as _, TokioRuntime, TransportConfig, VarInt,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
-use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, sign::CertifiedKey};
 use socket2::{Domain, Protocol, Type};
 use thiserror::Error;
 
@@ -28,7 +28,7 @@ use crate::{
     secrets::Secrets,
     send::{Report, Sender},
     shared::Shared,
-    tls::{self, Certificate},
+    tls::{self, Certificate, Clients},
     windows::Window,
 };
 
@@ -88,6 +88,7 @@ struct Inner {
     client_tls: rustls::ClientConfig,
     initial: rustls::quic::Suite,
     certificate: Arc<Certificate>,
+    clients: Arc<Clients>,
     registry: Arc<Registry>,
     alarm: Arc<Alarm>,
     sender: Arc<Sender>,
@@ -111,12 +112,9 @@ impl Endpoint {
         }
         let certificate = Arc::new(Certificate(RwLock::new(config.certificate.clone())));
         let provider = tls::provider(&config.suites);
-        let server_tls = tls::server(
-            Arc::clone(&provider),
-            Arc::clone(&certificate),
-            config.client_roots.as_ref(),
-            &config.alpn,
-        )?;
+        let clients = Arc::new(Clients::new(Arc::clone(&provider), config.client_roots.as_ref())?);
+        let server_tls =
+            tls::server(Arc::clone(&provider), Arc::clone(&certificate), &clients, &config.alpn)?;
         let client_tls =
             tls::client(provider, &config.trust, config.client_certificate.as_ref(), &config.alpn)?;
         let initial = tls::initial_suite().ok_or(BindError::NoSuite)?;
@@ -162,6 +160,7 @@ impl Endpoint {
                 client_tls,
                 initial,
                 certificate,
+                clients,
                 registry,
                 alarm,
                 sender,
@@ -197,6 +196,14 @@ impl Endpoint {
     /// Presents another certificate from now on.
     pub fn set_certificate(&self, certificate: Arc<CertifiedKey>) {
         *self.inner.certificate.0.write() = Some(certificate);
+    }
+
+    /// New connections' certificates have to lead to these roots; without, none are asked for.
+    ///
+    /// # Errors
+    /// They are of no use; the ones of before stay.
+    pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), rustls::Error> {
+        self.inner.clients.set(roots)
     }
 
     /// Closes all connections and accepts no more.

@@ -56,4 +56,4 @@ pub use connection::Connection;
 pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};
-pub use windows::Windows;
+pub use windows::{Share, Windows};

@@ -5,12 +5,16 @@ use std::sync::Arc;
 use millrace_proto::quic::keys::Suite;
 use parking_lot::RwLock;
 use rustls::{
-    CipherSuite, ClientConfig, DigitallySignedStruct, Error, KeyLog, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CipherSuite, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, KeyLog, RootCertStore,
+    ServerConfig, SignatureScheme,
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     crypto::{CryptoProvider, WebPkiSupportedAlgorithms, ring},
     pki_types::{CertificateDer, ServerName, UnixTime},
-    server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier},
+    server::{
+        ClientHello, ResolvesServerCert, ServerSessionMemoryCache, StoresServerSessions,
+        WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
     sign::{CertifiedKey, SingleCertAndKey},
 };
 
@@ -30,6 +34,118 @@ pub(crate) struct Certificate(pub RwLock<Option<Arc<CertifiedKey>>>);
 impl ResolvesServerCert for Certificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.read().clone()
+    }
+}
+
+/// Roots that clients' certificates have to lead to, which can be replaced while connections are accepted. Without roots,
+/// clients are not asked.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    provider: Arc<CryptoProvider>,
+    verifier: RwLock<Option<Arc<dyn ClientCertVerifier>>>,
+    /// Of whom resumes, no certificate is checked again.
+    sessions: RwLock<Arc<ServerSessionMemoryCache>>,
+}
+
+/// Sessions that may be resumed.
+const RESUMABLE: usize = 256;
+
+impl Clients {
+    pub fn new(provider: Arc<CryptoProvider>, roots: Option<&Arc<RootCertStore>>) -> Result<Self, Error> {
+        let sessions = RwLock::new(ServerSessionMemoryCache::new(RESUMABLE));
+        let clients = Self { provider, verifier: RwLock::default(), sessions };
+        clients.set(roots)?;
+        Ok(clients)
+    }
+
+    /// From now on. Nobody resumes a session of before.
+    pub fn set(&self, roots: Option<&Arc<RootCertStore>>) -> Result<(), Error> {
+        let verifier = roots.map(|roots| {
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&self.provider))
+                .allow_unauthenticated()
+                .build()
+                .map_err(|error| Error::General(error.to_string()))
+        });
+        *self.verifier.write() = verifier.transpose()?;
+        *self.sessions.write() = ServerSessionMemoryCache::new(RESUMABLE);
+        Ok(())
+    }
+
+    fn verifier(&self) -> Option<Arc<dyn ClientCertVerifier>> {
+        self.verifier.read().clone()
+    }
+
+    fn sessions(&self) -> Arc<ServerSessionMemoryCache> {
+        Arc::clone(&self.sessions.read())
+    }
+}
+
+impl ClientCertVerifier for Clients {
+    fn offer_client_auth(&self) -> bool {
+        self.verifier.read().is_some()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        false
+    }
+
+    /// None: they change. Clients show what they were given for this relay.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        match self.verifier() {
+            Some(verifier) => verifier.verify_client_cert(end_entity, intermediates, now),
+            None => Err(Error::General("client certificates are not asked for any more".into())),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls12_signature(message, cert, dss, algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = &self.provider.signature_verification_algorithms;
+        rustls::crypto::verify_tls13_signature(message, cert, dss, algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+impl StoresServerSessions for Clients {
+    fn put(&self, key: Vec<u8>, value: Vec<u8>) -> bool {
+        self.sessions().put(key, value)
+    }
+
+    fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.sessions().get(key)
+    }
+
+    fn take(&self, key: &[u8]) -> Option<Vec<u8>> {
+        self.sessions().take(key)
+    }
+
+    fn can_cache(&self) -> bool {
+        true
     }
 }
 
@@ -58,22 +174,16 @@ pub(crate) fn initial_suite() -> Option<rustls::quic::Suite> {
 pub(crate) fn server(
     provider: Arc<CryptoProvider>,
     certificate: Arc<Certificate>,
-    client_roots: Option<&Arc<RootCertStore>>,
+    clients: &Arc<Clients>,
     alpn: &[Vec<u8>],
 ) -> Result<ServerConfig, Error> {
-    let clients = match client_roots {
-        Some(roots) => WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), Arc::clone(&provider))
-            .allow_unauthenticated()
-            .build()
-            .map_err(|error| Error::General(error.to_string()))?,
-        None => WebPkiClientVerifier::no_client_auth(),
-    };
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(clients)
+        .with_client_cert_verifier(Arc::clone(clients) as _)
         .with_cert_resolver(certificate);
     config.alpn_protocols = alpn.to_vec();
     config.ignore_client_order = true;
+    config.session_storage = Arc::clone(clients) as _;
     Ok(config)
 }
 

@@ -29,12 +29,13 @@ pub struct Windows {
     total: u64,
     held: AtomicU64,
     refused: AtomicU64,
+    limited: AtomicU64,
 }
 
 impl Windows {
     /// `total`: bytes.
     pub fn new(total: u64) -> Self {
-        Self { total, held: AtomicU64::new(0), refused: AtomicU64::new(0) }
+        Self { total, held: AtomicU64::new(0), refused: AtomicU64::new(0), limited: AtomicU64::new(0) }
     }
 
     /// Bytes that there are.
@@ -52,10 +53,43 @@ impl Windows {
         self.refused.load(Ordering::Relaxed)
     }
 
+    /// Times that a window did not grow, since its share was used up.
+    pub fn limited(&self) -> u64 {
+        self.limited.load(Ordering::Relaxed)
+    }
+
     /// Whether there are so many bytes, which are held from then on, below `limit`.
     fn take(&self, bytes: u64, limit: u64) -> bool {
         let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= limit);
         self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+}
+
+/// The part of the budget that some connections share, such as those of one client.
+#[derive(Debug)]
+pub struct Share {
+    limit: u64,
+    held: AtomicU64,
+}
+
+impl Share {
+    /// `limit`: bytes. Beyond it, windows stay as they are; those that connections begin with are theirs.
+    pub fn new(limit: u64) -> Self {
+        Self { limit, held: AtomicU64::new(0) }
+    }
+
+    /// Bytes that their peers may send or have sent without having been read.
+    pub fn held(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, bytes: u64) -> bool {
+        let add = |held: u64| held.checked_add(bytes).filter(|held| *held <= self.limit);
+        self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+    }
+
+    fn give(&self, bytes: u64) {
+        self.held.fetch_sub(bytes, Ordering::Relaxed);
     }
 }
 
@@ -72,6 +106,7 @@ struct State {
     bytes: u64,
     /// Bytes on top that nobody counts: see [`Window::nudge`].
     nudges: u64,
+    share: Option<Arc<Share>>,
     /// The last MAX_DATA, and when it was sent.
     last: (Instant, u64),
 }
@@ -85,8 +120,17 @@ impl Window {
             of.refused.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        let state = State { bytes, nudges: 0, last: (now, bytes) };
+        let state = State { bytes, nudges: 0, share: None, last: (now, bytes) };
         Some(Self { of: Arc::clone(of), most, state: Mutex::new(state) })
+    }
+
+    /// Counts it with others from now on, in place of those of before.
+    pub fn join(&self, share: Arc<Share>) {
+        let mut state = self.state.lock();
+        share.held.fetch_add(state.bytes, Ordering::Relaxed);
+        if let Some(before) = state.share.replace(share) {
+            before.give(state.bytes);
+        }
     }
 
     pub fn bytes(&self) -> u32 {
@@ -102,15 +146,25 @@ impl Window {
         let took = now.saturating_duration_since(since).as_nanos().max(1);
         let wanted = u128::from(limit.saturating_sub(before) * ROUND_TRIPS) * round_trip / took;
         let more = state.bytes.min(self.most - state.bytes);
-        let grows = wanted > u128::from(state.bytes)
-            && more > 0
-            && self.of.take(more, self.of.total - self.of.total / RESERVE);
+        let grows = wanted > u128::from(state.bytes) && more > 0 && self.take(&state, more);
         if grows {
             state.bytes += more;
             // Which the peer is told in the next: nobody has read that.
             state.last.1 += more;
         }
         grows
+    }
+
+    fn take(&self, state: &State, more: u64) -> bool {
+        if state.share.as_ref().is_some_and(|share| !share.take(more)) {
+            self.of.limited.fetch_add(1, Ordering::Relaxed);
+            return false;
+        }
+        let taken = self.of.take(more, self.of.total - self.of.total / RESERVE);
+        if let (false, Some(share)) = (taken, &state.share) {
+            share.give(more);
+        }
+        taken
     }
 
     /// One byte more, so that quinn has something to tell the peer. Returns the window.
@@ -122,7 +176,11 @@ impl Window {
 
 impl Drop for Window {
     fn drop(&mut self) {
-        self.of.held.fetch_sub(self.state.get_mut().bytes, Ordering::Relaxed);
+        let state = self.state.get_mut();
+        self.of.held.fetch_sub(state.bytes, Ordering::Relaxed);
+        if let Some(share) = &state.share {
+            share.give(state.bytes);
+        }
     }
 }
 
@@ -166,6 +224,28 @@ mod tests {
         assert_eq!(window.nudge(), (1 << 20) + 1);
         drop(window);
         assert_eq!(windows.held(), 0);
+    }
+
+    #[test]
+    fn those_that_share_keep_to_their_share() {
+        let windows = Arc::new(Windows::new(1 << 30));
+        let share = Arc::new(Share::new(9 * LEAST));
+        let mut of_client: Vec<_> = (0..2).map(|_| open(&windows, u32::MAX).unwrap()).collect();
+        assert_eq!(busy(&of_client[0], 1), 2 * LEAST, "before anybody knows whose it is");
+        of_client.iter().for_each(|window| window.join(Arc::clone(&share)));
+        assert_eq!(share.held(), 3 * LEAST);
+        assert_eq!(of_client.iter().map(|window| busy(window, 20)).sum::<u64>(), 9 * LEAST);
+        assert_eq!(share.held(), 9 * LEAST);
+        assert!(windows.limited() > 0);
+        // Another's is its own matter, and there is room.
+        let other = open(&windows, 1 << 22).unwrap();
+        assert_eq!(busy(&other, 20), 1 << 22);
+        // What it begins with is not refused.
+        of_client.push(open(&windows, u32::MAX).unwrap());
+        of_client[2].join(Arc::clone(&share));
+        assert_eq!((share.held(), busy(&of_client[2], 20)), (10 * LEAST, LEAST));
+        of_client.clear();
+        assert_eq!((share.held(), windows.held()), (0, 1 << 22));
     }
 
     #[test]

@@ -3,14 +3,24 @@
 pub mod access;
 pub mod token;
 
-use std::{fmt, io, net::SocketAddr, str::FromStr};
+use std::{convert::Infallible, fmt, io, net::SocketAddr, str::FromStr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use tokio::net::TcpListener;
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    task::JoinSet,
+    time::sleep,
+};
 
 use self::access::Access;
 use crate::openmetrics::CONTENT_TYPE;
@@ -41,6 +51,19 @@ pub struct StartError {
     pub source: io::Error,
 }
 
+/// What clients may take.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// At once; more wait, in the socket's backlog.
+    connections: usize,
+    /// For the head of a request, from when the connection is free for it. Idle connections end with it.
+    head: Duration,
+}
+
+const LIMITS: Limits = Limits { connections: 256, head: Duration::from_secs(10) };
+/// After an error of accept, such as no more file descriptors.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// A running server; stops when dropped.
 pub struct Server {
     /// What it is bound to.
@@ -59,12 +82,40 @@ pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<S
     };
     let (local_addr, listener) = bound.await.map_err(|source| StartError { addr, source })?;
     let router = access.guard(router);
-    let task = tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%error, "http ended");
-        }
-    });
+    let task = tokio::spawn(async move { match accept(listener, router, LIMITS).await {} });
     Ok(Server { local_addr, task })
+}
+
+/// Serves connections until it is dropped, which ends them.
+async fn accept(listener: TcpListener, router: Router, limits: Limits) -> Infallible {
+    let places = Arc::new(Semaphore::new(limits.connections));
+    let mut connections = JoinSet::new();
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await;
+        while connections.try_join_next().is_some() {}
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let serving = converse(stream, router.clone(), limits.head);
+                connections.spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "http cannot accept");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn converse(stream: TcpStream, router: Router, head: Duration) {
+    let mut server = http1::Builder::new();
+    server.timer(TokioTimer::new()).header_read_timeout(head);
+    let served = server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "an http connection ended");
+    }
 }
 
 impl Drop for Server {
@@ -83,7 +134,44 @@ pub fn metrics(text: Result<String, fmt::Error>) -> Response {
 
 #[cfg(test)]
 mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        time::timeout,
+    };
+
     use super::*;
+
+    /// Whoever holds connections and asks nothing, or only begins to, does so for a while.
+    #[tokio::test]
+    async fn silent_connections_end_and_make_room() {
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let limits = Limits { connections: 3, head: Duration::from_millis(200) };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let router = Router::new().route("/", axum::routing::get(async || "here"));
+        let server = tokio::spawn(accept(listener, router, limits));
+        let mut silent = Vec::new();
+        for begun in ["", "", "GET / HTTP/1.1\r\nHost: a\r\n"] {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            stream.write_all(begun.as_bytes()).await.unwrap();
+            silent.push(stream);
+        }
+        let asking = async {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            // And then it is silent as well.
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let answer = timeout(PATIENCE, asking).await.unwrap();
+        assert!(answer.ends_with("here"), "{answer}");
+        for mut stream in silent {
+            let ended = timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
+            assert!(ended.is_ok(), "a silent connection goes on");
+        }
+        server.abort();
+    }
 
     #[tokio::test]
     async fn a_taken_port_is_named() {

@@ -1,22 +1,59 @@
-//! What each publisher takes up in the cache.
+//! What each publisher takes up in the cache, and what all publishers of a client do.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+};
 
 /// What one publisher takes up: the groups that it opened.
 #[derive(Debug)]
 pub struct Account {
     id: u64,
     bytes: AtomicUsize,
+    share: Option<Arc<Share>>,
+}
+
+/// What the publishers of one client take up together.
+#[derive(Debug)]
+pub struct Share {
+    limit: usize,
+    bytes: AtomicUsize,
+}
+
+impl Share {
+    /// `limit`: bytes.
+    pub fn new(limit: usize) -> Self {
+        Self { limit, bytes: AtomicUsize::new(0) }
+    }
+
+    /// Memory of the groups that they opened, bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    /// They take up more than they may.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.bytes() > self.limit
+    }
 }
 
 impl Default for Account {
     fn default() -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self { id: NEXT.fetch_add(1, Relaxed), bytes: AtomicUsize::new(0) }
+        Self { id: NEXT.fetch_add(1, Relaxed), bytes: AtomicUsize::new(0), share: None }
     }
 }
 
 impl Account {
+    /// Of one more publisher of a client.
+    pub fn of(share: Arc<Share>) -> Self {
+        Self { share: Some(share), ..Self::default() }
+    }
+
+    pub(super) fn share(&self) -> Option<&Arc<Share>> {
+        self.share.as_ref()
+    }
+
     /// Tells it from every other in the process.
     pub fn id(&self) -> u64 {
         self.id
@@ -28,10 +65,18 @@ impl Account {
     }
 
     pub(super) fn add(&self, cost: usize) {
-        self.bytes.fetch_add(cost, Relaxed);
+        for bytes in self.counts() {
+            bytes.fetch_add(cost, Relaxed);
+        }
     }
 
     pub(super) fn subtract(&self, cost: usize) {
-        self.bytes.fetch_sub(cost, Relaxed);
+        for bytes in self.counts() {
+            bytes.fetch_sub(cost, Relaxed);
+        }
+    }
+
+    fn counts(&self) -> impl Iterator<Item = &AtomicUsize> {
+        [&self.bytes].into_iter().chain(self.share.as_ref().map(|share| &share.bytes))
     }
 }

@@ -1,5 +1,5 @@
 //! Bounds the memory of all tracks: groups are dropped by age, and where there are too many, from the publisher who takes
-//! up most.
+//! up most. A client whose publishers take up more than its share loses theirs.
 
 use std::{
     cmp::Reverse,
@@ -38,6 +38,7 @@ pub struct Cache {
     limits: Limits,
     bytes: AtomicUsize,
     evicted: AtomicU64,
+    over_share: AtomicU64,
     holders: Mutex<HashMap<u64, Holder>>,
 }
 
@@ -61,11 +62,19 @@ pub struct Usage {
     pub groups: usize,
     /// Groups dropped so far.
     pub evicted: u64,
+    /// Those of them that were dropped since their client had more than its share.
+    pub over_share: u64,
 }
 
 impl Cache {
     pub fn new(limits: Limits) -> Self {
-        Self { limits, bytes: AtomicUsize::new(0), evicted: AtomicU64::new(0), holders: Mutex::default() }
+        Self {
+            limits,
+            bytes: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
+            over_share: AtomicU64::new(0),
+            holders: Mutex::default(),
+        }
     }
 
     pub fn limits(&self) -> Limits {
@@ -77,6 +86,7 @@ impl Cache {
             bytes: self.bytes.load(Relaxed),
             groups: self.holders.lock().values().map(|holder| holder.groups.len()).sum(),
             evicted: self.evicted.load(Relaxed),
+            over_share: self.over_share.load(Relaxed),
         }
     }
 
@@ -86,6 +96,7 @@ impl Cache {
         let new = || Holder { account: Arc::clone(account), groups: VecDeque::new() };
         self.holders.lock().entry(account.id()).or_insert_with(new).groups.push_back(entry);
         self.grew(GROUP_COST);
+        self.hold(account);
     }
 
     /// The cached groups grew by `cost` bytes; drops groups while there are too many.
@@ -105,6 +116,29 @@ impl Cache {
             age > limit && !track.is_newest(entry.group)
         });
         expired.iter().for_each(|entry| self.drop_group(entry));
+        let accounts: Vec<_> =
+            self.holders.lock().values().map(|holder| Arc::clone(&holder.account)).collect();
+        accounts.iter().for_each(|account| self.hold(account));
+    }
+
+    /// Drops groups of the client of `account` until it has no more than its share: each time of the publisher that takes
+    /// up most, and the newest of a track last.
+    fn hold(&self, account: &Account) {
+        let Some(share) = account.share().filter(|share| share.is_exceeded()) else { return };
+        while share.is_exceeded() {
+            let entry = {
+                let mut holders = self.holders.lock();
+                let of_client = |holder: &&mut Holder| {
+                    holder.account.share().is_some_and(|other| Arc::ptr_eq(other, share))
+                        && !holder.groups.is_empty()
+                };
+                let most = holders.values_mut().filter(of_client).max_by_key(|holder| holder.account.bytes());
+                most.and_then(|holder| holder.take_old().or_else(|| holder.groups.pop_front()))
+            };
+            let Some(entry) = entry else { return };
+            self.drop_group(&entry);
+            self.over_share.fetch_add(1, Relaxed);
+        }
     }
 
     /// Drops all groups of `track`, which goes away.

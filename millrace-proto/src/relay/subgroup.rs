@@ -12,6 +12,7 @@ use std::{
 use bytes::Bytes;
 use parking_lot::RwLock;
 
+use super::malformed::Malformed;
 use crate::{
     moq::{DecodeError, ObjectParser, ObjectStart, Position, Status, SubgroupHeader, SubgroupId, code},
     plane::source::{End, Extent},
@@ -208,6 +209,17 @@ pub struct Pushed {
     pub cost: usize,
 }
 
+/// Why bytes are not taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PushError {
+    /// The session must be closed.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// The track must be given up.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
 /// The receiving end of a subgroup stream. If it is dropped before [`finish`](Self::finish), the subgroup is
 /// incomplete.
 pub struct SubgroupWriter {
@@ -234,16 +246,22 @@ impl SubgroupWriter {
         self.parser.incomplete()
     }
 
-    /// Appends bytes that followed the header on the stream.
+    /// Appends bytes that followed the header on the stream, once `judge` has seen the objects that begin in them.
     ///
     /// # Errors
-    /// The bytes are not objects; nothing of this call is kept and the session must be closed.
-    pub fn push(&mut self, now: Instant, bytes: &[u8]) -> Result<Pushed, DecodeError> {
+    /// The bytes are not objects, or not such as can be of the track; nothing of this call is kept.
+    pub fn push(
+        &mut self,
+        now: Instant,
+        bytes: &[u8],
+        judge: impl FnOnce(&[ObjectStart]) -> Result<(), Malformed>,
+    ) -> Result<Pushed, PushError> {
         let mut found = Vec::new();
         let mut rest = bytes;
         while let Some(object) = self.parser.next(&mut rest)? {
             found.push(object);
         }
+        judge(&found)?;
         let cost = bytes.len() + OBJECT_COST * found.len().max(1);
         let mut pushed = Pushed { cost, objects: found.len() as u64, ..Pushed::default() };
         for object in &found {

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use super::{
     RESET_CODES,
-    account::Account,
+    account::{Account, Share},
     cache::{Cache, Limits},
     fetch::{Entry, Readiness, Response, Step, Walk, readiness},
     subgroup::{Subgroup, SubgroupWriter},
@@ -69,7 +69,7 @@ fn begin(track: &Track, now: Instant, group: u64, subgroup: SubgroupId) -> Subgr
 }
 
 fn push(track: &Track, writer: &mut SubgroupWriter, now: Instant, bytes: &[u8]) {
-    let pushed = writer.push(now, bytes).unwrap();
+    let pushed = writer.push(now, bytes, |_| Ok(())).unwrap();
     track.grew(writer.subgroup().header().group, &pushed);
 }
 
@@ -195,9 +195,9 @@ fn properties_and_headers_that_are_not_complete_are_counted() {
     let mut writer = begin(&track, now, 0, SubgroupId::Zero);
     let mut raw = Vec::new();
     encode_object_header(None, 0, Some(&[7; 5000]), 10, Status::Normal, &mut raw);
-    let first = writer.push(now, &raw[..4000]).unwrap();
+    let first = writer.push(now, &raw[..4000], |_| Ok(())).unwrap();
     assert_eq!(writer.incomplete(), 4000);
-    let second = writer.push(now, &raw[4000..]).unwrap();
+    let second = writer.push(now, &raw[4000..], |_| Ok(())).unwrap();
     assert_eq!((second.objects, writer.incomplete()), (1, 0));
     assert!(first.cost + second.cost >= raw.len() + 5000, "the bytes, and the properties once more");
 }
@@ -229,7 +229,7 @@ fn eviction_empties_every_view() {
     assert!(track.group(3).is_none());
     assert_eq!(track.known_from(), Some(Location::new(4, 0)));
     // The writer may go on; nothing is kept.
-    let pushed = writer.push(now, &objects([9], 10)).unwrap();
+    let pushed = writer.push(now, &objects([9], 10), |_| Ok(())).unwrap();
     assert_eq!(pushed.cost, 0);
 }
 
@@ -489,21 +489,113 @@ fn max_cache_duration_hides_old_objects() {
 }
 
 #[test]
+fn a_client_keeps_to_its_share() {
+    const BYTES: usize = 10_000;
+    let now = Instant::now();
+    let cache = Cache::new(Limits { bytes: 1 << 30, age: Duration::from_secs(60) });
+    let shares = [Arc::new(Share::new(5 * BYTES)), Arc::new(Share::new(1 << 30))];
+    let publish = |track: &Arc<Track>, account: &Arc<Account>, group: u64, len: usize| {
+        let mut writer = Subgroup::begin(header(group, SubgroupId::Zero), 5);
+        track.add_subgroup(now, Arc::clone(writer.subgroup()), account).unwrap();
+        cache.began(now, &Arc::downgrade(track), group, account);
+        cache.grew(SUBGROUP_COST);
+        let pushed = writer.push(now, &objects(0..1, len), |_| Ok(())).unwrap();
+        track.grew(group, &pushed);
+        cache.grew(pushed.cost);
+        writer.finish(now).unwrap();
+    };
+    // Two publishers of one client, the second of which has little, and one of another.
+    let tracks: Vec<_> = (0..3).map(|_| track()).collect();
+    let of = |share: &Arc<Share>| Arc::new(Account::of(Arc::clone(share)));
+    let accounts = [of(&shares[0]), of(&shares[0]), of(&shares[1])];
+    let groups = |at: usize| tracks[at].groups(0, 99).iter().map(|(id, _)| *id).collect::<Vec<_>>();
+    publish(&tracks[1], &accounts[1], 0, BYTES);
+    for group in 0..10 {
+        publish(&tracks[0], &accounts[0], group, BYTES);
+        publish(&tracks[2], &accounts[2], group, BYTES);
+    }
+    cache.expire(now);
+    assert_eq!(groups(0), [7, 8, 9]);
+    assert_eq!(groups(1), [0]);
+    assert_eq!(groups(2), (0..10).collect::<Vec<_>>());
+    assert!(shares[0].bytes() <= 5 * BYTES);
+    let usage = cache.usage();
+    assert_eq!((usage.over_share, usage.evicted), (7, 7));
+    // One group that is more than the share goes as well.
+    publish(&tracks[1], &accounts[1], 1, 6 * BYTES);
+    cache.expire(now);
+    assert!(shares[0].bytes() <= 5 * BYTES);
+    tracks.iter().for_each(|track| cache.forget(track));
+    assert_eq!((shares[0].bytes(), shares[1].bytes(), cache.usage().bytes), (0, 0, 0));
+}
+
+fn one_object(track: &Track, group: u64, now: Instant) {
+    let mut writer = begin(track, now, group, SubgroupId::Zero);
+    push(track, &mut writer, now, &objects(0..1, 10));
+    writer.finish(now).unwrap();
+}
+
+#[test]
+fn an_object_astray_is_the_largest_until_the_track_goes_on_elsewhere() {
+    let (track, now) = (track(), Instant::now());
+    let largest = || track.largest().unwrap().group;
+    for group in [7, u64::MAX] {
+        one_object(&track, group, now);
+        assert_eq!(largest(), group, "whatever has come");
+    }
+    assert!(track.is_newest(u64::MAX) && !track.is_newest(7));
+    for (group, expected) in [(8, u64::MAX), (9, 9), (10, 10), (11, 11)] {
+        one_object(&track, group, now);
+        assert_eq!(largest(), expected, "after group {group}");
+    }
+    assert!(track.is_newest(11) && !track.is_newest(u64::MAX));
+    // Dropping it drops nothing of the others.
+    track.evict(u64::MAX);
+    assert_eq!(track.known_from(), Some(Location::new(7, 0)));
+    one_object(&track, 12, now);
+    assert_eq!(largest(), 12);
+    // Within a group, it takes more objects.
+    one_object(&track, 1 << 40, now);
+    let mut writer = begin(&track, now, 13, SubgroupId::Zero);
+    push(&track, &mut writer, now, &objects(0..1, 10));
+    let rest = objects(1..40, 10);
+    push(&track, &mut writer, now, &objects(0..1, 10));
+    assert_eq!(largest(), 1 << 40);
+    rest.chunks(12).for_each(|bytes| push(&track, &mut writer, now, bytes));
+    assert_eq!(largest(), 13);
+}
+
+#[test]
+fn a_track_may_begin_astray_and_may_leap() {
+    let (track, now) = (track(), Instant::now());
+    for group in [u64::MAX, 3, 4, 5] {
+        one_object(&track, group, now);
+    }
+    assert_eq!(track.largest(), Some(Location::new(5, 0)));
+    assert_eq!(track.known_from(), Some(Location::new(4, 0)));
+    // On from another number, while late ones come.
+    for group in [1000, 6, 1001, 7, 1002, 8, 1003] {
+        one_object(&track, group, now);
+        assert_eq!(track.largest().unwrap().group, if group < 1000 { 994 + group } else { group });
+    }
+}
+
+#[test]
 fn what_a_publisher_says_of_its_largest_object_counts_until_objects_come() {
     let (track, now) = (track(), Instant::now());
     let (claim, end) = (Location::new(7, 2), Location::new(u64::MAX, u64::MAX));
     track.saw_largest(claim);
-    assert_eq!((track.largest(), track.seen()), (Some(claim), None), "all that is known");
+    assert_eq!(track.largest(), Some(claim), "all that is known");
     let mut writer = begin(&track, now, 7, SubgroupId::Zero);
     push(&track, &mut writer, now, &objects(3..5, 10));
     assert_eq!(track.largest(), Some(Location::new(7, 4)));
     // Of another publisher, or of the same one later.
     track.saw_largest(end);
-    assert_eq!((track.largest(), track.seen()), (Some(Location::new(7, 4)), Some(Location::new(7, 4))));
+    assert_eq!(track.largest(), Some(Location::new(7, 4)));
     // We unsubscribed, and have subscribed again.
     track.missed();
     track.saw_largest(Location::new(9, 0));
-    assert_eq!((track.largest(), track.seen()), (Some(Location::new(9, 0)), None));
+    assert_eq!(track.largest(), Some(Location::new(9, 0)));
     track.add_datagram(datagram(9, 1, now), &Arc::default()).unwrap();
     assert_eq!(track.largest(), Some(Location::new(9, 1)));
 }
@@ -533,7 +625,7 @@ fn add_group(
         cache.began(now, &Arc::downgrade(track), group, account);
     }
     cache.grew(SUBGROUP_COST);
-    let pushed = writer.push(now, &objects(0..1, bytes)).unwrap();
+    let pushed = writer.push(now, &objects(0..1, bytes), |_| Ok(())).unwrap();
     if track.grew(group, &pushed) {
         cache.grew(pushed.cost);
     }

@@ -10,11 +10,12 @@ use parking_lot::Mutex;
 
 use super::{
     account::Account,
+    malformed::{Known, Malformed, check_properties},
     subgroup::{Pushed, Subgroup},
 };
 use crate::{
     moq::{
-        Datagram, DecodeError, GroupOrder, Location, Properties, SubgroupId, TrackName,
+        Datagram, DecodeError, GroupOrder, Location, ObjectStart, Properties, Status, SubgroupId, TrackName,
         property::{DEFAULT_PRIORITY, TrackProperties},
     },
     plane::source::End,
@@ -33,14 +34,39 @@ struct State {
     groups: BTreeMap<u64, Group>,
     /// Of the objects that arrived.
     largest: Option<Location>,
-    /// Likewise, since the track was last established.
-    seen: Option<Location>,
+    behind: Behind,
+    /// An object has arrived since the track was last established.
+    seen: bool,
     /// What publishers said before an object came.
     claimed: Option<Location>,
     /// END_OF_TRACK: no object at or behind this location exists.
     end: Option<Location>,
     /// From here on, every object of the track arrived here or is known not to exist.
     known_from: Option<Location>,
+    /// Groups below were dropped from the cache.
+    dropped_below: u64,
+}
+
+/// Group IDs that a track may leave out, and that objects may be late by.
+pub const GROUP_SLACK: u64 = 16;
+
+/// What has come from far behind the largest object, with nothing near that in between: then the track is where that came
+/// from, and the largest object is astray.
+#[derive(Default)]
+struct Behind {
+    group: u64,
+    weight: u32,
+}
+
+impl Behind {
+    const ENOUGH: u32 = 16;
+
+    /// Objects of `group` have come; whether that is enough.
+    fn came(&mut self, group: u64) -> bool {
+        self.weight += if group > self.group { Self::ENOUGH / 2 } else { 1 };
+        self.group = group;
+        self.weight >= Self::ENOUGH
+    }
 }
 
 /// A group in the cache.
@@ -54,6 +80,7 @@ pub struct Group {
     pub cost: usize,
     /// Of the publisher that opened it.
     account: Arc<Account>,
+    known: Known,
 }
 
 /// An object that arrived as a datagram.
@@ -97,6 +124,14 @@ pub enum Duplicate {
     Expired,
     /// The same datagram object is there already.
     Datagram,
+    /// It cannot be of this track.
+    Malformed(Malformed),
+}
+
+impl From<Malformed> for Duplicate {
+    fn from(malformed: Malformed) -> Self {
+        Self::Malformed(malformed)
+    }
 }
 
 /// Memory that a group and a subgroup cost besides their media, bytes: their records and the pointers to them.
@@ -142,27 +177,19 @@ impl Track {
     pub fn missed(&self) {
         let mut state = self.state.lock();
         state.known_from = None;
-        state.seen = None;
+        state.seen = false;
     }
 
     /// The largest object. Before one has come, what publishers say; from then on, what they say hides nothing.
     pub fn largest(&self) -> Option<Location> {
         let state = self.state.lock();
-        match state.seen {
-            Some(_) => state.largest,
-            None => state.largest.max(state.claimed),
-        }
-    }
-
-    /// The largest object that arrived since the track was established.
-    pub fn seen(&self) -> Option<Location> {
-        self.state.lock().seen
+        if state.seen { state.largest } else { state.largest.max(state.claimed) }
     }
 
     /// The publisher told its largest object (SUBSCRIBE_OK, PUBLISH).
     pub fn saw_largest(&self, location: Location) {
         let mut state = self.state.lock();
-        if state.seen.is_none() {
+        if !state.seen {
             state.claimed = state.claimed.max(Some(location));
         }
     }
@@ -199,8 +226,11 @@ impl Track {
         let group_id = subgroup.header().group;
         let mut state = self.state.lock();
         let fresh = state.group_is_new(group_id)?;
-        if !fresh && let Some(duplicate) = state.twin_of(&subgroup) {
-            return Err(duplicate);
+        if !fresh {
+            state.check_priority(&subgroup).map_err(Duplicate::Malformed)?;
+            if let Some(duplicate) = state.twin_of(&subgroup) {
+                return Err(duplicate);
+            }
         }
         let group = state.group(group_id, now, account);
         group.add(SUBGROUP_COST);
@@ -217,7 +247,12 @@ impl Track {
         let location = object.location();
         let mut state = self.state.lock();
         let fresh = state.group_is_new(location.group)?;
+        if let Some(known) = state.groups.get_mut(&location.group) {
+            known.judge_datagram(&object)?;
+        }
+        state.judge_end(location, object.datagram.status)?;
         let group = state.group(location.group, object.received_at, account);
+        group.known.take(location.object, object.datagram.ends_group())?;
         let Entry::Vacant(place) = group.datagrams.entry(location.object) else {
             return Err(Duplicate::Datagram);
         };
@@ -225,6 +260,32 @@ impl Track {
         group.add(object.cost());
         state.saw_object(location);
         Ok((object, fresh))
+    }
+
+    /// Whether `objects` of a subgroup stream, in order, can be of the track. Asked before they are kept.
+    ///
+    /// # Errors
+    /// They cannot: the track is malformed.
+    pub fn judge(&self, group_id: u64, objects: &[ObjectStart]) -> Result<(), Malformed> {
+        let Some(last) = objects.last() else { return Ok(()) };
+        objects.iter().try_for_each(|object| check_properties(&object.properties, group_id, object.id))?;
+        let mut state = self.state.lock();
+        state.judge_end(Location::new(group_id, last.id), last.status)?;
+        let Some(group) = state.groups.get_mut(&group_id) else { return Ok(()) };
+        if !group.datagrams.is_empty()
+            && objects.iter().any(|object| group.datagrams.contains_key(&object.id))
+        {
+            return Err(Malformed("an object comes as a datagram and in a stream"));
+        }
+        group.known.take(last.id, last.status == Some(Status::EndOfGroup))
+    }
+
+    /// A subgroup stream that ends its group has ended with `last`.
+    ///
+    /// # Errors
+    /// Objects behind it have come: the track is malformed.
+    pub fn group_ended(&self, group: u64, last: u64) -> Result<(), Malformed> {
+        self.state.lock().groups.get_mut(&group).map_or(Ok(()), |group| group.known.take(last, true))
     }
 
     /// A subgroup of this group grew. Returns whether the group is still cached; the cache then has to count the cost.
@@ -243,17 +304,22 @@ impl Track {
     pub fn evict(&self, group_id: u64) -> usize {
         let mut state = self.state.lock();
         let Some(group) = state.groups.remove(&group_id) else { return 0 };
-        state.known_from =
-            state.known_from.max(Some(Location { group: group_id.saturating_add(1), object: 0 }));
+        if state.largest.is_some_and(|largest| group_id <= largest.group) {
+            let next = group_id.saturating_add(1);
+            state.known_from = state.known_from.max(Some(Location { group: next, object: 0 }));
+            state.dropped_below = state.dropped_below.max(next);
+        }
         drop(state);
         group.account.subtract(group.cost);
         group.subgroups.iter().for_each(|subgroup| subgroup.evict());
         group.cost
     }
 
-    /// Whether `group` is the newest in the cache.
+    /// Whether `group` is the newest in the cache, without those that are astray.
     pub fn is_newest(&self, group: u64) -> bool {
-        self.state.lock().groups.last_key_value().is_some_and(|(newest, _)| *newest == group)
+        let state = self.state.lock();
+        let last = state.largest.map_or(u64::MAX, |largest| largest.group);
+        state.groups.range(..=last).next_back().is_some_and(|(newest, _)| *newest == group)
     }
 
     /// The cached group with this ID.
@@ -313,6 +379,23 @@ impl Group {
         self.account.add(cost);
     }
 
+    /// Whether an object that came as a datagram can be of the group.
+    fn judge_datagram(&self, object: &DatagramObject) -> Result<(), Duplicate> {
+        let (id, datagram) = (object.datagram.object, &object.datagram);
+        if let Some(same) = self.datagrams.get(&id) {
+            let twin = Datagram { alias: datagram.alias, ..same.datagram.clone() };
+            return Err(match twin == *datagram {
+                true => Duplicate::Datagram,
+                false => Duplicate::Malformed(Malformed("an object comes twice, and differs")),
+            });
+        }
+        let in_stream = self.subgroups.iter().any(|subgroup| subgroup.count(&(id..=id)) > 0);
+        match in_stream {
+            true => Err(Malformed("an object comes as a datagram and in a stream").into()),
+            false => Ok(check_properties(&datagram.properties, datagram.group, id)?),
+        }
+    }
+
     fn object_count(&self) -> usize {
         self.datagrams.len() + self.subgroups.iter().map(|subgroup| subgroup.object_count()).sum::<usize>()
     }
@@ -335,11 +418,7 @@ impl State {
         }
         // A group older than all that are cached was evicted, or comes far too late.
         match self.groups.first_key_value() {
-            Some((oldest, _))
-                if group < *oldest && self.known_from.is_some_and(|from| group < from.group) =>
-            {
-                Err(Duplicate::Expired)
-            }
+            Some((oldest, _)) if group < *oldest && group < self.dropped_below => Err(Duplicate::Expired),
             _ => Ok(true),
         }
     }
@@ -373,15 +452,58 @@ impl State {
                 first_at: now,
                 cost: 0,
                 account: Arc::clone(account),
+                known: Known::default(),
             };
             group.add(GROUP_COST);
             group
         })
     }
 
+    /// Whether an object can be there, and what it says of the track's end.
+    fn judge_end(&self, location: Location, status: Option<Status>) -> Result<(), Malformed> {
+        if self.end.is_some_and(|end| location > end) {
+            return Err(Malformed("an object behind the last of the track"));
+        }
+        let ends = status == Some(Status::EndOfTrack);
+        if ends && self.largest.is_some_and(|largest| largest > location) {
+            return Err(Malformed("the end of the track, and objects behind it have come"));
+        }
+        Ok(())
+    }
+
+    /// Streams of one subgroup have one priority.
+    fn check_priority(&self, subgroup: &Subgroup) -> Result<(), Malformed> {
+        let header = subgroup.header();
+        let default = self.parsed.publisher_priority.unwrap_or(DEFAULT_PRIORITY);
+        let priority = |one: &Subgroup| one.header().priority.unwrap_or(default);
+        let Some(id) = subgroup.id() else { return Ok(()) };
+        let Some(group) = self.groups.get(&header.group) else { return Ok(()) };
+        let mut same = group.subgroups.iter().filter(|other| other.id() == Some(id));
+        match same.any(|other| priority(other) != priority(subgroup)) {
+            true => Err(Malformed("a subgroup has two priorities")),
+            false => Ok(()),
+        }
+    }
+
     fn saw_object(&mut self, location: Location) {
-        self.largest = self.largest.max(Some(location));
-        self.seen = self.seen.max(Some(location));
+        let astray = match self.largest {
+            Some(largest) if largest.group.saturating_sub(location.group) > GROUP_SLACK => {
+                self.behind.came(location.group)
+            }
+            _ => {
+                self.behind = Behind::default();
+                false
+            }
+        };
+        match astray {
+            true => {
+                self.largest = Some(location);
+                self.known_from.take_if(|known| known.group > location.group);
+                self.behind = Behind::default();
+            }
+            false => self.largest = self.largest.max(Some(location)),
+        }
+        self.seen = true;
         self.claimed = None;
         // A subscription that began inside a group does not know the beginning of that group.
         self.known_from.get_or_insert(match location.object {

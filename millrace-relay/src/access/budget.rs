@@ -11,7 +11,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::refusal::Refusal;
+use super::{client::Share, refusal::Refusal};
 
 /// What one session, or one client, may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub struct Budget {
 pub struct Limits {
     pub session: Budget,
     pub client: Budget,
+    /// Of what all clients share.
+    pub share: Share,
     /// Bytes of registered tokens of one session: MAX_AUTH_TOKEN_CACHE_SIZE.
     pub token_cache: u64,
 }
@@ -36,6 +38,7 @@ impl Default for Limits {
         Self {
             session: Budget { requests_per_second: 1000, tracks: 10_000 },
             client: Budget { requests_per_second: 10_000, tracks: 100_000 },
+            share: Share::default(),
             token_cache: 16 << 10,
         }
     }

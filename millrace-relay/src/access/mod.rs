@@ -7,13 +7,14 @@
 //! | [`grant`] | actions, and what a token allows |
 //! | [`policy`] | decisions |
 //! | [`rights`] | what was decided, while it lasts |
-//! | [`budget`] | how much sessions and clients may use |
+//! | [`budget`], [`client`] | how much sessions and clients may use |
 //!
 //! Files are read elsewhere. A change of any of them makes a new [`Policy`], under which all rights are decided anew.
 
 pub mod budget;
 pub mod cat;
 pub mod certificate;
+pub mod client;
 pub mod grant;
 pub mod jwt;
 pub mod keys;
@@ -31,12 +32,14 @@ use std::{
     sync::{Arc, Weak},
 };
 
+use millrace_proto::relay::account;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use self::budget::Usage;
+use self::{budget::Usage, client::Client};
 pub use self::{
     budget::{Budget, Limits},
+    client::Share,
     policy::Policy,
     refusal::{Refusal, TokenError},
     rules::{Peer, Principal, Rule},
@@ -48,9 +51,17 @@ pub struct Access {
     policy: RwLock<Arc<Policy>>,
     version: watch::Sender<u64>,
     limits: Limits,
-    /// Those that have sessions, by address or network.
-    clients: Mutex<HashMap<IpAddr, Weak<Usage>>>,
+    /// By address or network.
+    clients: Mutex<Clients>,
     refused: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+#[derive(Default)]
+struct Clients {
+    /// Those that have sessions.
+    present: HashMap<IpAddr, Weak<Client>>,
+    /// Of those that have sessions, or groups in the cache.
+    cache: HashMap<IpAddr, Weak<account::Share>>,
 }
 
 /// What a client uses, for the operator.
@@ -60,6 +71,9 @@ pub struct ClientUse {
     pub requests: u64,
     pub refused: u64,
     pub tracks: u64,
+    pub cache_bytes: u64,
+    pub fetched_bytes: u64,
+    pub receive_bytes: u64,
 }
 
 impl Access {
@@ -105,28 +119,35 @@ impl Access {
     }
 
     /// What the sessions of this client use together.
-    fn client(&self, address: IpAddr) -> Arc<Usage> {
-        let mut clients = self.clients.lock();
-        let entry = clients.entry(budget::client(address)).or_default();
-        if let Some(usage) = entry.upgrade() {
-            return usage;
+    fn client(&self, address: IpAddr) -> Arc<Client> {
+        let address = budget::client(address);
+        let Clients { present, cache } = &mut *self.clients.lock();
+        if let Some(client) = present.get(&address).and_then(Weak::upgrade) {
+            return client;
         }
-        let usage = Usage::new(self.limits.client);
-        *entry = Arc::downgrade(&usage);
-        // As many as there are sessions at most.
-        clients.retain(|_, usage| usage.strong_count() > 0);
-        usage
+        // As many as there are sessions and groups at most.
+        present.retain(|_, client| client.strong_count() > 0);
+        cache.retain(|_, share| share.strong_count() > 0);
+        let share = cache.get(&address).and_then(Weak::upgrade);
+        let share = share.unwrap_or_else(|| Arc::new(self.limits.share.of_cache()));
+        cache.insert(address, Arc::downgrade(&share));
+        let client = Client::new(&self.limits, share);
+        present.insert(address, Arc::downgrade(&client));
+        client
     }
 
     pub fn clients(&self) -> Vec<ClientUse> {
         let clients = self.clients.lock();
-        let live = clients.iter().filter_map(|(address, usage)| Some((*address, usage.upgrade()?)));
+        let live = clients.present.iter().filter_map(|(address, client)| Some((*address, client.upgrade()?)));
         let mut all: Vec<_> = live
-            .map(|(address, usage)| ClientUse {
+            .map(|(address, client)| ClientUse {
                 address,
-                requests: usage.admitted(),
-                refused: usage.refused(),
-                tracks: usage.tracks(),
+                requests: client.usage.admitted(),
+                refused: client.usage.refused(),
+                tracks: client.usage.tracks(),
+                cache_bytes: client.cache.bytes() as u64,
+                fetched_bytes: client.fetched_bytes(),
+                receive_bytes: client.receive.held(),
             })
             .collect();
         all.sort_unstable_by_key(|client| client.address);

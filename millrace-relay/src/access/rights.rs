@@ -15,6 +15,7 @@ use tokio::{sync::Notify, time::sleep};
 use super::{
     Access,
     budget::{Place, Usage},
+    client::Client,
     grant::{Action, Resource},
     policy::{Basis, Identity, Policy, Presented},
     refusal::Refusal,
@@ -35,7 +36,7 @@ pub struct Subject {
     /// It is the configured upstream relay.
     trusted: bool,
     session: Arc<Usage>,
-    client: Arc<Usage>,
+    client: Arc<Client>,
     /// Tokens of requests that were not good.
     bad_tokens: AtomicU32,
 }
@@ -66,7 +67,7 @@ impl Subject {
         trusted: bool,
         session: Arc<Usage>,
     ) -> Arc<Self> {
-        let client = access.client(peer.address);
+        let client = if trusted { Client::unlimited() } else { access.client(peer.address) };
         let access = Arc::clone(access);
         let tokens = tokens.into_iter().map(Presented::new).collect();
         Arc::new(Self { access, peer, tokens, trusted, session, client, bad_tokens: AtomicU32::new(0) })
@@ -103,10 +104,10 @@ impl Subject {
         }
         let now = Instant::now();
         self.counted(self.session.request(now))?;
-        self.counted(self.client.request(now))?;
+        self.counted(self.client.usage.request(now))?;
         self.check_tokens(&self.access.policy(), &tokens)?;
         let place = match holds_track {
-            true => Some(self.counted(Usage::track(&[&self.session, &self.client]))?),
+            true => Some(self.counted(Usage::track(&[&self.session, &self.client.usage]))?),
             false => None,
         };
         Ok((Rights::new(self, tokens, Asked::Nothing), place))
@@ -121,6 +122,11 @@ impl Subject {
             }
             checked => checked,
         }
+    }
+
+    /// What all its client's sessions take up.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.client
     }
 
     pub fn peer(&self) -> &Peer {

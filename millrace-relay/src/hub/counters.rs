@@ -14,8 +14,13 @@ pub struct Counters {
     pub protocol_violations: AtomicU64,
     pub unknown_alias: AtomicU64,
     pub duplicate_subgroups: AtomicU64,
+    /// Of publishers that are being left, from where another goes on.
+    pub handed_over_subgroups: AtomicU64,
     pub expired_subgroups: AtomicU64,
     pub duplicate_datagrams: AtomicU64,
+    pub malformed_tracks: AtomicU64,
+    /// Times that a FETCH response waited, since its client had fetched as much as it may.
+    pub fetch_waits: AtomicU64,
     /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.
     pub backups_passed_over: AtomicU64,
 }
@@ -42,6 +47,7 @@ impl Counters {
             Duplicate::Subgroup | Duplicate::Arriving => &self.duplicate_subgroups,
             Duplicate::Expired => &self.expired_subgroups,
             Duplicate::Datagram => &self.duplicate_datagrams,
+            Duplicate::Malformed(_) => &self.malformed_tracks,
         });
     }
 

@@ -31,6 +31,8 @@ struct State {
 struct Entry {
     publisher: Weak<dyn Publisher>,
     session: u64,
+    /// It is the configured upstream relay.
+    is_upstream: bool,
     /// The relay's configured upstream: asked only if nobody nearer publishes the namespace.
     fallback: bool,
 }
@@ -94,7 +96,8 @@ impl Namespaces {
         let mut state = self.0.lock();
         let entries = state.publishers.entry(namespace.clone()).or_default();
         let first = entries.is_empty();
-        entries.push(Entry { publisher: Arc::downgrade(publisher), session, fallback });
+        let is_upstream = publisher.is_upstream();
+        entries.push(Entry { publisher: Arc::downgrade(publisher), session, is_upstream, fallback });
         if first && !fallback {
             state.announce(&namespace, NamespaceEvent::Published(namespace.clone()));
         }
@@ -121,7 +124,7 @@ impl Namespaces {
         for prefix in namespace.prefixes() {
             for entry in state.publishers.get(&prefix).into_iter().flatten() {
                 let Some(publisher) = entry.publisher.upgrade() else { continue };
-                let loops = requester.is_upstream && entry.session == requester.session;
+                let loops = requester.is_upstream && entry.is_upstream;
                 if !loops && !found.iter().any(|(_, other)| other.id() == entry.session) {
                     found.push((entry.fallback, publisher));
                 }
@@ -131,11 +134,11 @@ impl Namespaces {
         found.into_iter().filter(|(fallback, _)| !near || !fallback).map(|(_, publisher)| publisher).collect()
     }
 
-    /// Whether a session other than `except` publishes exactly `namespace`.
-    pub fn is_published(&self, namespace: &Namespace, except: u64) -> bool {
+    /// Whether anybody but the upstream relay publishes exactly `namespace`.
+    pub fn is_published_here(&self, namespace: &Namespace) -> bool {
         let state = self.0.lock();
         let entries = state.publishers.get(namespace);
-        entries.is_some_and(|entries| entries.iter().any(|entry| entry.session != except))
+        entries.is_some_and(|entries| entries.iter().any(|entry| !entry.is_upstream))
     }
 
     /// Watches the namespaces below `prefix`, those that are there first.

@@ -42,6 +42,9 @@ pub trait Publisher: Send + Sync {
     /// The session's.
     fn id(&self) -> u64;
 
+    /// It is the configured upstream relay.
+    fn is_upstream(&self) -> bool;
+
     /// Subscribes to `track`, in a task of the publisher's own session, which says into `answers` how that went.
     fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>);
 

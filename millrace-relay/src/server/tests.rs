@@ -1,6 +1,7 @@
 //! What is left of a client that has gone: nothing.
 
 mod access;
+mod goaway;
 
 use std::net::Ipv4Addr;
 
@@ -54,6 +55,7 @@ impl Relay {
             max_sessions: 10,
             max_tracks: STREAMS,
             drain_timeout: Duration::from_secs(1),
+            goaway_uri: None,
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
         Self { server: bound.with_access(access).serve(Arc::new(Open)), client }

@@ -5,14 +5,13 @@ use millrace_proto::moq::{Message, code, message::RequestError};
 use tokio::time::timeout;
 
 use super::context::Context;
-use crate::wire::{self, Incoming, MessageReader, RequestStream, SessionError};
+use crate::wire::{self, Incoming, RequestStream, SessionError};
 
 /// Opens a request stream with `message`.
 async fn request(context: &Context, message: impl Into<Message>) -> Result<RequestStream, SessionError> {
     let (mut send, recv) = context.connection().quic.open_bi().await?;
     wire::send(&mut send, message).await?;
-    let reader = MessageReader::new(recv, BytesMut::new(), context.incomplete());
-    Ok(RequestStream { send: send.into(), reader })
+    Ok(RequestStream { send: send.into(), reader: context.request_reader(recv, BytesMut::new()) })
 }
 
 /// Opens a request stream and waits for the first answer; an error answer, none in time and a lost
@@ -26,10 +25,13 @@ pub async fn ask(
     }
     let exchange = async {
         let mut stream = request(context, message).await?;
-        match stream.reader.next().await? {
-            Incoming::Message(answer) => Ok((stream, answer)),
-            Incoming::Finished | Incoming::Reset => {
-                Err(SessionError::Lost("the publisher dropped the request".into()))
+        loop {
+            match stream.reader.next().await? {
+                Incoming::Message(answer) => return Ok((stream, answer)),
+                Incoming::GoAway(_) => {} // it may be answered all the same
+                Incoming::Finished | Incoming::Reset => {
+                    return Err(SessionError::Lost("the publisher dropped the request".into()));
+                }
             }
         }
     };

@@ -2,18 +2,23 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
+use bytes::BytesMut;
 use millrace_proto::{
-    moq::{Message, code, message::RequestError},
-    relay::account::Account,
+    moq::{
+        Message, code,
+        message::{GoAway, RequestError},
+    },
+    relay::{account::Account, malformed::Malformed},
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
+use quinn::RecvStream;
 use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
@@ -27,7 +32,9 @@ use crate::{
     access::Access,
     hub::{Counters, Hub, Requester},
     incomplete::{Held, Incomplete},
-    wire::{self, Answers, SessionError},
+    live::LiveTrack,
+    outbox::Outbox,
+    wire::{self, Answers, GoAways, MessageReader, SessionError},
 };
 
 /// The peer, what it may use, and the tasks that end with its session.
@@ -41,8 +48,6 @@ pub struct Context {
     setup: watch::Sender<Setup>,
     quotas: Quotas,
     incomplete: Arc<Incomplete>,
-    /// What the peer publishes, in the cache.
-    account: Arc<Account>,
     authority: Authority,
     tasks: Tasks,
     /// IDs that the peer has used.
@@ -50,8 +55,12 @@ pub struct Context {
     next_request: AtomicU64,
     next_owner: AtomicU64,
     drain: Notify,
+    /// What the peer is told with GOAWAY.
+    goaway: OnceLock<(String, Duration)>,
     going_away: AtomicBool,
-    peer_going_away: AtomicBool,
+    /// Where the peer wants us to go on, once its GOAWAY has come.
+    peer_goes_away: watch::Sender<Option<String>>,
+    attached: AtomicBool,
 }
 
 /// The peer's SETUP, before which nothing else that it sends is looked at.
@@ -82,7 +91,6 @@ impl Context {
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
             incomplete: Arc::default(),
-            account: Arc::default(),
             authority: Authority::new(access),
             tasks: Tasks::new(),
             seen_requests: Mutex::default(),
@@ -90,8 +98,10 @@ impl Context {
             next_request: AtomicU64::new(u64::from(!is_upstream)),
             next_owner: AtomicU64::new(1),
             drain: Notify::new(),
+            goaway: OnceLock::new(),
             going_away: AtomicBool::new(false),
-            peer_going_away: AtomicBool::new(false),
+            peer_goes_away: watch::Sender::new(None),
+            attached: AtomicBool::new(false),
         })
     }
 
@@ -124,9 +134,19 @@ impl Context {
         self.incomplete.stream()
     }
 
+    /// Reads a request stream, of which `buffer` was read before.
+    pub fn request_reader(&self, recv: RecvStream, buffer: BytesMut) -> MessageReader {
+        MessageReader::new(recv, buffer, self.incomplete(), GoAways::on_request(self.is_upstream))
+    }
+
+    /// Reads the peer's control stream, of which `buffer` was read before.
+    pub fn control_reader(&self, recv: RecvStream, buffer: BytesMut) -> MessageReader {
+        MessageReader::new(recv, buffer, self.incomplete(), GoAways::on_control(self.is_upstream))
+    }
+
     /// What the peer's groups take up in the cache.
     pub fn account(&self) -> &Arc<Account> {
-        &self.account
+        self.authority.account()
     }
 
     /// What the peer may do.
@@ -227,24 +247,46 @@ impl Context {
         }
     }
 
-    /// Tells the peer to go away; new requests are refused from now on.
-    pub fn start_drain(&self) {
+    /// Tells the peer to go away, to `uri` if that is not empty, within `timeout`; new requests are refused from now on.
+    pub fn start_drain(&self, uri: &str, timeout: Duration) {
+        // Servers do not move.
+        let uri = if self.is_upstream { "" } else { uri };
+        let _ = self.goaway.set((uri.to_owned(), timeout)); // said once
         self.going_away.store(true, Relaxed);
         self.drain.notify_one();
     }
 
-    /// Waits for [`Self::start_drain`].
-    pub async fn until_drain(&self) {
+    /// Waits for [`Self::start_drain`], and returns what to say.
+    pub async fn until_drain(&self) -> GoAway {
         self.drain.notified().await;
+        let (uri, timeout) = self.goaway.get().cloned().unwrap_or_default();
+        let timeout = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+        GoAway { uri, timeout, request_id: Some(self.unprocessed_request()) }
     }
 
     pub fn peer_goes_away(&self) -> bool {
-        self.peer_going_away.load(Relaxed)
+        self.peer_goes_away.borrow().is_some()
     }
 
-    /// GOAWAY has come; returns whether one had before.
-    pub fn set_peer_goes_away(&self) -> bool {
-        self.peer_going_away.swap(true, Relaxed)
+    /// All that came from earlier sessions with the upstream relay comes from this one, as far as it can.
+    pub fn set_attached(&self) {
+        self.attached.store(true, Relaxed);
+    }
+
+    pub fn is_attached(&self) -> bool {
+        self.attached.load(Relaxed)
+    }
+
+    /// GOAWAY has come on the control stream, with this URI.
+    pub fn set_peer_goes_away(&self, uri: String) {
+        self.peer_goes_away.send_replace(Some(uri));
+    }
+
+    /// Waits for GOAWAY, and returns its URI: empty for the same one as before.
+    pub async fn until_peer_goes_away(&self) -> String {
+        let mut goaway = self.peer_goes_away.subscribe();
+        let uri = goaway.wait_for(|goaway| goaway.is_some()).await;
+        uri.ok().and_then(|uri| uri.clone()).unwrap_or_default() // the sender is in `self`
     }
 
     /// Checks the request ID of a message that uses one up.
@@ -269,7 +311,7 @@ impl Context {
     }
 
     /// The smallest request ID of the peer that was not processed.
-    pub fn unprocessed_request(&self) -> u64 {
+    fn unprocessed_request(&self) -> u64 {
         self.seen_requests.lock().first_unseen() * 2 + u64::from(self.is_upstream)
     }
 
@@ -281,6 +323,17 @@ impl Context {
     /// A tag for streams of the data plane.
     pub fn next_owner(&self) -> u64 {
         self.next_owner.fetch_add(1, Relaxed)
+    }
+
+    /// What the peer has sent shows that a track is malformed, which ends it.
+    pub fn malformed(&self, track: &LiveTrack, malformed: Malformed) {
+        let now = Instant::now();
+        Counters::count(&self.hub.counters.malformed_tracks);
+        if let Some(line) = self.hub.log.line(now) {
+            let (session, suppressed) = (self.id, line.suppressed);
+            warn!(session, track = %track.name(), reason = %malformed, suppressed, "a malformed track");
+        }
+        track.fail(malformed, now, &mut Outbox::default());
     }
 
     /// Answers with REQUEST_ERROR.

@@ -5,10 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::moq::{
-    Message, code,
-    message::{GoAway, Setup},
-};
+use millrace_proto::moq::{Message, code, message::Setup};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
@@ -48,10 +45,7 @@ pub async fn run(
                 return Err(SessionError::violation("a second control stream"));
             },
             refusal = rights.ended() => return Err(session_over(refusal)),
-            () = context.until_drain() => {
-                let request_id = Some(context.unprocessed_request());
-                wire::send(&mut send, GoAway { uri: String::new(), timeout: 0, request_id }).await?;
-            }
+            goaway = context.until_drain() => wire::send(&mut send, goaway).await?,
         }
     }
 }
@@ -101,13 +95,8 @@ fn short(text: &str) -> &str {
 
 fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError> {
     match incoming {
-        Incoming::Message(Message::GoAway(goaway)) => {
-            if !context.is_upstream() && !goaway.uri.is_empty() {
-                return Err(SessionError::violation("a client sent a GOAWAY with a URI"));
-            }
-            if context.set_peer_goes_away() {
-                return Err(SessionError::violation("a second GOAWAY"));
-            }
+        Incoming::GoAway(goaway) => {
+            context.set_peer_goes_away(goaway.uri);
             if let Some(line) = context.hub().log.line(Instant::now()) {
                 info!(session = context.id(), suppressed = line.suppressed, "the peer goes away");
             }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use millrace_proto::{moq::Datagram, relay::track::DatagramObject};
+use millrace_proto::{
+    moq::Datagram,
+    relay::track::{DatagramObject, Duplicate},
+};
 
 use super::{
     context::Context,
@@ -61,7 +64,10 @@ impl Datagrams {
             upstream.datagram_ingress(|| self.context.connection().ingress_datagrams(upstream.alias));
         let account = self.context.account();
         if let Err(duplicate) = track.datagram(object, ingress.as_ref(), account, outbox) {
-            counters.count_duplicate(duplicate);
+            match duplicate {
+                Duplicate::Malformed(malformed) => self.context.malformed(track, malformed),
+                duplicate => counters.count_duplicate(duplicate),
+            }
         }
     }
 }

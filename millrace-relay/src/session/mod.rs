@@ -139,13 +139,14 @@ impl Session {
     pub async fn run(&self) {
         let _end = End(self);
         let (control, control_streams) = mpsc::channel(1);
+        let publications = &self.requests.publications;
         let result = tokio::select! {
             result = control::run(&self.context, self.setup.clone(), control_streams) => result,
             result = self.requests.accept() => result,
             result = self.streams.accept(control) => result,
             result = self.datagrams.accept() => result,
             result = self.follow_streams() => result,
-            result = attach::run(&self.context, &self.publisher), if self.is_upstream() => result,
+            result = attach::run(&self.context, &self.publisher, publications), if self.is_upstream() => result,
         };
         if let Err(error) = result {
             self.context.fail(error);
@@ -168,9 +169,19 @@ impl Session {
         self.context.close(code, reason);
     }
 
-    /// Tells the peer to go away; new requests are refused from now on.
-    pub fn start_drain(&self) {
-        self.context.start_drain();
+    /// Waits for the peer's GOAWAY, and returns its URI: empty for the same one as before.
+    pub async fn until_peer_goes_away(&self) -> String {
+        self.context.until_peer_goes_away().await
+    }
+
+    /// Of a session with the upstream relay: all that came from earlier ones comes from it, as far as it can.
+    pub fn is_attached(&self) -> bool {
+        self.context.is_attached() && !self.context.peer_goes_away()
+    }
+
+    /// Tells the peer to go away, to `uri` if that is not empty, within `timeout`; new requests are refused from now on.
+    pub fn start_drain(&self, uri: &str, timeout: Duration) {
+        self.context.start_drain(uri, timeout);
     }
 
     /// Whether nothing is under way any more.

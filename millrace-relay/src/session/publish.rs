@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use quinn::SendStream;
 use tokio::{
     sync::{Notify, mpsc},
-    time::{sleep, timeout},
+    time::{Instant as Clock, sleep, timeout},
 };
 use tracing::debug;
 
@@ -94,6 +94,11 @@ impl Publications {
         if self.contains(&track) {
             return Ok(());
         }
+        self.subscribe_anew(track).await
+    }
+
+    /// Likewise, even if there is a subscription.
+    async fn subscribe_anew(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
         let rights = self.context.authority().may_serve(track.name())?;
         if !track.is_open_to(&rights.identity()) {
             return Err(request_error(Refusal::Taken));
@@ -122,8 +127,10 @@ impl Publications {
         let claim = claim(&track, &rights)?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
         debug!(session = self.context.id(), track = %track.name(), alias = ok.track_alias, "subscribed upstream");
+        let largest = ok.parameters.largest_object;
         let (entry, asks) =
             self.add((claim, Arc::clone(&rights)), track, ok.track_alias, true).map_err(failed)?;
+        entry.published.track.hand_over_to(&entry.published.upstream, largest);
         let context = Arc::clone(&self.context);
         self.context
             .spawn(async move { context.within(&rights, stream, |stream| entry.run(asks, stream)).await });
@@ -146,6 +153,29 @@ impl Publications {
             track.data.saw_largest(largest);
         }
         Ok(Ok(()))
+    }
+
+    /// The peer, which is the upstream relay, wants to be left: what it publishes is to come from another session with it.
+    pub fn leave(&self) {
+        let by_alias = self.by_alias.lock();
+        by_alias.values().for_each(|published| published.upstream.leave());
+    }
+
+    /// Subscribes to the track again, since the publisher wants the request to move. The old subscription goes on until the
+    /// new one has come as far. Of a track, one at a time.
+    fn move_request(self: &Arc<Self>, published: &Published) {
+        let Published { track, upstream } = published;
+        let is_other =
+            |other: &&Published| Arc::ptr_eq(&other.track, track) && !Arc::ptr_eq(&other.upstream, upstream);
+        let alone = !self.by_alias.lock().values().any(|other| is_other(&other));
+        if upstream.subscribed && alone {
+            upstream.leave();
+            let (family, track) = (Arc::clone(self), Arc::clone(track));
+            self.context.spawn(async move {
+                let _ = family.subscribe_anew(track).await; // refused: it stays where it is
+                Ok(())
+            });
+        }
     }
 
     /// Whether the peer publishes this track already.
@@ -198,11 +228,21 @@ impl Publications {
         self.changed.notify_waiters();
         let first = !published.track.is_established();
         published.track.add_upstream(Arc::clone(&published.upstream));
+        if self.context.is_upstream() && self.context.peer_goes_away() {
+            published.upstream.leave();
+        }
         if first {
             self.context.hub().track_established(&published.track);
         }
         let ended = Ended::new(code::Done::INTERNAL_ERROR, "the publisher is gone");
         Ok((Adopted { family: Arc::clone(self), published, ended, rights, _claim: claim }, asks))
+    }
+}
+
+async fn sleep_until(deadline: Option<Clock>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -255,10 +295,21 @@ impl Adopted {
         stream: &mut RequestStream,
     ) -> Result<Option<PublishDone>, SessionError> {
         let RequestStream { send, reader } = stream;
+        let upstream = &self.published.upstream;
+        let mut handed_over = None;
         loop {
             tokio::select! {
                 incoming = reader.next() => if let Some(done) = self.on_message(incoming?, send).await? {
                     return Ok(Some(done));
+                },
+                () = upstream.passed(), if handed_over.is_none() => {
+                    handed_over = Some(Clock::now() + LATE_STREAMS);
+                }
+                () = sleep_until(handed_over) => if upstream.is_handed_over() {
+                    let _ = timeout(LATE_STREAMS, upstream.has_seen_all(0)).await; // slow ones are cut off
+                    return Ok(None);
+                } else {
+                    handed_over = None;
                 },
                 ask = asks.recv() => match ask {
                     Some(Ask::NewGroup(group)) => {
@@ -297,6 +348,7 @@ impl Adopted {
             Incoming::Message(message) => {
                 return Err(SessionError::violation(format!("{} from a publisher", message.name())));
             }
+            Incoming::GoAway(_) => self.family.move_request(&self.published),
             Incoming::Finished | Incoming::Reset => {
                 return Ok(Some(PublishDone {
                     code: code::Done::INTERNAL_ERROR,

@@ -27,6 +27,10 @@ impl hub::Publisher for Publisher {
         self.context.id()
     }
 
+    fn is_upstream(&self) -> bool {
+        self.context.is_upstream()
+    }
+
     fn subscribe(&self, track: Arc<LiveTrack>, answers: mpsc::Sender<Answer>) {
         let (publications, unheard) = (Arc::clone(&self.publications), answers.clone());
         let begun = self.context.spawn(async move {

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     access::rights::Rights,
     hub::Counters,
-    wire::{Answers, Incoming, MessageReader, RequestStream, SessionError},
+    wire::{Answers, Incoming, RequestStream, SessionError},
 };
 
 /// The families of requests.
@@ -41,9 +41,10 @@ impl Requests {
 
     async fn take(&self, send: SendStream, recv: RecvStream) -> Result<(), SessionError> {
         self.context.until_ready().await?;
-        let mut reader = MessageReader::new(recv, BytesMut::new(), self.context.incomplete());
+        let mut reader = self.context.request_reader(recv, BytesMut::new());
         let message = match reader.next().await? {
             Incoming::Message(message) => message,
+            Incoming::GoAway(goaway) => return Err(not_a_request(&goaway.into())),
             Incoming::Finished => return Err(SessionError::violation("an empty request stream")),
             Incoming::Reset => return Ok(()),
         };

@@ -2,10 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use millrace_proto::moq::{
-    Message, Namespace, Parameters, TrackName,
-    message::{FetchKind, RequestError, RequestUpdate, Setup},
-    token::{Credential, Registered},
+use millrace_proto::{
+    moq::{
+        Message, Namespace, Parameters, TrackName,
+        message::{FetchKind, RequestError, RequestUpdate, Setup},
+        token::{Credential, Registered},
+    },
+    relay::account::Account,
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
@@ -17,6 +20,7 @@ use crate::{
         self, Access, Peer, Refusal,
         budget::{Place, Usage},
         certificate,
+        client::Client,
         grant::{Action, Resource},
         rights::{Rights, Subject},
     },
@@ -28,6 +32,8 @@ pub struct Authority {
     access: Arc<Access>,
     usage: Arc<Usage>,
     registered: Mutex<Registered>,
+    /// What the peer publishes, in the cache.
+    account: OnceLock<Arc<Account>>,
     /// Once SETUP has come.
     admitted: OnceLock<(Arc<Subject>, Arc<Rights>)>,
     /// Namespaces that it publishes, each with the right to.
@@ -58,6 +64,7 @@ impl Authority {
             access: Arc::clone(access),
             usage: access.session(),
             registered: Mutex::new(Registered::new(access.limits().token_cache)),
+            account: OnceLock::new(),
             admitted: OnceLock::new(),
             namespaces: Mutex::default(),
         }
@@ -71,6 +78,19 @@ impl Authority {
     /// What the session uses.
     pub fn usage(&self) -> &Usage {
         &self.usage
+    }
+
+    /// Whose session it is; `None` before its SETUP.
+    pub fn client(&self) -> Option<&Arc<Client>> {
+        self.admitted.get().map(|(subject, _)| subject.client())
+    }
+
+    /// What the peer's groups take up in the cache.
+    pub fn account(&self) -> &Arc<Account> {
+        self.account.get_or_init(|| {
+            let account = self.client().map(|client| Account::of(Arc::clone(&client.cache)));
+            Arc::new(account.unwrap_or_default())
+        })
     }
 
     /// As whom it was let in; `None` before its SETUP.
@@ -107,6 +127,7 @@ impl Authority {
         let usage = Arc::clone(&self.usage);
         let subject = Subject::new(&self.access, peer, tokens, is_upstream, usage);
         let rights = subject.admit().map_err(refused)?;
+        connection.share_receive_window(Arc::clone(&subject.client().receive));
         let _ = self.admitted.set((subject, Arc::clone(&rights))); // there is one SETUP
         Ok(rights)
     }

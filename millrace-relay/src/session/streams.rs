@@ -9,7 +9,8 @@ use bytes::BytesMut;
 use millrace_proto::{
     moq::{StreamHeader, SubgroupHeader, code},
     relay::{
-        subgroup::{Subgroup, SubgroupWriter},
+        malformed::Malformed,
+        subgroup::{PushError, Subgroup, SubgroupWriter},
         track::Duplicate,
     },
 };
@@ -73,7 +74,7 @@ impl Streams {
         // Without a limit of time: congestion can hold a header up for long, and streams are limited.
         match read_header(&mut recv, &mut buffer).await? {
             Some((StreamHeader::Setup, _)) => {
-                let reader = MessageReader::new(recv, buffer, self.context.incomplete());
+                let reader = self.context.control_reader(recv, buffer);
                 let _ = control.send(reader).await; // the session is over
             }
             Some((StreamHeader::Subgroup(header), len)) => {
@@ -109,12 +110,21 @@ impl Streams {
         };
         let upstream = Arc::clone(&published.upstream);
         let _open = upstream.stream();
-        let writer = Subgroup::begin(header, header_len);
-        if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
-            counters.count_duplicate(duplicate);
+        if upstream.has_handed_over(header.group) {
+            Counters::count(&counters.handed_over_subgroups);
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
+        let writer = Subgroup::begin(header, header_len);
+        if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
+            match duplicate {
+                Duplicate::Malformed(malformed) => self.context.malformed(&published.track, malformed),
+                duplicate => counters.count_duplicate(duplicate),
+            }
+            stop(&mut recv, code::Reset::CANCELLED);
+            return Ok(());
+        }
+        let track = Arc::clone(&published.track);
         let ingress = self.context.connection().ingress(recv.id());
         let mut arriving = Arriving::new(published.track, writer, held);
         let end = tokio::select! {
@@ -124,7 +134,10 @@ impl Streams {
                 End::Reset(code::Reset::CANCELLED)
             }
         };
-        arriving.end(end)
+        if let Err(malformed) = arriving.end(end)? {
+            self.context.malformed(&track, malformed);
+        }
+        Ok(())
     }
 
     /// Has the track take a subgroup. One that is arriving from elsewhere too waits, in its flow control window, until
@@ -173,6 +186,7 @@ impl Drop for Arriving {
 enum End {
     Fin,
     Reset(code::Reset),
+    Malformed(Malformed),
 }
 
 impl Arriving {
@@ -192,7 +206,15 @@ impl Arriving {
         loop {
             if let Some(writer) = self.writer.as_mut().filter(|_| !bytes.is_empty()) {
                 let now = Instant::now();
-                let pushed = writer.push(now, &bytes)?;
+                let (data, group) = (&self.track.data, self.subgroup.header().group);
+                let pushed = match writer.push(now, &bytes, |objects| data.judge(group, objects)) {
+                    Ok(pushed) => pushed,
+                    Err(PushError::Decode(error)) => return Err(error.into()),
+                    Err(PushError::Malformed(malformed)) => {
+                        stop(recv, code::Reset::MALFORMED_TRACK);
+                        return Ok(End::Malformed(malformed));
+                    }
+                };
                 self.held.set(writer.incomplete())?;
                 counters.count_pushed(&pushed);
                 if let Some(ingress) = ingress {
@@ -214,13 +236,27 @@ impl Arriving {
         }
     }
 
-    fn end(mut self, end: End) -> Result<(), SessionError> {
-        match (self.writer.take(), end) {
-            (Some(writer), End::Fin) => writer.finish(Instant::now())?,
-            (Some(writer), End::Reset(code)) => writer.reset(code),
-            (None, _) => {}
+    /// Has the subgroup end; what shows then that its track is malformed.
+    fn end(mut self, end: End) -> Result<Result<(), Malformed>, SessionError> {
+        let Some(writer) = self.writer.take() else { return Ok(Ok(())) };
+        match end {
+            End::Fin => {
+                let header = self.subgroup.header();
+                let last = self.subgroup.last_object_id().filter(|_| header.end_of_group);
+                // Before anybody hears of the end.
+                let judged = last.map_or(Ok(()), |last| self.track.data.group_ended(header.group, last));
+                writer.finish(Instant::now())?;
+                Ok(judged)
+            }
+            End::Reset(code) => {
+                writer.reset(code);
+                Ok(Ok(()))
+            }
+            End::Malformed(malformed) => {
+                writer.reset(code::Reset::MALFORMED_TRACK);
+                Ok(Err(malformed))
+            }
         }
-        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 //! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
 
 mod access;
+mod values;
 
 use std::{
     collections::HashMap,
@@ -11,19 +12,21 @@ use std::{
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     ops::Range,
     path::PathBuf,
-    str::FromStr,
     time::Duration,
 };
 
 use clap::ValueEnum;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
 use millrace_relay::access::Rule;
 use millrace_transport::kernel::Limits;
 
-pub use self::access::Access;
+pub use self::{
+    access::Access,
+    values::{ByteCount, MoqtUrl, Seconds, name},
+};
 
 use crate::{
     http::{self, ListenAddr, token::TokenFile},
@@ -68,6 +71,8 @@ pub struct Config {
     pub max_requests: usize,
     /// From GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
+    /// Where clients are told to go on with GOAWAY.
+    pub goaway_uri: Option<Url>,
     pub gso: Gso,
     pub upstream: Option<Upstream>,
     /// Where metrics, health and status are served.
@@ -240,6 +245,15 @@ settings! {
     /// Tracks that the requests of one client hold at a time [default: 100000]
     #[arg(long, value_name = "N")]
     client_tracks: u64,
+    /// Cached media of what one client publishes [default: all of cache-bytes]
+    #[arg(long, value_name = "BYTES")]
+    client_cache_bytes: ByteCount,
+    /// Bytes per second that one client fetches [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    client_fetch_bytes: ByteCount,
+    /// What one client may send before it is read, beyond 64 KiB for each session [default: 256MiB]
+    #[arg(long, value_name = "BYTES")]
+    client_receive_bytes: ByteCount,
     /// How media packets leave [default: auto]
     #[arg(long, value_enum)]
     engine: EngineChoice,
@@ -315,6 +329,9 @@ settings! {
     /// Time that sessions have to leave after GOAWAY [default: 10]
     #[arg(long, value_name = "SECONDS")]
     drain_timeout: Seconds,
+    /// Relay that clients are told to go on at then: moqt://HOST:PORT [default: where they are]
+    #[arg(long, value_name = "URL")]
+    goaway_uri: MoqtUrl,
     /// UDP segmentation offload [default: auto]
     #[arg(long, value_enum)]
     gso: Gso,
@@ -474,6 +491,7 @@ impl Check {
             max_tracks: self.at_least_one("max-tracks", settings.max_tracks, 100_000),
             max_requests: self.at_least_one("max-requests", settings.max_requests, 1000),
             drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
+            goaway_uri: settings.goaway_uri.map(|url| url.0),
             gso: settings.gso.unwrap_or(Gso::Auto),
             upstream: self.upstream(
                 settings.upstream,
@@ -662,115 +680,6 @@ fn unknown(key: &str) -> String {
         None => "unknown key".to_owned(),
     }
 }
-
-/// An amount of memory: `268435456`, `256MiB`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ByteCount(pub u64);
-
-impl FromStr for ByteCount {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
-        let shift = match text[digits.len()..].trim() {
-            "" | "B" => 0,
-            "KiB" => 10,
-            "MiB" => 20,
-            "GiB" => 30,
-            unit => return Err(format!("`{unit}` is not a unit: use KiB, MiB or GiB")),
-        };
-        let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
-        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("`{text}` is too large"))
-    }
-}
-
-/// A duration as a plain number of seconds: `30`, `0.5`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seconds(pub Duration);
-
-impl FromStr for Seconds {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        // A year is plenty, and far from where adding it to a clock could overflow.
-        const MAX: f64 = 365.0 * 86_400.0;
-        match text.parse::<f64>() {
-            Ok(seconds) if (0.0..=MAX).contains(&seconds) => Ok(Self(Duration::from_secs_f64(seconds))),
-            _ => Err(format!("`{text}` is not a number of seconds, 0 to {MAX}")),
-        }
-    }
-}
-
-/// `moqt://HOST:PORT`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MoqtUrl(pub Url);
-
-impl FromStr for MoqtUrl {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
-        if url.scheme() != "moqt" || url.host_str().is_none_or(str::is_empty) {
-            return Err(format!("`{text}` is not of the form moqt://HOST:PORT"));
-        }
-        Ok(Self(url))
-    }
-}
-
-/// The word that stands for a choice, in flags and file alike.
-pub fn name(choice: &impl ValueEnum) -> String {
-    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
-}
-
-/// Takes from the file what the flag takes: strings, and plain numbers where they mean the same.
-struct Word;
-
-impl de::Visitor<'_> for Word {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or a number")
-    }
-
-    fn visit_str<E: de::Error>(self, word: &str) -> Result<String, E> {
-        Ok(word.to_owned())
-    }
-
-    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-}
-
-macro_rules! deserialize_from_str {
-    ($($type:ty),*) => {
-        $(impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
-            }
-        })*
-    };
-}
-
-macro_rules! deserialize_choice {
-    ($($type:ty),*) => {
-        $(impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let word = deserializer.deserialize_any(Word)?;
-                <Self as ValueEnum>::from_str(&word, false).map_err(|_| {
-                    let known: Vec<_> = Self::value_variants().iter().map(name).collect();
-                    de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
-                })
-            }
-        })*
-    };
-}
-
-deserialize_from_str!(ByteCount, Seconds, MoqtUrl, ListenAddr, TokenFile);
-deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);
 
 #[cfg(test)]
 mod tests;

@@ -111,6 +111,11 @@ impl Snapshot {
     fn counters(&self, out: &mut Out<'_>) -> fmt::Result {
         let totals = &self.0.totals;
         out.counter("cache_evicted_groups", "Groups dropped from the cache", None, self.0.cache.evicted)?;
+        let over = self.0.cache.over_share;
+        out.counter("cache_share_evicted_groups", "Those of clients beyond their share", None, over)?;
+        let limited = self.0.receive.limited;
+        out.counter("receive_limited", "Windows that a client's share kept small", None, limited)?;
+        out.counter("fetch_waits", "FETCH responses held up by a client's rate", None, totals.fetch_waits)?;
         let refused = self.0.receive.refused;
         out.counter("receive_refused", "Connections without room for a receive window", None, refused)?;
         out.counter("sessions_accepted", "Sessions since start", None, totals.sessions)?;
@@ -214,8 +219,8 @@ mod tests {
                 ..Engine::default()
             },
             uptime_s: 2.5,
-            cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3 },
-            receive: Receive { held: 10, limit: 11, refused: 12 },
+            cache: Cache { bytes: 7, limit: 8, groups: 2, evicted: 3, over_share: 1 },
+            receive: Receive { held: 10, limit: 11, refused: 12, limited: 13 },
             access: Access {
                 keys: 2,
                 refused: [("token_expired".to_owned(), 6)].into(),
@@ -252,6 +257,8 @@ mod tests {
             "millrace_relay_cache_evicted_groups_total 3",
             "millrace_relay_receive_held_bytes 10",
             "millrace_relay_receive_refused_total 12",
+            "millrace_relay_receive_limited_total 13",
+            "millrace_relay_cache_share_evicted_groups_total 1",
             "millrace_relay_uptime_seconds 2.5",
             r#"millrace_relay_packets_sent_total{sender="data_plane"} 9"#,
             r#"millrace_relay_sent_bytes_total{sender="data_plane"} 900"#,

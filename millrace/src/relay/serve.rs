@@ -104,7 +104,7 @@ async fn keep_up(
             watched = access::Watch::new(&access);
         }
         match watched.look(asked) {
-            Some(Ok(policy)) => {
+            Some(Ok(access::Changed { policy, client_roots })) => {
                 info!(
                     rules = policy.rule_count(),
                     keys = policy.tokens.keys.len(),
@@ -112,6 +112,9 @@ async fn keep_up(
                     "who may do what was read again"
                 );
                 server.set_policy(policy);
+                if let Err(error) = server.set_client_roots(client_roots.as_ref()) {
+                    error!(error = format!("{error:#}"), "roots of clients stay as they were");
+                }
             }
             Some(Err(error)) => error!(error = format!("{error:#}"), "who may do what stays as it was"),
             None => {}

@@ -78,14 +78,13 @@ impl Identity {
             root.map(|root| tls::roots(root)).transpose().context("upstream-tls-root")?.map(Arc::new);
         let shown = config.upstream.as_ref().and_then(|upstream| upstream.identity.as_ref());
         let shown = shown.map(|(cert, key)| tls::read(cert, key)).transpose().context("upstream-tls-cert")?;
-        let client_roots = config.access.client_ca.as_ref().map(|root| tls::roots(root)).transpose();
         let key_log = config.key_log_file.as_ref().map(|path| tls::KeyLogFile::open(path));
         let key_log = key_log.transpose().context("key-log-file")?;
         Ok(Self {
             certificate,
             upstream_roots,
             upstream_certificate: shown.map(Arc::new),
-            client_roots: client_roots.context("client-ca")?.map(Arc::new),
+            client_roots: access::client_roots(&config.access)?,
             policy: access::read(&config.access)?,
             key_log: key_log.map(|file| Arc::new(file) as Arc<dyn KeyLog>),
         })
@@ -154,6 +153,14 @@ impl Server {
         self.access.set_policy(policy);
     }
 
+    /// Roots of clients' certificates, for new sessions.
+    ///
+    /// # Errors
+    /// They are of no use; the ones of before stay.
+    pub fn set_client_roots(&self, roots: Option<&Arc<RootCertStore>>) -> anyhow::Result<()> {
+        self.relay.set_client_roots(roots).context("client-ca")
+    }
+
     /// Anyone may do anything.
     pub fn is_open(&self) -> bool {
         self.access.policy().is_open()
@@ -208,6 +215,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         max_sessions: config.max_sessions,
         max_tracks: config.max_tracks,
         drain_timeout: config.drain_timeout,
+        goaway_uri: config.goaway_uri.clone(),
     }
 }
 

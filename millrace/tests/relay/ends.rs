@@ -1,18 +1,13 @@
 //! How subscriptions, publishers and the relay itself end; chains of relays.
 
-use millrace_proto::moq::{Message, Parameters, code, message::PublishDone};
+use millrace_proto::moq::{Parameters, code, message::PublishDone};
 
 use millrace::relay::config::Upstream;
 use millrace_client::session::Error;
 
-use super::peer::{End, Relay, first_subscriber, header, patiently, payload, track, with_publisher};
-
-async fn done(request: &mut millrace_client::session::Request) -> PublishDone {
-    match patiently(request.next()).await.unwrap() {
-        Some(Message::PublishDone(done)) => done,
-        other => panic!("{other:?} instead of PUBLISH_DONE"),
-    }
-}
+use super::peer::{
+    End, Relay, expect_done, first_subscriber, header, patiently, payload, track, with_publisher,
+};
 
 #[tokio::test]
 async fn publish_done_counts_the_streams_and_comes_behind_them() {
@@ -31,7 +26,7 @@ async fn publish_done_counts_the_streams_and_comes_behind_them() {
     let ended = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 5, reason: "over".into() };
     upstream.send(ended).await.unwrap();
     let mut ends = Vec::new();
-    let answer = done(&mut request).await;
+    let answer = expect_done(&mut request).await;
     for _ in 0..answer.stream_count {
         ends.push(subscriber.next_subgroup().await.all().await.1);
     }
@@ -56,7 +51,7 @@ async fn a_publisher_that_dies_in_mid_object_leaves_a_reset_and_publish_done() {
     relay.until("both objects have begun", |status| status.tracks[0].objects_cached == 2).await;
     publisher.session.close(code::Session::NO_ERROR, "gone");
     assert_eq!(received.all().await.1, End::Reset);
-    assert_eq!(done(&mut request).await.code, code::Done::INTERNAL_ERROR);
+    assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
     relay.until("the namespace is withdrawn", |status| status.sessions.len() == 1).await;
     let refused = relay.peer().await.try_subscribe(&track, Parameters::default()).await.err().unwrap();
     assert_eq!(refused.code, code::Request::DOES_NOT_EXIST);

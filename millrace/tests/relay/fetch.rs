@@ -25,6 +25,11 @@ async fn ask(peer: &Peer, kind: FetchKind, parameters: Parameters) -> Request {
     peer.session.request(Fetch { request_id, kind, parameters }).await.unwrap()
 }
 
+/// All of a track.
+pub async fn ask_for(peer: &Peer, track: &TrackName) -> Request {
+    ask(peer, standalone(track, at(0, 0), at(u64::MAX, 0)), Parameters::default()).await
+}
+
 async fn refused(peer: &Peer, kind: FetchKind) -> code::Request {
     match patiently(ask(peer, kind, Parameters::default()).await.answer()).await {
         Err(Error::Refused(refused)) => refused.code,
@@ -106,6 +111,35 @@ async fn ranges_of_the_cache_in_either_order() {
     let got = fetch(&mut peer, standalone(&track, at(1, 0), at(3, 0)), GroupOrder::Descending).await;
     assert_eq!(got.objects, locations([3, 2, 1]));
     assert!(got.unknown.is_empty());
+}
+
+/// Beyond its rate, a client's responses wait.
+#[tokio::test]
+async fn a_client_fetches_so_much_in_a_second() {
+    const RATE: u64 = 64 << 10;
+    const OBJECTS: u64 = 600;
+    const LEN: usize = 400;
+    let relay = Relay::with(|config| config.access.limits.share.fetch_bytes_per_second = RATE);
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (_subscriber, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut subgroup = publisher.subgroup(header(1, 0)).await;
+    for id in 0..OBJECTS {
+        subgroup.object(id, LEN).await;
+    }
+    subgroup.finish();
+    relay.until("all are cached", |status| status.tracks[0].objects_cached == OBJECTS).await;
+    let mut peer = relay.peer().await;
+    let began = std::time::Instant::now();
+    let fetched = fetch(&mut peer, standalone(&track, at(0, 0), at(0, 0)), GroupOrder::Ascending).await;
+    assert_eq!(fetched.objects.len(), OBJECTS as usize);
+    // A second's worth at once; the last objects that fit in the cache's batch are not waited for.
+    assert!(began.elapsed() >= std::time::Duration::from_secs(1), "{:?}", began.elapsed());
+    let status = relay.status();
+    assert!(status.totals.fetch_waits >= 1);
+    assert_eq!(status.access.clients[0].fetched_bytes, OBJECTS * LEN as u64);
+    // Of all its sessions.
+    let sessions = status.sessions.len() as u64;
+    assert!(status.access.clients[0].receive_bytes >= sessions * (64 << 10), "{sessions} sessions");
 }
 
 #[tokio::test]

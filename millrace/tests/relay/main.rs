@@ -3,10 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 mod control;
+mod credentials;
 mod ends;
 mod fetch;
+mod goaway;
 mod hostile;
 mod live;
+mod malformed;
 mod peer;
 mod pressure;
 mod rivals;

@@ -7,7 +7,6 @@ use millrace::relay::{
     config::{Config, Settings},
     server::{Identity, Server},
     status::{Status, StatusSource},
-    tls,
 };
 use millrace_client::{
     session::{DataStream, Error, Handler, Remote, Request, Session},
@@ -17,7 +16,7 @@ use millrace_proto::moq::{
     Datagram, Location, Message, Namespace, ObjectParser, Parameters, Properties, Status as ObjectStatus,
     StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
     data::encode_object_header,
-    message::{PublishNamespace, RequestError, Subscribe, SubscribeOk},
+    message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
 use quinn::SendStream;
 use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
@@ -57,8 +56,7 @@ impl Relay {
         change(host, &mut config);
         let host = site.host_at(config.listen[0].ip()).unwrap_or(host);
         host.configure(&mut config);
-        let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
-        let identity = Identity::of(certificate);
+        let identity = Identity::read(&config).unwrap();
         let runtime = Handle::current();
         let server = host.enter(|| {
             let _inside = runtime.enter();
@@ -349,6 +347,14 @@ impl Received {
 
     pub fn stop(&mut self, code: code::Reset) {
         self.stream.stop(code);
+    }
+}
+
+/// The end of a subscription.
+pub async fn expect_done(request: &mut Request) -> PublishDone {
+    match patiently(request.next()).await.unwrap() {
+        Some(Message::PublishDone(done)) => done,
+        other => panic!("{other:?} instead of PUBLISH_DONE"),
     }
 }
 

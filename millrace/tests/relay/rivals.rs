@@ -36,6 +36,39 @@ async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
     }
 }
 
+/// One object far ahead is the largest until the track goes on where it was.
+#[tokio::test]
+async fn an_object_that_has_gone_astray_hides_no_track() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut late = relay.peer().await;
+    let mut requests = Vec::new();
+    for group in [5, 6, u64::MAX, 7, 8, 9, 10] {
+        let mut subgroup = publisher.subgroup(header(1, group)).await;
+        subgroup.object(0, 700).await;
+        subgroup.finish();
+        let received = subscriber.next_subgroup().await;
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+        if group == u64::MAX {
+            relay.until_largest(at(group, 0)).await;
+            let next = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+            requests.push(late.try_subscribe(&track, next).await.unwrap());
+        }
+    }
+    relay.until_largest(at(10, 0)).await;
+    for group in [9, 10] {
+        let received = late.next_subgroup().await;
+        assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
+    }
+    let mut later = relay.peer().await;
+    let (_later, ok) = later.subscribe(&track).await;
+    assert_eq!(ok.parameters.largest_object, Some(at(10, 0)));
+    let received = later.next_subgroup().await;
+    assert_eq!((received.header.group, received.all().await), (10, (vec![0], End::Fin)));
+}
+
 #[tokio::test]
 async fn a_copy_takes_over_when_the_first_breaks_off() {
     let relay = Relay::start();
@@ -69,6 +102,35 @@ async fn a_copy_takes_over_when_the_first_breaks_off() {
     let whole = subscriber.next_subgroup().await;
     assert_eq!((whole.header.group, whole.all().await), (0, (vec![0, 1, 2, 3], End::Fin)));
     assert_eq!(relay.status().drops["duplicate_subgroup"], 0);
+}
+
+/// With its session gone as well.
+#[tokio::test]
+async fn a_client_has_its_share_of_the_cache() {
+    const LEN: usize = 300_000;
+    let relay = Relay::with(|config| config.access.limits.share.cache_bytes = 1 << 20);
+    for session in 0..3 {
+        let publisher = relay.peer().await;
+        let request_id = publisher.session.next_request_id();
+        let (parameters, properties) = Default::default();
+        let track = track_of("share", &session.to_string());
+        let publish = Publish { request_id, track, track_alias: 1, parameters, properties };
+        let mut request = publisher.session.request(publish).await.unwrap();
+        patiently(request.answer()).await.unwrap();
+        for group in 0..6 {
+            let mut subgroup = publisher.subgroup(header(1, group)).await;
+            subgroup.object(0, LEN).await;
+            subgroup.finish();
+        }
+        let received = (session + 1) * 6;
+        relay.until("all have come", |status| status.totals.objects_received == received).await;
+        relay.until("the share is kept to", |status| status.cache.bytes <= 1 << 20).await;
+        assert_eq!(relay.status().access.clients[0].cache_bytes, relay.status().cache.bytes);
+        publisher.session.close(code::Session::NO_ERROR, "");
+        relay.until("it is gone", |status| status.sessions.is_empty()).await;
+    }
+    let cache = relay.status().cache;
+    assert_eq!((cache.groups + cache.evicted, cache.over_share), (18, cache.evicted));
 }
 
 #[tokio::test]

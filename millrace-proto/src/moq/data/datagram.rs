@@ -70,6 +70,11 @@ impl Datagram {
         Ok(Some(Self { alias, group, object, priority, end_of_group, properties, status, payload }))
     }
 
+    /// Whether it is the last object of its group.
+    pub fn ends_group(&self) -> bool {
+        self.end_of_group || self.status == Some(Status::EndOfGroup)
+    }
+
     /// Appends everything up to the payload.
     pub fn encode_header(&self, out: &mut Vec<u8>) {
         debug_assert!(self.status.is_none() || (self.payload.is_empty() && !self.end_of_group));

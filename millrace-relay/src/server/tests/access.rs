@@ -22,7 +22,7 @@ use crate::{
         token,
     },
     incomplete::Incomplete,
-    wire::{Incoming, MessageReader},
+    wire::{GoAways, Incoming, MessageReader},
 };
 
 const SECRET: &[u8; 32] = b"0123456789abcdef0123456789abcdef";
@@ -118,7 +118,12 @@ impl Client {
         let (send, recv) = patiently(open_request(&self.connection, message)).await;
         Asked {
             send,
-            reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
+            reader: MessageReader::new(
+                recv,
+                BytesMut::new(),
+                Arc::<Incomplete>::default().stream(),
+                GoAways::on_request(true),
+            ),
         }
     }
 
@@ -151,7 +156,12 @@ impl Client {
         let (send, recv) = patiently(self.connection.quic.accept_bi()).await.unwrap();
         let mut asked = Asked {
             send,
-            reader: MessageReader::new(recv, BytesMut::new(), Arc::<Incomplete>::default().stream()),
+            reader: MessageReader::new(
+                recv,
+                BytesMut::new(),
+                Arc::<Incomplete>::default().stream(),
+                GoAways::on_request(true),
+            ),
         };
         (asked.message().await, asked)
     }
@@ -196,7 +206,7 @@ impl Asked {
             match self.incoming().await {
                 Incoming::Reset => return,
                 Incoming::Finished => panic!("finished instead of reset"),
-                Incoming::Message(_) => {}
+                Incoming::Message(_) | Incoming::GoAway(_) => {}
             }
         }
     }
@@ -566,26 +576,91 @@ async fn too_many_requests_and_tracks_are_refused_and_counted() {
     assert_eq!(status.access.clients[0].requests, 53 - refused);
 }
 
-#[tokio::test]
-async fn client_certificates_are_names() {
-    let authority_key = rcgen::KeyPair::generate().unwrap();
-    let mut authority = rcgen::CertificateParams::new(vec![]).unwrap();
-    authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-    let root = authority.self_signed(&authority_key).unwrap();
-    let issuer = rcgen::Issuer::new(authority, authority_key);
-    let make = |name: &str| {
+/// Who signs clients' certificates.
+struct Authority {
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+    roots: Arc<rustls::RootCertStore>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut params = rcgen::CertificateParams::new(vec![]).unwrap();
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(params.self_signed(&key).unwrap().der().clone()).unwrap();
+        Self { issuer: rcgen::Issuer::new(params, key), roots: Arc::new(roots) }
+    }
+
+    fn sign(&self, name: &str) -> Arc<CertifiedKey> {
         let key = rcgen::KeyPair::generate().unwrap();
         let params = rcgen::CertificateParams::new([name.to_owned()]).unwrap();
-        let signed = params.signed_by(&key, &issuer).unwrap();
+        let signed = params.signed_by(&key, &self.issuer).unwrap();
         let private = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
         let private = rustls::crypto::ring::sign::any_supported_type(&private).unwrap();
         Arc::new(CertifiedKey::new(vec![signed.der().clone()], private))
+    }
+
+    /// A client's endpoint that shows a certificate of this authority.
+    fn endpoint(&self, name: &str) -> Endpoint {
+        let config = transport::Config {
+            trust: Trust::Anyone,
+            client_certificate: Some(self.sign(name)),
+            ..transport::Config::default()
+        };
+        Endpoint::bind((Ipv4Addr::LOCALHOST, 0).into(), config).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn roots_of_clients_change_for_new_sessions() {
+    let authorities = [Authority::new(), Authority::new()];
+    let rules = vec![rule("cams/**", &["cert:cam.example"], &[])];
+    let access = Access::new(Policy::new(rules, Requirements::default(), true), Limits::default());
+    let relay =
+        Relay::with(access, |transport| transport.client_roots = Some(Arc::clone(&authorities[0].roots)));
+    let address = relay.server.local_addrs()[0];
+    let endpoints = authorities.each_ref().map(|authority| authority.endpoint("cam.example"));
+    let mut number = 0;
+    // Those that are let in, and resume their sessions where that is possible.
+    let mut look = async || {
+        let mut good = Vec::new();
+        for endpoint in &endpoints {
+            let Ok(connection) = endpoint.connect(address, "localhost").await else {
+                good.push(false);
+                continue;
+            };
+            number += 1;
+            let publish = Publish { track: in_room("cams", &number.to_string()), ..publish(0) };
+            let answered = async {
+                let mut control = connection.quic.open_uni().await.ok()?;
+                control.write_all(&encoded(Setup::default())).await.ok()?;
+                let (mut send, mut recv) = connection.quic.open_bi().await.ok()?;
+                send.write_all(&encoded(publish)).await.ok()?;
+                let answer = recv.read_chunk(1, true).await.ok()??;
+                Some(answer.bytes[0])
+            };
+            const REQUEST_OK: u8 = 0x07;
+            good.push(patiently(answered).await == Some(REQUEST_OK));
+            connection.quic.close(0u32.into(), b"");
+        }
+        good
     };
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(root.der().clone()).unwrap();
+    assert_eq!(look().await, [true, false]);
+    assert_eq!(look().await, [true, false]);
+    relay.server.set_client_roots(Some(&authorities[1].roots)).unwrap();
+    assert_eq!(look().await, [false, true]);
+    relay.server.set_client_roots(None).unwrap();
+    assert_eq!(look().await, [false, false]);
+}
+
+#[tokio::test]
+async fn client_certificates_are_names() {
+    let authority = Authority::new();
+    let make = |name: &str| authority.sign(name);
     let rules = vec![rule("cams/**", &["cert:cam.example"], &["cert:*"])];
     let access = Access::new(Policy::new(rules, Requirements::default(), true), Limits::default());
-    let relay = Relay::with(access, |transport| transport.client_roots = Some(Arc::new(roots)));
+    let relay = Relay::with(access, |transport| transport.client_roots = Some(Arc::clone(&authority.roots)));
     let connect = |certificate: Option<Arc<CertifiedKey>>| {
         let config = transport::Config {
             trust: Trust::Anyone,

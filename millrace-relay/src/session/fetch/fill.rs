@@ -112,6 +112,7 @@ impl UnderWay {
             self.room().await;
             match walk.next(&self.range.track.data, Instant::now(), BATCH) {
                 Step::Objects(objects) => {
+                    self.fetched(objects.iter().map(payload_len).sum());
                     objects.into_iter().for_each(|object| self.response.push(object));
                     self.wake();
                 }
@@ -162,6 +163,7 @@ impl UnderWay {
                 }
                 Ok(Ok(Some(Piece::Payload(bytes)))) => {
                     missing = missing.saturating_sub(bytes.len() as u64);
+                    self.fetched(bytes.len() as u64);
                     self.response.push_payload(bytes);
                 }
                 Ok(Ok(None)) => return Ok(true),
@@ -185,6 +187,13 @@ impl UnderWay {
             }
         }
         Err(refused)
+    }
+}
+
+fn payload_len(entry: &Entry) -> u64 {
+    match &entry.item {
+        FetchItem::Object(object) => object.payload_len,
+        FetchItem::Range { .. } => 0,
     }
 }
 

@@ -19,7 +19,7 @@ use millrace_proto::{
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
-    time::Instant as Clock,
+    time::{Instant as Clock, sleep_until},
 };
 use tracing::debug;
 
@@ -29,6 +29,7 @@ use crate::{
         grant::{Action, Resource},
         rights::Rights,
     },
+    hub::Counters,
     live::LiveTrack,
     wire::{self, Incoming, RequestStream, SessionError},
 };
@@ -83,6 +84,7 @@ impl Fetches {
             Ok(range) => range,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
+        let mut failures = range.track.failures();
         let (under_way, mut events) = self.open(request_id, range, &parameters);
         let begun = tokio::select! {
             begun = under_way.begin() => begun,
@@ -91,7 +93,7 @@ impl Fetches {
         let (ok, start) = match begun {
             Ok(begun) => begun,
             Err(refused) => {
-                under_way.abort();
+                under_way.abort(code::Reset::INTERNAL_ERROR);
                 return self.context.refuse(stream.send, refused).await;
             }
         };
@@ -99,6 +101,10 @@ impl Fetches {
             Ok(()) => tokio::select! {
                 delivered = under_way.until_delivered(&mut events, &mut stream) => delivered,
                 () = under_way.fill_and_wait(start) => Ok(()),
+                _ = failures.changed() => {
+                    under_way.abort(code::Reset::MALFORMED_TRACK);
+                    Ok(())
+                }
             },
             Err(lost) => Err(lost),
         };
@@ -246,12 +252,25 @@ impl UnderWay {
         connection.transmit_now();
     }
 
-    /// Waits until the response may grow: what the subscriber has not acknowledged has a limit.
+    /// Waits until the response may grow: what the subscriber has not acknowledged has a limit, and so has what its client
+    /// fetches in a second.
     async fn room(&self) {
+        let client = self.context().authority().client();
+        while let Some(until) = client.and_then(|client| client.fetch_waits(Instant::now())) {
+            Counters::count(&self.context().hub().counters.fetch_waits);
+            sleep_until(until.into()).await;
+        }
         let responses = self.family.count().max(1);
         let limit = (SESSION_LIMIT / responses).clamp(RESPONSE_LIMIT.0, RESPONSE_LIMIT.1);
         while self.response.held() > limit {
             self.acknowledged.notified().await;
+        }
+    }
+
+    /// So many bytes of objects have been put into the response.
+    fn fetched(&self, bytes: u64) {
+        if let Some(client) = self.context().authority().client() {
+            client.fetched(Instant::now(), bytes);
         }
     }
 
@@ -262,8 +281,8 @@ impl UnderWay {
     }
 
     /// The response cannot be completed.
-    fn abort(self) {
-        self.response.abort(code::Reset::INTERNAL_ERROR.0);
+    fn abort(&self, code: code::Reset) {
+        self.response.abort(code.0);
         self.wake();
     }
 
@@ -295,6 +314,7 @@ impl UnderWay {
                     Incoming::Message(message) => {
                         return Err(SessionError::violation(format!("{} after FETCH", message.name())));
                     }
+                    Incoming::GoAway(_) => {} // the peer's own request: it moves it
                     Incoming::Finished => reading = false,
                     Incoming::Reset => return Ok(()),
                 },

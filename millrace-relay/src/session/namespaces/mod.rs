@@ -29,7 +29,7 @@ use crate::{
     },
     hub::{NamespaceEvent, Publisher},
     live::LiveTrack,
-    wire::{self, Answers, Incoming, MessageReader, RequestStream, SessionError},
+    wire::{self, Answers, Incoming, RequestStream, SessionError},
 };
 
 /// How long a subscriber may take to grant a request stream for a PUBLISH before PUBLISH_BLOCKED.
@@ -123,6 +123,7 @@ impl Namespaces {
                         let reason = format!("{} after PUBLISH_NAMESPACE", message.name());
                         return Err(SessionError::violation(reason));
                     }
+                    Ok(Incoming::GoAway(_)) => {} // the peer's own request: it moves it
                     Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
                     Err(violation) => return Err(violation),
                 },
@@ -166,6 +167,7 @@ impl Namespaces {
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
+                    Next::Nothing => {}
                     Next::Over => break,
                 },
                 _ = &mut stopped => break,
@@ -186,6 +188,7 @@ impl Namespaces {
             Ok(Incoming::Message(message)) => {
                 Err(SessionError::violation(format!("{} after SUBSCRIBE_NAMESPACE", message.name())))
             }
+            Ok(Incoming::GoAway(_)) => Ok(Next::Nothing),
             Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => Ok(Next::Over),
             Err(violation) => Err(violation),
         }
@@ -222,6 +225,7 @@ impl Namespaces {
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
+                    Next::Nothing => {}
                     Next::Over => break,
                 },
                 _ = &mut stopped => break,
@@ -249,7 +253,7 @@ impl Namespaces {
         let open = self.context.connection().quic.open_bi();
         if let Ok(streams) = tokio::time::timeout(STREAM_CREDIT_TIMEOUT, open).await {
             let (send, recv) = streams?;
-            let reader = MessageReader::new(recv, BytesMut::new(), self.context.incomplete());
+            let reader = self.context.request_reader(recv, BytesMut::new());
             let stream = RequestStream { send: send.into(), reader };
             let subscriptions = Arc::clone(&self.subscriptions);
             let context = Arc::clone(&self.context);
@@ -274,6 +278,8 @@ enum Next {
     /// An update that leaves the prefix as it is.
     Same,
     Prefix(Namespace),
+    /// It moves the request itself.
+    Nothing,
     Over,
 }
 

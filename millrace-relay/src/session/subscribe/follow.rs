@@ -66,8 +66,11 @@ impl Entry {
                 () = subscription.changed.notified() => {}
                 () = sleep(DATAGRAM_LOOKS), if subscription.ended().is_some() => {}
                 () = sleep_until(past_end), if subscription.is_past_end() => {
-                    let reason = "the last group asked for is over";
-                    subscription.end(Ended::new(code::Done::SUBSCRIPTION_ENDED, reason));
+                    past_end = None;
+                    if subscription.stays_past_end() {
+                        let reason = "the last group asked for is over";
+                        subscription.end(Ended::new(code::Done::SUBSCRIPTION_ENDED, reason));
+                    }
                 }
                 () = sleep_until(deadline) => {
                     subscription.cancel(code::Reset::TOO_FAR_BEHIND);
@@ -93,6 +96,8 @@ impl Entry {
             Incoming::Message(message) => {
                 Err(SessionError::violation(format!("{} in a subscription", message.name())))
             }
+            // What was agreed stays; the peer moves its own requests.
+            Incoming::GoAway(_) => Ok(Step::GoOn),
             Incoming::Finished => Ok(Step::ReadAll),
             Incoming::Reset => Ok(Step::End(None)),
         }

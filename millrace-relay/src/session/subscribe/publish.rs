@@ -64,9 +64,9 @@ impl Entry {
             Ok(Ok(Incoming::Message(other))) => {
                 Err(SessionError::violation(format!("{} answers PUBLISH", other.name())))
             }
-            Ok(Ok(Incoming::Finished | Incoming::Reset)) | Ok(Err(SessionError::Lost(_))) | Err(_) => {
-                Ok(None)
-            }
+            Ok(Ok(Incoming::GoAway(_) | Incoming::Finished | Incoming::Reset))
+            | Ok(Err(SessionError::Lost(_)))
+            | Err(_) => Ok(None),
             Ok(Err(violation)) => Err(violation),
         }
     }

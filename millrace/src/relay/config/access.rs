@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use millrace_relay::access::{Budget, Limits, Principal, Rule, pattern::Pattern};
+use millrace_relay::access::{Budget, Limits, Principal, Rule, Share, pattern::Pattern};
 use serde::Deserialize;
 use toml::{
     Spanned,
@@ -120,6 +120,23 @@ impl Check {
                     defaults.client.requests_per_second,
                 ),
                 tracks: some("client-tracks", settings.client_tracks, defaults.client.tracks),
+            },
+            share: Share {
+                cache_bytes: some(
+                    "client-cache-bytes",
+                    settings.client_cache_bytes.map(|count| count.0),
+                    defaults.share.cache_bytes,
+                ),
+                fetch_bytes_per_second: some(
+                    "client-fetch-bytes",
+                    settings.client_fetch_bytes.map(|count| count.0),
+                    defaults.share.fetch_bytes_per_second,
+                ),
+                receive_bytes: some(
+                    "client-receive-bytes",
+                    settings.client_receive_bytes.map(|count| count.0),
+                    defaults.share.receive_bytes,
+                ),
             },
             token_cache: settings.token_cache_bytes.map_or(defaults.token_cache, |count| count.0),
         };

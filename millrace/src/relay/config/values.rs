@@ -1,0 +1,122 @@
+//! Values of settings: the same words for flags and file.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Deserializer, de};
+use url::Url;
+
+use super::{CipherSuite, CongestionControl, EngineChoice, GateChoice, Gso};
+use crate::{
+    http::{ListenAddr, token::TokenFile},
+    log::Format,
+};
+
+/// An amount of memory: `268435456`, `256MiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteCount(pub u64);
+
+impl FromStr for ByteCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let shift = match text[digits.len()..].trim() {
+            "" | "B" => 0,
+            "KiB" => 10,
+            "MiB" => 20,
+            "GiB" => 30,
+            unit => return Err(format!("`{unit}` is not a unit: use KiB, MiB or GiB")),
+        };
+        let number: u64 = digits.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
+        number.checked_mul(1 << shift).map(Self).ok_or_else(|| format!("`{text}` is too large"))
+    }
+}
+
+/// A duration as a plain number of seconds: `30`, `0.5`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seconds(pub Duration);
+
+impl FromStr for Seconds {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        // A year is plenty, and far from where adding it to a clock could overflow.
+        const MAX: f64 = 365.0 * 86_400.0;
+        match text.parse::<f64>() {
+            Ok(seconds) if (0.0..=MAX).contains(&seconds) => Ok(Self(Duration::from_secs_f64(seconds))),
+            _ => Err(format!("`{text}` is not a number of seconds, 0 to {MAX}")),
+        }
+    }
+}
+
+/// `moqt://HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MoqtUrl(pub Url);
+
+impl FromStr for MoqtUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let url = Url::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
+        if url.scheme() != "moqt" || url.host_str().is_none_or(str::is_empty) {
+            return Err(format!("`{text}` is not of the form moqt://HOST:PORT"));
+        }
+        Ok(Self(url))
+    }
+}
+
+/// The word that stands for a choice, in flags and file alike.
+pub fn name(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// Takes from the file what the flag takes: strings, and plain numbers where they mean the same.
+struct Word;
+
+impl de::Visitor<'_> for Word {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or a number")
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<String, E> {
+        Ok(word.to_owned())
+    }
+
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<String, E> {
+        Ok(number.to_string())
+    }
+}
+
+macro_rules! deserialize_from_str {
+    ($($type:ty),*) => {
+        $(impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
+            }
+        })*
+    };
+}
+
+macro_rules! deserialize_choice {
+    ($($type:ty),*) => {
+        $(impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                let word = deserializer.deserialize_any(Word)?;
+                <Self as ValueEnum>::from_str(&word, false).map_err(|_| {
+                    let known: Vec<_> = Self::value_variants().iter().map(name).collect();
+                    de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
+                })
+            }
+        })*
+    };
+}
+
+deserialize_from_str!(ByteCount, Seconds, MoqtUrl, ListenAddr, TokenFile);
+deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);

@@ -1,0 +1,186 @@
+//! Tracks that a publisher breaks (draft-18, "Malformed Tracks"): they end for everybody, its session does not.
+
+use bytes::Bytes;
+use millrace_proto::moq::{
+    Datagram, Message, Status, SubgroupHeader, SubgroupId, code, data::encode_object_header,
+    property::PairWriter,
+};
+
+use super::peer::{
+    End, Peer, Relay, Subgroup, expect_done, first_subscriber, header, patiently, payload, with_publisher,
+};
+
+/// What makes the track malformed.
+#[derive(Clone, Copy, Debug)]
+enum Fault {
+    BehindEndOfGroup,
+    BehindLastOfGroup,
+    BehindEndOfTrack,
+    TwoPriorities,
+    DatagramAndStream,
+    StreamAndDatagram,
+    TwoPayloads,
+    MandatoryProperty,
+}
+
+const FAULTS: [Fault; 8] = [
+    Fault::BehindEndOfGroup,
+    Fault::BehindLastOfGroup,
+    Fault::BehindEndOfTrack,
+    Fault::TwoPriorities,
+    Fault::DatagramAndStream,
+    Fault::StreamAndDatagram,
+    Fault::TwoPayloads,
+    Fault::MandatoryProperty,
+];
+
+fn datagram(publisher: &Peer, object: u64, payload: Vec<u8>) {
+    let datagram = Datagram {
+        alias: 1,
+        group: 0,
+        object,
+        priority: None,
+        end_of_group: false,
+        properties: Bytes::new(),
+        status: None,
+        payload: payload.into(),
+    };
+    let mut bytes = Vec::new();
+    datagram.encode(&mut bytes);
+    publisher.session.connection().send_datagram(bytes.into()).unwrap();
+}
+
+async fn other_subgroup(publisher: &Peer) -> Subgroup {
+    publisher.subgroup(SubgroupHeader { subgroup: SubgroupId::Explicit(1), ..header(1, 0) }).await
+}
+
+/// Sends what is right up to the fault, waits until the relay has it, and sends the fault.
+async fn commit(relay: &Relay, publisher: &Peer, subscriber: &mut Peer, fault: Fault) {
+    let cached = async |objects| {
+        relay.until("it is cached", |status| status.tracks[0].objects_cached == objects).await;
+    };
+    let mut first = match fault {
+        Fault::DatagramAndStream | Fault::TwoPayloads => {
+            datagram(publisher, 0, payload(0, 0, 100));
+            cached(1).await;
+            if matches!(fault, Fault::TwoPayloads) {
+                return datagram(publisher, 0, payload(0, 7, 100));
+            }
+            return publisher.subgroup(header(1, 0)).await.object(0, 100).await;
+        }
+        Fault::MandatoryProperty => {
+            publisher.subgroup(SubgroupHeader { properties: true, ..header(1, 0) }).await
+        }
+        _ => publisher.subgroup(header(1, 0)).await,
+    };
+    first.object(0, 100).await;
+    cached(1).await;
+    match fault {
+        Fault::BehindEndOfGroup => {
+            first.status(3, Status::EndOfGroup).await;
+            cached(2).await;
+            other_subgroup(publisher).await.object(4, 100).await;
+        }
+        Fault::BehindLastOfGroup => {
+            first.finish();
+            assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+            other_subgroup(publisher).await.object(1, 100).await;
+        }
+        Fault::BehindEndOfTrack => {
+            first.status(1, Status::EndOfTrack).await;
+            cached(2).await;
+            publisher.subgroup(header(1, 1)).await.object(0, 100).await;
+        }
+        Fault::TwoPriorities => {
+            publisher
+                .subgroup(SubgroupHeader { priority: Some(5), ..header(1, 0) })
+                .await
+                .object(1, 100)
+                .await;
+        }
+        Fault::StreamAndDatagram => datagram(publisher, 0, payload(0, 0, 100)),
+        Fault::MandatoryProperty => {
+            let (mut block, mut bytes) = (Vec::new(), Vec::new());
+            PairWriter::new(&mut block).integer(0x4000, 1);
+            encode_object_header(Some(0), 1, Some(&block), 100, Status::Normal, &mut bytes);
+            first.stream.write_all(&bytes).await.unwrap();
+        }
+        Fault::DatagramAndStream | Fault::TwoPayloads => {}
+    }
+}
+
+#[tokio::test]
+async fn a_malformed_track_ends_for_everybody() {
+    let relay = Relay::start();
+    for (nth, fault) in FAULTS.into_iter().enumerate() {
+        let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+        let (mut subscriber, mut request, _ok, mut upstream) =
+            first_subscriber(&relay, &mut publisher, &track, 1).await;
+        commit(&relay, &publisher, &mut subscriber, fault).await;
+        assert_eq!(expect_done(&mut request).await.code, code::Done::MALFORMED_TRACK, "{fault:?}");
+        let cancelled = patiently(upstream.next()).await;
+        assert!(cancelled.is_err(), "{fault:?}: {cancelled:?}");
+        let expected = nth as u64 + 1;
+        relay
+            .until("nothing is kept", |status| status.tracks.iter().all(|one| one.objects_cached == 0))
+            .await;
+        assert_eq!(relay.status().drops["malformed_track"], expected, "{fault:?}");
+        // The session is good for other subscriptions, to this track too.
+        let (mut again, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 2).await;
+        let mut subgroup = publisher.subgroup(header(2, 0)).await;
+        subgroup.object(0, 100).await;
+        subgroup.finish();
+        assert_eq!(again.next_subgroup().await.all().await, (vec![0], End::Fin), "{fault:?}");
+        publisher.session.close(code::Session::NO_ERROR, "");
+        relay.until("it is gone", |status| status.tracks.iter().all(|one| one.publishers == 0)).await;
+    }
+}
+
+/// END_OF_GROUP on each of a group's subgroups, whose last objects are in any order, is not by itself wrong.
+#[tokio::test]
+async fn a_group_may_end_in_several_subgroups() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut first = publisher.subgroup(SubgroupHeader { end_of_group: false, ..header(1, 0) }).await;
+    first.object(0, 100).await;
+    let received = subscriber.next_subgroup().await;
+    let mut other = other_subgroup(&publisher).await;
+    other.object(5, 100).await;
+    let second = subscriber.next_subgroup().await;
+    other.finish();
+    first.object(4, 100).await;
+    first.finish();
+    assert_eq!(second.all().await, (vec![5], End::Fin));
+    assert_eq!(received.all().await, (vec![0, 4], End::Fin));
+    assert_eq!(relay.status().drops["malformed_track"], 0);
+}
+
+#[tokio::test]
+async fn a_fetch_of_a_malformed_track_is_reset() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (_subscriber, mut request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut first = publisher.subgroup(header(1, 0)).await;
+    // More than a subscriber that does not read gets.
+    for id in 0..40 {
+        first.object(id, 1 << 20).await;
+    }
+    relay.until("all have begun", |status| status.tracks[0].objects_cached == 40).await;
+    let mut fetcher = relay.peer().await;
+    let mut fetch = super::fetch::ask_for(&fetcher, &track).await;
+    let answer = patiently(fetch.answer()).await.unwrap();
+    assert!(matches!(answer, Message::FetchOk(_)), "{answer:?}");
+    let (_, mut stream) = patiently(fetcher.streams.recv()).await.unwrap();
+    publisher.subgroup(SubgroupHeader { priority: Some(5), ..header(1, 0) }).await.object(40, 100).await;
+    assert_eq!(expect_done(&mut request).await.code, code::Done::MALFORMED_TRACK);
+    let end = loop {
+        match patiently(stream.chunk()).await {
+            Ok(Some(_)) => {}
+            end => break end,
+        }
+    };
+    assert!(end.is_err(), "{end:?}");
+}
