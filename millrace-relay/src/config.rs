@@ -11,6 +11,8 @@ use millrace_proto::{
 };
 use url::Url;
 
+use crate::Delays;
+
 #[derive(Clone)]
 pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
@@ -24,6 +26,8 @@ pub struct Config {
     pub max_tracks: usize,
     /// From GOAWAY until sessions that are still open are closed.
     pub drain_timeout: Duration,
+    /// How long media may wait for a subscriber.
+    pub delays: Delays,
 }
 
 /// Another relay that is asked for what nobody here publishes.
