@@ -27,10 +27,12 @@ url=moqt://$LAB_RELAY_V4:4443
 status=$LAB_RELAY_V4:9184
 in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
 
-# hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB.
+# hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB, when it has given free memory back (it looks whether to
+# each 5 s).
 hostile() {
     in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
         >>"$dir/$engine-$1.json" 2>"$dir/$engine-$1.log" || die "FAIL: $(tail -n1 "$dir/$engine-$1.log")"
+    sleep 7
     awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"
 }
 

@@ -5,6 +5,7 @@ pub mod config;
 mod engine;
 mod guard;
 pub mod http;
+mod memory;
 pub mod metrics;
 pub(crate) mod serve;
 pub mod server;

@@ -1,6 +1,9 @@
 //! From start-up to the end: signals, certificates that change, settings that are read again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::bail;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -10,6 +13,7 @@ use super::{
     access,
     config::{self, Config},
     http,
+    memory::{self, Memory},
     server::{self, Server},
     status::StatusSource,
     tls,
@@ -95,6 +99,7 @@ async fn keep_up(
     on_reload: impl Fn() -> Option<config::Access>,
 ) -> std::convert::Infallible {
     let mut looks = tokio::time::interval(LOOKS);
+    let mut memory = Memory::default();
     loop {
         let asked = tokio::select! {
             _ = looks.tick() => false,
@@ -102,6 +107,9 @@ async fn keep_up(
         };
         if asked && let Some(access) = tokio::task::block_in_place(&on_reload) {
             watched = access::Watch::new(&access);
+        }
+        if memory.has_fallen(server.holds(), Instant::now()) {
+            tokio::task::block_in_place(memory::give_back);
         }
         match watched.look(asked) {
             Some(Ok(access::Changed { policy, client_roots })) => {
