@@ -14,6 +14,7 @@ mod plot;
 mod process;
 mod profile;
 mod relay;
+mod replay;
 mod run;
 mod site;
 mod stats;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::replay::{self, Step};
 use crate::lab::{Directions, Topology};
 
 /// The same for every relay, and with the same seed.
@@ -21,6 +22,8 @@ pub enum Profile {
     Bottleneck,
     /// 20 ms each way, three fifths of the rate that one subscriber asks for, a queue of 2 s
     Bufferbloat,
+    /// A radio link on the move: rate and delay change each half second, a queue of 300 ms
+    Mobile,
 }
 
 impl Profile {
@@ -33,12 +36,13 @@ impl Profile {
             Self::Reorder => "reorder",
             Self::Bottleneck => "bottleneck",
             Self::Bufferbloat => "bufferbloat",
+            Self::Mobile => "mobile",
         }
     }
 
-    /// Whether it has too little room for one subscriber.
+    /// Whether it has too little room for one subscriber, at times at least.
     pub fn is_narrow(self) -> bool {
-        matches!(self, Self::Bottleneck | Self::Bufferbloat)
+        matches!(self, Self::Bottleneck | Self::Bufferbloat | Self::Mobile)
     }
 
     /// What one repair takes at least, where packets get lost one by one: one way, the wait until three packets behind are
@@ -62,7 +66,13 @@ impl Profile {
             Self::Reorder => "delay=20ms jitter=4ms reorder=2% reorder-by=5ms".to_owned(),
             Self::Bottleneck => format!("delay=20ms rate={rate}bit queue-bytes={}", queue(100)),
             Self::Bufferbloat => format!("delay=20ms rate={rate}bit queue-bytes={}", queue(2000)),
+            Self::Mobile => replay::mobile(offered).next()?.settings(),
         })
+    }
+
+    /// How the link changes during a run.
+    pub fn changes(self, offered: u64) -> Option<impl Iterator<Item = Step>> {
+        (self == Self::Mobile).then(|| replay::mobile(offered))
     }
 
     /// Publisher, relay, and behind `link` the subscribers.

@@ -3,6 +3,7 @@
 
 use std::net::IpAddr;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
@@ -18,6 +19,7 @@ use super::engine;
 use super::figures::{Cpu, Figures, Load, PacketsPerObject, Programs};
 use super::process::{Packets, Process};
 use super::profile::Profile;
+use super::replay::replay;
 use super::site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site, device};
 use super::traffic::{Received, Traffic};
 use super::usage::{Reading, Used, peak_rss_bytes};
@@ -44,6 +46,8 @@ pub struct Bench {
     /// Of the undisturbed stretch; the ones with instruments are parts of it.
     seconds: f64,
     profile: Profile,
+    /// Bits per second of media to one subscriber.
+    offered: u64,
 }
 
 /// A relay under a load: whether it keeps up.
@@ -58,10 +62,25 @@ impl Bench {
     /// `offered`: bits per second of media to one subscriber.
     pub fn new(seconds: f64, profile: Profile, offered: u64) -> anyhow::Result<Self> {
         let site = Site::new(&profile.topology(SUBSCRIBERS_LINK, offered)?)?;
-        Ok(Self { site, seconds, profile })
+        Ok(Self { site, seconds, profile, offered })
     }
 
     pub fn run(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
+        let Some(changes) = self.profile.changes(self.offered) else {
+            return self.run_on_link(contender, load);
+        };
+        let link = self.site.link(SUBSCRIBERS_LINK)?;
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let replaying = scope.spawn(|| replay(link, changes, || is_over.load(Ordering::Relaxed)));
+            let figures = self.run_on_link(contender, load);
+            is_over.store(true, Ordering::Relaxed);
+            replaying.join().map_err(|_| anyhow!("the trace's thread panicked"))??;
+            figures
+        })
+    }
+
+    fn run_on_link(&self, contender: Contender, load: &Load) -> anyhow::Result<Figures> {
         let relay = self.site.start_relay(contender)?;
         let seconds = self.seconds + self.wire_time().as_secs_f64() + self.calls_time().as_secs_f64();
         let flowing = if self.profile.is_narrow() { NARROW_FLOWING } else { FLOWING };

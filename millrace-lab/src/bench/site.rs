@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use super::contender::{Contender, Identity, PORT};
 use super::process::{Process, listens};
 use super::traffic::Route;
-use crate::lab::{self, Lab, Node, Topology};
+use crate::lab::{self, Lab, Link, Node, Topology};
 
 pub const PUBLISHER_LINK: &str = "pub-relay";
 pub const SUBSCRIBERS_LINK: &str = "relay-sub1";
@@ -34,6 +34,10 @@ impl Site {
 
     pub fn node(&self, name: &str) -> anyhow::Result<&Node> {
         Ok(self.lab.node(name)?)
+    }
+
+    pub fn link(&self, name: &str) -> anyhow::Result<&Link> {
+        Ok(self.lab.link(name)?)
     }
 
     pub fn relay(&self) -> anyhow::Result<&Node> {

@@ -1,0 +1,70 @@
+//! A link that changes over time, as a trace says.
+
+use std::time::{Duration, Instant};
+
+use crate::lab::{Directions, Link, Settings};
+
+/// Of each line of a trace.
+const STEP: Duration = Duration::from_millis(500);
+/// The queue holds what the link takes in so long at the rate that a subscriber asks for.
+const QUEUE_MS: u64 = 300;
+
+/// What a link does for half a second.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    bits_per_second: u64,
+    delay_ms: u64,
+    queue_bytes: u64,
+}
+
+impl Step {
+    pub fn settings(&self) -> String {
+        let Self { bits_per_second, delay_ms, queue_bytes } = self;
+        format!("delay={delay_ms}ms rate={bits_per_second}bit queue-bytes={queue_bytes}")
+    }
+}
+
+/// A radio link on the move, over and over. `offered`: bits per second of media to one subscriber.
+pub fn mobile(offered: u64) -> impl Iterator<Item = Step> {
+    let queue_bytes = offered / 8 * QUEUE_MS / 1000;
+    let lines = include_str!("mobile.csv").lines().filter(|line| !line.starts_with('#')).cycle();
+    lines.filter_map(move |line| {
+        let (percent, delay_ms) = line.split_once(',')?;
+        let bits_per_second = offered * percent.parse::<u64>().ok()? / 100;
+        Some(Step { bits_per_second, delay_ms: delay_ms.parse().ok()?, queue_bytes })
+    })
+}
+
+/// Changes `link` step by step until `is_over`.
+pub fn replay(
+    link: &Link,
+    steps: impl Iterator<Item = Step>,
+    is_over: impl Fn() -> bool,
+) -> Result<(), crate::lab::Error> {
+    let start = Instant::now();
+    for (number, step) in (0..).zip(steps) {
+        let due = STEP * number;
+        std::thread::sleep(due.saturating_sub(start.elapsed()));
+        if is_over() {
+            break;
+        }
+        link.change(Directions::Both, &Settings::parse(&step.settings())?)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_the_trace_is_a_link() {
+        let lines = include_str!("mobile.csv").lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!(lines, 120);
+        let steps: Vec<_> = mobile(1_000_000).take(lines + 1).collect();
+        assert_eq!(steps.first(), steps.last(), "over and over, no line left out");
+        assert!(steps.iter().all(|step| Settings::parse(&step.settings()).is_ok()));
+        let narrow = steps.iter().filter(|step| step.bits_per_second < 1_000_000).count();
+        assert!((10..60).contains(&narrow), "{narrow} steps have too little room");
+    }
+}
