@@ -66,6 +66,9 @@ pub struct Config {
     /// Where among the programs at TC egress answers are [watched](Gate::watch): behind one that ends the chain nothing is
     /// seen, and in front of one that changes addresses not what the client sees.
     pub watch: Position,
+    /// Whether a run may begin in the middle of another on the same CPU, which then has nothing to work with: with
+    /// PREEMPT_RT.
+    pub nests: bool,
 }
 
 impl Default for Config {
@@ -80,6 +83,7 @@ impl Default for Config {
             max_prefixes: 1 << 18,
             samples_per_second: 10,
             watch: Position::Last,
+            nests: is_realtime(),
         }
     }
 }
@@ -436,6 +440,11 @@ impl Gate {
     }
 }
 
+/// Whether the kernel has PREEMPT_RT.
+fn is_realtime() -> bool {
+    std::fs::read_to_string("/sys/kernel/realtime").is_ok_and(|text| text.trim() == "1")
+}
+
 fn random() -> Result<u64, Error> {
     let key = token::Key::random().map_err(|source| Error::Random { source })?;
     Ok(key.words()[0])
@@ -452,6 +461,7 @@ fn encode(config: &Config) -> Result<intf::Config, Error> {
         sample_ticks: SECOND.checked_div(u64::from(config.samples_per_second)).unwrap_or(0),
         mark_seed: 0,
         client_ids: u64::from(config.max_ids / IDS_PER_CLIENT).max(1),
+        nests: config.nests.into(),
     })
 }
 
@@ -480,3 +490,6 @@ fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

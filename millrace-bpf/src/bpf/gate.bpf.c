@@ -137,17 +137,12 @@ static __always_inline int is_bystander(const struct xdp_md *ctx)
 	return (void *)(ip + 1) <= end && eth->h_proto == bpf_htons(ETH_P_IP) && ip->protocol != IPPROTO_UDP;
 }
 
-SEC("xdp.frags")
-int gate_xdp(struct xdp_md *ctx)
+static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const struct gate_active *now)
 {
-	__u32 zero = 0, key, bytes;
-	struct gate_work *work = bpf_map_lookup_elem(&works, &zero);
-	struct gate_active *now = bpf_map_lookup_elem(&active, &zero);
 	struct gate_policy *policy;
 	int found, reason;
+	__u32 key, bytes;
 
-	if (!work || !now)
-		return XDP_PASS;
 	found = is_bystander(ctx) ? FIND_OTHER : take_headers(ctx, work);
 	if (found == FIND_OTHER) {
 		count(0, GATE_NOT_UDP, bpf_xdp_get_buff_len(ctx));
@@ -175,6 +170,27 @@ int gate_xdp(struct xdp_md *ctx)
 	if (work->monitored || reason < GATE_RULES)
 		sample(work, reason, bytes);
 	return reason < GATE_RULES ? refuse(ctx, work, policy, reason) : XDP_PASS;
+}
+
+SEC("xdp.frags")
+int gate_xdp(struct xdp_md *ctx)
+{
+	__u32 zero = 0;
+	struct gate_work *work = bpf_map_lookup_elem(&works, &zero);
+	struct gate_active *now = bpf_map_lookup_elem(&active, &zero);
+	int verdict;
+
+	if (!work || !now)
+		return XDP_PASS;
+	if (config.nests && __sync_lock_test_and_set(&work->busy, 1)) {
+		count_event(GATE_BUSY);
+		return XDP_PASS;
+	}
+	verdict = run(ctx, work, now);
+	/* Only runs on the same CPU look at it. */
+	if (config.nests)
+		WRITE_ONCE(work->busy, 0);
+	return verdict;
 }
 
 SEC("tcx/egress")

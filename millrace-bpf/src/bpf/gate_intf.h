@@ -31,6 +31,7 @@ struct gate_config {
 	__u64 sample_ticks; /* at least, between samples of a scope */
 	__u64 mark_seed;    /* random, so that nobody can choose whose mark to share */
 	__u64 client_ids;   /* tracked connections of one client at most, unless the quota is higher */
+	__u64 nests;	    /* with PREEMPT_RT: a run may begin in the middle of another on its CPU */
 };
 
 /* In the order of their evaluation. */
@@ -266,6 +267,7 @@ enum gate_event {
 	GATE_ANSWERED,	       /* by Retry or Version Negotiation */
 	GATE_NOT_ANSWERED,     /* dropped, since the answer could not be made */
 	GATE_SAMPLES_LOST,     /* userspace did not read them in time */
+	GATE_BUSY,	       /* passed unjudged: it came in the middle of another run */
 	GATE_EVENTS,
 };
 

@@ -29,6 +29,7 @@ struct gate_place {
 
 /* What one run of gate_xdp works with. */
 struct gate_work {
+	__u64 busy; /* 0: no run has it; only where they nest, see struct gate_config */
 	struct net_head head;
 	struct gate_packet packet;
 	struct gate_client client;

@@ -33,6 +33,7 @@ mirror!(Config = "gate_config" {
     sample_ticks: u64,
     mark_seed: u64,
     client_ids: u64,
+    nests: u64,
 });
 
 mirror!(Rate = "gate_rate" { cost: u64, burst: u64 });

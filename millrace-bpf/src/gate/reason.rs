@@ -89,6 +89,8 @@ outcomes! {
         NotAnswered = "not_answered",
         /// Samples that nobody read in time.
         SamplesLost = "samples_lost",
+        /// Passed unjudged: it came in the middle of another run, on a kernel with PREEMPT_RT.
+        Busy = "busy",
     }
 }
 

@@ -61,6 +61,8 @@ pub enum Acks {
     None,
     /// What has come, and as many numbers again that have not (RFC 9000, section 21.4).
     Optimistic,
+    /// Every number up to the largest that has come, and so those that were lost or left out.
+    Gapless,
 }
 
 /// What was sent and what came.
@@ -394,6 +396,9 @@ impl Peer {
                     let ahead =
                         (space.expected..space.expected + ahead).chain(space.received.iter().copied());
                     packet::write_ack(&ahead.collect(), &mut frames);
+                }
+                Acks::Gapless if level == Level::OneRtt => {
+                    packet::write_ack(&(0..space.expected).collect(), &mut frames)
                 }
                 _ => packet::write_ack(&space.received, &mut frames),
             }

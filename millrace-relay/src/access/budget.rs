@@ -9,9 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_proto::relay::account;
 use parking_lot::Mutex;
 
-use super::{client::Share, refusal::Refusal};
+use super::refusal::Refusal;
 
 /// What one session, or one client, may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +21,34 @@ pub struct Budget {
     pub requests_per_second: u64,
     /// Tracks that its requests hold at a time.
     pub tracks: u64,
+}
+
+/// What one client may take up of what all share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Of the cache, for what it publishes.
+    pub cache_bytes: u64,
+    /// That it fetches; a second's worth at once.
+    pub fetch_bytes_per_second: u64,
+    /// Of the receive windows.
+    pub receive_bytes: u64,
+}
+
+impl Share {
+    /// Anything.
+    pub const UNLIMITED: Self =
+        Self { cache_bytes: u64::MAX, fetch_bytes_per_second: u64::MAX, receive_bytes: u64::MAX };
+
+    /// Its part of the cache, of which nothing is taken.
+    pub fn of_cache(&self) -> account::Share {
+        account::Share::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX))
+    }
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { fetch_bytes_per_second: 256 << 20, receive_bytes: 256 << 20, ..Self::UNLIMITED }
+    }
 }
 
 /// Budgets of sessions and of clients.

@@ -12,29 +12,7 @@ use millrace_proto::relay::account;
 use millrace_transport as transport;
 use parking_lot::Mutex;
 
-use super::{Limits, budget::Usage};
-
-/// What one client may take up of what all share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
-    /// Of the cache, for what it publishes.
-    pub cache_bytes: u64,
-    /// That it fetches; a second's worth at once.
-    pub fetch_bytes_per_second: u64,
-    /// Of the receive windows.
-    pub receive_bytes: u64,
-}
-
-impl Share {
-    const UNLIMITED: Self =
-        Self { cache_bytes: u64::MAX, fetch_bytes_per_second: u64::MAX, receive_bytes: u64::MAX };
-}
-
-impl Default for Share {
-    fn default() -> Self {
-        Self { fetch_bytes_per_second: 256 << 20, receive_bytes: 256 << 20, ..Self::UNLIMITED }
-    }
-}
+use super::budget::{Limits, Share, Usage};
 
 /// A client that has sessions.
 #[derive(Debug)]
@@ -94,12 +72,6 @@ impl Client {
     /// Bytes of objects in its FETCH responses so far.
     pub fn fetched_bytes(&self) -> u64 {
         self.fetch.bytes.load(Relaxed)
-    }
-}
-
-impl Share {
-    pub fn of_cache(&self) -> account::Share {
-        account::Share::new(usize::try_from(self.cache_bytes).unwrap_or(usize::MAX))
     }
 }
 

@@ -38,8 +38,7 @@ use tokio::sync::watch;
 
 use self::{budget::Usage, client::Client};
 pub use self::{
-    budget::{Budget, Limits},
-    client::Share,
+    budget::{Budget, Limits, Share},
     policy::Policy,
     refusal::{Refusal, TokenError},
     rules::{Peer, Principal, Rule},

@@ -7,7 +7,7 @@ use millrace_proto::moq::{
     Message, Namespace, Parameters,
     message::{PublishNamespace, RequestError, SubscribeNamespace},
 };
-use tokio::task::JoinSet;
+use tokio::{sync::oneshot, task::JoinSet};
 use tracing::info;
 
 use super::{ask::ask, backups::AT_ONCE, context::Context, publish::Publications};
@@ -19,7 +19,7 @@ use crate::{
 
 /// Both directions, until the session is over. `publisher` is the upstream relay.
 pub async fn run(
-    context: &Context,
+    context: &Arc<Context>,
     publisher: &Arc<dyn Publisher>,
     publications: &Arc<Publications>,
 ) -> Result<(), SessionError> {
@@ -103,31 +103,74 @@ async fn subscribe_namespaces(context: &Context) -> Result<RequestStream, Reques
 }
 
 /// Publishes at the upstream every namespace that others publish here.
-async fn announce_namespaces(context: &Context) -> Result<(), SessionError> {
+async fn announce_namespaces(context: &Arc<Context>) -> Result<(), SessionError> {
     let mut watch = context.hub().watch_namespaces(Namespace::default());
-    let mut announced: HashMap<Namespace, RequestStream> = HashMap::new();
+    // Dropping one withdraws it.
+    let mut announced: HashMap<Namespace, oneshot::Sender<()>> = HashMap::new();
     while let Some(event) = watch.events.recv().await {
         match event {
             NamespaceEvent::Published(namespace) => {
                 if !context.hub().is_published_here(&namespace) {
                     continue; // the upstream's own
                 }
-                let publish = PublishNamespace {
-                    request_id: context.next_request_id(),
-                    namespace: namespace.clone(),
-                    parameters: Parameters::default(),
-                };
-                match ask(context, publish).await {
-                    Ok((request, _ok)) => drop(announced.insert(namespace, request)),
+                match publish_namespace(context, &namespace).await {
+                    Ok(request) => {
+                        let (withdraw, withdrawn) = oneshot::channel();
+                        let announced_one =
+                            Announced { context: Arc::clone(context), namespace: namespace.clone(), request };
+                        context.spawn(announced_one.keep(withdrawn));
+                        announced.insert(namespace, withdraw);
+                    }
                     Err(refused) => info!(%namespace, reason = refused.reason, "not taken upstream"),
                 }
             }
-            NamespaceEvent::Done(namespace) => {
-                if let Some(mut request) = announced.remove(&namespace) {
-                    request.cancel();
-                }
-            }
+            NamespaceEvent::Done(namespace) => drop(announced.remove(&namespace)),
         }
     }
     Err(SessionError::Lost("too many namespace changes at once".into()))
+}
+
+async fn publish_namespace(context: &Context, namespace: &Namespace) -> Result<RequestStream, RequestError> {
+    let request_id = context.next_request_id();
+    let (namespace, parameters) = (namespace.clone(), Parameters::default());
+    let (request, _ok) = ask(context, PublishNamespace { request_id, namespace, parameters }).await?;
+    Ok(request)
+}
+
+/// A namespace that is published at the upstream.
+struct Announced {
+    context: Arc<Context>,
+    namespace: Namespace,
+    request: RequestStream,
+}
+
+impl Announced {
+    /// Until it is withdrawn, or the upstream wants it no more.
+    async fn keep(mut self, mut withdrawn: oneshot::Receiver<()>) -> Result<(), SessionError> {
+        loop {
+            let incoming = tokio::select! {
+                incoming = self.request.reader.next() => incoming?,
+                _ = &mut withdrawn => {
+                    self.request.cancel();
+                    return Ok(());
+                }
+            };
+            match incoming {
+                Incoming::GoAway(_) => {
+                    // Refused: it stays where it is.
+                    if let Ok(moved) = publish_namespace(&self.context, &self.namespace).await {
+                        self.request.cancel();
+                        self.request = moved;
+                    }
+                }
+                Incoming::Message(other) => {
+                    return Err(SessionError::violation(format!(
+                        "{} about a namespace of ours",
+                        other.name()
+                    )));
+                }
+                Incoming::Finished | Incoming::Reset => return Ok(()),
+            }
+        }
+    }
 }

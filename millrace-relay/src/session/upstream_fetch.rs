@@ -171,6 +171,7 @@ impl Arriving {
                 usize::try_from(self.missing).map_or(payload.len(), |missing| missing.min(payload.len()));
             if len > 0 {
                 self.missing -= len as u64;
+                // Copied: a slice would keep the whole batch of packets that it came in, which nobody counts.
                 self.pieces.push_back(Piece::Payload(Bytes::copy_from_slice(&payload[..len])));
             }
             let Some(found) = found else { break };

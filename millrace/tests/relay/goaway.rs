@@ -51,7 +51,8 @@ async fn a_subscription_moves_when_its_publisher_says_so() {
         open.object(2, 700).await;
         open.finish();
         assert_eq!(received.all().await, (vec![1, 2], End::Fin));
-        publish(&publisher, alias, group + 1).await;
+        // Refused by its header.
+        drop(publisher.subgroup(header(alias, group + 1)).await);
         relay.until("one is refused", |status| status.drops["handed_over_subgroup"] == alias).await;
         publish(&publisher, alias + 1, group + 1).await;
         expect_group(&mut subscriber, group + 1).await;

@@ -13,13 +13,27 @@ use millrace_client::{
 use millrace_lab::hostile::{
     self,
     params::Params,
-    peer::Target,
+    peer::{Acks, Kind, Target},
     scenario::{self, Report, Scenario},
 };
-use millrace_proto::moq::SubgroupHeader;
+use millrace_proto::{
+    moq::{
+        Parameters, Status as ObjectStatus, SubgroupHeader, code,
+        data::encode_object_header,
+        message::{Publish, Subscribe},
+    },
+    quic::frame,
+};
 use tokio::{runtime::Handle, sync::watch, task::spawn_blocking, time::sleep};
 
-use super::peer::{End, Peer, Relay, first_subscriber, header, patiently, with_publisher};
+use super::{
+    peer::{
+        End, PATIENCE, Peer, Relay, expect_done, first_subscriber, header, patiently, payload,
+        track as track_of, with_publisher,
+    },
+    site::wants_kernel,
+};
+use millrace::relay::status::Status;
 
 /// Objects of a group of the bystanders', and the time between them.
 const OBJECTS: u64 = 10;
@@ -108,6 +122,161 @@ async fn bystanders_lose_nothing_and_nothing_is_left() {
                 && Handle::current().metrics().num_alive_tasks() == tasks
         })
         .await;
+}
+
+/// Does something with a hostile client, on a thread of its own.
+async fn with<R: Send + 'static>(
+    mut peer: hostile::peer::Peer,
+    act: impl FnOnce(&mut hostile::peer::Peer) -> R + Send + 'static,
+) -> (hostile::peer::Peer, R) {
+    let acting = spawn_blocking(move || {
+        let result = act(&mut peer);
+        (peer, result)
+    });
+    patiently(acting).await.unwrap()
+}
+
+async fn establish(relay: &Relay) -> hostile::peer::Peer {
+    let target = target(relay);
+    patiently(spawn_blocking(move || hostile::peer::Peer::establish(&target).unwrap())).await.unwrap()
+}
+
+/// A subscriber that begins to lie in its acknowledgements; with engine `kernel` once the kernel has sent to it. It is
+/// closed, and a bystander gets everything.
+async fn close_who_acknowledges(acks: Acks) {
+    const PROTOCOL_VIOLATION: &str = "0xa ";
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut bystander, _request, _, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let liar = establish(&relay).await;
+    let subscribe = Subscribe { request_id: 0, track, parameters: Parameters::default() };
+    let (liar, _) = with(liar, move |liar| {
+        let request = liar.request(subscribe).unwrap();
+        liar.answer(request).unwrap()
+    })
+    .await;
+    let (stop, total) = (Arc::new(AtomicBool::new(false)), watch::Sender::new(None));
+    let publishing = async { total.send_replace(Some(publish(&publisher, Arc::clone(&stop)).await)) };
+    let lie = Arc::new(AtomicBool::new(false));
+    let lying = async {
+        let begun = Arc::clone(&lie);
+        let (_, closed) = with(liar, move |liar| {
+            liar.pump(PATIENCE, |_| begun.load(Relaxed));
+            liar.acks = acks;
+            liar.pump(PATIENCE, |liar| liar.closed.is_some());
+            liar.closed.clone()
+        })
+        .await;
+        stop.store(true, Relaxed);
+        closed
+    };
+    let watching = async {
+        let is_served = |status: &Status| {
+            let liar = status.sessions.iter().max_by_key(|session| session.id).unwrap();
+            if wants_kernel() { liar.kernel.packets > 0 } else { liar.data_plane.packets > 0 }
+        };
+        relay.until("it is served", is_served).await;
+        lie.store(true, Relaxed);
+    };
+    let (closed, (), _, ()) =
+        tokio::join!(lying, watching, publishing, take(&mut bystander, total.subscribe()));
+    assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(PROTOCOL_VIOLATION)), "{closed:?}");
+}
+
+#[tokio::test]
+async fn who_acknowledges_what_was_not_sent_is_closed() {
+    close_who_acknowledges(Acks::Optimistic).await;
+}
+
+#[tokio::test]
+async fn who_acknowledges_numbers_that_were_left_out_is_closed() {
+    close_who_acknowledges(Acks::Gapless).await;
+}
+
+/// The end of a stream that is reset in the packet of its last data: with its final size, with one that is larger, and with
+/// one that cannot be.
+#[tokio::test]
+async fn a_stream_may_be_reset_in_the_packet_of_its_data() {
+    const FINAL_SIZE_ERROR: &str = "0x6 ";
+    const PIECE: usize = 500;
+    const PIECES: usize = 8;
+    let relay = Relay::start();
+    let bystander = relay.peer().await;
+    let _still = bystander.publish_namespace("b").await;
+    for (round, beyond) in [0i64, 1000, -100].into_iter().enumerate() {
+        let mut publisher = establish(&relay).await;
+        let track = track_of("reset", &round.to_string());
+        let (parameters, properties) = Default::default();
+        let message = Publish { request_id: 0, track: track.clone(), track_alias: 0, parameters, properties };
+        (publisher, _) = with(publisher, move |publisher| {
+            let request = publisher.request(message).unwrap();
+            publisher.answer(request).unwrap()
+        })
+        .await;
+        let mut subscriber = relay.peer().await;
+        let (mut request, _ok) = subscriber.subscribe(&track).await;
+        // One object of which not all will come, a few pieces of it at a time.
+        let mut front = Vec::new();
+        let subgroup = SubgroupHeader { properties: false, ..header(0, 0) };
+        subgroup.encode(&mut front);
+        encode_object_header(None, 0, None, 1 << 20, ObjectStatus::Normal, &mut front);
+        let whole = payload(0, 0, 1 << 20);
+        front.extend_from_slice(&whole[..PIECE]);
+        let mut offset = front.len() as u64;
+        let stream;
+        (publisher, stream) = with(publisher, move |publisher| {
+            let stream = publisher.open(Kind::Data, &front, false).unwrap();
+            publisher.settle().unwrap();
+            stream
+        })
+        .await;
+        let mut received = subscriber.next_subgroup().await;
+        received.bytes(PIECE).await;
+        for piece in 1..PIECES {
+            let bytes = whole[piece * PIECE..][..PIECE].to_vec();
+            offset += PIECE as u64;
+            (publisher, _) = with(publisher, move |publisher| {
+                publisher.write(stream, &bytes, false).unwrap();
+                publisher.settle().unwrap();
+            })
+            .await;
+            received.bytes((piece + 1) * PIECE).await;
+        }
+        let last = whole[PIECES * PIECE..][..PIECE].to_vec();
+        let closed;
+        (publisher, closed) = with(publisher, move |publisher| {
+            let mut frames = Vec::new();
+            frame::write_stream(stream, offset, &last, false, &mut frames);
+            let size = (offset + PIECE as u64).checked_add_signed(beyond).unwrap();
+            frame::write_reset_stream(stream, 0, size, &mut frames);
+            publisher.send(frames, true).unwrap();
+            let _ = publisher.settle(); // closed
+            publisher.closed.clone()
+        })
+        .await;
+        // Whether the last piece came is not certain; that the stream is reset is, and that nobody's session is hurt.
+        assert_eq!(received.all().await.1, End::Reset, "{beyond}");
+        if beyond < 0 {
+            assert!(closed.as_ref().is_some_and(|closed| closed.starts_with(FINAL_SIZE_ERROR)), "{closed:?}");
+            assert_eq!(expect_done(&mut request).await.code, code::Done::INTERNAL_ERROR);
+        } else {
+            assert_eq!(closed, None);
+            let mut next = Vec::new();
+            SubgroupHeader { properties: false, ..header(0, 1) }.encode(&mut next);
+            encode_object_header(None, 0, None, 700, ObjectStatus::Normal, &mut next);
+            next.extend_from_slice(&payload(1, 0, 700));
+            let (publisher, _) = with(publisher, move |publisher| {
+                publisher.open(Kind::Data, &next, true).unwrap();
+                publisher.settle().unwrap();
+            })
+            .await;
+            assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0], End::Fin));
+            drop(publisher);
+        }
+        let status = relay.status();
+        assert!(status.sessions.iter().any(|session| session.subscriber || session.publisher), "{status:#?}");
+    }
+    relay.assert_forwarded();
 }
 
 #[tokio::test]

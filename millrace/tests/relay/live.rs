@@ -9,7 +9,7 @@ use millrace_proto::moq::{
 };
 
 use super::peer::{
-    End, Peer, Relay, at, first_subscriber, header, patiently, payload, track, with_publisher,
+    End, Peer, Relay, Rivals, at, first_subscriber, header, patiently, payload, track, with_publisher,
 };
 
 #[tokio::test]
@@ -333,16 +333,7 @@ async fn two_tracks_with_one_alias_get_two_aliases() {
 #[tokio::test]
 async fn several_publishers_of_a_track_are_deduplicated() {
     let relay = Relay::start();
-    let (mut one, _namespace, track) = with_publisher(&relay).await;
-    let mut two = relay.peer().await;
-    let _second = two.publish_namespace("live/cam").await;
-    let mut subscriber = relay.peer().await;
-    let ((_request, _ok), _one, _two) = tokio::join!(
-        subscriber.subscribe(&track),
-        one.accept_subscribe(&track, 1),
-        two.accept_subscribe(&track, 2)
-    );
-    relay.until("both feed the track", |status| status.tracks[0].publishers == 2).await;
+    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::of(&relay).await;
     let mut original = one.subgroup(header(1, 0)).await;
     original.object(0, 100).await;
     let mut received = subscriber.next_subgroup().await;

@@ -327,6 +327,15 @@ impl Received {
         self.check(&found, &End::Fin)
     }
 
+    /// Reads until so many bytes of the first object's payload have come.
+    pub async fn bytes(&mut self, len: usize) {
+        let mut found = Vec::new();
+        while self.bytes.len() < len {
+            let chunk = patiently(self.stream.chunk()).await.unwrap().expect("more of the object");
+            self.take(&chunk, &mut found);
+        }
+    }
+
     fn take(&mut self, chunk: &Bytes, found: &mut Vec<millrace_proto::moq::ObjectStart>) {
         self.bytes.extend_from_slice(chunk);
         let mut rest = &chunk[..];
@@ -391,6 +400,31 @@ pub async fn with_publisher(relay: &Relay) -> (Peer, Request, TrackName) {
     let publisher = relay.peer().await;
     let namespace = publisher.publish_namespace("live/cam").await;
     (publisher, namespace, track("live/cam", "video"))
+}
+
+/// Two publishers of one track, under the aliases 1 and 2, and a subscriber that gets it from both.
+pub struct Rivals {
+    pub one: Peer,
+    pub two: Peer,
+    pub subscriber: Peer,
+    pub requests: [Request; 5],
+}
+
+impl Rivals {
+    pub async fn of(relay: &Relay) -> Self {
+        let (mut one, namespace, track) = with_publisher(relay).await;
+        let mut two = relay.peer().await;
+        let other_namespace = two.publish_namespace("live/cam").await;
+        let subscriber = relay.peer().await;
+        let ((request, _), (upstream, _), (other_upstream, _)) = tokio::join!(
+            subscriber.subscribe(&track),
+            one.accept_subscribe(&track, 1),
+            two.accept_subscribe(&track, 2)
+        );
+        relay.until("both feed the track", |status| status.tracks[0].publishers == 2).await;
+        let requests = [namespace, other_namespace, request, upstream, other_upstream];
+        Self { one, two, subscriber, requests }
+    }
 }
 
 /// A subscriber of `track`, and the publisher's side of the relay's subscription.

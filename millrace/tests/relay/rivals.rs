@@ -2,7 +2,9 @@
 
 use millrace_proto::moq::{Filter, Parameters, Properties, code, message::Publish};
 
-use super::peer::{End, Relay, at, first_subscriber, header, patiently, track as track_of, with_publisher};
+use super::peer::{
+    End, Relay, Rivals, at, first_subscriber, header, patiently, track as track_of, with_publisher,
+};
 
 #[tokio::test]
 async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
@@ -72,16 +74,7 @@ async fn an_object_that_has_gone_astray_hides_no_track() {
 #[tokio::test]
 async fn a_copy_takes_over_when_the_first_breaks_off() {
     let relay = Relay::start();
-    let (mut one, _namespace, track) = with_publisher(&relay).await;
-    let mut two = relay.peer().await;
-    let _second = two.publish_namespace("live/cam").await;
-    let mut subscriber = relay.peer().await;
-    let ((_request, _ok), _one, _two) = tokio::join!(
-        subscriber.subscribe(&track),
-        one.accept_subscribe(&track, 1),
-        two.accept_subscribe(&track, 2)
-    );
-    relay.until("both feed the track", |status| status.tracks[0].publishers == 2).await;
+    let Rivals { one, two, mut subscriber, requests: _held } = Rivals::of(&relay).await;
     let mut first = one.subgroup(header(1, 0)).await;
     first.object(0, 100).await;
     let mut received = subscriber.next_subgroup().await;

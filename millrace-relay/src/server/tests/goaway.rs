@@ -1,8 +1,16 @@
 //! GOAWAY of a client, on its control stream and on requests.
 
-use millrace_proto::moq::{code, message::GoAway};
+use bytes::BytesMut;
+use millrace_proto::moq::{
+    code,
+    message::{GoAway, RequestOk},
+};
 
 use super::*;
+use crate::{
+    incomplete::Incomplete,
+    wire::{GoAways, Incoming, MessageReader},
+};
 
 fn goaway(uri: &str, request_id: Option<u64>) -> GoAway {
     GoAway { uri: uri.into(), timeout: 0, request_id }
@@ -55,4 +63,69 @@ async fn goaway_is_checked_on_every_stream() {
         let outcome = time::timeout(PATIENCE, outcome(on_control, &messages, expected.is_some())).await;
         assert_eq!(outcome, Ok(expected), "{description}");
     }
+}
+
+/// A request of the relay at its upstream.
+async fn asked(connection: &Connection) -> (Message, quinn::SendStream, MessageReader) {
+    let (mut send, recv) = connection.quic.accept_bi().await.unwrap();
+    let held = Arc::<Incomplete>::default().stream();
+    let mut reader = MessageReader::new(recv, BytesMut::new(), held, GoAways::on_request(false));
+    let Incoming::Message(message) = reader.next().await.unwrap() else { panic!("no request") };
+    send.write_all(&encoded(RequestOk::default())).await.unwrap();
+    (message, send, reader)
+}
+
+/// Requests about namespaces are made anew before the old ones are given up.
+#[tokio::test]
+async fn what_the_upstream_relay_wants_moved_is_asked_again() {
+    let local = (Ipv4Addr::LOCALHOST, 0).into();
+    let transport = transport::Config {
+        certificate: Some(Arc::new(certificate())),
+        trust: Trust::Anyone,
+        control_streams: 4,
+        ..transport::Config::default()
+    };
+    let upstream = Endpoint::bind(local, transport.clone()).unwrap();
+    let url = format!("moqt://{}", upstream.local_addr()).parse().unwrap();
+    let config = Config {
+        listen: vec![local],
+        upstream: Some(crate::Upstream { url, token: None }),
+        transport: transport::Config { control_streams: 1, ..transport.clone() },
+        cache: cache::Limits { bytes: 1 << 20, age: Duration::from_secs(1) },
+        max_sessions: 10,
+        max_tracks: 10,
+        drain_timeout: Duration::from_secs(1),
+        goaway_uri: None,
+        delays: crate::Delays::default(),
+    };
+    let outgoing = crate::outgoing_sockets(&[local]).unwrap();
+    let bound = Bound::new(config, outgoing, Arc::new(Engine::user("as configured"))).unwrap();
+    let relay = bound.serve(Arc::new(Open));
+    let connection = upstream.accept().await.unwrap().accept().await.unwrap();
+    let _control = open_stream(&connection, &encoded(Setup::default())).await;
+    let client = Endpoint::bind(local, transport::Config { certificate: None, ..transport }).unwrap();
+    let publisher = client.connect(relay.local_addrs()[0], "localhost").await.unwrap();
+    let _its_control = open_stream(&publisher, &encoded(Setup::default())).await;
+    let namespace = Namespace::from_path("a").unwrap();
+    let publish = PublishNamespace { request_id: 0, namespace, parameters: Parameters::default() };
+    let _published = open_request(&publisher, publish).await;
+    let moving = async {
+        let mut first = Vec::new();
+        while first.len() < 2 {
+            let (message, mut send, reader) = asked(&connection).await;
+            send.write_all(&encoded(goaway("", None))).await.unwrap();
+            first.push((message.name(), send, reader));
+        }
+        let mut second = Vec::new();
+        while second.len() < 2 {
+            second.push(asked(&connection).await);
+        }
+        for (name, _, mut reader) in first {
+            assert!(second.iter().any(|(message, ..)| message.name() == name), "{name}");
+            assert!(matches!(reader.next().await.unwrap(), Incoming::Reset), "{name}");
+        }
+    };
+    time::timeout(PATIENCE, moving).await.unwrap();
+    assert_eq!(connection.quic.close_reason(), None);
+    relay.stop().await;
 }

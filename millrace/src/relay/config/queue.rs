@@ -10,7 +10,11 @@ use toml::{
     de::{DeValue, ValueDeserializer},
 };
 
-use super::{Check, File, Problem, Seconds, Settings, access::Text};
+use super::{
+    Check, File, Problem, Settings,
+    access::Text,
+    values::{Seconds, deserialize},
+};
 
 /// The key of the rules, in the file only.
 pub const DELAY: &str = "delay";
@@ -130,3 +134,6 @@ impl Check {
         }
     }
 }
+
+deserialize!(parsed: MaxDelay);
+deserialize!(chosen: DropPolicy);

@@ -3,10 +3,10 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use clap::ValueEnum;
-use serde::{Deserialize, Deserializer, de};
+use serde::{Deserializer, de};
 use url::Url;
 
-use super::{CipherSuite, CongestionControl, DropPolicy, EngineChoice, GateChoice, Gso, MaxDelay};
+use super::{CipherSuite, CongestionControl, EngineChoice, GateChoice, Gso};
 use crate::{
     http::{ListenAddr, token::TokenFile},
     log::Format,
@@ -94,29 +94,33 @@ impl de::Visitor<'_> for Word {
     }
 }
 
-macro_rules! deserialize_from_str {
-    ($($type:ty),*) => {
-        $(impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
+/// Reads what is parsed from text.
+pub(super) fn parsed<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    deserializer.deserialize_any(Word)?.parse().map_err(de::Error::custom)
+}
+
+/// Reads the word that stands for a choice.
+pub(super) fn chosen<'de, D: Deserializer<'de>, T: ValueEnum>(deserializer: D) -> Result<T, D::Error> {
+    let word = deserializer.deserialize_any(Word)?;
+    T::from_str(&word, false).map_err(|_| {
+        let known: Vec<_> = T::value_variants().iter().map(name).collect();
+        de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
+    })
+}
+
+/// By [`parsed`] or [`chosen`].
+macro_rules! deserialize {
+    ($by:ident: $($type:ty),*) => {
+        $(impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                $crate::relay::config::values::$by(deserializer)
             }
         })*
     };
 }
+pub(super) use deserialize;
 
-macro_rules! deserialize_choice {
-    ($($type:ty),*) => {
-        $(impl<'de> Deserialize<'de> for $type {
-            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                let word = deserializer.deserialize_any(Word)?;
-                <Self as ValueEnum>::from_str(&word, false).map_err(|_| {
-                    let known: Vec<_> = Self::value_variants().iter().map(name).collect();
-                    de::Error::custom(format!("`{word}` is none of {}", known.join(", ")))
-                })
-            }
-        })*
-    };
-}
-
-deserialize_from_str!(ByteCount, Seconds, MaxDelay, MoqtUrl, ListenAddr, TokenFile);
-deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, DropPolicy, Gso, Format);
+deserialize!(parsed: ByteCount, Seconds, MoqtUrl, ListenAddr, TokenFile);
+deserialize!(chosen: EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);

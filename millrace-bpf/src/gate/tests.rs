@@ -1,0 +1,49 @@
+//! What needs the gate's maps. Needs root.
+
+use libbpf_rs::{MapCore as _, MapFlags};
+
+use super::{Action, Config, Event, Gate, lock};
+
+/// UDP over IPv4 without a payload: never refused without rules.
+const FRAME: [u8; 42] = {
+    let mut frame = [0; 42];
+    (frame[12], frame[14], frame[17], frame[23]) = (0x08, 0x45, 28, 17);
+    frame[39] = 8;
+    frame
+};
+
+fn gate(nests: bool) -> Gate {
+    let sizes =
+        Config { max_ids: 64, max_clients: 64, max_handshakes: 64, max_rates: 64, ..Config::default() };
+    Gate::load(&Config { max_prefixes: 64, nests, ..sizes }).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Has every CPU be in the middle of a run, or in none. Whether any was.
+fn set_busy(gate: &Gate, busy: u64) -> bool {
+    let mut object = lock(&gate.object);
+    let works = object.map("works").expect("a map");
+    let key = 0u32.to_ne_bytes();
+    let mut areas = works.lookup_percpu(&key, MapFlags::ANY).expect("read").expect("an area");
+    let was = areas.iter().any(|area| area[..8] != [0; 8]);
+    areas.iter_mut().for_each(|area| area[..8].copy_from_slice(&busy.to_ne_bytes()));
+    works.update_percpu(&key, &areas, MapFlags::ANY).expect("written");
+    was
+}
+
+#[test]
+fn a_run_in_the_middle_of_another_judges_nothing() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP a_run_in_the_middle_of_another_judges_nothing: needs root");
+        return;
+    }
+    for (nests, busy, unjudged) in [(true, 1, 1), (true, 0, 0), (false, 1, 0)] {
+        let gate = gate(nests);
+        set_busy(&gate, busy);
+        let before = gate.statistics().expect("statistics");
+        assert_eq!(gate.run(&FRAME).expect("a run"), Action::Pass);
+        let after = gate.statistics().expect("statistics");
+        assert_eq!(after.event(Event::Busy), unjudged, "{nests} {busy}");
+        assert_eq!(after.scopes == before.scopes, unjudged == 1, "{nests} {busy}: what is judged is counted");
+        assert_eq!(set_busy(&gate, 0), busy == 1, "{nests} {busy}: whose it is, gives it back");
+    }
+}
