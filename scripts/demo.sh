@@ -73,7 +73,7 @@ frames() {
 }
 
 say "the relay, with engine $engine and a certificate made for this run, on $url"
-at RELAY "$millrace" relay --listen "$listen" --public --http "$http" --http-token-file "$dir/token" "${options[@]}" 2>"$dir/relay.log" &
+at RELAY "$millrace" relay --listen "$listen" --public --http "$http" --http-token-file "$dir/token" --max-delay off "${options[@]}" 2>"$dir/relay.log" &
 relay=$!
 pids+=("$relay")
 ask() { (at RELAY "$millrace" status --http "$http" --http-token-file "$dir/token"); }

@@ -33,7 +33,7 @@ in_node() { "$millrace" lab exec "$1" -- "${@:2}"; }
 status() { in_node relay "$millrace" status "$@"; }
 
 say "$rate objects/s, $subscribers subscribers, $links, $seconds s"
-in_node relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public 2>"$dir/relay.log" &
+in_node relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public --max-delay off 2>"$dir/relay.log" &
 wait_for 10 status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
 relay=$(relay_pid) || die "the relay is gone: $(tail -n1 "$dir/relay.log")"
 

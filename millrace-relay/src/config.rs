@@ -11,6 +11,8 @@ use millrace_proto::{
 };
 use url::Url;
 
+use crate::Delays;
+
 #[derive(Clone)]
 pub struct Config {
     /// UDP addresses; each takes its own address family only, `[::]` IPv6.
@@ -26,6 +28,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// Where clients are told to go then; otherwise to where they are.
     pub goaway_uri: Option<Url>,
+    /// How long media may wait for a subscriber.
+    pub delays: Delays,
 }
 
 /// Another relay that is asked for what nobody here publishes.

@@ -22,7 +22,7 @@ pub use self::{
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
 };
-use super::{live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
+use super::{Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +40,8 @@ pub struct Limits {
 pub struct Hub {
     pub limits: Limits,
     pub cache: Arc<Cache>,
+    /// How long media may wait for a subscriber.
+    delays: Delays,
     pub counters: Counters,
     /// For what is logged because of a peer.
     pub log: LogLimit,
@@ -50,10 +52,11 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(limits: Limits, cache: Arc<Cache>) -> Self {
+    pub fn new(limits: Limits, cache: Arc<Cache>, delays: Delays) -> Self {
         Self {
             limits,
             cache,
+            delays,
             counters: Counters::default(),
             log: LogLimit::default(),
             tracks: RwLock::default(),
@@ -77,7 +80,10 @@ impl Hub {
                 "the relay has no room for another track",
             ));
         }
-        let new = || Arc::new(LiveTrack::new(name.clone(), Arc::clone(&self.cache), now));
+        let new = || {
+            let delays = self.delays.of(name.namespace());
+            Arc::new(LiveTrack::new(name.clone(), Arc::clone(&self.cache), delays, now))
+        };
         Ok(Arc::clone(tracks.entry(name.clone()).or_insert_with(new)))
     }
 

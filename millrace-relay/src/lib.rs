@@ -63,7 +63,7 @@
 //! use std::{sync::Arc, time::Duration};
 //!
 //! use millrace_proto::relay::cache;
-//! use millrace_relay::{Bound, Config, Engine, Open};
+//! use millrace_relay::{Bound, Config, Delays, Engine, Open};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
 //! #     let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -84,6 +84,7 @@
 //!         max_tracks: 1000,
 //!         drain_timeout: Duration::from_secs(5),
 //!         goaway_uri: None,
+//!         delays: Delays { default: Some(Duration::from_millis(250)), ..Delays::default() },
 //!     };
 //!     let engine = Arc::new(Engine::user("as configured"));
 //!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));
@@ -96,6 +97,7 @@
 pub mod access;
 mod admission;
 mod config;
+mod delays;
 mod engine;
 mod hub;
 mod incomplete;
@@ -113,5 +115,6 @@ mod wire;
 
 pub use admission::{Admission, Open, Permit};
 pub use config::{Config, Upstream};
+pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use server::{Bound, Server, outgoing_sockets};

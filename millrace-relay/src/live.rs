@@ -23,6 +23,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     access::policy::Identity,
+    delays::TrackDelays,
     outbox::Outbox,
     subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
@@ -35,6 +36,7 @@ pub struct LiveTrack {
     pub number: u32,
     pub data: Arc<Track>,
     cache: Arc<Cache>,
+    delays: TrackDelays,
     subscriptions: RwLock<Vec<Arc<Subscription>>>,
     upstreams: Mutex<Vec<Arc<Upstream>>>,
     /// One attempt at a time to subscribe upstream.
@@ -81,12 +83,13 @@ struct GroupRequest {
 }
 
 impl LiveTrack {
-    pub fn new(name: TrackName, cache: Arc<Cache>, now: Instant) -> Self {
+    pub fn new(name: TrackName, cache: Arc<Cache>, delays: TrackDelays, now: Instant) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self {
             number: NEXT.fetch_add(1, Relaxed).max(1),
             data: Arc::new(Track::new(name)),
             cache,
+            delays,
             subscriptions: RwLock::default(),
             upstreams: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
@@ -106,7 +109,7 @@ impl LiveTrack {
 
     /// What its subscriptions know of it.
     pub fn reference(&self) -> TrackRef {
-        TrackRef { number: self.number, data: Arc::clone(&self.data) }
+        TrackRef { number: self.number, data: Arc::clone(&self.data), delays: self.delays.clone() }
     }
 
     pub fn subscription_count(&self) -> usize {
@@ -223,7 +226,7 @@ impl LiveTrack {
         let groups = self.cached(&subscription);
         offer_subgroups(&groups, &subscription, now, outbox);
         for object in groups.iter().flat_map(|group| group.datagrams.values()) {
-            subscription.offer_datagram(object, None, now, outbox);
+            subscription.offer_datagram(object, News::Cached, now, outbox);
         }
         if !self.is_established() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
@@ -342,7 +345,7 @@ impl LiveTrack {
         }
         self.cache.grew(cost);
         for subscription in self.subscriptions.read().iter() {
-            subscription.offer_datagram(&object, ingress, now, outbox);
+            subscription.offer_datagram(&object, News::Grown(ingress), now, outbox);
         }
         outbox.flush();
         self.progress.notify_waiters();

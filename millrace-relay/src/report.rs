@@ -12,7 +12,7 @@ use std::{
 use millrace_proto::{plane::downstream, quic::keys::Suite};
 use millrace_transport::{
     Endpoint, Windows,
-    offload::{ConnectionStatus, Counts, Interface, KeystreamUse},
+    offload::{ConnectionStatus, Interface, KeystreamUse},
 };
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -60,8 +60,74 @@ pub struct Past {
 struct Sums {
     sessions: u64,
     totals: Totals,
+    drops: Drops,
+}
+
+/// What was not sent to subscribers, or not all of it.
+#[derive(Clone, Copy, Default)]
+struct Drops {
     resets: downstream::Resets,
-    datagrams: [u64; 3],
+    datagrams_expired: u64,
+    datagrams_late: u64,
+    datagrams_too_large: u64,
+    datagrams_overflowed: u64,
+}
+
+impl Drops {
+    fn of(stats: &downstream::Stats) -> Self {
+        Self {
+            resets: stats.resets,
+            datagrams_expired: stats.datagrams_expired,
+            datagrams_late: stats.datagrams_late,
+            datagrams_too_large: stats.datagrams_too_large,
+            datagrams_overflowed: stats.datagrams_overflowed,
+        }
+    }
+
+    fn add(&mut self, other: &Self) {
+        let (sum, resets) = (&mut self.resets, &other.resets);
+        sum.source += resets.source;
+        sum.requested += resets.requested;
+        sum.stopped += resets.stopped;
+        sum.object_timeout += resets.object_timeout;
+        sum.subgroup_timeout += resets.subgroup_timeout;
+        sum.evicted += resets.evicted;
+        sum.overflow += resets.overflow;
+        sum.late += resets.late;
+        sum.queue_full += resets.queue_full;
+        self.datagrams_expired += other.datagrams_expired;
+        self.datagrams_late += other.datagrams_late;
+        self.datagrams_too_large += other.datagrams_too_large;
+        self.datagrams_overflowed += other.datagrams_overflowed;
+    }
+
+    fn streams(&self) -> [(&'static str, u64); 9] {
+        let resets = &self.resets;
+        [
+            ("reset_by_publisher", resets.source),
+            ("cancelled", resets.requested),
+            ("stopped_by_subscriber", resets.stopped),
+            ("object_delivery_timeout", resets.object_timeout),
+            ("subgroup_delivery_timeout", resets.subgroup_timeout),
+            ("evicted", resets.evicted),
+            ("late", resets.late),
+            ("queue_full", resets.queue_full),
+            ("too_many_streams", resets.overflow),
+        ]
+    }
+
+    fn datagrams(&self) -> [(&'static str, u64); 4] {
+        [
+            ("datagram_expired", self.datagrams_expired),
+            ("datagram_late", self.datagrams_late),
+            ("datagram_too_large", self.datagrams_too_large),
+            ("datagram_queue_full", self.datagrams_overflowed),
+        ]
+    }
+
+    fn by_reason(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        self.streams().into_iter().chain(self.datagrams())
+    }
 }
 
 impl Past {
@@ -109,28 +175,11 @@ impl Sums {
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;
         totals.datagrams_sent += stats.datagrams_sent;
-        let sum = &mut self.resets;
-        let resets = stats.resets;
-        sum.source += resets.source;
-        sum.requested += resets.requested;
-        sum.stopped += resets.stopped;
-        sum.object_timeout += resets.object_timeout;
-        sum.subgroup_timeout += resets.subgroup_timeout;
-        sum.evicted += resets.evicted;
-        sum.overflow += resets.overflow;
-        let dropped = [stats.datagrams_expired, stats.datagrams_too_large, stats.datagrams_overflowed];
-        self.datagrams.iter_mut().zip(dropped).for_each(|(sum, count)| *sum += count);
+        self.drops.add(&Drops::of(&stats));
     }
 
     fn streams_reset(&self) -> u64 {
-        let resets = &self.resets;
-        resets.source
-            + resets.requested
-            + resets.stopped
-            + resets.object_timeout
-            + resets.subgroup_timeout
-            + resets.evicted
-            + resets.overflow
+        self.drops.streams().iter().map(|(_, count)| count).sum()
     }
 }
 
@@ -232,7 +281,6 @@ impl Sources<'_> {
 
     fn drops(&self, sums: &Sums) -> BTreeMap<String, u64> {
         let counters = &self.hub.counters;
-        let [expired, too_large, overflowed] = sums.datagrams;
         let counted = [
             ("session_limit", self.past.refused_sessions.load(Relaxed)),
             ("client_session_limit", self.past.refused_of_clients.load(Relaxed)),
@@ -244,23 +292,14 @@ impl Sources<'_> {
             ("backup_publisher_limit", counters.backups_passed_over.load(Relaxed)),
             ("malformed_track", counters.malformed_tracks.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
-            ("reset_by_publisher", sums.resets.source),
-            ("cancelled", sums.resets.requested),
-            ("stopped_by_subscriber", sums.resets.stopped),
-            ("object_delivery_timeout", sums.resets.object_timeout),
-            ("subgroup_delivery_timeout", sums.resets.subgroup_timeout),
-            ("evicted", sums.resets.evicted),
-            ("too_many_streams", sums.resets.overflow),
-            ("datagram_expired", expired),
-            ("datagram_too_large", too_large),
-            ("datagram_queue_full", overflowed),
         ];
-        counted.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect()
+        let counted = counted.into_iter().chain(sums.drops.by_reason());
+        counted.map(|(reason, count)| (reason.to_owned(), count)).collect()
     }
 }
 
 /// Those that are not 0.
-fn outcomes(counts: Counts) -> BTreeMap<String, u64> {
+fn outcomes(counts: impl IntoIterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     let counts = counts.into_iter().filter(|(_, count)| *count > 0);
     counts.map(|(name, count)| (name.to_owned(), count)).collect()
 }
@@ -312,6 +351,7 @@ fn describe(session: &Session) -> status::Session {
         subscriptions: roles.subscriptions,
         publications: roles.publications,
         pending: stats.pending_bytes,
+        drops: outcomes(Drops::of(&stats).by_reason()),
         identity: session.authority().identity().map(|identity| identity.to_string()),
         requests: session.authority().usage().admitted(),
         requests_refused: session.authority().usage().refused(),

@@ -120,7 +120,8 @@ impl Bound {
     /// # Errors
     /// An address cannot be had, or the TLS settings are not usable.
     pub fn new(config: Config, outgoing: Vec<UdpSocket>, engine: Arc<Engine>) -> Result<Self, BindError> {
-        let downstream = downstream::Config { reset_codes: RESET_CODES, ..config.transport.downstream };
+        let downstream =
+            downstream::Config { reset_codes: RESET_CODES, ..config.transport.downstream.clone() };
         let offload = engine.offload.clone();
         let transport = transport::Config { offload, downstream, ..config.transport.clone() };
         let endpoints = config
@@ -155,7 +156,8 @@ impl Bound {
             max_rendezvous: MAX_RENDEZVOUS,
             request_timeout: REQUEST_TIMEOUT,
         };
-        let hub = Arc::new(Hub::new(limits, Arc::new(Cache::new(config.cache))));
+        let cache = Arc::new(Cache::new(config.cache));
+        let hub = Arc::new(Hub::new(limits, cache, config.delays.clone()));
         let tap: Arc<Tap> = Arc::clone(&config.transport.tap);
         let shared = Arc::new(Shared {
             tracer: Tracer::new(Arc::clone(&hub), Arc::clone(&engine), tap),

@@ -177,6 +177,9 @@ pub struct Session {
     pub publications: u64,
     /// Media that is owed and not yet sent, bytes.
     pub pending: u64,
+    /// What was not sent to it, or not all of it, by reason; those that are not 0.
+    #[serde(default)]
+    pub drops: BTreeMap<String, u64>,
     /// As whom it was let in; none before its SETUP.
     #[serde(default)]
     pub identity: Option<String>,

@@ -2,13 +2,17 @@
 
 mod options;
 
-use std::{collections::HashMap, sync::Arc, time::Instant};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use millrace_proto::{
     moq::{Datagram, Filter, GroupOrder, Location, code},
     plane::{
-        downstream::{Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
+        downstream::{Asked, Event, EventKind, Label, NewDatagram, NewStream, Priority, StreamKey},
         source::End,
     },
     relay::{
@@ -26,7 +30,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 pub use self::options::Options;
-use super::outbox::Outbox;
+use super::{delays::TrackDelays, outbox::Outbox};
 
 /// The track that a subscription is of.
 #[derive(Clone)]
@@ -34,6 +38,7 @@ pub struct TrackRef {
     /// Stands for the track in traces.
     pub number: u32,
     pub data: Arc<Track>,
+    pub delays: TrackDelays,
 }
 
 /// Why a track's subscriptions end.
@@ -88,7 +93,7 @@ enum Stream {
     Over,
 }
 
-/// What a subscription is told about a subgroup.
+/// What a subscription is told about a subgroup, or a datagram.
 #[derive(Clone, Copy)]
 pub enum News<'a> {
     /// It is in the cache.
@@ -159,7 +164,7 @@ impl Subscription {
                 return true;
             }
             None => match state.view(subgroup, self.alias) {
-                Some(view) => self.open(&mut state, subgroup, Arc::new(view)),
+                Some(view) => self.open(&mut state, subgroup, Arc::new(view), news),
                 // Its first object may be the next one.
                 None => return !state.wants_group(group),
             },
@@ -178,10 +183,19 @@ impl Subscription {
         }
     }
 
-    fn open(&self, state: &mut State, subgroup: &Arc<Subgroup>, view: Arc<View>) -> StreamKey {
+    fn open(
+        &self,
+        state: &mut State,
+        subgroup: &Arc<Subgroup>,
+        view: Arc<View>,
+        news: News<'_>,
+    ) -> StreamKey {
+        let priority = self.priority_of(&state.options, subgroup);
         let stream = NewStream {
             source: Arc::clone(&view) as _,
-            priority: self.priority_of(&state.options, subgroup),
+            priority,
+            max_delay: self.max_delay(&state.options, priority),
+            asked: if matches!(news, News::Cached) { Asked::Present } else { Asked::Nothing },
             object_timeout: state.options.object_timeout,
             subgroup_timeout: state.options.subgroup_timeout,
             owner: self.owner,
@@ -191,6 +205,12 @@ impl Subscription {
         state.streams.insert(subgroup.serial(), Stream::Open(key));
         state.open.insert(key, view);
         key
+    }
+
+    /// How long media may wait: what the relay is set to, unless publisher or subscriber say how long an object may.
+    fn max_delay(&self, options: &Options, priority: Priority) -> Option<Duration> {
+        let timeout = options.object_timeout;
+        if timeout.is_some() { None } else { self.track.delays.at(priority.publisher) }
     }
 
     fn label(&self, group: u64) -> Label {
@@ -223,16 +243,10 @@ impl Subscription {
 
     /// Sends an object that came as a datagram, if it passes the filter and the kernel has not sent it, and leaves
     /// those to come to the kernel where that can be.
-    pub fn offer_datagram(
-        &self,
-        object: &DatagramObject,
-        ingress: Option<&Arc<dyn Ingress>>,
-        now: Instant,
-        outbox: &mut Outbox,
-    ) {
+    pub fn offer_datagram(&self, object: &DatagramObject, news: News<'_>, now: Instant, outbox: &mut Outbox) {
         let mut state = self.state.lock();
         state.check_start(&self.track.data, object.datagram.group);
-        if let Some(ingress) = ingress {
+        if let News::Grown(Some(ingress)) = news {
             self.delegate_datagrams(&mut state, ingress);
         }
         let location = object.location();
@@ -250,14 +264,19 @@ impl Subscription {
             (one, other) => one.or(other),
         };
         let default_priority = || self.track.data.default_priority();
+        let priority = Priority {
+            subscriber: options.priority,
+            publisher: header.priority.unwrap_or_else(default_priority),
+            group: ordered(options.order, header.group),
+            subgroup: 0,
+        };
+        // What the cache had was asked for from the past.
+        let is_live = matches!(news, News::Grown(_));
+        let max_delay = self.max_delay(options, priority).filter(|_| is_live);
         let datagram = NewDatagram {
             payload: self.encode(object),
-            priority: Priority {
-                subscriber: options.priority,
-                publisher: header.priority.unwrap_or_else(default_priority),
-                group: ordered(options.order, header.group),
-                subgroup: 0,
-            },
+            priority,
+            late: max_delay.and_then(|most| object.received_at.checked_add(most)),
             expires: timeout.map(|timeout| object.received_at + timeout),
             label: self.label(header.group),
         };

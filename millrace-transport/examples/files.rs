@@ -17,7 +17,7 @@ use std::{
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use millrace_proto::plane::{
-    downstream::{Label, NewStream, Priority},
+    downstream::{Asked, Label, NewStream, Priority},
     source::{End, Extent, Source},
 };
 use millrace_transport::{Config, Connection, Endpoint, tls::Trust};
@@ -112,6 +112,8 @@ fn send(connection: &Connection, bytes: Bytes) {
         owner: 0,
         object_timeout: None,
         subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
         label: Label::default(),
     });
     connection.transmit_now();

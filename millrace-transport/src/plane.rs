@@ -46,7 +46,7 @@ pub(crate) struct KeyUse {
 impl Plane {
     pub fn new(config: downstream::Config, max_packets_per_key: u64, path: Path) -> Self {
         Self {
-            downstream: Downstream::new(config, PeerLimits::default(), Instant::now()),
+            downstream: Downstream::new(config.clone(), PeerLimits::default(), Instant::now()),
             config,
             path,
             keys: None,
@@ -57,7 +57,7 @@ impl Plane {
 
     /// The peer's limits are known: begins anew.
     pub fn set_limits(&mut self, limits: PeerLimits) {
-        let config = downstream::Config { mtu: self.downstream.mtu(), ..self.config };
+        let config = downstream::Config { mtu: self.downstream.mtu(), ..self.config.clone() };
         self.downstream = Downstream::new(config, limits, Instant::now());
     }
 

@@ -131,7 +131,7 @@ impl Shared {
             None => Word::Own(AtomicU64::new(0)),
         };
         let state = State {
-            plane: Plane::new(config.downstream, config.max_packets_per_key, path),
+            plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path),
             stack: Stack::new(),
             offload: offload.map(|(offload, local)| Offloaded::new(offload, local)),
             traps: Traps::new(),

@@ -14,17 +14,20 @@ mod feedback;
 mod lifecycle;
 mod offload;
 mod pieces;
+mod review;
 mod send;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     time::Instant,
 };
 
 use smallvec::SmallVec;
 
 use super::{
+    datagrams::Datagrams,
     pacing::Pacer,
+    policy::Policy,
     queues::StreamQueues,
     recovery::{self, Outcome, Recovery},
     slots::Slots,
@@ -33,7 +36,9 @@ use super::{
 };
 
 pub use super::{
-    stream::NewStream,
+    datagrams::{NewDatagram, Pool},
+    policy,
+    stream::{Asked, NewStream},
     types::{Ack, Label, Level, Priority, StreamKey},
 };
 pub use api::*;
@@ -62,6 +67,25 @@ enum Cause {
     SubgroupTimeout,
     Evicted,
     Overflow,
+    Late,
+    QueueFull,
+}
+
+/// Whom streams belong to.
+#[derive(Default)]
+struct Owner {
+    owned: Owned,
+    newest: Option<Newest>,
+    /// When it last had to be sent what it had asked for from the past.
+    caught_up: Option<Instant>,
+}
+
+/// An owner's newest group.
+#[derive(Clone, Copy)]
+struct Newest {
+    group: u64,
+    /// Publisher priority and ID of its most urgent subgroup.
+    first: (u8, u64),
 }
 
 /// The data plane of one connection. Sans-I/O: time is an argument, `now`, and never goes back.
@@ -72,17 +96,21 @@ pub struct Downstream {
     pacer: Pacer,
     streams: Slots,
     by_id: HashMap<u64, StreamKey>,
-    owners: HashMap<u64, Owned>,
+    owners: HashMap<u64, Owner>,
     ready: StreamQueues,
     unopened: StreamQueues,
     blocked: StreamQueues,
-    datagrams: BTreeMap<(Priority, u64), NewDatagram>,
-    datagram_bytes: usize,
-    datagrams_queued: u64,
+    starved: StreamQueues,
+    /// Streams that are ready to be reset.
+    resets_owed: usize,
+    datagrams: Datagrams,
     /// It is the datagrams' turn: they take turns with the streams of their level.
     datagrams_turn: bool,
     /// Running subgroup delivery timeouts.
     deadlines: BTreeSet<(Instant, StreamKey)>,
+    policy: Box<dyn Policy>,
+    /// When what waits is looked at next.
+    review_at: Option<Instant>,
     /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
     /// Connection credit that was used, bytes.
@@ -107,7 +135,8 @@ impl Downstream {
             max_ack_delay: peer.max_ack_delay,
         };
         Self {
-            config,
+            datagrams: Datagrams::new(config.datagram_pool.clone()),
+            policy: config.policy.build(),
             peer,
             recovery: Recovery::new(recovery, now),
             pacer: Pacer::new(config.mtu as u64, now),
@@ -117,11 +146,11 @@ impl Downstream {
             ready: StreamQueues::default(),
             unopened: StreamQueues::default(),
             blocked: StreamQueues::default(),
-            datagrams: BTreeMap::new(),
-            datagram_bytes: 0,
-            datagrams_queued: 0,
+            starved: StreamQueues::default(),
+            resets_owed: 0,
             datagrams_turn: true,
             deadlines: BTreeSet::new(),
+            review_at: None,
             next_stream: peer.first_stream_uni,
             data_sent: 0,
             outstanding: Budget::default(),
@@ -131,12 +160,13 @@ impl Downstream {
             events: VecDeque::new(),
             outcome: Outcome::default(),
             stats: Stats::default(),
+            config,
         }
     }
 
     /// Adds a stream. It gets its ID when it is first sent: streams wait for IDs in order of priority.
     pub fn open(&mut self, stream: NewStream) -> StreamKey {
-        self.owners.entry(stream.owner).or_default().live += 1;
+        self.owners.entry(stream.owner).or_default().open(&stream);
         let key = self.streams.insert(Stream::new(stream, self.peer.max_stream_data_uni));
         self.wake(key);
         key
@@ -194,15 +224,9 @@ impl Downstream {
             self.stats.datagrams_too_large += 1;
             return Err(TooLarge { size, limit });
         }
-        self.datagram_bytes += datagram.held();
-        self.datagrams.insert((datagram.priority, self.datagrams_queued), datagram);
-        self.datagrams_queued += 1;
-        while self.datagram_bytes > self.config.max_datagram_bytes
-            && let Some((_, dropped)) = self.datagrams.pop_last()
-        {
-            self.datagram_bytes -= dropped.held();
-            self.stats.datagrams_overflowed += 1;
-        }
+        self.datagrams.push(datagram);
+        let end = self.policy.datagrams();
+        self.stats.datagrams_overflowed += self.datagrams.trim(self.config.max_datagram_bytes, end);
         Ok(())
     }
 
@@ -217,12 +241,12 @@ impl Downstream {
 
     /// How many streams an owner has, and has had.
     pub fn owned(&self, owner: u64) -> Owned {
-        self.owners.get(&owner).copied().unwrap_or_default()
+        self.owners.get(&owner).map(|owner| owner.owned).unwrap_or_default()
     }
 
     /// Returns the counts of an owner that opens no more streams, and forgets them.
     pub fn forget_owner(&mut self, owner: u64) -> Owned {
-        self.owners.remove(&owner).unwrap_or_default()
+        self.owners.remove(&owner).unwrap_or_default().owned
     }
 
     pub fn stats(&self) -> Stats {

@@ -8,11 +8,15 @@
 //!
 //! * [`types`], [`source`], [`ranges`]: keys and priorities, what a stream reads from, sets of offsets;
 //! * [`congestion`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
-//! * `queues`, `stream`, `slots`: which stream goes next, the state of one stream, and where streams are kept.
+//! * [`policy`]: what goes when the peer does not keep up;
+//! * `datagrams`, `queues`, `stream`, `slots`: what waits and which goes next, the state of one stream, and where streams
+//!   are kept.
 
 pub mod congestion;
+mod datagrams;
 pub mod downstream;
 pub mod pacing;
+pub mod policy;
 mod queues;
 pub mod ranges;
 pub mod recovery;

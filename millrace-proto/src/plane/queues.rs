@@ -52,13 +52,6 @@ impl StreamQueues {
         Some((*level, *key))
     }
 
-    /// The stream that would be sent last.
-    pub fn last(&self) -> Option<(Level, StreamKey)> {
-        let (level, _, owner) = self.order.last()?;
-        let (_, _, key) = self.queues.get(&(*level, *owner))?.streams.last()?;
-        Some((*level, *key))
-    }
-
     pub fn insert(&mut self, place: Place) {
         let id = place.queue();
         let turn = self.turns;
@@ -144,7 +137,6 @@ mod tests {
         places.iter().for_each(|place| queues.insert(*place));
         assert_eq!(queues.len(), 4);
         assert_eq!(serve(&mut queues, &places, 3), [2, 2, 2]);
-        assert_eq!(queues.last(), Some(((128, 10), StreamKey(3))));
         queues.remove(places[2]);
         assert_eq!(serve(&mut queues, &places, 1), [1]);
         queues.remove(places[1]);

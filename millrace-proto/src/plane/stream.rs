@@ -25,7 +25,31 @@ pub struct NewStream {
     pub object_timeout: Option<Duration>,
     /// SUBGROUP_DELIVERY_TIMEOUT: the stream is reset if not all is acknowledged this long after its FIN arrived.
     pub subgroup_timeout: Option<Duration>,
+    /// How long bytes may wait: later than that they may as well not come.
+    pub max_delay: Option<Duration>,
+    pub asked: Asked,
     pub label: Label,
+}
+
+/// How much of a stream the receiver asked for from the past. That is never late, and as long as it has to be sent
+/// nothing of its owner is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Asked {
+    #[default]
+    Nothing,
+    /// What is there when the stream is opened.
+    Present,
+    All,
+}
+
+/// What a stream has to send first.
+#[derive(Clone, Copy, Debug)]
+pub struct Head {
+    /// When the object that it is of was received, where that is known.
+    pub received_at: Option<Instant>,
+    /// It was sent before, and lost.
+    pub is_repair: bool,
+    pub is_asked: bool,
 }
 
 /// A unidirectional stream over a [`Source`]. Each of its bytes is acknowledged, in flight, or part of a hole: the
@@ -43,6 +67,9 @@ pub struct Stream {
     pub credit: u64,
     /// The offload may send on it as well.
     pub delegated: bool,
+    pub max_delay: Option<Duration>,
+    /// Bytes before this were asked for from the past.
+    asked: u64,
     state: State,
     /// End of what was ever sent. It counts against credit and is the final size of a reset.
     sent: u64,
@@ -59,6 +86,8 @@ pub enum Queue {
     Unopened,
     /// Has bytes, but the connection's credit is used up.
     Blocked,
+    /// Has bytes, but the peer's limit of the stream is reached.
+    Starved,
 }
 
 enum State {
@@ -93,6 +122,8 @@ pub enum Need {
     Repair,
     /// Bytes for the first time.
     Fresh,
+    /// The peer's leave to send more.
+    Credit,
 }
 
 /// The content of one frame.
@@ -104,6 +135,11 @@ pub enum Chunk {
 
 impl Stream {
     pub fn new(new: NewStream, credit: u64) -> Self {
+        let asked = match new.asked {
+            Asked::Nothing => 0,
+            Asked::Present => new.source.extent().len,
+            Asked::All => u64::MAX,
+        };
         let sending = Sending {
             source: new.source,
             object_timeout: new.object_timeout,
@@ -123,6 +159,8 @@ impl Stream {
             deadline: None,
             credit,
             delegated: false,
+            max_delay: new.max_delay,
+            asked,
             state: State::Sending(sending),
             sent: 0,
         }
@@ -183,6 +221,30 @@ impl Stream {
             .source
             .received_at(offset)
             .is_some_and(|received| now.saturating_duration_since(received) > timeout)
+    }
+
+    /// What it has to send first; `None` if it has nothing to send, or a reset.
+    pub fn head(&self) -> Option<Head> {
+        let State::Sending(sending) = &self.state else { return None };
+        let hole = sending.hole().map(|hole| hole.start);
+        let fresh = (self.sent < sending.extent.len).then_some(self.sent);
+        let fin = sending.owes_fin_alone(self.sent).then_some(self.sent);
+        let offset = hole.into_iter().chain(fresh).chain(fin).min()?;
+        // FIN alone carries no object that could be late.
+        let has_object = offset < sending.extent.len;
+        Some(Head {
+            received_at: has_object.then(|| sending.source.received_at(offset)).flatten(),
+            is_repair: hole == Some(offset),
+            is_asked: offset < self.asked,
+        })
+    }
+
+    /// OBJECT_DELIVERY_TIMEOUT.
+    pub fn object_timeout(&self) -> Option<Duration> {
+        match &self.state {
+            State::Sending(sending) => sending.object_timeout,
+            State::Reset { .. } => None,
+        }
     }
 
     /// Copies source bytes; 0 when they are gone.
@@ -305,6 +367,8 @@ impl Sending {
             Need::Repair
         } else if sent < self.extent.len.min(credit) {
             Need::Fresh
+        } else if sent < self.extent.len {
+            Need::Credit
         } else {
             Need::Nothing
         }
@@ -365,6 +429,8 @@ mod tests {
                 owner: 0,
                 object_timeout: None,
                 subgroup_timeout: None,
+                max_delay: None,
+                asked: Asked::Nothing,
                 label: Label::default(),
             },
             u64::MAX,

@@ -25,7 +25,7 @@ use crate::{
         property::TrackProperties,
     },
     plane::{
-        downstream::{Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
+        downstream::{Asked, Config, Downstream, EventKind, Label, NewStream, PeerLimits, Priority},
         source::{End, Extent, Source},
     },
 };
@@ -244,6 +244,8 @@ fn fate(view: View, now: Instant, age: Duration) -> Option<EventKind> {
         owner: 0,
         object_timeout: Some(Duration::from_millis(100)),
         subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
         label: Label::default(),
     });
     down.wake(key);

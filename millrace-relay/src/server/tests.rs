@@ -56,6 +56,7 @@ impl Relay {
             max_tracks: STREAMS,
             drain_timeout: Duration::from_secs(1),
             goaway_uri: None,
+            delays: crate::Delays::default(),
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
         Self { server: bound.with_access(access).serve(Arc::new(Open)), client }

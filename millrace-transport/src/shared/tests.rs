@@ -47,8 +47,13 @@ fn owing(datagrams: usize) -> Shared {
     shared.open();
     for _ in 0..datagrams {
         let payload = vec![0; 1000].into();
-        let datagram =
-            NewDatagram { payload, priority: Priority::default(), expires: None, label: Label::default() };
+        let datagram = NewDatagram {
+            payload,
+            priority: Priority::default(),
+            expires: None,
+            late: None,
+            label: Label::default(),
+        };
         shared.downstream().send_datagram(datagram).unwrap();
     }
     shared

@@ -228,8 +228,13 @@ async fn datagrams() {
     let pair = in_time(Pair::connect(Options::default())).await;
     for tag in 0..200u64 {
         let payload = Pattern::bytes(tag, 1000).into();
-        let datagram =
-            NewDatagram { payload, priority: Priority::default(), expires: None, label: Label::default() };
+        let datagram = NewDatagram {
+            payload,
+            priority: Priority::default(),
+            expires: None,
+            late: None,
+            label: Label::default(),
+        };
         pair.server.downstream().send_datagram(datagram).unwrap();
         pair.server.transmit_now();
         let received = in_time(pair.client.read_datagram()).await.unwrap();

@@ -9,7 +9,7 @@ use std::{
 
 use millrace_proto::{
     plane::{
-        downstream::{Label, NewStream, Priority, StreamKey},
+        downstream::{Asked, Label, NewStream, Priority, StreamKey},
         source::{End, Extent, Source},
     },
     quic::{
@@ -201,6 +201,8 @@ impl Pair {
                     owner: 0,
                     object_timeout: None,
                     subgroup_timeout: None,
+                    max_delay: None,
+                    asked: Asked::Nothing,
                     label: Label::default(),
                 })
             })

@@ -4,6 +4,7 @@
 //! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
 
 mod access;
+mod queue;
 mod values;
 
 use std::{
@@ -20,11 +21,12 @@ use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
-use millrace_relay::access::Rule;
+use millrace_relay::{DelayRule, access::Rule};
 use millrace_transport::kernel::Limits;
 
 pub use self::{
     access::Access,
+    queue::{DropPolicy, MaxDelay, Queue},
     values::{ByteCount, MoqtUrl, Seconds, name},
 };
 
@@ -57,6 +59,7 @@ pub struct Config {
     pub congestion_control: CongestionControl,
     /// After so many packets of a session its keys are updated, or as many as the suite allows if that is less.
     pub max_packets_per_key: u64,
+    pub queue: Queue,
     /// Limit of all cached media.
     pub cache_bytes: u64,
     /// Limit of what peers may send before it is read, over all connections.
@@ -172,6 +175,9 @@ macro_rules! settings {
             /// `[[allow]]`, in the file only.
             #[arg(skip)]
             pub allow: Vec<Rule>,
+            /// `[[delay]]`, in the file only.
+            #[arg(skip)]
+            pub delay: Vec<DelayRule>,
         }
 
         /// Every key, in the order of the documentation.
@@ -198,7 +204,8 @@ macro_rules! settings {
 
             fn or(self, other: Self) -> Self {
                 let allow = if self.allow.is_empty() { other.allow } else { self.allow };
-                Self { $($field: self.$field.or(other.$field),)* allow }
+                let delay = if self.delay.is_empty() { other.delay } else { self.delay };
+                Self { $($field: self.$field.or(other.$field),)* allow, delay }
             }
         }
     };
@@ -305,6 +312,18 @@ settings! {
     /// Packets of a session that are sealed with one key at most [default: what the cipher suite allows]
     #[arg(long, value_name = "N")]
     max_packets_per_key: u64,
+    /// How long media may wait for a subscriber before it is dropped, or "off" [default: 0.25]
+    #[arg(long, value_name = "SECONDS")]
+    max_delay: MaxDelay,
+    /// What is dropped where there is too little room [default: live]
+    #[arg(long, value_enum)]
+    drop_policy: DropPolicy,
+    /// Media that may wait for one subscriber, bytes or with KiB, MiB, GiB [default: 16MiB]
+    #[arg(long, value_name = "BYTES")]
+    queue_bytes: ByteCount,
+    /// Datagrams that may wait, of all subscribers, bytes or with KiB, MiB, GiB [default: 64MiB]
+    #[arg(long, value_name = "BYTES")]
+    datagram_bytes: ByteCount,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     cache_bytes: ByteCount,
@@ -435,6 +454,8 @@ impl Check {
             let place = format!("{}:{}: {}", file.name, line(key.span()), key.get_ref());
             if key.get_ref() == access::ALLOW {
                 self.rules(file, value, &mut settings);
+            } else if key.get_ref() == queue::DELAY {
+                self.delays(file, value, &mut settings);
             } else if !keys().iter().any(|known| known == key.get_ref()) {
                 self.problems.push(Problem { place, message: unknown(key.get_ref()) });
             } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
@@ -456,6 +477,7 @@ impl Check {
 
     fn config(&mut self, mut settings: Settings) -> Config {
         let access = self.access(&mut settings);
+        let queue = self.queue(&mut settings);
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         let limits = Limits::default();
         let gate = settings.gate.unwrap_or(GateChoice::Auto);
@@ -483,6 +505,7 @@ impl Check {
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Bbr),
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
+            queue,
             cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
             receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),

@@ -8,7 +8,10 @@ use std::{
 use anyhow::Context;
 use millrace_proto::{
     moq::ALPN,
-    plane::{congestion::Algorithm, downstream},
+    plane::{
+        congestion::Algorithm,
+        downstream::{self, policy},
+    },
     quic::keys::Suite,
     relay::cache,
 };
@@ -22,7 +25,7 @@ use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use super::{
     access,
-    config::{CipherSuite, Config, CongestionControl, Gso},
+    config::{CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue},
     engine::Chosen,
     guard::{self, Follower, Guard},
     status::{Status, StatusSource},
@@ -216,6 +219,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         max_tracks: config.max_tracks,
         drain_timeout: config.drain_timeout,
         goaway_uri: config.goaway_uri.clone(),
+        delays: config.queue.delays.clone(),
     }
 }
 
@@ -247,7 +251,21 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         gso: config.gso != Gso::Off,
         key_log: identity.key_log.clone(),
         max_packets_per_key: config.max_packets_per_key,
-        downstream: downstream::Config { algorithm, ..base.downstream },
+        downstream: downstream_config(&config.queue, algorithm, base.downstream),
+        ..base
+    }
+}
+
+fn downstream_config(queue: &Queue, algorithm: Algorithm, base: downstream::Config) -> downstream::Config {
+    let policy = match queue.policy {
+        DropPolicy::Live => policy::Kind::Live,
+        DropPolicy::Tail => policy::Kind::Tail,
+    };
+    downstream::Config {
+        algorithm,
+        policy,
+        queue: policy::Limits { bytes: queue.bytes, ..base.queue },
+        datagram_pool: Some(Arc::new(downstream::Pool::new(queue.datagram_bytes))),
         ..base
     }
 }

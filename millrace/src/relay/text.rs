@@ -28,6 +28,7 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
             "SUBS",
             "PUBS",
             "PENDING",
+            "DROPPED",
         ];
         table(&mut out, &head, status.sessions.iter().map(session_row));
     }
@@ -138,7 +139,14 @@ fn session_row(session: &Session) -> Vec<String> {
         session.subscriptions.to_string(),
         session.publications.to_string(),
         bytes(session.pending),
+        reasons(&session.drops),
     ]
+}
+
+/// `late 3, evicted 1`.
+fn reasons(counts: &BTreeMap<String, u64>) -> String {
+    let counts: Vec<_> = counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+    if counts.is_empty() { "-".to_owned() } else { counts.join(", ") }
 }
 
 fn track_row(track: &Track) -> Vec<String> {
@@ -254,6 +262,7 @@ mod tests {
             subscriptions: 0,
             publications: 0,
             pending: 0,
+            drops: [("late".to_owned(), 3), ("evicted".to_owned(), 1)].into(),
             identity: None,
             requests: 0,
             requests_refused: 0,

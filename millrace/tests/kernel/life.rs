@@ -227,7 +227,7 @@ impl<'a> Process<'a> {
 
     fn command(node: &Node) -> Command {
         let mut command = node.command(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["relay", "--public", "--http-token-file=off"]).env("NO_COLOR", "1");
+        command.args(["relay", "--public", "--http-token-file=off", "--max-delay=off"]).env("NO_COLOR", "1");
         command
     }
 

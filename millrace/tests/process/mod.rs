@@ -46,6 +46,7 @@ impl Relay {
         let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let process = millrace()
             .args(["relay", "--listen=127.0.0.1:0", &format!("--http={http}"), "--log-format=json"])
+            .arg("--max-delay=off")
             .arg(format!("--http-token-file={}", dir.path().join("token").display()))
             .args(args.iter().map(|arg| arg.replace("{dir}", dir.path().to_str().unwrap())))
             .stderr(fs::File::create(dir.path().join("stderr")).unwrap())

@@ -127,6 +127,31 @@ async fn objects_past_their_delivery_timeout_are_not_sent() {
     assert_eq!(relay.status().drops["object_delivery_timeout"], 1);
 }
 
+/// However long the newest group waits, it stays.
+#[tokio::test]
+async fn a_group_that_is_late_goes_once_the_next_is_there() {
+    let max_delay = Duration::from_millis(50);
+    let relay = Relay::with(|config| config.queue.delays.default = Some(max_delay));
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut subscriber, _request, _ok, _upstream) =
+        first_subscriber(&relay, &mut publisher, &track, 1).await;
+    // Far more than the subscriber's stream credit: the rest waits.
+    publish(&publisher, 0..1, 4_000_000).await;
+    let first = subscriber.next_subgroup().await;
+    relay.until("it waits", |status| status.sessions.iter().any(|session| session.pending > 1_000_000)).await;
+    tokio::time::sleep(4 * max_delay).await;
+    assert_eq!(relay.status().drops["late"], 0);
+    publish(&publisher, 1..2, 100).await;
+    relay.until("it goes", |status| status.drops["late"] == 1).await;
+    let second = subscriber.next_subgroup().await;
+    assert_eq!((second.header.group, second.all().await), (1, (vec![0], End::Fin)));
+    assert_eq!(first.all().await, (vec![0], End::Reset));
+    let status = relay.status();
+    let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
+    drops.retain(|drops| !drops.is_empty());
+    assert_eq!(drops, [[("late".to_owned(), 1)].into()], "its session's alone, and nothing else");
+}
+
 #[tokio::test]
 async fn sessions_over_the_limit_are_refused() {
     let relay = Relay::with(|config| config.max_sessions = 2);

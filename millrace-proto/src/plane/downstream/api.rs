@@ -1,18 +1,18 @@
 //! What goes into a [`Downstream`] and comes out of it.
 
-use std::time::{Duration, Instant};
-
-use bytes::Bytes;
+use std::{sync::Arc, time::Duration};
 
 #[cfg(doc)]
 use super::Downstream;
 use crate::plane::{
     congestion::Algorithm,
+    datagrams::Pool,
+    policy,
     recovery::{self, NeverSent},
-    types::{Label, Priority, StreamKey},
+    types::StreamKey,
 };
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Config {
     pub algorithm: Algorithm,
     pub pacing: bool,
@@ -20,10 +20,14 @@ pub struct Config {
     pub mtu: usize,
     /// Round trip to assume before the first sample.
     pub initial_rtt: Duration,
-    /// Streams that may have bytes to send at the same time. Beyond it the stream of lowest priority is reset.
-    pub max_pending_streams: usize,
-    /// What waiting datagrams may take, bytes, with what keeps them. Beyond it the datagram of lowest priority is dropped.
-    pub max_datagram_bytes: usize,
+    /// What goes when the peer does not keep up.
+    pub policy: policy::Kind,
+    /// Bounds on the streams that wait.
+    pub queue: policy::Limits,
+    /// What waiting datagrams may take, bytes, with what keeps them. Beyond it datagrams of the lowest priority are dropped.
+    pub max_datagram_bytes: u64,
+    /// Where those of several connections are taken from.
+    pub datagram_pool: Option<Arc<Pool>>,
     pub reset_codes: ResetCodes,
 }
 
@@ -44,8 +48,10 @@ impl Config {
             pacing: true,
             mtu: 1200,
             initial_rtt: Duration::from_millis(333),
-            max_pending_streams: 4096,
+            policy: policy::Kind::default(),
+            queue: policy::Limits { streams: 4096, bytes: 16 << 20, burst: Duration::from_secs(1) },
             max_datagram_bytes: 1 << 20,
+            datagram_pool: None,
             reset_codes,
         }
     }
@@ -67,21 +73,6 @@ pub struct PeerLimits {
     pub max_ack_delay: Duration,
     /// Whether this end is the QUIC server, which shows in the low bits of stream IDs.
     pub is_server: bool,
-}
-
-pub struct NewDatagram {
-    pub payload: Bytes,
-    pub priority: Priority,
-    /// Dropped when it has not been sent by then.
-    pub expires: Option<Instant>,
-    pub label: Label,
-}
-
-impl NewDatagram {
-    /// What it takes while it waits, bytes.
-    pub(super) fn held(&self) -> usize {
-        size_of::<((Priority, u64), Self)>() + self.payload.len()
-    }
 }
 
 /// What [`Downstream::poll_event`] reports about a stream.
@@ -151,8 +142,12 @@ pub struct Resets {
     pub subgroup_timeout: u64,
     /// The source lost its bytes before they were sent.
     pub evicted: u64,
-    /// More than [`Config::max_pending_streams`] had bytes to send.
+    /// More than [`policy::Limits::streams`] had bytes to send.
     pub overflow: u64,
+    /// It had waited for longer than it may.
+    pub late: u64,
+    /// More than [`policy::Limits::bytes`] waited.
+    pub queue_full: u64,
     /// Streams that never got an ID; they are counted above as well.
     pub unopened: u64,
 }
@@ -165,7 +160,10 @@ pub struct Stats {
     pub stream_bytes: u64,
     pub retransmitted_bytes: u64,
     pub datagrams_sent: u64,
+    /// A delivery timeout was over.
     pub datagrams_expired: u64,
+    /// They had waited for longer than they may.
+    pub datagrams_late: u64,
     pub datagrams_too_large: u64,
     pub datagrams_overflowed: u64,
     /// Packets that the offload sent, and their UDP payload. [`recovery::Counts`] includes them.

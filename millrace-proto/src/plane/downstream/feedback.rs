@@ -133,7 +133,7 @@ impl Downstream {
     /// When [`Self::on_timeout`] is due. Any other call may change it.
     pub fn timeout(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|(at, _)| *at);
-        [self.recovery.timeout(), self.paced_until, deadline].into_iter().flatten().min()
+        [self.recovery.timeout(), self.paced_until, self.review_at, deadline].into_iter().flatten().min()
     }
 
     /// Whether the peer acknowledges nothing, although plenty was sent: the connection should be closed.
@@ -152,6 +152,9 @@ impl Downstream {
             && at <= now
         {
             self.begin_reset(key, self.config.reset_codes.late, Cause::SubgroupTimeout);
+        }
+        if self.review_at.is_some_and(|at| at <= now) {
+            self.review(now);
         }
         if self.paced_until.is_some_and(|at| at <= now) {
             self.paced_until = None;

@@ -5,12 +5,16 @@ use std::time::Instant;
 use super::{Cause, Downstream, Event, EventKind, Priority, StreamKey};
 use crate::plane::{
     queues::StreamQueues,
-    stream::{Need, Queue},
+    stream::{Need, Queue, Stream},
 };
 
 impl Downstream {
     pub(super) fn begin_reset(&mut self, key: StreamKey, code: u64, cause: Cause) {
-        let Some(stream) = self.streams.get_mut(key).filter(|stream| !stream.is_reset()) else { return };
+        if self.streams.get(key).is_none_or(Stream::is_reset) {
+            return;
+        }
+        self.unplace(key);
+        let Some(stream) = self.streams.get_mut(key) else { return };
         let opened = stream.id.is_some();
         stream.reset(code);
         self.recall(key);
@@ -26,6 +30,8 @@ impl Downstream {
             Cause::SubgroupTimeout => &mut resets.subgroup_timeout,
             Cause::Evicted => &mut resets.evicted,
             Cause::Overflow => &mut resets.overflow,
+            Cause::Late => &mut resets.late,
+            Cause::QueueFull => &mut resets.queue_full,
         } += 1;
         if opened {
             return self.place(key);
@@ -42,8 +48,8 @@ impl Downstream {
         if let Some(id) = stream.id {
             self.by_id.remove(&id);
         }
-        if let Some(owned) = self.owners.get_mut(&stream.owner) {
-            owned.live -= 1;
+        if let Some(owner) = self.owners.get_mut(&stream.owner) {
+            owner.owned.live -= 1;
         }
         self.events.push_back(Event { key, owner: stream.owner, kind });
     }
@@ -72,17 +78,18 @@ impl Downstream {
         let queue = match stream.need() {
             Need::Nothing => Queue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => Queue::Unopened,
+            Need::Credit => Queue::Starved,
             Need::Fresh if self.data_sent >= self.peer.max_data => Queue::Blocked,
             Need::Fresh | Need::Repair => Queue::Ready,
         };
         if queue == stream.queue {
             return;
         }
-        let place = stream.place(key);
-        let old = std::mem::replace(&mut stream.queue, queue);
-        if let Some(queues) = self.queue(old) {
-            queues.remove(place);
-        }
+        self.unplace(key);
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.queue = queue;
+        let (place, is_reset) = (stream.place(key), stream.is_reset());
+        self.resets_owed += usize::from(is_reset && queue != Queue::None);
         if let Some(queues) = self.queue(queue) {
             queues.insert(place);
         }
@@ -90,8 +97,9 @@ impl Downstream {
 
     pub(super) fn unplace(&mut self, key: StreamKey) {
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let place = stream.place(key);
+        let (place, is_reset) = (stream.place(key), stream.is_reset());
         let old = std::mem::take(&mut stream.queue);
+        self.resets_owed -= usize::from(is_reset && old != Queue::None);
         if let Some(queues) = self.queue(old) {
             queues.remove(place);
         }
@@ -103,18 +111,7 @@ impl Downstream {
             Queue::Ready => Some(&mut self.ready),
             Queue::Unopened => Some(&mut self.unopened),
             Queue::Blocked => Some(&mut self.blocked),
-        }
-    }
-
-    /// Resets the stream that would be sent last, if too many streams have bytes to send.
-    pub(super) fn shed(&mut self) {
-        let queues = [&self.ready, &self.unopened, &self.blocked];
-        if queues.iter().map(|queues| queues.len()).sum::<usize>() <= self.config.max_pending_streams {
-            return;
-        }
-        let last = queues.iter().filter_map(|queues| queues.last()).max();
-        if let Some((_, key)) = last {
-            self.begin_reset(key, self.config.reset_codes.behind, Cause::Overflow);
+            Queue::Starved => Some(&mut self.starved),
         }
     }
 }

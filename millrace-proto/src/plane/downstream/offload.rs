@@ -121,8 +121,7 @@ impl Downstream {
             return Some(Level::default());
         }
         let stream = self.ready.first().map(|(level, _)| level);
-        let datagram = self.datagrams.first_key_value().map(|((priority, _), _)| priority.level());
-        stream.into_iter().chain(datagram).min()
+        stream.into_iter().chain(self.datagrams.level()).min()
     }
 
     /// Whether acknowledgements may be read some time after they came: nothing waits to be sent or repaired, and

@@ -20,6 +20,14 @@ impl Downstream {
     ///
     /// Pass the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
     pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<Content> {
+        let content = self.poll(now, room, out);
+        if content.is_none() {
+            self.watch_backlog(now);
+        }
+        content
+    }
+
+    fn poll(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<Content> {
         let probing = self.recovery.probes() > 0;
         self.paced_until = None;
         if !probing {
@@ -85,7 +93,7 @@ impl Downstream {
         loop {
             let left = end - out.len();
             let stream = self.ready.first();
-            let datagram = self.datagrams.first_key_value().map(|((priority, _), _)| priority.level());
+            let datagram = self.datagrams.level();
             let more = match (stream, datagram) {
                 (None, None) => false,
                 (Some((level, key)), other) if self.stream_goes_first(level, other) => {
@@ -111,18 +119,18 @@ impl Downstream {
         out: &mut Vec<u8>,
         content: &mut Content,
     ) -> bool {
-        let Some(first) = self.datagrams.first_entry() else { return false };
-        let expired = first.get().expires.is_some_and(|at| at <= now);
-        let fits = datagram_size(&first.get().payload) <= room;
-        if !expired && !fits && !content.0.is_empty() {
+        let Some(first) = self.datagrams.first() else { return false };
+        let (expired, late) = (first.is_expired(now), first.is_late(now));
+        let fits = datagram_size(&first.payload) <= room;
+        if !expired && !late && !fits && !content.0.is_empty() {
             return false;
         }
-        let datagram = first.remove();
-        self.datagram_bytes -= datagram.held();
-        let NewDatagram { payload, label, .. } = datagram;
+        let Some(NewDatagram { payload, label, .. }) = self.datagrams.pop() else { return false };
         self.datagrams_turn = false;
         if expired {
             self.stats.datagrams_expired += 1;
+        } else if late {
+            self.stats.datagrams_late += 1;
         } else if !fits {
             self.stats.datagrams_too_large += 1;
         } else {
@@ -185,8 +193,8 @@ impl Downstream {
             let owner = stream.owner;
             self.next_stream += 1;
             self.by_id.insert(id, key);
-            if let Some(owned) = self.owners.get_mut(&owner) {
-                owned.opened += 1;
+            if let Some(owner) = self.owners.get_mut(&owner) {
+                owner.owned.opened += 1;
             }
             self.stats.streams_opened += 1;
             self.events.push_back(Event { key, owner, kind: EventKind::Opened });

@@ -120,6 +120,8 @@ impl Sim {
             owner: 1,
             object_timeout: None,
             subgroup_timeout: None,
+            max_delay: None,
+            asked: Asked::Nothing,
             label: Label::default(),
         };
         change(&mut stream);

@@ -4,6 +4,7 @@ mod cost;
 mod datagrams;
 mod delivery;
 mod ends;
+mod late;
 mod limits;
 mod model;
 mod offload;
@@ -62,5 +63,11 @@ fn event(key: StreamKey, kind: EventKind) -> Event {
 
 fn datagram(text: &[u8], subscriber: u8, expires: Option<Instant>) -> NewDatagram {
     let priority = Priority { subscriber, ..Priority::default() };
-    NewDatagram { payload: Bytes::copy_from_slice(text), priority, expires, label: Label::default() }
+    NewDatagram {
+        payload: Bytes::copy_from_slice(text),
+        priority,
+        expires,
+        late: None,
+        label: Label::default(),
+    }
 }

@@ -13,7 +13,7 @@ use millrace_proto::{
         GroupOrder, Location, Message, Parameters, code,
         message::{Fetch, FetchKind, RequestError, RequestOk},
     },
-    plane::downstream::{Event, Label, NewStream, Priority, StreamKey},
+    plane::downstream::{Asked, Event, Label, NewStream, Priority, StreamKey},
     relay::fetch::Response,
 };
 use parking_lot::Mutex;
@@ -197,6 +197,8 @@ impl Fetches {
             priority,
             object_timeout: None,
             subgroup_timeout: None,
+            max_delay: None,
+            asked: Asked::All,
             owner,
             label: Label { track: range.track.number, group: range.first.group },
         };

@@ -237,6 +237,42 @@ fn rules_are_read_with_their_lines() {
 }
 
 #[test]
+fn how_long_media_may_wait_is_said_for_all_and_by_namespace_and_priority() {
+    let ms = |ms| Some(Duration::from_millis(ms));
+    let queue = config(&[], "").unwrap().queue;
+    assert_eq!((queue.policy, queue.delays.default, queue.bytes), (DropPolicy::Live, ms(250), 16 << 20));
+    let text = "max-delay = 0.5\nqueue-bytes = '1MiB'\n\
+                [[delay]]\nnamespace = 'live/**'\npriority = '0-99'\nmax-delay = 1\n\
+                [[delay]]\nmax-delay = 'off'\n";
+    let queue = config(&[], text).unwrap().queue;
+    assert_eq!((queue.delays.default, queue.bytes), (ms(500), 1 << 20));
+    let rules: Vec<_> =
+        queue.delays.rules.iter().map(|rule| (rule.priority.clone(), rule.max_delay)).collect();
+    assert_eq!(rules, [(0..=99, ms(1000)), (0..=255, None)]);
+    assert_eq!(config(&["--max-delay=off"], "max-delay = 3").unwrap().queue.delays.default, None);
+    assert_eq!(config(&["--drop-policy=tail"], "").unwrap().queue.delays.default, None);
+    let table = [
+        ("max-delay = 0", "must be more than 0, or `off`"),
+        ("max-delay = 'soon'", "is not a number of seconds"),
+        ("drop-policy = 'head'", "is none of live, tail"),
+        ("drop-policy = 'tail'\nmax-delay = 1", "means nothing with drop-policy tail"),
+        ("drop-policy = 'tail'\n[[delay]]\nmax-delay = 1", "means nothing with drop-policy tail"),
+        ("queue-bytes = 0", "must be more than 0"),
+        ("datagram-bytes = 0", "must be more than 0"),
+        ("delay = 1", "a list of tables"),
+        ("[[delay]]\nnamespace = 'a'", "missing field `max-delay`"),
+        ("[[delay]]\nmax-delay = 1\npriority = '9-3'", "or a range of them"),
+        ("[[delay]]\nmax-delay = 1\npriority = '256'", "is not a priority"),
+        ("[[delay]]\nmax-delay = 1\nnamespace = '**/a'", "at the end only"),
+        ("[[delay]]\nmax-delay = 1\nlevel = 2", "unknown field `level`"),
+    ];
+    for (text, wanted) in table {
+        let found = problems(&[], text);
+        assert!(found.len() == 1 && found[0].1.contains(wanted), "{text}: {found:?}");
+    }
+}
+
+#[test]
 fn amounts_have_units_and_bounds() {
     let table = [
         ("1024", Some(1024)),
@@ -263,5 +299,5 @@ fn the_documentation_has_every_key() {
     for key in keys() {
         assert!(text.contains(&format!("| `{key}` |")), "docs/config.md lacks {key}");
     }
-    assert!(text.contains("[[allow]]"));
+    assert!(text.contains("[[allow]]") && text.contains("[[delay]]"));
 }

@@ -6,7 +6,10 @@ use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, de};
 use url::Url;
 
-use super::{CipherSuite, CongestionControl, EngineChoice, GateChoice, Gso};
+use super::{
+    CipherSuite, CongestionControl, EngineChoice, GateChoice, Gso,
+    queue::{DropPolicy, MaxDelay},
+};
 use crate::{
     http::{ListenAddr, token::TokenFile},
     log::Format,
@@ -118,5 +121,5 @@ macro_rules! deserialize_choice {
     };
 }
 
-deserialize_from_str!(ByteCount, Seconds, MoqtUrl, ListenAddr, TokenFile);
-deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);
+deserialize_from_str!(ByteCount, Seconds, MaxDelay, MoqtUrl, ListenAddr, TokenFile);
+deserialize_choice!(EngineChoice, GateChoice, CipherSuite, CongestionControl, DropPolicy, Gso, Format);

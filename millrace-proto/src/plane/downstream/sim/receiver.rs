@@ -55,6 +55,8 @@ impl Received {
 /// The reference receiver: RFC 9000 as strictly as it can be read.
 pub struct Receiver {
     credit: Credit,
+    /// It gives leave to send no more than it did at first.
+    pub is_stingy: bool,
     pub streams: BTreeMap<u64, Received>,
     pub datagrams: Vec<Vec<u8>>,
     granted_data: u64,
@@ -79,6 +81,7 @@ impl Receiver {
     pub fn new(credit: Credit) -> Self {
         Self {
             credit,
+            is_stingy: false,
             streams: BTreeMap::new(),
             datagrams: Vec::new(),
             granted_data: credit.data,
@@ -140,12 +143,17 @@ impl Receiver {
         for stream in self.streams.values_mut() {
             let contiguous =
                 stream.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
-            stream.granted = stream.granted.max(contiguous + self.credit.stream_data);
+            let granted = if self.is_stingy { 0 } else { contiguous + self.credit.stream_data };
+            stream.granted = stream.granted.max(granted);
             read += stream.reset.map_or(contiguous, |(_, size)| size);
         }
-        self.granted_data = self.granted_data.max(read + self.credit.data);
+        if !self.is_stingy {
+            self.granted_data = self.granted_data.max(read + self.credit.data);
+        }
         let over = self.streams.values().filter(|s| s.is_complete() || s.reset.is_some()).count() as u64;
-        self.granted_streams = over + self.credit.streams;
+        if !self.is_stingy {
+            self.granted_streams = over + self.credit.streams;
+        }
         let mut ranges: Vec<RangeInclusive<u64>> = Vec::new();
         for number in self.seen.iter().rev() {
             if let Some(range) = ranges.last_mut().filter(|range| *range.start() == number + 1) {

@@ -27,6 +27,8 @@ fn cost_per_object() {
                 owner: 0,
                 object_timeout: None,
                 subgroup_timeout: None,
+                max_delay: None,
+                asked: Asked::Nothing,
                 label: Label::default(),
             };
             let key = down.open(stream);

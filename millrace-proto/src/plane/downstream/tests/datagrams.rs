@@ -30,7 +30,7 @@ fn waiting_datagrams_are_bounded_by_what_they_take() {
     assert!(waiting <= 100_000 / size_of::<NewDatagram>(), "{waiting} datagrams");
     assert_eq!(sim.down.stats().datagrams_overflowed, 10_000 - waiting as u64);
     sim.run_for(SECOND);
-    assert_eq!((sim.peer.datagrams.len(), sim.down.datagram_bytes), (waiting, 0));
+    assert_eq!((sim.peer.datagrams.len(), sim.down.datagrams.bytes()), (waiting, 0));
 }
 
 #[test]

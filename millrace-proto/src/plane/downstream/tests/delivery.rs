@@ -107,6 +107,8 @@ fn pieces_name_what_a_packet_carries() {
         owner: 0,
         object_timeout: None,
         subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
         label: stream,
     });
     down.send_datagram(NewDatagram { label: object, ..datagram(b"x", 0, None) }).expect("small");

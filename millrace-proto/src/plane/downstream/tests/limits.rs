@@ -41,7 +41,8 @@ fn streams_wait_for_ids_in_priority_order() {
 
 #[test]
 fn too_many_waiting_streams_shed_the_last() {
-    let config = Config { max_pending_streams: 10, ..Config::new(CODES) };
+    let queue = policy::Limits { streams: 10, ..Config::new(CODES).queue };
+    let config = Config { queue, policy: policy::Kind::Tail, ..Config::new(CODES) };
     let credit = Credit { streams: 1, ..Credit::default() };
     let mut sim = Sim::new(1, Link::default(), credit, config);
     let keys: Vec<_> = (0..30).map(|tag| sim.open_whole(tag, 1000, tag as u8)).collect();
@@ -78,6 +79,8 @@ fn the_client_numbers_its_own_streams() {
         owner: 0,
         object_timeout: None,
         subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
         label: Label::default(),
     };
     down.open(stream);

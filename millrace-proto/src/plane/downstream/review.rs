@@ -1,0 +1,154 @@
+//! What waits is looked at now and then: what is late goes, wherever it waits, and what the policy names.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    Asked, Cause, Downstream, NewStream, Newest, Owner, StreamKey,
+    policy::{Drop, Queue, Reason, Standing, Waiting},
+};
+use crate::plane::stream::{Head, Stream};
+
+/// From when something waits until it is looked at.
+const FIRST: Duration = Duration::from_millis(10);
+
+/// Between two looks, at least and at most.
+const LEAST: Duration = Duration::from_millis(5);
+const MOST: Duration = Duration::from_millis(50);
+
+/// And at least this for each stream and datagram that waits, so that looking at them takes little of a processor.
+const PER_ONE: Duration = Duration::from_micros(50);
+
+impl Owner {
+    pub(super) fn open(&mut self, stream: &NewStream) {
+        self.owned.live += 1;
+        if stream.asked == Asked::All {
+            return;
+        }
+        let group = stream.label.group;
+        let first = (stream.priority.publisher, stream.priority.subgroup);
+        match &mut self.newest {
+            Some(newest) if newest.group > group => {}
+            Some(newest) if newest.group == group => newest.first = newest.first.min(first),
+            newest => *newest = Some(Newest { group, first }),
+        }
+    }
+}
+
+impl Downstream {
+    /// After all has been sent that may be: has what is left looked at in time.
+    pub(super) fn watch_backlog(&mut self, now: Instant) {
+        if self.is_backlogged() {
+            self.review_at.get_or_insert(now + FIRST);
+        } else if self.review_at.take().is_some() {
+            self.policy.rest();
+        }
+    }
+
+    fn is_backlogged(&self) -> bool {
+        self.waiting_streams() > 0 || !self.datagrams.is_empty()
+    }
+
+    /// Streams that have bytes to send.
+    fn waiting_streams(&self) -> usize {
+        let queues = [&self.ready, &self.unopened, &self.blocked, &self.starved];
+        queues.iter().map(|queues| queues.len()).sum::<usize>() - self.resets_owed
+    }
+
+    pub(super) fn review(&mut self, now: Instant) {
+        let expires = self.expire(now);
+        let queue = self.backlog(Some(now));
+        let drops = self.policy.review(now, &queue, &self.config.queue);
+        let ordinary = queue.streams.iter().filter(|stream| stream.standing == Standing::Ordinary);
+        let late = ordinary.filter_map(|stream| stream.since?.checked_add(stream.max_delay?));
+        let next = late.filter(|at| *at > now).chain(expires).min();
+        let waiting = queue.streams.len() + self.datagrams.len();
+        self.drop_streams(&drops);
+        let least = LEAST.max(PER_ONE * u32::try_from(waiting).unwrap_or(u32::MAX));
+        let next = next.map_or(MOST, |next| next.saturating_duration_since(now)).min(MOST).max(least);
+        self.review_at = None;
+        if self.is_backlogged() {
+            self.review_at = now.checked_add(next);
+        } else {
+            self.policy.rest();
+        }
+    }
+
+    /// Has streams go if too many have bytes to send.
+    pub(super) fn shed(&mut self) {
+        if self.waiting_streams() > self.config.queue.streams {
+            let queue = self.backlog(None);
+            let drops = self.policy.overflow(&queue, &self.config.queue);
+            self.drop_streams(&drops);
+        }
+    }
+
+    fn drop_streams(&mut self, drops: &[Drop]) {
+        let codes = self.config.reset_codes;
+        for Drop { key, reason } in drops {
+            let (code, cause) = match reason {
+                Reason::Late => (codes.late, Cause::Late),
+                Reason::Bytes => (codes.behind, Cause::QueueFull),
+                Reason::Streams => (codes.behind, Cause::Overflow),
+            };
+            self.begin_reset(*key, code, cause);
+        }
+    }
+
+    /// Drops what its delivery timeout has passed of. Returns when the next one's does.
+    fn expire(&mut self, now: Instant) -> Option<Instant> {
+        let (overdue, mut next) = self.datagrams.expire(now);
+        self.stats.datagrams_expired += overdue.expired;
+        self.stats.datagrams_late += overdue.late;
+        let mut late: Vec<StreamKey> = Vec::new();
+        for (key, stream) in self.streams.iter() {
+            let Some(timeout) = stream.object_timeout() else { continue };
+            let received = stream.head().and_then(|head| head.received_at);
+            let Some(at) = received.and_then(|received| received.checked_add(timeout)) else { continue };
+            if at < now {
+                late.push(key);
+            } else {
+                next = next.into_iter().chain([at]).min();
+            }
+        }
+        for key in late {
+            self.begin_reset(key, self.config.reset_codes.late, Cause::ObjectTimeout);
+        }
+        next
+    }
+
+    /// What waits. With `now`, ages of those count from now whose owner still gets what it asked for from the past.
+    fn backlog(&mut self, now: Option<Instant>) -> Queue {
+        let heads = self.streams.iter().filter_map(|(key, stream)| Some((key, stream, stream.head()?)));
+        let heads: Vec<_> = heads.collect();
+        for (_, stream, head) in &heads {
+            if let Some(owner) = self.owners.get_mut(&stream.owner).filter(|_| head.is_asked) {
+                owner.caught_up = now.or(owner.caught_up);
+            }
+        }
+        let repair = 2 * self.recovery.rtt.smoothed();
+        let waiting = |(key, stream, head): &(StreamKey, &Stream, Head)| {
+            let owner = self.owners.get(&stream.owner);
+            let caught_up = owner.and_then(|owner| owner.caught_up);
+            let newest = owner.and_then(|owner| owner.newest);
+            let first = (stream.priority.publisher, stream.priority.subgroup);
+            let is_newest =
+                newest.is_some_and(|newest| newest.group == stream.label.group && newest.first == first);
+            Waiting {
+                key: *key,
+                owner: stream.owner,
+                level: stream.priority.level(),
+                subgroup: stream.priority.subgroup,
+                bytes: stream.pending(),
+                since: head.received_at.map(|received| caught_up.map_or(received, |at| received.max(at))),
+                // To learn of a loss and to repair it takes round trips, in which nothing could be done.
+                max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
+                standing: match (head.is_asked, is_newest) {
+                    (true, _) => Standing::Asked,
+                    (false, true) => Standing::Newest,
+                    (false, false) => Standing::Ordinary,
+                },
+            }
+        };
+        Queue { streams: heads.iter().map(waiting).collect(), datagram_bytes: self.datagrams.bytes() }
+    }
+}

@@ -1,0 +1,332 @@
+//! What is late goes, wherever it waits.
+
+use super::*;
+
+/// 1 Mbit/s: a megabyte takes eight seconds.
+fn narrow() -> Link {
+    Link { rate: Some(125_000), queue: 30_000, ..Link::default() }
+}
+
+#[test]
+fn object_timeouts_hold_behind_the_head_of_the_line() {
+    let mut sim = sim(narrow());
+    sim.open_whole(1, 1_000_000, 1);
+    let source = Mem::new(2);
+    source.push(1000, sim.now);
+    let key = sim.open_with(&source, |stream| {
+        stream.priority.subscriber = 2;
+        stream.object_timeout = Some(Duration::from_millis(100));
+    });
+    sim.run_for(SECOND);
+    assert_eq!(sim.down.stats().resets.object_timeout, 1);
+    assert!(sim.events.contains(&event(key, EventKind::Reset(CODES.late))));
+    assert!(sim.down.has_work(), "the other is far from done");
+}
+
+#[test]
+fn datagrams_expire_behind_the_head_of_the_line() {
+    let mut sim = sim(narrow());
+    sim.open_whole(1, 1_000_000, 1);
+    let expires = sim.now + Duration::from_millis(100);
+    sim.down.send_datagram(datagram(b"late", 2, Some(expires))).expect("fits");
+    sim.run_for(SECOND);
+    assert_eq!(sim.down.stats().datagrams_expired, 1);
+    assert_eq!((sim.down.queued_datagrams(), sim.down.datagrams.bytes()), (0, 0));
+}
+
+#[test]
+fn too_many_datagrams_drop_the_oldest_of_the_least_urgent() {
+    let config = Config { max_datagram_bytes: 10_000, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, Link::default(), Credit::default(), config);
+    sim.down.send_datagram(datagram(&[255; 1000], 1, None)).expect("fits");
+    for order in [|group| group, |group: u64| !group] {
+        for group in 0..50 {
+            let mut one = datagram(&[group as u8; 1000], 2, None);
+            one.priority.group = order(group);
+            sim.down.send_datagram(one).expect("fits");
+        }
+        sim.run_for(SECOND);
+        let mut got: Vec<u8> = sim.peer.datagrams.drain(..).map(|payload| payload[0]).collect();
+        got.sort_unstable();
+        if got.last() == Some(&255) {
+            got.pop();
+        }
+        let first = 50 - got.len() as u8;
+        assert!(got.len() >= 6, "{got:?}");
+        assert_eq!(got, (first..50).collect::<Vec<_>>(), "the newest, without gaps");
+    }
+}
+
+const DELAY: Duration = Duration::from_millis(250);
+const FRAME: Duration = Duration::from_millis(40);
+const FRAMES: u64 = 25;
+
+/// A camera: groups of a second, a key frame of 12 kB and deltas of 3 kB: 84 kB a second.
+struct Camera {
+    subgroups: bool,
+    policy: policy::Kind,
+    rate: u64,
+}
+
+/// What came of it.
+struct Outcome {
+    sim: Sim,
+    /// By group and subgroup.
+    streams: Vec<Sent>,
+}
+
+struct Sent {
+    group: u64,
+    subgroup: u64,
+    key: StreamKey,
+}
+
+impl Camera {
+    fn run(&self, groups: u64) -> Outcome {
+        let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
+        let link = Link { rate: Some(self.rate), queue: 8000, ..Link::default() };
+        let config = Config { policy: self.policy, algorithm: Algorithm::Bbr, ..Config::new(CODES) };
+        let mut sim = Sim::new(1, link, credit, config);
+        let mut streams = Vec::new();
+        for group in 0..groups {
+            let mut open: Vec<(StreamKey, Arc<Mem>)> = Vec::new();
+            for frame in 0..FRAMES {
+                let subgroup = u64::from(self.subgroups && frame > 0);
+                if open.len() as u64 <= subgroup {
+                    let source = Mem::new(group * 2 + subgroup);
+                    let key = sim.open_with(&source, |stream| {
+                        stream.priority =
+                            Priority { subscriber: 128, publisher: subgroup as u8, group, subgroup };
+                        stream.label.group = group;
+                        stream.max_delay = Some(DELAY);
+                    });
+                    streams.push(Sent { group, subgroup, key });
+                    open.push((key, source));
+                }
+                let (key, source) = &open[subgroup as usize];
+                source.push(if frame == 0 { 12_000 } else { 3000 }, sim.now);
+                if subgroup == 0 && (frame == FRAMES - 1 || self.subgroups) {
+                    source.finish(End::Fin { at: sim.now });
+                }
+                sim.down.wake(*key);
+                sim.transmit();
+                sim.run_for(FRAME);
+            }
+            if let Some((key, source)) = open.get(1) {
+                source.finish(End::Fin { at: sim.now });
+                sim.down.wake(*key);
+            }
+        }
+        Outcome { sim, streams }
+    }
+}
+
+impl Outcome {
+    fn was_reset(&self, sent: &Sent) -> bool {
+        self.sim.events.contains(&event(sent.key, EventKind::Reset(CODES.late)))
+    }
+}
+
+/// Nothing shows how late bytes are but what waits: with 47 of 84 kB a second, as much as a group and a quarter second.
+#[test]
+fn what_waits_too_long_goes_but_never_the_newest_group() {
+    let camera = Camera { subgroups: false, policy: policy::Kind::Live, rate: 47_000 };
+    let outcome = camera.run(20);
+    let stats = outcome.sim.down.stats();
+    assert!(stats.resets.late >= 15, "{:?}", stats.resets);
+    assert!(outcome.was_reset(&outcome.streams[10]) && !outcome.was_reset(&outcome.streams[19]));
+    assert_eq!(stats.resets, Resets { late: stats.resets.late, ..stats.resets });
+    // At most what a group leaves behind while it is the newest, and a quarter of a second of the next one.
+    assert!(stats.pending_bytes < 84_000 * 5 / 4, "{}", stats.pending_bytes);
+    let behind = Camera { policy: policy::Kind::Tail, ..camera }.run(20).sim.down.stats();
+    assert_eq!(behind.resets, Resets::default());
+    assert!(behind.pending_bytes > 500_000, "{}", behind.pending_bytes);
+}
+
+#[test]
+fn key_frames_arrive_and_deltas_go() {
+    let camera = Camera { subgroups: true, policy: policy::Kind::Live, rate: 31_000 };
+    let outcome = camera.run(20);
+    for sent in outcome.streams.iter().filter(|sent| sent.subgroup == 0) {
+        let finished = event(sent.key, EventKind::Finished);
+        assert!(outcome.sim.events.contains(&finished), "the key frame of group {}", sent.group);
+    }
+    let deltas = outcome.streams.iter().filter(|sent| sent.subgroup == 1);
+    let gone = deltas.filter(|sent| outcome.was_reset(sent)).count();
+    assert!(gone >= 15, "{gone}");
+    // Not even of the newest group more than may wait.
+    let pending = outcome.sim.down.stats().pending_bytes;
+    assert!(pending < 84_000 / 3, "{pending}");
+}
+
+#[test]
+fn with_room_enough_nothing_goes() {
+    for subgroups in [false, true] {
+        let stats = Camera { subgroups, policy: policy::Kind::Live, rate: 110_000 }.run(10).sim.down.stats();
+        assert_eq!((stats.resets, stats.pending_bytes), (Resets::default(), 0));
+    }
+}
+
+/// Two seconds to send, of which nothing is late; and what comes meanwhile is not either.
+#[test]
+fn what_was_asked_for_from_the_past_is_not_late() {
+    for asked in [Asked::Present, Asked::All, Asked::Nothing] {
+        let mut sim = sim(narrow());
+        let old: Vec<_> = (0..10)
+            .map(|group| {
+                let source = Mem::new(group);
+                source.push(25_000, sim.now);
+                source.finish(End::Fin { at: sim.now });
+                sim.open_with(&source, |stream| {
+                    stream.label.group = group;
+                    stream.priority.group = group;
+                    stream.max_delay = Some(DELAY);
+                    stream.asked = asked;
+                })
+            })
+            .collect();
+        let all = |sim: &Sim| old.iter().all(|key| sim.events.contains(&event(*key, EventKind::Finished)));
+        sim.run_for(5 * SECOND);
+        assert_eq!(all(&sim), asked != Asked::Nothing);
+        let late = sim.down.stats().resets.late;
+        assert!(if asked == Asked::Nothing { late >= 7 } else { late == 0 }, "{late}");
+    }
+}
+
+/// Repair takes round trips, in which nothing could be done.
+#[test]
+fn a_loss_on_a_long_path_is_repaired_all_the_same() {
+    let link = Link { delay: Duration::from_millis(300), ..Link::default() };
+    let mut sim = sim(link);
+    let keys = [0, 1].map(|group| {
+        let source = Mem::new(group);
+        source.push(10_000, sim.now);
+        source.finish(End::Fin { at: sim.now });
+        sim.open_with(&source, |stream| {
+            stream.label.group = group;
+            stream.max_delay = Some(DELAY);
+        })
+    });
+    sim.link.loss = 0.5;
+    sim.transmit();
+    sim.link.loss = 0.0;
+    sim.run_for(10 * SECOND);
+    assert!(keys.iter().all(|key| sim.events.contains(&event(*key, EventKind::Finished))));
+    assert_eq!(sim.down.stats().resets, Resets::default());
+}
+
+/// Whatever keeps it: no credit of the stream, none of the connection, no stream ID.
+#[test]
+fn what_waits_for_the_peers_leave_is_late_too() {
+    let plenty = Credit { data: 1 << 20, stream_data: 1 << 20, streams: 100 };
+    for credit in [
+        Credit { stream_data: 100, ..plenty },
+        Credit { data: 100, ..plenty },
+        Credit { streams: 1, ..plenty },
+    ] {
+        let mut sim = Sim::new(1, Link::default(), credit, Config::new(CODES));
+        sim.peer.is_stingy = true;
+        for group in 0..5 {
+            let source = Mem::new(group);
+            source.push(5000, sim.now);
+            sim.open_with(&source, |stream| {
+                stream.label.group = group;
+                stream.max_delay = Some(DELAY);
+            });
+        }
+        sim.transmit();
+        sim.run_for(SECOND);
+        let stats = sim.down.stats();
+        assert_eq!((stats.resets.late, stats.live_streams), (4, 1), "all but the newest: {credit:?}");
+    }
+}
+
+/// The offload forwards what is newer only when nothing of its level waits here, and what is dropped here it has returned.
+#[test]
+fn the_offload_does_not_overtake_what_waits() {
+    let mut sim = sim(narrow());
+    let group = |sim: &mut Sim, group, bytes| {
+        let source = Mem::new(group);
+        source.push(bytes, sim.now);
+        let key = sim.open_with(&source, |stream| {
+            stream.label.group = group;
+            stream.priority.group = group;
+            stream.max_delay = Some(DELAY);
+        });
+        (key, source)
+    };
+    let (first, first_source) = group(&mut sim, 0, 1000);
+    sim.transmit();
+    sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
+    sim.delegate(first, &first_source);
+    let (second, second_source) = group(&mut sim, 1, 1000);
+    sim.transmit();
+    sim.run_until(SECOND, |sim| sim.down.stats().bytes_in_flight == 0);
+    sim.delegate(second, &second_source);
+    // Userspace comes late with much of the first, which the offload has not sent.
+    first_source.push(200_000, sim.now);
+    sim.down.wake(first);
+    sim.transmit();
+    let declined = sim.offload.declined;
+    sim.offload_sees(second, 1000..2000, false);
+    assert_eq!(sim.offload.declined, declined + 1);
+    second_source.push(1000, sim.now);
+    sim.down.wake(second);
+    sim.run_for(SECOND);
+    assert_eq!(sim.down.stats().resets.late, 1);
+    assert!(sim.events.contains(&event(first, EventKind::Reset(CODES.late))));
+    sim.run_until(2 * SECOND, |sim| sim.down.waiting().is_none());
+    sim.transmit();
+    sim.offload_sees(second, 2000..3000, false);
+    assert_eq!(sim.offload.declined, declined + 1, "it goes on with the newer one");
+    second_source.push(1000, sim.now);
+    second_source.finish(End::Fin { at: sim.now });
+    sim.down.wake(second);
+    sim.run_until(SECOND, |sim| sim.events.contains(&event(second, EventKind::Finished)));
+    sim.verify(&[(1, 3000)]);
+}
+
+#[test]
+fn too_many_waiting_streams_shed_the_oldest_of_the_least_urgent() {
+    let queue = policy::Limits { streams: 16, ..Config::new(CODES).queue };
+    let config = Config { queue, ..Config::new(CODES) };
+    let credit = Credit { streams: 1, ..Credit::default() };
+    let mut sim = Sim::new(1, Link::default(), credit, config);
+    let mut open = |tag, publisher| {
+        let source = Mem::new(tag);
+        source.push(1000, sim.now);
+        let key = sim.open_with(&source, |stream| {
+            stream.label.group = tag;
+            stream.priority.publisher = publisher;
+        });
+        sim.now += Duration::from_millis(1);
+        key
+    };
+    let urgent: Vec<_> = (0..4).map(|tag| open(tag, 1)).collect();
+    let others: Vec<_> = (4..17).map(|tag| open(tag, 2)).collect();
+    let expected: Vec<_> =
+        others[..3].iter().map(|key| event(*key, EventKind::Reset(CODES.behind))).collect();
+    assert_eq!(events(&mut sim), expected, "down to seven eighths");
+    let stats = sim.down.stats();
+    assert_eq!((stats.resets.overflow, stats.live_streams), (3, 14));
+    drop(urgent);
+}
+
+#[test]
+fn bytes_that_wait_are_bounded() {
+    let queue = policy::Limits { bytes: 100_000, burst: SECOND, ..Config::new(CODES).queue };
+    let mut sim = Sim::new(1, narrow(), Credit::default(), Config { queue, ..Config::new(CODES) });
+    for group in 0..40 {
+        let source = Mem::new(group);
+        source.push(10_000, sim.now);
+        sim.open_with(&source, |stream| {
+            stream.label.group = group;
+            stream.priority.group = group;
+        });
+    }
+    sim.run_for(Duration::from_millis(100));
+    let stats = sim.down.stats();
+    assert!(stats.resets.queue_full >= 25 && stats.pending_bytes <= 75_000, "{stats:?}");
+    sim.run_for(20 * SECOND);
+    assert!(sim.events.iter().all(|event| event.kind != EventKind::Reset(CODES.late)));
+}

@@ -1,0 +1,132 @@
+//! Settings about what waits for subscribers.
+
+use std::{ops::RangeInclusive, str::FromStr, time::Duration};
+
+use clap::ValueEnum;
+use millrace_relay::{DelayRule, Delays, access::pattern::Pattern};
+use serde::Deserialize;
+use toml::{
+    Spanned,
+    de::{DeValue, ValueDeserializer},
+};
+
+use super::{Check, File, Problem, Seconds, Settings, access::Text};
+
+/// The key of the rules, in the file only.
+pub const DELAY: &str = "delay";
+
+/// Leaves a path of 30 ms and a short queue there enough of 300 ms.
+const MAX_DELAY: Duration = Duration::from_millis(250);
+
+/// What waits for subscribers, and what becomes of it where there is too little room.
+#[derive(Clone, Debug)]
+pub struct Queue {
+    pub policy: DropPolicy,
+    pub delays: Delays,
+    /// Of one subscriber.
+    pub bytes: u64,
+    /// Datagrams of all of them.
+    pub datagram_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DropPolicy {
+    /// What is late or oldest, the least urgent first
+    Live,
+    /// What came last
+    Tail,
+}
+
+/// How long media may wait; `None`: as long as it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MaxDelay(Option<Duration>);
+
+impl FromStr for MaxDelay {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self(None)),
+            _ => match text.parse::<Seconds>()?.0 {
+                Duration::ZERO => Err("must be more than 0, or `off`".to_owned()),
+                delay => Ok(Self(Some(delay))),
+            },
+        }
+    }
+}
+
+/// Publisher priorities: `7`, `0-127`.
+struct Priorities(RangeInclusive<u8>);
+
+impl FromStr for Priorities {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        match (first.parse(), last.parse()) {
+            (Ok(first), Ok(last)) if first <= last => Ok(Self(first..=last)),
+            _ => Err("is not a priority, 0 to 255, or a range of them"),
+        }
+    }
+}
+
+/// `[[delay]]` as it stands in the file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Delay {
+    namespace: Option<Text<Pattern>>,
+    priority: Option<Text<Priorities>>,
+    max_delay: MaxDelay,
+}
+
+impl Check {
+    /// Reads `[[delay]]`.
+    pub(super) fn delays(&mut self, file: &File<'_>, value: Spanned<DeValue<'_>>, settings: &mut Settings) {
+        let DeValue::Array(rules) = value.get_ref() else {
+            return self.problem(DELAY, "is a list of tables: [[delay]]");
+        };
+        for rule in rules.iter() {
+            match Delay::deserialize(ValueDeserializer::from(rule.clone())) {
+                Ok(delay) => settings.delay.push(DelayRule {
+                    namespace: delay.namespace.map_or_else(Pattern::any, |text| text.0),
+                    priority: delay.priority.map_or(0..=u8::MAX, |text| text.0.0),
+                    max_delay: delay.max_delay.0,
+                }),
+                Err(error) => {
+                    let line = file.text[..rule.span().start].matches('\n').count() + 1;
+                    let place = format!("{}:{line}: {DELAY}", file.name);
+                    self.problems.push(Problem { place, message: error.message().to_owned() });
+                }
+            }
+        }
+    }
+
+    pub(super) fn queue(&mut self, settings: &mut Settings) -> Queue {
+        let policy = settings.drop_policy.unwrap_or(DropPolicy::Live);
+        if policy == DropPolicy::Tail {
+            let given = [("max-delay", settings.max_delay.is_some()), (DELAY, !settings.delay.is_empty())];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                self.problem(key, "means nothing with drop-policy tail");
+            }
+        }
+        let default = settings.max_delay.map_or(Some(MAX_DELAY), |delay| delay.0);
+        let rules = std::mem::take(&mut settings.delay);
+        let delays = match policy {
+            DropPolicy::Live => Delays { rules, default },
+            DropPolicy::Tail => Delays::default(),
+        };
+        let mut some = |key, given: Option<super::ByteCount>, default| {
+            let bytes = given.map_or(default, |count| count.0);
+            if bytes == 0 {
+                self.problem(key, "must be more than 0");
+            }
+            bytes
+        };
+        Queue {
+            policy,
+            delays,
+            bytes: some("queue-bytes", settings.queue_bytes, 16 << 20),
+            datagram_bytes: some("datagram-bytes", settings.datagram_bytes, 64 << 20),
+        }
+    }
+}
