@@ -20,6 +20,8 @@ pub const INIT: &str = "0.mp4";
 
 /// What moq-pub gives to media; its catalog and init segment are at 0.
 const MEDIA_PRIORITY: u8 = 127;
+/// With subgroups by what can be done without: sound at this, and each subgroup of video one later.
+const SOUND_PRIORITY: u8 = MEDIA_PRIORITY - 3;
 /// The largest box that is taken into memory, in bytes.
 const MAX_BOX: usize = 256 << 20;
 
@@ -80,6 +82,27 @@ impl Boxes {
     }
 }
 
+/// How a track's groups are cut into subgroups.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cut {
+    /// A group is one subgroup.
+    #[default]
+    Whole,
+    /// Key frame, frames that others need, and frames that none needs, each less urgent; sound before all of them.
+    ByNeed,
+}
+
+/// Who needs a fragment. Its number is that of the subgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    /// A key frame, or sound: what others begin with.
+    Key = 0,
+    /// Frames after it.
+    Delta = 1,
+    /// None but those who look at it.
+    Disposable = 2,
+}
+
 /// One media track being published.
 struct Output {
     track: Arc<Track>,
@@ -87,18 +110,36 @@ struct Output {
     timescale: u32,
     default_flags: u32,
     next_group: u64,
-    open: Option<(SubgroupWriter, u64)>,
+    open: Option<Group>,
+}
+
+/// A group being written.
+struct Group {
+    id: u64,
+    next_object: u64,
+    /// By [`Need`].
+    subgroups: [Option<SubgroupWriter>; 3],
 }
 
 impl Output {
-    fn write(&mut self, payload: Bytes) {
-        let (writer, next_object) = self.open.get_or_insert_with(|| {
-            let group = self.next_group;
+    fn write(&mut self, cut: Cut, need: Need, payload: Bytes) {
+        let group = self.open.get_or_insert_with(|| {
+            let id = self.next_group;
             self.next_group += 1;
-            (self.track.open(group, SubgroupId::Zero, MEDIA_PRIORITY), 0)
+            Group { id, next_object: 0, subgroups: [const { None }; 3] }
         });
-        writer.write(*next_object, payload);
-        *next_object += 1;
+        let (subgroup, priority) = match (cut, self.is_video) {
+            (Cut::Whole, _) => (0, MEDIA_PRIORITY),
+            (Cut::ByNeed, false) => (0, SOUND_PRIORITY),
+            (Cut::ByNeed, true) => (need as u8, SOUND_PRIORITY + 1 + need as u8),
+        };
+        let id = if subgroup == 0 { SubgroupId::Zero } else { SubgroupId::Explicit(subgroup.into()) };
+        let slot = &mut group.subgroups[usize::from(subgroup)];
+        slot.get_or_insert_with(|| self.track.open(group.id, id, priority)).write(group.next_object, payload);
+        group.next_object += 1;
+        if cut == Cut::ByNeed && self.is_video && need == Need::Key {
+            *slot = None; // nothing follows in there
+        }
     }
 }
 
@@ -106,12 +147,14 @@ impl Output {
 struct Fragment {
     track: u32,
     starts_group: bool,
+    need: Need,
     moof: Bytes,
 }
 
 /// Publishes boxes into a broadcast.
 pub struct Media {
     broadcast: Arc<Broadcast>,
+    cut: Cut,
     catalog: Arc<Track>,
     init: Arc<Track>,
     ftyp: Option<Bytes>,
@@ -120,11 +163,11 @@ pub struct Media {
 }
 
 impl Media {
-    pub fn new(broadcast: Arc<Broadcast>) -> Result<Self, NameError> {
+    pub fn new(broadcast: Arc<Broadcast>, cut: Cut) -> Result<Self, NameError> {
         let catalog = broadcast.create(CATALOG, Properties::default())?;
         let init = broadcast.create(INIT, Properties::default())?;
         let (ftyp, outputs, pending) = (None, BTreeMap::new(), None);
-        Ok(Self { broadcast, catalog, init, ftyp, outputs, pending })
+        Ok(Self { broadcast, cut, catalog, init, ftyp, outputs, pending })
     }
 
     /// Takes the next box. For a moof, returns its decode time; it is published with the mdat behind it.
@@ -182,9 +225,15 @@ impl Media {
         let time = traf.tfdt.as_ref().map_or(0, |tfdt| tfdt.base_media_decode_time);
         let has_video = self.outputs.values().any(|output| output.is_video);
         // Without video, every fragment is a place to join.
-        let starts_group = (output.is_video || !has_video) && has_key_frame(traf, output.default_flags);
+        let is_key = has_key_frame(traf, output.default_flags);
+        let starts_group = (output.is_video || !has_video) && is_key;
+        let need = match (is_key, is_disposable(traf, output.default_flags)) {
+            (true, _) => Need::Key,
+            (false, true) => Need::Disposable,
+            (false, false) => Need::Delta,
+        };
         let time = Duration::from_secs_f64(time as f64 / f64::from(output.timescale));
-        self.pending = Some(Fragment { track, starts_group, moof: bytes });
+        self.pending = Some(Fragment { track, starts_group, need, moof: bytes });
         Ok(time)
     }
 
@@ -195,18 +244,27 @@ impl Media {
         }
         let output = self.outputs.get_mut(&fragment.track);
         let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
-        output.write([&fragment.moof[..], mdat].concat().into());
+        output.write(self.cut, fragment.need, [&fragment.moof[..], mdat].concat().into());
         Ok(())
     }
 }
 
-fn has_key_frame(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
+/// The sample flags of a fragment (ISO/IEC 14496-12, 8.8.3.1).
+fn flags(traf: &mp4_atom::Traf, default_flags: u32) -> impl Iterator<Item = u32> {
     let default = traf.tfhd.default_sample_flags.unwrap_or(default_flags);
-    traf.trun.iter().flat_map(|trun| trun.samples.iter()).any(|sample| {
-        let flags = sample.flags.unwrap_or(default);
-        // sample_depends_on is 2 (no other), and it is a sync sample (ISO/IEC 14496-12, 8.8.3.1).
-        flags >> 24 & 0x3 == 2 && flags >> 16 & 1 == 0
-    })
+    traf.trun.iter().flat_map(|trun| &trun.samples).map(move |sample| sample.flags.unwrap_or(default))
+}
+
+fn has_key_frame(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
+    // sample_depends_on is 2 (no other), and it is a sync sample.
+    flags(traf, default_flags).any(|flags| flags >> 24 & 0x3 == 2 && flags >> 16 & 1 == 0)
+}
+
+/// Whether no other sample depends on those of the fragment, as far as the encoder says.
+fn is_disposable(traf: &mp4_atom::Traf, default_flags: u32) -> bool {
+    // sample_is_depended_on is 2 (by no other).
+    let disposable = flags(traf, default_flags).map(|flags| flags >> 22 & 0x3 == 2);
+    disposable.reduce(|all, this| all && this).unwrap_or(false)
 }
 
 /// A namespace as moq-pub writes it: with a slash before every field.

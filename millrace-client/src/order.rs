@@ -79,10 +79,11 @@ impl Sequencer {
             None => nothing_before(location.group),
             Some(next) if next == location => true,
             Some(next) if next.group == location.group => nothing_before(location.group),
-            // A group that follows, once nothing more comes of the one before it.
+            // A group that follows, once nothing more comes of the one before it. It begins with its first object: that may
+            // be on another stream, which a loss holds up.
             Some(next) => {
                 let is_over = self.open.range((next.group, 0)..=(next.group, u64::MAX)).next().is_none();
-                is_over && location.group == next.group + 1 && nothing_before(location.group)
+                is_over && location == Location::new(next.group + 1, 0)
             }
         }
     }
@@ -117,6 +118,25 @@ mod tests {
         assert_eq!(drain(&mut sequencer, false), ["4.1", "5.0"]);
         sequencer.push(object(4, 2, 3));
         assert_eq!(sequencer.late(), 1);
+    }
+
+    #[test]
+    fn deltas_do_not_overtake_their_key_frame() {
+        let mut sequencer = Sequencer::default();
+        sequencer.skip_to(Location::new(0, 9));
+        sequencer.push(Step::Opened { group: 1, stream: 4 });
+        sequencer.push(object(1, 1, 4));
+        assert!(drain(&mut sequencer, false).is_empty(), "the key frame's stream was held up");
+        sequencer.push(Step::Opened { group: 1, stream: 3 });
+        sequencer.push(object(1, 0, 3));
+        sequencer.push(Step::Closed { group: 1, stream: 3 });
+        assert_eq!(drain(&mut sequencer, false), ["1.0", "1.1"]);
+        // The deltas are cut short, and the next key frame does not wait for them.
+        sequencer.push(Step::Closed { group: 1, stream: 4 });
+        sequencer.push(Step::Opened { group: 2, stream: 5 });
+        sequencer.push(object(2, 0, 5));
+        assert_eq!(drain(&mut sequencer, false), ["2.0"]);
+        assert_eq!(sequencer.late(), 0);
     }
 
     #[test]

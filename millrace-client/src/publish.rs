@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
-use crate::media::{self, Boxes, Media};
+use crate::media::{self, Boxes, Cut, Media};
 use crate::serve::Server;
 use crate::session::{self, ConnectError, Remote, Session};
 
@@ -43,6 +43,7 @@ pub enum Input {
         reader: Box<dyn AsyncRead + Unpin>,
         /// At the pace of its timestamps: for input that is not live.
         realtime: bool,
+        cut: Cut,
     },
 }
 
@@ -174,8 +175,8 @@ impl Source {
                 let properties = TrackProperties::default().encode();
                 Self::Generated(generator, broadcast.create(&track, properties)?)
             }
-            Input::Media { reader, realtime } => {
-                Self::Media { media: Media::new(broadcast.clone())?, reader, realtime }
+            Input::Media { reader, realtime, cut } => {
+                Self::Media { media: Media::new(broadcast.clone(), cut)?, reader, realtime }
             }
         })
     }

@@ -13,6 +13,7 @@ use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::media::{self, CATALOG, Catalog, INIT, playable};
 use crate::object::ObjectStream;
@@ -384,6 +385,8 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         mut sequencer: Sequencer,
     ) -> Result<(), Error> {
         let mut written = 0;
+        // Until when what is missing is waited for.
+        let mut patience = None;
         let mut over = std::pin::pin!(subscription.done());
         let mut is_over = false;
         loop {
@@ -405,17 +408,29 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                     // What is queued still comes out.
                     steps.close();
                 }
-                () = tokio::time::sleep(PATIENCE), if sequencer.is_waiting() => force = true,
+                () = until(patience) => force = true,
             }
             while let Some(payload) = sequencer.pop(force) {
-                force = false;
+                (force, patience) = (false, None);
                 self.write(&payload).await?;
                 written += 1;
                 if self.options.count.is_some_and(|count| written >= count) {
                     return Ok(());
                 }
             }
+            if sequencer.is_waiting() {
+                patience.get_or_insert_with(|| Instant::now() + PATIENCE);
+            } else {
+                patience = None;
+            }
         }
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
     }
 }
 

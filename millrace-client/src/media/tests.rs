@@ -23,8 +23,12 @@ fn sample() -> Option<Vec<u8>> {
 }
 
 fn publish(media: &[u8], piece: usize) -> (Arc<Broadcast>, Vec<Duration>) {
+    publish_cut(media, piece, Cut::Whole)
+}
+
+fn publish_cut(media: &[u8], piece: usize, cut: Cut) -> (Arc<Broadcast>, Vec<Duration>) {
     let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
-    let mut publisher = Media::new(broadcast.clone()).unwrap();
+    let mut publisher = Media::new(broadcast.clone(), cut).unwrap();
     let mut boxes = Boxes::default();
     let mut times = Vec::new();
     for piece in media.chunks(piece) {
@@ -74,6 +78,50 @@ fn every_byte_of_the_media_is_in_an_object() {
         rest = &rest[fragments.remove(next).1.len()..];
     }
     assert_eq!(playable(init).unwrap(), [(0, 1), (1, 2)]);
+}
+
+#[test]
+fn key_frames_and_deltas_are_subgroups_of_their_own() {
+    let Some(media) = sample() else { return };
+    let (broadcast, _) = publish_cut(&media, 1000, Cut::ByNeed);
+    let stored = |name: &str| {
+        let track = broadcast.tracks().into_iter().find(|track| track.name().name() == name).unwrap();
+        track.range(Location::default(), Location::new(u64::MAX, 0), GroupOrder::Ascending)
+    };
+    let video = stored("1.m4s");
+    let found: Vec<_> =
+        video.iter().map(|object| (object.location, object.subgroup, object.priority)).collect();
+    let expected = (0..50).map(|frame| match frame % 10 {
+        0 => (Location::new(frame / 10, 0), Some(0), 125),
+        id => (Location::new(frame / 10, id), Some(1), 126),
+    });
+    assert_eq!(found, expected.collect::<Vec<_>>());
+    assert!(stored("2.m4s").iter().all(|object| (object.subgroup, object.priority) == (Some(0), 124)));
+    // The objects are the same as without.
+    let (whole, _) = publish(&media, 1000);
+    assert_eq!(objects(&broadcast, "1.m4s"), objects(&whole, "1.m4s"));
+    assert_eq!(objects(&broadcast, "2.m4s"), objects(&whole, "2.m4s"));
+}
+
+#[test]
+fn who_needs_a_frame_is_in_its_flags() {
+    let traf = |flags: &[u32]| {
+        let entry = |flags: &u32| mp4_atom::TrunEntry { flags: Some(*flags), ..Default::default() };
+        let samples = flags.iter().map(entry).collect::<Vec<_>>().into();
+        let trun = mp4_atom::Trun { data_offset: None, samples };
+        mp4_atom::Traf { trun: vec![trun], ..Default::default() }
+    };
+    for (flags, key, disposable) in [
+        (&[0x0200_0000][..], true, false),
+        (&[0x0101_0000], false, false),
+        (&[0x0181_0000], false, true),
+        (&[0x0181_0000, 0x0101_0000], false, false),
+        (&[0x0101_0000, 0x0200_0000], true, false),
+        (&[], false, false),
+    ] {
+        let traf = traf(flags);
+        assert_eq!((has_key_frame(&traf, 0), is_disposable(&traf, 0)), (key, disposable), "{flags:x?}");
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ use anyhow::{Context, anyhow};
 use millrace_client::{
     broadcast::History,
     generate::{Generator, Settings, Shape, Unusable},
+    media::Cut,
     publish::{Input, Options, Report, publish},
 };
 use millrace_proto::moq::Namespace;
@@ -29,6 +30,10 @@ pub struct Args {
     /// Publish media at the pace of its timestamps: for input that is not live
     #[arg(long, conflicts_with = "generate")]
     realtime: bool,
+    /// Cut video into subgroups by what can be done without: key frames, delta frames, and frames that no other needs, each
+    /// less urgent, and sound before all of them; a relay short of room drops the least urgent first
+    #[arg(long, conflicts_with = "generate")]
+    subgroups: bool,
     /// Seconds of a track that are kept for those who lag or fetch
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     history: f64,
@@ -99,7 +104,10 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
     let input = match args.generate.generate {
         true => args.generate.input()?,
-        false => media(args.input, args.realtime).await?,
+        false => {
+            let cut = if args.subgroups { Cut::ByNeed } else { Cut::Whole };
+            media(args.input, args.realtime, cut).await?
+        }
     };
     let options = Options {
         remote: args.connect.remote(),
@@ -112,11 +120,13 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     Ok(publish(options).await?)
 }
 
-async fn media(file: Option<PathBuf>, realtime: bool) -> anyhow::Result<Input> {
-    let Some(path) = file else { return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime }) };
+async fn media(file: Option<PathBuf>, realtime: bool, cut: Cut) -> anyhow::Result<Input> {
+    let Some(path) = file else {
+        return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime, cut });
+    };
     let file = tokio::fs::File::open(&path).await;
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    Ok(Input::Media { reader: Box::new(file), realtime })
+    Ok(Input::Media { reader: Box::new(file), realtime, cut })
 }
 
 impl GenerateArgs {

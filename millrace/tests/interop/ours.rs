@@ -26,6 +26,20 @@ fn sound_and_video_arrive_as_they_were() {
     relay.assert_forwarded();
 }
 
+/// On two streams a group, in the order of one.
+#[test]
+fn key_frames_and_deltas_arrive_as_one_track() {
+    needs!(Ffmpeg);
+    let (relay, clip) = (Relay::start(), &VIDEO_AND_SOUND);
+    let mut publisher = publish(None, &relay, &relay.url(), clip, &["--subgroups"]);
+    let player = subscribe(None, &relay.url(), &["--catalog"]);
+    relay.until_subscribed(VIDEO_TRACK, 1);
+    relay.until_subscribed(SOUND_TRACK, 1);
+    publisher.feed(&clip.fragments, PACE);
+    publisher.finish();
+    assert_same_streams(&player.finish(), clip);
+}
+
 /// A publisher that is in the middle of group 2, and a relay that has everything so far.
 fn halfway(relay: &Relay, clip: &Clip) -> (Process, usize) {
     let mut publisher = publish(None, relay, &relay.url(), clip, &[]);
