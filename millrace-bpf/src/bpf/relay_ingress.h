@@ -260,13 +260,6 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 
 #define NO_SLOT RELAY_FRAME_OUTCOMES
 
-/* The front of a stream whose egresses are to open theirs has to say what of the track it is: an object's header. */
-static __always_inline int opens_well(const struct relay_ingress *ingress, const struct chunk *chunk,
-				      const struct subgroup_head *head)
-{
-	return !is_beginning(chunk) || !head->is_read || subgroup_has_object(&ingress->state);
-}
-
 /* Judges a noted frame. Finds its first egress. */
 static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk,
 							    struct subgroup_head *head)
@@ -295,8 +288,6 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
 	if (work->cursor.id)
 		return RELAY_FRAME_GOOD;
 	outcome = judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame);
-	if (outcome == RELAY_FRAME_GOOD && !opens_well(ingress, chunk, head))
-		head->is_read = 0;
 	OPAQUE(outcome);
 	if (outcome < RELAY_FRAME_OUTCOMES)
 		add_to(&outcomes, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + outcome, 1);

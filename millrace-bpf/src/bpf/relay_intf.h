@@ -307,7 +307,7 @@ enum relay_frame_outcome {
 /* What became of the beginning of a stream that has no slot, of an upstream with tracks whose streams may be opened. */
 enum relay_opening {
 	RELAY_OPENING_BOUND = 0, /* it has one now */
-	RELAY_OPENING_OTHER, /* no SUBGROUP_HEADER with an object behind it, or not in the shortest form */
+	RELAY_OPENING_OTHER, /* no whole SUBGROUP_HEADER in the shortest form, or it wants the first object */
 	RELAY_OPENING_NO_TRACK,
 	RELAY_OPENING_ORDER,	/* not behind the subgroup that began last */
 	RELAY_OPENING_MISSED,	/* userspace has not prepared any more yet */

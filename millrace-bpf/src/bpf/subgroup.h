@@ -34,7 +34,7 @@ struct subgroup_head {
 	__u64 alias;
 	__u64 group;
 	__u64 subgroup;
-	__u64 object;	   /* the first on the stream */
+	__u64 object;	   /* the first on the stream; 0 where it is not there yet */
 	__s32 priority;	   /* the publisher's; negative: the track's default */
 	__u32 alias_bytes; /* behind the type, which has one */
 	__u32 is_read;
@@ -49,8 +49,8 @@ static __always_inline int subgroup_take_short(struct frame_walk *walk, const __
 	return vi64_take(walk, text, value) || walk->at - at != vi64_len(*value);
 }
 
-/* Reads the SUBGROUP_HEADER and the first object's ID, which are in the `len` bytes at `at`. Not 0: they are not, or are
- * encoded in another way than millrace-proto does. The alias may have any length.
+/* Reads the SUBGROUP_HEADER in the `len` bytes at `at`. Not 0: it is not all there, or encoded in another way than
+ * millrace-proto does; or the subgroup is named by an object that is not there. The alias may have any length.
  */
 static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *head)
 {
@@ -76,8 +76,10 @@ static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 
 		if (frame_skip(&walk, 1))
 			return -1;
 	}
-	if (vi64_take(&walk, text, &head->object))
-		return -1;
+	if (vi64_take(&walk, text, &head->object)) {
+		head->object = 0;
+		return mode == SUBGROUP_ID_FIRST ? -1 : 0;
+	}
 	if (mode == SUBGROUP_ID_FIRST)
 		head->subgroup = head->object;
 	return 0;
@@ -87,14 +89,6 @@ static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 
 static __always_inline int subgroup_may_end(const struct subgroup_state *state)
 {
 	return (state->field == SUBGROUP_OBJECT && !state->missing) || state->field == SUBGROUP_OPAQUE;
-}
-
-/* Behind bytes with the first object's ID: whether they end in or behind an object whose header is all there. */
-static __always_inline int subgroup_has_object(const struct subgroup_state *state)
-{
-	return state->field == SUBGROUP_OVER ||
-	       (state->flags & SUBGROUP_HAS_PREVIOUS &&
-		(state->field == SUBGROUP_IN_PAYLOAD || state->field == SUBGROUP_OBJECT));
 }
 
 /* Whether what comes next is known to be `bytes` that are not looked at. */

@@ -131,7 +131,7 @@ outcomes! {
     Opening {
         /// It has one of the track's openings.
         Bound = "bound",
-        /// No SUBGROUP_HEADER with an object behind it, or not in the shortest form.
+        /// No whole SUBGROUP_HEADER in the shortest form; or one whose subgroup is named by the first object, without that.
         Other = "other",
         NoTrack = "no_track",
         /// Not behind the subgroup that began last.

@@ -1,8 +1,6 @@
 //! Streams that the program opens.
 
-use millrace_bpf::relay::{
-    EgressKey, EgressOutcome, FrameOutcome, Opened, Opener, Opening, Outcome, Slot, Track,
-};
+use millrace_bpf::relay::{EgressKey, EgressOutcome, Opened, Opener, Opening, Outcome, Slot, Track};
 use millrace_proto::moq::data::{Status, encode_object_header};
 use millrace_proto::moq::{SubgroupHeader, SubgroupId, vi64};
 
@@ -169,6 +167,8 @@ fn what_is_not_understood_is_left_to_userspace() {
     let good = stream_of(&header(6), 0, 0, 100);
     // The group in two bytes.
     let long_group = [&good[..2], &[0x80, 6], &good[3..]].concat();
+    let by_object = SubgroupHeader { subgroup: SubgroupId::FirstObject, ..header(6) };
+    let unnamed = stream_of(&by_object, 0, 0, 100)[..3].to_vec();
     let before = stream_of(&header(4), 0, 0, 100);
     let other_alias = stream_of(&SubgroupHeader { alias: 8, ..header(6) }, 0, 0, 100);
     let mut fetch = vec![0x05];
@@ -176,7 +176,7 @@ fn what_is_not_understood_is_left_to_userspace() {
     for (at, (description, stream, bytes, opening)) in [
         ("a FETCH stream", 2, fetch, Some(Opening::Other)),
         ("half a header", 2, good[..2].to_vec(), Some(Opening::Other)),
-        ("no object yet", 2, good[..3].to_vec(), Some(Opening::Other)),
+        ("named by an object that is not there", 2, unnamed, Some(Opening::Other)),
         ("not in the shortest form", 2, long_group, Some(Opening::Other)),
         ("another track", 2, other_alias, Some(Opening::NoTrack)),
         ("a group that has begun", 2, before, Some(Opening::Order)),
@@ -280,10 +280,15 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
     assert_eq!(slot.close(*key), Opener::Userspace);
     let closed = (Outcome::Forwarded, Some(Opening::Bound), Some(EgressOutcome::Unopened));
     assert_eq!(stage.send(&whole(2, &stream_of(&header(5), 0, 0, 100))), closed);
-    // An object whose header is not all there says too little.
-    stage.prepare(&OPENED);
-    let data = stream_of(&header(6), 0, 0, 100);
-    let cut = Chunk { stream: 6, offset: 0, data: data[..4].to_vec(), fin: false };
-    assert_eq!(stage.send(&cut), closed);
-    assert_eq!(stage.scene.relay.counters().expect("counters").frames(FrameOutcome::Good), 2);
+    // Without an object it is not known to be one that is wanted, but of a group that is.
+    for (group, first, outcome) in [
+        (6, (6, 1), EgressOutcome::Before),
+        (7, (7, 0), EgressOutcome::Sent),
+        (8, (7, 1), EgressOutcome::Sent),
+    ] {
+        stage.prepare(&Opened { first, ..OPENED });
+        let front = stream_of(&header(group), 0, 0, 100)[..3].to_vec();
+        let front = Chunk { fin: false, ..whole(4 * group + 2, &front) };
+        assert_eq!(stage.send(&front).2, Some(outcome), "{first:?}");
+    }
 }
