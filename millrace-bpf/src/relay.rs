@@ -13,6 +13,8 @@
 //!    [`Datagrams`] in the slot of a track's alias are the same for objects that come as datagrams.
 //!    [`Slot::advance`] says how much of the stream userspace has, and where in its framing that ends: the program forwards
 //!    what follows there and is well-formed.
+//!    A [`Track`] has slots for streams that have not begun ([`Upstream::opening`]), with egresses that the program opens streams
+//!    for ([`Slot::add_opened`]).
 //! 5. [`Relay::drain`] tells what was sent. Every packet is registered before it leaves. So whoever drains, and then looks
 //!    at an acknowledgement, knows the packets that it is about. There is one exception: while another CPU is registering
 //!    a packet, those registered after it cannot be read. So an unknown number below the word is no offence of the peer:
@@ -35,6 +37,7 @@ pub(crate) mod outcome;
 mod shared;
 mod slot;
 mod trace;
+mod track;
 mod upstream;
 
 use std::collections::HashMap;
@@ -47,9 +50,10 @@ pub use defer::DeferredSocket;
 pub use downstream::{Downstream, DownstreamId, Path};
 pub use ingress::Position;
 pub use keystream::{Compute, Refill, Want};
-pub use outcome::{Counters, EgressOutcome, FrameOutcome, FurtherRun, Lookup, Outcome};
-pub use slot::{Datagrams, Egress, EgressKey, Slot};
+pub use outcome::{Counters, EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
+pub use slot::{Datagrams, Egress, EgressKey, Opened, Opener, Slot};
 pub use trace::{Event, Tracing, What};
+pub use track::Track;
 pub use upstream::Upstream;
 
 use crate::Error;
@@ -69,6 +73,8 @@ pub struct Forwarded {
     pub tag: u64,
     pub number: u64,
     pub generation: u16,
+    /// Of the downstream stream; the track's alias of a datagram.
+    pub id: u64,
     /// Of the downstream stream; the group of a datagram.
     pub offset: u64,
     /// Of a datagram, `None`: it is part of a stream.
@@ -91,6 +97,7 @@ impl From<intf::Forwarded> for Forwarded {
             tag: raw.tag,
             number: raw.number,
             generation: raw.generation,
+            id: raw.id,
             offset: raw.offset,
             object: Some(raw.object).filter(|_| u32::from(raw.kind) == intf::DATAGRAMS),
             credit: if u32::from(raw.kind) == intf::STREAM { raw.object } else { 0 },
@@ -178,7 +185,12 @@ impl Relay {
     /// Starts on a connection that media arrives on; `expected` is one more than its largest packet number
     /// received so far, and no number before it will be forwarded.
     pub fn upstream(&self, expected: u64) -> Result<Upstream, Error> {
-        Upstream::new(self.shared.clone(), expected)
+        self.upstream_from(expected, 0)
+    }
+
+    /// The same, where userspace has taken the unidirectional streams before this index already.
+    pub fn upstream_from(&self, expected: u64, streams: u64) -> Result<Upstream, Error> {
+        Upstream::new(self.shared.clone(), expected, streams)
     }
 
     /// Makes `socket` one that packets may be steered to. It is a UDP socket, bound to some address in the network namespace

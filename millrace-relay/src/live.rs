@@ -28,7 +28,7 @@ use super::{
     subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
 };
-use millrace_transport::offload::Ingress;
+use millrace_transport::offload::{Ingress, Openings};
 
 /// A track with its publishers and subscriptions.
 pub struct LiveTrack {
@@ -159,13 +159,13 @@ impl LiveTrack {
         self.data.restart();
     }
 
-    /// An upstream subscription was established. The kernel forwards datagrams only while there is no other: it cannot
-    /// tell that another publisher has sent the same one before.
+    /// An upstream subscription was established. The kernel forwards datagrams and opens streams only while there is no
+    /// other: it cannot tell that another publisher has sent the same before.
     pub fn add_upstream(&self, upstream: Arc<Upstream>) {
         let mut upstreams = self.upstreams.lock();
         upstreams.push(upstream);
         if upstreams.len() > 1 {
-            upstreams.iter().for_each(|upstream| upstream.withhold_datagrams());
+            upstreams.iter().for_each(|upstream| upstream.withhold());
         }
     }
 
@@ -184,7 +184,7 @@ impl LiveTrack {
     pub fn remove_upstream(&self, upstream: &Arc<Upstream>, ended: &Ended, now: Instant) {
         let mut upstreams = self.upstreams.lock();
         upstreams.retain(|other| !Arc::ptr_eq(other, upstream));
-        upstream.withhold_datagrams();
+        upstream.withhold();
         let left = upstreams.len();
         drop(upstreams);
         if left == 0 {
@@ -207,6 +207,7 @@ impl LiveTrack {
         }
         for upstream in self.upstreams() {
             upstream.revoke();
+            upstream.withhold();
             upstream.ask(Ask::Cancel);
         }
         self.failures.send_modify(|failures| *failures += 1);
@@ -231,7 +232,38 @@ impl LiveTrack {
         if !self.is_established() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
         }
+        self.offer_openings(&subscription);
         subscriptions.push(subscription);
+        drop(subscriptions);
+        self.openings().iter().for_each(|openings| self.replenish(openings));
+    }
+
+    /// What the offload may open streams for, if it has been told.
+    fn openings(&self) -> Option<Arc<dyn Openings>> {
+        self.upstreams.lock().first().and_then(|upstream| upstream.openings(|| None))
+    }
+
+    /// Has the offload open streams for a subscription where it may do so for others already.
+    pub fn offer_openings(&self, subscription: &Subscription) {
+        for opening in self.openings().iter().flat_map(|openings| openings.waiting()) {
+            if !subscription.prepare(&opening) {
+                opening.set_exclusive(false);
+            }
+        }
+    }
+
+    /// Has the offload open streams for those that begin next.
+    pub fn replenish(&self, openings: &Arc<dyn Openings>) {
+        let subscriptions = self.subscriptions.read();
+        for _ in 0..openings.missing(subscriptions.len()) {
+            let Some(opening) = openings.make() else { return };
+            let mut exclusive = true;
+            for subscription in subscriptions.iter() {
+                exclusive &= subscription.prepare(&opening);
+            }
+            opening.set_exclusive(exclusive);
+            openings.put(opening);
+        }
     }
 
     /// Offers every cached subgroup of the subscription's window again, after it was widened or resumed.
@@ -316,10 +348,16 @@ impl LiveTrack {
     }
 
     /// A subgroup ended, after it had grown for the last time.
-    pub fn settle(&self, now: Instant, subgroup: &Arc<Subgroup>, outbox: &mut Outbox) {
+    pub fn settle(
+        &self,
+        now: Instant,
+        subgroup: &Arc<Subgroup>,
+        ingress: Option<&Arc<dyn Ingress>>,
+        outbox: &mut Outbox,
+    ) {
         let subscriptions = self.subscriptions.read();
         for subscription in subscriptions.iter() {
-            subscription.offer(subgroup, News::Ended, now, outbox);
+            subscription.offer(subgroup, News::Ended(ingress), now, outbox);
         }
         // Who subscribes from now on will not hear of it.
         subgroup.settle();

@@ -253,10 +253,12 @@ impl Sources<'_> {
             reason,
             interfaces: self.engine.interfaces().iter().map(interface).collect(),
             streams: offload.streams,
+            prepared: offload.prepared,
             deferred: offload.deferred,
             deferred_dropped: offload.deferred_dropped,
             received: offload.received.map(outcomes),
             frames: offload.frames.map(outcomes),
+            openings: offload.openings.map(outcomes),
             copies: offload.copies.map(outcomes),
             further_runs: offload.further_runs.map(outcomes),
         }

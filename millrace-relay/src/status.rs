@@ -93,6 +93,9 @@ pub struct Engine {
     /// Streams to subscribers that the kernel sends on at the moment.
     #[serde(default)]
     pub streams: u64,
+    /// Streams to subscribers that the kernel may open.
+    #[serde(default)]
+    pub prepared: u64,
     /// Packets that did not wake the relay when they came, since nothing in them was left to do.
     #[serde(default, rename = "quiet")]
     pub deferred: u64,
@@ -105,6 +108,10 @@ pub struct Engine {
     /// What became of frames of streams that the kernel may forward; all but `good` are userspace's.
     #[serde(default)]
     pub frames: Option<BTreeMap<String, u64>>,
+    /// What became of streams of publishers that began without the kernel forwarding them already; all but `bound` are opened
+    /// by userspace.
+    #[serde(default)]
+    pub openings: Option<BTreeMap<String, u64>>,
     /// What became of copies that the kernel could have sent, by reason; all but `sent` are userspace's.
     #[serde(default)]
     pub copies: Option<BTreeMap<String, u64>>,

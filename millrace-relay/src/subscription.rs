@@ -24,7 +24,7 @@ use millrace_proto::{
 };
 use millrace_transport::{
     Connection,
-    offload::{Datagrams, Delegation, Ingress},
+    offload::{Datagrams, Delegation, Ingress, Opens},
 };
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -100,8 +100,8 @@ pub enum News<'a> {
     Cached,
     /// It has grown; the ingress is the publisher's stream, if the offload can forward that.
     Grown(Option<&'a Arc<dyn Ingress>>),
-    /// It has ended: the last news.
-    Ended,
+    /// It has ended: the last news. The ingress is as of `Grown`.
+    Ended(Option<&'a Arc<dyn Ingress>>),
 }
 
 impl Subscription {
@@ -147,7 +147,9 @@ impl Subscription {
     pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) -> bool {
         let mut state = self.state.lock();
         let group = subgroup.header().group;
-        state.check_start(&self.track.data, group);
+        if state.check_start(&self.track.data, group) {
+            self.connection.withdraw(now, self.owner);
+        }
         if !state.past_end && state.options.window.is_past(group) {
             state.past_end = true;
             self.changed.notify_one();
@@ -158,18 +160,27 @@ impl Subscription {
                 *key
             }
             Some(Stream::Over) => {
-                if matches!(news, News::Ended) {
+                if matches!(news, News::Ended(_)) {
                     state.streams.remove(&subgroup.serial());
                 }
                 return true;
             }
             None => match state.view(subgroup, self.alias) {
-                Some(view) => self.open(&mut state, subgroup, Arc::new(view), news),
+                Some(view) => match self.open(&mut state, subgroup, Arc::new(view), news, now) {
+                    Some(key) => key,
+                    None => return true,
+                },
                 // Its first object may be the next one.
-                None => return !state.wants_group(group),
+                None => {
+                    let wanted = state.wants_group(subgroup.header().group);
+                    if let (News::Grown(Some(ingress)), false) = (news, wanted && state.ended.is_none()) {
+                        self.connection.refuse(now, ingress, self.owner);
+                    }
+                    return !wanted;
+                }
             },
         };
-        if matches!(news, News::Ended) || subgroup.is_settled() {
+        if matches!(news, News::Ended(_)) || subgroup.is_settled() {
             state.streams.insert(subgroup.serial(), Stream::Ending(key));
         }
         let view = state.open.get(&key).cloned();
@@ -183,13 +194,15 @@ impl Subscription {
         }
     }
 
+    /// Opens a stream, or takes over the one that the offload has opened; `None`: that is over.
     fn open(
         &self,
         state: &mut State,
         subgroup: &Arc<Subgroup>,
         view: Arc<View>,
         news: News<'_>,
-    ) -> StreamKey {
+        now: Instant,
+    ) -> Option<StreamKey> {
         let priority = self.priority_of(&state.options, subgroup);
         let stream = NewStream {
             source: Arc::clone(&view) as _,
@@ -201,10 +214,36 @@ impl Subscription {
             owner: self.owner,
             label: self.label(subgroup.header().group),
         };
-        let key = self.connection.downstream().open(stream);
-        state.streams.insert(subgroup.serial(), Stream::Open(key));
-        state.open.insert(key, view);
-        key
+        let key = match news {
+            News::Grown(Some(ingress)) | News::Ended(Some(ingress)) => {
+                self.connection.adopt(now, ingress, stream)
+            }
+            _ => Some(self.connection.downstream().open(stream)),
+        };
+        if key.is_some() || !matches!(news, News::Ended(_)) {
+            state.streams.insert(subgroup.serial(), key.map_or(Stream::Over, Stream::Open));
+        }
+        key.inspect(|key| drop(state.open.insert(*key, view)))
+    }
+
+    /// Has the offload open a stream for what the opening will be bound to, if the subscription wants that. Returns whether
+    /// it can do without hearing at once of what comes.
+    pub fn prepare(&self, opening: &Arc<dyn Ingress>) -> bool {
+        let state = self.state.lock();
+        let options = &state.options;
+        if !options.forward || state.ended.is_some() {
+            return true;
+        }
+        let Window { start, end_group } = options.window;
+        let opens = Opens {
+            owner: self.owner,
+            alias: self.alias,
+            first: (start.group, start.object),
+            last_group: end_group.unwrap_or(u64::MAX),
+            level: u16::from_be_bytes([options.priority, self.track.data.default_priority()]),
+            track: self.track.number,
+        };
+        self.connection.prepare(opening, &opens)
     }
 
     /// How long media may wait: what the relay is set to, unless publisher or subscriber say how long an object may.
@@ -245,7 +284,9 @@ impl Subscription {
     /// those to come to the kernel where that can be.
     pub fn offer_datagram(&self, object: &DatagramObject, news: News<'_>, now: Instant, outbox: &mut Outbox) {
         let mut state = self.state.lock();
-        state.check_start(&self.track.data, object.datagram.group);
+        if state.check_start(&self.track.data, object.datagram.group) {
+            self.connection.withdraw(now, self.owner);
+        }
         if let News::Grown(Some(ingress)) = news {
             self.delegate_datagrams(&mut state, ingress);
         }
@@ -318,6 +359,7 @@ impl Subscription {
         let resumed = options.forward && !state.options.forward;
         state.options = options;
         state.delegated = None;
+        self.connection.withdraw(Instant::now(), self.owner);
         if resumed {
             state.joining = largest;
             let next = Filter::LargestObject.start(largest);
@@ -339,6 +381,7 @@ impl Subscription {
         let mut state = self.state.lock();
         state.ended.get_or_insert(ended);
         state.delegated = None;
+        self.connection.withdraw(Instant::now(), self.owner);
         drop(state);
         self.changed.notify_one();
     }
@@ -347,6 +390,7 @@ impl Subscription {
     pub fn cancel(&self, code: code::Reset) {
         let mut state = self.state.lock();
         state.delegated = None;
+        self.connection.abandon(Instant::now(), self.owner);
         let mut downstream = self.connection.downstream();
         state.open.keys().for_each(|key| downstream.reset(*key, code.0));
     }
@@ -406,19 +450,19 @@ impl Subscription {
 impl State {
     /// Makes the window anew if the track goes on far before where it seemed to be: a publisher had said so, or an object
     /// had gone astray. `group` has come.
-    fn check_start(&mut self, track: &Track, group: u64) {
+    fn check_start(&mut self, track: &Track, group: u64) -> bool {
         let start = self.options.window.start;
         let is_far = |group: u64| start.group.saturating_sub(group) > GROUP_SLACK;
         if !is_far(group)
             || matches!(self.options.filter, Some(Filter::AbsoluteStart(_) | Filter::AbsoluteRange { .. }))
         {
-            return;
+            return false;
         }
-        let Some(largest) = track.largest().filter(|largest| is_far(largest.group)) else { return };
-        if let Ok(window) = Window::resolve(self.options.filter.as_ref(), Some(largest)) {
-            self.options.window = window;
-            self.delegated = None;
-        }
+        let Some(largest) = track.largest().filter(|largest| is_far(largest.group)) else { return false };
+        let Ok(window) = Window::resolve(self.options.filter.as_ref(), Some(largest)) else { return false };
+        self.options.window = window;
+        self.delegated = None;
+        true
     }
 
     fn close(&mut self, key: StreamKey) {

@@ -8,7 +8,7 @@ use std::sync::{
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use millrace_transport::offload::Ingress;
+use millrace_transport::offload::{Ingress, Openings};
 
 /// One publisher of one track, by its PUBLISH or by our SUBSCRIBE.
 pub struct Upstream {
@@ -23,7 +23,8 @@ pub struct Upstream {
     streams: AtomicU64,
     open_streams: AtomicU64,
     datagrams: AtomicBool,
-    datagram_ingress: Mutex<DatagramIngress>,
+    datagram_ingress: Mutex<Offered<dyn Ingress>>,
+    openings: Mutex<Offered<dyn Openings>>,
     stream_ended: Notify,
     revoked: AtomicBool,
     revoking: Notify,
@@ -42,12 +43,27 @@ struct Handover {
     passed: bool,
 }
 
-/// The subscription's datagrams as the offload may forward them.
-enum DatagramIngress {
-    /// None have come yet, or the offload could not when they did.
+/// Something of the subscription as the offload may forward it.
+enum Offered<T: ?Sized> {
+    /// It has not been wanted yet, or the offload could not when it was.
     Unknown,
-    Known(Arc<dyn Ingress>),
+    Known(Arc<T>),
     Withheld,
+}
+
+impl<T: ?Sized> Offered<T> {
+    /// What `make` has made, now or before; `None` once it is withheld.
+    fn get(&mut self, make: impl FnOnce() -> Option<Arc<T>>) -> Option<Arc<T>> {
+        match self {
+            Self::Known(known) => Some(Arc::clone(known)),
+            Self::Withheld => None,
+            Self::Unknown => {
+                let made = make()?;
+                *self = Self::Known(Arc::clone(&made));
+                Some(made)
+            }
+        }
+    }
 }
 
 /// What an upstream subscription is told to do.
@@ -70,7 +86,8 @@ impl Upstream {
             streams: AtomicU64::new(0),
             open_streams: AtomicU64::new(0),
             datagrams: AtomicBool::new(false),
-            datagram_ingress: Mutex::new(DatagramIngress::Unknown),
+            datagram_ingress: Mutex::new(Offered::Unknown),
+            openings: Mutex::new(Offered::Unknown),
             stream_ended: Notify::new(),
             revoked: AtomicBool::new(false),
             revoking: Notify::new(),
@@ -155,26 +172,25 @@ impl Upstream {
         self.datagrams.store(true, Relaxed);
     }
 
-    /// What `make` has made, now or before; `None` once datagrams are withheld.
+    /// Datagrams as the offload may forward them: what `make` has made, now or before. `None` once they are withheld.
     pub fn datagram_ingress(
         &self,
         make: impl FnOnce() -> Option<Arc<dyn Ingress>>,
     ) -> Option<Arc<dyn Ingress>> {
-        let mut state = self.datagram_ingress.lock();
-        match &*state {
-            DatagramIngress::Known(ingress) => Some(Arc::clone(ingress)),
-            DatagramIngress::Withheld => None,
-            DatagramIngress::Unknown => {
-                let ingress = make()?;
-                *state = DatagramIngress::Known(Arc::clone(&ingress));
-                Some(ingress)
-            }
-        }
+        self.datagram_ingress.lock().get(make)
     }
 
-    /// Takes datagrams back from the offload, for good.
-    pub fn withhold_datagrams(&self) {
-        *self.datagram_ingress.lock() = DatagramIngress::Withheld;
+    /// The same of streams that begin.
+    pub fn openings(&self, make: impl FnOnce() -> Option<Arc<dyn Openings>>) -> Option<Arc<dyn Openings>> {
+        self.openings.lock().get(make)
+    }
+
+    /// Takes back from the offload what it cannot do without knowing of other publishers, for good.
+    pub fn withhold(&self) {
+        let withheld = std::mem::replace(&mut *self.datagram_ingress.lock(), Offered::Withheld);
+        drop(withheld);
+        let withheld = std::mem::replace(&mut *self.openings.lock(), Offered::Withheld);
+        drop(withheld);
     }
 
     pub fn has_datagrams(&self) -> bool {

@@ -75,7 +75,7 @@ impl Default for Config {
             key_log: None,
             control_streams: 1,
             max_packets_per_key: u64::MAX,
-            downstream: downstream::Config::new(ResetCodes { late: 0, behind: 0 }),
+            downstream: downstream::Config::new(ResetCodes { late: 0, behind: 0, gone: 0 }),
             offload: None,
             tap: Arc::default(),
         }

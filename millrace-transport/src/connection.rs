@@ -6,14 +6,14 @@ use std::{
 };
 
 use millrace_proto::{
-    plane::downstream::{Downstream, Event, StreamKey},
+    plane::downstream::{Downstream, Event, NewStream, StreamKey},
     quic::keys::Suite,
 };
 use parking_lot::MappedMutexGuard;
 use quinn::VarInt;
 
 use crate::{
-    offload::{ConnectionStatus, Datagrams, Delegation, Ingress, Origin},
+    offload::{Adopted, ConnectionStatus, Datagrams, Delegation, Ingress, Openings, Opens, Origin},
     send::Batch,
     shared::Shared,
     stats::Stats,
@@ -92,6 +92,48 @@ impl Connection {
     /// of the ingress or behind it, at an offset that is larger by `shift`. Returns whether it does, or did already.
     pub fn delegate(&self, key: StreamKey, ingress: &Arc<dyn Ingress>, shift: i64, from: u64) -> bool {
         self.shared.delegate(key, ingress, shift, from)
+    }
+
+    /// Streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
+    /// may open streams for them; `None` if it cannot.
+    pub fn openings(&self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
+        self.shared.openings(alias, last)
+    }
+
+    /// To be called for every unidirectional stream of the peer: the offload opens no streams for it after that. Returns what
+    /// it has opened some for.
+    pub fn accept(&self, stream: quinn::StreamId) -> Option<Arc<dyn Ingress>> {
+        self.shared.accept(VarInt::from(stream).into_inner())
+    }
+
+    /// Has the offload open a stream of this connection for what the ingress will be bound to. Returns whether it may.
+    pub fn prepare(&self, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
+        self.shared.prepare(ingress, opens)
+    }
+
+    /// `stream` is what the ingress carries for its owner: the stream that the offload has opened for it, or the one that is
+    /// opened now. `None`: it is over.
+    pub fn adopt(&self, now: Instant, ingress: &Arc<dyn Ingress>, stream: NewStream) -> Option<StreamKey> {
+        match self.shared.adopt(now, ingress, stream) {
+            (Adopted::Stream(key), _) => Some(key),
+            (Adopted::Unopened, Some(stream)) => Some(self.downstream().open(stream)),
+            _ => None,
+        }
+    }
+
+    /// The owner does not want what the ingress carries. What the offload has opened for it is reset.
+    pub fn refuse(&self, now: Instant, ingress: &Arc<dyn Ingress>, owner: u64) {
+        self.shared.with_openings(now, |offload, downstream| offload.refuse(downstream, owner, ingress));
+    }
+
+    /// Has the offload open no more streams for an owner, until more is prepared.
+    pub fn withdraw(&self, now: Instant, owner: u64) {
+        self.shared.with_openings(now, |offload, _| offload.withdraw(owner));
+    }
+
+    /// The same, and resets those that nobody has adopted.
+    pub fn abandon(&self, now: Instant, owner: u64) {
+        self.shared.with_openings(now, |offload, downstream| offload.abandon_all(downstream, owner));
     }
 
     /// What the offload did on this connection; `None` if there is none.

@@ -9,8 +9,10 @@
 //! [`Engine`] makes offloads. The one that there is, in the kernel, is [`kernel::Kernel`](crate::kernel::Kernel), behind
 //! the feature `kernel`.
 
+mod adoption;
 mod deferral;
 mod delivered;
+mod openings;
 pub(crate) mod state;
 mod trial;
 
@@ -34,6 +36,8 @@ use quinn::AsyncUdpSocket;
 use thiserror::Error;
 
 use crate::trace;
+
+pub use openings::Adopted;
 
 /// Makes offloads for the connections of endpoints.
 pub trait Engine: Send + Sync {
@@ -136,14 +140,44 @@ pub trait Offload: Send + Sync {
     /// Whether media arrives on this connection: [`Self::ingress`] was called.
     fn has_ingress(&self) -> bool;
 
-    /// What the peer sends as the offload may forward it: to its own connections, while the result is held. `expected`
-    /// is the next packet number, `held` what lives as long as that. `None`: there is no room.
+    /// What the peer sends as the offload may forward it: to its own connections, while the result is held. `seen` is
+    /// what has arrived before, `held` what lives as long as that. `None`: there is no room.
     fn ingress(
         self: Arc<Self>,
         origin: Origin,
-        expected: u64,
+        seen: Seen,
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn Ingress>>;
+
+    /// Streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as it may
+    /// open streams for them: otherwise as [`Self::ingress`].
+    fn openings(
+        self: Arc<Self>,
+        alias: u64,
+        last: (u64, u64),
+        seen: Seen,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn Openings>>;
+
+    /// This end takes a unidirectional stream of the peer: it is not bound from now on. Returns what it was bound to before.
+    fn accept(&self, stream: u64) -> Option<Arc<dyn Ingress>>;
+
+    /// Low bits of the IDs of this end's unidirectional streams.
+    fn set_stream_bits(&self, bits: u32);
+
+    /// It may open unidirectional streams as long as there are fewer than `limit` on the connection, of which this end has opened
+    /// those before index `next`. Returns the index of the next one; with a limit of 0 it stays that.
+    fn set_streams(&self, next: u64, limit: u64) -> u64;
+
+    /// Has it open a stream of this connection for what `ingress`, of an offload of the same engine, will be bound to.
+    ///
+    /// # Errors
+    /// As of [`Self::delegate`].
+    fn prepare(
+        self: Arc<Self>,
+        ingress: &Arc<dyn Ingress>,
+        opened: &Opened,
+    ) -> Result<Box<dyn Delegation>, Declined>;
 
     /// Forwards what arrives at `ingress`, of an offload of the same engine, on a stream of this connection.
     ///
@@ -187,6 +221,9 @@ pub trait Owner: Send + Sync {
 
     /// Packets go there from now on.
     fn on_path(&self, now: Instant, path: &Path);
+
+    /// What the offload may have opened streams for, under these tags, is gone.
+    fn on_gone(&self, now: Instant, tags: &[u64]);
 }
 
 /// A stream of the peer, or a track's datagrams, as the offload may forward it. When it is dropped nothing of it is
@@ -198,6 +235,31 @@ pub trait Ingress: Any + Send + Sync {
 
     /// Whether nobody waits for it but those to whom it is forwarded: then what arrives need not wake the process.
     fn set_exclusive(&self, exclusive: bool);
+
+    /// Tells it from every other one.
+    fn serial(&self) -> u64;
+
+    /// One of those that were prepared for it knows what it carries.
+    fn on_adopted(&self);
+}
+
+/// Openings of a track: each is an [`Ingress`] that is bound to the next stream that begins. When this is dropped no more are
+/// bound.
+pub trait Openings: Send + Sync {
+    /// How many more there should be, to so many subscribers each.
+    fn missing(&self, subscribers: usize) -> usize;
+
+    /// One more; `None`: there is no room.
+    fn make(&self) -> Option<Arc<dyn Ingress>>;
+
+    /// Has it bound to a stream in its turn.
+    fn put(&self, opening: Arc<dyn Ingress>);
+
+    /// Those that have not been bound.
+    fn waiting(&self) -> Vec<Arc<dyn Ingress>>;
+
+    /// A subgroup has begun, by group and ID: only those behind it are bound.
+    fn began(&self, subgroup: (u64, u64));
 }
 
 /// What is forwarded from an ingress to one connection, until this is dropped.
@@ -206,6 +268,29 @@ pub trait Delegation: Send + Sync {
     fn set_max_offset(&self, max: u64);
 
     fn is_of(&self, ingress: &Arc<dyn Ingress>) -> bool;
+
+    /// Of a stream that the offload may open: it does not from now on, if it has not yet.
+    fn close(&self) -> Opener;
+
+    /// It has.
+    fn on_opened(&self);
+}
+
+/// Who opens a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opener {
+    Userspace,
+    /// With this ID; `None`: it is about to.
+    Offload(Option<u64>),
+}
+
+/// What of a connection came before the offload looked at it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// One more than the largest packet number.
+    pub packets: u64,
+    /// Unidirectional streams that were accepted.
+    pub streams: u64,
 }
 
 /// What an [`Ingress`] is made of.
@@ -234,6 +319,32 @@ pub struct Stream {
     /// How traces name what it carries.
     pub track: u32,
     pub group: u64,
+}
+
+/// One subscriber's copy of a track's streams that begin: those whose first object is at the first location or behind it, to the
+/// last group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opens {
+    /// The subscription, as of [`NewStream::owner`](millrace_proto::plane::downstream::NewStream::owner).
+    pub owner: u64,
+    /// The track's towards the subscriber.
+    pub alias: u64,
+    /// Group and object.
+    pub first: (u64, u64),
+    pub last_group: u64,
+    /// As of [`Datagrams`].
+    pub level: u16,
+    pub track: u32,
+}
+
+/// A stream that the offload may open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Comes back in [`Sent::tag`].
+    pub tag: u64,
+    /// The peer's limit of new streams.
+    pub max_offset: u64,
+    pub opens: Opens,
 }
 
 /// One subscriber's copy of a track's datagrams: those from the first location on, to the last group.
@@ -274,6 +385,7 @@ pub struct Sent {
 pub enum Carried {
     /// `credit`: stream bytes that it has used of its budget.
     Stream {
+        id: u64,
         offset: u64,
         len: u16,
         fin: bool,
@@ -315,6 +427,8 @@ pub type Counts = Vec<(&'static str, u64)>;
 pub struct Status {
     /// Streams that are delegated at the moment.
     pub streams: u64,
+    /// Streams that it may open.
+    pub prepared: u64,
     /// Packets whose wake-up was deferred.
     pub deferred: u64,
     /// Of these, packets that there was no room for.
@@ -323,6 +437,8 @@ pub struct Status {
     pub received: Option<Counts>,
     /// What became of frames of streams that may be forwarded.
     pub frames: Option<Counts>,
+    /// What became of streams that began without being delegated.
+    pub openings: Option<Counts>,
     /// What became of copies.
     pub copies: Option<Counts>,
     /// How runs ended that went on with a packet of more copies than one run makes.

@@ -226,7 +226,7 @@ impl State {
     fn reclaim_budget(&mut self) {
         let downstream = &mut self.plane.downstream;
         if let Some(offload) = self.offload.as_mut().filter(|_| downstream.has_work()) {
-            downstream.set_outstanding(offload.reclaim_budget());
+            offload.reclaim_budget(downstream);
         }
     }
 
@@ -243,6 +243,17 @@ impl State {
             offload.on_ack(times.now, &self.ack.ranges, self.plane.path.remote);
         }
         known
+    }
+
+    /// The peer names a stream, which the offload may have opened.
+    fn know_stream(&mut self, now: Instant, id: u64) {
+        if self.offload.is_some() && !self.plane.downstream.knows(id) {
+            self.drain_offload(now);
+        }
+        if !self.plane.downstream.knows(id) {
+            // Another CPU was registering something.
+            self.drain_offload(now);
+        }
     }
 
     fn on_max_data(&mut self, limit: u64, frame: &mut [u8]) {
@@ -265,7 +276,7 @@ impl State {
         let downstream = &mut plane.downstream;
         let take = |wanted| {
             if let Some(offload) = offload {
-                downstream.set_outstanding(offload.reclaim_budget());
+                offload.reclaim_budget(downstream);
             }
             downstream.take_max_data(wanted)
         };

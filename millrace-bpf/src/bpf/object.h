@@ -74,10 +74,11 @@ static __always_inline __u32 vi64_len(__u64 value)
 				    : 9;
 }
 
-/* Writes a vi64 that ends before `end` and returns its length; at least the 8 bytes before `end` are overwritten. */
-static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
+/* Writes a vi64 of `len` bytes, which are enough for it, that ends before `end`; at least the 8 bytes before `end` are
+ * overwritten.
+ */
+static __always_inline void vi64_put_long_before(__u8 *end, __u64 value, __u32 len)
 {
-	__u32 len = vi64_len(value);
 	__u64 prefix = 0xff00 >> (len - 1) & 0xff;
 
 	if (len == 9)
@@ -85,6 +86,14 @@ static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
 	else
 		value |= prefix << (8 * (len - 1));
 	store64(end - 8, __builtin_bswap64(value));
+}
+
+/* The same in the shortest form; returns its length. */
+static __always_inline __u32 vi64_put_before(__u8 *end, __u64 value)
+{
+	__u32 len = vi64_len(value);
+
+	vi64_put_long_before(end, value, len);
 	return len;
 }
 

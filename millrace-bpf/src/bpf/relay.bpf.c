@@ -6,6 +6,7 @@
  *   relay_intf.h       what is shared with userspace
  *   relay_maps.h       configuration and maps; relay_work.h: what a run works with
  *   relay_ingress.h    the received packet: found, opened, its frames walked
+ *   relay_open.h       streams that begin, for which egresses were prepared
  *   relay_judge.h      which of a stream's bytes may be forwarded; subgroup.h: their framing
  *   relay_egress.h     a copy: admitted, numbered, sealed, sent; relay_frame.h: its headers
  *   relay_keystream.h  opening and sealing with precomputed keystreams

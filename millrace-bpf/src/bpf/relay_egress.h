@@ -23,14 +23,59 @@ static __always_inline __u32 credit_of(const struct relay_egress *egress, const 
 	return credit > MOST_CREDIT ? MOST_CREDIT : credit;
 }
 
+/* Whether the egress has no stream yet; not of datagrams. */
+static __always_inline int is_unopened(__u64 id)
+{
+	return id >= RELAY_CLOSED;
+}
+
+/* The next stream of the downstream, if the copy is to open the egress's. */
+static __always_inline enum relay_egress_outcome find_stream(const struct relay_downstream *downstream,
+							     const struct relay_egress *egress,
+							     const struct chunk *chunk,
+							     const struct subgroup_head *head,
+							     struct egress_packet *packet)
+{
+	packet->id = READ_ONCE(egress->id);
+	packet->opens = chunk->kind == RELAY_STREAM && is_unopened(packet->id);
+	if (!packet->opens)
+		return RELAY_EGRESS_SENT;
+	if (packet->id != RELAY_UNOPENED || !is_beginning(chunk) || !head->is_read)
+		return RELAY_EGRESS_UNOPENED;
+	packet->streams = READ_ONCE(downstream->streams);
+	if ((__u32)packet->streams >= packet->streams >> 32)
+		return RELAY_EGRESS_STREAM_LIMIT;
+	packet->id = (packet->streams & 0xffffffff) << 2 | downstream->stream_bits;
+	return RELAY_EGRESS_SENT;
+}
+
+/* The front of the stream has the subscriber's alias in place of the publisher's, in as many bytes if they are enough: what
+ * millrace-proto's SubgroupHeader::encode_padded makes of it.
+ */
+static __always_inline void measure_front(struct egress_packet *packet, const struct relay_egress *egress,
+					  const struct subgroup_head *head)
+{
+	__u32 shortest = vi64_len(egress->alias), skipped = 1 + head->alias_bytes;
+
+	packet->alias_bytes = shortest > head->alias_bytes ? shortest : head->alias_bytes;
+	packet->data_at += skipped;
+	packet->data_bytes -= skipped;
+	packet->len = 1 + packet->alias_bytes + packet->data_bytes;
+	packet->offset = 0;
+	if (head->priority >= 0)
+		packet->level = (egress->level & 0xff00) | (head->priority & 0xff);
+}
+
 static __always_inline void measure_stream(struct egress_packet *packet, const struct relay_egress *egress,
-					   const struct frame_stream *frame)
+					   const struct frame_stream *frame, const struct subgroup_head *head)
 {
 	packet->offset = frame->offset + egress->shift;
 	packet->len = frame->len;
+	if (packet->opens)
+		measure_front(packet, egress, head);
 	packet->credit = credit_of(egress, packet);
 	packet->fin = frame->fin;
-	packet->size = 1 + varint_len(egress->id) + (packet->offset ? varint_len(packet->offset) : 0) +
+	packet->size = 1 + varint_len(packet->id) + (packet->offset ? varint_len(packet->offset) : 0) +
 		       varint_len(packet->len) + packet->len;
 }
 
@@ -47,15 +92,15 @@ static __always_inline void measure_datagram(struct egress_packet *packet, const
 }
 
 int measure(struct egress_packet *packet, const struct relay_egress *egress, const struct relay_path *path,
-	    const struct chunk *chunk)
+	    const struct chunk *chunk, const struct subgroup_head *head)
 {
-	if (!packet || !egress || !path || !chunk)
+	if (!packet || !egress || !path || !chunk || !head)
 		return -1;
 	packet->data_at = chunk->frame.at;
 	packet->data_bytes = chunk->frame.len;
 	packet->level = egress->level;
 	if (chunk->kind == RELAY_STREAM)
-		measure_stream(packet, egress, &chunk->frame);
+		measure_stream(packet, egress, &chunk->frame, head);
 	else
 		measure_datagram(packet, egress, chunk);
 	packet->frame_bytes = packet->size;
@@ -147,6 +192,7 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 		.time_ns = now,
 		.number = packet->word & NUMBER_MASK,
 		.tag = egress->tag,
+		.id = packet->id,
 		.offset = packet->offset,
 		.object = chunk->kind == RELAY_STREAM ? packet->credit : chunk->object,
 		.downstream = egress->downstream,
@@ -160,15 +206,37 @@ int fill_entry(struct relay_forwarded *entry, const struct relay_egress *egress,
 	return 0;
 }
 
+/* Opens the egress's stream, with the ID that the packet was measured with. Userspace may be faster, at both words. */
+int open_stream(struct relay_downstream *downstream, struct relay_egress *egress, struct work *work)
+{
+	__u32 at;
+
+	if (!downstream || !egress || !work ||
+	    __sync_val_compare_and_swap(&egress->id, RELAY_UNOPENED, RELAY_OPENING) != RELAY_UNOPENED)
+		return -1;
+	if (__sync_val_compare_and_swap(&downstream->streams, work->packet.streams,
+					work->packet.streams + 1) != work->packet.streams) {
+		__sync_val_compare_and_swap(&egress->id, RELAY_OPENING, RELAY_UNOPENED);
+		return -1;
+	}
+	at = work->fan.chunk & (CHUNKS - 1);
+	egress->upstream_id = work->chunks[at].frame.id;
+	egress->shift = (__u64)work->packet.alias_bytes - work->heads[at].alias_bytes;
+	egress->group = work->heads[at].group;
+	egress->level = work->packet.level;
+	__sync_val_compare_and_swap(&egress->id, RELAY_OPENING, work->packet.id);
+	return 0;
+}
+
 /* Draws a packet number, and registers the packet before it exists: so no acknowledgement can be faster. Room for the
  * registration is reserved first, since a number must not be drawn in vain. Until it is submitted, those of other CPUs
  * wait, so little happens in between.
  */
 static __always_inline enum relay_egress_outcome draw_number(struct relay_downstream *downstream,
-							     const struct relay_egress *egress,
-							     const struct chunk *chunk,
-							     struct egress_packet *packet)
+							     struct relay_egress *egress,
+							     const struct chunk *chunk, struct work *work)
 {
+	struct egress_packet *packet = &work->packet;
 	__u64 now = bpf_ktime_get_ns();
 	struct relay_forwarded *entry;
 
@@ -182,13 +250,16 @@ static __always_inline enum relay_egress_outcome draw_number(struct relay_downst
 		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
 		return RELAY_EGRESS_NO_KEYS;
 	}
+	if (packet->opens && open_stream(downstream, egress, work)) {
+		bpf_ringbuf_discard(entry, BPF_RB_NO_WAKEUP);
+		return RELAY_EGRESS_UNOPENED;
+	}
 	fill_entry(entry, egress, packet, chunk, now);
 	bpf_ringbuf_submit(entry, BPF_RB_NO_WAKEUP);
 	return RELAY_EGRESS_SENT;
 }
 
-static __always_inline void put_stream_header(__u8 *end, const struct relay_egress *egress,
-					      const struct egress_packet *packet)
+static __always_inline void put_stream_header(__u8 *end, const struct egress_packet *packet)
 {
 	__u32 type = FRAME_STREAM | FRAME_STREAM_LEN | (packet->fin ? FRAME_STREAM_FIN : 0) |
 		     (packet->offset ? FRAME_STREAM_OFF : 0);
@@ -196,8 +267,21 @@ static __always_inline void put_stream_header(__u8 *end, const struct relay_egre
 
 	if (packet->offset)
 		bytes += varint_put_before(end - bytes, packet->offset);
-	bytes += varint_put_before(end - bytes, egress->id);
+	bytes += varint_put_before(end - bytes, packet->id);
 	varint_put_before(end - bytes, type);
+}
+
+/* The same with the front of the stream behind it: type and alias. */
+static __always_inline void put_front(__u8 *end, const struct relay_egress *egress,
+				      const struct egress_packet *packet, __u8 type)
+{
+	__u32 bytes = packet->alias_bytes;
+
+	if (bytes < 1 || bytes > 9)
+		return; /* for the verifier */
+	vi64_put_long_before(end, egress->alias, bytes);
+	end[-1 - (int)bytes] = type;
+	put_stream_header(end - 1 - bytes, packet);
 }
 
 /* The frame's header, and the part of the object's that is another one downstream: type and alias. */
@@ -215,15 +299,18 @@ static __always_inline void put_datagram_header(__u8 *end, const struct relay_eg
  * cannot be, for the verifier.
  */
 static __always_inline __u32 put_frame_header(struct quic_buf *in, const struct relay_egress *egress,
-					      const struct egress_packet *packet, const struct chunk *chunk)
+					      const struct egress_packet *packet, const struct chunk *chunk,
+					      __u8 type)
 {
 	__u32 data_at = packet->data_at;
 
 	OPAQUE(data_at);
 	if (data_at < QUIC_AT || data_at > FRAMES_MASK)
 		return 0;
-	if (chunk->kind == RELAY_STREAM)
-		put_stream_header(in->bytes + data_at, egress, packet);
+	if (packet->opens)
+		put_front(in->bytes + data_at, egress, packet, type);
+	else if (chunk->kind == RELAY_STREAM)
+		put_stream_header(in->bytes + data_at, packet);
 	else
 		put_datagram_header(in->bytes + data_at, egress, packet, chunk->type);
 	return data_at + packet->data_bytes - packet->frame_bytes;
@@ -248,7 +335,8 @@ int put_packet(struct work *work, const struct relay_egress *egress, const struc
 		.header_at = QUIC_AT,
 		.header_bytes = work->packet.header_bytes,
 		.plain_at = put_frame_header(&work->in, egress, &work->packet,
-					     &work->chunks[work->fan.chunk & (CHUNKS - 1)]),
+					     &work->chunks[work->fan.chunk & (CHUNKS - 1)],
+					     work->heads[work->fan.chunk & (CHUNKS - 1)].type),
 		.text_bytes = work->packet.size - work->packet.header_bytes - QUIC_TAG,
 	};
 	return extent->plain_at ? 0 : -1;
@@ -358,16 +446,24 @@ static __always_inline int is_gone(struct relay_egress *egress, const struct rel
 {
 	__u32 epoch = __sync_fetch_and_add(&egress->epoch, 0);
 
-	return !epoch || epoch != READ_ONCE(downstream->epoch) ||
-	       egress->upstream != work->arrival.upstream || egress->upstream_id != chunk->frame.id ||
-	       egress->kind != chunk->kind;
+	if (!epoch || epoch != READ_ONCE(downstream->epoch) || egress->upstream != work->arrival.upstream ||
+	    egress->kind != chunk->kind)
+		return 1;
+	if (chunk->kind == RELAY_STREAM && is_unopened(READ_ONCE(egress->id)))
+		return egress->ingress != chunk->ingress;
+	return egress->upstream_id != chunk->frame.id;
 }
 
 /* Whether the subscriber wants it from the kernel. */
-static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk)
+static __always_inline int is_inside(const struct relay_egress *egress, const struct chunk *chunk,
+				     const struct subgroup_head *head, __u32 opens)
 {
 	__u64 at = chunk->frame.offset;
 
+	if (opens)
+		return (head->group > egress->first_group ||
+			(head->group == egress->first_group && head->object >= egress->first_object)) &&
+		       head->group <= egress->last_group;
 	if (chunk->kind == RELAY_STREAM)
 		return at >= egress->from;
 	return (at > egress->from || (at == egress->from && chunk->object >= egress->shift)) &&
@@ -379,15 +475,19 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 							 struct relay_downstream *downstream)
 {
 	const struct chunk *chunk = &work->chunks[work->fan.chunk & (CHUNKS - 1)];
+	const struct subgroup_head *head = &work->heads[work->fan.chunk & (CHUNKS - 1)];
 	const struct relay_path *path = &downstream->paths[READ_ONCE(downstream->path) & 1];
 	struct egress_packet *packet = &work->packet;
 	enum relay_egress_outcome outcome;
 
 	if (is_gone(egress, downstream, work, chunk))
 		return RELAY_EGRESS_GONE;
-	if (!is_inside(egress, chunk))
+	outcome = find_stream(downstream, egress, chunk, head, packet);
+	if (outcome)
+		return outcome;
+	if (!is_inside(egress, chunk, head, packet->opens))
 		return RELAY_EGRESS_BEFORE;
-	measure(packet, egress, path, chunk);
+	measure(packet, egress, path, chunk, head);
 	if (packet->size > READ_ONCE(downstream->mtu) || packet->size > QUIC_TEXT_MAX)
 		return RELAY_EGRESS_TOO_LARGE;
 	if (chunk->kind == RELAY_DATAGRAMS && packet->frame_bytes > READ_ONCE(downstream->max_datagram))
@@ -398,7 +498,7 @@ static __always_inline enum relay_egress_outcome forward(struct __sk_buff *skb, 
 	outcome = admit(downstream, egress, packet);
 	if (outcome)
 		return outcome;
-	outcome = draw_number(downstream, egress, chunk, packet);
+	outcome = draw_number(downstream, egress, chunk, work);
 	if (outcome) {
 		give_back(downstream, packet);
 		return outcome;

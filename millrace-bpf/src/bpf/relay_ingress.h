@@ -13,12 +13,11 @@
 #include "relay_frame.h"
 #include "relay_judge.h"
 #include "relay_keystream.h"
+#include "relay_open.h"
 #include "relay_trace.h"
 #include "skb_udp.h"
 
-#define SHORTEST      14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
-#define SEEN_BLOCK    5	 /* log2 of the numbers in a word of the replay window */
-#define SEEN_ATTEMPTS 4	 /* to change a word of it that other CPUs change too */
+#define SHORTEST 14 /* no Ethernet frame is shorter, and no 1-RTT packet either */
 
 enum relay_outcome find_packet(struct __sk_buff *skb, struct arrival *arrival)
 {
@@ -112,25 +111,6 @@ static __always_inline enum relay_outcome find_connection(struct work *work)
 	return RELAY_FORWARDED;
 }
 
-/* Marks the number of an authentic packet. Not 0: it was marked before, or is too old to tell. */
-static __always_inline int mark_seen(struct relay_upstream *upstream, __u64 number)
-{
-	__u64 block = number >> SEEN_BLOCK, bit = 1ULL << (number & ((1 << SEEN_BLOCK) - 1));
-	__u64 *word = &upstream->seen[block & (RELAY_SEEN - 1)];
-
-	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
-		__u64 old = READ_ONCE(*word);
-		__s32 ahead = (__u32)(old >> 32) - (__u32)block;
-		__u64 new = ahead ? block << 32 | bit : old | bit;
-
-		if (ahead > 0 || new == old)
-			return -1;
-		if (__sync_val_compare_and_swap(word, old, new) == old)
-			return 0;
-	}
-	return -1;
-}
-
 static __always_inline void raise_expected(struct relay_upstream *upstream, __u64 number)
 {
 	for (int i = 0; i < SEEN_ATTEMPTS; i++) {
@@ -184,9 +164,10 @@ enum relay_outcome open_packet(struct work *work, struct frame_walk *walk)
 	extent.text_bytes = work->arrival.packet_bytes - extent.header_bytes - QUIC_TAG;
 	if (open_text(upstream, keys, number | (__u64)generation << RELAY_NUMBER_BITS, work, &extent))
 		return RELAY_NOT_AUTHENTIC;
-	if (!work->cursor.id && mark_seen(upstream, number))
+	if (!work->cursor.id && mark_seen(upstream->seen, number))
 		return RELAY_REPLAYED;
 	work->cursor.number = number;
+	work->arrival.opens = READ_ONCE(upstream->tracks);
 	raise_expected(upstream, number);
 	if (header.first & QUIC_RESERVED)
 		return RELAY_BAD_FRAMES;
@@ -207,7 +188,7 @@ struct walk_loop {
 	__u32 pad;
 };
 
-/* Notes a frame for the fan-out if it has a slot. In further runs, if the first one did. */
+/* Notes a frame for the fan-out if it has a slot, or may get one. In further runs, if the first one did. */
 static __always_inline void take_chunk(struct work *work, const struct chunk *found)
 {
 	struct relay_slot slot = {
@@ -217,7 +198,7 @@ static __always_inline void take_chunk(struct work *work, const struct chunk *fo
 	int good = ordinal < 64 && work->cursor.good >> (ordinal & 63) & 1;
 	struct chunk *chunk;
 
-	if (work->cursor.id ? !good : !ingress) {
+	if (work->cursor.id ? !good : !ingress && !(work->arrival.opens && is_beginning(found))) {
 		work->fan.wakes = 1;
 		return;
 	}
@@ -277,21 +258,35 @@ static long walk_step(__u32 index, struct walk_loop *loop)
 	return step == FRAME_END || step == FRAME_BAD;
 }
 
+#define NO_SLOT RELAY_FRAME_OUTCOMES
+
 /* Judges a noted frame. Finds its first egress. */
-static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk)
+static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, struct chunk *chunk,
+							    struct subgroup_head *head)
 {
-	__u32 key = chunk->ingress;
-	struct relay_ingress *ingress = bpf_map_lookup_elem(&ingresses, &key);
-	enum relay_frame_outcome outcome = RELAY_FRAME_GOOD;
+	struct relay_ingress *ingress;
+	enum relay_frame_outcome outcome;
+	__u32 key;
 
 	chunk->egress = RELAY_END;
+	head->is_read = 0;
+	if (is_beginning(chunk))
+		read_head(&work->in, &chunk->frame, head);
+	if (chunk->ingress == RELAY_END && !work->cursor.id && bind_stream(work, chunk, head))
+		return NO_SLOT;
+	key = chunk->ingress;
+	ingress = bpf_map_lookup_elem(&ingresses, &key);
 	if (!ingress)
 		return RELAY_FRAME_GOOD;
 	chunk->egress = READ_ONCE(ingress->first);
-	if (work->cursor.id || chunk->kind != RELAY_STREAM)
+	if (chunk->kind != RELAY_STREAM)
 		return RELAY_FRAME_GOOD;
-	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream)
-		return RELAY_FRAME_BUSY; /* the slot was just removed */
+	if (ingress->id != chunk->frame.id || ingress->upstream != work->arrival.upstream) {
+		chunk->egress = RELAY_END; /* the slot was just removed */
+		return work->cursor.id ? RELAY_FRAME_GOOD : RELAY_FRAME_BUSY;
+	}
+	if (work->cursor.id)
+		return RELAY_FRAME_GOOD;
 	outcome = judge_frame(ingress, chunk->ingress, &work->in, &chunk->frame);
 	OPAQUE(outcome);
 	if (outcome < RELAY_FRAME_OUTCOMES)
@@ -304,18 +299,22 @@ static __always_inline enum relay_frame_outcome judge_chunk(struct work *work, s
  */
 enum relay_outcome judge_frames(struct work *work)
 {
-	__u32 noted, good = 0;
+	__u32 noted, good = 0, slots = 0;
 
 	if (!work)
 		return RELAY_DECLINED;
 	noted = work->fan.chunks;
 	for (__u32 i = 0; i < CHUNKS; i++) {
 		struct chunk *chunk = &work->chunks[i];
+		struct subgroup_head *head = &work->heads[i];
 		enum relay_frame_outcome outcome;
 
 		if (i >= noted)
 			break;
-		outcome = judge_chunk(work, chunk);
+		outcome = judge_chunk(work, chunk, head);
+		if (work->cursor.id && !(work->cursor.opens >> i & 1))
+			head->is_read = 0;
+		slots += outcome != NO_SLOT;
 		if (outcome == RELAY_FRAME_MALFORMED)
 			return RELAY_BAD_STREAM;
 		if (outcome || chunk->ordinal >= 64) {
@@ -323,12 +322,15 @@ enum relay_outcome judge_frames(struct work *work)
 			continue;
 		}
 		work->fan.good |= 1ULL << (chunk->ordinal & 63);
-		if (good < i)
+		work->fan.opens |= (head->is_read & 1) << (good & (CHUNKS - 1));
+		if (good < i) {
 			work->chunks[good & (CHUNKS - 1)] = *chunk;
+			work->heads[good & (CHUNKS - 1)] = *head;
+		}
 		good++;
 	}
 	work->fan.chunks = good;
-	return good || !noted ? RELAY_FORWARDED : RELAY_DECLINED;
+	return good || !slots ? RELAY_FORWARDED : RELAY_DECLINED;
 }
 
 static __always_inline enum relay_outcome walk_frames(struct work *work)

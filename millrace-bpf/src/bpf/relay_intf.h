@@ -23,6 +23,13 @@
 #define RELAY_UNKNOWN	  (~0ULL)     /* size of a stream whose end has not come */
 #define RELAY_SUBSCRIBER  0x80000000U /* in `ids`: the rest is the index of a downstream */
 #define RELAY_ARRIVALS	  4096	      /* entries of `arrivals`, a power of two */
+#define RELAY_OPENINGS	  64	      /* of a track, a power of two */
+#define RELAY_UNBOUND	  (~0ULL)     /* ID of an ingress whose stream has not begun */
+
+/* IDs of an egress without a stream; those from RELAY_CLOSED on are none. */
+#define RELAY_UNOPENED (~0ULL)	   /* the program may open one */
+#define RELAY_OPENING  (~0ULL - 1) /* it is about to */
+#define RELAY_CLOSED   (~0ULL - 2) /* userspace does */
 
 /* Load-time configuration. */
 struct relay_config {
@@ -65,18 +72,20 @@ struct relay_upstream {
 	__u64 expected; /* one more than the largest packet number that was authentic */
 	/* The replay window. Each word is about 32 numbers: high half: number / 32; low half: a bit for each that was seen. */
 	__u64 seen[RELAY_SEEN];
+	__u64 streams[RELAY_SEEN]; /* the same of unidirectional streams that somebody has taken, by their index */
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
 	__u32 session;	       /* its name in events */
 	__u32 deferred_socket; /* one more than its index in `sockets`; 0: none */
 	__u32 deferred;	       /* packets that were steered there, or nearly were */
-	__u32 pad;
+	__u32 tracks;	       /* of which the program may open streams */
 };
 
 enum relay_kind {
 	RELAY_STREAM = 0,
 	RELAY_DATAGRAMS, /* of a track */
+	RELAY_TRACK,	 /* whose streams the program may open: names an entry of `tracks` */
 };
 
 /* Names a stream or a track of an upstream. */
@@ -85,6 +94,23 @@ struct relay_slot {
 	__u32 upstream;
 	__u32 kind; /* enum relay_kind */
 };
+
+/* A track whose streams the program may open. An opening is an ingress with its egresses, prepared for whatever stream
+ * begins next; whoever takes the lock may take one out.
+ */
+struct relay_track {
+	__u64 alias;
+	__u32 upstream;
+	__u32 lock;	/* 0: nobody has it */
+	__u64 group;	/* of the subgroup that began last; only what comes behind it is opened here */
+	__u64 subgroup; /* its ID in the group */
+	__u32 put;	/* openings that were put in so far */
+	__u32 taken;	/* that were taken out */
+	__u32 low;	/* openings that are left when userspace should be woken to prepare more */
+	__u32 missed;	/* streams that found none */
+	__u32 openings[RELAY_OPENINGS]; /* indexes of ingresses, by number modulo RELAY_OPENINGS */
+};
+_Static_assert(sizeof(struct relay_track) == 48 + 4 * RELAY_OPENINGS, "relay_track has no hidden padding");
 
 /* What is in a slot, and how far a stream was judged. Whoever takes the lock has the rest to himself; who finds it taken
  * does without.
@@ -108,7 +134,7 @@ _Static_assert(sizeof(struct relay_ingress) == 120, "relay_ingress has no hidden
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_egress {
 	__u64 upstream_id; /* of the slot, since the entry may have become another slot's before a run uses it */
-	__u64 id;	   /* downstream: stream ID, or the track's alias */
+	__u64 id; /* downstream: stream ID, RELAY_UNOPENED and its like, or the track's alias */
 	__u64 shift; /* downstream offset minus upstream offset, modulo 2^64. Datagrams: first object of `from` */
 	__u64 from; /* upstream offset; what begins before it is left to userspace. Datagrams: first group */
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
@@ -123,6 +149,13 @@ struct relay_egress {
 	__u32 track;	 /* its name in events */
 	__u32 kind;	 /* of the slot */
 	__u32 exclusive; /* nobody waits for the stream but the slot's egresses: its packets may be deferred */
+	/* Of one that was prepared, until the program opens its stream. Its level has the track's default priority. */
+	__u64 alias; /* of the track downstream */
+	__u64 first_group; /* what the subscriber wants of the track, from this object of this group on */
+	__u64 first_object;
+	__u64 last_group;
+	__u32 ingress;
+	__u32 pad;
 };
 
 /* Where a downstream's packets go. IPv4 addresses are in the first 4 bytes, the rest is zero. */
@@ -144,6 +177,8 @@ enum relay_egress_outcome {
 	RELAY_EGRESS_SENT = 0,
 	RELAY_EGRESS_GONE, /* the egress was removed, or the downstream */
 	RELAY_EGRESS_BEFORE, /* begins before what the kernel may send; datagrams: outside of what the subscriber wants */
+	RELAY_EGRESS_UNOPENED, /* its stream was not opened here, and userspace has not done so yet */
+	RELAY_EGRESS_STREAM_LIMIT,  /* the peer allows no more streams, or userspace is about to open some */
 	RELAY_EGRESS_TOO_LARGE,	    /* for the path's or the route's MTU */
 	RELAY_EGRESS_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
 	RELAY_EGRESS_DATA_CREDIT,   /* beyond the kernel's budget of the peer's MAX_DATA */
@@ -179,6 +214,10 @@ struct relay_downstream {
 	__u64 number;	      /* the packet number word: millrace-proto's quic::number */
 	__u64 max_data;	      /* total of stream bytes that the kernel may send */
 	__u64 data;	      /* that it has sent or is about to */
+	/* High half: unidirectional streams that the kernel may have opened; low half: index of the next one. One word, so
+	 * that nobody opens any while the other does.
+	 */
+	__u64 streams;
 	__u64 max_bytes;      /* total of UDP payload that it may send */
 	__u64 bytes;	      /* that it has sent or is about to */
 	__u32 epoch;	      /* 0: not in use */
@@ -188,6 +227,8 @@ struct relay_downstream {
 	__u32 session;	      /* its name in events */
 	__u32 waiting; /* level of what waits in userspace: copies of this level, or less urgent, are left to it */
 	__u32 max_datagram;    /* the peer's max_datagram_frame_size */
+	__u32 stream_bits;     /* low bits of the IDs of this end's unidirectional streams */
+	__u32 pad;
 	__u32 deferred_socket; /* one more than its index in `sockets`; 0: none */
 	__u32 deferred_bytes; /* a packet of the peer is deferred if its UDP payload has at most so many ... */
 	__u64 deferred_until; /* ... and `bytes` is at most this */
@@ -203,6 +244,7 @@ struct relay_forwarded {
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u64 number;
 	__u64 tag;
+	__u64 id;     /* of the stream downstream; the alias of a datagram */
 	__u64 offset; /* downstream; group of a datagram */
 	__u64 object; /* of a datagram. Of a stream: bytes that count against MAX_DATA */
 	__u32 downstream;
@@ -215,7 +257,7 @@ struct relay_forwarded {
 };
 
 /* What became of a received packet: index into the map `outcomes`, where enum relay_egress_outcome, enum
- * relay_further_run and enum relay_frame_outcome follow.
+ * relay_further_run, enum relay_frame_outcome and enum relay_opening follow.
  */
 enum relay_outcome {
 	RELAY_FORWARDED = 0, /* every copy was tried */
@@ -260,6 +302,19 @@ enum relay_frame_outcome {
 	RELAY_FRAME_LONG,     /* more fields than are looked at */
 	RELAY_FRAME_MALFORMED,
 	RELAY_FRAME_OUTCOMES,
+};
+
+/* What became of the beginning of a stream that has no slot, of an upstream with tracks whose streams may be opened. */
+enum relay_opening {
+	RELAY_OPENING_BOUND = 0, /* it has one now */
+	RELAY_OPENING_OTHER, /* no whole SUBGROUP_HEADER in the shortest form, or it wants the first object */
+	RELAY_OPENING_NO_TRACK,
+	RELAY_OPENING_ORDER,	/* not behind the subgroup that began last */
+	RELAY_OPENING_MISSED,	/* userspace has not prepared any more yet */
+	RELAY_OPENING_TAKEN,	/* userspace was faster, or the stream is an old one */
+	RELAY_OPENING_BUSY,	/* another CPU, or userspace, is at the same track */
+	RELAY_OPENING_FULL,	/* there is no slot left */
+	RELAY_OPENING_OUTCOMES,
 };
 
 /* Whose packets become events; userspace changes it while the program runs. */

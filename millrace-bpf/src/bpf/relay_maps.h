@@ -69,13 +69,22 @@ struct {
 
 /* --- What is forwarded --- */
 
-/* Stream, or track of datagrams, of an upstream -> index of its ingress. */
+/* Stream, or track of datagrams, of an upstream -> index of its ingress; its track -> index in `tracks`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__type(key, struct relay_slot);
 	__type(value, __u32);
 	__uint(max_entries, 1);
 } slots SEC(".maps");
+
+/* Index -> a track whose streams the program may open. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct relay_track);
+	__uint(max_entries, 1);
+} tracks SEC(".maps");
 
 /* Index -> what is in a slot. */
 struct {
@@ -132,14 +141,15 @@ struct {
 /* --- What is told --- */
 
 /* Outcome -> packets. First enum relay_outcome, then enum relay_egress_outcome, enum relay_further_run,
- * enum relay_frame_outcome.
+ * enum relay_frame_outcome, enum relay_opening.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
 	__uint(max_entries,
-	       RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + RELAY_FRAME_OUTCOMES);
+	       RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + RELAY_FRAME_OUTCOMES +
+		       RELAY_OPENING_OUTCOMES);
 } outcomes SEC(".maps");
 
 /* A variable, so that all it costs while nobody traces is a load and a branch. */

@@ -53,6 +53,7 @@ static __noinline int put_back(struct __sk_buff *skb, struct work *work)
 		.egress = work->fan.egress,
 		.chunk = work->fan.chunk,
 		.runs = runs,
+		.opens = work->fan.opens,
 	};
 	skb->mark = id;
 	/* Runs take turns on the CPUs that the interface spreads its packets over, if it does. */

@@ -7,6 +7,7 @@
 #include "frames.h"
 #include "object.h"
 #include "relay_intf.h"
+#include "subgroup.h"
 #include <linux/bpf.h>
 
 #define FRAME_BYTES 2048 /* Ethernet frames that are longer are left to userspace */
@@ -34,6 +35,7 @@ struct arrival {
 	__u32 packet_bytes;
 	__u32 upstream;
 	__u32 downstream; /* of RELAY_FROM_SUBSCRIBER */
+	__u32 opens;	  /* streams may be opened */
 	__u16 vlan_tci;
 	__be16 vlan_protocol; /* 0: untagged */
 	__u8 family;	      /* 4 or 6 */
@@ -41,12 +43,14 @@ struct arrival {
 	__u8 summed; /* enum ip_summed */
 	__u8 changed;
 	__u8 untagged; /* the tag was taken off */
-	__u8 pad[3];
+	__u8 pad[7];
 };
 
 /* A packet to be sent for one egress. */
 struct egress_packet {
 	__u64 word;   /* the drawn number and its key generation */
+	__u64 id;     /* of the stream, or the track's alias */
+	__u64 streams; /* of the downstream, when its next stream was looked up for this one */
 	__u64 offset; /* downstream; group of a datagram */
 	__u32 data_at;
 	__u32 data_bytes; /* that are copied as they are */
@@ -57,6 +61,9 @@ struct egress_packet {
 	__u32 frame_bytes;
 	__u32 header_bytes;
 	__u32 fin;
+	__u32 opens;	   /* it opens its stream */
+	__u32 alias_bytes; /* of the track's alias then */
+	__u32 pad;
 };
 
 /* How far the fan-out is: at this chunk, and this egress of its slot. */
@@ -68,6 +75,8 @@ struct fan {
 	__u32 wakes;	 /* something in the packet should reach userspace at once */
 	__u32 ordinal;	 /* of the next frame */
 	__u64 good;	 /* by ordinal: frames that are forwarded */
+	__u32 opens;	 /* by chunk: those with which streams may be opened */
+	__u32 pad;
 };
 
 /* Where the fan-out of a packet goes on in its next run. */
@@ -79,8 +88,8 @@ struct cursor_entry {
 	__u32 mark;	 /* the packet's own, which it gets back */
 	__u32 egress;
 	__u32 chunk;
-	__u32 runs; /* so far */
-	__u32 pad;
+	__u32 runs;  /* so far */
+	__u32 opens; /* as in struct fan */
 };
 
 #define RUNS	  64	/* streams whose run is kept at a time; a power of two */
@@ -107,6 +116,7 @@ struct work {
 	__u8 frame[FRAME_BYTES]; /* as it arrived */
 	struct arrival arrival;
 	struct chunk chunks[CHUNKS];
+	struct subgroup_head heads[CHUNKS]; /* of the chunks at offset 0 */
 	struct fan fan;
 	struct egress_packet packet;
 	struct cursor_entry cursor; /* where this run began; without an ID: at the beginning */

@@ -16,6 +16,7 @@
 enum subgroup_bits {
 	SUBGROUP_PROPERTIES = 0x01,
 	SUBGROUP_ID_MODE = 0x06,
+	SUBGROUP_ID_FIRST = 0x02, /* that of the first object */
 	SUBGROUP_ID_EXPLICIT = 0x04,
 	SUBGROUP_ALWAYS = 0x10,
 	SUBGROUP_DEFAULT_PRIORITY = 0x20,
@@ -27,6 +28,62 @@ enum subgroup_step {
 	SUBGROUP_DONE, /* all bytes are taken */
 	SUBGROUP_BAD,
 };
+
+/* What the front of a subgroup stream says. */
+struct subgroup_head {
+	__u64 alias;
+	__u64 group;
+	__u64 subgroup;
+	__u64 object;	   /* the first on the stream; 0 where it is not there yet */
+	__s32 priority;	   /* the publisher's; negative: the track's default */
+	__u32 alias_bytes; /* behind the type, which has one */
+	__u32 is_read;
+	__u32 type;
+};
+
+/* A vi64 in its shortest form. Not 0: it is longer, or ends behind the rest. */
+static __always_inline int subgroup_take_short(struct frame_walk *walk, const __u8 *text, __u64 *value)
+{
+	__u32 at = walk->at;
+
+	return vi64_take(walk, text, value) || walk->at - at != vi64_len(*value);
+}
+
+/* Reads the SUBGROUP_HEADER in the `len` bytes at `at`. Not 0: it is not all there, or encoded in another way than
+ * millrace-proto does; or the subgroup is named by an object that is not there. The alias may have any length.
+ */
+static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *head)
+{
+	struct frame_walk walk = {.at = at, .end = at + len};
+	__u64 type;
+	__u32 mode;
+
+	if (subgroup_take_short(&walk, text, &type) || type > SUBGROUP_TYPE_MAX || !(type & SUBGROUP_ALWAYS))
+		return -1;
+	head->type = type;
+	mode = type & SUBGROUP_ID_MODE;
+	if (mode == SUBGROUP_ID_MODE || vi64_take(&walk, text, &head->alias))
+		return -1;
+	head->alias_bytes = walk.at - at - 1;
+	if (subgroup_take_short(&walk, text, &head->group))
+		return -1;
+	head->subgroup = 0;
+	if (mode == SUBGROUP_ID_EXPLICIT && subgroup_take_short(&walk, text, &head->subgroup))
+		return -1;
+	head->priority = -1;
+	if (!(type & SUBGROUP_DEFAULT_PRIORITY)) {
+		head->priority = text[walk.at & FRAMES_MASK];
+		if (frame_skip(&walk, 1))
+			return -1;
+	}
+	if (vi64_take(&walk, text, &head->object)) {
+		head->object = 0;
+		return mode == SUBGROUP_ID_FIRST ? -1 : 0;
+	}
+	if (mode == SUBGROUP_ID_FIRST)
+		head->subgroup = head->object;
+	return 0;
+}
 
 /* Whether everything so far is whole objects: where the stream may end. */
 static __always_inline int subgroup_may_end(const struct subgroup_state *state)

@@ -22,6 +22,8 @@ pub struct Config {
     pub max_slots: u32,
     /// Subscribers' streams that they are forwarded to.
     pub max_egresses: u32,
+    /// Tracks whose streams the program may open.
+    pub max_tracks: u32,
     /// Copies that one run of the program makes of a received packet, some 2 microseconds each. If there are more to make,
     /// the packet is put back into the queue of packets that wait for the stack, for another run.
     pub max_copies_per_run: u32,
@@ -44,6 +46,7 @@ impl Default for Config {
             max_downstreams: 1 << 12,
             max_slots: 1 << 12,
             max_egresses: 1 << 15,
+            max_tracks: 1 << 10,
             max_copies_per_run: 64,
             max_runs: 64,
             max_waiting: 1 << 16,
@@ -73,14 +76,15 @@ impl Config {
     }
 
     /// Entries of each map whose size is set before loading; of ring buffers, bytes.
-    pub(super) fn map_sizes(&self) -> [(&'static str, u32); 11] {
+    pub(super) fn map_sizes(&self) -> [(&'static str, u32); 12] {
         // A connection has up to 8 IDs at a time (RFC 9000, section 5.1.1, leaves it to the endpoint).
         let ids = self.max_upstreams.saturating_add(self.max_downstreams).saturating_mul(8);
         [
             ("ids", ids),
             ("upstreams", self.max_upstreams),
             ("open_keys", self.max_upstreams.saturating_mul(2)),
-            ("slots", self.max_slots),
+            ("slots", self.max_slots.saturating_add(self.max_tracks)),
+            ("tracks", self.max_tracks),
             ("ingresses", self.max_slots),
             ("egresses", self.max_egresses),
             ("downstreams", self.max_downstreams),

@@ -59,7 +59,7 @@ impl Downstream {
         let index = shared.take(|free| &mut free.downstreams, "downstreams")?;
         let entry = shared.downstreams.get(index);
         let totals = [&entry.max_data, &entry.data, &entry.max_bytes, &entry.bytes];
-        for total in totals.into_iter().chain([&entry.deferred_until, &entry.deferred]) {
+        for total in totals.into_iter().chain([&entry.deferred_until, &entry.deferred, &entry.streams]) {
             total.store(0, Ordering::Relaxed);
         }
         entry.outcomes.iter().for_each(|count| count.store(0, Ordering::Relaxed));
@@ -71,7 +71,7 @@ impl Downstream {
         entry.max_datagram.store(0, Ordering::Relaxed);
         entry.path.store(0, Ordering::Relaxed);
         entry.waiting.store(u32::MAX, Ordering::Relaxed);
-        for word in [&entry.session, &entry.deferred_socket, &entry.deferred_bytes] {
+        for word in [&entry.session, &entry.deferred_socket, &entry.deferred_bytes, &entry.stream_bits] {
             word.store(0, Ordering::Relaxed);
         }
         // SAFETY: the entry was free, so neither the kernel nor another handle uses it.
@@ -191,6 +191,26 @@ impl Downstream {
     /// Stream bytes that the kernel has sent or is about to.
     pub fn data(&self) -> u64 {
         self.entry().data.load(Ordering::SeqCst)
+    }
+
+    /// Sets how many unidirectional streams of this end there may be, where userspace has opened those before `next` itself.
+    /// Returns the index of the next one: those up to it are open by now, or about to be, and as long as no more may be
+    /// opened nobody but the caller opens any.
+    pub fn set_streams(&self, next: u64, limit: u64) -> u64 {
+        let most = u64::from(u32::MAX);
+        let (next, limit) = (next.min(most), limit.min(most));
+        let mut reached = next;
+        let update = |word: u64| {
+            reached = next.max(word & most);
+            Some(limit << 32 | reached)
+        };
+        let _ = self.entry().streams.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update);
+        reached
+    }
+
+    /// Low bits of the IDs of this end's unidirectional streams: 2 of a client's, 3 of a server's.
+    pub fn set_stream_bits(&self, bits: u32) {
+        self.entry().stream_bits.store(bits, Ordering::Relaxed);
     }
 
     /// Packets with this destination connection ID are the peer's, of a connection that is no

@@ -58,7 +58,7 @@ impl Position {
     }
 }
 
-/// The entry of a slot that has egresses.
+/// The entry of a slot that has egresses, or of an opening.
 pub(super) struct Ingress {
     shared: Arc<Shared>,
     index: u32,
@@ -89,6 +89,11 @@ impl Ingress {
 
     pub fn index(&self) -> u32 {
         self.index
+    }
+
+    /// The stream's ID.
+    pub fn id(&self) -> u64 {
+        self.entry().id.load(Ordering::SeqCst)
     }
 
     pub fn set_first(&self, egress: u32) {
@@ -138,11 +143,12 @@ impl Drop for Ingress {
     }
 }
 
-struct Locked<'a>(&'a AtomicU32);
+/// A lock that the program and userspace share.
+pub(super) struct Locked<'a>(&'a AtomicU32);
 
 impl<'a> Locked<'a> {
     /// `None`: somebody else has it for longer than that takes.
-    fn new(lock: &'a AtomicU32) -> Option<Self> {
+    pub fn new(lock: &'a AtomicU32) -> Option<Self> {
         for _ in 0..ATTEMPTS {
             if lock.swap(1, Ordering::Acquire) == 0 {
                 return Some(Self(lock));

@@ -27,6 +27,15 @@ mirror!(Id = "relay_id" { bytes: [u8; ID_MAX] });
 /// `enum relay_kind`.
 pub(crate) const STREAM: u32 = 0;
 pub(crate) const DATAGRAMS: u32 = 1;
+pub(crate) const TRACK: u32 = 2;
+/// `RELAY_OPENINGS`.
+pub(crate) const OPENINGS: usize = 64;
+/// `RELAY_UNBOUND`: ID of an ingress whose stream has not begun.
+pub(crate) const UNBOUND: u64 = u64::MAX;
+/// `RELAY_UNOPENED` and its like: IDs of an egress without a stream.
+pub(crate) const UNOPENED: u64 = u64::MAX;
+pub(crate) const OPENING: u64 = u64::MAX - 1;
+pub(crate) const CLOSED: u64 = u64::MAX - 2;
 
 mirror!(Slot = "relay_slot" { id: u64, upstream: u32, kind: u32 });
 
@@ -67,6 +76,7 @@ mirror!(Forwarded = "relay_forwarded" {
     time_ns: u64,
     number: u64,
     tag: u64,
+    id: u64,
     offset: u64,
     object: u64,
     downstream: u32,
@@ -109,13 +119,27 @@ shared!(Keystream = "relay_keystream" {
 shared!(Upstream = "relay_upstream" {
     expected: AtomicU64,
     seen: [AtomicU64; SEEN_WORDS],
+    streams: [AtomicU64; SEEN_WORDS],
     generations: [AtomicU32; 2],
     ring: Ring,
     lookups: [AtomicU64; super::outcome::Lookup::ALL.len()],
     session: AtomicU32,
     deferred_socket: AtomicU32,
     deferred: AtomicU32,
-    pad: AtomicU32,
+    tracks: AtomicU32,
+});
+
+shared!(Track = "relay_track" {
+    alias: AtomicU64,
+    upstream: AtomicU32,
+    lock: AtomicU32,
+    group: AtomicU64,
+    subgroup: AtomicU64,
+    put: AtomicU32,
+    taken: AtomicU32,
+    low: AtomicU32,
+    missed: AtomicU32,
+    openings: [AtomicU32; OPENINGS],
 });
 
 shared!(Ingress = "relay_ingress" {
@@ -149,6 +173,12 @@ shared!(Egress = "relay_egress" {
     track: AtomicU32,
     kind: AtomicU32,
     exclusive: AtomicU32,
+    alias: AtomicU64,
+    first_group: AtomicU64,
+    first_object: AtomicU64,
+    last_group: AtomicU64,
+    ingress: AtomicU32,
+    pad: AtomicU32,
 });
 
 shared!(Deferral = "relay_deferral" {
@@ -166,6 +196,7 @@ shared!(Downstream = "relay_downstream" {
     number: AtomicU64,
     max_data: AtomicU64,
     data: AtomicU64,
+    streams: AtomicU64,
     max_bytes: AtomicU64,
     bytes: AtomicU64,
     epoch: AtomicU32,
@@ -175,6 +206,8 @@ shared!(Downstream = "relay_downstream" {
     session: AtomicU32,
     waiting: AtomicU32,
     max_datagram: AtomicU32,
+    stream_bits: AtomicU32,
+    pad: AtomicU32,
     deferred_socket: AtomicU32,
     deferred_bytes: AtomicU32,
     deferred_until: AtomicU64,
@@ -197,7 +230,7 @@ shared!(Tracing = "relay_tracing" {
 mod tests {
     use super::*;
     use crate::intf::{assert_layouts, enum_names};
-    use crate::relay::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Outcome};
+    use crate::relay::outcome::{EgressOutcome, FrameOutcome, FurtherRun, Lookup, Opening, Outcome};
 
     #[test]
     fn mirrors_match_btf() {
@@ -215,6 +248,7 @@ mod tests {
                 Keystream::LAYOUT,
                 Upstream::LAYOUT,
                 State::LAYOUT,
+                Track::LAYOUT,
                 Ingress::LAYOUT,
                 Egress::LAYOUT,
                 Deferral::LAYOUT,
@@ -235,5 +269,6 @@ mod tests {
         );
         assert_eq!(names("relay_further_run", "relay_run_"), FurtherRun::ALL.map(FurtherRun::name));
         assert_eq!(names("relay_frame_outcome", "relay_frame_"), FrameOutcome::ALL.map(FrameOutcome::name));
+        assert_eq!(names("relay_opening", "relay_opening_"), Opening::ALL.map(Opening::name));
     }
 }

@@ -8,6 +8,8 @@ pub(super) use crate::memory::{Ring, Shared, Table};
 unsafe impl Shared for super::intf::Upstream {}
 // SAFETY: as above.
 unsafe impl Shared for super::intf::Egress {}
+// SAFETY: as above.
+unsafe impl Shared for super::intf::Track {}
 // SAFETY: as above; the states are integers in an `UnsafeCell`, for whoever has the lock.
 unsafe impl Shared for super::intf::Ingress {}
 // SAFETY: as above.

@@ -72,6 +72,10 @@ outcomes! {
         Gone = "gone",
         /// Begins before what the kernel may send; of datagrams: outside of what the subscriber wants.
         Before = "before",
+        /// Its stream was not opened by the kernel, and userspace has not delegated it yet.
+        Unopened = "unopened",
+        /// Beyond the peer's MAX_STREAMS, or userspace was about to open streams: [`Downstream::set_streams`](super::Downstream::set_streams).
+        StreamLimit = "stream_limit",
         /// For the path's or the route's MTU.
         TooLarge = "too_large",
         /// Beyond [`Egress::max_offset`](super::Egress::max_offset).
@@ -123,6 +127,27 @@ outcomes! {
 }
 
 outcomes! {
+    /// What became of the beginning of a stream, of an upstream with a [`Track`](super::Track). Whatever is not bound is userspace's.
+    Opening {
+        /// It has one of the track's openings.
+        Bound = "bound",
+        /// No whole SUBGROUP_HEADER in the shortest form; or one whose subgroup is named by the first object, without that.
+        Other = "other",
+        NoTrack = "no_track",
+        /// Not behind the subgroup that began last.
+        Order = "order",
+        /// No more openings were prepared yet.
+        Missed = "missed",
+        /// Userspace was faster, or the stream is an old one.
+        Taken = "taken",
+        /// Another CPU, or userspace, was at the same track.
+        Busy = "busy",
+        /// There was no slot left.
+        Full = "full",
+    }
+}
+
+outcomes! {
     /// How the look-up of a packet's precomputed keystream ended. After all but a hit the program computes it.
     Lookup {
         Hit = "hit",
@@ -140,6 +165,7 @@ pub struct Counters {
     pub(super) egresses: [u64; EgressOutcome::ALL.len()],
     pub(super) further_runs: [u64; FurtherRun::ALL.len()],
     pub(super) frames: [u64; FrameOutcome::ALL.len()],
+    pub(super) openings: [u64; Opening::ALL.len()],
 }
 
 impl Counters {
@@ -147,8 +173,15 @@ impl Counters {
         let (packets, rest) = raw.split_first_chunk()?;
         let (egresses, rest) = rest.split_first_chunk()?;
         let (further_runs, rest) = rest.split_first_chunk()?;
-        let frames = rest.try_into().ok()?;
-        Some(Self { packets: *packets, egresses: *egresses, further_runs: *further_runs, frames })
+        let (frames, rest) = rest.split_first_chunk()?;
+        let openings = rest.try_into().ok()?;
+        Some(Self {
+            packets: *packets,
+            egresses: *egresses,
+            further_runs: *further_runs,
+            frames: *frames,
+            openings,
+        })
     }
 
     /// Received packets with this outcome.
@@ -171,11 +204,17 @@ impl Counters {
         self.frames[outcome as usize]
     }
 
+    /// Beginnings of streams without a slot, with this outcome.
+    pub fn openings(&self, outcome: Opening) -> u64 {
+        self.openings[outcome as usize]
+    }
+
     /// What was counted since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         let mut difference = *self;
         difference.packets.iter_mut().zip(earlier.packets).for_each(|(now, then)| *now -= then);
         difference.egresses.iter_mut().zip(earlier.egresses).for_each(|(now, then)| *now -= then);
+        difference.openings.iter_mut().zip(earlier.openings).for_each(|(now, then)| *now -= then);
         difference.frames.iter_mut().zip(earlier.frames).for_each(|(now, then)| *now -= then);
         difference.further_runs.iter_mut().zip(earlier.further_runs).for_each(|(now, then)| *now -= then);
         difference

@@ -28,6 +28,7 @@ pub(super) struct Shared {
     pub sockets_used: AtomicU32,
     pub arrivals: Table<intf::Arrival>,
     pub upstreams: Table<intf::Upstream>,
+    pub tracks: Table<intf::Track>,
     pub ingresses: Table<intf::Ingress>,
     pub egresses: Table<intf::Egress>,
     pub downstreams: Table<intf::Downstream>,
@@ -39,6 +40,7 @@ pub(super) struct Shared {
 /// Entries of the tables that are not in use.
 pub(super) struct Free {
     pub upstreams: Slab,
+    pub tracks: Slab,
     pub ingresses: Slab,
     pub egresses: Slab,
     pub downstreams: Slab,
@@ -48,11 +50,13 @@ pub(super) struct Free {
 impl Shared {
     pub fn new(object: &mut Loaded, config: &Config) -> Result<Self, Error> {
         let upstreams = table(object, "upstreams")?;
+        let tracks = table(object, "tracks")?;
         let ingresses = table(object, "ingresses")?;
         let egresses = table(object, "egresses")?;
         let downstreams = table(object, "downstreams")?;
         let free = Free {
             upstreams: Slab::new(upstreams.len()),
+            tracks: Slab::new(tracks.len()),
             ingresses: Slab::new(ingresses.len()),
             egresses: Slab::new(egresses.len()),
             downstreams: Slab::new(downstreams.len()),
@@ -69,6 +73,7 @@ impl Shared {
             sockets_used: AtomicU32::new(0),
             arrivals: table(object, "arrivals")?,
             upstreams,
+            tracks,
             ingresses,
             egresses,
             downstreams,
@@ -91,7 +96,7 @@ impl Shared {
     }
 
     fn erase(&self, retired: &Retired) -> Result<(), Error> {
-        let [upstreams, _, _, downstreams] = &retired.slabs;
+        let [upstreams, downstreams, ..] = &retired.slabs;
         for index in upstreams.iter().flat_map(|index| [2 * index, 2 * index + 1]) {
             write(&self.open_keys, "open_keys", &index.to_ne_bytes(), QuicKeys::NONE.as_bytes())?;
         }
@@ -127,13 +132,14 @@ impl Shared {
 
 /// Entries that were unlinked, and may still be in use.
 struct Retired {
-    slabs: [Vec<u32>; 4],
+    slabs: [Vec<u32>; 5],
     runs: Vec<Run>,
 }
 
 impl Free {
-    fn slabs(&mut self) -> [&mut Slab; 4] {
-        [&mut self.upstreams, &mut self.ingresses, &mut self.egresses, &mut self.downstreams]
+    fn slabs(&mut self) -> [&mut Slab; 5] {
+        let Self { upstreams, downstreams, tracks, ingresses, egresses, .. } = self;
+        [upstreams, downstreams, tracks, ingresses, egresses]
     }
 
     /// Whether there are keys of connections that have ended.

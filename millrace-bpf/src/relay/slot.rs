@@ -48,6 +48,32 @@ pub struct Datagrams {
     pub track: u32,
 }
 
+/// One subscriber's copy of a stream that has not begun. The program opens the subscriber's stream with the first packet,
+/// if what it carries begins within these bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Opened {
+    /// The track's downstream.
+    pub alias: u64,
+    /// Group and object of the first that is wanted.
+    pub first: (u64, u64),
+    pub last_group: u64,
+    /// Of the peer's MAX_STREAM_DATA, at the beginning of a stream.
+    pub max_offset: u64,
+    /// As of [`Egress`]. A SUBGROUP_HEADER with a priority of its own has that in place of the low 8 bits.
+    pub level: u16,
+    pub tag: u64,
+    pub track: u32,
+}
+
+/// Who opens the stream of an egress that was prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Opener {
+    /// Userspace: the program does not any more.
+    Userspace,
+    /// The program, with this ID; `None`: it is about to.
+    Program(Option<u64>),
+}
+
 /// An egress of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EgressKey(u32);
@@ -61,6 +87,8 @@ pub struct Slot {
     /// In the order in which the program follows them.
     egresses: Vec<u32>,
     exclusive: bool,
+    /// It waits for its stream to begin.
+    unbound: bool,
     /// Of userspace.
     position: Position,
 }
@@ -68,7 +96,15 @@ pub struct Slot {
 impl Slot {
     pub(super) fn new(shared: Arc<Shared>, key: intf::Slot) -> Self {
         let position = Position::default();
-        Self { shared, key, ingress: None, egresses: Vec::new(), exclusive: false, position }
+        Self { shared, key, ingress: None, egresses: Vec::new(), exclusive: false, unbound: false, position }
+    }
+
+    pub(super) fn opening(shared: Arc<Shared>, key: intf::Slot) -> Result<Self, Error> {
+        let ingress = Ingress::new(shared.clone(), &key, intf::END, &Position::default())?;
+        let mut slot = Self::new(shared, key);
+        slot.ingress = Some(ingress);
+        slot.unbound = true;
+        Ok(slot)
     }
 
     /// Forwards datagrams to one more subscriber; only for a slot of [`Upstream::datagrams`](super::Upstream::datagrams).
@@ -89,9 +125,64 @@ impl Slot {
 
     /// Forwards the stream to one more subscriber.
     pub fn add(&mut self, downstream: &Downstream, egress: &Egress) -> Result<EgressKey, Error> {
+        self.insert(downstream, egress, None)
+    }
+
+    /// Forwards the stream that will begin to one more subscriber; only for an opening, or what has become of one.
+    pub fn add_opened(&mut self, downstream: &Downstream, opened: &Opened) -> Result<EgressKey, Error> {
+        let Opened { max_offset, tag, level, track, .. } = *opened;
+        let egress =
+            Egress { stream_id: intf::UNOPENED, shift: 0, from: 0, max_offset, tag, level, track, group: 0 };
+        self.insert(downstream, &egress, Some(opened))
+    }
+
+    /// Has userspace open the stream of an egress, if the program has not done so.
+    pub fn close(&self, egress: EgressKey) -> Opener {
+        if !self.egresses.contains(&egress.0) {
+            return Opener::Userspace;
+        }
+        let id = &self.shared.egresses.get(egress.0).id;
+        match id.compare_exchange(intf::UNOPENED, intf::CLOSED, Ordering::SeqCst, Ordering::SeqCst) {
+            Ok(_) | Err(intf::CLOSED) => Opener::Userspace,
+            Err(intf::OPENING) => Opener::Program(None),
+            Err(id) => Opener::Program(Some(id)),
+        }
+    }
+
+    /// Of an opening: the stream that it has been bound to.
+    pub fn bound(&self) -> Option<u64> {
+        self.ingress.as_ref().map(Ingress::id).filter(|id| *id != intf::UNBOUND)
+    }
+
+    /// Takes over an opening that the program has bound to a stream.
+    pub fn bind(&mut self, stream_id: u64) {
+        self.key.id = stream_id;
+        self.unbound = false;
+        if self.egresses.is_empty() {
+            self.unlink();
+        }
+    }
+
+    /// Of an opening.
+    pub(super) fn ingress(&self) -> Option<u32> {
+        self.ingress.as_ref().filter(|_| self.unbound).map(Ingress::index)
+    }
+
+    fn insert(
+        &mut self,
+        downstream: &Downstream,
+        egress: &Egress,
+        opened: Option<&Opened>,
+    ) -> Result<EgressKey, Error> {
         let index = self.shared.take(|free| &mut free.egresses, "egresses")?;
         let entry = self.shared.egresses.get(index);
+        let bounds = opened.map(|opened| (opened.alias, opened.first, opened.last_group));
+        let (alias, (first_group, first_object), last_group) = bounds.unwrap_or_default();
         for (word, value) in [
+            (&entry.alias, alias),
+            (&entry.first_group, first_group),
+            (&entry.first_object, first_object),
+            (&entry.last_group, last_group),
             (&entry.upstream_id, self.key.id),
             (&entry.id, egress.stream_id),
             (&entry.shift, egress.shift as u64),
@@ -111,6 +202,7 @@ impl Slot {
             (&entry.exclusive, u32::from(self.exclusive)),
             (&entry.track, egress.track),
             (&entry.kind, self.key.kind),
+            (&entry.ingress, self.ingress.as_ref().map_or(intf::END, Ingress::index)),
         ] {
             word.store(value, Ordering::Relaxed);
         }
@@ -118,6 +210,7 @@ impl Slot {
         entry.epoch.store(downstream.id().epoch, Ordering::Release);
         match self.egresses.last() {
             Some(last) => self.shared.egresses.get(*last).next.store(index, Ordering::Release),
+            None if self.ingress.is_some() => self.set_first(index),
             None => self.link(index).inspect_err(|_| self.retire(index))?,
         }
         self.egresses.push(index);
@@ -173,6 +266,7 @@ impl Slot {
                 self.shared.egresses.get(*before).next.store(next.unwrap_or(intf::END), Ordering::Release);
             }
             (None, Some(next)) => self.set_first(next),
+            (None, None) if self.unbound => self.set_first(intf::END),
             (None, None) => self.unlink(),
         }
         self.egresses.remove(at);
@@ -198,7 +292,9 @@ impl Slot {
 
     /// Fails only if there is no egress, and so nothing to remove.
     fn unlink(&mut self) {
-        let _ = self.shared.slots.delete(self.key.as_bytes());
+        if !self.unbound {
+            let _ = self.shared.slots.delete(self.key.as_bytes());
+        }
         self.ingress = None;
     }
 
@@ -210,7 +306,12 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if !self.egresses.is_empty() {
+        // Bound this very moment, by a run that has taken it out of the track.
+        if let Some(bound) = self.bound().filter(|_| self.unbound) {
+            self.key.id = bound;
+            self.unbound = false;
+        }
+        if self.ingress.is_some() {
             self.unlink();
         }
         self.egresses.iter().for_each(|egress| self.retire(*egress));

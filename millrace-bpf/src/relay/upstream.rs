@@ -10,6 +10,7 @@ use super::keystream::{Compute, Refill, Ring, Want};
 use super::outcome::Lookup;
 use super::shared::{Shared, lock};
 use super::slot::Slot;
+use super::track::Track;
 use crate::Error;
 use crate::crypto::QuicKeys;
 use crate::object::write;
@@ -29,17 +30,18 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    pub(super) fn new(shared: Arc<Shared>, expected: u64) -> Result<Self, Error> {
+    pub(super) fn new(shared: Arc<Shared>, expected: u64, streams: u64) -> Result<Self, Error> {
         let index = shared.take(|free| &mut free.upstreams, "upstreams")?;
         let entry = shared.upstreams.get(index);
         entry.generations.iter().for_each(|generation| generation.store(0, Ordering::Relaxed));
         entry.expected.store(expected, Ordering::Relaxed);
         entry.lookups.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         entry.ring.run.store(0, Ordering::Relaxed);
-        for word in [&entry.session, &entry.deferred_socket, &entry.deferred] {
+        for word in [&entry.session, &entry.deferred_socket, &entry.deferred, &entry.tracks] {
             word.store(0, Ordering::Relaxed);
         }
         fill_window(&entry.seen, expected);
+        fill_window(&entry.streams, streams);
         let ring = Mutex::new(Ring::new(shared.clone()));
         let ids = Ids::new(shared.clone(), index);
         Ok(Self { shared, index, ids, changing: Mutex::default(), ring })
@@ -96,6 +98,24 @@ impl Upstream {
         mark_seen(&entry.seen, number);
     }
 
+    /// Userspace takes a unidirectional stream of the peer, unless it was taken before, which this returns. From then on
+    /// nothing binds it to an opening.
+    pub fn take_stream(&self, id: u64) -> bool {
+        mark_seen(&self.entry().streams, id >> 2)
+    }
+
+    /// Streams that begin under this alias may be bound to openings: those of subgroups that come behind this one, which is
+    /// given by group and subgroup ID.
+    pub fn track(&self, alias: u64, last: (u64, u64)) -> Result<Track, Error> {
+        Track::new(self.shared.clone(), self.index, alias, last)
+    }
+
+    /// Egresses for a stream that has not begun: see [`Track::put`].
+    pub fn opening(&self) -> Result<Slot, Error> {
+        let key = intf::Slot { id: intf::UNBOUND, upstream: self.index, kind: intf::STREAM };
+        Slot::opening(self.shared.clone(), key)
+    }
+
     /// How events name the connection.
     pub fn set_session(&self, session: u32) {
         self.entry().session.store(session, Ordering::Relaxed);
@@ -140,16 +160,18 @@ fn fill_window(seen: &[AtomicU64; intf::SEEN_WORDS], expected: u64) {
     }
 }
 
-/// As `mark_seen` of the program.
-fn mark_seen(seen: &[AtomicU64; intf::SEEN_WORDS], number: u64) {
+/// As `mark_seen` of the program; returns whether it was not marked before.
+fn mark_seen(seen: &[AtomicU64; intf::SEEN_WORDS], number: u64) -> bool {
     let block = number >> BLOCK_BITS;
     let bit = 1 << (number & 31);
     let word = &seen[(block % intf::SEEN_WORDS as u64) as usize];
-    let _ = word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+    let marked = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |old| {
         match ((old >> 32) as u32).wrapping_sub(block as u32) as i32 {
+            0 if old & bit != 0 => None,
             0 => Some(old | bit),
             ahead if ahead < 0 => Some(block << 32 | bit),
             _ => None,
         }
     });
+    marked.is_ok()
 }

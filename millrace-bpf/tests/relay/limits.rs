@@ -88,7 +88,7 @@ fn what_is_skipped_counts_against_the_connections_credit() {
         let downstream = &scene.only().downstream;
         (downstream.data(), EgressOutcome::ALL.map(|one| downstream.outcome(one)))
     };
-    let sent_and_declined = |(data, all): (u64, [u64; 13])| {
+    let sent_and_declined = |(data, all): (u64, [u64; EgressOutcome::ALL.len()])| {
         let of = |outcome: EgressOutcome| all[outcome as usize];
         (data, of(EgressOutcome::Sent), of(EgressOutcome::Window), of(EgressOutcome::DataCredit))
     };
@@ -187,7 +187,7 @@ fn nothing_is_sent_that_cannot_be_registered() {
     let counters = scene.relay.counters().expect("counters");
     let (sent, declined) =
         (counters.egresses(EgressOutcome::Sent), counters.egresses(EgressOutcome::RingFull));
-    assert!(sent > 1000 && declined > 0, "{counters:?}");
+    assert!(sent > 900 && declined > 0, "{counters:?}");
     assert_eq!(sent + declined, PACKETS);
     let mut numbers = Vec::new();
     scene.relay.drain(|packet| numbers.push(packet.number));

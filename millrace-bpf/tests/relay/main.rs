@@ -5,6 +5,7 @@ mod equality;
 mod limits;
 #[path = "../support/net.rs"]
 mod net;
+mod open;
 #[path = "../support/peers.rs"]
 mod peers;
 #[path = "../support/quic.rs"]

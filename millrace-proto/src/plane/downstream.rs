@@ -7,12 +7,13 @@
 //!
 //! Where to look: [`Downstream::poll_frames`] fills packets (`send`), [`Downstream::on_ack`] and its neighbours take
 //! what the peer says (`feedback`), streams wait, expire and end (`lifecycle`), and an offload may send in the
-//! plane's place (`offload`).
+//! plane's place (`offload`), and open streams (`opened`).
 
 mod api;
 mod feedback;
 mod lifecycle;
 mod offload;
+mod opened;
 mod pieces;
 mod review;
 mod send;

@@ -42,6 +42,17 @@ pub enum Asked {
     All,
 }
 
+impl NewStream {
+    /// Bytes before this were asked for from the past.
+    fn asked_bytes(&self) -> u64 {
+        match self.asked {
+            Asked::Nothing => 0,
+            Asked::Present => self.source.extent().len,
+            Asked::All => u64::MAX,
+        }
+    }
+}
+
 /// What a stream has to send first.
 #[derive(Clone, Copy, Debug)]
 pub struct Head {
@@ -135,11 +146,7 @@ pub enum Chunk {
 
 impl Stream {
     pub fn new(new: NewStream, credit: u64) -> Self {
-        let asked = match new.asked {
-            Asked::Nothing => 0,
-            Asked::Present => new.source.extent().len,
-            Asked::All => u64::MAX,
-        };
+        let asked = new.asked_bytes();
         let sending = Sending {
             source: new.source,
             object_timeout: new.object_timeout,
@@ -163,6 +170,20 @@ impl Stream {
             asked,
             state: State::Sending(sending),
             sent: 0,
+        }
+    }
+
+    /// What the stream carries, which the offload has opened.
+    pub fn adopt(&mut self, new: NewStream) {
+        self.priority = new.priority;
+        self.label = new.label;
+        self.max_delay = new.max_delay;
+        self.asked = new.asked_bytes();
+        if let State::Sending(sending) = &mut self.state {
+            sending.source = new.source;
+            sending.object_timeout = new.object_timeout;
+            sending.subgroup_timeout = new.subgroup_timeout;
+            sending.source.acknowledged(sending.acked);
         }
     }
 

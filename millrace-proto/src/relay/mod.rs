@@ -17,8 +17,11 @@ pub mod view;
 use crate::{moq::code, plane::downstream::ResetCodes};
 
 /// The codes of draft-18 for streams that the data plane resets by itself.
-pub const RESET_CODES: ResetCodes =
-    ResetCodes { late: code::Reset::DELIVERY_TIMEOUT.0, behind: code::Reset::TOO_FAR_BEHIND.0 };
+pub const RESET_CODES: ResetCodes = ResetCodes {
+    late: code::Reset::DELIVERY_TIMEOUT.0,
+    behind: code::Reset::TOO_FAR_BEHIND.0,
+    gone: code::Reset::CANCELLED.0,
+};
 
 #[cfg(test)]
 mod tests;

@@ -7,14 +7,14 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_proto::{
-    moq::{StreamHeader, SubgroupHeader, code},
+    moq::{StreamHeader, SubgroupHeader, SubgroupId, code},
     relay::{
         malformed::Malformed,
         subgroup::{PushError, Subgroup, SubgroupWriter},
         track::Duplicate,
     },
 };
-use millrace_transport::offload::Ingress;
+use millrace_transport::offload::{Ingress, Openings};
 use quinn::{ReadError, RecvStream};
 use tokio::sync::{Semaphore, mpsc};
 
@@ -69,6 +69,7 @@ impl Streams {
         mut recv: RecvStream,
         control: mpsc::Sender<MessageReader>,
     ) -> Result<(), SessionError> {
+        let bound = self.context.connection().accept(recv.id());
         let mut buffer = BytesMut::new();
         let mut held = self.context.incomplete();
         // Without a limit of time: congestion can hold a header up for long, and streams are limited.
@@ -80,7 +81,7 @@ impl Streams {
             Some((StreamHeader::Subgroup(header), len)) => {
                 held.set(buffer.len())?;
                 self.context.until_ready().await?;
-                self.take_subgroup(recv, header, len, buffer, held).await?;
+                self.take_subgroup(recv, (header, len), bound, buffer, held).await?;
             }
             Some((StreamHeader::Fetch { request_id }, _)) => {
                 if let Err((mut recv, _)) = self.fetches.take(request_id, (recv, buffer)) {
@@ -93,12 +94,13 @@ impl Streams {
         Ok(())
     }
 
-    /// Reads a subgroup stream to its end, passing on every piece as it comes.
+    /// Reads a subgroup stream to its end, passing on every piece as it comes. `bound` is what the offload has opened
+    /// streams for, if it has.
     async fn take_subgroup(
         &self,
         mut recv: RecvStream,
-        header: SubgroupHeader,
-        header_len: usize,
+        (header, header_len): (SubgroupHeader, usize),
+        bound: Option<Arc<dyn Ingress>>,
         front: BytesMut,
         held: Held,
     ) -> Result<(), SessionError> {
@@ -124,11 +126,22 @@ impl Streams {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
+        let connection = self.context.connection();
+        let ingress = bound.or_else(|| connection.ingress(recv.id()));
+        let subgroup = (header.group, explicit_id(&header));
+        let openings = upstream.openings(|| connection.openings(upstream.alias, subgroup));
+        openings.iter().for_each(|openings| openings.began(subgroup));
         let track = Arc::clone(&published.track);
-        let ingress = self.context.connection().ingress(recv.id());
-        let mut arriving = Arriving::new(published.track, writer, held);
+        let mut arriving = Arriving {
+            track: published.track,
+            openings,
+            subgroup: Arc::clone(writer.subgroup()),
+            writer: Some(writer),
+            ingress,
+            held,
+        };
         let end = tokio::select! {
-            end = arriving.read(counters, &mut recv, ingress.as_ref(), front) => end?,
+            end = arriving.read(counters, &mut recv, front) => end?,
             () = upstream.revoked() => {
                 stop(&mut recv, code::Reset::CANCELLED);
                 End::Reset(code::Reset::CANCELLED)
@@ -169,8 +182,12 @@ impl Streams {
 /// A subgroup that is arriving. When dropped it has ended: incomplete, unless its end had come.
 struct Arriving {
     track: Arc<LiveTrack>,
+    /// Of the track, until it is known that the next subgroups need some.
+    openings: Option<Arc<dyn Openings>>,
     subgroup: Arc<Subgroup>,
     writer: Option<SubgroupWriter>,
+    /// As the offload may forward it.
+    ingress: Option<Arc<dyn Ingress>>,
     /// Of an object header that is not complete.
     held: Held,
 }
@@ -178,7 +195,7 @@ struct Arriving {
 impl Drop for Arriving {
     fn drop(&mut self) {
         drop(self.writer.take());
-        self.track.settle(Instant::now(), &self.subgroup, &mut Outbox::default());
+        self.track.settle(Instant::now(), &self.subgroup, self.ingress.as_ref(), &mut Outbox::default());
     }
 }
 
@@ -190,15 +207,10 @@ enum End {
 }
 
 impl Arriving {
-    fn new(track: Arc<LiveTrack>, writer: SubgroupWriter, held: Held) -> Self {
-        Self { track, subgroup: Arc::clone(writer.subgroup()), writer: Some(writer), held }
-    }
-
     async fn read(
         &mut self,
         counters: &Counters,
         recv: &mut RecvStream,
-        ingress: Option<&Arc<dyn Ingress>>,
         front: BytesMut,
     ) -> Result<End, SessionError> {
         let mut outbox = Outbox::default();
@@ -217,10 +229,14 @@ impl Arriving {
                 };
                 self.held.set(writer.incomplete())?;
                 counters.count_pushed(&pushed);
+                let ingress = self.ingress.as_ref();
                 if let Some(ingress) = ingress {
                     ingress.advance(&writer.position());
                 }
                 self.track.advance(now, &self.subgroup, &pushed, ingress, &mut outbox);
+                if let Some(openings) = self.openings.take() {
+                    self.track.replenish(&openings);
+                }
             }
             bytes = match recv.read_chunk(READ_SIZE, true).await {
                 Ok(Some(chunk)) => chunk.bytes,
@@ -278,6 +294,14 @@ async fn read_header(
             Ok(None) | Err(ReadError::Reset(_)) => return Ok(None),
             Err(error) => return Err(SessionError::Lost(error.to_string())),
         }
+    }
+}
+
+/// The subgroup's ID as far as the header says it.
+fn explicit_id(header: &SubgroupHeader) -> u64 {
+    match header.subgroup {
+        SubgroupId::Explicit(id) => id,
+        SubgroupId::Zero | SubgroupId::FirstObject => 0,
     }
 }
 

@@ -10,8 +10,11 @@ mod clock;
 mod computer;
 mod connection;
 mod deferred;
+mod ingress;
 mod interfaces;
 mod keystream;
+mod offloading;
+mod openings;
 mod socket;
 mod worker;
 
@@ -27,7 +30,7 @@ use std::{
 };
 
 use millrace_bpf::crypto::QuicKeys;
-use millrace_bpf::relay::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Outcome};
+use millrace_bpf::relay::{self as bpf, EgressOutcome, FrameOutcome, FurtherRun, Opening, Outcome};
 use millrace_proto::plane::downstream::StreamKey;
 use nix::sys::socket::{getsockopt, setsockopt, sockopt};
 use parking_lot::RwLock;
@@ -125,6 +128,9 @@ pub struct Kernel {
     deferred: RwLock<Vec<Weak<Deferred>>>,
     /// Streams that are delegated to the kernel.
     streams: AtomicUsize,
+    /// Streams that it may open.
+    prepared: AtomicUsize,
+    max_streams: u32,
     /// Registrations that no connection wanted any more.
     orphans: AtomicU64,
 }
@@ -159,6 +165,8 @@ impl Kernel {
             computer: Computer::default(),
             deferred: RwLock::default(),
             streams: AtomicUsize::new(0),
+            prepared: AtomicUsize::new(0),
+            max_streams: limits.streams,
             orphans: AtomicU64::new(0),
         });
         let weak = Arc::downgrade(&kernel);
@@ -189,6 +197,11 @@ impl Kernel {
     /// Streams that are delegated to the kernel at the moment.
     fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may send anything by itself.
+    fn is_needed(&self) -> bool {
+        self.streams() + self.prepared.load(Ordering::Relaxed) > 0
     }
 
     /// A connection that begins; the kernel may not send anything on it yet.
@@ -274,6 +287,11 @@ impl Kernel {
         self.send(Command::Recall { connection, key, delegation });
     }
 
+    /// What streams were prepared for, or have been opened for, is gone.
+    fn gone(&self, prepared: Vec<(Weak<Connection>, u64)>) {
+        self.send(Command::Gone(prepared));
+    }
+
     fn send(&self, command: Command) {
         // The thread lives as long as the engine.
         let _ = self.commands.send(command);
@@ -313,10 +331,12 @@ impl offload::Engine for Kernel {
         let counters = counters.as_ref();
         Status {
             streams: self.streams() as u64,
+            prepared: self.prepared.load(Ordering::Relaxed) as u64,
             deferred: self.sum_deferred(Deferred::packets),
             deferred_dropped: self.sum_deferred(Deferred::dropped),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
             frames: counters.map(|all| FrameOutcome::ALL.map(|one| (one.name(), all.frames(one))).to_vec()),
+            openings: counters.map(|all| Opening::ALL.map(|one| (one.name(), all.openings(one))).to_vec()),
             copies: counters
                 .map(|all| EgressOutcome::ALL.map(|one| (one.name(), all.egresses(one))).to_vec()),
             further_runs: counters

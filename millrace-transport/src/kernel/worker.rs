@@ -42,6 +42,8 @@ pub(super) enum Command {
         key: StreamKey,
         delegation: Option<Box<dyn Delegation>>,
     },
+    /// Streams may have been opened under these tags, for nothing.
+    Gone(Vec<(Weak<Connection>, u64)>),
     Path {
         connection: Arc<Connection>,
         path: Box<Path>,
@@ -84,7 +86,7 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
         }
         kernel.tick();
         waiting = kernel.look_at_deferred();
-        if waiting.is_some() || kernel.streams() > 0 {
+        if waiting.is_some() || kernel.is_needed() {
             needed = Instant::now();
         }
         if looked.elapsed() >= LOOK {
@@ -103,6 +105,12 @@ fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Connection>, S
         Command::Recall { connection, key, delegation } => {
             drop(delegation);
             returned.push((connection, key));
+        }
+        Command::Gone(prepared) => {
+            let owners = prepared.iter().filter_map(|(connection, tag)| Some((connection.upgrade()?, tag)));
+            for (connection, tag) in owners {
+                connection.owner().into_iter().for_each(|owner| owner.on_gone(Instant::now(), &[*tag]));
+            }
         }
         Command::Path { connection, path } => set_path(&connection, &path),
         Command::Keys { connection, generation, keys } => {

@@ -19,8 +19,11 @@ use millrace_proto::{
 use tracing::{debug, warn};
 
 use super::{
-    Carried, ConnectionStatus, Datagrams, Delegation, Ingress, Offload, Origin, Path, Sent, Stream,
-    deferral::Deferral, delivered::Delivered, trial::Trial,
+    Carried, ConnectionStatus, Datagrams, Delegation, Ingress, Offload, Origin, Path, Seen, Sent, Stream,
+    deferral::Deferral,
+    delivered::Delivered,
+    openings::{self, Delegated, Openings},
+    trial::Trial,
 };
 use crate::path;
 
@@ -29,7 +32,7 @@ const IDS: usize = 4;
 
 /// A connection's offload, behind the connection's lock.
 pub(crate) struct Offloaded {
-    offload: Arc<dyn Offload>,
+    pub(super) offload: Arc<dyn Offload>,
     /// Of this end's socket.
     local: SocketAddr,
     /// From where to where it was told to send, and whether it does.
@@ -43,7 +46,10 @@ pub(crate) struct Offloaded {
     open: Option<Open>,
     /// This end's IDs, as the peer uses them: the newest last.
     ids: VecDeque<ConnectionId>,
-    delegations: HashMap<StreamKey, Delegated>,
+    pub(super) delegations: HashMap<StreamKey, Delegated>,
+    pub(super) openings: Openings,
+    /// Unidirectional streams of the peer that were accepted.
+    accepted: u64,
     /// Totals that it has registered.
     registered: Budget,
     /// What it may send beyond them.
@@ -63,12 +69,6 @@ struct Open {
     generation: u16,
 }
 
-/// A stream that the offload sends on.
-struct Delegated {
-    id: u64,
-    delegation: Box<dyn Delegation>,
-}
-
 impl Offloaded {
     pub fn new(offload: Arc<dyn Offload>, local: SocketAddr) -> Self {
         Self {
@@ -82,6 +82,8 @@ impl Offloaded {
             open: None,
             ids: VecDeque::new(),
             delegations: HashMap::new(),
+            openings: Openings::default(),
+            accepted: 0,
             registered: Budget::default(),
             budget: Budget::default(),
             session: 0,
@@ -96,6 +98,11 @@ impl Offloaded {
     pub fn set_session(&mut self, session: u32) {
         self.session = session;
         self.offload.set_session(session);
+    }
+
+    /// Low bits of the IDs of this end's unidirectional streams.
+    pub fn set_stream_bits(&self, bits: u64) {
+        self.offload.set_stream_bits(bits as u32);
     }
 
     /// The largest DATAGRAM frame that the peer takes, bytes.
@@ -196,7 +203,8 @@ impl Offloaded {
 
     /// Says which packets of the peer need not wake the process.
     fn defer(&mut self, now: Instant, downstream: &Downstream) {
-        let serves = !self.delegations.is_empty() && self.trial == Trial::Passed && downstream.is_steady();
+        let forwards = !self.delegations.is_empty() || !self.openings.is_empty();
+        let serves = forwards && self.trial == Trial::Passed && downstream.is_steady();
         let declined = self.offload.short_of_room();
         let (size, bytes) = self.deferral.limits(now, self.budget, downstream.window(), declined);
         let size = if serves { size } else { 0 };
@@ -211,9 +219,15 @@ impl Offloaded {
         self.budget
     }
 
-    /// Lets it send nothing more; returns what it may have sent without having said so.
-    pub fn reclaim_budget(&mut self) -> Budget {
-        self.grant(Budget::default())
+    /// Lets it send and open nothing more. What it may have sent without having said so is outstanding.
+    pub fn reclaim_budget(&mut self, downstream: &mut Downstream) {
+        downstream.set_outstanding(self.grant(Budget::default()));
+        self.grant_streams(downstream, 0);
+    }
+
+    fn grant_streams(&self, downstream: &mut Downstream, limit: u64) {
+        let next = self.offload.set_streams(downstream.next_stream(), limit);
+        downstream.on_streams_opened(next);
     }
 
     fn grant(&mut self, budget: Budget) -> Budget {
@@ -237,12 +251,14 @@ impl Offloaded {
         let budget = self.trial.allow(now, budget, downstream.mtu());
         self.offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
         self.grant(budget);
+        let streams = if budget.bytes > 0 { downstream.max_streams() } else { 0 };
+        self.grant_streams(downstream, streams);
         self.defer(now, downstream);
     }
 
     /// Takes note of what was sent.
     pub fn drain(&mut self, now: Instant, downstream: &mut Downstream) {
-        let Self { offload, registered, delivered, trial, .. } = self;
+        let Self { offload, registered, delivered, trial, openings, delegations, .. } = self;
         offload.drain(now, &mut |sent, one| {
             let Sent { tag, number, size, carried } = one;
             registered.bytes += u64::from(size);
@@ -252,10 +268,13 @@ impl Offloaded {
                     delivered.add((tag, group, object));
                     downstream.on_offloaded_datagram(sent, number, size, Label { track: 0, group });
                 }
-                Carried::Stream { offset, len, fin, credit } => {
+                Carried::Stream { id, offset, len, fin, credit } => {
                     registered.data += credit;
                     trial.on_sent(number);
-                    let key = StreamKey(tag);
+                    let opened = (tag & openings::TAG != 0)
+                        .then(|| openings.key(tag, Some(id), downstream, delegations))
+                        .flatten();
+                    let key = opened.unwrap_or(StreamKey(tag));
                     downstream.on_offloaded_sent(&OffloadedPacket {
                         sent,
                         number,
@@ -312,21 +331,44 @@ impl Offloaded {
         expected: u64,
         held: Arc<dyn Any + Send + Sync>,
     ) -> Option<Arc<dyn Ingress>> {
+        let seen = Seen { packets: expected, streams: self.accepted };
+        self.upstream(|offload| offload.ingress(origin, seen, held))
+    }
+
+    /// As [`Offload::openings`].
+    pub fn openings(
+        &mut self,
+        (alias, last): (u64, (u64, u64)),
+        expected: u64,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn super::Openings>> {
+        let seen = Seen { packets: expected, streams: self.accepted };
+        self.upstream(|offload| offload.openings(alias, last, seen, held))
+    }
+
+    /// As [`Offload::accept`].
+    pub fn accept(&mut self, stream: u64) -> Option<Arc<dyn Ingress>> {
+        self.accepted = self.accepted.max((stream >> 2) + 1);
+        self.offload.accept(stream)
+    }
+
+    /// What is made of the connection as one that media arrives on.
+    fn upstream<T>(&mut self, make: impl FnOnce(Arc<dyn Offload>) -> Option<T>) -> Option<T> {
         if !self.offload.is_active() || !self.offload.supports(self.open.as_ref()?.secret.suite()) {
             return None;
         }
         let is_first = !self.offload.has_ingress();
-        let ingress = Arc::clone(&self.offload).ingress(origin, expected, held)?;
+        let made = make(Arc::clone(&self.offload))?;
         if is_first {
             self.install_open_keys();
             self.offload.set_session(self.session);
             self.ids.iter().for_each(|id| self.offload.add_id(id));
         }
-        Some(ingress)
+        Some(made)
     }
 
     /// Whether anything can be delegated at the moment.
-    fn takes(&self) -> bool {
+    pub(super) fn takes(&self) -> bool {
         self.seal_header.is_some() && self.offload.is_active()
     }
 
@@ -382,6 +424,11 @@ impl Offloaded {
     /// Whether it has sent the datagram; says so once.
     pub fn take_delivered(&mut self, tag: u64, (group, object): (u64, u64)) -> bool {
         self.delivered.take((tag, group, object))
+    }
+
+    /// It has returned the stream.
+    pub fn on_returned(&mut self, key: StreamKey) {
+        self.openings.on_returned(key);
     }
 
     pub fn on_max_stream_data(&self, id: u64, max: u64) {

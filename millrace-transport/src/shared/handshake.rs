@@ -32,6 +32,7 @@ impl Shared {
             state.plane.set_limits(limits);
             if let Some(offload) = &state.offload {
                 offload.set_max_datagram(peer.max_datagram_frame_size);
+                offload.set_stream_bits(state.plane.downstream.stream_bits());
             }
         }
         state.stack.cap(encoded)

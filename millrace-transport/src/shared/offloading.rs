@@ -5,10 +5,13 @@ use std::{
     time::Instant,
 };
 
-use millrace_proto::plane::downstream::StreamKey;
+use millrace_proto::plane::downstream::{Downstream, NewStream, StreamKey};
 
 use super::{Shared, State};
-use crate::offload::{self, ConnectionStatus, Datagrams, Delegation, Ingress, Origin, Owner};
+use crate::offload::{
+    self, Adopted, ConnectionStatus, Datagrams, Delegation, Ingress, Openings, Opens, Origin, Owner,
+    state::Offloaded,
+};
 
 impl Shared {
     /// Tells the offload what it may send now, and takes streams back that are over.
@@ -22,7 +25,7 @@ impl Shared {
         offload.hand_out(now, &mut plane.downstream, &plane.path, open);
         if !self.open.load(Ordering::SeqCst) {
             // Closed meanwhile, without the lock.
-            offload.reclaim_budget();
+            offload.reclaim_budget(&mut plane.downstream);
         }
     }
 
@@ -57,6 +60,51 @@ impl Shared {
         offload.delegate(&mut plane.downstream, key, ingress, (shift, from))
     }
 
+    /// Streams of the peer that begin under a track alias as the offload may open streams for them.
+    pub fn openings(self: &Arc<Self>, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
+        let mut guard = self.state.lock();
+        let expected = guard.received.map_or(0, |received| received + 1);
+        guard.offload.as_mut()?.openings((alias, last), expected, Arc::clone(self) as _)
+    }
+
+    /// This end takes a unidirectional stream of the peer; returns what the offload has bound it to.
+    pub fn accept(&self, stream: u64) -> Option<Arc<dyn Ingress>> {
+        self.state.lock().offload.as_mut()?.accept(stream)
+    }
+
+    /// Has the offload open a stream for what the ingress will be bound to. Returns whether it may.
+    pub fn prepare(&self, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
+        let mut guard = self.state.lock();
+        let State { offload: Some(offload), plane, .. } = &mut *guard else { return false };
+        offload.prepare(&plane.downstream, ingress, opens)
+    }
+
+    /// `stream` is what the ingress carries for its owner; comes back where the offload has not opened one for it.
+    pub fn adopt(
+        &self,
+        now: Instant,
+        ingress: &Arc<dyn Ingress>,
+        stream: NewStream,
+    ) -> (Adopted, Option<NewStream>) {
+        let mut guard = self.state.lock();
+        guard.drain_offload(now);
+        let State { offload: Some(offload), plane, .. } = &mut *guard else {
+            return (Adopted::Unopened, Some(stream));
+        };
+        offload.adopt(&mut plane.downstream, ingress, stream)
+    }
+
+    /// Changes what the offload may open streams for, after all that it has sent.
+    pub fn with_openings(&self, now: Instant, change: impl FnOnce(&mut Offloaded, &mut Downstream)) {
+        let mut guard = self.state.lock();
+        if guard.offload.is_none() {
+            return;
+        }
+        guard.drain_offload(now);
+        let State { offload: Some(offload), plane, .. } = &mut *guard else { return };
+        change(offload, &mut plane.downstream);
+    }
+
     /// What the offload did; `None`: there is none.
     pub fn offload_status(&self) -> Option<ConnectionStatus> {
         Some(self.state.lock().offload.as_ref()?.status())
@@ -80,8 +128,16 @@ impl Owner for Shared {
         {
             let mut state = self.state.lock();
             state.drain_offload(now);
-            keys.iter().for_each(|key| state.plane.downstream.on_returned(*key));
+            for key in keys {
+                state.plane.downstream.on_returned(*key);
+                state.offload.iter_mut().for_each(|offload| offload.on_returned(*key));
+            }
         }
+        self.transmit_now(now);
+    }
+
+    fn on_gone(&self, now: Instant, tags: &[u64]) {
+        self.with_openings(now, |offload, downstream| offload.abandon(downstream, tags));
         self.transmit_now(now);
     }
 

@@ -83,11 +83,13 @@ impl Shared {
                 }
                 // A stream that nobody opened is left to quinn, which closes the connection over it.
                 Frame::MaxStreamData { id, limit } if state.plane.downstream.owns(id) => {
+                    state.know_stream(times.now, id);
                     if state.on_max_stream_data(id, limit) {
                         self.consume(&mut payload[range]);
                     }
                 }
                 Frame::StopSending { id, code } if state.plane.downstream.owns(id) => {
+                    state.know_stream(times.now, id);
                     if state.plane.downstream.on_stop_sending(id, code).is_ok() {
                         self.consume(&mut payload[range]);
                     }

@@ -65,6 +65,7 @@ impl Snapshot {
         out.gauge("handshakes", "Handshakes under way", None, self.0.handshakes)?;
         out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
         out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
+        out.gauge("kernel_prepared", "Streams that the kernel may open", None, self.0.engine.prepared)?;
         out.labelled(
             "kernel_interface_attached",
             "Whether the kernel engine is attached",
@@ -138,12 +139,13 @@ impl Snapshot {
         let suppressed = totals.log_lines_suppressed;
         out.counter("log_lines_suppressed", "Log lines of peers beyond the limit", None, suppressed)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
-        let Engine { received, frames, copies, further_runs, deferred, deferred_dropped, .. } =
+        let Engine { received, frames, openings, copies, further_runs, deferred, deferred_dropped, .. } =
             &self.0.engine;
         out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
         out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, *deferred)?;
         out.counter("kernel_quiet_dropped", "Those that there was no room for", None, *deferred_dropped)?;
         out.by_outcome("kernel_frames", "Frames of streams that the kernel may forward", frames)?;
+        out.by_outcome("kernel_openings", "Streams that the kernel could open streams for", openings)?;
         out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
         out.by_outcome("kernel_further_runs", "Runs that went on with a packet", further_runs)?;
         out.labelled(

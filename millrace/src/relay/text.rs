@@ -49,6 +49,7 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
     }
     outcomes(&mut out, "RECEIVED", &status.engine.received);
     outcomes(&mut out, "FRAMES", &status.engine.frames);
+    outcomes(&mut out, "OPENINGS", &status.engine.openings);
     outcomes(&mut out, "COPIES", &status.engine.copies);
     if !status.gate.refused.is_empty() {
         outcomes(&mut out, "REFUSED BY GATE", &Some(status.gate.refused.clone()));
@@ -216,6 +217,7 @@ mod tests {
                 streams: 2,
                 received: counts(&[("forwarded", 70), ("no_slot", 8)]),
                 frames: counts(&[("ahead", 2), ("good", 68)]),
+                openings: counts(&[("bound", 21), ("order", 1)]),
                 copies: counts(&[("sent", 300)]),
                 ..Engine::default()
             },
@@ -229,6 +231,7 @@ mod tests {
             "4         300     75.0     51     52   53          9             0  before 6, window 5",
             "no_slot          8",
             "good         68",
+            "bound        21",
             "sent        300",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");

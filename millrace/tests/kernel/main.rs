@@ -11,6 +11,7 @@ mod gate;
 mod judged;
 mod life;
 mod net;
+mod open;
 #[allow(dead_code)]
 #[path = "../relay/peer.rs"]
 mod peer;

@@ -38,6 +38,8 @@ pub struct ResetCodes {
     pub late: u64,
     /// The bytes were evicted, or the stream's turn would never come.
     pub behind: u64,
+    /// The offload opened the stream for something that does not come here.
+    pub gone: u64,
 }
 
 impl Config {

@@ -15,7 +15,8 @@ impl Downstream {
         }
         self.unplace(key);
         let Some(stream) = self.streams.get_mut(key) else { return };
-        let opened = stream.id.is_some();
+        // The offload may be about to open it.
+        let opened = stream.id.is_some() || stream.delegated;
         stream.reset(code);
         self.recall(key);
         self.disarm(key);
@@ -77,6 +78,7 @@ impl Downstream {
         let Some(stream) = self.streams.get_mut(key) else { return };
         let queue = match stream.need() {
             Need::Nothing => Queue::None,
+            _ if stream.id.is_none() && stream.delegated => Queue::None,
             _ if stream.id.is_none() && self.next_stream >= self.peer.max_streams_uni => Queue::Unopened,
             Need::Credit => Queue::Starved,
             Need::Fresh if self.data_sent >= self.peer.max_data => Queue::Blocked,

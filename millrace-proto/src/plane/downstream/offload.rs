@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use super::{Content, Downstream, Label, Level, Sent, StreamKey};
+use super::{Content, Downstream, EventKind, Label, Level, Sent, StreamKey};
 
 /// A packet with one STREAM frame that the offload sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,9 +63,11 @@ impl Downstream {
 
     /// The offload has returned the stream: it sends no more on it and has reported all that it sent.
     pub fn on_returned(&mut self, key: StreamKey) {
-        if let Some(stream) = self.streams.get_mut(key) {
-            stream.delegated = false;
-            self.place(key);
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        stream.delegated = false;
+        match (stream.id, stream.reset_code()) {
+            (None, Some(code)) => self.close(key, EventKind::Reset(code)),
+            _ => self.place(key),
         }
     }
 

@@ -21,6 +21,11 @@ const PER_ONE: Duration = Duration::from_micros(50);
 impl Owner {
     pub(super) fn open(&mut self, stream: &NewStream) {
         self.owned.live += 1;
+        self.note(stream);
+    }
+
+    /// It is known what a stream carries.
+    pub(super) fn note(&mut self, stream: &NewStream) {
         if stream.asked == Asked::All {
             return;
         }

@@ -20,7 +20,7 @@ use crate::plane::source::mem::Mem;
 
 pub const MTU: usize = 1200;
 /// Any two codes: what they mean is the application's business.
-pub const CODES: ResetCodes = ResetCodes { late: 0x22, behind: 0x55 };
+pub const CODES: ResetCodes = ResetCodes { late: 0x22, behind: 0x55, gone: 0x66 };
 /// Short header with an 8-byte connection ID, 4-byte number, tag.
 const OVERHEAD: usize = 1 + 8 + 4 + 16;
 

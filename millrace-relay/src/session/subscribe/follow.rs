@@ -136,6 +136,7 @@ impl Entry {
         let mut outbox = Outbox::default();
         outbox.transmit(self.context().connection(), Instant::now());
         self.track().offer_cached(self.subscription(), Instant::now(), &mut outbox);
+        self.track().offer_openings(self.subscription());
         outbox.flush();
     }
 }

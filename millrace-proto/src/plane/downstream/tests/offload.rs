@@ -136,3 +136,107 @@ fn what_is_outstanding_is_neither_sent_nor_given_away() {
     sim.down.set_outstanding(Budget { bytes: 10_800, data: 0 });
     assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_some());
 }
+
+fn over(source: &Arc<Mem>) -> NewStream {
+    NewStream {
+        source: source.clone(),
+        priority: Priority { subscriber: 128, ..Priority::default() },
+        owner: 1,
+        object_timeout: None,
+        subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
+        label: Label::default(),
+    }
+}
+
+/// The offload has sent a packet of the stream, and reports it.
+fn report(sim: &mut Sim, key: StreamKey, offset: u64, len: u16, fin: bool) -> u64 {
+    let number = sim.number();
+    let (sent, size) = (sim.now, usize::from(len) + 40);
+    sim.down.on_offloaded_sent(&OffloadedPacket { sent, number, size, key, offset, len, fin });
+    number
+}
+
+fn acknowledge(sim: &mut Sim, number: u64) {
+    let ack = Ack { delay: Duration::ZERO, ranges: vec![number..=number] };
+    sim.down.on_ack(sim.now, &ack).expect("an acknowledgement of what was sent");
+}
+
+#[test]
+fn a_stream_of_the_offloads_is_repaired_once_it_is_known_what_it_carries() {
+    let mut sim = sim(Link::default());
+    let next = sim.down.next_stream();
+    let id = next << 2 | sim.down.stream_bits();
+    let key = sim.down.opened(1, Label::default(), Some(id));
+    assert_eq!(sim.down.next_stream(), next + 1, "no ID is used twice");
+    assert_eq!(sim.down.poll_event(), Some(event(key, EventKind::Opened)));
+    // Its beginning was declined.
+    report(&mut sim, key, 100, 200, false);
+    let mut out = Vec::new();
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "nothing to send it from");
+    let source = Mem::new(7);
+    source.push(300, sim.now);
+    assert!(sim.down.adopt(key, over(&source)));
+    sim.down.poll_frames(sim.now, 1000, &mut out).expect("the hole");
+    assert_eq!(stream_frames(&out), [(id, 0, 100, false)]);
+    assert_eq!(sim.down.stats().stream_bytes, 300);
+    // What the plane opens comes behind it.
+    let other = Mem::new(8);
+    other.push(10, sim.now);
+    sim.down.open(over(&other));
+    out.clear();
+    sim.down.poll_frames(sim.now, 1000, &mut out).expect("another stream");
+    assert_eq!(stream_frames(&out), [(id + 4, 0, 10, false)]);
+}
+
+#[test]
+fn a_stream_of_the_offloads_may_be_over_before_it_is_adopted() {
+    let mut sim = sim(Link::default());
+    let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
+    let key = sim.down.opened(1, Label::default(), Some(id));
+    let number = report(&mut sim, key, 0, 200, true);
+    acknowledge(&mut sim, number);
+    assert_eq!(sim.down.owned(1), Owned { opened: 1, live: 0 });
+    assert!(!sim.down.adopt(key, over(&Mem::new(7))));
+    assert_eq!(sim.down.poll_recall(), Some(key));
+}
+
+#[test]
+fn a_stream_that_nobody_adopts_is_reset_with_what_was_sent() {
+    for known in [true, false] {
+        let mut sim = sim(Link::default());
+        let id = sim.down.next_stream() << 2 | sim.down.stream_bits();
+        let key = sim.down.opened(1, Label::default(), known.then_some(id));
+        sim.down.abandon(key);
+        assert_eq!(sim.down.poll_recall(), Some(key));
+        let mut out = Vec::new();
+        assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none(), "not before it is returned");
+        sim.down.on_opened(key, id);
+        report(&mut sim, key, 0, 200, false);
+        sim.down.on_returned(key);
+        sim.down.poll_frames(sim.now, 1000, &mut out).expect("RESET_STREAM");
+        let frame = Walker::new(&out).next().expect("a frame").expect("well-formed").1;
+        assert!(matches!(frame, Frame::ResetStream { final_size: 200, .. }), "{frame:?}");
+    }
+    // The offload was about to open it, and could not.
+    let mut sim = sim(Link::default());
+    let key = sim.down.opened(1, Label::default(), None);
+    sim.down.abandon(key);
+    sim.down.on_returned(key);
+    assert_eq!(sim.down.poll_event(), Some(event(key, EventKind::Reset(CODES.gone))));
+    assert_eq!(sim.down.stats().live_streams, 0);
+}
+
+#[test]
+fn nothing_is_sent_on_a_stream_that_the_offload_is_about_to_open() {
+    let mut sim = sim(Link::default());
+    let source = Mem::new(7);
+    source.push(300, sim.now);
+    let key = sim.down.opened(1, Label::default(), None);
+    assert!(sim.down.adopt(key, over(&source)));
+    let mut out = Vec::new();
+    assert!(sim.down.poll_frames(sim.now, 1000, &mut out).is_none());
+    sim.down.on_returned(key);
+    sim.down.poll_frames(sim.now, 1000, &mut out).expect("the plane opens it");
+}

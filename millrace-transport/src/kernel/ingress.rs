@@ -1,0 +1,174 @@
+//! What the kernel forwards from one connection to others.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use millrace_bpf::relay::{self as bpf, EgressKey, Slot};
+use millrace_proto::moq::data::Position;
+use parking_lot::Mutex;
+
+use super::connection::Connection;
+use crate::offload::{self, Declined, Delegation, Opener};
+
+/// A slot of an upstream connection.
+pub(super) struct Ingress {
+    // Before the connection, whose place in the kernel it names.
+    pub slot: Mutex<Slot>,
+    exclusive: AtomicBool,
+    serial: u64,
+    /// Who may have a stream opened for it, and under which tag.
+    pub prepared: Mutex<Vec<(Weak<Connection>, u64)>>,
+    /// How many of them do not know yet what it carries.
+    pub unknown: AtomicUsize,
+    connection: Arc<Connection>,
+    _held: Arc<dyn Any + Send + Sync>,
+}
+
+impl Ingress {
+    pub fn new(connection: Arc<Connection>, slot: Slot, held: Arc<dyn Any + Send + Sync>) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Arc::new(Self {
+            slot: Mutex::new(slot),
+            exclusive: AtomicBool::new(false),
+            serial: NEXT.fetch_add(1, Ordering::Relaxed),
+            prepared: Mutex::default(),
+            unknown: AtomicUsize::new(0),
+            connection,
+            _held: held,
+        })
+    }
+}
+
+impl Drop for Ingress {
+    fn drop(&mut self) {
+        let prepared = std::mem::take(self.prepared.get_mut());
+        if *self.unknown.get_mut() > 0 {
+            self.connection.kernel.gone(prepared);
+        }
+    }
+}
+
+/// An entry of a slot.
+pub(super) struct Egress {
+    ingress: Weak<Ingress>,
+    key: EgressKey,
+    from: Arc<Connection>,
+    to: Arc<Connection>,
+    /// It has a stream.
+    opened: AtomicBool,
+}
+
+impl Egress {
+    /// An egress that was added to the ingress' slot, or not.
+    pub fn new(
+        to: Arc<Connection>,
+        ingress: &Arc<Ingress>,
+        opened: bool,
+        added: Result<EgressKey, millrace_bpf::Error>,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        let key = match added {
+            Ok(key) => key,
+            Err(error) => {
+                if matches!(error, millrace_bpf::Error::Unsettled { .. }) {
+                    to.kernel.wake();
+                }
+                return Err(Declined(error.to_string()));
+            }
+        };
+        let count = if opened { &to.kernel.streams } else { &to.kernel.prepared };
+        if count.fetch_add(1, Ordering::Relaxed) == 0 {
+            to.kernel.wake();
+        }
+        if to.seal.add_stream() | ingress.connection.open.add_stream() {
+            to.kernel.computer.wake();
+        }
+        let from = Arc::clone(&ingress.connection);
+        let opened = AtomicBool::new(opened);
+        Ok(Box::new(Egress { ingress: Arc::downgrade(ingress), key, from, to, opened }))
+    }
+}
+
+impl offload::Ingress for Ingress {
+    fn advance(&self, position: &Position) {
+        let Position { offset, field, value, missing, left, previous, with_properties, ended, kind } =
+            *position;
+        let field = field as u8;
+        self.slot.lock().advance(&bpf::Position {
+            offset,
+            field,
+            value,
+            missing,
+            left,
+            previous,
+            with_properties,
+            ended,
+            kind,
+        });
+    }
+
+    fn set_exclusive(&self, exclusive: bool) {
+        if self.exclusive.swap(exclusive, Ordering::Relaxed) != exclusive {
+            self.slot.lock().set_exclusive(exclusive);
+        }
+    }
+
+    fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    fn on_adopted(&self) {
+        self.unknown.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Delegation for Egress {
+    fn set_max_offset(&self, max: u64) {
+        if let Some(ingress) = self.ingress.upgrade() {
+            ingress.slot.lock().set_max_offset(self.key, max);
+        }
+    }
+
+    fn is_of(&self, ingress: &Arc<dyn offload::Ingress>) -> bool {
+        std::ptr::addr_eq(self.ingress.as_ptr(), Arc::as_ptr(ingress))
+    }
+
+    fn close(&self) -> Opener {
+        let closed = self.ingress.upgrade().map(|ingress| ingress.slot.lock().close(self.key));
+        match closed {
+            Some(bpf::Opener::Program(id)) => Opener::Offload(id),
+            Some(bpf::Opener::Userspace) | None => Opener::Userspace,
+        }
+    }
+
+    fn on_opened(&self) {
+        if !self.opened.swap(true, Ordering::Relaxed) {
+            let kernel = &self.to.kernel;
+            kernel.prepared.fetch_sub(1, Ordering::Relaxed);
+            kernel.streams.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Egress {
+    fn drop(&mut self) {
+        let kernel = &self.to.kernel;
+        let count = if *self.opened.get_mut() { &kernel.streams } else { &kernel.prepared };
+        count.fetch_sub(1, Ordering::Relaxed);
+        self.to.seal.remove_stream();
+        self.from.open.remove_stream();
+        if let Some(ingress) = self.ingress.upgrade() {
+            ingress.slot.lock().remove(self.key);
+        }
+    }
+}
+
+/// An ingress of this engine.
+pub(super) fn ours(ingress: &Arc<dyn offload::Ingress>) -> Result<Arc<Ingress>, Declined> {
+    let ingress = Arc::clone(ingress) as Arc<dyn Any + Send + Sync>;
+    ingress.downcast().map_err(|_| Declined("another engine's ingress".to_owned()))
+}

@@ -1,0 +1,305 @@
+//! Connections as offloads.
+
+use std::{
+    any::Any,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use millrace_bpf::{
+    crypto::QuicKeys,
+    relay::{self as bpf, EgressOutcome, Forwarded, Lookup},
+};
+use millrace_proto::{
+    plane::downstream::{Budget, StreamKey},
+    quic::{
+        keys::{Secret, Suite},
+        packet::ConnectionId,
+    },
+};
+use tracing::debug;
+
+use super::{
+    connection::{Binds, Connection},
+    ingress::{Egress, Ingress, ours},
+    openings::Openings,
+};
+use crate::offload::{
+    self, Carried, ConnectionStatus, Datagrams, Declined, Delegation, KeystreamUse, Offload, Opened, Opens,
+    Origin, Owner, Path, Seen, Sent, Stream,
+};
+
+impl Offload for Connection {
+    fn numbers(&self) -> &AtomicU64 {
+        self.downstream.number()
+    }
+
+    fn set_owner(&self, owner: Weak<dyn Owner>) {
+        let _ = self.owner.set(owner); // there is one already
+    }
+
+    fn is_active(&self) -> bool {
+        self.kernel.is_attached()
+    }
+
+    fn set_session(&self, session: u32) {
+        self.downstream.set_session(session);
+        self.upstream().into_iter().for_each(|upstream| upstream.set_session(session));
+    }
+
+    fn supports(&self, suite: Suite) -> bool {
+        suite != Suite::Aes256Gcm
+    }
+
+    fn set_seal_keys(self: Arc<Self>, generation: u16, secret: &Secret, header: &[u8; 32]) {
+        let Some(keys) = quic_keys(secret, header) else { return };
+        self.seal.set_keys(generation, secret);
+        let kernel = Arc::clone(&self.kernel);
+        kernel.install_keys(self, generation, keys);
+    }
+
+    fn on_key_update(&self) {
+        // What was computed ahead is stale.
+        self.kernel.computer.wake();
+    }
+
+    fn set_open_keys(&self, generation: u16, secret: &Secret, header: &[u8; 32]) {
+        let (Some(upstream), Some(keys)) = (self.upstream(), quic_keys(secret, header)) else { return };
+        self.open.set_keys(generation, secret);
+        if let Err(error) = upstream.set_keys(generation, &keys) {
+            debug!(%error, "the kernel has no keys to open packets with");
+        }
+    }
+
+    fn on_open_generation(&self, generation: u16) {
+        self.open.set_generation(generation);
+        self.kernel.computer.wake();
+    }
+
+    fn add_id(&self, id: &ConnectionId) {
+        let added = match self.upstream() {
+            Some(upstream) => upstream.add_id(id),
+            None => self.downstream.add_id(id),
+        };
+        if let Err(error) = added {
+            debug!(%error, "the kernel does not know a connection ID");
+        }
+    }
+
+    fn remove_id(&self, id: &ConnectionId) {
+        let removed = match self.upstream() {
+            Some(upstream) => upstream.remove_id(id),
+            None => self.downstream.remove_id(id),
+        };
+        if let Err(error) = removed {
+            debug!(%error, "the kernel still knows a connection ID");
+        }
+    }
+
+    fn set_path(self: Arc<Self>, path: Path) {
+        let kernel = Arc::clone(&self.kernel);
+        kernel.change_path(self, path);
+    }
+
+    fn set_mtu(&self, bytes: u32) {
+        self.downstream.set_mtu(bytes);
+    }
+
+    fn set_max_datagram(&self, bytes: u32) {
+        self.downstream.set_max_datagram(bytes);
+    }
+
+    fn grant(&self, total: Budget) -> Budget {
+        let data = self.downstream.set_max_data(total.data);
+        let bytes = self.downstream.set_max_bytes(total.bytes);
+        Budget { bytes, data }
+    }
+
+    fn stop(&self) {
+        self.downstream.set_max_bytes(0);
+    }
+
+    fn set_waiting(&self, level: Option<u16>) {
+        self.downstream.set_waiting(level);
+    }
+
+    fn set_deferral(&self, bytes: u32, total: u64) {
+        self.downstream.set_deferral(bytes, total);
+    }
+
+    fn read_deferred(&self) -> bool {
+        self.deferred.as_ref().is_some_and(|deferred| deferred.tick().is_some())
+    }
+
+    fn arrival(&self, now: Instant, end: [u8; 8]) -> Instant {
+        self.kernel.arrived(now, end)
+    }
+
+    fn on_received(&self, number: u64) {
+        if let Some(upstream) = self.upstream() {
+            upstream.observe(number);
+        }
+    }
+
+    fn has_ingress(&self) -> bool {
+        self.upstream().is_some()
+    }
+
+    fn ingress(
+        self: Arc<Self>,
+        origin: Origin,
+        seen: Seen,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn offload::Ingress>> {
+        let upstream = self.open_from(seen);
+        let upstream =
+            upstream.inspect_err(|error| debug!(%error, "packets are opened in userspace")).ok()?;
+        let slot = match origin {
+            Origin::Stream(id) => upstream.slot(id),
+            Origin::Datagrams(alias) => upstream.datagrams(alias),
+        };
+        Some(Ingress::new(self, slot, held))
+    }
+
+    fn openings(
+        self: Arc<Self>,
+        alias: u64,
+        last: (u64, u64),
+        seen: Seen,
+        held: Arc<dyn Any + Send + Sync>,
+    ) -> Option<Arc<dyn offload::Openings>> {
+        let made = Openings::new(Arc::clone(&self), (alias, last), seen, held);
+        let made = made.inspect_err(|error| debug!(%error, "streams are opened in userspace")).ok()?;
+        let mut openings = self.openings.lock();
+        openings.retain(|one| one.strong_count() > 0);
+        openings.push(Arc::downgrade(&made) as Weak<dyn Binds>);
+        Some(made)
+    }
+
+    fn accept(&self, stream: u64) -> Option<Arc<dyn offload::Ingress>> {
+        if self.upstream()?.take_stream(stream) {
+            return None;
+        }
+        let openings: Vec<_> = self.openings.lock().iter().filter_map(Weak::upgrade).collect();
+        openings.iter().find_map(|openings| openings.take_bound(stream))
+    }
+
+    fn set_stream_bits(&self, bits: u32) {
+        self.downstream.set_stream_bits(bits);
+    }
+
+    fn set_streams(&self, next: u64, limit: u64) -> u64 {
+        self.downstream.set_streams(next, limit)
+    }
+
+    fn prepare(
+        self: Arc<Self>,
+        ingress: &Arc<dyn offload::Ingress>,
+        opened: &Opened,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        let ingress = ours(ingress)?;
+        let Opened { tag, max_offset, opens } = *opened;
+        let Opens { alias, first, last_group, level, track, .. } = opens;
+        let egress = bpf::Opened { alias, first, last_group, max_offset, level, tag, track };
+        let added = ingress.slot.lock().add_opened(&self.downstream, &egress);
+        let delegation = Egress::new(Arc::clone(&self), &ingress, false, added)?;
+        ingress.unknown.fetch_add(1, Ordering::Relaxed);
+        ingress.prepared.lock().push((Arc::downgrade(&self), tag));
+        Ok(delegation)
+    }
+
+    fn delegate(
+        self: Arc<Self>,
+        ingress: &Arc<dyn offload::Ingress>,
+        stream: &Stream,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        let ingress = ours(ingress)?;
+        let Stream { key, id, shift, from, max_offset, level, track, group } = *stream;
+        let egress = bpf::Egress { stream_id: id, shift, from, max_offset, tag: key.0, level, track, group };
+        let added = ingress.slot.lock().add(&self.downstream, &egress);
+        Egress::new(self, &ingress, true, added)
+    }
+
+    fn delegate_datagrams(
+        self: Arc<Self>,
+        ingress: &Arc<dyn offload::Ingress>,
+        datagrams: &Datagrams,
+    ) -> Result<Box<dyn Delegation>, Declined> {
+        let ingress = ours(ingress)?;
+        let Datagrams { tag, alias, first, last_group, level, track } = *datagrams;
+        let egress = bpf::Datagrams { alias, first, last_group, tag, level, track };
+        let added = ingress.slot.lock().add_datagrams(&self.downstream, &egress);
+        Egress::new(self, &ingress, true, added)
+    }
+
+    fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {
+        // Nothing more is sent, save what is about to be this very moment.
+        if let Some(delegation) = &delegation {
+            delegation.set_max_offset(0);
+        }
+        let kernel = Arc::clone(&self.kernel);
+        kernel.recall(self, key, delegation);
+    }
+
+    fn drain(&self, now: Instant, read: &mut dyn FnMut(Instant, Sent)) {
+        self.kernel.sort();
+        if self.waiting.swap(false, Ordering::AcqRel) {
+            let forwarded = std::mem::take(&mut *self.inbox.lock());
+            forwarded.iter().for_each(|one| read(self.kernel.clock.instant(one.time_ns).min(now), sent(one)));
+        }
+    }
+
+    fn short_of_room(&self) -> u64 {
+        let outcomes = [
+            EgressOutcome::Window,
+            EgressOutcome::DataCredit,
+            EgressOutcome::StreamCredit,
+            EgressOutcome::StreamLimit,
+        ];
+        outcomes.map(|outcome| self.downstream.outcome(outcome)).iter().sum()
+    }
+
+    fn status(&self) -> ConnectionStatus {
+        let copies: Vec<_> =
+            EgressOutcome::ALL.into_iter().map(|one| (one.name(), self.downstream.outcome(one))).collect();
+        let sent = [EgressOutcome::Sent, EgressOutcome::Lost].map(|one| self.downstream.outcome(one));
+        let opened = |lookup| self.upstream().map_or(0, |upstream| upstream.lookups(lookup));
+        ConnectionStatus {
+            refused: None,
+            copies,
+            sent: sent.iter().sum(),
+            deferred: self.downstream.deferred_packets(),
+            keystreams: [keystream_use(|lookup| self.downstream.lookups(lookup)), keystream_use(opened)],
+        }
+    }
+}
+
+fn sent(one: &Forwarded) -> Sent {
+    let carried = match one.object {
+        Some(object) => Carried::Datagram { group: one.offset, object },
+        None => {
+            Carried::Stream { id: one.id, offset: one.offset, len: one.len, fin: one.fin, credit: one.credit }
+        }
+    };
+    Sent { tag: one.tag, number: one.number, size: one.size, carried }
+}
+
+fn keystream_use(count: impl Fn(Lookup) -> u64) -> KeystreamUse {
+    KeystreamUse { hit: count(Lookup::Hit), stale: count(Lookup::Stale), miss: count(Lookup::Miss) }
+}
+
+/// The kernel's form of a generation's keys; `None`: it does not have the suite.
+fn quic_keys(secret: &Secret, header: &[u8; 32]) -> Option<QuicKeys> {
+    let material = secret.key_material();
+    match secret.suite() {
+        Suite::ChaCha20Poly1305 => Some(QuicKeys::chacha20_poly1305(&material.key, &material.iv, header)),
+        Suite::Aes128Gcm => {
+            let (key, header) = (material.key.first_chunk()?, header.first_chunk()?);
+            Some(QuicKeys::aes128_gcm(key, &material.iv, header))
+        }
+        Suite::Aes256Gcm => None,
+    }
+}

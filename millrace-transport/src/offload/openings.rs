@@ -1,0 +1,116 @@
+//! Streams that the offload may open: prepared, opened, and adopted once it is known here what they carry.
+
+use std::collections::{BTreeMap, HashMap};
+
+use millrace_proto::plane::downstream::{Downstream, Label, StreamKey};
+
+use super::Delegation;
+
+/// What tags of openings have, and no stream's key.
+pub(super) const TAG: u64 = 1 << 63;
+
+/// A stream that the offload sends on.
+pub(super) struct Delegated {
+    pub id: u64,
+    pub delegation: Box<dyn Delegation>,
+}
+
+/// One subscriber's part in an ingress whose stream has not begun.
+pub(super) struct Opening {
+    /// Of the subscription.
+    pub owner: u64,
+    /// Serial number of the ingress.
+    pub ingress: u64,
+    pub label: Label,
+    /// The subscriber's priority that the offload goes by.
+    pub priority: u8,
+    /// Until the offload has opened the stream.
+    pub delegation: Option<Box<dyn Delegation>>,
+    pub key: Option<StreamKey>,
+    /// Nobody will ask what it carries.
+    pub adopted: bool,
+    pub returned: bool,
+}
+
+/// What became of the stream that the offload may have opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adopted {
+    /// It did not, and will not.
+    Unopened,
+    Stream(StreamKey),
+    /// It did, and the stream is over.
+    Over,
+}
+
+#[derive(Default)]
+pub(super) struct Openings {
+    pub by_tag: HashMap<u64, Opening>,
+    /// By owner and ingress: those that nobody has adopted.
+    pub waiting: BTreeMap<(u64, u64), u64>,
+    by_key: HashMap<StreamKey, u64>,
+    pub made: u64,
+}
+
+impl Openings {
+    pub fn is_empty(&self) -> bool {
+        self.by_tag.is_empty()
+    }
+
+    /// The stream that the offload has opened, as its first registration says or the delegation.
+    pub fn key(
+        &mut self,
+        tag: u64,
+        id: Option<u64>,
+        downstream: &mut Downstream,
+        delegations: &mut HashMap<StreamKey, Delegated>,
+    ) -> Option<StreamKey> {
+        let opening = self.by_tag.get_mut(&tag)?;
+        let key = match opening.key {
+            Some(key) => key,
+            None => {
+                let key = downstream.opened(opening.owner, opening.label, id);
+                opening.key = Some(key);
+                self.by_key.insert(key, tag);
+                if let Some(delegation) = opening.delegation.take() {
+                    delegation.on_opened();
+                    delegations.insert(key, Delegated { id: id.unwrap_or(u64::MAX), delegation });
+                }
+                key
+            }
+        };
+        if let Some(id) = id
+            && downstream.on_opened(key, id)
+            && let Some(delegated) = delegations.get_mut(&key)
+        {
+            delegated.id = id;
+        }
+        Some(key)
+    }
+
+    /// Nothing more will be said of the stream.
+    pub fn on_returned(&mut self, key: StreamKey) {
+        let Some(tag) = self.by_key.remove(&key) else { return };
+        if let Some(opening) = self.by_tag.get_mut(&tag) {
+            opening.returned = true;
+            self.forget(tag);
+        }
+    }
+
+    pub fn forget(&mut self, tag: u64) {
+        if self.by_tag.get(&tag).is_some_and(|opening| opening.adopted && opening.returned) {
+            self.by_tag.remove(&tag);
+        }
+    }
+
+    /// Takes it from those that wait; nobody else does from now on.
+    pub fn take(&mut self, tag: u64) {
+        if let Some(opening) = self.by_tag.get_mut(&tag) {
+            opening.adopted = true;
+            self.waiting.remove(&(opening.owner, opening.ingress));
+        }
+    }
+
+    pub fn of_owner(&self, owner: u64) -> Vec<u64> {
+        self.waiting.range((owner, 0)..=(owner, u64::MAX)).map(|(_, tag)| *tag).collect()
+    }
+}

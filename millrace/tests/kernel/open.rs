@@ -1,0 +1,262 @@
+//! Streams to subscribers that the kernel opens: each object is a stream of its own.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use millrace::relay::status::Status;
+use millrace_client::session::Request;
+use millrace_proto::moq::{Filter, Parameters, SubgroupHeader, SubgroupId, code};
+use tokio::time;
+
+use crate::{
+    needs_root,
+    net::{ALIAS, Cast, Net, PUBLISHER_LINK, cast, subscribers, until},
+    peer::{End, Peer, header, track},
+};
+
+/// Openings of a track that wait when there is nothing to do.
+const WAITING: u64 = 4;
+const BYTES: usize = 800;
+
+fn of(counts: &Option<BTreeMap<String, u64>>) -> BTreeMap<String, u64> {
+    counts.clone().unwrap_or_default()
+}
+
+/// What was counted since, by reason.
+fn since(now: &Option<BTreeMap<String, u64>>, before: &Option<BTreeMap<String, u64>>) -> Vec<(String, u64)> {
+    let before = of(before);
+    let grown = of(now).into_iter().map(|(name, count)| {
+        let old = before.get(&name).copied().unwrap_or(0);
+        (name, count - old)
+    });
+    grown.filter(|(_, count)| *count > 0).collect()
+}
+
+fn named(counts: &[(String, u64)], name: &str) -> u64 {
+    counts.iter().find(|(other, _)| other == name).map_or(0, |(_, count)| *count)
+}
+
+fn single(group: u64, object: u64) -> SubgroupHeader {
+    SubgroupHeader { subgroup: SubgroupId::Explicit(object), ..header(ALIAS, group) }
+}
+
+async fn publish(publisher: &Peer, group: u64, object: u64) {
+    let mut subgroup = publisher.subgroup(single(group, object)).await;
+    subgroup.object(object, BYTES).await;
+    subgroup.finish();
+}
+
+async fn expect(subscriber: &mut Peer, group: u64, object: u64) {
+    let received = subscriber.next_subgroup().await;
+    assert_eq!((received.header.group, received.header.subgroup), (group, SubgroupId::Explicit(object)));
+    assert_eq!(received.all().await, (vec![object], End::Fin));
+}
+
+/// Waits until the relay has read all up to this object, and openings for so many subscribers wait again.
+fn settled(net: &Net, at: (u64, u64), subscribers: u64) {
+    until("openings wait", || {
+        let status = net.status();
+        let read = status.tracks.first().is_some_and(|track| track.largest == Some(at));
+        read && status.engine.prepared >= WAITING * subscribers
+    });
+}
+
+/// Publishes until the kernel sends to everybody, in group 0; returns the first object that was not used.
+async fn warm_up(net: &Net, publisher: &Peer, receivers: &mut [Peer]) -> u64 {
+    let mut object = 0;
+    while subscribers(&net.status()).any(|session| session.kernel.packets == 0) {
+        assert!(object < 10_000, "{:#?}", net.status());
+        publish(publisher, 0, object).await;
+        for receiver in receivers.iter_mut() {
+            expect(receiver, 0, object).await;
+        }
+        settled(net, (0, object), receivers.len() as u64);
+        object += 1;
+    }
+    object
+}
+
+fn nothing_is_left(net: &Net) {
+    until("nothing is prepared or delegated", || {
+        let status = net.status();
+        let engine = &status.engine;
+        engine.prepared == 0 && engine.streams == 0
+    });
+}
+
+#[test]
+fn the_kernel_opens_a_stream_for_each_object() {
+    const OBJECTS: u64 = 50;
+    needs_root!(the_kernel_opens_a_stream_for_each_object);
+    let net = Net::new(2, false, |_| {});
+    let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1", "sub2"]);
+    net.run(async {
+        warm_up(&net, &publisher, &mut subscribers).await;
+        let before = net.status();
+        for object in 0..OBJECTS {
+            publish(&publisher, 1, object).await;
+            for subscriber in &mut subscribers {
+                expect(subscriber, 1, object).await;
+            }
+            settled(&net, (1, object), 2);
+        }
+        let now = net.status();
+        let openings = since(&now.engine.openings, &before.engine.openings);
+        assert_eq!(openings, [("bound".to_owned(), OBJECTS)]);
+        // What the kernel has not opened userspace has: how much that is depends on who gets the CPU.
+        let copies = since(&now.engine.copies, &before.engine.copies);
+        assert!(named(&copies, "sent") >= OBJECTS, "{copies:?}");
+        assert_eq!(opened(&now) - opened(&before), 2 * OBJECTS);
+    });
+    drop((publisher, subscribers, _requests));
+    nothing_is_left(&net);
+}
+
+fn opened(status: &Status) -> u64 {
+    status.totals.streams_opened
+}
+
+/// Each gets what it asked for, once.
+#[test]
+fn who_joins_late_or_leaves_gets_what_it_asked_for() {
+    needs_root!(who_joins_late_or_leaves_gets_what_it_asked_for);
+    let net = Net::new(3, false, |_| {});
+    let Cast { publisher, mut subscribers, _requests: mut requests } = cast(&net, &["sub1"]);
+    net.run(async {
+        let first = warm_up(&net, &publisher, &mut subscribers).await;
+        let track = track("live/cam", "video");
+        let mut late = net_peer(&net, "sub2").await;
+        let filter = Filter::AbsoluteStart(crate::peer::at(0, first + 5));
+        let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
+        let (request, _) = late.try_subscribe(&track, parameters).await.unwrap();
+        settled(&net, (0, first - 1), 2);
+        let before = net.status();
+        for object in first..first + 20 {
+            publish(&publisher, 0, object).await;
+            expect(&mut subscribers[0], 0, object).await;
+            if object >= first + 5 {
+                expect(&mut late, 0, object).await;
+            }
+            settled(&net, (0, object), 2);
+        }
+        let openings = since(&net.status().engine.openings, &before.engine.openings);
+        assert_eq!(openings, [("bound".to_owned(), 20)]);
+        // The first one leaves in the middle of it.
+        leave(requests.swap_remove(1));
+        for object in first + 20..first + 40 {
+            publish(&publisher, 0, object).await;
+            expect(&mut late, 0, object).await;
+        }
+        settled(&net, (0, first + 39), 1);
+        late.expect_no_stream().await;
+        leave(request);
+    });
+}
+
+fn leave(request: Request) {
+    drop(request);
+}
+
+async fn net_peer(net: &Net, node: &str) -> Peer {
+    tokio::task::block_in_place(|| net.peer(node))
+}
+
+/// It takes in no more streams than it allows, and gets all once it reads.
+#[test]
+fn streams_beyond_the_peers_limit_wait() {
+    const OBJECTS: u64 = 300;
+    needs_root!(streams_beyond_the_peers_limit_wait);
+    let net = Net::new(1, false, |_| {});
+    let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
+    net.run(async {
+        warm_up(&net, &publisher, &mut subscribers).await;
+        for object in 0..OBJECTS {
+            publish(&publisher, 1, object).await;
+            time::sleep(Duration::from_millis(1)).await;
+        }
+        until("the relay has all", || net.status().tracks[0].largest == Some((1, OBJECTS - 1)));
+        let mut received = Vec::new();
+        for _ in 0..OBJECTS {
+            let stream = subscribers[0].next_subgroup().await;
+            let SubgroupId::Explicit(id) = stream.header.subgroup else { panic!("{:?}", stream.header) };
+            assert_eq!(stream.all().await, (vec![id], End::Fin));
+            received.push(id);
+        }
+        received.sort_unstable();
+        assert!(received.into_iter().eq(0..OBJECTS));
+        subscribers[0].expect_no_stream().await;
+        let status = net.status();
+        assert!(named(&since(&status.engine.copies, &None), "stream_limit") > 0, "{:#?}", status.engine);
+    });
+}
+
+/// Holes at the beginning, and beginnings that come twice or late.
+#[test]
+fn over_links_that_lose_and_reorder_every_object_comes_once() {
+    const OBJECTS: u64 = 200;
+    needs_root!(over_links_that_lose_and_reorder_every_object_comes_once);
+    for link in [PUBLISHER_LINK, "relay-sub1"] {
+        let net = Net::new(1, true, |_| {});
+        let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
+        net.run(async {
+            warm_up(&net, &publisher, &mut subscribers).await;
+            net.impair(link, "loss=3% reorder=5% duplicate=5% delay=3ms");
+            let before = net.status();
+            let publishing = async {
+                for object in 0..OBJECTS {
+                    // Some of them of several packets.
+                    let mut subgroup = publisher.subgroup(single(1, object)).await;
+                    subgroup.object(object, if object.is_multiple_of(3) { 5000 } else { BYTES }).await;
+                    subgroup.finish();
+                    time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            let receiving = async {
+                let mut received = Vec::new();
+                for _ in 0..OBJECTS {
+                    let (objects, end) = subscribers[0].next_subgroup().await.all().await;
+                    assert_eq!(end, End::Fin);
+                    received.extend(objects);
+                }
+                received.sort_unstable();
+                assert!(received.into_iter().eq(0..OBJECTS));
+                subscribers[0].expect_no_stream().await;
+            };
+            tokio::join!(publishing, receiving);
+            let openings = since(&net.status().engine.openings, &before.engine.openings);
+            assert!(named(&openings, "bound") > 0, "{openings:?}");
+        });
+    }
+}
+
+/// Before userspace has read anything of them, or just after.
+#[test]
+fn what_the_publisher_resets_is_reset_and_nothing_is_left_of_it() {
+    const STREAMS: u64 = 60;
+    needs_root!(what_the_publisher_resets_is_reset_and_nothing_is_left_of_it);
+    let net = Net::new(1, false, |_| {});
+    let Cast { publisher, mut subscribers, _requests } = cast(&net, &["sub1"]);
+    net.run(async {
+        warm_up(&net, &publisher, &mut subscribers).await;
+        for object in 0..STREAMS {
+            let mut subgroup = publisher.subgroup(single(1, object)).await;
+            subgroup.object(object, BYTES).await;
+            time::sleep(Duration::from_micros(100 * (object % 20))).await;
+            subgroup.reset(code::Reset::CANCELLED);
+        }
+        publish(&publisher, 2, 0).await;
+        loop {
+            let received = subscribers[0].next_subgroup().await;
+            let group = received.header.group;
+            let (_, end) = received.all().await;
+            if group == 2 {
+                assert_eq!(end, End::Fin);
+                break;
+            }
+            assert_eq!(end, End::Reset);
+        }
+        assert!(subscribers[0].session.connection().close_reason().is_none());
+        until("no stream is left in the kernel", || net.status().engine.streams == 0);
+    });
+    drop((publisher, subscribers, _requests));
+    nothing_is_left(&net);
+}
