@@ -240,8 +240,8 @@ fn a_stream_that_could_not_be_opened_is_userspaces() {
     }
     type Change = fn(&mut Scene);
     let streams: Change = |scene| assert_eq!(scene.only().downstream.set_streams(0, 70), 70);
-    let credit: Change = |scene| drop(scene.only().downstream.set_max_data(53));
-    let window: Change = |scene| drop(scene.only().downstream.set_max_bytes(50));
+    let credit: Change = |scene| assert_eq!(scene.only().downstream.set_max_data(53), 0);
+    let window: Change = |scene| assert_eq!(scene.only().downstream.set_max_bytes(50), 0);
     // The track's default priority, which the header leaves it at, is 0x40.
     let behind: Change = |scene| scene.only().downstream.set_waiting(Some(0x80_40));
     let mtu: Change = |scene| scene.only().downstream.set_mtu(85);

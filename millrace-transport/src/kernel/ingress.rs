@@ -65,7 +65,7 @@ pub(super) struct Egress {
 
 impl Egress {
     /// An egress that was added to the ingress' slot, or not.
-    pub fn new(
+    pub fn delegation(
         to: Arc<Connection>,
         ingress: &Arc<Ingress>,
         opened: bool,

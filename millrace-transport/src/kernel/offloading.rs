@@ -205,7 +205,7 @@ impl Offload for Connection {
         let Opens { alias, first, last_group, level, track, .. } = opens;
         let egress = bpf::Opened { alias, first, last_group, max_offset, level, tag, track };
         let added = ingress.slot.lock().add_opened(&self.downstream, &egress);
-        let delegation = Egress::new(Arc::clone(&self), &ingress, false, added)?;
+        let delegation = Egress::delegation(Arc::clone(&self), &ingress, false, added)?;
         ingress.unknown.fetch_add(1, Ordering::Relaxed);
         ingress.prepared.lock().push((Arc::downgrade(&self), tag));
         Ok(delegation)
@@ -220,7 +220,7 @@ impl Offload for Connection {
         let Stream { key, id, shift, from, max_offset, level, track, group } = *stream;
         let egress = bpf::Egress { stream_id: id, shift, from, max_offset, tag: key.0, level, track, group };
         let added = ingress.slot.lock().add(&self.downstream, &egress);
-        Egress::new(self, &ingress, true, added)
+        Egress::delegation(self, &ingress, true, added)
     }
 
     fn delegate_datagrams(
@@ -232,7 +232,7 @@ impl Offload for Connection {
         let Datagrams { tag, alias, first, last_group, level, track } = *datagrams;
         let egress = bpf::Datagrams { alias, first, last_group, tag, level, track };
         let added = ingress.slot.lock().add_datagrams(&self.downstream, &egress);
-        Egress::new(self, &ingress, true, added)
+        Egress::delegation(self, &ingress, true, added)
     }
 
     fn recall(self: Arc<Self>, key: StreamKey, delegation: Option<Box<dyn Delegation>>) {

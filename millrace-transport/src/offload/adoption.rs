@@ -87,7 +87,7 @@ impl Offloaded {
     /// Nothing will come that these were prepared for, as far as the subscription knows: streams that were opened are reset.
     pub fn abandon(&mut self, downstream: &mut Downstream, tags: &[u64]) {
         for tag in tags {
-            if !self.openings.by_tag.get(tag).is_some_and(|opening| !opening.adopted) {
+            if self.openings.by_tag.get(tag).is_none_or(|opening| opening.adopted) {
                 continue;
             }
             if let Some(key) = self.settle(downstream, *tag) {
