@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use millrace_proto::{plane::downstream, quic::keys::Suite};
@@ -323,7 +323,10 @@ fn interface(interface: &Interface) -> status::Interface {
 fn describe(session: &Session) -> status::Session {
     let unregistered = session.connection().unregistered();
     let offload = session.connection().offload_status();
-    let stats = session.connection().downstream().stats();
+    let (stats, queue_delay) = {
+        let downstream = session.connection().downstream();
+        (downstream.stats(), downstream.queue_delay(Instant::now()))
+    };
     let seam = session.connection().stats();
     let path = session.connection().quic.stats().path;
     let roles = session.roles();
@@ -335,6 +338,8 @@ fn describe(session: &Session) -> status::Session {
         subscriber: roles.subscriber,
         age_s: session.age().as_secs_f64(),
         rtt_us: stats.smoothed_rtt.as_micros() as u64,
+        path_queue_us: stats.smoothed_rtt.saturating_sub(stats.min_rtt).as_micros() as u64,
+        queue_us: queue_delay.as_micros() as u64,
         cwnd: stats.window,
         bandwidth: stats.bandwidth,
         in_flight: stats.bytes_in_flight,

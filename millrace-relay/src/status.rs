@@ -143,6 +143,12 @@ pub struct Session {
     pub age_s: f64,
     /// Smoothed round-trip time, microseconds.
     pub rtt_us: u64,
+    /// What of that is queues on the path: what it is longer than the shortest sample, microseconds.
+    #[serde(default)]
+    pub path_queue_us: u64,
+    /// How long the oldest of what is sent live has waited here, microseconds.
+    #[serde(default)]
+    pub queue_us: u64,
     /// Congestion window that both senders share, bytes.
     pub cwnd: u64,
     /// What the path is thought to carry, bytes per second; absent where the congestion controller does not estimate it.

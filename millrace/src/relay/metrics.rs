@@ -101,6 +101,11 @@ impl Snapshot {
             Some(Unit::Bytes),
             sum(|s| s.pending),
         )?;
+        let worst = |of: fn(&Session) -> u64| sessions.iter().map(of).max().unwrap_or(0) as f64 / 1e6;
+        let longest = "Longest that live media has waited for a subscriber";
+        out.gauge_f64("queue_delay", longest, Unit::Seconds, worst(|session| session.queue_us))?;
+        let longest = "Longest that packets wait on a session's path";
+        out.gauge_f64("path_queue_delay", longest, Unit::Seconds, worst(|session| session.path_queue_us))?;
         out.gauge("in_flight", "Sent and not yet acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
         out.gauge("cache", "Media in the cache", Some(Unit::Bytes), cache.bytes)?;
         out.gauge("cache_limit", "Limit of the cache", Some(Unit::Bytes), cache.limit)?;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use millrace_proto::moq::{Parameters, StreamHeader, code, property::TrackProperties};
+use millrace_proto::moq::{Filter, Parameters, StreamHeader, code, property::TrackProperties};
 
 use millrace::relay::status::Status;
 
-use super::peer::{End, Peer, Relay, first_subscriber, header, patiently, with_publisher};
+use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, with_publisher};
 
 /// Bytes that a small cache may hold.
 const CACHE: u64 = 6 << 20;
@@ -150,6 +150,26 @@ async fn a_group_that_is_late_goes_once_the_next_is_there() {
     let mut drops: Vec<_> = status.sessions.iter().map(|session| session.drops.clone()).collect();
     drops.retain(|drops| !drops.is_empty());
     assert_eq!(drops, [[("late".to_owned(), 1)].into()], "its session's alone, and nothing else");
+}
+
+#[tokio::test]
+async fn what_a_subscriber_asks_for_from_the_past_is_not_late() {
+    let max_delay = Duration::from_millis(50);
+    let relay = Relay::with(|config| config.queue.delays.default = Some(max_delay));
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    // More than a stream's credit.
+    publish(&publisher, 0..1, 4_000_000).await;
+    assert_eq!(reader.next_subgroup().await.all().await, (vec![0], End::Fin));
+    let mut late = relay.peer().await;
+    let filter = Some(Filter::AbsoluteStart(at(0, 0)));
+    let _late = late.try_subscribe(&track, Parameters { filter, ..Parameters::default() }).await.unwrap();
+    publish(&publisher, 1..2, 100).await;
+    let (one, other) = (late.next_subgroup().await, late.next_subgroup().await);
+    tokio::time::sleep(4 * max_delay).await;
+    let whole = || (vec![0], End::Fin);
+    assert_eq!(tokio::join!(one.all(), other.all()), (whole(), whole()));
+    assert_eq!(relay.status().drops["late"], 0);
 }
 
 #[tokio::test]

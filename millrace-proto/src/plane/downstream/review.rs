@@ -61,7 +61,8 @@ impl Downstream {
 
     pub(super) fn review(&mut self, now: Instant) {
         let expires = self.expire(now);
-        let queue = self.backlog(Some(now));
+        self.note_asked(now);
+        let queue = self.backlog();
         let drops = self.policy.review(now, &queue, &self.config.queue);
         let ordinary = queue.streams.iter().filter(|stream| stream.standing == Standing::Ordinary);
         let late = ordinary.filter_map(|stream| stream.since?.checked_add(stream.max_delay?));
@@ -81,7 +82,7 @@ impl Downstream {
     /// Has streams go if too many have bytes to send.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
-            let queue = self.backlog(None);
+            let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
             self.drop_streams(&drops);
         }
@@ -121,17 +122,29 @@ impl Downstream {
         next
     }
 
-    /// What waits. With `now`, ages of those count from now whose owner still gets what it asked for from the past.
-    fn backlog(&mut self, now: Option<Instant>) -> Queue {
-        let heads = self.streams.iter().filter_map(|(key, stream)| Some((key, stream, stream.head()?)));
-        let heads: Vec<_> = heads.collect();
-        for (_, stream, head) in &heads {
-            if let Some(owner) = self.owners.get_mut(&stream.owner).filter(|_| head.is_asked) {
-                owner.caught_up = now.or(owner.caught_up);
+    /// How long the oldest of what is sent live has waited.
+    pub fn queue_delay(&self, now: Instant) -> Duration {
+        let queue = self.backlog();
+        let live = queue.streams.iter().filter(|stream| stream.standing != Standing::Asked);
+        let oldest = live.filter_map(|stream| stream.since).min();
+        oldest.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    }
+
+    /// Ages of those count from now whose owner still gets what it asked for from the past.
+    fn note_asked(&mut self, now: Instant) {
+        for (_, stream) in self.streams.iter() {
+            if stream.head().is_some_and(|head| head.is_asked)
+                && let Some(owner) = self.owners.get_mut(&stream.owner)
+            {
+                owner.caught_up = Some(now);
             }
         }
+    }
+
+    fn backlog(&self) -> Queue {
+        let heads = self.streams.iter().filter_map(|(key, stream)| Some((key, stream, stream.head()?)));
         let repair = 2 * self.recovery.rtt.smoothed();
-        let waiting = |(key, stream, head): &(StreamKey, &Stream, Head)| {
+        let waiting = |(key, stream, head): (StreamKey, &Stream, Head)| {
             let owner = self.owners.get(&stream.owner);
             let caught_up = owner.and_then(|owner| owner.caught_up);
             let newest = owner.and_then(|owner| owner.newest);
@@ -139,7 +152,7 @@ impl Downstream {
             let is_newest =
                 newest.is_some_and(|newest| newest.group == stream.label.group && newest.first == first);
             Waiting {
-                key: *key,
+                key,
                 owner: stream.owner,
                 level: stream.priority.level(),
                 subgroup: stream.priority.subgroup,
@@ -154,6 +167,6 @@ impl Downstream {
                 },
             }
         };
-        Queue { streams: heads.iter().map(waiting).collect(), datagram_bytes: self.datagrams.bytes() }
+        Queue { streams: heads.map(waiting).collect(), datagram_bytes: self.datagrams.bytes() }
     }
 }

@@ -136,6 +136,8 @@ fn what_waits_too_long_goes_but_never_the_newest_group() {
     assert!(stats.resets.late >= 15, "{:?}", stats.resets);
     assert!(outcome.was_reset(&outcome.streams[10]) && !outcome.was_reset(&outcome.streams[19]));
     assert_eq!(stats.resets, Resets { late: stats.resets.late, ..stats.resets });
+    let delay = outcome.sim.down.queue_delay(outcome.sim.now);
+    assert!(delay > DELAY / 4 && delay < SECOND, "{delay:?}");
     // At most what a group leaves behind while it is the newest, and a quarter of a second of the next one.
     assert!(stats.pending_bytes < 84_000 * 5 / 4, "{}", stats.pending_bytes);
     let behind = Camera { policy: policy::Kind::Tail, ..camera }.run(20).sim.down.stats();
@@ -162,8 +164,10 @@ fn key_frames_arrive_and_deltas_go() {
 #[test]
 fn with_room_enough_nothing_goes() {
     for subgroups in [false, true] {
-        let stats = Camera { subgroups, policy: policy::Kind::Live, rate: 110_000 }.run(10).sim.down.stats();
+        let sim = Camera { subgroups, policy: policy::Kind::Live, rate: 110_000 }.run(10).sim;
+        let stats = sim.down.stats();
         assert_eq!((stats.resets, stats.pending_bytes), (Resets::default(), 0));
+        assert_eq!(sim.down.queue_delay(sim.now), Duration::ZERO);
     }
 }
 
