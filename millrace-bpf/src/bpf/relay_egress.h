@@ -30,11 +30,9 @@ static __always_inline int is_unopened(__u64 id)
 }
 
 /* The next stream of the downstream, if the copy is to open the egress's. */
-static __always_inline enum relay_egress_outcome find_stream(const struct relay_downstream *downstream,
-							     const struct relay_egress *egress,
-							     const struct chunk *chunk,
-							     const struct subgroup_head *head,
-							     struct egress_packet *packet)
+static __always_inline enum relay_egress_outcome
+find_stream(const struct relay_downstream *downstream, const struct relay_egress *egress,
+	    const struct chunk *chunk, const struct subgroup_head *head, struct egress_packet *packet)
 {
 	packet->id = READ_ONCE(egress->id);
 	packet->opens = chunk->kind == RELAY_STREAM && is_unopened(packet->id);

@@ -72,7 +72,8 @@ struct relay_upstream {
 	__u64 expected; /* one more than the largest packet number that was authentic */
 	/* The replay window. Each word is about 32 numbers: high half: number / 32; low half: a bit for each that was seen. */
 	__u64 seen[RELAY_SEEN];
-	__u64 streams[RELAY_SEEN]; /* the same of unidirectional streams that somebody has taken, by their index */
+	__u64 streams
+		[RELAY_SEEN]; /* the same of unidirectional streams that somebody has taken, by their index */
 	__u32 generations[2]; /* by key phase: one more than the generation of its keys, 0 without keys */
 	struct relay_ring ring;
 	__u64 lookups[RELAY_LOOKUPS];
@@ -134,7 +135,7 @@ _Static_assert(sizeof(struct relay_ingress) == 120, "relay_ingress has no hidden
 /* One subscriber's copy of an upstream stream, or of a track's datagrams. */
 struct relay_egress {
 	__u64 upstream_id; /* of the slot, since the entry may have become another slot's before a run uses it */
-	__u64 id; /* downstream: stream ID, RELAY_UNOPENED and its like, or the track's alias */
+	__u64 id;	   /* downstream: stream ID, RELAY_UNOPENED and its like, or the track's alias */
 	__u64 shift; /* downstream offset minus upstream offset, modulo 2^64. Datagrams: first object of `from` */
 	__u64 from; /* upstream offset; what begins before it is left to userspace. Datagrams: first group */
 	__u64 max_offset; /* downstream; the peer's MAX_STREAM_DATA. Datagrams: last group */
@@ -150,7 +151,7 @@ struct relay_egress {
 	__u32 kind;	 /* of the slot */
 	__u32 exclusive; /* nobody waits for the stream but the slot's egresses: its packets may be deferred */
 	/* Of one that was prepared, until the program opens its stream. Its level has the track's default priority. */
-	__u64 alias; /* of the track downstream */
+	__u64 alias;	   /* of the track downstream */
 	__u64 first_group; /* what the subscriber wants of the track, from this object of this group on */
 	__u64 first_object;
 	__u64 last_group;
@@ -177,7 +178,7 @@ enum relay_egress_outcome {
 	RELAY_EGRESS_SENT = 0,
 	RELAY_EGRESS_GONE, /* the egress was removed, or the downstream */
 	RELAY_EGRESS_BEFORE, /* begins before what the kernel may send; datagrams: outside of what the subscriber wants */
-	RELAY_EGRESS_UNOPENED, /* its stream was not opened here, and userspace has not done so yet */
+	RELAY_EGRESS_UNOPENED,	    /* its stream was not opened here, and userspace has not done so yet */
 	RELAY_EGRESS_STREAM_LIMIT,  /* the peer allows no more streams, or userspace is about to open some */
 	RELAY_EGRESS_TOO_LARGE,	    /* for the path's or the route's MTU */
 	RELAY_EGRESS_STREAM_CREDIT, /* beyond the peer's MAX_STREAM_DATA */
@@ -211,9 +212,9 @@ struct relay_arrival {
 
 /* A connection that media leaves on. */
 struct relay_downstream {
-	__u64 number;	      /* the packet number word: millrace-proto's quic::number */
-	__u64 max_data;	      /* total of stream bytes that the kernel may send */
-	__u64 data;	      /* that it has sent or is about to */
+	__u64 number;	/* the packet number word: millrace-proto's quic::number */
+	__u64 max_data; /* total of stream bytes that the kernel may send */
+	__u64 data;	/* that it has sent or is about to */
 	/* High half: unidirectional streams that the kernel may have opened; low half: index of the next one. One word, so
 	 * that nobody opens any while the other does.
 	 */
@@ -226,8 +227,8 @@ struct relay_downstream {
 	__u32 path;	      /* which of `paths` is in use */
 	__u32 session;	      /* its name in events */
 	__u32 waiting; /* level of what waits in userspace: copies of this level, or less urgent, are left to it */
-	__u32 max_datagram;    /* the peer's max_datagram_frame_size */
-	__u32 stream_bits;     /* low bits of the IDs of this end's unidirectional streams */
+	__u32 max_datagram; /* the peer's max_datagram_frame_size */
+	__u32 stream_bits;  /* low bits of the IDs of this end's unidirectional streams */
 	__u32 pad;
 	__u32 deferred_socket; /* one more than its index in `sockets`; 0: none */
 	__u32 deferred_bytes; /* a packet of the peer is deferred if its UDP payload has at most so many ... */
@@ -309,11 +310,11 @@ enum relay_opening {
 	RELAY_OPENING_BOUND = 0, /* it has one now */
 	RELAY_OPENING_OTHER, /* no whole SUBGROUP_HEADER in the shortest form, or it wants the first object */
 	RELAY_OPENING_NO_TRACK,
-	RELAY_OPENING_ORDER,	/* not behind the subgroup that began last */
-	RELAY_OPENING_MISSED,	/* userspace has not prepared any more yet */
-	RELAY_OPENING_TAKEN,	/* userspace was faster, or the stream is an old one */
-	RELAY_OPENING_BUSY,	/* another CPU, or userspace, is at the same track */
-	RELAY_OPENING_FULL,	/* there is no slot left */
+	RELAY_OPENING_ORDER,  /* not behind the subgroup that began last */
+	RELAY_OPENING_MISSED, /* userspace has not prepared any more yet */
+	RELAY_OPENING_TAKEN,  /* userspace was faster, or the stream is an old one */
+	RELAY_OPENING_BUSY,   /* another CPU, or userspace, is at the same track */
+	RELAY_OPENING_FULL,   /* there is no slot left */
 	RELAY_OPENING_OUTCOMES,
 };
 

@@ -147,9 +147,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__type(key, __u32);
 	__type(value, __u64);
-	__uint(max_entries,
-	       RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS + RELAY_FRAME_OUTCOMES +
-		       RELAY_OPENING_OUTCOMES);
+	__uint(max_entries, RELAY_OUTCOMES + RELAY_EGRESS_OUTCOMES + RELAY_FURTHER_RUNS +
+				    RELAY_FRAME_OUTCOMES + RELAY_OPENING_OUTCOMES);
 } outcomes SEC(".maps");
 
 /* A variable, so that all it costs while nobody traces is a load and a branch. */

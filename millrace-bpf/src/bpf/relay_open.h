@@ -96,8 +96,7 @@ static __always_inline enum relay_opening bind_locked(struct work *work, struct 
 static __always_inline enum relay_opening find_opening(struct work *work, struct chunk *chunk,
 						       const struct subgroup_head *head)
 {
-	struct relay_slot slot = {
-		.id = head->alias, .upstream = work->arrival.upstream, .kind = RELAY_TRACK};
+	struct relay_slot slot = {.id = head->alias, .upstream = work->arrival.upstream, .kind = RELAY_TRACK};
 	enum relay_opening outcome;
 	struct relay_track *track;
 	__u32 *index, key;

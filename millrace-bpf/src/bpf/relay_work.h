@@ -48,10 +48,10 @@ struct arrival {
 
 /* A packet to be sent for one egress. */
 struct egress_packet {
-	__u64 word;   /* the drawn number and its key generation */
-	__u64 id;     /* of the stream, or the track's alias */
+	__u64 word;    /* the drawn number and its key generation */
+	__u64 id;      /* of the stream, or the track's alias */
 	__u64 streams; /* of the downstream, when its next stream was looked up for this one */
-	__u64 offset; /* downstream; group of a datagram */
+	__u64 offset;  /* downstream; group of a datagram */
 	__u32 data_at;
 	__u32 data_bytes; /* that are copied as they are */
 	__u32 len;	  /* stream bytes, or of the datagram */

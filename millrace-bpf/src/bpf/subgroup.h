@@ -52,7 +52,8 @@ static __always_inline int subgroup_take_short(struct frame_walk *walk, const __
 /* Reads the SUBGROUP_HEADER in the `len` bytes at `at`. Not 0: it is not all there, or encoded in another way than
  * millrace-proto does; or the subgroup is named by an object that is not there. The alias may have any length.
  */
-static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *head)
+static __always_inline int subgroup_read_head(const __u8 *text, __u32 at, __u32 len,
+					      struct subgroup_head *head)
 {
 	struct frame_walk walk = {.at = at, .end = at + len};
 	__u64 type;
