@@ -43,6 +43,7 @@ async fn a_subscription_moves_when_its_publisher_says_so() {
         open.object(0, 700).await;
         let mut received = subscriber.next_subgroup().await;
         assert_eq!((received.header.group, received.objects(1).await), (group, vec![0]));
+        relay.until("userspace knows it too", |status| status.tracks[0].largest == Some((group, 0))).await;
         upstream.send(goaway()).await.unwrap();
         let (moved, _) = publisher.accept_subscribe(&track, alias + 1).await;
         relay.until("both", |status| status.tracks[0].publishers == 2).await;
@@ -106,6 +107,7 @@ async fn an_edge_moves_to_where_its_upstream_relay_says() {
     open.object(0, 700).await;
     let mut received = subscriber.next_subgroup().await;
     assert_eq!((received.header.group, received.objects(1).await), (1, vec![0]));
+    edge.until("userspace knows it too", |status| status.tracks[0].largest == Some((1, 0))).await;
 
     let server = Arc::clone(&first.server);
     let draining = tokio::spawn(async move { server.drain().await });
