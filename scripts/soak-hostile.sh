@@ -8,7 +8,7 @@
 rounds=${SOAK_ROUNDS:-10}
 engines=${SOAK_ENGINES:-user kernel}
 millrace=${MILLRACE:-$ROOT/target/release/millrace}
-dir=$ROOT/target/soak-hostile
+dir=$ROOT/target/soak-hostile-${engines// /-}
 
 [ -x "$millrace" ] || die "no $millrace: make build"
 if [ "$(id -u)" != 0 ]; then
@@ -31,6 +31,7 @@ in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
 # each 5 s).
 hostile() {
     in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
+        --http-token-file "$dir/token" \
         >>"$dir/$engine-$1.json" 2>"$dir/$engine-$1.log" || die "FAIL: $(tail -n1 "$dir/$engine-$1.log")"
     sleep 7
     awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"
@@ -38,7 +39,7 @@ hostile() {
 
 failed=0
 for engine in $engines; do
-    in_node relay "$millrace" relay --engine "$engine" --listen "$LAB_RELAY_V4:4443" --public --http "$status" --gate off \
+    in_node relay "$millrace" relay --engine "$engine" --listen "$LAB_RELAY_V4:4443" --public --http "$status" --http-token-file "$dir/token" --gate off \
         --cache-seconds 1 --idle-timeout 5 2>"$dir/$engine-relay.log" &
     wait_for 10 in_node pub curl -fs "http://$status/healthz" ||
         die "the relay did not start: $(tail -n1 "$dir/$engine-relay.log")"
@@ -52,5 +53,5 @@ for engine in $engines; do
     kill "$(relay_pid)"
     wait
 done
-[ "$failed" = 0 ] || die "FAIL: memory grows (see target/soak-hostile)"
+[ "$failed" = 0 ] || die "FAIL: memory grows (see ${dir#"$ROOT"/})"
 say "PASS: nothing is left, and memory is flat"
