@@ -233,7 +233,7 @@ mod tests {
             "4         300     75.0     51     52   53          9             0  before 6, window 5",
             "no_slot          8",
             "good         68",
-            "bound        21",
+            "bound          21",
             "sent        300",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
