@@ -21,7 +21,7 @@ fn object(group: u64, object: u64) -> Datagram {
         group,
         object,
         priority: object.is_multiple_of(2).then_some(100),
-        end_of_group: object.is_multiple_of(5),
+        end_of_group: object + 1 == OBJECTS,
         properties: Default::default(),
         status: None,
         payload: vec![group as u8 ^ object as u8; 1 + object as usize * 2].into(),
