@@ -133,7 +133,7 @@ done
 echo
 if [ "$engine" = kernel ]; then
     share=$((by_kernel * 100 / (by_kernel + by_user)))
-    echo "the kernel sent $by_kernel media packets, $share %; userspace sent $by_user: what opens streams, and repair"
+    echo "the kernel sent $by_kernel media packets, $share %; userspace sent $by_user: what was there before the players, and repair"
     # How large a part it has depends on who gets the CPU.
     [ "$by_kernel" -gt 0 ] || exit 1
 fi
