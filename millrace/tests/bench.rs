@@ -62,33 +62,30 @@ fn check_forwarder(row: &Value) {
     assert!(number("/rss_bytes") > 0.0);
 }
 
+/// What a benchmark with these arguments writes.
+fn rows(arguments: &str) -> Value {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .arg("bench")
+        .args(arguments.split_whitespace())
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .expect("millrace runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON")
+}
+
 #[test]
 fn a_bottleneck_is_shared_with_tcp() {
     if !nix::unistd::geteuid().is_root() {
         println!("SKIP a_bottleneck_is_shared_with_tcp: needs root");
         return;
     }
-    let directory = tempfile::tempdir().expect("a directory");
-    let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
-        .args([
-            "bench",
-            "fairness",
-            "--relays",
-            "kernel,user",
-            "--tcp",
-            "reno,none",
-            "--buffers",
-            "1",
-            "--rate-mbit",
-            "5",
-        ])
-        .args(["--seconds", "1", "--rounds", "1", "--json"])
-        .arg(&json)
-        .output()
-        .expect("millrace runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    let rows = rows(
+        "fairness --relays kernel,user --tcp reno,none --buffers 1 --rate-mbit 5 --seconds 1 --rounds 1",
+    );
     let [kernel, user, reno, none] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
     for (row, relay, engine) in
         [(kernel, "millrace", "kernel".into()), (user, "millrace", "user".into()), (reno, "tcp", Value::Null)]
@@ -110,15 +107,7 @@ fn bystanders_of_a_hostile_client_are_measured() {
         println!("SKIP bystanders_of_a_hostile_client_are_measured: needs root");
         return;
     }
-    let directory = tempfile::tempdir().expect("a directory");
-    let json = directory.path().join("rows.json");
-    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
-        .args(["bench", "hostile", "--scenarios", "garbage", "--seconds", "2", "--rounds", "1", "--json"])
-        .arg(&json)
-        .output()
-        .expect("millrace runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    let rows = rows("hostile --scenarios garbage --seconds 2 --rounds 1");
     let [kernel, user] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
     for (row, engine) in [(kernel, "kernel"), (user, "user")] {
         assert_eq!((&row["engine"], &row["scenario"]), (&Value::from(engine), &Value::from("garbage")));

@@ -17,7 +17,8 @@ use serde_json::{Value, json};
 use super::contender::Contender;
 use super::figures::Load;
 use super::process::Process;
-use super::site::{SUBSCRIBERS_LINK, Site};
+use super::run::flow_detector;
+use super::site::{SUBSCRIBERS_LINK, Site, device};
 use super::stats::Spread;
 use super::table::{columns, write_json};
 use super::traffic::Traffic;
@@ -59,6 +60,8 @@ const SPARE_SECONDS: f64 = 6.0;
 /// Of the bottleneck: so much media is published that there is always something to send.
 const OVERLOAD: u32 = 2;
 const OBJECT_BYTES: u32 = 1200;
+/// Of the published packet rate, from which on media count as flowing.
+const FLOWING: f64 = 0.1;
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rate_mbit > 0 && args.rtt_ms > 0, "--rate-mbit and --rtt-ms are at least 1");
@@ -231,14 +234,8 @@ impl Args {
         let rate_hz = OVERLOAD * self.rate_mbit * 1_000_000 / 8 / OBJECT_BYTES;
         let load = Load { subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
         let seconds = self.seconds + WARM_UP.as_secs_f64() + SPARE_SECONDS;
-        let subscriber = site.subscribers()?;
-        let mut last = Octets::read(subscriber)?;
-        // A hundred packets since the last look are media.
-        let flows = || {
-            let Ok(octets) = Octets::read(subscriber) else { return false };
-            let before = std::mem::replace(&mut last, octets);
-            octets.v4 - before.v4 > 100 * u64::from(OBJECT_BYTES)
-        };
+        let node = site.relay()?;
+        let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);
         let traffic = Traffic::start(contender, &site.route()?, &load, seconds, site.directory(), flows)?;
         Ok((relay, traffic))
     }

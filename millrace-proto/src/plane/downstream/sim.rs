@@ -77,6 +77,20 @@ pub struct Sim {
     pub offload: Offload,
 }
 
+/// A stream of the source without bounds.
+pub fn stream_of(source: &Arc<Mem>) -> NewStream {
+    NewStream {
+        source: source.clone(),
+        priority: Priority::default(),
+        owner: 1,
+        object_timeout: None,
+        subgroup_timeout: None,
+        max_delay: None,
+        asked: Asked::Nothing,
+        label: Label::default(),
+    }
+}
+
 impl Sim {
     pub fn new(seed: u64, link: Link, credit: Credit, config: Config) -> Self {
         let start = Instant::now();
@@ -114,16 +128,7 @@ impl Sim {
     }
 
     pub fn open_with(&mut self, source: &Arc<Mem>, change: impl FnOnce(&mut NewStream)) -> StreamKey {
-        let mut stream = NewStream {
-            source: source.clone(),
-            priority: Priority::default(),
-            owner: 1,
-            object_timeout: None,
-            subgroup_timeout: None,
-            max_delay: None,
-            asked: Asked::Nothing,
-            label: Label::default(),
-        };
+        let mut stream = stream_of(source);
         change(&mut stream);
         self.down.open(stream)
     }

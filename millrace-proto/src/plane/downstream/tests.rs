@@ -20,7 +20,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::{
-    sim::{CODES, Credit, Link, MTU, Sim},
+    sim::{CODES, Credit, Link, MTU, Sim, stream_of},
     *,
 };
 use crate::{

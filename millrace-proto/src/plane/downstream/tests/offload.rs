@@ -138,16 +138,7 @@ fn what_is_outstanding_is_neither_sent_nor_given_away() {
 }
 
 fn over(source: &Arc<Mem>) -> NewStream {
-    NewStream {
-        source: source.clone(),
-        priority: Priority { subscriber: 128, ..Priority::default() },
-        owner: 1,
-        object_timeout: None,
-        subgroup_timeout: None,
-        max_delay: None,
-        asked: Asked::Nothing,
-        label: Label::default(),
-    }
+    NewStream { priority: Priority { subscriber: 128, ..Priority::default() }, ..stream_of(source) }
 }
 
 /// The offload has sent a packet of the stream, and reports it.
