@@ -16,7 +16,7 @@ from pathlib import Path
 # Crates of one row do not use each other.
 ORDER = [
     ["millrace-proto"],
-    ["millrace-bpf"],
+    ["millrace-bpf", "millrace-webtransport"],
     ["millrace-transport"],
     ["millrace-relay", "millrace-client", "millrace-gate", "millrace-cost"],
     ["millrace-lab"],

@@ -16,7 +16,7 @@ use millrace_proto::moq::param::Scope;
 use millrace_proto::moq::{
     Datagram, Filter, GroupOrder, Location, Message, Parameters, Status, SubgroupHeader, SubgroupId, code,
 };
-use quinn::SendStream;
+use millrace_webtransport::SendStream;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -147,7 +147,7 @@ impl Server {
         request.send(FetchOk { end_of_track, end, parameters, properties }).await?;
         request.finish();
 
-        let stream = self.session.connection().open_uni().await?;
+        let stream = self.session.streams().open_uni().await?;
         let objects = track.range(start, last, order);
         let forgotten = track.oldest_group().filter(|oldest| start.group < *oldest);
         write_fetch(stream, message.request_id, order, forgotten, start, &objects).await
@@ -372,7 +372,7 @@ impl Subscription {
 
     fn writer(&self, streams: Arc<Streams>, stop: &watch::Sender<()>) -> Writer {
         Writer {
-            connection: self.server.session.connection().clone(),
+            session: Arc::clone(&self.server.session),
             streams,
             alias: self.alias,
             start: self.window.start,
@@ -422,7 +422,7 @@ impl Subscription {
         let mut out = Vec::with_capacity(datagram.payload.len() + 32);
         datagram.encode(&mut out);
         // Too large for the path, or the session is over: the draft drops it without notice.
-        if let Err(error) = self.server.session.connection().send_datagram(out.into()) {
+        if let Err(error) = self.server.session.streams().send_datagram(out.into()) {
             tracing::debug!(location = ?object.location, "datagram dropped: {error}");
         }
     }
@@ -460,7 +460,7 @@ impl Subscription {
 
 /// Writes one subgroup to one stream.
 struct Writer {
-    connection: quinn::Connection,
+    session: Arc<Session>,
     streams: Arc<Streams>,
     alias: u64,
     start: Location,
@@ -560,7 +560,7 @@ impl Writer {
     }
 
     async fn open(&self, priority: u8) -> Result<SendStream, code::Reset> {
-        let stream = self.connection.open_uni().await.map_err(|_| code::Reset::SESSION_CLOSED)?;
+        let stream = self.session.streams().open_uni().await.map_err(|_| code::Reset::SESSION_CLOSED)?;
         self.streams.opened.fetch_add(1, Ordering::Relaxed);
         // quinn sends higher first, and control streams are at 0.
         let _ = stream.set_priority(-1 - i32::from(priority));

@@ -3,13 +3,15 @@
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::{self, DecodeError, EncodeError, Message, StreamHeader, code, message};
-use quinn::{RecvStream, SendStream, VarInt};
+use millrace_webtransport::{self as webtransport, NotOurs, RecvStream, SendStream, Streams, Tunnel};
+use quinn::VarInt;
 use tokio::sync::watch;
 use url::Url;
 
@@ -32,21 +34,21 @@ pub struct Remote {
 pub enum UrlError {
     #[error(transparent)]
     Syntax(#[from] url::ParseError),
-    #[error("the URL does not begin with moqt://")]
+    #[error("the URL begins neither with moqt:// nor with https://")]
     Scheme,
     #[error("the URL has no host")]
     NoHost,
 }
 
-/// Reads `moqt://HOST[:PORT][/PATH]`; the port is 443 where there is none.
+/// Reads `moqt://HOST[:PORT][/PATH]`, or the same with `https://` for WebTransport; the port is 443 where there is none.
 ///
 /// # Errors
 /// It is another URL, or none.
 pub fn parse_url(text: &str) -> Result<Url, UrlError> {
     let url = Url::parse(text)?;
     match (url.scheme(), url.host_str()) {
-        ("moqt", Some(host)) if !host.is_empty() => Ok(url),
-        ("moqt", _) => Err(UrlError::NoHost),
+        ("moqt" | "https", Some(host)) if !host.is_empty() => Ok(url),
+        ("moqt" | "https", _) => Err(UrlError::NoHost),
         _ => Err(UrlError::Scheme),
     }
 }
@@ -65,6 +67,8 @@ pub enum ConnectError {
     /// The last of the host's addresses that were tried.
     #[error("cannot connect to {address}: {source}")]
     Refused { address: SocketAddr, source: DialError },
+    #[error("no WebTransport session: {0}")]
+    WebTransport(#[from] webtransport::ConnectError),
     #[error(transparent)]
     Session(#[from] Error),
 }
@@ -109,6 +113,15 @@ impl From<quinn::ReadError> for Error {
         match error {
             quinn::ReadError::ConnectionLost(error) => Self::Closed(error),
             _ => Self::Cancelled,
+        }
+    }
+}
+
+impl From<NotOurs> for Error {
+    fn from(error: NotOurs) -> Self {
+        match error {
+            NotOurs::Read(error) => error.into(),
+            _ => violation("a stream of another session"),
         }
     }
 }
@@ -162,10 +175,11 @@ pub trait Handler: Send + Sync + 'static {
     fn datagram(&self, _datagram: moq::Datagram) {}
 }
 
-/// One MoQ session over QUIC.
+/// One MoQ session over QUIC, or over WebTransport.
 pub struct Session {
     endpoint: quinn::Endpoint,
     connection: quinn::Connection,
+    tunnel: Option<Tunnel>,
     next_request: AtomicU64,
     goaway: watch::Sender<bool>,
     /// Held open: a control stream that ends is a violation.
@@ -190,23 +204,33 @@ impl Session {
         endpoint: quinn::EndpointConfig,
     ) -> Result<Arc<Self>, ConnectError> {
         let (endpoint, connection) = connect_quic(remote, endpoint).await?;
-        Ok(Self::start(endpoint, connection, setup_of(&remote.url), 0).await?)
+        if remote.url.scheme() != "https" {
+            return Ok(Self::start(endpoint, connection, None, setup_of(&remote.url), 0).await?);
+        }
+        let protocol = str::from_utf8(moq::ALPN).unwrap_or_default();
+        let tunnel = webtransport::connect(&connection, remote.url.clone(), protocol).await?;
+        // The request has said where to.
+        let setup = message::Setup { path: None, authority: None, ..setup_of(&remote.url) };
+        Ok(Self::start(endpoint, connection, Some(tunnel), setup, 0).await?)
     }
 
     /// Begins a session on `connection`, as the client if `first_request` is 0 and as the server if 1.
     pub(crate) async fn start(
         endpoint: quinn::Endpoint,
         connection: quinn::Connection,
+        tunnel: Option<Tunnel>,
         setup: message::Setup,
         first_request: u64,
     ) -> Result<Arc<Self>, Error> {
-        let mut control = connection.open_uni().await?;
+        let binding = tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
+        let mut control = Streams { connection: &connection, binding }.open_uni().await?;
         let mut out = Vec::new();
         Message::from(setup).encode(&mut out)?;
         control.write_all(&out).await?;
         Ok(Arc::new(Self {
             endpoint,
             connection,
+            tunnel,
             next_request: AtomicU64::new(first_request),
             goaway: watch::Sender::new(false),
             _control: control,
@@ -215,6 +239,12 @@ impl Session {
 
     pub fn connection(&self) -> &quinn::Connection {
         &self.connection
+    }
+
+    /// Its streams and datagrams.
+    pub fn streams(&self) -> Streams<'_> {
+        let binding = self.tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
+        Streams { connection: &self.connection, binding }
     }
 
     /// The connection's own, which can move to another socket.
@@ -234,7 +264,7 @@ impl Session {
 
     /// Opens a request stream with `message`.
     pub async fn request(&self, message: impl Into<Message>) -> Result<Request, Error> {
-        let (send, recv) = self.connection.open_bi().await?;
+        let (send, recv) = self.streams().open_bi().await?;
         let mut request = Request { send, recv, buffer: BytesMut::new() };
         request.send(message).await?;
         Ok(request)
@@ -242,24 +272,25 @@ impl Session {
 
     /// Serves what the peer starts until the session ends.
     pub async fn run<H: Handler>(self: Arc<Self>, handler: Arc<H>) -> Error {
+        let mut closed = pin!(self.tunnel_closed());
         loop {
             let served: Result<(), quinn::ConnectionError> = tokio::select! {
-                stream = self.connection.accept_uni() => stream.map(|stream| {
+                close = &mut closed => Err(quinn::ConnectionError::ApplicationClosed(close)),
+                stream = self.streams().accept_uni() => stream.map(|stream| {
                     let (session, handler) = (self.clone(), handler.clone());
                     tokio::spawn(async move {
                         let result = session.serve_uni(handler, stream).await;
                         session.note(result);
                     });
                 }),
-                streams = self.connection.accept_bi() => streams.map(|(send, recv)| {
+                streams = self.streams().accept_bi() => streams.map(|streams| {
                     let (session, handler) = (self.clone(), handler.clone());
                     tokio::spawn(async move {
-                        let request = Request { send, recv, buffer: BytesMut::new() };
-                        let result = serve_request(handler, request).await;
+                        let result = session.serve_bi(handler, streams).await;
                         session.note(result);
                     });
                 }),
-                datagram = self.connection.read_datagram() => datagram.map(|datagram| {
+                datagram = self.streams().read_datagram() => datagram.map(|datagram| {
                     match moq::Datagram::decode(datagram) {
                         Ok(Some(datagram)) => handler.datagram(datagram),
                         Ok(None) => {}
@@ -273,7 +304,29 @@ impl Session {
         }
     }
 
+    /// Until the peer closes the session inside of the connection.
+    async fn tunnel_closed(&self) -> quinn::ApplicationClose {
+        let Some(tunnel) = &self.tunnel else { return std::future::pending().await };
+        let (code, reason) = tunnel.closed().await.unwrap_or_default();
+        self.connection.close(VarInt::from_u32(0), b"");
+        quinn::ApplicationClose { error_code: VarInt::from_u32(code), reason: reason.into() }
+    }
+
+    async fn serve_bi<H: Handler>(
+        &self,
+        handler: Arc<H>,
+        streams: (SendStream, RecvStream),
+    ) -> Result<(), Error> {
+        match self.streams().enter_bi(streams).await? {
+            Some((send, recv)) => {
+                serve_request(handler, Request { send, recv, buffer: BytesMut::new() }).await
+            }
+            None => Ok(()),
+        }
+    }
+
     async fn serve_uni<H: Handler>(&self, handler: Arc<H>, stream: RecvStream) -> Result<(), Error> {
+        let Some(stream) = self.streams().enter_uni(stream).await? else { return Ok(()) };
         let (header, mut stream) = DataStream::open(stream).await?;
         match header {
             StreamHeader::Setup => self.read_control(stream).await,
@@ -325,7 +378,10 @@ impl Session {
     }
 
     pub fn close(&self, code: code::Session, reason: &str) {
-        self.connection.close(varint(code.0), reason.as_bytes());
+        match &self.tunnel {
+            Some(tunnel) => tunnel.close(&self.connection, code.0, reason),
+            None => self.connection.close(varint(code.0), reason.as_bytes()),
+        }
     }
 
     /// Returns when the peer has been told that the session is closed.
@@ -362,7 +418,8 @@ async fn connect_quic(
     // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
     let host = remote.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = remote.url.port().unwrap_or(443);
-    let tls = remote.trust.client_config(moq::ALPN)?;
+    let alpn = if remote.url.scheme() == "https" { webtransport::ALPN } else { moq::ALPN };
+    let tls = remote.trust.client_config(alpn)?;
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(Arc::new(transport()));
@@ -492,9 +549,10 @@ impl DataStream {
             front.extend_from_slice(&chunk.bytes);
             let mut rest = &front[..];
             if let Some(header) = StreamHeader::decode(&mut rest)? {
-                let offset = front.len() - rest.len();
-                let ahead = front.freeze().slice(offset..);
-                return Ok((header, Self { stream, ahead, offset: offset as u64 }));
+                let read = front.len() - rest.len();
+                let ahead = front.freeze().slice(read..);
+                let offset = (stream.preamble() + read) as u64;
+                return Ok((header, Self { stream, ahead, offset }));
             }
         }
     }
@@ -532,7 +590,8 @@ mod tests {
     #[test]
     fn urls() {
         assert!(parse_url("moqt://localhost:4443/a?b").is_ok());
-        for bad in ["https://localhost", "moqt://", "localhost:4443", "moqt:///path"] {
+        assert!(parse_url("https://localhost:4443/a?b").is_ok());
+        for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path"] {
             assert!(parse_url(bad).is_err(), "{bad}");
         }
         let setup = setup_of(&parse_url("moqt://localhost:4443/a?b").unwrap());

@@ -30,6 +30,26 @@ pub struct Config {
     pub goaway_uri: Option<Url>,
     /// How long media may wait for a subscriber.
     pub delays: Delays,
+    /// From where browsers may connect, where `transport.alpn` offers WebTransport.
+    pub origins: Origins,
+}
+
+/// The origins of web pages that may connect. Clients that are no browsers say none.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Origins {
+    #[default]
+    Any,
+    /// Such as `https://example.org` or `http://localhost:8080`, in lower case.
+    Only(Vec<String>),
+}
+
+impl Origins {
+    pub fn allow(&self, origin: &str) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Only(origins) => origins.iter().any(|allowed| allowed.eq_ignore_ascii_case(origin)),
+        }
+    }
 }
 
 /// Another relay that is asked for what nobody here publishes.

@@ -63,7 +63,7 @@
 //! use std::{sync::Arc, time::Duration};
 //!
 //! use millrace_proto::relay::cache;
-//! use millrace_relay::{Bound, Config, Delays, Engine, Open};
+//! use millrace_relay::{Bound, Config, Delays, Engine, Open, Origins};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
 //! #     let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -85,6 +85,7 @@
 //!         drain_timeout: Duration::from_secs(5),
 //!         goaway_uri: None,
 //!         delays: Delays { default: Some(Duration::from_millis(250)), ..Delays::default() },
+//!         origins: Origins::Any,
 //!     };
 //!     let engine = Arc::new(Engine::user("as configured"));
 //!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));
@@ -114,7 +115,7 @@ mod upstream;
 mod wire;
 
 pub use admission::{Admission, Open, Permit};
-pub use config::{Config, Upstream};
+pub use config::{Config, Origins, Upstream};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
 pub use server::{Bound, Server, outgoing_sockets};

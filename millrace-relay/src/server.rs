@@ -11,11 +11,12 @@ use std::{
 };
 
 use millrace_proto::{
-    moq::{code, message::Setup},
+    moq::{self, code, message::Setup},
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
 use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, Tap};
+use millrace_webtransport::{self as webtransport, Terms, Tunnel};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, sign::CertifiedKey};
 use tokio::{sync::Notify, task::JoinSet, time};
@@ -129,7 +130,8 @@ impl Bound {
             .iter()
             .map(|addr| Endpoint::bind(*addr, transport.clone()))
             .collect::<Result<Vec<_>, _>>()?;
-        let connecting = transport::Config { certificate: None, ..transport };
+        let bare = transport.alpn.iter().filter(|name| *name != webtransport::ALPN).cloned().collect();
+        let connecting = transport::Config { certificate: None, alpn: bare, ..transport };
         let outgoing = outgoing
             .into_iter()
             .map(|socket| Endpoint::on(socket, connecting.clone()))
@@ -244,10 +246,14 @@ impl Server {
     /// Closes all sessions now.
     pub async fn stop(&self) {
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
-        for session in sessions {
+        for session in &sessions {
             let code =
                 if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
             session.close(code, "the relay is going away");
+        }
+        for session in &sessions {
+            // WebTransport clients are told in their session first.
+            session.connection().quic.closed().await;
         }
         for endpoint in self.shared.endpoints.iter().chain(&self.shared.outgoing) {
             endpoint.close(crate::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
@@ -306,7 +312,6 @@ impl Shared {
     async fn greet(self: Arc<Self>, incoming: Incoming, handshake: Handshake) {
         let remote = incoming.remote_addr();
         let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
-        drop(handshake);
         let Ok(accepted) = accepted else {
             if let Some(line) = self.hub.log.line(Instant::now()) {
                 info!(%remote, suppressed = line.suppressed, "no handshake in time");
@@ -321,7 +326,17 @@ impl Shared {
                     let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
                     return connection.quic.close(code, b"this client has as many sessions as it may have");
                 };
-                let session = self.begin_session(connection, None);
+                let tunnel = match self.tunnel(&connection).await {
+                    Ok(tunnel) => tunnel,
+                    Err(refused) => {
+                        if let Some(line) = self.hub.log.line(Instant::now()) {
+                            info!(%remote, %refused, suppressed = line.suppressed, "no WebTransport session");
+                        }
+                        return;
+                    }
+                };
+                drop(handshake);
+                let session = self.begin_session(connection, None, tunnel);
                 self.run_session(session).await;
             }
             Err(error) => {
@@ -332,8 +347,25 @@ impl Shared {
         }
     }
 
-    fn begin_session(self: &Arc<Self>, connection: Arc<Connection>, upstream: Option<Setup>) -> Arc<Session> {
-        let session = Arc::new(Session::new(Arc::clone(&self.hub), &self.access, connection, upstream));
+    /// What a WebTransport client asks for; `None` of others.
+    async fn tunnel(&self, connection: &Connection) -> Result<Option<Tunnel>, webtransport::Refused> {
+        if connection.protocol().is_none_or(|protocol| protocol != webtransport::ALPN) {
+            return Ok(None);
+        }
+        let protocol = str::from_utf8(moq::ALPN).unwrap_or_default();
+        let terms = Terms { protocol, origin: &|origin| self.config.origins.allow(origin) };
+        let bind = |binding| connection.bind(binding, Tunnel::STREAMS);
+        webtransport::accept(&connection.quic, &terms, bind).await.map(Some)
+    }
+
+    fn begin_session(
+        self: &Arc<Self>,
+        connection: Arc<Connection>,
+        upstream: Option<Setup>,
+        tunnel: Option<Tunnel>,
+    ) -> Arc<Session> {
+        let session = Session::new(Arc::clone(&self.hub), &self.access, connection, upstream, tunnel);
+        let session = Arc::new(session);
         self.sessions.lock().insert(session.id(), Arc::clone(&session));
         if self.draining.load(Relaxed) {
             self.start_drain(&session);
@@ -385,7 +417,9 @@ impl Shared {
                 Ok(connection) => {
                     info!(%host, "connected to the upstream relay");
                     let began = Instant::now();
-                    next = self.follow_upstream(self.begin_session(connection, Some(upstream.setup()))).await;
+                    next = self
+                        .follow_upstream(self.begin_session(connection, Some(upstream.setup()), None))
+                        .await;
                     if began.elapsed() > *RECONNECT.end() {
                         pause = *RECONNECT.start();
                     }

@@ -166,7 +166,7 @@ impl Subscription {
                 return true;
             }
             None => match state.view(subgroup, self.alias) {
-                Some(view) => match self.open(&mut state, subgroup, Arc::new(view), news, now) {
+                Some(view) => match self.open(&mut state, subgroup, self.bound(view), news, now) {
                     Some(key) => key,
                     None => return true,
                 },
@@ -192,6 +192,11 @@ impl Subscription {
             }
             _ => false,
         }
+    }
+
+    /// The view as the subscriber's connection carries it.
+    fn bound(&self, view: View) -> Arc<View> {
+        Arc::new(view.behind(&self.connection.binding().uni()))
     }
 
     /// Opens a stream, or takes over the one that the offload has opened; `None`: that is over.
@@ -348,7 +353,8 @@ impl Subscription {
     /// The object under this subscription's alias.
     fn encode(&self, object: &DatagramObject) -> Bytes {
         let datagram = Datagram { alias: self.alias, ..object.datagram.clone() };
-        let mut bytes = Vec::with_capacity(datagram.payload.len() + datagram.properties.len() + 32);
+        let mut bytes = Vec::with_capacity(datagram.payload.len() + datagram.properties.len() + 48);
+        bytes.extend_from_slice(&self.connection.binding().datagram());
         datagram.encode(&mut bytes);
         bytes.into()
     }

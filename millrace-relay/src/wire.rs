@@ -13,7 +13,8 @@ use millrace_proto::moq::{
     DecodeError, EncodeError, Message, code,
     message::{GoAway, RequestUpdate},
 };
-use quinn::{ReadError, RecvStream, SendStream, WriteError};
+use millrace_webtransport::{NotOurs, RecvStream, SendStream};
+use quinn::{ReadError, WriteError};
 
 use crate::incomplete::{Held, TooMuch};
 
@@ -58,6 +59,15 @@ impl From<EncodeError> for SessionError {
 impl From<WriteError> for SessionError {
     fn from(error: WriteError) -> Self {
         Self::Lost(error.to_string())
+    }
+}
+
+impl From<NotOurs> for SessionError {
+    fn from(error: NotOurs) -> Self {
+        match error {
+            NotOurs::Read(error) => Self::Lost(error.to_string()),
+            error => Self::violation(error.to_string()),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Connections: quinn's handle, and the data plane beside it.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -9,8 +9,9 @@ use millrace_proto::{
     plane::downstream::{Downstream, Event, NewStream, StreamKey},
     quic::keys::Suite,
 };
+use millrace_webtransport::{Binding, Streams};
 use parking_lot::MappedMutexGuard;
-use quinn::VarInt;
+use quinn::{VarInt, crypto::rustls::HandshakeData};
 
 use crate::{
     offload::{Adopted, ConnectionStatus, Datagrams, Delegation, Ingress, Openings, Opens, Origin},
@@ -31,9 +32,33 @@ const CONTROL_PATIENCE: Duration = Duration::from_millis(2);
 pub struct Connection {
     pub quic: quinn::Connection,
     pub(crate) shared: Arc<Shared>,
+    pub(crate) binding: OnceLock<Binding>,
 }
 
 impl Connection {
+    /// The application protocol that was agreed on (ALPN).
+    pub fn protocol(&self) -> Option<Vec<u8>> {
+        let data = self.quic.handshake_data()?.downcast::<HandshakeData>().ok()?;
+        data.protocol
+    }
+
+    /// The application's streams lie in a session of HTTP/3, which has `streams` unidirectional streams of its own. Called
+    /// before [`Self::start`].
+    pub fn bind(&self, binding: Binding, streams: u64) {
+        self.downstream().bind(binding, streams);
+        let _ = self.binding.set(binding); // called once
+    }
+
+    /// How the application's streams lie on the connection.
+    pub fn binding(&self) -> Binding {
+        self.binding.get().copied().unwrap_or_default()
+    }
+
+    /// The streams that quinn has, as the application sees them.
+    pub fn streams(&self) -> Streams<'_> {
+        Streams { connection: &self.quic, binding: self.binding() }
+    }
+
     /// What this peer is owed. Held for a moment only: quinn waits for it with every packet.
     /// Afterwards [`Connection::transmit`] sends what has become possible.
     pub fn downstream(&self) -> MappedMutexGuard<'_, Downstream> {
@@ -70,7 +95,8 @@ impl Connection {
 
     /// Datagrams under a track alias of the peer as the offload may forward them; `None` if it cannot.
     pub fn ingress_datagrams(&self, alias: u64) -> Option<Arc<dyn Ingress>> {
-        self.shared.ingress(Origin::Datagrams(alias))
+        // The kernel's alias is at the front of the datagram.
+        self.is_bare().then(|| self.shared.ingress(Origin::Datagrams(alias)))?
     }
 
     /// Has the offload forward a track's datagrams until what this returns is dropped; `None` if it cannot. The tag is
@@ -80,7 +106,7 @@ impl Connection {
         ingress: &Arc<dyn Ingress>,
         datagrams: &Datagrams,
     ) -> Option<Box<dyn Delegation>> {
-        self.shared.delegate_datagrams(ingress, datagrams)
+        self.is_bare().then(|| self.shared.delegate_datagrams(ingress, datagrams))?
     }
 
     /// Whether the offload has sent the datagram at this group and object; says so once.
@@ -97,7 +123,7 @@ impl Connection {
     /// Streams of the peer that begin under a track alias, behind the subgroup that is given by group and ID, as the offload
     /// may open streams for them; `None` if it cannot.
     pub fn openings(&self, alias: u64, last: (u64, u64)) -> Option<Arc<dyn Openings>> {
-        self.shared.openings(alias, last)
+        self.is_bare().then(|| self.shared.openings(alias, last))?
     }
 
     /// To be called for every unidirectional stream of the peer: the offload opens no streams for it after that. Returns what
@@ -108,7 +134,7 @@ impl Connection {
 
     /// Has the offload open a stream of this connection for what the ingress will be bound to. Returns whether it may.
     pub fn prepare(&self, ingress: &Arc<dyn Ingress>, opens: &Opens) -> bool {
-        self.shared.prepare(ingress, opens)
+        self.is_bare() && self.shared.prepare(ingress, opens)
     }
 
     /// `stream` is what the ingress carries for its owner: the stream that the offload has opened for it, or the one that is
@@ -144,6 +170,12 @@ impl Connection {
     /// Packets that the offload sent without saying so: there must be none.
     pub fn unregistered(&self) -> Option<u64> {
         self.shared.unregistered()
+    }
+
+    /// Whether the offload can begin streams and datagrams of the connection: it knows of no preambles. Bytes behind them it can
+    /// forward.
+    fn is_bare(&self) -> bool {
+        self.binding() == Binding::Bare
     }
 
     /// Whether both connections send through the same socket, so that one batch serves them.

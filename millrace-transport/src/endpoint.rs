@@ -3,7 +3,7 @@
 use std::{
     io,
     net::{SocketAddr, UdpSocket},
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     time::{Duration, Instant},
 };
 
@@ -329,7 +329,7 @@ impl Inner {
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
-        let connection = Arc::new(Connection { quic, shared });
+        let connection = Arc::new(Connection { quic, shared, binding: OnceLock::new() });
         self.registry.add(&connection);
         connection
     }

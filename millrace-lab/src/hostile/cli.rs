@@ -96,6 +96,9 @@ fn chosen(name: &str) -> Result<Vec<&'static Scenario>> {
 
 fn resolve(text: &str) -> Result<Target> {
     let url = parse_url(text)?;
+    if url.scheme() != "moqt" {
+        bail!("{text}: scenarios run over moqt://");
+    }
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
     let port = url.port().unwrap_or(443);
     let addr =

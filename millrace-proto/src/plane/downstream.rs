@@ -25,6 +25,8 @@ use std::{
 
 use smallvec::SmallVec;
 
+use crate::quic::webtransport::Binding;
+
 use super::{
     datagrams::Datagrams,
     pacing::Pacer,
@@ -125,6 +127,7 @@ pub struct Downstream {
     events: VecDeque<Event>,
     outcome: Outcome<Content>,
     stats: Stats,
+    binding: Binding,
 }
 
 impl Downstream {
@@ -161,8 +164,21 @@ impl Downstream {
             events: VecDeque::new(),
             outcome: Outcome::default(),
             stats: Stats::default(),
+            binding: Binding::default(),
             config,
         }
+    }
+
+    /// How the application's streams lie on the connection: what the sources of streams and the datagrams begin with is the
+    /// caller's. The QUIC stack opens `streams` more of its own. Called before anything is opened.
+    pub fn bind(&mut self, binding: Binding, streams: u64) {
+        self.binding = binding;
+        self.peer.first_stream_uni += streams;
+        self.next_stream = self.next_stream.max(self.peer.first_stream_uni);
+    }
+
+    pub fn binding(&self) -> Binding {
+        self.binding
     }
 
     /// Adds a stream. It gets its ID when it is first sent: streams wait for IDs in order of priority.

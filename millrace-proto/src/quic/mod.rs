@@ -14,3 +14,4 @@ pub mod number;
 pub mod packet;
 pub mod params;
 pub mod varint;
+pub mod webtransport;

@@ -94,14 +94,15 @@ pub struct Entry {
 }
 
 impl Response {
-    /// An empty response to the FETCH with this request ID: its FETCH_HEADER. `on_acknowledged` is called when something
-    /// was acknowledged, with locks held.
+    /// An empty response to the FETCH with this request ID: its FETCH_HEADER, behind what the subscriber's streams begin with.
+    /// `on_acknowledged` is called when something was acknowledged, with locks held.
     pub fn new(
+        preamble: &[u8],
         request_id: u64,
         order: GroupOrder,
         on_acknowledged: impl Fn() + Send + Sync + 'static,
     ) -> Self {
-        let mut header = Vec::new();
+        let mut header = preamble.to_vec();
         encode_fetch_header(request_id, &mut header);
         let encoder = FetchEncoder::new(order);
         let mut state = State { encoder, segments: VecDeque::new(), len: 0, end: End::Open, held: 0 };

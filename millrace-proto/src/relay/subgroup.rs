@@ -26,6 +26,8 @@ pub struct Subgroup {
     serial: u64,
     header: SubgroupHeader,
     header_len: usize,
+    /// What the publisher's stream has in front of the header, bytes.
+    preamble: usize,
     settled: AtomicBool,
     state: RwLock<State>,
 }
@@ -54,6 +56,11 @@ impl Subgroup {
     /// Begins a subgroup and returns the only handle that can add to it. `header_len` is the length of the header as
     /// it arrived, bytes.
     pub fn begin(header: SubgroupHeader, header_len: usize) -> SubgroupWriter {
+        Self::begin_behind(0, header, header_len)
+    }
+
+    /// The same, where the publisher's stream has a preamble of so many bytes in front of the header.
+    pub fn begin_behind(preamble: usize, header: SubgroupHeader, header_len: usize) -> SubgroupWriter {
         let parser = ObjectParser::new(&header, 0);
         let state = State { chunks: Vec::new(), len: 0, objects: Vec::new(), end: End::Open, evicted: false };
         static SERIAL: AtomicU64 = AtomicU64::new(0);
@@ -62,6 +69,7 @@ impl Subgroup {
             serial,
             header,
             header_len,
+            preamble,
             settled: AtomicBool::new(false),
             state: RwLock::new(state),
         });
@@ -80,6 +88,11 @@ impl Subgroup {
     /// Length of the SUBGROUP_HEADER as it arrived, in bytes.
     pub fn header_len(&self) -> usize {
         self.header_len
+    }
+
+    /// Where on the publisher's stream the first byte behind the header is.
+    pub fn body(&self) -> u64 {
+        (self.preamble + self.header_len) as u64
     }
 
     /// The subgroup ID. `None` if it is the ID of the first object, which has not arrived yet.
@@ -238,7 +251,7 @@ impl SubgroupWriter {
     /// Where in the publisher's stream the next byte is, and in its framing.
     pub fn position(&self) -> Position {
         let position = self.parser.position();
-        Position { offset: self.subgroup.header_len as u64 + position.offset, ..position }
+        Position { offset: self.subgroup.body() + position.offset, ..position }
     }
 
     /// Bytes of an object header that is not complete, which are held twice, and are not in the cost of what was pushed.

@@ -360,7 +360,7 @@ fn walk(
 }
 
 fn response(order: GroupOrder) -> Response {
-    Response::new(8, order, || {})
+    Response::new(&[], 8, order, || {})
 }
 
 #[test]

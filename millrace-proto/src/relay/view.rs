@@ -10,7 +10,7 @@ use crate::{
 
 /// A subgroup stream for one subscriber, from some object on.
 ///
-/// It begins with a prefix: the subscriber's own SUBGROUP_HEADER and, when it joins inside the subgroup, the first
+/// It begins with a prefix: what the subscriber's streams begin with, its own SUBGROUP_HEADER and, when it joins inside the subgroup, the first
 /// object's header with an absolute ID. The subgroup's bytes follow unchanged, at offsets that differ from the
 /// subgroup's by a constant.
 pub struct View {
@@ -46,19 +46,25 @@ impl View {
         Self { subgroup, prefix, from: start.payload }
     }
 
+    /// With `preamble` in front of everything.
+    pub fn behind(mut self, preamble: &[u8]) -> Self {
+        self.prefix.splice(0..0, preamble.iter().copied());
+        self
+    }
+
     pub fn subgroup(&self) -> &Arc<Subgroup> {
         &self.subgroup
     }
 
     /// What to add to an offset in the publisher's stream to get the offset in this one.
     pub fn shift(&self) -> i64 {
-        self.prefix.len() as i64 - self.from as i64 - self.subgroup.header_len() as i64
+        self.prefix.len() as i64 - self.from as i64 - self.subgroup.body() as i64
     }
 
     /// The offset in the publisher's stream up to which bytes have arrived or are not part of the view. From there on,
     /// offsets differ by [`Self::shift`].
     pub fn received(&self) -> u64 {
-        self.subgroup.header_len() as u64 + self.subgroup.extent().len.max(self.from)
+        self.subgroup.body() + self.subgroup.extent().len.max(self.from)
     }
 }
 

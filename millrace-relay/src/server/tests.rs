@@ -13,6 +13,7 @@ use millrace_proto::{
     relay::cache,
 };
 use millrace_transport::tls::Trust;
+use millrace_webtransport::{RecvStream, SendStream};
 use rustls::pki_types::PrivateKeyDer;
 use tokio::runtime::Handle;
 
@@ -57,6 +58,7 @@ impl Relay {
             drain_timeout: Duration::from_secs(1),
             goaway_uri: None,
             delays: crate::Delays::default(),
+            origins: crate::Origins::Any,
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
         Self { server: bound.with_access(access).serve(Arc::new(Open)), client }
@@ -73,7 +75,7 @@ impl Relay {
     }
 
     /// Likewise; the client has said SETUP on the stream.
-    async fn establish(&self) -> (Arc<Connection>, Remains, quinn::SendStream) {
+    async fn establish(&self) -> (Arc<Connection>, Remains, SendStream) {
         let (connection, session) = self.connect().await;
         let control = open_stream(&connection, &encoded(Setup::default())).await;
         (connection, session, control)
@@ -116,17 +118,17 @@ fn encoded(message: impl Into<Message>) -> Vec<u8> {
     bytes
 }
 
-async fn open_stream(connection: &Connection, bytes: &[u8]) -> quinn::SendStream {
-    let mut send = connection.quic.open_uni().await.unwrap();
+async fn open_stream(connection: &Connection, bytes: &[u8]) -> SendStream {
+    let mut send = connection.streams().open_uni().await.unwrap();
     send.write_all(bytes).await.unwrap();
     send
 }
 
 /// Both directions of a request stream.
-type Request = (quinn::SendStream, quinn::RecvStream);
+type Request = (SendStream, RecvStream);
 
 async fn open_request(connection: &Connection, message: impl Into<Message>) -> Request {
-    let (mut send, recv) = connection.quic.open_bi().await.unwrap();
+    let (mut send, recv) = connection.streams().open_bi().await.unwrap();
     send.write_all(&encoded(message)).await.unwrap();
     (send, recv)
 }

@@ -9,7 +9,7 @@ use crate::wire::{self, Incoming, RequestStream, SessionError};
 
 /// Opens a request stream with `message`.
 async fn request(context: &Context, message: impl Into<Message>) -> Result<RequestStream, SessionError> {
-    let (mut send, recv) = context.connection().quic.open_bi().await?;
+    let (mut send, recv) = context.connection().streams().open_bi().await?;
     wire::send(&mut send, message).await?;
     Ok(RequestStream { send: send.into(), reader: context.request_reader(recv, BytesMut::new()) })
 }

@@ -17,8 +17,8 @@ use millrace_proto::{
     relay::{account::Account, malformed::Malformed},
 };
 use millrace_transport::Connection;
+use millrace_webtransport::{RecvStream, Tunnel};
 use parking_lot::Mutex;
-use quinn::RecvStream;
 use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
@@ -44,6 +44,8 @@ pub struct Context {
     connection: Arc<Connection>,
     /// The peer is the configured upstream relay, and we are the QUIC client.
     is_upstream: bool,
+    /// What its streams lie in, if that is a session of WebTransport.
+    tunnel: Option<Tunnel>,
     since: Instant,
     setup: watch::Sender<Setup>,
     quotas: Quotas,
@@ -78,6 +80,7 @@ impl Context {
         access: &Arc<Access>,
         connection: Arc<Connection>,
         is_upstream: bool,
+        tunnel: Option<Tunnel>,
     ) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Relaxed);
@@ -87,6 +90,7 @@ impl Context {
             hub,
             connection,
             is_upstream,
+            tunnel,
             since: Instant::now(),
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
@@ -119,6 +123,10 @@ impl Context {
 
     pub fn is_upstream(&self) -> bool {
         self.is_upstream
+    }
+
+    pub fn tunnel(&self) -> Option<&Tunnel> {
+        self.tunnel.as_ref()
     }
 
     pub fn age(&self) -> Duration {
@@ -210,7 +218,10 @@ impl Context {
 
     /// Closes the connection.
     pub fn close(&self, code: code::Session, reason: &str) {
-        self.connection.quic.close(wire::var(code.0), reason.as_bytes());
+        match &self.tunnel {
+            Some(tunnel) => tunnel.close(&self.connection.quic, code.0, reason),
+            None => self.connection.quic.close(wire::var(code.0), reason.as_bytes()),
+        }
     }
 
     /// Closes the connection, and lets the session's tasks go.

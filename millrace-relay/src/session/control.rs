@@ -27,7 +27,7 @@ pub async fn run(
     setup: Setup,
     mut streams: mpsc::Receiver<MessageReader>,
 ) -> Result<(), SessionError> {
-    let mut send = context.connection().quic.open_uni().await?;
+    let mut send = context.connection().streams().open_uni().await?;
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
     let max_auth_token_cache_size = Some(context.authority().token_cache());
     wire::send(&mut send, Setup { implementation, max_auth_token_cache_size, ..setup }).await?;
@@ -65,7 +65,17 @@ async fn read_setup(
         code: code::Session::CONTROL_MESSAGE_TIMEOUT,
         reason: "no SETUP in time".into(),
     };
-    let (reader, setup) = timeout(SETUP_TIMEOUT, setup).await.map_err(late)??;
+    let (reader, mut setup) = timeout(SETUP_TIMEOUT, setup).await.map_err(late)??;
+    if let Some(tunnel) = context.tunnel() {
+        // Its request has said both.
+        if setup.path.is_some() || setup.authority.is_some() {
+            return Err(SessionError::Violation {
+                code: code::Session::INVALID_PATH,
+                reason: "a path or an authority in the SETUP of a WebTransport session".into(),
+            });
+        }
+        (setup.path, setup.authority) = (Some(tunnel.path.clone()), Some(tunnel.authority.clone()));
+    }
     if context.is_upstream() && (setup.path.is_some() || setup.authority.is_some()) {
         return Err(SessionError::Violation {
             code: code::Session::INVALID_PATH,

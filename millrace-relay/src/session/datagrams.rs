@@ -31,7 +31,7 @@ impl Datagrams {
     pub async fn accept(self: &Arc<Self>) -> Result<(), SessionError> {
         let mut outbox = Outbox::default();
         loop {
-            let bytes = self.context.connection().quic.read_datagram().await?;
+            let bytes = self.context.connection().streams().read_datagram().await?;
             let Some(datagram) = Datagram::decode(bytes)? else { continue };
             let object = DatagramObject { datagram: owned(datagram), received_at: Instant::now() };
             match self.publications.get(object.datagram.alias) {

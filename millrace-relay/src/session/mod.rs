@@ -43,6 +43,7 @@ use std::{sync::Arc, time::Duration};
 
 use millrace_proto::moq::{code, message::Setup};
 use millrace_transport::Connection;
+use millrace_webtransport::Tunnel;
 use tokio::sync::mpsc;
 
 use self::{
@@ -78,14 +79,16 @@ pub struct Roles {
 }
 
 impl Session {
-    /// `upstream`: the peer is the configured upstream relay, we are the QUIC client, and this is what we say first.
+    /// `upstream`: the peer is the configured upstream relay, we are the QUIC client, and this is what we say first. `tunnel`: what
+    /// WebTransport clients asked for.
     pub fn new(
         hub: Arc<Hub>,
         access: &Arc<Access>,
         connection: Arc<Connection>,
         upstream: Option<Setup>,
+        tunnel: Option<Tunnel>,
     ) -> Self {
-        let context = Context::new(hub, access, connection, upstream.is_some());
+        let context = Context::new(hub, access, connection, upstream.is_some(), tunnel);
         let of = || Arc::clone(&context);
         let subscriptions = Subscriptions::new(of());
         let publications = Publications::new(of());
@@ -146,10 +149,22 @@ impl Session {
             result = self.streams.accept(control) => result,
             result = self.datagrams.accept() => result,
             result = self.follow_streams() => result,
+            closed = self.tunnel_closed() => Err(closed),
             result = attach::run(&self.context, &self.publisher, publications), if self.is_upstream() => result,
         };
         if let Err(error) = result {
             self.context.fail(error);
+        }
+    }
+
+    /// Until a WebTransport client closes its session.
+    async fn tunnel_closed(&self) -> SessionError {
+        match self.context.tunnel() {
+            Some(tunnel) => {
+                tunnel.closed().await;
+                SessionError::Lost("closed by the peer".into())
+            }
+            None => std::future::pending().await,
         }
     }
 

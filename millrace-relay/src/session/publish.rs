@@ -10,8 +10,8 @@ use millrace_proto::moq::{
     Message, Parameters, Properties, code,
     message::{Publish, PublishDone, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeOk},
 };
+use millrace_webtransport::SendStream;
 use parking_lot::Mutex;
-use quinn::SendStream;
 use tokio::{
     sync::{Notify, mpsc},
     time::{Instant as Clock, sleep, timeout},

@@ -7,7 +7,7 @@ use millrace_proto::moq::{
     Message, code,
     message::{Fetch, FetchKind, RequestError},
 };
-use quinn::{RecvStream, SendStream};
+use millrace_webtransport::{RecvStream, SendStream};
 use tracing::debug;
 
 use super::{
@@ -33,13 +33,15 @@ impl Requests {
     /// Serves requests until the session is over.
     pub async fn accept(self: &Arc<Self>) -> Result<(), SessionError> {
         loop {
-            let (send, recv) = self.context.connection().quic.accept_bi().await?;
+            let streams = self.context.connection().streams().accept_bi().await?;
             let requests = Arc::clone(self);
-            self.context.spawn(async move { requests.take(send, recv).await });
+            self.context.spawn(async move { requests.take(streams).await });
         }
     }
 
-    async fn take(&self, send: SendStream, recv: RecvStream) -> Result<(), SessionError> {
+    async fn take(&self, streams: (SendStream, RecvStream)) -> Result<(), SessionError> {
+        let entered = self.context.connection().streams().enter_bi(streams).await?;
+        let Some((send, recv)) = entered else { return Ok(()) };
         self.context.until_ready().await?;
         let mut reader = self.context.request_reader(recv, BytesMut::new());
         let message = match reader.next().await? {

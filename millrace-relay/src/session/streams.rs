@@ -15,7 +15,8 @@ use millrace_proto::{
     },
 };
 use millrace_transport::offload::{Ingress, Openings};
-use quinn::{ReadError, RecvStream};
+use millrace_webtransport::RecvStream;
+use quinn::ReadError;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{context::Context, publish::Publications, upstream_fetch::UpstreamFetches};
@@ -57,19 +58,17 @@ impl Streams {
     /// Takes streams until the session is over; the control stream goes to `control`.
     pub async fn accept(self: &Arc<Self>, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
         loop {
-            let recv = self.context.connection().quic.accept_uni().await?;
+            let recv = self.context.connection().streams().accept_uni().await?;
             let (streams, control) = (Arc::clone(self), control.clone());
             self.context.spawn(async move { streams.take(recv, control).await });
         }
     }
 
     /// Reads a stream's header and takes the stream to where it belongs.
-    async fn take(
-        &self,
-        mut recv: RecvStream,
-        control: mpsc::Sender<MessageReader>,
-    ) -> Result<(), SessionError> {
-        let bound = self.context.connection().accept(recv.id());
+    async fn take(&self, recv: RecvStream, control: mpsc::Sender<MessageReader>) -> Result<(), SessionError> {
+        let connection = self.context.connection();
+        let bound = connection.accept(recv.id());
+        let Some(mut recv) = connection.streams().enter_uni(recv).await? else { return Ok(()) };
         let mut buffer = BytesMut::new();
         let mut held = self.context.incomplete();
         // Without a limit of time: congestion can hold a header up for long, and streams are limited.
@@ -88,7 +87,7 @@ impl Streams {
                     stop(&mut recv, code::Reset::CANCELLED);
                 }
             }
-            Some((StreamHeader::Padding, _)) => discard(recv).await,
+            Some((StreamHeader::Padding, _)) => recv.discard().await,
             None => {}
         }
         Ok(())
@@ -117,7 +116,7 @@ impl Streams {
             stop(&mut recv, code::Reset::CANCELLED);
             return Ok(());
         }
-        let writer = Subgroup::begin(header, header_len);
+        let writer = Subgroup::begin_behind(recv.preamble(), header, header_len);
         if let Err(duplicate) = self.begin(&published.track, writer.subgroup(), &mut recv).await {
             match duplicate {
                 Duplicate::Malformed(malformed) => self.context.malformed(&published.track, malformed),
@@ -310,10 +309,6 @@ async fn reset(recv: &mut RecvStream) {
     if let Ok(None) = recv.received_reset().await {
         std::future::pending().await // all of it has arrived
     }
-}
-
-async fn discard(mut recv: RecvStream) {
-    while let Ok(Some(_)) = recv.read_chunk(READ_SIZE, false).await {}
 }
 
 fn stop(recv: &mut RecvStream, code: code::Reset) {

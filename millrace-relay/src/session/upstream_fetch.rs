@@ -12,8 +12,8 @@ use millrace_proto::moq::{
     data::FetchParser,
     message::{Fetch, FetchKind, RequestError},
 };
+use millrace_webtransport::RecvStream;
 use parking_lot::Mutex;
-use quinn::RecvStream;
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{

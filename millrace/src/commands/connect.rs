@@ -11,7 +11,7 @@ use url::Url;
 /// Where to connect, and how.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConnectArgs {
-    /// The relay: moqt://HOST[:PORT][/PATH]
+    /// The relay: moqt://HOST[:PORT][/PATH], or https:// for WebTransport
     #[arg(value_parser = parse_url)]
     pub url: Url,
     /// Accept any certificate: for tests on networks that you trust

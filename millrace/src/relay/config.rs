@@ -21,7 +21,7 @@ use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
-use millrace_relay::{DelayRule, access::Rule};
+use millrace_relay::{DelayRule, Origins, access::Rule};
 use millrace_transport::kernel::Limits;
 
 pub use self::{
@@ -54,6 +54,8 @@ pub struct Config {
     pub keystream_bytes: u64,
     pub kernel: Limits,
     pub identity: Identity,
+    /// From where browsers may connect; `None`: they may not.
+    pub web: Option<Origins>,
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
     pub congestion_control: CongestionControl,
@@ -303,6 +305,12 @@ settings! {
     /// Make a certificate at start-up, for trying out; its fingerprint is logged [default without --tls-cert]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     tls_self_signed: bool,
+    /// Serve browsers too, by WebTransport on the same addresses [default: true]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    webtransport: bool,
+    /// Origins of web pages that may connect, such as https://example.org, repeatable [default: any]
+    #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
+    web_origin: Vec<String>,
     /// Cipher suites in order of preference [default: all, as listed]
     #[arg(long, value_enum, value_delimiter = ',')]
     cipher_suites: Vec<CipherSuite>,
@@ -502,6 +510,7 @@ impl Check {
                 runs: self.some("kernel-runs", settings.kernel_runs, limits.runs),
             },
             identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
+            web: self.web(settings.webtransport.unwrap_or(true), settings.web_origin),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Bbr),
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
@@ -606,6 +615,18 @@ impl Check {
                 Identity::SelfSigned
             }
         }
+    }
+
+    fn web(&mut self, webtransport: bool, given: Option<Vec<String>>) -> Option<Origins> {
+        if !webtransport && given.is_some() {
+            self.problem("web-origin", "means nothing without webtransport");
+        }
+        let is_origin =
+            |text: &str| Url::parse(text).is_ok_and(|url| url.origin().ascii_serialization() == text);
+        for origin in given.iter().flatten().filter(|origin| !is_origin(origin)) {
+            self.problem("web-origin", format!("{origin:?} is no origin, such as https://example.org"));
+        }
+        webtransport.then(|| given.map_or(Origins::Any, Origins::Only))
     }
 
     fn cipher_suites(&mut self, given: Option<Vec<CipherSuite>>) -> Vec<CipherSuite> {

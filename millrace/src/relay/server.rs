@@ -1,6 +1,7 @@
 //! The relay as it is run: the library's, with the engine, the gate and the identity that the settings name.
 
 use std::{
+    iter,
     net::{SocketAddr, UdpSocket},
     sync::Arc,
 };
@@ -12,7 +13,7 @@ use millrace_proto::{
         congestion::Algorithm,
         downstream::{self, policy},
     },
-    quic::keys::Suite,
+    quic::{keys::Suite, webtransport},
     relay::cache,
 };
 use millrace_relay::{
@@ -225,6 +226,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         drain_timeout: config.drain_timeout,
         goaway_uri: config.goaway_uri.clone(),
         delays: config.queue.delays.clone(),
+        origins: config.web.clone().unwrap_or_default(),
     }
 }
 
@@ -249,7 +251,10 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
             None => transport::tls::Trust::Anyone,
         },
         suites: suites.collect(),
-        alpn: vec![ALPN.to_vec()],
+        alpn: iter::once(ALPN)
+            .chain(config.web.as_ref().map(|_| webtransport::ALPN))
+            .map(<[u8]>::to_vec)
+            .collect(),
         idle_timeout: config.idle_timeout,
         windows: Arc::new(transport::Windows::new(config.receive_bytes)),
         max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),

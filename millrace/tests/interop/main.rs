@@ -12,6 +12,7 @@ mod relay;
 #[path = "../support/site.rs"]
 mod site;
 mod suite;
+mod web;
 
 /// Ends a test that cannot run here, and says why.
 macro_rules! needs {

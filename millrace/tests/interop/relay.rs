@@ -77,6 +77,11 @@ impl Relay {
         self.url_at(self.v4)
     }
 
+    /// For WebTransport.
+    pub fn web_url(&self) -> String {
+        self.url().replace("moqt:", "https:")
+    }
+
     pub fn url_at(&self, host: impl std::fmt::Display) -> String {
         format!("moqt://{host}:{}", self.server.local_addrs()[0].port())
     }

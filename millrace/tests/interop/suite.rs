@@ -18,7 +18,18 @@ const ATTEMPTS: usize = 4;
 fn every_case_of_moq_test_client_passes() {
     needs!(Peer("moq-test-client"));
     let relay = Relay::start();
-    let tap = run(&relay, &[]);
+    assert_passes(&relay.url());
+}
+
+#[test]
+fn every_case_of_moq_test_client_passes_over_webtransport() {
+    needs!(Peer("moq-test-client"));
+    let relay = Relay::start();
+    assert_passes(&relay.web_url());
+}
+
+fn assert_passes(url: &str) {
+    let tap = run(url, &[]);
     assert!(tap.contains(&format!("\n1..{CASES}\n")), "{tap}");
     // A case that is skipped is `ok` too.
     let passes = |line: &&str| line.starts_with("ok ") && !line.contains(" # ");
@@ -26,7 +37,7 @@ fn every_case_of_moq_test_client_passes() {
     assert_eq!(tap.lines().filter(passes).count() + failed.len(), CASES, "{tap}");
     for name in failed {
         assert!(name.starts_with(DATAGRAM_CASES), "{tap}");
-        let passed = (1..ATTEMPTS).any(|_| run(&relay, &["--test", name]).contains("\nok 1 "));
+        let passed = (1..ATTEMPTS).any(|_| run(url, &["--test", name]).contains("\nok 1 "));
         assert!(passed, "{name} fails every time: {tap}");
     }
 }
@@ -36,9 +47,8 @@ fn case(line: &str) -> Option<&str> {
     line.split_once(" - ").map(|(_, name)| name.trim())
 }
 
-/// What the test client says about `relay`.
-fn run(relay: &Relay, which: &[&str]) -> String {
-    let url = relay.url();
-    let arguments = [&["--relay", &url, "--tls-disable-verify"], which].concat();
+/// What the test client says about a relay.
+fn run(url: &str, which: &[&str]) -> String {
+    let arguments = [&["--relay", url, "--tls-disable-verify"], which].concat();
     String::from_utf8(Process::start_peer("moq-test-client", &arguments).last_output()).unwrap()
 }

@@ -284,10 +284,10 @@ async fn malformed_streams_close_the_session_and_no_other() {
     let bystander = relay.peer().await;
     for (name, bytes, request, expected) in table {
         let peer = relay.peer().await;
-        let connection = peer.session.connection();
+        let streams = peer.session.streams();
         let mut stream = match request {
-            true => connection.open_bi().await.unwrap().0,
-            false => connection.open_uni().await.unwrap(),
+            true => streams.open_bi().await.unwrap().0,
+            false => streams.open_uni().await.unwrap(),
         };
         stream.write_all(bytes).await.unwrap();
         stream.finish().unwrap();

@@ -288,7 +288,7 @@ async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
         properties: Properties::default(),
     };
     request.send(ok).await.unwrap();
-    let mut stream = publisher.session.connection().open_uni().await.unwrap();
+    let mut stream = publisher.session.streams().open_uni().await.unwrap();
     let mut bytes = Vec::new();
     encode_fetch_header(fetch.request_id, &mut bytes);
     let mut encoder = FetchEncoder::new(order);
@@ -377,7 +377,7 @@ async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
         encoder.encode(&FetchItem::Object(object), &mut bytes);
         bytes.extend_from_slice(&body);
     }
-    let mut stream = publisher.session.connection().open_uni().await.unwrap();
+    let mut stream = publisher.session.streams().open_uni().await.unwrap();
     let mut sending = tokio::spawn(async move {
         stream.write_all(&bytes).await.unwrap();
         stream.finish().unwrap();

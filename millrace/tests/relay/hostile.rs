@@ -326,16 +326,17 @@ async fn a_session_may_leave_so_much_incomplete() {
                         let properties = SubgroupHeader { properties: true, ..header(1, group) };
                         publisher.subgroup(properties).await.stream
                     }
-                    false => connection.open_bi().await.unwrap().0,
+                    false => publisher.session.streams().open_bi().await.unwrap().0,
                 };
                 if stream.write_all(if objects { &object } else { &message }).await.is_err() {
                     break;
                 }
                 streams.push(stream);
             }
-            connection.closed().await
+            connection.closed().await;
         };
-        let closed = patiently(sending).await;
+        patiently(sending).await;
+        let closed = publisher.ended().await;
         assert!(closed.to_string().contains("not complete"), "{closed}");
         assert!(streams.len() >= (4 << 20) / BYTES, "{}", streams.len());
         drop(subscriber);

@@ -241,7 +241,7 @@ async fn datagrams_are_forwarded_under_the_subscribers_alias() {
     };
     let mut bytes = Vec::new();
     datagram.encode(&mut bytes);
-    publisher.session.connection().send_datagram(bytes.into()).unwrap();
+    publisher.session.streams().send_datagram(bytes.into()).unwrap();
     let received = patiently(subscriber.datagrams.recv()).await.unwrap();
     assert_eq!(received, Datagram { alias: ok.track_alias, ..datagram });
 }
@@ -264,7 +264,7 @@ async fn datagrams_of_the_current_group_and_those_ahead_of_their_alias_arrive() 
         };
         let mut bytes = Vec::new();
         datagram.encode(&mut bytes);
-        publisher.session.connection().send_datagram(bytes.into()).unwrap();
+        publisher.session.streams().send_datagram(bytes.into()).unwrap();
     };
     (0..3).for_each(|object| send(9, object));
     relay.until("they are cached", |status| status.tracks[0].objects_cached == 3).await;

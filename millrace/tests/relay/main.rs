@@ -10,7 +10,7 @@ mod goaway;
 mod hostile;
 mod live;
 mod malformed;
-mod peer;
+pub mod peer;
 mod pressure;
 mod rivals;
 #[path = "../support/site.rs"]

@@ -47,7 +47,7 @@ fn datagram(publisher: &Peer, object: u64, payload: Vec<u8>) {
     };
     let mut bytes = Vec::new();
     datagram.encode(&mut bytes);
-    publisher.session.connection().send_datagram(bytes.into()).unwrap();
+    publisher.session.streams().send_datagram(bytes.into()).unwrap();
 }
 
 async fn other_subgroup(publisher: &Peer) -> Subgroup {

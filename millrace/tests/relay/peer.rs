@@ -18,10 +18,10 @@ use millrace_proto::moq::{
     data::encode_object_header,
     message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
-use quinn::SendStream;
+use millrace_webtransport::SendStream;
 use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle, time::timeout};
 
-use super::site::{Host, Site, assert_forwarded, wants_kernel};
+use super::site::{Host, Site, assert_forwarded, wants_kernel, wants_web};
 
 /// How long anything may take before a test fails: long, since others may want the CPU.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -142,6 +142,7 @@ impl Peer {
     }
 
     pub async fn connect_from(url: url::Url, endpoint: quinn::EndpointConfig) -> Self {
+        let url = if wants_web() { url.as_str().replace("moqt:", "https:").parse().unwrap() } else { url };
         let remote = Remote { url, trust: Trust::Anyone };
         let session = Session::connect_from(&remote, endpoint).await.unwrap();
         let (requests, requests_out) = mpsc::unbounded_channel();
@@ -209,7 +210,7 @@ impl Peer {
 
     /// Opens a subgroup stream.
     pub async fn subgroup(&self, header: SubgroupHeader) -> Subgroup {
-        let mut stream = self.session.connection().open_uni().await.unwrap();
+        let mut stream = self.session.streams().open_uni().await.unwrap();
         let mut bytes = Vec::new();
         header.encode(&mut bytes);
         stream.write_all(&bytes).await.unwrap();

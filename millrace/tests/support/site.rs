@@ -35,6 +35,11 @@ pub fn wants_kernel() -> bool {
     env!("CARGO_CRATE_NAME").starts_with("kernel")
 }
 
+/// Whether its peers are WebTransport clients.
+pub fn wants_web() -> bool {
+    env!("CARGO_CRATE_NAME").contains("web")
+}
+
 /// With engine `kernel`: it had a part in the media, which otherwise it has not. How large a part depends on who gets the
 /// CPU, and is a figure of `millrace bench relay`.
 pub fn assert_forwarded(status: &Status) {

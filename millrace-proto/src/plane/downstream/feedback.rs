@@ -70,6 +70,7 @@ impl Downstream {
 
     pub fn on_stop_sending(&mut self, id: u64, code: u64) -> Result<(), Violation> {
         let Some(key) = self.find(id)? else { return Ok(()) };
+        let code = self.binding.from_wire(code);
         if let Some(stream) = self.streams.get(key).filter(|stream| !stream.is_reset()) {
             self.events.push_back(Event { key, owner: stream.owner, kind: EventKind::Stopped(code) });
             self.begin_reset(key, code, Cause::Stopped);

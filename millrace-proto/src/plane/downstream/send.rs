@@ -162,7 +162,10 @@ impl Downstream {
         let credit = self.data_credit();
         let Some(chunk) = stream.next(room as u64, credit) else { return false };
         let written = match chunk {
-            Chunk::Reset { code, size } => write_reset(id, code, size, room, out).map(|()| chunk),
+            Chunk::Reset { code, size } => {
+                let code = self.binding.to_wire(code);
+                write_reset(id, code, size, room, out).map(|()| chunk)
+            }
             Chunk::Bytes { offset, len, .. } => {
                 // A frame with FIN alone carries no object that could be late.
                 if len > 0 && stream.is_late(offset, now) {

@@ -31,13 +31,13 @@ const SECRET: &[u8; 32] = b"0123456789abcdef0123456789abcdef";
 struct Client {
     connection: Arc<Connection>,
     next_request: std::cell::Cell<u64>,
-    _control: quinn::SendStream,
+    _control: SendStream,
     _endpoint: Option<Endpoint>,
 }
 
 /// A request and its answers.
 struct Asked {
-    send: quinn::SendStream,
+    send: SendStream,
     reader: MessageReader,
 }
 
@@ -153,7 +153,7 @@ impl Client {
 
     /// The relay's next request.
     async fn asked(&self) -> (Message, Asked) {
-        let (send, recv) = patiently(self.connection.quic.accept_bi()).await.unwrap();
+        let (send, recv) = patiently(self.connection.streams().accept_bi()).await.unwrap();
         let mut asked = Asked {
             send,
             reader: MessageReader::new(
@@ -430,9 +430,8 @@ async fn a_request_that_ends_is_reset_with_why_and_takes_its_streams_along() {
     publish.parameters = with_tokens(vec![value(&Claims { exp: soon(1.0), ..claims(&["a"], &[]) })]);
     let (mut send, mut recv) = open_request(&publisher.connection, publish).await;
     let mut stream = open_stream(&publisher.connection, &subgroup(7)).await;
-    let mut answer = [0; 256];
     let code = loop {
-        match patiently(recv.read(&mut answer)).await {
+        match patiently(recv.read_chunk(256, true)).await {
             Ok(Some(_)) => {}
             Err(ReadError::Reset(code)) => break code,
             other => panic!("{other:?}"),
@@ -633,9 +632,9 @@ async fn roots_of_clients_change_for_new_sessions() {
             number += 1;
             let publish = Publish { track: in_room("cams", &number.to_string()), ..publish(0) };
             let answered = async {
-                let mut control = connection.quic.open_uni().await.ok()?;
+                let mut control = connection.streams().open_uni().await.ok()?;
                 control.write_all(&encoded(Setup::default())).await.ok()?;
-                let (mut send, mut recv) = connection.quic.open_bi().await.ok()?;
+                let (mut send, mut recv) = connection.streams().open_bi().await.ok()?;
                 send.write_all(&encoded(publish)).await.ok()?;
                 let answer = recv.read_chunk(1, true).await.ok()??;
                 Some(answer.bytes[0])

@@ -66,8 +66,8 @@ async fn goaway_is_checked_on_every_stream() {
 }
 
 /// A request of the relay at its upstream.
-async fn asked(connection: &Connection) -> (Message, quinn::SendStream, MessageReader) {
-    let (mut send, recv) = connection.quic.accept_bi().await.unwrap();
+async fn asked(connection: &Connection) -> (Message, SendStream, MessageReader) {
+    let (mut send, recv) = connection.streams().accept_bi().await.unwrap();
     let held = Arc::<Incomplete>::default().stream();
     let mut reader = MessageReader::new(recv, BytesMut::new(), held, GoAways::on_request(false));
     let Incoming::Message(message) = reader.next().await.unwrap() else { panic!("no request") };
@@ -97,6 +97,7 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
         drain_timeout: Duration::from_secs(1),
         goaway_uri: None,
         delays: crate::Delays::default(),
+        origins: crate::Origins::Any,
     };
     let outgoing = crate::outgoing_sockets(&[local]).unwrap();
     let bound = Bound::new(config, outgoing, Arc::new(Engine::user("as configured"))).unwrap();

@@ -183,7 +183,8 @@ impl Fetches {
             let acknowledged = Arc::clone(&acknowledged);
             move || acknowledged.notify_one()
         };
-        let response = Arc::new(Response::new(request_id, range.order, on_acknowledged));
+        let preamble = self.context.connection().binding().uni();
+        let response = Arc::new(Response::new(&preamble, request_id, range.order, on_acknowledged));
         let (sender, events) = mpsc::unbounded_channel();
         let owner = self.context.next_owner();
         self.responses.lock().insert(owner, sender);

@@ -16,8 +16,8 @@ use millrace_proto::moq::{
         SubscribeNamespace, SubscribeTracks,
     },
 };
+use millrace_webtransport::SendStream;
 use parking_lot::Mutex;
-use quinn::SendStream;
 use tracing::{debug, info};
 
 use self::claim::{Claim, Claims};
@@ -250,7 +250,7 @@ impl Namespaces {
         let Ok(rights) = rights.derive(Action::Subscribe, Resource::track(track.name())) else {
             return Ok(());
         };
-        let open = self.context.connection().quic.open_bi();
+        let open = self.context.connection().streams().open_bi();
         if let Ok(streams) = tokio::time::timeout(STREAM_CREDIT_TIMEOUT, open).await {
             let (send, recv) = streams?;
             let reader = self.context.request_reader(recv, BytesMut::new());

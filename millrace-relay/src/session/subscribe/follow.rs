@@ -9,7 +9,7 @@ use millrace_proto::{
     },
     relay::filter::{OutOfRange, Window},
 };
-use quinn::SendStream;
+use millrace_webtransport::SendStream;
 use tokio::time::{Instant as Clock, sleep};
 
 use super::Entry;

@@ -1,0 +1,242 @@
+//! How an application protocol lies on a QUIC connection: bare, or in a WebTransport session of HTTP/3
+//! (draft-ietf-webtrans-http3).
+//!
+//! In a session each stream begins with a *preamble* that names the session, each datagram with a quarter of its ID, and the
+//! application's error codes have a range of HTTP/3's. All of that is constant for the session: offsets on its streams differ
+//! from those of a bare connection by a constant.
+
+use std::ops::Deref;
+
+use super::varint;
+
+/// HTTP/3's ALPN (RFC 9114).
+pub const ALPN: &[u8] = b"h3";
+
+/// What a unidirectional stream of a session begins with.
+const STREAM: u64 = 0x54;
+/// What a bidirectional stream of a session begins with, in the place of an HTTP/3 frame's type.
+const FRAME: u64 = 0x41;
+
+/// HTTP/3's error codes for the application's 0 and on, in which every 31st is left out ("Resetting Data Streams").
+const FIRST_CODE: u64 = 0x52e4_a40f_a8db;
+const LAST_CODE: u64 = 0x52e5_ac98_3162;
+
+/// HTTP/3 error codes (RFC 9114, section 8.1) that this end sends.
+pub mod error {
+    pub const NO_ERROR: u64 = 0x100;
+    pub const GENERAL_PROTOCOL_ERROR: u64 = 0x101;
+    pub const ID_ERROR: u64 = 0x108;
+    pub const REQUEST_REJECTED: u64 = 0x10b;
+}
+
+/// How the application's streams, datagrams and error codes look on the connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Binding {
+    /// As they are.
+    #[default]
+    Bare,
+    /// In the WebTransport session with this ID: the stream ID of its CONNECT request.
+    Session(u64),
+}
+
+/// What streams or datagrams of a binding begin with; `Deref`s to its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preamble {
+    bytes: [u8; 10],
+    len: u8,
+}
+
+impl Deref for Preamble {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl Preamble {
+    fn of(values: &[u64]) -> Self {
+        let mut bytes = Vec::with_capacity(10);
+        values.iter().for_each(|value| varint::encode(*value, &mut bytes));
+        let mut preamble = Self { len: bytes.len() as u8, ..Self::default() };
+        preamble.bytes[..bytes.len()].copy_from_slice(&bytes);
+        preamble
+    }
+}
+
+/// Whose stream begins with some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// Another byte has to be seen.
+    Unknown,
+    /// The application's, behind its preamble of so many bytes.
+    Ours(usize),
+    /// Of a session that is not there.
+    Stray(u64),
+    /// HTTP/3's own: a unidirectional stream of this type, or a bidirectional one whose first frame has this type.
+    Http(u64),
+}
+
+impl Binding {
+    /// What unidirectional streams begin with.
+    pub fn uni(self) -> Preamble {
+        self.preamble(STREAM)
+    }
+
+    /// What bidirectional streams begin with, in the opener's direction.
+    pub fn bidi(self) -> Preamble {
+        self.preamble(FRAME)
+    }
+
+    /// What datagrams begin with.
+    pub fn datagram(self) -> Preamble {
+        match self {
+            Self::Bare => Preamble::default(),
+            Self::Session(id) => Preamble::of(&[id / 4]),
+        }
+    }
+
+    /// Whose unidirectional stream of the peer begins with `front`.
+    pub fn begins_uni(self, front: &[u8]) -> Begins {
+        self.begins(STREAM, front)
+    }
+
+    /// Whose bidirectional stream of the peer begins with `front`.
+    pub fn begins_bidi(self, front: &[u8]) -> Begins {
+        self.begins(FRAME, front)
+    }
+
+    /// What of a datagram is the application's; `None`: nothing.
+    pub fn strip(self, datagram: &[u8]) -> Option<usize> {
+        match self {
+            Self::Bare => Some(0),
+            Self::Session(id) => {
+                let mut rest = datagram;
+                (varint::decode(&mut rest)? == id / 4).then(|| datagram.len() - rest.len())
+            }
+        }
+    }
+
+    /// The application's error code as streams carry it. Those of a session have 32 bits; what is larger becomes the largest.
+    pub fn to_wire(self, code: u64) -> u64 {
+        match self {
+            Self::Bare => code,
+            Self::Session(_) => {
+                let code = code.min(u64::from(u32::MAX));
+                FIRST_CODE + code + code / 0x1e
+            }
+        }
+    }
+
+    /// The application's error code that a stream carried; 0 for one of HTTP/3's.
+    pub fn from_wire(self, code: u64) -> u64 {
+        match self {
+            Self::Bare => code,
+            Self::Session(_) if (FIRST_CODE..=LAST_CODE).contains(&code) => {
+                let shifted = code - FIRST_CODE;
+                shifted - shifted / 0x1f
+            }
+            Self::Session(_) => 0,
+        }
+    }
+
+    fn preamble(self, kind: u64) -> Preamble {
+        match self {
+            Self::Bare => Preamble::default(),
+            Self::Session(id) => Preamble::of(&[kind, id]),
+        }
+    }
+
+    fn begins(self, kind: u64, front: &[u8]) -> Begins {
+        let Self::Session(session) = self else { return Begins::Ours(0) };
+        let mut rest = front;
+        match varint::decode(&mut rest) {
+            None => Begins::Unknown,
+            Some(found) if found != kind => Begins::Http(found),
+            Some(_) => match varint::decode(&mut rest) {
+                None => Begins::Unknown,
+                Some(id) if id == session => Begins::Ours(front.len() - rest.len()),
+                Some(id) => Begins::Stray(id),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SESSION: Binding = Binding::Session(4);
+
+    #[test]
+    fn preambles_are_those_of_the_draft() {
+        assert_eq!(*Binding::Session(0).uni(), [0x40, 0x54, 0]);
+        assert_eq!(*Binding::Session(0).bidi(), [0x40, 0x41, 0]);
+        assert_eq!(*Binding::Session(0x40).uni(), [0x40, 0x54, 0x40, 0x40]);
+        assert_eq!(*SESSION.datagram(), [1]);
+        assert!(Binding::Bare.uni().is_empty() && Binding::Bare.bidi().is_empty());
+        assert!(Binding::Bare.datagram().is_empty());
+    }
+
+    #[test]
+    fn a_stream_is_known_as_soon_as_it_can_be() {
+        let whole = SESSION.uni();
+        for end in 0..whole.len() {
+            assert_eq!(SESSION.begins_uni(&whole[..end]), Begins::Unknown);
+        }
+        assert_eq!(SESSION.begins_uni(&whole), Begins::Ours(3));
+        assert_eq!(SESSION.begins_uni(&[0x40, 0x54, 8]), Begins::Stray(8));
+        assert_eq!(SESSION.begins_uni(&[0]), Begins::Http(0));
+        assert_eq!(SESSION.begins_bidi(&SESSION.bidi()), Begins::Ours(3));
+        assert_eq!(SESSION.begins_bidi(&[1]), Begins::Http(1));
+        // Longer than needed is legal.
+        assert_eq!(SESSION.begins_uni(&[0x80, 0, 0, 0x54, 0x40, 4]), Begins::Ours(6));
+        assert_eq!(Binding::Bare.begins_uni(&[]), Begins::Ours(0));
+    }
+
+    #[test]
+    fn datagrams_of_others_are_nobodys() {
+        assert_eq!(SESSION.strip(&[1, 7, 8]), Some(1));
+        assert_eq!(SESSION.strip(&[2, 7, 8]), None);
+        assert_eq!(SESSION.strip(&[]), None);
+        assert_eq!(Binding::Bare.strip(&[]), Some(0));
+    }
+
+    #[test]
+    fn codes_are_those_of_the_draft() {
+        for (code, wire) in [
+            (0, FIRST_CODE),
+            (0x1d, FIRST_CODE + 0x1d),
+            (0x1e, FIRST_CODE + 0x1f),
+            (u64::from(u32::MAX), LAST_CODE),
+        ] {
+            assert_eq!(SESSION.to_wire(code), wire);
+            assert_eq!(SESSION.from_wire(wire), code);
+        }
+        assert_eq!(SESSION.from_wire(error::REQUEST_REJECTED), 0);
+        assert_eq!(SESSION.to_wire(u64::MAX), LAST_CODE);
+    }
+
+    proptest! {
+        #[test]
+        fn codes_come_back(code: u32) {
+            let wire = SESSION.to_wire(code.into());
+            prop_assert_eq!(SESSION.from_wire(wire), u64::from(code));
+            // Those that look so are reserved (RFC 9114, section 8.1).
+            prop_assert_ne!((wire - 0x21) % 0x1f, 0);
+        }
+
+        #[test]
+        fn any_bytes_can_begin_a_stream(front: Vec<u8>, session in 0..varint::MAX) {
+            let binding = Binding::Session(session);
+            if let Begins::Ours(len) = binding.begins_uni(&front) {
+                prop_assert!(len <= front.len());
+            }
+            if let Some(len) = binding.strip(&front) {
+                prop_assert!(len <= front.len());
+            }
+        }
+    }
+}

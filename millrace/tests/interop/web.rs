@@ -1,0 +1,65 @@
+//! Publishers and players over WebTransport, with each other and with those over bare QUIC.
+
+use super::{
+    clip::{FRAMES, GROUP, VIDEO, VIDEO_TRACK, assert_same, frames},
+    needs,
+    players::{PACE, Playing, assert_played, moq_pub, moq_sub, publish, subscribe},
+    process::Need::{Ffmpeg, Peer},
+    relay::Relay,
+};
+
+/// Two groups and a half.
+const LATE: usize = 2 * GROUP + GROUP / 2;
+
+#[test]
+fn moq_pub_over_webtransport_to_players_over_both() {
+    needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = moq_pub(None, &relay, &relay.web_url(), clip, &[]);
+    let players = [
+        Playing::new(moq_sub(None, &relay.web_url(), &[]), "moq-sub over WebTransport", 0),
+        Playing::new(moq_sub(None, &relay.url(), &[]), "moq-sub over QUIC", 0),
+        Playing::new(subscribe(None, &relay.web_url(), &[]), "ours over WebTransport", 0),
+    ];
+    relay.until_subscribed(VIDEO_TRACK, 3);
+    publisher.feed(&clip.fragments, PACE);
+    assert_played(&relay, clip, players);
+}
+
+#[test]
+fn moq_pub_over_quic_to_players_over_webtransport_that_come_late() {
+    needs!(Ffmpeg, Peer("moq-pub"), Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = moq_pub(None, &relay, &relay.url(), clip, &[]);
+    let first = Playing::new(moq_sub(None, &relay.web_url(), &[]), "from the start", 0);
+    relay.until_subscribed(VIDEO_TRACK, 1);
+    publisher.feed(&clip.fragments[..LATE], PACE);
+    relay.until_largest(VIDEO_TRACK, LATE - 1);
+    let joining = [
+        first,
+        Playing::new(moq_sub(None, &relay.web_url(), &["--join-groups", "1"]), "one group back", GROUP),
+        Playing::new(subscribe(None, &relay.web_url(), &[]), "ours, this group", 2 * GROUP),
+    ];
+    relay.until_subscribed(VIDEO_TRACK, 3);
+    publisher.feed(&clip.fragments[LATE..], PACE);
+    let fetched = moq_sub(None, &relay.web_url(), &["fetch", "standalone", "1:0", "2:0"]).finish();
+    assert_same(&fetched, &clip.bytes_of(GROUP..3 * GROUP), "groups 1 and 2");
+    assert_played(&relay, clip, joining);
+}
+
+#[test]
+fn our_publisher_over_webtransport_to_moq_sub() {
+    needs!(Ffmpeg, Peer("moq-sub"));
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = publish(None, &relay, &relay.web_url(), clip, &[]);
+    let players = [moq_sub(None, &relay.web_url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
+    relay.until_subscribed(VIDEO_TRACK, 2);
+    publisher.feed(&clip.fragments, PACE);
+    publisher.finish();
+    for player in players {
+        let media = player.finish();
+        assert_same(&media, &clip.bytes(), "moq-sub");
+        assert_eq!(frames(&media), FRAMES);
+    }
+    relay.assert_forwarded();
+}

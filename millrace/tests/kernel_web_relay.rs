@@ -1,0 +1,10 @@
+//! The tests of live media from `relay`, whose relays forward in the kernel, and whose peers are WebTransport clients.
+#![allow(clippy::unwrap_used)]
+
+#[path = "relay/live.rs"]
+mod live;
+#[path = "relay/peer.rs"]
+#[allow(dead_code, reason = "other tests use the rest")]
+mod peer;
+#[path = "support/site.rs"]
+mod site;

@@ -1,0 +1,112 @@
+//! What happens in a session.
+
+use millrace_proto::{
+    moq::{code, message::Setup},
+    quic::{varint, webtransport::error},
+};
+use web_transport_proto::{Capsule, Http3CapsuleReader};
+
+use super::{Client, Relay, patiently};
+
+fn frame(kind: u64, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    varint::encode(kind, &mut bytes);
+    varint::encode(payload.len() as u64, &mut bytes);
+    bytes.extend_from_slice(payload);
+    bytes
+}
+
+/// How the relay closes the session.
+async fn closed(session: super::Session) -> (u32, String) {
+    let mut capsules = Http3CapsuleReader::new(session.recv);
+    match patiently(capsules.read()).await.unwrap() {
+        Some(Capsule::CloseWebTransportSession { code, reason }) => (code, reason),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_request_says_where_to_and_setup_must_not() {
+    let relay = Relay::start();
+    let table = [
+        Setup { path: Some("/elsewhere".into()), ..Setup::default() },
+        Setup { authority: Some("elsewhere".into()), ..Setup::default() },
+    ];
+    for setup in table {
+        let client = Client::connect(&relay).await;
+        let session = client.session(&relay).await;
+        let _control = client.set_up(&session, setup).await;
+        let (code, reason) = closed(session).await;
+        assert_eq!(u64::from(code), code::Session::INVALID_PATH.0, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_closes_its_session_by_a_capsule_or_by_ending_its_request() {
+    let relay = Relay::start();
+    let mut capsule = Vec::new();
+    Capsule::CloseWebTransportSession { code: 7, reason: "enough".into() }.encode(&mut capsule);
+    for last in [frame(0, &capsule), vec![]] {
+        let client = Client::connect(&relay).await;
+        let mut session = client.session(&relay).await;
+        let _control = client.set_up(&session, Setup::default()).await;
+        relay.until("a session", |status| status.sessions.len() == 1).await;
+        session.send.write_all(&last).await.unwrap();
+        session.send.finish().unwrap();
+        relay.until("none", |status| status.sessions.is_empty()).await;
+        patiently(client.connection.closed()).await;
+    }
+}
+
+#[tokio::test]
+async fn other_streams_of_http_mean_nothing() {
+    let relay = Relay::start();
+    let client = Client::connect(&relay).await;
+    let mut session = client.session(&relay).await;
+    let _control = client.set_up(&session, Setup::default()).await;
+    relay.until("a session", |status| status.sessions.len() == 1).await;
+    // QPACK's, one of a reserved type, a second control stream; frames and capsules that are unknown.
+    for kind in [&[2][..], &[3], &[0x21], &[0]] {
+        let mut stream = client.connection.open_uni().await.unwrap();
+        stream.write_all(kind).await.unwrap();
+        stream.write_all(&[0; 5000]).await.unwrap();
+        stream.finish().unwrap();
+    }
+    session.send.write_all(&frame(0x21, b"reserved")).await.unwrap();
+    let mut unknown = Vec::new();
+    varint::encode(0x4321, &mut unknown);
+    unknown.extend_from_slice(&[3, 1, 2, 3]);
+    session.send.write_all(&frame(0, &unknown)).await.unwrap();
+    // Another request gets no answer.
+    let (mut send, mut recv) = client.connection.open_bi().await.unwrap();
+    send.write_all(&frame(1, &[0, 0])).await.unwrap();
+    match patiently(recv.read_chunk(100, true)).await {
+        Err(quinn::ReadError::Reset(code)) => assert_eq!(code.into_inner(), error::REQUEST_REJECTED),
+        other => panic!("{other:?}"),
+    }
+    // Datagrams of no session.
+    client.connection.send_datagram(vec![9, 1, 2, 3].into()).unwrap();
+    client.connection.send_datagram(vec![].into()).unwrap();
+    assert_eq!(client.connection.close_reason(), None);
+    assert_eq!(relay.status().sessions.len(), 1);
+}
+
+#[tokio::test]
+async fn a_stream_of_another_session_ends_the_connection() {
+    let relay = Relay::start();
+    for is_uni in [true, false] {
+        let client = Client::connect(&relay).await;
+        let session = client.session(&relay).await;
+        let _control = client.set_up(&session, Setup::default()).await;
+        relay.until("a session", |status| status.sessions.len() == 1).await;
+        let mut stream = match is_uni {
+            true => client.connection.open_uni().await.unwrap(),
+            false => client.connection.open_bi().await.unwrap().0,
+        };
+        let kind = if is_uni { 0x54 } else { 0x41 };
+        stream.write_all(&[0x40, kind, 44]).await.unwrap();
+        let (code, reason) = closed(session).await;
+        assert_eq!(u64::from(code), code::Session::PROTOCOL_VIOLATION.0, "{reason}");
+        relay.until("none", |status| status.sessions.is_empty()).await;
+    }
+}
