@@ -19,6 +19,10 @@ use super::token::{Error, Token, TokenFile};
 
 const COOKIE: &str = "millrace-token";
 
+/// What browsers are to take a self-signed certificate for. Every client sees the certificate in its handshake, so any page may
+/// ask, without a token.
+pub const CERTIFICATE: &str = "/certificate.sha256";
+
 /// Flags of servers.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
@@ -70,6 +74,9 @@ impl Access {
             let why =
                 format!("not a name of this server: use an address, localhost, or give --http-name {host}");
             return refuse(StatusCode::FORBIDDEN, &why);
+        }
+        if uri.path() == CERTIFICATE {
+            return None;
         }
         if is_of_another_site(headers, host) {
             return refuse(StatusCode::FORBIDDEN, &"pages of other sites may not ask");
@@ -200,6 +207,7 @@ mod tests {
             (("origin", "null"), 403),
         ] {
             assert_eq!(code(&access, "/trace", &[host, other]), want, "{other:?}");
+            assert_eq!(code(&access, CERTIFICATE, &[host, other]), 200, "{other:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status` and `/trace` over HTTP.
+//! `/metrics`, `/healthz`, `/status`, `/trace` and `/certificate.sha256` over HTTP.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -16,7 +16,7 @@ use super::{
     metrics,
     status::{Status, StatusSource},
 };
-use crate::http::{self, StartError};
+use crate::http::{self, StartError, access::CERTIFICATE};
 pub use crate::http::{Server, access::Access};
 
 /// Serves until the server is dropped.
@@ -40,6 +40,7 @@ fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
         .route("/metrics", get(scrape))
         .route("/healthz", get(healthz))
         .route("/status", get(status))
+        .route(CERTIFICATE, get(fingerprint))
         .with_state(source)
         .merge(trace)
 }
@@ -60,6 +61,11 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
         }
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")).into_response(),
     }
+}
+
+async fn fingerprint(State(source): Source) -> Response {
+    let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
+    ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
 }
 
 async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
@@ -98,6 +104,9 @@ mod tests {
         fn draining(&self) -> bool {
             self.0.load(Ordering::Relaxed)
         }
+        fn fingerprint(&self) -> String {
+            "ab".repeat(32)
+        }
     }
 
     /// Of a relay that does nothing.
@@ -126,6 +135,7 @@ mod tests {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
+        assert_eq!(ask(CERTIFICATE, None).await, (200, source.fingerprint()));
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;

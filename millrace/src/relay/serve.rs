@@ -38,7 +38,7 @@ pub async fn serve(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut reload = signal(SignalKind::hangup())?;
-    let watch = tls::Watch::new(&config.identity);
+    let watch = tls::Watch::new(&config.identity, server::names(&config));
     let watched = access::Watch::new(&config.access);
     let (http_addr, http_access) = (config.http, config.http_access.clone());
     if config.identity == config::Identity::SelfSigned {
@@ -94,7 +94,7 @@ pub async fn serve(
 /// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
 async fn keep_up(
     server: &Server,
-    (mut watch, mut watched): (Option<tls::Watch>, access::Watch),
+    (mut watch, mut watched): (tls::Watch, access::Watch),
     reload: &mut Signal,
     on_reload: impl Fn() -> Option<config::Access>,
 ) -> std::convert::Infallible {
@@ -127,7 +127,7 @@ async fn keep_up(
             Some(Err(error)) => error!(error = format!("{error:#}"), "who may do what stays as it was"),
             None => {}
         }
-        match watch.as_mut().and_then(|watch| watch.look(asked)) {
+        match watch.look(asked) {
             Some(Ok(certificate)) => {
                 info!(sha256 = tls::fingerprint(&certificate), "new certificate");
                 server.set_certificate(&certificate);

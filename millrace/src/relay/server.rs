@@ -22,6 +22,7 @@ use millrace_relay::{
     trace::Tracer,
 };
 use millrace_transport::{self as transport, BindError, kernel};
+use parking_lot::Mutex;
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use super::{
@@ -42,6 +43,8 @@ pub struct Server {
     _follower: Follower,
     guard: Arc<Guard>,
     access: Arc<Access>,
+    /// SHA-256 of the certificate that is shown.
+    fingerprint: Mutex<String>,
 }
 
 /// Secrets and identities that a relay starts with.
@@ -123,7 +126,8 @@ impl Server {
         let guard = Guard::start(&config, bound.local_addrs())?;
         let follower = Follower::start(&guard)?;
         let relay = bound.serve(Arc::clone(&guard) as _);
-        Ok(Self { relay, engine, _follower: follower, guard, access })
+        let fingerprint = Mutex::new(tls::fingerprint(&identity.certificate));
+        Ok(Self { relay, engine, _follower: follower, guard, access, fingerprint })
     }
 
     /// The addresses that are served, ports filled in.
@@ -183,6 +187,7 @@ impl Server {
     /// New sessions are shown this certificate.
     pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
         self.relay.set_certificate(certificate);
+        *self.fingerprint.lock() = tls::fingerprint(certificate);
     }
 
     /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
@@ -198,6 +203,10 @@ impl Server {
 }
 
 impl StatusSource for Server {
+    fn fingerprint(&self) -> String {
+        self.fingerprint.lock().clone()
+    }
+
     fn status(&self) -> Status {
         let mut relay = self.relay.status();
         relay.totals.log_lines_dropped = log::dropped();
@@ -281,7 +290,7 @@ fn downstream_config(queue: &Queue, algorithm: Algorithm, base: downstream::Conf
 }
 
 /// Names that a self-signed certificate is good for.
-fn names(config: &Config) -> Vec<String> {
+pub fn names(config: &Config) -> Vec<String> {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let addresses = config.listen.iter().map(|addr| addr.ip()).filter(|ip| !ip.is_unspecified());
     let fixed = ["localhost", "127.0.0.1", "::1", hostname.trim()].map(str::to_owned);

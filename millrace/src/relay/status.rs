@@ -12,6 +12,8 @@ pub trait StatusSource: Send + Sync + 'static {
     fn status(&self) -> Status;
     /// Whether the relay is draining; cheaper than a whole snapshot.
     fn draining(&self) -> bool;
+    /// SHA-256 of the certificate that new sessions are shown, lower-case hexadecimal.
+    fn fingerprint(&self) -> String;
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

@@ -65,6 +65,9 @@ pub(super) fn read_file(path: &Path) -> Result<Vec<u8>, Error> {
     std::fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
 
+/// After so long another certificate is made: half of what one is good for.
+const RENEWAL: Duration = Duration::from_secs(6 * 86_400);
+
 /// An ECDSA P-256 certificate for 13 days: browsers take a certificate by its fingerprint only if it is
 /// valid for less than 14 (WebTransport, `serverCertificateHashes`).
 fn self_signed(names: Vec<String>) -> Result<CertifiedKey, Error> {
@@ -102,33 +105,44 @@ pub fn roots(path: &Path) -> Result<RootCertStore, Error> {
     }
 }
 
-/// Notices when certificate files change, by their modification time, length and inode.
+/// Notices that another certificate is to be shown: its files have changed, by their modification time, length and inode, or
+/// the one that was made is old.
 ///
 /// A pair that does not fit is an error once, not at every look: the files are replaced one after the other.
-pub struct Watch {
-    cert: PathBuf,
-    key: PathBuf,
-    seen: [Option<Stamp>; 2],
+pub enum Watch {
+    Files { cert: PathBuf, key: PathBuf, seen: [Option<Stamp>; 2] },
+    Made { names: Vec<String>, at: SystemTime },
 }
 
 pub(super) type Stamp = (i64, i64, u64, u64);
 
 impl Watch {
-    /// Starts from the files as they are; `None` if the identity is not in files.
-    pub fn new(identity: &Identity) -> Option<Self> {
-        let Identity::Files { cert, key } = identity else { return None };
-        let seen = [stamp(cert), stamp(key)];
-        Some(Self { cert: cert.clone(), key: key.clone(), seen })
+    /// Starts from the files as they are, or from a certificate that was made now. `names`: as of [`identity`].
+    pub fn new(identity: &Identity, names: Vec<String>) -> Self {
+        match identity {
+            Identity::Files { cert, key } => {
+                Self::Files { cert: cert.clone(), key: key.clone(), seen: [stamp(cert), stamp(key)] }
+            }
+            Identity::SelfSigned => Self::Made { names, at: SystemTime::now() },
+        }
     }
 
-    /// `Some` if the files have changed since the last look, or `always`.
+    /// `Some` if another one is to be shown; files are read in any case if `always`.
     pub fn look(&mut self, always: bool) -> Option<Result<Arc<CertifiedKey>, Error>> {
-        let now = [stamp(&self.cert), stamp(&self.key)];
-        if now == self.seen && !always {
-            return None;
+        match self {
+            Self::Files { cert, key, seen } => {
+                let now = [stamp(cert), stamp(key)];
+                if now == *seen && !always {
+                    return None;
+                }
+                *seen = now;
+                Some(read(cert, key).map(Arc::new))
+            }
+            Self::Made { names, at } => at.elapsed().is_ok_and(|age| age >= RENEWAL).then(|| {
+                *at = SystemTime::now();
+                self_signed(names.clone()).map(Arc::new)
+            }),
         }
-        self.seen = now;
-        Some(read(&self.cert, &self.key).map(Arc::new))
     }
 }
 
@@ -207,13 +221,27 @@ mod tests {
     }
 
     #[test]
+    fn a_made_certificate_is_made_anew_before_it_is_over() {
+        let mut watch = Watch::new(&Identity::SelfSigned, vec!["localhost".into()]);
+        assert!(watch.look(false).is_none());
+        assert!(watch.look(true).is_none(), "there is nothing to read again");
+        let Watch::Made { at, .. } = &mut watch else { panic!() };
+        *at -= RENEWAL;
+        let made = watch.look(false).unwrap().unwrap();
+        let (_, cert) = x509_parser::parse_x509_certificate(&made.cert[0]).unwrap();
+        let rest = cert.validity().time_to_expiration().unwrap();
+        assert!(rest > RENEWAL.try_into().unwrap(), "{rest}");
+        assert!(watch.look(false).is_none());
+    }
+
+    #[test]
     fn a_changed_pair_is_taken_and_a_broken_one_reported_once() {
         let files = files();
         let (cert, key) = pair();
         files.put("cert.pem", &cert);
         files.put("key.pem", &key);
         let before = fingerprint(&identity(&files.identity, vec![]).unwrap());
-        let mut watch = Watch::new(&files.identity).unwrap();
+        let mut watch = Watch::new(&files.identity, vec![]);
         assert!(watch.look(false).is_none());
         assert!(matches!(watch.look(true), Some(Ok(_))));
 
