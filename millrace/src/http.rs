@@ -1,6 +1,7 @@
 //! HTTP servers: how each of them is started, whom they answer, and what they answer alike.
 
 pub mod access;
+pub mod asset;
 pub mod token;
 
 use std::{convert::Infallible, fmt, io, net::SocketAddr, str::FromStr, sync::Arc, time::Duration};

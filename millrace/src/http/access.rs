@@ -19,10 +19,6 @@ use super::token::{Error, Token, TokenFile};
 
 const COOKIE: &str = "millrace-token";
 
-/// What browsers are to take a self-signed certificate for. Every client sees the certificate in its handshake, so any page may
-/// ask, without a token.
-pub const CERTIFICATE: &str = "/certificate.sha256";
-
 /// Flags of servers.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(skip)]
@@ -49,18 +45,24 @@ impl Flags {
 pub struct Access {
     token: Option<Token>,
     names: Vec<String>,
+    public: &'static [&'static str],
 }
 
 impl Access {
     /// # Errors
     /// There is no token, and none can be made.
     pub fn new(token: &TokenFile, names: Vec<String>) -> Result<Self, Error> {
-        Ok(Self { token: token.read_or_make()?, names })
+        Ok(Self { token: token.read_or_make()?, names, public: &[] })
     }
 
     /// `None`: all who reach the server are answered.
     pub fn token(&self) -> Option<&Token> {
         self.token.as_ref()
+    }
+
+    /// Paths that any page may ask for, without a token: what says no more than everybody knows.
+    pub fn with_public(self, public: &'static [&'static str]) -> Self {
+        Self { public, ..self }
     }
 
     pub(super) fn guard(self, router: Router) -> Router {
@@ -75,7 +77,7 @@ impl Access {
                 format!("not a name of this server: use an address, localhost, or give --http-name {host}");
             return refuse(StatusCode::FORBIDDEN, &why);
         }
-        if uri.path() == CERTIFICATE {
+        if self.public.contains(&uri.path()) {
             return None;
         }
         if is_of_another_site(headers, host) {
@@ -170,7 +172,7 @@ mod tests {
 
     #[test]
     fn hosts() {
-        let access = Access { token: None, names: vec!["relay.example.com".into()] };
+        let access = Access { token: None, names: vec!["relay.example.com".into()], public: &[] };
         for own in [
             "localhost",
             "localhost:80",
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn pages_of_other_sites_do_not_ask() {
-        let access = Access::default();
+        let access = Access::default().with_public(&["/anybodys"]);
         let host = ("host", "127.0.0.1:9184");
         for (other, want) in [
             (("sec-fetch-site", "none"), 200),
@@ -207,7 +209,7 @@ mod tests {
             (("origin", "null"), 403),
         ] {
             assert_eq!(code(&access, "/trace", &[host, other]), want, "{other:?}");
-            assert_eq!(code(&access, CERTIFICATE, &[host, other]), 200, "{other:?}");
+            assert_eq!(code(&access, "/anybodys", &[host, other]), 200, "{other:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status`, `/trace` and `/certificate.sha256` over HTTP.
+//! `/metrics`, `/healthz`, `/status`, `/trace` and the web page over HTTP.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,10 +13,10 @@ use axum::{
 use millrace_relay::trace::{Tracer, Wanted};
 
 use super::{
-    metrics,
+    metrics, page,
     status::{Status, StatusSource},
 };
-use crate::http::{self, StartError, access::CERTIFICATE};
+use crate::http::{self, StartError};
 pub use crate::http::{Server, access::Access};
 
 /// Serves until the server is dropped.
@@ -29,7 +29,7 @@ pub async fn start(
     tracer: Arc<Tracer>,
     access: Access,
 ) -> Result<Server, StartError> {
-    http::serve(addr, router(source, tracer), access).await
+    http::serve(addr, router(source, tracer), access.with_public(page::PUBLIC)).await
 }
 
 type Source = State<Arc<dyn StatusSource>>;
@@ -40,7 +40,7 @@ fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
         .route("/metrics", get(scrape))
         .route("/healthz", get(healthz))
         .route("/status", get(status))
-        .route(CERTIFICATE, get(fingerprint))
+        .merge(page::router())
         .with_state(source)
         .merge(trace)
 }
@@ -63,11 +63,6 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
     }
 }
 
-async fn fingerprint(State(source): Source) -> Response {
-    let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
-    ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
-}
-
 async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
     if source.draining() { (StatusCode::SERVICE_UNAVAILABLE, "draining\n") } else { (StatusCode::OK, "ok\n") }
 }
@@ -85,7 +80,7 @@ mod tests {
     use crate::relay::{
         config::{Config, EngineChoice, Settings},
         server,
-        status::fetch,
+        status::{Web, fetch},
         tls,
     };
 
@@ -106,6 +101,9 @@ mod tests {
         }
         fn fingerprint(&self) -> String {
             "ab".repeat(32)
+        }
+        fn web(&self) -> Web {
+            Web { port: 4443, sha256: Some(self.fingerprint()) }
         }
     }
 
@@ -131,11 +129,17 @@ mod tests {
             tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
         let get = async |path: &str| ask(path, Some(&token)).await;
-        for path in ["/status", "/metrics", "/trace", "/"] {
+        for path in ["/status", "/metrics", "/trace", "/nowhere"] {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
-        assert_eq!(ask(CERTIFICATE, None).await, (200, source.fingerprint()));
+        for path in page::PUBLIC {
+            let (code, body) = ask(path, None).await;
+            assert!(code == 200 && !body.is_empty(), "{path}: {code}");
+        }
+        assert_eq!(ask("/certificate.sha256", None).await.1, source.fingerprint());
+        let web: serde_json::Value = serde_json::from_str(&ask("/web.json", None).await.1).unwrap();
+        assert_eq!(web, serde_json::json!({ "port": 4443, "sha256": source.fingerprint() }));
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;
@@ -143,7 +147,7 @@ mod tests {
         let (code, body) = get("/metrics").await;
         assert_eq!(code, 200);
         assert!(body.contains("millrace_relay_draining 1"), "{body}");
-        assert_eq!(get("/").await.0, 404);
+        assert_eq!(get("/nowhere").await.0, 404);
         for (query, part) in [("sample=0", "sample"), ("track=x", "track"), ("tracks=1", "tracks")] {
             let (code, body) = get(&format!("/trace?{query}")).await;
             assert!(code == 400 && body.starts_with(part), "{code} {body}");

@@ -1,0 +1,28 @@
+//! Files of web pages, as `make web` built them.
+
+use axum::{
+    http::header,
+    response::{IntoResponse, Response},
+};
+
+/// A file of `web/dist` as an [`Asset`], with its media type.
+macro_rules! asset {
+    ($kind:literal, $name:literal) => {
+        crate::http::asset::Asset(
+            $kind,
+            include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../web/dist/", $name)),
+        )
+    };
+}
+pub(crate) use asset;
+
+/// Media type and content.
+#[derive(Clone, Copy)]
+pub struct Asset(pub &'static str, pub &'static [u8]);
+
+impl IntoResponse for Asset {
+    fn into_response(self) -> Response {
+        // Names stay the same from one version to the next.
+        ([(header::CONTENT_TYPE, self.0), (header::CACHE_CONTROL, "no-cache")], self.1).into_response()
+    }
+}
