@@ -154,6 +154,9 @@ pub struct Session {
     /// What the path is thought to carry, bytes per second; absent where the congestion controller does not estimate it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
+    /// Share of media packets that were lost in the last 5 to 10 seconds, 0 to 1; absent where there were fewer than 20.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
     /// Bytes of both senders that are neither acknowledged nor lost.
     pub in_flight: u64,
     /// Largest UDP payload that the path is known to carry, bytes.

@@ -8,7 +8,7 @@ use millrace_proto::{
 };
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
-use crate::{offload::Engine, tap::Tap, tls::Trust, windows::Windows};
+use crate::{offload::Engine, paths::Paths, tap::Tap, tls::Trust, windows::Windows};
 
 /// Length of the connection IDs that quinn makes by default.
 pub const ID_LEN: usize = 8;
@@ -52,6 +52,8 @@ pub struct Config {
     /// Has a part in every connection.
     pub offload: Option<Arc<dyn Engine>>,
     pub tap: Arc<Tap>,
+    /// Told of the paths of all connections.
+    pub paths: Arc<Paths>,
 }
 
 impl Default for Config {
@@ -78,6 +80,7 @@ impl Default for Config {
             downstream: downstream::Config::new(ResetCodes { late: 0, behind: 0, gone: 0 }),
             offload: None,
             tap: Arc::default(),
+            paths: Arc::default(),
         }
     }
 }

@@ -30,6 +30,7 @@ use crate::{
     numbers::{Numbers, Word},
     offload::{Offload, state::Offloaded},
     path::Path,
+    paths::{Paths, Teller},
     plane::Plane,
     secrets::Secrets,
     send::{Batch, Sender},
@@ -98,7 +99,8 @@ pub(crate) struct Shared {
     pub counters: Counters,
     pub window: Window,
     tap: Arc<Tap>,
-    /// Of [`Tap`].
+    paths: Arc<Paths>,
+    /// Of [`Tap`] and [`Paths`].
     session: AtomicU32,
 }
 
@@ -111,6 +113,7 @@ struct State {
     control_streams: u64,
     /// The largest packet number received; what is above it is no duplicate.
     received: Option<u64>,
+    teller: Teller,
     /// Reused from ACK to ACK.
     ack: Ack,
 }
@@ -137,6 +140,7 @@ impl Shared {
             traps: Traps::new(),
             control_streams: config.control_streams,
             received: None,
+            teller: Teller::default(),
             ack: Ack { delay: Duration::ZERO, ranges: Vec::new() },
         };
         Self {
@@ -153,6 +157,7 @@ impl Shared {
             counters: Counters::default(),
             window,
             tap: Arc::clone(&config.tap),
+            paths: Arc::clone(&config.paths),
             session: AtomicU32::new(0),
         }
     }
@@ -164,7 +169,10 @@ impl Shared {
     /// How traces name the connection.
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
-        if let Some(offload) = &mut self.state.lock().offload {
+        let mut state = self.state.lock();
+        // What was told was of nobody.
+        state.teller = Teller::default();
+        if let Some(offload) = &mut state.offload {
             offload.set_session(session);
         }
     }
@@ -201,6 +209,13 @@ impl Shared {
     fn hurry(&self) {
         self.deadline.store(0, Ordering::Release);
         self.alarm.at(0);
+    }
+
+    /// Tells whoever listens what the path carries now.
+    fn tell(&self, state: &mut State, now: Instant) {
+        let State { teller, plane, .. } = state;
+        let session = self.session.load(Ordering::Relaxed);
+        self.paths.tell(now, session, teller, || plane.downstream.estimate(now));
     }
 
     /// Before the lock is let go: says when there is something to do, and what the offload may do meanwhile.

@@ -5,6 +5,7 @@
 //! but the stack repairs them itself.
 
 mod loss;
+mod loss_rate;
 mod rtt;
 
 use std::{
@@ -13,6 +14,7 @@ use std::{
 };
 
 use loss::Lost;
+use loss_rate::LossRate;
 pub use rtt::Rtt;
 
 use super::{
@@ -108,6 +110,7 @@ pub struct Recovery<T> {
     /// Rounds in which packets larger than [`BASE_MTU`] were lost, since the last one that arrived.
     suspicions: u32,
     counts: Counts,
+    loss_rate: LossRate,
 }
 
 enum Slot<T> {
@@ -163,6 +166,7 @@ impl<T: Clone> Recovery<T> {
             sampled_at: None,
             suspicions: 0,
             counts: Counts::default(),
+            loss_rate: LossRate::new(now),
         }
     }
 
@@ -211,6 +215,7 @@ impl<T: Clone> Recovery<T> {
     ) -> Result<(), NeverSent> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
+        self.loss_rate.on_ack(now, &self.counts);
         let window_limited = !app_limited && self.in_flight + self.config.mtu > self.controller.window();
         if largest >= self.next() {
             newly.never_sent = Some(largest);
@@ -352,6 +357,11 @@ impl<T: Clone> Recovery<T> {
 
     pub fn counts(&self) -> Counts {
         self.counts
+    }
+
+    /// Share of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few to say.
+    pub fn loss(&self) -> Option<f64> {
+        self.loss_rate.get(&self.counts)
     }
 
     /// The path seems to have stopped carrying packets larger than [`BASE_MTU`].

@@ -36,6 +36,7 @@ impl Shared {
             let contents = self.walk(state, Times { now, arrived }, payload);
             state.learn_ack(arrival.size, &contents);
             if contents.ack.is_some() {
+                self.tell(state, now);
                 self.set_trap(&mut state.traps);
             }
             if contents.lies {

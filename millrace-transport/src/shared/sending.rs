@@ -87,6 +87,7 @@ impl Shared {
                 return;
             }
             state.plane.downstream.on_timeout(now);
+            self.tell(&mut state, now);
             if state.plane.downstream.has_events() {
                 self.events.notify_one();
             }

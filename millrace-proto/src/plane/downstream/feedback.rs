@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Ack, Cause, Content, Downstream, Event, EventKind, Sent, StreamKey, Violation};
 use crate::plane::{
+    estimate::Estimate,
     pacing::Pacer,
     recovery::{BASE_MTU, Outcome},
     stream::{Queue, Stream},
@@ -109,6 +110,18 @@ impl Downstream {
 
     pub fn smoothed_rtt(&self) -> Duration {
         self.recovery.rtt.smoothed()
+    }
+
+    /// What the network carries. Looks at all that waits.
+    pub fn estimate(&self, now: Instant) -> Estimate {
+        let rtt = &self.recovery.rtt;
+        Estimate {
+            bandwidth: self.recovery.bandwidth(),
+            rtt: rtt.smoothed(),
+            path_queue: rtt.smoothed().saturating_sub(rtt.min()),
+            queue: self.queue_delay(now),
+            loss: self.recovery.loss(),
+        }
     }
 
     /// The congestion window, bytes.
