@@ -172,6 +172,7 @@ impl Sums {
         }
         totals.key_updates += seam.key_updates;
         totals.packets_lost += stats.recovery.packets_lost;
+        totals.packets_marked += stats.recovery.marked;
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;
         totals.datagrams_sent += stats.datagrams_sent;
@@ -343,6 +344,8 @@ fn describe(session: &Session) -> status::Session {
         cwnd: stats.window,
         bandwidth: estimate.bandwidth,
         loss: estimate.loss,
+        ecn: stats.ecn.name().to_owned(),
+        packets_marked: stats.recovery.marked,
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
         cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),

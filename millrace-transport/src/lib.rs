@@ -31,10 +31,12 @@ mod config;
 mod congestion;
 mod connection;
 mod driver;
+mod dscp;
 mod endpoint;
 pub mod interfaces;
 #[cfg(feature = "kernel")]
 pub mod kernel;
+mod marking;
 mod numbers;
 pub mod offload;
 mod path;
@@ -54,6 +56,7 @@ mod windows;
 
 pub use config::{Config, ID_LEN};
 pub use connection::Connection;
+pub use dscp::Dscp;
 pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
 pub use paths::{PathChange, Paths};
 pub use stats::Stats;

@@ -103,7 +103,7 @@ mod tests {
         [1000, 1001, 2000].into_iter().for_each(&mut tell);
         let mut second = paths.listen();
         tell(2000);
-        let mut bandwidths = |receiver: &mut broadcast::Receiver<PathChange>| {
+        let bandwidths = |receiver: &mut broadcast::Receiver<PathChange>| {
             let changes = std::iter::from_fn(|| receiver.try_recv().ok());
             changes.map(|change| (change.session, change.estimate.bandwidth.unwrap())).collect::<Vec<_>>()
         };

@@ -134,14 +134,14 @@ impl Shared {
             None => Word::Own(AtomicU64::new(0)),
         };
         let state = State {
-            plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path),
+            plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path, config.dscp),
             stack: Stack::new(),
             offload: offload.map(|(offload, local)| Offloaded::new(offload, local)),
             traps: Traps::new(),
             control_streams: config.control_streams,
             received: None,
             teller: Teller::default(),
-            ack: Ack { delay: Duration::ZERO, ranges: Vec::new() },
+            ack: Ack { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
         };
         Self {
             numbers: Numbers::over(word),

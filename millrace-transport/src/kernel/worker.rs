@@ -122,8 +122,8 @@ fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Connection>, S
 }
 
 fn set_path(connection: &Connection, path: &Path) {
-    let Path { local, remote, id } = path;
-    let to = bpf::Path { local: *local, remote: *remote, id: id.to_vec(), traffic_class: 0, flow_label: 0 };
+    let &Path { local, remote, id, traffic_class } = path;
+    let to = bpf::Path { local, remote, id: id.to_vec(), traffic_class, flow_label: 0 };
     match connection.downstream.set_path(&to) {
         Ok(()) => connection.owner().into_iter().for_each(|owner| owner.on_path(Instant::now(), path)),
         Err(error) => debug!(?path, %error, "the kernel cannot send there"),

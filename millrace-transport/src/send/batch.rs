@@ -14,11 +14,13 @@ pub struct Flow {
     pub to: SocketAddr,
     /// `None`: the socket's address, or the one that goes with the route.
     pub from: Option<IpAddr>,
+    /// DSCP and ECN: IPv4's TOS, IPv6's traffic class.
+    pub traffic_class: u8,
 }
 
 impl From<SocketAddr> for Flow {
     fn from(to: SocketAddr) -> Self {
-        Self { to, from: None }
+        Self { to, from: None, traffic_class: 0 }
     }
 }
 

@@ -236,7 +236,11 @@ fn packets_come_from_the_address_of_their_flow() {
             let mut batch = Batch::default();
             for from in sources {
                 for number in 0..3 {
-                    let flow = Flow { to: receiver.local_addr().unwrap(), from: Some(from.parse().unwrap()) };
+                    let flow = Flow {
+                        to: receiver.local_addr().unwrap(),
+                        from: Some(from.parse().unwrap()),
+                        traffic_class: 0,
+                    };
                     batch.packet(flow, |out| {
                         out.extend_from_slice(&packet(number, 100));
                         true
@@ -250,6 +254,43 @@ fn packets_come_from_the_address_of_their_flow() {
                     assert_eq!(from.ip(), expected.parse::<IpAddr>().unwrap());
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn packets_have_the_traffic_class_of_their_flow() {
+    use nix::sys::socket::{ControlMessageOwned, recvmsg, setsockopt};
+    for address in LOOPBACKS {
+        let receiver = socket(address);
+        match receiver.local_addr().unwrap().is_ipv6() {
+            true => setsockopt(&receiver, sockopt::Ipv6RecvTClass, &true).unwrap(),
+            false => setsockopt(&receiver, sockopt::IpRecvTos, &true).unwrap(),
+        }
+        let to = receiver.local_addr().unwrap();
+        let sender = Sender::new(&socket(address), true).unwrap();
+        let mut batch = Batch::default();
+        for (number, traffic_class) in [0u8, 0xb8, 0xb8, 0xba].into_iter().enumerate() {
+            batch.packet(Flow { traffic_class, ..to.into() }, |out| {
+                out.extend_from_slice(&packet(number, 100));
+                true
+            });
+        }
+        assert_eq!(sender.flush(&mut batch).packets, 4);
+        sender.send_one(Flow { traffic_class: 0xbb, ..to.into() }, &packet(4, 200), Some(100)).unwrap();
+        for expected in [0, 0xb8, 0xb8, 0xba, 0xbb, 0xbb] {
+            let mut space = nix::cmsg_space!(i32);
+            let mut buf = [0; 300];
+            let mut slices = [io::IoSliceMut::new(&mut buf)];
+            let flags = MsgFlags::empty();
+            let fd = receiver.as_raw_fd();
+            let received = recvmsg::<SockaddrStorage>(fd, &mut slices, Some(&mut space), flags).unwrap();
+            let class = received.cmsgs().unwrap().find_map(|message| match message {
+                ControlMessageOwned::Ipv4Tos(tos) => Some(i32::from(tos)),
+                ControlMessageOwned::Ipv6TClass(class) => Some(class),
+                _ => None,
+            });
+            assert_eq!((received.bytes, class), (100, Some(expected)), "{address}");
         }
     }
 }

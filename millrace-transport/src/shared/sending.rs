@@ -11,7 +11,7 @@ use super::{Shared, State, attention, with_batch};
 use crate::{
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::{Batch, Flow},
+    send::Batch,
     traps::Traps,
 };
 
@@ -32,8 +32,7 @@ impl Shared {
             session: self.session.load(Ordering::Relaxed),
         };
         let State { plane, traps, .. } = state;
-        let flow = Flow { to: plane.path.remote, from: plane.path.local };
-        while batch.packet(flow, |out| {
+        while batch.packet(plane.flow(), |out| {
             self.set_trap(traps);
             self.may_seal(plane) && plane.build(now, &builder, out)
         }) {}

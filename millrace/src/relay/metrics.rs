@@ -142,6 +142,7 @@ impl Snapshot {
         out.per_sender("packets_sent", "QUIC packets sent", None, senders, |sent| sent.packets)?;
         out.per_sender("sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
         out.counter("packets_lost", "QUIC packets deemed lost", None, totals.packets_lost)?;
+        out.counter("packets_marked", "QUIC packets marked CE", None, totals.packets_marked)?;
         let again = totals.bytes_retransmitted;
         out.counter("retransmitted", "Stream data sent again", Some(Unit::Bytes), again)?;
         out.counter("streams_opened", "Streams to subscribers", None, totals.streams_opened)?;

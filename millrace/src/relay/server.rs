@@ -268,9 +268,13 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         windows: Arc::new(transport::Windows::new(config.receive_bytes)),
         max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),
         gso: config.gso != Gso::Off,
+        dscp: config.dscp,
         key_log: identity.key_log.clone(),
         max_packets_per_key: config.max_packets_per_key,
-        downstream: downstream_config(&config.queue, algorithm, base.downstream),
+        downstream: downstream::Config {
+            ecn: config.ecn,
+            ..downstream_config(&config.queue, algorithm, base.downstream)
+        },
         ..base
     }
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::{Ack, Cause, Content, Downstream, Event, EventKind, Sent, StreamKey, Violation};
 use crate::plane::{
+    ecn,
     estimate::Estimate,
     pacing::Pacer,
     recovery::{BASE_MTU, Outcome},
@@ -110,6 +111,21 @@ impl Downstream {
 
     pub fn smoothed_rtt(&self) -> Duration {
         self.recovery.rtt.smoothed()
+    }
+
+    /// Whether the packet that is polled next is sent as ECT(0).
+    pub fn marks(&self) -> bool {
+        self.recovery.ecn().marks()
+    }
+
+    /// Whether the offload may mark what it sends: it does not take part in finding out.
+    pub fn may_offload_mark(&self) -> bool {
+        self.recovery.ecn().state() == ecn::State::Capable
+    }
+
+    /// Whether what the offload sends from now on is marked.
+    pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
+        self.recovery.set_offload_marks(now, marks);
     }
 
     /// What the network carries. Looks at all that waits.
