@@ -26,6 +26,8 @@ const SEND_BUFFER: usize = 8 << 20;
 /// How long one flush may wait for room in the send buffer: cheaper than repairing what is dropped, but
 /// connection locks may be held meanwhile.
 const MAX_WAIT: Duration = Duration::from_millis(2);
+/// Times that one flush sends what others have handed over meanwhile; after that they wait.
+const HANDOVERS: usize = 4;
 
 /// Hands batches to one UDP socket, with `sendmmsg` and, where it may, generic segmentation offload.
 #[derive(Debug)]
@@ -65,6 +67,12 @@ impl Sender {
     /// Sends everything in `batch` and empties it. What cannot be sent is dropped, as a router would: the
     /// sender's loss recovery repairs it.
     pub fn flush(&self, batch: &mut Batch) -> Report {
+        let mut report = Report::default();
+        in_turn(batch, |batch| report += self.send_batch(batch));
+        report
+    }
+
+    fn send_batch(&self, batch: &mut Batch) -> Report {
         if batch.is_empty() {
             return Report::default();
         }
@@ -143,6 +151,22 @@ impl Sender {
         let timeout = PollTimeout::try_from(MAX_WAIT).unwrap_or(PollTimeout::ZERO);
         // Whatever it says, the next attempt to send tells.
         let _ = poll(&mut fds, timeout);
+    }
+}
+
+/// Sends the batch by `send`, which empties it, and what others have handed over meanwhile.
+fn in_turn(batch: &mut Batch, mut send: impl FnMut(&mut Batch)) {
+    send(batch);
+    let mut connections = batch.take_connections();
+    for _ in 0..HANDOVERS {
+        connections.retain(|connection| connection.take(batch));
+        if connections.is_empty() {
+            return;
+        }
+        send(batch);
+    }
+    for connection in connections {
+        connection.finish(batch, &mut send);
     }
 }
 

@@ -1,7 +1,7 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use super::*;
-use crate::send::Flow;
+use crate::send::{Flow, Handover};
 
 fn socket(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).expect("loopback");
@@ -293,4 +293,81 @@ fn packets_have_the_traffic_class_of_their_flow() {
             assert_eq!((received.bytes, class), (100, Some(expected)), "{address}");
         }
     }
+}
+
+/// Packets of the connection, by number, for `to`.
+fn seal(batch: &mut Batch, connection: &Arc<Handover>, to: SocketAddr, numbers: std::ops::Range<usize>) {
+    batch.of_connection(connection, |batch| {
+        numbers.for_each(|number| push(batch, to, &packet(number, 100)));
+    });
+}
+
+#[test]
+fn packets_of_a_connection_wait_for_those_sealed_before() {
+    let receiver = socket("127.0.0.1:0");
+    let to = receiver.local_addr().unwrap();
+    let sender = Sender::new(&socket("127.0.0.1:0"), true).unwrap();
+    let (one, other): (Arc<Handover>, Arc<Handover>) = Default::default();
+    let (mut first, mut second) = (Batch::default(), Batch::default());
+    seal(&mut first, &one, to, 0..3);
+    seal(&mut second, &other, to, 100..101);
+    seal(&mut second, &one, to, 3..5);
+    seal(&mut second, &other, to, 101..103);
+    seal(&mut first, &one, to, 5..6);
+    assert_eq!(sender.flush(&mut second).packets, 3, "those of the other connection");
+    // It was sent, and has nothing of the connection: still they wait for the first.
+    seal(&mut second, &one, to, 6..7);
+    assert_eq!(sender.flush(&mut second).packets, 0);
+    assert_eq!(sender.flush(&mut first).packets, 7);
+    let expected = [100, 101, 102, 0, 1, 2, 3, 4, 5, 6];
+    assert_eq!(receive(&receiver, 10), expected.map(|number| packet(number, 100)));
+    // Nobody has any now.
+    seal(&mut second, &one, to, 7..8);
+    assert_eq!(sender.flush(&mut second).packets, 1);
+    assert_eq!(sender.flush(&mut first).packets, 0);
+}
+
+/// Threads that seal under a lock, as under a connection's, and send without.
+#[test]
+fn packets_of_a_connection_leave_in_the_order_they_were_sealed_in() {
+    const THREADS: usize = 4;
+    const TURNS: usize = 2000;
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    let (connection, next, sent) = (Arc::<Handover>::default(), Mutex::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        let mut batch = Batch::default();
+        for turn in 0..TURNS {
+            {
+                let mut next = next.lock();
+                batch.of_connection(&connection, |batch| {
+                    for _ in 0..=turn % 3 {
+                        push(batch, to, &usize::to_be_bytes(*next));
+                        *next += 1;
+                    }
+                });
+            }
+            std::thread::yield_now();
+            in_turn(&mut batch, |batch| {
+                let numbers: Vec<_> = batch.iter().map(|(_, bytes)| bytes.try_into().unwrap()).collect();
+                sent.lock().extend(numbers.into_iter().map(usize::from_be_bytes));
+                batch.clear();
+            });
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+    let (sent, next) = (sent.into_inner(), next.into_inner());
+    assert_eq!(sent, (0..next).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_batch_that_is_not_sent_holds_nobody_up() {
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    let connection = Arc::<Handover>::default();
+    let (mut first, mut second) = (Batch::default(), Batch::default());
+    seal(&mut first, &connection, to, 0..1);
+    seal(&mut second, &connection, to, 1..2);
+    assert!(second.is_empty());
+    drop(first);
+    seal(&mut second, &connection, to, 2..3);
+    assert_eq!(second.len(), 1);
 }

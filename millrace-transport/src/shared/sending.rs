@@ -32,10 +32,12 @@ impl Shared {
             session: self.session.load(Ordering::Relaxed),
         };
         let State { plane, traps, .. } = state;
-        while batch.packet(plane.flow(), |out| {
-            self.set_trap(traps);
-            self.may_seal(plane) && plane.build(now, &builder, out)
-        }) {}
+        batch.of_connection(&self.handover, |batch| {
+            while batch.packet(plane.flow(), |out| {
+                self.set_trap(traps);
+                self.may_seal(plane) && plane.build(now, &builder, out)
+            }) {}
+        });
         if plane.downstream.has_events() {
             self.events.notify_one();
         }
