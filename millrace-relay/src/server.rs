@@ -27,7 +27,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    Admission, Config, Engine,
+    Admission, Config, Delays, Engine,
     access::Access,
     hub::{Hub, Limits},
     report::{Past, Sources},
@@ -198,6 +198,11 @@ impl Server {
     /// The addresses that are served, ports filled in.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.shared.endpoints.iter().map(Endpoint::local_addr).collect()
+    }
+
+    /// How long media may wait from now on; streams to subscribers that are open keep to what was so before.
+    pub fn set_delays(&self, delays: Delays) {
+        self.shared.hub.set_delays(delays);
     }
 
     /// Changes of what the network carries for each session, from now on.

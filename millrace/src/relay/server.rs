@@ -156,6 +156,11 @@ impl Server {
         self.guard.change(config)
     }
 
+    /// Media may wait for as long as `config` says now.
+    pub fn set_delays(&self, config: &Config) {
+        self.relay.set_delays(config.queue.delays.clone());
+    }
+
     /// Who may do what from now on, whatever is open included.
     pub fn set_policy(&self, policy: Policy) {
         self.access.set_policy(policy);

@@ -5,7 +5,11 @@ use std::{future::poll_fn, pin::pin, time::Duration};
 use millrace_proto::moq::{Filter, Parameters, StreamHeader, code, property::TrackProperties};
 
 use futures_core::Stream as _;
-use millrace::relay::{metrics, status::Status};
+use millrace::relay::{
+    config::{Config, Settings},
+    metrics,
+    status::Status,
+};
 use millrace_relay::trace::{Wanted, event::Event};
 
 use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, with_publisher};
@@ -229,4 +233,21 @@ async fn what_the_network_carries_is_told() {
     let metrics = metrics::encode(status).unwrap();
     let family = r#"millrace_relay_path_bandwidth_bytes_per_second{quantile="0"}"#;
     assert!(metrics.contains(family), "{family} is not in\n{metrics}");
+}
+
+#[tokio::test]
+async fn how_long_media_may_wait_can_be_changed() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (_reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    // Its streams pile up unread, each larger than the credit that a stream has.
+    let sleeper = relay.peer().await;
+    let _asleep = sleeper.subscribe(&track).await;
+    publish(&publisher, 0..3, 2_000_000).await;
+    relay.until_largest(at(2, 0)).await;
+    let settings = Settings { max_delay: Some("0.05".parse().unwrap()), ..Settings::default() };
+    relay.server.set_delays(&Config::new(settings, None).unwrap());
+    assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
+    publish(&publisher, 3..6, 2_000_000).await;
+    relay.until("what began since is late", |status| status.drops["late"] > 0).await;
 }
