@@ -1,7 +1,7 @@
 //! Subgroup streams: `subgroup.h` against `moq::data`.
 
 use millrace_proto::moq::{
-    ObjectParser, Position, StreamHeader,
+    ObjectParser, Position, StreamHeader, SubgroupId,
     data::{Field, StreamHeader::Subgroup},
     vi64,
 };
@@ -41,7 +41,22 @@ impl From<Position> for State {
     }
 }
 
+/// `struct subgroup_head`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Head {
+    alias: u64,
+    group: u64,
+    subgroup: u64,
+    object: u64,
+    priority: i32,
+    alias_bytes: u32,
+    is_read: u32,
+    kind: u32,
+}
+
 unsafe extern "C" {
+    fn subgroup_native_read_head(text: *const u8, at: u32, len: u32, out: *mut Head) -> i32;
     fn subgroup_native_walk(state: *mut State, text: *const u8, at: u32, end: u32, steps: *mut u32) -> i32;
     fn subgroup_native_may_end(state: *const State) -> i32;
 }
@@ -57,6 +72,44 @@ fn walk(mut state: State, piece: &[u8], (at, fill): (usize, u8)) -> Option<State
         unsafe { subgroup_native_walk(&raw mut state, text.as_ptr(), at as u32, end as u32, &raw mut steps) };
     assert!(steps as usize <= piece.len() + 1, "a step took nothing");
     (good == 1).then_some(state)
+}
+
+/// The front of a stream as the kernel opens streams for it; `None`: it does not.
+fn read_head(stream: &[u8], (at, fill): (usize, u8)) -> Option<Head> {
+    let mut text = vec![fill; FRAMES_MAX + 8];
+    text[at..at + stream.len()].copy_from_slice(stream);
+    let mut head = Head::default();
+    // SAFETY: `text` has the size that frames.h wants, and the bytes lie in it.
+    let bad =
+        unsafe { subgroup_native_read_head(text.as_ptr(), at as u32, stream.len() as u32, &raw mut head) };
+    (bad == 0).then_some(head)
+}
+
+/// In Rust: a SUBGROUP_HEADER of which all is there, and in the shortest form but for its alias.
+fn expected_head(stream: &[u8]) -> Option<Head> {
+    let mut rest = stream;
+    let Ok(Some(Subgroup(header))) = StreamHeader::decode(&mut rest) else { return None };
+    let taken = stream.len() - rest.len();
+    let mut shortest = Vec::new();
+    header.encode_padded(taken, &mut shortest);
+    if shortest != stream[..taken] {
+        return None;
+    }
+    let object = vi64::decode(&mut rest);
+    Some(Head {
+        alias: header.alias,
+        group: header.group,
+        subgroup: match header.subgroup {
+            SubgroupId::Zero => 0,
+            SubgroupId::Explicit(id) => id,
+            SubgroupId::FirstObject => object?,
+        },
+        object: object.unwrap_or(0),
+        priority: header.priority.map_or(-1, i32::from),
+        alias_bytes: vi64::encoded_len(stream[1]) as u32,
+        is_read: 0,
+        kind: stream[0].into(),
+    })
 }
 
 /// In Rust. The header is read as a whole, the objects behind it in pieces.
@@ -98,6 +151,8 @@ pub fn kernel_subgroup(data: &[u8]) {
     let place = (usize::from(at), fill);
     let stream = &stream[..stream.len().min(FRAMES_MAX - place.0)];
     let whole = walk(State::default(), stream, place);
+    let head = read_head(stream, place);
+    assert_eq!(head, expected_head(stream));
 
     let mut state = Some(State::default());
     let mut parser = Some(Parser::Header(Vec::new()));

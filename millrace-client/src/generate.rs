@@ -11,6 +11,9 @@ use serde::Serialize;
 use crate::broadcast::{DatagramObject, SubgroupWriter, Track};
 use crate::payload::{self, MIN_LEN, Stamp};
 
+/// The longest payload of [`Settings::sizes`], bytes.
+const MAX_LEN: usize = 1 << 26;
+
 /// How objects travel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Shape {
@@ -28,6 +31,8 @@ pub enum Shape {
 pub struct Settings {
     /// Payload of an object; [`MIN_LEN`] or more.
     pub object_bytes: usize,
+    /// Payloads of the objects in turn, instead.
+    pub sizes: Vec<usize>,
     /// Objects per second: 0.1 to 100,000.
     pub rate_hz: f64,
     pub objects_per_group: u64,
@@ -51,7 +56,8 @@ pub struct Unusable {
 /// Objects to make, checked.
 #[derive(Clone, Debug)]
 pub struct Generator {
-    object_bytes: usize,
+    /// In turn.
+    sizes: Vec<usize>,
     interval: Duration,
     objects_per_group: u64,
     /// 0 for no end.
@@ -72,10 +78,12 @@ impl Generator {
     /// # Errors
     /// A setting is out of its range.
     pub fn new(settings: Settings) -> Result<Self, Unusable> {
-        let Settings { object_bytes, rate_hz, objects_per_group, duration, priority_pattern, shape } =
+        let Settings { object_bytes, sizes, rate_hz, objects_per_group, duration, priority_pattern, shape } =
             settings;
         ensure((0.1..=100_000.0).contains(&rate_hz), "rate_hz", || "must be 0.1 to 100000".into())?;
         ensure(object_bytes >= MIN_LEN, "object_bytes", || format!("must be {MIN_LEN} or more"))?;
+        let all = |least: usize, most: usize| sizes.iter().all(|size| (least..=most).contains(size));
+        ensure(all(MIN_LEN, MAX_LEN), "object_sizes", || format!("must be {MIN_LEN} to {MAX_LEN}"))?;
         ensure(objects_per_group > 0, "objects_per_group", || "must be 1 or more".into())?;
         ensure(!priority_pattern.is_empty(), "priority_pattern", || "must name a priority".into())?;
         let seconds = duration.unwrap_or(0.0);
@@ -83,7 +91,7 @@ impl Generator {
         let total = (seconds * rate_hz).round() as u64;
         ensure(duration.is_none() || total > 0, "duration", || "is too short for one object".into())?;
         Ok(Self {
-            object_bytes,
+            sizes: if sizes.is_empty() { vec![object_bytes] } else { sizes },
             interval: Duration::from_secs_f64(1.0 / rate_hz),
             objects_per_group,
             total,
@@ -120,7 +128,8 @@ impl Generator {
         let priority = self.priorities[turn];
         let build = || {
             let stamp = Stamp { sequence, sent: payload::now(), total: self.total };
-            payload::build(stamp, self.object_bytes)
+            let turn = (sequence % self.sizes.len() as u64) as usize;
+            payload::build(stamp, self.sizes[turn])
         };
         match self.shape {
             Shape::Datagrams => {
@@ -173,6 +182,7 @@ mod tests {
     fn settings() -> Settings {
         Settings {
             object_bytes: 40,
+            sizes: Vec::new(),
             rate_hz: 20_000.0,
             objects_per_group: 5,
             duration: Some(0.0006),

@@ -138,10 +138,21 @@ pub struct Figures {
     resets: u64,
     latency: Histogram<u64>,
     owed: Owed,
+    /// Of each object, if that is wanted.
+    series: Option<Vec<Arrival>>,
     /// [`payload::now`] of the request, the first object and the last one.
     started: Duration,
     first: Option<Duration>,
     last: Duration,
+}
+
+/// An object that came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrival {
+    pub sequence: u64,
+    /// As of [`payload::now`].
+    pub sent: Duration,
+    pub latency: Duration,
 }
 
 /// Place of a stream's last object, to see that its objects come in order.
@@ -165,10 +176,21 @@ impl Figures {
             resets: 0,
             owed: Owed::new(latency.clone()),
             latency,
+            series: None,
             started: payload::now(),
             first: None,
             last: Duration::ZERO,
         }
+    }
+
+    /// Remembers each object.
+    pub fn with_series(self) -> Self {
+        Self { series: Some(Vec::new()), ..self }
+    }
+
+    /// The objects in the order in which they came.
+    pub fn series(&self) -> &[Arrival] {
+        self.series.as_deref().unwrap_or_default()
     }
 
     /// Counts an object that has just arrived.
@@ -196,7 +218,11 @@ impl Figures {
         match self.seen.insert(stamp.sequence) {
             true => {
                 // The histogram grows on demand, so it takes any value.
-                let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
+                let latency = now.saturating_sub(stamp.sent);
+                let _ = self.latency.record(latency.as_nanos() as u64);
+                if let Some(series) = &mut self.series {
+                    series.push(Arrival { sequence: stamp.sequence, sent: stamp.sent, latency });
+                }
                 self.owed.object(stamp, now);
             }
             false => self.duplicates += 1,

@@ -20,7 +20,7 @@ use crate::object::ObjectStream;
 use crate::order::Sequencer;
 use crate::receive::{Receiver, Sink, Step, Subscription};
 use crate::session::{self, ConnectError, Remote, Session};
-use crate::stats::{Figures, Report};
+use crate::stats::{Arrival, Figures, Report};
 
 /// Objects that a player holds for one track.
 const QUEUE: usize = 256;
@@ -49,6 +49,8 @@ pub struct Options {
     pub group_order: Option<GroupOrder>,
     /// End after so many objects (each subscriber).
     pub count: Option<u64>,
+    /// Remember each object: [`Measured::series`].
+    pub series: bool,
 }
 
 impl Options {
@@ -65,6 +67,7 @@ impl Options {
             priority: None,
             group_order: None,
             count: None,
+            series: false,
         }
     }
 
@@ -130,6 +133,9 @@ pub struct Measured {
     #[serde(flatten)]
     pub total: Report,
     pub subscribers: Vec<Report>,
+    /// Objects of each subscriber, with [`Options::series`].
+    #[serde(skip)]
+    pub series: Vec<Vec<Arrival>>,
 }
 
 /// Hears the totals so far, each second.
@@ -146,7 +152,8 @@ pub async fn measure(
     end: Option<Duration>,
     mut on_second: Option<OnSecond<'_>>,
 ) -> Result<Measured, Error> {
-    let figures: Vec<_> = (0..subscribers).map(|_| Arc::new(Mutex::new(Figures::new()))).collect();
+    let new = || if options.series { Figures::new().with_series() } else { Figures::new() };
+    let figures: Vec<_> = (0..subscribers).map(|_| Arc::new(Mutex::new(new()))).collect();
     let mut running = JoinSet::new();
     for figures in &figures {
         running.spawn(count(options.clone(), figures.clone()));
@@ -178,7 +185,8 @@ pub async fn measure(
     let is_end = ended == subscribers && options.count.is_none();
     let figures = now(&figures);
     let subscribers = figures.iter().map(|figures| figures.report(is_end)).collect();
-    Ok(Measured { total: Figures::total(&figures, is_end), subscribers })
+    let series = figures.iter().map(|figures| figures.series().to_vec()).collect();
+    Ok(Measured { total: Figures::total(&figures, is_end), subscribers, series })
 }
 
 fn now(figures: &[Arc<Mutex<Figures>>]) -> Vec<Figures> {

@@ -232,6 +232,7 @@ async fn generated_objects_arrive_whole_and_are_counted() {
             let mut subscription = subscribed.await.unwrap();
             let generator = Generator::new(Settings {
                 object_bytes: 3000,
+                sizes: Vec::new(),
                 rate_hz: 2000.0,
                 objects_per_group: 10,
                 duration: Some(0.1),

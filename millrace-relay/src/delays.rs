@@ -3,6 +3,7 @@
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use millrace_proto::moq::Namespace;
+use parking_lot::RwLock;
 
 use crate::access::pattern::Pattern;
 
@@ -34,23 +35,36 @@ impl Default for Delays {
 impl Delays {
     /// Those that a track of the namespace has.
     pub fn of(&self, namespace: &Namespace) -> TrackDelays {
+        TrackDelays(Arc::new(RwLock::new(self.rules_of(namespace))))
+    }
+
+    fn rules_of(&self, namespace: &Namespace) -> Rules {
         let rules = self.rules.iter().filter(|rule| rule.namespace.matches(namespace));
         let rules = rules.map(|rule| (rule.priority.clone(), rule.max_delay)).collect();
-        TrackDelays { rules, default: self.default }
+        Rules { rules, default: self.default }
     }
 }
 
-/// Of one track, by publisher priority.
+/// Of one track, by publisher priority. Its clones change with it.
 #[derive(Clone, Debug)]
-pub struct TrackDelays {
-    rules: Arc<[(RangeInclusive<u8>, Option<Duration>)]>,
+pub struct TrackDelays(Arc<RwLock<Rules>>);
+
+#[derive(Debug)]
+struct Rules {
+    rules: Vec<(RangeInclusive<u8>, Option<Duration>)>,
     default: Option<Duration>,
 }
 
 impl TrackDelays {
     pub fn at(&self, priority: u8) -> Option<Duration> {
-        let rule = self.rules.iter().find(|(priorities, _)| priorities.contains(&priority));
-        rule.map_or(self.default, |(_, max_delay)| *max_delay)
+        let Rules { rules, default } = &*self.0.read();
+        let rule = rules.iter().find(|(priorities, _)| priorities.contains(&priority));
+        rule.map_or(*default, |(_, max_delay)| *max_delay)
+    }
+
+    /// Those that the track has from now on: streams that are open keep theirs.
+    pub fn change(&self, delays: &Delays, namespace: &Namespace) {
+        *self.0.write() = delays.rules_of(namespace);
     }
 }
 
@@ -85,6 +99,11 @@ mod tests {
             let track = delays.of(&Namespace::from_path(namespace).unwrap());
             assert_eq!(track.at(priority), expected, "{namespace} {priority}");
         }
+        let name = Namespace::from_path("live/news").unwrap();
+        let track = delays.of(&name);
+        let held = track.clone();
+        track.change(&Delays { default: ms(70), ..Delays::default() }, &name);
+        assert_eq!(held.at(9), ms(70), "the rules are others now");
         assert_eq!(Delays::default().of(&Namespace::from_path("a").unwrap()).at(0), None);
     }
 }

@@ -41,7 +41,7 @@ pub struct Hub {
     pub limits: Limits,
     pub cache: Arc<Cache>,
     /// How long media may wait for a subscriber.
-    delays: Delays,
+    delays: RwLock<Delays>,
     pub counters: Counters,
     /// For what is logged because of a peer.
     pub log: LogLimit,
@@ -56,13 +56,20 @@ impl Hub {
         Self {
             limits,
             cache,
-            delays,
+            delays: RwLock::new(delays),
             counters: Counters::default(),
             log: LogLimit::default(),
             tracks: RwLock::default(),
             namespaces: Arc::default(),
             arrivals: watch::Sender::new(0),
         }
+    }
+
+    /// How long media may wait from now on.
+    pub fn set_delays(&self, delays: Delays) {
+        self.delays.write().clone_from(&delays);
+        // One that is being made with those of before is here once the lock can be had.
+        self.tracks.read().values().for_each(|track| track.set_delays(&delays));
     }
 
     /// The track of this name, made if it is not there.
@@ -81,7 +88,7 @@ impl Hub {
             ));
         }
         let new = || {
-            let delays = self.delays.of(name.namespace());
+            let delays = self.delays.read().of(name.namespace());
             Arc::new(LiveTrack::new(name.clone(), Arc::clone(&self.cache), delays, now))
         };
         Ok(Arc::clone(tracks.entry(name.clone()).or_insert_with(new)))

@@ -23,7 +23,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     access::policy::Identity,
-    delays::TrackDelays,
+    delays::{Delays, TrackDelays},
     outbox::Outbox,
     subscription::{Ended, News, Subscription, TrackRef},
     upstream::{Ask, Upstream},
@@ -105,6 +105,11 @@ impl LiveTrack {
 
     pub fn name(&self) -> &TrackName {
         &self.data.name
+    }
+
+    /// How long its media may wait from now on.
+    pub fn set_delays(&self, delays: &Delays) {
+        self.delays.change(delays, self.name().namespace());
     }
 
     /// What its subscriptions know of it.

@@ -172,6 +172,7 @@ impl Sums {
         }
         totals.key_updates += seam.key_updates;
         totals.packets_lost += stats.recovery.packets_lost;
+        totals.packets_marked += stats.recovery.marked;
         totals.bytes_retransmitted += stats.retransmitted_bytes;
         totals.streams_opened += stats.streams_opened;
         totals.datagrams_sent += stats.datagrams_sent;
@@ -323,9 +324,9 @@ fn interface(interface: &Interface) -> status::Interface {
 fn describe(session: &Session) -> status::Session {
     let unregistered = session.connection().unregistered();
     let offload = session.connection().offload_status();
-    let (stats, queue_delay) = {
+    let (stats, estimate) = {
         let downstream = session.connection().downstream();
-        (downstream.stats(), downstream.queue_delay(Instant::now()))
+        (downstream.stats(), downstream.estimate(Instant::now()))
     };
     let seam = session.connection().stats();
     let path = session.connection().quic.stats().path;
@@ -337,11 +338,14 @@ fn describe(session: &Session) -> status::Session {
         publisher: roles.publisher,
         subscriber: roles.subscriber,
         age_s: session.age().as_secs_f64(),
-        rtt_us: stats.smoothed_rtt.as_micros() as u64,
-        path_queue_us: stats.smoothed_rtt.saturating_sub(stats.min_rtt).as_micros() as u64,
-        queue_us: queue_delay.as_micros() as u64,
+        rtt_us: estimate.rtt.as_micros() as u64,
+        path_queue_us: estimate.path_queue.as_micros() as u64,
+        queue_us: estimate.queue.as_micros() as u64,
         cwnd: stats.window,
-        bandwidth: stats.bandwidth,
+        bandwidth: estimate.bandwidth,
+        loss: estimate.loss,
+        ecn: stats.ecn.name().to_owned(),
+        packets_marked: stats.recovery.marked,
         in_flight: stats.bytes_in_flight,
         path_mtu: path.current_mtu,
         cipher: session.connection().suite().map_or("unknown", suite_name).to_owned(),

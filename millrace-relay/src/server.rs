@@ -15,15 +15,19 @@ use millrace_proto::{
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
-use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, Tap};
+use millrace_transport::{self as transport, BindError, Connection, Endpoint, Incoming, PathChange};
 use millrace_webtransport::{self as webtransport, Terms, Tunnel};
 use parking_lot::Mutex;
 use rustls::{RootCertStore, sign::CertifiedKey};
-use tokio::{sync::Notify, task::JoinSet, time};
+use tokio::{
+    sync::{Notify, broadcast},
+    task::JoinSet,
+    time,
+};
 use tracing::{info, warn};
 
 use crate::{
-    Admission, Config, Engine,
+    Admission, Config, Delays, Engine,
     access::Access,
     hub::{Hub, Limits},
     report::{Past, Sources},
@@ -160,9 +164,10 @@ impl Bound {
         };
         let cache = Arc::new(Cache::new(config.cache));
         let hub = Arc::new(Hub::new(limits, cache, config.delays.clone()));
-        let tap: Arc<Tap> = Arc::clone(&config.transport.tap);
+        let transport::Config { tap, paths, .. } = &config.transport;
+        let (tap, paths) = (Arc::clone(tap), Arc::clone(paths));
         let shared = Arc::new(Shared {
-            tracer: Tracer::new(Arc::clone(&hub), Arc::clone(&engine), tap),
+            tracer: Tracer::new(Arc::clone(&hub), Arc::clone(&engine), tap, paths),
             config,
             hub,
             engine,
@@ -193,6 +198,16 @@ impl Server {
     /// The addresses that are served, ports filled in.
     pub fn local_addrs(&self) -> Vec<SocketAddr> {
         self.shared.endpoints.iter().map(Endpoint::local_addr).collect()
+    }
+
+    /// How long media may wait from now on; streams to subscribers that are open keep to what was so before.
+    pub fn set_delays(&self, delays: Delays) {
+        self.shared.hub.set_delays(delays);
+    }
+
+    /// Changes of what the network carries for each session, from now on.
+    pub fn path_changes(&self) -> broadcast::Receiver<PathChange> {
+        self.shared.config.transport.paths.listen()
     }
 
     /// What it says about itself.

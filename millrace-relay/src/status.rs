@@ -154,6 +154,16 @@ pub struct Session {
     /// What the path is thought to carry, bytes per second; absent where the congestion controller does not estimate it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
+    /// Share of media packets that were lost in the last 5 to 10 seconds, 0 to 1; absent where there were fewer than 20.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Whether media packets are marked ECT(0): `off`, `testing` and `unknown` until it is known whether marks arrive, `capable`
+    /// where they do, `failed` where they do not.
+    #[serde(default)]
+    pub ecn: String,
+    /// Packets that the path has marked CE.
+    #[serde(default)]
+    pub packets_marked: u64,
     /// Bytes of both senders that are neither acknowledged nor lost.
     pub in_flight: u64,
     /// Largest UDP payload that the path is known to carry, bytes.
@@ -311,6 +321,8 @@ pub struct Totals {
     pub kernel_unregistered: u64,
     pub keystreams: Keystreams,
     pub packets_lost: u64,
+    /// Packets that paths have marked CE.
+    pub packets_marked: u64,
     pub bytes_retransmitted: u64,
     /// Times that a session of subscribers went on with new keys.
     pub key_updates: u64,

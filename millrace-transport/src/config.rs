@@ -8,7 +8,7 @@ use millrace_proto::{
 };
 use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
-use crate::{offload::Engine, tap::Tap, tls::Trust, windows::Windows};
+use crate::{dscp::Dscp, offload::Engine, paths::Paths, tap::Tap, tls::Trust, windows::Windows};
 
 /// Length of the connection IDs that quinn makes by default.
 pub const ID_LEN: usize = 8;
@@ -41,6 +41,8 @@ pub struct Config {
     pub datagram_receive_buffer: usize,
     /// Whether packets may be handed to the kernel in batches of one destination (UDP GSO).
     pub gso: bool,
+    /// Of all packets that are sent.
+    pub dscp: Dscp,
     /// Where TLS secrets are logged, if the operator asks for it.
     pub key_log: Option<Arc<dyn KeyLog>>,
     /// Unidirectional streams that are opened through quinn, before the data plane's.
@@ -52,6 +54,8 @@ pub struct Config {
     /// Has a part in every connection.
     pub offload: Option<Arc<dyn Engine>>,
     pub tap: Arc<Tap>,
+    /// Told of the paths of all connections.
+    pub paths: Arc<Paths>,
 }
 
 impl Default for Config {
@@ -72,12 +76,14 @@ impl Default for Config {
             windows: Arc::new(Windows::new(1 << 30)),
             datagram_receive_buffer: 1 << 20,
             gso: true,
+            dscp: Dscp::default(),
             key_log: None,
             control_streams: 1,
             max_packets_per_key: u64::MAX,
             downstream: downstream::Config::new(ResetCodes { late: 0, behind: 0, gone: 0 }),
             offload: None,
             tap: Arc::default(),
+            paths: Arc::default(),
         }
     }
 }

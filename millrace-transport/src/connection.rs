@@ -6,7 +6,10 @@ use std::{
 };
 
 use millrace_proto::{
-    plane::downstream::{Downstream, Event, NewStream, StreamKey},
+    plane::{
+        downstream::{Downstream, Event, NewStream, StreamKey},
+        estimate::Estimate,
+    },
     quic::keys::Suite,
 };
 use millrace_webtransport::{Binding, Streams};
@@ -214,6 +217,11 @@ impl Connection {
     /// Waits until quinn has sent stream data since, but not for long: it may have been faster.
     pub async fn control_sent(&self) {
         let _ = tokio::time::timeout(CONTROL_PATIENCE, self.shared.control.notified()).await;
+    }
+
+    /// What the network carries to the peer. [`Paths`](crate::Paths) tells when that changes.
+    pub fn estimate(&self) -> Estimate {
+        self.downstream().estimate(Instant::now())
     }
 
     pub fn stats(&self) -> Stats {

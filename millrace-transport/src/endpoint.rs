@@ -22,6 +22,7 @@ use crate::{
     congestion,
     connection::Connection,
     driver::{self, Registry},
+    marking::Marking,
     offload::{Attached, Connect},
     path::Path,
     seam::{ClientCrypto, ServerCrypto},
@@ -140,6 +141,7 @@ impl Endpoint {
             }
             None => (runtime.wrap_udp_socket(socket).map_err(failed)?, None),
         };
+        let socket = Arc::new(Marking { socket, sender: Arc::clone(&sender), dscp: config.dscp });
         let quic = quinn::Endpoint::new_with_abstract_socket(endpoint, accepting, socket, runtime);
         let quic = quic.map_err(failed)?;
 

@@ -31,13 +31,16 @@ mod config;
 mod congestion;
 mod connection;
 mod driver;
+mod dscp;
 mod endpoint;
 pub mod interfaces;
 #[cfg(feature = "kernel")]
 pub mod kernel;
+mod marking;
 mod numbers;
 pub mod offload;
 mod path;
+mod paths;
 mod plane;
 mod seam;
 mod secrets;
@@ -53,7 +56,9 @@ mod windows;
 
 pub use config::{Config, ID_LEN};
 pub use connection::Connection;
+pub use dscp::Dscp;
 pub use endpoint::{AcceptError, BindError, ConnectError, Endpoint, Incoming, bind_socket};
+pub use paths::{PathChange, Paths};
 pub use stats::Stats;
 pub use tap::{Sent, Tap};
 pub use windows::{Share, Windows};

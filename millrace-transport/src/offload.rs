@@ -369,6 +369,8 @@ pub struct Path {
     pub remote: SocketAddr,
     /// The peer's connection ID.
     pub id: ConnectionId,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
 }
 
 /// A packet that an offload sent, with one frame.

@@ -10,7 +10,7 @@ use millrace_proto::{
     },
 };
 
-use crate::{numbers::Numbers, path::Path, stats::Counters, tap::Tap};
+use crate::{dscp::Dscp, numbers::Numbers, path::Path, send::Flow, stats::Counters, tap::Tap};
 
 /// Packets of what may be sealed with one key that are left to quinn: it has to send to move on.
 const KEY_RESERVE: u64 = 1 << 16;
@@ -21,6 +21,7 @@ pub(crate) struct Plane {
     pub path: Path,
     pub keys: Option<Keys>,
     max_packets_per_key: u64,
+    dscp: Dscp,
     /// It has used its keys up and waits for quinn to move on.
     stalled: bool,
 }
@@ -44,13 +45,14 @@ pub(crate) struct KeyUse {
 }
 
 impl Plane {
-    pub fn new(config: downstream::Config, max_packets_per_key: u64, path: Path) -> Self {
+    pub fn new(config: downstream::Config, max_packets_per_key: u64, path: Path, dscp: Dscp) -> Self {
         Self {
             downstream: Downstream::new(config.clone(), PeerLimits::default(), Instant::now()),
             config,
             path,
             keys: None,
             max_packets_per_key,
+            dscp,
             stalled: false,
         }
     }
@@ -63,6 +65,17 @@ impl Plane {
 
     pub fn set_secret(&mut self, secret: Option<Secret>) {
         self.keys = secret.map(|secret| Keys::new(secret, self.max_packets_per_key));
+    }
+
+    /// Where the next packet goes, and as what.
+    pub fn flow(&self) -> Flow {
+        let traffic_class = self.dscp.traffic_class(self.downstream.marks());
+        Flow { to: self.path.remote, from: self.path.local, traffic_class }
+    }
+
+    /// DSCP and ECN of what the offload sends.
+    pub fn offload_class(&self) -> u8 {
+        self.dscp.traffic_class(self.downstream.may_offload_mark())
     }
 
     /// `next`: the next packet number. `None`: there are no keys yet.

@@ -30,9 +30,10 @@ use crate::{
     numbers::{Numbers, Word},
     offload::{Offload, state::Offloaded},
     path::Path,
+    paths::{Paths, Teller},
     plane::Plane,
     secrets::Secrets,
-    send::{Batch, Sender},
+    send::{Batch, Handover, Sender},
     stack::{Stack, Times},
     stats::Counters,
     tap::Tap,
@@ -97,8 +98,10 @@ pub(crate) struct Shared {
     pub control: Notify,
     pub counters: Counters,
     pub window: Window,
+    handover: Arc<Handover>,
     tap: Arc<Tap>,
-    /// Of [`Tap`].
+    paths: Arc<Paths>,
+    /// Of [`Tap`] and [`Paths`].
     session: AtomicU32,
 }
 
@@ -111,6 +114,7 @@ struct State {
     control_streams: u64,
     /// The largest packet number received; what is above it is no duplicate.
     received: Option<u64>,
+    teller: Teller,
     /// Reused from ACK to ACK.
     ack: Ack,
 }
@@ -131,13 +135,14 @@ impl Shared {
             None => Word::Own(AtomicU64::new(0)),
         };
         let state = State {
-            plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path),
+            plane: Plane::new(config.downstream.clone(), config.max_packets_per_key, path, config.dscp),
             stack: Stack::new(),
             offload: offload.map(|(offload, local)| Offloaded::new(offload, local)),
             traps: Traps::new(),
             control_streams: config.control_streams,
             received: None,
-            ack: Ack { delay: Duration::ZERO, ranges: Vec::new() },
+            teller: Teller::default(),
+            ack: Ack { delay: Duration::ZERO, ranges: Vec::new(), ecn: None },
         };
         Self {
             numbers: Numbers::over(word),
@@ -152,7 +157,9 @@ impl Shared {
             control: Notify::new(),
             counters: Counters::default(),
             window,
+            handover: Arc::default(),
             tap: Arc::clone(&config.tap),
+            paths: Arc::clone(&config.paths),
             session: AtomicU32::new(0),
         }
     }
@@ -164,7 +171,10 @@ impl Shared {
     /// How traces name the connection.
     pub fn set_session(&self, session: u32) {
         self.session.store(session, Ordering::Relaxed);
-        if let Some(offload) = &mut self.state.lock().offload {
+        let mut state = self.state.lock();
+        // What was told was of nobody.
+        state.teller = Teller::default();
+        if let Some(offload) = &mut state.offload {
             offload.set_session(session);
         }
     }
@@ -201,6 +211,13 @@ impl Shared {
     fn hurry(&self) {
         self.deadline.store(0, Ordering::Release);
         self.alarm.at(0);
+    }
+
+    /// Tells whoever listens what the path carries now.
+    fn tell(&self, state: &mut State, now: Instant) {
+        let State { teller, plane, .. } = state;
+        let session = self.session.load(Ordering::Relaxed);
+        self.paths.tell(now, session, teller, || plane.downstream.estimate(now));
     }
 
     /// Before the lock is let go: says when there is something to do, and what the offload may do meanwhile.

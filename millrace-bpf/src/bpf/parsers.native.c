@@ -41,6 +41,7 @@ struct native_walk {
 int frames_native_walk(const __u8 *text, __u32 at, __u32 end, struct native_walk *out);
 int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 at, __u32 end, __u32 *steps);
 int subgroup_native_may_end(const struct subgroup_state *state);
+int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out);
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
@@ -82,6 +83,12 @@ int subgroup_native_walk(struct subgroup_state *state, const __u8 *text, __u32 a
 int subgroup_native_may_end(const struct subgroup_state *state)
 {
 	return subgroup_may_end(state);
+}
+
+/* Of the front of a stream, as frames_native_walk has it. Not 0: the program opens no streams for it. */
+int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subgroup_head *out)
+{
+	return subgroup_read_head(text, at, len, out);
 }
 
 /* enum parse. `vlan_tci` is a tag that travels beside the frame, or NULL. */

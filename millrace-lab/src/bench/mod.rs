@@ -19,6 +19,7 @@ mod run;
 mod site;
 mod stats;
 mod table;
+mod thesis;
 mod traffic;
 mod udp;
 mod usage;
@@ -40,6 +41,8 @@ enum Command {
     Relay(relay::Args),
     /// Share of a bottleneck that a relay's flow gets beside TCP CUBIC
     Fairness(fairness::Args),
+    /// With and without the fast path: delay of the same video, system calls by name, CPU over time
+    Thesis(thesis::Args),
     /// What a bystander's media suffer from a hostile client, and what it costs the relay
     Hostile(hostile::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
@@ -70,6 +73,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
     match args.command {
         Command::Relay(args) => relay::run(args),
         Command::Fairness(args) => fairness::run(args),
+        Command::Thesis(args) => thesis::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),

@@ -137,6 +137,7 @@ impl Downstream {
             mtu: config.mtu as u64,
             initial_rtt: config.initial_rtt,
             max_ack_delay: peer.max_ack_delay,
+            ecn: config.ecn,
         };
         Self {
             datagrams: Datagrams::new(config.datagram_pool.clone()),
@@ -273,6 +274,7 @@ impl Downstream {
             pending_bytes: self.streams.iter().map(|(_, stream)| stream.pending()).sum(),
             window: self.recovery.window(),
             bandwidth: self.recovery.bandwidth(),
+            ecn: self.recovery.ecn().state(),
             bytes_in_flight: self.recovery.in_flight(),
             smoothed_rtt: self.recovery.rtt.smoothed(),
             min_rtt: self.recovery.rtt.min(),

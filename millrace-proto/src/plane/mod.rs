@@ -7,7 +7,8 @@
 //! [`downstream::Downstream`] is the entry. The other modules, from the lowest up; each uses only those before it:
 //!
 //! * [`types`], [`source`], [`ranges`]: keys and priorities, what a stream reads from, sets of offsets;
-//! * [`congestion`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
+//! * [`congestion`], [`ecn`], [`pacing`], [`recovery`]: RFC 9002, over the packets of all senders;
+//! * [`estimate`]: what the path is thought to carry, and when that is news;
 //! * [`policy`]: what goes when the peer does not keep up;
 //! * `datagrams`, `queues`, `stream`, `slots`: what waits and which goes next, the state of one stream, and where streams
 //!   are kept.
@@ -15,6 +16,8 @@
 pub mod congestion;
 mod datagrams;
 pub mod downstream;
+pub mod ecn;
+pub mod estimate;
 pub mod pacing;
 pub mod policy;
 mod queues;

@@ -5,6 +5,7 @@
 //! but the stack repairs them itself.
 
 mod loss;
+mod loss_rate;
 mod rtt;
 
 use std::{
@@ -13,10 +14,12 @@ use std::{
 };
 
 use loss::Lost;
+use loss_rate::LossRate;
 pub use rtt::Rtt;
 
 use super::{
     congestion::{Acked, Algorithm, Controller, Delivered, Delivery, LostPacket, Sending, Snapshot},
+    ecn::Ecn,
     types::Ack,
 };
 
@@ -34,6 +37,8 @@ pub const BASE_MTU: u64 = 1200;
 const BLACK_HOLE: u32 = 3;
 /// Senders report a number at the latest when this many more have been drawn.
 const REPORT_LAG: u64 = 64;
+/// How long after a change the offload may send as it did before.
+const OFFLOAD_LAG: Duration = Duration::from_millis(100);
 /// Packet numbers that are remembered beside the data plane's packets in flight. A peer that acknowledges nothing while
 /// it has so many packets acknowledged has no use for the connection.
 const MAX_OTHERS: u64 = 1 << 14;
@@ -49,6 +54,8 @@ pub struct Config {
     pub initial_rtt: Duration,
     /// The peer's transport parameter.
     pub max_ack_delay: Duration,
+    /// Packets are marked ECT(0) where the path takes that.
+    pub ecn: bool,
 }
 
 /// What became of packets. Reused from call to call to keep its allocations.
@@ -77,6 +84,8 @@ pub struct Counts {
     pub stack_lost: u64,
     pub probe_timeouts: u64,
     pub congestion_events: u64,
+    /// Packets that the network has marked CE.
+    pub marked: u64,
 }
 
 /// The state of all packets in flight, the round-trip time and the congestion window.
@@ -108,6 +117,10 @@ pub struct Recovery<T> {
     /// Rounds in which packets larger than [`BASE_MTU`] were lost, since the last one that arrived.
     suspicions: u32,
     counts: Counts,
+    loss_rate: LossRate,
+    ecn: Ecn,
+    /// Since when what the offload sends is marked, for certain.
+    offload_marks: Option<Instant>,
 }
 
 enum Slot<T> {
@@ -131,6 +144,8 @@ struct Packet<T> {
     content: Option<T>,
     /// Larger than the path is known to take: its loss says nothing about congestion.
     mtu_probe: bool,
+    /// Sent as ECT(0).
+    marked: bool,
 }
 
 impl<T> Default for Outcome<T> {
@@ -163,23 +178,36 @@ impl<T: Clone> Recovery<T> {
             sampled_at: None,
             suspicions: 0,
             counts: Counts::default(),
+            loss_rate: LossRate::new(now),
+            ecn: Ecn::new(config.ecn),
+            offload_marks: None,
         }
     }
 
     /// The data plane sent a packet of `size` bytes, the UDP payload.
     pub fn on_sent(&mut self, now: Instant, number: u64, size: usize, content: T) {
         self.probes = self.probes.saturating_sub(1);
-        self.on_offloaded_sent(now, number, size, content);
+        let marked = self.ecn.marks();
+        if marked {
+            self.ecn.on_sent();
+        }
+        self.on_own_sent(now, number, size, content, marked);
     }
 
     /// The offload sent a packet of the data plane's streams or datagrams, at `sent`.
     pub fn on_offloaded_sent(&mut self, sent: Instant, number: u64, size: usize, content: T) {
+        // One that was under way at the change may have left unmarked. Counting too few does no harm.
+        let marked = self.offload_marks.is_some_and(|since| sent > since + OFFLOAD_LAG);
+        self.on_own_sent(sent, number, size, content, marked);
+    }
+
+    fn on_own_sent(&mut self, sent: Instant, number: u64, size: usize, content: T, marked: bool) {
         let size = size as u64;
         self.counts.packets_sent += 1;
         self.counts.bytes_sent += size;
         self.last_own_sent = self.last_own_sent.max(Some(sent));
         let snapshot = self.depart(sent, size);
-        let packet = Packet { sent, size, snapshot, content: Some(content), mtu_probe: false };
+        let packet = Packet { sent, size, snapshot, content: Some(content), mtu_probe: false, marked };
         self.record(number, Slot::InFlight(packet));
     }
 
@@ -192,7 +220,8 @@ impl<T: Clone> Recovery<T> {
         self.counts.stack_sent += 1;
         let mtu_probe = size > self.config.mtu;
         let snapshot = self.depart(now, size);
-        self.record(number, Slot::InFlight(Packet { sent: now, size, snapshot, content: None, mtu_probe }));
+        let packet = Packet { sent: now, size, snapshot, content: None, mtu_probe, marked: false };
+        self.record(number, Slot::InFlight(packet));
     }
 
     /// Takes a whole ACK frame and adds to `outcome` what became of the data plane's packets.
@@ -211,6 +240,7 @@ impl<T: Clone> Recovery<T> {
     ) -> Result<(), NeverSent> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
+        self.loss_rate.on_ack(now, &self.counts);
         let window_limited = !app_limited && self.in_flight + self.config.mtu > self.controller.window();
         if largest >= self.next() {
             newly.never_sent = Some(largest);
@@ -225,6 +255,8 @@ impl<T: Clone> Recovery<T> {
             }
         }
         let result = newly.never_sent.map_or(Ok(()), |number| Err(NeverSent(number)));
+        // After reordering the counts are no proof (RFC 9000, section 13.4.2.1).
+        let raises = newly.last > self.largest_acked && result.is_ok();
         self.largest_acked = self.largest_acked.max(newly.last);
         let Some(newest) = newly.newest else { return result };
         if newly.largest {
@@ -244,6 +276,9 @@ impl<T: Clone> Recovery<T> {
             self.controller.on_ack(now, &acked);
         }
         self.detect(now, outcome);
+        if raises {
+            self.take_marks(now, newest, newly.marked, ack.ecn);
+        }
         if let Some(sample) = self.delivery.sample(self.rtt.min()) {
             self.controller.on_delivered(&Delivered {
                 now,
@@ -354,6 +389,21 @@ impl<T: Clone> Recovery<T> {
         self.counts
     }
 
+    /// Whether, and why not, packets are marked ECT(0).
+    pub fn ecn(&self) -> &Ecn {
+        &self.ecn
+    }
+
+    /// Whether the offload marks what it sends from now on.
+    pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
+        self.offload_marks = marks.then(|| self.offload_marks.unwrap_or(now));
+    }
+
+    /// Share of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few to say.
+    pub fn loss(&self) -> Option<f64> {
+        self.loss_rate.get(&self.counts)
+    }
+
     /// The path seems to have stopped carrying packets larger than [`BASE_MTU`].
     pub fn black_hole(&self) -> bool {
         self.suspicions >= BLACK_HOLE
@@ -370,6 +420,8 @@ impl<T: Clone> Recovery<T> {
         self.controller = self.config.algorithm.start(self.config.mtu, now);
         self.rtt = Rtt::new(self.config.initial_rtt);
         self.packet_threshold = PACKET_THRESHOLD;
+        self.ecn.on_path_change();
+        self.offload_marks = None;
         self.pto_count = 0;
         self.blamed = 0;
         self.reduced_at = Some(now);
@@ -435,6 +487,7 @@ impl<T: Clone> Recovery<T> {
         }
         newly.newest = newly.newest.max(Some(packet.sent));
         newly.largest |= number == largest;
+        newly.marked += u64::from(packet.marked);
         if self.reduced_at.is_none_or(|at| packet.sent > at) {
             newly.bytes += packet.size;
         }
@@ -482,6 +535,8 @@ struct Newly {
     /// A number in the frame that nobody has sent.
     never_sent: Option<u64>,
     all_bytes: u64,
+    /// Packets that were marked ECT(0).
+    marked: u64,
     /// Bytes that may grow the window: those sent since it was last reduced.
     bytes: u64,
     /// Whether the frame's largest number is among them. Only then it makes a round-trip sample (section 5.1).

@@ -2,6 +2,8 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
+use crate::quic::ack::EcnCounts;
+
 /// Names a stream of one connection. Never reused; keys compare by age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StreamKey(pub u64);
@@ -39,4 +41,6 @@ pub struct Label {
 pub struct Ack {
     pub delay: Duration,
     pub ranges: Vec<RangeInclusive<u64>>,
+    /// What the peer has counted on the connection so far.
+    pub ecn: Option<EcnCounts>,
 }

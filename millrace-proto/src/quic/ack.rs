@@ -22,6 +22,14 @@ pub struct Frame<'a> {
     ecn: Option<&'a [u8]>,
 }
 
+/// Packets received with each codepoint of ECN (RFC 9000, section 19.3.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EcnCounts {
+    pub ect0: u64,
+    pub ect1: u64,
+    pub ce: u64,
+}
+
 impl<'a> Frame<'a> {
     /// Takes the fields of a frame of type `kind`, with or without ECN counts.
     pub(super) fn parse(cursor: &mut Cursor<'a>, kind: u64, ecn: bool) -> Result<Self, Error> {
@@ -46,6 +54,13 @@ impl<'a> Frame<'a> {
         }
         let counts = &start[..start.len() - cursor.rest.len()];
         Ok(Self { largest, delay, blocks, ecn: ecn.then_some(counts) })
+    }
+
+    /// The ECN counts, of type 0x03.
+    pub fn ecn_counts(&self) -> Option<EcnCounts> {
+        let mut counts = self.ecn?;
+        let mut next = || varint::decode(&mut counts);
+        Some(EcnCounts { ect0: next()?, ect1: next()?, ce: next()? })
     }
 
     /// The acknowledged numbers, largest first, disjoint.

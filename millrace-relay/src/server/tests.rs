@@ -46,8 +46,11 @@ impl Relay {
             ..transport::Config::default()
         };
         change(&mut transport);
-        let client =
-            Endpoint::bind(local, transport::Config { certificate: None, ..transport.clone() }).unwrap();
+        let client = {
+            let paths = Arc::default();
+            Endpoint::bind(local, transport::Config { certificate: None, paths, ..transport.clone() })
+                .unwrap()
+        };
         let config = Config {
             listen: vec![local],
             upstream: None,
@@ -164,6 +167,24 @@ fn track(name: u64) -> TrackName {
 fn subscribe(request_id: u64, rendezvous_timeout: Option<u64>) -> Subscribe {
     let parameters = Parameters { rendezvous_timeout, ..Parameters::default() };
     Subscribe { request_id, track: track(request_id), parameters }
+}
+
+#[tokio::test]
+async fn who_embeds_a_relay_hears_of_paths() {
+    let relay = Relay::start();
+    let mut changes = relay.server.path_changes();
+    let (_client, _, _control) = relay.establish().await;
+    let change = loop {
+        let change = time::timeout(PATIENCE, changes.recv()).await.expect("an acknowledgement").unwrap();
+        // During the handshake it has no number.
+        if change.session != 0 {
+            break change;
+        }
+    };
+    let status = relay.server.status();
+    assert_eq!(u64::from(change.session), status.sessions[0].id);
+    assert!(change.estimate.rtt > Duration::ZERO, "{change:?}");
+    assert_eq!(change.estimate.loss, None, "too few packets");
 }
 
 #[tokio::test]

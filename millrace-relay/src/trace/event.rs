@@ -1,11 +1,11 @@
 //! The lines of `/trace`.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millrace_proto::plane::downstream::Carried;
+use millrace_proto::plane::{downstream::Carried, estimate::Estimate};
 use serde::{Deserialize, Serialize};
 
-use millrace_transport::{Sent, clock::monotonic_ns, trace};
+use millrace_transport::{PathChange, Sent, clock::monotonic_ns, trace};
 
 /// One line. Sessions are numbered as in the status; times are microseconds since 1970.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,6 +25,8 @@ pub enum Event {
     Packet(Packet),
     /// Userspace sent a packet, or one piece of it.
     Sent(Userspace),
+    /// What the network carries for a session has changed.
+    Path(Path),
     /// There was no room for so many events.
     Lost { count: u64, place: Place },
 }
@@ -66,6 +68,22 @@ pub struct Userspace {
     pub carries: Carries,
     #[serde(flatten)]
     pub media: Media,
+}
+
+/// As in the status.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Path {
+    pub time_us: u64,
+    pub session: u32,
+    /// Bytes per second.
+    pub bandwidth: Option<u64>,
+    pub rtt_us: u64,
+    /// What of that is queues on the path.
+    pub path_queue_us: u64,
+    /// How long the oldest of what is sent live has waited here.
+    pub queue_us: u64,
+    /// Share of media packets, 0 to 1.
+    pub loss: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +129,7 @@ pub enum Place {
 pub enum Raw {
     Offload(trace::Event),
     Userspace(Sent),
+    Path(PathChange),
 }
 
 impl Raw {
@@ -118,6 +137,7 @@ impl Raw {
         match self {
             Self::Offload(event) => event.time_ns,
             Self::Userspace(sent) => sent.time_ns,
+            Self::Path(change) => change.time_ns,
         }
     }
 
@@ -125,7 +145,7 @@ impl Raw {
     pub fn track(&self) -> u32 {
         match self {
             Self::Offload(trace::Event { what: trace::What::Copy { track, .. }, .. }) => *track,
-            Self::Offload(_) => 0,
+            Self::Offload(_) | Self::Path(_) => 0,
             Self::Userspace(sent) => sent.piece.label.track,
         }
     }
@@ -141,6 +161,8 @@ impl Raw {
                 (event.received, event.publisher, subscriber)
             }
             Self::Userspace(sent) => (sent.number, sent.session, sent.session),
+            // No packet, so in every sample.
+            Self::Path(change) => (0, change.session, change.session),
         };
         number.is_multiple_of(u64::from(wanted.every.get()))
             && wanted.track.is_none_or(|track| track.get() == self.track())
@@ -152,6 +174,7 @@ impl Raw {
         match self {
             Self::Offload(event) => describe_offload(event, clock, track),
             Self::Userspace(sent) => describe_sent(sent, clock, track),
+            Self::Path(change) => describe_path(change, clock),
         }
     }
 }
@@ -205,6 +228,20 @@ fn describe_sent(sent: &Sent, clock: Clock, name: Option<&str>) -> Event {
     };
     let time_us = clock.wall_us(time_ns);
     Event::Sent(Userspace { time_us, subscriber: session, number, bytes: size, carries, media })
+}
+
+fn describe_path(change: &PathChange, clock: Clock) -> Event {
+    let Estimate { bandwidth, rtt, path_queue, queue, loss } = change.estimate;
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    Event::Path(Path {
+        time_us: clock.wall_us(change.time_ns),
+        session: change.session,
+        bandwidth,
+        rtt_us: us(rtt),
+        path_queue_us: us(path_queue),
+        queue_us: us(queue),
+        loss,
+    })
 }
 
 /// Tells the time of day from `CLOCK_MONOTONIC`, as of when it was started.

@@ -1,7 +1,7 @@
 //! What happens to single packets, for whoever watches: `/trace`.
 //!
 //! Nothing is collected while nobody watches. While somebody does, one task takes what the offload and the
-//! data planes have collected, puts it in order of time, and hands each viewer what it wants. Every queue on the way is
+//! data planes have collected, and what is thought of the paths, puts it in order of time, and hands each viewer what it wants. Every queue on the way is
 //! bounded: what does not fit is dropped, and the viewer is told how much. No key and no payload ever comes near it.
 
 pub mod event;
@@ -23,13 +23,16 @@ use futures_core::Stream;
 use millrace_proto::moq::TrackName;
 use parking_lot::Mutex;
 use tokio::{
-    sync::mpsc,
+    sync::{
+        broadcast::{self, error::TryRecvError},
+        mpsc,
+    },
     time::{MissedTickBehavior, interval},
 };
 
 use self::event::{Clock, Event, Place, Raw};
 use super::{engine::Engine, hub::Hub};
-use millrace_transport::{Tap, clock::monotonic_ns, trace::Filter};
+use millrace_transport::{PathChange, Paths, Tap, clock::monotonic_ns, trace::Filter};
 
 /// How often events are collected.
 const TICK: Duration = Duration::from_millis(20);
@@ -101,6 +104,7 @@ pub struct Tracer {
     hub: Arc<Hub>,
     engine: Arc<Engine>,
     tap: Arc<Tap>,
+    paths: Arc<Paths>,
     state: Mutex<State>,
 }
 
@@ -111,6 +115,8 @@ struct State {
     viewers: Vec<Viewer>,
     /// What the sources were told last.
     told: Option<Filter>,
+    /// While somebody watches.
+    changes: Option<broadcast::Receiver<PathChange>>,
     /// Too young to be told, unordered.
     held: Vec<Raw>,
     names: HashMap<u32, Option<Arc<str>>>,
@@ -134,8 +140,8 @@ enum Item {
 }
 
 impl Tracer {
-    pub fn new(hub: Arc<Hub>, engine: Arc<Engine>, tap: Arc<Tap>) -> Arc<Self> {
-        Arc::new(Self { hub, engine, tap, state: Mutex::default() })
+    pub fn new(hub: Arc<Hub>, engine: Arc<Engine>, tap: Arc<Tap>, paths: Arc<Paths>) -> Arc<Self> {
+        Arc::new(Self { hub, engine, tap, paths, state: Mutex::default() })
     }
 
     /// Starts to watch, until the result is dropped. Within a tokio runtime.
@@ -150,9 +156,12 @@ impl Tracer {
         let start = self.start_line(&wanted);
         let viewer = Viewer { wanted, events: sender, lost: Arc::clone(&lost), last: Instant::now() };
         state.viewers.push(viewer);
+        // For each viewer, so that each hears how all paths are.
+        let changes = self.paths.listen();
+        state.changes.get_or_insert(changes);
         if !std::mem::replace(&mut state.running, true) {
             // What was left over when the last viewer went.
-            let _ = self.collect();
+            let _ = self.collect(&mut None);
             tokio::spawn(Arc::clone(self).run());
         }
         self.tell(&mut state);
@@ -209,7 +218,7 @@ impl Tracer {
             return false;
         }
         let before = monotonic_ns().saturating_sub(HOLD.as_nanos() as u64);
-        let (events, lost) = self.collect();
+        let (events, lost) = self.collect(&mut state.changes);
         state.held.extend(events);
         self.hand_out(&mut state, before, now);
         for viewer in &mut state.viewers {
@@ -222,14 +231,14 @@ impl Tracer {
         true
     }
 
-    fn collect(&self) -> (Vec<Raw>, (u64, u64)) {
-        let mut events = Vec::new();
+    fn collect(&self, changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<Raw>, (u64, u64)) {
+        let (mut events, changes_lost) = take_changes(changes);
         let mut read = |event| events.push(Raw::Offload(event));
         let offload = self.engine.offload.as_ref();
         let kernel_lost = offload.map_or(0, |offload| offload.drain_trace(&mut read));
         let (pieces, tap_lost) = self.tap.take();
         events.extend(pieces.into_iter().map(Raw::Userspace));
-        (events, (kernel_lost, tap_lost))
+        (events, (kernel_lost, tap_lost + changes_lost))
     }
 
     /// Passes on what is from before `before`, in order of time.
@@ -274,6 +283,19 @@ impl Tracer {
             self.engine.offload.iter().for_each(|offload| offload.set_trace(all));
         }
     }
+}
+
+/// What waits, and how much there was no room for.
+fn take_changes(changes: &mut Option<broadcast::Receiver<PathChange>>) -> (Vec<Raw>, u64) {
+    let (mut events, mut lost) = (Vec::new(), 0);
+    while let Some(changes) = changes {
+        match changes.try_recv() {
+            Ok(change) => events.push(Raw::Path(change)),
+            Err(TryRecvError::Lagged(count)) => lost += count,
+            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+        }
+    }
+    (events, lost)
 }
 
 /// At least what both want.

@@ -28,7 +28,7 @@ fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
     let tap = Arc::<Tap>::default();
     let hub = Arc::new(Hub::new(limits, cache, Delays::default()));
     let engine = Arc::new(Engine::user("as configured"));
-    (Tracer::new(hub, engine, Arc::clone(&tap)), tap)
+    (Tracer::new(hub, engine, Arc::clone(&tap), Arc::default()), tap)
 }
 
 fn send(tap: &Tap, session: u32, number: u64) {

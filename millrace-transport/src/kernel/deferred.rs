@@ -4,12 +4,17 @@
 
 use std::{
     net::UdpSocket,
-    sync::atomic::{AtomicU8, AtomicU64, Ordering},
+    sync::{
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
+        mpsc,
+    },
     task::Waker,
 };
 
 use millrace_bpf::relay::DeferredSocket;
 use parking_lot::Mutex;
+
+use super::worker::Command;
 
 /// Looks in vain after which a packet is not expected any more.
 const PATIENCE: u8 = 3;
@@ -24,10 +29,14 @@ pub(super) struct Deferred {
     media: AtomicU64,
     vain: AtomicU8,
     reader: Mutex<Option<Waker>>,
+    /// The engine does not tick. No packet is deferred then.
+    resting: AtomicBool,
+    engine: mpsc::Sender<Command>,
 }
 
 impl Deferred {
-    pub fn new(handle: DeferredSocket, socket: UdpSocket) -> Self {
+    /// `engine`: told when it is to tick again.
+    pub fn new(handle: DeferredSocket, socket: UdpSocket, engine: mpsc::Sender<Command>) -> Self {
         Self {
             handle,
             socket,
@@ -35,6 +44,8 @@ impl Deferred {
             media: AtomicU64::new(0),
             vain: AtomicU8::new(0),
             reader: Mutex::default(),
+            resting: AtomicBool::new(false),
+            engine,
         }
     }
 
@@ -66,6 +77,16 @@ impl Deferred {
     pub fn sleep(&self, others: u64) {
         self.media.store(self.handle.media(), Ordering::Relaxed);
         self.handle.sleep(others);
+        // Packets may be deferred again. Either this comes behind [`Deferred::rest`], and sees it, or packets go on waking.
+        if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
+            let _ = self.engine.send(Command::Wake); // the engine is gone
+        }
+    }
+
+    /// The engine does not tick until it is told to: every packet wakes this process, the next of which tells it.
+    pub fn rest(&self) {
+        self.resting.store(true, Ordering::SeqCst);
+        self.handle.wake();
     }
 
     /// So many packets were read.

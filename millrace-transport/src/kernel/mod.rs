@@ -232,7 +232,11 @@ impl Kernel {
         let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
         forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
         let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
-        let deferred = Arc::new(Deferred::new(self.relay.deferred_socket(&socket, room as u64)?, socket));
+        let deferred = Arc::new(Deferred::new(
+            self.relay.deferred_socket(&socket, room as u64)?,
+            socket,
+            self.commands.clone(),
+        ));
         self.deferred.write().push(Arc::downgrade(&deferred));
         Ok(deferred)
     }
@@ -251,6 +255,11 @@ impl Kernel {
     fn look_at_deferred(&self) -> Option<u64> {
         let sockets = self.deferred.read();
         sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
+    }
+
+    /// Has every packet wake this process, and the next one the engine's thread.
+    fn rest(&self) {
+        self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
 
     /// Puts everything that was registered into the connections' inboxes.
@@ -297,13 +306,15 @@ impl Kernel {
         let _ = self.commands.send(command);
     }
 
-    /// Tells connections what was sent on them, where nothing else has done so.
-    fn tick(&self) {
+    /// Tells connections what was sent on them, where nothing else has done so. Returns whether there was anything.
+    fn tick(&self) -> bool {
         self.sort();
         let connections = self.connections();
-        let waiting = connections.iter().filter(|connection| connection.is_waiting());
+        let waiting: Vec<_> = connections.iter().filter(|connection| connection.is_waiting()).collect();
         let now = Instant::now();
-        waiting.filter_map(|connection| connection.owner()).for_each(|owner| owner.on_sent(now));
+        let owners = waiting.iter().filter_map(|connection| connection.owner());
+        owners.for_each(|owner| owner.on_sent(now));
+        !waiting.is_empty()
     }
 }
 

@@ -25,6 +25,9 @@ const FAST: u64 = 8;
 /// How often interfaces are looked at: a system call each.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// After so long in which nothing was found it is not looked any more until a packet has woken the process.
+const REST: Duration = Duration::from_millis(200);
+
 /// How often keys of connections that have ended are erased, at most.
 const ERASE: Duration = Duration::from_millis(500);
 
@@ -59,12 +62,14 @@ pub(super) enum Command {
 pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
     let (mut looked, mut needed, mut erased) = (Instant::now(), Instant::now(), Instant::now());
     let mut waiting = None;
+    // When something was last found, and whether the ticks are far apart since.
+    let (mut busy, mut rests) = (Instant::now(), true);
     loop {
         // Deferred packets come for some time after the last stream.
         let idle = needed.elapsed() > LOOK;
         let tick = match waiting {
             Some(FAST..) => FAST_TICK,
-            _ if idle => LOOK,
+            _ if idle || rests => LOOK,
             _ => TICK,
         };
         let first = match todo.recv_timeout(tick) {
@@ -73,6 +78,7 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
         let Some(kernel) = kernel.upgrade() else { return };
+        let is_told = first.is_some();
         let mut returned = Vec::new();
         first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
         let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
@@ -84,8 +90,15 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
         if erases {
             erased = Instant::now();
         }
-        kernel.tick();
+        let found = kernel.tick();
         waiting = kernel.look_at_deferred();
+        if found || is_told || waiting.is_some() {
+            (busy, rests) = (Instant::now(), false);
+        } else if !rests && busy.elapsed() > REST {
+            // A packet that is deferred at this moment is found a tick later.
+            kernel.rest();
+            rests = kernel.look_at_deferred().is_none();
+        }
         if waiting.is_some() || kernel.is_needed() {
             needed = Instant::now();
         }
@@ -122,8 +135,8 @@ fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Connection>, S
 }
 
 fn set_path(connection: &Connection, path: &Path) {
-    let Path { local, remote, id } = path;
-    let to = bpf::Path { local: *local, remote: *remote, id: id.to_vec(), traffic_class: 0, flow_label: 0 };
+    let &Path { local, remote, id, traffic_class } = path;
+    let to = bpf::Path { local, remote, id: id.to_vec(), traffic_class, flow_label: 0 };
     match connection.downstream.set_path(&to) {
         Ok(()) => connection.owner().into_iter().for_each(|owner| owner.on_path(Instant::now(), path)),
         Err(error) => debug!(?path, %error, "the kernel cannot send there"),

@@ -25,7 +25,7 @@ use super::{
     openings::{self, Delegated, Openings},
     trial::Trial,
 };
-use crate::path;
+use crate::{dscp::ECT0, path};
 
 /// This end's connection IDs that a peer may use in turn; older ones are forgotten.
 const IDS: usize = 4;
@@ -240,13 +240,19 @@ impl Offloaded {
     }
 
     /// Tells it what it may send now, if the plane is `open` and has keys, and takes streams back that are over.
-    pub fn hand_out(&mut self, now: Instant, downstream: &mut Downstream, path: &path::Path, open: bool) {
+    pub fn hand_out(
+        &mut self,
+        now: Instant,
+        downstream: &mut Downstream,
+        (path, traffic_class): (&path::Path, u8),
+        open: bool,
+    ) {
         while let Some(key) = downstream.poll_recall() {
             let delegation = self.delegations.remove(&key).map(|delegated| delegated.delegation);
             Arc::clone(&self.offload).recall(key, delegation);
         }
         downstream.set_outstanding(Budget::default());
-        let ready = self.follow_path(path, downstream.mtu());
+        let ready = self.follow_path(now, (path, traffic_class), downstream);
         let budget = if open && ready { downstream.budget() } else { Budget::default() };
         let budget = self.trial.allow(now, budget, downstream.mtu());
         self.offload.set_waiting(downstream.waiting().map(|level| u16::from_be_bytes(level.into())));
@@ -301,18 +307,29 @@ impl Offloaded {
 /// Where it sends.
 impl Offloaded {
     /// Whether it sends to where the plane does.
-    fn follow_path(&mut self, path: &path::Path, mtu: usize) -> bool {
+    fn follow_path(
+        &mut self,
+        now: Instant,
+        (path, traffic_class): (&path::Path, u8),
+        downstream: &mut Downstream,
+    ) -> bool {
         let ip = path.local.or(Some(self.local.ip()).filter(|ip| !ip.is_unspecified()));
         let Some(ip) = ip else { return false };
-        self.offload.set_mtu(u32::try_from(mtu).unwrap_or(u32::MAX));
-        let wanted = Path { local: SocketAddr::new(ip, self.local.port()), remote: path.remote, id: path.id };
+        self.offload.set_mtu(u32::try_from(downstream.mtu()).unwrap_or(u32::MAX));
+        let local = SocketAddr::new(ip, self.local.port());
+        let wanted = Path { local, remote: path.remote, id: path.id, traffic_class };
+        let marks = traffic_class & ECT0 != 0;
         if self.path.as_ref() != Some(&wanted) {
             self.path_ready = false;
-            self.trial = Trial::new();
-            self.deferral = Deferral::default();
+            let is_same = |path: &Path| Path { traffic_class, ..path.clone() } == wanted;
+            if !self.path.as_ref().is_some_and(is_same) {
+                self.trial = Trial::new();
+                self.deferral = Deferral::default();
+            }
             self.path = Some(wanted.clone());
             Arc::clone(&self.offload).set_path(wanted);
         }
+        downstream.set_offload_marks(now, marks && self.path_ready);
         self.path_ready && path.is_validated()
     }
 

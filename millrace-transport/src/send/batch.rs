@@ -1,7 +1,13 @@
 use std::{
     net::{IpAddr, SocketAddr},
     ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
+
+use super::handover::Handover;
 
 /// The most segments that the kernel takes in one message (UDP_MAX_SEGMENTS of the oldest kernels).
 const MAX_SEGMENTS: usize = 64;
@@ -14,21 +20,34 @@ pub struct Flow {
     pub to: SocketAddr,
     /// `None`: the socket's address, or the one that goes with the route.
     pub from: Option<IpAddr>,
+    /// DSCP and ECN: IPv4's TOS, IPv6's traffic class.
+    pub traffic_class: u8,
 }
 
 impl From<SocketAddr> for Flow {
     fn from(to: SocketAddr) -> Self {
-        Self { to, from: None }
+        Self { to, from: None, traffic_class: 0 }
     }
 }
 
 /// Sealed packets on their way out, in one buffer that is used again and again.
-#[derive(Default)]
+#[derive(Debug)]
 pub struct Batch {
+    /// Tells it from every other one.
+    id: u64,
+    packets: Packets,
+    /// Connections of which no other batch has packets.
+    connections: Vec<Arc<Handover>>,
+}
+
+/// One behind the other.
+#[derive(Debug, Default)]
+pub(super) struct Packets {
     bytes: Vec<u8>,
     packets: Vec<Packet>,
 }
 
+#[derive(Debug)]
 struct Packet {
     flow: Flow,
     end: usize,
@@ -44,22 +63,84 @@ pub(super) struct Message {
     pub packets: usize,
 }
 
+impl Default for Batch {
+    fn default() -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, packets: Packets::default(), connections: Vec::new() }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        self.connections.iter().for_each(|connection| connection.give_up());
+    }
+}
+
+impl Packets {
+    pub fn is_empty(&self) -> bool {
+        self.packets.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.packets.clear();
+    }
+
+    /// Moves the packets from `from` on to the end of `to`.
+    fn move_to(&mut self, from: usize, to: &mut Self) {
+        let start = from.checked_sub(1).and_then(|last| self.packets.get(last)).map_or(0, |last| last.end);
+        let before = to.bytes.len();
+        to.bytes.extend(self.bytes.drain(start..));
+        let packets = self.packets.drain(from..);
+        to.packets.extend(packets.map(|packet| Packet { end: packet.end - start + before, ..packet }));
+    }
+}
+
 impl Batch {
+    pub(super) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Adds the packets of one connection that `build` adds, or leaves them to whoever has others of the connection that are not
+    /// sent yet. Under the connection's lock.
+    pub(crate) fn of_connection(&mut self, handover: &Arc<Handover>, build: impl FnOnce(&mut Self)) {
+        let from = self.len();
+        build(self);
+        if self.len() > from && handover.settle(self, from) {
+            self.connections.push(Arc::clone(handover));
+        }
+    }
+
+    /// Takes out packets from `from` on.
+    pub(super) fn take_from(&mut self, from: usize, to: &mut Packets) {
+        self.packets.move_to(from, to);
+    }
+
+    pub(super) fn add(&mut self, packets: &mut Packets) {
+        packets.move_to(0, &mut self.packets);
+    }
+
+    pub(super) fn take_connections(&mut self) -> Vec<Arc<Handover>> {
+        std::mem::take(&mut self.connections)
+    }
+
     /// Adds the packet that `build` appends to the buffer, if it says that there is one, and says so too.
     pub fn packet(&mut self, flow: impl Into<Flow>, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
-        let start = self.bytes.len();
-        let built = build(&mut self.bytes) && self.bytes.len() > start;
+        let Packets { bytes, packets } = &mut self.packets;
+        let start = bytes.len();
+        let built = build(bytes) && bytes.len() > start;
         if built {
-            self.packets.push(Packet { flow: flow.into(), end: self.bytes.len() });
+            packets.push(Packet { flow: flow.into(), end: bytes.len() });
         } else {
-            self.bytes.truncate(start);
+            bytes.truncate(start);
         }
         built
     }
 
     /// Packets in the batch.
     pub fn len(&self) -> usize {
-        self.packets.len()
+        self.packets.packets.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -67,7 +148,6 @@ impl Batch {
     }
 
     pub fn clear(&mut self) {
-        self.bytes.clear();
         self.packets.clear();
     }
 
@@ -76,12 +156,12 @@ impl Batch {
     }
 
     pub(super) fn slice(&self, range: &Range<usize>) -> &[u8] {
-        self.bytes.get(range.clone()).unwrap_or_default()
+        self.packets.bytes.get(range.clone()).unwrap_or_default()
     }
 
     /// The packets as messages, in order; with `gso`, runs of one flow are joined.
     pub(super) fn messages(&self, gso: bool) -> Vec<Message> {
-        let mut messages: Vec<Message> = Vec::with_capacity(self.packets.len());
+        let mut messages: Vec<Message> = Vec::with_capacity(self.len());
         for (flow, bytes) in self.ranges() {
             match messages.last_mut().filter(|last| gso && last.takes(flow, bytes.len())) {
                 Some(last) => {
@@ -95,8 +175,9 @@ impl Batch {
     }
 
     fn ranges(&self) -> impl Iterator<Item = (Flow, Range<usize>)> {
-        let starts = std::iter::once(0).chain(self.packets.iter().map(|packet| packet.end));
-        starts.zip(&self.packets).map(|(start, packet)| (packet.flow, start..packet.end))
+        let packets = &self.packets.packets;
+        let starts = std::iter::once(0).chain(packets.iter().map(|packet| packet.end));
+        starts.zip(packets).map(|(start, packet)| (packet.flow, start..packet.end))
     }
 }
 

@@ -2,7 +2,9 @@
 //! [`Sender`] hands the batch to the kernel with as few system calls as it can.
 
 mod batch;
+mod handover;
 mod sender;
 
 pub use batch::{Batch, Flow};
+pub(crate) use handover::Handover;
 pub use sender::{Report, Sender};

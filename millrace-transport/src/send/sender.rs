@@ -8,15 +8,16 @@ use std::{
 };
 
 use nix::{
-    cmsg_space,
     errno::Errno,
     libc::{in_addr, in_pktinfo, in6_addr, in6_pktinfo},
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, sendmmsg, sockopt},
+    sys::socket::{
+        ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, cmsg_space, getsockopt, sendmmsg, sockopt,
+    },
 };
 use parking_lot::Mutex;
 
-use super::{Batch, batch::Message};
+use super::{Batch, Flow, batch::Message};
 
 /// The most messages that the kernel takes in one call (UIO_MAXIOV).
 const MAX_CALL: usize = 1024;
@@ -25,8 +26,11 @@ const SEND_BUFFER: usize = 8 << 20;
 /// How long one flush may wait for room in the send buffer: cheaper than repairing what is dropped, but
 /// connection locks may be held meanwhile.
 const MAX_WAIT: Duration = Duration::from_millis(2);
+/// Times that one flush sends what others have handed over meanwhile; after that they wait.
+const HANDOVERS: usize = 4;
 
 /// Hands batches to one UDP socket, with `sendmmsg` and, where it may, generic segmentation offload.
+#[derive(Debug)]
 pub struct Sender {
     socket: UdpSocket,
     ipv6: bool,
@@ -63,6 +67,12 @@ impl Sender {
     /// Sends everything in `batch` and empties it. What cannot be sent is dropped, as a router would: the
     /// sender's loss recovery repairs it.
     pub fn flush(&self, batch: &mut Batch) -> Report {
+        let mut report = Report::default();
+        in_turn(batch, |batch| report += self.send_batch(batch));
+        report
+    }
+
+    fn send_batch(&self, batch: &mut Batch) -> Report {
         if batch.is_empty() {
             return Report::default();
         }
@@ -93,24 +103,39 @@ impl Sender {
     fn send(&self, batch: &Batch, messages: &[Message], segment: Option<u16>) -> nix::Result<usize> {
         let slices: Vec<_> = messages.iter().map(|m| [IoSlice::new(batch.slice(&m.bytes))]).collect();
         let addresses: Vec<_> = messages.iter().map(|m| Some(self.address(m.flow.to))).collect();
-        let source = messages.first().and_then(|message| message.flow.from).map(Source::new);
-        let control: Vec<_> = segment
-            .iter()
-            .map(ControlMessage::UdpGsoSegments)
-            .chain(source.iter().map(Source::control))
-            .collect();
-        // Exactly what is used: the kernel reads all of it.
-        let space = match (segment, &source) {
-            (None, None) => None,
-            (Some(_), None) => Some(cmsg_space!(u16)),
-            (None, Some(Source::V4(_))) => Some(cmsg_space!(in_pktinfo)),
-            (None, Some(Source::V6(_))) => Some(cmsg_space!(in6_pktinfo)),
-            (Some(_), Some(Source::V4(_))) => Some(cmsg_space!(u16, in_pktinfo)),
-            (Some(_), Some(Source::V6(_))) => Some(cmsg_space!(u16, in6_pktinfo)),
+        let Some(first) = messages.first() else { return Ok(0) };
+        self.call(&slices, &addresses, first.flow, segment)
+    }
+
+    /// One message that is not of a batch; with `segment`, of packets of so many bytes.
+    pub(crate) fn send_one(&self, flow: Flow, bytes: &[u8], segment: Option<u16>) -> io::Result<()> {
+        self.call(&[[IoSlice::new(bytes)]], &[Some(self.address(flow.to))], flow, segment)?;
+        Ok(())
+    }
+
+    /// All with the same source address and traffic class.
+    fn call(
+        &self,
+        slices: &[[IoSlice<'_>; 1]],
+        addresses: &[Option<SockaddrStorage>],
+        flow: Flow,
+        segment: Option<u16>,
+    ) -> nix::Result<usize> {
+        let source = flow.from.map(Source::new);
+        let (tos, class) = (flow.traffic_class, i32::from(flow.traffic_class));
+        let marked = match (flow.traffic_class, self.ipv6) {
+            (0, _) => None,
+            (_, false) => Some(ControlMessage::Ipv4Tos(&tos)),
+            (_, true) => Some(ControlMessage::Ipv6TClass(&class)),
         };
-        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(messages.len(), space);
+        let segments = segment.iter().map(ControlMessage::UdpGsoSegments);
+        let control: Vec<_> = segments.chain(source.iter().map(Source::control)).chain(marked).collect();
+        // Exactly what is used: the kernel reads all of it.
+        let space: usize = control.iter().map(space).sum();
+        let space = (space > 0).then(|| vec![0; space]);
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(slices.len(), space);
         let fd = self.socket.as_raw_fd();
-        let sent = sendmmsg(fd, &mut headers, &slices, &addresses, &control, MsgFlags::MSG_DONTWAIT)?;
+        let sent = sendmmsg(fd, &mut headers, slices, addresses, &control, MsgFlags::MSG_DONTWAIT)?;
         Ok(sent.count())
     }
 
@@ -126,6 +151,22 @@ impl Sender {
         let timeout = PollTimeout::try_from(MAX_WAIT).unwrap_or(PollTimeout::ZERO);
         // Whatever it says, the next attempt to send tells.
         let _ = poll(&mut fds, timeout);
+    }
+}
+
+/// Sends the batch by `send`, which empties it, and what others have handed over meanwhile.
+fn in_turn(batch: &mut Batch, mut send: impl FnMut(&mut Batch)) {
+    send(batch);
+    let mut connections = batch.take_connections();
+    for _ in 0..HANDOVERS {
+        connections.retain(|connection| connection.take(batch));
+        if connections.is_empty() {
+            return;
+        }
+        send(batch);
+    }
+    for connection in connections {
+        connection.finish(batch, &mut send);
     }
 }
 
@@ -200,6 +241,18 @@ impl AddAssign for Report {
     }
 }
 
+/// Bytes that a control message takes.
+fn space(message: &ControlMessage<'_>) -> usize {
+    match message {
+        ControlMessage::UdpGsoSegments(_) => cmsg_space::<u16>(),
+        ControlMessage::Ipv4PacketInfo(_) => cmsg_space::<in_pktinfo>(),
+        ControlMessage::Ipv6PacketInfo(_) => cmsg_space::<in6_pktinfo>(),
+        ControlMessage::Ipv4Tos(_) => cmsg_space::<u8>(),
+        ControlMessage::Ipv6TClass(_) => cmsg_space::<i32>(),
+        _ => 0,
+    }
+}
+
 /// A source address in the kernel's terms.
 enum Source {
     V4(in_pktinfo),
@@ -231,13 +284,14 @@ impl Source {
 
 /// How many of `messages`, which are not empty, fit into one call, and its segment size.
 ///
-/// A call has one source address for all, and one segment size; a message that is no longer is not
+/// A call has one source address and traffic class for all, and one segment size; a message that is no longer is not
 /// segmented.
 fn one_call(messages: &[Message]) -> (usize, Option<u16>) {
     let (mut segment, mut longest_single) = (None, 0);
-    let source = messages.first().and_then(|message| message.flow.from);
+    let kind = |message: &Message| (message.flow.from, message.flow.traffic_class);
+    let first = messages.first().map(kind);
     let fits = |message: &&Message| {
-        if message.flow.from != source {
+        if Some(kind(message)) != first {
             return false;
         }
         if message.packets == 1 {

@@ -1,7 +1,7 @@
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use super::*;
-use crate::send::Flow;
+use crate::send::{Flow, Handover};
 
 fn socket(address: &str) -> UdpSocket {
     let socket = UdpSocket::bind(address).expect("loopback");
@@ -236,7 +236,11 @@ fn packets_come_from_the_address_of_their_flow() {
             let mut batch = Batch::default();
             for from in sources {
                 for number in 0..3 {
-                    let flow = Flow { to: receiver.local_addr().unwrap(), from: Some(from.parse().unwrap()) };
+                    let flow = Flow {
+                        to: receiver.local_addr().unwrap(),
+                        from: Some(from.parse().unwrap()),
+                        traffic_class: 0,
+                    };
                     batch.packet(flow, |out| {
                         out.extend_from_slice(&packet(number, 100));
                         true
@@ -252,4 +256,118 @@ fn packets_come_from_the_address_of_their_flow() {
             }
         }
     }
+}
+
+#[test]
+fn packets_have_the_traffic_class_of_their_flow() {
+    use nix::sys::socket::{ControlMessageOwned, recvmsg, setsockopt};
+    for address in LOOPBACKS {
+        let receiver = socket(address);
+        match receiver.local_addr().unwrap().is_ipv6() {
+            true => setsockopt(&receiver, sockopt::Ipv6RecvTClass, &true).unwrap(),
+            false => setsockopt(&receiver, sockopt::IpRecvTos, &true).unwrap(),
+        }
+        let to = receiver.local_addr().unwrap();
+        let sender = Sender::new(&socket(address), true).unwrap();
+        let mut batch = Batch::default();
+        for (number, traffic_class) in [0u8, 0xb8, 0xb8, 0xba].into_iter().enumerate() {
+            batch.packet(Flow { traffic_class, ..to.into() }, |out| {
+                out.extend_from_slice(&packet(number, 100));
+                true
+            });
+        }
+        assert_eq!(sender.flush(&mut batch).packets, 4);
+        sender.send_one(Flow { traffic_class: 0xbb, ..to.into() }, &packet(4, 200), Some(100)).unwrap();
+        for expected in [0, 0xb8, 0xb8, 0xba, 0xbb, 0xbb] {
+            let mut space = nix::cmsg_space!(i32);
+            let mut buf = [0; 300];
+            let mut slices = [io::IoSliceMut::new(&mut buf)];
+            let flags = MsgFlags::empty();
+            let fd = receiver.as_raw_fd();
+            let received = recvmsg::<SockaddrStorage>(fd, &mut slices, Some(&mut space), flags).unwrap();
+            let class = received.cmsgs().unwrap().find_map(|message| match message {
+                ControlMessageOwned::Ipv4Tos(tos) => Some(i32::from(tos)),
+                ControlMessageOwned::Ipv6TClass(class) => Some(class),
+                _ => None,
+            });
+            assert_eq!((received.bytes, class), (100, Some(expected)), "{address}");
+        }
+    }
+}
+
+/// Packets of the connection, by number, for `to`.
+fn seal(batch: &mut Batch, connection: &Arc<Handover>, to: SocketAddr, numbers: std::ops::Range<usize>) {
+    batch.of_connection(connection, |batch| {
+        numbers.for_each(|number| push(batch, to, &packet(number, 100)));
+    });
+}
+
+#[test]
+fn packets_of_a_connection_wait_for_those_sealed_before() {
+    let receiver = socket("127.0.0.1:0");
+    let to = receiver.local_addr().unwrap();
+    let sender = Sender::new(&socket("127.0.0.1:0"), true).unwrap();
+    let (one, other): (Arc<Handover>, Arc<Handover>) = Default::default();
+    let (mut first, mut second) = (Batch::default(), Batch::default());
+    seal(&mut first, &one, to, 0..3);
+    seal(&mut second, &other, to, 100..101);
+    seal(&mut second, &one, to, 3..5);
+    seal(&mut second, &other, to, 101..103);
+    seal(&mut first, &one, to, 5..6);
+    assert_eq!(sender.flush(&mut second).packets, 3, "those of the other connection");
+    // It was sent, and has nothing of the connection: still they wait for the first.
+    seal(&mut second, &one, to, 6..7);
+    assert_eq!(sender.flush(&mut second).packets, 0);
+    assert_eq!(sender.flush(&mut first).packets, 7);
+    let expected = [100, 101, 102, 0, 1, 2, 3, 4, 5, 6];
+    assert_eq!(receive(&receiver, 10), expected.map(|number| packet(number, 100)));
+    // Nobody has any now.
+    seal(&mut second, &one, to, 7..8);
+    assert_eq!(sender.flush(&mut second).packets, 1);
+    assert_eq!(sender.flush(&mut first).packets, 0);
+}
+
+/// Threads that seal under a lock, as under a connection's, and send without.
+#[test]
+fn packets_of_a_connection_leave_in_the_order_they_were_sealed_in() {
+    const THREADS: usize = 4;
+    const TURNS: usize = 2000;
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    let (connection, next, sent) = (Arc::<Handover>::default(), Mutex::new(0), Mutex::new(Vec::new()));
+    let work = || {
+        let mut batch = Batch::default();
+        for turn in 0..TURNS {
+            {
+                let mut next = next.lock();
+                batch.of_connection(&connection, |batch| {
+                    for _ in 0..=turn % 3 {
+                        push(batch, to, &usize::to_be_bytes(*next));
+                        *next += 1;
+                    }
+                });
+            }
+            std::thread::yield_now();
+            in_turn(&mut batch, |batch| {
+                let numbers: Vec<_> = batch.iter().map(|(_, bytes)| bytes.try_into().unwrap()).collect();
+                sent.lock().extend(numbers.into_iter().map(usize::from_be_bytes));
+                batch.clear();
+            });
+        }
+    };
+    std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
+    let (sent, next) = (sent.into_inner(), next.into_inner());
+    assert_eq!(sent, (0..next).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_batch_that_is_not_sent_holds_nobody_up() {
+    let to = SocketAddr::from(([127, 0, 0, 1], 9));
+    let connection = Arc::<Handover>::default();
+    let (mut first, mut second) = (Batch::default(), Batch::default());
+    seal(&mut first, &connection, to, 0..1);
+    seal(&mut second, &connection, to, 1..2);
+    assert!(second.is_empty());
+    drop(first);
+    seal(&mut second, &connection, to, 2..3);
+    assert_eq!(second.len(), 1);
 }

@@ -22,7 +22,8 @@ impl Shared {
         let has_keys = self.has_keys(&mut state.plane);
         let State { offload: Some(offload), plane, .. } = state else { return };
         let open = has_keys && self.open.load(Ordering::Relaxed);
-        offload.hand_out(now, &mut plane.downstream, &plane.path, open);
+        let class = plane.offload_class();
+        offload.hand_out(now, &mut plane.downstream, (&plane.path, class), open);
         if !self.open.load(Ordering::SeqCst) {
             // Closed meanwhile, without the lock.
             offload.reclaim_budget(&mut plane.downstream);

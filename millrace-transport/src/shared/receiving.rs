@@ -36,6 +36,7 @@ impl Shared {
             let contents = self.walk(state, Times { now, arrived }, payload);
             state.learn_ack(arrival.size, &contents);
             if contents.ack.is_some() {
+                self.tell(state, now);
                 self.set_trap(&mut state.traps);
             }
             if contents.lies {
@@ -128,6 +129,7 @@ impl Shared {
         state.ack.delay = Duration::from_micros(ack.delay.saturating_mul(1 << exponent));
         state.ack.ranges.clear();
         state.ack.ranges.extend(ack.ranges());
+        state.ack.ecn = ack.ecn_counts();
         if !state.acknowledge(times) {
             // A number that was skipped. If it was quinn's trap, quinn finds it in what follows.
             self.counters.acks_refused.add(1);

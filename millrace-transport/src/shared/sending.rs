@@ -11,7 +11,7 @@ use super::{Shared, State, attention, with_batch};
 use crate::{
     offload::state::Offloaded,
     plane::{Builder, KeyUse, Plane},
-    send::{Batch, Flow},
+    send::Batch,
     traps::Traps,
 };
 
@@ -32,11 +32,12 @@ impl Shared {
             session: self.session.load(Ordering::Relaxed),
         };
         let State { plane, traps, .. } = state;
-        let flow = Flow { to: plane.path.remote, from: plane.path.local };
-        while batch.packet(flow, |out| {
-            self.set_trap(traps);
-            self.may_seal(plane) && plane.build(now, &builder, out)
-        }) {}
+        batch.of_connection(&self.handover, |batch| {
+            while batch.packet(plane.flow(), |out| {
+                self.set_trap(traps);
+                self.may_seal(plane) && plane.build(now, &builder, out)
+            }) {}
+        });
         if plane.downstream.has_events() {
             self.events.notify_one();
         }
@@ -87,6 +88,7 @@ impl Shared {
                 return;
             }
             state.plane.downstream.on_timeout(now);
+            self.tell(&mut state, now);
             if state.plane.downstream.has_events() {
                 self.events.notify_one();
             }

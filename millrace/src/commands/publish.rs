@@ -1,8 +1,11 @@
 //! `millrace publish`: fragmented MP4 or generated objects towards a relay.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use millrace_client::{
     broadcast::History,
     generate::{Generator, Settings, Shape, Unusable},
@@ -56,6 +59,9 @@ struct GenerateArgs {
     /// Payload of an object, in bytes (32 or more)
     #[arg(long, default_value_t = 1200, value_name = "N", requires = "generate")]
     object_bytes: usize,
+    /// Sizes of the payloads in turn, one a line, instead; lines that begin with # do not count
+    #[arg(long, value_name = "FILE", requires = "generate", conflicts_with = "object_bytes")]
+    object_sizes: Option<PathBuf>,
     /// Objects per second (0.1 to 100,000)
     #[arg(long, default_value_t = 500.0, value_name = "R", requires = "generate")]
     rate_hz: f64,
@@ -129,6 +135,17 @@ async fn media(file: Option<PathBuf>, realtime: bool, cut: Cut) -> anyhow::Resul
     Ok(Input::Media { reader: Box::new(file), realtime, cut })
 }
 
+/// Of a file, one a line.
+fn sizes(path: &Path) -> anyhow::Result<Vec<usize>> {
+    let text = std::fs::read_to_string(path);
+    let text = text.with_context(|| format!("--object-sizes: cannot read {}", path.display()))?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let sizes: Result<Vec<_>, _> = lines.map(|line| line.trim().parse()).collect();
+    let sizes = sizes.with_context(|| format!("--object-sizes: {} has other lines", path.display()))?;
+    ensure!(!sizes.is_empty(), "--object-sizes: {} has no lines", path.display());
+    Ok(sizes)
+}
+
 impl GenerateArgs {
     fn input(self) -> anyhow::Result<Input> {
         let shape = match (self.datagrams, self.streams) {
@@ -138,6 +155,7 @@ impl GenerateArgs {
         };
         let generator = Generator::new(Settings {
             object_bytes: self.object_bytes,
+            sizes: self.object_sizes.as_deref().map(sizes).transpose()?.unwrap_or_default(),
             rate_hz: self.rate_hz,
             objects_per_group: self.objects_per_group,
             duration: self.duration,

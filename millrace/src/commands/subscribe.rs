@@ -1,10 +1,10 @@
 //! `millrace subscribe`: plays a broadcast to standard output, or prints figures about a track.
 
-use std::{io, str::FromStr, time::Duration};
+use std::{fmt::Write as _, io, path::PathBuf, str::FromStr, time::Duration};
 
 use anyhow::{Context, ensure};
 use millrace_client::{
-    stats::Report,
+    stats::{Arrival, Report},
     subscribe::{self, OnSecond, Options, measure, play},
 };
 use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace};
@@ -46,6 +46,10 @@ pub struct Args {
     /// Print figures as one JSON object at the end, to standard output
     #[arg(long)]
     json: bool,
+    /// Write a line of CSV for each object to this file at the end: subscriber, sequence number, when it was sent, and its
+    /// latency, ns
+    #[arg(long, value_name = "FILE", requires = "json")]
+    series: Option<PathBuf>,
     /// End after so many seconds
     #[arg(long, value_name = "S")]
     duration: Option<f64>,
@@ -60,6 +64,7 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     log::to_stderr();
     let (stats, json, subscribers) = (args.stats, args.json, args.subscribers);
+    let series = args.series.clone();
     ensure!(subscribers > 0, "--subscribers must be 1 or more");
     let runtime = tokio::runtime::Runtime::new()?;
     let end =
@@ -70,6 +75,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let mut print = |total: &Report| print_running(total, &mut previous);
         let on_second: Option<OnSecond<'_>> = if stats { Some(&mut print) } else { None };
         let result = runtime.block_on(measure(&options, subscribers, end, on_second))?;
+        if let Some(path) = series {
+            let written = std::fs::write(&path, as_csv(&result.series));
+            written.with_context(|| format!("--series: cannot write {}", path.display()))?;
+        }
         if json {
             println!("{}", serde_json::to_string(&result)?);
         }
@@ -86,6 +95,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     // A thread may be in a write to standard output that nobody reads.
     runtime.shutdown_background();
     played.map_err(enough)
+}
+
+fn as_csv(subscribers: &[Vec<Arrival>]) -> String {
+    let mut text = "subscriber,sequence,sent_ns,latency_ns\n".to_owned();
+    for (subscriber, series) in subscribers.iter().enumerate() {
+        for Arrival { sequence, sent, latency } in series {
+            let _ = writeln!(text, "{subscriber},{sequence},{},{}", sent.as_nanos(), latency.as_nanos());
+        }
+    }
+    text
 }
 
 /// An error as it is, or as `main` knows that whoever read the media has enough of it.
@@ -135,6 +154,7 @@ impl Args {
                 OrderArg::Descending => GroupOrder::Descending,
             }),
             count: self.count,
+            series: self.series.is_some(),
         })
     }
 }

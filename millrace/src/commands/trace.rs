@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use millrace_proto::moq::{Namespace, TrackName};
 
 use crate::http::token::{Token, TokenFile};
-use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Place, Userspace};
+use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Path, Place, Userspace};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -204,6 +204,7 @@ fn describe(event: &Event) -> String {
             };
             format!("{} -> s{subscriber} #{number} {bytes} B {what}", time(*time_us)) + &describe_media(media)
         }
+        Event::Path(path) => describe_path(path),
         Event::Lost { count, place } => {
             let place = match place {
                 Place::Kernel => "the kernel's ring was full",
@@ -213,6 +214,17 @@ fn describe(event: &Event) -> String {
             format!("# {count} events lost: {place}")
         }
     }
+}
+
+fn describe_path(path: &Path) -> String {
+    let Path { time_us, session, bandwidth, rtt_us, path_queue_us, queue_us, loss } = path;
+    let ms = |us: u64| us as f64 / 1000.0;
+    let mut text = format!("{} s{session} path", time(*time_us));
+    let _ = bandwidth.iter().try_for_each(|bytes| write!(text, " {:.2} Mbit/s,", *bytes as f64 / 125_000.0));
+    let _ = write!(text, " RTT {:.1} ms, of it queues {:.1} ms", ms(*rtt_us), ms(*path_queue_us));
+    let _ = loss.iter().try_for_each(|share| write!(text, ", {:.1} % lost", share * 100.0));
+    let _ = write!(text, ", {:.1} ms waited here", ms(*queue_us));
+    text
 }
 
 fn describe_media(media: &Media) -> String {
@@ -255,6 +267,7 @@ impl Sums {
             }
             Event::Copy(copy) if copy.outcome == "sent" => "by kernel".to_owned(),
             Event::Copy(copy) => format!("not by kernel: {}", copy.outcome),
+            Event::Path(_) => "path changed".to_owned(),
             Event::Packet(packet) => format!("left to userspace: {}", packet.outcome),
             Event::Sent(sent) => match sent.carries {
                 Carries::First => "by userspace".to_owned(),
@@ -331,6 +344,18 @@ mod tests {
                 "00:00:00.000001 -> s2 #91 1050 B by userspace, repair live--v group 7 stream 11 2000+1000",
             ),
             (Event::Packet(packet), "00:00:00.000000 s1 #41 99 B left to userspace: no_slot"),
+            (
+                Event::Path(Path {
+                    time_us: 0,
+                    session: 2,
+                    bandwidth: Some(1_000_000),
+                    rtt_us: 40_100,
+                    path_queue_us: 20_000,
+                    queue_us: 35_000,
+                    loss: Some(0.0125),
+                }),
+                "00:00:00.000000 s2 path 8.00 Mbit/s, RTT 40.1 ms, of it queues 20.0 ms, 1.2 % lost, 35.0 ms waited here",
+            ),
             (Event::Lost { count: 3, place: Place::Kernel }, "# 3 events lost: the kernel's ring was full"),
         ];
         let mut sums = Sums::default();
@@ -341,7 +366,8 @@ mod tests {
             sums.add(event);
         }
         let text = sums.describe();
-        for part in ["# 4 events, 3 lost\n", "1 by kernel\n", "1 by userspace: repair\n"] {
+        for part in ["# 5 events, 3 lost\n", "1 path changed\n", "1 by kernel\n", "1 by userspace: repair\n"]
+        {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }

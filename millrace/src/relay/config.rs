@@ -22,12 +22,12 @@ use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
 use millrace_relay::{DelayRule, Origins, access::Rule};
-use millrace_transport::kernel::Limits;
+use millrace_transport::{Dscp, kernel::Limits};
 
 pub use self::{
     access::Access,
     queue::{DropPolicy, MaxDelay, Queue},
-    values::{ByteCount, MoqtUrl, Seconds, name},
+    values::{ByteCount, CodePoint, MoqtUrl, Seconds, name},
 };
 
 use crate::{
@@ -79,6 +79,10 @@ pub struct Config {
     /// Where clients are told to go on with GOAWAY.
     pub goaway_uri: Option<Url>,
     pub gso: Gso,
+    /// Of all packets that are sent over QUIC.
+    pub dscp: Dscp,
+    /// Media packets are marked ECT(0) where the path takes that.
+    pub ecn: bool,
     pub upstream: Option<Upstream>,
     /// Where metrics, health and status are served.
     pub http: Option<SocketAddr>,
@@ -362,6 +366,12 @@ settings! {
     /// UDP segmentation offload [default: auto]
     #[arg(long, value_enum)]
     gso: Gso,
+    /// DSCP of what is sent: a number up to 63, or a name such as cs5, af41, ef [default: 0]
+    #[arg(long, value_name = "DSCP")]
+    dscp: CodePoint,
+    /// Mark media packets ECT(0) where the path takes that, and slow down where it marks them CE
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    ecn: bool,
     /// Relay to ask for what nobody here publishes: moqt://HOST:PORT
     #[arg(long, value_name = "URL")]
     upstream: MoqtUrl,
@@ -525,6 +535,8 @@ impl Check {
             drain_timeout: settings.drain_timeout.map_or(Duration::from_secs(10), |seconds| seconds.0),
             goaway_uri: settings.goaway_uri.map(|url| url.0),
             gso: settings.gso.unwrap_or(Gso::Auto),
+            dscp: settings.dscp.unwrap_or_default().0,
+            ecn: settings.ecn.unwrap_or(false),
             upstream: self.upstream(
                 settings.upstream,
                 settings.upstream_tls_root,

@@ -106,6 +106,13 @@ impl Snapshot {
         out.gauge_f64("queue_delay", longest, Unit::Seconds, worst(|session| session.queue_us))?;
         let longest = "Longest that packets wait on a session's path";
         out.gauge_f64("path_queue_delay", longest, Unit::Seconds, worst(|session| session.path_queue_us))?;
+        let subscribers = || sessions.iter().filter(|session| session.subscriber);
+        let bandwidths = subscribers().filter_map(|session| session.bandwidth).map(|bytes| bytes as f64);
+        let paths = "Bytes per second that subscribers' paths carry, lowest, 10 and 50 of 100";
+        out.quantiles("path_bandwidth_bytes_per_second", paths, bandwidths, [0.0, 0.1, 0.5])?;
+        let losses = subscribers().filter_map(|session| session.loss);
+        let paths = "Share of packets to subscribers that was lost lately, 50 and 90 of 100, highest";
+        out.quantiles("path_loss_ratio", paths, losses, [0.5, 0.9, 1.0])?;
         out.gauge("in_flight", "Sent and not yet acknowledged", Some(Unit::Bytes), sum(|s| s.in_flight))?;
         out.gauge("cache", "Media in the cache", Some(Unit::Bytes), cache.bytes)?;
         out.gauge("cache_limit", "Limit of the cache", Some(Unit::Bytes), cache.limit)?;
@@ -135,6 +142,7 @@ impl Snapshot {
         out.per_sender("packets_sent", "QUIC packets sent", None, senders, |sent| sent.packets)?;
         out.per_sender("sent", "UDP payload sent", Some(&Unit::Bytes), senders, |sent| sent.bytes)?;
         out.counter("packets_lost", "QUIC packets deemed lost", None, totals.packets_lost)?;
+        out.counter("packets_marked", "QUIC packets marked CE", None, totals.packets_marked)?;
         let again = totals.bytes_retransmitted;
         out.counter("retransmitted", "Stream data sent again", Some(Unit::Bytes), again)?;
         out.counter("streams_opened", "Streams to subscribers", None, totals.streams_opened)?;
@@ -182,6 +190,25 @@ impl Snapshot {
 }
 
 impl Out<'_> {
+    /// Of so many sessions as there are, if there are any.
+    fn quantiles(
+        &mut self,
+        name: &str,
+        help: &str,
+        values: impl Iterator<Item = f64>,
+        quantiles: [f64; 3],
+    ) -> fmt::Result {
+        let mut values: Vec<_> = values.collect();
+        values.sort_by(f64::total_cmp);
+        self.labelled(name, help, MetricType::Gauge, |family| {
+            quantiles.into_iter().try_for_each(|quantile| {
+                let index = (quantile * values.len().saturating_sub(1) as f64).round() as usize;
+                let Some(value) = values.get(index) else { return Ok(()) };
+                ConstGauge::new(*value).encode(family.encode_family(&[("quantile", quantile.to_string())])?)
+            })
+        })
+    }
+
     fn by_outcome(&mut self, name: &str, help: &str, counts: &Option<BTreeMap<String, u64>>) -> fmt::Result {
         let Some(counts) = counts else { return Ok(()) };
         self.labelled(name, help, MetricType::Counter, |family| {
@@ -210,6 +237,7 @@ impl Out<'_> {
 mod tests {
     use super::*;
     use crate::relay::status::{Access, Cache, Interface, KeystreamUse, Receive, Totals};
+    use crate::relay::text::tests::session;
 
     #[test]
     fn names_and_units_follow_the_conventions() {
@@ -244,6 +272,16 @@ mod tests {
             },
             ..relay::Status::default()
         };
+        let session = |bandwidth, loss| Session { subscriber: true, bandwidth, loss, ..session() };
+        let relay = relay::Status {
+            sessions: vec![
+                session(Some(5000), Some(0.25)),
+                session(Some(1000), Some(0.5)),
+                session(None, None),
+                Session { subscriber: false, ..session(Some(1), Some(1.0)) },
+            ],
+            ..relay
+        };
         let gate = Gate {
             scopes: vec![gate_status::Scope {
                 name: "relay".into(),
@@ -261,6 +299,9 @@ mod tests {
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",
             "millrace_relay_cache_bytes 7",
+            r#"millrace_relay_path_bandwidth_bytes_per_second{quantile="0"} 1000.0"#,
+            r#"millrace_relay_path_bandwidth_bytes_per_second{quantile="0.5"} 5000.0"#,
+            r#"millrace_relay_path_loss_ratio{quantile="1"} 0.5"#,
             "millrace_relay_cache_evicted_groups_total 3",
             "millrace_relay_receive_held_bytes 10",
             "millrace_relay_receive_refused_total 12",

@@ -146,6 +146,9 @@ fn change(server: &Server, config: anyhow::Result<Config>) -> Option<config::Acc
     {
         error!(%error, "the settings are not usable now, the gate stays as it is");
     }
+    if let Ok(config) = &config {
+        server.set_delays(config);
+    }
     let changed = config.and_then(|config| Ok(server.change_engine(&config)?));
     let (engine, reason) = server.engine();
     match changed {

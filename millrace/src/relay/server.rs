@@ -158,6 +158,11 @@ impl Server {
         self.guard.change(config)
     }
 
+    /// Media may wait for as long as `config` says now.
+    pub fn set_delays(&self, config: &Config) {
+        self.relay.set_delays(config.queue.delays.clone());
+    }
+
     /// Who may do what from now on, whatever is open included.
     pub fn set_policy(&self, policy: Policy) {
         self.access.set_policy(policy);
@@ -275,9 +280,13 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
         windows: Arc::new(transport::Windows::new(config.receive_bytes)),
         max_bidi_streams: u32::try_from(config.max_requests).unwrap_or(u32::MAX),
         gso: config.gso != Gso::Off,
+        dscp: config.dscp,
         key_log: identity.key_log.clone(),
         max_packets_per_key: config.max_packets_per_key,
-        downstream: downstream_config(&config.queue, algorithm, base.downstream),
+        downstream: downstream::Config {
+            ecn: config.ecn,
+            ..downstream_config(&config.queue, algorithm, base.downstream)
+        },
         ..base
     }
 }

@@ -17,7 +17,11 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
             "REMOTE",
             "ROLE",
             "RTT ms",
+            "PATH QUEUE ms",
             "QUEUED ms",
+            "Mbit/s",
+            "LOSS %",
+            "MARKED",
             "CWND",
             "IN FLIGHT",
             "MTU",
@@ -48,12 +52,12 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
         ];
         table(&mut out, &head, by_kernel.map(kernel_row));
     }
-    outcomes(&mut out, "RECEIVED", &status.engine.received);
-    outcomes(&mut out, "FRAMES", &status.engine.frames);
-    outcomes(&mut out, "OPENINGS", &status.engine.openings);
-    outcomes(&mut out, "COPIES", &status.engine.copies);
+    outcomes(&mut out, ["RECEIVED", "PACKETS"], &status.engine.received);
+    outcomes(&mut out, ["FRAMES", "COUNT"], &status.engine.frames);
+    outcomes(&mut out, ["OPENINGS", "STREAMS"], &status.engine.openings);
+    outcomes(&mut out, ["COPIES", "PACKETS"], &status.engine.copies);
     if !status.gate.refused.is_empty() {
-        outcomes(&mut out, "REFUSED BY GATE", &Some(status.gate.refused.clone()));
+        outcomes(&mut out, ["REFUSED BY GATE", "PACKETS"], &Some(status.gate.refused.clone()));
     }
     if !status.tracks.is_empty() {
         let head = ["TRACK", "ALIAS", "PUBLISHERS", "SUBSCRIBERS", "GROUPS", "OBJECTS", "CACHED", "LARGEST"];
@@ -130,7 +134,14 @@ fn session_row(session: &Session) -> Vec<String> {
         session.remote.to_string(),
         if roles.is_empty() { "-".to_owned() } else { roles.join("+") },
         format!("{:.2}", session.rtt_us as f64 / 1000.0),
+        format!("{:.0}", session.path_queue_us as f64 / 1000.0),
         format!("{:.0}", session.queue_us as f64 / 1000.0),
+        session.bandwidth.map_or("-".to_owned(), |bytes| format!("{:.2}", bytes as f64 / 125_000.0)),
+        session.loss.map_or("-".to_owned(), |share| format!("{:.1}", share * 100.0)),
+        match session.ecn.as_str() {
+            "capable" => session.packets_marked.to_string(),
+            _ => "-".to_owned(),
+        },
         bytes(session.cwnd),
         bytes(session.in_flight),
         session.path_mtu.to_string(),
@@ -184,16 +195,16 @@ fn kernel_row(session: &Session) -> Vec<String> {
     ]
 }
 
-fn outcomes(out: &mut String, what: &str, counts: &Option<BTreeMap<String, u64>>) {
+fn outcomes(out: &mut String, head: [&str; 2], counts: &Option<BTreeMap<String, u64>>) {
     let rows: Vec<_> =
         counts.iter().flatten().map(|(outcome, count)| vec![outcome.clone(), count.to_string()]).collect();
     if !rows.is_empty() {
-        table(out, &[what, "PACKETS"], rows.into_iter());
+        table(out, &head, rows.into_iter());
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::relay::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
 
@@ -231,8 +242,11 @@ mod tests {
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9             0  before 6, window 5",
+            "RECEIVED   PACKETS",
             "no_slot          8",
-            "good         68",
+            "FRAMES  COUNT",
+            "good       68",
+            "OPENINGS  STREAMS",
             "bound          21",
             "sent        300",
         ] {
@@ -240,7 +254,7 @@ mod tests {
         }
     }
 
-    fn session() -> Session {
+    pub fn session() -> Session {
         Session {
             id: 1,
             remote: ([192, 0, 2, 1], 4443).into(),
@@ -251,6 +265,9 @@ mod tests {
             rtt_us: 0,
             cwnd: 0,
             bandwidth: None,
+            loss: None,
+            ecn: String::new(),
+            packets_marked: 0,
             path_queue_us: 0,
             queue_us: 0,
             in_flight: 0,

@@ -10,6 +10,7 @@ mod frames;
 mod gate;
 mod judged;
 mod life;
+mod marks;
 mod net;
 mod open;
 #[allow(dead_code)]

@@ -1,10 +1,16 @@
 //! Subscribers that do not keep up, and limits.
 
-use std::time::Duration;
+use std::{future::poll_fn, pin::pin, time::Duration};
 
 use millrace_proto::moq::{Filter, Parameters, StreamHeader, code, property::TrackProperties};
 
-use millrace::relay::status::Status;
+use futures_core::Stream as _;
+use millrace::relay::{
+    config::{Config, Settings},
+    metrics,
+    status::Status,
+};
+use millrace_relay::trace::{Wanted, event::Event};
 
 use super::peer::{End, Peer, Relay, at, first_subscriber, header, patiently, with_publisher};
 
@@ -191,4 +197,57 @@ async fn tracks_over_the_limit_are_refused() {
     let other = super::peer::track("live/cam", "audio");
     let refused = subscriber.try_subscribe(&other, Parameters::default()).await.err().unwrap();
     assert_eq!(refused.code, code::Request::EXCESSIVE_LOAD);
+}
+
+#[tokio::test]
+async fn what_the_network_carries_is_told() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (mut reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let mut watch = pin!(relay.server.tracer().watch(Wanted::default()).unwrap());
+    for group in 0..10 {
+        publish(&publisher, group..group + 1, 100_000).await;
+        assert_eq!(reader.next_subgroup().await.all().await.1, End::Fin);
+    }
+    let told = |status: &Status| {
+        let mut subscribers = status.sessions.iter().filter(|session| session.subscriber);
+        subscribers.any(|session| session.bandwidth.is_some() && session.loss.is_some())
+    };
+    relay.until("bandwidth and loss in the status", told).await;
+    let status = relay.status();
+    let subscriber = status.sessions.iter().find(|session| session.subscriber).unwrap().id;
+    let change = loop {
+        let lines = patiently(poll_fn(|context| watch.as_mut().poll_next(context))).await.unwrap().unwrap();
+        let lines = String::from_utf8(lines.to_vec()).unwrap();
+        let events = lines.lines().filter(|line| !line.is_empty());
+        let mut events = events.map(|line| serde_json::from_str::<Event>(line).unwrap());
+        let of_subscriber = |event| match event {
+            Event::Path(path) if u64::from(path.session) == subscriber => Some(path),
+            _ => None,
+        };
+        if let Some(path) = events.find_map(of_subscriber) {
+            break path;
+        }
+    };
+    assert!(change.rtt_us > 0, "{change:?}");
+    let metrics = metrics::encode(status).unwrap();
+    let family = r#"millrace_relay_path_bandwidth_bytes_per_second{quantile="0"}"#;
+    assert!(metrics.contains(family), "{family} is not in\n{metrics}");
+}
+
+#[tokio::test]
+async fn how_long_media_may_wait_can_be_changed() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (_reader, _request, _ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    // Its streams pile up unread, each larger than the credit that a stream has.
+    let sleeper = relay.peer().await;
+    let _asleep = sleeper.subscribe(&track).await;
+    publish(&publisher, 0..3, 2_000_000).await;
+    relay.until_largest(at(2, 0)).await;
+    let settings = Settings { max_delay: Some("0.05".parse().unwrap()), ..Settings::default() };
+    relay.server.set_delays(&Config::new(settings, None).unwrap());
+    assert_eq!(relay.status().drops["late"], 0, "nothing was late before");
+    publish(&publisher, 3..6, 2_000_000).await;
+    relay.until("what began since is late", |status| status.drops["late"] > 0).await;
 }

@@ -106,6 +106,11 @@ impl Delivery {
         self.delivered
     }
 
+    /// Of the newest packet of this ACK.
+    pub fn newest(&self) -> Option<Snapshot> {
+        self.newest.as_ref().map(|(snapshot, _)| *snapshot)
+    }
+
     /// What was lost since a packet was sent.
     pub fn lost_since(&self, snapshot: &Snapshot) -> u64 {
         self.lost.saturating_sub(snapshot.lost)

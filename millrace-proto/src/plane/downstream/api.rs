@@ -7,7 +7,7 @@ use super::Downstream;
 use crate::plane::{
     congestion::Algorithm,
     datagrams::Pool,
-    policy,
+    ecn, policy,
     recovery::{self, NeverSent},
     types::StreamKey,
 };
@@ -16,6 +16,8 @@ use crate::plane::{
 pub struct Config {
     pub algorithm: Algorithm,
     pub pacing: bool,
+    /// Packets are marked ECT(0) where the path takes that.
+    pub ecn: bool,
     /// Largest UDP payload that the path is known to take, bytes.
     pub mtu: usize,
     /// Round trip to assume before the first sample.
@@ -48,6 +50,7 @@ impl Config {
         Self {
             algorithm: Algorithm::default(),
             pacing: true,
+            ecn: false,
             mtu: 1200,
             initial_rtt: Duration::from_millis(333),
             policy: policy::Kind::default(),
@@ -180,6 +183,7 @@ pub struct Stats {
     pub window: u64,
     /// What the path is thought to carry, bytes per second, where the congestion controller estimates it.
     pub bandwidth: Option<u64>,
+    pub ecn: ecn::State,
     pub bytes_in_flight: u64,
     pub smoothed_rtt: Duration,
     pub min_rtt: Duration,

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use super::{Ack, Cause, Content, Downstream, Event, EventKind, Sent, StreamKey, Violation};
 use crate::plane::{
+    ecn,
+    estimate::Estimate,
     pacing::Pacer,
     recovery::{BASE_MTU, Outcome},
     stream::{Queue, Stream},
@@ -109,6 +111,33 @@ impl Downstream {
 
     pub fn smoothed_rtt(&self) -> Duration {
         self.recovery.rtt.smoothed()
+    }
+
+    /// Whether the packet that is polled next is sent as ECT(0).
+    pub fn marks(&self) -> bool {
+        self.recovery.ecn().marks()
+    }
+
+    /// Whether the offload may mark what it sends: it does not take part in finding out.
+    pub fn may_offload_mark(&self) -> bool {
+        self.recovery.ecn().state() == ecn::State::Capable
+    }
+
+    /// Whether what the offload sends from now on is marked.
+    pub fn set_offload_marks(&mut self, now: Instant, marks: bool) {
+        self.recovery.set_offload_marks(now, marks);
+    }
+
+    /// What the network carries. Looks at all that waits.
+    pub fn estimate(&self, now: Instant) -> Estimate {
+        let rtt = &self.recovery.rtt;
+        Estimate {
+            bandwidth: self.recovery.bandwidth(),
+            rtt: rtt.smoothed(),
+            path_queue: rtt.smoothed().saturating_sub(rtt.min()),
+            queue: self.queue_delay(now),
+            loss: self.recovery.loss(),
+        }
     }
 
     /// The congestion window, bytes.

@@ -35,6 +35,10 @@ pub struct Link {
     pub rate: Option<u64>,
     /// Bytes of that queue.
     pub queue: u64,
+    /// Bytes of it beyond which ECT packets are marked CE.
+    pub mark_above: Option<u64>,
+    /// It clears marks.
+    pub bleaches: bool,
 }
 
 impl Default for Link {
@@ -46,12 +50,27 @@ impl Default for Link {
             jitter: Duration::ZERO,
             rate: None,
             queue: 1 << 20,
+            mark_above: None,
+            bleaches: false,
         }
     }
 }
 
+/// Of ECN.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Codepoint {
+    NotEct,
+    Ect0,
+    Ce,
+}
+
 enum Arrival {
-    Packet { number: u64, frames: Option<Vec<u8>> },
+    /// `marks`: as which it was sent, or what the path has made of it.
+    Packet {
+        number: u64,
+        frames: Option<Vec<u8>>,
+        marks: Codepoint,
+    },
     AckTimer,
     Feedback(Feedback),
 }
@@ -161,6 +180,7 @@ impl Sim {
             let mut frames = Vec::new();
             let probing = self.down.recovery.probes() > 0;
             let before = self.down.recovery.in_flight();
+            let marks = if self.down.marks() { Codepoint::Ect0 } else { Codepoint::NotEct };
             let Some(content) = self.down.poll_frames(self.now, MTU - OVERHEAD, &mut frames) else { break };
             let size = frames.len() + OVERHEAD;
             assert!(!frames.is_empty() && size <= MTU, "{size} bytes");
@@ -168,7 +188,7 @@ impl Sim {
             let number = self.number();
             self.down.on_sent(self.now, number, size, content);
             self.sent.push(frames.clone());
-            self.carry(size, Arrival::Packet { number, frames: Some(frames) });
+            self.carry(size, Arrival::Packet { number, frames: Some(frames), marks });
             if self.random(self.stack_every) == 0 {
                 self.send_as_stack();
             }
@@ -187,7 +207,7 @@ impl Sim {
         }
         let number = self.number();
         self.down.on_stack_sent(self.now, number, 60, true);
-        self.carry(60, Arrival::Packet { number, frames: None });
+        self.carry(60, Arrival::Packet { number, frames: None, marks: Codepoint::NotEct });
     }
 
     pub fn number(&mut self) -> u64 {
@@ -254,12 +274,17 @@ impl Sim {
         }
     }
 
-    fn carry(&mut self, size: usize, arrival: Arrival) {
+    fn carry(&mut self, size: usize, mut arrival: Arrival) {
         if let Some(rate) = self.link.rate {
             let start = self.busy_until.max(self.now);
             let queued = (start - self.now).as_secs_f64() * rate as f64;
             if queued as u64 + size as u64 > self.link.queue {
                 return;
+            }
+            if let Arrival::Packet { marks: marks @ Codepoint::Ect0, .. } = &mut arrival
+                && self.link.mark_above.is_some_and(|bytes| queued as u64 > bytes)
+            {
+                *marks = Codepoint::Ce;
             }
             self.busy_until = start + Duration::from_secs_f64(size as f64 / rate as f64);
         }
@@ -268,9 +293,9 @@ impl Sim {
             return;
         }
         if self.chance(self.link.duplicate)
-            && let Arrival::Packet { number, frames } = &arrival
+            && let Arrival::Packet { number, frames, marks } = &arrival
         {
-            let copy = Arrival::Packet { number: *number, frames: frames.clone() };
+            let copy = Arrival::Packet { number: *number, frames: frames.clone(), marks: *marks };
             self.deliver(departure, copy);
         }
         self.deliver(departure, arrival);
@@ -289,12 +314,11 @@ impl Sim {
 
     fn arrive(&mut self, arrival: Arrival) {
         match arrival {
-            Arrival::Packet { number, frames } => {
+            Arrival::Packet { number, frames, marks } => {
                 let in_order = self.peer.seen.last().is_none_or(|last| *last + 1 == number);
-                if self.peer.seen.insert(number)
-                    && let Some(frames) = frames
-                {
-                    self.peer.receive(self.now, &frames);
+                if self.peer.seen.insert(number) {
+                    self.peer.count(if self.link.bleaches { Codepoint::NotEct } else { marks });
+                    frames.iter().for_each(|frames| self.peer.receive(self.now, frames));
                 }
                 self.peer.unacked += 1;
                 if self.peer.unacked >= 2 || !in_order {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::quic::ack::EcnCounts;
+
 use super::{BASE_MTU, GRANULARITY, LostPacket, Outcome, Packet, Recovery, Slot};
 
 /// The packet threshold grows no further than this.
@@ -74,6 +76,9 @@ impl<T: Clone> Recovery<T> {
             };
             self.leave_flight(&packet);
             self.delivery.on_lost(packet.size);
+            if packet.marked {
+                self.ecn.on_lost();
+            }
             if !packet.mtu_probe {
                 self.controller.on_lost(&LostPacket {
                     now,
@@ -107,6 +112,38 @@ impl<T: Clone> Recovery<T> {
                 self.reduced_at = None;
             }
         }
+    }
+
+    /// Takes the ECN counts of an ACK frame that is the first to acknowledge so many packets sent as ECT(0), the newest of all
+    /// at `newest`. A packet marked CE is as good as a lost one to the controller (RFC 9002, section 7.1; the draft of BBR says
+    /// nothing else), but nothing is sent again.
+    pub(super) fn take_marks(
+        &mut self,
+        now: Instant,
+        newest: Instant,
+        marked: u64,
+        counts: Option<EcnCounts>,
+    ) {
+        let most = self.counts.packets_sent + self.counts.stack_sent;
+        let ce = self.ecn.on_ack(marked, most, counts);
+        let Some(snapshot) = self.delivery.newest().filter(|_| ce > 0) else { return };
+        self.counts.marked += ce;
+        let size = ce * self.config.mtu;
+        self.delivery.on_lost(size);
+        self.controller.on_lost(&LostPacket {
+            now,
+            size,
+            in_flight: snapshot.in_flight,
+            lost: self.delivery.lost_since(&snapshot),
+            app_limited: snapshot.app_limited,
+            delivered: self.delivery.delivered(),
+        });
+        if self.reduced_at.is_none_or(|at| newest > at) {
+            self.congestion(now, newest);
+        }
+        // What is found not to be lost does not take it back.
+        self.blamed = 0;
+        self.lost.iter_mut().for_each(|lost| lost.blamed = false);
     }
 
     /// Reduces the window once per round trip: only if a packet was lost that was sent after the last reduction.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::{plane::ecn, quic::ack::EcnCounts};
 
 const MTU: u64 = 1000;
 const MS: Duration = Duration::from_millis(1);
@@ -21,6 +22,7 @@ impl Lab {
             mtu: MTU,
             initial_rtt: Duration::from_millis(333),
             max_ack_delay: MAX_ACK_DELAY,
+            ecn: true,
         };
         Self { recovery: Recovery::new(config, now), now, next: 0, outcome: Outcome::default() }
     }
@@ -52,7 +54,7 @@ impl Lab {
     }
 
     fn try_ack(&mut self, ranges: &[std::ops::RangeInclusive<u64>]) -> Result<(), NeverSent> {
-        let ack = Ack { delay: Duration::ZERO, ranges: ranges.to_vec() };
+        let ack = Ack { delay: Duration::ZERO, ranges: ranges.to_vec(), ecn: None };
         self.recovery.on_ack(self.now, &ack, false, &mut self.outcome)
     }
 
@@ -89,7 +91,7 @@ fn the_peers_ack_delay_is_capped() {
     let mut lab = Lab::warm();
     lab.send(1);
     lab.now += 200 * MS;
-    let ack = Ack { delay: Duration::from_secs(9), ranges: vec![1..=1] };
+    let ack = Ack { delay: Duration::from_secs(9), ranges: vec![1..=1], ecn: None };
     lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
     // 100 * 7/8 + (200 - 25) / 8
     assert_eq!(lab.recovery.rtt.smoothed(), Duration::from_micros(109_375));
@@ -402,4 +404,52 @@ fn a_new_path_starts_over_and_ignores_the_old_ones_losses() {
     lab.ack(&[5..=5]);
     assert_eq!(lab.outcome.lost.len(), 2);
     assert_eq!(lab.recovery.window(), window);
+}
+
+#[test]
+fn marked_packets_reduce_the_window_once_a_round_trip() {
+    let mut lab = Lab::warm();
+    assert_eq!(lab.recovery.ecn().state(), ecn::State::Failed, "the peer does not count");
+    lab.recovery.on_path_change(lab.now);
+    lab.now += MS;
+    lab.send(8);
+    lab.now += RTT;
+    let counted = |lab: &mut Lab, last: u64, ect0: u64, ce: u64| {
+        let ecn = Some(EcnCounts { ect0, ect1: 0, ce });
+        let ack = Ack { delay: Duration::ZERO, ranges: vec![0..=last], ecn };
+        lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
+        lab.recovery.window()
+    };
+    let window = lab.recovery.window();
+    assert_eq!(counted(&mut lab, 4, 4, 0), window + 4 * MTU);
+    assert_eq!(lab.recovery.ecn().state(), ecn::State::Capable);
+    // Its growth counts before the mark does.
+    let reduced = (window + 6 * MTU) / 2;
+    assert_eq!(counted(&mut lab, 6, 5, 1), reduced);
+    assert_eq!(counted(&mut lab, 8, 5, 3), reduced, "sent before the reduction");
+    lab.now += MS;
+    lab.send(4);
+    lab.now += RTT;
+    assert!(counted(&mut lab, 9, 6, 3) > reduced);
+    assert!(counted(&mut lab, 12, 8, 4) < reduced, "another round trip");
+    let counts = lab.recovery.counts();
+    assert_eq!((counts.marked, counts.congestion_events, counts.packets_lost), (4, 2, 0));
+}
+
+#[test]
+fn an_acknowledgement_out_of_order_does_not_end_marking() {
+    let mut lab = Lab::new();
+    lab.send(6);
+    lab.now += RTT;
+    let ack = |lab: &mut Lab, ranges: Vec<_>, ecn| {
+        let ack = Ack { delay: Duration::ZERO, ranges, ecn };
+        lab.recovery.on_ack(lab.now, &ack, false, &mut lab.outcome).expect("sent");
+        lab.recovery.ecn().state()
+    };
+    let counts = |ect0| Some(EcnCounts { ect0, ect1: 0, ce: 0 });
+    assert_eq!(ack(&mut lab, vec![4..=5], counts(4)), ecn::State::Capable);
+    assert_eq!(ack(&mut lab, vec![2..=3], counts(2)), ecn::State::Capable, "an older one");
+    lab.send(1);
+    assert_eq!(ack(&mut lab, vec![6..=6], counts(4)), ecn::State::Failed, "one was bleached");
+    assert!(!lab.recovery.ecn().marks());
 }

@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr, time::Duration};
 
 use clap::ValueEnum;
+use millrace_transport::Dscp;
 use serde::{Deserializer, de};
 use url::Url;
 
@@ -47,6 +48,18 @@ impl FromStr for Seconds {
             Ok(seconds) if (0.0..=MAX).contains(&seconds) => Ok(Self(Duration::from_secs_f64(seconds))),
             _ => Err(format!("`{text}` is not a number of seconds, 0 to {MAX}")),
         }
+    }
+}
+
+/// A DSCP: `46`, `ef`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CodePoint(pub Dscp);
+
+impl FromStr for CodePoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self)
     }
 }
 
@@ -122,5 +135,5 @@ macro_rules! deserialize {
 }
 pub(super) use deserialize;
 
-deserialize!(parsed: ByteCount, Seconds, MoqtUrl, ListenAddr, TokenFile);
+deserialize!(parsed: ByteCount, CodePoint, Seconds, MoqtUrl, ListenAddr, TokenFile);
 deserialize!(chosen: EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);

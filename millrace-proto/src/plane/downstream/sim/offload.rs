@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
-use super::{Arrival, OVERHEAD, Sim};
+use super::{Arrival, Codepoint, OVERHEAD, Sim};
 use crate::{
     plane::{
         downstream::{Budget, Delegation, Level, OffloadedPacket, StreamKey},
@@ -68,7 +68,7 @@ impl Sim {
             len: len as u16,
             fin,
         });
-        self.carry(size, Arrival::Packet { number, frames: Some(frames) });
+        self.carry(size, Arrival::Packet { number, frames: Some(frames), marks: Codepoint::NotEct });
     }
 
     /// Takes the offload's reports, in another order than it made them, and reclaims its budget.

@@ -8,8 +8,13 @@ use std::{
 
 use crate::{
     plane::{ranges::Ranges, types::Ack},
-    quic::frame::{Frame, Walker},
+    quic::{
+        ack::EcnCounts,
+        frame::{Frame, Walker},
+    },
 };
+
+use super::Codepoint;
 
 /// Credit of the receiver: how far its limits stay ahead of what it consumed.
 #[derive(Clone, Copy, Debug)]
@@ -61,6 +66,7 @@ pub struct Receiver {
     pub datagrams: Vec<Vec<u8>>,
     granted_data: u64,
     granted_streams: u64,
+    ecn: EcnCounts,
     pub(super) seen: BTreeSet<u64>,
     pub(super) unacked: u32,
     pub(super) ack_at: Option<Instant>,
@@ -86,11 +92,17 @@ impl Receiver {
             datagrams: Vec::new(),
             granted_data: credit.data,
             granted_streams: credit.streams,
+            ecn: EcnCounts::default(),
             seen: BTreeSet::new(),
             unacked: 0,
             ack_at: None,
             stop: HashMap::new(),
         }
+    }
+
+    pub(super) fn count(&mut self, marks: Codepoint) {
+        self.ecn.ect0 += u64::from(marks == Codepoint::Ect0);
+        self.ecn.ce += u64::from(marks == Codepoint::Ce);
     }
 
     pub fn receive(&mut self, now: Instant, frames: &[u8]) {
@@ -165,7 +177,7 @@ impl Receiver {
             }
         }
         Feedback {
-            ack: Ack { delay, ranges },
+            ack: Ack { delay, ranges, ecn: (self.ecn != EcnCounts::default()).then_some(self.ecn) },
             max_data: self.granted_data,
             max_streams: self.granted_streams,
             max_stream_data: self.streams.iter().map(|(id, stream)| (*id, stream.granted)).collect(),

@@ -58,7 +58,7 @@ fn cost_per_object() {
         }
         sending += started.elapsed();
         now += Duration::from_millis(2);
-        let ack = Ack { delay: Duration::ZERO, ranges: vec![0..=number] };
+        let ack = Ack { delay: Duration::ZERO, ranges: vec![0..=number], ecn: None };
         let started = Instant::now();
         for (down, _) in &mut subscribers {
             down.on_ack(now, &ack).expect("sent");

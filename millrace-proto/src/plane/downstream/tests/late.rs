@@ -162,6 +162,34 @@ fn key_frames_arrive_and_deltas_go() {
 }
 
 #[test]
+fn a_narrow_path_is_told_of() {
+    let camera = Camera { subgroups: true, policy: policy::Kind::Live, rate: 31_000 };
+    let outcome = camera.run(20);
+    let estimate = outcome.sim.down.estimate(outcome.sim.now);
+    let bandwidth = estimate.bandwidth.expect("BBR estimates it");
+    assert!((27_000..35_000).contains(&bandwidth), "{bandwidth}");
+    assert!(estimate.queue <= 2 * DELAY, "{:?}", estimate.queue);
+    assert!(estimate.path_queue <= estimate.rtt, "{estimate:?}");
+    let loss = estimate.loss.expect("enough was sent");
+    assert!(loss < 0.2, "{loss}");
+}
+
+#[test]
+fn loss_is_told_of() {
+    let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 1000 };
+    let link = Link { loss: 0.02, ..Link::default() };
+    let mut sim = Sim::new(1, link, credit, Config::new(CODES));
+    assert_eq!(sim.down.estimate(sim.now).loss, None);
+    sim.open_whole(0, 4 << 20, 128);
+    sim.transmit();
+    sim.run_until(Duration::from_secs(600), |sim| sim.all_done(1));
+    let counts = sim.down.stats().recovery;
+    let all = counts.packets_lost as f64 / counts.packets_sent as f64;
+    let loss = sim.down.estimate(sim.now).loss.expect("enough was sent");
+    assert!((loss - all).abs() < 0.01 && loss > 0.01, "{loss}, {all} of all");
+}
+
+#[test]
 fn with_room_enough_nothing_goes() {
     for subgroups in [false, true] {
         let sim = Camera { subgroups, policy: policy::Kind::Live, rate: 110_000 }.run(10).sim;

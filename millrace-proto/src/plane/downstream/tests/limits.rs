@@ -57,7 +57,7 @@ fn the_peer_may_not_lie() {
     let mut sim = sim(Link::default());
     sim.open_whole(3, 5000, 1);
     sim.transmit();
-    let ack = |number| Ack { delay: Duration::ZERO, ranges: vec![number..=number] };
+    let ack = |number| Ack { delay: Duration::ZERO, ranges: vec![number..=number], ecn: None };
     let next = sim.next_number;
     assert_eq!(sim.down.on_ack(sim.now, &ack(next)), Err(Violation::NeverSent(NeverSent(next))));
     assert_eq!(sim.down.on_max_stream_data(11, 1 << 20), Err(Violation::NeverOpened(11)));

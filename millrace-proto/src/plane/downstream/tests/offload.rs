@@ -150,7 +150,7 @@ fn report(sim: &mut Sim, key: StreamKey, offset: u64, len: u16, fin: bool) -> u6
 }
 
 fn acknowledge(sim: &mut Sim, number: u64) {
-    let ack = Ack { delay: Duration::ZERO, ranges: vec![number..=number] };
+    let ack = Ack { delay: Duration::ZERO, ranges: vec![number..=number], ecn: None };
     sim.down.on_ack(sim.now, &ack).expect("an acknowledgement of what was sent");
 }
 

@@ -1,6 +1,7 @@
 //! Congestion window, pacing and path.
 
 use super::*;
+use crate::plane::ecn;
 
 #[test]
 fn the_quic_stack_gets_what_is_left_of_the_window() {
@@ -109,4 +110,37 @@ fn a_slow_source_does_not_grow_the_window() {
         sim.run_for(Duration::from_millis(10));
     }
     assert_eq!(sim.down.stats().window, 12_000);
+}
+
+#[test]
+fn where_the_network_marks_nothing_is_lost() {
+    let rate = 1_250_000;
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno, Algorithm::Bbr] {
+        let link = Link { rate: Some(rate), queue: 200_000, mark_above: Some(20_000), ..Link::default() };
+        let run = |ecn| {
+            let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 };
+            let mut sim = Sim::new(1, link, credit, Config { algorithm, ecn, ..Config::new(CODES) });
+            sim.open_whole(1, 10_000_000, 1);
+            let time = sim.run_until(60 * SECOND, |sim| sim.all_done(1));
+            (sim.down.stats(), 10_000_000.0 / time.as_secs_f64() / rate as f64)
+        };
+        let (without, _) = run(false);
+        assert_eq!((without.ecn, without.recovery.marked), (ecn::State::Off, 0));
+        let (with, used) = run(true);
+        let counts = with.recovery;
+        assert_eq!((with.ecn, counts.packets_lost), (ecn::State::Capable, 0), "{algorithm:?}");
+        assert!(counts.marked > 0 && counts.congestion_events > 0, "{algorithm:?} {counts:?}");
+        assert!(used > 0.8, "{algorithm:?} uses {used}");
+    }
+}
+
+#[test]
+fn a_path_that_clears_marks_is_not_marked_for() {
+    let link = Link { bleaches: true, ..Link::default() };
+    let mut sim = Sim::new(1, link, Credit::default(), Config { ecn: true, ..Config::new(CODES) });
+    assert!(sim.down.marks());
+    sim.open_whole(1, 100_000, 1);
+    sim.run_until(60 * SECOND, |sim| sim.all_done(1));
+    assert_eq!(sim.down.stats().ecn, ecn::State::Failed);
+    assert!(!sim.down.marks());
 }

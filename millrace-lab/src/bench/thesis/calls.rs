@@ -1,0 +1,74 @@
+//! System calls by name.
+
+use nix::libc;
+use serde_json::{Value, json};
+
+/// Of one process, all threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Calls {
+    pub total: u64,
+    named: [u64; Calls::NAMED.len()],
+}
+
+impl Calls {
+    /// Those that are told apart, with the numbers that the name stands for.
+    pub const NAMED: [(&'static str, &'static [libc::c_long]); 6] = [
+        ("futex", &[libc::SYS_futex]),
+        #[cfg(target_arch = "x86_64")]
+        ("epoll_wait", &[libc::SYS_epoll_wait, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2]),
+        #[cfg(not(target_arch = "x86_64"))]
+        ("epoll_wait", &[libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2]),
+        ("clock_nanosleep", &[libc::SYS_clock_nanosleep]),
+        ("sendmsg", &[libc::SYS_sendmsg]),
+        ("sendmmsg", &[libc::SYS_sendmmsg]),
+        ("recvmsg", &[libc::SYS_recvmsg, libc::SYS_recvmmsg]),
+    ];
+
+    /// From counts by number.
+    pub fn of(counts: &[u64]) -> Self {
+        let count = |number: &libc::c_long| {
+            usize::try_from(*number).ok().and_then(|index| counts.get(index)).copied().unwrap_or(0)
+        };
+        Self {
+            total: counts.iter().sum(),
+            named: Self::NAMED.map(|(_, numbers)| numbers.iter().map(count).sum()),
+        }
+    }
+
+    /// By place in [`Self::NAMED`].
+    pub fn named(&self, index: usize) -> f64 {
+        self.named.get(index).map_or(0.0, |count| *count as f64)
+    }
+
+    pub fn json(&self) -> Value {
+        let mut all = json!({ "total": self.total });
+        for ((name, _), count) in Self::NAMED.iter().zip(self.named) {
+            all[*name] = count.into();
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_has_one_name() {
+        let mut counts = vec![0; 512];
+        for (number, count) in [(libc::SYS_futex, 5), (libc::SYS_recvmsg, 3), (libc::SYS_recvmmsg, 4)] {
+            counts[number as usize] = count;
+        }
+        counts[libc::SYS_getpid as usize] = 7;
+        let calls = Calls::of(&counts);
+        let expected = json!({
+            "total": 19, "futex": 5, "epoll_wait": 0, "clock_nanosleep": 0, "sendmsg": 0, "sendmmsg": 0, "recvmsg": 7
+        });
+        assert_eq!(calls.json(), expected);
+        let mut numbers: Vec<_> = Calls::NAMED.iter().flat_map(|(_, numbers)| *numbers).collect();
+        let count = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), count);
+    }
+}

@@ -1,0 +1,129 @@
+//! What is thought of a connection's path, and when that has changed enough to be told.
+
+use std::time::{Duration, Instant};
+
+/// What the network carries for one connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Estimate {
+    /// Bytes per second that the path is thought to carry; `None` where the congestion controller does not estimate it.
+    pub bandwidth: Option<u64>,
+    /// Smoothed round-trip time.
+    pub rtt: Duration,
+    /// What of that is queues on the path: what it is longer than the shortest sample.
+    pub path_queue: Duration,
+    /// How long the oldest of what is sent live has waited for the path.
+    pub queue: Duration,
+    /// Share of the data plane's packets that were lost lately, 0 to 1; `None`: there were too few to say.
+    pub loss: Option<f64>,
+}
+
+impl Estimate {
+    /// Whether one who was told `self` should hear of `new`: a bandwidth that differs by more than an eighth, delays by more
+    /// than 10 ms and a quarter, loss by more than a hundredth.
+    pub fn is_outdated(&self, new: &Self) -> bool {
+        let bandwidth = match (self.bandwidth, new.bandwidth) {
+            (Some(told), Some(new)) => told.abs_diff(new) > told / 8,
+            (told, new) => told != new,
+        };
+        let loss = match (self.loss, new.loss) {
+            (Some(told), Some(new)) => (told - new).abs() > 0.01,
+            (told, new) => told.is_some() != new.is_some(),
+        };
+        let moved =
+            |told: Duration, new: Duration| told.abs_diff(new) > Duration::from_millis(10).max(told / 4);
+        bandwidth
+            || loss
+            || moved(self.rtt, new.rtt)
+            || moved(self.path_queue, new.path_queue)
+            || moved(self.queue, new.queue)
+    }
+}
+
+/// What somebody was told.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
+    last: Option<Estimate>,
+    looked: Option<Instant>,
+}
+
+impl Told {
+    /// How often it is looked at most.
+    const INTERVAL: Duration = Duration::from_millis(50);
+
+    /// The estimate, if it is time to look, somebody is `listening`, and it is news.
+    pub fn news(
+        &mut self,
+        now: Instant,
+        listening: impl FnOnce() -> bool,
+        estimate: impl FnOnce() -> Estimate,
+    ) -> Option<Estimate> {
+        if self.looked.is_some_and(|at| now < at + Self::INTERVAL) {
+            return None;
+        }
+        self.looked = Some(now);
+        if !listening() {
+            return None;
+        }
+        let new = estimate();
+        if self.last.is_some_and(|told| !told.is_outdated(&new)) {
+            return None;
+        }
+        self.last = Some(new);
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_news_are_told_and_not_too_often() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut told = Told::default();
+        let mut news = |ms, bandwidth| {
+            let estimate = || Estimate { bandwidth: Some(bandwidth), ..Estimate::default() };
+            told.news(at(ms), || true, estimate).map(|estimate| estimate.bandwidth.unwrap())
+        };
+        let steps = [
+            (0, 800, Some(800)),
+            (49, 4000, None),
+            (50, 900, None),
+            (100, 901, Some(901)),
+            (150, 800, None),
+            (200, 788, Some(788)),
+        ];
+        for (ms, bandwidth, expected) in steps {
+            assert_eq!(news(ms, bandwidth), expected, "{ms}");
+        }
+    }
+
+    #[test]
+    fn what_is_news() {
+        let ms = Duration::from_millis;
+        let told = Estimate {
+            bandwidth: Some(1000),
+            rtt: ms(100),
+            path_queue: ms(4),
+            queue: ms(0),
+            loss: Some(0.02),
+        };
+        assert!(!told.is_outdated(&told));
+        for (new, expected) in [
+            (Estimate { bandwidth: None, ..told }, true),
+            (Estimate { bandwidth: Some(1125), ..told }, false),
+            (Estimate { bandwidth: Some(874), ..told }, true),
+            (Estimate { rtt: ms(125), ..told }, false),
+            (Estimate { rtt: ms(74), ..told }, true),
+            (Estimate { path_queue: ms(14), ..told }, false),
+            (Estimate { path_queue: ms(15), ..told }, true),
+            (Estimate { queue: ms(11), ..told }, true),
+            (Estimate { loss: None, ..told }, true),
+            (Estimate { loss: Some(0.025), ..told }, false),
+            (Estimate { loss: Some(0.031), ..told }, true),
+        ] {
+            assert_eq!(told.is_outdated(&new), expected, "{new:?}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! DSCP and ECN of what is sent.
+
+use millrace::relay::{
+    config::{EngineChoice, Settings},
+    status::Session,
+};
+use millrace_lab::lab::Node;
+
+use crate::{
+    needs_root,
+    net::{Net, SHOW, Show, cast, play, subscribers},
+};
+
+const DSCP: &str = "af41";
+
+/// Counts the relay's packets that come to the node: of this DSCP, of another, and ECT(0), which are marked CE if it `marks`.
+fn count(node: &Node, marks: bool) {
+    let mark = if marks { "ip ecn set ce" } else { "" };
+    let rules = format!(
+        "table ip marks {{
+            chain c {{
+            type filter hook prerouting priority 0;
+            udp sport 4443 ip dscp {DSCP} counter comment \"as wanted\"
+            udp sport 4443 ip dscp != {DSCP} counter comment \"other\"
+            udp sport 4443 ip ecn ect0 counter {mark} comment \"ect0\"
+            }}
+        }}"
+    );
+    let output = node.command("nft").arg(rules).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Packets that a rule has counted.
+fn counted(node: &Node, rule: &str) -> u64 {
+    let output = node.command("nft").args(["list", "ruleset"]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find(|line| line.contains(&format!("comment \"{rule}\""))).unwrap();
+    let packets = line.split("packets ").nth(1).unwrap();
+    packets.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// What became of a subscriber's session, and how many of its packets were ECT(0).
+fn subscriber(engine: EngineChoice, ecn: bool, marks: bool) -> (Session, u64) {
+    let net = Net::new(1, false, |config| {
+        config.engine = engine;
+        config.dscp = DSCP.parse().unwrap();
+        config.ecn = ecn;
+    });
+    let node = net.lab.node("sub1").unwrap();
+    count(node, marks);
+    let cast = cast(&net, &["sub1"]);
+    let status = play(&net, cast, &Show { groups: 10, ..SHOW }, |_| {});
+    assert_eq!(counted(node, "other"), 0, "{engine:?}");
+    let session = subscribers(&status).next().unwrap().clone();
+    assert!(counted(node, "as wanted") > session.data_plane.packets, "{engine:?}");
+    (session, counted(node, "ect0"))
+}
+
+#[test]
+fn packets_have_the_dscp_and_marks_slow_media_down() {
+    needs_root!(packets_have_the_dscp_and_marks_slow_media_down);
+    for engine in [EngineChoice::User, EngineChoice::Kernel] {
+        let (session, ect0) = subscriber(engine, false, false);
+        assert_eq!((session.ecn.as_str(), ect0), ("off", 0), "{engine:?}");
+
+        let (session, ect0) = subscriber(engine, true, false);
+        assert_eq!((session.ecn.as_str(), session.packets_marked), ("capable", 0), "{engine:?}");
+        assert!(ect0 > 10, "{engine:?} {ect0}, after the ten that try it");
+
+        let (session, ect0) = subscriber(engine, true, true);
+        assert_eq!(session.ecn, "capable", "{engine:?} {session:#?}");
+        assert!(session.packets_marked > 0 && session.packets_marked <= ect0, "{engine:?} {session:#?}");
+    }
+}
+
+#[test]
+fn defaults_mark_nothing() {
+    let config = millrace::relay::config::Config::new(Settings::default(), None).unwrap();
+    assert_eq!((config.dscp.to_string().as_str(), config.ecn), ("0", false));
+}
