@@ -7,6 +7,7 @@ pub mod code;
 pub mod data;
 pub mod location;
 pub mod message;
+pub mod msf;
 pub mod name;
 pub mod param;
 pub mod property;

@@ -3,9 +3,11 @@
 //! A [`track::Track`] holds its recent groups, and in them each [`subgroup::Subgroup`] as the raw bytes that arrived.
 //! The [`cache::Cache`] bounds the memory of all tracks. A [`view::View`] is a subgroup as one subscriber gets it, and
 //! a [`fetch::Response`] answers a FETCH; both are [sources](crate::plane::source::Source) for the data plane.
-//! A [`filter::Window`] says which objects a subscription gets, [`malformed`] which a track cannot have.
+//! A [`filter::Window`] says which objects a subscription gets, [`malformed`] which a track cannot have,
+//! [`adapt`] which rendition of a content a subscriber gets.
 
 pub mod account;
+pub mod adapt;
 pub mod cache;
 pub mod fetch;
 pub mod filter;
