@@ -11,7 +11,7 @@ use millrace_proto::{
 };
 use url::Url;
 
-use crate::Delays;
+use crate::{Adaptive, Delays};
 
 #[derive(Clone)]
 pub struct Config {
@@ -30,6 +30,8 @@ pub struct Config {
     pub goaway_uri: Option<Url>,
     /// How long media may wait for a subscriber.
     pub delays: Delays,
+    /// Whether subscriptions are adapted to what their path carries.
+    pub adaptive: Adaptive,
     /// From where browsers may connect, where `transport.alpn` offers WebTransport.
     pub origins: Origins,
 }

@@ -1,5 +1,6 @@
 //! What all sessions share: the live tracks, who publishes which namespaces, and who watches them.
 
+mod catalogs;
 mod counters;
 mod namespaces;
 mod publisher;
@@ -22,7 +23,7 @@ pub use self::{
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
 };
-use super::{Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
+use super::{Adaptive, Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +43,8 @@ pub struct Hub {
     pub cache: Arc<Cache>,
     /// How long media may wait for a subscriber.
     delays: RwLock<Delays>,
+    /// Which renditions stand for each other.
+    pub adaptive: Adaptive,
     pub counters: Counters,
     /// For what is logged because of a peer.
     pub log: LogLimit,
@@ -52,11 +55,12 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(limits: Limits, cache: Arc<Cache>, delays: Delays) -> Self {
+    pub fn new(limits: Limits, cache: Arc<Cache>, delays: Delays, adaptive: Adaptive) -> Self {
         Self {
             limits,
             cache,
             delays: RwLock::new(delays),
+            adaptive,
             counters: Counters::default(),
             log: LogLimit::default(),
             tracks: RwLock::default(),

@@ -14,6 +14,7 @@
 //! | `hub` | what sessions share: tracks by name, published namespaces, those who watch them |
 //! | `live` | a track: its publishers, its objects in the cache, its subscriptions |
 //! | `subscription` | which subgroups one subscriber gets, as which streams |
+//! | `ladders` | which renditions stand for each other: [`Adaptive`] |
 //! | `upstream` | one publisher's part in a track |
 //! | `outbox` | packets of several connections that leave in one batch |
 //! | `incomplete` | how much a session may send of what is not complete |
@@ -63,7 +64,7 @@
 //! use std::{sync::Arc, time::Duration};
 //!
 //! use millrace_proto::relay::cache;
-//! use millrace_relay::{Bound, Config, Delays, Engine, Open, Origins};
+//! use millrace_relay::{Adaptive, Bound, Config, Delays, Engine, Open, Origins};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
 //! #     let generated = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
@@ -86,6 +87,7 @@
 //!         goaway_uri: None,
 //!         delays: Delays { default: Some(Duration::from_millis(250)), ..Delays::default() },
 //!         origins: Origins::Any,
+//!         adaptive: Adaptive::Off,
 //!     };
 //!     let engine = Arc::new(Engine::user("as configured"));
 //!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));
@@ -102,6 +104,7 @@ mod delays;
 mod engine;
 mod hub;
 mod incomplete;
+mod ladders;
 mod live;
 mod log_limit;
 mod outbox;
@@ -118,4 +121,5 @@ pub use admission::{Admission, Open, Permit};
 pub use config::{Config, Origins, Upstream};
 pub use delays::{DelayRule, Delays};
 pub use engine::Engine;
+pub use ladders::{Adaptive, LadderRule};
 pub use server::{Bound, Server, outgoing_sockets};

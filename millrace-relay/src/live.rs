@@ -196,7 +196,7 @@ impl LiveTrack {
             *self.idle_since.lock() = now;
             *self.paused_at.lock() = ended.paused.then_some(upstream.publisher);
             for subscription in self.subscriptions.read().iter() {
-                subscription.end(ended.clone());
+                subscription.end_of(self.number, ended);
             }
         }
     }
@@ -206,8 +206,11 @@ impl LiveTrack {
     pub fn fail(&self, malformed: Malformed, now: Instant, outbox: &mut Outbox) {
         let ended = Ended::new(code::Done::MALFORMED_TRACK, malformed.to_string());
         for subscription in self.subscriptions.read().iter() {
-            subscription.end(ended.clone());
-            subscription.cancel(code::Reset::MALFORMED_TRACK);
+            subscription.end_of(self.number, &ended);
+            // Of who gets another rendition, the streams of this one end as their groups go.
+            if subscription.track.number == self.number {
+                subscription.cancel(code::Reset::MALFORMED_TRACK);
+            }
             subscription.transmit(now, outbox);
         }
         for upstream in self.upstreams() {
@@ -230,9 +233,9 @@ impl LiveTrack {
     pub fn subscribe(&self, subscription: Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
         let mut subscriptions = self.subscriptions.write();
         let groups = self.cached(&subscription);
-        offer_subgroups(&groups, &subscription, now, outbox);
+        self.offer_subgroups(&groups, &subscription, now, outbox);
         for object in groups.iter().flat_map(|group| group.datagrams.values()) {
-            subscription.offer_datagram(object, News::Cached, now, outbox);
+            subscription.offer_datagram(self.number, object, News::Cached, now, outbox);
         }
         if !self.is_established() {
             subscription.end(Ended::new(code::Done::TRACK_ENDED, "the track ended"));
@@ -243,6 +246,17 @@ impl LiveTrack {
         self.openings().iter().for_each(|openings| self.replenish(openings));
     }
 
+    /// Tells `subscription`, which is of another rendition, of what comes from now on. Returns whether anything will.
+    pub fn join(&self, subscription: &Arc<Subscription>) -> bool {
+        let mut subscriptions = self.subscriptions.write();
+        if !self.is_established() {
+            return false;
+        }
+        subscription.join(self.number, self.data.largest().map(|largest| largest.group));
+        subscriptions.push(Arc::clone(subscription));
+        true
+    }
+
     /// What the offload may open streams for, if it has been told.
     fn openings(&self) -> Option<Arc<dyn Openings>> {
         self.upstreams.lock().first().and_then(|upstream| upstream.openings(|| None))
@@ -251,7 +265,7 @@ impl LiveTrack {
     /// Has the offload open streams for a subscription where it may do so for others already.
     pub fn offer_openings(&self, subscription: &Subscription) {
         for opening in self.openings().iter().flat_map(|openings| openings.waiting()) {
-            if !subscription.prepare(&opening) {
+            if !subscription.prepare(self.number, &opening) {
                 opening.set_exclusive(false);
             }
         }
@@ -264,7 +278,7 @@ impl LiveTrack {
             let Some(opening) = openings.make() else { return };
             let mut exclusive = true;
             for subscription in subscriptions.iter() {
-                exclusive &= subscription.prepare(&opening);
+                exclusive &= subscription.prepare(self.number, &opening);
             }
             opening.set_exclusive(exclusive);
             openings.put(opening);
@@ -273,7 +287,19 @@ impl LiveTrack {
 
     /// Offers every cached subgroup of the subscription's window again, after it was widened or resumed.
     pub fn offer_cached(&self, subscription: &Arc<Subscription>, now: Instant, outbox: &mut Outbox) {
-        offer_subgroups(&self.cached(subscription), subscription, now, outbox);
+        self.offer_subgroups(&self.cached(subscription), subscription, now, outbox);
+    }
+
+    fn offer_subgroups(
+        &self,
+        groups: &[Group],
+        subscription: &Subscription,
+        now: Instant,
+        outbox: &mut Outbox,
+    ) {
+        for subgroup in groups.iter().flat_map(|group| &group.subgroups) {
+            subscription.offer(self.number, subgroup, News::Cached, now, outbox);
+        }
     }
 
     /// What the cache holds of the subscription's window.
@@ -342,7 +368,7 @@ impl LiveTrack {
         let (last, front) = subscriptions.split_at(first);
         let mut exclusive = true;
         for subscription in front.iter().chain(last) {
-            exclusive &= subscription.offer(subgroup, News::Grown(ingress), now, outbox);
+            exclusive &= subscription.offer(self.number, subgroup, News::Grown(ingress), now, outbox);
         }
         drop(subscriptions);
         if let Some(ingress) = ingress {
@@ -362,7 +388,7 @@ impl LiveTrack {
     ) {
         let subscriptions = self.subscriptions.read();
         for subscription in subscriptions.iter() {
-            subscription.offer(subgroup, News::Ended(ingress), now, outbox);
+            subscription.offer(self.number, subgroup, News::Ended(ingress), now, outbox);
         }
         // Who subscribes from now on will not hear of it.
         subgroup.settle();
@@ -388,7 +414,7 @@ impl LiveTrack {
         }
         self.cache.grew(cost);
         for subscription in self.subscriptions.read().iter() {
-            subscription.offer_datagram(&object, News::Grown(ingress), now, outbox);
+            subscription.offer_datagram(self.number, &object, News::Grown(ingress), now, outbox);
         }
         outbox.flush();
         self.progress.notify_waiters();
@@ -418,11 +444,5 @@ impl LiveTrack {
 
     pub fn take_group_request(&self) -> Option<u64> {
         self.group_request.lock().pending.take()
-    }
-}
-
-fn offer_subgroups(groups: &[Group], subscription: &Subscription, now: Instant, outbox: &mut Outbox) {
-    for subgroup in groups.iter().flat_map(|group| &group.subgroups) {
-        subscription.offer(subgroup, News::Cached, now, outbox);
     }
 }

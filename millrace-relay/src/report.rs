@@ -274,6 +274,8 @@ impl Sources<'_> {
             requests: counters.requests.load(Relaxed),
             request_errors: counters.request_errors.load(Relaxed),
             fetch_waits: counters.fetch_waits.load(Relaxed),
+            renditions_down: counters.renditions_down.load(Relaxed),
+            renditions_up: counters.renditions_up.load(Relaxed),
             objects_received: counters.objects_received.load(Relaxed),
             object_bytes_received: counters.object_bytes_received.load(Relaxed),
             streams_reset: sums.streams_reset(),

@@ -311,6 +311,9 @@ pub struct Totals {
     pub request_errors: u64,
     /// Times that a FETCH response waited, since its client had fetched as much as it may.
     pub fetch_waits: u64,
+    /// Times that a subscription went on with a lower, or a higher, rendition.
+    pub renditions_down: u64,
+    pub renditions_up: u64,
     pub objects_received: u64,
     /// Payload bytes of the objects received.
     pub object_bytes_received: u64,

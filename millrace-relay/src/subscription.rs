@@ -1,10 +1,11 @@
 //! One subscription of one subscriber: which subgroups it gets, as which streams.
 
 mod options;
+mod renditions;
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -16,6 +17,7 @@ use millrace_proto::{
         source::End,
     },
     relay::{
+        adapt::Choice,
         filter::Window,
         subgroup::Subgroup,
         track::{DatagramObject, GROUP_SLACK, Track},
@@ -64,6 +66,8 @@ pub struct Subscription {
     pub owner: u64,
     connection: Arc<Connection>,
     state: Mutex<State>,
+    /// What its groups may come from, its own track among them, if that is not its own track alone.
+    renditions: OnceLock<Vec<TrackRef>>,
     /// The subscription ended, or one of its streams did.
     pub changed: Notify,
 }
@@ -80,6 +84,8 @@ struct State {
     past_end: bool,
     /// Streams that were opened so far, for PUBLISH_DONE.
     opened: u64,
+    /// Which of the renditions each group is from, if there are any.
+    choice: Option<Choice>,
     /// Datagrams, while the offload forwards them.
     delegated: Option<Box<dyn Delegation>>,
 }
@@ -121,9 +127,18 @@ impl Subscription {
             ended: None,
             past_end: false,
             opened: 0,
+            choice: None,
             delegated: None,
         };
-        Self { track, alias, owner, connection, state: Mutex::new(state), changed: Notify::new() }
+        Self {
+            track,
+            alias,
+            owner,
+            connection,
+            state: Mutex::new(state),
+            renditions: OnceLock::new(),
+            changed: Notify::new(),
+        }
     }
 
     pub fn options(&self) -> Options {
@@ -142,22 +157,29 @@ impl Subscription {
         (window.start.group, window.end_group.unwrap_or(u64::MAX))
     }
 
-    /// There is news of `subgroup`: opens a stream for it or sends on, and leaves the rest to the kernel where that
-    /// can be. Returns whether the subscription can do without hearing at once of what comes next.
-    pub fn offer(&self, subgroup: &Arc<Subgroup>, news: News<'_>, now: Instant, outbox: &mut Outbox) -> bool {
+    /// There is news of `subgroup`, of the track of number `from`: opens a stream for it or sends on, and leaves the rest to the
+    /// kernel where that can be. Returns whether the subscription can do without hearing at once of what comes next.
+    pub fn offer(
+        &self,
+        from: u32,
+        subgroup: &Arc<Subgroup>,
+        news: News<'_>,
+        now: Instant,
+        outbox: &mut Outbox,
+    ) -> bool {
         let mut state = self.state.lock();
         let group = subgroup.header().group;
-        if state.check_start(&self.track.data, group) {
+        if from == self.track.number && state.check_start(&self.track.data, group) {
             self.connection.withdraw(now, self.owner);
         }
         if !state.past_end && state.options.window.is_past(group) {
             state.past_end = true;
             self.changed.notify_one();
         }
-        let key = match state.streams.get(&subgroup.serial()) {
+        let key = match state.streams.get(&subgroup.serial()).copied() {
             Some(Stream::Open(key) | Stream::Ending(key)) => {
-                self.connection.downstream().wake(*key);
-                *key
+                self.connection.downstream().wake(key);
+                key
             }
             Some(Stream::Over) => {
                 if matches!(news, News::Ended(_)) {
@@ -165,14 +187,18 @@ impl Subscription {
                 }
                 return true;
             }
+            None if !state.takes(self.member(from), group) => {
+                self.pass_over(&mut state, subgroup, news, now);
+                return true;
+            }
             None => match state.view(subgroup, self.alias) {
-                Some(view) => match self.open(&mut state, subgroup, self.bound(view), news, now) {
+                Some(view) => match self.open(&mut state, from, subgroup, self.bound(view), news, now) {
                     Some(key) => key,
                     None => return true,
                 },
                 // Its first object may be the next one.
                 None => {
-                    let wanted = state.wants_group(subgroup.header().group);
+                    let wanted = state.wants_group(group);
                     if let (News::Grown(Some(ingress)), false) = (news, wanted && state.ended.is_none()) {
                         self.connection.refuse(now, ingress, self.owner);
                     }
@@ -199,16 +225,29 @@ impl Subscription {
         Arc::new(view.behind(&self.connection.binding().uni()))
     }
 
+    /// The group comes from another rendition.
+    fn pass_over(&self, state: &mut State, subgroup: &Subgroup, news: News<'_>, now: Instant) {
+        if let News::Grown(ingress) = news {
+            // Until its last news, it is not looked at again.
+            state.streams.insert(subgroup.serial(), Stream::Over);
+            if let Some(ingress) = ingress {
+                self.connection.refuse(now, ingress, self.owner);
+            }
+        }
+    }
+
     /// Opens a stream, or takes over the one that the offload has opened; `None`: that is over.
     fn open(
         &self,
         state: &mut State,
+        from: u32,
         subgroup: &Arc<Subgroup>,
         view: Arc<View>,
         news: News<'_>,
         now: Instant,
     ) -> Option<StreamKey> {
-        let priority = self.priority_of(&state.options, subgroup);
+        let track = self.source(from);
+        let priority = priority_of(track, &state.options, subgroup);
         let stream = NewStream {
             source: Arc::clone(&view) as _,
             priority,
@@ -217,7 +256,7 @@ impl Subscription {
             object_timeout: state.options.object_timeout,
             subgroup_timeout: state.options.subgroup_timeout,
             owner: self.owner,
-            label: self.label(subgroup.header().group),
+            label: Label { track: track.number, group: subgroup.header().group },
         };
         let key = match news {
             News::Grown(Some(ingress)) | News::Ended(Some(ingress)) => {
@@ -231,22 +270,31 @@ impl Subscription {
         key.inspect(|key| drop(state.open.insert(*key, view)))
     }
 
-    /// Has the offload open a stream for what the opening will be bound to, if the subscription wants that. Returns whether
-    /// it can do without hearing at once of what comes.
-    pub fn prepare(&self, opening: &Arc<dyn Ingress>) -> bool {
+    /// Has the offload open a stream for what the opening, of the track of number `from`, will be bound to, if the
+    /// subscription wants that. Returns whether it can do without hearing at once of what comes.
+    pub fn prepare(&self, from: u32, opening: &Arc<dyn Ingress>) -> bool {
         let state = self.state.lock();
         let options = &state.options;
         if !options.forward || state.ended.is_some() {
             return true;
         }
         let Window { start, end_group } = options.window;
+        let mut first = (start.group, start.object);
+        if let Some(choice) = &state.choice {
+            let newest = choice.current();
+            if self.member(from) != Some(newest.member) {
+                return true;
+            }
+            first = first.max((newest.first, 0));
+        }
+        let track = self.source(from);
         let opens = Opens {
             owner: self.owner,
             alias: self.alias,
-            first: (start.group, start.object),
+            first,
             last_group: end_group.unwrap_or(u64::MAX),
-            level: u16::from_be_bytes([options.priority, self.track.data.default_priority()]),
-            track: self.track.number,
+            level: u16::from_be_bytes([options.priority, track.data.default_priority()]),
+            track: track.number,
         };
         self.connection.prepare(opening, &opens)
     }
@@ -255,20 +303,6 @@ impl Subscription {
     fn max_delay(&self, options: &Options, priority: Priority) -> Option<Duration> {
         let timeout = options.object_timeout;
         if timeout.is_some() { None } else { self.track.delays.at(priority.publisher) }
-    }
-
-    fn label(&self, group: u64) -> Label {
-        Label { track: self.track.number, group }
-    }
-
-    fn priority_of(&self, options: &Options, subgroup: &Subgroup) -> Priority {
-        let header = subgroup.header();
-        Priority {
-            subscriber: options.priority,
-            publisher: header.priority.unwrap_or_else(|| self.track.data.default_priority()),
-            group: ordered(options.order, header.group),
-            subgroup: subgroup.id().unwrap_or_default(),
-        }
     }
 
     /// Ends the streams over subgroups that the cache has dropped. Those that wait for credit would wait for ever.
@@ -286,9 +320,20 @@ impl Subscription {
     }
 
     /// Sends an object that came as a datagram, if it passes the filter and the kernel has not sent it, and leaves
-    /// those to come to the kernel where that can be.
-    pub fn offer_datagram(&self, object: &DatagramObject, news: News<'_>, now: Instant, outbox: &mut Outbox) {
+    /// those to come to the kernel where that can be. It is of the track of number `from`.
+    pub fn offer_datagram(
+        &self,
+        from: u32,
+        object: &DatagramObject,
+        news: News<'_>,
+        now: Instant,
+        outbox: &mut Outbox,
+    ) {
         let mut state = self.state.lock();
+        if !state.takes(self.member(from), object.datagram.group) {
+            return;
+        }
+        let track = self.source(from);
         if state.check_start(&self.track.data, object.datagram.group) {
             self.connection.withdraw(now, self.owner);
         }
@@ -309,7 +354,7 @@ impl Subscription {
             (Some(object), Some(subgroup)) => Some(object.min(subgroup)),
             (one, other) => one.or(other),
         };
-        let default_priority = || self.track.data.default_priority();
+        let default_priority = || track.data.default_priority();
         let priority = Priority {
             subscriber: options.priority,
             publisher: header.priority.unwrap_or_else(default_priority),
@@ -324,7 +369,7 @@ impl Subscription {
             priority,
             late: max_delay.and_then(|most| object.received_at.checked_add(most)),
             expires: timeout.map(|timeout| object.received_at + timeout),
-            label: self.label(header.group),
+            label: Label { track: track.number, group: header.group },
         };
         drop(state);
         // Too large for this subscriber's path: dropped, as the draft says, and counted down there.
@@ -334,7 +379,8 @@ impl Subscription {
 
     fn delegate_datagrams(&self, state: &mut State, ingress: &Arc<dyn Ingress>) {
         let delegated = state.delegated.as_ref().is_some_and(|delegation| delegation.is_of(ingress));
-        if delegated || !state.options.forward || state.ended.is_some() {
+        let adapted = state.choice.is_some();
+        if delegated || adapted || !state.options.forward || state.ended.is_some() {
             return;
         }
         let Window { start, end_group } = state.options.window;
@@ -375,7 +421,7 @@ impl Subscription {
         for (key, view) in &state.open {
             let subgroup = view.subgroup();
             if state.wants_group(subgroup.header().group) {
-                downstream.set_priority(*key, self.priority_of(&state.options, subgroup));
+                downstream.set_priority(*key, priority_of(&self.track, &state.options, subgroup));
             } else {
                 downstream.reset(*key, code::Reset::CANCELLED.0);
             }
@@ -471,6 +517,14 @@ impl State {
         true
     }
 
+    /// Whether a group is to come from this rendition; `None`: there is only one.
+    fn takes(&mut self, member: Option<usize>, group: u64) -> bool {
+        match (&mut self.choice, member) {
+            (Some(choice), Some(member)) => choice.saw(member, group),
+            _ => true,
+        }
+    }
+
     fn close(&mut self, key: StreamKey) {
         let Some(view) = self.open.remove(&key) else { return };
         let subgroup = view.subgroup();
@@ -501,6 +555,16 @@ impl State {
             }
             None => None,
         }
+    }
+}
+
+fn priority_of(track: &TrackRef, options: &Options, subgroup: &Subgroup) -> Priority {
+    let header = subgroup.header();
+    Priority {
+        subscriber: options.priority,
+        publisher: header.priority.unwrap_or_else(|| track.data.default_priority()),
+        group: ordered(options.order, header.group),
+        subgroup: subgroup.id().unwrap_or_default(),
     }
 }
 

@@ -155,9 +155,10 @@ impl Connection {
         self.shared.with_openings(now, |offload, downstream| offload.refuse(downstream, owner, ingress));
     }
 
-    /// Has the offload open no more streams for an owner, until more is prepared.
-    pub fn withdraw(&self, now: Instant, owner: u64) {
-        self.shared.with_openings(now, |offload, _| offload.withdraw(owner));
+    /// Has the offload open no more streams for an owner, until more is prepared. Returns whether it has opened none of which
+    /// it is not known yet what they carry.
+    pub fn withdraw(&self, now: Instant, owner: u64) -> bool {
+        self.shared.with_openings(now, |offload, _| offload.withdraw(owner)).unwrap_or(true)
     }
 
     /// The same, and resets those that nobody has adopted.

@@ -365,6 +365,11 @@ impl<T: Clone> Recovery<T> {
         self.controller.window()
     }
 
+    /// Bytes that were acknowledged.
+    pub fn delivered(&self) -> u64 {
+        self.delivery.delivered()
+    }
+
     /// What the path is thought to carry, bytes per second, where the controller estimates it.
     pub fn bandwidth(&self) -> Option<u64> {
         self.controller.bandwidth()

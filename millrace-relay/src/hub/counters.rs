@@ -21,6 +21,9 @@ pub struct Counters {
     pub malformed_tracks: AtomicU64,
     /// Times that a FETCH response waited, since its client had fetched as much as it may.
     pub fetch_waits: AtomicU64,
+    /// Times that a subscription went on with a lower, or a higher, rendition.
+    pub renditions_down: AtomicU64,
+    pub renditions_up: AtomicU64,
     /// Tracks that were not subscribed to at a further publisher, since too many were waiting for that.
     pub backups_passed_over: AtomicU64,
 }

@@ -62,6 +62,7 @@ impl Relay {
             goaway_uri: None,
             delays: crate::Delays::default(),
             origins: crate::Origins::Any,
+            adaptive: crate::Adaptive::Off,
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
         Self { server: bound.with_access(access).serve(Arc::new(Open)), client }

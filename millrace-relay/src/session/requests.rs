@@ -75,7 +75,7 @@ impl Requests {
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         match message {
-            Message::Subscribe(subscribe) => self.subscriptions.serve(subscribe, stream).await,
+            Message::Subscribe(subscribe) => self.subscriptions.serve(subscribe, stream, rights).await,
             Message::Publish(publish) => self.publications.serve(publish, stream, rights).await,
             Message::Fetch(fetch) => self.fetches.serve(fetch, stream, rights).await,
             Message::TrackStatus(status) => track_status::serve(&self.context, status, stream).await,

@@ -6,7 +6,7 @@ use millrace_proto::{
 };
 use millrace_transport::trace::{Event as OffloadEvent, What};
 
-use crate::Delays;
+use crate::{Adaptive, Delays};
 
 use super::{
     super::hub::Limits,
@@ -26,7 +26,7 @@ fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
         request_timeout: Duration::from_secs(1),
     };
     let tap = Arc::<Tap>::default();
-    let hub = Arc::new(Hub::new(limits, cache, Delays::default()));
+    let hub = Arc::new(Hub::new(limits, cache, Delays::default(), Adaptive::Off));
     let engine = Arc::new(Engine::user("as configured"));
     (Tracer::new(hub, engine, Arc::clone(&tap), Arc::default()), tap)
 }

@@ -110,8 +110,9 @@ impl Offloaded {
         }
     }
 
-    /// Has the offload open no more streams for the subscription, until more is prepared.
-    pub fn withdraw(&mut self, owner: u64) {
+    /// Has the offload open no more streams for the subscription, until more is prepared. Returns whether there is none that it
+    /// has opened and nobody adopted.
+    pub fn withdraw(&mut self, owner: u64) -> bool {
         for tag in self.openings.of_owner(owner) {
             let Some(opening) = self.openings.by_tag.get(&tag) else { continue };
             let closed = opening.delegation.as_ref().is_some_and(|one| one.close() == Opener::Userspace);
@@ -120,5 +121,6 @@ impl Offloaded {
                 self.openings.by_tag.remove(&tag);
             }
         }
+        self.openings.of_owner(owner).is_empty()
     }
 }

@@ -95,15 +95,17 @@ impl Shared {
         offload.adopt(&mut plane.downstream, ingress, stream)
     }
 
-    /// Changes what the offload may open streams for, after all that it has sent.
-    pub fn with_openings(&self, now: Instant, change: impl FnOnce(&mut Offloaded, &mut Downstream)) {
+    /// Changes what the offload may open streams for, after all that it has sent. `None`: there is no offload.
+    pub fn with_openings<R>(
+        &self,
+        now: Instant,
+        change: impl FnOnce(&mut Offloaded, &mut Downstream) -> R,
+    ) -> Option<R> {
         let mut guard = self.state.lock();
-        if guard.offload.is_none() {
-            return;
-        }
+        guard.offload.as_ref()?;
         guard.drain_offload(now);
-        let State { offload: Some(offload), plane, .. } = &mut *guard else { return };
-        change(offload, &mut plane.downstream);
+        let State { offload: Some(offload), plane, .. } = &mut *guard else { return None };
+        Some(change(offload, &mut plane.downstream))
     }
 
     /// What the offload did; `None`: there is none.

@@ -4,6 +4,7 @@
 //! list, which makes the flag, the key of the file and the merging of both. A flag overrides the file.
 
 mod access;
+mod adaptive;
 mod queue;
 mod values;
 
@@ -21,11 +22,12 @@ use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
-use millrace_relay::{DelayRule, Origins, access::Rule};
+use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
 use millrace_transport::{Dscp, kernel::Limits};
 
 pub use self::{
     access::Access,
+    adaptive::AdaptiveChoice,
     queue::{DropPolicy, MaxDelay, Queue},
     values::{ByteCount, CodePoint, MoqtUrl, Seconds, name},
 };
@@ -62,6 +64,8 @@ pub struct Config {
     /// After so many packets of a session its keys are updated, or as many as the suite allows if that is less.
     pub max_packets_per_key: u64,
     pub queue: Queue,
+    /// Whether subscribers get the rendition that their path has room for.
+    pub adaptive: Adaptive,
     /// Limit of all cached media.
     pub cache_bytes: u64,
     /// Limit of what peers may send before it is read, over all connections.
@@ -184,6 +188,9 @@ macro_rules! settings {
             /// `[[delay]]`, in the file only.
             #[arg(skip)]
             pub delay: Vec<DelayRule>,
+            /// `[[ladder]]`, in the file only.
+            #[arg(skip)]
+            pub ladder: Vec<LadderRule>,
         }
 
         /// Every key, in the order of the documentation.
@@ -211,7 +218,8 @@ macro_rules! settings {
             fn or(self, other: Self) -> Self {
                 let allow = if self.allow.is_empty() { other.allow } else { self.allow };
                 let delay = if self.delay.is_empty() { other.delay } else { self.delay };
-                Self { $($field: self.$field.or(other.$field),)* allow, delay }
+                let ladder = if self.ladder.is_empty() { other.ladder } else { self.ladder };
+                Self { $($field: self.$field.or(other.$field),)* allow, delay, ladder }
             }
         }
     };
@@ -336,6 +344,9 @@ settings! {
     /// Datagrams that may wait, of all subscribers, bytes or with KiB, MiB, GiB [default: 64MiB]
     #[arg(long, value_name = "BYTES")]
     datagram_bytes: ByteCount,
+    /// Send each subscriber the rendition that its path has room for [default: off]
+    #[arg(long, value_enum)]
+    adaptive: AdaptiveChoice,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     cache_bytes: ByteCount,
@@ -474,6 +485,8 @@ impl Check {
                 self.rules(file, value, &mut settings);
             } else if key.get_ref() == queue::DELAY {
                 self.delays(file, value, &mut settings);
+            } else if key.get_ref() == adaptive::LADDER {
+                self.ladders(file, value, &mut settings);
             } else if !keys().iter().any(|known| known == key.get_ref()) {
                 self.problems.push(Problem { place, message: unknown(key.get_ref()) });
             } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
@@ -496,6 +509,7 @@ impl Check {
     fn config(&mut self, mut settings: Settings) -> Config {
         let access = self.access(&mut settings);
         let queue = self.queue(&mut settings);
+        let adaptive = self.adaptive(&mut settings);
         let engine = settings.engine.unwrap_or(EngineChoice::Auto);
         let limits = Limits::default();
         let gate = settings.gate.unwrap_or(GateChoice::Auto);
@@ -525,6 +539,7 @@ impl Check {
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Bbr),
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
             queue,
+            adaptive,
             cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
             receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),

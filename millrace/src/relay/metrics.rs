@@ -176,6 +176,12 @@ impl Snapshot {
                     })
             },
         )?;
+        out.labelled("rendition_switches", "Changes of rendition", MetricType::Counter, |family| {
+            let counts = [("down", totals.renditions_down), ("up", totals.renditions_up)];
+            counts.into_iter().try_for_each(|(direction, count)| {
+                ConstCounter::new(count).encode(family.encode_family(&[("direction", direction)])?)
+            })
+        })?;
         out.labelled("refused", "Sessions and requests not allowed", MetricType::Counter, |family| {
             self.0.access.refused.iter().try_for_each(|(reason, count)| {
                 ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)

@@ -248,6 +248,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         goaway_uri: config.goaway_uri.clone(),
         delays: config.queue.delays.clone(),
         origins: config.web.clone().unwrap_or_default(),
+        adaptive: config.adaptive.clone(),
     }
 }
 

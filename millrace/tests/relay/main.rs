@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod adaptive;
 mod control;
 mod credentials;
 mod ends;

@@ -157,6 +157,20 @@ pub struct Resets {
     pub unopened: u64,
 }
 
+/// What a connection carries, and what stands in a queue for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Bytes that were acknowledged.
+    pub delivered: u64,
+    /// What the path is thought to carry, bytes per second: as the congestion controller estimates it, or else a window in
+    /// each round trip.
+    pub bandwidth: u64,
+    /// How long the oldest of what is sent live has waited.
+    pub waiting: Duration,
+    /// Round trip beyond the shortest.
+    pub path_queue: Duration,
+}
+
 /// Counters since the connection began, and its current state.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {

@@ -124,6 +124,9 @@ impl Downstream {
 
     /// How long the oldest of what is sent live has waited.
     pub fn queue_delay(&self, now: Instant) -> Duration {
+        if !self.is_backlogged() {
+            return Duration::ZERO;
+        }
         let queue = self.backlog();
         let live = queue.streams.iter().filter(|stream| stream.standing != Standing::Asked);
         let oldest = live.filter_map(|stream| stream.since).min();

@@ -101,6 +101,14 @@ impl Choice {
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
+    /// The best rendition up to `wanted` that the subscription can have now; above that only where it would get nothing else.
+    pub fn best(&self, wanted: usize) -> usize {
+        let (current, stuck) = (self.current().member, self.is_stuck());
+        let above = (wanted + 1..self.members.len()).filter(|_| stuck);
+        let can = |member: &usize| if *member == current { !stuck } else { self.is_ready(*member) };
+        (0..=wanted).rev().chain(above).find(can).unwrap_or(current)
+    }
+
     /// Has all groups that have not begun come from `member`; returns the first of them. `None`: not now.
     pub fn switch(&mut self, member: usize) -> Option<u64> {
         let first = self.next()?;

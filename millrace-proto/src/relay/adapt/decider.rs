@@ -44,7 +44,7 @@ pub struct Sample {
     /// Bytes that were acknowledged since the connection began.
     pub delivered: u64,
     /// What the congestion controller thinks that the path carries, bytes per second.
-    pub bandwidth: Option<u64>,
+    pub bandwidth: u64,
     /// Age of the oldest media that waits to be sent.
     pub waiting: Duration,
     /// Round trip beyond the shortest.
@@ -169,7 +169,7 @@ impl Decider {
     /// Whether the next rung is there and would fit.
     fn has_room_above(&self, sample: &Sample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
-        let estimate = sample.bandwidth.map_or(0.0, |bandwidth| bandwidth as f64);
+        let estimate = sample.bandwidth as f64;
         let recent = |at: Instant| sample.now.saturating_duration_since(at) < MEMORY;
         let carried = match self.shown {
             Some((at, shown)) if recent(at) => estimate.min(shown),

@@ -93,6 +93,24 @@ fn what_cannot_be_had_whole_is_not_switched_to() {
     assert!(choice.is_stuck());
 }
 
+#[test]
+fn the_best_that_can_be_had_is_chosen() {
+    let mut choice = Choice::new(3, 2);
+    choice.join(0, None);
+    choice.join(1, Some(4));
+    choice.saw(2, 4);
+    assert_eq!([0, 1, 2].map(|wanted| choice.best(wanted)), [2, 1, 2], "of 0 nothing has come");
+    choice.saw(0, 4);
+    assert_eq!(choice.best(0), 0);
+    choice.switch(0);
+    choice.saw(0, 5);
+    choice.saw(2, 7);
+    choice.saw(1, 7);
+    assert_eq!([0, 1, 2].map(|wanted| choice.best(wanted)), [1, 1, 2], "0 does not go on");
+    choice.lose(1);
+    assert_eq!(choice.best(0), 2);
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Saw { member: usize, ahead: u64 },
@@ -228,7 +246,7 @@ impl Path {
             now: start + now,
             delivered: self.delivered as u64,
             // The controller probes for a quarter more than it has seen.
-            bandwidth: Some((1.25 * peak).min(link as f64 / 8.0) as u64),
+            bandwidth: (1.25 * peak).min(link as f64 / 8.0) as u64,
             waiting: self.queue.front().map_or(Duration::ZERO, |(at, ..)| now - *at),
             path_queue: Duration::ZERO,
         }
@@ -296,7 +314,7 @@ fn what_was_too_much_is_not_tried_again_soon() {
         rung = decider.look(&Sample {
             now: start + LOOK * look as u32,
             delivered,
-            bandwidth: Some(1_000_000),
+            bandwidth: 1_000_000,
             waiting: if crowded { Duration::from_millis(300) } else { Duration::ZERO },
             path_queue: Duration::ZERO,
         });
@@ -318,7 +336,7 @@ fn a_path_that_carries_nothing_leads_to_the_lowest_rung() {
         decider.look(&Sample {
             now: start + LOOK * look,
             delivered: 1000,
-            bandwidth: Some(10_000_000),
+            bandwidth: 10_000_000,
             waiting: LOOK * look,
             path_queue: Duration::ZERO,
         })

@@ -98,6 +98,7 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
         goaway_uri: None,
         delays: crate::Delays::default(),
         origins: crate::Origins::Any,
+        adaptive: crate::Adaptive::Off,
     };
     let outgoing = crate::outgoing_sockets(&[local]).unwrap();
     let bound = Bound::new(config, outgoing, Arc::new(Engine::user("as configured"))).unwrap();

@@ -1,6 +1,9 @@
 //! A subscription under way: its updates and its end.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use millrace_proto::{
     moq::{
@@ -14,6 +17,7 @@ use tokio::time::{Instant as Clock, sleep};
 
 use super::Entry;
 use crate::{
+    access::rights::Rights,
     outbox::Outbox,
     subscription::{Ended, Options},
     wire::{self, Incoming, MessageReader, SessionError},
@@ -41,10 +45,12 @@ impl Entry {
         &self,
         send: &mut SendStream,
         reader: &mut MessageReader,
+        rights: Option<&Arc<Rights>>,
     ) -> Result<Option<Ended>, SessionError> {
         let subscription = self.subscription();
         let mut stopped = std::pin::pin!(send.stopped());
-        let mut reading = true;
+        let mut adapting = std::pin::pin!(self.adapt(rights));
+        let (mut reading, mut may_adapt) = (true, true);
         let (mut deadline, mut past_end) = (None, None);
         loop {
             if let Some(ended) = subscription.drained() {
@@ -64,6 +70,7 @@ impl Entry {
                 },
                 _ = &mut stopped => return Ok(None),
                 () = subscription.changed.notified() => {}
+                () = &mut adapting, if may_adapt => may_adapt = false,
                 () = sleep(DATAGRAM_LOOKS), if subscription.ended().is_some() => {}
                 () = sleep_until(past_end), if subscription.is_past_end() => {
                     past_end = None;
@@ -135,8 +142,10 @@ impl Entry {
         self.subscription().update(options, largest);
         let mut outbox = Outbox::default();
         outbox.transmit(self.context().connection(), Instant::now());
-        self.track().offer_cached(self.subscription(), Instant::now(), &mut outbox);
-        self.track().offer_openings(self.subscription());
+        for track in self.tracks() {
+            track.offer_cached(self.subscription(), Instant::now(), &mut outbox);
+            track.offer_openings(self.subscription());
+        }
         outbox.flush();
     }
 }

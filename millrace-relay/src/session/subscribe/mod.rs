@@ -1,11 +1,12 @@
 //! The peer's subscriptions: by its SUBSCRIBE, or by our PUBLISH.
 
+mod adapt;
 mod follow;
 mod publish;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
@@ -25,8 +26,10 @@ use tokio::{
 };
 use tracing::debug;
 
+use self::adapt::Asked;
 use super::context::Context;
 use crate::{
+    access::rights::Rights,
     live::LiveTrack,
     outbox::Outbox,
     subscription::{Options, Subscription},
@@ -55,6 +58,8 @@ struct State {
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Aliases that we gave out.
     aliases: HashSet<u64>,
+    /// What it asked for of which ladders.
+    asked: Asked,
 }
 
 /// A subscription and its track.
@@ -74,6 +79,7 @@ impl Subscriptions {
         self: &Arc<Self>,
         subscribe: Subscribe,
         stream: RequestStream,
+        rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let Subscribe { request_id, track: name, parameters } = subscribe;
         let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
@@ -104,7 +110,7 @@ impl Subscriptions {
             parameters: Parameters { largest_object: largest, ..Parameters::default() },
             properties: entry.track().data.properties(),
         };
-        entry.run(Some(ok.into()), stream).await
+        entry.run(Some(ok.into()), stream, Some(rights)).await
     }
 
     /// Whether the peer is subscribed to this track, or has asked to be.
@@ -190,7 +196,7 @@ impl Subscriptions {
         let subscribed = Subscribed { track, subscription: Arc::new(subscription) };
         state.by_request.insert(request_id, subscribed.clone());
         state.by_owner.insert(owner, Arc::clone(&subscribed.subscription));
-        Entry { family: Arc::clone(self), request_id, subscribed }
+        Entry { family: Arc::clone(self), request_id, subscribed, renditions: OnceLock::new() }
     }
 
     fn remove(&self, request_id: u64, Subscribed { track, subscription }: &Subscribed) {
@@ -231,10 +237,15 @@ struct Entry {
     family: Arc<Subscriptions>,
     request_id: u64,
     subscribed: Subscribed,
+    /// Of an adapted subscription: what it is served from, with its own track.
+    renditions: OnceLock<Vec<Arc<LiveTrack>>>,
 }
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        for track in self.tracks() {
+            track.unsubscribe(self.subscription(), Instant::now());
+        }
         self.family.remove(self.request_id, &self.subscribed);
     }
 }
@@ -252,8 +263,20 @@ impl Entry {
         &self.subscribed.subscription
     }
 
-    /// Answers, serves the subscription until it ends on either side, and says PUBLISH_DONE.
-    async fn run(self, ok: Option<Message>, stream: RequestStream) -> Result<(), SessionError> {
+    /// All that it is served from.
+    fn tracks(&self) -> &[Arc<LiveTrack>] {
+        let own = std::slice::from_ref(&self.subscribed.track);
+        self.renditions.get().map_or(own, |renditions| renditions)
+    }
+
+    /// Answers, serves the subscription until it ends on either side, and says PUBLISH_DONE. With `rights` it may be adapted to
+    /// what the path carries.
+    async fn run(
+        self,
+        ok: Option<Message>,
+        stream: RequestStream,
+        rights: Option<&Arc<Rights>>,
+    ) -> Result<(), SessionError> {
         let RequestStream { mut send, mut reader } = stream;
         let result: Result<_, SessionError> = async {
             if let Some(ok) = ok {
@@ -262,7 +285,7 @@ impl Entry {
             // The alias should be known before the first object comes.
             self.context().connection().control_sent().await;
             self.begin();
-            self.follow(&mut send, &mut reader).await
+            self.follow(&mut send, &mut reader, rights).await
         }
         .await;
         let (session, request_id) = (self.context().id(), self.request_id);

@@ -42,7 +42,7 @@ impl Subscriptions {
         };
         match entry.offer(publish, &mut stream).await? {
             Some(parameters) if entry.apply(&parameters, entry.track().data.largest()).is_ok() => {
-                entry.run(None, stream).await
+                entry.run(None, stream, None).await
             }
             _ => Ok(()),
         }

@@ -304,3 +304,37 @@ fn the_documentation_has_every_key() {
     }
     assert!(text.contains("[[allow]]") && text.contains("[[delay]]"));
 }
+
+#[test]
+fn ladders_are_read_and_checked() {
+    use millrace_relay::Adaptive;
+    let text = "adaptive = \"ladder\"\n\
+                [[ladder]]\n\
+                namespace = \"live/*\"\n\
+                tracks = [{ name = \"hi\", bitrate = 5000000 }, { name = \"lo\", bitrate = 800000 }]\n";
+    let Adaptive::Ladders(rules) = config(&[], text).unwrap().adaptive else { panic!("no ladders") };
+    assert_eq!(rules[0].tracks, [("hi".to_owned(), 5_000_000), ("lo".to_owned(), 800_000)]);
+    let Adaptive::Catalogs(rules) = config(&["--adaptive=catalog"], text).unwrap().adaptive else {
+        panic!("no catalogs")
+    };
+    assert_eq!(rules.len(), 1, "the file's ladders come first");
+    assert_eq!(config(&[], "").unwrap().adaptive, Adaptive::Off);
+    let places = |flags: &[&str], text: &str| -> Vec<String> {
+        problems(flags, text).into_iter().map(|(place, _)| place).collect()
+    };
+    assert_eq!(places(&["--adaptive=ladder"], ""), ["--adaptive"]);
+    assert_eq!(places(&["--adaptive=off"], text), ["--ladder"]);
+    assert_eq!(places(&[], "ladder = 3"), ["--ladder"]);
+    let bad = [
+        "tracks = [{ name = \"a\", bitrate = 1 }]",
+        "tracks = [{ name = \"a\", bitrate = 1 }, { name = \"b\", bitrate = 1 }]",
+        "tracks = [{ name = \"a\", bitrate = 1 }, { name = \"a\", bitrate = 2 }]",
+        "tracks = [{ name = \"a\", bitrate = 0 }, { name = \"b\", bitrate = 1 }]",
+        "tracks = [{ name = \"a\" }]",
+        "colour = 1",
+    ];
+    for bad in bad {
+        let places = places(&["--adaptive=catalog"], &format!("[[ladder]]\n{bad}"));
+        assert_eq!(places, ["relay.toml:1: ladder"], "{bad}");
+    }
+}

@@ -1,0 +1,63 @@
+//! Catalogs of namespaces, as the relay itself reads them.
+
+use std::time::Duration;
+
+use millrace_proto::{
+    moq::{Namespace, TrackName, msf},
+    relay::{adapt::Ladder, track::Track},
+};
+use tokio::time::timeout;
+
+use super::{Hub, Requester};
+
+/// How long a catalog may take to come once its publisher has agreed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The largest catalog that is read, bytes.
+const LARGEST: u64 = 256 << 10;
+
+impl Hub {
+    /// The ladder that a track is part of, by the settings or the catalog of its namespace.
+    pub async fn ladder(&self, track: &TrackName, requester: Requester) -> Option<Ladder> {
+        if let Some(ladder) = self.adaptive.ladder(track) {
+            return Some(ladder);
+        }
+        let is_catalog = track.name()[..] == *msf::CATALOG.as_bytes();
+        if is_catalog || !self.adaptive.reads_catalogs() {
+            return None;
+        }
+        let catalog = self.catalog(track.namespace(), requester).await?;
+        Ladder::of_catalog(&catalog, track.namespace(), str::from_utf8(track.name()).ok()?)
+    }
+
+    async fn catalog(&self, namespace: &Namespace, requester: Requester) -> Option<msf::Catalog> {
+        let name = TrackName::new(namespace.clone(), msf::CATALOG.as_bytes().to_vec()).ok()?;
+        let track = self.established(&name, requester, Duration::ZERO, None).await.ok()?;
+        let read = async {
+            loop {
+                let progress = track.progress.notified();
+                if let Some(json) = newest(&track.data) {
+                    return msf::Catalog::parse(&json).ok();
+                }
+                progress.await;
+            }
+        };
+        timeout(PATIENCE, read).await.ok()?
+    }
+}
+
+/// The first object of the newest group, which is no delta update; `None`: it is not there, or not whole.
+fn newest(track: &Track) -> Option<Vec<u8>> {
+    let group = track.group(track.largest()?.group)?;
+    let first = |subgroup: &_| -> Option<Vec<u8>> {
+        let subgroup: &std::sync::Arc<millrace_proto::relay::subgroup::Subgroup> = subgroup;
+        let (object, _) = subgroup.first_object_from(0).filter(|(object, _)| object.start.id == 0)?;
+        let (start, len) = (object.start.payload, object.start.payload_len);
+        if len > LARGEST || subgroup.extent().len < start.saturating_add(len) {
+            return None;
+        }
+        let mut json = vec![0; usize::try_from(len).ok()?];
+        (subgroup.read(start, &mut json) == json.len()).then_some(json)
+    };
+    group.subgroups.iter().find_map(first)
+}

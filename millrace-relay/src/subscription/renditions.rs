@@ -1,0 +1,70 @@
+//! A subscription that is served from several renditions of its track.
+
+use std::time::Instant;
+
+use millrace_proto::relay::adapt::Choice;
+
+use super::{Ended, Subscription, TrackRef};
+
+impl Subscription {
+    /// From now on groups may come from any of `tracks`, of which its own is the one at `base`. Each of them has to tell
+    /// the subscription of what comes from when on: [`Self::join`]. Said once.
+    pub fn adapt(&self, tracks: Vec<TrackRef>, base: usize) {
+        let mut state = self.state.lock();
+        let mut choice = Choice::new(tracks.len(), base);
+        choice.join(base, self.track.data.largest().map(|largest| largest.group));
+        if self.renditions.set(tracks).is_ok() {
+            state.choice = Some(choice);
+            // Of another rendition they would be other datagrams.
+            state.delegated = None;
+        }
+    }
+
+    /// The track of this number tells of its groups from now on; `newest` is there already.
+    pub fn join(&self, number: u32, newest: Option<u64>) {
+        let Some(member) = self.member(number) else { return };
+        if let Some(choice) = &mut self.state.lock().choice {
+            choice.join(member, newest);
+        }
+    }
+
+    /// Nothing more comes of the track of this number: of the subscription's own, it ends.
+    pub fn end_of(&self, number: u32, ended: &Ended) {
+        if number == self.track.number {
+            return self.end(ended.clone());
+        }
+        let Some(member) = self.member(number) else { return };
+        if let Some(choice) = &mut self.state.lock().choice {
+            choice.lose(member);
+        }
+    }
+
+    /// Has the groups that have not begun come from the best rendition up to `wanted` that can be had. Returns where they
+    /// came from and where they come from now, if something was to change.
+    pub fn choose(&self, wanted: usize, now: Instant) -> Option<(usize, usize)> {
+        let mut state = self.state.lock();
+        let choice = state.choice.as_ref()?;
+        let (before, best) = (choice.current().member, choice.best(wanted));
+        if before == best {
+            return None;
+        }
+        // What the offload has opened may be of any group.
+        let settled = self.connection.withdraw(now, self.owner);
+        if let (true, Some(choice)) = (settled, &mut state.choice) {
+            choice.switch(best);
+        }
+        let after = state.choice.as_ref().map_or(before, |choice| choice.current().member);
+        Some((before, after))
+    }
+
+    /// The rendition's place among those that the subscription is served from.
+    pub(super) fn member(&self, number: u32) -> Option<usize> {
+        self.renditions.get()?.iter().position(|track| track.number == number)
+    }
+
+    /// The track of this number, which tells of something.
+    pub(super) fn source(&self, number: u32) -> &TrackRef {
+        let other = || self.renditions.get()?.iter().find(|track| track.number == number);
+        if number == self.track.number { &self.track } else { other().unwrap_or(&self.track) }
+    }
+}
