@@ -269,13 +269,13 @@ impl Downstream {
 
     /// What the connection carries.
     pub fn room(&self, now: Instant) -> Room {
-        let (rtt, least) = (self.recovery.rtt.smoothed(), self.recovery.rtt.min());
-        let per_round = || (self.recovery.window() as f64 / rtt.as_secs_f64().max(1e-6)) as u64;
+        let round_trip = self.recovery.rtt.smoothed();
+        let per_round = || (self.recovery.window() as f64 / round_trip.as_secs_f64().max(1e-6)) as u64;
         Room {
             delivered: self.recovery.delivered(),
             bandwidth: self.recovery.bandwidth().unwrap_or_else(per_round),
             waiting: self.queue_delay(now),
-            path_queue: rtt.saturating_sub(least),
+            round_trip,
         }
     }
 

@@ -1,10 +1,10 @@
 //! Catalogs of namespaces, as the relay itself reads them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use millrace_proto::{
     moq::{Namespace, TrackName, msf},
-    relay::{adapt::Ladder, track::Track},
+    relay::{adapt::Ladder, subgroup::Subgroup, track::Track},
 };
 use tokio::time::timeout;
 
@@ -14,7 +14,7 @@ use super::{Hub, Requester};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The largest catalog that is read, bytes.
-const LARGEST: u64 = 256 << 10;
+const LARGEST: u64 = 64 << 10;
 
 impl Hub {
     /// The ladder that a track is part of, by the settings or the catalog of its namespace.
@@ -49,8 +49,7 @@ impl Hub {
 /// The first object of the newest group, which is no delta update; `None`: it is not there, or not whole.
 fn newest(track: &Track) -> Option<Vec<u8>> {
     let group = track.group(track.largest()?.group)?;
-    let first = |subgroup: &_| -> Option<Vec<u8>> {
-        let subgroup: &std::sync::Arc<millrace_proto::relay::subgroup::Subgroup> = subgroup;
+    let first = |subgroup: &Arc<Subgroup>| {
         let (object, _) = subgroup.first_object_from(0).filter(|(object, _)| object.start.id == 0)?;
         let (start, len) = (object.start.payload, object.start.payload_len);
         if len > LARGEST || subgroup.extent().len < start.saturating_add(len) {

@@ -167,8 +167,8 @@ pub struct Room {
     pub bandwidth: u64,
     /// How long the oldest of what is sent live has waited.
     pub waiting: Duration,
-    /// Round trip beyond the shortest.
-    pub path_queue: Duration,
+    /// Smoothed.
+    pub round_trip: Duration,
 }
 
 /// Counters since the connection began, and its current state.

@@ -11,8 +11,11 @@ const BACKLOG: Duration = Duration::from_millis(100);
 /// A backlog that lasts for this long shows what the path carries.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// A backlog that lasts for this long is too much for the path, whatever it seems to carry.
+/// What waits for this long is too much for the path, whatever that seems to carry.
 const LONG: Duration = Duration::from_millis(1500);
+
+/// The same for a queue on the path, which may also be a longer way.
+const LONG_ON_PATH: Duration = Duration::from_secs(5);
 
 /// What the path carries is what was delivered in this time.
 const WINDOW: Duration = Duration::from_millis(500);
@@ -24,6 +27,9 @@ const MOST_HOLD: Duration = Duration::from_secs(80);
 
 /// A rung that is left within this time after it was climbed to was too much.
 const TRIAL: Duration = Duration::from_secs(15);
+
+/// The shortest round trip of this long, or twice as long, is what the path takes without a queue.
+const SHORTEST: Duration = Duration::from_secs(15);
 
 /// For this long what a backlog has shown is believed rather than an estimate that may be older.
 const MEMORY: Duration = Duration::from_secs(10);
@@ -47,8 +53,8 @@ pub struct Sample {
     pub bandwidth: u64,
     /// Age of the oldest media that waits to be sent.
     pub waiting: Duration,
-    /// Round trip beyond the shortest.
-    pub path_queue: Duration,
+    /// Smoothed.
+    pub round_trip: Duration,
 }
 
 /// Looks at one subscriber's path and says which rung fits: down as soon as a backlog shows what the path carries, up
@@ -69,6 +75,30 @@ pub struct Decider {
     holds: Vec<Duration>,
     /// What the last backlog has shown, bytes per second.
     shown: Option<(Instant, f64)>,
+    shortest: Shortest,
+}
+
+/// The shortest round trip of not long ago.
+#[derive(Default)]
+struct Shortest {
+    since: Option<Instant>,
+    now: Duration,
+    before: Duration,
+}
+
+impl Shortest {
+    /// By how much this round trip is longer.
+    fn excess(&mut self, now: Instant, round_trip: Duration) -> Duration {
+        let since = *self.since.get_or_insert(now);
+        if now == since {
+            (self.now, self.before) = (round_trip, round_trip);
+        } else if now.saturating_duration_since(since) >= SHORTEST {
+            self.since = Some(now);
+            self.before = std::mem::replace(&mut self.now, round_trip);
+        }
+        self.now = self.now.min(round_trip);
+        round_trip.saturating_sub(self.now.min(self.before))
+    }
 }
 
 impl Decider {
@@ -86,6 +116,7 @@ impl Decider {
             changed: None,
             climbed: None,
             shown: None,
+            shortest: Shortest::default(),
         }
     }
 
@@ -94,11 +125,12 @@ impl Decider {
         let now = sample.now;
         self.note(sample);
         let since = |at: Instant| now.saturating_duration_since(at);
-        if sample.waiting >= BACKLOG || sample.path_queue >= BACKLOG {
+        let path_queue = self.shortest.excess(now, sample.round_trip);
+        if sample.waiting >= BACKLOG || path_queue >= BACKLOG {
             let began = *self.backlog_since.get_or_insert(now);
             self.calm_since = None;
             if since(began) >= PATIENCE {
-                self.yield_to(now, began);
+                self.yield_to(now, began, sample.waiting >= BACKLOG);
             }
             return self.rung;
         }
@@ -139,15 +171,19 @@ impl Decider {
         Some(self.rates.get(rung)? + self.others)
     }
 
-    /// There has been a backlog since `began`.
-    fn yield_to(&mut self, now: Instant, began: Instant) {
+    /// There has been a backlog since `began`, in front of the path if `waits`, else on it.
+    fn yield_to(&mut self, now: Instant, began: Instant, waits: bool) {
         let from = now.checked_sub(WINDOW).map_or(began, |window| window.max(began));
         let Some(carried) = self.delivered_since(from) else { return };
-        self.shown = Some((now, carried));
-        let fits = |rung: &usize| self.need(*rung).is_some_and(|need| need <= ROOM * carried);
-        let mut rung = (0..=self.rung).rev().find(fits).unwrap_or(0);
-        let long = now.saturating_duration_since(began.max(self.changed.unwrap_or(began))) >= LONG;
-        if rung == self.rung && long {
+        let mut rung = self.rung;
+        if waits {
+            // The path has as much as it takes.
+            self.shown = Some((now, carried));
+            let fits = |rung: &usize| self.need(*rung).is_some_and(|need| need <= ROOM * carried);
+            rung = (0..=self.rung).rev().find(fits).unwrap_or(0);
+        }
+        let lasted = now.saturating_duration_since(began.max(self.changed.unwrap_or(began)));
+        if rung == self.rung && lasted >= if waits { LONG } else { LONG_ON_PATH } {
             rung = rung.saturating_sub(1);
         }
         if rung == self.rung {

@@ -248,7 +248,7 @@ impl Path {
             // The controller probes for a quarter more than it has seen.
             bandwidth: (1.25 * peak).min(link as f64 / 8.0) as u64,
             waiting: self.queue.front().map_or(Duration::ZERO, |(at, ..)| now - *at),
-            path_queue: Duration::ZERO,
+            round_trip: LOOK,
         }
     }
 }
@@ -316,7 +316,7 @@ fn what_was_too_much_is_not_tried_again_soon() {
             delivered,
             bandwidth: 1_000_000,
             waiting: if crowded { Duration::from_millis(300) } else { Duration::ZERO },
-            path_queue: Duration::ZERO,
+            round_trip: LOOK,
         });
         if rung > before {
             since = look;
@@ -329,6 +329,27 @@ fn what_was_too_much_is_not_tried_again_soon() {
 }
 
 #[test]
+fn a_longer_way_is_not_taken_for_a_queue_for_ever() {
+    let start = Instant::now();
+    let mut decider = Decider::new(LADDER, 2);
+    let mut rungs = Vec::new();
+    for look in 0..2400u32 {
+        // From the tenth second on the path takes another way, and carries as much as before.
+        let round_trip = if look < 200 { LOOK } else { 4 * LOOK };
+        rungs.push(decider.look(&Sample {
+            now: start + LOOK * look,
+            delivered: 31_250 * u64::from(look),
+            bandwidth: 4_000_000,
+            waiting: Duration::ZERO,
+            round_trip,
+        }));
+    }
+    let longest = rungs.iter().filter(|rung| **rung < 2).count() as u32 * LOOK;
+    assert_eq!((rungs[199], rungs.last()), (2, Some(&2)));
+    assert!(longest < Duration::from_secs(45), "{longest:?}");
+}
+
+#[test]
 fn a_path_that_carries_nothing_leads_to_the_lowest_rung() {
     let start = Instant::now();
     let mut decider = Decider::new(LADDER, 2);
@@ -338,7 +359,7 @@ fn a_path_that_carries_nothing_leads_to_the_lowest_rung() {
             delivered: 1000,
             bandwidth: 10_000_000,
             waiting: LOOK * look,
-            path_queue: Duration::ZERO,
+            round_trip: LOOK,
         })
     });
     // 100 ms until it is a backlog, and 200 ms of that.

@@ -55,9 +55,7 @@ impl Entry {
     pub(super) async fn adapt(&self, rights: Option<&Arc<Rights>>) {
         let context = self.context();
         let (hub, requester) = (context.hub(), context.requester());
-        let Some(rights) = rights.filter(|_| !hub.adaptive.is_off() && !context.is_upstream()) else {
-            return;
-        };
+        let Some(rights) = rights.filter(|_| !context.is_upstream()) else { return };
         let asked = self.track().name();
         let Some(ladder) = hub.ladder(asked, requester).await else { return };
         let leaves_it = self.family.state.lock().asked.note(&ladder, asked);
@@ -132,6 +130,6 @@ fn sample(connection: &Connection, now: Instant) -> Sample {
         delivered: room.delivered,
         bandwidth: room.bandwidth,
         waiting: room.waiting,
-        path_queue: room.path_queue,
+        round_trip: room.round_trip,
     }
 }

@@ -49,8 +49,9 @@ impl Entry {
     ) -> Result<Option<Ended>, SessionError> {
         let subscription = self.subscription();
         let mut stopped = std::pin::pin!(send.stopped());
-        let mut adapting = std::pin::pin!(self.adapt(rights));
-        let (mut reading, mut may_adapt) = (true, true);
+        let is_adaptive = !self.context().hub().adaptive.is_off();
+        let mut adapting = is_adaptive.then(|| Box::pin(self.adapt(rights)));
+        let mut reading = true;
         let (mut deadline, mut past_end) = (None, None);
         loop {
             if let Some(ended) = subscription.drained() {
@@ -70,7 +71,7 @@ impl Entry {
                 },
                 _ = &mut stopped => return Ok(None),
                 () = subscription.changed.notified() => {}
-                () = &mut adapting, if may_adapt => may_adapt = false,
+                () = wait(&mut adapting), if adapting.is_some() => adapting = None,
                 () = sleep(DATAGRAM_LOOKS), if subscription.ended().is_some() => {}
                 () = sleep_until(past_end), if subscription.is_past_end() => {
                     past_end = None;
@@ -147,6 +148,13 @@ impl Entry {
             track.offer_openings(self.subscription());
         }
         outbox.flush();
+    }
+}
+
+async fn wait(work: &mut Option<impl Future<Output = ()> + Unpin>) {
+    match work {
+        Some(work) => work.await,
+        None => std::future::pending().await,
     }
 }
 
