@@ -1,7 +1,10 @@
 //! Fragmented MP4 as MoQ tracks, named and described as moq-pub does it, so that moq-sub plays them.
 //!
 //! `.catalog` and `0.mp4` (ftyp and moov) have one object each; `N.m4s` has the fragments of track N, one
-//! object for each moof and mdat, and a new group at each key frame of the video.
+//! object for each moof and mdat, and a new group at each key frame of the video. `catalog` says the same by MSF. Of several
+//! [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on.
+
+mod renditions;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,6 +16,8 @@ use millrace_proto::moq::{Properties, SubgroupId};
 use mp4_atom::{Atom, Codec, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
 use serde::{Deserialize, Serialize};
 
+use self::renditions::Rendition;
+pub use self::renditions::Renditions;
 use crate::broadcast::{Broadcast, SubgroupWriter, Track};
 
 pub const CATALOG: &str = ".catalog";
@@ -43,6 +48,8 @@ pub enum Error {
     /// Boxes that do not belong together.
     #[error("{0}")]
     Malformed(&'static str),
+    #[error("group {group} begins at {one:?} in one rendition and at {other:?} in another")]
+    Apart { group: u64, one: Duration, other: Duration },
     #[error(transparent)]
     Name(#[from] NameError),
     #[error("cannot write the catalog: {0}")]
@@ -148,6 +155,7 @@ struct Fragment {
     track: u32,
     starts_group: bool,
     need: Need,
+    time: Duration,
     moof: Bytes,
 }
 
@@ -155,7 +163,9 @@ struct Fragment {
 pub struct Media {
     broadcast: Arc<Broadcast>,
     cut: Cut,
-    catalog: Arc<Track>,
+    rendition: Rendition,
+    /// As moq-pub writes it, with the best rendition.
+    catalog: Option<Arc<Track>>,
     init: Arc<Track>,
     ftyp: Option<Bytes>,
     outputs: BTreeMap<u32, Output>,
@@ -163,11 +173,19 @@ pub struct Media {
 }
 
 impl Media {
+    /// The only rendition.
     pub fn new(broadcast: Arc<Broadcast>, cut: Cut) -> Result<Self, NameError> {
-        let catalog = broadcast.create(CATALOG, Properties::default())?;
-        let init = broadcast.create(INIT, Properties::default())?;
+        Renditions::new(broadcast, 1)?.media(0, None, cut)
+    }
+
+    fn rendition(broadcast: Arc<Broadcast>, cut: Cut, rendition: Rendition) -> Result<Self, NameError> {
+        let catalog = match rendition.is_best() {
+            true => Some(broadcast.create(CATALOG, Properties::default())?),
+            false => None,
+        };
+        let init = broadcast.create(&rendition.name(INIT), Properties::default())?;
         let (ftyp, outputs, pending) = (None, BTreeMap::new(), None);
-        Ok(Self { broadcast, cut, catalog, init, ftyp, outputs, pending })
+        Ok(Self { broadcast, cut, rendition, catalog, init, ftyp, outputs, pending })
     }
 
     /// Takes the next box. For a moof, returns its decode time; it is published with the mdat behind it.
@@ -192,7 +210,7 @@ impl Media {
         let init = Bytes::from([&ftyp[..], &bytes[..]].concat());
         for trak in &moov.trak {
             let id = trak.tkhd.track_id;
-            let name = format!("{id}.m4s");
+            let name = self.rendition.name(&format!("{id}.m4s"));
             let trex = moov.mvex.iter().flat_map(|mvex| &mvex.trex).find(|trex| trex.track_id == id);
             let output = Output {
                 track: self.broadcast.create(&name, Properties::default())?,
@@ -206,9 +224,11 @@ impl Media {
         }
         let namespace = path_of(self.broadcast.namespace().fields());
         let catalog = serde_json::to_string_pretty(&Catalog::new(namespace, &moov))?;
-        self.init.open(0, SubgroupId::Zero, 0).write(0, init);
-        self.catalog.open(0, SubgroupId::Zero, 0).write(0, catalog.into());
-        Ok(())
+        self.init.open(0, SubgroupId::Zero, 0).write(0, init.clone());
+        if let Some(track) = &self.catalog {
+            track.open(0, SubgroupId::Zero, 0).write(0, catalog.into());
+        }
+        self.rendition.describe(&moov, &init)
     }
 
     fn fragment(&mut self, bytes: Bytes) -> Result<Duration, Error> {
@@ -233,7 +253,7 @@ impl Media {
             (false, false) => Need::Delta,
         };
         let time = Duration::from_secs_f64(time as f64 / f64::from(output.timescale));
-        self.pending = Some(Fragment { track, starts_group, need, moof: bytes });
+        self.pending = Some(Fragment { track, starts_group, need, time, moof: bytes });
         Ok(time)
     }
 
@@ -244,6 +264,9 @@ impl Media {
         }
         let output = self.outputs.get_mut(&fragment.track);
         let output = output.ok_or(Error::Malformed("a fragment of an unknown track"))?;
+        if fragment.starts_group && output.is_video {
+            self.rendition.begins(output.next_group, fragment.time)?;
+        }
         output.write(self.cut, fragment.need, [&fragment.moof[..], mdat].concat().into());
         Ok(())
     }
@@ -343,20 +366,22 @@ impl Catalog {
 }
 
 impl SelectionParams {
+    fn of_avc(kind: &str, avcc: &mp4_atom::Avcc, visual: &mp4_atom::Visual) -> Self {
+        let mp4_atom::Avcc { avc_profile_indication, profile_compatibility, avc_level_indication, .. } = avcc;
+        Self {
+            codec: Some(format!(
+                "{kind}.{avc_profile_indication:02X}{profile_compatibility:02X}{avc_level_indication:02X}"
+            )),
+            width: Some(visual.width.into()),
+            height: Some(visual.height.into()),
+            ..Self::default()
+        }
+    }
+
     fn of(trak: &Trak) -> Self {
         match trak.mdia.minf.stbl.stsd.codecs.first() {
-            Some(Codec::Avc1(avc1)) => {
-                let avcc = &avc1.avcc;
-                Self {
-                    codec: Some(format!(
-                        "avc1.{:02X}{:02X}{:02X}",
-                        avcc.avc_profile_indication, avcc.profile_compatibility, avcc.avc_level_indication
-                    )),
-                    width: Some(avc1.visual.width.into()),
-                    height: Some(avc1.visual.height.into()),
-                    ..Self::default()
-                }
-            }
+            Some(Codec::Avc1(avc1)) => Self::of_avc("avc1", &avc1.avcc, &avc1.visual),
+            Some(Codec::Avc3(avc3)) => Self::of_avc("avc3", &avc3.avcc, &avc3.visual),
             Some(Codec::Mp4a(mp4a)) => {
                 let config = &mp4a.esds.es_desc.dec_config;
                 let profile = config.dec_specific.as_ref().map_or(0, |specific| specific.profile);

@@ -1,7 +1,8 @@
 //! A broadcast towards a relay: generated objects, or fragmented MP4.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::property::TrackProperties;
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
-use crate::media::{self, Boxes, Cut, Media};
+use crate::media::{self, Boxes, Cut, Media, Renditions};
 use crate::serve::Server;
 use crate::session::{self, ConnectError, Remote, Session};
 
@@ -45,6 +46,19 @@ pub enum Input {
         realtime: bool,
         cut: Cut,
     },
+    /// Renditions of the same media, the best first, at the pace of their timestamps; sound is in the best only.
+    Ladder { renditions: [Encoded; RUNGS], cut: Cut },
+}
+
+/// Renditions of a ladder.
+pub const RUNGS: usize = 3;
+
+/// Media as it comes from an encoder.
+pub struct Encoded {
+    /// Fragmented MP4. Key frames of all renditions are at the same times.
+    pub reader: Box<dyn AsyncRead + Unpin>,
+    /// Of its video, bits per second.
+    pub bitrate: u64,
 }
 
 /// Why a broadcast ended early.
@@ -166,6 +180,7 @@ async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>) {
 enum Source {
     Generated(Generator, Arc<Track>),
     Media { media: Media, reader: Box<dyn AsyncRead + Unpin>, realtime: bool },
+    Ladder(Box<[(Media, Box<dyn AsyncRead + Unpin>); RUNGS]>),
 }
 
 impl Source {
@@ -178,13 +193,29 @@ impl Source {
             Input::Media { reader, realtime, cut } => {
                 Self::Media { media: Media::new(broadcast.clone(), cut)?, reader, realtime }
             }
+            Input::Ladder { renditions: [best, middle, least], cut } => {
+                let shared = Renditions::new(broadcast.clone(), RUNGS)?;
+                let source = |place, Encoded { reader, bitrate }| {
+                    Ok::<_, NameError>((shared.media(place, Some(bitrate), cut)?, reader))
+                };
+                Self::Ladder(Box::new([source(0, best)?, source(1, middle)?, source(2, least)?]))
+            }
         })
     }
 
     async fn run(self) -> Result<Option<Generated>, Error> {
         match self {
             Self::Generated(generator, track) => generate(generator, track).await.map(Some),
-            Self::Media { media, reader, realtime } => play(media, reader, realtime).await.map(|()| None),
+            Self::Media { media, reader, realtime } => {
+                let pace = realtime.then(OnceLock::new);
+                play(media, reader, pace.as_ref()).await.map(|()| None)
+            }
+            Self::Ladder(ladder) => {
+                let [best, middle, least] = *ladder;
+                let pace = OnceLock::new();
+                let play = |(media, reader)| play(media, reader, Some(&pace));
+                tokio::try_join!(play(best), play(middle), play(least)).map(|_| None)
+            }
         }
     }
 }
@@ -200,15 +231,21 @@ async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, 
     ended.await.map_err(|_| Error::Generator)
 }
 
-async fn play(mut media: Media, mut reader: Box<dyn AsyncRead + Unpin>, realtime: bool) -> Result<(), Error> {
+/// When the first fragment was published, and its time in the media.
+type Pace = OnceLock<(Instant, Duration)>;
+
+async fn play(
+    mut media: Media,
+    mut reader: Box<dyn AsyncRead + Unpin>,
+    pace: Option<&Pace>,
+) -> Result<(), Error> {
     let mut boxes = Boxes::default();
-    let mut origin = None;
     let mut piece = vec![0; 64 << 10];
     loop {
         while let Some((kind, bytes)) = boxes.pop()? {
             let time = media.take(kind, bytes)?;
-            if let Some(time) = time.filter(|_| realtime) {
-                let (start, first) = *origin.get_or_insert((Instant::now(), time));
+            if let (Some(time), Some(pace)) = (time, pace) {
+                let (start, first) = *pace.get_or_init(|| (Instant::now(), time));
                 tokio::time::sleep_until(start + time.saturating_sub(first)).await;
             }
         }

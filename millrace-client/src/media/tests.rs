@@ -1,6 +1,8 @@
 use std::process::Command;
 
-use millrace_proto::moq::{GroupOrder, Location, Namespace};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use millrace_proto::moq::{GroupOrder, Location, Namespace, msf};
 
 use super::*;
 use crate::broadcast::History;
@@ -157,4 +159,100 @@ fn boxes_that_cannot_be_streamed_are_errors() {
     let mut boxes = Boxes::default();
     boxes.push(&[0, 0, 0, 16, b'f', b'r', b'e', b'e', 0]);
     assert!(boxes.pop().unwrap().is_none());
+}
+
+/// A second rendition of [`sample`]'s kind that brings its parameter sets with each key frame; `None` without ffmpeg.
+fn in_band(size: &str, bitrate: &str, group: &str) -> Option<Vec<u8>> {
+    let output = Command::new("ffmpeg")
+        .args(["-v", "error", "-f", "lavfi", "-i", &format!("testsrc2=size={size}:rate=25:duration=3")])
+        .args(["-c:v", "libx264", "-preset", "ultrafast", "-b:v", bitrate, "-g", group, "-keyint_min", group])
+        .args([
+            "-sc_threshold",
+            "0",
+            "-bf",
+            "0",
+            "-tag:v",
+            "avc3",
+            "-bsf:v",
+            "dump_extra=freq=keyframe",
+            "-f",
+            "mp4",
+        ])
+        .args(["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"])
+        .output();
+    output.ok().filter(|output| output.status.success()).map(|output| output.stdout)
+}
+
+fn feed(publisher: &mut Media, media: &[u8]) -> Result<(), Error> {
+    let mut boxes = Boxes::default();
+    boxes.push(media);
+    while let Some((kind, bytes)) = boxes.pop()? {
+        publisher.take(kind, bytes)?;
+    }
+    Ok(())
+}
+
+fn renditions(media: [&[u8]; 2]) -> Result<Arc<Broadcast>, Error> {
+    let broadcast = Broadcast::new(Namespace::from_path("a/b").unwrap(), History::default());
+    let shared = Renditions::new(broadcast.clone(), 2)?;
+    for (place, (media, bitrate)) in media.into_iter().zip([2_000_000, 300_000]).enumerate() {
+        feed(&mut shared.media(place, Some(bitrate), Cut::ByNeed)?, media)?;
+    }
+    Ok(broadcast)
+}
+
+/// Decode time of a fragment.
+fn time_of(fragment: &[u8]) -> u64 {
+    let moof = Moof::decode(&mut &fragment[..]).unwrap();
+    moof.traf[0].tfdt.as_ref().unwrap().base_media_decode_time
+}
+
+#[test]
+fn groups_of_the_same_id_begin_at_the_same_time_in_all_renditions() {
+    let (Some(best), Some(least)) = (in_band("320x180", "2M", "10"), in_band("160x90", "300k", "10")) else {
+        eprintln!("SKIP: ffmpeg with libx264 is not here");
+        return;
+    };
+    let broadcast = renditions([&best, &least]).unwrap();
+    let starts = |name: &str| -> Vec<(u64, u64)> {
+        let firsts = objects(&broadcast, name).into_iter().filter(|(location, _)| location.object == 0);
+        firsts.map(|(location, payload)| (location.group, time_of(&payload))).collect()
+    };
+    let best = starts("1.m4s");
+    assert_eq!(best.len(), 8);
+    assert_eq!(best, starts("r1-1.m4s"));
+    let json = objects(&broadcast, msf::CATALOG).remove(0).1;
+    let catalog = msf::Catalog::parse(&json).unwrap();
+    let found: Vec<_> =
+        catalog.alternates("1.m4s").iter().map(|track| (track.name.clone(), track.bitrate)).collect();
+    assert_eq!(found, [("1.m4s".to_owned(), Some(2_000_000)), ("r1-1.m4s".to_owned(), Some(300_000))]);
+    assert!(catalog.tracks[0].codec.as_deref().unwrap().starts_with("avc3."));
+    assert_eq!(catalog.tracks.iter().map(|track| track.width).collect::<Vec<_>>(), [Some(320), Some(160)]);
+    let own: Bytes = STANDARD.decode(catalog.init_data(&catalog.tracks[1]).unwrap()).unwrap().into();
+    assert_eq!(objects(&broadcast, "r1-0.mp4")[0].1, own);
+    // Players of today find what they know.
+    assert_eq!((objects(&broadcast, CATALOG).len(), objects(&broadcast, INIT).len()), (1, 1));
+}
+
+#[test]
+fn renditions_whose_groups_are_not_aligned_are_refused() {
+    let (Some(best), Some(least)) = (in_band("320x180", "2M", "10"), in_band("160x90", "300k", "15")) else {
+        eprintln!("SKIP: ffmpeg with libx264 is not here");
+        return;
+    };
+    let error = renditions([&best, &least]).err().unwrap();
+    assert!(matches!(error, Error::Apart { group: 1, .. }), "{error}");
+}
+
+#[test]
+fn a_single_rendition_has_a_catalog_of_its_own() {
+    let Some(media) = sample() else { return };
+    let (broadcast, _) = publish(&media, usize::MAX);
+    let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+    let described: Vec<_> =
+        catalog.tracks.iter().map(|track| (&track.name[..], track.role.as_deref())).collect();
+    assert_eq!(described, [("1.m4s", Some("video")), ("2.m4s", Some("audio"))]);
+    assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
+    let init = objects(&broadcast, INIT).remove(0).1;
+    assert_eq!(STANDARD.decode(catalog.init_data(&catalog.tracks[0]).unwrap()).unwrap(), init);
 }

@@ -1,5 +1,7 @@
 //! `millrace publish`: fragmented MP4 or generated objects towards a relay.
 
+mod ladder;
+
 use std::{
     path::{Path, PathBuf},
     time::Duration,
@@ -37,6 +39,10 @@ pub struct Args {
     /// less urgent, and sound before all of them; a relay short of room drops the least urgent first
     #[arg(long, conflicts_with = "generate")]
     subgroups: bool,
+    /// Encode three renditions of FILE with ffmpeg (5, 2 and 0.8 Mbit/s, a key frame each second) and publish them as alternates of
+    /// each other, at the pace of their timestamps
+    #[arg(long, requires = "input", conflicts_with = "generate")]
+    ladder: bool,
     /// Seconds of a track that are kept for those who lag or fetch
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     history: f64,
@@ -108,12 +114,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
     let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
-    let input = match args.generate.generate {
-        true => args.generate.input()?,
-        false => {
-            let cut = if args.subgroups { Cut::ByNeed } else { Cut::Whole };
-            media(args.input, args.realtime, cut).await?
+    let cut = if args.subgroups { Cut::ByNeed } else { Cut::Whole };
+    let mut encoders = None;
+    let input = match (args.generate.generate, args.input) {
+        (true, _) => args.generate.input()?,
+        (false, Some(file)) if args.ladder => {
+            let (started, renditions) = ladder::encode(&file)?;
+            encoders = Some(started);
+            Input::Ladder { renditions, cut }
         }
+        (false, input) => media(input, args.realtime, cut).await?,
     };
     let options = Options {
         remote: args.connect.remote(),
@@ -123,7 +133,9 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
         history: History { max_age, ..History::default() },
         wait: args.wait,
     };
-    Ok(publish(options).await?)
+    let report = publish(options).await;
+    drop(encoders);
+    Ok(report?)
 }
 
 async fn media(file: Option<PathBuf>, realtime: bool, cut: Cut) -> anyhow::Result<Input> {

@@ -1,0 +1,138 @@
+//! Renditions of the same content, and the MSF catalog that describes them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use millrace_proto::moq::name::NameError;
+use millrace_proto::moq::{Properties, SubgroupId, msf};
+use mp4_atom::{Codec, FourCC, Moov, Trak};
+use parking_lot::Mutex;
+
+use super::{Cut, Error, Media, SelectionParams};
+use crate::broadcast::{Broadcast, Track};
+
+/// What groups of the same ID may begin apart: less than a frame.
+const APART: Duration = Duration::from_millis(10);
+/// Groups whose beginnings are remembered.
+const REMEMBERED: usize = 64;
+const VIDEO: FourCC = FourCC::new(b"vide");
+
+/// What the renditions of one broadcast have in common: the catalog, and when groups begin.
+pub struct Renditions {
+    broadcast: Arc<Broadcast>,
+    catalog: Arc<Track>,
+    count: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// Of each rendition, once it is known.
+    described: BTreeMap<usize, Vec<msf::Track>>,
+    starts: BTreeMap<u64, Duration>,
+}
+
+impl Renditions {
+    /// So many, which all go into the same broadcast.
+    pub fn new(broadcast: Arc<Broadcast>, count: usize) -> Result<Arc<Self>, NameError> {
+        let catalog = broadcast.create(msf::CATALOG, Properties::default())?;
+        let state = Mutex::new(State { described: BTreeMap::new(), starts: BTreeMap::new() });
+        Ok(Arc::new(Self { broadcast, catalog, count, state }))
+    }
+
+    /// The rendition at a place, the best first; `bitrate`: what its video takes, bits per second.
+    pub fn media(self: &Arc<Self>, place: usize, bitrate: Option<u64>, cut: Cut) -> Result<Media, NameError> {
+        Media::rendition(self.broadcast.clone(), cut, Rendition { place, bitrate, of: self.clone() })
+    }
+
+    /// Once it is known of all renditions what they are, the catalog says so.
+    fn describe(&self, place: usize, tracks: Vec<msf::Track>) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        state.described.insert(place, tracks);
+        if state.described.len() < self.count {
+            return Ok(());
+        }
+        let all = std::mem::take(&mut state.described).into_values().flatten().collect();
+        let json = msf::Catalog::new(all).to_json()?;
+        self.catalog.open(0, SubgroupId::Zero, 0).write(0, json.into());
+        Ok(())
+    }
+
+    /// A group of video begins at this time of the media.
+    fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
+        let mut state = self.state.lock();
+        let first = *state.starts.entry(group).or_insert(at);
+        if state.starts.len() > REMEMBERED {
+            state.starts.pop_first();
+        }
+        match first.abs_diff(at) <= APART {
+            true => Ok(()),
+            false => Err(Error::Apart { group, one: first, other: at }),
+        }
+    }
+}
+
+/// One of them.
+pub(super) struct Rendition {
+    place: usize,
+    bitrate: Option<u64>,
+    of: Arc<Renditions>,
+}
+
+impl Rendition {
+    /// The best has the names that moq-pub gives.
+    pub fn name(&self, of_best: &str) -> String {
+        match self.place {
+            0 => of_best.to_owned(),
+            place => format!("r{place}-{of_best}"),
+        }
+    }
+
+    pub fn is_best(&self) -> bool {
+        self.place == 0
+    }
+
+    pub fn begins(&self, group: u64, at: Duration) -> Result<(), Error> {
+        self.of.begins(group, at)
+    }
+
+    pub fn describe(&self, moov: &Moov, init: &[u8]) -> Result<(), Error> {
+        let init = STANDARD.encode(init);
+        let tracks = moov.trak.iter().map(|trak| self.track(trak, &init)).collect();
+        self.of.describe(self.place, tracks)
+    }
+
+    fn track(&self, trak: &Trak, init: &str) -> msf::Track {
+        let params = SelectionParams::of(trak);
+        let is_video = trak.mdia.hdlr.handler == VIDEO;
+        let bitrate = self.bitrate.filter(|_| is_video).or(params.bitrate.map(u64::from));
+        msf::Track {
+            name: self.name(&format!("{}.m4s", trak.tkhd.track_id)),
+            packaging: "cmaf".to_owned(),
+            is_live: true,
+            role: Some(if is_video { "video" } else { "audio" }.to_owned()),
+            codec: params.codec,
+            bitrate: bitrate.or_else(|| encoded_bitrate(trak)),
+            width: params.width,
+            height: params.height,
+            samplerate: params.samplerate,
+            channel_config: params.channel_config,
+            render_group: Some(1),
+            alt_group: (is_video && self.of.count > 1).then_some(1),
+            init_data: Some(init.to_owned()),
+            ..msf::Track::default()
+        }
+    }
+}
+
+/// What the encoder says.
+fn encoded_bitrate(trak: &Trak) -> Option<u64> {
+    let btrt = match trak.mdia.minf.stbl.stsd.codecs.first()? {
+        Codec::Avc1(avc1) => avc1.btrt.as_ref(),
+        Codec::Avc3(avc3) => avc3.btrt.as_ref(),
+        _ => None,
+    }?;
+    Some(u64::from(btrt.max_bitrate.max(btrt.avg_bitrate))).filter(|bitrate| *bitrate > 0)
+}

@@ -1,0 +1,48 @@
+//! Three renditions of a file, by ffmpeg.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use anyhow::Context;
+use millrace_client::publish::{Encoded, RUNGS};
+use tokio::process::{Child, Command};
+
+/// Height at most, and bits per second of the video.
+const LADDER: [(u32, u64); RUNGS] = [(1080, 5_000_000), (540, 2_000_000), (360, 800_000)];
+
+/// Encoders, which end when this is dropped.
+pub struct Encoders(#[allow(dead_code, reason = "held for as long as they run")] Vec<Child>);
+
+/// Starts an encoder for each rendition of a file, the best first.
+pub fn encode(file: &Path) -> anyhow::Result<(Encoders, [Encoded; RUNGS])> {
+    let mut encoders = Vec::new();
+    let mut start = |place: usize| -> anyhow::Result<Encoded> {
+        let (height, bitrate) = LADDER[place];
+        let mut child = command(file, height, bitrate, place == 0).spawn().context("cannot start ffmpeg")?;
+        let reader = child.stdout.take().context("ffmpeg has no output")?;
+        encoders.push(child);
+        Ok(Encoded { reader: Box::new(reader), bitrate })
+    };
+    let renditions = [start(0)?, start(1)?, start(2)?];
+    Ok((Encoders(encoders), renditions))
+}
+
+/// Key frames are at whole seconds in all renditions, and bring their parameter sets, so that a decoder can go on with another
+/// rendition at each.
+fn command(file: &Path, height: u32, bitrate: u64, sound: bool) -> Command {
+    let mut ffmpeg = Command::new("ffmpeg");
+    ffmpeg.args(["-nostdin", "-v", "error", "-i"]).arg(file).args(["-map", "0:v:0"]);
+    if sound {
+        ffmpeg.args(["-map", "0:a:0?", "-c:a", "aac"]);
+    }
+    ffmpeg.args(["-vf", &format!("scale=-2:'min(ih,{height})'"), "-pix_fmt", "yuv420p"]);
+    ffmpeg.args(["-c:v", "libx264", "-preset", "veryfast", "-bf", "0", "-sc_threshold", "0", "-g", "100000"]);
+    ffmpeg.args(["-force_key_frames", "expr:gte(t,n_forced)"]);
+    let (rate, buffer) = (bitrate.to_string(), (bitrate / 2).to_string());
+    ffmpeg.args(["-b:v", &rate, "-maxrate", &rate, "-bufsize", &buffer]);
+    ffmpeg.args(["-tag:v", "avc3", "-bsf:v", "dump_extra=freq=keyframe", "-video_track_timescale", "90000"]);
+    ffmpeg.args(["-f", "mp4", "-movflags"]);
+    ffmpeg.args(["cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "pipe:1"]);
+    ffmpeg.stdin(Stdio::null()).stdout(Stdio::piped()).kill_on_drop(true);
+    ffmpeg
+}
