@@ -121,3 +121,31 @@ fn bystanders_of_a_hostile_client_are_measured() {
         assert!(round["rss_bytes_last"].as_u64().is_some_and(|bytes| bytes > 0), "{row}");
     }
 }
+
+/// Both engines, with a ladder and without; how much of it a busy machine shows in time is not what is tested.
+#[test]
+fn what_a_viewer_sees_is_measured() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP what_a_viewer_sees_is_measured: needs root");
+        return;
+    }
+    let rows =
+        rows("adapt --relays kernel,user --policies adaptive,live --rates-mbit 8,4 --seconds 4 --rounds 1");
+    let rows = rows.as_array().expect("a list");
+    let expected = [("kernel", "adaptive"), ("kernel", "live"), ("user", "adaptive"), ("user", "live")];
+    assert_eq!(rows.len(), expected.len());
+    for (row, (engine, policy)) in rows.iter().zip(expected) {
+        let text = ["relay", "engine", "policy", "profile"].map(|name| row[name].as_str());
+        assert_eq!(text, [Some("millrace"), Some(engine), Some(policy), Some("8-4")], "{row}");
+        assert_eq!(row["rounds"][0].get("error"), None, "{row}");
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} in {row}"));
+        assert!(number("frames_shown_pct") > 0.0 && number("latency_p95_ms") > 0.0, "{row}");
+        for name in ["audio_on_time_pct", "key_frames_on_time_pct", "frames_shown_pct"] {
+            assert!((0.0..=100.0).contains(&number(name)), "{name} in {row}");
+        }
+        assert!(number("longest_stall_ms") <= number("stall_ms_total"), "{row}");
+        if policy == "live" {
+            assert_eq!(number("switches"), 0.0, "{row}");
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! `millrace bench`: measurements as commands.
 
+mod adapt;
 mod compare;
 mod contender;
 mod cost;
@@ -43,6 +44,8 @@ enum Command {
     Fairness(fairness::Args),
     /// With and without the fast path: delay of the same video, system calls by name, CPU over time
     Thesis(thesis::Args),
+    /// What a viewer sees while a link loses most of its room and gets it back
+    Adapt(adapt::Args),
     /// What a bystander's media suffer from a hostile client, and what it costs the relay
     Hostile(hostile::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
@@ -74,6 +77,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Relay(args) => relay::run(args),
         Command::Fairness(args) => fairness::run(args),
         Command::Thesis(args) => thesis::run(args),
+        Command::Adapt(args) => adapt::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),

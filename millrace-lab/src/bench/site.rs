@@ -14,7 +14,7 @@ use crate::lab::{self, Lab, Link, Node, Topology};
 pub const PUBLISHER_LINK: &str = "pub-relay";
 pub const SUBSCRIBERS_LINK: &str = "relay-sub1";
 /// Until a relay listens.
-const START_LIMIT: Duration = Duration::from_secs(10);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 pub struct Site {
     lab: Lab,
@@ -63,10 +63,15 @@ impl Site {
     }
 
     pub fn start_relay(&self, contender: Contender) -> anyhow::Result<Process> {
+        self.start_relay_with(contender, &[])
+    }
+
+    /// With further arguments.
+    pub fn start_relay_with(&self, contender: Contender, further: &[&str]) -> anyhow::Result<Process> {
         let node = self.relay()?;
         let line = contender.command_line(self.address()?, &self.identity)?;
         let mut command = node.command(line.program);
-        command.args(line.arguments);
+        command.args(line.arguments).args(further);
         if contender.engine() == Some("kernel") || contender.gate() == Some(true) {
             let devices: Vec<_> =
                 node.interfaces().iter().map(|interface| interface.device.as_str()).collect();

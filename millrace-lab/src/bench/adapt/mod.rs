@@ -1,0 +1,256 @@
+//! `millrace bench adapt`: what a viewer sees while a link loses most of its room and gets it back.
+
+mod ends;
+mod shown;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use millrace_client::payload;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use self::ends::End;
+use self::shown::{Came, Figures, Sent};
+use super::contender::Contender;
+use super::process::Process;
+use super::site::{SUBSCRIBERS_LINK, Site};
+use super::table::{columns, dash, write_json};
+use super::usage::warn_if_busy;
+use crate::lab::{Directions, Settings, Topology};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Relays, interleaved
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
+    relays: Vec<Contender>,
+    /// What Millrace does where there is too little room
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "adaptive,live,tail")]
+    policies: Vec<Policy>,
+    /// Rate of the link, in thirds of the time
+    #[arg(long, value_delimiter = ',', default_value = "8,2,8", value_name = "MBIT")]
+    rates_mbit: Vec<u32>,
+    /// Delay of the link, each way
+    #[arg(long, default_value_t = 30, value_name = "MS")]
+    delay_ms: u32,
+    /// Time that media are published
+    #[arg(long, default_value_t = 60)]
+    seconds: u64,
+    /// Times that every relay runs
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    #[command(subcommand)]
+    end: Option<End>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Policy {
+    /// The rendition that fits; what is late goes
+    Adaptive,
+    /// Without a ladder; what is late goes
+    Live,
+    /// Without a ladder; what came last goes
+    Tail,
+}
+
+impl Policy {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Adaptive => "adaptive",
+            Self::Live => "live",
+            Self::Tail => "tail",
+        }
+    }
+
+    fn arguments(self) -> &'static [&'static str] {
+        match self {
+            Self::Adaptive => &["--adaptive", "catalog"],
+            Self::Live => &[],
+            Self::Tail => &["--drop-policy", "tail"],
+        }
+    }
+}
+
+/// What the link's queue holds, at its rate.
+const QUEUE_MS: u64 = 100;
+/// From the start of the subscriber until what it got is known, beyond the time of publishing.
+const SLACK: Duration = Duration::from_secs(60);
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(end) = &args.end {
+        return ends::run(end);
+    }
+    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder forwards no tracks");
+    ensure!(args.rounds > 0 && args.seconds >= 3, "--rounds is at least 1, --seconds at least 3");
+    ensure!(
+        !args.rates_mbit.is_empty() && args.rates_mbit.iter().all(|rate| *rate > 0),
+        "--rates-mbit are at least 1"
+    );
+    warn_if_busy()?;
+    let mut rows = args.rows();
+    let site = args.site()?;
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            let ran = args.round(&site, row).map_err(|error| format!("{error:#}"));
+            eprintln!("round {round}, {}: {}", row.label(), told(&ran));
+            row.rounds.push(ran);
+        }
+    }
+    drop(site);
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "no relay could be measured");
+    Ok(())
+}
+
+struct Row {
+    relay: Contender,
+    /// Of Millrace.
+    policy: Option<Policy>,
+    rounds: Vec<Result<Round, String>>,
+}
+
+/// What came of one run.
+#[derive(Serialize)]
+struct Round {
+    #[serde(flatten)]
+    figures: Figures,
+    renditions: String,
+}
+
+impl Row {
+    fn label(&self) -> String {
+        let policy = self.policy.map(|policy| format!(", {}", policy.name())).unwrap_or_default();
+        format!("{}{policy}", self.relay.label())
+    }
+
+    fn median(&self) -> Option<Figures> {
+        Figures::median(&self.rounds.iter().flatten().map(|round| round.figures).collect::<Vec<_>>())
+    }
+
+    fn json(&self, args: &Args) -> Value {
+        let round = |round: &Result<Round, String>| match round {
+            Ok(round) => json!(round),
+            Err(error) => json!({ "error": error }),
+        };
+        let mut row = json!(self.median());
+        if !row.is_object() {
+            row = json!({});
+        }
+        row["relay"] = self.relay.relay().into();
+        row["engine"] = self.relay.engine().into();
+        row["policy"] = self.policy.map(Policy::name).into();
+        row["profile"] = args.profile().into();
+        row["delay_ms"] = args.delay_ms.into();
+        row["seconds"] = args.seconds.into();
+        row["rounds"] = self.rounds.iter().map(round).collect();
+        row
+    }
+}
+
+fn told(round: &Result<Round, String>) -> String {
+    match round {
+        Ok(Round { figures: it, renditions }) => format!(
+            "stalls {:.0} ms, audio {:.1} %, key frames {:.1} %, {renditions}",
+            it.stall_ms_total, it.audio_on_time_pct, it.key_frames_on_time_pct
+        ),
+        Err(error) => error.clone(),
+    }
+}
+
+fn render(rows: &[Row]) -> String {
+    let head =
+        ["relay", "stalls ms", "longest ms", "audio %", "key frames %", "shown %", "p95 ms", "switches"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let Some(it) = row.median() else { continue };
+        let figures = [
+            it.stall_ms_total,
+            it.longest_stall_ms,
+            it.audio_on_time_pct,
+            it.key_frames_on_time_pct,
+            it.frames_shown_pct,
+        ];
+        let mut line = vec![row.label()];
+        line.extend(figures.map(|figure| format!("{figure:.1}")));
+        line.push(it.latency_p95_ms.map_or_else(dash, |ms| format!("{ms:.0}")));
+        line.push(it.switches.to_string());
+        lines.push(line);
+    }
+    let errors = rows.iter().filter_map(|row| {
+        let error = row.rounds.iter().find_map(|round| round.as_ref().err())?;
+        Some(format!("{}: {error}\n", row.label()))
+    });
+    columns(&lines) + &errors.collect::<String>()
+}
+
+impl Args {
+    fn rows(&self) -> Vec<Row> {
+        let row = |relay, policy| Row { relay, policy, rounds: Vec::new() };
+        let of_relay = |relay: &Contender| -> Vec<Row> {
+            match relay.engine() {
+                Some(_) => self.policies.iter().map(|policy| row(*relay, Some(*policy))).collect(),
+                None => vec![row(*relay, None)],
+            }
+        };
+        self.relays.iter().flat_map(of_relay).collect()
+    }
+
+    fn profile(&self) -> String {
+        self.rates_mbit.iter().map(u32::to_string).collect::<Vec<_>>().join("-")
+    }
+
+    fn settings(&self, rate_mbit: u32) -> String {
+        let queue_bytes = u64::from(rate_mbit) * 1_000_000 / 8 * QUEUE_MS / 1000;
+        format!("delay={}ms rate={rate_mbit}mbit queue-bytes={queue_bytes}", self.delay_ms)
+    }
+
+    fn site(&self) -> anyhow::Result<Site> {
+        let mut topology = Topology::standard(1, 1);
+        let first = self.rates_mbit.first().copied().unwrap_or(1);
+        topology.impair(SUBSCRIBERS_LINK, Directions::Both, &self.settings(first))?;
+        Site::new(&topology)
+    }
+
+    fn set_rate(&self, site: &Site, rate_mbit: u32) -> anyhow::Result<()> {
+        let settings = Settings::parse(&self.settings(rate_mbit))?;
+        Ok(site.link(SUBSCRIBERS_LINK)?.change(Directions::Both, &settings)?)
+    }
+
+    fn round(&self, site: &Site, row: &Row) -> anyhow::Result<Round> {
+        self.set_rate(site, self.rates_mbit[0])?;
+        let relay = site.start_relay_with(row.relay, row.policy.map_or(&[], Policy::arguments))?;
+        let route = site.route()?;
+        let end = |name, node: &crate::lab::Node, what: &str| -> anyhow::Result<Process> {
+            let mut command = node.command(std::env::current_exe()?);
+            command.args(["bench", "adapt"]).args(what.split_whitespace());
+            Process::start(name, command, site.directory())
+        };
+        let published = format!("publish --relay {} --seconds {}", route.relay, self.seconds);
+        let publisher = end("publisher", route.publisher, &published)?;
+        let asked = format!("subscribe --relay {}", route.relay);
+        let subscriber = end("subscriber", route.subscribers, &asked)?;
+        let mut changes = Vec::new();
+        let part = Duration::from_secs_f64(self.seconds as f64 / self.rates_mbit.len() as f64);
+        for rate in &self.rates_mbit[1..] {
+            std::thread::sleep(part);
+            self.set_rate(site, *rate)?;
+            changes.push(payload::now());
+        }
+        let limit = Duration::from_secs(self.seconds) + SLACK;
+        let came: Vec<Came> =
+            serde_json::from_str(&subscriber.finish(limit)?).context("the subscriber's words")?;
+        let sent: Sent = serde_json::from_str(&publisher.finish(limit)?).context("the publisher's words")?;
+        drop(relay);
+        ensure!(!came.is_empty(), "nothing has arrived");
+        Ok(Round {
+            figures: Figures::of(&sent, &came, &changes),
+            renditions: shown::renditions(&sent, &came),
+        })
+    }
+}

@@ -1,0 +1,242 @@
+//! What a viewer sees and hears of what has arrived.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::super::stats::Percentiles;
+
+/// A gap between shown frames that is longer is a stall.
+const STALL: Duration = Duration::from_millis(250);
+/// What comes within this time is in time.
+const IN_TIME: Duration = Duration::from_millis(300);
+/// After a change of the link, stalls are nobody's fault.
+const GRACE: Duration = Duration::from_secs(2);
+/// Joining is not measured.
+pub const JOINING: Duration = Duration::from_secs(1);
+
+/// What was sent. Times are of the host's monotonic clock.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Sent {
+    pub start: Duration,
+    pub seconds: u64,
+    pub frames_per_second: u64,
+    pub sounds_per_second: u64,
+}
+
+/// An object that came.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Came {
+    pub rendition: Option<u32>,
+    /// Of frames or of sounds, from the first that was sent.
+    pub number: u64,
+    pub sent: Duration,
+    pub at: Duration,
+}
+
+/// Figures of one run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figures {
+    /// Gaps of more than 250 ms between shown frames, without the two seconds after each change.
+    pub stall_ms_total: f64,
+    pub longest_stall_ms: f64,
+    /// Of what was sent from a second after the beginning on, what came within 300 ms.
+    pub audio_on_time_pct: f64,
+    pub key_frames_on_time_pct: f64,
+    /// Of the frames that were shown: from sending to showing.
+    pub latency_p95_ms: Option<f64>,
+    /// Of those that were sent.
+    pub frames_shown_pct: f64,
+    /// Groups that were of another rendition than the one shown before.
+    pub switches: u64,
+}
+
+impl Figures {
+    /// `changes`: when the link changed.
+    pub fn of(sent: &Sent, came: &[Came], changes: &[Duration]) -> Self {
+        let mut came = came.to_vec();
+        came.sort_by_key(|object| object.at);
+        let measured = sent.start + JOINING..sent.start + Duration::from_secs(sent.seconds);
+        let shown = shown(sent, &came);
+        let inside = |at: Duration| measured.contains(&at);
+        let frames: Vec<_> = shown.iter().filter(|frame| inside(frame.sent)).collect();
+        let gaps = stalls(&shown, &measured, changes);
+        let latencies = frames.iter().map(|frame| millis(frame.at.saturating_sub(frame.sent)));
+        let mut sorted: Vec<f64> = latencies.collect();
+        sorted.sort_by(f64::total_cmp);
+        let p95 = (sorted.len() * 95).div_ceil(100).checked_sub(1).and_then(|rank| sorted.get(rank).copied());
+        let owed = |per_second: u64| (sent.seconds.saturating_sub(JOINING.as_secs())) * per_second;
+        let in_time = |is_owed: &dyn Fn(&Came) -> bool| {
+            let in_time = came.iter().filter(|object| {
+                inside(object.sent) && object.at.saturating_sub(object.sent) <= IN_TIME && is_owed(object)
+            });
+            in_time.map(|object| object.number).collect::<BTreeSet<_>>().len() as u64
+        };
+        let is_key =
+            |frame: &Came| frame.rendition.is_some() && frame.number.is_multiple_of(sent.frames_per_second);
+        Self {
+            stall_ms_total: gaps.iter().map(|gap| millis(*gap)).sum(),
+            longest_stall_ms: gaps.iter().max().map_or(0.0, |gap| millis(*gap)),
+            audio_on_time_pct: percent(
+                in_time(&|sound| sound.rendition.is_none()),
+                owed(sent.sounds_per_second),
+            ),
+            key_frames_on_time_pct: percent(in_time(&is_key), owed(1)),
+            latency_p95_ms: p95,
+            frames_shown_pct: percent(frames.len() as u64, owed(sent.frames_per_second)),
+            switches: switches(sent, &shown),
+        }
+    }
+
+    /// Each figure's middle over the rounds.
+    pub fn median(rounds: &[Self]) -> Option<Self> {
+        let middle = |field: fn(&Self) -> f64| super::super::stats::median(&each(rounds, field));
+        let latency = |figures: &Self| figures.latency_p95_ms.unwrap_or(f64::INFINITY);
+        Some(Self {
+            stall_ms_total: middle(|figures| figures.stall_ms_total)?,
+            longest_stall_ms: middle(|figures| figures.longest_stall_ms)?,
+            audio_on_time_pct: middle(|figures| figures.audio_on_time_pct)?,
+            key_frames_on_time_pct: middle(|figures| figures.key_frames_on_time_pct)?,
+            latency_p95_ms: middle(latency).filter(|ms| ms.is_finite()),
+            frames_shown_pct: middle(|figures| figures.frames_shown_pct)?,
+            switches: Percentiles::of(each(rounds, |figures| figures.switches as f64))?.p50 as u64,
+        })
+    }
+}
+
+fn each(rounds: &[Figures], field: fn(&Figures) -> f64) -> Vec<f64> {
+    rounds.iter().map(field).collect()
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn percent(part: u64, all: u64) -> f64 {
+    100.0 * part as f64 / all.max(1) as f64
+}
+
+/// The rendition of each group, a digit for each: `-` if nothing of it was shown.
+pub fn renditions(sent: &Sent, came: &[Came]) -> String {
+    let mut came = came.to_vec();
+    came.sort_by_key(|object| object.at);
+    let shown = shown(sent, &came);
+    let of = |group: u64| shown.iter().find(|frame| frame.number / sent.frames_per_second == group);
+    let digit =
+        |group| of(group).and_then(|frame| frame.rendition).map_or("-".to_owned(), |it| it.to_string());
+    (0..sent.seconds).map(digit).collect()
+}
+
+/// Frames as they are shown, `at` being when: each once it and all before it in its group have come, and none after a later
+/// one. `came` in order of time.
+fn shown(sent: &Sent, came: &[Came]) -> Vec<Came> {
+    let mut groups: BTreeMap<u64, (u64, BTreeMap<u64, Came>)> = BTreeMap::new();
+    let (mut shown, mut last) = (Vec::new(), None);
+    for frame in came.iter().filter(|object| object.rendition.is_some()) {
+        let (group, place) = (frame.number / sent.frames_per_second, frame.number % sent.frames_per_second);
+        let (next, waiting) = groups.entry(group).or_default();
+        waiting.insert(place, *frame);
+        while let Some(ready) = waiting.remove(next) {
+            *next += 1;
+            if last < Some(ready.number) {
+                last = Some(ready.number);
+                shown.push(Came { at: frame.at, ..ready });
+            }
+        }
+    }
+    shown
+}
+
+/// How long nothing was shown, where that is a stall.
+fn stalls(shown: &[Came], measured: &Range<Duration>, changes: &[Duration]) -> Vec<Duration> {
+    let times = shown.iter().map(|frame| frame.at).filter(|at| measured.contains(at));
+    let mut times: Vec<_> = [measured.start].into_iter().chain(times).collect();
+    times.push(measured.end);
+    let gaps = times.windows(2).map(|pair| {
+        let (from, to) = (pair[0], pair[1]);
+        let graces = changes.iter().map(|change| to.min(*change + GRACE).saturating_sub(from.max(*change)));
+        (to - from).saturating_sub(graces.sum())
+    });
+    gaps.filter(|gap| *gap > STALL).collect()
+}
+
+fn switches(sent: &Sent, shown: &[Came]) -> u64 {
+    let is_key = |frame: &&Came| frame.number.is_multiple_of(sent.frames_per_second);
+    let renditions: Vec<_> = shown.iter().filter(is_key).map(|frame| frame.rendition).collect();
+    renditions.windows(2).filter(|pair| pair[0] != pair[1]).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FPS: u64 = 10;
+    const SENT: Sent =
+        Sent { start: Duration::from_secs(100), seconds: 4, frames_per_second: FPS, sounds_per_second: 2 };
+
+    fn ms(ms: u64) -> Duration {
+        SENT.start + Duration::from_millis(ms)
+    }
+
+    fn frame(number: u64, late: u64) -> Came {
+        let sent = number * 1000 / FPS;
+        Came { rendition: Some(1), number, sent: ms(sent), at: ms(sent + late) }
+    }
+
+    fn sound(number: u64, late: u64) -> Came {
+        Came { rendition: None, number, sent: ms(number * 500), at: ms(number * 500 + late) }
+    }
+
+    fn all() -> Vec<Came> {
+        (0..40).map(|number| frame(number, 20)).chain((0..8).map(|number| sound(number, 20))).collect()
+    }
+
+    #[test]
+    fn what_comes_in_time_is_shown_in_time() {
+        let figures = Figures::of(&SENT, &all(), &[]);
+        assert_eq!((figures.stall_ms_total, figures.longest_stall_ms, figures.switches), (0.0, 0.0, 0));
+        assert_eq!((figures.audio_on_time_pct, figures.key_frames_on_time_pct), (100.0, 100.0));
+        assert_eq!((figures.latency_p95_ms, figures.frames_shown_pct), (Some(20.0), 100.0));
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_not_shown() {
+        let mut came = all();
+        // Of group 2 frame 23 is missing: nothing more of it is shown, until the key frame of group 3.
+        came.retain(|object| object.rendition.is_none() || object.number != 23);
+        let figures = Figures::of(&SENT, &came, &[]);
+        assert_eq!(figures.longest_stall_ms, 800.0);
+        let of_two = |frame: &Came| frame.rendition.is_some() && frame.number / FPS == 2;
+        let others: Vec<_> = came.iter().copied().filter(|object| !of_two(object)).collect();
+        assert_eq!(renditions(&SENT, &others), "11-1");
+        assert_eq!((figures.stall_ms_total, figures.key_frames_on_time_pct), (800.0, 100.0));
+        assert!((figures.frames_shown_pct - 100.0 * 23.0 / 30.0).abs() < 1e-9);
+        // In the two seconds after a change only what is left of the gap counts.
+        assert_eq!(Figures::of(&SENT, &came, &[ms(2000)]).stall_ms_total, 0.0);
+        assert_eq!(Figures::of(&SENT, &came, &[ms(500)]).stall_ms_total, 520.0);
+    }
+
+    #[test]
+    fn late_sound_late_key_frames_and_other_renditions_are_counted() {
+        let mut came = all();
+        for object in &mut came {
+            match object.rendition {
+                None if object.number == 3 => object.at += Duration::from_millis(400),
+                Some(_) if object.number == 20 => object.at += Duration::from_millis(400),
+                _ => {}
+            }
+            if object.rendition.is_some() && (10..20).contains(&object.number) {
+                object.rendition = Some(0);
+            }
+        }
+        let figures = Figures::of(&SENT, &came, &[]);
+        assert!((figures.audio_on_time_pct - 100.0 * 5.0 / 6.0).abs() < 1e-9);
+        assert!((figures.key_frames_on_time_pct - 100.0 * 2.0 / 3.0).abs() < 1e-9);
+        assert_eq!(figures.switches, 2);
+        assert_eq!(renditions(&SENT, &came), "1011");
+        // From frame 19, 1.92 s, to 2.42 s, when the late key frame lets those behind it be shown.
+        assert_eq!(figures.longest_stall_ms, 500.0);
+    }
+}
