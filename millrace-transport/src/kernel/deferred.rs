@@ -4,17 +4,12 @@
 
 use std::{
     net::UdpSocket,
-    sync::{
-        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
-        mpsc,
-    },
+    sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     task::Waker,
 };
 
 use millrace_bpf::relay::DeferredSocket;
 use parking_lot::Mutex;
-
-use super::worker::Command;
 
 /// Looks in vain after which a packet is not expected any more.
 const PATIENCE: u8 = 3;
@@ -31,12 +26,12 @@ pub(super) struct Deferred {
     reader: Mutex<Option<Waker>>,
     /// The engine does not tick. No packet is deferred then.
     resting: AtomicBool,
-    engine: mpsc::Sender<Command>,
+    engine: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Deferred {
-    /// `engine`: told when it is to tick again.
-    pub fn new(handle: DeferredSocket, socket: UdpSocket, engine: mpsc::Sender<Command>) -> Self {
+    /// `engine`: called when it is to tick again.
+    pub fn new(handle: DeferredSocket, socket: UdpSocket, engine: Box<dyn Fn() + Send + Sync>) -> Self {
         Self {
             handle,
             socket,
@@ -79,7 +74,7 @@ impl Deferred {
         self.handle.sleep(others);
         // Packets may be deferred again. Either this comes behind [`Deferred::rest`], and sees it, or packets go on waking.
         if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
-            let _ = self.engine.send(Command::Wake); // the engine is gone
+            (self.engine)();
         }
     }
 

@@ -232,10 +232,11 @@ impl Kernel {
         let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
         forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
         let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
+        let commands = self.commands.clone();
         let deferred = Arc::new(Deferred::new(
             self.relay.deferred_socket(&socket, room as u64)?,
             socket,
-            self.commands.clone(),
+            Box::new(move || drop(commands.send(Command::Wake))),
         ));
         self.deferred.write().push(Arc::downgrade(&deferred));
         Ok(deferred)

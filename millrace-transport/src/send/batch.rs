@@ -1,5 +1,5 @@
 use std::{
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     ops::Range,
     sync::{
         Arc,
@@ -7,28 +7,15 @@ use std::{
     },
 };
 
-use super::handover::Handover;
+use super::{
+    handover::Handover,
+    packets::{Flow, Packets},
+};
 
 /// The most segments that the kernel takes in one message (UDP_MAX_SEGMENTS of the oldest kernels).
 const MAX_SEGMENTS: usize = 64;
 /// The most bytes: an IPv4 packet's 65,535, less headers and some options.
 const MAX_MESSAGE: usize = 65_000;
-
-/// Where packets go, and which of this host's addresses they come from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Flow {
-    pub to: SocketAddr,
-    /// `None`: the socket's address, or the one that goes with the route.
-    pub from: Option<IpAddr>,
-    /// DSCP and ECN: IPv4's TOS, IPv6's traffic class.
-    pub traffic_class: u8,
-}
-
-impl From<SocketAddr> for Flow {
-    fn from(to: SocketAddr) -> Self {
-        Self { to, from: None, traffic_class: 0 }
-    }
-}
 
 /// Sealed packets on their way out, in one buffer that is used again and again.
 #[derive(Debug)]
@@ -38,19 +25,6 @@ pub struct Batch {
     packets: Packets,
     /// Connections of which no other batch has packets.
     connections: Vec<Arc<Handover>>,
-}
-
-/// One behind the other.
-#[derive(Debug, Default)]
-pub(super) struct Packets {
-    bytes: Vec<u8>,
-    packets: Vec<Packet>,
-}
-
-#[derive(Debug)]
-struct Packet {
-    flow: Flow,
-    end: usize,
 }
 
 /// Packets of one flow that are one message to the kernel. All but the last have `segment` bytes,
@@ -77,48 +51,25 @@ impl Drop for Batch {
     }
 }
 
-impl Packets {
-    pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
-    }
-
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.packets.clear();
-    }
-
-    /// Moves the packets from `from` on to the end of `to`.
-    fn move_to(&mut self, from: usize, to: &mut Self) {
-        let start = from.checked_sub(1).and_then(|last| self.packets.get(last)).map_or(0, |last| last.end);
-        let before = to.bytes.len();
-        to.bytes.extend(self.bytes.drain(start..));
-        let packets = self.packets.drain(from..);
-        to.packets.extend(packets.map(|packet| Packet { end: packet.end - start + before, ..packet }));
-    }
-}
-
 impl Batch {
-    pub(super) fn id(&self) -> u64 {
-        self.id
-    }
-
     /// Adds the packets of one connection that `build` adds, or leaves them to whoever has others of the connection that are not
     /// sent yet. Under the connection's lock.
     pub(crate) fn of_connection(&mut self, handover: &Arc<Handover>, build: impl FnOnce(&mut Self)) {
         let from = self.len();
         build(self);
-        if self.len() > from && handover.settle(self, from) {
+        if self.len() > from && handover.settle(self.id, &mut self.packets, from) {
             self.connections.push(Arc::clone(handover));
         }
     }
 
-    /// Takes out packets from `from` on.
-    pub(super) fn take_from(&mut self, from: usize, to: &mut Packets) {
-        self.packets.move_to(from, to);
-    }
-
+    /// Takes over what others hand over.
     pub(super) fn add(&mut self, packets: &mut Packets) {
         packets.move_to(0, &mut self.packets);
+    }
+
+    /// Whether the connection has handed over something, which is in the batch now.
+    pub(super) fn take_from(&mut self, connection: &Handover) -> bool {
+        connection.take(&mut self.packets)
     }
 
     pub(super) fn take_connections(&mut self) -> Vec<Arc<Handover>> {
@@ -127,20 +78,12 @@ impl Batch {
 
     /// Adds the packet that `build` appends to the buffer, if it says that there is one, and says so too.
     pub fn packet(&mut self, flow: impl Into<Flow>, build: impl FnOnce(&mut Vec<u8>) -> bool) -> bool {
-        let Packets { bytes, packets } = &mut self.packets;
-        let start = bytes.len();
-        let built = build(bytes) && bytes.len() > start;
-        if built {
-            packets.push(Packet { flow: flow.into(), end: bytes.len() });
-        } else {
-            bytes.truncate(start);
-        }
-        built
+        self.packets.push(flow.into(), build)
     }
 
     /// Packets in the batch.
     pub fn len(&self) -> usize {
-        self.packets.packets.len()
+        self.packets.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -152,17 +95,17 @@ impl Batch {
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (SocketAddr, &[u8])> {
-        self.ranges().map(|(flow, range)| (flow.to, self.slice(&range)))
+        self.packets.ranges().map(|(flow, range)| (flow.to, self.slice(&range)))
     }
 
     pub(super) fn slice(&self, range: &Range<usize>) -> &[u8] {
-        self.packets.bytes.get(range.clone()).unwrap_or_default()
+        self.packets.slice(range)
     }
 
     /// The packets as messages, in order; with `gso`, runs of one flow are joined.
     pub(super) fn messages(&self, gso: bool) -> Vec<Message> {
         let mut messages: Vec<Message> = Vec::with_capacity(self.len());
-        for (flow, bytes) in self.ranges() {
+        for (flow, bytes) in self.packets.ranges() {
             match messages.last_mut().filter(|last| gso && last.takes(flow, bytes.len())) {
                 Some(last) => {
                     last.bytes.end = bytes.end;
@@ -172,12 +115,6 @@ impl Batch {
             }
         }
         messages
-    }
-
-    fn ranges(&self) -> impl Iterator<Item = (Flow, Range<usize>)> {
-        let packets = &self.packets.packets;
-        let starts = std::iter::once(0).chain(packets.iter().map(|packet| packet.end));
-        starts.zip(packets).map(|(start, packet)| (packet.flow, start..packet.end))
     }
 }
 

@@ -6,7 +6,7 @@
 
 use parking_lot::Mutex;
 
-use super::{Batch, batch::Packets};
+use super::packets::Packets;
 
 /// Of one connection.
 #[derive(Debug, Default)]
@@ -21,47 +21,46 @@ struct Turn {
 }
 
 impl Handover {
-    /// Packets from `from` on were sealed and added to a batch. If others wait elsewhere that were sealed before, they are taken out
-    /// again, and wait behind those. Returns whether the batch has become the one that has packets of the connection.
+    /// Packets from `from` on were sealed and added to batch `id`. If others wait elsewhere that were sealed before, they are taken
+    /// out again, and wait behind those. Returns whether the batch has become the one that has packets of the connection.
     ///
     /// To be called under the connection's lock, so that nobody seals meanwhile.
-    pub fn settle(&self, batch: &mut Batch, from: usize) -> bool {
+    pub(super) fn settle(&self, id: u64, packets: &mut Packets, from: usize) -> bool {
         let mut turn = self.0.lock();
         match turn.batch {
             None => {
-                turn.batch = Some(batch.id());
+                turn.batch = Some(id);
                 true
             }
-            Some(id) if id == batch.id() && turn.packets.is_empty() => false,
+            Some(batch) if batch == id && turn.packets.is_empty() => false,
             Some(_) => {
-                batch.take_from(from, &mut turn.packets);
+                packets.move_to(from, &mut turn.packets);
                 false
             }
         }
     }
 
-    /// The batch was sent. Adds what was handed over to it; returns whether there was anything, and the batch still has packets of
-    /// the connection.
-    pub fn take(&self, batch: &mut Batch) -> bool {
+    /// The batch was sent. Adds what was handed over to its packets; returns whether there was anything, and the batch still has
+    /// packets of the connection.
+    pub(super) fn take(&self, packets: &mut Packets) -> bool {
         let mut turn = self.0.lock();
         if turn.packets.is_empty() {
             turn.batch = None;
             return false;
         }
-        batch.add(&mut turn.packets);
+        turn.packets.move_to(0, packets);
         true
     }
 
-    /// The same, but for good: `send` is given what was handed over while nobody can hand over more.
-    pub fn finish(&self, batch: &mut Batch, send: impl FnOnce(&mut Batch)) {
+    /// The same, but for good: `send` takes what was handed over while nobody can hand over more.
+    pub(super) fn finish(&self, send: impl FnOnce(&mut Packets)) {
         let mut turn = self.0.lock();
         turn.batch = None;
-        batch.add(&mut turn.packets);
-        send(batch);
+        send(&mut turn.packets);
     }
 
     /// The batch is not sent: what was handed over is lost, like what is in it.
-    pub fn give_up(&self) {
+    pub(super) fn give_up(&self) {
         *self.0.lock() = Turn::default();
     }
 }

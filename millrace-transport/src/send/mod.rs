@@ -3,8 +3,10 @@
 
 mod batch;
 mod handover;
+mod packets;
 mod sender;
 
-pub use batch::{Batch, Flow};
+pub use batch::Batch;
 pub(crate) use handover::Handover;
+pub use packets::Flow;
 pub use sender::{Report, Sender};

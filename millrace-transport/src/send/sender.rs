@@ -159,14 +159,17 @@ fn in_turn(batch: &mut Batch, mut send: impl FnMut(&mut Batch)) {
     send(batch);
     let mut connections = batch.take_connections();
     for _ in 0..HANDOVERS {
-        connections.retain(|connection| connection.take(batch));
+        connections.retain(|connection| batch.take_from(connection));
         if connections.is_empty() {
             return;
         }
         send(batch);
     }
     for connection in connections {
-        connection.finish(batch, &mut send);
+        connection.finish(|packets| {
+            batch.add(packets);
+            send(batch);
+        });
     }
 }
 

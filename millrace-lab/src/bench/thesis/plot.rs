@@ -10,6 +10,8 @@ const SIZE: (u32, u32) = (1200, 480);
 const FONT: &str = "sans-serif";
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// One of three processes.
+type Of = fn(&Cpu) -> f64;
 /// A line of a picture.
 type Line = (String, RGBColor, Vec<(f64, f64)>);
 
@@ -49,7 +51,7 @@ fn delays(rows: &[Row], path: &Path) -> anyhow::Result<()> {
 /// CPU of the three processes in the first round.
 fn cpus(rows: &[Row], path: &Path) -> anyhow::Result<()> {
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
-    let parts: [(&str, fn(&Cpu) -> f64); 3] = [
+    let parts: [(&str, Of); 3] = [
         ("publisher", |cpu| cpu.publisher),
         ("relay", |cpu| cpu.relay),
         ("subscriber", |cpu| cpu.subscriber),
