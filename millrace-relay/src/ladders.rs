@@ -82,8 +82,8 @@ mod tests {
         assert_eq!(rates(&adaptive, "live/a", "hi"), [1, 5]);
         assert_eq!(rates(&adaptive, "live/a", "other"), [1, 2, 6]);
         assert_eq!(rates(&adaptive, "live/a/b", "lo"), [1, 2, 6]);
-        assert_eq!(rates(&adaptive, "elsewhere", "hi"), [0; 0]);
-        assert_eq!(rates(&adaptive, "elsewhere", "alone"), [0; 0], "nothing can stand for it");
-        assert_eq!(rates(&Adaptive::Off, "live/a", "hi"), [0; 0]);
+        assert!(rates(&adaptive, "elsewhere", "hi").is_empty());
+        assert!(rates(&adaptive, "elsewhere", "alone").is_empty(), "nothing can stand for it");
+        assert!(rates(&Adaptive::Off, "live/a", "hi").is_empty());
     }
 }

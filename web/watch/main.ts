@@ -25,7 +25,7 @@ async function main() {
   const webtransport = web.sha256 ? { serverCertificateHashes: [{ value: web.sha256 }] } : {};
   byId("host").textContent = url.host;
 
-  const connection = new Connection.Reload({ url, webtransport, websocket: { enabled: false } });
+  const connection = new Connection.Reload({ enabled: true, url, webtransport, websocket: { enabled: false } });
   connection.status.watch((status) => (byId("connection").textContent = status));
 
   const player = new Player(url, webtransport);

@@ -131,7 +131,7 @@ fn who_acknowledges_a_number_that_was_left_out_lies() {
 
     let gap = numbers.windows(2).find(|pair| pair[1] > pair[0] + 1).unwrap()[0] + 1;
     numbers.retain(|number| *number == gap);
-    assert_eq!(numbers, [0u64; 0], "nobody has sent it");
+    assert!(numbers.is_empty(), "nobody has sent it");
     let mut ack = vec![0x02];
     [999, 0, 0, 999 - gap].into_iter().for_each(|field| varint::encode(field, &mut ack));
     assert_eq!(seen(&shared, now, &[&[0x01][..], &ack, &[0x01]].concat()), UNSENT);

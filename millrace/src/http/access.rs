@@ -77,18 +77,16 @@ impl Access {
                 format!("not a name of this server: use an address, localhost, or give --http-name {host}");
             return refuse(StatusCode::FORBIDDEN, &why);
         }
-        if self.public.contains(&uri.path()) {
-            return None;
-        }
-        if is_of_another_site(headers, host) {
+        let is_public = self.public.contains(&uri.path());
+        if !is_public && is_of_another_site(headers, host) {
             return refuse(StatusCode::FORBIDDEN, &"pages of other sites may not ask");
         }
         let token = self.token.as_ref().filter(|_| uri.path() != "/healthz")?;
-        if shown(headers).any(|it| token.is(it)) {
-            return None;
-        }
         if asked_by_link(uri).is_some_and(|it| token.is(&it)) {
             return Some(with_cookie(uri, token));
+        }
+        if is_public || shown(headers).any(|it| token.is(it)) {
+            return None;
         }
         let why = format!("a token is needed, Authorization: Bearer ...: that in {}", token.path().display());
         let code = StatusCode::UNAUTHORIZED;
