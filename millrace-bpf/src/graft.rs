@@ -12,7 +12,7 @@ mod tcp;
 pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
 pub use object::{NAME_PREFIX, Object, Parameter};
-pub use rule::{RULES, Rule, Settings, Side};
+pub use rule::{RULES, Rule, Settings, Side, everybody};
 pub use sockets::{Change, Changed, Socket, Sockets};
 pub use tcp::{Outcome, Peer, Tcp};
 

@@ -60,14 +60,12 @@ impl Drop for Registration {
 impl Control {
     /// Loads and registers it, with these values instead of those that it was compiled with.
     pub fn register(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
-        let loaded = match Ready::load(image, parameters, true) {
-            // A kernel before 6.4 knows no such flag.
-            Err(Error::Load { source, .. }) if source.kind() == libbpf_rs::ErrorKind::InvalidInput => {
-                Ready::load(image, parameters, false)
-            }
-            other => other,
-        };
-        loaded?.register()
+        Ready::load_either(image, parameters)?.register()
+    }
+
+    /// Has the verifier judge it; it is not registered.
+    pub fn verify(image: &[u8], parameters: &[(String, u64)]) -> Result<Timing, Error> {
+        Ok(Ready::load_either(image, parameters)?.timing)
     }
 
     /// The same as on kernels before 6.4.
@@ -127,6 +125,16 @@ struct Ready {
 }
 
 impl Ready {
+    fn load_either(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
+        match Self::load(image, parameters, true) {
+            // A kernel before 6.4 knows no such flag; the verifier may say the same of something else.
+            Err(Error::Load { source, .. }) if source.kind() == libbpf_rs::ErrorKind::InvalidInput => {
+                Self::load(image, parameters, false)
+            }
+            other => other,
+        }
+    }
+
     fn load(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
         let mut object = Object::open(image)?;

@@ -76,6 +76,11 @@ impl Rule {
     }
 }
 
+/// The prefix of all addresses, of IPv4 too.
+pub fn everybody() -> Prefix {
+    Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or_else(|| unreachable!("no bits are too few"))
+}
+
 /// Cut off where there is no room, with a zero behind it.
 pub(super) fn name(text: &str) -> [u8; intf::NAME_BYTES] {
     let mut bytes = [0; intf::NAME_BYTES];
