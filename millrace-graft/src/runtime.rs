@@ -358,6 +358,12 @@ fn reason(outcome: Outcome) -> &'static str {
         Outcome::Answered => "it was answered",
         Outcome::NoCongestion => "the congestion control is not there; the socket keeps its own",
         Outcome::NotSet => "the kernel refused a setting",
+        Outcome::Resent => {
+            "the SYN had to be sent again, and went without the option: it was lost, or something on the way drops such SYNs; plain TCP"
+        }
+        Outcome::Withheld => {
+            "nothing was offered, since a SYN with the option was lost on the way to it in the last ten minutes; plain TCP"
+        }
         Outcome::NoMemory => "there was no memory for the socket's state; plain TCP",
     }
 }

@@ -55,14 +55,17 @@ enum graft_outcome {
 	GRAFT_ANSWERED,	     /* SYN-ACKs that carried an answer */
 	GRAFT_NO_CONGESTION, /* the congestion control is not there */
 	GRAFT_NOT_SET,	     /* another setting was refused by the kernel */
+	GRAFT_RESENT,	     /* the SYN was answered only without the option, or was lost by chance */
+	GRAFT_WITHHELD,	     /* not offered: that happened with this peer not long ago */
 	GRAFT_NO_MEMORY,     /* for a socket's state */
 	GRAFT_OUTCOMES,
 };
 
 /* The latest of a peer. */
 struct graft_peer {
-	__u64 time_ns; /* CLOCK_MONOTONIC */
-	__u64 agreed;  /* connections */
+	__u64 time_ns;	 /* CLOCK_MONOTONIC */
+	__u64 agreed;	 /* connections */
+	__u64 resent_ns; /* when a SYN with the option was lost; 0: never */
 	__u32 outcome;
 	__u32 rule;
 	__be32 graft; /* that the peer uses; 0: its kernel's own, or nothing is known */

@@ -20,6 +20,7 @@
 #define TCP_FLAG_SYN	   0x02
 #define TCP_FLAG_ACK	   0x10
 #define ENOSPC		   28
+#define WITHHOLD_NS	   (600 * 1000000000ULL)
 
 /* The rules in force: replaced as a whole. */
 struct rules {
@@ -52,14 +53,17 @@ struct socket_state {
 	__u8 had_write_flag; /* before this program set it: another one's */
 	__u8 had_parse_flag;
 	__u8 no_room;
-	__u8 pad;
+	__u8 sent; /* SYNs with the option: the next goes without */
+	__u8 withheld;
+	__u8 pad[3];
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__type(key, int);
 	__type(value, struct socket_state);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
+	/* What accepts has its listener's. */
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
 } states SEC(".maps");
 
 /* By address as in a rule. */
@@ -234,10 +238,16 @@ static __always_inline void remember(const struct ends *ends, enum graft_outcome
 {
 	struct graft_peer fresh = {}, *known = bpf_map_lookup_elem(&peers, ends->peer);
 
-	if (known)
+	if (known) {
 		fresh.agreed = known->agreed;
+		fresh.resent_ns = known->resent_ns;
+	}
 	fresh.agreed += outcome == GRAFT_AGREED;
 	fresh.time_ns = bpf_ktime_get_ns();
+	if (outcome == GRAFT_RESENT)
+		fresh.resent_ns = fresh.time_ns;
+	else if (outcome == GRAFT_AGREED)
+		fresh.resent_ns = 0;
 	fresh.outcome = outcome;
 	fresh.rule = rule;
 	fresh.graft = graft;
@@ -268,6 +278,14 @@ static __always_inline void let_go(struct bpf_sock_ops *ctx, const struct socket
 	set_flags(ctx, 0, less);
 }
 
+/* Whether a SYN with the option may be one that something on the way drops. */
+static __always_inline bool was_resent(const struct ends *ends)
+{
+	const struct graft_peer *known = bpf_map_lookup_elem(&peers, ends->peer);
+
+	return known && known->resent_ns && bpf_ktime_get_ns() - known->resent_ns < WITHHOLD_NS;
+}
+
 /* Before the SYN. */
 static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 {
@@ -290,15 +308,26 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 	state->phase = OFFERING;
 	state->answer = 0;
 	state->no_room = 0;
+	state->sent = 0;
+	state->withheld = rule->agree && was_resent(&ends);
 	state->had_write_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	state->had_parse_flag = !!(flags & BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG);
-	if (rule->agree)
+	if (rule->agree && !state->withheld)
 		set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
 }
 
 /* A listener has its SYN-ACKs passed by. */
 static __always_inline void on_listen(struct bpf_sock_ops *ctx)
 {
+	int flags = ctx->bpf_sock_ops_cb_flags;
+	struct socket_state *state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!state) {
+		count(GRAFT_NO_MEMORY);
+		return;
+	}
+	state->phase = DONE;
+	state->had_write_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
 }
 
@@ -363,6 +392,9 @@ static __always_inline void on_length(struct bpf_sock_ops *ctx)
 	state = state_of(ctx, 0);
 	if (!state || state->phase == DONE || state->no_room)
 		return;
+	/* A SYN that comes again goes plain: something on the way may drop what it does not know. */
+	if (state->phase == OFFERING && state->sent)
+		return;
 	if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0) && state->phase == OFFERING)
 		state->no_room = 1;
 }
@@ -384,8 +416,8 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 	if (!state)
 		return;
 	rule = rule_at(state->rule);
-	if (state->phase == OFFERING && rule)
-		store_option(ctx, GRAFT_OFFER, rule->graft);
+	if (state->phase == OFFERING && rule && !state->sent)
+		state->sent = !store_option(ctx, GRAFT_OFFER, rule->graft);
 	else if (state->phase == CONFIRMING)
 		store_option(ctx, GRAFT_CONFIRM, state->answer);
 }
@@ -393,14 +425,18 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 /* The peer's answer, as the client sees it. */
 static __always_inline enum graft_outcome judge_answer(const struct graft_option *option, __u32 bytes,
 						       const struct socket_state *state,
-						       const struct ends *ends)
+						       const struct ends *ends, bool resent)
 {
 	const struct graft_peer *known;
 
+	if (state->withheld)
+		return GRAFT_WITHHELD;
 	if (state->no_room)
 		return GRAFT_NO_ROOM;
 	switch (graft_read(option, bytes)) {
 	case GRAFT_READ_NONE:
+		if (resent)
+			return GRAFT_RESENT;
 		known = bpf_map_lookup_elem(&peers, ends->peer);
 		return known && known->agreed ? GRAFT_STRIPPED : GRAFT_ABSENT;
 	case GRAFT_READ_OTHER:
@@ -434,7 +470,8 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 		return;
 	}
 	if (rule->agree)
-		outcome = judge_answer(&option, load_option(ctx, &option, 0), state, &ends);
+		outcome = judge_answer(&option, load_option(ctx, &option, 0), state, &ends,
+				       ctx->total_retrans > 0);
 	state->phase = DONE;
 	if (outcome == GRAFT_AGREED) {
 		state->answer = option.graft;
@@ -468,14 +505,16 @@ static __always_inline bool confirms(const struct graft_option *option, const st
 static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 {
 	enum graft_outcome outcome = GRAFT_ONE_SIDED;
+	struct socket_state *state = state_of(ctx, 0);
 	struct graft_option option = {};
 	const struct graft_rule *rule;
 	enum graft_reading reading;
 	struct ends ends;
 	__u32 index = 0;
 
-	/* The listener's, inherited. */
-	set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	/* The listener's, inherited; unless it was another program's. */
+	if (!state || !state->had_write_flag)
+		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	read_ends(ctx, GRAFT_SERVER, &ends);
 	rule = find_rule(&ends, &index);
 	if (!rule)

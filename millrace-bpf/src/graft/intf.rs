@@ -33,6 +33,7 @@ mirror!(Rule = "graft_rule" {
 mirror!(Peer = "graft_peer" {
     time_ns: u64,
     agreed: u64,
+    resent_ns: u64,
     outcome: u32,
     rule: u32,
     graft: [u8; 4],

@@ -57,6 +57,10 @@ outcomes! {
     NoCongestion = "no-congestion",
     /// The kernel has refused another setting.
     NotSet = "not-set",
+    /// The SYN came through only without the option, or was lost by chance.
+    Resent = "resent",
+    /// Nothing was offered, since that happened with this peer in the last ten minutes.
+    Withheld = "withheld",
     /// There was no memory for a socket's state.
     NoMemory = "no-memory",
 }

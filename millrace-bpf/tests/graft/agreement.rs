@@ -110,6 +110,57 @@ fn syn_cookies_leave_plain_tcp() {
     assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 1), (Outcome::Cookies, 1)]);
 }
 
+/// Something on the way to the server that does not like the option.
+fn middlebox(namespace: &str, rule: &str) -> bool {
+    let nft = |line: &str| {
+        let command = ["netns", "exec", namespace, "nft", line];
+        std::process::Command::new("ip").args(command).output().is_ok_and(|output| output.status.success())
+    };
+    nft("add table inet graft")
+        && nft("add chain inet graft in { type filter hook prerouting priority -300; }")
+        && nft(&format!("add rule inet graft in {rule}"))
+}
+
+#[test]
+fn an_option_that_is_taken_off_leaves_plain_tcp() {
+    let Some(site) = Site::new("strip") else { return };
+    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+    let listener = site.listen();
+    // First the answer, then the offer.
+    if !middlebox(site.client(), "reset tcp option 253") {
+        println!("SKIP an_option_that_is_taken_off_leaves_plain_tcp: nftables cannot take options off here");
+        return;
+    }
+    let (near, far) = site.connect(&listener);
+    assert_ne!(congestion_of(&near), "reno");
+    transfer(near, far, 1 << 20);
+    assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
+    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 1), (Outcome::Answered, 1)]);
+    assert!(middlebox(site.server(), "reset tcp option 253"));
+    let (near, far) = site.connect(&listener);
+    transfer(far, near, 1 << 20);
+    assert_eq!(counted(&mut client), [(Outcome::Absent, 2)]);
+    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 2), (Outcome::Answered, 1)]);
+}
+
+#[test]
+fn a_path_that_drops_the_option_is_found_out_once() {
+    let Some(site) = Site::new("drop") else { return };
+    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+    let listener = site.listen();
+    if !middlebox(site.server(), "tcp option 253 exists drop") {
+        println!("SKIP a_path_that_drops_the_option_is_found_out_once: nftables does not see options here");
+        return;
+    }
+    for wanted in [vec![(Outcome::Resent, 1)], vec![(Outcome::Resent, 1), (Outcome::Withheld, 1)]] {
+        let (near, far) = site.connect(&listener);
+        assert_ne!(congestion_of(&near), "reno");
+        transfer(near, far, 1 << 20);
+        assert_eq!(counted(&mut client), wanted);
+    }
+    assert_eq!(counted(&mut server), [(Outcome::Unconfirmed, 2)]);
+}
+
 #[test]
 fn a_congestion_control_that_is_not_there_is_counted() {
     let Some(site) = Site::new("missing") else { return };

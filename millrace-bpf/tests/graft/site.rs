@@ -1,6 +1,7 @@
-//! Two hosts and two cgroups. This process is in one cgroup at a time, so tests take turns.
+//! Two hosts and two cgroups. This process is in one cgroup at a time, and this host has one list of congestion controls, so
+//! tests take turns, with those of other programs too.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use millrace_bpf::gate::Prefix;
 use millrace_bpf::graft::{Outcome, Rule, Settings, Side, Tcp};
+use nix::fcntl::{Flock, FlockArg};
 
 use crate::net::{self, Network, inside};
 
@@ -21,7 +23,7 @@ pub struct Site {
     network: Network,
     pub clients: Cgroup,
     pub servers: Cgroup,
-    _turn: MutexGuard<'static, ()>,
+    _turns: (Flock<File>, MutexGuard<'static, ()>),
 }
 
 impl Site {
@@ -35,9 +37,16 @@ impl Site {
             return None;
         };
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).expect("a lock");
+        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a turn");
         let cgroup =
             |side: &str| Cgroup::new(root.clone(), &format!("mr-{}-{test}-{side}", std::process::id()));
-        Some(Self { network: Network::new(test), clients: cgroup("c"), servers: cgroup("s"), _turn: turn })
+        Some(Self {
+            network: Network::new(test),
+            clients: cgroup("c"),
+            servers: cgroup("s"),
+            _turns: (file, turn),
+        })
     }
 
     pub fn client(&self) -> &str {
