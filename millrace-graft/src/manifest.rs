@@ -131,9 +131,12 @@ impl Manifest {
     }
 }
 
-/// What a signature is of: the manifest without the line of its signature.
+/// What a signature is of: the manifest without the line of its signature. Only one line goes: others that begin like it, as
+/// in a text of several lines, are signed.
 pub fn signed_text(text: &str) -> String {
-    text.split_inclusive('\n').filter(|line| !line.starts_with("signature")).collect()
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    let own = lines.iter().position(|line| line.starts_with("signature = "));
+    lines.iter().enumerate().filter(|(at, _)| Some(*at) != own).map(|(_, line)| *line).collect()
 }
 
 #[cfg(test)]
@@ -199,6 +202,9 @@ max = 100000
         assert!(manifest.check_signature(&signed, &[key(&other)]).is_err());
         let changed = signed.replace("max = 100000", "max = 200000");
         assert!(manifest.check_signature(&changed, &[key(&ours)]).is_err());
+        // Only the line of the signature is not signed.
+        let more = format!("{signed}about = \"\"\"\nsignature = \"\n\"\"\"\n");
+        assert!(manifest.check_signature(&more, &[key(&ours)]).is_err());
         let unsigned = Manifest::parse(TEXT).expect("a manifest");
         assert!(unsigned.check_signature(TEXT, &[key(&ours)]).is_err());
     }

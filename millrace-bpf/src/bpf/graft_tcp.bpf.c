@@ -22,13 +22,15 @@
 #define ENOSPC		   28
 #define WITHHOLD_NS	   (600 * 1000000000ULL)
 
-/* The rules in force: replaced as a whole. */
+/* The rules in force: replaced as a whole. Sizes, not types: kernels before 6.2 take a map with type information for another
+ * kind than the one without that replaces it.
+ */
 struct rules {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__type(key, __u32);
-	__type(value, struct graft_rule);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct graft_rule));
 	__uint(max_entries, GRAFT_RULES);
-} no_rules SEC(".maps");
+} first_rules SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
@@ -37,7 +39,7 @@ struct {
 	__array(values, struct rules);
 } rules SEC(".maps")
 = {
-	.values = {(void *)&no_rules},
+	.values = {(void *)&first_rules},
 };
 
 enum phase {
@@ -531,6 +533,15 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 		apply(ctx, rule);
 }
 
+/* What the socket has of its listener is of no use any more. */
+static __always_inline void forget(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk)
+		bpf_sk_storage_delete(&states, sk);
+}
+
 SEC("sockops")
 int graft_tcp(struct bpf_sock_ops *ctx)
 {
@@ -552,6 +563,7 @@ int graft_tcp(struct bpf_sock_ops *ctx)
 		break;
 	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
 		on_accepted(ctx);
+		forget(ctx);
 		break;
 	case BPF_SOCK_OPS_PARSE_HDR_OPT_CB:
 		on_packet(ctx);

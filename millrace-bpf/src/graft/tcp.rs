@@ -15,6 +15,9 @@ use crate::intf::Plain;
 use crate::object::{Loaded, embedded, write};
 use crate::raw::detach;
 
+/// A map, and what errors call it.
+const WHAT: &str = "rules";
+
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
         /// What became of a connection that a rule fits, or of one of its packets.
@@ -85,6 +88,8 @@ pub struct Peer {
 pub struct Tcp {
     links: Vec<Attachment>,
     object: Loaded,
+    /// The map of rules that it was loaded with is no longer the one in force.
+    is_replaced: bool,
 }
 
 struct Attachment {
@@ -102,7 +107,7 @@ impl Drop for Attachment {
 impl Tcp {
     pub fn load() -> Result<Self, Error> {
         let object = embedded!("graft_tcp.bpf.o").open()?.load()?;
-        Ok(Self { links: Vec::new(), object })
+        Ok(Self { links: Vec::new(), object, is_replaced: false })
     }
 
     /// Sockets that are made in the cgroup (version 2), and those below it, from now on. Other programs of the cgroup stay.
@@ -126,9 +131,12 @@ impl Tcp {
 
     /// These and no others, at once. Connections that are being made keep what they have offered.
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
-        const WHAT: &str = "rules";
         if rules.len() > RULES {
             return Err(Error::Rules { have: rules.len(), room: RULES });
+        }
+        // Nobody reads them yet: to replace them would be to wait for programs that run (an RCU grace period).
+        if self.links.is_empty() && !self.is_replaced {
+            return fill(&self.object.handle("first_rules")?, rules);
         }
         let options = bpf_map_create_opts {
             sz: size_of::<bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -137,11 +145,11 @@ impl Tcp {
         let (key, value) = (size_of::<u32>() as u32, size_of::<intf::Rule>() as u32);
         let next = MapHandle::create(MapType::Array, Some(WHAT), key, value, RULES as u32, &options)
             .map_err(|source| crate::Error::Write { what: WHAT, source })?;
-        for (index, rule) in (0_u32..).zip(rules) {
-            write(&next, WHAT, &index.to_ne_bytes(), rule.raw().as_bytes())?;
-        }
+        fill(&next, rules)?;
         let inner = next.as_fd().as_raw_fd().to_ne_bytes();
-        Ok(write(&self.object.handle(WHAT)?, WHAT, &0_u32.to_ne_bytes(), &inner)?)
+        write(&self.object.handle(WHAT)?, WHAT, &0_u32.to_ne_bytes(), &inner)?;
+        self.is_replaced = true;
+        Ok(())
     }
 
     /// Since it was loaded.
@@ -167,6 +175,15 @@ impl Tcp {
         let value = value.map_err(|source| crate::Error::Read { what: "peers", source })?;
         Ok(value.and_then(|value| peer(&key, &value)))
     }
+}
+
+/// These, and no others behind them.
+fn fill(map: &MapHandle, rules: &[Rule]) -> Result<(), Error> {
+    let nothing = std::iter::repeat_with(intf::Rule::default);
+    for (index, rule) in (0_u32..).zip(rules.iter().map(Rule::raw).chain(nothing).take(RULES)) {
+        write(map, WHAT, &index.to_ne_bytes(), rule.as_bytes())?;
+    }
+    Ok(())
 }
 
 fn peer(key: &[u8], value: &[u8]) -> Option<Peer> {

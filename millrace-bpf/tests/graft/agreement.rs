@@ -17,8 +17,8 @@ fn both_sides_agree_and_set_their_own() {
     let settings = Settings {
         congestion: Some("reno".into()),
         pacing: Some(100_000_000),
-        send_buffer: Some(300_000),
-        receive_buffer: Some(200_000),
+        send_buffer: Some(100_000),
+        receive_buffer: Some(80_000),
         window: Some(30),
     };
     let (mut client, mut server) =
@@ -26,8 +26,8 @@ fn both_sides_agree_and_set_their_own() {
     let listener = site.listen();
     let (near, far) = site.connect(&listener);
     assert_eq!((congestion_of(&near), congestion_of(&far)), ("reno".into(), "cubic".into()));
-    assert_eq!(getsockopt(&near, sockopt::SndBuf), Ok(600_000));
-    assert_eq!(getsockopt(&near, sockopt::RcvBuf), Ok(400_000));
+    assert_eq!(getsockopt(&near, sockopt::SndBuf), Ok(200_000));
+    assert_eq!(getsockopt(&near, sockopt::RcvBuf), Ok(160_000));
     transfer(near, far, 1 << 20);
     assert_eq!(counted(&mut client), [(Outcome::Agreed, 1)]);
     assert_eq!(counted(&mut server), [(Outcome::Agreed, 1), (Outcome::Answered, 1)]);
