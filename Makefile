@@ -86,9 +86,10 @@ PREFIX ?= /usr/local
 GATE_BUILD ?= target/release
 GATE_VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n1)
 
-install: build ## the binary and the gate's library, header and pkg-config file (PREFIX, DESTDIR)
+install: build ## the binary, the gate's library, header and pkg-config file, the grafts' header (PREFIX, DESTDIR)
 	cargo build --release --locked -p millrace-gate
 	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
+	install -D -m 644 millrace-bpf/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
 	$(MAKE) --no-print-directory install-gate
 
 # What is built already, in GATE_BUILD. The soname is build.rs's.

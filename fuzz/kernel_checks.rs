@@ -11,6 +11,9 @@ use millrace_proto::quic::{
 #[path = "kernel_gate.rs"]
 mod gate;
 pub use gate::{gate_verdict, kernel_gate};
+#[path = "kernel_graft.rs"]
+mod graft;
+pub use graft::kernel_graft;
 #[path = "kernel_subgroup.rs"]
 mod subgroup;
 pub use subgroup::kernel_subgroup;
@@ -18,9 +21,10 @@ pub use subgroup::kernel_subgroup;
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 5] = [
+pub const ALL: [(&str, Check); 6] = [
     ("kernel_frames", kernel_frames),
     ("kernel_gate", kernel_gate),
+    ("kernel_graft", kernel_graft),
     ("kernel_udp", kernel_udp),
     ("kernel_quic", kernel_quic),
     ("kernel_subgroup", kernel_subgroup),

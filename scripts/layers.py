@@ -18,7 +18,7 @@ ORDER = [
     ["millrace-proto"],
     ["millrace-bpf", "millrace-webtransport"],
     ["millrace-transport"],
-    ["millrace-relay", "millrace-client", "millrace-gate", "millrace-cost"],
+    ["millrace-relay", "millrace-client", "millrace-gate", "millrace-cost", "millrace-graft"],
     ["millrace-lab"],
     ["millrace"],
 ]
@@ -26,6 +26,7 @@ ORDER = [
 NEVER = {
     "millrace-gate": {"millrace-transport"},
     "millrace-cost": {"millrace-transport"},
+    "millrace-graft": {"millrace-transport"},
 }
 # Circles that are allowed: (crate, modules): reason.
 EXCEPTIONS = {}

@@ -12,6 +12,8 @@
 //! | --- | --- | --- | --- |
 //! | `relay` | TC ingress | [`relay::Relay`] | forwards media from a publisher's packets to its subscribers |
 //! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
+//! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
+//! | `graft_hybla`, `graft_westwood`, `graft_longhaul` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
 //! | `cost` | tracepoints, functions, perf events | [`cost::Cost`] | times networking and samples its stacks |
 //! | `probe` | TC, both ways | [`probe::Probe`] | stamps the packets that pass an interface |
 //! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
@@ -32,16 +34,17 @@
 //!
 //! # How long things live
 //!
-//! `build.rs` compiles the objects, and they are embedded: nothing is read from disk at run time, and nothing is pinned.
+//! `build.rs` compiles the objects, and they are embedded: nothing is read from disk at run time but grafts, and nothing is
+//! pinned.
 //! Dropping a handle detaches its programs. When the process is killed, the kernel does, save for clsact filters on kernels
-//! without TCX, which the next start removes.
+//! without TCX, and congestion controls on those without links for them, which the next start removes.
 //!
 //! # What is `unsafe`
 //!
 //! * `memory`, `relay`, `cost::buffer`: maps that are mapped into this process, which the kernel changes at the same time.
 //!   All of it is atomic, or in an `UnsafeCell` with one writer. `Shared` is the promise that a type is made of such.
 //! * `intf`, `crypto`: structures as bytes and back. `Plain` is the promise that all bytes are values, and none is padding.
-//! * `tc`, `xdp`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `cost::{aio, uring}`: system calls, and functions of
+//! * `tc`, `xdp`, `raw`, `fork`, `programs`, `energy`, `gate::maps`, `graft`, `cost::{aio, uring}`: system calls, and functions of
 //!   libbpf, that no crate wraps.
 //!
 //! # To add a program
@@ -64,6 +67,7 @@ mod error;
 pub mod flood;
 mod fork;
 pub mod gate;
+pub mod graft;
 mod hook;
 pub mod idle;
 mod intf;

@@ -169,7 +169,7 @@ thread_local! {
 }
 
 /// libbpf would print to stderr; the end of it, which holds the verifier's reason, goes into the error.
-fn capture_log() {
+pub(crate) fn capture_log() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         set_print(Some((PrintLevel::Warn, |_, message| LOG.with_borrow_mut(|log| append(log, &message)))));
@@ -184,6 +184,6 @@ fn append(log: &mut String, message: &str) {
     }
 }
 
-fn take_log() -> String {
+pub(crate) fn take_log() -> String {
     LOG.take()
 }

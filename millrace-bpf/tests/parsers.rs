@@ -200,3 +200,18 @@ fn buckets_hold_as_much_after_years() {
         }
     }
 }
+
+/// Almost right: each byte of an offer is changed to each other value, and each length is tried.
+#[test]
+fn options_of_grafts_pass() {
+    let offer = *b"\xfd\x0cMRg1\x01\x01abcdefgh";
+    for length in 0..=offer.len() {
+        for at in 0..length {
+            for byte in 0..=u8::MAX {
+                let mut data = offer;
+                data[at] = byte;
+                checks::kernel_graft(&data[..length]);
+            }
+        }
+    }
+}

@@ -28,6 +28,7 @@ static long native_load_bytes(const struct __sk_buff *skb, __u32 offset, void *t
 #include "frames.h"
 #include "gate_bucket.h"
 #include "gate_packet.h"
+#include "graft_option.h"
 #include "quic_packet.h"
 #include "skb_udp.h"
 #include "subgroup.h"
@@ -45,6 +46,7 @@ int subgroup_native_read_head(const __u8 *text, __u32 at, __u32 len, struct subg
 int udp_native_parse(const __u8 *frame, __u32 bytes, const __u16 *vlan_tci, struct udp_packet *out);
 int gate_native_read(const __u8 *frame, __u32 bytes, __u8 fill, struct gate_packet *out);
 int gate_native_take(__u64 *full_at, const struct gate_rate *rate, __u64 units, __u64 now_ns);
+int graft_native_read(const __u8 *found, __u32 bytes);
 int quic_native_unprotect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes,
 			  __u64 expected, struct quic_short *header, __u64 *number);
 int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at, __u32 id_bytes);
@@ -177,4 +179,13 @@ int quic_native_protect(const __u8 key[32], __u8 *packet, __u32 bytes, __u32 at,
 	result = quic_protect(&keys, &buf, at, id_bytes);
 	memcpy(packet, buf.bytes + at, bytes);
 	return result;
+}
+
+/* Of an option that the kernel has found: as much as there is room for is copied, and `bytes` is more if it was cut. */
+int graft_native_read(const __u8 *found, __u32 bytes)
+{
+	struct graft_option option = {};
+
+	memcpy(&option, found, bytes < sizeof(option) ? bytes : sizeof(option));
+	return graft_read(&option, bytes);
 }

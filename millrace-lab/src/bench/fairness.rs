@@ -33,6 +33,12 @@ pub struct Args {
     /// TCP flows that are measured as the relays' are, by their congestion control; none without it
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
+    #[command(flatten)]
+    bottleneck: Bottleneck,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Bottleneck {
     /// Rate of the bottleneck
     #[arg(long, default_value_t = 20, value_name = "MBIT")]
     rate_mbit: u32,
@@ -53,6 +59,13 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+impl Args {
+    /// No relays.
+    pub fn of_tcp(controls: Vec<String>, bottleneck: Bottleneck) -> Self {
+        Self { relays: Vec::new(), tcp: controls, bottleneck }
+    }
+}
+
 /// Both flows run before they are measured: slow start is over.
 const WARM_UP: Duration = Duration::from_secs(5);
 /// What a publisher sends beyond that, until its subscriber has come and both have ended.
@@ -64,14 +77,25 @@ const OBJECT_BYTES: u32 = 1200;
 const FLOWING: f64 = 0.1;
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    ensure!(args.rate_mbit > 0 && args.rtt_ms > 0, "--rate-mbit and --rtt-ms are at least 1");
-    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
-    ensure!(args.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
+    ensure!(
+        args.bottleneck.rate_mbit > 0 && args.bottleneck.rtt_ms > 0,
+        "--rate-mbit and --rtt-ms are at least 1"
+    );
+    ensure!(
+        args.bottleneck.rounds > 0 && args.bottleneck.seconds >= 1.0,
+        "--rounds and --seconds are at least 1"
+    );
+    ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
     ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder has no congestion control");
     warn_if_busy()?;
     let mut rows = args.rows();
-    let sites = args.buffers.iter().map(|buffer| args.site(*buffer)).collect::<anyhow::Result<Vec<_>>>()?;
-    for round in 1..=args.rounds {
+    let sites = args
+        .bottleneck
+        .buffers
+        .iter()
+        .map(|buffer| args.site(*buffer))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    for round in 1..=args.bottleneck.rounds {
         for row in &mut rows {
             let site = sites.get(row.site).context("a lab for each buffer")?;
             let shared = args.round(site, &row.flow).map_err(|error| format!("{error:#}"));
@@ -82,7 +106,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     drop(sites);
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
-    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    args.bottleneck.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
     ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "no flow could be measured");
     Ok(())
 }
@@ -143,7 +167,7 @@ impl Row {
         };
         json!({
             "relay": relay, "engine": engine, "congestion_control": control,
-            "rate_mbit": args.rate_mbit, "rtt_ms": args.rtt_ms, "buffer_bdp": self.buffer, "seconds": args.seconds,
+            "rate_mbit": args.bottleneck.rate_mbit, "rtt_ms": args.bottleneck.rtt_ms, "buffer_bdp": self.buffer, "seconds": args.bottleneck.seconds,
             "share_percent": self.spread(Shared::percent),
             "flow_mbit": self.spread(|shared| shared.flow), "cubic_mbit": self.spread(|shared| shared.cubic),
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
@@ -191,14 +215,15 @@ impl Args {
         let flows: Vec<Flow> = relays.chain(self.tcp.iter().cloned().map(Flow::Tcp)).collect();
         let row =
             |site, buffer: f64, flow: &Flow| Row { flow: flow.clone(), buffer, site, rounds: Vec::new() };
-        let buffers = self.buffers.iter().copied().enumerate();
+        let buffers = self.bottleneck.buffers.iter().copied().enumerate();
         buffers.flat_map(|(site, buffer)| flows.iter().map(move |flow| row(site, buffer, flow))).collect()
     }
 
     fn site(&self, buffer: f64) -> anyhow::Result<Site> {
-        let bdp = f64::from(self.rate_mbit) * 1e6 / 8.0 * f64::from(self.rtt_ms) / 1e3;
-        let one_way_us = self.rtt_ms * 500;
-        let bottleneck = format!("rate={}mbit queue-bytes={}", self.rate_mbit, (bdp * buffer) as u64);
+        let bdp = f64::from(self.bottleneck.rate_mbit) * 1e6 / 8.0 * f64::from(self.bottleneck.rtt_ms) / 1e3;
+        let one_way_us = self.bottleneck.rtt_ms * 500;
+        let bottleneck =
+            format!("rate={}mbit queue-bytes={}", self.bottleneck.rate_mbit, (bdp * buffer) as u64);
         let mut topology = Topology::standard(1, 1);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={one_way_us}us"))?;
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &bottleneck)?;
@@ -219,7 +244,7 @@ impl Args {
         let cubic = Saturating::start(from, to, to.addr_v6().into(), "cubic")?;
         std::thread::sleep(WARM_UP);
         let (start, before) = (Instant::now(), Octets::read(to)?);
-        std::thread::sleep(Duration::from_secs_f64(self.seconds));
+        std::thread::sleep(Duration::from_secs_f64(self.bottleneck.seconds));
         let (after, seconds) = (Octets::read(to)?, start.elapsed().as_secs_f64());
         [Some(cubic), measured].into_iter().flatten().try_for_each(Saturating::stop)?;
         if let Some((_relay, mut traffic)) = relay {
@@ -231,9 +256,9 @@ impl Args {
 
     fn start_relay(&self, site: &Site, contender: Contender) -> anyhow::Result<(Process, Traffic)> {
         let relay = site.start_relay(contender)?;
-        let rate_hz = OVERLOAD * self.rate_mbit * 1_000_000 / 8 / OBJECT_BYTES;
+        let rate_hz = OVERLOAD * self.bottleneck.rate_mbit * 1_000_000 / 8 / OBJECT_BYTES;
         let load = Load { subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
-        let seconds = self.seconds + WARM_UP.as_secs_f64() + SPARE_SECONDS;
+        let seconds = self.bottleneck.seconds + WARM_UP.as_secs_f64() + SPARE_SECONDS;
         let node = site.relay()?;
         let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);
         let traffic = Traffic::start(contender, &site.route()?, &load, seconds, site.directory(), flows)?;

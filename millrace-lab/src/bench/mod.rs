@@ -8,6 +8,7 @@ mod engine;
 mod fairness;
 mod figures;
 mod gate;
+mod graft;
 mod hostile;
 mod max_rate;
 mod owed;
@@ -50,6 +51,8 @@ enum Command {
     Hostile(hostile::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
     Gate(gate::Args),
+    /// Grafts: time to load and to swap, what they do for TCP's transfers, and how they share
+    Graft(graft::Args),
     /// The server that is attacked
     #[command(name = "http3-server", hide = true)]
     Http3Server(gate::http3::Serve),
@@ -80,6 +83,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Adapt(args) => adapt::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),
+        Command::Graft(args) => graft::run(args),
         Command::Http3Server(args) => gate::http3::serve(args),
         Command::Flood(args) => gate::flood::send(args),
         Command::Cost(args) => cost::run(args, dashboard),

@@ -4,6 +4,7 @@ pub mod bench;
 mod connect;
 pub mod cost;
 pub mod gate;
+pub mod graft;
 pub mod publish;
 pub mod relay;
 pub mod status;
@@ -30,6 +31,8 @@ pub enum Command {
     Cost(cost::Args),
     /// Guard QUIC servers of this machine at XDP
     Gate(gate::Args),
+    /// Load transport functions into the kernel while TCP runs, and have connections use them
+    Graft(graft::Args),
     /// Make and check tokens that say who may do what
     Token(token::Args),
     /// Make networks out of namespaces and emulated links
@@ -47,6 +50,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Command::Trace(args) => trace::run(args),
         Command::Cost(args) => cost::run(args),
         Command::Gate(args) => gate::run(args),
+        Command::Graft(args) => graft::run(args),
         Command::Token(args) => token::run(args),
         Command::Lab(args) => lab::run(args),
         Command::Bench(args) => bench::run(args),

@@ -4,10 +4,8 @@
 use std::{
     collections::HashMap,
     fmt,
-    io::{self, BufRead as _, BufReader, Write as _},
     net::{IpAddr, SocketAddr},
-    os::unix::{fs::PermissionsExt as _, net::UnixStream},
-    path::{Path, PathBuf},
+    path::Path,
     sync::Arc,
     time::Duration,
 };
@@ -18,19 +16,15 @@ use millrace_gate::{
     status::{Listed, Status},
 };
 use serde::{Deserialize, Serialize};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
-    net::UnixListener,
-};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::daemon::Daemon;
+use crate::socket::{self, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 
 /// Of a request, bytes.
 const LINE_MAX: u64 = 64 * 1024;
-/// Of the commands with an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -86,85 +80,18 @@ pub struct Answer {
 
 /// Asks a running gate one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
-    let mut stream =
-        UnixStream::connect(socket).with_context(|| format!("no gate answers on {}", socket.display()))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    let answer: Answer = serde_json::from_str(&answer).context("the gate's answer")?;
+    let answer: Answer = socket::ask(socket, "gate", request)?;
     match answer.error {
         Some(error) => bail!("{error}"),
         None => Ok(answer),
     }
 }
 
-/// A listening socket; its file goes when it is dropped.
-pub struct Socket {
-    path: PathBuf,
-    listener: UnixListener,
-}
-
-impl Socket {
-    /// Inside of a runtime. `group`, if given, may use it, too.
-    pub fn bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
-        Self::try_bind(path, group).with_context(|| format!("socket {}", path.display()))
+/// Answers everybody, until the task is aborted.
+pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
+    loop {
+        tokio::spawn(converse(socket.accept().await, daemon.clone()));
     }
-
-    fn try_bind(path: &Path, group: Option<&str>) -> anyhow::Result<Self> {
-        match UnixStream::connect(path) {
-            Ok(_) => bail!("another gate answers on it; choose another with --socket"),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Of a gate that died. It is replaced below.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Err(error) => return Err(error.into()),
-        }
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)?;
-        }
-        // Under a name that nobody knows until its permissions are right.
-        let new = path.with_extension(format!("{}.new", std::process::id()));
-        let listener = UnixListener::bind(&new)?;
-        let ready = permit(&new, group).and_then(|()| Ok(std::fs::rename(&new, path)?));
-        if ready.is_err() {
-            let _ = std::fs::remove_file(&new);
-        }
-        ready?;
-        Ok(Self { path: path.to_owned(), listener })
-    }
-
-    /// Answers everybody, until the task is aborted.
-    pub async fn serve(&self, daemon: Arc<Daemon>) -> std::convert::Infallible {
-        loop {
-            match self.listener.accept().await {
-                Ok((stream, _)) => {
-                    tokio::spawn(converse(stream, daemon.clone()));
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "control socket");
-                    // Mostly for want of descriptors.
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                }
-            }
-        }
-    }
-}
-
-impl Drop for Socket {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-    }
-}
-
-fn permit(path: &Path, group: Option<&str>) -> anyhow::Result<()> {
-    let mode = if group.is_some() { 0o660 } else { 0o600 };
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
-    let Some(name) = group else { return Ok(()) };
-    let found = nix::unistd::Group::from_name(name)?;
-    let group = found.with_context(|| format!("there is no group {name}"))?;
-    Ok(nix::unistd::chown(path, None, Some(group.gid))?)
 }
 
 /// One connection to the socket, which may be a server's for its whole life.

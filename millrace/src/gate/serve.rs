@@ -14,13 +14,14 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
 use super::{
-    control::Socket,
+    control,
     daemon::{Daemon, Setup},
 };
 use crate::{
     gate_metrics,
     gate_watch::{self, Watch},
     http,
+    socket::Socket,
 };
 
 /// Until a signal ends it.
@@ -28,7 +29,7 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let socket = Socket::bind(&setup.socket, setup.socket_group.as_deref())?;
+    let socket = Socket::bind(&setup.socket, "gate", setup.socket_group.as_deref())?;
     let daemon = Arc::new(Daemon::start(&setup)?);
     let _http = match setup.http {
         Some(addr) => {
@@ -43,7 +44,7 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     }
     let mut ticks = tokio::time::interval(gate_watch::TICK);
     let mut watch = Watch::default();
-    let serve = socket.serve(daemon.clone());
+    let serve = control::serve(&socket, daemon.clone());
     tokio::pin!(serve);
     loop {
         tokio::select! {

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What graft's programs share with millrace-bpf/src/graft/intf.rs. */
+#ifndef MILLRACE_GRAFT_INTF_H
+#define MILLRACE_GRAFT_INTF_H
+
+#include <linux/types.h>
+#include "graft_option.h"
+
+#define GRAFT_RULES	 64
+#define GRAFT_PEERS	 4096
+#define GRAFT_NAME_BYTES 16 /* TCP_CA_NAME_MAX */
+
+enum graft_side {
+	GRAFT_CLIENT = 1, /* the rule's ports are the peer's */
+	GRAFT_SERVER = 2, /* they are this host's */
+};
+
+/* Bits of `set`. */
+enum graft_setting {
+	GRAFT_SET_CONGESTION = 1,
+	GRAFT_SET_PACING = 2,
+	GRAFT_SET_SEND_BUFFER = 4,
+	GRAFT_SET_RECEIVE_BUFFER = 8,
+	GRAFT_SET_WINDOW = 16,
+};
+
+/* Connections, and what their sockets get. The first rule that fits counts; the first of no side ends the list. */
+struct graft_rule {
+	__u32 peer[4]; /* network order; IPv4 as ::ffff:a.b.c.d */
+	__u32 mask[4];
+	__u16 first_port; /* host order, both inclusive */
+	__u16 last_port;
+	__u8 side;
+	__u8 agree; /* 0: whatever the peer says */
+	__u16 set;
+	__be32 graft;		    /* that this side would use, as the option names it */
+	__u32 pacing_bytes_s;	    /* SO_MAX_PACING_RATE */
+	__s32 send_buffer_bytes;    /* SO_SNDBUF, which the kernel doubles */
+	__s32 receive_buffer_bytes; /* SO_RCVBUF, likewise */
+	__s32 window_packets;	    /* the first congestion window */
+	char congestion[GRAFT_NAME_BYTES];
+};
+
+/* What became of a connection that a rule fits, or of one of its packets. */
+enum graft_outcome {
+	GRAFT_AGREED,
+	GRAFT_ONE_SIDED,     /* the rule asks nobody */
+	GRAFT_ABSENT,	     /* no answer: not there, or the option was taken off */
+	GRAFT_STRIPPED,	     /* no answer from a peer that has agreed before */
+	GRAFT_REFUSED,	     /* the peer says no, or speaks another version */
+	GRAFT_MALFORMED,     /* an option that is not as it should be */
+	GRAFT_UNCONFIRMED,   /* of a server: the client offered nothing, or did not get the answer */
+	GRAFT_NO_ROOM,	     /* the kernel had no room for the option */
+	GRAFT_COOKIES,	     /* SYN cookies: nothing is answered */
+	GRAFT_ANSWERED,	     /* SYN-ACKs that carried an answer */
+	GRAFT_NO_CONGESTION, /* the congestion control is not there */
+	GRAFT_NOT_SET,	     /* another setting was refused by the kernel */
+	GRAFT_RESENT,	     /* the SYN was answered only without the option, or was lost by chance */
+	GRAFT_WITHHELD,	     /* not offered: that happened with this peer not long ago */
+	GRAFT_NO_MEMORY,     /* for a socket's state */
+	GRAFT_OUTCOMES,
+};
+
+/* The latest of a peer. */
+struct graft_peer {
+	__u64 time_ns;	 /* CLOCK_MONOTONIC */
+	__u64 agreed;	 /* connections */
+	__u64 resent_ns; /* when a SYN with the option was lost; 0: never */
+	__u32 outcome;
+	__u32 rule;
+	__be32 graft; /* that the peer uses; 0: its kernel's own, or nothing is known */
+	__u32 pad;
+};
+
+/* One socket as sockets_read writes it. */
+struct graft_socket {
+	__u32 local[4]; /* as in a rule */
+	__u32 remote[4];
+	__u64 cookie;
+	__u64 bytes_acked;
+	__u16 local_port; /* host order */
+	__u16 remote_port;
+	__u32 state;
+	__u32 rtt_min_us; /* 0: not known */
+	__u32 srtt_us;
+	__u32 rttvar_us;
+	__u32 mss_bytes;
+	__u32 cwnd_packets;
+	__u32 delivered_packets;
+	__u32 lost_packets;
+	__u32 retransmitted_packets;
+	__u32 reordering_packets;
+	__u32 rate_packets; /* delivered in rate_interval_us; 0: not known */
+	__u32 rate_interval_us;
+	__u32 pad;
+	char congestion[GRAFT_NAME_BYTES];
+};
+
+/* What sockets_set changes. */
+struct graft_change {
+	struct graft_rule rule;
+	char from[GRAFT_NAME_BYTES]; /* only sockets with this congestion control; empty: whichever */
+};
+
+/* A socket that it changed, or did not. */
+struct graft_changed {
+	__u64 cookie;
+	__s32 error; /* negative errno; 0: changed */
+	__u32 state;
+};
+
+#endif

@@ -1,0 +1,576 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Grafts for unmodified TCP applications: agrees with the peer in TCP options, and sets this side's sockets.
+ *
+ * It changes nothing of a connection that no rule fits, and returns what the kernel has anyway: other programs of the same
+ * cgroup decide as before. All that it knows of a connection is in the socket's own storage and ends with it; a server's
+ * begins when the handshake is complete.
+ */
+#include "graft_intf.h"
+#include "util.h"
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+
+#define SOL_SOCKET	   1
+#define SOL_TCP		   6
+#define SO_SNDBUF	   7
+#define SO_RCVBUF	   8
+#define SO_MAX_PACING_RATE 47
+#define TCP_CONGESTION	   13
+#define AF_INET		   2
+#define TCP_FLAG_SYN	   0x02
+#define TCP_FLAG_ACK	   0x10
+#define ENOSPC		   28
+#define WITHHOLD_NS	   (600 * 1000000000ULL)
+
+/* The rules in force: replaced as a whole. Sizes, not types: kernels before 6.2 take a map with type information for another
+ * kind than the one without that replaces it.
+ */
+struct rules {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct graft_rule));
+	__uint(max_entries, GRAFT_RULES);
+} first_rules SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__type(key, __u32);
+	__uint(max_entries, 1);
+	__array(values, struct rules);
+} rules SEC(".maps")
+= {
+	.values = {(void *)&first_rules},
+};
+
+enum phase {
+	OFFERING = 1,
+	CONFIRMING,
+	DONE,
+};
+
+struct socket_state {
+	__u32 rule;
+	__u32 phase;
+	__be32 answer;	     /* the server's graft */
+	__u8 had_write_flag; /* before this program set it: another one's */
+	__u8 had_parse_flag;
+	__u8 no_room;
+	__u8 sent; /* SYNs with the option: the next goes without */
+	__u8 withheld;
+	__u8 pad[3];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__type(key, int);
+	__type(value, struct socket_state);
+	/* What accepts has its listener's. */
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE);
+} states SEC(".maps");
+
+/* By address as in a rule. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, __u32[4]);
+	__type(value, struct graft_peer);
+	__uint(max_entries, GRAFT_PEERS);
+} peers SEC(".maps");
+
+/* enum graft_outcome -> connections or packets. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, __u64);
+	__uint(max_entries, GRAFT_OUTCOMES);
+} outcomes SEC(".maps");
+
+/* A connection as rules see it. */
+struct ends {
+	__u32 peer[4];
+	__u16 port; /* the server's */
+	__u8 side;
+	__u8 pad;
+};
+
+static __always_inline void read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
+{
+	__u32 v4 = ctx->remote_ip4, v6 = ctx->remote_ip6[3];
+	__u32 local = ctx->local_port, remote = ctx->remote_port;
+
+	/* Or clang chooses the address to load from, which the verifier does not allow for the context. */
+	OPAQUE(v4);
+	OPAQUE(v6);
+	OPAQUE(local);
+	OPAQUE(remote);
+	if (ctx->family == AF_INET) {
+		ends->peer[0] = 0;
+		ends->peer[1] = 0;
+		ends->peer[2] = bpf_htonl(0xffff);
+		ends->peer[3] = v4;
+	} else {
+		ends->peer[0] = ctx->remote_ip6[0];
+		ends->peer[1] = ctx->remote_ip6[1];
+		ends->peer[2] = ctx->remote_ip6[2];
+		ends->peer[3] = v6;
+	}
+	ends->side = side;
+	ends->pad = 0;
+	ends->port = side == GRAFT_SERVER ? local : bpf_ntohl(remote);
+}
+
+static __always_inline bool fits(const struct graft_rule *rule, const struct ends *ends)
+{
+	if (rule->side != ends->side || ends->port < rule->first_port || ends->port > rule->last_port)
+		return false;
+	for (int i = 0; i < 4; i++)
+		if ((ends->peer[i] & rule->mask[i]) != rule->peer[i])
+			return false;
+	return true;
+}
+
+static __always_inline const struct graft_rule *rule_at(__u32 index)
+{
+	__u32 zero = 0;
+	void *current = bpf_map_lookup_elem(&rules, &zero);
+
+	return current ? bpf_map_lookup_elem(current, &index) : 0;
+}
+
+/* Index of the first rule that fits; GRAFT_RULES: none does. Verified once, whoever calls it. */
+__noinline int graft_find_rule(const struct ends *ends)
+{
+	__u32 zero = 0;
+	void *current = bpf_map_lookup_elem(&rules, &zero);
+	const struct graft_rule *rule;
+
+	if (!current || !ends)
+		return GRAFT_RULES;
+	for (__u32 i = 0; i < GRAFT_RULES; i++) {
+		/* Not `i` itself, which would be kept in memory, where the verifier does not follow it. */
+		__u32 index = i;
+
+		rule = bpf_map_lookup_elem(current, &index);
+		if (!rule || !rule->side)
+			return GRAFT_RULES;
+		if (fits(rule, ends))
+			return i;
+	}
+	return GRAFT_RULES;
+}
+
+static __always_inline const struct graft_rule *find_rule(const struct ends *ends, __u32 *index)
+{
+	*index = graft_find_rule(ends);
+	return *index < GRAFT_RULES ? rule_at(*index) : 0;
+}
+
+/* Bytes of the peer's option that are in `option`. */
+static __always_inline __u32 load_option(struct bpf_sock_ops *ctx, struct graft_option *option, __u64 flags)
+{
+	__u8 *bytes = (__u8 *)option;
+	long got;
+
+	/* What is looked for; it is replaced by what was found. */
+	bytes[0] = GRAFT_OPTION_KIND;
+	bytes[1] = 6;
+	__builtin_memcpy(bytes + 2, GRAFT_OPTION_EXID, 4);
+	got = bpf_load_hdr_opt(ctx, option, sizeof(*option), flags);
+	/* Longer than it should be: its beginning was copied. */
+	if (got == -ENOSPC)
+		return sizeof(*option) + 1;
+	return got > 0 ? got : 0;
+}
+
+static __always_inline int store_option(struct bpf_sock_ops *ctx, __u8 message, __be32 graft)
+{
+	struct graft_option option = {
+		.kind = GRAFT_OPTION_KIND,
+		.bytes = GRAFT_OPTION_BYTES,
+		.version = GRAFT_OPTION_VERSION,
+		.message = message,
+		.graft = graft,
+	};
+
+	__builtin_memcpy(option.exid, GRAFT_OPTION_EXID, sizeof(option.exid));
+	return bpf_store_hdr_opt(ctx, &option, sizeof(option), 0);
+}
+
+static __noinline int count(enum graft_outcome outcome)
+{
+	add_to(&outcomes, outcome, 1);
+	return 0;
+}
+
+static __always_inline struct socket_state *state_of(struct bpf_sock_ops *ctx, __u64 flags)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	return sk ? bpf_sk_storage_get(&states, sk, 0, flags) : 0;
+}
+
+/* This side's socket as the rule wants it. */
+static __always_inline void apply(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
+{
+	char congestion[GRAFT_NAME_BYTES];
+	__u32 pacing = rule->pacing_bytes_s;
+	int value, refused = 0;
+
+	__builtin_memcpy(congestion, rule->congestion, sizeof(congestion));
+	congestion[GRAFT_NAME_BYTES - 1] = 0;
+	if (rule->set & GRAFT_SET_CONGESTION &&
+	    bpf_setsockopt(ctx, SOL_TCP, TCP_CONGESTION, congestion, sizeof(congestion)))
+		count(GRAFT_NO_CONGESTION);
+	if (rule->set & GRAFT_SET_PACING)
+		refused |= bpf_setsockopt(ctx, SOL_SOCKET, SO_MAX_PACING_RATE, &pacing, sizeof(pacing));
+	value = rule->send_buffer_bytes;
+	if (rule->set & GRAFT_SET_SEND_BUFFER)
+		refused |= bpf_setsockopt(ctx, SOL_SOCKET, SO_SNDBUF, &value, sizeof(value));
+	value = rule->receive_buffer_bytes;
+	if (rule->set & GRAFT_SET_RECEIVE_BUFFER)
+		refused |= bpf_setsockopt(ctx, SOL_SOCKET, SO_RCVBUF, &value, sizeof(value));
+	value = rule->window_packets;
+	if (rule->set & GRAFT_SET_WINDOW)
+		refused |= bpf_setsockopt(ctx, SOL_TCP, TCP_BPF_IW, &value, sizeof(value));
+	if (refused)
+		count(GRAFT_NOT_SET);
+}
+
+static __always_inline void remember(const struct ends *ends, enum graft_outcome outcome, __u32 rule,
+				     __be32 graft)
+{
+	struct graft_peer fresh = {}, *known = bpf_map_lookup_elem(&peers, ends->peer);
+
+	if (known) {
+		fresh.agreed = known->agreed;
+		fresh.resent_ns = known->resent_ns;
+	}
+	fresh.agreed += outcome == GRAFT_AGREED;
+	fresh.time_ns = bpf_ktime_get_ns();
+	if (outcome == GRAFT_RESENT)
+		fresh.resent_ns = fresh.time_ns;
+	else if (outcome == GRAFT_AGREED)
+		fresh.resent_ns = 0;
+	fresh.outcome = outcome;
+	fresh.rule = rule;
+	fresh.graft = graft;
+	bpf_map_update_elem(&peers, ends->peer, &fresh, BPF_ANY);
+}
+
+static __always_inline void conclude(const struct ends *ends, enum graft_outcome outcome, __u32 rule,
+				     __be32 graft)
+{
+	count(outcome);
+	remember(ends, outcome, rule, graft);
+}
+
+static __always_inline void set_flags(struct bpf_sock_ops *ctx, int more, int less)
+{
+	bpf_sock_ops_cb_flags_set(ctx, (ctx->bpf_sock_ops_cb_flags & ~less) | more);
+}
+
+/* Takes back what was set, unless it was there before. */
+static __always_inline void let_go(struct bpf_sock_ops *ctx, const struct socket_state *state)
+{
+	int less = 0;
+
+	if (!state->had_write_flag)
+		less |= BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG;
+	if (!state->had_parse_flag)
+		less |= BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG;
+	set_flags(ctx, 0, less);
+}
+
+/* Whether a SYN with the option may be one that something on the way drops. */
+static __always_inline bool was_resent(const struct ends *ends)
+{
+	const struct graft_peer *known = bpf_map_lookup_elem(&peers, ends->peer);
+
+	return known && known->resent_ns && bpf_ktime_get_ns() - known->resent_ns < WITHHOLD_NS;
+}
+
+/* Before the SYN. */
+static __always_inline void on_connect(struct bpf_sock_ops *ctx)
+{
+	int flags = ctx->bpf_sock_ops_cb_flags;
+	struct socket_state *state;
+	const struct graft_rule *rule;
+	struct ends ends;
+	__u32 index = 0;
+
+	read_ends(ctx, GRAFT_CLIENT, &ends);
+	rule = find_rule(&ends, &index);
+	if (!rule)
+		return;
+	state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
+	if (!state) {
+		count(GRAFT_NO_MEMORY);
+		return;
+	}
+	state->rule = index;
+	state->phase = OFFERING;
+	state->answer = 0;
+	state->no_room = 0;
+	state->sent = 0;
+	state->withheld = rule->agree && was_resent(&ends);
+	state->had_write_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	state->had_parse_flag = !!(flags & BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG);
+	if (rule->agree && !state->withheld)
+		set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
+}
+
+/* A listener has its SYN-ACKs passed by. */
+static __always_inline void on_listen(struct bpf_sock_ops *ctx)
+{
+	int flags = ctx->bpf_sock_ops_cb_flags;
+	struct socket_state *state = state_of(ctx, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!state) {
+		count(GRAFT_NO_MEMORY);
+		return;
+	}
+	state->phase = DONE;
+	state->had_write_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
+}
+
+static __always_inline bool is_syn_ack(struct bpf_sock_ops *ctx)
+{
+	return (ctx->skb_tcp_flags & (TCP_FLAG_SYN | TCP_FLAG_ACK)) == (TCP_FLAG_SYN | TCP_FLAG_ACK);
+}
+
+struct answer {
+	struct ends ends;
+	__u32 rule;
+	__u8 message; /* 0: none */
+	__be32 graft;
+};
+
+/* What a SYN-ACK is to say. Nothing is kept of the SYN: whoever sent it has proved nothing. */
+static __always_inline void make_answer(struct bpf_sock_ops *ctx, struct answer *answer)
+{
+	struct graft_option option = {};
+	const struct graft_rule *rule;
+
+	answer->message = 0;
+	answer->rule = 0;
+	read_ends(ctx, GRAFT_SERVER, &answer->ends);
+	rule = find_rule(&answer->ends, &answer->rule);
+	if (!rule || !rule->agree)
+		return;
+	answer->graft = rule->graft;
+	switch (graft_read(&option, load_option(ctx, &option, BPF_LOAD_HDR_OPT_TCP_SYN))) {
+	case GRAFT_READ_OK:
+		answer->message = option.message == GRAFT_OFFER ? GRAFT_ANSWER : 0;
+		break;
+	case GRAFT_READ_OTHER:
+		answer->message = GRAFT_REFUSE;
+		break;
+	default:
+		break;
+	}
+}
+
+static __always_inline bool is_cookie(struct bpf_sock_ops *ctx)
+{
+	return ctx->args[0] == BPF_WRITE_HDR_TCP_SYNACK_COOKIE;
+}
+
+/* How much room a packet's option takes. */
+static __always_inline void on_length(struct bpf_sock_ops *ctx)
+{
+	struct socket_state *state;
+	struct answer answer;
+
+	if (is_syn_ack(ctx)) {
+		make_answer(ctx, &answer);
+		if (!answer.message)
+			return;
+		if (is_cookie(ctx))
+			count(GRAFT_COOKIES);
+		else if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0))
+			count(GRAFT_NO_ROOM);
+		return;
+	}
+	state = state_of(ctx, 0);
+	if (!state || state->phase == DONE || state->no_room)
+		return;
+	/* A SYN that comes again goes plain: something on the way may drop what it does not know. */
+	if (state->phase == OFFERING && state->sent)
+		return;
+	if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0) && state->phase == OFFERING)
+		state->no_room = 1;
+}
+
+static __always_inline void on_write(struct bpf_sock_ops *ctx)
+{
+	const struct graft_rule *rule;
+	struct socket_state *state;
+	struct answer answer;
+
+	if (is_syn_ack(ctx)) {
+		make_answer(ctx, &answer);
+		if (answer.message && !is_cookie(ctx) && !store_option(ctx, answer.message, answer.graft) &&
+		    answer.message == GRAFT_ANSWER)
+			count(GRAFT_ANSWERED);
+		return;
+	}
+	state = state_of(ctx, 0);
+	if (!state)
+		return;
+	rule = rule_at(state->rule);
+	if (state->phase == OFFERING && rule && !state->sent)
+		state->sent = !store_option(ctx, GRAFT_OFFER, rule->graft);
+	else if (state->phase == CONFIRMING)
+		store_option(ctx, GRAFT_CONFIRM, state->answer);
+}
+
+/* The peer's answer, as the client sees it. */
+static __always_inline enum graft_outcome judge_answer(const struct graft_option *option, __u32 bytes,
+						       const struct socket_state *state,
+						       const struct ends *ends, bool resent)
+{
+	const struct graft_peer *known;
+
+	if (state->withheld)
+		return GRAFT_WITHHELD;
+	if (state->no_room)
+		return GRAFT_NO_ROOM;
+	switch (graft_read(option, bytes)) {
+	case GRAFT_READ_NONE:
+		if (resent)
+			return GRAFT_RESENT;
+		known = bpf_map_lookup_elem(&peers, ends->peer);
+		return known && known->agreed ? GRAFT_STRIPPED : GRAFT_ABSENT;
+	case GRAFT_READ_OTHER:
+		return GRAFT_REFUSED;
+	case GRAFT_READ_BAD:
+		return GRAFT_MALFORMED;
+	default:
+		if (option->message == GRAFT_REFUSE)
+			return GRAFT_REFUSED;
+		return option->message == GRAFT_ANSWER ? GRAFT_AGREED : GRAFT_MALFORMED;
+	}
+}
+
+/* The SYN-ACK has come; the ACK is yet to go. */
+static __always_inline void on_connected(struct bpf_sock_ops *ctx)
+{
+	struct socket_state *state = state_of(ctx, 0);
+	enum graft_outcome outcome = GRAFT_ONE_SIDED;
+	struct graft_option option = {};
+	const struct graft_rule *rule;
+	struct ends ends;
+
+	if (!state || state->phase != OFFERING)
+		return;
+	rule = rule_at(state->rule);
+	read_ends(ctx, GRAFT_CLIENT, &ends);
+	/* The rules may have been replaced since. */
+	if (!rule || !fits(rule, &ends)) {
+		state->phase = DONE;
+		let_go(ctx, state);
+		return;
+	}
+	if (rule->agree)
+		outcome = judge_answer(&option, load_option(ctx, &option, 0), state, &ends,
+				       ctx->total_retrans > 0);
+	state->phase = DONE;
+	if (outcome == GRAFT_AGREED) {
+		state->answer = option.graft;
+		state->phase = CONFIRMING;
+		set_flags(ctx, BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG, 0);
+	} else if (rule->agree) {
+		let_go(ctx, state);
+	}
+	conclude(&ends, outcome, state->rule, outcome == GRAFT_AGREED ? option.graft : 0);
+	if (outcome == GRAFT_AGREED || outcome == GRAFT_ONE_SIDED)
+		apply(ctx, rule);
+}
+
+/* Something has come from the server: it has the ACK or what came behind it. */
+static __always_inline void on_packet(struct bpf_sock_ops *ctx)
+{
+	struct socket_state *state = state_of(ctx, 0);
+
+	if (!state || state->phase != CONFIRMING)
+		return;
+	state->phase = DONE;
+	let_go(ctx, state);
+}
+
+static __always_inline bool confirms(const struct graft_option *option, const struct graft_rule *rule)
+{
+	return option->message == GRAFT_CONFIRM && option->graft == rule->graft;
+}
+
+/* The handshake is complete: the client is where it says. */
+static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
+{
+	enum graft_outcome outcome = GRAFT_ONE_SIDED;
+	struct socket_state *state = state_of(ctx, 0);
+	struct graft_option option = {};
+	const struct graft_rule *rule;
+	enum graft_reading reading;
+	struct ends ends;
+	__u32 index = 0;
+
+	/* The listener's, inherited; unless it was another program's. */
+	if (!state || !state->had_write_flag)
+		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
+	read_ends(ctx, GRAFT_SERVER, &ends);
+	rule = find_rule(&ends, &index);
+	if (!rule)
+		return;
+	if (rule->agree) {
+		reading = graft_read(&option, load_option(ctx, &option, 0));
+		outcome = reading == GRAFT_READ_BAD  ? GRAFT_MALFORMED
+			  : reading != GRAFT_READ_OK ? GRAFT_UNCONFIRMED
+			  : confirms(&option, rule)  ? GRAFT_AGREED
+						     : GRAFT_MALFORMED;
+	}
+	conclude(&ends, outcome, index, 0);
+	if (outcome == GRAFT_AGREED || outcome == GRAFT_ONE_SIDED)
+		apply(ctx, rule);
+}
+
+/* What the socket has of its listener is of no use any more. */
+static __always_inline void forget(struct bpf_sock_ops *ctx)
+{
+	struct bpf_sock *sk = ctx->sk;
+
+	if (sk)
+		bpf_sk_storage_delete(&states, sk);
+}
+
+SEC("sockops")
+int graft_tcp(struct bpf_sock_ops *ctx)
+{
+	switch (ctx->op) {
+	case BPF_SOCK_OPS_TCP_CONNECT_CB:
+		on_connect(ctx);
+		break;
+	case BPF_SOCK_OPS_TCP_LISTEN_CB:
+		on_listen(ctx);
+		break;
+	case BPF_SOCK_OPS_HDR_OPT_LEN_CB:
+		on_length(ctx);
+		break;
+	case BPF_SOCK_OPS_WRITE_HDR_OPT_CB:
+		on_write(ctx);
+		break;
+	case BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB:
+		on_connected(ctx);
+		break;
+	case BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB:
+		on_accepted(ctx);
+		forget(ctx);
+		break;
+	case BPF_SOCK_OPS_PARSE_HDR_OPT_CB:
+		on_packet(ctx);
+		break;
+	}
+	return 1;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

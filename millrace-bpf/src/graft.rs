@@ -1,0 +1,27 @@
+//! Grafts: transport functions that are loaded while TCP runs. Congestion controls from object files
+//! ([`Control`]), agreement with peers and settings of new sockets ([`Tcp`]), and the sockets that live ([`Sockets`]).
+
+mod control;
+mod error;
+mod intf;
+mod object;
+mod rule;
+mod sockets;
+mod tcp;
+
+pub use control::{Control, Timing, remove_leftovers};
+pub use error::Error;
+pub use object::{NAME_PREFIX, Object, Parameter};
+pub use rule::{RULES, Rule, Settings, Side, everybody};
+pub use sockets::{Change, Changed, Socket, Sockets};
+pub use tcp::{Outcome, Peer, Tcp};
+
+/// What `bpf/graft.h` is at.
+pub const ABI: u32 = 1;
+
+/// The grafts that are compiled in: name and object file.
+pub const SHIPPED: [(&str, &[u8]); 3] = [
+    ("hybla", include_bytes!(concat!(env!("OUT_DIR"), "/graft_hybla.bpf.o"))),
+    ("longhaul", include_bytes!(concat!(env!("OUT_DIR"), "/graft_longhaul.bpf.o"))),
+    ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
+];

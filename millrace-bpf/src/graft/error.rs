@@ -1,0 +1,51 @@
+//! What can go wrong with a graft that comes from a file.
+
+/// The kernel's or libbpf's own words included: nothing is left to a source, where it would be said again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("it is not an object file of BPF programs: {0}")]
+    Open(libbpf_rs::Error),
+    #[error("{0}")]
+    Form(String),
+    #[error("it has no parameter {0}")]
+    NoParameter(String),
+    #[error("parameter {name}: {value} does not fit its {bytes} bytes")]
+    Parameter { name: String, value: u64, bytes: usize },
+    /// `log` is the end of what libbpf and the verifier said.
+    #[error("the kernel refused it: {source}\n{log}")]
+    Load { r#source: libbpf_rs::Error, log: String },
+    #[error("the kernel does not register congestion control {name}: {source}{}", remedy(*.source))]
+    Register { name: String, r#source: nix::Error },
+    #[error(
+        "congestion control {0} is not {1}, which it would replace: a graft is replaced by one of the same name"
+    )]
+    OtherName(String, String),
+    #[error("cannot attach to cgroup {path}: {source}")]
+    Cgroup { path: String, r#source: libbpf_rs::Error },
+    #[error("cannot open cgroup {path}: {source}")]
+    NoCgroup { path: String, r#source: std::io::Error },
+    #[error("{have} rules are more than there is room for, {room}")]
+    Rules { have: usize, room: usize },
+    #[error("cannot walk over the sockets: {0}")]
+    Walk(std::io::Error),
+    #[error(transparent)]
+    Kernel(#[from] crate::Error),
+}
+
+fn remedy(error: nix::Error) -> &'static str {
+    match error {
+        nix::Error::EEXIST => "; another one of that name is there",
+        nix::Error::EPERM => "; it needs CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN",
+        _ => "",
+    }
+}
+
+impl Error {
+    /// What the verifier said, if it was asked.
+    pub fn log(&self) -> Option<&str> {
+        match self {
+            Self::Load { log, .. } => Some(log),
+            _ => None,
+        }
+    }
+}

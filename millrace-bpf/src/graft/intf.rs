@@ -1,0 +1,89 @@
+//! Mirrors of `bpf/graft_intf.h`. The test compares them with the BTF of the compiled objects.
+
+use crate::intf::mirror;
+
+pub(crate) const RULES: usize = 64;
+pub(crate) const NAME_BYTES: usize = 16;
+
+pub(crate) const CLIENT: u8 = 1;
+pub(crate) const SERVER: u8 = 2;
+
+pub(crate) const SET_CONGESTION: u16 = 1;
+pub(crate) const SET_PACING: u16 = 2;
+pub(crate) const SET_SEND_BUFFER: u16 = 4;
+pub(crate) const SET_RECEIVE_BUFFER: u16 = 8;
+pub(crate) const SET_WINDOW: u16 = 16;
+
+mirror!(Rule = "graft_rule" {
+    peer: [u8; 16],
+    mask: [u8; 16],
+    first_port: u16,
+    last_port: u16,
+    side: u8,
+    agree: u8,
+    set: u16,
+    graft: [u8; 4],
+    pacing_bytes_s: u32,
+    send_buffer_bytes: i32,
+    receive_buffer_bytes: i32,
+    window_packets: i32,
+    congestion: [u8; NAME_BYTES],
+});
+
+mirror!(Peer = "graft_peer" {
+    time_ns: u64,
+    agreed: u64,
+    resent_ns: u64,
+    outcome: u32,
+    rule: u32,
+    graft: [u8; 4],
+    pad: u32,
+});
+
+mirror!(Socket = "graft_socket" {
+    local: [u8; 16],
+    remote: [u8; 16],
+    cookie: u64,
+    bytes_acked: u64,
+    local_port: u16,
+    remote_port: u16,
+    state: u32,
+    rtt_min_us: u32,
+    srtt_us: u32,
+    rttvar_us: u32,
+    mss_bytes: u32,
+    cwnd_packets: u32,
+    delivered_packets: u32,
+    lost_packets: u32,
+    retransmitted_packets: u32,
+    reordering_packets: u32,
+    rate_packets: u32,
+    rate_interval_us: u32,
+    pad: u32,
+    congestion: [u8; NAME_BYTES],
+});
+
+mirror!(Change = "graft_change" { rule: Rule, from: [u8; NAME_BYTES] });
+
+mirror!(Changed = "graft_changed" { cookie: u64, error: i32, state: u32 });
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intf::{assert_layouts, enum_names};
+
+    #[test]
+    fn mirrors_match_btf() {
+        assert_layouts("graft_tcp.bpf.o", &[Peer::LAYOUT]);
+        assert_layouts(
+            "graft_sockets.bpf.o",
+            &[Rule::LAYOUT, Socket::LAYOUT, Change::LAYOUT, Changed::LAYOUT],
+        );
+    }
+
+    #[test]
+    fn outcomes_have_the_names_of_c() {
+        let names: Vec<_> = super::super::Outcome::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
+        assert_eq!(names, enum_names("graft_tcp.bpf.o", "graft_outcome", "graft_"));
+    }
+}

@@ -1,0 +1,149 @@
+//! Which connections get what.
+
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::RangeInclusive;
+
+use super::intf;
+use crate::gate::Prefix;
+
+/// Rules that there is room for.
+pub const RULES: usize = intf::RULES;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// This host connects: ports are the peer's.
+    Client,
+    /// This host accepts: ports are its own.
+    Server,
+}
+
+/// What a socket gets; `None` leaves it as it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// As TCP knows it, at most 15 bytes.
+    pub congestion: Option<String>,
+    /// Bytes per second.
+    pub pacing: Option<u32>,
+    /// Bytes, which the kernel doubles.
+    pub send_buffer: Option<i32>,
+    /// Likewise.
+    pub receive_buffer: Option<i32>,
+    /// Packets: the first congestion window.
+    pub window: Option<i32>,
+}
+
+/// Connections, and what this side's sockets get. The first that fits counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    pub side: Side,
+    pub peer: Prefix,
+    pub ports: RangeInclusive<u16>,
+    /// Only with a peer that has agreed in TCP options.
+    pub agree: bool,
+    /// First bytes of the identity of what this side would use; zero: what its kernel has.
+    pub graft: [u8; 4],
+    pub settings: Settings,
+}
+
+impl Rule {
+    pub(super) fn raw(&self) -> intf::Rule {
+        let Settings { congestion, pacing, send_buffer, receive_buffer, window } = &self.settings;
+        let bit = |is_set: bool, bit: u16| if is_set { bit } else { 0 };
+        let set = bit(congestion.is_some(), intf::SET_CONGESTION)
+            | bit(pacing.is_some(), intf::SET_PACING)
+            | bit(send_buffer.is_some(), intf::SET_SEND_BUFFER)
+            | bit(receive_buffer.is_some(), intf::SET_RECEIVE_BUFFER)
+            | bit(window.is_some(), intf::SET_WINDOW);
+        let (peer, mask) = masked(self.peer);
+        intf::Rule {
+            peer,
+            mask,
+            first_port: *self.ports.start(),
+            last_port: *self.ports.end(),
+            side: match self.side {
+                Side::Client => intf::CLIENT,
+                Side::Server => intf::SERVER,
+            },
+            agree: u8::from(self.agree),
+            set,
+            graft: self.graft,
+            pacing_bytes_s: pacing.unwrap_or_default(),
+            send_buffer_bytes: send_buffer.unwrap_or_default(),
+            receive_buffer_bytes: receive_buffer.unwrap_or_default(),
+            window_packets: window.unwrap_or_default(),
+            congestion: name(congestion.as_deref().unwrap_or_default()),
+        }
+    }
+}
+
+/// The prefix of all addresses, of IPv4 too.
+pub fn everybody() -> Prefix {
+    Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or_else(|| unreachable!("no bits are too few"))
+}
+
+/// Cut off where there is no room, with a zero behind it.
+pub(super) fn name(text: &str) -> [u8; intf::NAME_BYTES] {
+    let mut bytes = [0; intf::NAME_BYTES];
+    let room = bytes.len() - 1;
+    bytes.iter_mut().take(room).zip(text.bytes()).for_each(|(to, from)| *to = from);
+    bytes
+}
+
+pub(super) fn text(bytes: &[u8; intf::NAME_BYTES]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// IPv4 is `::ffff:a.b.c.d` here.
+pub(super) fn words(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
+pub(super) fn address(words: [u8; 16]) -> IpAddr {
+    Ipv6Addr::from(words).to_canonical()
+}
+
+/// The prefix 0.0.0.0/0 is all of IPv4, and ::/0 is all there is.
+fn masked(prefix: Prefix) -> ([u8; 16], [u8; 16]) {
+    let bits = match prefix.address() {
+        IpAddr::V4(_) => 96 + u32::from(prefix.bits()),
+        IpAddr::V6(_) => u32::from(prefix.bits()),
+    };
+    let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0).to_be_bytes();
+    let mut peer = words(prefix.address());
+    peer.iter_mut().zip(mask).for_each(|(byte, mask)| *byte &= mask);
+    (peer, mask)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prefixes_cover_what_they_say() {
+        let table = [
+            ("10.1.2.3/8", "::ffff:10.0.0.0", 104),
+            ("0.0.0.0/0", "::ffff:0.0.0.0", 96),
+            ("2001:db8::1/32", "2001:db8::", 32),
+            ("::/0", "::", 0),
+            ("::1/128", "::1", 128),
+        ];
+        for (text, peer, bits) in table {
+            let wanted: Ipv6Addr = peer.parse().expect("an address");
+            let (peer, mask) = masked(text.parse().expect("a prefix"));
+            assert_eq!(Ipv6Addr::from(peer), wanted, "{text}");
+            assert_eq!(u128::from_be_bytes(mask).leading_ones(), bits, "{text}");
+            assert_eq!(u128::from_be_bytes(mask).count_ones(), bits, "{text}");
+        }
+    }
+
+    #[test]
+    fn names_end_with_a_zero() {
+        assert_eq!(text(&name("mr_hybla")), "mr_hybla");
+        assert_eq!(text(&name("sixteen letters!")), "sixteen letters");
+        assert_eq!(text(&[b'a'; 16]).len(), 16);
+    }
+}

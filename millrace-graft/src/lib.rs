@@ -1,0 +1,66 @@
+//! Transport functions that are loaded into the kernel while TCP runs.
+//!
+//! A **graft** is an object file and a manifest. It lies in a **pool**: a directory, or what is compiled in. A
+//! [`Runtime`] loads grafts, has connections use them by **rules**, swaps them under traffic, and takes them back. A
+//! [`Monitor`](paths::Monitor) says what TCP has measured of the paths to its peers.
+//!
+//! ```no_run
+//! use millrace_graft::{Runtime, Settings};
+//!
+//! let settings = Settings::parse(r#"
+//!     [[rule]]
+//!     name = "backup"
+//!     side = "client"
+//!     port = 873
+//!     agree = false
+//!     graft = "longhaul"
+//! "#)?;
+//! let mut runtime = Runtime::start(settings)?;
+//! for line in runtime.status()?.rules {
+//!     println!("{}", line.name);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nothing is pinned: all of it ends with the [`Runtime`], but that sockets keep the congestion control that they have
+//! until they close. `docs/graft.md` has the settings, the manifest and how to write a graft; the design is in
+//! `docs/design/0012-graft.md`.
+
+pub mod identity;
+pub mod manifest;
+pub mod paths;
+mod pool;
+mod refusal;
+mod runtime;
+mod settings;
+pub mod status;
+
+pub use identity::Identity;
+pub use manifest::Manifest;
+pub use pool::{Graft, Pool, Source};
+pub use refusal::Refusal;
+pub use runtime::{Runtime, Swapped, check};
+pub use settings::{Class, Load, Rule, Settings, Side};
+
+/// Why something could not be done, causes included: there is no source that would say them again.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("{path}: {message}")]
+    File { path: String, message: String },
+    #[error("the settings are not usable: {0}")]
+    Settings(String),
+    #[error("graft {name}: {message}")]
+    Graft { name: String, message: String },
+    #[error("there is no graft {name}; there are: {known}")]
+    Unknown { name: String, known: String },
+    #[error("graft {name}: {refusal}")]
+    Refused { name: String, refusal: Refusal },
+    #[error("graft {0} is not loaded")]
+    NotLoaded(String),
+    #[error("graft {0} is loaded already; `swap {0}` loads it anew")]
+    Loaded(String),
+    #[error("graft {name} is used by {user}")]
+    Used { name: String, user: String },
+    #[error(transparent)]
+    Kernel(#[from] millrace_bpf::graft::Error),
+}

@@ -1,0 +1,226 @@
+//! What TCP has measured of the paths to its peers: passively, from the sockets that there are.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    net::IpAddr,
+};
+
+use millrace_bpf::graft::Socket;
+use serde::{Deserialize, Serialize};
+
+use crate::Class;
+
+/// Peers that are remembered; the one that was seen longest ago goes.
+const PEERS_MAX: usize = 4096;
+
+/// A path to a peer.
+#[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
+pub struct Path {
+    pub peer: IpAddr,
+    pub class: String,
+    /// Now.
+    pub connections: u32,
+    /// The least that was seen.
+    pub rtt_min_us: u32,
+    /// The median of the connections, smoothed by TCP.
+    pub rtt_us: u32,
+    pub rtt_variation_us: u32,
+    /// Bytes per second, the greatest of the connections.
+    pub delivery_rate: Option<u64>,
+    /// Packets that were delivered, and that TCP took for lost, of all connections that were seen.
+    pub delivered: u64,
+    pub lost: u64,
+    /// Packets by which they came out of order, at least 3, which TCP assumes.
+    pub reordering: u32,
+    /// Seconds since there was a connection; 0: there is one.
+    pub idle_s: u64,
+}
+
+impl Path {
+    pub fn loss_percent(&self) -> f64 {
+        match self.delivered + self.lost {
+            0 => 0.0,
+            all => self.lost as f64 * 100.0 / all as f64,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+struct Peer {
+    latest: Vec<Socket>,
+    rtt_min_us: Option<u32>,
+    rtt_us: u32,
+    rtt_variation_us: u32,
+    delivery_rate: Option<u64>,
+    delivered: u64,
+    lost: u64,
+    reordering: u32,
+    seen_s: u64,
+}
+
+/// Remembers peers beyond their connections.
+#[derive(Debug, Default)]
+pub struct Monitor {
+    classes: Vec<Class>,
+    peers: BTreeMap<IpAddr, Peer>,
+    /// What was counted of a socket already, by its cookie.
+    counted: HashMap<u64, (u32, u32)>,
+    now_s: u64,
+}
+
+impl Monitor {
+    /// `classes`: sorted by their round trips, the first of them from 0 on.
+    pub fn new(classes: Vec<Class>) -> Self {
+        Self { classes, ..Self::default() }
+    }
+
+    pub fn set_classes(&mut self, classes: Vec<Class>) {
+        self.classes = classes;
+    }
+
+    /// Takes all sockets of this moment, `now_s` in seconds of any clock that does not go back.
+    pub fn update(&mut self, sockets: Vec<Socket>, now_s: u64) {
+        self.now_s = now_s;
+        let live: HashSet<u64> = sockets.iter().map(|socket| socket.cookie).collect();
+        self.counted.retain(|cookie, _| live.contains(cookie));
+        self.peers.values_mut().for_each(|peer| peer.latest.clear());
+        for socket in sockets {
+            // Nothing has come back yet.
+            if socket.srtt_us == 0 {
+                continue;
+            }
+            let before = self.counted.insert(socket.cookie, (socket.delivered_packets, socket.lost_packets));
+            let (delivered, lost) = before.unwrap_or_default();
+            let peer = self.peers.entry(socket.remote.ip()).or_default();
+            // The kernel's counters wrap.
+            peer.delivered += u64::from(socket.delivered_packets.wrapping_sub(delivered));
+            peer.lost += u64::from(socket.lost_packets.wrapping_sub(lost));
+            peer.reordering = peer.reordering.max(socket.reordering_packets);
+            peer.seen_s = now_s;
+            peer.latest.push(socket);
+        }
+        self.peers.values_mut().filter(|peer| !peer.latest.is_empty()).for_each(Peer::sum_up);
+        self.forget();
+    }
+
+    /// By peer.
+    pub fn paths(&self) -> Vec<Path> {
+        self.peers.iter().map(|(address, peer)| self.path(*address, peer)).collect()
+    }
+
+    pub fn path_to(&self, peer: IpAddr) -> Option<Path> {
+        self.peers.get(&peer).map(|known| self.path(peer, known))
+    }
+
+    fn path(&self, address: IpAddr, peer: &Peer) -> Path {
+        let rtt_min_us = peer.rtt_min_us.unwrap_or(peer.rtt_us);
+        let class = self.classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
+        Path {
+            peer: address,
+            class: class.map(|class| class.name.clone()).unwrap_or_default(),
+            connections: u32::try_from(peer.latest.len()).unwrap_or(u32::MAX),
+            rtt_min_us,
+            rtt_us: peer.rtt_us,
+            rtt_variation_us: peer.rtt_variation_us,
+            delivery_rate: peer.delivery_rate,
+            delivered: peer.delivered,
+            lost: peer.lost,
+            reordering: peer.reordering,
+            idle_s: if peer.latest.is_empty() { self.now_s.saturating_sub(peer.seen_s).max(1) } else { 0 },
+        }
+    }
+
+    fn forget(&mut self) {
+        while self.peers.len() > PEERS_MAX {
+            let oldest = self.peers.iter().min_by_key(|(_, peer)| peer.seen_s).map(|(address, _)| *address);
+            let Some(address) = oldest else { return };
+            self.peers.remove(&address);
+        }
+    }
+}
+
+impl Peer {
+    fn sum_up(&mut self) {
+        let sockets = &self.latest;
+        self.rtt_min_us = sockets.iter().filter_map(|socket| socket.rtt_min_us).chain(self.rtt_min_us).min();
+        self.rtt_us = median(sockets.iter().map(|socket| socket.srtt_us));
+        self.rtt_variation_us = median(sockets.iter().map(|socket| socket.rttvar_us));
+        self.delivery_rate = sockets.iter().filter_map(|socket| socket.delivery_rate).max();
+    }
+}
+
+fn median(values: impl Iterator<Item = u32>) -> u32 {
+    let mut values: Vec<u32> = values.collect();
+    values.sort_unstable();
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{Ipv4Addr, SocketAddr};
+
+    use crate::settings::default_classes;
+
+    fn socket(peer: u32, cookie: u64, rtt_us: u32, delivered: u32, lost: u32) -> Socket {
+        let at = |address: u32| SocketAddr::from((Ipv4Addr::from_bits(address), 80));
+        Socket {
+            local: at(1),
+            remote: at(peer),
+            cookie,
+            congestion: "bbr".into(),
+            bytes_acked: 0,
+            rtt_min_us: Some(rtt_us),
+            srtt_us: rtt_us + 10,
+            rttvar_us: 5,
+            cwnd_packets: 10,
+            delivered_packets: delivered,
+            lost_packets: lost,
+            retransmitted_packets: lost,
+            reordering_packets: 3,
+            delivery_rate: Some(u64::from(delivered)),
+        }
+    }
+
+    #[test]
+    fn counts_outlive_connections_and_are_taken_once() {
+        let mut monitor = Monitor::new(default_classes());
+        monitor.update(vec![socket(7, 1, 1000, 90, 10), socket(7, 2, 3000, 100, 0)], 1);
+        monitor.update(vec![socket(7, 1, 2000, 190, 10)], 2);
+        let path = &monitor.paths()[0];
+        assert_eq!((path.delivered, path.lost, path.connections), (290, 10, 1));
+        assert_eq!((path.rtt_min_us, path.rtt_us, path.class.as_str()), (1000, 2010, "lan"));
+        monitor.update(Vec::new(), 12);
+        // The kernel gives a cookie once; another socket counts from the beginning.
+        monitor.update(vec![socket(7, 3, 2000, 10, 0)], 13);
+        assert_eq!(monitor.paths()[0].delivered, 300);
+    }
+
+    #[test]
+    fn classes_are_by_the_least_round_trip() {
+        let table = [
+            (100, "lan"),
+            (4_999, "lan"),
+            (5_000, "terrestrial"),
+            (299_999, "terrestrial"),
+            (300_000, "long-delay"),
+        ];
+        for (rtt_us, class) in table {
+            let mut monitor = Monitor::new(default_classes());
+            monitor.update(vec![socket(7, 1, rtt_us, 1, 0)], 1);
+            assert_eq!(monitor.paths()[0].class, class, "{rtt_us}");
+        }
+    }
+
+    #[test]
+    fn peers_are_bounded() {
+        let mut monitor = Monitor::new(default_classes());
+        let sockets = (0..PEERS_MAX as u32 + 10).map(|at| socket(at + 10, u64::from(at), 1000, 1, 0));
+        monitor.update(sockets.collect(), 1);
+        assert_eq!(monitor.paths().len(), PEERS_MAX);
+        monitor.update(vec![socket(5, 1 << 40, 1000, 1, 0)], 2);
+        assert_eq!(monitor.paths().len(), PEERS_MAX);
+        assert_eq!(monitor.path_to("0.0.0.5".parse().unwrap()).map(|path| path.idle_s), Some(0));
+        assert_eq!(monitor.counted.len(), 1);
+    }
+}

@@ -1,0 +1,377 @@
+//! Grafts in the kernel, rules for connections, and how both change while traffic goes on.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::{Path as FilePath, PathBuf},
+    time::Instant,
+};
+
+use millrace_bpf::{
+    clock,
+    graft::{self as kernel, Change, Changed, Control, Outcome, Sockets, Tcp, Timing},
+};
+
+use crate::{
+    Error, Graft, Pool, Refusal, Rule, Settings, Side,
+    identity::hex,
+    paths::Monitor,
+    status::{self, Status, Why},
+};
+
+/// A graft that was loaded.
+struct Loaded {
+    graft: Graft,
+    values: BTreeMap<String, u64>,
+    control: Control,
+    /// By the settings; else on request, which survives a reload.
+    by_settings: bool,
+}
+
+/// What a swap has done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swapped {
+    /// Live connections that use the new one.
+    pub changed: Changed,
+    /// From the first live connection to the last, with the walk over the others.
+    pub walk_us: u64,
+}
+
+/// All of it is taken back when this is dropped.
+pub struct Runtime {
+    settings: Settings,
+    pool: Pool,
+    tcp: Tcp,
+    sockets: Sockets,
+    loaded: BTreeMap<String, Loaded>,
+    monitor: Monitor,
+    cgroup: PathBuf,
+    since: Instant,
+}
+
+impl Runtime {
+    /// # Errors
+    /// A graft or a rule of the settings cannot be had; nothing is left then.
+    pub fn start(settings: Settings) -> Result<Self, Error> {
+        let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
+        let cgroup = settings.cgroup.clone().or_else(root_cgroup).ok_or_else(|| {
+            Error::Settings("cgroup is missing: no cgroup of version 2 is mounted here".to_owned())
+        })?;
+        let (mut tcp, sockets) = (Tcp::load()?, Sockets::load()?);
+        let mut loaded = BTreeMap::new();
+        for (name, values) in settings.needed() {
+            loaded.insert(name.clone(), Loaded::new(pool.find(&name)?, values, true)?);
+        }
+        tcp.set_rules(&places(&settings.rules, &loaded))?;
+        tcp.attach(&cgroup)?;
+        let monitor = Monitor::new(settings.classes.clone());
+        Ok(Self { settings, pool, tcp, sockets, loaded, monitor, cgroup, since: Instant::now() })
+    }
+
+    /// Other settings, all or nothing: what can fail comes before what changes.
+    pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
+        let cgroup = settings.cgroup.clone().or_else(root_cgroup);
+        if cgroup.as_ref() != Some(&self.cgroup) {
+            return Err(Error::Settings("cgroup does not change while it runs".to_owned()));
+        }
+        let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
+        let needed = settings.needed();
+        let mut fresh = BTreeMap::new();
+        let mut changed = Vec::new();
+        for (name, values) in &needed {
+            let graft = pool.find(name)?;
+            match self.loaded.get(name) {
+                None => {
+                    fresh.insert(name.clone(), Loaded::new(graft, values.clone(), true)?);
+                }
+                Some(loaded) if loaded.is(graft, values) => {}
+                Some(loaded) => {
+                    loaded.can_become(graft, values)?;
+                    changed.push((name.clone(), graft.clone(), values.clone()));
+                }
+            }
+        }
+        for (name, graft, values) in changed {
+            if let Some(loaded) = self.loaded.get_mut(&name) {
+                loaded.become_other(graft, values)?;
+            }
+        }
+        self.loaded.append(&mut fresh);
+        self.tcp.set_rules(&places(&settings.rules, &self.loaded))?;
+        self.loaded.retain(|name, loaded| needed.contains_key(name) || !loaded.by_settings);
+        for (name, loaded) in &mut self.loaded {
+            loaded.by_settings |= needed.contains_key(name);
+        }
+        self.monitor.set_classes(settings.classes.clone());
+        (self.settings, self.pool) = (settings, pool);
+        Ok(())
+    }
+
+    /// One more.
+    pub fn load(&mut self, name: &str, values: BTreeMap<String, u64>) -> Result<Timing, Error> {
+        self.read_pool()?;
+        if self.loaded.contains_key(name) {
+            return Err(Error::Loaded(name.to_owned()));
+        }
+        let loaded = Loaded::new(self.pool.find(name)?, values, false)?;
+        let timing = loaded.control.timing();
+        self.loaded.insert(name.to_owned(), loaded);
+        Ok(timing)
+    }
+
+    /// Connections that use it keep it until they close.
+    pub fn unload(&mut self, name: &str) -> Result<(), Error> {
+        if !self.loaded.contains_key(name) {
+            return Err(Error::NotLoaded(name.to_owned()));
+        }
+        if let Some(rule) = self.settings.rules.iter().find(|rule| rule.graft.as_deref() == Some(name)) {
+            return Err(Error::Used { name: name.to_owned(), user: format!("rule {}", rule.name) });
+        }
+        self.loaded.remove(name);
+        Ok(())
+    }
+
+    /// Live connections of this network namespace go from one graft to another, which is loaded if it was not. The same
+    /// name twice: what its files are now, with these values.
+    pub fn swap(&mut self, from: &str, to: &str, values: BTreeMap<String, u64>) -> Result<Swapped, Error> {
+        self.read_pool()?;
+        let old = self.loaded.get_mut(from).ok_or_else(|| Error::NotLoaded(from.to_owned()))?;
+        let from = old.control.name().to_owned();
+        if old.graft.manifest.name == to {
+            old.become_other(self.pool.find(to)?.clone(), values)?;
+            self.tcp.set_rules(&places(&self.settings.rules, &self.loaded))?;
+        } else if !self.loaded.contains_key(to) {
+            self.load(to, values)?;
+        } else if !values.is_empty() {
+            return Err(Error::Loaded(to.to_owned()));
+        }
+        let to = self.loaded.get(to).ok_or_else(|| Error::NotLoaded(to.to_owned()))?.control.name();
+        let start = Instant::now();
+        let changed = self.sockets.set(&everybody(&from, to))?;
+        Ok(Swapped { changed, walk_us: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
+    }
+
+    /// Looks at the sockets.
+    pub fn tick(&mut self) -> Result<(), Error> {
+        let sockets = self.sockets.read()?;
+        self.monitor.update(sockets, clock::monotonic_ns() / 1_000_000_000);
+        Ok(())
+    }
+
+    pub fn status(&mut self) -> Result<Status, Error> {
+        let sockets = self.sockets.read()?;
+        let using = |name: &str| sockets.iter().filter(|socket| socket.congestion == name).count() as u64;
+        let outcomes =
+            self.tcp.outcomes()?.into_iter().map(|(outcome, count)| (outcome.name().to_owned(), count));
+        Ok(Status {
+            uptime_s: self.since.elapsed().as_secs_f64(),
+            cgroup: self.cgroup.display().to_string(),
+            loaded: self.loaded.values().map(|it| it.status(using(it.control.name()))).collect(),
+            rules: self.settings.rules.iter().map(|rule| rule_status(rule, &self.loaded)).collect(),
+            outcomes: outcomes.collect(),
+            unusable: self.pool.unusable.clone(),
+            paths: self.monitor.paths(),
+            trouble: self.trouble(),
+            reload: None,
+        })
+    }
+
+    pub fn paths(&self) -> Vec<status::Path> {
+        self.monitor.paths()
+    }
+
+    pub fn why(&mut self, peer: IpAddr) -> Result<Why, Error> {
+        let known = self.tcp.peer(peer)?;
+        let path = self.monitor.path_to(peer);
+        let Some(known) = known else {
+            let reason = "no connection with it was made that a rule fits, or that was long ago".to_owned();
+            return Ok(Why { peer: peer.to_string(), reason, path, ..Why::default() });
+        };
+        let age_ns = clock::monotonic_ns().saturating_sub(known.time_ns);
+        Ok(Why {
+            peer: peer.to_string(),
+            outcome: Some(known.outcome.name().to_owned()),
+            reason: reason(known.outcome).to_owned(),
+            rule: self.rule_at(known.rule),
+            peer_graft: (known.graft != [0; 4]).then(|| self.name_of(known.graft)),
+            agreed: known.agreed,
+            age_s: Some(age_ns as f64 / 1e9),
+            path,
+        })
+    }
+
+    fn read_pool(&mut self) -> Result<(), Error> {
+        self.pool = Pool::read(&self.settings.pool, &self.settings.trusted_keys)?;
+        Ok(())
+    }
+
+    /// What is not as it should be.
+    pub fn trouble(&self) -> Vec<String> {
+        let not_by_link = self.loaded.values().filter(|loaded| !loaded.control.is_by_link());
+        let mut trouble: Vec<_> = not_by_link
+            .map(|loaded| {
+                let name = loaded.control.name();
+                format!("{name} would stay if this process were killed, until it is started again: the kernel is before 6.4")
+            })
+            .collect();
+        let unusable = self.pool.unusable.iter();
+        trouble.extend(unusable.map(|(path, message)| format!("{path}: {message}")));
+        trouble
+    }
+
+    /// Rules are one for each pair of a port and a peer in the kernel.
+    fn rule_at(&self, index: u32) -> Option<String> {
+        let names = self.settings.rules.iter();
+        let mut names = names.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
+        names.nth(index as usize).cloned()
+    }
+
+    fn name_of(&self, start: [u8; 4]) -> String {
+        match self.pool.iter().find(|graft| graft.identity.start() == start) {
+            Some(graft) => format!("{} ({})", hex(&start), graft.manifest.name),
+            None => hex(&start),
+        }
+    }
+}
+
+impl Loaded {
+    fn new(graft: &Graft, values: BTreeMap<String, u64>, by_settings: bool) -> Result<Self, Error> {
+        let wanted = graft.values(&values)?;
+        let control = Control::register(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
+        Ok(Self { graft: graft.clone(), values, control, by_settings })
+    }
+
+    fn is(&self, graft: &Graft, values: &BTreeMap<String, u64>) -> bool {
+        self.graft.identity == graft.identity && self.values == *values
+    }
+
+    fn can_become(&self, graft: &Graft, values: &BTreeMap<String, u64>) -> Result<(), Error> {
+        if graft.congestion != self.control.name() {
+            let (other, own) = (graft.congestion.clone(), self.control.name().to_owned());
+            return Err(graft.error(kernel::Error::OtherName(other, own).to_string()));
+        }
+        let wanted = graft.values(values)?;
+        Control::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
+        Ok(())
+    }
+
+    fn become_other(&mut self, graft: Graft, values: BTreeMap<String, u64>) -> Result<(), Error> {
+        let wanted = graft.values(&values)?;
+        self.control.replace(&graft.image, &wanted).map_err(|error| refused(&graft, error))?;
+        (self.graft, self.values) = (graft, values);
+        Ok(())
+    }
+
+    fn status(&self, connections: u64) -> status::Loaded {
+        let Timing { open, load, attach } = self.control.timing();
+        let us = |time: std::time::Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
+        let mut parameters = self.graft.defaults.clone();
+        parameters.extend(self.values.clone());
+        status::Loaded {
+            name: self.graft.manifest.name.clone(),
+            congestion: self.control.name().to_owned(),
+            identity: self.graft.identity.to_string(),
+            parameters,
+            by_link: self.control.is_by_link(),
+            open_us: us(open),
+            load_us: us(load),
+            attach_us: us(attach),
+            connections,
+        }
+    }
+}
+
+/// Whether the kernel would load it. Nothing is registered.
+pub fn check(graft: &Graft, values: &BTreeMap<String, u64>) -> Result<Timing, Error> {
+    let wanted = graft.values(values)?;
+    Control::verify(&graft.image, &wanted).map_err(|error| refused(graft, error))
+}
+
+fn refused(graft: &Graft, error: kernel::Error) -> Error {
+    match error.log() {
+        Some(log) if !log.is_empty() => {
+            Error::Refused { name: graft.manifest.name.clone(), refusal: Refusal::parse(log) }
+        }
+        _ => graft.error(error.to_string()),
+    }
+}
+
+fn places(rules: &[Rule], loaded: &BTreeMap<String, Loaded>) -> Vec<kernel::Rule> {
+    let place = |rule: &Rule| {
+        let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
+        let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
+        rule.places(congestion(rule, loaded), start)
+    };
+    rules.iter().flat_map(place).collect()
+}
+
+fn congestion(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> Option<String> {
+    let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
+    graft.map(|loaded| loaded.control.name().to_owned()).or_else(|| rule.congestion.clone())
+}
+
+fn rule_status(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> status::Rule {
+    let port = |ports: &std::ops::RangeInclusive<u16>| match ports.start() == ports.end() {
+        true => ports.start().to_string(),
+        false => format!("{}-{}", ports.start(), ports.end()),
+    };
+    status::Rule {
+        name: rule.name.clone(),
+        side: if rule.side == Side::Client { "client" } else { "server" }.to_owned(),
+        ports: rule.ports.iter().map(port).collect(),
+        peers: rule.peers.iter().map(ToString::to_string).collect(),
+        agree: rule.agree,
+        congestion: congestion(rule, loaded),
+    }
+}
+
+/// All connections that use `from`.
+fn everybody(from: &str, to: &str) -> Change {
+    let settings = kernel::Settings { congestion: Some(to.to_owned()), ..kernel::Settings::default() };
+    // Every port is somebody's.
+    let rule = kernel::Rule {
+        side: kernel::Side::Server,
+        peer: kernel::everybody(),
+        ports: 0..=u16::MAX,
+        agree: false,
+        graft: [0; 4],
+        settings,
+    };
+    Change { rule, from: Some(from.to_owned()) }
+}
+
+fn reason(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Agreed => "both sides have agreed; each has set its own socket",
+        Outcome::OneSided => "the rule asks nobody; this side has set its socket",
+        Outcome::Absent => {
+            "it did not answer: it has no grafts, no rule for this, SYN cookies, or the option was taken off; plain TCP"
+        }
+        Outcome::Stripped => {
+            "it has answered before and did not now: the option was taken off on the way, or its rules changed; plain TCP"
+        }
+        Outcome::Refused => "it speaks another version; plain TCP",
+        Outcome::Malformed => "its option is not as it should be; plain TCP",
+        Outcome::Unconfirmed => "it offered nothing, or our answer did not reach it; plain TCP",
+        Outcome::NoRoom => "TCP's own options left no room, as with MPTCP; plain TCP",
+        Outcome::Cookies => "SYN cookies are in use, with which nothing is answered; plain TCP",
+        Outcome::Answered => "it was answered",
+        Outcome::NoCongestion => "the congestion control is not there; the socket keeps its own",
+        Outcome::NotSet => "the kernel refused a setting",
+        Outcome::Resent => {
+            "the SYN had to be sent again, and went without the option: it was lost, or something on the way drops such SYNs; plain TCP"
+        }
+        Outcome::Withheld => {
+            "nothing was offered, since a SYN with the option was lost on the way to it in the last ten minutes; plain TCP"
+        }
+        Outcome::NoMemory => "there was no memory for the socket's state; plain TCP",
+    }
+}
+
+/// Where version 2 is mounted.
+fn root_cgroup() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"))?;
+    found.get(1).map(|path| FilePath::new(path).to_owned())
+}

@@ -1,0 +1,361 @@
+//! The settings of a daemon: TOML, read as a whole. `docs/graft.md` has all keys.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
+
+use millrace_bpf::{
+    gate::{ParseError, Prefix},
+    graft::{self as kernel, RULES},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, identity::Key};
+
+/// Of a congestion control's name.
+const CONGESTION_MAX: usize = 15;
+/// More than that is 4 GB/s and 34 Gbit/s, which SO_MAX_PACING_RATE cannot say to a BPF program.
+const PACING_MAX_MBIT: u32 = 34_000;
+const BUFFER_MAX_KIB: u32 = 1 << 20;
+const WINDOW_MAX: u32 = 10_000;
+
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings {
+    /// Directories, besides what is compiled in.
+    pub pool: Vec<PathBuf>,
+    /// If there are any, grafts from directories are signed by one of them.
+    pub trusted_keys: Vec<Key>,
+    /// Whose sockets; `None`: all of this host, the root of version 2.
+    pub cgroup: Option<PathBuf>,
+    pub load: Vec<Load>,
+    pub rules: Vec<Rule>,
+    /// Sorted by their round trips.
+    pub classes: Vec<Class>,
+}
+
+/// A graft that is loaded whether or not a rule uses it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Load {
+    pub graft: String,
+    #[serde(default)]
+    pub parameters: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub enum Side {
+    Client,
+    Server,
+}
+
+/// Connections, and what this host's side of them gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub name: String,
+    pub side: Side,
+    pub ports: Vec<RangeInclusive<u16>>,
+    pub peers: Vec<Prefix>,
+    pub agree: bool,
+    /// Of the pool.
+    pub graft: Option<String>,
+    /// Of the kernel.
+    pub congestion: Option<String>,
+    pub pacing_mbit: Option<u32>,
+    pub send_buffer_kib: Option<u32>,
+    pub receive_buffer_kib: Option<u32>,
+    pub initial_window: Option<u32>,
+}
+
+/// Paths with a round trip of at least so much.
+#[derive(Clone, Debug, Deserialize, Serialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Class {
+    pub name: String,
+    pub min_rtt_us: u32,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Raw {
+    #[serde(default)]
+    pool: Vec<PathBuf>,
+    #[serde(default)]
+    trusted_keys: Vec<String>,
+    cgroup: Option<PathBuf>,
+    #[serde(default)]
+    load: Vec<Load>,
+    #[serde(default)]
+    rule: Vec<RawRule>,
+    class: Option<Vec<Class>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawRule {
+    name: String,
+    side: Side,
+    port: Many<Port>,
+    peer: Option<Many<String>>,
+    #[serde(default = "yes")]
+    agree: bool,
+    graft: Option<String>,
+    congestion: Option<String>,
+    pacing_mbit: Option<u32>,
+    send_buffer_kib: Option<u32>,
+    receive_buffer_kib: Option<u32>,
+    initial_window: Option<u32>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Many<T> {
+    One(T),
+    Many(Vec<T>),
+}
+
+impl<T> Many<T> {
+    fn all(self) -> Vec<T> {
+        match self {
+            Self::One(one) => vec![one],
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// `443`, `"8000-8100"`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Port {
+    Number(u16),
+    Text(String),
+}
+
+impl Port {
+    fn range(&self) -> Option<RangeInclusive<u16>> {
+        let range = match self {
+            Self::Number(number) => *number..=*number,
+            Self::Text(text) => {
+                let (first, last) = text.split_once('-').unwrap_or((text, text));
+                first.trim().parse().ok()?..=last.trim().parse().ok()?
+            }
+        };
+        (!range.is_empty() && *range.start() > 0).then_some(range)
+    }
+}
+
+impl Settings {
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        Self::parse_in(text, Path::new("")).map_err(Error::Settings)
+    }
+
+    /// What it names is relative to it.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let error = |message: String| Error::File { path: path.display().to_string(), message };
+        let text = std::fs::read_to_string(path).map_err(|source| error(source.to_string()))?;
+        Self::parse_in(&text, path.parent().unwrap_or(Path::new(""))).map_err(error)
+    }
+
+    fn parse_in(text: &str, directory: &Path) -> Result<Self, String> {
+        let raw: Raw = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+        let keys = raw
+            .trusted_keys
+            .iter()
+            .map(|key| key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}")));
+        let mut classes = raw.class.unwrap_or_else(default_classes);
+        classes.sort_by_key(|class| class.min_rtt_us);
+        let settings = Self {
+            pool: raw.pool.iter().map(|path| directory.join(path)).collect(),
+            trusted_keys: keys.collect::<Result<_, _>>()?,
+            cgroup: raw.cgroup,
+            load: raw.load,
+            rules: raw.rule.into_iter().map(RawRule::checked).collect::<Result<_, _>>()?,
+            classes,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let mut names = BTreeSet::new();
+        if let Some(rule) = self.rules.iter().find(|rule| !names.insert(&rule.name)) {
+            return Err(format!("two rules are called {}", rule.name));
+        }
+        let mut grafts = BTreeSet::new();
+        if let Some(load) = self.load.iter().find(|load| !grafts.insert(&load.graft)) {
+            return Err(format!("graft {} is loaded twice", load.graft));
+        }
+        let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
+        if places > RULES {
+            return Err(format!(
+                "the rules have {places} pairs of a port and a peer: there is room for {RULES}"
+            ));
+        }
+        match self.classes.first() {
+            Some(class) if class.min_rtt_us == 0 => Ok(()),
+            _ => Err("one class has min-rtt-us = 0".to_owned()),
+        }
+    }
+
+    /// Grafts that have to be there, with the values that are set for them.
+    pub fn needed(&self) -> BTreeMap<String, BTreeMap<String, u64>> {
+        let used = self.rules.iter().filter_map(|rule| Some((rule.graft.clone()?, BTreeMap::new())));
+        let mut needed: BTreeMap<_, _> = used.collect();
+        needed.extend(self.load.iter().map(|load| (load.graft.clone(), load.parameters.clone())));
+        needed
+    }
+}
+
+/// As VTL has them.
+pub fn default_classes() -> Vec<Class> {
+    let class = |name: &str, min_rtt_us| Class { name: name.to_owned(), min_rtt_us };
+    vec![class("lan", 0), class("terrestrial", 5_000), class("long-delay", 300_000)]
+}
+
+impl RawRule {
+    fn checked(self) -> Result<Rule, String> {
+        let name = self.name.clone();
+        self.try_checked().map_err(|error| format!("rule {name}: {error}"))
+    }
+
+    fn try_checked(self) -> Result<Rule, String> {
+        let within = |what: &str, value: Option<u32>, most: u32| match value {
+            Some(value) if !(1..=most).contains(&value) => Err(format!("{what} is from 1 to {most}")),
+            _ => Ok(()),
+        };
+        within("pacing-mbit", self.pacing_mbit, PACING_MAX_MBIT)?;
+        within("send-buffer-kib", self.send_buffer_kib, BUFFER_MAX_KIB)?;
+        within("receive-buffer-kib", self.receive_buffer_kib, BUFFER_MAX_KIB)?;
+        within("initial-window", self.initial_window, WINDOW_MAX)?;
+        if self.graft.is_some() && self.congestion.is_some() {
+            return Err("graft and congestion are one or the other".to_owned());
+        }
+        if self.congestion.as_ref().is_some_and(|name| name.is_empty() || name.len() > CONGESTION_MAX) {
+            return Err(format!("congestion is 1 to {CONGESTION_MAX} bytes"));
+        }
+        let ports: Option<Vec<_>> = self.port.all().iter().map(Port::range).collect();
+        let peers = self.peer.map_or_else(|| vec!["::/0".to_owned()], Many::all);
+        let peers: Result<Vec<Prefix>, _> =
+            peers.iter().map(|peer| peer.parse().map_err(|error: ParseError| error.to_string())).collect();
+        let (ports, peers) = (ports.ok_or("port is 1 to 65535, or a range such as \"8000-8100\"")?, peers?);
+        if ports.is_empty() || peers.is_empty() {
+            return Err("port and peer are not empty".to_owned());
+        }
+        Ok(Rule {
+            name: self.name,
+            side: self.side,
+            ports,
+            peers,
+            agree: self.agree,
+            graft: self.graft,
+            congestion: self.congestion,
+            pacing_mbit: self.pacing_mbit,
+            send_buffer_kib: self.send_buffer_kib,
+            receive_buffer_kib: self.receive_buffer_kib,
+            initial_window: self.initial_window,
+        })
+    }
+}
+
+impl Rule {
+    /// For the kernel, one for each pair of a port and a peer.
+    pub(crate) fn places(&self, congestion: Option<String>, graft: [u8; 4]) -> Vec<kernel::Rule> {
+        let kib = |kib: Option<u32>| kib.and_then(|kib| i32::try_from(u64::from(kib) * 1024 / 2).ok());
+        let settings = kernel::Settings {
+            congestion,
+            pacing: self.pacing_mbit.map(|mbit| mbit * 125_000),
+            // The kernel doubles what it is given.
+            send_buffer: kib(self.send_buffer_kib),
+            receive_buffer: kib(self.receive_buffer_kib),
+            window: self.initial_window.and_then(|packets| i32::try_from(packets).ok()),
+        };
+        let side = match self.side {
+            Side::Client => kernel::Side::Client,
+            Side::Server => kernel::Side::Server,
+        };
+        let pairs =
+            self.peers.iter().flat_map(|peer| self.ports.iter().map(move |ports| (*peer, ports.clone())));
+        pairs
+            .map(|(peer, ports)| kernel::Rule {
+                side,
+                peer,
+                ports,
+                agree: self.agree,
+                graft,
+                settings: settings.clone(),
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_read() {
+        let settings = Settings::parse(
+            r#"
+            [[load]]
+            graft = "hybla"
+            parameters = { rtt0_us = 30000 }
+            [[rule]]
+            name = "web"
+            side = "server"
+            port = [443, "8000-8100"]
+            peer = ["10.0.0.0/8", "2001:db8::/32"]
+            graft = "westwood"
+            pacing-mbit = 8
+            send-buffer-kib = 1024
+            "#,
+        )
+        .expect("settings");
+        assert_eq!(settings.needed().keys().collect::<Vec<_>>(), ["hybla", "westwood"]);
+        let places = settings.rules[0].places(Some("mr_westwood".into()), [1; 4]);
+        assert_eq!(places.len(), 4);
+        assert!(places.iter().all(|place| place.agree && place.settings.pacing == Some(1_000_000)));
+        assert_eq!(places[3].ports, 8000..=8100);
+        assert_eq!(places[0].settings.send_buffer, Some(512 << 10));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let rule = "[[rule]]\nname = \"a\"\nside = \"client\"\nport = 80\n";
+        assert!(Settings::parse(rule).is_ok());
+        let table = [
+            (rule.replace("80", "0"), "port is 1 to 65535"),
+            (rule.replace("80", "\"9-8\""), "port is 1 to 65535"),
+            (rule.replace("80", "[]"), "not empty"),
+            (rule.replace("client", "peer"), "unknown variant `peer`"),
+            (format!("{rule}graft = \"a\"\ncongestion = \"b\"\n"), "one or the other"),
+            (format!("{rule}congestion = \"sixteen-letters!\"\n"), "1 to 15 bytes"),
+            (format!("{rule}peer = \"10.0.0.0/33\"\n"), "no address prefix"),
+            (format!("{rule}initial-window = 0\n"), "initial-window is from 1"),
+            (format!("{rule}pace = 1\n"), "unknown field `pace`"),
+            (format!("{rule}{rule}"), "two rules are called a"),
+            (rule.replace("80", "[\"1-2\", 4]"), ""),
+            ("[[load]]\ngraft = \"a\"\n".repeat(2), "loaded twice"),
+            ("trusted-keys = [\"ab\"]".into(), "ed25519"),
+            ("[[class]]\nname = \"far\"\nmin-rtt-us = 1\n".into(), "one class has min-rtt-us = 0"),
+        ];
+        for (text, wanted) in table {
+            match Settings::parse(&text) {
+                Ok(_) => assert_eq!(wanted, "", "{text}"),
+                Err(error) => {
+                    assert!(!wanted.is_empty() && error.to_string().contains(wanted), "{text}: {error}")
+                }
+            }
+        }
+        let peers = (0..65).map(|at| format!("\"10.0.{at}.0/24\"")).collect::<Vec<_>>().join(", ");
+        let error = Settings::parse(&format!("{rule}peer = [{peers}]\n")).expect_err("too many");
+        assert!(error.to_string().contains("65 pairs"), "{error}");
+    }
+}

@@ -1,0 +1,143 @@
+//! `bench graft deploy`.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context as _, ensure};
+use millrace_bpf::graft::{Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
+use serde_json::{Value, json};
+
+use super::micros;
+use crate::bench::stats::Percentiles;
+use crate::bench::table::{columns, write_json};
+use crate::bench::usage::warn_if_busy;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Times that each is loaded and taken back, interleaved
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// One thing that is loaded, and the times of its steps, us.
+struct Row {
+    what: String,
+    bytes: Option<usize>,
+    steps: Vec<(&'static str, Vec<f64>)>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0, "--rounds is at least 1");
+    warn_if_busy()?;
+    let cgroup = Cgroup::new()?;
+    let mut rows: Vec<Row> = Vec::new();
+    for _ in 0..args.rounds {
+        for (name, image) in SHIPPED {
+            let control = Control::register(image, &[]).with_context(|| name.to_owned())?;
+            let timing = control.timing();
+            let steps = [
+                ("open", micros(timing.open)),
+                ("verify and JIT", micros(timing.load)),
+                ("register", micros(timing.attach)),
+            ];
+            note(&mut rows, &format!("graft {name}"), Some(image.len()), &steps);
+        }
+        note(&mut rows, "TCP in place, one port", None, &in_place(&cgroup)?);
+        let start = Instant::now();
+        Sockets::load()?;
+        note(&mut rows, "reading and changing sockets", None, &[("load", micros(start.elapsed()))]);
+    }
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+/// What a daemon does before a rule holds.
+fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
+    let rule = Rule {
+        side: Side::Client,
+        peer: everybody(),
+        ports: 80..=80,
+        agree: true,
+        graft: [0; 4],
+        settings: Settings { congestion: Some("cubic".to_owned()), ..Settings::default() },
+    };
+    let start = Instant::now();
+    let mut tcp = Tcp::load()?;
+    let loaded = Instant::now();
+    tcp.set_rules(&[rule])?;
+    let ruled = Instant::now();
+    tcp.attach(&cgroup.0)?;
+    let attach = ruled.elapsed();
+    Ok([("load", micros(loaded - start)), ("rules", micros(ruled - loaded)), ("attach", micros(attach))])
+}
+
+fn note(rows: &mut Vec<Row>, what: &str, bytes: Option<usize>, steps: &[(&'static str, f64)]) {
+    let row = match rows.iter_mut().position(|row| row.what == what) {
+        Some(at) => &mut rows[at],
+        None => {
+            let steps = steps.iter().map(|(name, _)| (*name, Vec::new())).collect();
+            rows.push(Row { what: what.to_owned(), bytes, steps });
+            let last = rows.len() - 1;
+            &mut rows[last]
+        }
+    };
+    row.steps.iter_mut().zip(steps).for_each(|((_, times), (_, us))| times.push(*us));
+}
+
+impl Row {
+    fn total(&self) -> Vec<f64> {
+        let rounds = self.steps.first().map_or(0, |(_, times)| times.len());
+        (0..rounds).map(|at| self.steps.iter().filter_map(|(_, times)| times.get(at)).sum()).collect()
+    }
+
+    fn json(&self) -> Value {
+        let steps = self.steps.iter();
+        let steps: serde_json::Map<_, _> =
+            steps.map(|(name, times)| ((*name).to_owned(), json!(Percentiles::of(times.clone())))).collect();
+        json!({
+            "what": self.what, "object_bytes": self.bytes, "rounds": self.total().len(),
+            "total_us": Percentiles::of(self.total()), "steps_us": steps,
+        })
+    }
+}
+
+fn render(rows: &[Row]) -> String {
+    let mut lines = vec![["", "p50 ms", "p99 ms", "max ms", "steps, p50 ms"].map(str::to_owned).to_vec()];
+    for row in rows {
+        let Some(total) = Percentiles::of(row.total()) else { continue };
+        let steps = row.steps.iter().filter_map(|(name, times)| {
+            Some(format!("{name} {:.2}", Percentiles::of(times.clone())?.p50 / 1e3))
+        });
+        let mut line = vec![row.what.clone()];
+        line.extend([total.p50, total.p99, total.max].map(|us| format!("{:.2}", us / 1e3)));
+        line.push(steps.collect::<Vec<_>>().join(", "));
+        lines.push(line);
+    }
+    columns(&lines)
+}
+
+/// An empty one of version 2, so that nobody's sockets are touched.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> anyhow::Result<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+        let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
+        let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
+        let root = root.context("no cgroup of version 2 is mounted")?;
+        let path = root.join(format!("millrace-bench-{}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}

@@ -1,0 +1,86 @@
+//! TCP transfers between two nodes of a lab.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use crate::lab::Node;
+
+/// What came of one.
+#[derive(Debug, Clone, Copy)]
+pub struct Transfer {
+    /// From the SYN to the last byte at the receiver.
+    pub time: Duration,
+    pub bytes: u64,
+    /// All of it came in time.
+    pub is_whole: bool,
+}
+
+/// One that has begun.
+pub struct Flow {
+    pub sender: TcpStream,
+    pub receiver: TcpStream,
+    pub start: Instant,
+}
+
+impl Flow {
+    /// A new connection; the sender has this congestion control from its first byte on.
+    pub fn open(from: &Node, to: &Node, control: &str) -> anyhow::Result<Self> {
+        let listener = to.enter(|| TcpListener::bind((to.addr_v4(), 0)))??;
+        let at = SocketAddr::new(to.addr_v4().into(), listener.local_addr()?.port());
+        let start = Instant::now();
+        let sender = from.enter(|| TcpStream::connect(at))?.with_context(|| format!("no way to {at}"))?;
+        setsockopt(&sender, sockopt::TcpCongestion, &control.into())
+            .map_err(|error| anyhow!("TCP with {control}: {error}"))?;
+        let (receiver, _) = listener.accept()?;
+        Ok(Self { sender, receiver, start })
+    }
+
+    /// Sends so many bytes, and waits for them until `limit` has passed since the start.
+    pub fn transfer(self, bytes: u64, limit: Duration) -> anyhow::Result<Transfer> {
+        let Self { mut sender, mut receiver, start } = self;
+        sender.set_write_timeout(Some(limit))?;
+        let writing = std::thread::spawn(move || {
+            let block = [0; 1 << 16];
+            let mut left = bytes;
+            while left > 0 {
+                let now = usize::try_from(left).map_or(block.len(), |left| left.min(block.len()));
+                // The receiver has given up: what it got is what counts.
+                if sender.write_all(&block[..now]).is_err() {
+                    return;
+                }
+                left -= now as u64;
+            }
+        });
+        let got = receive(&mut receiver, bytes, start + limit)?;
+        let time = start.elapsed();
+        // Closed with data unread: the sender's writes end.
+        drop(receiver);
+        writing.join().map_err(|_| anyhow!("a sender panicked"))?;
+        Ok(Transfer { time: time.min(limit), bytes: got, is_whole: got == bytes })
+    }
+}
+
+fn receive(from: &mut TcpStream, bytes: u64, until: Instant) -> anyhow::Result<u64> {
+    let mut buffer = vec![0; 1 << 18];
+    let mut got = 0;
+    while got < bytes {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(got);
+        }
+        from.set_read_timeout(Some(left))?;
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(got),
+            Ok(read) => got += read as u64,
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Ok(got);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(got)
+}

@@ -1,0 +1,69 @@
+//! `millrace bench graft`: what it takes to load and to swap transport functions, and what they do for TCP.
+
+mod deploy;
+mod fct;
+mod flow;
+mod swap;
+
+use millrace_bpf::graft::{Control, SHIPPED};
+
+use super::fairness;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Time to load a graft, and TCP in place, by steps
+    Deploy(deploy::Args),
+    /// Time that transfers take with each congestion control, by size, loss and round trip
+    Fct(fct::Args),
+    /// Share of a bottleneck that a flow with a graft gets beside TCP CUBIC
+    Fairness(Fairness),
+    /// Time to swap grafts under a live transfer, of which nothing may be lost
+    Swap(swap::Args),
+}
+
+#[derive(Debug, clap::Args)]
+struct Fairness {
+    /// Congestion controls, grafts or the kernel's
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "mr_hybla,mr_longhaul,mr_westwood,cubic,bbr",
+        value_name = "NAME"
+    )]
+    controls: Vec<String>,
+    #[command(flatten)]
+    bottleneck: fairness::Bottleneck,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args.command {
+        Command::Deploy(args) => deploy::run(args),
+        Command::Fct(args) => fct::run(args),
+        Command::Fairness(Fairness { controls, bottleneck }) => {
+            let _grafts = register(&controls)?;
+            fairness::run(fairness::Args::of_tcp(controls, bottleneck))
+        }
+        Command::Swap(args) => swap::run(args),
+    }
+}
+
+/// Those of the names that are shipped grafts, in TCP while this lives. Another process may have them there already.
+fn register(controls: &[String]) -> anyhow::Result<Vec<Control>> {
+    let there = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control")?;
+    let is_there = |control: &str| there.split_whitespace().any(|known| known == control);
+    let ours = SHIPPED.iter().filter(|(name, _)| {
+        let control = format!("mr_{name}");
+        controls.contains(&control) && !is_there(&control)
+    });
+    ours.map(|(_, image)| Ok(Control::register(image, &[])?)).collect()
+}
+
+fn micros(time: std::time::Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}

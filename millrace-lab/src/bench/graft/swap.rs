@@ -1,0 +1,126 @@
+//! `bench graft swap`.
+
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{anyhow, ensure};
+use millrace_bpf::graft::{Change, Rule, Settings, Side, Sockets, everybody};
+use serde_json::json;
+
+use super::flow::Flow;
+use super::{micros, register};
+use crate::bench::site::Site;
+use crate::bench::stats::Percentiles;
+use crate::bench::table::{columns, write_json};
+use crate::bench::usage::warn_if_busy;
+use crate::lab::Topology;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Two congestion controls, grafts or the kernel's, to and fro
+    #[arg(long, value_delimiter = ',', default_value = "mr_hybla,mr_longhaul", value_name = "NAME,NAME")]
+    between: Vec<String>,
+    /// Swaps
+    #[arg(long, default_value_t = 1000)]
+    rounds: usize,
+    /// Time between two of them
+    #[arg(long, default_value_t = 2, value_name = "MS")]
+    pause_ms: u64,
+    /// Write the row here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// A prime: what is missing or doubled shows at any offset.
+const PATTERN: usize = 251;
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    let [one, other] = &args.between[..] else {
+        return Err(anyhow!("--between is two names"));
+    };
+    ensure!(args.rounds > 0, "--rounds is at least 1");
+    warn_if_busy()?;
+    let _grafts = register(&args.between)?;
+    let site = Site::new(&Topology::standard(1, 1))?;
+    let (from, to) = (site.relay()?, site.subscribers()?);
+    let mut sockets = Sockets::load()?;
+    let Flow { sender, receiver, .. } = Flow::open(from, to, one)?;
+    let port = sender.peer_addr()?.port();
+    let stop = Arc::new(AtomicBool::new(false));
+    let (asked, sending) = (stop.clone(), sender.try_clone()?);
+    let writing = std::thread::spawn(move || write(sending, &asked));
+    let reading = std::thread::spawn(move || read(receiver));
+    let mut times = Vec::new();
+    let swapped = (0..args.rounds).try_for_each(|round| {
+        std::thread::sleep(Duration::from_millis(args.pause_ms));
+        let (old, new) = if round % 2 == 0 { (one, other) } else { (other, one) };
+        let change = change(old, new, port);
+        let start = Instant::now();
+        let changed = from.enter(|| sockets.set(&change))??;
+        times.push(micros(start.elapsed()));
+        ensure!(changed.connections == 1 && changed.refused == 0, "swap {round}: {changed:?}");
+        Ok(())
+    });
+    stop.store(true, Ordering::Relaxed);
+    let sent = writing.join().map_err(|_| anyhow!("the sender panicked"))??;
+    drop(sender);
+    let (got, wrong) = reading.join().map_err(|_| anyhow!("the receiver panicked"))??;
+    swapped?;
+    let row = json!({
+        "between": args.between, "swaps": args.rounds, "walk_us": Percentiles::of(times.clone()),
+        "bytes_sent": sent, "bytes_received": got, "bytes_wrong": wrong,
+    });
+    let Some(walk) = Percentiles::of(times) else { return Ok(()) };
+    let head = ["swaps", "p50 us", "p99 us", "max us", "bytes sent", "received", "wrong"];
+    let figures = [walk.p50, walk.p99, walk.max].map(|us| format!("{us:.0}"));
+    let mut line = vec![args.rounds.to_string()];
+    line.extend(figures);
+    line.extend([sent, got, wrong].map(|bytes| bytes.to_string()));
+    print!("{}", columns(&[head.map(str::to_owned).to_vec(), line]));
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &[row]))?;
+    ensure!(sent == got && wrong == 0, "{got} of {sent} bytes arrived, {wrong} of them wrong");
+    Ok(())
+}
+
+fn change(old: &str, new: &str, port: u16) -> Change {
+    let settings = Settings { congestion: Some(new.to_owned()), ..Settings::default() };
+    let rule = Rule {
+        side: Side::Client,
+        peer: everybody(),
+        ports: port..=port,
+        agree: false,
+        graft: [0; 4],
+        settings,
+    };
+    Change { rule, from: Some(old.to_owned()) }
+}
+
+fn write(mut to: std::net::TcpStream, stop: &AtomicBool) -> std::io::Result<u64> {
+    let block: Vec<u8> = (0..PATTERN * 256).map(|at| (at % PATTERN) as u8).collect();
+    let mut sent = 0;
+    while !stop.load(Ordering::Relaxed) {
+        to.write_all(&block)?;
+        sent += block.len() as u64;
+    }
+    to.shutdown(std::net::Shutdown::Write)?;
+    Ok(sent)
+}
+
+/// Bytes that came, and those that were not what was sent there.
+fn read(mut from: std::net::TcpStream) -> std::io::Result<(u64, u64)> {
+    let mut buffer = vec![0; 1 << 18];
+    let (mut got, mut wrong) = (0, 0);
+    loop {
+        let read = from.read(&mut buffer)?;
+        if read == 0 {
+            return Ok((got, wrong));
+        }
+        let begin = (got % PATTERN as u64) as usize;
+        let expected = (begin..).map(|at| (at % PATTERN) as u8);
+        wrong += buffer[..read].iter().zip(expected).filter(|(byte, want)| **byte != *want).count() as u64;
+        got += read as u64;
+    }
+}

@@ -1,0 +1,269 @@
+//! `millrace graft`.
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Subcommand;
+use millrace_graft::{Graft, Pool, Settings};
+
+use crate::{
+    graft::{
+        control::{self, DEFAULT_SOCKET, Request},
+        daemon::Setup,
+        serve, text,
+    },
+    http::{ListenAddr, access},
+    log::{self, Format},
+    render::{self, print},
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Hold grafts in the kernel and have connections use them, as a settings file says
+    Run(Run),
+    /// Check a graft: manifest, identity, and whether this kernel takes it
+    Check(Check),
+    /// Show the grafts that there are
+    List(PoolArgs),
+    /// Write grafts that are compiled in into a directory, to be changed
+    Export(Export),
+    /// Load one more graft into a running daemon
+    Load(Load),
+    /// Take a graft back; connections that use it keep it until they close
+    Unload {
+        graft: String,
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+    /// Have live connections go from one graft to another
+    Swap(Swap),
+    /// Show grafts, rules and what became of connections
+    Status {
+        #[command(flatten)]
+        socket: SocketArg,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Say why connections with a peer are as they are
+    Why {
+        peer: IpAddr,
+        #[command(flatten)]
+        socket: SocketArg,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show what TCP has measured of the paths to its peers
+    Monitor {
+        #[command(flatten)]
+        socket: SocketArg,
+        #[arg(long)]
+        json: bool,
+        /// Again every second
+        #[arg(long, conflicts_with = "json")]
+        watch: bool,
+    },
+    /// Have the settings read again
+    Reload {
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    /// TOML file with grafts and rules
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the settings and exit
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    socket: SocketArg,
+    /// A group whose members may use the socket; only its owner without
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// Where /metrics, /healthz and /status are served, or "off"
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9186")]
+    http: ListenAddr,
+    #[command(flatten)]
+    http_access: access::Flags,
+    /// A level (error, warn, info, debug, trace) or directives (info,millrace::graft=debug)
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    log_format: Format,
+}
+
+#[derive(Debug, clap::Args)]
+struct SocketArg {
+    /// Socket of the running daemon
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct PoolArgs {
+    /// Directories with grafts, besides those that are compiled in
+    #[arg(long, value_name = "DIR")]
+    pool: Vec<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Check {
+    /// A name, a manifest (.toml), or an object file (.o) that has none yet
+    #[arg(required = true)]
+    graft: Vec<String>,
+    #[command(flatten)]
+    pool: PoolArgs,
+    #[command(flatten)]
+    values: Values,
+}
+
+#[derive(Debug, clap::Args)]
+struct Export {
+    directory: PathBuf,
+    /// Only these
+    graft: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Load {
+    graft: String,
+    #[command(flatten)]
+    values: Values,
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+#[derive(Debug, clap::Args)]
+struct Swap {
+    from: String,
+    /// The same: loads it anew, from its files as they are now
+    to: String,
+    #[command(flatten)]
+    values: Values,
+    #[command(flatten)]
+    socket: SocketArg,
+}
+
+#[derive(Debug, clap::Args)]
+struct Values {
+    /// Values of parameters
+    #[arg(long = "set", value_name = "NAME=NUMBER", value_parser = value)]
+    set: Vec<(String, u64)>,
+}
+
+impl Values {
+    fn all(self) -> BTreeMap<String, u64> {
+        self.set.into_iter().collect()
+    }
+}
+
+fn value(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("is NAME=NUMBER")?;
+    let value = value.parse().map_err(|error| format!("{value:?}: {error}"))?;
+    Ok((name.to_owned(), value))
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args.verb {
+        Verb::Run(args) => daemon(args),
+        Verb::Check(args) => check(args),
+        Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?)),
+        Verb::Export(args) => export(&args),
+        Verb::Load(Load { graft, values, socket }) => load(&socket.socket, graft, values.all()),
+        Verb::Unload { graft, socket } => control::ask(&socket.socket, &Request::Unload { graft }).map(drop),
+        Verb::Swap(args) => swap(args),
+        Verb::Status { socket, json } => {
+            let status = control::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
+            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text::status(&status) })
+        }
+        Verb::Why { peer, socket, json } => {
+            let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
+            print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why) })
+        }
+        Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
+        Verb::Reload { socket } => control::ask(&socket.socket, &Request::Reload).map(drop),
+    }
+}
+
+fn daemon(args: Run) -> anyhow::Result<()> {
+    if args.check {
+        let settings = Settings::read(&args.config)?;
+        let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
+        settings.needed().keys().try_for_each(|name| pool.find(name).map(drop))?;
+        return print("the settings are usable\n");
+    }
+    let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(serve::run(Setup {
+        config: args.config,
+        socket: args.socket.socket,
+        socket_group: args.socket_group,
+        http: args.http.0,
+        http_access: args.http_access,
+    }))
+}
+
+fn check(args: Check) -> anyhow::Result<()> {
+    let values = args.values.all();
+    for name in &args.graft {
+        let path = Path::new(name);
+        let failed = |error: String| anyhow::anyhow!("{name}: {error}");
+        let graft = match path.extension().and_then(|extension| extension.to_str()) {
+            Some("toml") => Graft::read(path, &[]).map_err(failed)?,
+            Some("o") => Graft::without_manifest(path).map_err(failed)?,
+            _ => Pool::read(&args.pool.pool, &[])?.find(name)?.clone(),
+        };
+        let asked =
+            nix::unistd::geteuid().is_root().then(|| millrace_graft::check(&graft, &values)).transpose()?;
+        let ms = asked.map(|timing| (timing.open + timing.load).as_secs_f64() * 1e3);
+        print(&text::checked(&graft, ms))?;
+    }
+    Ok(())
+}
+
+fn export(args: &Export) -> anyhow::Result<()> {
+    std::fs::create_dir_all(&args.directory)?;
+    let pool = Pool::read(&[], &[])?;
+    for graft in pool.iter().filter(|it| args.graft.is_empty() || args.graft.contains(&it.manifest.name)) {
+        graft.export(&args.directory)?;
+    }
+    args.graft.iter().try_for_each(|name| Ok(pool.find(name).map(drop)?))
+}
+
+fn load(socket: &Path, graft: String, parameters: BTreeMap<String, u64>) -> anyhow::Result<()> {
+    let loaded = control::ask(socket, &Request::Load { graft, parameters })?.loaded.unwrap_or_default();
+    let ms = |us: u64| us as f64 / 1e3;
+    let (open, load, attach) = (ms(loaded.open_us), ms(loaded.load_us), ms(loaded.attach_us));
+    print(&format!("loaded: read in {open:.1} ms, verified in {load:.1} ms, registered in {attach:.1} ms\n"))
+}
+
+fn swap(args: Swap) -> anyhow::Result<()> {
+    let request = Request::Swap { from: args.from, to: args.to, parameters: args.values.all() };
+    let done = control::ask(&args.socket.socket, &request)?.swapped.unwrap_or_default();
+    let (connections, ms) = (done.connections, done.walk_us as f64 / 1e3);
+    print(&format!("{connections} live connections changed in {ms:.1} ms, {} refused\n", done.refused))
+}
+
+fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {
+    loop {
+        let paths = control::ask(socket, &Request::Monitor)?.paths.unwrap_or_default();
+        let text = if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths) };
+        if !watch {
+            return print(&text);
+        }
+        print(&format!("{}{text}", render::CLEAR))?;
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}

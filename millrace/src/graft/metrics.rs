@@ -1,0 +1,148 @@
+//! Metrics of grafts, made anew for each scrape.
+
+use std::fmt;
+
+use millrace_graft::status::{Path, Reload, Status};
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, counter::ConstCounter, gauge::ConstGauge},
+    registry::Unit,
+};
+
+use crate::openmetrics::{self, Out};
+
+const PREFIX: &str = "millrace_graft";
+
+/// The text of one scrape.
+pub fn encode(status: Status) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, Snapshot(status))
+}
+
+#[derive(Debug)]
+struct Snapshot(Status);
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let Status { loaded, outcomes, paths, .. } = &self.0;
+        let mut out = Out(encoder);
+        out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
+        if let Some(Reload { time_s, error }) = &self.0.reload {
+            let help = "1 if the settings are what was read last";
+            out.gauge("reload_ok", help, None, u64::from(error.is_none()))?;
+            out.gauge_f64("reload_timestamp", "When the settings were read last", Unit::Seconds, *time_s)?;
+        }
+        out.labelled(
+            "outcomes",
+            "What became of connections that a rule fits",
+            MetricType::Counter,
+            |family| {
+                outcomes.iter().try_for_each(|(outcome, count)| {
+                    ConstCounter::new(*count).encode(family.encode_family(&[("outcome", outcome.as_str())])?)
+                })
+            },
+        )?;
+        out.labelled("connections", "Live connections that use a graft", MetricType::Gauge, |family| {
+            loaded.iter().try_for_each(|it| {
+                ConstGauge::new(it.connections).encode(family.encode_family(&[("graft", it.name.as_str())])?)
+            })
+        })?;
+        // By class, not by peer: peers are many, and come and go.
+        by_class(&mut out, "paths", "Peers that are remembered", MetricType::Gauge, paths, |_| 1)?;
+        by_class(
+            &mut out,
+            "delivered_packets",
+            "Packets that reached peers",
+            MetricType::Counter,
+            paths,
+            |path| path.delivered,
+        )?;
+        by_class(
+            &mut out,
+            "lost_packets",
+            "Packets that TCP took for lost",
+            MetricType::Counter,
+            paths,
+            |path| path.lost,
+        )
+    }
+}
+
+fn by_class(
+    out: &mut Out<'_>,
+    name: &str,
+    help: &str,
+    kind: MetricType,
+    paths: &[Path],
+    value: fn(&Path) -> u64,
+) -> fmt::Result {
+    let mut sums = std::collections::BTreeMap::<&str, u64>::new();
+    paths.iter().for_each(|path| *sums.entry(&path.class).or_default() += value(path));
+    let is_counter = matches!(kind, MetricType::Counter);
+    out.labelled(name, help, kind, |family| {
+        sums.iter().try_for_each(|(class, sum)| {
+            let labels = [("class", *class)];
+            let place = family.encode_family(&labels)?;
+            if is_counter {
+                ConstCounter::new(*sum).encode(place)
+            } else {
+                ConstGauge::new(*sum).encode(place)
+            }
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millrace_graft::status::Loaded;
+
+    #[test]
+    fn names_follow_the_documentation() {
+        let path = Path {
+            peer: "192.0.2.1".parse().unwrap(),
+            class: "lan".into(),
+            connections: 1,
+            rtt_min_us: 1,
+            rtt_us: 1,
+            rtt_variation_us: 1,
+            delivery_rate: None,
+            delivered: 10,
+            lost: 2,
+            reordering: 3,
+            idle_s: 0,
+        };
+        let text = encode(Status {
+            uptime_s: 2.5,
+            outcomes: [("agreed".to_owned(), 4)].into(),
+            loaded: vec![Loaded { name: "hybla".into(), connections: 7, ..Loaded::default() }],
+            reload: Some(Reload { time_s: 1.5, error: None }),
+            paths: vec![path.clone(), path],
+            ..Status::default()
+        })
+        .unwrap();
+        let documented = include_str!("../../../docs/graft.md");
+        for line in [
+            "millrace_graft_uptime_seconds 2.5",
+            "millrace_graft_reload_ok 1",
+            "millrace_graft_reload_timestamp_seconds 1.5",
+            r#"millrace_graft_outcomes_total{outcome="agreed"} 4"#,
+            r#"millrace_graft_connections{graft="hybla"} 7"#,
+            r#"millrace_graft_paths{class="lan"} 2"#,
+            r#"millrace_graft_delivered_packets_total{class="lan"} 20"#,
+            r#"millrace_graft_lost_packets_total{class="lan"} 4"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+            let name = line.split(['{', ' ']).next().unwrap();
+            assert!(documented.contains(name), "{name} is not in docs/graft.md");
+        }
+    }
+
+    #[test]
+    fn outcomes_are_documented() {
+        let documented = include_str!("../../../docs/graft.md");
+        for outcome in millrace_bpf::graft::Outcome::ALL {
+            assert!(documented.contains(&format!("| `{}` |", outcome.name())), "{}", outcome.name());
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! From start-up to the end of a daemon of grafts: socket, HTTP, signals.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing::{error, info};
+
+use super::{
+    control,
+    daemon::{Daemon, Setup},
+    metrics,
+};
+use crate::{http, socket::Socket};
+
+/// How often the sockets are looked at.
+const TICK: Duration = Duration::from_secs(1);
+
+/// Until a signal ends it.
+pub async fn run(setup: Setup) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut hangup = signal(SignalKind::hangup())?;
+    let socket = Socket::bind(&setup.socket, "daemon of grafts", setup.socket_group.as_deref())?;
+    let daemon = Arc::new(Daemon::start(&setup)?);
+    let _http = match setup.http {
+        Some(addr) => {
+            let server = http::serve(addr, router(daemon.clone()), setup.http_access.access()?).await?;
+            info!(addr = %server.local_addr, "metrics, health and status");
+            Some(server)
+        }
+        None => None,
+    };
+    info!("ready");
+    let mut ticks = tokio::time::interval(TICK);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let serve = control::serve(&socket, daemon.clone());
+    tokio::pin!(serve);
+    loop {
+        tokio::select! {
+            never = &mut serve => match never {},
+            _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
+            _ = hangup.recv() => {
+                if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
+                    error!("the new settings are not usable, the old ones stay: {error:#}");
+                }
+            }
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    info!("taken back; connections keep what they have");
+    Ok(())
+}
+
+fn router(daemon: Arc<Daemon>) -> Router {
+    Router::new()
+        .route("/metrics", get(scrape))
+        .route("/healthz", get(healthz))
+        .route("/status", get(show))
+        .with_state(daemon)
+}
+
+/// Without what the trouble is, which may name files: `/status` says it, to those who show the token.
+async fn healthz(State(daemon): State<Arc<Daemon>>) -> (StatusCode, &'static str) {
+    match daemon.trouble().is_empty() {
+        true => (StatusCode::OK, "ok\n"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "trouble\n"),
+    }
+}
+
+async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
+    match daemon.status() {
+        Ok(status) => Json(status).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
+    http::metrics(daemon.status().map_err(|_| fmt::Error).and_then(metrics::encode))
+}

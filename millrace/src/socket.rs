@@ -1,0 +1,92 @@
+//! Control sockets of daemons: a file that only its owner, and perhaps a group, may use, and one line of JSON each way.
+
+use std::{
+    io::{self, BufRead as _, BufReader, Write as _},
+    os::unix::{fs::PermissionsExt as _, net::UnixStream},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use serde::{Serialize, de::DeserializeOwned};
+use tokio::net::UnixListener;
+
+/// Of the commands with an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Asks a daemon, called `who` in errors, one thing.
+pub fn ask<A: DeserializeOwned>(path: &Path, who: &str, request: &impl Serialize) -> anyhow::Result<A> {
+    let mut stream =
+        UnixStream::connect(path).with_context(|| format!("no {who} answers on {}", path.display()))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut line = serde_json::to_vec(request)?;
+    line.push(b'\n');
+    stream.write_all(&line)?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    serde_json::from_str(&answer).with_context(|| format!("the {who}'s answer"))
+}
+
+/// A listening socket; its file goes when it is dropped.
+pub struct Socket {
+    path: PathBuf,
+    listener: UnixListener,
+}
+
+impl Socket {
+    /// Inside of a runtime. `group`, if given, may use it, too.
+    pub fn bind(path: &Path, who: &str, group: Option<&str>) -> anyhow::Result<Self> {
+        Self::try_bind(path, who, group).with_context(|| format!("socket {}", path.display()))
+    }
+
+    fn try_bind(path: &Path, who: &str, group: Option<&str>) -> anyhow::Result<Self> {
+        match UnixStream::connect(path) {
+            Ok(_) => bail!("another {who} answers on it; choose another with --socket"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Of a daemon that died. It is replaced below.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error.into()),
+        }
+        if let Some(directory) = path.parent() {
+            std::fs::create_dir_all(directory)?;
+        }
+        // Under a name that nobody knows until its permissions are right.
+        let new = path.with_extension(format!("{}.new", std::process::id()));
+        let listener = UnixListener::bind(&new)?;
+        let ready = permit(&new, group).and_then(|()| Ok(std::fs::rename(&new, path)?));
+        if ready.is_err() {
+            let _ = std::fs::remove_file(&new);
+        }
+        ready?;
+        Ok(Self { path: path.to_owned(), listener })
+    }
+
+    /// The next connection.
+    pub async fn accept(&self) -> tokio::net::UnixStream {
+        loop {
+            match self.listener.accept().await {
+                Ok((stream, _)) => return stream,
+                Err(error) => {
+                    tracing::warn!(%error, "control socket");
+                    // Mostly for want of descriptors.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Socket {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn permit(path: &Path, group: Option<&str>) -> anyhow::Result<()> {
+    let mode = if group.is_some() { 0o660 } else { 0o600 };
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    let Some(name) = group else { return Ok(()) };
+    let found = nix::unistd::Group::from_name(name)?;
+    let group = found.with_context(|| format!("there is no group {name}"))?;
+    Ok(nix::unistd::chown(path, None, Some(group.gid))?)
+}

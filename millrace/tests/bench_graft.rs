@@ -1,0 +1,72 @@
+//! `millrace bench graft`, as small as it can be. Needs root and cgroup version 2.
+
+use std::{fs::File, process::Command};
+
+use nix::fcntl::{Flock, FlockArg};
+use serde_json::Value;
+
+/// What a measurement with these arguments writes; `None`: not here, which was said.
+fn rows(test: &str, arguments: &str) -> Option<Vec<Value>> {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP {test}: needs root");
+        return None;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["bench", "graft"])
+        .args(arguments.split_whitespace())
+        .arg("--json")
+        .arg(&json)
+        .output()
+        .expect("millrace runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: Value = serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON");
+    Some(rows.as_array().expect("a list").clone())
+}
+
+/// One after another, also with other test programs: a congestion control is in TCP once.
+#[test]
+fn each_is_measured() {
+    let file = File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).expect("a lock");
+    let _turn = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).expect("a turn");
+    let Some(deployed) = rows("each_is_measured", "deploy --rounds 2") else { return };
+    let what: Vec<_> = deployed.iter().filter_map(|row| row["what"].as_str()).collect();
+    let wanted = [
+        "graft hybla",
+        "graft longhaul",
+        "graft westwood",
+        "TCP in place, one port",
+        "reading and changing sockets",
+    ];
+    assert_eq!(what, wanted);
+    for row in &deployed {
+        assert_eq!(row["rounds"], 2, "{row}");
+        assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    }
+
+    let swapped = rows("each_is_measured", "swap --rounds 20").expect("root");
+    let [swap] = &swapped[..] else { panic!("{swapped:?}") };
+    assert_eq!((&swap["swaps"], &swap["bytes_wrong"]), (&Value::from(20), &Value::from(0)));
+    assert!(swap["bytes_sent"].as_u64().is_some_and(|bytes| bytes > 0), "{swap}");
+    assert_eq!(swap["bytes_sent"], swap["bytes_received"]);
+
+    let arguments = "fct --controls cubic,mr_hybla,none --sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1";
+    let timed = rows("each_is_measured", arguments).expect("root");
+    let [cubic, hybla, none] = &timed[..] else { panic!("{timed:?}") };
+    for (row, control) in [(cubic, "cubic"), (hybla, "mr_hybla")] {
+        assert_eq!((&row["congestion_control"], &row["bytes"]), (&control.into(), &65536.into()));
+        assert_eq!((&row["over"], &row["rounds"][0]["bytes"]), (&0.into(), &65536.into()), "{row}");
+        assert!(row["ms"]["median"].as_f64().is_some_and(|ms| ms >= 20.0), "{row}");
+    }
+    assert!(
+        none["rounds"][0]["error"].as_str().is_some_and(|error| error.contains("TCP with none")),
+        "{none}"
+    );
+
+    let arguments = "fairness --controls mr_westwood --buffers 1 --rate-mbit 5 --seconds 1 --rounds 1";
+    let shared = rows("each_is_measured", arguments).expect("root");
+    let [westwood] = &shared[..] else { panic!("{shared:?}") };
+    assert_eq!(westwood["congestion_control"], "mr_westwood");
+    assert!(westwood["rounds"][0]["flow_mbit"].as_f64().is_some_and(|mbit| mbit > 0.0), "{westwood}");
+}

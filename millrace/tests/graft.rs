@@ -1,0 +1,428 @@
+//! `millrace graft` as a process: rules for unmodified TCP between two namespaces, what it says of itself, what it leaves
+//! behind, and grafts from files. Needs root and cgroup version 2.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, Output},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_graft::status::{self, Status, Why};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sched::{CloneFlags, setns},
+    sys::socket::{getsockopt, sockopt},
+};
+use tempfile::TempDir;
+
+const LONG: Duration = Duration::from_secs(60);
+const SERVER: &str = "10.96.0.1";
+const PORT: u16 = 7100;
+
+/// This process is in one cgroup at a time, and this host has one list of congestion controls: tests take turns, with those
+/// of other programs too, by a file.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct Site {
+    directory: TempDir,
+    namespaces: [String; 2],
+    root: PathBuf,
+    cgroup: PathBuf,
+    _turns: (Flock<fs::File>, MutexGuard<'static, ()>),
+}
+
+impl Site {
+    /// `None`: not here, which was said.
+    fn new(test: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP {test}: needs root");
+            return None;
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let Some(mount) = mounts.find(|fields| fields[2] == "cgroup2") else {
+            println!("SKIP {test}: no cgroup version 2 is mounted");
+            return None;
+        };
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = fs::File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).unwrap();
+        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
+        let name = format!("mg-{}-{test}", std::process::id());
+        let root = PathBuf::from(mount[1]);
+        let cgroup = root.join(&name);
+        fs::create_dir(&cgroup).unwrap();
+        let namespaces = ["c", "s"].map(|side| format!("{name}-{side}"));
+        for namespace in &namespaces {
+            ip(&format!("netns add {namespace}"));
+        }
+        let [client, server] = &namespaces;
+        ip(&format!("-n {client} link add eth type veth peer name eth netns {server}"));
+        for (namespace, address) in [(client, "10.96.0.2"), (server, SERVER)] {
+            ip(&format!("-n {namespace} addr add {address}/24 dev eth"));
+            ip(&format!("-n {namespace} link set eth up"));
+        }
+        Some(Self { directory: TempDir::new().unwrap(), namespaces, root, cgroup, _turns: (file, turn) })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Settings that begin with the cgroup of this site.
+    fn configure(&self, text: &str) {
+        fs::write(self.path("graft.toml"), format!("cgroup = {:?}\n{text}", self.cgroup)).unwrap();
+    }
+
+    fn listen(&self) -> TcpListener {
+        inside(&self.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap())
+    }
+
+    /// The client's end is in the cgroup.
+    fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let enter =
+            |path: &Path| fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        enter(&self.cgroup);
+        let to: SocketAddr = (SERVER.parse::<std::net::IpAddr>().unwrap(), PORT).into();
+        let client = inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG).unwrap());
+        enter(&self.root);
+        let (server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(LONG)).unwrap();
+        (client, server)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
+        }
+        let _ = fs::write(self.root.join("cgroup.procs"), std::process::id().to_string());
+        let _ = fs::remove_dir(&self.cgroup);
+    }
+}
+
+fn ip(arguments: &str) {
+    assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
+}
+
+fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            setns(fs::File::open(format!("/run/netns/{namespace}")).unwrap(), CloneFlags::CLONE_NEWNET)
+                .unwrap();
+            work()
+        });
+        done.join().unwrap()
+    })
+}
+
+fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(done) = ready() {
+            return done;
+        }
+        assert!(start.elapsed() < LONG, "no {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn congestion(stream: &TcpStream) -> String {
+    let name = getsockopt(stream, sockopt::TcpCongestion).unwrap();
+    name.to_string_lossy().trim_end_matches('\0').to_owned()
+}
+
+fn ours() -> Vec<String> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
+    let mut ours: Vec<_> =
+        text.split_whitespace().filter(|name| name.starts_with("mr_")).map(str::to_owned).collect();
+    ours.sort();
+    ours
+}
+
+fn transfer(mut from: TcpStream, mut to: TcpStream) {
+    let data = vec![7; 1 << 20];
+    let sender = thread::spawn(move || from.write_all(&data).unwrap());
+    let mut got = Vec::new();
+    to.read_to_end(&mut got).unwrap();
+    sender.join().unwrap();
+    assert_eq!(got.len(), 1 << 20);
+}
+
+/// A running `millrace graft run` in the client's namespace; killed when dropped.
+struct Daemon<'a> {
+    site: &'a Site,
+    process: Child,
+}
+
+impl<'a> Daemon<'a> {
+    fn start(site: &'a Site) -> Self {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", site.namespaces[0])).arg(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["graft", "run", "--http=off", "--config"]).arg(site.path("graft.toml"));
+        command.arg("--socket").arg(site.path("graft.sock"));
+        let process = command.stderr(fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
+        let mut daemon = Self { site, process };
+        wait_for("daemon", || {
+            let log = fs::read_to_string(site.path("log")).unwrap();
+            assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
+            log.contains("ready").then_some(())
+        });
+        daemon
+    }
+
+    fn verb(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.arg("graft").args(args).arg("--socket").arg(self.site.path("graft.sock"));
+        command.output().unwrap()
+    }
+
+    fn succeed(&self, args: &[&str]) -> String {
+        let output = self.verb(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn fail(&self, args: &[&str]) -> String {
+        let output = self.verb(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn status(&self) -> Status {
+        serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
+    }
+
+    /// SIGKILL: nothing of it runs any more.
+    fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn rule(graft: &str) -> String {
+    format!(
+        "[[rule]]\nname = \"test\"\nside = \"client\"\nport = {PORT}\nagree = false\ngraft = \"{graft}\"\n"
+    )
+}
+
+#[test]
+fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
+    let Some(site) = Site::new("rule") else { return };
+    let listener = site.listen();
+    let default = congestion(&site.connect(&listener).0);
+    site.configure(&rule("hybla"));
+    let daemon = Daemon::start(&site);
+    let mode = fs::metadata(site.path("graft.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let (near, far) = site.connect(&listener);
+    assert_eq!(congestion(&near), "mr_hybla");
+    assert_eq!(congestion(&far), default);
+    let status = daemon.status();
+    assert_eq!(status.outcomes["one-sided"], 1);
+    assert_eq!((status.loaded.len(), status.loaded[0].connections), (1, 1));
+    assert_eq!(status.rules[0].congestion.as_deref(), Some("mr_hybla"));
+    let why: Why = serde_json::from_str(&daemon.succeed(&["why", SERVER, "--json"])).unwrap();
+    assert_eq!((why.outcome.as_deref(), why.rule.as_deref()), (Some("one-sided"), Some("test")));
+    let paths =
+        || -> Vec<status::Path> { serde_json::from_str(&daemon.succeed(&["monitor", "--json"])).unwrap() };
+    let path = wait_for("path", || paths().into_iter().find(|path| path.peer.to_string() == SERVER));
+    assert_eq!((path.connections, path.lost), (1, 0));
+
+    let swapped = daemon.succeed(&["swap", "hybla", "longhaul"]);
+    assert!(swapped.starts_with("1 live connections changed") && swapped.contains(" 0 refused"), "{swapped}");
+    assert_eq!(congestion(&near), "mr_longhaul");
+    let refused = daemon.fail(&["unload", "hybla"]);
+    assert!(refused.contains("graft hybla is used by rule test"), "{refused}");
+    assert!(daemon.fail(&["load", "hybla"]).contains("loaded already"));
+    assert!(daemon.fail(&["unload", "westwood"]).contains("graft westwood is not loaded"));
+    assert!(daemon.fail(&["load", "nothing"]).contains("there are: hybla, longhaul, westwood"));
+    assert_eq!(ours(), ["mr_hybla", "mr_longhaul"]);
+
+    daemon.kill();
+    assert_eq!(ours(), Vec::<String>::new());
+    assert_eq!(congestion(&near), "mr_longhaul", "it keeps what it has");
+    assert_eq!(congestion(&site.connect(&listener).0), default, "and no other gets it");
+    transfer(near, far);
+}
+
+#[test]
+fn a_reload_is_all_or_nothing() {
+    let Some(site) = Site::new("reload") else { return };
+    let listener = site.listen();
+    site.configure(&rule("hybla"));
+    let daemon = Daemon::start(&site);
+    for (broken, wanted) in [
+        (rule("nothing"), "there is no graft nothing"),
+        (
+            format!(
+                "{}{}",
+                rule("westwood"),
+                "[[load]]\ngraft = \"longhaul\"\nparameters = { loss_permille = 501 }\n"
+            ),
+            "from 0 to 500",
+        ),
+        (rule("westwood").replace("agree", "agrees"), "unknown field `agrees`"),
+        (
+            format!("{}[[load]]\ngraft = \"hybla\"\nparameters = {{ none = 1 }}\n", rule("westwood")),
+            "no parameter none",
+        ),
+    ] {
+        site.configure(&broken);
+        let error = daemon.fail(&["reload"]);
+        assert!(error.contains(wanted), "{error}");
+        assert_eq!(ours(), ["mr_hybla"], "{wanted}");
+        assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla", "{wanted}");
+        let trouble = daemon.status().trouble;
+        assert!(trouble.iter().any(|it| it.contains("the settings before stay")), "{trouble:?}");
+    }
+    // Another parameter of the same graft, in its place.
+    site.configure(&format!(
+        "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 50000 }}\n",
+        rule("hybla")
+    ));
+    daemon.succeed(&["reload"]);
+    assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 50_000);
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
+    // Another graft.
+    site.configure(&rule("westwood"));
+    daemon.succeed(&["reload"]);
+    assert_eq!(ours(), ["mr_westwood"]);
+    assert_eq!(congestion(&site.connect(&listener).0), "mr_westwood");
+    assert_eq!(daemon.status().trouble, Vec::<String>::new());
+    let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["graft", "run", "--http=off", "--config"])
+        .arg(site.path("graft.toml"))
+        .arg("--socket")
+        .arg(site.path("graft.sock"))
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&second.stderr).contains("another daemon of grafts answers"));
+}
+
+/// `clang`, as the build has found it.
+fn clang() -> String {
+    let candidates = std::iter::once("clang".to_owned()).chain((16..=24).rev().map(|n| format!("clang-{n}")));
+    let runs = |name: &String| Command::new(name).arg("--version").output().is_ok();
+    candidates.into_iter().find(runs).unwrap()
+}
+
+/// The commands of docs/graft.md, with a graft that is Hybla under another name.
+fn compile(site: &Site, source: &str) {
+    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-bpf/src/bpf");
+    fs::write(site.path("mine.bpf.c"), source).unwrap();
+    let machine = Command::new("uname").arg("-m").output().unwrap().stdout;
+    let machine = String::from_utf8(machine).unwrap();
+    let mut command = Command::new(clang());
+    command.args(["-target", "bpf", "-mcpu=v3", "-g", "-O2", "-I"]).arg(&bpf);
+    command.args(["-I", &format!("/usr/include/{}-linux-gnu", machine.trim())]);
+    command.arg("-c").arg("mine.bpf.c").args(["-o", "mine.bpf.o"]).current_dir(site.directory.path());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn hybla_as_mine() -> String {
+    let bpf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../millrace-bpf/src/bpf");
+    fs::read_to_string(bpf.join("graft_hybla.bpf.c")).unwrap().replace("mr_hybla", "mr_mine")
+}
+
+fn graft(site: &Site, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    command.arg("graft").args(args).current_dir(site.directory.path()).output().unwrap()
+}
+
+/// The manifest of docs/graft.md, with the identity that `check` says.
+fn write_manifest(site: &Site) {
+    let output = graft(site, &["check", "mine.bpf.o"]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && said.contains("this kernel takes it"), "{said}");
+    let identity = said.lines().find_map(|line| line.trim().strip_prefix("identity: ")).unwrap();
+    let documented = include_str!("../../docs/graft.md");
+    let manifests = documented.split("```toml\n").skip(1).map(|text| text.split("```").next().unwrap());
+    let manifest = manifests.into_iter().find(|text| text.starts_with("abi")).unwrap();
+    fs::write(site.path("mine.toml"), manifest.replace("\"...\"", &format!("\"{identity}\""))).unwrap();
+}
+
+#[test]
+fn a_graft_of_ones_own_in_ten_minutes() {
+    let Some(site) = Site::new("own") else { return };
+    if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
+        println!("SKIP a_graft_of_ones_own_in_ten_minutes: no libbpf-dev");
+        return;
+    }
+    compile(&site, &hybla_as_mine());
+    write_manifest(&site);
+    let listed = String::from_utf8(graft(&site, &["list", "--pool", "."]).stdout).unwrap();
+    assert!(listed.contains("mr_mine") && !listed.contains("NOT USABLE"), "{listed}");
+
+    site.configure(&format!("pool = [\".\"]\n{}", rule("mine")));
+    let daemon = Daemon::start(&site);
+    let listener = site.listen();
+    let (near, far) = site.connect(&listener);
+    assert_eq!(congestion(&near), "mr_mine");
+    // Other code under the same name.
+    compile(&site, &hybla_as_mine().replace("rtt0_us = 25000", "rtt0_us = 26000"));
+    let error = daemon.fail(&["swap", "mine", "mine"]);
+    assert!(error.contains("and sha256 says"), "{error}");
+    write_manifest(&site);
+    let swapped = daemon.succeed(&["swap", "mine", "mine"]);
+    assert!(swapped.starts_with("1 live connections changed"), "{swapped}");
+    assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 26_000);
+    transfer(near, far);
+}
+
+#[test]
+fn what_the_verifier_refuses_is_shown_with_its_line() {
+    let Some(site) = Site::new("refused") else { return };
+    if !Path::new("/usr/include/bpf/bpf_helpers.h").exists() {
+        println!("SKIP what_the_verifier_refuses_is_shown_with_its_line: no libbpf-dev");
+        return;
+    }
+    let source = hybla_as_mine()
+        .replace("\tif (config.pace)\n", "\tgraft_tcp(sk)->mss_cache = 1;\n\tif (config.pace)\n");
+    compile(&site, &source);
+    let output = graft(&site, &["check", "mine.bpf.o"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let line = source.lines().position(|line| line.contains("mss_cache = 1")).unwrap() + 1;
+    assert!(said.contains(&format!("mine.bpf.c:{line}")), "{said}");
+    assert!(said.contains("graft_tcp(sk)->mss_cache = 1;") && said.contains("hint: "), "{said}");
+}
+
+#[test]
+fn what_is_shipped_can_be_exported_and_changed() {
+    let Some(site) = Site::new("export") else { return };
+    assert!(graft(&site, &["export", "pool", "hybla"]).status.success());
+    let usable = graft(&site, &["check", "pool/hybla.toml", "--set", "rtt0_us=1000"]);
+    assert!(usable.status.success(), "{}", String::from_utf8_lossy(&usable.stderr));
+    let error = |args: &[&str]| String::from_utf8(graft(&site, args).stderr).unwrap();
+    assert!(error(&["check", "pool/hybla.toml", "--set", "rtt0_us=1"]).contains("from 1000 to 1000000"));
+    // A name is there once, and what is compiled in came first.
+    let listed = String::from_utf8(graft(&site, &["list", "--pool", "pool"]).stdout).unwrap();
+    assert!(listed.contains("there is a graft hybla already"), "{listed}");
+    let object = site.path("pool/hybla.bpf.o");
+    let mut image = fs::read(&object).unwrap();
+    *image.last_mut().unwrap() ^= 1;
+    fs::write(&object, image).unwrap();
+    assert!(error(&["check", "pool/hybla.toml"]).contains("and sha256 says"));
+    // Without a signature, where one is wanted.
+    site.configure(&format!("pool = [\"pool\"]\ntrusted-keys = [\"{}\"]\n{}", "00".repeat(32), rule("mine")));
+    fs::rename(site.path("pool/hybla.toml"), site.path("pool/mine.toml")).unwrap();
+    let unsigned = error(&["run", "--check", "--config", "graft.toml"]);
+    assert!(unsigned.contains("it is not signed"), "{unsigned}");
+}
