@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status`, `/trace` and the web page over HTTP.
+//! `/metrics`, `/healthz`, `/status`, `/trace` and `/certificate.sha256` over HTTP.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,7 +13,7 @@ use axum::{
 use millrace_relay::trace::{Tracer, Wanted};
 
 use super::{
-    metrics, page,
+    metrics,
     status::{Status, StatusSource},
 };
 use crate::http::{self, StartError};
@@ -29,8 +29,12 @@ pub async fn start(
     tracer: Arc<Tracer>,
     access: Access,
 ) -> Result<Server, StartError> {
-    http::serve(addr, router(source, tracer), access.with_public(page::PUBLIC)).await
+    http::serve(addr, router(source, tracer), access.with_public(&[CERTIFICATE])).await
 }
+
+/// What browsers are to take a self-signed certificate for. Every client sees the certificate in its handshake, so any page may
+/// ask, without a token.
+const CERTIFICATE: &str = "/certificate.sha256";
 
 type Source = State<Arc<dyn StatusSource>>;
 
@@ -40,7 +44,7 @@ fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
         .route("/metrics", get(scrape))
         .route("/healthz", get(healthz))
         .route("/status", get(status))
-        .merge(page::router())
+        .route(CERTIFICATE, get(fingerprint))
         .with_state(source)
         .merge(trace)
 }
@@ -63,6 +67,12 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
     }
 }
 
+/// For players that are given an http:// URL: they ask at the relay's own address and port, over TCP.
+async fn fingerprint(State(source): Source) -> Response {
+    let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
+    ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
+}
+
 async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
     if source.draining() { (StatusCode::SERVICE_UNAVAILABLE, "draining\n") } else { (StatusCode::OK, "ok\n") }
 }
@@ -80,7 +90,7 @@ mod tests {
     use crate::relay::{
         config::{Config, EngineChoice, Settings},
         server,
-        status::{Web, fetch},
+        status::fetch,
         tls,
     };
 
@@ -101,9 +111,6 @@ mod tests {
         }
         fn fingerprint(&self) -> String {
             "ab".repeat(32)
-        }
-        fn web(&self) -> Web {
-            Web { port: 4443, sha256: Some(self.fingerprint()) }
         }
     }
 
@@ -133,13 +140,7 @@ mod tests {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
-        for path in page::PUBLIC {
-            let (code, body) = ask(path, None).await;
-            assert!(code == 200 && !body.is_empty(), "{path}: {code}");
-        }
-        assert_eq!(ask("/certificate.sha256", None).await.1, source.fingerprint());
-        let web: serde_json::Value = serde_json::from_str(&ask("/web.json", None).await.1).unwrap();
-        assert_eq!(web, serde_json::json!({ "port": 4443, "sha256": source.fingerprint() }));
+        assert_eq!(ask(CERTIFICATE, None).await, (200, source.fingerprint()));
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;

@@ -27,10 +27,10 @@ use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use super::{
     access,
-    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue},
+    config::{CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue},
     engine::Chosen,
     guard::{self, Follower, Guard},
-    status::{Status, StatusSource, Web},
+    status::{Status, StatusSource},
     tls,
 };
 use crate::log;
@@ -45,7 +45,6 @@ pub struct Server {
     access: Arc<Access>,
     /// SHA-256 of the certificate that is shown.
     fingerprint: Mutex<String>,
-    is_self_signed: bool,
 }
 
 /// Secrets and identities that a relay starts with.
@@ -128,8 +127,7 @@ impl Server {
         let follower = Follower::start(&guard)?;
         let relay = bound.serve(Arc::clone(&guard) as _);
         let fingerprint = Mutex::new(tls::fingerprint(&identity.certificate));
-        let is_self_signed = config.identity == config::Identity::SelfSigned;
-        Ok(Self { relay, engine, _follower: follower, guard, access, fingerprint, is_self_signed })
+        Ok(Self { relay, engine, _follower: follower, guard, access, fingerprint })
     }
 
     /// The addresses that are served, ports filled in.
@@ -210,11 +208,6 @@ impl Server {
 }
 
 impl StatusSource for Server {
-    fn web(&self) -> Web {
-        let port = self.local_addrs().first().map_or(0, SocketAddr::port);
-        Web { port, sha256: self.is_self_signed.then(|| self.fingerprint()) }
-    }
-
     fn fingerprint(&self) -> String {
         self.fingerprint.lock().clone()
     }

@@ -14,18 +14,6 @@ pub trait StatusSource: Send + Sync + 'static {
     fn draining(&self) -> bool;
     /// SHA-256 of the certificate that new sessions are shown, lower-case hexadecimal.
     fn fingerprint(&self) -> String;
-    /// Where browsers connect.
-    fn web(&self) -> Web;
-}
-
-/// Where WebTransport clients find the relay, for the page.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Web {
-    /// Of the first address that is served; UDP.
-    pub port: u16,
-    /// SHA-256 of the certificate in lower-case hexadecimal, if no authority has signed it. Browsers take one of at most 14
-    /// days by that (`serverCertificateHashes`).
-    pub sha256: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

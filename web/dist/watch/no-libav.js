@@ -1,1 +1,0 @@
-throw Error(`this browser cannot decode Opus`);
