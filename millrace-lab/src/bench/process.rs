@@ -77,6 +77,16 @@ impl Process {
         }
     }
 
+    /// Interrupts it, and waits for it to have ended by that.
+    pub fn interrupt(mut self, limit: Duration) -> anyhow::Result<()> {
+        self.check_runs()?;
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;
+        match self.ended_within(limit)? {
+            Some(_) => Ok(()),
+            None => bail!("{} did not end within {limit:?}: {}", self.name, self.last_words()),
+        }
+    }
+
     fn ended_within(&mut self, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
         let start = Instant::now();
         loop {

@@ -26,7 +26,10 @@ const FREQUENCIES_HZ: [u32; 2] = [1949, 2087];
 const READY: Duration = Duration::from_secs(20);
 /// What perf runs, once it samples.
 const WORKLOAD: &str = "sleep";
-const MARGIN: Duration = Duration::from_millis(1500);
+/// Samples behind the time that is asked about show that there were some all the time.
+const MARGIN: Duration = Duration::from_millis(500);
+/// perf ends by itself if this program is killed. A busy machine may take this much longer than it was asked to.
+const LONGEST: Duration = Duration::from_secs(120);
 const FINISH: Duration = Duration::from_secs(60);
 /// Kernel addresses have the highest bit set.
 const KERNEL: u64 = 1 << 63;
@@ -59,7 +62,7 @@ pub struct Cpu {
 }
 
 impl Recording {
-    /// Records `cpus` for `length` and a margin on either side.
+    /// Records `cpus` until it is finished, which is about `length` later.
     pub fn start(cpus: &[u32], length: Duration) -> anyhow::Result<Self> {
         needs("perf", "linux-perf")?;
         let directory = tempfile::tempdir()?;
@@ -73,6 +76,7 @@ impl Recording {
 
     /// What happened between two times of `CLOCK_MONOTONIC`.
     pub fn finish(self, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
+        std::thread::sleep(MARGIN);
         let mut cpus = BTreeMap::new();
         for perf in self.perfs {
             cpus.extend(perf.finish(from_ns, to_ns)?);
@@ -97,7 +101,7 @@ impl Perf {
         ]);
         command.args(["--kernel-callchains", "--call-graph", "fp", "--freq", &frequency_hz.to_string()]);
         command.arg("--output").arg(&data);
-        command.args([WORKLOAD, &(length + MARGIN).as_secs_f64().to_string()]);
+        command.args([WORKLOAD, &(length + LONGEST).as_secs_f64().to_string()]);
         Ok(Self { process: Process::start("perf", command, directory)?, data, frequency_hz })
     }
 
@@ -108,7 +112,7 @@ impl Perf {
     }
 
     fn finish(self, from_ns: u64, to_ns: u64) -> anyhow::Result<BTreeMap<u32, Cpu>> {
-        self.process.finish(FINISH)?;
+        self.process.interrupt(FINISH)?;
         let output = Command::new("perf")
             .args(["script", "--ns", "--fields", "pid,cpu,time,ip,sym", "--input"])
             .arg(&self.data)
