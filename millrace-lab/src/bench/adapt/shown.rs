@@ -77,7 +77,8 @@ impl Figures {
         let is_key =
             |frame: &Came| frame.rendition.is_some() && frame.number.is_multiple_of(sent.frames_per_second);
         Self {
-            stall_ms_total: gaps.iter().map(|gap| millis(*gap)).sum(),
+            // An empty sum of floats is -0.
+            stall_ms_total: gaps.iter().fold(0.0, |sum, gap| sum + millis(*gap)),
             longest_stall_ms: gaps.iter().max().map_or(0.0, |gap| millis(*gap)),
             audio_on_time_pct: percent(
                 in_time(&|sound| sound.rendition.is_none()),
