@@ -9,10 +9,15 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::net::UnixListener;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
+    net::UnixListener,
+};
 
 /// Of the commands with an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Of a request, bytes.
+const LINE_MAX: u64 = 64 * 1024;
 
 /// Asks a daemon, called `who` in errors, one thing.
 pub fn ask<A: DeserializeOwned>(path: &Path, who: &str, request: &impl Serialize) -> anyhow::Result<A> {
@@ -79,6 +84,34 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Answers the requests of one connection, a line each, until it ends. `answer` may take some 10 ms.
+pub async fn converse<A: Serialize + From<anyhow::Error>>(
+    stream: tokio::net::UnixStream,
+    mut answer: impl FnMut(&[u8]) -> anyhow::Result<A>,
+) {
+    let (read, mut write) = stream.into_split();
+    let mut read = tokio::io::BufReader::new(read);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line).await;
+        if !matches!(got, Ok(1..)) {
+            return;
+        }
+        let is_whole = line.ends_with(b"\n");
+        let answer = if is_whole {
+            tokio::task::block_in_place(|| answer(&line))
+        } else {
+            Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes"))
+        };
+        let Ok(mut text) = serde_json::to_vec(&answer.unwrap_or_else(A::from)) else { return };
+        text.push(b'\n');
+        if write.write_all(&text).await.is_err() || !is_whole {
+            return;
+        }
     }
 }
 

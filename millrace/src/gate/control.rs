@@ -16,15 +16,11 @@ use millrace_gate::{
     status::{Listed, Status},
 };
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::daemon::Daemon;
 use crate::socket::{self, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
-
-/// Of a request, bytes.
-const LINE_MAX: u64 = 64 * 1024;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -78,6 +74,12 @@ pub struct Answer {
     pub policy: Option<String>,
 }
 
+impl From<anyhow::Error> for Answer {
+    fn from(error: anyhow::Error) -> Self {
+        Self { error: Some(format!("{error:#}")), ..Self::default() }
+    }
+}
+
 /// Asks a running gate one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
     let answer: Answer = socket::ask(socket, "gate", request)?;
@@ -96,31 +98,8 @@ pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infall
 
 /// One connection to the socket, which may be a server's for its whole life.
 async fn converse(stream: tokio::net::UnixStream, daemon: Arc<Daemon>) {
-    let (read, mut write) = stream.into_split();
-    let mut read = tokio::io::BufReader::new(read);
     let mut told = Told::default();
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line).await;
-        if !matches!(got, Ok(1..)) {
-            return;
-        }
-        let is_whole = line.ends_with(b"\n");
-        let answer = if is_whole {
-            // A change of policy waits for the kernel, some 10 ms.
-            tokio::task::block_in_place(|| answer(&daemon, &mut told, &line))
-        } else {
-            Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes"))
-        };
-        let answer =
-            answer.unwrap_or_else(|error| Answer { error: Some(format!("{error:#}")), ..Answer::default() });
-        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
-        text.push(b'\n');
-        if write.write_all(&text).await.is_err() || !is_whole {
-            return;
-        }
-    }
+    socket::converse(stream, |line| answer(&daemon, &mut told, line)).await;
 }
 
 /// What one connection to the socket told; undone when it ends, since the server that told it has.

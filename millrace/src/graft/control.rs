@@ -1,27 +1,17 @@
 //! The socket of a running daemon of grafts: what may be asked. `docs/graft.md` documents it.
 
-use std::{
-    collections::BTreeMap,
-    net::IpAddr,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc};
 
 use anyhow::{Context as _, bail};
 use millrace_graft::status::{self, Status, Why};
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::Semaphore;
 
 use super::daemon::{Daemon, Loaded, Swapped};
 use crate::socket::{self, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 
-/// Of a request, bytes.
-const LINE_MAX: u64 = 64 * 1024;
 /// Connections at once.
 const CONVERSATIONS_MAX: usize = 64;
 
@@ -67,6 +57,12 @@ pub struct Answer {
     pub paths: Option<Vec<status::Path>>,
 }
 
+impl From<anyhow::Error> for Answer {
+    fn from(error: anyhow::Error) -> Self {
+        Self { error: Some(format!("{error:#}")), ..Self::default() }
+    }
+}
+
 /// Asks a running daemon one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
     let answer: Answer = socket::ask(socket, "daemon of grafts", request)?;
@@ -78,46 +74,18 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 
 /// Answers everybody, until the task is aborted.
 pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
-    let going = Arc::new(AtomicUsize::new(0));
+    let places = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
     loop {
         let stream = socket.accept().await;
-        if going.load(Ordering::Relaxed) >= CONVERSATIONS_MAX {
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
             tracing::warn!("a connection to the control socket is one too many");
             continue;
-        }
-        going.fetch_add(1, Ordering::Relaxed);
-        let (daemon, going) = (daemon.clone(), going.clone());
-        tokio::spawn(async move {
-            converse(stream, daemon).await;
-            going.fetch_sub(1, Ordering::Relaxed);
-        });
-    }
-}
-
-async fn converse(stream: tokio::net::UnixStream, daemon: Arc<Daemon>) {
-    let (read, mut write) = stream.into_split();
-    let mut read = tokio::io::BufReader::new(read);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        let got = (&mut read).take(LINE_MAX).read_until(b'\n', &mut line).await;
-        if !matches!(got, Ok(1..)) {
-            return;
-        }
-        let is_whole = line.ends_with(b"\n");
-        let answer = if is_whole {
-            // The verifier takes some 10 ms.
-            tokio::task::block_in_place(|| answer(&daemon, &line))
-        } else {
-            Err(anyhow::anyhow!("a request is a line of at most {LINE_MAX} bytes"))
         };
-        let answer =
-            answer.unwrap_or_else(|error| Answer { error: Some(format!("{error:#}")), ..Answer::default() });
-        let Ok(mut text) = serde_json::to_vec(&answer) else { return };
-        text.push(b'\n');
-        if write.write_all(&text).await.is_err() || !is_whole {
-            return;
-        }
+        let daemon = daemon.clone();
+        tokio::spawn(async move {
+            socket::converse(stream, |line| answer(&daemon, line)).await;
+            drop(place);
+        });
     }
 }
 
