@@ -13,7 +13,7 @@ use millrace_proto::moq::{self, DecodeError, EncodeError, Message, StreamHeader,
 use millrace_webtransport::{self as webtransport, NotOurs, RecvStream, SendStream, Streams, Tunnel};
 use quinn::VarInt;
 use tokio::sync::watch;
-use url::Url;
+use url::{Position, Url};
 
 use crate::congestion;
 use crate::tls::{self, Trust};
@@ -51,6 +51,11 @@ pub fn parse_url(text: &str) -> Result<Url, UrlError> {
         ("moqt" | "https", _) => Err(UrlError::NoHost),
         _ => Err(UrlError::Scheme),
     }
+}
+
+/// The path and the query of a URL, as a peer is told them.
+pub fn path_of(url: &Url) -> &str {
+    &url[Position::BeforePath..Position::AfterQuery]
 }
 
 /// Why there is no session.
@@ -207,8 +212,7 @@ impl Session {
         if remote.url.scheme() != "https" {
             return Ok(Self::start(endpoint, connection, None, setup_of(&remote.url), 0).await?);
         }
-        let protocol = str::from_utf8(moq::ALPN).unwrap_or_default();
-        let tunnel = webtransport::connect(&connection, remote.url.clone(), protocol).await?;
+        let tunnel = webtransport::connect(&connection, remote.url.clone(), moq::PROTOCOL).await?;
         // The request has said where to.
         let setup = message::Setup { path: None, authority: None, ..setup_of(&remote.url) };
         Ok(Self::start(endpoint, connection, Some(tunnel), setup, 0).await?)
@@ -399,12 +403,8 @@ async fn serve_request<H: Handler>(handler: Arc<H>, mut request: Request) -> Res
 }
 
 fn setup_of(url: &Url) -> message::Setup {
-    let path = match url.query() {
-        Some(query) => format!("{}?{query}", url.path()),
-        None => url.path().to_owned(),
-    };
     message::Setup {
-        path: Some(path),
+        path: Some(path_of(url).to_owned()),
         authority: Some(url.authority().to_owned()),
         implementation: Some(concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned()),
         ..message::Setup::default()

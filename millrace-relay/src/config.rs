@@ -9,7 +9,7 @@ use millrace_proto::{
     },
     relay::cache,
 };
-use url::Url;
+use url::{Position, Url};
 
 use crate::{Adaptive, Delays};
 
@@ -75,13 +75,12 @@ impl Upstream {
 
     /// The SETUP that a session with it begins with.
     pub fn setup(&self) -> Setup {
-        let query = self.url.query().map(|query| format!("?{query}")).unwrap_or_default();
-        let path = format!("{}{query}", self.url.path());
+        let path = &self.url[Position::BeforePath..Position::AfterQuery];
         let host = self.url.host_str().unwrap_or_default();
         let port = self.url.port().map(|port| format!(":{port}")).unwrap_or_default();
         let token = self.token.as_ref().and_then(|token| token());
         Setup {
-            path: (!matches!(path.as_str(), "" | "/")).then_some(path),
+            path: (!matches!(path, "" | "/")).then(|| path.to_owned()),
             authority: Some(format!("{host}{port}")),
             authorization_tokens: token.map(|token| Form::UseValue(token).encode()).into_iter().collect(),
             ..Setup::default()

@@ -367,8 +367,7 @@ impl Shared {
         if connection.protocol().is_none_or(|protocol| protocol != webtransport::ALPN) {
             return Ok(None);
         }
-        let protocol = str::from_utf8(moq::ALPN).unwrap_or_default();
-        let terms = Terms { protocol, origin: &|origin| self.config.origins.allow(origin) };
+        let terms = Terms { protocol: moq::PROTOCOL, origin: &|origin| self.config.origins.allow(origin) };
         let bind = |binding| connection.bind(binding, Tunnel::STREAMS);
         webtransport::accept(&connection.quic, &terms, bind).await.map(Some)
     }

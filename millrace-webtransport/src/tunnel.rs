@@ -9,7 +9,7 @@ use millrace_proto::quic::{
 use parking_lot::Mutex;
 use quinn::{Connection, RecvStream, SendStream, VarInt};
 use tokio::{runtime::Handle, time::timeout};
-use url::Url;
+use url::{Position, Url};
 use web_transport_proto::{
     Capsule, ConnectRequest, ConnectResponse, Http3CapsuleReader, Settings, http::StatusCode,
 };
@@ -194,20 +194,13 @@ async fn answer(send: &mut SendStream, response: ConnectResponse) -> Result<(), 
     Ok(send.write_all(&bytes).await?)
 }
 
-fn path_of(url: &Url) -> String {
-    match url.query() {
-        Some(query) => format!("{}?{query}", url.path()),
-        None => url.path().to_owned(),
-    }
-}
-
 impl Tunnel {
     /// Unidirectional streams that this end has opened for HTTP/3: the control stream.
     pub const STREAMS: u64 = 1;
 
     fn new(url: &Url, binding: Binding, (send, recv): (SendStream, RecvStream), control: SendStream) -> Self {
         Self {
-            path: path_of(url),
+            path: url[Position::BeforePath..Position::AfterQuery].to_owned(),
             authority: url.authority().to_owned(),
             binding,
             send: Mutex::new(Some(send)),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail};
-use millrace_client::session::parse_url;
+use millrace_client::session::{parse_url, path_of};
 
 use super::{
     peer::Target,
@@ -103,10 +103,7 @@ fn resolve(text: &str) -> Result<Target> {
     let port = url.port().unwrap_or(443);
     let addr =
         (host.as_str(), port).to_socket_addrs()?.next().with_context(|| format!("{host} has no address"))?;
-    let path = match url.query() {
-        Some(query) => format!("{}?{query}", url.path()),
-        None => url.path().to_owned(),
-    };
+    let path = path_of(&url).to_owned();
     Ok(Target { addr, name: host, path })
 }
 

@@ -25,8 +25,10 @@ pub use name::{Namespace, TrackName};
 pub use param::Parameters;
 pub use property::Properties;
 
-/// The ALPN of this draft over QUIC.
-pub const ALPN: &[u8] = b"moqt-18";
+/// This draft's name, as WebTransport negotiates it.
+pub const PROTOCOL: &str = "moqt-18";
+/// The same over QUIC.
+pub const ALPN: &[u8] = PROTOCOL.as_bytes();
 
 /// What a peer sent cannot be understood: close the session with `code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

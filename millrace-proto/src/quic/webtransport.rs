@@ -23,9 +23,6 @@ const LAST_CODE: u64 = 0x52e5_ac98_3162;
 
 /// HTTP/3 error codes (RFC 9114, section 8.1) that this end sends.
 pub mod error {
-    pub const NO_ERROR: u64 = 0x100;
-    pub const GENERAL_PROTOCOL_ERROR: u64 = 0x101;
-    pub const ID_ERROR: u64 = 0x108;
     pub const REQUEST_REJECTED: u64 = 0x10b;
 }
 

@@ -100,5 +100,5 @@ async fn dial(relay: &Relay) -> Result<(Endpoint, Connection), quinn::Connection
 
 fn request(relay: &Relay) -> ConnectRequest {
     let url: url::Url = format!("https://{}/some/path?a=b", relay.addr).parse().unwrap();
-    ConnectRequest::new(url).with_protocol(str::from_utf8(moq::ALPN).unwrap())
+    ConnectRequest::new(url).with_protocol(moq::PROTOCOL)
 }
