@@ -140,9 +140,15 @@ fn moq_pub_that_pushes_its_tracks() {
 #[test]
 fn our_publisher_to_moq_sub() {
     needs!(Ffmpeg, Peer("moq-sub"));
-    let (relay, clip) = (Relay::start(), &VIDEO);
-    let mut publisher = publish(None, &relay, &relay.url(), clip, &[]);
-    let players = [moq_sub(None, &relay.url(), &[]), moq_sub(None, &relay.url(), &["--catalog"])];
+    let relay = Relay::start();
+    assert_published(&relay, &relay.url(), [&relay.url(), &relay.url()]);
+}
+
+/// What our publisher publishes at one URL, moq-sub plays at the others, there with a catalog.
+pub fn assert_published(relay: &Relay, at: &str, [plain, with_catalog]: [&str; 2]) {
+    let clip = &VIDEO;
+    let mut publisher = publish(None, relay, at, clip, &[]);
+    let players = [moq_sub(None, plain, &[]), moq_sub(None, with_catalog, &["--catalog"])];
     relay.until_subscribed(VIDEO_TRACK, 2);
     publisher.feed(&clip.fragments, PACE);
     publisher.finish();
