@@ -257,6 +257,7 @@ impl Sources<'_> {
             prepared: offload.prepared,
             deferred: offload.deferred,
             deferred_dropped: offload.deferred_dropped,
+            ticks: offload.ticks,
             received: offload.received.map(outcomes),
             frames: offload.frames.map(outcomes),
             openings: offload.openings.map(outcomes),

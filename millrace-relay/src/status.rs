@@ -102,6 +102,9 @@ pub struct Engine {
     /// Of these, packets that were lost for want of room: 0 unless the relay did not get to run for long.
     #[serde(default, rename = "quiet_dropped")]
     pub deferred_dropped: u64,
+    /// Times that the kernel engine has looked what the kernel did, where no packet had it look.
+    #[serde(default)]
+    pub ticks: u64,
     /// What became of packets that arrived on the kernel engine's interfaces, by reason.
     #[serde(default)]
     pub received: Option<BTreeMap<String, u64>>,

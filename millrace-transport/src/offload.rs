@@ -435,6 +435,8 @@ pub struct Status {
     pub deferred: u64,
     /// Of these, packets that there was no room for.
     pub deferred_dropped: u64,
+    /// Times that it has looked for something to tell, where nothing else had it look.
+    pub ticks: u64,
     /// What became of packets that arrived; `None`: it does not say.
     pub received: Option<Counts>,
     /// What became of frames of streams that may be forwarded.

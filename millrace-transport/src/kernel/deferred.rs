@@ -1,5 +1,5 @@
 //! Packets whose wake-up is deferred: everything in them was forwarded, and nobody else waits for it. They are steered
-//! to a socket of their own while this process sleeps. Once it is woken, by the engine's tick or a packet that came
+//! to a socket of their own while this process sleeps. Once it is woken, by the ticker or a packet that came
 //! by the other socket, it reads this one first, and packets keep their order.
 
 use std::{
@@ -24,14 +24,14 @@ pub(super) struct Deferred {
     media: AtomicU64,
     vain: AtomicU8,
     reader: Mutex<Option<Waker>>,
-    /// The engine does not tick. No packet is deferred then.
+    /// The ticker rests. No packet is deferred then.
     resting: AtomicBool,
-    engine: Box<dyn Fn() + Send + Sync>,
+    ticker: Box<dyn Fn() + Send + Sync>,
 }
 
 impl Deferred {
-    /// `engine`: called when it is to tick again.
-    pub fn new(handle: DeferredSocket, socket: UdpSocket, engine: Box<dyn Fn() + Send + Sync>) -> Self {
+    /// `ticker`: called when it is to tick again.
+    pub fn new(handle: DeferredSocket, socket: UdpSocket, ticker: Box<dyn Fn() + Send + Sync>) -> Self {
         Self {
             handle,
             socket,
@@ -40,7 +40,7 @@ impl Deferred {
             vain: AtomicU8::new(0),
             reader: Mutex::default(),
             resting: AtomicBool::new(false),
-            engine,
+            ticker,
         }
     }
 
@@ -74,11 +74,11 @@ impl Deferred {
         self.handle.sleep(others);
         // Packets may be deferred again. Either this comes behind [`Deferred::rest`], and sees it, or packets go on waking.
         if self.resting.load(Ordering::SeqCst) && self.resting.swap(false, Ordering::SeqCst) {
-            (self.engine)();
+            (self.ticker)();
         }
     }
 
-    /// The engine does not tick until it is told to: every packet wakes this process, the next of which tells it.
+    /// The ticker rests until it is told: every packet wakes this process, the next of which tells it.
     pub fn rest(&self) {
         self.resting.store(true, Ordering::SeqCst);
         self.handle.wake();

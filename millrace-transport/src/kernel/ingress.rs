@@ -75,14 +75,14 @@ impl Egress {
             Ok(key) => key,
             Err(error) => {
                 if matches!(error, millrace_bpf::Error::Unsettled { .. }) {
-                    to.kernel.wake();
+                    to.kernel.settle();
                 }
                 return Err(Declined(error.to_string()));
             }
         };
         let count = if opened { &to.kernel.streams } else { &to.kernel.prepared };
         if count.fetch_add(1, Ordering::Relaxed) == 0 {
-            to.kernel.wake();
+            to.kernel.ticker.wake();
         }
         if to.seal.add_stream() | ingress.connection.open.add_stream() {
             to.kernel.computer.wake();

@@ -3,8 +3,9 @@
 //!
 //! [`Kernel`] is the engine; each connection that it sends on has a record in the kernel (`connection`). The kernel says
 //! afterwards what it sent, for all connections in one ring: whoever looks there puts what belongs to others into their
-//! inboxes, where each connection finds its own under its own lock. What has to wait for the kernel is done by one thread
-//! (`worker`), which calls the connection back. Another one computes keystreams (`computer`).
+//! inboxes, where each connection finds its own under its own lock. Where nobody looks, a task does (`ticker`). What has to
+//! wait for the kernel is done by one thread (`worker`), which calls the connection back. Another one computes keystreams
+//! (`computer`).
 
 mod clock;
 mod computer;
@@ -16,6 +17,7 @@ mod keystream;
 mod offloading;
 mod openings;
 mod socket;
+mod ticker;
 mod worker;
 
 use std::{
@@ -40,7 +42,7 @@ use tracing::debug;
 
 use self::{
     clock::Clock, computer::Computer, connection::Connection, deferred::Deferred, interfaces::Interfaces,
-    socket::Socket, worker::Command,
+    socket::Socket, ticker::Ticker, worker::Command,
 };
 use crate::{
     offload::{self, Attached, Delegation, Offload, Path, Status},
@@ -125,6 +127,7 @@ pub struct Kernel {
     clock: Clock,
     commands: mpsc::Sender<Command>,
     computer: Computer,
+    ticker: Ticker,
     deferred: RwLock<Vec<Weak<Deferred>>>,
     /// Streams that are delegated to the kernel.
     streams: AtomicUsize,
@@ -163,6 +166,7 @@ impl Kernel {
             clock: Clock::new(),
             commands,
             computer: Computer::default(),
+            ticker: Ticker::default(),
             deferred: RwLock::default(),
             streams: AtomicUsize::new(0),
             prepared: AtomicUsize::new(0),
@@ -199,11 +203,6 @@ impl Kernel {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Whether it may send anything by itself.
-    fn is_needed(&self) -> bool {
-        self.streams() + self.prepared.load(Ordering::Relaxed) > 0
-    }
-
     /// A connection that begins; the kernel may not send anything on it yet.
     fn connect(
         self: &Arc<Self>,
@@ -224,7 +223,7 @@ impl Kernel {
 
     /// A socket for packets that arrive at one of `like`'s family and need not wake this process. It is bound to the
     /// loopback address: nobody else has anything to send there.
-    fn deferred_socket(&self, like: IpAddr) -> Result<Arc<Deferred>, Box<dyn std::error::Error>> {
+    fn deferred_socket(self: &Arc<Self>, like: IpAddr) -> Result<Arc<Deferred>, Box<dyn std::error::Error>> {
         let at: IpAddr = if like.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
         let socket = UdpSocket::bind((at, 0))?;
         socket.set_nonblocking(true)?;
@@ -232,11 +231,11 @@ impl Kernel {
         let forced = setsockopt(&socket, sockopt::RcvBufForce, &DEFERRED_BUFFER);
         forced.or_else(|_| setsockopt(&socket, sockopt::RcvBuf, &DEFERRED_BUFFER))?;
         let room = getsockopt(&socket, sockopt::RcvBuf)? / DEFERRED_PACKET;
-        let commands = self.commands.clone();
+        let kernel = Arc::downgrade(self);
         let deferred = Arc::new(Deferred::new(
             self.relay.deferred_socket(&socket, room as u64)?,
             socket,
-            Box::new(move || drop(commands.send(Command::Wake))),
+            Box::new(move || kernel.upgrade().into_iter().for_each(|kernel| kernel.ticker.wake())),
         ));
         self.deferred.write().push(Arc::downgrade(&deferred));
         Ok(deferred)
@@ -258,7 +257,7 @@ impl Kernel {
         sockets.iter().filter_map(Weak::upgrade).filter_map(|deferred| deferred.tick()).max()
     }
 
-    /// Has every packet wake this process, and the next one the engine's thread.
+    /// Has every packet wake this process, and the next one the ticker.
     fn rest(&self) {
         self.deferred.read().iter().filter_map(Weak::upgrade).for_each(|deferred| deferred.rest());
     }
@@ -279,9 +278,9 @@ impl Kernel {
         self.connections.read().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Has the thread look: there are streams again, or entries to wait for.
-    fn wake(&self) {
-        self.send(Command::Wake);
+    /// Has the thread wait for entries that cannot be handed out yet.
+    fn settle(&self) {
+        self.send(Command::Settle);
     }
 
     fn install_keys(&self, connection: Arc<Connection>, generation: u16, keys: QuicKeys) {
@@ -308,7 +307,10 @@ impl Kernel {
     }
 
     /// Tells connections what was sent on them, where nothing else has done so. Returns whether there was anything.
-    fn tick(&self) -> bool {
+    fn look(&self) -> bool {
+        if self.relay.needs_settling() {
+            self.settle();
+        }
         self.sort();
         let connections = self.connections();
         let waiting: Vec<_> = connections.iter().filter(|connection| connection.is_waiting()).collect();
@@ -327,6 +329,7 @@ impl offload::Engine for Kernel {
             Some(deferred) => Arc::new(Socket::new(socket, Arc::clone(deferred))?),
             None => TokioRuntime.wrap_udp_socket(socket)?,
         };
+        self.ticker.start(&self);
         let connect = move |remote| {
             let connection = self.connect(remote, deferred.clone());
             connection.inspect_err(|error| debug!(%error, "served from userspace")).ok()
@@ -346,6 +349,7 @@ impl offload::Engine for Kernel {
             prepared: self.prepared.load(Ordering::Relaxed) as u64,
             deferred: self.sum_deferred(Deferred::packets),
             deferred_dropped: self.sum_deferred(Deferred::dropped),
+            ticks: self.ticker.ticks(),
             received: counters.map(|all| Outcome::ALL.map(|one| (one.name(), all.packets(one))).to_vec()),
             frames: counters.map(|all| FrameOutcome::ALL.map(|one| (one.name(), all.frames(one))).to_vec()),
             openings: counters.map(|all| Opening::ALL.map(|one| (one.name(), all.openings(one))).to_vec()),
@@ -384,5 +388,6 @@ fn described(event: &bpf::Event) -> trace::Event {
 impl Drop for Kernel {
     fn drop(&mut self) {
         self.computer.wake();
+        self.ticker.wake();
     }
 }

@@ -1,4 +1,4 @@
-//! The engine's thread: what has to wait for runs of the program, and what is looked at from time to time.
+//! The engine's thread: what has to wait for runs of the program, and the look at interfaces.
 
 use std::{
     sync::{Arc, Weak, mpsc},
@@ -12,21 +12,8 @@ use tracing::{debug, warn};
 use super::{Error, Kernel, connection::Connection};
 use crate::offload::{Delegation, Path};
 
-/// How often connections find out what was sent on them if nothing else happens there.
-const TICK: Duration = Duration::from_millis(10);
-
-/// The same while packets come fast. A publisher's congestion window may be all that waits in a deferred socket, and a
-/// round trip as long as this then.
-const FAST_TICK: Duration = Duration::from_millis(2);
-
-/// Packets of publishers that wait in a deferred socket, from which on they come fast: of one some 1000 in a second.
-const FAST: u64 = 8;
-
 /// How often interfaces are looked at: a system call each.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// After so long in which nothing was found it is not looked any more until a packet has woken the process.
-const REST: Duration = Duration::from_millis(200);
 
 /// How often keys of connections that have ended are erased, at most.
 const ERASE: Duration = Duration::from_millis(500);
@@ -38,8 +25,8 @@ pub(super) enum Command {
         names: Vec<String>,
         done: mpsc::SyncSender<Result<(), Error>>,
     },
-    /// There are streams again.
-    Wake,
+    /// Entries may have to be waited for.
+    Settle,
     Recall {
         connection: Arc<Connection>,
         key: StreamKey,
@@ -60,25 +47,14 @@ pub(super) enum Command {
 
 /// The engine's thread, until the engine is gone.
 pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
-    let (mut looked, mut needed, mut erased) = (Instant::now(), Instant::now(), Instant::now());
-    let mut waiting = None;
-    // When something was last found, and whether the ticks are far apart since.
-    let (mut busy, mut rests) = (Instant::now(), true);
+    let (mut looked, mut erased) = (Instant::now(), Instant::now());
     loop {
-        // Deferred packets come for some time after the last stream.
-        let idle = needed.elapsed() > LOOK;
-        let tick = match waiting {
-            Some(FAST..) => FAST_TICK,
-            _ if idle || rests => LOOK,
-            _ => TICK,
-        };
-        let first = match todo.recv_timeout(tick) {
+        let first = match todo.recv_timeout(LOOK) {
             Ok(command) => Some(command),
             Err(mpsc::RecvTimeoutError::Timeout) => None,
             Err(mpsc::RecvTimeoutError::Disconnected) => return,
         };
         let Some(kernel) = kernel.upgrade() else { return };
-        let is_told = first.is_some();
         let mut returned = Vec::new();
         first.into_iter().chain(todo.try_iter()).for_each(|command| run(&kernel, command, &mut returned));
         let erases = erased.elapsed() >= ERASE && kernel.relay.has_old_keys();
@@ -90,18 +66,6 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
         if erases {
             erased = Instant::now();
         }
-        let found = kernel.tick();
-        waiting = kernel.look_at_deferred();
-        if found || is_told || waiting.is_some() {
-            (busy, rests) = (Instant::now(), false);
-        } else if !rests && busy.elapsed() > REST {
-            // A packet that is deferred at this moment is found a tick later.
-            kernel.rest();
-            rests = kernel.look_at_deferred().is_none();
-        }
-        if waiting.is_some() || kernel.is_needed() {
-            needed = Instant::now();
-        }
         if looked.elapsed() >= LOOK {
             kernel.interfaces.look(&kernel.relay);
             looked = Instant::now();
@@ -111,7 +75,7 @@ pub(super) fn work(kernel: &Weak<Kernel>, todo: &mpsc::Receiver<Command>) {
 
 fn run(kernel: &Kernel, command: Command, returned: &mut Vec<(Arc<Connection>, StreamKey)>) {
     match command {
-        Command::Wake => {}
+        Command::Settle => {}
         Command::Interfaces { names, done } => {
             let _ = done.send(kernel.interfaces.set(&kernel.relay, &names)); // nobody waits any more
         }
