@@ -77,7 +77,7 @@ at RELAY "$millrace" relay --listen "$listen" --public --http "$http" --http-tok
 relay=$!
 pids+=("$relay")
 ask() { (at RELAY "$millrace" status --http "$http" --http-token-file "$dir/token"); }
-wait_for 10 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
+wait_for 60 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
 
 say "a publisher: $seconds s of live video and sound from ffmpeg"
 live_video 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |

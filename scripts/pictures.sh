@@ -35,7 +35,7 @@ netns() { local name=LAB_${1^^}_NETNS; echo "${!name}"; }
 
 server_of_memcached() {
     at relay memcached -l "$LAB_RELAY_V4" -u nobody -U 0 -t 2 -m 64 &
-    wait_for 10 pgrep -f "^memcached -l $LAB_RELAY_V4 " || die "memcached did not start"
+    wait_for 60 pgrep -f "^memcached -l $LAB_RELAY_V4 " || die "memcached did not start"
     pid=$(pgrep -nf "^memcached -l $LAB_RELAY_V4 ")
     # 9 gets for a set, values of 1 KiB: the generator's own mix.
     at sub1 memcaslap -s "$LAB_RELAY_V4:11211" -T 1 -c 16 -t "$((seconds + 8))s" >"$dir/memaslap.log" &
@@ -47,12 +47,12 @@ relay_with() {
     interfaces=$(printf ',to-sub%s' $(seq "$subscribers"))
     [ "$1" = user ] || options+=(--interface "to-pub$interfaces")
     at relay "$millrace" relay --listen "$LAB_RELAY_V4:4443" --public "${options[@]}" 2>"$dir/relay.log" &
-    wait_for 10 at relay "$millrace" status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+    wait_for 60 at relay "$millrace" status || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
     pid=$(pgrep -nf "^$millrace relay --listen $LAB_RELAY_V4:4443")
     at pub "$millrace" publish --name picture --generate --wait --rate-hz 500 --duration $((seconds + 12)) \
         --tls-disable-verify "$url" 2>"$dir/publish.log" &
     published() { at relay "$millrace" status --json | grep -q '"publisher": true'; }
-    wait_for 10 published || die "the publisher is not there: $(tail -n1 "$dir/publish.log")"
+    wait_for 60 published || die "the publisher is not there: $(tail -n1 "$dir/publish.log")"
     for i in $(seq "$subscribers"); do
         at "sub$i" "$millrace" subscribe --name picture --track objects --tls-disable-verify "$url" \
             >/dev/null 2>"$dir/subscribe.log" &

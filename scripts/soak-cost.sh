@@ -34,7 +34,7 @@ url=moqt://$listen
 
 "$millrace" relay --engine user --listen "$listen" --http "$status" --http-token-file "$dir/token" 2>"$dir/relay.log" &
 relay=$!
-wait_for 10 curl -fs "http://$status/healthz" || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
+wait_for 60 curl -fs "http://$status/healthz" || die "the relay did not start: $(tail -n1 "$dir/relay.log")"
 "$millrace" publish --name soak --generate --rate-hz 200 --duration 86400 --tls-disable-verify "$url" \
     2>"$dir/publish.log" &
 # A subscriber that comes and goes.
@@ -53,7 +53,7 @@ short_lived &
     --log "$dir/log.gz" --log-size 1 --log-files 2 2>"$dir/cost.log" &
 cost=$!
 ask() { curl -fs -H "Authorization: Bearer $(<"$dir/token")" "$@"; }
-wait_for 10 ask "http://$http/metrics" || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
+wait_for 60 ask "http://$http/metrics" || die "the observer did not start: $(tail -n1 "$dir/cost.log")"
 viewer() { while ask -m 20 -N "http://$http/api/reports" || sleep 1; do :; done >/dev/null; }
 viewer &
 asker() { while sleep 7; do ask "http://$http/api/stacks" "http://$http/metrics" >/dev/null || true; done; }
@@ -66,7 +66,7 @@ maps() { awk '/^memlock:/ { sum += $2 } END { print sum / 1024 }' /proc/"$cost"/
 programs() { awk '/^prog_id:/ { print $2 }' /proc/"$cost"/fdinfo/* 2>/dev/null | sort -un; }
 
 has_programs() { [ "$(programs | wc -l)" -gt 2 ]; }
-wait_for 10 has_programs || die "the observer has no programs: $(tail -n1 "$dir/cost.log")"
+wait_for 60 has_programs || die "the observer has no programs: $(tail -n1 "$dir/cost.log")"
 sleep 1
 own=$(programs)
 say "$hz Hz for $seconds s, $(wc -w <<<"$own") programs"
@@ -90,12 +90,12 @@ none_left() { [ -z "$(left)" ]; }
 "$millrace" cost --json --programs --period 200ms >"$dir/probe.jsonl" 2>"$dir/probe.log" &
 probe=$!
 has_reported() { grep -q '"own":true' "$dir/probe.jsonl"; }
-wait_for 10 has_reported || die "a second observer does not see itself: $(tail -n1 "$dir/probe.log")"
+wait_for 60 has_reported || die "a second observer does not see itself: $(tail -n1 "$dir/probe.log")"
 seen=$(grep -oE '"id":[0-9]+[^}]*"own":true' "$dir/probe.jsonl" | grep -oE '^"id":[0-9]+' | cut -d: -f2 | sort -un)
 for id in $seen; do is_loaded "$id" || die "program $id runs, and bpftool does not find it"; done
 kill "$probe"
 wait "$probe" || die "a second observer failed: $(tail -n1 "$dir/probe.log")"
-if ! wait_for 10 none_left; then
+if ! wait_for 60 none_left; then
     failed=1
     echo "programs that are loaded still after the observer was killed: $(left | tr '\n' ' ')"
 fi

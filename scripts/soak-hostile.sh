@@ -27,13 +27,13 @@ url=moqt://$LAB_RELAY_V4:4443
 status=$LAB_RELAY_V4:9184
 in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
 
-# hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB, when it has given free memory back (it looks whether to
-# each 5 s).
+# hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB, when it has given free memory back, which takes up to
+# 12 s.
 hostile() {
     in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
         --http-token-file "$dir/token" \
         >>"$dir/$engine-$1.json" 2>"$dir/$engine-$1.log" || die "FAIL: $(tail -n1 "$dir/$engine-$1.log")"
-    sleep 7
+    sleep 13
     awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"
 }
 
@@ -41,7 +41,7 @@ failed=0
 for engine in $engines; do
     in_node relay "$millrace" relay --engine "$engine" --listen "$LAB_RELAY_V4:4443" --public --http "$status" --http-token-file "$dir/token" --gate off \
         --cache-seconds 1 --idle-timeout 5 2>"$dir/$engine-relay.log" &
-    wait_for 10 in_node pub curl -fs "http://$status/healthz" ||
+    wait_for 60 in_node pub curl -fs "http://$status/healthz" ||
         die "the relay did not start: $(tail -n1 "$dir/$engine-relay.log")"
     printf '%-8s %-22s %12s %12s\n' engine scenario 'after 1' "after $rounds"
     for scenario in $("$millrace" lab hostile --list | awk '{ print $1 }'); do

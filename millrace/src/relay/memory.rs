@@ -12,6 +12,8 @@ const WORTH: [usize; 2] = [16, 4 << 20];
 pub struct Memory {
     peaks: [usize; 2],
     last: Option<Instant>,
+    /// Once more a while after the last time: peers' tasks and what they held go behind their sessions.
+    again: bool,
 }
 
 impl Memory {
@@ -23,10 +25,10 @@ impl Memory {
         let kinds = self.peaks.iter().zip(holds).zip(WORTH);
         let fallen = kinds.into_iter().any(|((peak, held), worth)| *peak >= worth && held <= peak / 2);
         let soon = self.last.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL);
-        if !fallen || soon {
+        if !(fallen || self.again) || soon {
             return false;
         }
-        (self.peaks, self.last) = (holds, Some(now));
+        (self.peaks, self.last, self.again) = (holds, Some(now), fallen);
         true
     }
 }
@@ -57,6 +59,8 @@ mod tests {
         assert!(memory.has_fallen([50, 0], at(4)));
         assert!(!memory.has_fallen([20, 0], at(5)), "too soon");
         assert!(memory.has_fallen([20, 0], at(9)));
+        assert!(!memory.has_fallen([20, 0], at(13)));
+        assert!(memory.has_fallen([20, 0], at(14)), "what went behind it");
         assert!(!memory.has_fallen([20, 0], at(30)));
         assert!(!memory.has_fallen([20, 8 << 20], at(31)));
         assert!(memory.has_fallen([20, 1 << 20], at(32)));
