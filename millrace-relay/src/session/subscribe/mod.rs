@@ -12,7 +12,7 @@ use std::{
 
 use millrace_proto::{
     moq::{
-        Location, Message, Parameters, TrackName, code,
+        Location, Message, TrackName, code,
         message::{PublishDone, RequestError, Subscribe, SubscribeOk},
         vi64,
     },
@@ -81,7 +81,9 @@ impl Subscriptions {
         stream: RequestStream,
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
-        let Subscribe { request_id, track: name, parameters } = subscribe;
+        let Subscribe { request_id, track: name, mut parameters } = subscribe;
+        let dialect = self.context.dialect();
+        parameters.filter = dialect.filter(parameters.filter);
         let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
         let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
         let Some(pending) = self.begin(request_id, &name) else {
@@ -107,7 +109,7 @@ impl Subscriptions {
         drop(pending);
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
-            parameters: Parameters { largest_object: largest, ..Parameters::default() },
+            parameters: dialect.largest(largest),
             properties: entry.track().data.properties(),
         };
         entry.run(Some(ok.into()), stream, Some(rights)).await
