@@ -26,7 +26,7 @@ demo: setup ## live video from a publisher through the relay to two players, wit
 lint: setup ## formatting and lints
 	@scripts/lint.sh
 
-test: setup ## lint, every test, interoperation with unmodified peers, the dashboard in Chromium
+test: setup ## lint, every test, interoperation with unmodified peers, the web pages in Chromium
 	@scripts/setup.sh test
 	@scripts/test.sh
 
@@ -66,11 +66,11 @@ bench: build peers ## compare relays, share a bottleneck, adapt, meet hostile cl
 picture: ## draw ARCHITECTURE's picture anew (graphviz); the result is committed
 	dot -Tsvg docs/architecture.dot -o docs/architecture.svg
 
-web: setup ## build the dashboard of `millrace cost` anew (node); what is built is committed
+web: setup ## build the web pages anew (node); what is built is committed
 	@scripts/setup.sh web
 	@scripts/web.sh build
 
-web-test: setup ## the dashboard in headless Chromium; screenshots in target/web
+web-test: setup ## the web pages in headless Chromium; screenshots in target/web
 	@scripts/setup.sh web
 	@scripts/web.sh test
 

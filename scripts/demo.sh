@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Live video, made by ffmpeg in real time, through the relay to two players; then counts every frame. First with engine
-# `user` on loopback; then, as root, with engine `kernel`, and everybody in a network namespace of a lab.
+# `user` on loopback; then, as root, with engine `kernel`, and everybody in a network namespace of a lab. Where there is a Chromium, it
+# plays too, on the relay's own page, and the picture has to move.
 #
 #   scripts/demo.sh [user|kernel]     both if none is named
 #   DEMO_SECONDS                      length of the video (default 12)
@@ -50,9 +51,12 @@ at() {
 }
 listen=127.0.0.1:$(free_port u)
 http=127.0.0.1:$(free_port t)
+page=http://localhost:${http##*:}
 options=(--engine user)
 if [ "$engine" = kernel ]; then
     listen=$LAB_RELAY_V4:4443
+    http=$LAB_RELAY_V4:9184
+    page=http://$http
     options=(--engine kernel --interface "to-pub,to-sub1,to-sub2")
 fi
 url=moqt://$listen
@@ -60,7 +64,7 @@ url=moqt://$listen
 live_video() {
     ffmpeg -hide_banner -loglevel error -nostdin -re \
         -f lavfi -i "testsrc2=size=640x360:rate=$fps" -f lavfi -i "sine=frequency=440:sample_rate=48000" \
-        -t "$seconds" -c:v libx264 -preset ultrafast -tune zerolatency -pix_fmt yuv420p -g "$fps" -b:v 1M \
+        -t "$1" -c:v libx264 -preset ultrafast -tune zerolatency -pix_fmt yuv420p -g "$fps" -b:v 1M \
         -c:a aac -b:a 64k \
         -f mp4 -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame -
 }
@@ -80,7 +84,7 @@ ask() { (at RELAY "$millrace" status --http "$http" --http-token-file "$dir/toke
 wait_for 60 ask || { cat "$dir/relay.log"; die "the relay did not start"; }
 
 say "a publisher: $seconds s of live video and sound from ffmpeg"
-live_video 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |
+live_video "$seconds" 2>"$dir/ffmpeg.log" | tee "$dir/original.mp4" |
     at PUB "$millrace" publish --name demo --tls-disable-verify "$url" 2>"$dir/publish.log" &
 publisher=$!
 pids+=("$publisher")
@@ -93,6 +97,23 @@ play() {
         grep -q DOES_NOT_EXIST "$dir/player$1.log" && [ "$SECONDS" -lt "$deadline" ] || return 1
         sleep 0.1
     done
+}
+
+# Another live video, until the picture of it on the relay's page has moved in a browser; a screenshot is left in target/demo/logs.
+watch() {
+    local chromium source
+    chromium=${CHROMIUM:-$(command -v chromium || true)}
+    if [ -z "$chromium" ] || ! have node; then
+        say "SKIP: no chromium, or no node, to show the relay's page"
+        return
+    fi
+    say "a browser, on the relay's page, $page"
+    live_video 300 2>>"$dir/ffmpeg.log" > >(at PUB "$millrace" publish --name live --tls-disable-verify "$url" 2>"$dir/publish-live.log") &
+    source=$!
+    pids+=("$source")
+    (at SUB1 env TOKEN_FILE="$dir/token" node scripts/watch.mjs "$chromium" "$page" "$dir/browser.png" 30 120) 2>"$dir/browser.log" ||
+        die "the picture in the browser does not move: $(tail -n1 "$dir/browser.log")"
+    kill "$source"
 }
 
 say "two players, from the first frame on"
@@ -113,6 +134,7 @@ for player in "${players[@]}"; do wait "$player" || die "a player failed: $(tail
 # Media packets, by who sent them.
 sent() { (at RELAY curl -fsS -H "Authorization: Bearer $(<"$dir/token")" "http://$http/metrics") | sed -n "s/^millrace_relay_packets_sent_total{sender=\"$1\"} //p"; }
 by_kernel=$(sent kernel) by_user=$(sent data_plane)
+watch
 kill -TERM "$relay"
 wait "$relay" || die "the relay did not stop cleanly: $(tail -n1 "$dir/relay.log")"
 pids=()

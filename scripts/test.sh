@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Lint, then every test of the workspace, interoperation with unmodified peers included, and the dashboard in a browser.
+# Lint, then every test of the workspace, interoperation with unmodified peers included, and the web pages in a browser.
 # What cannot run here (no root, no ffmpeg ...) prints a line "SKIP: why" and is counted in the summary.
 #
 # Most tests wait for something most of the time, so two programs run at once, and beside the first ones the peers are
-# built. Logs: target/test, and target/web for the dashboard.
+# built. Logs: target/test, and target/web for the web pages.
 . "$(dirname "$0")/lib.sh"
 
 logs=$ROOT/target/test
@@ -47,12 +47,12 @@ peers() {
         { tail -n 30 "$logs/peers.log"; echo "peers for interoperation" >>"$logs/failed"; }
 }
 
-dashboard() {
+web() {
     local log=$ROOT/target/web/test.log
     scripts/web.sh test >"$log" 2>&1 && return
     sed -n '/^not ok/,/^  \.\.\./p' "$log"
     tail -n 20 "$log"
-    echo "the dashboard" >>"$logs/failed"
+    echo "the web pages" >>"$logs/failed"
 }
 
 scripts/lint.sh
@@ -72,11 +72,11 @@ grep -vxFf <(grep " test \| bin " "$logs/programs" | grep "^$ROOT/millrace ") "$
 doc_tests
 wait "$binary" "$peers"
 
-say "interoperation, and the dashboard in headless Chromium (target/web/test.log, screenshots beside it)"
-dashboard &
-dashboard=$!
+say "interoperation, and the web pages in headless Chromium (target/web/test.log, screenshots beside it)"
+web &
+web=$!
 grep -E "$is_interop" "$logs/programs" | run_all
-wait "$dashboard"
+wait "$web"
 
 # A passing test's own output is only of interest where it says that something was skipped.
 skipped=$(grep -ohE '\bSKIP\b.*' "$logs"/*.log "$ROOT/target/web/test.log" | sort | uniq -c || true)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The dashboard of `millrace cost`. What is built is committed in web/dist, so that cargo needs no node.
+# The dashboard of `millrace cost`, and the relay's page that plays. What is built is committed in web/dist, so that cargo needs no node.
 #
 #   scripts/web.sh build    builds web/dist anew
 #   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
-#   scripts/web.sh test     tests it in headless Chromium; screenshots in target/web
+#   scripts/web.sh test [dashboard|watch]     tests them in headless Chromium; screenshots in target/web
 . "$(dirname "$0")/lib.sh"
 
 NODE_MINIMUM=20.19
@@ -28,7 +28,9 @@ build() {
 check() {
     diff <(sums) web/dist/SHA256SUMS >/dev/null || die "web/dist is not what web/ gives: make web"
     [ -d web/node_modules ] && have npx || return 0
-    (cd web && npx --no-install tsc --noEmit && npx --no-install vite build --logLevel error --outDir "$ROOT/target/web/dist" --emptyOutDir)
+    (cd web && npx --no-install tsc --noEmit &&
+        npx --no-install vite build --logLevel error --outDir "$ROOT/target/web/dist" --emptyOutDir &&
+        npx --no-install vite build -c vite.watch.config.js --logLevel error --outDir "$ROOT/target/web/dist/watch" --emptyOutDir)
     diff -r -x SHA256SUMS web/dist target/web/dist || die "web/dist is not what web/ gives here: make web"
 }
 
@@ -40,6 +42,12 @@ record() {
     wait
 }
 
+# Encoded once, so that encoding takes no part in what is tested.
+clip() {
+    ffmpeg -v error -nostdin -y -f lavfi -i "testsrc2=size=640x360:rate=30" -t 10 -c:v libx264 -profile:v baseline -preset ultrafast \
+        -tune zerolatency -pix_fmt yuv420p -g 30 -b:v 800k "$1"
+}
+
 # Why it cannot be tested here, if it cannot.
 hindrance() {
     [ -n "$CHROMIUM" ] || { echo "no chromium"; return; }
@@ -47,7 +55,6 @@ hindrance() {
         echo "no node >= $NODE_MINIMUM with npm"
         return
     fi
-    [ -n "${REPORTS:-}" ] || [ "$(id -u)" = 0 ] || { echo "making reports needs root, or REPORTS=FILE names some"; return; }
     (install) >&2 || echo "npm cannot fetch what the tests need"
 }
 
@@ -56,25 +63,52 @@ test_in_browser() {
     export CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
     why=$(hindrance)
     if [ -n "$why" ]; then
-        say "SKIP: the dashboard is not tested: $why"
+        say "SKIP: dashboard and player are not tested: $why"
         return 0
     fi
     cargo build --locked -p millrace
     export MILLRACE=$ROOT/target/debug/millrace SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
+    local part failed=0 parts=("$@")
+    [ ${#parts[@]} != 0 ] || parts=(dashboard watch)
+    for part in "${parts[@]}"; do "test_$part" || failed=1; done
+    say "screenshots: target/web"
+    return "$failed"
+}
+
+test_dashboard() {
+    if [ -z "${REPORTS:-}" ] && [ "$(id -u)" != 0 ]; then
+        say "SKIP: the dashboard is not tested: making reports needs root, or REPORTS=FILE names some"
+        return
+    fi
     if [ -z "${REPORTS:-}" ]; then
         REPORTS=$SHOTS/reports.jsonl
         record "$REPORTS"
     fi
     REPORTS=$(realpath "$REPORTS")
     export REPORTS
-    (cd web && node --test test/)
-    say "screenshots: target/web"
+    (cd web && node --test test/dashboard.test.js)
+}
+
+# Live video in the browser, with each engine.
+test_watch() {
+    if ! have ffmpeg; then
+        say "SKIP: the player is not tested: no ffmpeg"
+        return
+    fi
+    export CLIP=$SHOTS/clip.mp4
+    clip "$CLIP"
+    (cd web && ENGINE=user node --test test/watch.test.js) || return 1
+    if [ "$(id -u)" != 0 ]; then
+        say "SKIP: the player is not tested with engine kernel, which needs root"
+        return
+    fi
+    (cd web && ENGINE=kernel "$MILLRACE" lab run --subscribers 1 -- node --test test/watch.test.js)
 }
 
 case ${1:-} in
     build) build ;;
     check) check ;;
-    test) test_in_browser ;;
+    test) shift; test_in_browser "$@" ;;
     *) die "scripts/web.sh build|check|test" ;;
 esac

@@ -23,6 +23,7 @@ use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use super::{
+    dialect::Dialect,
     quotas::Quotas,
     request_ids::RequestIds,
     rights::{Admitted, Authority},
@@ -47,6 +48,7 @@ pub struct Context {
     /// What its streams lie in, if that is a session of WebTransport.
     tunnel: Option<Tunnel>,
     since: Instant,
+    dialect: OnceLock<Dialect>,
     setup: watch::Sender<Setup>,
     quotas: Quotas,
     incomplete: Arc<Incomplete>,
@@ -92,6 +94,7 @@ impl Context {
             is_upstream,
             tunnel,
             since: Instant::now(),
+            dialect: OnceLock::new(),
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
             incomplete: Arc::default(),
@@ -119,6 +122,11 @@ impl Context {
 
     pub fn connection(&self) -> &Arc<Connection> {
         &self.connection
+    }
+
+    /// How the peer reads draft-18, once its SETUP is there.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect.get().copied().unwrap_or_default()
     }
 
     pub fn is_upstream(&self) -> bool {
@@ -232,7 +240,9 @@ impl Context {
     }
 
     /// The peer's SETUP has come.
-    pub fn set_ready(&self) {
+    /// The peer's SETUP is there, and what it means by its requests is known.
+    pub fn set_ready(&self, dialect: Dialect) {
+        let _ = self.dialect.set(dialect);
         self.set_setup(Setup::Received);
     }
 

@@ -9,7 +9,7 @@ use millrace_proto::moq::{Message, code, message::Setup};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
-use super::{context::Context, rights::session_over};
+use super::{context::Context, dialect::Dialect, rights::session_over};
 use crate::{
     access::rights::Rights,
     wire::{self, Incoming, MessageReader, SessionError},
@@ -93,7 +93,7 @@ async fn read_setup(
             "session established"
         );
     }
-    context.set_ready();
+    context.set_ready(Dialect::of(&setup));
     Ok((reader, rights))
 }
 

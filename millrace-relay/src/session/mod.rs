@@ -24,6 +24,7 @@ mod backups;
 mod context;
 mod control;
 mod datagrams;
+mod dialect;
 mod fetch;
 mod namespaces;
 mod publish;

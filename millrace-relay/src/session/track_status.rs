@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::moq::{
-    Parameters,
-    message::{RequestOk, TrackStatus},
-};
+use millrace_proto::moq::message::{RequestOk, TrackStatus};
 
 use super::context::Context;
 use crate::wire::{self, RequestStream, SessionError};
@@ -21,7 +18,7 @@ pub async fn serve(
         Err(error) => return context.refuse(stream.send, error).await,
     };
     let ok = RequestOk {
-        parameters: Parameters { largest_object: track.data.largest(), ..Parameters::default() },
+        parameters: context.dialect().largest(track.data.largest()),
         properties: track.data.properties(),
     };
     wire::send_last(&mut stream.send, ok).await;

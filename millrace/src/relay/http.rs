@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status`, `/trace` and `/certificate.sha256` over HTTP.
+//! `/metrics`, `/healthz`, `/status`, `/trace` and the web page over HTTP.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,7 +13,7 @@ use axum::{
 use millrace_relay::trace::{Tracer, Wanted};
 
 use super::{
-    metrics,
+    metrics, page,
     status::{Status, StatusSource},
 };
 use crate::http::{self, StartError};
@@ -29,12 +29,8 @@ pub async fn start(
     tracer: Arc<Tracer>,
     access: Access,
 ) -> Result<Server, StartError> {
-    http::serve(addr, router(source, tracer), access.with_public(&[CERTIFICATE])).await
+    http::serve(addr, router(source, tracer), access.with_public(page::PUBLIC)).await
 }
-
-/// What browsers are to take a self-signed certificate for. Every client sees the certificate in its handshake, so any page may
-/// ask, without a token.
-const CERTIFICATE: &str = "/certificate.sha256";
 
 type Source = State<Arc<dyn StatusSource>>;
 
@@ -44,7 +40,7 @@ fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
         .route("/metrics", get(scrape))
         .route("/healthz", get(healthz))
         .route("/status", get(status))
-        .route(CERTIFICATE, get(fingerprint))
+        .merge(page::router())
         .with_state(source)
         .merge(trace)
 }
@@ -67,12 +63,6 @@ async fn trace(State(tracer): State<Arc<Tracer>>, RawQuery(query): RawQuery) -> 
     }
 }
 
-/// For players that are given an http:// URL: they ask at the relay's own address and port, over TCP.
-async fn fingerprint(State(source): Source) -> Response {
-    let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
-    ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
-}
-
 async fn healthz(State(source): Source) -> (StatusCode, &'static str) {
     if source.draining() { (StatusCode::SERVICE_UNAVAILABLE, "draining\n") } else { (StatusCode::OK, "ok\n") }
 }
@@ -90,7 +80,7 @@ mod tests {
     use crate::relay::{
         config::{Config, EngineChoice, Settings},
         server,
-        status::fetch,
+        status::{Web, fetch},
         tls,
     };
 
@@ -111,6 +101,9 @@ mod tests {
         }
         fn fingerprint(&self) -> String {
             "ab".repeat(32)
+        }
+        fn web(&self) -> Web {
+            Web { port: Some(4443), local: Some([127, 0, 0, 1].into()), sha256: Some(self.fingerprint()) }
         }
     }
 
@@ -140,7 +133,16 @@ mod tests {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
-        assert_eq!(ask(CERTIFICATE, None).await, (200, source.fingerprint()));
+        for path in page::PUBLIC {
+            let (code, body) = ask(path, None).await;
+            assert!(code == 200 && !body.is_empty(), "{path}: {code}");
+        }
+        assert_eq!(ask("/certificate.sha256", None).await.1, source.fingerprint());
+        let web: serde_json::Value = serde_json::from_str(&ask("/web.json", None).await.1).unwrap();
+        assert_eq!(
+            web,
+            serde_json::json!({ "port": 4443, "local": "127.0.0.1", "sha256": source.fingerprint() })
+        );
         source.0.store(true, Ordering::Relaxed);
         assert_eq!(get("/healthz").await, (503, "draining\n".to_owned()));
         let (code, body) = get("/status").await;

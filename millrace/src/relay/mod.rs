@@ -7,6 +7,7 @@ mod guard;
 pub mod http;
 mod memory;
 pub mod metrics;
+mod page;
 pub(crate) mod serve;
 pub mod server;
 pub mod status;

@@ -2,7 +2,7 @@
 
 use std::{
     iter,
-    net::{SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
 };
 
@@ -27,10 +27,10 @@ use rustls::{KeyLog, RootCertStore, sign::CertifiedKey};
 
 use super::{
     access,
-    config::{CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue},
+    config::{self, CipherSuite, Config, CongestionControl, DropPolicy, Gso, Queue},
     engine::Chosen,
     guard::{self, Follower, Guard},
-    status::{Status, StatusSource},
+    status::{Status, StatusSource, Web},
     tls,
 };
 use crate::log;
@@ -45,6 +45,8 @@ pub struct Server {
     access: Arc<Access>,
     /// SHA-256 of the certificate that is shown.
     fingerprint: Mutex<String>,
+    is_self_signed: bool,
+    has_webtransport: bool,
 }
 
 /// Secrets and identities that a relay starts with.
@@ -127,7 +129,18 @@ impl Server {
         let follower = Follower::start(&guard)?;
         let relay = bound.serve(Arc::clone(&guard) as _);
         let fingerprint = Mutex::new(tls::fingerprint(&identity.certificate));
-        Ok(Self { relay, engine, _follower: follower, guard, access, fingerprint })
+        let is_self_signed = config.identity == config::Identity::SelfSigned;
+        let has_webtransport = config.web.is_some();
+        Ok(Self {
+            relay,
+            engine,
+            _follower: follower,
+            guard,
+            access,
+            fingerprint,
+            is_self_signed,
+            has_webtransport,
+        })
     }
 
     /// The addresses that are served, ports filled in.
@@ -208,6 +221,20 @@ impl Server {
 }
 
 impl StatusSource for Server {
+    fn web(&self) -> Web {
+        let addr = self.local_addrs().first().copied().filter(|_| self.has_webtransport);
+        let local = addr.map(|addr| match addr.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+            ip => ip,
+        });
+        Web {
+            port: addr.map(|addr| addr.port()),
+            local,
+            sha256: self.is_self_signed.then(|| self.fingerprint()),
+        }
+    }
+
     fn fingerprint(&self) -> String {
         self.fingerprint.lock().clone()
     }

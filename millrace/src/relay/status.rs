@@ -1,6 +1,6 @@
 //! The body of `/status`, which `/metrics` is derived from: what the relay says about itself, and its gate.
 
-use std::{collections::BTreeMap, ops::Deref};
+use std::{collections::BTreeMap, net::IpAddr, ops::Deref};
 
 use millrace_gate::status as gate;
 use serde::{Deserialize, Serialize};
@@ -14,6 +14,20 @@ pub trait StatusSource: Send + Sync + 'static {
     fn draining(&self) -> bool;
     /// SHA-256 of the certificate that new sessions are shown, lower-case hexadecimal.
     fn fingerprint(&self) -> String;
+    /// Where browsers connect.
+    fn web(&self) -> Web;
+}
+
+/// Where WebTransport clients find the relay, for the page.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Web {
+    /// Of the first address that is served; UDP. `None` if the relay is not to serve WebTransport.
+    pub port: Option<u16>,
+    /// Its address for who is on this machine: what browsers take `localhost` for may be another of IPv4 and IPv6.
+    pub local: Option<IpAddr>,
+    /// SHA-256 of the certificate in lower-case hexadecimal, if no authority has signed it. Browsers take one of at most 14
+    /// days by that (`serverCertificateHashes`).
+    pub sha256: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

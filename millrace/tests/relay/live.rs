@@ -300,6 +300,27 @@ async fn statuses_and_empty_subgroups_pass() {
     assert_eq!(subscriber.next_subgroup().await.all().await, (vec![0, 1], End::Fin));
 }
 
+/// A subscriber may have seen the end of neither the subscription nor its streams when the next one begins.
+#[tokio::test]
+async fn an_alias_is_not_given_out_again_at_once() {
+    let relay = Relay::start();
+    let (mut publisher, _namespace, track) = with_publisher(&relay).await;
+    let (subscriber, mut request, ok, _upstream) = first_subscriber(&relay, &mut publisher, &track, 1).await;
+    // The track goes on meanwhile.
+    let other = relay.peer().await;
+    let _kept = other.subscribe(&track).await;
+    let mut seen = vec![ok.track_alias];
+    for _ in 0..100 {
+        request.cancel();
+        relay.until("one subscription", |status| status.tracks[0].subscribers == 1).await;
+        let (next, ok) = subscriber.subscribe(&track).await;
+        assert!(!seen.iter().rev().take(64).any(|alias| *alias == ok.track_alias), "{seen:?}");
+        assert!(ok.track_alias < 128, "as many bytes as the publisher's");
+        seen.push(ok.track_alias);
+        request = next;
+    }
+}
+
 #[tokio::test]
 async fn two_tracks_with_one_alias_get_two_aliases() {
     let relay = Relay::start();

@@ -1,5 +1,6 @@
 //! A client of HTTP/3 that does what a test says, on stock quinn.
 
+mod dialect;
 mod requests;
 mod session;
 

@@ -113,7 +113,8 @@ impl Entry {
 
     /// Applies REQUEST_UPDATE to the subscription; the answer is REQUEST_OK or REQUEST_ERROR.
     fn update(&self, update: RequestUpdate) -> Result<Result<RequestOk, RequestError>, SessionError> {
-        let parameters = update.parameters.clone();
+        let mut parameters = update.parameters.clone();
+        parameters.filter = self.context().dialect().filter(parameters.filter);
         self.context().check_request_id(&update.into())?;
         let largest = self.track().data.largest();
         if let Err(error) = self.apply(&parameters, largest) {
@@ -122,10 +123,7 @@ impl Entry {
         if let Some(group) = parameters.new_group_request {
             self.track().request_group(group);
         }
-        Ok(Ok(RequestOk {
-            parameters: Parameters { largest_object: largest, ..Parameters::default() },
-            ..RequestOk::default()
-        }))
+        Ok(Ok(RequestOk { parameters: self.context().dialect().largest(largest), ..RequestOk::default() }))
     }
 
     /// Changes the subscription as `parameters` say, and sends what that makes possible.

@@ -5,14 +5,14 @@ mod follow;
 mod publish;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, VecDeque},
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use millrace_proto::{
     moq::{
-        Location, Message, Parameters, TrackName, code,
+        Location, Message, TrackName, code,
         message::{PublishDone, RequestError, Subscribe, SubscribeOk},
         vi64,
     },
@@ -40,6 +40,9 @@ use crate::{
 const LATE_SUBSCRIBE: Duration = Duration::from_secs(1);
 const LOOKS: Duration = Duration::from_millis(50);
 
+/// How many aliases of subscriptions that have ended are not given out again.
+const RETIRED_ALIASES: usize = 64;
+
 /// The subscriptions of one session.
 pub struct Subscriptions {
     context: Arc<Context>,
@@ -58,6 +61,9 @@ struct State {
     by_owner: HashMap<u64, Arc<Subscription>>,
     /// Aliases that we gave out.
     aliases: HashSet<u64>,
+    /// The last ones that are free again. Streams that the peer has not read yet may name them, and it may take what is new for
+    /// what it has cancelled.
+    retired: VecDeque<u64>,
     /// What it asked for of which ladders.
     asked: Asked,
 }
@@ -81,7 +87,9 @@ impl Subscriptions {
         stream: RequestStream,
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
-        let Subscribe { request_id, track: name, parameters } = subscribe;
+        let Subscribe { request_id, track: name, mut parameters } = subscribe;
+        let dialect = self.context.dialect();
+        parameters.filter = dialect.filter(parameters.filter);
         let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
         let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
         let Some(pending) = self.begin(request_id, &name) else {
@@ -107,7 +115,7 @@ impl Subscriptions {
         drop(pending);
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
-            parameters: Parameters { largest_object: largest, ..Parameters::default() },
+            parameters: dialect.largest(largest),
             properties: entry.track().data.properties(),
         };
         entry.run(Some(ok.into()), stream, Some(rights)).await
@@ -188,7 +196,8 @@ impl Subscriptions {
     ) -> Entry {
         let mut state = self.state.lock();
         let wanted = track.upstreams().first().map_or(0, |upstream| upstream.alias);
-        let alias = free_alias(wanted, |alias| state.aliases.contains(&alias));
+        let alias =
+            free_alias(wanted, |alias| state.aliases.contains(&alias) || state.retired.contains(&alias));
         state.aliases.insert(alias);
         let connection = Arc::clone(self.context.connection());
         let owner = self.context.next_owner();
@@ -208,11 +217,19 @@ impl Subscriptions {
         state.by_request.remove(&request_id);
         state.by_owner.remove(&subscription.owner);
         connection.downstream().forget_owner(subscription.owner);
-        state.aliases.remove(&subscription.alias);
+        state.retire(subscription.alias);
     }
 }
 
 impl State {
+    fn retire(&mut self, alias: u64) {
+        self.aliases.remove(&alias);
+        if self.retired.len() == RETIRED_ALIASES {
+            self.retired.pop_front();
+        }
+        self.retired.push_back(alias);
+    }
+
     fn contains(&self, name: &TrackName) -> bool {
         self.pending.values().any(|pending| pending == name)
             || self.by_request.values().any(|subscribed| subscribed.track.name() == name)

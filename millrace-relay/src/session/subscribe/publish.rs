@@ -33,11 +33,7 @@ impl Subscriptions {
             request_id,
             track: entry.track().name().clone(),
             track_alias: entry.subscription().alias,
-            parameters: Parameters {
-                largest_object: largest,
-                forward: Some(forward),
-                ..Parameters::default()
-            },
+            parameters: Parameters { forward: Some(forward), ..self.context.dialect().largest(largest) },
             properties,
         };
         match entry.offer(publish, &mut stream).await? {

@@ -1,0 +1,1 @@
+throw Error(`this browser cannot decode Opus`);

@@ -1,0 +1,56 @@
+// The list of what is live.
+
+import { type Connection, Path } from "@moq/net";
+
+import { byId, h } from "../src/dom";
+
+export class Broadcasts {
+  readonly #items = new Map<string, HTMLLIElement>();
+  #marked = "";
+
+  constructor(
+    readonly connection: Connection.Reload,
+    readonly choose: (name: string) => void,
+  ) {
+    connection.status.watch(() => this.#show());
+  }
+
+  /** Those of each connection in turn. The first is chosen where `chosen` says that none is. */
+  async follow(chosen: () => string) {
+    const announced = this.connection.announced(Path.empty());
+    for (let event = await announced.next(); event; event = await announced.next()) {
+      if (!event.active) this.#remove(event.path);
+      else {
+        this.#add(event.path);
+        if (!chosen()) this.choose(event.path);
+      }
+    }
+  }
+
+  mark(name: string) {
+    this.#marked = name;
+    this.#show();
+  }
+
+  #add(name: string) {
+    if (this.#items.has(name)) return;
+    const item = h("li", {}, h("button", { type: "button", onclick: () => this.choose(name) }, name));
+    this.#items.set(name, item);
+    const after = [...this.#items.keys()].sort().find((other) => other > name);
+    byId("broadcasts").insertBefore(item, (after !== undefined && this.#items.get(after)) || null);
+    this.#show();
+  }
+
+  #remove(name: string) {
+    this.#items.get(name)?.remove();
+    this.#items.delete(name);
+    this.#show();
+  }
+
+  #show() {
+    byId("none").hidden = this.#items.size > 0 || this.connection.status.peek() !== "connected";
+    for (const [name, item] of this.#items) {
+      item.firstElementChild?.setAttribute("aria-current", String(name === this.#marked));
+    }
+  }
+}

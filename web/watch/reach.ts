@@ -1,0 +1,118 @@
+// How the page comes to the relay, and in plain words why it does not.
+
+import type { Connection } from "@moq/net";
+
+import { byId } from "../src/dom";
+
+/** Where this relay serves WebTransport: `/web.json`. */
+interface Web {
+  port: number | null;
+  /** Its address for who is on the same machine. */
+  local: string | null;
+  /** SHA-256 of a certificate that no authority has signed. */
+  sha256: string | null;
+}
+
+/** How soon the relay is asked again whether it is there, and with which certificate. */
+const AGAIN_MS = 1000;
+
+/** Why this browser plays nothing, if it does not. */
+export function hindrance(): string | undefined {
+  if (!window.isSecureContext) {
+    return (
+      "Browsers connect to a relay from pages on https:// and on localhost only, and this page is on neither. " +
+      `Open http://localhost:${location.port} on the computer where the relay runs, or put a server with https in front of it.`
+    );
+  }
+  if (!("WebTransport" in window)) {
+    return "This browser has no WebTransport, by which media comes. Chromium, Edge and Firefox of today have it.";
+  }
+  if (!("VideoDecoder" in window)) return "This browser cannot decode video for a page (WebCodecs is missing).";
+  return undefined;
+}
+
+export function tell(message: string | undefined) {
+  const place = byId("message");
+  place.hidden = !message;
+  if (message !== undefined && place.textContent !== message) place.textContent = message;
+}
+
+/** Keeps connections pointed at the relay, whose certificate may change. The first says whether it can be reached. */
+export class Reach {
+  #web: Web | undefined;
+  #wasConnected = false;
+
+  constructor(readonly connections: [Connection.Reload, ...Connection.Reload[]]) {
+    for (const connection of connections) {
+      // For ever: a relay may be away for longer than a moment.
+      connection.delay = { initial: 500, multiplier: 2, max: 4000, timeout: 0 };
+      connection.websocket = { enabled: false };
+    }
+    connections[0].status.watch((status) => this.#show(status));
+  }
+
+  get #status() {
+    return this.connections[0].status.peek();
+  }
+
+  async keep() {
+    for (;;) {
+      if (this.#status !== "connected") await this.#look();
+      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    }
+  }
+
+  async #look() {
+    const web: Web | undefined = await fetch("./web.json", { cache: "no-store" })
+      .then((answer) => answer.json())
+      .catch(() => undefined);
+    if (this.#status === "connected") return;
+    if (!web) {
+      tell("The relay does not answer any more: it was stopped, or the network is gone. It is tried again and again.");
+      return;
+    }
+    if (web.port === null) {
+      tell("This relay is configured not to serve browsers (webtransport = false).");
+      return;
+    }
+    const isNew = web.sha256 !== this.#web?.sha256 || web.port !== this.#web?.port;
+    if (isNew) {
+      this.#web = web;
+      this.#point(web, web.port);
+    } else if (this.#status === "disconnected") {
+      tell(
+        `The relay answers, but no connection to its UDP port ${web.port} comes about: a firewall keeps UDP out, the relay lets ` +
+          "this page or this address not in, or the browser does not take its certificate" +
+          (web.sha256 ? " (which no authority has signed; is this computer's clock right?)." : "."),
+      );
+    }
+  }
+
+  /** Connections go there, from their next attempt on. */
+  #point({ sha256, local }: Web, port: number) {
+    // Browsers may take localhost for the other of 127.0.0.1 and ::1.
+    const host = location.hostname === "localhost" && local ? local : location.hostname;
+    const url = new URL(`https://${host.includes(":") && !host.startsWith("[") ? `[${host}]` : host}:${port}/`);
+    const jwt = new URLSearchParams(location.search).get("jwt");
+    if (jwt) url.searchParams.set("jwt", jwt);
+    byId("host").textContent = url.host;
+    for (const connection of this.connections) {
+      connection.webtransport = sha256 ? { serverCertificateHashes: [{ value: sha256 }] } : {};
+      connection.url.set(url);
+      connection.enabled.set(true);
+    }
+  }
+
+  #show(status: string) {
+    const place = byId("connection");
+    place.textContent = status;
+    place.dataset.state = status === "connected" ? "live" : status === "connecting" ? "waits" : "lost";
+    if (status === "connected") {
+      this.#wasConnected = true;
+      tell(undefined);
+    } else if (status === "disconnected" && this.#wasConnected) {
+      this.#wasConnected = false;
+      tell("The relay ended the connection. The page connects again as soon as it can.");
+    }
+  }
+}
