@@ -99,6 +99,7 @@
 
 pub mod access;
 mod admission;
+mod catalog;
 mod config;
 mod delays;
 mod engine;

@@ -23,6 +23,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     access::policy::Identity,
+    catalog::Parsed,
     delays::{Delays, TrackDelays},
     outbox::Outbox,
     subscription::{Ended, News, Subscription, TrackRef},
@@ -52,6 +53,8 @@ pub struct LiveTrack {
     /// The publisher from which we unsubscribed, if the track has been without one since.
     paused_at: Mutex<Option<u64>>,
     owner: Mutex<Option<Owner>>,
+    /// What it says if it is a catalog.
+    pub catalog: Parsed,
 }
 
 /// Whose track it is, while somebody of that identity publishes it.
@@ -100,6 +103,7 @@ impl LiveTrack {
             group_request: Mutex::default(),
             paused_at: Mutex::default(),
             owner: Mutex::default(),
+            catalog: Parsed::default(),
         }
     }
 

@@ -94,6 +94,7 @@ impl Drops {
         sum.evicted += resets.evicted;
         sum.overflow += resets.overflow;
         sum.late += resets.late;
+        sum.hopeless += resets.hopeless;
         sum.queue_full += resets.queue_full;
         self.datagrams_expired += other.datagrams_expired;
         self.datagrams_late += other.datagrams_late;
@@ -101,7 +102,7 @@ impl Drops {
         self.datagrams_overflowed += other.datagrams_overflowed;
     }
 
-    fn streams(&self) -> [(&'static str, u64); 9] {
+    fn streams(&self) -> [(&'static str, u64); 10] {
         let resets = &self.resets;
         [
             ("reset_by_publisher", resets.source),
@@ -111,6 +112,7 @@ impl Drops {
             ("subgroup_delivery_timeout", resets.subgroup_timeout),
             ("evicted", resets.evicted),
             ("late", resets.late),
+            ("hopeless", resets.hopeless),
             ("queue_full", resets.queue_full),
             ("too_many_streams", resets.overflow),
         ]

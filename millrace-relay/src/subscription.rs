@@ -414,7 +414,7 @@ impl Subscription {
         self.connection.withdraw(Instant::now(), self.owner);
         if resumed {
             state.joining = largest;
-            let next = Filter::LargestObject.start(largest);
+            let next = self.resume_at(state.choice.as_ref(), largest);
             state.options.window.start = state.options.window.start.max(next);
         }
         let mut downstream = self.connection.downstream();

@@ -122,6 +122,31 @@ fn bystanders_of_a_hostile_client_are_measured() {
     }
 }
 
+/// Both engines; how little a busy machine lets one suffer from the other is not what is tested.
+#[test]
+fn the_neighbour_of_a_bad_link_is_measured() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP the_neighbour_of_a_bad_link_is_measured: needs root");
+        return;
+    }
+    let rows = rows("isolation --relays kernel,user --impair bursts --seconds 2 --rounds 1");
+    let [kernel, user] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+    for (row, engine) in [(kernel, "kernel"), (user, "user")] {
+        assert_eq!((&row["engine"], &row["impair"]), (&Value::from(engine), &Value::from("bursts")));
+        let round = &row["rounds"][0];
+        assert_eq!(round.get("error"), None, "{row}");
+        for (link, who) in [("good", "owed"), ("good", "other"), ("bad", "owed"), ("bad", "other")] {
+            let owed = &round[link][who];
+            assert!(owed["objects"].as_u64().is_some_and(|objects| objects > 0), "{link}, {who}: {row}");
+        }
+        for percentile in ["p50", "p90", "p99"] {
+            let it = &row["latency_us"][percentile];
+            assert!(it["ratio"]["mean"].as_f64().is_some_and(|ratio| ratio > 0.0), "{row}");
+            assert!(it["good"]["median"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+        }
+    }
+}
+
 /// Both engines, with a ladder and without; how much of it a busy machine shows in time is not what is tested.
 #[test]
 fn what_a_viewer_sees_is_measured() {
@@ -129,8 +154,16 @@ fn what_a_viewer_sees_is_measured() {
         println!("SKIP what_a_viewer_sees_is_measured: needs root");
         return;
     }
-    let rows =
-        rows("adapt --relays kernel,user --policies adaptive,live --rates-mbit 8,4 --seconds 4 --rounds 1");
+    let directory = tempfile::tempdir().expect("a directory");
+    let plot = directory.path().join("plot.svg");
+    let rows = rows(&format!(
+        "adapt --relays kernel,user --policies adaptive,live --rates-mbit 8,4 --seconds 4 --rounds 1 --plot {}",
+        plot.display()
+    ));
+    let plot = std::fs::read_to_string(plot).expect("a plot");
+    for text in ["millrace (kernel), adaptive", "millrace (user), live", "stall_ms_total", "latency_p95_ms"] {
+        assert!(plot.contains(text), "{text} is not in the picture");
+    }
     let rows = rows.as_array().expect("a list");
     let expected = [("kernel", "adaptive"), ("kernel", "live"), ("user", "adaptive"), ("user", "live")];
     assert_eq!(rows.len(), expected.len());
@@ -144,6 +177,12 @@ fn what_a_viewer_sees_is_measured() {
             assert!((0.0..=100.0).contains(&number(name)), "{name} in {row}");
         }
         assert!(number("longest_stall_ms") <= number("stall_ms_total"), "{row}");
+        let spread = &row["spread"]["audio_on_time_pct"];
+        assert_eq!(
+            [&spread["median"], &spread["min"], &spread["max"]],
+            [&row["audio_on_time_pct"]; 3],
+            "{row}"
+        );
         if policy == "live" {
             assert_eq!(number("switches"), 0.0, "{row}");
         }

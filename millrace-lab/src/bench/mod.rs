@@ -10,6 +10,7 @@ mod figures;
 mod gate;
 mod graft;
 mod hostile;
+mod isolation;
 mod max_rate;
 mod owed;
 mod plot;
@@ -47,6 +48,8 @@ enum Command {
     Thesis(thesis::Args),
     /// What a viewer sees while a link loses most of its room and gets it back
     Adapt(adapt::Args),
+    /// What one subscriber's bad link costs another one
+    Isolation(isolation::Args),
     /// What a bystander's media suffer from a hostile client, and what it costs the relay
     Hostile(hostile::Args),
     /// Compare defences of a QUIC server: requests under attack, cost of what is refused
@@ -81,6 +84,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Fairness(args) => fairness::run(args),
         Command::Thesis(args) => thesis::run(args),
         Command::Adapt(args) => adapt::run(args),
+        Command::Isolation(args) => isolation::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),
         Command::Graft(args) => graft::run(args),

@@ -84,7 +84,7 @@ impl Axis {
     }
 }
 
-fn colour(contender: Contender) -> RGBColor {
+pub fn colour(contender: Contender) -> RGBColor {
     match contender {
         Contender::Kernel => RGBColor(0xd6, 0x27, 0x28),
         Contender::KernelGate => RGBColor(0x8c, 0x1a, 0x1b),

@@ -55,7 +55,7 @@ impl Profile {
     }
 
     /// `offered`: bits per second of media to one subscriber.
-    fn settings(self, offered: u64) -> Option<String> {
+    pub fn settings(self, offered: u64) -> Option<String> {
         let rate = offered * 3 / 5;
         let queue = |ms: u64| rate / 8 * ms / 1000;
         Some(match self {

@@ -65,6 +65,21 @@ pub struct Route<'lab> {
     pub subscribers: &'lab Node,
 }
 
+/// One subscriber more, of traffic that flows.
+pub struct Subscriber(Process);
+
+impl Subscriber {
+    pub fn start(name: &'static str, route: &Route<'_>, directory: &Path) -> anyhow::Result<Self> {
+        start(name, route.subscribers, &subscribing(1, route.relay), directory).map(Self)
+    }
+
+    /// Waits for the end of the traffic; what it was owed.
+    pub fn finish(self) -> anyhow::Result<Option<Owed>> {
+        let output = self.0.finish(END_LIMIT)?;
+        Ok(received_by_clients(&output, 0.0)?.owed)
+    }
+}
+
 impl Traffic {
     /// Starts both ends, and waits until `flows` holds. The publisher sends for `seconds`.
     pub fn start(
@@ -202,7 +217,7 @@ impl Commands<'_> {
                 self.seconds
             ),
         };
-        self.start("publisher", self.route.publisher, &arguments)
+        start("publisher", self.route.publisher, &arguments, self.directory)
     }
 
     fn subscribers(&self) -> anyhow::Result<Process> {
@@ -210,17 +225,21 @@ impl Commands<'_> {
         let relay = self.route.relay;
         let arguments = match self.contender {
             Contender::Forwarder => format!("bench udp sink --from {relay} --subscribers {subscribers}"),
-            _ => format!(
-                "subscribe --name {NAMESPACE} --track {TRACK} --stats --json --subscribers {subscribers} \
-                 --tls-disable-verify moqt://{relay}"
-            ),
+            _ => subscribing(subscribers, relay),
         };
-        self.start("subscribers", self.route.subscribers, &arguments)
+        start("subscribers", self.route.subscribers, &arguments, self.directory)
     }
+}
 
-    fn start(&self, name: &'static str, node: &Node, arguments: &str) -> anyhow::Result<Process> {
-        let mut command = node.command(env::current_exe()?);
-        command.args(arguments.split_whitespace());
-        Process::start(name, command, self.directory)
-    }
+fn subscribing(subscribers: usize, relay: SocketAddr) -> String {
+    format!(
+        "subscribe --name {NAMESPACE} --track {TRACK} --stats --json --subscribers {subscribers} \
+         --tls-disable-verify moqt://{relay}"
+    )
+}
+
+fn start(name: &'static str, node: &Node, arguments: &str, directory: &Path) -> anyhow::Result<Process> {
+    let mut command = node.command(env::current_exe()?);
+    command.args(arguments.split_whitespace());
+    Process::start(name, command, directory)
 }

@@ -71,6 +71,7 @@ enum Cause {
     Evicted,
     Overflow,
     Late,
+    Hopeless,
     QueueFull,
 }
 
@@ -114,6 +115,10 @@ pub struct Downstream {
     policy: Box<dyn Policy>,
     /// When what waits is looked at next.
     review_at: Option<Instant>,
+    /// Before this it is not looked at again.
+    reviewed_until: Option<Instant>,
+    /// A group has begun that is its owner's newest.
+    superseded: bool,
     /// Index of the next stream to open (its ID without the two low bits).
     next_stream: u64,
     /// Connection credit that was used, bytes.
@@ -156,6 +161,8 @@ impl Downstream {
             datagrams_turn: true,
             deadlines: BTreeSet::new(),
             review_at: None,
+            reviewed_until: None,
+            superseded: false,
             next_stream: peer.first_stream_uni,
             data_sent: 0,
             outstanding: Budget::default(),
@@ -184,7 +191,7 @@ impl Downstream {
 
     /// Adds a stream. It gets its ID when it is first sent: streams wait for IDs in order of priority.
     pub fn open(&mut self, stream: NewStream) -> StreamKey {
-        self.owners.entry(stream.owner).or_default().open(&stream);
+        self.superseded |= self.owners.entry(stream.owner).or_default().open(&stream);
         let key = self.streams.insert(Stream::new(stream, self.peer.max_stream_data_uni));
         self.wake(key);
         key
@@ -269,14 +276,19 @@ impl Downstream {
 
     /// What the connection carries.
     pub fn room(&self, now: Instant) -> Room {
-        let round_trip = self.recovery.rtt.smoothed();
-        let per_round = || (self.recovery.window() as f64 / round_trip.as_secs_f64().max(1e-6)) as u64;
         Room {
             delivered: self.recovery.delivered(),
-            bandwidth: self.recovery.bandwidth().unwrap_or_else(per_round),
+            bandwidth: self.bandwidth(),
             waiting: self.queue_delay(now),
-            round_trip,
+            round_trip: self.recovery.rtt.smoothed(),
         }
+    }
+
+    /// What the path is thought to carry, bytes per second.
+    fn bandwidth(&self) -> u64 {
+        let round_trip = self.recovery.rtt.smoothed();
+        let per_round = || (self.recovery.window() as f64 / round_trip.as_secs_f64().max(1e-6)) as u64;
+        self.recovery.bandwidth().unwrap_or_else(per_round)
     }
 
     pub fn stats(&self) -> Stats {

@@ -18,11 +18,15 @@ pub struct Waiting {
     pub key: StreamKey,
     pub owner: u64,
     pub level: Level,
+    /// Where it is among those of its owner and level that are sent in order.
+    pub order: (u64, u64),
     pub subgroup: u64,
     /// Bytes that wait.
     pub bytes: u64,
     /// Since when the oldest of them has waited, where that is known.
     pub since: Option<Instant>,
+    /// When the newest of them came, where that is known, of a stream of a group that is not its owner's newest any more.
+    pub superseded: Option<Instant>,
     /// How long it may wait.
     pub max_delay: Option<Duration>,
     pub standing: Standing,
@@ -45,6 +49,8 @@ pub struct Queue {
     pub streams: Vec<Waiting>,
     /// Waiting datagrams with what keeps them, bytes.
     pub datagram_bytes: u64,
+    /// What the path is thought to carry, bytes per second.
+    pub rate: u64,
 }
 
 /// Bounds on a [`Queue`].
@@ -69,6 +75,8 @@ pub struct Drop {
 pub enum Reason {
     /// It has waited for too long.
     Late,
+    /// Its owner has a newer group, and the path does not carry the rest of it in time.
+    Hopeless,
     /// Too many bytes wait.
     Bytes,
     /// Too many streams have bytes to send.

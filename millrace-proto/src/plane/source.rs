@@ -1,6 +1,6 @@
 //! Bytes that a stream sends but does not own.
 
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 /// A growing sequence of bytes that a unidirectional stream sends.
 ///
@@ -24,6 +24,12 @@ pub trait Source: Send + Sync {
 
     /// When the first byte of the object at `offset` was received, for delivery timeouts.
     fn received_at(&self, offset: u64) -> Option<Instant>;
+
+    /// The object at `offset`, as far as its header has come: from its first byte, that of what the stream begins with for
+    /// the first object, to behind its last, which may be still to come.
+    fn object_at(&self, _offset: u64) -> Option<Range<u64>> {
+        None
+    }
 }
 
 /// The state of a [`Source`].

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    policy::Reason,
     queues::Place,
     ranges::Ranges,
     source::{End, Extent, Source},
@@ -116,6 +117,14 @@ struct Sending {
     acked: u64,
     acked_beyond: Ranges,
     fin: Fin,
+    given_up: Option<GivenUp>,
+}
+
+/// Where a stream ends that is given up: an object's end.
+#[derive(Clone, Copy, Debug)]
+struct GivenUp {
+    at: u64,
+    reason: Reason,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,6 +165,7 @@ impl Stream {
             acked: 0,
             acked_beyond: Ranges::default(),
             fin: Fin::Owed,
+            given_up: None,
         };
         Self {
             owner: new.owner,
@@ -194,8 +204,45 @@ impl Stream {
     /// Looks at the source again and returns how it ends; `None` once the stream is reset.
     pub fn refresh(&mut self) -> Option<End> {
         let State::Sending(sending) = &mut self.state else { return None };
-        sending.extent = sending.source.extent();
+        sending.extent = sending.extent();
         Some(sending.extent.end)
+    }
+
+    /// Gives up what was not sent yet. What has begun is still sent to its end if it is the stream's first object, or if at
+    /// least half of it was sent, and what was lost is repaired. Returns whether anything of that is left to be done.
+    pub fn give_up(&mut self, reason: Reason) -> bool {
+        let sent = self.sent;
+        let State::Sending(sending) = &mut self.state else { return false };
+        let at = match sending.source.object_at(sent) {
+            Some(object) if object.start < sent && sent < object.end => {
+                let is_half = sent - object.start >= object.end - sent;
+                if object.start == 0 || is_half { object.end } else { object.start }
+            }
+            _ => sent,
+        };
+        sending.given_up = Some(GivenUp { at, reason });
+        sending.lost.remove(at..u64::MAX);
+        sending.extent = sending.extent();
+        sending.acked < at
+    }
+
+    /// Why the stream was given up, if it was.
+    pub fn given_up(&self) -> Option<Reason> {
+        match &self.state {
+            State::Sending(sending) => Some(sending.given_up?.reason),
+            State::Reset { .. } => None,
+        }
+    }
+
+    /// Whether all has come that was to come of a stream that was given up.
+    pub fn is_over(&self) -> bool {
+        match &self.state {
+            State::Sending(sending) => {
+                let done = sending.given_up.is_some_and(|given_up| sending.acked >= given_up.at);
+                done && !sending.is_complete()
+            }
+            State::Reset { .. } => false,
+        }
     }
 
     pub fn subgroup_timeout(&self) -> Option<Duration> {
@@ -260,6 +307,14 @@ impl Stream {
         })
     }
 
+    /// When the newest of its objects came, where that is known.
+    pub fn newest_at(&self) -> Option<Instant> {
+        match &self.state {
+            State::Sending(sending) => sending.source.received_at(sending.extent.len.checked_sub(1)?),
+            State::Reset { .. } => None,
+        }
+    }
+
     /// OBJECT_DELIVERY_TIMEOUT.
     pub fn object_timeout(&self) -> Option<Duration> {
         match &self.state {
@@ -309,7 +364,8 @@ impl Stream {
     pub fn is_caught_up(&self) -> bool {
         match &self.state {
             State::Sending(sending) => {
-                sending.lost.is_empty() && self.sent == sending.extent.len && !sending.is_complete()
+                let is_open = sending.given_up.is_none() && !sending.is_complete();
+                is_open && sending.lost.is_empty() && self.sent == sending.extent.len
             }
             State::Reset { .. } => false,
         }
@@ -329,7 +385,8 @@ impl Stream {
 
     pub fn on_lost(&mut self, range: Range<u64>, fin: bool) {
         let State::Sending(sending) = &mut self.state else { return };
-        let unacked = range.start.max(sending.acked)..range.end;
+        let end = sending.given_up.map_or(range.end, |given_up| given_up.at.min(range.end));
+        let unacked = range.start.max(sending.acked)..end;
         for gap in sending.acked_beyond.gaps(unacked) {
             sending.lost.insert(gap);
         }
@@ -369,7 +426,7 @@ impl Stream {
     }
 
     fn owes(&self, sending: &Sending) -> bool {
-        let Extent { len, end } = sending.source.extent();
+        let Extent { len, end } = sending.extent();
         end == End::Open || self.sent < len || sending.lost.total() > 0
     }
 
@@ -383,6 +440,15 @@ impl Stream {
 }
 
 impl Sending {
+    /// Of the source, up to where it is given up.
+    fn extent(&self) -> Extent {
+        let extent = self.source.extent();
+        match self.given_up {
+            Some(GivenUp { at, .. }) if at < extent.len => Extent { len: at, end: End::Open },
+            _ => extent,
+        }
+    }
+
     fn need(&self, sent: u64, credit: u64) -> Need {
         if self.hole().is_some() || self.owes_fin_alone(sent) {
             Need::Repair
@@ -535,6 +601,48 @@ mod tests {
         assert_eq!(stream.on_offloaded_sent(100..150, false), 50);
         stream.delegated = false;
         assert_eq!(stream.next(1000, 0), Some(Chunk::Reset { code: 7, size: 150 }));
+    }
+
+    /// Of four objects of 100 bytes, of which `sent` bytes were sent and some of them lost: what is still sent.
+    fn given_up(sent: u64, lost: Option<Range<u64>>) -> (Stream, Vec<(u64, u64, bool)>) {
+        let (source, mut stream) = stream(100);
+        (0..3).for_each(|_| source.push(100, Instant::now()));
+        stream.refresh();
+        let chunk = stream.next(sent, u64::MAX).expect("fresh");
+        stream.on_sent(&chunk);
+        lost.into_iter().for_each(|lost| stream.on_lost(lost, false));
+        stream.give_up(Reason::Late);
+        let rest = drain(&mut stream, 1000);
+        (stream, rest)
+    }
+
+    #[test]
+    fn what_has_begun_is_finished_if_it_is_the_first_or_half_there() {
+        assert_eq!(given_up(10, None).1, [(10, 90, false)], "the first object");
+        assert_eq!(given_up(149, None).1, Vec::new());
+        assert_eq!(given_up(150, None).1, [(150, 50, false)]);
+        assert_eq!(given_up(200, None).1, Vec::new(), "between two");
+        assert_eq!(given_up(149, Some(50..149)).1, [(50, 50, false)], "repaired as far as it can be used");
+        let (mut stream, _) = given_up(149, None);
+        assert!(!stream.is_over() && !stream.is_caught_up());
+        stream.on_lost(0..149, false);
+        assert_eq!(stream.pending(), 100, "of what is not finished nothing is repaired");
+        stream.on_acked(0..100, false);
+        assert!(stream.is_over());
+        stream.reset(7);
+        assert_eq!(stream.next(1000, 0), Some(Chunk::Reset { code: 7, size: 149 }));
+    }
+
+    #[test]
+    fn a_stream_that_is_given_up_at_its_end_ends_with_fin() {
+        let (source, mut stream) = stream(100);
+        let chunk = stream.next(60, u64::MAX).expect("fresh");
+        stream.on_sent(&chunk);
+        assert!(stream.give_up(Reason::Late));
+        source.finish(End::Fin { at: Instant::now() });
+        assert!(matches!(stream.refresh(), Some(End::Fin { .. })));
+        assert_eq!(drain(&mut stream, 1000), [(60, 40, true)]);
+        assert!(stream.on_acked(0..100, true));
     }
 
     #[test]

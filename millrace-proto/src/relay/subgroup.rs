@@ -128,9 +128,14 @@ impl Subgroup {
 
     /// When the first byte of the object that covers `offset` arrived.
     pub fn received_at(&self, offset: u64) -> Option<Instant> {
+        self.state.read().object_at(offset).map(|object| object.received_at)
+    }
+
+    /// Where the object that covers `offset` lies, with its header.
+    pub fn object_at(&self, offset: u64) -> Option<Range<u64>> {
         let state = self.state.read();
-        let after = state.objects.partition_point(|object| object.start.start <= offset);
-        after.checked_sub(1).and_then(|index| state.objects.get(index)).map(|object| object.received_at)
+        let ObjectStart { start, payload, payload_len, .. } = state.object_at(offset)?.start;
+        Some(start..payload.saturating_add(payload_len))
     }
 
     /// The first object with an ID of at least `id`, and whether it is the stream's first.
@@ -192,6 +197,12 @@ impl Subgroup {
 }
 
 impl State {
+    /// The last object that begins at `offset` or before.
+    fn object_at(&self, offset: u64) -> Option<&Object> {
+        let after = self.objects.partition_point(|object| object.start.start <= offset);
+        self.objects.get(after.checked_sub(1)?)
+    }
+
     /// Where the objects with such IDs are.
     fn of(&self, ids: &RangeInclusive<u64>) -> Range<usize> {
         let first = self.objects.partition_point(|object| object.start.id < *ids.start());

@@ -1,6 +1,6 @@
 //! A subgroup as one subscriber gets it: a header of its own, then the subgroup's bytes.
 
-use std::{sync::Arc, time::Instant};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use super::subgroup::{Object, Subgroup};
 use crate::{
@@ -91,5 +91,13 @@ impl Source for View {
 
     fn received_at(&self, offset: u64) -> Option<Instant> {
         self.subgroup.received_at(offset.saturating_sub(self.prefix.len() as u64) + self.from)
+    }
+
+    fn object_at(&self, offset: u64) -> Option<Range<u64>> {
+        let prefix = self.prefix.len() as u64;
+        let object = self.subgroup.object_at(offset.saturating_sub(prefix) + self.from)?;
+        // The prefix belongs to the first object, and the header of one that is joined at is in it.
+        let start = object.start.checked_sub(self.from).filter(|start| *start > 0);
+        Some(start.map_or(0, |start| start + prefix)..object.end.checked_sub(self.from)? + prefix)
     }
 }

@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
-use millrace_proto::relay::adapt::Choice;
+use millrace_proto::{
+    moq::{Filter, Location},
+    relay::adapt::Choice,
+};
 
 use super::{Ended, Subscription, TrackRef};
 
@@ -55,6 +58,17 @@ impl Subscription {
         }
         let after = state.choice.as_ref().map_or(before, |choice| choice.current().member);
         Some((before, after))
+    }
+
+    /// What comes next of what the subscription gets; `largest` is that of its own track, which others are not level with.
+    pub(super) fn resume_at(&self, choice: Option<&Choice>, largest: Option<Location>) -> Location {
+        let largests = || self.renditions.get().into_iter().flatten().map(|track| track.data.largest());
+        let newest = largests().flatten().map(|largest| largest.group).max();
+        let (Some(choice), Some(group)) = (choice, newest) else {
+            return Filter::LargestObject.start(largest);
+        };
+        let of_group = largests().nth(choice.of(group)).flatten().filter(|largest| largest.group == group);
+        of_group.map_or(Location::new(group, 0), |largest| Filter::LargestObject.start(Some(largest)))
     }
 
     /// The rendition's place among those that the subscription is served from.

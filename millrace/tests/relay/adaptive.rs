@@ -1,16 +1,16 @@
 //! Subscribers that get the rendition that their path has room for.
 
 use millrace_proto::moq::{
-    Status as ObjectStatus, code,
+    Datagram, Message, Parameters, Status as ObjectStatus, code,
     data::encode_object_header,
-    message::PublishDone,
+    message::{PublishDone, RequestUpdate},
     msf::{Catalog, Track},
 };
 use millrace_relay::{Adaptive, LadderRule};
 
 use millrace::relay::status::Status;
 
-use super::peer::{End, Peer, Relay, expect_done, header, track};
+use super::peer::{End, Peer, Relay, expect_done, header, patiently, payload, track};
 
 /// More than a stream has credit for: unread, it keeps the relay waiting.
 const TOO_MUCH: usize = 3_000_000;
@@ -81,6 +81,30 @@ impl Scene {
         high.finish();
         self.until_largest("low", (0, 0)).await;
         self.relay.until("less is chosen", |status| status.totals.renditions_down == 1).await;
+    }
+
+    fn send_datagram(&self, alias: u64, group: u64, object: u64) {
+        let datagram = Datagram {
+            alias,
+            group,
+            object,
+            priority: None,
+            end_of_group: false,
+            properties: Default::default(),
+            status: None,
+            payload: payload(group, object, 100).into(),
+        };
+        let mut bytes = Vec::new();
+        datagram.encode(&mut bytes);
+        self.publisher.session.streams().send_datagram(bytes.into()).unwrap();
+    }
+
+    /// Changes the subscription.
+    async fn update(&mut self, parameters: Parameters) {
+        let request_id = self.subscriber.session.next_request_id();
+        let request = &mut self.requests[1];
+        request.send(RequestUpdate { request_id, parameters }).await.unwrap();
+        let Message::RequestOk(_) = patiently(request.answer()).await.unwrap() else { panic!("no answer") };
     }
 
     async fn until_largest(&self, name: &str, largest: (u64, u64)) {
@@ -204,6 +228,49 @@ async fn ladders_come_from_the_catalog() {
     scene.publish(1).await;
     assert_eq!(scene.next().await, (0, 1));
     assert_eq!(scene.next().await, (1, LOW));
+}
+
+/// The first group is a stream, which makes the relay wait; what comes then is datagrams.
+#[tokio::test]
+async fn datagrams_are_of_the_rendition_that_fits() {
+    let mut scene = Scene::new(ladder(ENDLESS)).await;
+    scene.choke().await;
+    assert_eq!(scene.next().await, (0, 1));
+    for group in 1..4 {
+        for (alias, objects, name) in [(LOW_ALIAS, LOW, "low"), (HIGH_ALIAS, HIGH, "high")] {
+            (0..objects).for_each(|object| scene.send_datagram(alias, group, object));
+            scene.until_largest(name, (group, objects - 1)).await;
+        }
+        let mut came = Vec::new();
+        for _ in 0..LOW {
+            let datagram = patiently(scene.subscriber.datagrams.recv()).await.unwrap();
+            assert_eq!((datagram.alias, datagram.group), (scene.alias, group));
+            came.push(datagram.object);
+        }
+        came.sort_unstable();
+        assert!(came.into_iter().eq(0..LOW));
+    }
+    scene.subscriber.expect_no_stream().await;
+    assert!(scene.subscriber.datagrams.try_recv().is_err(), "nothing of the other");
+}
+
+#[tokio::test]
+async fn an_update_of_the_subscription_leaves_the_choice_as_it_is() {
+    let mut scene = Scene::new(ladder(ENDLESS)).await;
+    scene.choke().await;
+    scene.update(Parameters { subscriber_priority: Some(3), ..Parameters::default() }).await;
+    scene.publish(1).await;
+    assert_eq!((scene.next().await, scene.next().await), ((0, 1), (1, LOW)));
+    scene.update(Parameters { forward: Some(false), ..Parameters::default() }).await;
+    scene.publish(2).await;
+    scene.subscriber.expect_no_stream().await;
+    scene.update(Parameters { forward: Some(true), ..Parameters::default() }).await;
+    for group in 3..5 {
+        scene.publish(group).await;
+        assert_eq!(scene.next().await, (group, LOW));
+    }
+    let totals = scene.relay.status().totals;
+    assert_eq!((totals.renditions_down, totals.renditions_up), (1, 0));
 }
 
 /// The relay asks for the catalog, and gets it.

@@ -1,6 +1,7 @@
 //! `millrace bench adapt`: what a viewer sees while a link loses most of its room and gets it back.
 
 mod ends;
+mod plot;
 mod shown;
 
 use std::path::PathBuf;
@@ -9,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use millrace_client::payload;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use self::ends::End;
 use self::shown::{Came, Figures, Sent};
@@ -43,6 +44,9 @@ pub struct Args {
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Draw them here, as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
     #[command(subcommand)]
     end: Option<End>,
 }
@@ -105,7 +109,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
     ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "no relay could be measured");
-    Ok(())
+    args.plot.as_deref().map_or(Ok(()), |path| plot::draw(&rows, &args.title(), path))
 }
 
 struct Row {
@@ -129,8 +133,19 @@ impl Row {
         format!("{}{policy}", self.relay.label())
     }
 
+    /// Of the rounds that worked.
+    fn figures(&self) -> Vec<Figures> {
+        self.rounds.iter().flatten().map(|round| round.figures).collect()
+    }
+
     fn median(&self) -> Option<Figures> {
-        Figures::median(&self.rounds.iter().flatten().map(|round| round.figures).collect::<Vec<_>>())
+        Figures::median(&self.figures())
+    }
+
+    fn spread(&self) -> Value {
+        let spread = Figures::spread(&self.figures()).unwrap_or_default();
+        let names = Figures::NAMES.iter().map(|name| (*name).to_owned());
+        names.zip(spread.iter().map(|it| json!(it))).collect::<Map<_, _>>().into()
     }
 
     fn json(&self, args: &Args) -> Value {
@@ -142,6 +157,7 @@ impl Row {
         if !row.is_object() {
             row = json!({});
         }
+        row["spread"] = self.spread();
         row["relay"] = self.relay.relay().into();
         row["engine"] = self.relay.engine().into();
         row["policy"] = self.policy.map(Policy::name).into();
@@ -203,6 +219,11 @@ impl Args {
 
     fn profile(&self) -> String {
         self.rates_mbit.iter().map(u32::to_string).collect::<Vec<_>>().join("-")
+    }
+
+    fn title(&self) -> String {
+        let rates = self.rates_mbit.iter().map(u32::to_string).collect::<Vec<_>>().join(", ");
+        format!("{rates} Mbit/s, {} ms each way, {} s", self.delay_ms, self.seconds)
     }
 
     fn settings(&self, rate_mbit: u32) -> String {

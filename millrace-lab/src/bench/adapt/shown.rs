@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::super::stats::Percentiles;
+use super::super::stats::{Percentiles, Spread};
 
 /// A gap between shown frames that is longer is a stall.
 const STALL: Duration = Duration::from_millis(250);
@@ -89,6 +89,31 @@ impl Figures {
             frames_shown_pct: percent(frames.len() as u64, owed(sent.frames_per_second)),
             switches: switches(sent, &shown),
         }
+    }
+
+    /// Of [`Self::spread`].
+    pub const NAMES: [&'static str; 6] = [
+        "stall_ms_total",
+        "longest_stall_ms",
+        "audio_on_time_pct",
+        "key_frames_on_time_pct",
+        "frames_shown_pct",
+        "latency_p95_ms",
+    ];
+
+    /// Each figure's middle, least and most over the rounds, by [`Self::NAMES`]; of a latency `None` if nothing was shown in
+    /// some of them. `None` without rounds.
+    pub fn spread(rounds: &[Self]) -> Option<[Option<Spread>; 6]> {
+        let fields: [fn(&Self) -> f64; 6] = [
+            |figures| figures.stall_ms_total,
+            |figures| figures.longest_stall_ms,
+            |figures| figures.audio_on_time_pct,
+            |figures| figures.key_frames_on_time_pct,
+            |figures| figures.frames_shown_pct,
+            |figures| figures.latency_p95_ms.unwrap_or(f64::INFINITY),
+        ];
+        let spread = |field| Spread::of(&each(rounds, field)).filter(|spread| spread.max.is_finite());
+        (!rounds.is_empty()).then(|| fields.map(spread))
     }
 
     /// Each figure's middle over the rounds.
@@ -200,6 +225,17 @@ mod tests {
         assert_eq!((figures.stall_ms_total, figures.longest_stall_ms, figures.switches), (0.0, 0.0, 0));
         assert_eq!((figures.audio_on_time_pct, figures.key_frames_on_time_pct), (100.0, 100.0));
         assert_eq!((figures.latency_p95_ms, figures.frames_shown_pct), (Some(20.0), 100.0));
+    }
+
+    #[test]
+    fn the_spread_is_of_each_figure_by_itself() {
+        let good = Figures::of(&SENT, &all(), &[]);
+        let bad = Figures { frames_shown_pct: 0.0, latency_p95_ms: None, ..good };
+        let [stalls, .., shown, latency] = Figures::spread(&[good, bad, good]).unwrap();
+        assert_eq!(stalls, Some(Spread { median: 0.0, min: 0.0, max: 0.0 }));
+        assert_eq!(shown, Some(Spread { median: 100.0, min: 0.0, max: 100.0 }));
+        assert_eq!(latency, None, "once nothing was shown");
+        assert_eq!(Figures::spread(&[]), None);
     }
 
     #[test]

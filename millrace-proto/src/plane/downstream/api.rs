@@ -151,6 +151,8 @@ pub struct Resets {
     pub overflow: u64,
     /// It had waited for longer than it may.
     pub late: u64,
+    /// A newer group had begun, and it would have come too late.
+    pub hopeless: u64,
     /// More than [`policy::Limits::bytes`] waited.
     pub queue_full: u64,
     /// Streams that never got an ID; they are counted above as well.

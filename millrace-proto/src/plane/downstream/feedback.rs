@@ -181,7 +181,9 @@ impl Downstream {
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
         {
-            self.begin_reset(key, self.config.reset_codes.late, Cause::SubgroupTimeout);
+            if !self.finish(key) {
+                self.begin_reset(key, self.config.reset_codes.late, Cause::SubgroupTimeout);
+            }
         }
         if self.review_at.is_some_and(|at| at <= now) {
             self.review(now);
@@ -218,6 +220,8 @@ impl Downstream {
                     if stream.on_acked(offset..offset + u64::from(len), fin) {
                         self.stats.streams_finished += 1;
                         self.close(key, EventKind::Finished);
+                    } else if stream.is_over() {
+                        self.finish(key);
                     } else if stream.queue != Queue::None {
                         self.place(key);
                     }

@@ -32,6 +32,7 @@ impl Downstream {
             Cause::Evicted => &mut resets.evicted,
             Cause::Overflow => &mut resets.overflow,
             Cause::Late => &mut resets.late,
+            Cause::Hopeless => &mut resets.hopeless,
             Cause::QueueFull => &mut resets.queue_full,
         } += 1;
         if opened {
@@ -57,14 +58,25 @@ impl Downstream {
 
     /// Starts the subgroup's delivery timeout, unless it runs already.
     pub(super) fn arm(&mut self, key: StreamKey, fin_at: Instant) {
-        let Some(stream) = self.streams.get_mut(key) else { return };
+        let Some(stream) = self.streams.get(key) else { return };
         if stream.deadline.is_none()
             && let Some(timeout) = stream.subgroup_timeout()
             && let Some(at) = fin_at.checked_add(timeout)
         {
-            stream.deadline = Some(at);
-            self.deadlines.insert((at, key));
+            self.set_deadline(key, at);
         }
+    }
+
+    /// The stream is over by then, or before if that was said already.
+    pub(super) fn set_deadline(&mut self, key: StreamKey, at: Instant) {
+        let Some(stream) = self.streams.get_mut(key) else { return };
+        let before = stream.deadline;
+        let at = before.map_or(at, |before| before.min(at));
+        stream.deadline = Some(at);
+        if let Some(before) = before {
+            self.deadlines.remove(&(before, key));
+        }
+        self.deadlines.insert((at, key));
     }
 
     fn disarm(&mut self, key: StreamKey) {

@@ -108,7 +108,7 @@ impl Downstream {
             return true;
         }
         if let Some(owner) = self.owners.get_mut(&stream.owner) {
-            owner.note(&stream);
+            self.superseded |= owner.note(&stream);
         }
         opened.adopt(stream);
         self.wake(key);

@@ -8,6 +8,9 @@ use super::{
 };
 use crate::plane::stream::{Head, Stream};
 
+/// What is left to be done of a stream that is given up has so long.
+const FINISH: Duration = Duration::from_secs(2);
+
 /// From when something waits until it is looked at.
 const FIRST: Duration = Duration::from_millis(10);
 
@@ -19,22 +22,26 @@ const MOST: Duration = Duration::from_millis(50);
 const PER_ONE: Duration = Duration::from_micros(50);
 
 impl Owner {
-    pub(super) fn open(&mut self, stream: &NewStream) {
+    /// Returns whether another group is the newest now.
+    pub(super) fn open(&mut self, stream: &NewStream) -> bool {
         self.owned.live += 1;
-        self.note(stream);
+        self.note(stream)
     }
 
-    /// It is known what a stream carries.
-    pub(super) fn note(&mut self, stream: &NewStream) {
+    /// It is known what a stream carries; returns whether another group is the newest now.
+    pub(super) fn note(&mut self, stream: &NewStream) -> bool {
         if stream.asked == Asked::All {
-            return;
+            return false;
         }
         let group = stream.label.group;
         let first = (stream.priority.publisher, stream.priority.subgroup);
         match &mut self.newest {
-            Some(newest) if newest.group > group => {}
-            Some(newest) if newest.group == group => newest.first = newest.first.min(first),
-            newest => *newest = Some(Newest { group, first }),
+            Some(newest) if newest.group > group => false,
+            Some(newest) if newest.group == group => {
+                newest.first = newest.first.min(first);
+                false
+            }
+            newest => newest.replace(Newest { group, first }).is_some(),
         }
     }
 }
@@ -46,6 +53,17 @@ impl Downstream {
             self.review_at.get_or_insert(now + FIRST);
         } else if self.review_at.take().is_some() {
             self.policy.rest();
+        }
+    }
+
+    /// A group has begun: what waits of those before it is looked at again at once, if not only just now.
+    pub(super) fn review_superseded(&mut self, now: Instant) {
+        if !std::mem::take(&mut self.superseded) || self.review_at.is_none() {
+            return;
+        }
+        match self.reviewed_until {
+            Some(until) if now < until => self.review_at = self.review_at.min(Some(until)),
+            _ => self.review(now),
         }
     }
 
@@ -69,8 +87,10 @@ impl Downstream {
         let next = late.filter(|at| *at > now).chain(expires).min();
         let waiting = queue.streams.len() + self.datagrams.len();
         self.drop_streams(&drops);
+        self.set_deadlines(now, &drops);
         let least = LEAST.max(PER_ONE * u32::try_from(waiting).unwrap_or(u32::MAX));
         let next = next.map_or(MOST, |next| next.saturating_duration_since(now)).min(MOST).max(least);
+        self.reviewed_until = now.checked_add(least);
         self.review_at = None;
         if self.is_backlogged() {
             self.review_at = now.checked_add(next);
@@ -82,6 +102,7 @@ impl Downstream {
     /// Has streams go if too many have bytes to send.
     pub(super) fn shed(&mut self) {
         if self.waiting_streams() > self.config.queue.streams {
+            self.finish_given_up();
             let queue = self.backlog();
             let drops = self.policy.overflow(&queue, &self.config.queue);
             self.drop_streams(&drops);
@@ -89,15 +110,54 @@ impl Downstream {
     }
 
     fn drop_streams(&mut self, drops: &[Drop]) {
-        let codes = self.config.reset_codes;
         for Drop { key, reason } in drops {
-            let (code, cause) = match reason {
-                Reason::Late => (codes.late, Cause::Late),
-                Reason::Bytes => (codes.behind, Cause::QueueFull),
-                Reason::Streams => (codes.behind, Cause::Overflow),
-            };
-            self.begin_reset(*key, code, cause);
+            let Some(stream) = self.streams.get_mut(*key) else { continue };
+            // What was not sent yet needs no end.
+            if stream.id.is_some() && *reason != Reason::Streams && stream.give_up(*reason) {
+                self.recall(*key);
+                self.place(*key);
+            } else {
+                self.end_for(*key, *reason);
+            }
         }
+    }
+
+    /// What is left to be done of streams that are given up does not take forever.
+    fn set_deadlines(&mut self, now: Instant, drops: &[Drop]) {
+        let Some(at) = now.checked_add(FINISH) else { return };
+        for Drop { key, .. } in drops {
+            if self.streams.get(*key).is_some_and(|stream| stream.given_up().is_some()) {
+                self.set_deadline(*key, at);
+            }
+        }
+    }
+
+    fn end_for(&mut self, key: StreamKey, reason: Reason) {
+        let codes = self.config.reset_codes;
+        let (code, cause) = match reason {
+            Reason::Late => (codes.late, Cause::Late),
+            Reason::Hopeless => (codes.late, Cause::Hopeless),
+            Reason::Bytes => (codes.behind, Cause::QueueFull),
+            Reason::Streams => (codes.behind, Cause::Overflow),
+        };
+        self.begin_reset(key, code, cause);
+    }
+
+    /// Resets the stream if it was given up; returns whether it was.
+    pub(super) fn finish(&mut self, key: StreamKey) -> bool {
+        let reason = self.streams.get(key).and_then(Stream::given_up);
+        if let Some(reason) = reason {
+            self.end_for(key, reason);
+        }
+        reason.is_some()
+    }
+
+    fn finish_given_up(&mut self) {
+        let given_up = self.streams.iter().filter(|(_, stream)| stream.given_up().is_some());
+        let keys: Vec<_> = given_up.map(|(key, _)| key).collect();
+        keys.into_iter().for_each(|key| {
+            self.finish(key);
+        });
     }
 
     /// Drops what its delivery timeout has passed of. Returns when the next one's does.
@@ -145,22 +205,27 @@ impl Downstream {
     }
 
     fn backlog(&self) -> Queue {
-        let heads = self.streams.iter().filter_map(|(key, stream)| Some((key, stream, stream.head()?)));
+        let streams = self.streams.iter().filter(|(_, stream)| stream.given_up().is_none());
+        let heads = streams.filter_map(|(key, stream)| Some((key, stream, stream.head()?)));
         let repair = 2 * self.recovery.rtt.smoothed();
         let waiting = |(key, stream, head): (StreamKey, &Stream, Head)| {
             let owner = self.owners.get(&stream.owner);
             let caught_up = owner.and_then(|owner| owner.caught_up);
             let newest = owner.and_then(|owner| owner.newest);
             let first = (stream.priority.publisher, stream.priority.subgroup);
+            let waits_since = |received: Instant| caught_up.map_or(received, |at| received.max(at));
             let is_newest =
                 newest.is_some_and(|newest| newest.group == stream.label.group && newest.first == first);
+            let is_superseded = newest.is_some_and(|newest| newest.group > stream.label.group);
             Waiting {
                 key,
                 owner: stream.owner,
                 level: stream.priority.level(),
+                order: (stream.priority.group, stream.priority.subgroup),
                 subgroup: stream.priority.subgroup,
                 bytes: stream.pending(),
-                since: head.received_at.map(|received| caught_up.map_or(received, |at| received.max(at))),
+                since: head.received_at.map(waits_since),
+                superseded: is_superseded.then(|| stream.newest_at().map(waits_since)).flatten(),
                 // To learn of a loss and to repair it takes round trips, in which nothing could be done.
                 max_delay: stream.max_delay.map(|most| if head.is_repair { most + repair } else { most }),
                 standing: match (head.is_asked, is_newest) {
@@ -170,6 +235,10 @@ impl Downstream {
                 },
             }
         };
-        Queue { streams: heads.map(waiting).collect(), datagram_bytes: self.datagrams.bytes() }
+        Queue {
+            streams: heads.map(waiting).collect(),
+            datagram_bytes: self.datagrams.bytes(),
+            rate: self.bandwidth(),
+        }
     }
 }

@@ -20,6 +20,7 @@ impl Downstream {
     ///
     /// Pass the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
     pub fn poll_frames(&mut self, now: Instant, room: usize, out: &mut Vec<u8>) -> Option<Content> {
+        self.review_superseded(now);
         let content = self.poll(now, room, out);
         if content.is_none() {
             self.watch_backlog(now);

@@ -92,6 +92,9 @@ pub struct Sim {
     serial: u64,
     /// When the rate-limited link is done with what it has.
     busy_until: Instant,
+    /// Bytes that it has carried, and packets that found its queue full.
+    pub carried: u64,
+    pub overflowed: u64,
     max_ack_delay: Duration,
     pub offload: Offload,
 }
@@ -137,6 +140,8 @@ impl Sim {
             content: HashMap::new(),
             serial: 0,
             busy_until: start,
+            carried: 0,
+            overflowed: 0,
             max_ack_delay,
             offload: Offload::default(),
         }
@@ -279,8 +284,10 @@ impl Sim {
             let start = self.busy_until.max(self.now);
             let queued = (start - self.now).as_secs_f64() * rate as f64;
             if queued as u64 + size as u64 > self.link.queue {
+                self.overflowed += 1;
                 return;
             }
+            self.carried += size as u64;
             if let Arrival::Packet { marks: marks @ Codepoint::Ect0, .. } = &mut arrival
                 && self.link.mark_above.is_some_and(|bytes| queued as u64 > bytes)
             {

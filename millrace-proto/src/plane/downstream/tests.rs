@@ -9,6 +9,7 @@ mod limits;
 mod model;
 mod offload;
 mod priority;
+mod room;
 mod window;
 
 use std::{

@@ -7,12 +7,15 @@ use std::{
 };
 
 use super::{Drop, End, Limits, Policy, Queue, Reason, Standing, Waiting};
-use crate::plane::types::Level;
+use crate::plane::types::{Level, StreamKey};
 
 /// Bounds how long streams wait, and how much does.
 ///
 /// * **Late**: once a stream has waited for longer than it may, all of its owner and level go that have waited for more
 ///   than half of what they may (hysteresis: drops come seldom, and what is sent next is well in time).
+/// * **Hopeless**: a stream whose owner has a newer group by now goes at once if the rest of it, after what is sent before it,
+///   would come too late at the rate that the path is thought to carry. What would be sent of it until it is late is room that
+///   the newer group, with its key frame, has in time.
 /// * **Bytes**: above the hard limit at once, and above the soft limit for longer than a burst, streams go until three
 ///   quarters of that limit are left. The least urgent level goes first, but keeps its share of a reserve; in it the
 ///   owner that has most waiting, and of that the oldest.
@@ -31,11 +34,14 @@ const RESERVE: u64 = 2;
 impl Policy for Live {
     fn review(&mut self, now: Instant, queue: &Queue, limits: &Limits) -> Vec<Drop> {
         let late = late(now, &queue.streams);
-        let gone: HashSet<_> = late.iter().map(|stream| stream.key).collect();
+        let mut gone: HashSet<_> = late.iter().map(|stream| stream.key).collect();
+        let hopeless = hopeless(now, queue, &gone);
+        gone.extend(hopeless.iter().map(|stream| stream.key));
         let counted = |stream: &&Waiting| stream.standing != Standing::Asked && !gone.contains(&stream.key);
         let left: Vec<_> = queue.streams.iter().filter(counted).copied().collect();
         let bytes = queue.datagram_bytes + left.iter().map(|stream| stream.bytes).sum::<u64>();
         let mut drops = named(late, Reason::Late);
+        drops.extend(named(hopeless, Reason::Hopeless));
         if let Some(target) = self.target(now, bytes, limits) {
             let mut shares = Shares::new(&left, |stream| stream.bytes, target);
             drops.extend(named(shares.take(bytes, target, Standing::Ordinary), Reason::Bytes));
@@ -109,6 +115,56 @@ fn late(now: Instant, streams: &[Waiting]) -> Vec<Waiting> {
     let mut gone: Vec<_> = streams.iter().filter(goes).copied().collect();
     gone.sort_unstable_by_key(|stream| (Reverse(stream.level), stream.since, stream.key));
     gone
+}
+
+/// Streams of groups that are not their owner's newest any more, and cannot be through in time.
+fn hopeless(now: Instant, queue: &Queue, gone: &HashSet<StreamKey>) -> Vec<Waiting> {
+    let may_go = |stream: &Waiting| {
+        stream.superseded.is_some() && stream.max_delay.is_some() && stream.standing == Standing::Ordinary
+    };
+    if queue.rate == 0 || !queue.streams.iter().any(may_go) {
+        return Vec::new();
+    }
+    let mut levels = BTreeMap::<Level, Line>::new();
+    for stream in queue.streams.iter().filter(|stream| !gone.contains(&stream.key)) {
+        let line = levels.entry(stream.level).or_default();
+        line.bytes += stream.bytes;
+        let owner = line.owners.entry(stream.owner).or_default();
+        owner.bytes += stream.bytes;
+        owner.streams.push(*stream);
+    }
+    let (mut before, mut hopeless) = (0, Vec::new());
+    for line in levels.into_values() {
+        let bytes = line.bytes;
+        for mut owner in line.owners.into_values() {
+            owner.streams.sort_unstable_by_key(|stream| (stream.order, stream.key));
+            // Only what is sent next keeps the newer group waiting. Owners of one level take turns.
+            let others = bytes - owner.bytes;
+            let is_hopeless = |stream: &&Waiting| {
+                let ahead = before + stream.bytes + others.min(stream.bytes);
+                let through = Duration::from_secs_f64(ahead as f64 / queue.rate as f64);
+                let by =
+                    stream.superseded.zip(stream.max_delay).and_then(|(last, most)| last.checked_add(most));
+                may_go(stream) && by.is_some_and(|by| now + through > by)
+            };
+            hopeless.extend(owner.streams.iter().take_while(is_hopeless).copied());
+        }
+        before += bytes;
+    }
+    hopeless
+}
+
+/// What waits of a level, and in it of each owner.
+#[derive(Default)]
+struct Line {
+    bytes: u64,
+    owners: HashMap<u64, Own>,
+}
+
+#[derive(Default)]
+struct Own {
+    bytes: u64,
+    streams: Vec<Waiting>,
 }
 
 fn named(streams: Vec<Waiting>, reason: Reason) -> Vec<Drop> {

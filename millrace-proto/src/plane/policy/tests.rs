@@ -37,14 +37,16 @@ fn queues() -> impl Strategy<Value = (Instant, Queue)> {
                 key: StreamKey(key),
                 owner,
                 level: (128, publisher),
+                order: (key, subgroup),
                 subgroup,
                 bytes,
                 since: Some(now - ms(waited)),
+                superseded: None,
                 max_delay: max_delay.map(ms),
                 standing,
             }
         };
-        (now, Queue { streams: (0..).zip(streams).map(with_key).collect(), datagram_bytes })
+        (now, Queue { streams: (0..).zip(streams).map(with_key).collect(), datagram_bytes, rate: 0 })
     })
 }
 
@@ -169,9 +171,11 @@ fn stream(key: u64, owner: u64, publisher: u8, bytes: u64, since: Instant) -> Wa
         key: StreamKey(key),
         owner,
         level: (128, publisher),
+        order: (key, 0),
         subgroup: 0,
         bytes,
         since: Some(since),
+        superseded: None,
         max_delay: None,
         standing: Standing::Ordinary,
     }
@@ -185,7 +189,7 @@ fn keys(drops: &[Drop]) -> Vec<u64> {
 fn a_burst_may_exceed_the_soft_limit_for_a_while() {
     let now = Instant::now();
     let streams = (0..6).map(|key| stream(key, 1, 1, 5000, now + ms(key))).collect();
-    let queue = Queue { streams, datagram_bytes: 0 };
+    let queue = Queue { streams, datagram_bytes: 0, rate: 0 };
     let mut live = Live::default();
     assert_eq!(live.review(now, &queue, &LIMITS), []);
     assert_eq!(live.review(now + ms(999), &queue, &LIMITS), []);
@@ -202,7 +206,7 @@ fn who_has_most_goes_without_first() {
     let now = Instant::now();
     let of =
         |owner, count: u64| (0..count).map(move |at| stream(owner * 100 + at, owner, 1, 1000, now + ms(at)));
-    let queue = Queue { streams: of(1, 10).chain(of(2, 40)).collect(), datagram_bytes: 0 };
+    let queue = Queue { streams: of(1, 10).chain(of(2, 40)).collect(), datagram_bytes: 0, rate: 0 };
     let drops = Live::default().review(now, &queue, &LIMITS);
     assert_eq!(keys(&drops), (200..220).collect::<Vec<_>>(), "down to 30,000, all of the one that has most");
 }
@@ -213,8 +217,47 @@ fn each_level_keeps_its_reserve() {
     let of = |publisher: u8, count: u64| {
         (0..count).map(move |at| stream(u64::from(publisher) * 100 + at, 1, publisher, 1000, now + ms(at)))
     };
-    let queue = Queue { streams: of(1, 40).chain(of(2, 10)).collect(), datagram_bytes: 0 };
+    let queue = Queue { streams: of(1, 40).chain(of(2, 10)).collect(), datagram_bytes: 0, rate: 0 };
     let drops = Live::default().review(now, &queue, &LIMITS);
     // 30,000 may be left, of which 7500 are kept for each level.
     assert_eq!(keys(&drops), (200..203).chain(100..117).collect::<Vec<_>>());
+}
+
+/// 1000 bytes a second, and a second to wait: a kilobyte that came at `now` is through in time, more is not.
+#[test]
+fn a_group_that_cannot_be_through_gives_way_to_the_next() {
+    let now = Instant::now() + ms(1000);
+    let old = |key, owner, publisher, bytes, came| Waiting {
+        superseded: Some(now - ms(came)),
+        max_delay: Some(ms(1000)),
+        ..stream(key, owner, publisher, bytes, now - ms(came))
+    };
+    let new = |key, owner, bytes| Waiting {
+        max_delay: Some(ms(1000)),
+        standing: Standing::Newest,
+        ..stream(key, owner, 1, bytes, now)
+    };
+    let limits = Limits { bytes: u64::MAX, ..LIMITS };
+    let none = [0_u64; 0];
+    let gone = |streams: &[Waiting], rate| {
+        let queue = Queue { streams: streams.to_vec(), datagram_bytes: 0, rate };
+        let drops = Live::default().review(now, &queue, &limits);
+        assert!(drops.iter().all(|drop| drop.reason == Reason::Hopeless));
+        keys(&drops)
+    };
+    assert_eq!(gone(&[old(1, 1, 1, 900, 0), new(2, 1, 100)], 1000), none);
+    assert_eq!(gone(&[old(1, 1, 1, 900, 200), new(2, 1, 100)], 1000), [1], "it came a while ago");
+    assert_eq!(gone(&[old(1, 1, 1, 1100, 0), new(2, 1, 100)], 1000), [1]);
+    assert_eq!(gone(&[old(1, 1, 1, 1100, 0), new(2, 1, 100)], 0), none, "nobody knows");
+    assert_eq!(gone(&[stream(1, 1, 1, 5000, now), new(2, 1, 100)], 1000), none, "there is no newer group");
+    assert_eq!(
+        gone(&[stream(0, 2, 0, 200, now), old(1, 1, 1, 900, 0)], 1000),
+        [1],
+        "after what is more urgent"
+    );
+    assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 400, 0)], 1000), none, "in turns with others");
+    assert_eq!(gone(&[stream(0, 2, 1, 9000, now), old(1, 1, 1, 600, 0)], 1000), [1]);
+    // Only what is sent next is in the way.
+    assert_eq!(gone(&[old(1, 1, 1, 500, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), none);
+    assert_eq!(gone(&[old(1, 1, 1, 5000, 0), old(2, 1, 1, 5000, 0), new(3, 1, 100)], 1000), [1, 2]);
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ops::Range,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering},
@@ -76,6 +77,14 @@ impl Source for Mem {
     fn received_at(&self, offset: u64) -> Option<Instant> {
         let received = self.received.lock().expect("no panic");
         received.range(..=offset).next_back().map(|(_, at)| *at)
+    }
+
+    /// Each push is an object.
+    fn object_at(&self, offset: u64) -> Option<Range<u64>> {
+        let received = self.received.lock().expect("no panic");
+        let (start, _) = received.range(..=offset).next_back()?;
+        let end = received.range(offset + 1..).next().map_or(self.len(), |(next, _)| *next);
+        Some(*start..end)
     }
 }
 

@@ -40,6 +40,8 @@ pub struct Received {
     granted: u64,
     /// When the last byte was there.
     pub complete: Option<Instant>,
+    /// When how much was there from the beginning on. A reset ends it: the application gets no more.
+    pub progress: Vec<(Instant, u64)>,
 }
 
 impl Received {
@@ -47,9 +49,26 @@ impl Received {
         self.ranges.iter().last().map_or(0, |range| range.end)
     }
 
+    /// Bytes from the beginning on.
+    fn contiguous(&self) -> u64 {
+        self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end)
+    }
+
     pub fn is_complete(&self) -> bool {
-        let contiguous = self.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
-        self.fin == Some(contiguous)
+        self.fin == Some(self.contiguous())
+    }
+
+    fn note_progress(&mut self, now: Instant) {
+        let contiguous = self.contiguous();
+        if self.reset.is_none() && self.progress.last().map_or(0, |(_, before)| *before) < contiguous {
+            self.progress.push((now, contiguous));
+        }
+    }
+
+    /// When all before `offset` was there.
+    pub fn had(&self, offset: u64) -> Option<Instant> {
+        let at = self.progress.partition_point(|(_, contiguous)| *contiguous < offset);
+        self.progress.get(at).map(|(at, _)| *at)
     }
 
     pub fn tag(&self) -> u64 {
@@ -117,6 +136,7 @@ impl Receiver {
                     stream.data.resize(stream.data.len().max(end as usize), 0);
                     stream.data[frame.offset as usize..end as usize].copy_from_slice(frame.data);
                     stream.ranges.insert(frame.offset..end);
+                    stream.note_progress(now);
                     if frame.fin {
                         assert!(stream.end() <= end);
                         stream.fins += u32::from(stream.fin.is_none());
@@ -153,8 +173,7 @@ impl Receiver {
     pub fn feedback(&mut self, delay: Duration) -> Feedback {
         let mut read = 0;
         for stream in self.streams.values_mut() {
-            let contiguous =
-                stream.ranges.first().filter(|range| range.start == 0).map_or(0, |range| range.end);
+            let contiguous = stream.contiguous();
             let granted = if self.is_stingy { 0 } else { contiguous + self.credit.stream_data };
             stream.granted = stream.granted.max(granted);
             read += stream.reset.map_or(contiguous, |(_, size)| size);

@@ -1,0 +1,245 @@
+//! `millrace bench isolation`: what one subscriber's bad link costs another one, whose link is good.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde_json::{Map, Value, json};
+
+use super::compare::Ratio;
+use super::contender::Contender;
+use super::figures::{Load, error};
+use super::owed::{Owed, PERCENTILES, Percentile};
+use super::profile::Profile;
+use super::run::flow_detector;
+use super::site::{SUBSCRIBERS_LINK, Site, device};
+use super::stats::Spread;
+use super::table::{columns, write_json};
+use super::traffic::{Route, Subscriber, Traffic};
+use super::usage::warn_if_busy;
+use crate::lab::{Directions, Topology};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Relays, interleaved
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,moq-relay-ietf,moq-relay")]
+    relays: Vec<Contender>,
+    /// What the other subscriber's link does to packets, interleaved; those that stay as they are
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "bottleneck,lossy")]
+    impair: Vec<Profile>,
+    /// Objects per second
+    #[arg(long, default_value_t = 250)]
+    rate_hz: u32,
+    /// Payload of an object
+    #[arg(long, default_value_t = 1200)]
+    object_bytes: u32,
+    /// Time that is measured, with either link
+    #[arg(long, default_value_t = 60.0)]
+    seconds: f64,
+    /// Times that every relay runs with every link
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// The link whose packets suffer.
+const OTHER_LINK: &str = "relay-sub2";
+const OTHER: &str = "sub2";
+/// As long as those of the profiles.
+const GOOD: &str = "delay=20ms";
+/// Of the asked packet rate, from which on media count as flowing.
+const FLOWING: f64 = 0.8;
+/// What the publisher sends beyond the measured time: start-up, and the first second, which is not owed.
+const SPARE_SECONDS: f64 = 3.0;
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0 && args.seconds >= 1.0, "--rounds and --seconds are at least 1");
+    ensure!(args.rate_hz > 0, "--rate-hz is at least 1");
+    ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder forwards no tracks");
+    let stays = |profile: &Profile| !matches!(profile, Profile::Clean | Profile::Mobile);
+    ensure!(args.impair.iter().all(stays), "--impair: clean is the other half anyway, and mobile changes");
+    warn_if_busy()?;
+    let mut rows = args.rows();
+    let good = args.site(GOOD)?;
+    let bad =
+        args.impair.iter().map(|profile| args.bad_site(*profile)).collect::<anyhow::Result<Vec<_>>>()?;
+    for round in 1..=args.rounds {
+        for row in &mut rows {
+            let bad = bad.get(row.site).context("a lab for each link")?;
+            // Every other round the other way round.
+            let both = match round % 2 {
+                1 => args.run(&good, row.relay).and_then(|good| Ok((good, args.run(bad, row.relay)?))),
+                _ => args.run(bad, row.relay).and_then(|bad| Ok((args.run(&good, row.relay)?, bad))),
+            };
+            let pair = both.map(|(good, bad)| Pair { good, bad }).map_err(|error| format!("{error:#}"));
+            eprintln!("round {round}, {}: {}", row.label(), told(&pair));
+            row.rounds.push(pair);
+        }
+    }
+    drop((good, bad));
+    print!("{}", render(&rows, args.limit_us()));
+    let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
+    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "nothing could be measured");
+    Ok(())
+}
+
+/// What both subscribers were owed.
+#[derive(Clone, Copy)]
+struct Both {
+    /// The one whose link is always good.
+    one: Owed,
+    other: Owed,
+}
+
+impl Both {
+    fn json(&self) -> Value {
+        json!({ "owed": self.one, "other": self.other })
+    }
+}
+
+/// The other one's link is good, and then it is not.
+#[derive(Clone, Copy)]
+struct Pair {
+    good: Both,
+    bad: Both,
+}
+
+struct Row {
+    relay: Contender,
+    profile: Profile,
+    /// Which lab has this link.
+    site: usize,
+    rounds: Vec<Result<Pair, String>>,
+}
+
+impl Row {
+    fn label(&self) -> String {
+        format!("{}, {}", self.relay.label(), self.profile.name())
+    }
+
+    /// What of the runs with the good link and with the other one, us.
+    fn latencies(&self, percentile: Percentile, limit: f64, of: fn(&Pair) -> &Both) -> Option<Spread> {
+        let late = |pair: &Pair| percentile(&of(pair).one.latency_us).unwrap_or(limit);
+        Spread::of(&self.rounds.iter().flatten().map(late).collect::<Vec<_>>())
+    }
+
+    /// The latency beside a bad link by that beside a good one.
+    fn ratio(&self, percentile: Percentile, limit: f64) -> Option<Ratio> {
+        let pair = |it: &Pair| (percentile(&it.bad.one.latency_us), percentile(&it.good.one.latency_us));
+        Ratio::of(&self.rounds.iter().flatten().map(pair).collect::<Vec<_>>(), limit)
+    }
+
+    fn json(&self, args: &Args) -> Value {
+        let limit = args.limit_us();
+        let round = |round: &Result<Pair, String>| match round {
+            Ok(pair) => json!({ "good": pair.good.json(), "bad": pair.bad.json() }),
+            Err(error) => json!({ "error": error }),
+        };
+        let figures = |&(name, percentile): &(&'static str, Percentile)| {
+            let it = json!({
+                "good": self.latencies(percentile, limit, |pair| &pair.good),
+                "bad": self.latencies(percentile, limit, |pair| &pair.bad),
+                "ratio": self.ratio(percentile, limit),
+            });
+            (name.to_owned(), it)
+        };
+        json!({
+            "relay": self.relay.relay(), "engine": self.relay.engine(), "impair": self.profile.name(),
+            "rate_hz": args.rate_hz, "object_bytes": args.object_bytes, "seconds": args.seconds,
+            "latency_us": PERCENTILES.iter().map(figures).collect::<Map<_, _>>(),
+            "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
+        })
+    }
+}
+
+fn told(pair: &Result<Pair, String>) -> String {
+    let p99 = |both: &Both| {
+        both.one.latency_us.p99.map_or_else(|| "never".to_owned(), |us| format!("{:.1} ms", us / 1e3))
+    };
+    match pair {
+        Ok(Pair { good, bad }) => format!(
+            "p99 {}, beside a good link {}; the other got {:.1} %",
+            p99(bad),
+            p99(good),
+            bad.other.delivered_percent()
+        ),
+        Err(error) => error.clone(),
+    }
+}
+
+fn render(rows: &[Row], limit: f64) -> String {
+    let head = ["relay, the other's link", "", "beside it, ms", "beside a good one", "ratio", "95 %"];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        for &(name, percentile) in &PERCENTILES {
+            let bad = row.latencies(percentile, limit, |pair| &pair.bad);
+            let good = row.latencies(percentile, limit, |pair| &pair.good);
+            let (Some(bad), Some(good), Some(ratio)) = (bad, good, row.ratio(percentile, limit)) else {
+                continue;
+            };
+            let interval = ratio.interval.map(|[low, high]| format!("{low:.2} to {high:.2}"));
+            lines.push(vec![
+                row.label(),
+                name.to_owned(),
+                format!("{:.1}", bad.median / 1e3),
+                format!("{:.1}", good.median / 1e3),
+                format!("{:.2}", ratio.mean),
+                interval.unwrap_or_else(super::table::dash),
+            ]);
+        }
+    }
+    let mut text = columns(&lines);
+    for row in rows {
+        if let Some(error) = error(&row.rounds) {
+            text += &format!("{}: {error}\n", row.label());
+        }
+    }
+    text
+}
+
+impl Args {
+    /// Relays vary fastest.
+    fn rows(&self) -> Vec<Row> {
+        let row = |site, profile, relay: &Contender| Row { relay: *relay, profile, site, rounds: Vec::new() };
+        let profiles = self.impair.iter().copied().enumerate();
+        profiles
+            .flat_map(|(site, profile)| self.relays.iter().map(move |it| row(site, profile, it)))
+            .collect()
+    }
+
+    /// Longer than anything that was delivered.
+    fn limit_us(&self) -> f64 {
+        10.0 * self.seconds * 1e6
+    }
+
+    fn bad_site(&self, profile: Profile) -> anyhow::Result<Site> {
+        let offered = u64::from(self.rate_hz) * u64::from(self.object_bytes) * 8;
+        self.site(&profile.settings(offered).context("the link is perfect")?)
+    }
+
+    fn site(&self, other: &str) -> anyhow::Result<Site> {
+        let mut topology = Topology::standard(1, 2);
+        topology.impair(SUBSCRIBERS_LINK, Directions::Both, GOOD)?;
+        topology.impair(OTHER_LINK, Directions::Both, other)?;
+        Site::new(&topology)
+    }
+
+    fn run(&self, site: &Site, contender: Contender) -> anyhow::Result<Both> {
+        let load = Load { subscribers: 1, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
+        let _relay = site.start_relay(contender)?;
+        let (node, route) = (site.relay()?, site.route()?);
+        let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);
+        let seconds = self.seconds + SPARE_SECONDS;
+        let mut traffic = Traffic::start(contender, &route, &load, seconds, site.directory(), flows)?;
+        let other = Route { subscribers: site.node(OTHER)?, ..route };
+        let other = Subscriber::start("other subscriber", &other, site.directory())?;
+        std::thread::sleep(Duration::from_secs_f64(self.seconds));
+        traffic.check_runs().context("traffic ended before it was measured")?;
+        let few = "too little was delivered to tell what was owed";
+        let one = traffic.finish()?.owed.context(few)?;
+        Ok(Both { one, other: other.finish()?.context(few)? })
+    }
+}
