@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
 use millrace_client::{
     broadcast::History,
     generate::{Generator, Settings, Shape, Unusable},
@@ -29,9 +29,9 @@ pub struct Args {
     /// Push the tracks with PUBLISH, without waiting to be asked
     #[arg(long)]
     publish: bool,
-    /// Fragmented MP4; standard input without it
-    #[arg(value_name = "FILE", conflicts_with = "generate")]
-    input: Option<PathBuf>,
+    /// Fragmented MP4; standard input without it. Three of them with --ladder
+    #[arg(value_name = "FILE", num_args = 0..=3, conflicts_with = "generate")]
+    input: Vec<PathBuf>,
     /// Publish media at the pace of its timestamps: for input that is not live
     #[arg(long, conflicts_with = "generate")]
     realtime: bool,
@@ -39,10 +39,13 @@ pub struct Args {
     /// less urgent, and sound before all of them; a relay short of room drops the least urgent first
     #[arg(long, conflicts_with = "generate")]
     subgroups: bool,
-    /// Encode three renditions of FILE with ffmpeg (5, 2 and 0.8 Mbit/s, a key frame each second) and publish them as alternates of
-    /// each other, at the pace of their timestamps
-    #[arg(long, requires = "input", conflicts_with = "generate")]
+    /// Publish three renditions as alternates of each other, at the pace of their timestamps: of FILE, encoded with ffmpeg (a key
+    /// frame each second), or three FILEs, the best first, whose key frames are at the same times
+    #[arg(long, requires = "input", conflicts_with_all = ["generate", "realtime"])]
     ladder: bool,
+    /// What the video of each rendition takes, kbit/s, the best first
+    #[arg(long, value_delimiter = ',', default_values_t = ladder::KBIT, value_name = "KBIT,...", requires = "ladder")]
+    ladder_kbit: Vec<u64>,
     /// Seconds of a track that are kept for those who lag or fetch
     #[arg(long, default_value_t = 10.0, value_name = "S")]
     history: f64,
@@ -116,14 +119,24 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
     let cut = if args.subgroups { Cut::ByNeed } else { Cut::Whole };
     let mut encoders = None;
-    let input = match (args.generate.generate, args.input) {
+    let input = match (args.generate.generate, &args.input[..]) {
         (true, _) => args.generate.input()?,
-        (false, Some(file)) if args.ladder => {
-            let (started, renditions) = ladder::encode(&file)?;
-            encoders = Some(started);
+        (false, files) if args.ladder => {
+            let bitrates = ladder::bitrates(&args.ladder_kbit)?;
+            let renditions = match files {
+                [file] => {
+                    let (started, renditions) = ladder::encode(file, bitrates)?;
+                    encoders = Some(started);
+                    renditions
+                }
+                [best, middle, least] => ladder::open([best, middle, least], bitrates).await?,
+                _ => bail!("--ladder takes one file, or three"),
+            };
             Input::Ladder { renditions, cut }
         }
-        (false, input) => media(input, args.realtime, cut).await?,
+        (false, []) => media(None, args.realtime, cut).await?,
+        (false, [file]) => media(Some(file), args.realtime, cut).await?,
+        (false, _) => bail!("several files are for --ladder"),
     };
     let options = Options {
         remote: args.connect.remote(),
@@ -138,13 +151,15 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     Ok(report?)
 }
 
-async fn media(file: Option<PathBuf>, realtime: bool, cut: Cut) -> anyhow::Result<Input> {
+async fn media(file: Option<&Path>, realtime: bool, cut: Cut) -> anyhow::Result<Input> {
     let Some(path) = file else {
         return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime, cut });
     };
-    let file = tokio::fs::File::open(&path).await;
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    Ok(Input::Media { reader: Box::new(file), realtime, cut })
+    Ok(Input::Media { reader: Box::new(open(path).await?), realtime, cut })
+}
+
+async fn open(path: &Path) -> anyhow::Result<tokio::fs::File> {
+    tokio::fs::File::open(path).await.with_context(|| format!("cannot open {}", path.display()))
 }
 
 /// Of a file, one a line.

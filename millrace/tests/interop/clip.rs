@@ -29,6 +29,18 @@ pub static VIDEO_AND_SOUND: LazyLock<Clip> = LazyLock::new(|| {
     Clip::make(&["-f", "lavfi", "-i", "sine=frequency=440:sample_rate=48000", "-c:a", "aac", "-b:a", "64k"])
 });
 
+/// Video of so many seconds whose key frames are so many frames apart.
+pub fn encoded(size: &str, kbit: u32, group: usize, seconds: usize) -> Vec<u8> {
+    let picture = format!("testsrc2=size={size}:rate={FRAMES_PER_SECOND}");
+    let (group, seconds, rate) = (group.to_string(), seconds.to_string(), format!("{kbit}k"));
+    let args = [
+        &["-f", "lavfi", "-i", picture.as_str(), "-t", &seconds, "-c:v", "libx264", "-preset", "ultrafast"][..],
+        &["-tune", "zerolatency", "-pix_fmt", "yuv420p", "-g", &group, "-sc_threshold", "0", "-b:v", &rate],
+        &["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"],
+    ];
+    run("ffmpeg", &args.concat(), &[])
+}
+
 impl Clip {
     fn make(sound: &[&str]) -> Self {
         let picture = format!("testsrc2=size=320x240:rate={FRAMES_PER_SECOND}");
@@ -45,7 +57,7 @@ impl Clip {
         Self::split(&run("ffmpeg", &args.concat(), &[]))
     }
 
-    fn split(mut media: &[u8]) -> Self {
+    pub fn split(mut media: &[u8]) -> Self {
         let mut clip = Self { init: Vec::new(), fragments: Vec::new() };
         while let Some(header) = media.first_chunk::<8>() {
             let (len, kind) = header.split_at(4);

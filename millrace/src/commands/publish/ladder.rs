@@ -1,23 +1,41 @@
-//! Three renditions of a file, by ffmpeg.
+//! Three renditions, which ffmpeg makes of a file, or which are there.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow, ensure};
 use millrace_client::publish::{Encoded, RUNGS};
 use tokio::process::{Child, Command};
 
-/// Height at most, and bits per second of the video.
-const LADDER: [(u32, u64); RUNGS] = [(1080, 5_000_000), (540, 2_000_000), (360, 800_000)];
+/// Height at most of the video.
+const HEIGHTS: [u32; RUNGS] = [1080, 540, 360];
+/// What the video takes if nothing is said, kbit/s.
+pub const KBIT: [u64; RUNGS] = [5000, 2000, 800];
 
 /// Encoders, which end when this is dropped.
 pub struct Encoders(#[allow(dead_code, reason = "held for as long as they run")] Vec<Child>);
 
+/// Bits per second of the renditions.
+pub fn bitrates(kbit: &[u64]) -> anyhow::Result<[u64; RUNGS]> {
+    let kbit: [u64; RUNGS] = kbit.try_into().map_err(|_| anyhow!("--ladder-kbit are {RUNGS} numbers"))?;
+    ensure!(kbit.is_sorted_by(|better, next| better > next && *next > 0), "--ladder-kbit descend");
+    ensure!(kbit.iter().all(|kbit| *kbit <= 10_000_000), "--ladder-kbit are at most 10 Gbit/s");
+    Ok(kbit.map(|kbit| 1000 * kbit))
+}
+
+/// Files that were encoded already, the best first.
+pub async fn open(files: [&PathBuf; RUNGS], bitrates: [u64; RUNGS]) -> anyhow::Result<[Encoded; RUNGS]> {
+    let [best, middle, least] = files.map(|file| super::open(file));
+    let (best, middle, least) = tokio::try_join!(best, middle, least)?;
+    let encoded = |(reader, bitrate)| Encoded { reader: Box::new(reader) as _, bitrate };
+    Ok([(best, bitrates[0]), (middle, bitrates[1]), (least, bitrates[2])].map(encoded))
+}
+
 /// Starts an encoder for each rendition of a file, the best first.
-pub fn encode(file: &Path) -> anyhow::Result<(Encoders, [Encoded; RUNGS])> {
+pub fn encode(file: &Path, bitrates: [u64; RUNGS]) -> anyhow::Result<(Encoders, [Encoded; RUNGS])> {
     let mut encoders = Vec::new();
     let mut start = |place: usize| -> anyhow::Result<Encoded> {
-        let (height, bitrate) = LADDER[place];
+        let (height, bitrate) = (HEIGHTS[place], bitrates[place]);
         let mut child = command(file, height, bitrate, place == 0).spawn().context("cannot start ffmpeg")?;
         let reader = child.stdout.take().context("ffmpeg has no output")?;
         encoders.push(child);
