@@ -103,7 +103,7 @@ async function open({ query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, pr
   const page = await context.newPage();
   const wrong = [];
   const said = [];
-  page.on("console", (message) => said.push(message.text()));
+  page.on("console", (message) => message.text().startsWith("Failed to load") || said.push(message.text()));
   page.on("pageerror", (error) => wrong.push(String(error)));
   await prepare(page);
   await page.goto(`http://${name}:${ports.http}/${query}`);
@@ -179,9 +179,11 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     assert.deepEqual(late.wrong, []);
     await late.close();
 
-    await server.stop();
-    await message(first.page, "The relay");
+    const stopping = server.stop();
+    await message(first.page, /The connection to the relay has ended|The relay is being stopped/);
     await shot(first.page, "gone");
+    await stopping;
+    await message(first.page, "The relay does not answer any more");
     await publisher.stop();
     server = await relay();
     publisher = publish();

@@ -16,6 +16,8 @@ interface Web {
 /** How soon the relay is asked again whether it is there, and with which certificate. */
 const AGAIN_MS = 1000;
 
+const ENDED = "The connection to the relay has ended. The page connects again as soon as it can.";
+
 /** Why this browser plays nothing, if it does not. */
 export function hindrance(): string | undefined {
   if (!window.isSecureContext) {
@@ -40,7 +42,8 @@ export function tell(message: string | undefined) {
 /** Keeps connections pointed at the relay, whose certificate may change. The first says whether it can be reached. */
 export class Reach {
   #web: Web | undefined;
-  #wasConnected = false;
+  /** With what `#web` says. */
+  #hasConnected = false;
 
   constructor(readonly connections: [Connection.Reload, ...Connection.Reload[]]) {
     for (const connection of connections) {
@@ -51,13 +54,13 @@ export class Reach {
     connections[0].status.watch((status) => this.#show(status));
   }
 
-  get #status() {
-    return this.connections[0].status.peek();
+  #is(status: "connected" | "disconnected") {
+    return this.connections[0].status.peek() === status;
   }
 
   async keep() {
     for (;;) {
-      if (this.#status !== "connected") await this.#look();
+      if (!this.#is("connected")) await this.#look();
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }
@@ -66,7 +69,7 @@ export class Reach {
     const web: Web | undefined = await fetch("./web.json", { cache: "no-store" })
       .then((answer) => answer.json())
       .catch(() => undefined);
-    if (this.#status === "connected") return;
+    if (this.#is("connected")) return;
     if (!web) {
       tell("The relay does not answer any more: it was stopped, or the network is gone. It is tried again and again.");
       return;
@@ -75,11 +78,18 @@ export class Reach {
       tell("This relay is configured not to serve browsers (webtransport = false).");
       return;
     }
+    const isDraining = (await fetch("./healthz", { cache: "no-store" }).catch(() => undefined))?.status === 503;
+    if (this.#is("connected")) return;
     const isNew = web.sha256 !== this.#web?.sha256 || web.port !== this.#web?.port;
     if (isNew) {
       this.#web = web;
+      this.#hasConnected = false;
       this.#point(web, web.port);
-    } else if (this.#status === "disconnected") {
+    } else if (isDraining) {
+      tell("The relay is being stopped, perhaps to be started anew. The page connects again as soon as it can.");
+    } else if (this.#hasConnected) {
+      tell(ENDED);
+    } else if (this.#is("disconnected")) {
       tell(
         `The relay answers, but no connection to its UDP port ${web.port} comes about: a firewall keeps UDP out, the relay lets ` +
           "this page or this address not in, or the browser does not take its certificate" +
@@ -99,8 +109,10 @@ export class Reach {
     for (const connection of this.connections) {
       connection.webtransport = sha256 ? { serverCertificateHashes: [{ value: sha256 }] } : {};
       connection.url.set(url);
-      connection.enabled.set(true);
     }
+    // The player's is as soon as there is something to play: before, it would ask for all that there is, and then for a part of that,
+    // which on one session may be refused.
+    this.connections[0].enabled.set(true);
   }
 
   #show(status: string) {
@@ -108,11 +120,10 @@ export class Reach {
     place.textContent = status;
     place.dataset.state = status === "connected" ? "live" : status === "connecting" ? "waits" : "lost";
     if (status === "connected") {
-      this.#wasConnected = true;
+      this.#hasConnected = true;
       tell(undefined);
-    } else if (status === "disconnected" && this.#wasConnected) {
-      this.#wasConnected = false;
-      tell("The relay ended the connection. The page connects again as soon as it can.");
+    } else if (status === "disconnected" && this.#hasConnected) {
+      tell(ENDED);
     }
   }
 }
