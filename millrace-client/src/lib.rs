@@ -32,9 +32,12 @@
 //! | [`media`] | fragmented MP4 as tracks, named as moq-pub names them |
 //! | [`generate`], [`payload`], [`stats`], [`owed`] | objects that can be measured, and the figures |
 
+mod again;
 pub mod broadcast;
 mod congestion;
+mod dial;
 pub mod generate;
+mod keep;
 pub mod media;
 pub mod object;
 pub mod order;

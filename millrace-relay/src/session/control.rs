@@ -98,7 +98,7 @@ async fn read_setup(
 }
 
 /// The front of what a peer says of itself, for the log.
-fn short(text: &str) -> &str {
+pub fn short(text: &str) -> &str {
     const LEN: usize = 64;
     text.char_indices().nth(LEN).map_or(text, |(end, _)| &text[..end])
 }

@@ -10,7 +10,9 @@ use crate::{
         config::{Config, File, Settings},
         serve::serve,
         server::Identity,
+        tls,
     },
+    render::print,
 };
 
 #[derive(Debug, clap::Args)]
@@ -29,8 +31,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let config = load(args.settings.clone(), args.config.as_deref())?;
     let identity = Identity::read(&config)?;
     if args.check {
-        println!("the settings are usable");
-        return Ok(());
+        let complaints = tls::complaints(&identity.certificate).into_iter();
+        let warnings: String = complaints.map(|it| format!("warning: the certificate: {it}\n")).collect();
+        return print(&format!("{warnings}the settings are usable\n"));
     }
     let logs = log::start(&config.log).context("log")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

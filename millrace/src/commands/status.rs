@@ -4,13 +4,14 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
 
+use super::screen;
 use crate::{
     http::token::{Token, TokenFile},
     relay::{
         status::{Status, fetch},
         text,
     },
-    render::{self, print},
+    render::print,
 };
 
 #[derive(Debug, clap::Args)]
@@ -24,7 +25,7 @@ pub struct Args {
     /// Print the status as JSON
     #[arg(long)]
     json: bool,
-    /// Show it again every second, until interrupted
+    /// Show it again every second, until q
     #[arg(long)]
     watch: bool,
 }
@@ -32,20 +33,23 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let token = args.http_token_file.unwrap_or_default().read()?;
     let mut before = None;
-    loop {
+    let mut shown = || {
         let status = ask(args.http, token.as_ref())?;
         let text = if args.json {
             serde_json::to_string_pretty(&status)? + "\n"
         } else {
             text::render(&status, before.as_ref())
         };
-        let clear = if args.watch && !args.json { render::CLEAR } else { "" };
-        print(&format!("{clear}{text}"))?;
-        if !args.watch {
-            return Ok(());
-        }
         before = Some(status);
-        std::thread::sleep(Duration::from_secs(1));
+        Ok(text)
+    };
+    match args.watch {
+        true if args.json => loop {
+            print(&shown()?)?;
+            std::thread::sleep(Duration::from_secs(1));
+        },
+        true => screen::every_second(shown),
+        false => print(&shown()?),
     }
 }
 
