@@ -42,12 +42,10 @@ impl Pause {
 impl ConnectError {
     /// Whether it may be otherwise in a while.
     pub fn may_pass(&self) -> bool {
-        use crate::session::DialError;
         match self {
-            Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
+            Self::Dial(error) => error.may_pass(),
             Self::Session(error) => error.may_pass(),
-            Self::Refused { .. } | Self::Resolve { .. } => true,
-            _ => false,
+            Self::WebTransport(_) => false,
         }
     }
 }

@@ -17,37 +17,106 @@ use quinn::udp::{RecvMeta, Transmit};
 use quinn::{AsyncUdpSocket, Connecting, Runtime, TokioRuntime, UdpPoller};
 use tokio::io::Interest;
 use tokio::sync::watch;
+use url::Url;
 
-use crate::session::{ConnectError, DialError, Remote, transport};
-use crate::tls::Verdict;
+use crate::congestion;
+use crate::tls::{self, Refusal, Trust, Verdict};
 
 /// Socket buffer asked for, bytes: Linux' default holds less than 100 packets, 5 ms of 200 Mbit/s.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// After so long without an answer it is said what may be wrong.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    #[error(transparent)]
+    Suites(#[from] quinn::crypto::rustls::NoInitialCipherSuite),
+    #[error("cannot resolve {host}: {source}")]
+    Resolve { host: String, source: io::Error },
+    #[error("{0} has no address")]
+    NoAddress(String),
+    /// The last of the host's addresses that were tried.
+    #[error("cannot connect to {address}: {source}")]
+    Refused { address: SocketAddr, source: DialError },
+}
+
+/// Why one address cannot be connected to.
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error(transparent)]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Start(#[from] quinn::ConnectError),
+    #[error("nobody listens on that UDP port")]
+    NobodyListens,
+    #[error("the network says: {0}")]
+    Unreachable(io::ErrorKind),
+    #[error("{0}")]
+    Certificate(Refusal),
+    #[error("{}", describe(.0))]
+    Handshake(#[from] quinn::ConnectionError),
+}
+
+/// What a handshake failed of, as a person would say it.
+fn describe(error: &quinn::ConnectionError) -> String {
+    const NO_APPLICATION_PROTOCOL: u8 = 120;
+    let alert = quinn_proto::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL);
+    match error {
+        quinn::ConnectionError::TimedOut => {
+            "no answer; is a relay listening there, and does every firewall on the way let UDP through?"
+                .into()
+        }
+        quinn::ConnectionError::ConnectionClosed(close) if close.error_code == alert => {
+            "the peer speaks QUIC, but neither MoQ Transport draft-18 nor WebTransport as asked for".into()
+        }
+        quinn::ConnectionError::ConnectionClosed(close)
+            if close.error_code == quinn_proto::TransportErrorCode::CONNECTION_REFUSED =>
+        {
+            "the relay lets nobody in now: it is full, or going away".into()
+        }
+        error => error.to_string(),
+    }
+}
+
+impl Error {
+    /// Whether it may be otherwise in a while.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Refused { source: DialError::Certificate(_) | DialError::Start(_), .. } => false,
+            Self::Refused { .. } | Self::Resolve { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// Connects to the first of the host's addresses that lets it.
 pub(crate) async fn connect(
-    remote: &Remote,
+    url: &Url,
+    trust: &Trust,
     endpoint: quinn::EndpointConfig,
-) -> Result<(quinn::Endpoint, quinn::Connection), ConnectError> {
+) -> Result<(quinn::Endpoint, quinn::Connection), Error> {
     // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
-    let host = remote.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    let port = remote.url.port().unwrap_or(443);
-    let alpn = if remote.url.scheme() == "https" { webtransport::ALPN } else { moq::ALPN };
-    let (tls, verdict) = remote.trust.explaining_config(alpn)?;
+    let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    let port = url.port().unwrap_or(443);
+    let alpn = if url.scheme() == "https" { webtransport::ALPN } else { moq::ALPN };
+    let (tls, verdict) = trust.explaining_config(alpn)?;
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(Arc::new(transport()));
 
-    let mut failure = ConnectError::NoAddress(host.to_owned());
+    let mut failure = Error::NoAddress(host.to_owned());
     let addresses = tokio::net::lookup_host((host, port)).await;
-    let addresses = addresses.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
+    let addresses = addresses.map_err(|source| Error::Resolve { host: host.to_owned(), source })?;
     for address in addresses {
         tracing::info!(%address, "connecting");
         match connect_to(address, host, endpoint.clone(), config.clone(), &verdict).await {
             Ok(connected) => return Ok(connected),
-            Err(source) => failure = ConnectError::Refused { address, source },
+            // Of several addresses, what one has answered says more than that nobody listens on another.
+            Err(DialError::NobodyListens) if matches!(failure, Error::Refused { .. }) => {}
+            Err(source) => failure = Error::Refused { address, source },
         }
     }
     Err(failure)
@@ -83,6 +152,20 @@ async fn connect_to(
         (Err(_), Some(refused)) => Err(DialError::Certificate(refused)),
         (Err(error), None) => Err(error),
     }
+}
+
+pub(crate) fn transport() -> quinn::TransportConfig {
+    let mut transport = quinn::TransportConfig::default();
+    transport
+        .keep_alive_interval(Some(Duration::from_secs(4)))
+        .max_idle_timeout(Some(quinn::VarInt::from_u32(30_000).into()))
+        // A stream per object at 20 kHz and 100 ms of delay has 2,000 open.
+        .max_concurrent_uni_streams(quinn::VarInt::from_u32(8192))
+        .max_concurrent_bidi_streams(quinn::VarInt::from_u32(1024))
+        .datagram_receive_buffer_size(Some(4 << 20))
+        .datagram_send_buffer_size(4 << 20)
+        .congestion_controller_factory(Arc::new(congestion::Bbr));
+    transport
 }
 
 /// Until it is done, or the network says that it cannot be.

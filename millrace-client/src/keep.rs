@@ -9,9 +9,19 @@ use url::Url;
 
 use crate::again::Pause;
 use crate::broadcast::Broadcast;
-use crate::publish::Error;
 use crate::serve::Server;
-use crate::session::{self, Remote, Request, Session};
+use crate::session::{self, ConnectError, Remote, Request, Session};
+
+/// Why there is no session with the relay any more.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("the relay does not take the namespace: {0}")]
+    Announce(#[source] session::Error),
+    #[error("the session ended: {0}")]
+    Ended(#[source] session::Error),
+}
 
 /// How a broadcast is kept at a relay.
 pub(crate) struct Keeper {
@@ -117,8 +127,7 @@ impl Keeper {
             Error::Connect(error) => error.may_pass(),
             // Our session of before, of which the relay does not know yet that it is over, may be in the way.
             Error::Announce(session::Error::Refused(_)) => was_there,
-            Error::Announce(error) => error.may_pass(),
-            _ => false,
+            Error::Announce(error) | Error::Ended(error) => error.may_pass(),
         }
     }
 

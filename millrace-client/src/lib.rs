@@ -26,6 +26,7 @@
 //!
 //! | module | what |
 //! | --- | --- |
+//! | [`dial`] | a QUIC connection to one of a host's addresses |
 //! | [`session`] | a MoQ session over a QUIC connection: requests, data streams, datagrams |
 //! | [`broadcast`], [`serve`] | tracks and their recent objects, and how a publisher answers for them |
 //! | [`receive`], [`object`], [`order`] | a subscriber's side: streams to objects, objects in a track's order |
@@ -35,7 +36,7 @@
 mod again;
 pub mod broadcast;
 mod congestion;
-mod dial;
+pub mod dial;
 pub mod generate;
 mod keep;
 pub mod media;

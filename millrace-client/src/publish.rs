@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
+pub use crate::keep::Error as SessionError;
 use crate::keep::{Current, Keeper};
 use crate::media::{self, Boxes, Cut, Media, Renditions};
-use crate::session::{self, ConnectError, Remote};
+use crate::session::Remote;
 
 /// What to publish, where, and how.
 pub struct Options {
@@ -67,11 +68,7 @@ pub struct Encoded {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("the relay does not take the namespace: {0}")]
-    Announce(#[source] session::Error),
-    #[error("the session ended: {0}")]
-    Ended(#[source] session::Error),
+    Session(#[from] SessionError),
     #[error(transparent)]
     Name(#[from] NameError),
     #[error(transparent)]
@@ -117,7 +114,7 @@ pub async fn publish(options: Options, stop: impl Future<Output = ()>) -> Result
     let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,
-        error = keeper.run() => return Err(error),
+        error = keeper.run() => return Err(error.into()),
         () = stop => None,
     };
     let Some(Current { session, .. }) = sessions.borrow().clone() else { return Ok(Report::default()) };

@@ -1,8 +1,6 @@
 //! The client's side of a MoQ session: control streams, request streams, and what the peer opens.
 
 use std::future::Future;
-use std::io;
-use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,8 +13,8 @@ use quinn::VarInt;
 use tokio::sync::watch;
 use url::{Position, Url};
 
-use crate::tls::{self, Refusal, Trust};
-use crate::{congestion, dial};
+use crate::dial;
+use crate::tls::Trust;
 
 /// How long the end of a session may take to reach the peer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -62,58 +60,11 @@ pub fn path_of(url: &Url) -> &str {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error(transparent)]
-    Tls(#[from] tls::Error),
-    #[error(transparent)]
-    Suites(#[from] quinn::crypto::rustls::NoInitialCipherSuite),
-    #[error("cannot resolve {host}: {source}")]
-    Resolve { host: String, source: io::Error },
-    #[error("{0} has no address")]
-    NoAddress(String),
-    /// The last of the host's addresses that were tried.
-    #[error("cannot connect to {address}: {source}")]
-    Refused { address: SocketAddr, source: DialError },
+    Dial(#[from] dial::Error),
     #[error("no WebTransport session: {0}")]
     WebTransport(#[from] webtransport::ConnectError),
     #[error(transparent)]
     Session(#[from] Error),
-}
-
-/// Why one address cannot be connected to.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    #[error(transparent)]
-    Socket(#[from] io::Error),
-    #[error(transparent)]
-    Start(#[from] quinn::ConnectError),
-    #[error("nobody listens on that UDP port")]
-    NobodyListens,
-    #[error("the network says: {0}")]
-    Unreachable(io::ErrorKind),
-    #[error("{0}")]
-    Certificate(Refusal),
-    #[error("{}", describe(.0))]
-    Handshake(#[from] quinn::ConnectionError),
-}
-
-/// What a handshake failed of, as a person would say it.
-fn describe(error: &quinn::ConnectionError) -> String {
-    const NO_APPLICATION_PROTOCOL: u8 = 120;
-    let alert = quinn_proto::TransportErrorCode::crypto(NO_APPLICATION_PROTOCOL);
-    match error {
-        quinn::ConnectionError::TimedOut => {
-            "no answer; is a relay listening there, and does every firewall on the way let UDP through?"
-                .into()
-        }
-        quinn::ConnectionError::ConnectionClosed(close) if close.error_code == alert => {
-            "the peer speaks QUIC, but neither MoQ Transport draft-18 nor WebTransport as asked for".into()
-        }
-        quinn::ConnectionError::ConnectionClosed(close)
-            if close.error_code == quinn_proto::TransportErrorCode::CONNECTION_REFUSED =>
-        {
-            "the relay lets nobody in now: it is full, or going away".into()
-        }
-        error => error.to_string(),
-    }
 }
 
 /// Why a session or one of its requests ended.
@@ -235,7 +186,7 @@ impl Session {
         remote: &Remote,
         endpoint: quinn::EndpointConfig,
     ) -> Result<Arc<Self>, ConnectError> {
-        let (endpoint, connection) = dial::connect(remote, endpoint).await?;
+        let (endpoint, connection) = dial::connect(&remote.url, &remote.trust, endpoint).await?;
         if remote.url.scheme() != "https" {
             return Ok(Self::start(endpoint, connection, None, setup_of(&remote.url), 0).await?);
         }
@@ -447,20 +398,6 @@ fn setup_of(url: &Url) -> message::Setup {
         implementation: Some(concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned()),
         ..message::Setup::default()
     }
-}
-
-pub(crate) fn transport() -> quinn::TransportConfig {
-    let mut transport = quinn::TransportConfig::default();
-    transport
-        .keep_alive_interval(Some(Duration::from_secs(4)))
-        .max_idle_timeout(Some(VarInt::from_u32(30_000).into()))
-        // A stream per object at 20 kHz and 100 ms of delay has 2,000 open.
-        .max_concurrent_uni_streams(VarInt::from_u32(8192))
-        .max_concurrent_bidi_streams(VarInt::from_u32(1024))
-        .datagram_receive_buffer_size(Some(4 << 20))
-        .datagram_send_buffer_size(4 << 20)
-        .congestion_controller_factory(Arc::new(congestion::Bbr));
-    transport
 }
 
 /// A request stream: a request one way, its answers (and updates of it) both ways.

@@ -6,7 +6,7 @@ use std::{
     process::{self, ExitCode},
 };
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use millrace::commands::{
     self,
     parse::{Refused, parse},
@@ -33,7 +33,7 @@ fn main() -> ExitCode {
             return ExitCode::from(BAD_USAGE);
         }
     };
-    match commands::run(command) {
+    match commands::run(command, Cli::command()) {
         Err(error) if !reader_left(&error) => {
             // Nobody may be there to hear it.
             let _ = writeln!(io::stderr(), "millrace: {}", chain(&error));
@@ -65,7 +65,8 @@ fn reader_left(error: &anyhow::Error) -> bool {
 fn leave_with_the_reader() {
     let others = panic::take_hook();
     panic::set_hook(Box::new(move |info| {
-        let said = info.payload_as_str().unwrap_or_default();
+        // Formatted, so never a `&str`.
+        let said = info.payload().downcast_ref::<String>().map(String::as_str).unwrap_or_default();
         if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
             process::exit(0);
         }

@@ -153,3 +153,102 @@ fn who_has_read_enough_ends_it() {
     let status = wait_for("end of the subscriber", || subscriber.try_wait().unwrap());
     assert_eq!(status.code(), Some(0));
 }
+
+#[test]
+fn a_relay_is_trusted_by_its_file_or_by_its_fingerprint() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &["--tls-self-signed-out={dir}/relay.pem"]);
+    let port = relay.status().listen[0].port();
+    let (url, root) = (format!("moqt://localhost:{port}"), relay.path("relay.pem"));
+    let root = format!("--tls-root={}", root.display());
+    let publish = ["publish", "--name=live", "--generate", "--rate-hz=50", "--reconnect=false", &url];
+    let publisher = Client::start(&[&publish[..], &[&root]].concat());
+    publisher.wait_for("publishing");
+    let shown = relay.get("/certificate.sha256");
+    let subscribe = ["subscribe", "--name=live", "--track=objects", "--stats", &url];
+    let by =
+        |fingerprint: &str| Client::start(&[&subscribe[..], &["--tls-fingerprint", fingerprint]].concat());
+    by(shown.trim()).wait_for(" delivered, ");
+    let mut other = by(&"ab".repeat(32));
+    assert_eq!(other.exit_code(), Some(1));
+    assert!(
+        other
+            .said()
+            .contains(&format!("another certificate than that of --tls-fingerprint: {}", shown.trim())),
+        "{}",
+        other.said()
+    );
+    // It leads to nobody who is trusted.
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(relay.path("other.pem"), other.cert.pem()).unwrap();
+    let other = format!("--tls-root={}", relay.path("other.pem").display());
+    let mut nobody = Client::start(&[&subscribe[..], &[&other]].concat());
+    assert_eq!(nobody.exit_code(), Some(1));
+    assert!(nobody.said().contains(&format!("--tls-fingerprint {}", shown.trim())), "{}", nobody.said());
+    drop(publisher);
+}
+
+#[test]
+fn the_certificate_of_an_authority_is_explained_before_and_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    fs::write(dir.path().join("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
+    let files = ["cert", "key"]
+        .map(|name| format!("--tls-{name}={}", dir.path().join(format!("{name}.pem")).display()));
+    let checked = millrace().args(["relay", "--check"]).args(&files).output().unwrap();
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert!(
+        checked.status.success() && said.contains("CA:TRUE") && said.contains("basicConstraints"),
+        "{said}"
+    );
+
+    let relay = Relay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
+    assert!(relay.logged(&["WARN", "CA:TRUE"]));
+    let url = format!("moqt://localhost:{}", relay.status().listen[0].port());
+    let root = format!("--tls-root={}", relay.path("cert.pem").display());
+    let mut subscriber = Client::start(&["subscribe", "--name=live", &root, &url]);
+    assert_eq!(subscriber.exit_code(), Some(1));
+    let said = subscriber.said();
+    assert!(said.contains("CA:TRUE") && said.contains("basicConstraints=critical,CA:FALSE"), "{said}");
+}
+
+#[test]
+fn a_track_that_is_not_there_is_named_and_so_are_those_that_are() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let mut nothing = Client::start(&["subscribe", "--name=live", "--stats", "--tls-disable-verify", &url]);
+    assert_eq!(nothing.exit_code(), Some(1));
+    assert!(nothing.said().contains("no track objects: the peer refused: "), "{}", nothing.said());
+}
+
+#[test]
+fn what_is_no_fragmented_mp4_is_refused_with_what_makes_it() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let (url, text) = (relay.url(), relay.path("token"));
+    let mut publisher =
+        Client::start(&["publish", "--name=live", "--tls-disable-verify", &url, text.to_str().unwrap()]);
+    assert_eq!(publisher.exit_code(), Some(1));
+    let said = publisher.said();
+    assert!(said.contains("the input is not MP4") && said.contains("-movflags cmaf+separate_moof"), "{said}");
+}
+
+#[test]
+fn a_relay_reads_its_settings_again_when_it_is_told() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let ask = |args: &[&str]| {
+        let http = relay.http.to_string();
+        let token = relay.path("token");
+        millrace().args(args).args(["--http", &http, "--http-token-file"]).arg(token).output().unwrap()
+    };
+    let told = ask(&["relay", "reload"]);
+    assert!(
+        String::from_utf8_lossy(&told.stdout).starts_with(&format!("process {} reads", relay.pid())),
+        "{told:?}"
+    );
+    wait_for("settings read again", || relay.logged(&["settings read again"]).then_some(()));
+    let traced = ask(&["trace", "--session=7", "--count=1"]);
+    assert_eq!(traced.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&traced.stderr).contains("there is no session 7"), "{traced:?}");
+}

@@ -23,7 +23,6 @@ use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
 
 use super::{
-    control::short,
     dialect::Dialect,
     quotas::Quotas,
     request_ids::RequestIds,
@@ -35,6 +34,7 @@ use crate::{
     hub::{Counters, Hub, Requester},
     incomplete::{Held, Incomplete},
     live::LiveTrack,
+    log_limit::short,
     outbox::Outbox,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };

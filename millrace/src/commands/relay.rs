@@ -3,7 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
+use super::status;
 use crate::{
     log,
     relay::{
@@ -16,7 +21,10 @@ use crate::{
 };
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
     /// TOML file with the same names as the flags; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -27,7 +35,16 @@ pub struct Args {
     settings: Settings,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Have a running relay of this machine read its settings and certificates again, as SIGHUP does
+    Reload(status::Asked),
+}
+
 pub fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(Verb::Reload(asked)) = &args.verb {
+        return reload(asked);
+    }
     let config = load(args.settings.clone(), args.config.as_deref())?;
     let identity = Identity::read(&config)?;
     if args.check {
@@ -39,6 +56,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let again = move || load(args.settings.clone(), args.config.as_deref());
     runtime.block_on(serve(config, identity, &logs, again))
+}
+
+fn reload(asked: &status::Asked) -> anyhow::Result<()> {
+    let status = asked.ask()?;
+    let pid = i32::try_from(status.pid)
+        .ok()
+        .filter(|pid| *pid > 0)
+        .context("the relay does not say which process it is")?;
+    kill(Pid::from_raw(pid), Signal::SIGHUP).with_context(|| format!("process {pid} cannot be told"))?;
+    print(&format!("process {pid} reads its settings again; its log says what came of it\n"))
 }
 
 fn load(flags: Settings, path: Option<&Path>) -> anyhow::Result<Config> {

@@ -16,12 +16,8 @@ use crate::{
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Where the relay serves its status
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
-    http: SocketAddr,
-    /// The file that holds the relay's token [default: as the relay of the same user]
-    #[arg(long, value_name = "FILE")]
-    http_token_file: Option<TokenFile>,
+    #[command(flatten)]
+    asked: Asked,
     /// Print the status as JSON
     #[arg(long)]
     json: bool,
@@ -30,11 +26,29 @@ pub struct Args {
     watch: bool,
 }
 
+/// The relay that is asked.
+#[derive(Debug, clap::Args)]
+pub struct Asked {
+    /// Where the relay serves its status
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
+    http: SocketAddr,
+    /// The file that holds the relay's token [default: as the relay of the same user]
+    #[arg(long, value_name = "FILE")]
+    http_token_file: Option<TokenFile>,
+}
+
+impl Asked {
+    /// What it says about itself.
+    pub fn ask(&self) -> anyhow::Result<Status> {
+        let token = self.http_token_file.clone().unwrap_or_default().read()?;
+        ask(self.http, token.as_ref())
+    }
+}
+
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let token = args.http_token_file.unwrap_or_default().read()?;
     let mut before = None;
     let mut shown = || {
-        let status = ask(args.http, token.as_ref())?;
+        let status = args.asked.ask()?;
         let text = if args.json {
             serde_json::to_string_pretty(&status)? + "\n"
         } else {

@@ -314,7 +314,7 @@ mod tests {
             }],
             ..Gate::default()
         };
-        let text = encode(Status { relay, gate }).unwrap();
+        let text = encode(Status { relay, gate, pid: 7 }).unwrap();
         for line in [
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",

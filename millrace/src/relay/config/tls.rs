@@ -8,7 +8,7 @@ use url::Url;
 
 use super::{
     Check, repeated,
-    values::{MoqtUrl, name},
+    values::{MoqtUrl, deserialize, name},
 };
 
 /// The certificate that the relay shows.
@@ -40,6 +40,8 @@ pub enum CipherSuite {
     #[value(name = "aes-256-gcm")]
     Aes256Gcm,
 }
+
+deserialize!(chosen: CipherSuite);
 
 /// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";

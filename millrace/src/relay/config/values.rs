@@ -7,7 +7,7 @@ use millrace_transport::Dscp;
 use serde::{Deserializer, de};
 use url::Url;
 
-use super::{CipherSuite, CongestionControl, EngineChoice, GateChoice, Gso};
+use super::{CongestionControl, EngineChoice, GateChoice, Gso};
 use crate::{
     http::{ListenAddr, token::TokenFile},
     log::Format,
@@ -139,4 +139,4 @@ macro_rules! deserialize {
 pub(super) use deserialize;
 
 deserialize!(parsed: ByteCount, CodePoint, Seconds, MoqtUrl, ListenAddr, TokenFile);
-deserialize!(chosen: EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);
+deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso, Format);
