@@ -26,15 +26,19 @@
 //!
 //! | module | what |
 //! | --- | --- |
+//! | [`dial`] | a QUIC connection to one of a host's addresses |
 //! | [`session`] | a MoQ session over a QUIC connection: requests, data streams, datagrams |
 //! | [`broadcast`], [`serve`] | tracks and their recent objects, and how a publisher answers for them |
 //! | [`receive`], [`object`], [`order`] | a subscriber's side: streams to objects, objects in a track's order |
 //! | [`media`] | fragmented MP4 as tracks, named as moq-pub names them |
 //! | [`generate`], [`payload`], [`stats`], [`owed`] | objects that can be measured, and the figures |
 
+mod again;
 pub mod broadcast;
 mod congestion;
+pub mod dial;
 pub mod generate;
+mod keep;
 pub mod media;
 pub mod object;
 pub mod order;

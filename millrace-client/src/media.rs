@@ -35,9 +35,13 @@ const MAX_BOX: usize = 256 << 20;
 pub enum Error {
     #[error("not an MP4 box: {0}")]
     NotABox(#[source] mp4_atom::Error),
+    #[error("the input is not MP4; {HOW}")]
+    NotMp4,
+    #[error("the MP4 is not fragmented; {HOW}")]
+    NotFragmented,
     #[error("an MP4 box without a size cannot be streamed")]
     NoSize,
-    #[error("an MP4 box of {0} bytes is too large")]
+    #[error("an MP4 box of {0} bytes is too large; {HOW}")]
     TooLarge(usize),
     #[error("cannot read the moov box: {0}")]
     Moov(#[source] mp4_atom::Error),
@@ -56,11 +60,20 @@ pub enum Error {
     Catalog(#[from] serde_json::Error),
 }
 
+/// What makes media of which anything can be published.
+const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
+                   -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame - | millrace publish ...";
+
 /// Cuts bytes into MP4 boxes.
 #[derive(Debug, Default)]
 pub struct Boxes {
     buffer: BytesMut,
+    /// The first box was one that media may begin with.
+    is_mp4: bool,
 }
+
+/// Types of boxes that files and streams begin with.
+const FIRST: [&[u8]; 8] = [b"ftyp", b"styp", b"moov", b"moof", b"free", b"skip", b"mdat", b"wide"];
 
 impl Boxes {
     pub fn push(&mut self, bytes: &[u8]) {
@@ -74,6 +87,10 @@ impl Boxes {
         if self.buffer.len() < needed {
             return Ok(None);
         }
+        if !self.is_mp4 && !FIRST.contains(&&self.buffer[4..8]) {
+            return Err(Error::NotMp4);
+        }
+        self.is_mp4 = true;
         let mut front = &self.buffer[..];
         let header = Header::decode(&mut front).map_err(Error::NotABox)?;
         let size = header.size.ok_or(Error::NoSize)?;
@@ -194,6 +211,7 @@ impl Media {
             Ftyp::KIND if self.ftyp.is_none() => self.ftyp = Some(bytes),
             Moov::KIND if self.outputs.is_empty() => self.set_up(bytes)?,
             Moof::KIND => return self.fragment(bytes).map(Some),
+            Mdat::KIND if self.pending.is_none() => return Err(Error::NotFragmented),
             Mdat::KIND => self.publish(&bytes)?,
             // Indexes and the like, which mean nothing in a live stream.
             _ => {}
@@ -204,6 +222,9 @@ impl Media {
     fn set_up(&mut self, bytes: Bytes) -> Result<(), Error> {
         let moov = Moov::decode(&mut &bytes[..]).map_err(Error::Moov)?;
         let ftyp = self.ftyp.as_ref().ok_or(Error::Malformed("moov before ftyp"))?;
+        if moov.mvex.is_none() {
+            return Err(Error::NotFragmented);
+        }
         if moov.trak.is_empty() {
             return Err(Error::Malformed("the media has no tracks"));
         }

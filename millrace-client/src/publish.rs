@@ -4,19 +4,20 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use millrace_proto::moq::Namespace;
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::property::TrackProperties;
-use millrace_proto::moq::{Namespace, code};
 use serde::Serialize;
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::task::JoinSet;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::broadcast::{Broadcast, History, Track};
 use crate::generate::{Generated, Generator};
+pub use crate::keep::Error as SessionError;
+use crate::keep::{Current, Keeper};
 use crate::media::{self, Boxes, Cut, Media, Renditions};
-use crate::serve::Server;
-use crate::session::{self, ConnectError, Remote, Session};
+use crate::session::Remote;
 
 /// What to publish, where, and how.
 pub struct Options {
@@ -30,6 +31,8 @@ pub struct Options {
     pub history: History,
     /// Begin when the first subscriber is there.
     pub wait: bool,
+    /// Connect again when the session ends, and go on trying when there is none.
+    pub reconnect: bool,
 }
 
 /// What is published.
@@ -65,11 +68,7 @@ pub struct Encoded {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
-    Connect(#[from] ConnectError),
-    #[error("the relay does not take the namespace: {0}")]
-    Announce(#[source] session::Error),
-    #[error("the session ended: {0}")]
-    Ended(#[source] session::Error),
+    Session(#[from] SessionError),
     #[error(transparent)]
     Name(#[from] NameError),
     #[error(transparent)]
@@ -85,7 +84,7 @@ pub enum Error {
 }
 
 /// What was published, and what became of its packets.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Report {
     /// Of generated objects: how many, and how many a second. A machine that is too busy makes fewer than were asked
     /// for.
@@ -100,46 +99,27 @@ pub struct Report {
     pub round_trip_us: u64,
 }
 
-/// Publishes until the input ends and everything is delivered, or the session ends.
+/// Publishes until the input ends and everything is delivered, or `stop` is over.
 ///
 /// # Errors
-/// The relay cannot be reached or does not take the broadcast, the input cannot be read, or the session ends before it.
-pub async fn publish(options: Options) -> Result<Report, Error> {
-    let Options { remote, namespace, input, push, history, wait } = options;
+/// The relay cannot be reached or does not take the broadcast, the input cannot be read, or the session ends before it; with
+/// [`Options::reconnect`] only what another attempt will not mend.
+pub async fn publish(options: Options, stop: impl Future<Output = ()>) -> Result<Report, Error> {
+    let Options { remote, namespace, input, push, history, wait, reconnect } = options;
     let broadcast = Broadcast::new(namespace, history);
     // Its tracks are there before anybody can ask for them.
     let source = Source::new(input, &broadcast)?;
-    let session = Session::connect(&remote).await?;
-    let server = Server::new(session.clone(), broadcast.clone());
-    let serving = tokio::spawn(session.clone().run(server.clone()));
-    let mut pushing = None;
-    let mut announced = None;
-    match push {
-        true => pushing = Some(tokio::spawn(push_all(server.clone(), broadcast.clone()))),
-        // Held: the namespace is announced for as long as its stream is open.
-        false => announced = Some(server.announce().await.map_err(Error::Announce)?),
-    }
-    tracing::info!(name = %broadcast.namespace(), host = %remote.url.authority(), "publishing");
-
-    let work = async {
-        if wait {
-            server.subscribed().await;
-        }
-        let generated = source.run().await?;
-        broadcast.end();
-        if let Some(pushing) = pushing {
-            pushing.await?;
-        }
-        server.idle().await;
-        Ok::<_, Error>(generated)
-    };
+    let (current, sessions) = watch::channel(None);
+    let keeper = Keeper { remote, broadcast: broadcast.clone(), push, reconnect, current };
+    let work = work(source, &broadcast, wait, sessions.clone());
     let generated = tokio::select! {
         result = work => result?,
-        error = serving => return Err(Error::Ended(error?)),
+        error = keeper.run() => return Err(error.into()),
+        () = stop => None,
     };
-    drop(announced);
+    let Some(Current { session, .. }) = sessions.borrow().clone() else { return Ok(Report::default()) };
     let path = session.connection().stats().path;
-    session.close(code::Session::NO_ERROR, "the broadcast is over");
+    // It is closed, as its keeper is gone.
     session.closed().await;
     Ok(Report {
         generated,
@@ -151,29 +131,29 @@ pub async fn publish(options: Options) -> Result<Report, Error> {
     })
 }
 
-/// Pushes every track, those to come included, until the broadcast is over and delivered.
-async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>) {
-    let mut ended = broadcast.ended();
-    let mut pushes = JoinSet::new();
-    let mut pushed = Vec::new();
-    loop {
-        let is_over = *ended.borrow_and_update();
-        for track in broadcast.tracks() {
-            if !pushed.contains(track.name()) {
-                pushed.push(track.name().clone());
-                let server = server.clone();
-                pushes.spawn(async move {
-                    if let Err(error) = server.publish(track.clone()).await {
-                        tracing::warn!(track = %track.name(), "not published: {error}");
-                    }
-                });
-            }
+/// Until all of the source is delivered.
+async fn work(
+    source: Source,
+    broadcast: &Broadcast,
+    wait: bool,
+    mut sessions: watch::Receiver<Option<Current>>,
+) -> Result<Option<Generated>, Error> {
+    let mut session = async || {
+        let current = sessions.wait_for(Option::is_some).await.ok().and_then(|current| current.clone());
+        match current {
+            Some(current) => current,
+            // The keeper has ended, which is told elsewhere.
+            None => std::future::pending().await,
         }
-        if is_over || ended.changed().await.is_err() {
-            break;
-        }
+    };
+    let first = session().await;
+    if wait {
+        first.server.subscribed().await;
     }
-    while pushes.join_next().await.is_some() {}
+    let generated = source.run().await?;
+    broadcast.end();
+    session().await.delivered().await;
+    Ok(generated)
 }
 
 /// An [`Input`] with the tracks that it goes to.

@@ -1,8 +1,6 @@
 //! The client's side of a MoQ session: control streams, request streams, and what the peer opens.
 
 use std::future::Future;
-use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +13,11 @@ use quinn::VarInt;
 use tokio::sync::watch;
 use url::{Position, Url};
 
-use crate::congestion;
-use crate::tls::{self, Trust};
+use crate::dial;
+use crate::tls::Trust;
 
-/// Socket buffer asked for, bytes: Linux' default holds less than 100 packets, 5 ms of 200 Mbit/s.
-const RECEIVE_BUFFER: usize = 4 << 20;
+/// How long the end of a session may take to reach the peer.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// The peer to connect to, usually a relay.
 #[derive(Clone, Debug)]
@@ -62,31 +60,11 @@ pub fn path_of(url: &Url) -> &str {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error(transparent)]
-    Tls(#[from] tls::Error),
-    #[error(transparent)]
-    Suites(#[from] quinn::crypto::rustls::NoInitialCipherSuite),
-    #[error("cannot resolve {host}: {source}")]
-    Resolve { host: String, source: io::Error },
-    #[error("{0} has no address")]
-    NoAddress(String),
-    /// The last of the host's addresses that were tried.
-    #[error("cannot connect to {address}: {source}")]
-    Refused { address: SocketAddr, source: DialError },
+    Dial(#[from] dial::Error),
     #[error("no WebTransport session: {0}")]
     WebTransport(#[from] webtransport::ConnectError),
     #[error(transparent)]
     Session(#[from] Error),
-}
-
-/// Why one address cannot be connected to.
-#[derive(Debug, thiserror::Error)]
-pub enum DialError {
-    #[error(transparent)]
-    Socket(#[from] io::Error),
-    #[error(transparent)]
-    Start(#[from] quinn::ConnectError),
-    #[error(transparent)]
-    Handshake(#[from] quinn::ConnectionError),
 }
 
 /// Why a session or one of its requests ended.
@@ -186,7 +164,7 @@ pub struct Session {
     connection: quinn::Connection,
     tunnel: Option<Tunnel>,
     next_request: AtomicU64,
-    goaway: watch::Sender<bool>,
+    goaway: watch::Sender<Option<String>>,
     /// Held open: a control stream that ends is a violation.
     _control: SendStream,
 }
@@ -208,7 +186,7 @@ impl Session {
         remote: &Remote,
         endpoint: quinn::EndpointConfig,
     ) -> Result<Arc<Self>, ConnectError> {
-        let (endpoint, connection) = connect_quic(remote, endpoint).await?;
+        let (endpoint, connection) = dial::connect(&remote.url, &remote.trust, endpoint).await?;
         if remote.url.scheme() != "https" {
             return Ok(Self::start(endpoint, connection, None, setup_of(&remote.url), 0).await?);
         }
@@ -236,7 +214,7 @@ impl Session {
             connection,
             tunnel,
             next_request: AtomicU64::new(first_request),
-            goaway: watch::Sender::new(false),
+            goaway: watch::Sender::new(None),
             _control: control,
         }))
     }
@@ -256,9 +234,19 @@ impl Session {
         &self.endpoint
     }
 
-    /// Whether the peer has announced that it will close the session.
-    pub fn goaway(&self) -> watch::Receiver<bool> {
+    /// Whether the peer has announced that it will close the session, and where it wants us to go on: empty for where we are.
+    pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
+    }
+
+    /// Until the peer wants us to go on somewhere else.
+    pub async fn until_moved(&self) -> Url {
+        let mut goaway = self.goaway.subscribe();
+        let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
+        match uri.as_deref().map(parse_url) {
+            Some(Ok(url)) => url,
+            _ => std::future::pending().await,
+        }
     }
 
     /// The request ID for the next request: even from the client, odd from the server.
@@ -352,12 +340,13 @@ impl Session {
                         tracing::debug!(implementation = setup.implementation, "session is set up");
                         is_set_up = true;
                     }
-                    Message::GoAway(goaway) if is_set_up && !self.goaway.send_replace(true) => {
+                    Message::GoAway(goaway) if is_set_up && self.goaway.borrow().is_none() => {
                         tracing::info!(
                             timeout_ms = goaway.timeout,
                             uri = goaway.uri,
                             "the peer is going away"
                         );
+                        self.goaway.send_replace(Some(goaway.uri));
                     }
                     _ => return Err(violation("a message that the control stream does not allow")),
                 }
@@ -388,9 +377,9 @@ impl Session {
         }
     }
 
-    /// Returns when the peer has been told that the session is closed.
+    /// Returns when the peer has been told that the session is closed, as far as it is there to be told.
     pub async fn closed(&self) {
-        self.endpoint.wait_idle().await;
+        let _ = tokio::time::timeout(LAST_WORDS, self.endpoint.wait_idle()).await;
     }
 }
 
@@ -409,63 +398,6 @@ fn setup_of(url: &Url) -> message::Setup {
         implementation: Some(concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned()),
         ..message::Setup::default()
     }
-}
-
-async fn connect_quic(
-    remote: &Remote,
-    endpoint: quinn::EndpointConfig,
-) -> Result<(quinn::Endpoint, quinn::Connection), ConnectError> {
-    // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
-    let host = remote.url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
-    let port = remote.url.port().unwrap_or(443);
-    let alpn = if remote.url.scheme() == "https" { webtransport::ALPN } else { moq::ALPN };
-    let tls = remote.trust.client_config(alpn)?;
-    let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
-    let mut config = quinn::ClientConfig::new(Arc::new(crypto));
-    config.transport_config(Arc::new(transport()));
-
-    let mut failure = ConnectError::NoAddress(host.to_owned());
-    let addresses = tokio::net::lookup_host((host, port)).await;
-    let addresses = addresses.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
-    for address in addresses {
-        match connect_to(address, host, endpoint.clone(), config.clone()).await {
-            Ok(connected) => return Ok(connected),
-            Err(source) => failure = ConnectError::Refused { address, source },
-        }
-    }
-    Err(failure)
-}
-
-async fn connect_to(
-    address: SocketAddr,
-    host: &str,
-    endpoint: quinn::EndpointConfig,
-    config: quinn::ClientConfig,
-) -> Result<(quinn::Endpoint, quinn::Connection), DialError> {
-    let local: SocketAddr = match address {
-        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
-    };
-    let socket = std::net::UdpSocket::bind(local)?;
-    // The kernel's limit may be lower, and says nothing then.
-    socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
-    let endpoint = quinn::Endpoint::new(endpoint, None, socket, Arc::new(quinn::TokioRuntime))?;
-    let connection = endpoint.connect_with(config, address, host)?.await?;
-    Ok((endpoint, connection))
-}
-
-pub(crate) fn transport() -> quinn::TransportConfig {
-    let mut transport = quinn::TransportConfig::default();
-    transport
-        .keep_alive_interval(Some(Duration::from_secs(4)))
-        .max_idle_timeout(Some(VarInt::from_u32(30_000).into()))
-        // A stream per object at 20 kHz and 100 ms of delay has 2,000 open.
-        .max_concurrent_uni_streams(VarInt::from_u32(8192))
-        .max_concurrent_bidi_streams(VarInt::from_u32(1024))
-        .datagram_receive_buffer_size(Some(4 << 20))
-        .datagram_send_buffer_size(4 << 20)
-        .congestion_controller_factory(Arc::new(congestion::Bbr));
-    transport
 }
 
 /// A request stream: a request one way, its answers (and updates of it) both ways.

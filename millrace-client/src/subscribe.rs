@@ -11,10 +11,12 @@ use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, T
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use url::Url;
 
+use crate::again::Pause;
 use crate::media::{self, CATALOG, Catalog, INIT, playable};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
@@ -26,6 +28,10 @@ use crate::stats::{Arrival, Figures, Report};
 const QUEUE: usize = 256;
 /// How long a player waits for a group that does not come.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a session may take to be closed when it is time to leave.
+const LEAVING: Duration = Duration::from_secs(3);
+/// How long the names of a broadcast's tracks are waited for, to say them with an error.
+const CATALOG_WAIT: Duration = Duration::from_secs(2);
 /// The track that is measured if no other is named.
 const MEASURED_TRACK: &str = "objects";
 
@@ -51,6 +57,8 @@ pub struct Options {
     pub count: Option<u64>,
     /// Remember each object: [`Measured::series`].
     pub series: bool,
+    /// Connect again when the session ends, and go on trying when there is none or the track is not there.
+    pub reconnect: bool,
 }
 
 impl Options {
@@ -68,7 +76,14 @@ impl Options {
             group_order: None,
             count: None,
             series: false,
+            reconnect: false,
         }
+    }
+
+    /// What is to come, after a session has ended: with whole groups, so that a decoder can go on.
+    fn to_go_on(&self) -> Self {
+        let filter = self.filter.or(Some(Filter::NextGroupStart));
+        Self { join_groups: None, filter, ..self.clone() }
     }
 
     fn parameters(&self) -> Parameters {
@@ -103,8 +118,13 @@ pub enum Error {
     Ended(#[source] session::Error),
     #[error(transparent)]
     Request(#[from] session::Error),
-    #[error("no track {name}: {source}")]
-    NoTrack { name: String, source: session::Error },
+    #[error("no track {name}: {source}{}", hint(others))]
+    NoTrack {
+        name: String,
+        source: session::Error,
+        /// Those that the broadcast has, as far as is known.
+        others: Vec<String>,
+    },
     #[error("track {0} is empty")]
     Empty(String),
     #[error("cannot fetch {name}: {source}")]
@@ -127,6 +147,34 @@ pub enum Error {
     Task(#[from] tokio::task::JoinError),
 }
 
+impl Error {
+    /// Whether another session may do better.
+    fn may_pass(&self) -> bool {
+        match self {
+            Self::Connect(error) => error.may_pass(),
+            Self::Ended(error) | Self::Request(error) => error.may_pass(),
+            Self::NoTrack { source, .. } | Self::Fetch { source, .. } | Self::Join { source, .. } => {
+                source.may_pass() || is_absent(source)
+            }
+            Self::Play { source, .. } => source.may_pass(),
+            Self::Empty(_) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Nobody publishes it now.
+fn is_absent(error: &session::Error) -> bool {
+    matches!(error, session::Error::Refused(refused) if refused.code == code::Request::DOES_NOT_EXIST)
+}
+
+fn hint(others: &[String]) -> String {
+    match others {
+        [] => String::new(),
+        others => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
+    }
+}
+
 /// Figures of all subscribers, and of each.
 #[derive(Clone, Debug, Serialize)]
 pub struct Measured {
@@ -138,34 +186,36 @@ pub struct Measured {
     pub series: Vec<Vec<Arrival>>,
 }
 
-/// Hears the totals so far, each second.
-pub type OnSecond<'a> = &'a mut dyn FnMut(&Report);
+/// Hears the totals so far, each second once something is subscribed to; an error ends everything.
+pub type OnSecond<'a> = &'a mut dyn FnMut(&Report) -> io::Result<()>;
 
-/// Runs so many subscribers, each with a connection of its own, until their tracks end, they have enough, or `end` is
+/// Runs so many subscribers, each with a connection of its own, until their tracks end, they have enough, or `stop` is
 /// over.
 ///
 /// # Errors
-/// One of them cannot connect or subscribe, or its session ends.
+/// One of them cannot connect or subscribe, or its session ends; with [`Options::reconnect`] only what another attempt will
+/// not mend.
 pub async fn measure(
     options: &Options,
     subscribers: usize,
-    end: Option<Duration>,
+    stop: impl Future<Output = ()>,
     mut on_second: Option<OnSecond<'_>>,
 ) -> Result<Measured, Error> {
     let new = || if options.series { Figures::new().with_series() } else { Figures::new() };
     let figures: Vec<_> = (0..subscribers).map(|_| Arc::new(Mutex::new(new()))).collect();
+    let (leave, left) = watch::channel(false);
+    let (subscribed, is_subscribed) = watch::channel(false);
     let mut running = JoinSet::new();
     for figures in &figures {
-        running.spawn(count(options.clone(), figures.clone()));
+        let (figures, subscribed) = (figures.clone(), subscribed.clone());
+        let (options, left) = (options.clone(), left.clone());
+        running.spawn(async move {
+            let once = |options| count(options, figures.clone(), subscribed.clone(), left.clone());
+            again(&options, left.clone(), once).await
+        });
     }
     let mut ended = 0;
-    let deadline = async {
-        match end {
-            Some(end) => tokio::time::sleep(end).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::pin!(deadline);
+    let mut stop = std::pin::pin!(stop);
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.tick().await;
     while ended < subscribers {
@@ -175,36 +225,92 @@ pub async fn measure(
                 ended += 1;
             }
             _ = second.tick(), if on_second.is_some() => {
-                if let Some(on_second) = &mut on_second {
-                    on_second(&Figures::total(&now(&figures), false));
+                if let Some(on_second) = on_second.as_mut().filter(|_| *is_subscribed.borrow()) {
+                    on_second(&Figures::total(&now(&figures), false)).map_err(Error::Write)?;
                 }
             }
-            () = &mut deadline => break,
+            () = &mut stop => break,
         }
     }
     let is_end = ended == subscribers && options.count.is_none();
     let figures = now(&figures);
+    leave.send_replace(true);
+    while let Some(result) = running.join_next().await {
+        result??;
+    }
     let subscribers = figures.iter().map(|figures| figures.report(is_end)).collect();
     let series = figures.iter().map(|figures| figures.series().to_vec()).collect();
     Ok(Measured { total: Figures::total(&figures, is_end), subscribers, series })
+}
+
+/// How a session ended that did not fail.
+enum End {
+    /// There is nothing more to come, or it was told to leave.
+    Over,
+    /// The relay wants us to go on elsewhere.
+    Moved(Url),
+}
+
+/// Runs sessions, one after the other, until one has everything. `left`: it is time to leave.
+async fn again<F: Future<Output = Result<End, Error>>>(
+    options: &Options,
+    mut left: watch::Receiver<bool>,
+    once: impl Fn(Options) -> F,
+) -> Result<(), Error> {
+    let mut pause = Pause::new();
+    let mut now = options.clone();
+    loop {
+        let result = tokio::select! {
+            result = once(now.clone()) => result,
+            // While it connects; whoever is connected has heard it, and closes the session first.
+            () = async {
+                let _ = left.wait_for(|left| *left).await;
+                tokio::time::sleep(LEAVING).await;
+            } => return Ok(()),
+        };
+        now = options.to_go_on();
+        match result {
+            Ok(End::Over) => return Ok(()),
+            Ok(End::Moved(url)) => now.remote.url = url,
+            Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
+            // At the first relay: where that has sent us it may not be good for ever.
+            Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
+        }
+        tokio::select! {
+            () = pause.wait() => {}
+            _ = left.wait_for(|left| *left) => return Ok(()),
+        }
+    }
 }
 
 fn now(figures: &[Arc<Mutex<Figures>>]) -> Vec<Figures> {
     figures.iter().map(|figures| figures.lock().clone()).collect()
 }
 
-/// One subscriber that counts.
-async fn count(options: Options, figures: Arc<Mutex<Figures>>) -> Result<(), Error> {
-    let track = options.track(options.track.as_deref().unwrap_or(MEASURED_TRACK))?;
+/// One session of a subscriber that counts.
+async fn count(
+    options: Options,
+    figures: Arc<Mutex<Figures>>,
+    subscribed: watch::Sender<bool>,
+    left: watch::Receiver<bool>,
+) -> Result<End, Error> {
+    let name = options.track.as_deref().unwrap_or(MEASURED_TRACK);
+    let track = options.track(name)?;
     let session = Session::connect(&options.remote).await?;
     let receiver = Receiver::new(session.clone());
     let work = async {
         if let Some(kind) = options.fetch_kind(track.clone()) {
             let objects = receiver.fetch(kind, options.order()).await?;
+            subscribed.send_replace(true);
             return count_fetch(objects, &figures).await;
         }
         let sink = Sink::Figures(figures.clone());
-        let mut subscription = receiver.subscribe(track, options.parameters(), sink).await?;
+        let subscription = receiver.subscribe(track, options.parameters(), sink).await;
+        let mut subscription = match subscription {
+            Ok(subscription) => subscription,
+            Err(source) => return Err(no_track(&receiver, &options, name, source).await),
+        };
+        subscribed.send_replace(true);
         if let Some(groups_back) = options.join_groups
             && let Some(objects) = receiver.join(&subscription, groups_back).await?
         {
@@ -219,7 +325,7 @@ async fn count(options: Options, figures: Arc<Mutex<Figures>>) -> Result<(), Err
         }
         Ok(())
     };
-    receive_during(session, receiver.clone(), work).await
+    receive_during(session, receiver.clone(), work, left).await
 }
 
 async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<Figures>) -> Result<(), Error> {
@@ -240,52 +346,113 @@ async fn enough(figures: &Mutex<Figures>, count: Option<u64>) {
     }
 }
 
-/// Writes a broadcast's media, or one track's payloads, in order, until its end.
+/// Writes a broadcast's media, or one track's payloads, in order, until its end, or until `stop` is over.
 ///
 /// # Errors
-/// It cannot be had, is not understood, or cannot be written.
-pub async fn play(options: &Options, out: impl AsyncWrite + Send + Unpin + 'static) -> Result<(), Error> {
-    let session = Session::connect(&options.remote).await?;
-    let receiver = Receiver::new(session.clone());
-    let player = Player {
-        options: options.clone(),
-        receiver: receiver.clone(),
-        out: Arc::new(tokio::sync::Mutex::new(out)),
-    };
-    let work = async {
-        match &options.track {
-            Some(track) => player.track(track.clone()).await,
-            None => player.media().await,
+/// It cannot be had, is not understood, or cannot be written; with [`Options::reconnect`] only what another attempt will
+/// not mend.
+pub async fn play(
+    options: &Options,
+    out: impl AsyncWrite + Send + Unpin + 'static,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let (leave, left) = watch::channel(false);
+    let out = Arc::new(tokio::sync::Mutex::new(out));
+    let written = Arc::default();
+    let once = |options: Options| {
+        let (out, written, left) = (Arc::clone(&out), Arc::clone(&written), left.clone());
+        async move {
+            let session = Session::connect(&options.remote).await?;
+            let receiver = Receiver::new(session.clone());
+            let player = Player { options, receiver: receiver.clone(), out, written };
+            let work = async {
+                match player.options.track.clone() {
+                    Some(track) => player.track(track).await,
+                    None => player.media().await,
+                }
+            };
+            receive_during(session, receiver, work, left).await
         }
     };
-    receive_during(session, receiver, work).await
+    let mut playing = std::pin::pin!(again(options, left.clone(), once));
+    tokio::select! {
+        played = &mut playing => return played,
+        () = stop => drop(leave.send_replace(true)),
+    }
+    playing.await
 }
 
-/// Has `receiver` take what comes on the session for as long as `work` takes; closes the session then.
+/// Has `receiver` take what comes on the session for as long as `work` takes, or until it is time to leave; closes the
+/// session then.
 async fn receive_during(
     session: Arc<Session>,
     receiver: Arc<Receiver>,
     work: impl Future<Output = Result<(), Error>>,
-) -> Result<(), Error> {
+    mut left: watch::Receiver<bool>,
+) -> Result<End, Error> {
     let serving = tokio::spawn(session.clone().run(receiver));
-    tokio::select! {
-        result = work => result?,
-        error = serving => return Err(Error::Ended(error?)),
-    }
-    session.close(code::Session::NO_ERROR, "");
+    let result = tokio::select! {
+        result = work => result.map(|()| End::Over),
+        error = serving => Err(Error::Ended(error?)),
+        url = session.until_moved() => Ok(End::Moved(url)),
+        _ = left.wait_for(|left| *left) => Ok(End::Over),
+    };
+    session.close(code::Session::NO_ERROR, "the subscriber leaves");
     session.closed().await;
-    Ok(())
+    result
+}
+
+/// `source` kept a track from being had; what would have been there is said too, if that can be known.
+async fn no_track(receiver: &Receiver, options: &Options, name: &str, source: session::Error) -> Error {
+    let mut others = Vec::new();
+    if is_absent(&source) && name != CATALOG {
+        let catalog = tokio::time::timeout(CATALOG_WAIT, first_object(receiver, options, CATALOG)).await;
+        let catalog = catalog.ok().and_then(Result::ok);
+        let catalog = catalog.and_then(|catalog| serde_json::from_slice::<Catalog>(&catalog).ok());
+        others = catalog.into_iter().flat_map(|catalog| catalog.tracks).map(|track| track.name).collect();
+    }
+    Error::NoTrack { name: name.to_owned(), source, others }
+}
+
+/// The first object of a track that has only one.
+async fn first_object(receiver: &Receiver, options: &Options, name: &str) -> Result<Bytes, Error> {
+    let (queue, mut steps) = mpsc::channel(QUEUE);
+    let track = options.track(name)?;
+    let subscribed = receiver.subscribe(track, Parameters::default(), Sink::Queue(queue));
+    let absent = |source| Error::NoTrack { name: name.to_owned(), source, others: Vec::new() };
+    let mut subscription = subscribed.await.map_err(absent)?;
+    let mut over = std::pin::pin!(subscription.done());
+    let mut is_over = false;
+    let payload = loop {
+        tokio::select! {
+            biased;
+            step = steps.recv() => match step {
+                Some(Step::Object { object, .. } | Step::Datagram(object)) => break Some(object.payload),
+                Some(_) => {}
+                None => break None,
+            },
+            done = &mut over, if !is_over => {
+                done?;
+                is_over = true;
+                steps.close();
+            }
+        }
+    };
+    payload.ok_or_else(|| Error::Empty(name.to_owned()))
 }
 
 struct Player<O> {
     options: Options,
     receiver: Arc<Receiver>,
     out: Arc<tokio::sync::Mutex<O>>,
+    /// The init segment that was written, by this session or another before.
+    written: Arc<Mutex<Option<Bytes>>>,
 }
 
 impl<O> Clone for Player<O> {
     fn clone(&self) -> Self {
-        Self { options: self.options.clone(), receiver: self.receiver.clone(), out: self.out.clone() }
+        let (receiver, out, written) = (self.receiver.clone(), self.out.clone(), self.written.clone());
+        Self { options: self.options.clone(), receiver, out, written }
     }
 }
 
@@ -293,19 +460,22 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn media(&self) -> Result<(), Error> {
         let catalog = match self.options.catalog {
             true => {
-                let catalog = self.first_object(CATALOG).await?;
+                let catalog = first_object(&self.receiver, &self.options, CATALOG).await?;
                 Some(serde_json::from_slice::<Catalog>(&catalog).map_err(Error::Catalog)?)
             }
             false => None,
         };
         let described = |position: usize| catalog.as_ref().and_then(|catalog| catalog.tracks.get(position));
         let init = described(0).and_then(|track| track.init_track.as_deref()).unwrap_or(INIT);
-        let init = self.first_object(init).await?;
+        let init = first_object(&self.receiver, &self.options, init).await?;
         let tracks = playable(&init)?;
         if tracks.is_empty() {
             return Err(Error::NothingToPlay);
         }
-        self.write(&init).await?;
+        let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
+        if is_new {
+            self.write(&init).await?;
+        }
         let mut playing = JoinSet::new();
         for (position, id) in tracks {
             let name = described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone());
@@ -323,32 +493,6 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         out.flush().await.map_err(Error::Write)
     }
 
-    /// The first object of a track that has only one.
-    async fn first_object(&self, name: &str) -> Result<Bytes, Error> {
-        let (queue, mut steps) = mpsc::channel(QUEUE);
-        let track = self.options.track(name)?;
-        let subscribed = self.receiver.subscribe(track, Parameters::default(), Sink::Queue(queue));
-        let mut subscription = subscribed.await.map_err(|source| no_track(name, source))?;
-        let mut over = std::pin::pin!(subscription.done());
-        let mut is_over = false;
-        let payload = loop {
-            tokio::select! {
-                biased;
-                step = steps.recv() => match step {
-                    Some(Step::Object { object, .. } | Step::Datagram(object)) => break Some(object.payload),
-                    Some(_) => {}
-                    None => break None,
-                },
-                done = &mut over, if !is_over => {
-                    done?;
-                    is_over = true;
-                    steps.close();
-                }
-            }
-        };
-        payload.ok_or_else(|| Error::Empty(name.to_owned()))
-    }
-
     /// Writes one track to its end.
     async fn track(self, name: String) -> Result<(), Error> {
         let track = self.options.track(&name)?;
@@ -359,7 +503,10 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         }
         let (queue, steps) = mpsc::channel(QUEUE);
         let subscribed = self.receiver.subscribe(track, self.options.parameters(), Sink::Queue(queue));
-        let subscription = subscribed.await.map_err(|source| no_track(&name, source))?;
+        let subscription = match subscribed.await {
+            Ok(subscription) => subscription,
+            Err(source) => return Err(no_track(&self.receiver, &self.options, &name, source).await),
+        };
         let mut sequencer = Sequencer::default();
         if let Some(groups_back) = self.options.join_groups {
             let joined = self.receiver.join(&subscription, groups_back).await;
@@ -440,8 +587,4 @@ async fn until(at: Option<Instant>) {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
     }
-}
-
-fn no_track(name: &str, source: session::Error) -> Error {
-    Error::NoTrack { name: name.to_owned(), source }
 }

@@ -44,7 +44,7 @@ impl Pair {
         tls.alpn_protocols = vec![b"moqt-18".to_vec()];
         let crypto = QuicServerConfig::try_from(tls).unwrap();
         let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
-        config.transport_config(Arc::new(super::session::transport()));
+        config.transport_config(Arc::new(super::dial::transport()));
         let endpoint = quinn::Endpoint::server(config, (Ipv4Addr::LOCALHOST, 0).into()).unwrap();
         let port = endpoint.local_addr().unwrap().port();
 

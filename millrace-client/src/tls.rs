@@ -1,13 +1,17 @@
 //! Whom a client trusts.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::{DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 /// Where Debian and its relatives keep the certificates that the system trusts.
 const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
@@ -20,8 +24,99 @@ pub enum Trust {
     System,
     /// Those in this PEM file.
     Roots(PathBuf),
+    /// The one with this fingerprint, whatever is in it.
+    Fingerprint(Fingerprint),
     /// Anyone's: for tests on networks that are trusted.
     Anyone,
+}
+
+/// SHA-256 of a certificate, as relays log it: 64 hexadecimal digits, perhaps with colons between.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint([u8; 32]);
+
+/// Text is no [`Fingerprint`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a fingerprint is a SHA-256 of 64 hexadecimal digits, as the relay logs it at start-up")]
+pub struct NoFingerprint;
+
+impl FromStr for Fingerprint {
+    type Err = NoFingerprint;
+
+    fn from_str(text: &str) -> Result<Self, NoFingerprint> {
+        let digits = text.bytes().filter(|byte| *byte != b':').map(|byte| char::from(byte).to_digit(16));
+        let digits: Vec<u8> = digits
+            .map(|digit| digit.and_then(|it| u8::try_from(it).ok()))
+            .collect::<Option<_>>()
+            .ok_or(NoFingerprint)?;
+        let (pairs, []) = digits.as_chunks::<2>() else { return Err(NoFingerprint) };
+        let bytes: Vec<u8> = pairs.iter().map(|[high, low]| high << 4 | low).collect();
+        bytes.try_into().map(Self).map_err(|_| NoFingerprint)
+    }
+}
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl Fingerprint {
+    pub fn of(certificate: &CertificateDer<'_>) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, certificate);
+        let mut bytes = [0; 32];
+        bytes.iter_mut().zip(digest.as_ref()).for_each(|(to, from)| *to = *from);
+        Self(bytes)
+    }
+}
+
+/// Why a certificate is not trusted, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(String);
+
+impl Refusal {
+    fn new(error: &rustls::Error, host: &ServerName<'_>, shown: Fingerprint) -> Self {
+        let host = host.to_str();
+        let rustls::Error::InvalidCertificate(error) = error else { return Self(error.to_string()) };
+        Self(match error {
+            CertificateError::UnknownIssuer => format!(
+                "its certificate is from nobody whom this system trusts; trust its authority with --tls-root FILE, or this \
+                 certificate with --tls-fingerprint {shown} (compare with what the relay logs)"
+            ),
+            CertificateError::ApplicationVerificationFailure => {
+                format!("it shows another certificate than that of --tls-fingerprint: {shown}")
+            }
+            CertificateError::Other(error) if error.0.to_string().contains("CaUsedAsEndEntity") => format!(
+                "{AUTHORITY_SHOWN}; or trust it as it is with --tls-fingerprint {shown} (compare with what the relay logs)"
+            ),
+            CertificateError::NotValidForName => format!("its certificate is not for {host}"),
+            error @ CertificateError::NotValidForNameContext { .. } => format!("not for {host}: {error}"),
+            CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                format!("its certificate is over: {error}")
+            }
+            error => format!("its certificate is not good: {error}"),
+        })
+    }
+}
+
+/// What a relay's operator does about the certificate that `openssl req -x509` makes.
+const AUTHORITY_SHOWN: &str = "its certificate is that of an authority (CA:TRUE), which a server must not show; make another \
+                               with openssl req -x509 ... -addext basicConstraints=critical,CA:FALSE";
+
+/// Why the last certificate was refused.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Verdict(Arc<Mutex<Option<Refusal>>>);
+
+impl Verdict {
+    pub fn take(&self) -> Option<Refusal> {
+        self.0.lock().take()
+    }
 }
 
 /// Why there is no TLS configuration.
@@ -36,6 +131,8 @@ pub enum Error {
     #[error("no certificate in {}", .0.display())]
     NoCertificate(PathBuf),
     #[error(transparent)]
+    Verifier(#[from] rustls::client::VerifierBuilderError),
+    #[error(transparent)]
     Tls(#[from] rustls::Error),
 }
 
@@ -45,24 +142,31 @@ impl Trust {
     /// # Errors
     /// The trusted certificates cannot be read.
     pub fn client_config(&self, alpn: &[u8]) -> Result<rustls::ClientConfig, Error> {
+        self.explaining_config(alpn).map(|(config, _)| config)
+    }
+
+    /// The same, and where it says why it refuses a certificate.
+    pub(crate) fn explaining_config(&self, alpn: &[u8]) -> Result<(rustls::ClientConfig, Verdict), Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
-            .with_protocol_versions(&[&rustls::version::TLS13])?;
-        let mut config = match self {
-            Self::System => {
-                let roots = roots(Path::new(SYSTEM_ROOTS), OnBad::Skip)?;
-                builder.with_root_certificates(roots).with_no_client_auth()
+        let by_roots =
+            |roots| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
+        let inner: Arc<dyn ServerCertVerifier> = match self {
+            Self::System => by_roots(roots(Path::new(SYSTEM_ROOTS), OnBad::Skip)?)?,
+            Self::Roots(file) => by_roots(roots(file, OnBad::Fail)?)?,
+            Self::Fingerprint(expected) => {
+                Arc::new(Leaf { provider: provider.clone(), expected: Some(*expected) })
             }
-            Self::Roots(file) => {
-                builder.with_root_certificates(roots(file, OnBad::Fail)?).with_no_client_auth()
-            }
-            Self::Anyone => builder
-                .dangerous()
-                .with_custom_certificate_verifier(Arc::new(AcceptAny(provider)))
-                .with_no_client_auth(),
+            Self::Anyone => Arc::new(Leaf { provider: provider.clone(), expected: None }),
         };
+        let verdict = Verdict::default();
+        let explaining = Explaining { inner, verdict: verdict.clone() };
+        let mut config = rustls::ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(explaining))
+            .with_no_client_auth();
         config.alpn_protocols = vec![alpn.to_vec()];
-        Ok(config)
+        Ok((config, verdict))
     }
 }
 
@@ -94,20 +198,29 @@ fn roots(file: &Path, on_bad: OnBad) -> Result<RootCertStore, Error> {
     Ok(roots)
 }
 
-/// Takes any certificate, but still checks that the server holds its key.
+/// Remembers why a certificate is refused: what QUIC says of it has no room for what to do.
 #[derive(Debug)]
-struct AcceptAny(Arc<CryptoProvider>);
+struct Explaining {
+    inner: Arc<dyn ServerCertVerifier>,
+    verdict: Verdict,
+}
 
-impl ServerCertVerifier for AcceptAny {
+impl ServerCertVerifier for Explaining {
     fn verify_server_cert(
         &self,
-        _end_entity: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _server_name: &ServerName<'_>,
-        _ocsp_response: &[u8],
-        _now: UnixTime,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
+        let verified =
+            self.inner.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        if let Err(error) = &verified {
+            let refusal = Refusal::new(error, server_name, Fingerprint::of(end_entity));
+            *self.verdict.0.lock() = Some(refusal);
+        }
+        verified
     }
 
     fn verify_tls12_signature(
@@ -116,7 +229,7 @@ impl ServerCertVerifier for AcceptAny {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+        self.inner.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -125,10 +238,75 @@ impl ServerCertVerifier for AcceptAny {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+        self.inner.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        self.inner.supported_verify_schemes()
+    }
+}
+
+/// Takes the certificate with a fingerprint, or any; the server has to hold its key in any case.
+#[derive(Debug)]
+struct Leaf {
+    provider: Arc<CryptoProvider>,
+    expected: Option<Fingerprint>,
+}
+
+impl ServerCertVerifier for Leaf {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _server_name: &ServerName<'_>,
+        _ocsp_response: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match self.expected {
+            Some(expected) if expected != Fingerprint::of(end_entity) => {
+                Err(CertificateError::ApplicationVerificationFailure.into())
+            }
+            _ => Ok(ServerCertVerified::assertion()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fingerprints_as_relays_log_them_and_as_openssl_does() {
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let fingerprint = Fingerprint::of(made.cert.der());
+        let text = fingerprint.to_string();
+        assert_eq!(text.parse(), Ok(fingerprint));
+        let pairs: Vec<_> = text.as_bytes().chunks(2).map(|pair| String::from_utf8_lossy(pair)).collect();
+        assert_eq!(pairs.join(":").to_uppercase().parse(), Ok(fingerprint));
+        for bad in ["", "abc", &text[1..], &format!("{text}00"), &text.replace('a', "x").replace('0', "y")] {
+            assert_eq!(bad.parse::<Fingerprint>(), Err(NoFingerprint), "{bad}");
+        }
     }
 }

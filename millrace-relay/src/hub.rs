@@ -15,7 +15,7 @@ use millrace_proto::{
     moq::{Namespace, TrackName, code, message::RequestError},
     relay::cache::Cache,
 };
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, watch};
 
 pub use self::{
@@ -23,7 +23,7 @@ pub use self::{
     namespaces::{NamespaceEvent, Publication, Watch},
     publisher::{Answer, Fetched, Fetching, Objects, Piece, Publisher, Requester},
 };
-use super::{Adaptive, Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, upstream::Ask};
+use super::{Adaptive, Delays, live::LiveTrack, log_limit::LogLimit, outbox::Outbox, status, upstream::Ask};
 
 /// Limits of the relay as a whole.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,8 @@ pub struct Hub {
     pub counters: Counters,
     /// For what is logged because of a peer.
     pub log: LogLimit,
+    /// The configured upstream relay, as it is now.
+    pub upstream: Mutex<Option<status::Upstream>>,
     tracks: RwLock<HashMap<TrackName, Arc<LiveTrack>>>,
     namespaces: Arc<namespaces::Namespaces>,
     /// Changes whenever a publisher or a published track appears.
@@ -63,6 +65,7 @@ impl Hub {
             adaptive,
             counters: Counters::default(),
             log: LogLimit::default(),
+            upstream: Mutex::default(),
             tracks: RwLock::default(),
             namespaces: Arc::default(),
             arrivals: watch::Sender::new(0),
@@ -131,7 +134,18 @@ impl Hub {
         if self.find_track(name).is_some() || !self.publishers_of(name.namespace(), requester).is_empty() {
             return Ok(());
         }
-        Err(RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track"))
+        Err(self.absent())
+    }
+
+    /// What is said of a track that nobody has.
+    pub fn absent(&self) -> RequestError {
+        let upstream = self.upstream.lock();
+        let is_away = upstream.as_ref().is_some_and(|upstream| upstream.session.is_none());
+        let reason = match is_away {
+            true => "nobody here publishes this track, and the upstream relay is away",
+            false => "nobody publishes this track",
+        };
+        RequestError::new(code::Request::DOES_NOT_EXIST, reason)
     }
 
     pub fn find_track(&self, name: &TrackName) -> Option<Arc<LiveTrack>> {
@@ -242,7 +256,7 @@ impl Hub {
             publisher.subscribe(Arc::clone(track), sender.clone());
         }
         drop(sender);
-        let mut refused = RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track");
+        let mut refused = self.absent();
         while let Some(answer) = answers.recv().await {
             match answer {
                 Ok(()) => return Ok(()),

@@ -60,6 +60,12 @@ impl LogLimit {
     }
 }
 
+/// The front of what a peer says of itself, for the log.
+pub fn short(text: &str) -> &str {
+    const LEN: usize = 64;
+    text.char_indices().nth(LEN).map_or(text, |(end, _)| &text[..end])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -197,6 +197,7 @@ impl Sources<'_> {
         tracks.sort_by(|one, other| one.name.cmp(&other.name));
         let usage = self.hub.cache.usage();
         Status {
+            upstream: self.hub.upstream.lock().clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             engine: self.describe_engine(),
             uptime_s: self.uptime.as_secs_f64(),

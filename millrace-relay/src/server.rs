@@ -32,7 +32,7 @@ use crate::{
     hub::{Hub, Limits},
     report::{Past, Sources},
     session::Session,
-    status::Status,
+    status::{self, Status},
     trace::Tracer,
 };
 
@@ -49,6 +49,8 @@ const MAX_UNPROVED: usize = 64;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a track without subscribers stays subscribed upstream.
 const LINGER: Duration = Duration::from_secs(5);
+/// How long it may take to tell peers that their sessions are closed.
+const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
 /// Of moqt:// URLs without one (draft-18, "MOQT URI Scheme").
 const DEFAULT_PORT: u16 = 443;
@@ -247,14 +249,18 @@ impl Server {
         self.shared.endpoints.iter().try_for_each(|endpoint| endpoint.set_client_roots(roots))
     }
 
-    /// Sends GOAWAY everywhere, waits until nothing is under way or the drain timeout is over, and closes
-    /// all sessions.
+    /// Sends GOAWAY everywhere, waits until nothing is under way, and closes all sessions, within the drain timeout.
     pub async fn drain(&self) {
+        let over = time::Instant::now() + self.shared.config.drain_timeout;
         self.shared.draining.store(true, Relaxed);
         let sessions: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
         sessions.iter().for_each(|session| self.shared.start_drain(session));
-        info!(sessions = sessions.len(), "draining");
-        let _ = time::timeout(self.shared.config.drain_timeout, self.shared.until_idle()).await;
+        info!(
+            sessions = sessions.len(),
+            seconds = self.shared.config.drain_timeout.as_secs_f64(),
+            "draining: sessions have so long to leave; a second SIGTERM or Ctrl-C ends them at once"
+        );
+        let _ = time::timeout_at(over - self.shared.last_words(), self.shared.until_idle()).await;
         self.stop().await;
     }
 
@@ -266,14 +272,23 @@ impl Server {
                 if session.is_idle() { code::Session::NO_ERROR } else { code::Session::GOAWAY_TIMEOUT };
             session.close(code, "the relay is going away");
         }
-        for session in &sessions {
-            // WebTransport clients are told in their session first.
-            session.connection().quic.closed().await;
-        }
-        for endpoint in self.shared.endpoints.iter().chain(&self.shared.outgoing) {
+        // Those that do not answer any more hold up nobody. WebTransport clients are told in their session first.
+        let told = async {
+            for session in &sessions {
+                session.connection().quic.closed().await;
+            }
+        };
+        let _ = time::timeout(self.shared.last_words() / 2, told).await;
+        let endpoints = || self.shared.endpoints.iter().chain(&self.shared.outgoing);
+        endpoints().for_each(|endpoint| {
             endpoint.close(crate::wire::var(code::Session::NO_ERROR.0), b"the relay is going away");
-            endpoint.wait_idle().await;
-        }
+        });
+        let told = async {
+            for endpoint in endpoints() {
+                endpoint.wait_idle().await;
+            }
+        };
+        let _ = time::timeout(self.shared.last_words() / 2, told).await;
         self.shared.tracer.stop();
         self.tasks.lock().abort_all();
     }
@@ -387,6 +402,11 @@ impl Shared {
         session
     }
 
+    /// How much of the drain timeout is for telling peers that they are closed.
+    fn last_words(&self) -> Duration {
+        (self.config.drain_timeout / 4).clamp(*LAST_WORDS.start(), *LAST_WORDS.end())
+    }
+
     fn start_drain(&self, session: &Session) {
         let uri = self.config.goaway_uri.as_ref().map_or("", |uri| uri.as_str());
         session.start_drain(uri, self.config.drain_timeout);
@@ -423,27 +443,38 @@ impl Shared {
         let Some(configured) = &self.config.upstream else { return };
         let mut upstream = configured.clone();
         let mut pause = *RECONNECT.start();
+        self.upstream_is(upstream.url.authority(), None, "connecting");
         while !self.draining.load(Relaxed) {
             // Its path may have a token.
             let host = upstream.url.authority();
             let mut next = None;
             match connect(&self.outgoing, &upstream.url).await {
                 Ok(connection) => {
-                    info!(%host, "connected to the upstream relay");
+                    let session = self.begin_session(connection, Some(upstream.setup()), None);
+                    info!(%host, session = session.id(), "connected to the upstream relay");
+                    self.upstream_is(host, Some(session.id()), "");
                     let began = Instant::now();
-                    next = self
-                        .follow_upstream(self.begin_session(connection, Some(upstream.setup()), None))
-                        .await;
+                    next = self.follow_upstream(session).await;
+                    self.upstream_is(host, None, "the session is over");
                     if began.elapsed() > *RECONNECT.end() {
                         pause = *RECONNECT.start();
                     }
                 }
-                Err(error) => warn!(%host, %error, "no connection to the upstream relay"),
+                Err(error) => {
+                    self.upstream_is(host, None, &error.to_string());
+                    warn!(%host, %error, "no connection to the upstream relay");
+                }
             }
             upstream = next.and_then(|uri| configured.at(&uri)).unwrap_or_else(|| configured.clone());
             time::sleep(pause).await;
             pause = (pause * 2).min(*RECONNECT.end());
         }
+    }
+
+    /// What status says of the upstream relay from now on.
+    fn upstream_is(&self, host: &str, session: Option<u64>, reason: &str) {
+        let upstream = status::Upstream { host: host.to_owned(), session, reason: reason.to_owned() };
+        *self.hub.upstream.lock() = Some(upstream);
     }
 
     /// Until the session with the upstream relay is over, or that wants us to go on at another URI, which is returned.

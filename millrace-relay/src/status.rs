@@ -32,6 +32,9 @@ pub struct Status {
     /// Who watches single packets at the moment.
     #[serde(default)]
     pub trace_viewers: u64,
+    /// The relay that is asked for what nobody here publishes, if there is to be one.
+    #[serde(default)]
+    pub upstream: Option<Upstream>,
     /// Handshakes under way.
     #[serde(default)]
     pub handshakes: u64,
@@ -39,6 +42,18 @@ pub struct Status {
     #[serde(default)]
     pub tasks: u64,
     pub totals: Totals,
+}
+
+/// The relay that is asked for what nobody here publishes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Upstream {
+    /// Name and port.
+    pub host: String,
+    /// The session with it; none: it is away.
+    pub session: Option<u64>,
+    /// Why it is away.
+    pub reason: String,
 }
 
 /// The authoriser.

@@ -57,7 +57,9 @@ pub enum Error {
 pub fn to_stderr() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn,millrace=info"));
     // Fails when a test or another command of this process has set up logging already.
-    let _ = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).try_init();
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    let builder = builder.with_ansi(io::stderr().is_terminal()).log_internal_errors(false);
+    let _ = builder.try_init();
 }
 
 /// Starts logging for a daemon. Lines are written until the handle is dropped.
@@ -72,8 +74,8 @@ pub fn start(log: &Settings) -> Result<Handle, Error> {
     let filter = EnvFilter::builder().parse(&log.level)?;
     let handle = Handle::new(sink);
     let ansi = log.file.is_none() && io::stderr().is_terminal();
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(handle.queue()).with_ansi(ansi);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(handle.queue());
+    let builder = builder.with_ansi(ansi).log_internal_errors(false);
     match log.format {
         Format::Text => tracing::subscriber::set_global_default(builder.finish())?,
         Format::Json => tracing::subscriber::set_global_default(builder.json().finish())?,

@@ -1,9 +1,19 @@
 //! `millrace`: see `millrace --help`.
 
-use std::{io, process::ExitCode};
+use std::{
+    io::{self, Write as _},
+    panic,
+    process::{self, ExitCode},
+};
 
-use clap::Parser;
-use millrace::commands;
+use clap::{CommandFactory as _, Parser};
+use millrace::commands::{
+    self,
+    parse::{Refused, parse},
+};
+
+/// What clap exits with.
+const BAD_USAGE: u8 = 2;
 
 /// A Media over QUIC relay that forwards inside the Linux kernel, and its tools.
 #[derive(Parser)]
@@ -14,9 +24,19 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    match commands::run(Cli::parse().command) {
+    leave_with_the_reader();
+    let command = match parse::<Cli>(std::env::args_os()) {
+        Ok(cli) => cli.command,
+        Err(Refused::ByClap(error)) => error.exit(),
+        Err(Refused::Problems(problems)) => {
+            let _ = io::stderr().write_all(Refused::describe(&problems).as_bytes());
+            return ExitCode::from(BAD_USAGE);
+        }
+    };
+    match commands::run(command, Cli::command()) {
         Err(error) if !reader_left(&error) => {
-            eprintln!("millrace: {}", chain(&error));
+            // Nobody may be there to hear it.
+            let _ = writeln!(io::stderr(), "millrace: {}", chain(&error));
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,
@@ -32,12 +52,26 @@ fn chain(error: &anyhow::Error) -> String {
             said.push_str(&cause);
         }
     }
-    said
+    // A command that was run by this one says so itself.
+    said.replace(": millrace: ", ": ")
 }
 
 /// `millrace status | head`: whoever read our output has enough of it.
 fn reader_left(error: &anyhow::Error) -> bool {
     error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// What `println!` and `eprintln!` do where nobody reads any more is to panic: that is the end of the command, and no fault.
+fn leave_with_the_reader() {
+    let others = panic::take_hook();
+    panic::set_hook(Box::new(move |info| {
+        // Formatted, so never a `&str`.
+        let said = info.payload().downcast_ref::<String>().map(String::as_str).unwrap_or_default();
+        if said.starts_with("failed printing to std") && said.contains("Broken pipe") {
+            process::exit(0);
+        }
+        others(info);
+    }));
 }
 
 #[cfg(test)]

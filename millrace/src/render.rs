@@ -1,11 +1,8 @@
-//! What all commands print alike: tables, units, spans of time.
+//! What all commands print alike: tables, units, spans of time, errors of parsers.
 
 use std::{fmt::Write as _, io::Write as _};
 
 use millrace_lab::columns::{Side, aligned};
-
-/// Clears a terminal, cursor to the top left corner.
-pub const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// To standard output, at once.
 ///
@@ -72,6 +69,27 @@ pub fn percent(one: u64, other: u64) -> String {
         0 => "-".to_owned(),
         both => format!("{:.1}", one as f64 * 100.0 / both as f64),
     }
+}
+
+/// What parsers of Rust say, as a person would.
+pub fn in_words(text: &str) -> String {
+    const WORDS: [(&str, &str); 11] = [
+        ("invalid float literal", "not a number"),
+        ("cannot parse float from empty string", "not a number"),
+        ("invalid digit found in string", "not a whole number"),
+        ("cannot parse integer from empty string", "not a whole number"),
+        ("number too large to fit in target type", "too large a number"),
+        ("number would be zero for non-zero type", "must be 1 or more"),
+        (
+            "invalid socket address syntax",
+            "not ADDR:PORT, such as 127.0.0.1:4443 (this machine only), 0.0.0.0:4443 (all of IPv4) or [::]:4443 (all of IPv6)",
+        ),
+        ("expected usize", "expected a whole number"),
+        ("expected u64", "expected a whole number"),
+        ("expected u32", "expected a whole number"),
+        ("invalid type: ", "it is of another kind: "),
+    ];
+    WORDS.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
 }
 
 #[cfg(test)]

@@ -21,8 +21,7 @@ const LINE_MAX: u64 = 64 * 1024;
 
 /// Asks a daemon, called `who` in errors, one thing.
 pub fn ask<A: DeserializeOwned>(path: &Path, who: &str, request: &impl Serialize) -> anyhow::Result<A> {
-    let mut stream =
-        UnixStream::connect(path).with_context(|| format!("no {who} answers on {}", path.display()))?;
+    let mut stream = UnixStream::connect(path).with_context(|| absent(path, who))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
@@ -30,6 +29,18 @@ pub fn ask<A: DeserializeOwned>(path: &Path, who: &str, request: &impl Serialize
     let mut answer = String::new();
     BufReader::new(stream).read_line(&mut answer)?;
     serde_json::from_str(&answer).with_context(|| format!("the {who}'s answer"))
+}
+
+/// Why nobody may answer.
+fn absent(path: &Path, who: &str) -> String {
+    let path = path.display();
+    match nix::unistd::geteuid().is_root() {
+        true => format!("no {who} answers on {path}; is `millrace {who}` running, with this --socket?"),
+        false => format!(
+            "no {who} answers on {path}; is it running, and may you use its socket? Run this as root, or as a member of its \
+             --socket-group"
+        ),
+    }
 }
 
 /// A listening socket; its file goes when it is dropped.

@@ -277,8 +277,13 @@ fn lists_at_run_time() {
     assert!(said.contains("not for 192.0.2.7: the list for all says block"), "{said}");
     gate.succeed(&["unblock", "192.0.2.0/25", "192.0.2.0/24", "2001:db8::/32", "192.0.2.7"]);
     assert_eq!(listed(), [entry("192.0.2.7", "allow", Some("web"), false)], "listed again, it stays");
-    gate.succeed(&["unblock", "192.0.2.7", "--scope=web"]);
+    assert_eq!(
+        gate.succeed(&["unblock", "192.0.2.7", "--scope=web"]),
+        "192.0.2.7: neither blocked nor allowed any more in scope web\n"
+    );
     assert_eq!(listed(), []);
+    let nothing = gate.fail(&["unblock", "192.0.2.7", "--scope=web"]);
+    assert!(nothing.contains("192.0.2.7 was neither blocked nor allowed in scope web"), "{nothing}");
 
     let from_stdin = |verb: &str, text: &str| {
         std::fs::write(site.path("list"), text).unwrap();

@@ -78,6 +78,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     if let Some(path) = &args.plot {
         plot::draw(&rows, path).with_context(|| format!("cannot draw {}", path.display()))?;
     }
+    ensure!(rows.iter().any(|row| row.rounds.iter().any(Result::is_ok)), "no relay could be measured");
     Ok(())
 }
 

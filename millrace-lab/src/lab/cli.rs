@@ -266,6 +266,7 @@ fn down(which: &Which) -> Result<()> {
         ensure!(start.elapsed() < GRACE * 2, "lab {id} is still up; its owner is process {owner}");
         std::thread::sleep(Duration::from_millis(10));
     }
+    println!("lab {id} is down");
     Ok(())
 }
 
@@ -296,6 +297,10 @@ fn show_status(json: bool) -> Result<()> {
         println!("no lab is up");
     }
     labs.iter().for_each(|lab| print!("{}", Text(lab)));
+    let dead = registry::dead();
+    if !dead.is_empty() {
+        println!("left behind by processes that ended: {}; `millrace lab clean` removes it", dead.join(", "));
+    }
     Ok(())
 }
 

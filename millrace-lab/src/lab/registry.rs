@@ -74,6 +74,11 @@ pub(super) fn live() -> Vec<String> {
     ids().into_iter().filter(|id| !is_dead(id)).collect()
 }
 
+/// IDs of the labs whose owners ended without removing them.
+pub(super) fn dead() -> Vec<String> {
+    ids().into_iter().filter(|id| is_dead(id)).collect()
+}
+
 /// Process ID of a live lab's owner.
 pub(super) fn owner(id: &str) -> Option<i32> {
     fs::read_to_string(dir(id).join("lock")).ok()?.trim().parse().ok()

@@ -34,6 +34,7 @@ use crate::{
     hub::{Counters, Hub, Requester},
     incomplete::{Held, Incomplete},
     live::LiveTrack,
+    log_limit::short,
     outbox::Outbox,
     wire::{self, Answers, GoAways, MessageReader, SessionError},
 };
@@ -220,8 +221,26 @@ impl Context {
                 }
                 self.close(code, &reason);
             }
-            SessionError::Lost(reason) => debug!(session = self.id, reason, "session over"),
+            SessionError::Lost(reason) => debug!(session = self.id, reason, "a stream is lost"),
         }
+    }
+
+    /// Logs that the session has ended by itself, and of what: `reason`, unless the connection knows better.
+    pub fn is_over(&self, reason: &str) {
+        let Some(line) = self.hub.log.line(Instant::now()) else { return };
+        let closed = self.connection.quic.close_reason().map(|closed| match closed {
+            quinn::ConnectionError::LocallyClosed => "closed by this relay".to_owned(),
+            quinn::ConnectionError::TimedOut => "nothing came for the idle time-out".to_owned(),
+            closed => closed.to_string(),
+        });
+        info!(
+            session = self.id,
+            remote = %self.connection.quic.remote_address(),
+            seconds = self.age().as_secs(),
+            reason = short(closed.as_deref().unwrap_or(reason)),
+            suppressed = line.suppressed,
+            "session over"
+        );
     }
 
     /// Closes the connection.

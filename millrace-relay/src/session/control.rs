@@ -12,6 +12,7 @@ use tracing::info;
 use super::{context::Context, dialect::Dialect, rights::session_over};
 use crate::{
     access::rights::Rights,
+    log_limit::short,
     wire::{self, Incoming, MessageReader, SessionError},
 };
 
@@ -95,12 +96,6 @@ async fn read_setup(
     }
     context.set_ready(Dialect::of(&setup));
     Ok((reader, rights))
-}
-
-/// The front of what a peer says of itself, for the log.
-fn short(text: &str) -> &str {
-    const LEN: usize = 64;
-    text.char_indices().nth(LEN).map_or(text, |(end, _)| &text[..end])
 }
 
 fn on_message(context: &Context, incoming: Incoming) -> Result<(), SessionError> {

@@ -153,8 +153,10 @@ impl Session {
             closed = self.tunnel_closed() => Err(closed),
             result = attach::run(&self.context, &self.publisher, publications), if self.is_upstream() => result,
         };
-        if let Err(error) = result {
-            self.context.fail(error);
+        match result {
+            Err(SessionError::Lost(reason)) => self.context.is_over(&reason),
+            Err(error) => self.context.fail(error),
+            Ok(()) => {}
         }
     }
 

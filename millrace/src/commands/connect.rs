@@ -1,11 +1,12 @@
 //! Flags of every command that connects to a relay.
 
-use std::path::PathBuf;
+use std::{future::Future, io, path::PathBuf, time::Duration};
 
 use millrace_client::{
     session::{Remote, parse_url},
-    tls::Trust,
+    tls::{Fingerprint, Trust},
 };
+use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
 /// Where to connect, and how.
@@ -20,14 +21,56 @@ pub struct ConnectArgs {
     /// Trust the certificates in this PEM file instead of the system's
     #[arg(long, value_name = "FILE", conflicts_with = "tls_disable_verify")]
     pub tls_root: Option<PathBuf>,
+    /// Trust the certificate with this fingerprint only, which the relay logs at start-up
+    #[arg(long, value_name = "SHA256", conflicts_with_all = ["tls_disable_verify", "tls_root"])]
+    pub tls_fingerprint: Option<Fingerprint>,
+    /// Connect again when the session ends, and go on trying while there is none [default: true for publish, false for
+    /// subscribe]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    pub reconnect: Option<bool>,
+}
+
+/// Until Ctrl-C, SIGTERM, or the end of `time`; the process ends at once when it is asked a second time.
+///
+/// # Errors
+/// Signals cannot be listened to.
+pub fn until_stopped(time: Option<Duration>) -> io::Result<impl Future<Output = ()>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = over(time) => {}
+        }
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => std::process::exit(EXIT_TERMINATED),
+                _ = interrupt.recv() => std::process::exit(EXIT_INTERRUPTED),
+            }
+        });
+    })
+}
+
+/// Of a shell's convention: 128 and the signal's number.
+const EXIT_INTERRUPTED: i32 = 128 + 2;
+const EXIT_TERMINATED: i32 = 128 + 15;
+
+async fn over(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => std::future::pending().await,
+    }
 }
 
 impl ConnectArgs {
+    /// Whom to connect to.
     pub fn remote(self) -> Remote {
-        let trust = match (self.tls_disable_verify, self.tls_root) {
-            (true, _) => Trust::Anyone,
-            (false, Some(file)) => Trust::Roots(file),
-            (false, None) => Trust::System,
+        let trust = match (self.tls_disable_verify, self.tls_root, self.tls_fingerprint) {
+            (true, ..) => Trust::Anyone,
+            (false, Some(file), _) => Trust::Roots(file),
+            (false, None, Some(fingerprint)) => Trust::Fingerprint(fingerprint),
+            (false, None, None) => Trust::System,
         };
         Remote { url: self.url, trust }
     }

@@ -3,12 +3,12 @@
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use clap::{Subcommand, ValueEnum};
 use millrace_gate::{Mode, Prefix, policy};
 
+use super::screen;
 use crate::{
     gate::{
         control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
@@ -98,7 +98,7 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Show rates, and who is refused, every second
+    /// Show rates, and who is refused, every second, until q
     Top {
         #[command(flatten)]
         socket: SocketArg,
@@ -150,14 +150,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => guard(args.guard),
         Some(Verb::Status { socket, json }) => status(&socket.socket, json),
         Some(Verb::Top { socket }) => watch(&socket.socket),
-        Some(Verb::Block(args)) => list(args, Request::Block),
-        Some(Verb::Allow(args)) => list(args, Request::Allow),
-        Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist),
+        Some(Verb::Block(args)) => list(args, Request::Block, "blocked"),
+        Some(Verb::Allow(args)) => list(args, Request::Allow, "allowed"),
+        Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist, TAKEN_BACK),
         Some(Verb::Policy { socket }) => {
             let answer = control::ask(&socket.socket, &Request::Policy)?;
             print(&answer.policy.unwrap_or_default())
         }
-        Some(Verb::Reload { socket }) => control::ask(&socket.socket, &Request::Reload).map(drop),
+        Some(Verb::Reload { socket }) => {
+            control::ask(&socket.socket, &Request::Reload)?;
+            print("the policy was read again\n")
+        }
     }
 }
 
@@ -206,21 +209,40 @@ fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
 
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
-    loop {
+    screen::every_second(|| {
         let status = control::ask(socket, &Request::Status)?.status.unwrap_or_default();
         let text = text::render(&status, Some(before.as_ref().unwrap_or(&status)));
-        print(&format!("{}{text}", render::CLEAR))?;
         before = Some(status);
-        std::thread::sleep(Duration::from_secs(1));
+        Ok(text)
+    })
+}
+
+const TAKEN_BACK: &str = "neither blocked nor allowed any more";
+
+fn list(args: List, entry: fn(control::List) -> Request, done: &str) -> anyhow::Result<()> {
+    match args {
+        List { list, remove: true, .. } => change(&list, None, Request::Unlist, TAKEN_BACK),
+        List { list, seconds, .. } => change(&list, seconds, entry, done),
     }
 }
 
-fn list(args: List, entry: fn(control::List) -> Request) -> anyhow::Result<()> {
-    let List { list, seconds, remove } = args;
-    change(&list, seconds, if remove { Request::Unlist } else { entry })
+/// What was done, in one line.
+fn told(prefixes: &[Prefix], args: &Unlist, seconds: Option<u64>, done: &str) -> String {
+    let what = match prefixes {
+        [one] => one.to_string(),
+        many => format!("{} prefixes", many.len()),
+    };
+    let scope = args.scope.as_ref().map_or(String::new(), |scope| format!(" in scope {scope}"));
+    let time = seconds.map_or(String::new(), |seconds| format!(" for {}", render::span(seconds as f64)));
+    format!("{what}: {done}{scope}{time}\n")
 }
 
-fn change(args: &Unlist, seconds: Option<u64>, request: fn(control::List) -> Request) -> anyhow::Result<()> {
+fn change(
+    args: &Unlist,
+    seconds: Option<u64>,
+    request: fn(control::List) -> Request,
+    done: &str,
+) -> anyhow::Result<()> {
     let prefixes = prefixes(&args.prefix)?;
     let mut exceptions = Vec::new();
     for some in prefixes.chunks(PREFIXES_AT_ONCE) {
@@ -235,7 +257,7 @@ fn change(args: &Unlist, seconds: Option<u64>, request: fn(control::List) -> Req
     if exceptions.len() > EXCEPTIONS_SHOWN {
         eprintln!("note: and not for {} others", exceptions.len() - EXCEPTIONS_SHOWN);
     }
-    Ok(())
+    print(&told(&prefixes, args, seconds, done))
 }
 
 /// In one request, whose line has room for more.

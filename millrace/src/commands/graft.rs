@@ -4,12 +4,12 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
-    time::Duration,
 };
 
 use clap::Subcommand;
 use millrace_graft::{Graft, Pool, Settings};
 
+use super::screen;
 use crate::{
     graft::{
         control::{self, DEFAULT_SOCKET, Request},
@@ -18,7 +18,7 @@ use crate::{
     },
     http::{ListenAddr, access},
     log::{self, Format},
-    render::{self, print},
+    render::print,
 };
 
 #[derive(Debug, clap::Args)]
@@ -257,13 +257,9 @@ fn swap(args: Swap) -> anyhow::Result<()> {
 }
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {
-    loop {
+    let ask = || {
         let paths = control::ask(socket, &Request::Monitor)?.paths.unwrap_or_default();
-        let text = if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths) };
-        if !watch {
-            return print(&text);
-        }
-        print(&format!("{}{text}", render::CLEAR))?;
-        std::thread::sleep(Duration::from_secs(1));
-    }
+        Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths) })
+    };
+    if watch { screen::every_second(ask) } else { print(&ask()?) }
 }

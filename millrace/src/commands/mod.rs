@@ -5,14 +5,18 @@ mod connect;
 pub mod cost;
 pub mod gate;
 pub mod graft;
+pub mod parse;
 pub mod publish;
 pub mod relay;
+mod screen;
 pub mod status;
 pub mod subscribe;
 pub mod token;
 pub mod trace;
 
 use millrace_lab::lab;
+
+use crate::render::print;
 
 #[derive(Debug, clap::Subcommand)]
 #[allow(clippy::large_enum_variant, reason = "there is one of it per process")]
@@ -39,10 +43,24 @@ pub enum Command {
     Lab(lab::Args),
     /// Measure Millrace and other relays
     Bench(bench::Args),
+    /// Print what completes these commands in a shell
+    Completions {
+        /// For example: millrace completions bash > /etc/bash_completion.d/millrace
+        shell: clap_complete::Shell,
+    },
+    /// Print the version
+    Version,
 }
 
-pub fn run(command: Command) -> anyhow::Result<()> {
+/// `whole`: the command that these are part of.
+pub fn run(command: Command, mut whole: clap::Command) -> anyhow::Result<()> {
     match command {
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut whole, "millrace", &mut script);
+            print(&String::from_utf8_lossy(&script))
+        }
+        Command::Version => print(&format!("millrace {}\n", env!("CARGO_PKG_VERSION"))),
         Command::Relay(args) => relay::run(args),
         Command::Publish(args) => publish::run(args),
         Command::Subscribe(args) => subscribe::run(args),

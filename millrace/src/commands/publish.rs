@@ -2,10 +2,7 @@
 
 mod ladder;
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use millrace_client::{
@@ -16,8 +13,8 @@ use millrace_client::{
 };
 use millrace_proto::moq::Namespace;
 
-use super::connect::ConnectArgs;
-use crate::log;
+use super::connect::{ConnectArgs, until_stopped};
+use crate::{log, relay::config::Seconds, render::print};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -46,9 +43,9 @@ pub struct Args {
     /// What the video of each rendition takes, kbit/s, the best first
     #[arg(long, value_delimiter = ',', default_values_t = ladder::KBIT, value_name = "KBIT,...", requires = "ladder")]
     ladder_kbit: Vec<u64>,
-    /// Seconds of a track that are kept for those who lag or fetch
-    #[arg(long, default_value_t = 10.0, value_name = "S")]
-    history: f64,
+    /// How much of a track is kept for those who lag or fetch: 500ms, 1m, or a number of seconds
+    #[arg(long, default_value = "10s", value_name = "TIME")]
+    history: Seconds,
     /// Begin when the first subscriber is there
     #[arg(long)]
     wait: bool,
@@ -77,9 +74,9 @@ struct GenerateArgs {
     /// Objects in a group
     #[arg(long, default_value_t = 50, value_name = "G", requires = "generate")]
     objects_per_group: u64,
-    /// Seconds to go on; forever without it
-    #[arg(long, value_name = "S", requires = "generate")]
-    duration: Option<f64>,
+    /// How long to go on: 90s, 10m, or a number of seconds; forever without it
+    #[arg(long, value_name = "TIME", requires = "generate")]
+    duration: Option<Seconds>,
     /// Priorities of the subgroups of a group; its objects take turns in them
     #[arg(long, default_value = "128", value_delimiter = ',', value_name = "P,...", requires = "generate")]
     priority_pattern: Vec<u8>,
@@ -109,14 +106,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let json = args.json;
     let report = tokio::runtime::Runtime::new()?.block_on(publish_as_asked(args))?;
     if json {
-        println!("{}", serde_json::to_string(&report)?);
+        print(&(serde_json::to_string(&report)? + "\n"))?;
     }
     Ok(())
 }
 
 async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
     let namespace = Namespace::from_path(&args.name).context("--name is not a namespace")?;
-    let max_age = Duration::try_from_secs_f64(args.history).context("--history is not a time")?;
+    let Seconds(max_age) = args.history;
     let cut = if args.subgroups { Cut::ByNeed } else { Cut::Whole };
     let mut encoders = None;
     let input = match (args.generate.generate, &args.input[..]) {
@@ -138,7 +135,9 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
         (false, [file]) => media(Some(file), args.realtime, cut).await?,
         (false, _) => bail!("several files are for --ladder"),
     };
+    let stop = until_stopped(None)?;
     let options = Options {
+        reconnect: args.connect.reconnect.unwrap_or(true),
         remote: args.connect.remote(),
         namespace,
         input,
@@ -146,7 +145,7 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
         history: History { max_age, ..History::default() },
         wait: args.wait,
     };
-    let report = publish(options).await;
+    let report = publish(options, stop).await;
     drop(encoders);
     Ok(report?)
 }
@@ -185,7 +184,7 @@ impl GenerateArgs {
             sizes: self.object_sizes.as_deref().map(sizes).transpose()?.unwrap_or_default(),
             rate_hz: self.rate_hz,
             objects_per_group: self.objects_per_group,
-            duration: self.duration,
+            duration: self.duration.map(|Seconds(time)| time.as_secs_f64()),
             priority_pattern: self.priority_pattern,
             shape,
         });

@@ -3,18 +3,28 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
+use super::status;
 use crate::{
     log,
     relay::{
         config::{Config, File, Settings},
         serve::serve,
         server::Identity,
+        tls,
     },
+    render::print,
 };
 
 #[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
     /// TOML file with the same names as the flags; flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -25,17 +35,37 @@ pub struct Args {
     settings: Settings,
 }
 
+#[derive(Debug, clap::Subcommand)]
+enum Verb {
+    /// Have a running relay of this machine read its settings and certificates again, as SIGHUP does
+    Reload(status::Asked),
+}
+
 pub fn run(args: Args) -> anyhow::Result<()> {
+    if let Some(Verb::Reload(asked)) = &args.verb {
+        return reload(asked);
+    }
     let config = load(args.settings.clone(), args.config.as_deref())?;
     let identity = Identity::read(&config)?;
     if args.check {
-        println!("the settings are usable");
-        return Ok(());
+        let complaints = tls::complaints(&identity.certificate).into_iter();
+        let warnings: String = complaints.map(|it| format!("warning: the certificate: {it}\n")).collect();
+        return print(&format!("{warnings}the settings are usable\n"));
     }
     let logs = log::start(&config.log).context("log")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let again = move || load(args.settings.clone(), args.config.as_deref());
     runtime.block_on(serve(config, identity, &logs, again))
+}
+
+fn reload(asked: &status::Asked) -> anyhow::Result<()> {
+    let status = asked.ask()?;
+    let pid = i32::try_from(status.pid)
+        .ok()
+        .filter(|pid| *pid > 0)
+        .context("the relay does not say which process it is")?;
+    kill(Pid::from_raw(pid), Signal::SIGHUP).with_context(|| format!("process {pid} cannot be told"))?;
+    print(&format!("process {pid} reads its settings again; its log says what came of it\n"))
 }
 
 fn load(flags: Settings, path: Option<&Path>) -> anyhow::Result<Config> {

@@ -4,48 +4,66 @@ use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
 
+use super::screen;
 use crate::{
     http::token::{Token, TokenFile},
     relay::{
         status::{Status, fetch},
         text,
     },
-    render::{self, print},
+    render::print,
 };
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    #[command(flatten)]
+    asked: Asked,
+    /// Print the status as JSON
+    #[arg(long)]
+    json: bool,
+    /// Show it again every second, until q
+    #[arg(long)]
+    watch: bool,
+}
+
+/// The relay that is asked.
+#[derive(Debug, clap::Args)]
+pub struct Asked {
     /// Where the relay serves its status
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
     http: SocketAddr,
     /// The file that holds the relay's token [default: as the relay of the same user]
     #[arg(long, value_name = "FILE")]
     http_token_file: Option<TokenFile>,
-    /// Print the status as JSON
-    #[arg(long)]
-    json: bool,
-    /// Show it again every second, until interrupted
-    #[arg(long)]
-    watch: bool,
+}
+
+impl Asked {
+    /// What it says about itself.
+    pub fn ask(&self) -> anyhow::Result<Status> {
+        let token = self.http_token_file.clone().unwrap_or_default().read()?;
+        ask(self.http, token.as_ref())
+    }
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let token = args.http_token_file.unwrap_or_default().read()?;
     let mut before = None;
-    loop {
-        let status = ask(args.http, token.as_ref())?;
+    let mut shown = || {
+        let status = args.asked.ask()?;
         let text = if args.json {
             serde_json::to_string_pretty(&status)? + "\n"
         } else {
             text::render(&status, before.as_ref())
         };
-        let clear = if args.watch && !args.json { render::CLEAR } else { "" };
-        print(&format!("{clear}{text}"))?;
-        if !args.watch {
-            return Ok(());
-        }
         before = Some(status);
-        std::thread::sleep(Duration::from_secs(1));
+        Ok(text)
+    };
+    match args.watch {
+        true if args.json => loop {
+            print(&shown()?)?;
+            std::thread::sleep(Duration::from_secs(1));
+        },
+        true => screen::every_second(shown),
+        false => print(&shown()?),
     }
 }
 

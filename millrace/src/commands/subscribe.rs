@@ -1,6 +1,11 @@
 //! `millrace subscribe`: plays a broadcast to standard output, or prints figures about a track.
 
-use std::{fmt::Write as _, io, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fmt::Write as _,
+    io::{self, Write as _},
+    path::PathBuf,
+    str::FromStr,
+};
 
 use anyhow::{Context, ensure};
 use millrace_client::{
@@ -9,8 +14,8 @@ use millrace_client::{
 };
 use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace};
 
-use super::connect::ConnectArgs;
-use crate::log;
+use super::connect::{ConnectArgs, until_stopped};
+use crate::{log, relay::config::Seconds, render::print};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
@@ -50,9 +55,9 @@ pub struct Args {
     /// latency, ns
     #[arg(long, value_name = "FILE", requires = "json")]
     series: Option<PathBuf>,
-    /// End after so many seconds
-    #[arg(long, value_name = "S")]
-    duration: Option<f64>,
+    /// End after this time: 90s, 10m, or a number of seconds
+    #[arg(long, value_name = "TIME")]
+    duration: Option<Seconds>,
     /// End after so many objects (each subscriber)
     #[arg(long, value_name = "N")]
     count: Option<u64>,
@@ -67,34 +72,33 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let series = args.series.clone();
     ensure!(subscribers > 0, "--subscribers must be 1 or more");
     let runtime = tokio::runtime::Runtime::new()?;
-    let end =
-        args.duration.map(Duration::try_from_secs_f64).transpose().context("--duration is not a time")?;
+    let end = args.duration.map(|Seconds(time)| time);
     let options = args.options()?;
     if stats || json {
         let mut previous = 0;
-        let mut print = |total: &Report| print_running(total, &mut previous);
-        let on_second: Option<OnSecond<'_>> = if stats { Some(&mut print) } else { None };
-        let result = runtime.block_on(measure(&options, subscribers, end, on_second))?;
+        let mut print_second = |total: &Report| print_running(total, &mut previous);
+        let on_second: Option<OnSecond<'_>> = if stats { Some(&mut print_second) } else { None };
+        let measured = runtime.block_on(async {
+            let stop = until_stopped(end)?;
+            measure(&options, subscribers, stop, on_second).await.map_err(enough)
+        })?;
         if let Some(path) = series {
-            let written = std::fs::write(&path, as_csv(&result.series));
+            let written = std::fs::write(&path, as_csv(&measured.series));
             written.with_context(|| format!("--series: cannot write {}", path.display()))?;
         }
         if json {
-            println!("{}", serde_json::to_string(&result)?);
+            print(&(serde_json::to_string(&measured)? + "\n"))?;
         }
         return Ok(());
     }
     ensure!(subscribers == 1, "--subscribers is for figures: add --stats or --json");
     let played = runtime.block_on(async {
-        let play = play(&options, tokio::io::stdout());
-        match end {
-            Some(end) => tokio::time::timeout(end, play).await.unwrap_or(Ok(())),
-            None => play.await,
-        }
+        let stop = until_stopped(end)?;
+        play(&options, tokio::io::stdout(), stop).await.map_err(enough)
     });
     // A thread may be in a write to standard output that nobody reads.
     runtime.shutdown_background();
-    played.map_err(enough)
+    played
 }
 
 fn as_csv(subscribers: &[Vec<Arrival>]) -> String {
@@ -117,10 +121,11 @@ fn enough(error: subscribe::Error) -> anyhow::Error {
     }
 }
 
-fn print_running(total: &Report, previous: &mut u64) {
+fn print_running(total: &Report, previous: &mut u64) -> io::Result<()> {
     let (latency, per_second) = (total.latency_us, total.delivered - *previous);
     *previous = total.delivered;
-    eprintln!(
+    writeln!(
+        io::stderr(),
         "{per_second}/s, {} delivered, {} lost in {} gaps, {} duplicates, {} corrupted, {} resets, \
          latency p50 {:.0} p99 {:.0} max {:.0} us",
         total.delivered,
@@ -132,12 +137,13 @@ fn print_running(total: &Report, previous: &mut u64) {
         latency.p50,
         latency.p99,
         latency.max,
-    );
+    )
 }
 
 impl Args {
     fn options(self) -> anyhow::Result<Options> {
         Ok(Options {
+            reconnect: self.connect.reconnect.unwrap_or(false),
             remote: self.connect.remote(),
             namespace: Namespace::from_path(&self.name).context("--name is not a namespace")?,
             track: self.track,

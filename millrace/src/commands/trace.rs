@@ -12,7 +12,10 @@ use std::{
 use anyhow::{Context, bail};
 use millrace_proto::moq::{Namespace, TrackName};
 
-use crate::http::token::{Token, TokenFile};
+use crate::{
+    http::token::{Token, TokenFile},
+    relay::{config::Seconds, status::Status, text::typed},
+};
 use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Path, Place, Userspace};
 
 #[derive(Debug, clap::Args)]
@@ -35,9 +38,9 @@ pub struct Args {
     /// End after so many events
     #[arg(long, value_name = "N")]
     count: Option<NonZero<u64>>,
-    /// End after so many seconds
-    #[arg(long, value_name = "SECONDS")]
-    duration: Option<f64>,
+    /// End after this time: 90s, 10m, or a number of seconds
+    #[arg(long, value_name = "TIME")]
+    duration: Option<Seconds>,
     /// Print the events as JSON, one per line
     #[arg(long)]
     json: bool,
@@ -55,9 +58,11 @@ fn parse_track(text: &str) -> Result<TrackName, String> {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    let duration = args.duration.map(Duration::try_from_secs_f64).transpose();
-    let end = duration.context("--duration is not a time")?.and_then(|time| Instant::now().checked_add(time));
+    let end = args.duration.and_then(|Seconds(time)| Instant::now().checked_add(time));
     let token = args.http_token_file.clone().unwrap_or_default().read()?;
+    if let Some(session) = args.session {
+        check(&super::status::ask(args.http, token.as_ref())?, session.get())?;
+    }
     let mut lines = Lines::open(args.http, &query(&args), token.as_ref(), end)?;
     let mut out = std::io::stdout().lock();
     let mut sums = Sums::default();
@@ -78,6 +83,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         write!(out, "{}", sums.describe())?;
     }
     Ok(())
+}
+
+/// Nothing is ever seen of a session that is not there.
+fn check(status: &Status, session: u32) -> anyhow::Result<()> {
+    let ids: Vec<_> = status.sessions.iter().map(|session| session.id.to_string()).collect();
+    match ids.contains(&session.to_string()) {
+        true => Ok(()),
+        false if ids.is_empty() => bail!("there is no session {session}, nor any other"),
+        false => bail!("there is no session {session}; there are {}", ids.join(", ")),
+    }
 }
 
 fn query(args: &Args) -> String {
@@ -230,7 +245,7 @@ fn describe_path(path: &Path) -> String {
 fn describe_media(media: &Media) -> String {
     let Media { track, group, stream, offset, len, fin } = media;
     let mut text = String::new();
-    let _ = track.iter().try_for_each(|track| write!(text, " {track}"));
+    let _ = track.iter().try_for_each(|track| write!(text, " {}", typed(track)));
     let _ = group.iter().try_for_each(|group| write!(text, " group {group}"));
     let _ = stream.iter().try_for_each(|stream| write!(text, " stream {stream}"));
     if let (Some(offset), Some(len)) = (offset, len) {
@@ -333,15 +348,15 @@ mod tests {
         let table = [
             (
                 Event::Copy(copy),
-                "01:02:03.000004 s1 #40 -> s2 #90 1050 B by kernel in 2.5 us live--v group 7 stream 11 2000+1000 fin",
+                "01:02:03.000004 s1 #40 -> s2 #90 1050 B by kernel in 2.5 us live/v group 7 stream 11 2000+1000 fin",
             ),
             (
                 Event::Copy(declined),
-                "01:02:03.000004 s1 #40 -> s2 not by kernel: window live--v group 7 stream 11 2000+1000 fin",
+                "01:02:03.000004 s1 #40 -> s2 not by kernel: window live/v group 7 stream 11 2000+1000 fin",
             ),
             (
                 Event::Sent(repair),
-                "00:00:00.000001 -> s2 #91 1050 B by userspace, repair live--v group 7 stream 11 2000+1000",
+                "00:00:00.000001 -> s2 #91 1050 B by userspace, repair live/v group 7 stream 11 2000+1000",
             ),
             (Event::Packet(packet), "00:00:00.000000 s1 #41 99 B left to userspace: no_slot"),
             (

@@ -121,7 +121,10 @@ impl Sink for Export {
         let write = |target: Option<Target>, content: &dyn Fn(&mut dyn Write) -> io::Result<()>| {
             let Some(target) = target else { return Ok(()) };
             let name = target.path.display().to_string();
-            target.write(content).context(name)
+            target.write(content).with_context(|| name.clone())?;
+            // Nobody may be there to hear it.
+            let _ = writeln!(io::stderr(), "millrace: {name} is written");
+            Ok(())
         };
         write(self.folded.take(), &|out| match &report.stacks {
             Some(stacks) => out.write_all(export::folded(stacks).as_bytes()),

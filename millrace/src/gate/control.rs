@@ -150,9 +150,16 @@ fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answe
         }
         Request::Unlist(List { seconds: Some(_), .. }) => bail!("`seconds` means nothing here"),
         Request::Unlist(List { prefix, scope, .. }) => {
-            daemon.lists.unlist(gate, scope.as_deref(), &prefix.parse()?)?;
+            let absent = daemon.lists.unlist(gate, scope.as_deref(), &prefix.parse()?)?;
             tracing::info!(%prefix, scope, "neither blocked nor allowed any more");
-            Ok(ok)
+            let list = scope.map_or("for all".to_owned(), |scope| format!("in scope {scope}"));
+            match absent.as_slice() {
+                [] => Ok(ok),
+                [one] => bail!("{one} was neither blocked nor allowed {list}"),
+                [one, ..] => {
+                    bail!("{one} and {} others were neither blocked nor allowed {list}", absent.len() - 1)
+                }
+            }
         }
         Request::Status => Ok(Answer { status: Some(daemon.status()?), ..ok }),
         Request::Policy => Ok(Answer { policy: Some(daemon.policy_text()), ..ok }),

@@ -1,7 +1,7 @@
 //! What `block` and `allow` do while the gate runs: entries of its lists, some of which end by themselves.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -39,14 +39,26 @@ impl Lists {
         Ok(exceptions.into_iter().map(|(scope, prefix, entry)| Listed::new(scope, prefix, entry)).collect())
     }
 
-    /// Takes back what was listed.
-    pub fn unlist(&self, gate: &Gate, scope: Option<&str>, prefixes: &[Prefix]) -> Result<(), Error> {
+    /// Takes back what was listed, and returns which of them was not.
+    pub fn unlist(
+        &self,
+        gate: &Gate,
+        scope: Option<&str>,
+        prefixes: &[Prefix],
+    ) -> Result<Vec<Prefix>, Error> {
         let mut ends = self.0.lock();
-        prefixes.iter().try_for_each(|prefix| {
+        let listed: HashSet<_> =
+            gate.listed().into_iter().map(|(scope, prefix, _)| (scope, prefix)).collect();
+        let mut absent = Vec::new();
+        for prefix in prefixes {
+            let key = (scope.map(str::to_owned), *prefix);
             gate.unlist(scope, *prefix)?;
-            ends.remove(&(scope.map(str::to_owned), *prefix));
-            Ok(())
-        })
+            ends.remove(&key);
+            if !listed.contains(&key) {
+                absent.push(*prefix);
+            }
+        }
+        Ok(absent)
     }
 
     /// Takes back whose time is over, and returns it.

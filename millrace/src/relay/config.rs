@@ -6,6 +6,7 @@
 mod access;
 mod adaptive;
 mod queue;
+mod tls;
 mod values;
 
 use std::{
@@ -29,12 +30,14 @@ pub use self::{
     access::Access,
     adaptive::AdaptiveChoice,
     queue::{DropPolicy, MaxDelay, Queue},
+    tls::{CipherSuite, Identity, Upstream},
     values::{ByteCount, CodePoint, MoqtUrl, Seconds, name},
 };
 
 use crate::{
     http::{self, ListenAddr, token::TokenFile},
     log::{self, Format},
+    render::in_words,
 };
 
 /// What the relay runs with.
@@ -97,27 +100,6 @@ pub struct Config {
     pub key_log_file: Option<PathBuf>,
 }
 
-/// The certificate that the relay shows.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Identity {
-    /// PEM files, read again when they change.
-    Files { cert: PathBuf, key: PathBuf },
-    /// Made at start-up, gone at exit.
-    SelfSigned,
-}
-
-/// Another relay that is asked for what nobody here publishes.
-#[derive(Clone, Debug)]
-pub struct Upstream {
-    pub url: Url,
-    /// PEM file of trusted roots; `None`: the upstream's certificate is not verified.
-    pub tls_root: Option<PathBuf>,
-    /// Shown there: a file, read again for each connection.
-    pub token: Option<PathBuf>,
-    /// Certificate chain and key that are shown there.
-    pub identity: Option<(PathBuf, PathBuf)>,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
     /// The fastest that works here
@@ -137,15 +119,6 @@ pub enum GateChoice {
     /// The same, in the stack where the driver cannot
     Generic,
     Off,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CipherSuite {
-    Chacha20Poly1305,
-    #[value(name = "aes-128-gcm")]
-    Aes128Gcm,
-    #[value(name = "aes-256-gcm")]
-    Aes256Gcm,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -172,9 +145,6 @@ const PORT: u16 = 4443;
 
 /// An update takes a round trip. With fewer packets to a key, media would wait for updates all the time.
 const MIN_PACKETS_PER_KEY: u64 = 100;
-
-/// Root certificates of Debian and Ubuntu, the default for `upstream-tls-root`.
-const SYSTEM_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 macro_rules! settings {
     ($($(#[$meta:meta])* $field:ident: $type:ty,)*) => {
@@ -317,6 +287,9 @@ settings! {
     /// Make a certificate at start-up, for trying out; its fingerprint is logged [default without --tls-cert]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     tls_self_signed: bool,
+    /// Write the certificate that is made here, PEM, for --tls-root of clients
+    #[arg(long, value_name = "FILE")]
+    tls_self_signed_out: PathBuf,
     /// Serve browsers too, by WebTransport on the same addresses [default: true]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     webtransport: bool,
@@ -490,7 +463,7 @@ impl Check {
             } else if !keys().iter().any(|known| known == key.get_ref()) {
                 self.problems.push(Problem { place, message: unknown(key.get_ref()) });
             } else if let Err(error) = settings.set(key.get_ref(), value.into()) {
-                self.problems.push(Problem { place, message: error.message().to_owned() });
+                self.problems.push(Problem { place, message: in_words(error.message()) });
             } else {
                 self.places.insert(key.into_inner().into_owned(), place);
             }
@@ -533,7 +506,11 @@ impl Check {
                 ),
                 runs: self.some("kernel-runs", settings.kernel_runs, limits.runs),
             },
-            identity: self.identity(settings.tls_cert, settings.tls_key, settings.tls_self_signed),
+            identity: self.identity(
+                (settings.tls_cert, settings.tls_key),
+                settings.tls_self_signed,
+                settings.tls_self_signed_out,
+            ),
             web: self.web(settings.webtransport.unwrap_or(true), settings.web_origin),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Bbr),
@@ -612,97 +589,12 @@ impl Check {
         given
     }
 
-    fn identity(
-        &mut self,
-        cert: Option<PathBuf>,
-        key: Option<PathBuf>,
-        self_signed: Option<bool>,
-    ) -> Identity {
-        match (cert, key) {
-            (Some(_), Some(_)) if self_signed == Some(true) => {
-                self.problem(
-                    "tls-self-signed",
-                    "contradicts tls-cert: a certificate is read or made, not both",
-                );
-                Identity::SelfSigned
-            }
-            (Some(cert), Some(key)) => Identity::Files { cert, key },
-            (Some(_), None) => {
-                self.problem("tls-cert", "needs tls-key as well");
-                Identity::SelfSigned
-            }
-            (None, Some(_)) => {
-                self.problem("tls-key", "needs tls-cert as well");
-                Identity::SelfSigned
-            }
-            (None, None) => {
-                if self_signed == Some(false) {
-                    self.problem("tls-self-signed", "is off, so tls-cert and tls-key are needed");
-                }
-                Identity::SelfSigned
-            }
-        }
-    }
-
-    fn web(&mut self, webtransport: bool, given: Option<Vec<String>>) -> Option<Origins> {
-        if !webtransport && given.is_some() {
-            self.problem("web-origin", "means nothing without webtransport");
-        }
-        let is_origin =
-            |text: &str| Url::parse(text).is_ok_and(|url| url.origin().ascii_serialization() == text);
-        for origin in given.iter().flatten().filter(|origin| !is_origin(origin)) {
-            self.problem("web-origin", format!("{origin:?} is no origin, such as https://example.org"));
-        }
-        webtransport.then(|| given.map_or(Origins::Any, Origins::Only))
-    }
-
-    fn cipher_suites(&mut self, given: Option<Vec<CipherSuite>>) -> Vec<CipherSuite> {
-        let suites = given.unwrap_or_else(|| CipherSuite::value_variants().to_vec());
-        if suites.is_empty() {
-            self.problem("cipher-suites", "needs at least one suite");
-        }
-        if let Some(twice) = repeated(&suites) {
-            self.problem("cipher-suites", format!("{} is given twice", name(&twice)));
-        }
-        suites
-    }
-
     fn max_packets_per_key(&mut self, given: Option<u64>) -> u64 {
         let value = given.unwrap_or(u64::MAX);
         if value < MIN_PACKETS_PER_KEY {
             self.problem("max-packets-per-key", format!("must be at least {MIN_PACKETS_PER_KEY}"));
         }
         value
-    }
-
-    fn upstream(
-        &mut self,
-        url: Option<MoqtUrl>,
-        root: Option<PathBuf>,
-        disable_verify: bool,
-        token: Option<PathBuf>,
-        (cert, key): (Option<PathBuf>, Option<PathBuf>),
-    ) -> Option<Upstream> {
-        if root.is_some() && disable_verify {
-            self.problem("upstream-tls-root", "means nothing with upstream-tls-disable-verify");
-        }
-        if url.is_none() && root.is_some() {
-            self.problem("upstream-tls-root", "needs upstream as well");
-        }
-        if url.is_none() && disable_verify {
-            self.problem("upstream-tls-disable-verify", "needs upstream as well");
-        }
-        if cert.is_some() != key.is_some() {
-            let given = if cert.is_some() { "upstream-tls-cert" } else { "upstream-tls-key" };
-            self.problem(given, "upstream-tls-cert and upstream-tls-key need each other");
-        }
-        for (name, given) in [("upstream-token", token.is_some()), ("upstream-tls-cert", cert.is_some())] {
-            if url.is_none() && given {
-                self.problem(name, "needs upstream as well");
-            }
-        }
-        let tls_root = (!disable_verify).then(|| root.unwrap_or_else(|| SYSTEM_ROOTS.into()));
-        url.map(|url| Upstream { url: url.0, tls_root, token, identity: cert.zip(key) })
     }
 
     fn log_level(&mut self, given: Option<String>) -> String {

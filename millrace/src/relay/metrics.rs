@@ -62,6 +62,10 @@ impl Snapshot {
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
         out.gauge("trace_viewers", "Who watches single packets", None, self.0.trace_viewers)?;
+        if let Some(upstream) = &self.0.upstream {
+            let is_up = u64::from(upstream.session.is_some());
+            out.gauge("upstream_up", "1 while there is a session with the upstream relay", None, is_up)?;
+        }
         out.gauge("handshakes", "Handshakes under way", None, self.0.handshakes)?;
         out.gauge("tasks", "Tasks of the relay's runtime", None, self.0.tasks)?;
         out.gauge("kernel_streams", "Streams that the kernel sends on", None, self.0.engine.streams)?;
@@ -310,7 +314,7 @@ mod tests {
             }],
             ..Gate::default()
         };
-        let text = encode(Status { relay, gate }).unwrap();
+        let text = encode(Status { relay, gate, pid: 7 }).unwrap();
         for line in [
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",

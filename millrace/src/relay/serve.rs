@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
 
@@ -41,8 +41,16 @@ pub async fn serve(
     let watch = tls::Watch::new(&config.identity, server::names(&config));
     let watched = access::Watch::new(&config.access);
     let (http_addr, http_access) = (config.http, config.http_access.clone());
-    if config.identity == config::Identity::SelfSigned {
-        info!(sha256 = tls::fingerprint(&identity.certificate), "self-signed certificate, for trying out");
+    let made = config.identity.clone();
+    if let config::Identity::SelfSigned { .. } = config.identity {
+        info!(
+            sha256 = tls::fingerprint(&identity.certificate),
+            "self-signed certificate, for trying out; clients take it with --tls-fingerprint"
+        );
+    }
+    tls::write_out(&config.identity, &identity.certificate).context("tls-self-signed-out")?;
+    for complaint in tls::complaints(&identity.certificate) {
+        warn!("the certificate: {complaint}");
     }
     if let Some(path) = &config.key_log_file {
         warn!(path = %path.display(), "TLS secrets are written to a file: all sessions can be decrypted");
@@ -74,7 +82,7 @@ pub async fn serve(
     for addr in server.local_addrs() {
         info!(%addr, engine, reason, "serving");
     }
-    let reloading = keep_up(&server, (watch, watched), &mut reload, || {
+    let reloading = keep_up(&server, (&made, watch, watched), &mut reload, || {
         logs.reopen();
         change(&server, again())
     });
@@ -94,7 +102,7 @@ pub async fn serve(
 /// Shows new sessions the certificate that is in the files now, and does what SIGHUP asks for.
 async fn keep_up(
     server: &Server,
-    (mut watch, mut watched): (tls::Watch, access::Watch),
+    (made, mut watch, mut watched): (&config::Identity, tls::Watch, access::Watch),
     reload: &mut Signal,
     on_reload: impl Fn() -> Option<config::Access>,
 ) -> std::convert::Infallible {
@@ -131,6 +139,9 @@ async fn keep_up(
             Some(Ok(certificate)) => {
                 info!(sha256 = tls::fingerprint(&certificate), "new certificate");
                 server.set_certificate(&certificate);
+                if let Err(error) = tls::write_out(made, &certificate) {
+                    error!(%error, "the new certificate is not in its file");
+                }
             }
             Some(Err(error)) => error!(%error, "the new certificate is not usable, the old one stays"),
             None => {}

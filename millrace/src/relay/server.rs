@@ -129,7 +129,7 @@ impl Server {
         let follower = Follower::start(&guard)?;
         let relay = bound.serve(Arc::clone(&guard) as _);
         let fingerprint = Mutex::new(tls::fingerprint(&identity.certificate));
-        let is_self_signed = config.identity == config::Identity::SelfSigned;
+        let is_self_signed = matches!(config.identity, config::Identity::SelfSigned { .. });
         let has_webtransport = config.web.is_some();
         Ok(Self {
             relay,
@@ -242,7 +242,7 @@ impl StatusSource for Server {
     fn status(&self) -> Status {
         let mut relay = self.relay.status();
         relay.totals.log_lines_dropped = log::dropped();
-        Status { relay, gate: self.guard.describe() }
+        Status { relay, gate: self.guard.describe(), pid: std::process::id() }
     }
 
     fn draining(&self) -> bool {

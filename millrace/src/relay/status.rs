@@ -36,6 +36,9 @@ pub struct Status {
     pub relay: millrace_relay::status::Status,
     #[serde(default)]
     pub gate: Gate,
+    /// The relay's process.
+    #[serde(default)]
+    pub pid: u32,
 }
 
 impl Deref for Status {
@@ -48,7 +51,7 @@ impl Deref for Status {
 
 impl From<millrace_relay::status::Status> for Status {
     fn from(relay: millrace_relay::status::Status) -> Self {
-        Self { relay, gate: Gate::default() }
+        Self { relay, gate: Gate::default(), pid: 0 }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr};
 
+use millrace_proto::moq::TrackName;
 use millrace_relay::status as relay;
 
 use super::status::{Session, Status, Track};
@@ -12,30 +13,11 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
     let mut out = String::new();
     summary(&mut out, status, before);
     if !status.sessions.is_empty() {
-        let head = [
-            "SESSION",
-            "REMOTE",
-            "ROLE",
-            "RTT ms",
-            "PATH QUEUE ms",
-            "QUEUED ms",
-            "Mbit/s",
-            "LOSS %",
-            "MARKED",
-            "CWND",
-            "IN FLIGHT",
-            "MTU",
-            "CIPHER",
-            "QUINN pkt",
-            "MEDIA pkt",
-            "LOST",
-            "RESENT",
-            "SUBS",
-            "PUBS",
-            "PENDING",
-            "DROPPED",
-        ];
-        table(&mut out, &head, status.sessions.iter().map(session_row));
+        let sessions = || status.sessions.iter();
+        table(&mut out, &["SESSION", "REMOTE", "ROLE", "CIPHER", "SUBS", "PUBS"], sessions().map(who_row));
+        table(&mut out, &PATH, sessions().map(path_row));
+        let head = ["SESSION", "QUINN pkt", "MEDIA pkt", "LOST", "RESENT", "PENDING", "DROPPED"];
+        table(&mut out, &head, sessions().map(sent_row));
     }
     let mut by_kernel = status.sessions.iter().filter(|session| session.kernel_copies.is_some()).peekable();
     if by_kernel.peek().is_some() {
@@ -111,6 +93,15 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
             totals.kernel_unregistered
         );
     }
+    if let Some(upstream) = &status.upstream {
+        let _ = match upstream.session {
+            Some(session) => writeln!(out, "upstream {}: session {session}", upstream.host),
+            None => writeln!(out, "upstream {} is away: {}", upstream.host, upstream.reason),
+        };
+    }
+    if totals.log_lines_dropped > 0 {
+        let _ = writeln!(out, "{} log lines lost", totals.log_lines_dropped);
+    }
     if let Some(before) = before {
         let seconds = (status.uptime_s - before.uptime_s).max(0.001);
         let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
@@ -126,17 +117,30 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
     }
 }
 
-fn session_row(session: &Session) -> Vec<String> {
+/// Of a session's path: RTT, how much of that is queues on the way, and how long media waited here, ms.
+const PATH: [&str; 10] =
+    ["SESSION", "RTT ms", "PATH ms", "HERE ms", "Mbit/s", "LOSS %", "MARKED", "CWND", "FLIGHT", "MTU"];
+
+fn who_row(session: &Session) -> Vec<String> {
     let roles = [(session.upstream, "up"), (session.publisher, "pub"), (session.subscriber, "sub")];
     let roles: Vec<_> = roles.iter().filter(|(is, _)| *is).map(|(_, role)| *role).collect();
     vec![
         session.id.to_string(),
         session.remote.to_string(),
         if roles.is_empty() { "-".to_owned() } else { roles.join("+") },
-        format!("{:.2}", session.rtt_us as f64 / 1000.0),
+        session.cipher.replace("-poly1305", ""),
+        session.subscriptions.to_string(),
+        session.publications.to_string(),
+    ]
+}
+
+fn path_row(session: &Session) -> Vec<String> {
+    vec![
+        session.id.to_string(),
+        format!("{:.1}", session.rtt_us as f64 / 1000.0),
         format!("{:.0}", session.path_queue_us as f64 / 1000.0),
         format!("{:.0}", session.queue_us as f64 / 1000.0),
-        session.bandwidth.map_or("-".to_owned(), |bytes| format!("{:.2}", bytes as f64 / 125_000.0)),
+        session.bandwidth.map_or("-".to_owned(), |bytes| format!("{:.1}", bytes as f64 / 125_000.0)),
         session.loss.map_or("-".to_owned(), |share| format!("{:.1}", share * 100.0)),
         match session.ecn.as_str() {
             "capable" => session.packets_marked.to_string(),
@@ -145,16 +149,37 @@ fn session_row(session: &Session) -> Vec<String> {
         bytes(session.cwnd),
         bytes(session.in_flight),
         session.path_mtu.to_string(),
-        session.cipher.clone(),
+    ]
+}
+
+fn sent_row(session: &Session) -> Vec<String> {
+    vec![
+        session.id.to_string(),
         session.quinn.packets.to_string(),
         session.data_plane.packets.to_string(),
         session.packets_lost.to_string(),
         bytes(session.bytes_retransmitted),
-        session.subscriptions.to_string(),
-        session.publications.to_string(),
         bytes(session.pending),
         reasons(&session.drops),
     ]
+}
+
+/// A track as a user types it: `live/1.m4s`; in the draft's form where that would be another one.
+pub fn typed(track: &str) -> String {
+    let read = |name: &TrackName| {
+        let fields = name.namespace().fields().iter().chain([name.name()]);
+        let words: Option<Vec<_>> =
+            fields.map(|field| str::from_utf8(field).ok().filter(|it| is_word(it))).collect();
+        words.map(|words| words.join("/"))
+    };
+    track.parse().ok().and_then(|name| read(&name)).unwrap_or_else(|| track.to_owned())
+}
+
+/// What stands for itself between slashes on a terminal.
+fn is_word(field: &str) -> bool {
+    !field.is_empty()
+        && !field.contains(|c: char| c == '/' || c.is_control() || c.is_whitespace())
+        && !field.contains("--")
 }
 
 /// `late 3, evicted 1`.
@@ -165,7 +190,7 @@ fn reasons(counts: &BTreeMap<String, u64>) -> String {
 
 fn track_row(track: &Track) -> Vec<String> {
     vec![
-        track.name.clone(),
+        typed(&track.name),
         track.alias.to_string(),
         track.publishers.to_string(),
         track.subscribers.to_string(),
@@ -291,6 +316,59 @@ pub(super) mod tests {
             requests: 0,
             requests_refused: 0,
             tracks: 0,
+        }
+    }
+
+    #[test]
+    fn tracks_are_shown_as_they_are_typed() {
+        let named = |namespace: &str, name: &[u8]| {
+            let namespace = millrace_proto::moq::Namespace::from_path(namespace).unwrap();
+            typed(&TrackName::new(namespace, name.to_vec()).unwrap().to_string())
+        };
+        assert_eq!(named("live", b"1.m4s"), "live/1.m4s");
+        assert_eq!(named("live/cam-2", b"video hi"), "live-cam.2d2--video.20hi");
+        assert_eq!(named("live/cam-2", b"video"), "live/cam-2/video");
+        assert_eq!(named("live", b"a/b"), "live--a.2fb");
+        assert_eq!(typed("no track"), "no track");
+    }
+
+    #[test]
+    fn tables_fit_a_terminal() {
+        let busy = Session {
+            id: 12_345,
+            remote: "[2001:db8:85a3::8a2e:370:7334]:54321".parse().unwrap(),
+            publisher: true,
+            rtt_us: 1_234_560,
+            path_queue_us: 1_234_000,
+            queue_us: 123_000,
+            bandwidth: Some(12_500_000_000 / 8),
+            loss: Some(0.123),
+            cwnd: 123_456_789,
+            in_flight: 12_345_678,
+            cipher: "chacha20-poly1305".into(),
+            quinn: Sent { packets: 123_456_789, bytes: 1 },
+            data_plane: Sent { packets: 1_234_567_890, bytes: 1 },
+            packets_lost: 1_234_567,
+            bytes_retransmitted: 123_456_789,
+            pending: 123_456,
+            ..session()
+        };
+        let status = relay::Status {
+            sessions: vec![busy],
+            upstream: Some(relay::Upstream {
+                host: "relay.example:4443".into(),
+                session: None,
+                reason: "timed out".into(),
+            }),
+            totals: Totals { log_lines_dropped: 3, ..Totals::default() },
+            ..relay::Status::default()
+        };
+        let text = render(&status.into(), None);
+        for line in text.lines() {
+            assert!(line.chars().count() <= 80, "{} wide: {line}", line.chars().count());
+        }
+        for part in ["upstream relay.example:4443 is away: timed out", "3 log lines lost"] {
+            assert!(text.contains(part), "{part} is not in\n{text}");
         }
     }
 

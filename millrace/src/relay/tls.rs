@@ -10,6 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use base64::Engine as _;
 use parking_lot::Mutex;
 use rustls::{
     RootCertStore,
@@ -36,11 +37,58 @@ pub enum Error {
 
 /// Reads or makes the certificate. `names` (host names and addresses) are what a self-signed one is for.
 pub fn identity(identity: &Identity, names: Vec<String>) -> Result<Arc<CertifiedKey>, Error> {
-    let certified = match identity {
+    Ok(Arc::new(match identity {
         Identity::Files { cert, key } => read(cert, key)?,
-        Identity::SelfSigned => self_signed(names)?,
+        Identity::SelfSigned { .. } => self_signed(names)?,
+    }))
+}
+
+/// Writes the certificate that was made where the settings want it: beside first, so that nobody reads half of it.
+pub fn write_out(identity: &Identity, certified: &CertifiedKey) -> Result<(), Error> {
+    let Identity::SelfSigned { out: Some(path) } = identity else { return Ok(()) };
+    let Some(leaf) = certified.cert.first() else { return Ok(()) };
+    let mut text = "-----BEGIN CERTIFICATE-----\n".to_owned();
+    let base64 = base64::engine::general_purpose::STANDARD.encode(leaf);
+    for line in base64.as_bytes().chunks(64) {
+        text.push_str(&String::from_utf8_lossy(line));
+        text.push('\n');
+    }
+    text.push_str("-----END CERTIFICATE-----\n");
+    let beside = path.with_extension(format!("{}.new", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    written.map_err(|source| {
+        let _ = std::fs::remove_file(&beside);
+        Error::Read { path: path.clone(), source }
+    })
+}
+
+/// What clients will not like about a certificate, and what to do about it.
+pub fn complaints(certified: &CertifiedKey) -> Vec<String> {
+    let leaf = certified.cert.first().map(|cert| cert.as_ref()).unwrap_or_default();
+    let Ok((_, cert)) = x509_parser::parse_x509_certificate(leaf) else {
+        return vec!["it is not understood, so nobody may like it".to_owned()];
     };
-    Ok(Arc::new(certified))
+    let mut complaints = Vec::new();
+    if cert.is_ca() {
+        complaints.push(
+            "it is that of an authority (CA:TRUE, as `openssl req -x509` makes it), which clients refuse of a server unless they \
+             pin it with --tls-fingerprint; make another with -addext basicConstraints=critical,CA:FALSE"
+                .to_owned(),
+        );
+    }
+    if !matches!(cert.subject_alternative_name(), Ok(Some(names)) if !names.value.general_names.is_empty()) {
+        complaints.push(
+            "it is for no name, as it has no subjectAltName, so clients refuse it; make another with \
+             -addext subjectAltName=DNS:relay.example"
+                .to_owned(),
+        );
+    }
+    if !cert.validity().is_valid() {
+        let validity = cert.validity();
+        complaints
+            .push(format!("it is valid from {} to {}, not now", validity.not_before, validity.not_after));
+    }
+    complaints
 }
 
 pub(super) fn read(cert: &Path, key: &Path) -> Result<CertifiedKey, Error> {
@@ -123,7 +171,7 @@ impl Watch {
             Identity::Files { cert, key } => {
                 Self::Files { cert: cert.clone(), key: key.clone(), seen: [stamp(cert), stamp(key)] }
             }
-            Identity::SelfSigned => Self::Made { names, at: SystemTime::now() },
+            Identity::SelfSigned { .. } => Self::Made { names, at: SystemTime::now() },
         }
     }
 
@@ -186,6 +234,8 @@ impl rustls::KeyLog for KeyLogFile {
 mod tests {
     use super::*;
 
+    const MADE: Identity = Identity::SelfSigned { out: None };
+
     struct Files {
         dir: tempfile::TempDir,
         identity: Identity,
@@ -213,8 +263,7 @@ mod tests {
 
     #[test]
     fn a_self_signed_certificate_is_new_each_time() {
-        let make =
-            || fingerprint(&identity(&Identity::SelfSigned, vec!["localhost".into(), "::1".into()]).unwrap());
+        let make = || fingerprint(&identity(&MADE, vec!["localhost".into(), "::1".into()]).unwrap());
         let first = make();
         assert_eq!(first.len(), 64);
         assert_ne!(first, make());
@@ -222,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_made_certificate_is_made_anew_before_it_is_over() {
-        let mut watch = Watch::new(&Identity::SelfSigned, vec!["localhost".into()]);
+        let mut watch = Watch::new(&MADE, vec!["localhost".into()]);
         assert!(watch.look(false).is_none());
         assert!(watch.look(true).is_none(), "there is nothing to read again");
         let Watch::Made { at, .. } = &mut watch else { panic!() };
@@ -269,6 +318,39 @@ mod tests {
         assert!(refused("", &key).contains("cert.pem: no certificate"));
         assert!(refused(&cert, "garbage").contains("key.pem: no private key"));
         assert!(refused(&cert, &pair().1).contains("do not make an identity"));
+    }
+
+    #[test]
+    fn what_clients_will_not_like_is_said() {
+        let complaints_of = |change: fn(&mut rcgen::CertificateParams)| {
+            let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            change(&mut params);
+            let key = rcgen::KeyPair::generate().unwrap();
+            let files = files();
+            files.put("cert.pem", &params.self_signed(&key).unwrap().pem());
+            files.put("key.pem", &key.serialize_pem());
+            complaints(&identity(&files.identity, vec![]).unwrap()).join("; ")
+        };
+        assert_eq!(complaints_of(|_| {}), "");
+        let authority =
+            complaints_of(|it| it.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained));
+        assert!(authority.contains("CA:TRUE") && authority.contains("basicConstraints"), "{authority}");
+        assert!(complaints_of(|it| it.subject_alt_names.clear()).contains("subjectAltName"));
+        assert!(complaints_of(|it| it.not_after = rcgen::date_time_ymd(2001, 1, 1)).contains("not now"));
+    }
+
+    #[test]
+    fn a_made_certificate_is_written_for_clients() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("relay.pem");
+        let made = Identity::SelfSigned { out: Some(out.clone()) };
+        let certified = identity(&made, vec!["localhost".into()]).unwrap();
+        write_out(&made, &certified).unwrap();
+        let read = CertificateDer::from_pem_file(&out).unwrap();
+        assert_eq!(read, certified.cert[0]);
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing else is left");
+        let nowhere = Identity::SelfSigned { out: Some("/nowhere/relay.pem".into()) };
+        assert!(write_out(&nowhere, &certified).unwrap_err().to_string().contains("/nowhere/relay.pem"));
     }
 
     #[test]

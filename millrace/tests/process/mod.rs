@@ -43,9 +43,14 @@ pub struct Relay {
 impl Relay {
     /// Starts a relay on ports of its own; `{dir}` in an argument is its directory.
     pub fn start(dir: TempDir, args: &[&str]) -> Self {
+        Self::start_on("127.0.0.1:0", dir, args)
+    }
+
+    /// The same, on this address.
+    pub fn start_on(listen: &str, dir: TempDir, args: &[&str]) -> Self {
         let http = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
         let process = millrace()
-            .args(["relay", "--listen=127.0.0.1:0", &format!("--http={http}"), "--log-format=json"])
+            .args(["relay", &format!("--listen={listen}"), &format!("--http={http}"), "--log-format=json"])
             .arg("--max-delay=off")
             .arg(format!("--http-token-file={}", dir.path().join("token").display()))
             .args(args.iter().map(|arg| arg.replace("{dir}", dir.path().to_str().unwrap())))
@@ -79,6 +84,11 @@ impl Relay {
     pub fn logged(&self, words: &[&str]) -> bool {
         let log = fs::read_to_string(self.path("stderr")).unwrap();
         log.lines().any(|line| words.iter().all(|word| line.contains(word)))
+    }
+
+    /// What clients are given.
+    pub fn url(&self) -> String {
+        format!("moqt://{}", self.status().listen[0])
     }
 
     pub fn pid(&self) -> u32 {

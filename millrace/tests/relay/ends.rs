@@ -84,7 +84,7 @@ async fn draining_says_goaway_refuses_and_waits() {
         async move { server.drain().await }
     });
     let mut told = subscriber.session.goaway();
-    patiently(told.wait_for(|told| *told)).await.unwrap();
+    patiently(told.wait_for(Option::is_some)).await.unwrap();
     let other = track("live/cam", "audio");
     let refused = subscriber.try_subscribe(&other, Parameters::default()).await.err().unwrap();
     assert_eq!(refused.code, code::Request::GOING_AWAY);

@@ -177,7 +177,7 @@ impl UnderWay {
     async fn ask_publishers(&self, missing: (Location, Location)) -> Result<Fetched, RequestError> {
         let (range, context) = (&self.range, self.context());
         let name = range.track.name();
-        let mut refused = RequestError::new(code::Request::DOES_NOT_EXIST, "nobody publishes this track");
+        let mut refused = context.hub().absent();
         let deadline = Clock::now() + range.fill;
         for publisher in context.hub().publishers_of(name.namespace(), context.requester()) {
             match timeout_at(deadline, publisher.fetch(name.clone(), missing, range.order)).await {

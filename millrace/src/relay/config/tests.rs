@@ -24,7 +24,7 @@ fn problems(flags: &[&str], text: &str) -> Vec<(String, String)> {
 fn nothing_given_is_a_relay_to_try_out() {
     let config = config(&[], "").unwrap();
     assert_eq!(config.listen, ["127.0.0.1:4443".parse().unwrap(), "[::1]:4443".parse().unwrap()]);
-    assert_eq!(config.identity, Identity::SelfSigned);
+    assert_eq!(config.identity, Identity::SelfSigned { out: None });
     assert_eq!(config.http, Some("127.0.0.1:9184".parse().unwrap()));
     assert_eq!(config.cipher_suites, CipherSuite::value_variants());
     assert_eq!(config.key_log_file, None);
@@ -256,7 +256,7 @@ fn how_long_media_may_wait_is_said_for_all_and_by_namespace_and_priority() {
     assert_eq!(config(&["--drop-policy=tail"], "").unwrap().queue.delays.default, None);
     let table = [
         ("max-delay = 0", "must be more than 0, or `off`"),
-        ("max-delay = 'soon'", "is not a number of seconds"),
+        ("max-delay = 'soon'", "is not a time up to 365d"),
         ("drop-policy = 'head'", "is none of live, tail"),
         ("drop-policy = 'tail'\nmax-delay = 1", "means nothing with drop-policy tail"),
         ("drop-policy = 'tail'\n[[delay]]\nmax-delay = 1", "means nothing with drop-policy tail"),

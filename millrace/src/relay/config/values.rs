@@ -7,7 +7,7 @@ use millrace_transport::Dscp;
 use serde::{Deserializer, de};
 use url::Url;
 
-use super::{CipherSuite, CongestionControl, EngineChoice, GateChoice, Gso};
+use super::{CongestionControl, EngineChoice, GateChoice, Gso};
 use crate::{
     http::{ListenAddr, token::TokenFile},
     log::Format,
@@ -34,7 +34,7 @@ impl FromStr for ByteCount {
     }
 }
 
-/// A duration as a plain number of seconds: `30`, `0.5`.
+/// A duration, as a plain number of seconds (`30`, `0.5`) or with a unit (`250ms`, `10m`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seconds(pub Duration);
 
@@ -44,10 +44,13 @@ impl FromStr for Seconds {
     fn from_str(text: &str) -> Result<Self, String> {
         // A year is plenty, and far from where adding it to a clock could overflow.
         const MAX: f64 = 365.0 * 86_400.0;
-        match text.parse::<f64>() {
-            Ok(seconds) if (0.0..=MAX).contains(&seconds) => Ok(Self(Duration::from_secs_f64(seconds))),
-            _ => Err(format!("`{text}` is not a number of seconds, 0 to {MAX}")),
-        }
+        let with_unit = || millrace_lab::duration::parse(text).ok();
+        let plain = text.parse().ok().filter(|seconds| (0.0..=MAX).contains(seconds));
+        let time = plain.map(Duration::from_secs_f64).or_else(with_unit);
+        let time = time.filter(|time| *time <= Duration::from_secs_f64(MAX));
+        time.map(Self).ok_or_else(|| {
+            format!("`{text}` is not a time up to 365d, such as 250ms, 1.5s or 10m, or a number of seconds")
+        })
     }
 }
 
@@ -136,4 +139,4 @@ macro_rules! deserialize {
 pub(super) use deserialize;
 
 deserialize!(parsed: ByteCount, CodePoint, Seconds, MoqtUrl, ListenAddr, TokenFile);
-deserialize!(chosen: EngineChoice, GateChoice, CipherSuite, CongestionControl, Gso, Format);
+deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso, Format);

@@ -1,0 +1,67 @@
+//! When to connect again, and when not to.
+
+use std::time::Duration;
+
+use millrace_proto::moq::code;
+use tokio::time::{Instant, sleep};
+
+use crate::session::{ConnectError, Error};
+
+/// Pauses between attempts.
+const SHORTEST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_secs(5);
+/// A session that has lasted for so long was a good one: the next attempt comes soon.
+const GOOD: Duration = Duration::from_secs(10);
+
+/// The pause before the next attempt, which grows.
+pub(crate) struct Pause {
+    next: Duration,
+    since: Instant,
+}
+
+impl Pause {
+    pub fn new() -> Self {
+        Self { next: SHORTEST, since: Instant::now() }
+    }
+
+    /// How long it will be; an attempt was begun when the last one was over.
+    pub fn after(&mut self) -> Duration {
+        if self.since.elapsed() > GOOD {
+            self.next = SHORTEST;
+        }
+        self.next
+    }
+
+    pub async fn wait(&mut self) {
+        sleep(self.after()).await;
+        self.next = (self.next * 2).min(LONGEST);
+        self.since = Instant::now();
+    }
+}
+
+impl ConnectError {
+    /// Whether it may be otherwise in a while.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Dial(error) => error.may_pass(),
+            Self::Session(error) => error.may_pass(),
+            Self::WebTransport(_) => false,
+        }
+    }
+}
+
+impl Error {
+    /// Whether another session may do better: the peer has not closed this one because of us.
+    pub fn may_pass(&self) -> bool {
+        let Self::Closed(error) = self else { return false };
+        match error {
+            quinn::ConnectionError::ApplicationClosed(close) => {
+                let ours =
+                    [code::Session::NO_ERROR, code::Session::INTERNAL_ERROR, code::Session::GOAWAY_TIMEOUT];
+                ours.iter().any(|code| code.0 == close.error_code.into_inner())
+            }
+            quinn::ConnectionError::LocallyClosed => false,
+            _ => true,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Flags, with everything that is wrong with them at once, in words that say what would be right.
+
+use std::ffi::OsString;
+
+use clap::{
+    Parser,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
+
+use crate::render::in_words;
+
+/// Reads the arguments of a process.
+///
+/// # Errors
+/// What is to be printed, by [`clap::Error::exit`] or [`Problems`].
+pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, Refused> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    let mut problems = Vec::new();
+    loop {
+        let error = match C::try_parse_from(&arguments) {
+            Ok(command) if problems.is_empty() => return Ok(command),
+            Ok(_) => return Err(Refused::Problems(problems)),
+            Err(error) => error,
+        };
+        match problem(&error, &arguments) {
+            // Without it there may be others.
+            Some((problem, at)) => {
+                problems.push(problem);
+                arguments.drain(at);
+            }
+            None if problems.is_empty() => return Err(Refused::ByClap(Box::new(error))),
+            // Something is missing, perhaps since it was taken out.
+            None => return Err(Refused::Problems(problems)),
+        }
+    }
+}
+
+/// Why arguments are of no use.
+#[derive(Debug)]
+pub enum Refused {
+    /// Or a question that is answered: `--help`.
+    ByClap(Box<clap::Error>),
+    /// Values of flags, each with what is wrong with it.
+    Problems(Vec<String>),
+}
+
+impl Refused {
+    /// For standard error.
+    pub fn describe(problems: &[String]) -> String {
+        let lines: String = problems.iter().map(|problem| format!("error: {problem}\n")).collect();
+        format!("{lines}\nFor more information, try '--help'.\n")
+    }
+}
+
+/// What is wrong with a value, and which arguments that is.
+fn problem(error: &clap::Error, arguments: &[OsString]) -> Option<(String, std::ops::Range<usize>)> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.clone()),
+        _ => None,
+    };
+    let given = text(ContextKind::InvalidArg)?;
+    match error.kind() {
+        ErrorKind::ValueValidation | ErrorKind::InvalidValue => {
+            let value = text(ContextKind::InvalidValue).filter(|value| !value.is_empty())?;
+            let at = place(arguments, given.split([' ', '=', '[']).next()?, &value)?;
+            let rendered = error.to_string();
+            let first = rendered.strip_prefix("error: ").unwrap_or(&rendered);
+            let end = first
+                .find("\n\nFor more information")
+                .or_else(|| first.find("\n\nUsage"))
+                .unwrap_or(first.len());
+            Some((in_words(first[..end].trim_end()), at))
+        }
+        // clap takes a negative number for a flag.
+        ErrorKind::UnknownArgument
+            if given.starts_with('-') && given[1..].starts_with(|c: char| c.is_ascii_digit()) =>
+        {
+            let at = arguments.iter().position(|argument| argument.to_str() == Some(given.as_str()))?;
+            let flag = arguments.get(at.checked_sub(1)?)?.to_str().filter(|flag| flag.starts_with("--"))?;
+            // The flag is without its value now.
+            Some((format!("invalid value '{given}' for '{flag}': less than 0"), at - 1..at + 1))
+        }
+        _ => None,
+    }
+}
+
+/// Where a flag, or an argument without one, has this value.
+fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Range<usize>> {
+    let joined = format!("{flag}={value}");
+    let is =
+        |at: usize, text: &str| arguments.get(at).and_then(|it| it.to_str()).is_some_and(|it| it == text);
+    (0..arguments.len()).find_map(|at| match flag.starts_with('-') {
+        true if is(at, &joined) => Some(at..at + 1),
+        true if is(at, flag) && is(at + 1, value) => Some(at..at + 2),
+        // One of a list.
+        true if is(at, flag) && arguments.get(at + 1)?.to_str()?.split(',').any(|it| it == value) => {
+            Some(at..at + 2)
+        }
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[arg(long)]
+        rate: Option<f64>,
+        #[arg(long)]
+        listen: Option<std::net::SocketAddr>,
+        #[arg(long, value_parser = ["auto", "user"])]
+        engine: Option<String>,
+        #[arg(long, value_delimiter = ',')]
+        count: Vec<u16>,
+        name: Option<String>,
+    }
+
+    fn problems(arguments: &str) -> Vec<String> {
+        let arguments = std::iter::once("x").chain(arguments.split_whitespace()).map(OsString::from);
+        match parse::<Flags>(arguments) {
+            Err(Refused::Problems(problems)) => problems,
+            Err(Refused::ByClap(error)) => vec![format!("by clap: {:?}", error.kind())],
+            Ok(_) => Vec::new(),
+        }
+    }
+
+    #[test]
+    fn everything_is_said_at_once_and_in_words() {
+        assert!(problems("--rate 2 --listen 127.0.0.1:1 --engine auto --count 1,2 a").is_empty());
+        let all = problems("--rate abc --listen=:4443 a --engine warp --count -4");
+        assert_eq!(all.len(), 4, "{all:#?}");
+        for part in [
+            "'abc' for '--rate <RATE>': not a number",
+            "127.0.0.1:4443",
+            "possible values: auto, user",
+            "'-4' for '--count'",
+        ] {
+            assert!(all.iter().any(|said| said.contains(part)), "{part} is not in {all:#?}");
+        }
+        assert_eq!(problems("--count 1,x,3 --rate y").len(), 2);
+        assert_eq!(problems("--nothing"), ["by clap: UnknownArgument"]);
+        assert_eq!(problems("--help"), ["by clap: DisplayHelp"]);
+    }
+}

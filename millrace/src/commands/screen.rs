@@ -1,0 +1,125 @@
+//! What is shown again every second: on a terminal in place until q, into files and pipes one below the other.
+
+use std::{
+    io::{self, IsTerminal as _},
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+use crate::{cost::signals::Signals, render::print};
+
+const PERIOD: Duration = Duration::from_secs(1);
+/// Clears a terminal, cursor to the top left corner.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// Shows what `next` gives, every second.
+///
+/// # Errors
+/// `next` fails, or nobody reads.
+pub fn every_second(mut next: impl FnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
+    if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        loop {
+            print(&next()?)?;
+            std::thread::sleep(PERIOD);
+        }
+    }
+    let keys = Keys::open()?;
+    loop {
+        let size = tcgetwinsize(io::stdout())?;
+        // Serial lines do not know their size.
+        let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
+        print(&format!("{CLEAR}{}", fit(&next()?, or(size.ws_col, 80), or(size.ws_row, 24))))?;
+        if keys.quit_within(PERIOD)? {
+            return Ok(());
+        }
+    }
+}
+
+/// As much of it as there is room for; the last line says how to leave.
+fn fit(text: &str, width: usize, height: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let room = height.saturating_sub(1);
+    let mut shown: String = lines.iter().take(room).fold(String::new(), |mut shown, line| {
+        shown.extend(line.chars().take(width));
+        shown.push('\n');
+        shown
+    });
+    let more = lines.len().saturating_sub(room);
+    let foot = if more > 0 {
+        format!("q quits; {more} lines more in a larger window")
+    } else {
+        "q quits".to_owned()
+    };
+    shown.extend(foot.chars().take(width));
+    shown
+}
+
+/// Keys as they are typed, unseen; the terminal is as it was when dropped.
+struct Keys {
+    before: Termios,
+    signals: Signals,
+}
+
+impl Keys {
+    fn open() -> anyhow::Result<Self> {
+        let signals = Signals::block()?;
+        let before = tcgetattr(io::stdin())?;
+        let mut typed = before.clone();
+        typed.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
+        tcsetattr(io::stdin(), OptionalActions::Now, &typed)?;
+        Ok(Self { before, signals })
+    }
+
+    /// Whether q was typed, or a signal came, within `time`.
+    fn quit_within(&self, time: Duration) -> anyhow::Result<bool> {
+        let end = Instant::now() + time;
+        let stdin = io::stdin();
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            let mut ready = [
+                PollFd::new(stdin.as_fd(), PollFlags::POLLIN),
+                PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            ];
+            poll(&mut ready, PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO))?;
+            let [key, signal] = ready.map(|fd| fd.any().unwrap_or(false));
+            if signal {
+                return Ok(true);
+            }
+            if !key {
+                return Ok(false);
+            }
+            let mut bytes = [0; 16];
+            let read = nix::unistd::read(&stdin, &mut bytes)?;
+            // Nothing to read although it is ready: the terminal is gone.
+            if read == 0 || bytes.iter().take(read).any(|byte| matches!(byte, b'q' | b'Q')) {
+                return Ok(true);
+            }
+        }
+    }
+}
+
+impl Drop for Keys {
+    fn drop(&mut self) {
+        // Nothing is left to do if the terminal is gone.
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
+        let _ = print("\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_fits_the_screen() {
+        let text = "a long line\n".repeat(30);
+        let shown = fit(&text, 6, 24);
+        assert_eq!(shown.lines().count(), 24);
+        assert!(shown.lines().all(|line| line.chars().count() <= 6), "{shown}");
+        assert!(fit(&text, 80, 24).ends_with("q quits; 7 lines more in a larger window"));
+        assert_eq!(fit("one\n", 80, 24), "one\nq quits");
+    }
+}

@@ -1,0 +1,254 @@
+//! What a user sees of `millrace publish` and `subscribe`: waiting, leaving, coming back. Real processes.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod process;
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    net::UdpSocket,
+    path::PathBuf,
+    process::{Child, Stdio},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use process::{Relay, millrace, wait_for};
+use tempfile::TempDir;
+
+/// A command that says something to a file.
+struct Client {
+    process: Child,
+    said: PathBuf,
+    _dir: TempDir,
+}
+
+impl Client {
+    fn start(args: &[&str]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let said = dir.path().join("stderr");
+        let stderr = fs::File::create(&said).unwrap();
+        let mut command = millrace();
+        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        Self { process: command.spawn().unwrap(), said, _dir: dir }
+    }
+
+    fn said(&self) -> String {
+        fs::read_to_string(&self.said).unwrap()
+    }
+
+    fn wait_for(&self, words: &str) {
+        wait_for(words, || self.said().contains(words).then_some(()));
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        wait_for("end of the command", || self.process.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+const PUBLISH: [&str; 5] = ["publish", "--name=live", "--generate", "--rate-hz=50", "--tls-disable-verify"];
+const SUBSCRIBE: [&str; 5] =
+    ["subscribe", "--name=live", "--track=objects", "--stats", "--tls-disable-verify"];
+
+#[test]
+fn where_nobody_listens_is_said_at_once() {
+    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let url = format!("moqt://127.0.0.1:{port}");
+    let mut subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    assert_eq!(subscriber.exit_code(), Some(1));
+    let said = subscriber.said();
+    for part in ["connecting", &format!("127.0.0.1:{port}"), "nobody listens on that UDP port"] {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+    // It would wait for the relay.
+    let mut publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("nobody listens on that UDP port; trying again in");
+    publisher.signal(Signal::SIGTERM);
+    assert_eq!(publisher.exit_code(), Some(0));
+    let mut publisher = Client::start(&[&PUBLISH[..], &["--reconnect=false", &url]].concat());
+    assert_eq!(publisher.exit_code(), Some(1));
+}
+
+#[test]
+fn who_waits_says_what_may_be_wrong_and_can_be_interrupted() {
+    let silent = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let url = format!("moqt://{}", silent.local_addr().unwrap());
+    let mut subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    subscriber.wait_for("no answer yet");
+    assert!(!subscriber.said().contains("delivered"), "no figures of what is not connected");
+    subscriber.signal(Signal::SIGINT);
+    assert_eq!(subscriber.exit_code(), Some(0));
+}
+
+#[test]
+fn who_leaves_is_gone_at_once_and_logged_with_the_reason() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &["--idle-timeout=600"]);
+    let url = relay.url();
+    let mut publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let mut subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    subscriber.wait_for(" delivered, ");
+    for (client, signal, reason) in [
+        (&mut subscriber, Signal::SIGINT, "the subscriber leaves"),
+        (&mut publisher, Signal::SIGTERM, "the publisher leaves"),
+    ] {
+        client.signal(signal);
+        assert_eq!(client.exit_code(), Some(0), "{}", client.said());
+        wait_for(reason, || relay.logged(&["session over", reason]).then_some(()));
+    }
+    wait_for("end of all sessions", || relay.status().sessions.is_empty().then_some(()));
+}
+
+#[test]
+fn both_come_back_after_the_relay_has_been_restarted() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=0.5"]);
+    let (url, listen) = (relay.url(), relay.status().listen[0].to_string());
+    let publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = Client::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
+    subscriber.wait_for(" delivered, ");
+    relay.signal(Signal::SIGTERM);
+    assert_eq!(relay.exit_code(), Some(0));
+    drop(relay);
+    subscriber.wait_for("trying again");
+
+    let relay = Relay::start_on(&listen, tempfile::tempdir().unwrap(), &[]);
+    let total = || {
+        let said = subscriber.said();
+        let last = said
+            .lines()
+            .rev()
+            .find_map(|line| line.split_once(" delivered, ")?.0.rsplit(' ').next()?.parse().ok());
+        last.unwrap_or(0_u64)
+    };
+    wait_for("media through the new relay", || (relay.status().totals.data_plane.packets > 0).then_some(()));
+    let before = total();
+    wait_for("objects that are counted", || (total() > before).then_some(()));
+}
+
+#[test]
+fn who_has_read_enough_ends_it() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let mut subscriber =
+        millrace().args(SUBSCRIBE).arg(&url).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(subscriber.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("connecting"), "{line}");
+    let status = wait_for("end of the subscriber", || subscriber.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0));
+}
+
+#[test]
+fn a_relay_is_trusted_by_its_file_or_by_its_fingerprint() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &["--tls-self-signed-out={dir}/relay.pem"]);
+    let port = relay.status().listen[0].port();
+    let (url, root) = (format!("moqt://localhost:{port}"), relay.path("relay.pem"));
+    let root = format!("--tls-root={}", root.display());
+    let publish = ["publish", "--name=live", "--generate", "--rate-hz=50", "--reconnect=false", &url];
+    let publisher = Client::start(&[&publish[..], &[&root]].concat());
+    publisher.wait_for("publishing");
+    let shown = relay.get("/certificate.sha256");
+    let subscribe = ["subscribe", "--name=live", "--track=objects", "--stats", &url];
+    let by =
+        |fingerprint: &str| Client::start(&[&subscribe[..], &["--tls-fingerprint", fingerprint]].concat());
+    by(shown.trim()).wait_for(" delivered, ");
+    let mut other = by(&"ab".repeat(32));
+    assert_eq!(other.exit_code(), Some(1));
+    assert!(
+        other
+            .said()
+            .contains(&format!("another certificate than that of --tls-fingerprint: {}", shown.trim())),
+        "{}",
+        other.said()
+    );
+    // It leads to nobody who is trusted.
+    let other = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    fs::write(relay.path("other.pem"), other.cert.pem()).unwrap();
+    let other = format!("--tls-root={}", relay.path("other.pem").display());
+    let mut nobody = Client::start(&[&subscribe[..], &[&other]].concat());
+    assert_eq!(nobody.exit_code(), Some(1));
+    assert!(nobody.said().contains(&format!("--tls-fingerprint {}", shown.trim())), "{}", nobody.said());
+    drop(publisher);
+}
+
+#[test]
+fn the_certificate_of_an_authority_is_explained_before_and_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    fs::write(dir.path().join("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+    fs::write(dir.path().join("key.pem"), key.serialize_pem()).unwrap();
+    let files = ["cert", "key"]
+        .map(|name| format!("--tls-{name}={}", dir.path().join(format!("{name}.pem")).display()));
+    let checked = millrace().args(["relay", "--check"]).args(&files).output().unwrap();
+    let said = String::from_utf8(checked.stdout).unwrap();
+    assert!(
+        checked.status.success() && said.contains("CA:TRUE") && said.contains("basicConstraints"),
+        "{said}"
+    );
+
+    let relay = Relay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
+    assert!(relay.logged(&["WARN", "CA:TRUE"]));
+    let url = format!("moqt://localhost:{}", relay.status().listen[0].port());
+    let root = format!("--tls-root={}", relay.path("cert.pem").display());
+    let mut subscriber = Client::start(&["subscribe", "--name=live", &root, &url]);
+    assert_eq!(subscriber.exit_code(), Some(1));
+    let said = subscriber.said();
+    assert!(said.contains("CA:TRUE") && said.contains("basicConstraints=critical,CA:FALSE"), "{said}");
+}
+
+#[test]
+fn a_track_that_is_not_there_is_named_and_so_are_those_that_are() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let mut nothing = Client::start(&["subscribe", "--name=live", "--stats", "--tls-disable-verify", &url]);
+    assert_eq!(nothing.exit_code(), Some(1));
+    assert!(nothing.said().contains("no track objects: the peer refused: "), "{}", nothing.said());
+}
+
+#[test]
+fn what_is_no_fragmented_mp4_is_refused_with_what_makes_it() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let (url, text) = (relay.url(), relay.path("token"));
+    let mut publisher =
+        Client::start(&["publish", "--name=live", "--tls-disable-verify", &url, text.to_str().unwrap()]);
+    assert_eq!(publisher.exit_code(), Some(1));
+    let said = publisher.said();
+    assert!(said.contains("the input is not MP4") && said.contains("-movflags cmaf+separate_moof"), "{said}");
+}
+
+#[test]
+fn a_relay_reads_its_settings_again_when_it_is_told() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let ask = |args: &[&str]| {
+        let http = relay.http.to_string();
+        let token = relay.path("token");
+        millrace().args(args).args(["--http", &http, "--http-token-file"]).arg(token).output().unwrap()
+    };
+    let told = ask(&["relay", "reload"]);
+    assert!(
+        String::from_utf8_lossy(&told.stdout).starts_with(&format!("process {} reads", relay.pid())),
+        "{told:?}"
+    );
+    wait_for("settings read again", || relay.logged(&["settings read again"]).then_some(()));
+    let traced = ask(&["trace", "--session=7", "--count=1"]);
+    assert_eq!(traced.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&traced.stderr).contains("there is no session 7"), "{traced:?}");
+}
