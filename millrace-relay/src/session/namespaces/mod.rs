@@ -139,7 +139,7 @@ impl Namespaces {
         stream: RequestStream,
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
-        let claim = match self.watched.claim(subscribe.prefix) {
+        let claim = match self.watched.claim(subscribe.prefix).await {
             Ok(claim) => claim,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
@@ -201,7 +201,7 @@ impl Namespaces {
         stream: RequestStream,
         rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
-        let mut claim = match self.watched_tracks.claim(subscribe.prefix) {
+        let mut claim = match self.watched_tracks.claim(subscribe.prefix).await {
             Ok(claim) => claim,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
