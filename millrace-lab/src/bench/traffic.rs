@@ -212,7 +212,7 @@ impl Commands<'_> {
                 format!("bench udp source --to {relay} {common} --seconds {}", self.seconds)
             }
             _ => format!(
-                "publish --generate --wait --json --name {NAMESPACE} --track {TRACK} {common} \
+                "publish --reconnect=false --generate --wait --json --name {NAMESPACE} --track {TRACK} {common} \
                  --objects-per-group {objects_per_group} --duration {} --tls-disable-verify moqt://{relay}",
                 self.seconds
             ),

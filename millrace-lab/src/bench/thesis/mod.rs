@@ -165,7 +165,7 @@ impl Bench {
         let route = self.site.route()?;
         let mut command = route.publisher.command(std::env::current_exe()?);
         let arguments = format!(
-            "publish --generate --wait --name bench --rate-hz {FRAMES_PER_SECOND} --objects-per-group \
+            "publish --reconnect=false --generate --wait --name bench --rate-hz {FRAMES_PER_SECOND} --objects-per-group \
              {FRAMES_PER_GROUP} --duration {} --tls-disable-verify moqt://{}",
             self.seconds, route.relay
         );
