@@ -205,7 +205,7 @@ fn the_certificate_of_an_authority_is_explained_before_and_after() {
     );
 
     let relay = Relay::start(dir, &["--tls-cert={dir}/cert.pem", "--tls-key={dir}/key.pem"]);
-    assert!(relay.logged(&["WARN", "CA:TRUE"]));
+    wait_for("warning in the log", || relay.logged(&["WARN", "CA:TRUE"]).then_some(()));
     let url = format!("moqt://localhost:{}", relay.status().listen[0].port());
     let root = format!("--tls-root={}", relay.path("cert.pem").display());
     let mut subscriber = Client::start(&["subscribe", "--name=live", &root, &url]);

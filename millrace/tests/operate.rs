@@ -89,7 +89,7 @@ fn a_relay_says_what_it_is_and_ends_on_sigterm() {
     assert!(shown.contains("serving on 127.0.0.1:") && shown.contains("engine user"), "{shown}");
     let metrics = relay.get("/metrics");
     assert!(metrics.contains("\nmillrace_relay_sessions 0\n"), "{metrics}");
-    assert!(relay.logged(&["self-signed", "sha256"]), "the fingerprint is logged");
+    wait_for("fingerprint in the log", || relay.logged(&["self-signed", "sha256"]).then_some(()));
 
     relay.signal(Signal::SIGTERM);
     assert_eq!(relay.exit_code(), Some(0));
@@ -100,7 +100,8 @@ fn a_gate_that_cannot_be_is_said_or_refused() {
     let relay = Relay::start(tempfile::tempdir().unwrap(), &["--gate-sessions=5"]);
     let gate = relay.status().gate;
     assert!(!gate.on && gate.reason.starts_with("auto: no interface is named"), "{gate:?}");
-    assert!(relay.logged(&["without the gate", "auto: no interface is named"]));
+    let words = ["without the gate", "auto: no interface is named"];
+    wait_for("word of it in the log", || relay.logged(&words).then_some(()));
     let refuses = |args: &[&str], why: &str| {
         let output =
             millrace().args(["relay", "--http=off", "--listen=127.0.0.1:0"]).args(args).output().unwrap();

@@ -80,7 +80,7 @@ impl Relay {
         fetch(self.http, path, Some(token.trim_end())).unwrap().1
     }
 
-    /// Whether a line of the log has all of `words`.
+    /// Whether a line of the log has all of `words`. Lines are written by a thread of its own: wait for them.
     pub fn logged(&self, words: &[&str]) -> bool {
         let log = fs::read_to_string(self.path("stderr")).unwrap();
         log.lines().any(|line| words.iter().all(|word| line.contains(word)))
