@@ -16,7 +16,12 @@ sums() {
 
 install() {
     have npm || die "no npm: install nodejs >= $NODE_MINIMUM and npm"
-    [ web/node_modules/.package-lock.json -nt web/package-lock.json ] || (cd web && npm ci --no-audit --no-fund)
+    installed || (cd web && npm ci --no-audit --no-fund)
+}
+
+# What web/package-lock.json names is there.
+installed() {
+    [ web/node_modules/.package-lock.json -nt web/package-lock.json ]
 }
 
 build() {
@@ -27,7 +32,7 @@ build() {
 
 check() {
     diff <(sums) web/dist/SHA256SUMS >/dev/null || die "web/dist is not what web/ gives: make web"
-    [ -d web/node_modules ] && have npx || return 0
+    installed && have npx || return 0
     (cd web && npx --no-install tsc --noEmit &&
         npx --no-install vite build --logLevel error --outDir "$ROOT/target/web/dist" --emptyOutDir &&
         npx --no-install vite build -c vite.watch.config.js --logLevel error --outDir "$ROOT/target/web/dist/watch" --emptyOutDir)
