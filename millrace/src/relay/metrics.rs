@@ -156,25 +156,7 @@ impl Snapshot {
         let suppressed = totals.log_lines_suppressed;
         out.counter("log_lines_suppressed", "Log lines of peers beyond the limit", None, suppressed)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
-        let Engine {
-            received,
-            frames,
-            openings,
-            copies,
-            further_runs,
-            deferred,
-            deferred_dropped,
-            ticks,
-            ..
-        } = &self.0.engine;
-        out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
-        out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, *deferred)?;
-        out.counter("kernel_quiet_dropped", "Those that there was no room for", None, *deferred_dropped)?;
-        out.counter("kernel_ticks", "Looks at what the kernel did, without a packet", None, *ticks)?;
-        out.by_outcome("kernel_frames", "Frames of streams that the kernel may forward", frames)?;
-        out.by_outcome("kernel_openings", "Streams that the kernel could open streams for", openings)?;
-        out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
-        out.by_outcome("kernel_further_runs", "Runs that went on with a packet", further_runs)?;
+        self.engine_counters(out)?;
         out.labelled(
             "kernel_keystreams",
             "Packets by where their keystream was",
@@ -206,6 +188,19 @@ impl Snapshot {
                 ConstCounter::new(*count).encode(family.encode_family(&[("reason", reason.as_str())])?)
             })
         })
+    }
+
+    fn engine_counters(&self, out: &mut Out<'_>) -> fmt::Result {
+        let Engine { received, frames, openings, copies, further_runs, .. } = &self.0.engine;
+        let Engine { deferred, deferred_dropped, ticks, .. } = &self.0.engine;
+        out.by_outcome("kernel_received", "Packets on the kernel engine's interfaces", received)?;
+        out.counter("kernel_quiet_packets", "Packets that did not wake the relay", None, *deferred)?;
+        out.counter("kernel_quiet_dropped", "Those that there was no room for", None, *deferred_dropped)?;
+        out.counter("kernel_ticks", "Looks at what the kernel did, without a packet", None, *ticks)?;
+        out.by_outcome("kernel_frames", "Frames of streams that the kernel may forward", frames)?;
+        out.by_outcome("kernel_openings", "Streams that the kernel could open streams for", openings)?;
+        out.by_outcome("kernel_copies", "Copies that the kernel could have sent", copies)?;
+        out.by_outcome("kernel_further_runs", "Runs that went on with a packet", further_runs)
     }
 }
 
