@@ -100,8 +100,9 @@ fn stacked_interfaces_are_refused_in_generic_mode() {
     assert!(!shows_xdp(&network.relay, "stacked"));
 }
 
-/// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped.
-fn end_of_the_chain(ifindex: i32) -> OwnedFd {
+/// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped. `None`:
+/// this kernel has no TCX (before 6.6), and no such chain.
+fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
     // r0 = TCX_PASS; exit
     let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     let kind = libbpf_sys::BPF_PROG_TYPE_SCHED_CLS;
@@ -124,9 +125,12 @@ fn end_of_the_chain(ifindex: i32) -> OwnedFd {
     let link = unsafe {
         libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_TCX_EGRESS, std::ptr::null())
     };
+    if link == -nix::libc::EINVAL {
+        return None;
+    }
     assert!(link >= 0, "the link is made");
     // SAFETY: the call has made the descriptor.
-    unsafe { OwnedFd::from_raw_fd(link) }
+    Some(unsafe { OwnedFd::from_raw_fd(link) })
 }
 
 /// Answers are seen where the operator wants it.
@@ -142,7 +146,10 @@ fn watches_in_front_of_who_ends_the_chain() {
         let gate = Gate::load(&Config { watch, ..config() }).expect("a gate");
         let rules = Rules { scopes: vec![scope("web", PORT, tracked(&[]))], ..Rules::default() };
         gate.apply(&rules).expect("rules");
-        let _end = inside(&network.relay, || end_of_the_chain(west));
+        let Some(_end) = inside(&network.relay, || end_of_the_chain(west)) else {
+            println!("SKIP watches_in_front_of_who_ends_the_chain: this kernel has no TCX");
+            return;
+        };
         inside(&network.relay, || gate.watch(west)).expect("watched");
         let server = crate::net::socket(&network.relay, "10.98.1.1:443".parse().expect("an address"));
         server.send_to(&answer, "10.98.1.2:40000").expect("sent");
