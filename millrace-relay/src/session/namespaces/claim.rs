@@ -35,6 +35,8 @@ impl Claims {
                 Err(refused) => refused,
             };
             tokio::select! {
+                // However late this runs: what has ended meanwhile counts.
+                biased;
                 () = freed => {}
                 () = &mut over => return Err(refused),
             }
