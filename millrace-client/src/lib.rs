@@ -14,7 +14,7 @@
 //! use millrace_proto::moq::Namespace;
 //!
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-//! let remote = Remote { url: parse_url("moqt://relay.example:4443")?, trust: Trust::System };
+//! let remote = Remote::new(parse_url("moqt://relay.example:4443")?, Trust::System);
 //! let options = subscribe::Options::new(remote, Namespace::from_path("live/bbb")?);
 //! // Fragmented MP4, which a player reads from standard input, until it ends or Ctrl-C is pressed.
 //! let stop = async { drop(tokio::signal::ctrl_c().await) };

@@ -16,6 +16,9 @@ use url::{Position, Url};
 use crate::dial;
 use crate::tls::Trust;
 
+/// The draft's own.
+pub(crate) const SWITCHING_ALGORITHM: u64 = 0;
+
 /// How long the end of a session may take to reach the peer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -25,6 +28,14 @@ pub struct Remote {
     /// As [`parse_url`] takes it.
     pub url: Url,
     pub trust: Trust,
+    /// Say in SETUP that switching sets may be asked for (draft-wilaw-moq-moqt-ssts). Its code points are provisional.
+    pub switching_sets: bool,
+}
+
+impl Remote {
+    pub fn new(url: Url, trust: Trust) -> Self {
+        Self { url, trust, switching_sets: false }
+    }
 }
 
 /// Why text is not the URL of a peer.
@@ -187,12 +198,13 @@ impl Session {
         endpoint: quinn::EndpointConfig,
     ) -> Result<Arc<Self>, ConnectError> {
         let (endpoint, connection) = dial::connect(&remote.url, &remote.trust, endpoint).await?;
+        let setup = setup_of(remote);
         if remote.url.scheme() != "https" {
-            return Ok(Self::start(endpoint, connection, None, setup_of(&remote.url), 0).await?);
+            return Ok(Self::start(endpoint, connection, None, setup, 0).await?);
         }
         let tunnel = webtransport::connect(&connection, remote.url.clone(), moq::PROTOCOL).await?;
         // The request has said where to.
-        let setup = message::Setup { path: None, authority: None, ..setup_of(&remote.url) };
+        let setup = message::Setup { path: None, authority: None, ..setup };
         Ok(Self::start(endpoint, connection, Some(tunnel), setup, 0).await?)
     }
 
@@ -391,8 +403,9 @@ async fn serve_request<H: Handler>(handler: Arc<H>, mut request: Request) -> Res
     }
 }
 
-fn setup_of(url: &Url) -> message::Setup {
+fn setup_of(Remote { url, switching_sets, .. }: &Remote) -> message::Setup {
     message::Setup {
+        switching_algorithms: switching_sets.then_some(SWITCHING_ALGORITHM).into_iter().collect(),
         path: Some(path_of(url).to_owned()),
         authority: Some(url.authority().to_owned()),
         implementation: Some(concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned()),

@@ -57,7 +57,7 @@ impl Pair {
             session.run(server).await
         });
         let url = format!("moqt://127.0.0.1:{port}").parse().unwrap();
-        let session = Session::connect(&Remote { url, trust: Trust::Anyone }).await.unwrap();
+        let session = Session::connect(&Remote::new(url, Trust::Anyone)).await.unwrap();
         let receiver = Receiver::new(session.clone());
         tokio::spawn(session.run(receiver.clone()));
         Self { broadcast, receiver }

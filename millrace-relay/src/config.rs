@@ -32,6 +32,9 @@ pub struct Config {
     pub delays: Delays,
     /// Whether subscriptions are adapted to what their path carries.
     pub adaptive: Adaptive,
+    /// Whether subscribers may name tracks that can stand for each other (draft-wilaw-moq-moqt-ssts, whose code points are
+    /// provisional).
+    pub switching_sets: bool,
     /// From where browsers may connect, where `transport.alpn` offers WebTransport.
     pub origins: Origins,
 }

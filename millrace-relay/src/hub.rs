@@ -45,6 +45,8 @@ pub struct Hub {
     delays: RwLock<Delays>,
     /// Which renditions stand for each other.
     pub adaptive: Adaptive,
+    /// Whether subscribers may name alternates themselves.
+    pub switching_sets: bool,
     pub counters: Counters,
     /// For what is logged because of a peer.
     pub log: LogLimit,
@@ -57,12 +59,19 @@ pub struct Hub {
 }
 
 impl Hub {
-    pub fn new(limits: Limits, cache: Arc<Cache>, delays: Delays, adaptive: Adaptive) -> Self {
+    pub fn new(
+        limits: Limits,
+        cache: Arc<Cache>,
+        delays: Delays,
+        adaptive: Adaptive,
+        switching_sets: bool,
+    ) -> Self {
         Self {
             limits,
             cache,
             delays: RwLock::new(delays),
             adaptive,
+            switching_sets,
             counters: Counters::default(),
             log: LogLimit::default(),
             upstream: Mutex::default(),

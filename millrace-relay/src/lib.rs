@@ -88,6 +88,7 @@
 //!         delays: Delays { default: Some(Duration::from_millis(250)), ..Delays::default() },
 //!         origins: Origins::Any,
 //!         adaptive: Adaptive::Off,
+//!         switching_sets: false,
 //!     };
 //!     let engine = Arc::new(Engine::user("as configured"));
 //!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));

@@ -165,7 +165,8 @@ impl Bound {
             request_timeout: REQUEST_TIMEOUT,
         };
         let cache = Arc::new(Cache::new(config.cache));
-        let hub = Arc::new(Hub::new(limits, cache, config.delays.clone(), config.adaptive.clone()));
+        let (delays, adaptive) = (config.delays.clone(), config.adaptive.clone());
+        let hub = Arc::new(Hub::new(limits, cache, delays, adaptive, config.switching_sets));
         let transport::Config { tap, paths, .. } = &config.transport;
         let (tap, paths) = (Arc::clone(tap), Arc::clone(paths));
         let shared = Arc::new(Shared {

@@ -84,10 +84,25 @@ struct State {
     past_end: bool,
     /// Streams that were opened so far, for PUBLISH_DONE.
     opened: u64,
-    /// Which of the renditions each group is from, if there are any.
-    choice: Option<Choice>,
+    origin: Origin,
     /// Datagrams, while the offload forwards them.
     delegated: Option<Box<dyn Delegation>>,
+}
+
+/// Which groups it gets of which track.
+enum Origin {
+    /// All of its own.
+    Own,
+    /// Each of one of the renditions.
+    Renditions(Choice),
+    /// Those of its own that a switching set has chosen.
+    Set(Place),
+}
+
+/// Of a subscription in a switching set. The choice is locked behind the subscription, and before the connection.
+pub struct Place {
+    pub choice: Arc<Mutex<Choice>>,
+    pub number: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -127,7 +142,7 @@ impl Subscription {
             ended: None,
             past_end: false,
             opened: 0,
-            choice: None,
+            origin: Origin::Own,
             delegated: None,
         };
         Self {
@@ -280,9 +295,15 @@ impl Subscription {
         }
         let Window { start, end_group } = options.window;
         let mut first = (start.group, start.object);
-        if let Some(choice) = &state.choice {
-            let newest = choice.current();
-            if self.member(from) != Some(newest.member) {
+        // Held until it is prepared: a switch takes back what was.
+        let mut chosen = None;
+        let current = match &state.origin {
+            Origin::Own => None,
+            Origin::Renditions(choice) => Some((choice.current(), self.member(from))),
+            Origin::Set(place) => Some((chosen.insert(place.choice.lock()).current(), Some(place.number))),
+        };
+        if let Some((newest, member)) = current {
+            if member != Some(newest.member) {
                 return true;
             }
             first = first.max((newest.first, 0));
@@ -379,7 +400,7 @@ impl Subscription {
 
     fn delegate_datagrams(&self, state: &mut State, ingress: &Arc<dyn Ingress>) {
         let delegated = state.delegated.as_ref().is_some_and(|delegation| delegation.is_of(ingress));
-        let adapted = state.choice.is_some();
+        let adapted = !matches!(state.origin, Origin::Own);
         if delegated || adapted || !state.options.forward || state.ended.is_some() {
             return;
         }
@@ -414,7 +435,7 @@ impl Subscription {
         self.connection.withdraw(Instant::now(), self.owner);
         if resumed {
             state.joining = largest;
-            let next = self.resume_at(state.choice.as_ref(), largest);
+            let next = self.resume_at(&state.origin, largest);
             state.options.window.start = state.options.window.start.max(next);
         }
         let mut downstream = self.connection.downstream();
@@ -517,10 +538,11 @@ impl State {
         true
     }
 
-    /// Whether a group is to come from this rendition; `None`: there is only one.
+    /// Whether a group is to come from this track, which is this one of the renditions if there are any.
     fn takes(&mut self, member: Option<usize>, group: u64) -> bool {
-        match (&mut self.choice, member) {
-            (Some(choice), Some(member)) => choice.saw(member, group),
+        match (&mut self.origin, member) {
+            (Origin::Renditions(choice), Some(member)) => choice.saw(member, group),
+            (Origin::Set(place), _) => place.choice.lock().saw(place.number, group),
             _ => true,
         }
     }

@@ -70,6 +70,46 @@ impl fmt::Debug for Token {
     }
 }
 
+/// SWITCHING_SET_ASSIGNMENT (draft-wilaw-moq-moqt-ssts): a subscription is to one of several tracks of the same content, of which
+/// the sender forwards the one that the path has room for. All but `set` and `threshold` are the set's, as last said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// The session's number for the set.
+    pub set: u64,
+    /// 0 is the draft's own.
+    pub algorithm: u64,
+    /// What the track needs, kbit/s.
+    pub threshold: u64,
+    /// Beside other sets of the rank: 1 to 10.
+    pub weight: u64,
+    /// From how many tracks on the sender chooses; 0: it changes nothing any more.
+    pub activate: u64,
+    /// Sets of a lower rank go first.
+    pub rank: u8,
+}
+
+impl Assignment {
+    pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10;
+
+    fn decode(mut input: Reader) -> Result<Self, DecodeError> {
+        let [set, algorithm, threshold, weight, activate] =
+            [input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?, input.vi64()?];
+        // Of a rank of 0 it may be left out.
+        let rank = if input.is_empty() { 0 } else { input.u8()? };
+        input.finish()?;
+        if !Self::WEIGHTS.contains(&weight) {
+            return Err(DecodeError::violation("a switching set's weight is not from 1 to 10"));
+        }
+        Ok(Self { set, algorithm, threshold, weight, activate, rank })
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let Self { set, algorithm, threshold, weight, activate, rank } = *self;
+        [set, algorithm, threshold, weight, activate].into_iter().for_each(|value| vi64::encode(value, out));
+        out.push(rank);
+    }
+}
+
 /// The parameters of one message. Absent is not the same as the default: in REQUEST_UPDATE it means
 /// unchanged. Durations are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -91,6 +131,8 @@ pub struct Parameters {
     /// The largest group that the subscriber knows plus 1, or 0 if it knows none.
     pub new_group_request: Option<u64>,
     pub track_namespace_prefix: Option<Namespace>,
+    /// Where both ends have said in SETUP that they know it.
+    pub assignment: Option<Assignment>,
 }
 
 const OBJECT_DELIVERY_TIMEOUT: u64 = 0x02;
@@ -106,14 +148,18 @@ const SUBSCRIPTION_FILTER: u64 = 0x21;
 const GROUP_ORDER: u64 = 0x22;
 const NEW_GROUP_REQUEST: u64 = 0x32;
 const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
+/// Provisional; another proposal uses the number for something else.
+const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
 
 /// The messages that a parameter may be in; none for an unknown one.
 fn scope(kind: u64) -> Scope {
     let subscription = Scope::PUBLISH_OK | Scope::SUBSCRIBE | Scope::UPDATE_SUBSCRIPTION;
     match kind {
-        OBJECT_DELIVERY_TIMEOUT | SUBGROUP_DELIVERY_TIMEOUT | SUBSCRIPTION_FILTER | NEW_GROUP_REQUEST => {
-            subscription
-        }
+        OBJECT_DELIVERY_TIMEOUT
+        | SUBGROUP_DELIVERY_TIMEOUT
+        | SUBSCRIPTION_FILTER
+        | NEW_GROUP_REQUEST
+        | SWITCHING_SET_ASSIGNMENT => subscription,
         AUTHORIZATION_TOKEN => {
             Scope::PUBLISH
                 | Scope::SUBSCRIBE
@@ -200,6 +246,9 @@ impl Parameters {
             }
             NEW_GROUP_REQUEST => self.new_group_request = Some(input.vi64()?),
             TRACK_NAMESPACE_PREFIX => self.track_namespace_prefix = Some(Namespace::decode(input)?),
+            SWITCHING_SET_ASSIGNMENT => {
+                self.assignment = Some(Assignment::decode(Reader::new(input.prefixed()?))?);
+            }
             _ => return Err(MISPLACED),
         }
         Ok(())
@@ -251,6 +300,7 @@ impl Parameters {
         see(GROUP_ORDER, self.group_order.map(|order| Value::Byte(order.to_wire())));
         see(NEW_GROUP_REQUEST, self.new_group_request.map(Value::Integer));
         see(TRACK_NAMESPACE_PREFIX, self.track_namespace_prefix.as_ref().map(Value::Namespace));
+        see(SWITCHING_SET_ASSIGNMENT, self.assignment.map(Value::Assignment));
     }
 }
 
@@ -262,6 +312,7 @@ enum Value<'a> {
     Bytes(&'a [u8]),
     Filter(Filter),
     Namespace(&'a Namespace),
+    Assignment(Assignment),
 }
 
 impl Value<'_> {
@@ -274,6 +325,11 @@ impl Value<'_> {
             Self::Filter(filter) => {
                 let mut value = Vec::new();
                 filter.encode(&mut value);
+                put_prefixed(&value, out);
+            }
+            Self::Assignment(assignment) => {
+                let mut value = Vec::new();
+                assignment.encode(&mut value);
                 put_prefixed(&value, out);
             }
             Self::Namespace(namespace) => namespace.encode(out),
@@ -314,6 +370,35 @@ mod tests {
             ..Parameters::default()
         };
         assert_eq!(parameters, expected);
+    }
+
+    #[test]
+    fn tracks_are_assigned_to_switching_sets() {
+        let assignment =
+            Assignment { set: 7, algorithm: 0, threshold: 3000, weight: 5, activate: 3, rank: 1 };
+        let parameters = Parameters { assignment: Some(assignment), ..Parameters::default() };
+        let mut out = Vec::new();
+        parameters.encode(&mut out);
+        assert_eq!(out, [1, 0x41, 7, 7, 0, 0x8b, 0xb8, 5, 3, 1]);
+        assert_eq!(decode(&out, Scope::SUBSCRIBE), Ok(parameters));
+        // A rank of 0 may be left out.
+        let short =
+            decode(&[1, 0x41, 5, 7, 0, 0, 5, 3], Scope::UPDATE_SUBSCRIPTION).unwrap().assignment.unwrap();
+        assert_eq!((short.rank, short.threshold), (0, 0));
+        let bad: [&[u8]; 4] = [
+            &[1, 0x41, 5, 7, 0, 0, 0, 3],       // a weight of 0
+            &[1, 0x41, 5, 7, 0, 0, 11, 3],      // and of 11
+            &[1, 0x41, 4, 7, 0, 0, 5],          // too short
+            &[1, 0x41, 7, 7, 0, 0, 5, 3, 0, 0], // too long
+        ];
+        for bytes in bad {
+            assert_eq!(
+                decode(bytes, Scope::SUBSCRIBE).unwrap_err().code,
+                Session::PROTOCOL_VIOLATION,
+                "{bytes:x?}"
+            );
+        }
+        assert!(decode(&out, Scope::FETCH).is_err());
     }
 
     #[test]

@@ -63,6 +63,7 @@ impl Relay {
             delays: crate::Delays::default(),
             origins: crate::Origins::Any,
             adaptive: crate::Adaptive::Off,
+            switching_sets: false,
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
         Self { server: bound.with_access(access).serve(Arc::new(Open)), client }

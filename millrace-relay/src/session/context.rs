@@ -12,7 +12,7 @@ use bytes::BytesMut;
 use millrace_proto::{
     moq::{
         Message, code,
-        message::{GoAway, RequestError},
+        message::{self, GoAway, RequestError},
     },
     relay::{account::Account, malformed::Malformed},
 };
@@ -27,6 +27,7 @@ use super::{
     quotas::Quotas,
     request_ids::RequestIds,
     rights::{Admitted, Authority},
+    subscribe::switching::ALGORITHM,
     tasks::Tasks,
 };
 use crate::{
@@ -50,6 +51,7 @@ pub struct Context {
     tunnel: Option<Tunnel>,
     since: Instant,
     dialect: OnceLock<Dialect>,
+    knows_switching_sets: AtomicBool,
     setup: watch::Sender<Setup>,
     quotas: Quotas,
     incomplete: Arc<Incomplete>,
@@ -96,6 +98,7 @@ impl Context {
             tunnel,
             since: Instant::now(),
             dialect: OnceLock::new(),
+            knows_switching_sets: AtomicBool::new(false),
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
             incomplete: Arc::default(),
@@ -128,6 +131,11 @@ impl Context {
     /// How the peer reads draft-18, once its SETUP is there.
     pub fn dialect(&self) -> Dialect {
         self.dialect.get().copied().unwrap_or_default()
+    }
+
+    /// Whether the peer's SETUP, once it is there, has said so.
+    pub fn knows_switching_sets(&self) -> bool {
+        self.knows_switching_sets.load(Relaxed)
     }
 
     pub fn is_upstream(&self) -> bool {
@@ -260,8 +268,10 @@ impl Context {
 
     /// The peer's SETUP has come.
     /// The peer's SETUP is there, and what it means by its requests is known.
-    pub fn set_ready(&self, dialect: Dialect) {
-        let _ = self.dialect.set(dialect);
+    pub fn set_ready(&self, setup: &message::Setup) {
+        let _ = self.dialect.set(Dialect::of(setup));
+        let knows = setup.switching_algorithms.contains(&ALGORITHM);
+        self.knows_switching_sets.store(knows, Relaxed);
         self.set_setup(Setup::Received);
     }
 

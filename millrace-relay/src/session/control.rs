@@ -9,7 +9,7 @@ use millrace_proto::moq::{Message, code, message::Setup};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
-use super::{context::Context, dialect::Dialect, rights::session_over};
+use super::{context::Context, rights::session_over, subscribe::switching::ALGORITHM};
 use crate::{
     access::rights::Rights,
     log_limit::short,
@@ -31,7 +31,9 @@ pub async fn run(
     let mut send = context.connection().streams().open_uni().await?;
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
     let max_auth_token_cache_size = Some(context.authority().token_cache());
-    wire::send(&mut send, Setup { implementation, max_auth_token_cache_size, ..setup }).await?;
+    let switching_algorithms = context.hub().switching_sets.then_some(ALGORITHM).into_iter().collect();
+    let setup = Setup { implementation, max_auth_token_cache_size, switching_algorithms, ..setup };
+    wire::send(&mut send, setup).await?;
     context.connection().start();
     let (mut reader, rights) = read_setup(context, &mut streams).await?;
     loop {
@@ -94,7 +96,7 @@ async fn read_setup(
             "session established"
         );
     }
-    context.set_ready(Dialect::of(&setup));
+    context.set_ready(&setup);
     Ok((reader, rights))
 }
 

@@ -7,7 +7,7 @@ use millrace_proto::{
     relay::adapt::Choice,
 };
 
-use super::{Ended, Subscription, TrackRef};
+use super::{Ended, Origin, Place, Subscription, TrackRef};
 
 impl Subscription {
     /// From now on groups may come from any of `tracks`, of which its own is the one at `base`. Each of them has to tell
@@ -17,7 +17,7 @@ impl Subscription {
         let mut choice = Choice::new(tracks.len(), base);
         choice.join(base, self.track.data.largest().map(|largest| largest.group));
         if self.renditions.set(tracks).is_ok() {
-            state.choice = Some(choice);
+            state.origin = Origin::Renditions(choice);
             // Of another rendition they would be other datagrams.
             state.delegated = None;
         }
@@ -26,7 +26,7 @@ impl Subscription {
     /// The track of this number tells of its groups from now on; `newest` is there already.
     pub fn join(&self, number: u32, newest: Option<u64>) {
         let Some(member) = self.member(number) else { return };
-        if let Some(choice) = &mut self.state.lock().choice {
+        if let Origin::Renditions(choice) = &mut self.state.lock().origin {
             choice.join(member, newest);
         }
     }
@@ -37,7 +37,7 @@ impl Subscription {
             return self.end(ended.clone());
         }
         let Some(member) = self.member(number) else { return };
-        if let Some(choice) = &mut self.state.lock().choice {
+        if let Origin::Renditions(choice) = &mut self.state.lock().origin {
             choice.lose(member);
         }
     }
@@ -46,25 +46,38 @@ impl Subscription {
     /// came from and where they come from now, if something was to change.
     pub fn choose(&self, wanted: usize, now: Instant) -> Option<(usize, usize)> {
         let mut state = self.state.lock();
-        let choice = state.choice.as_ref()?;
+        let Origin::Renditions(choice) = &state.origin else { return None };
         let (before, best) = (choice.current().member, choice.best(wanted));
         if before == best {
             return None;
         }
         // What the offload has opened may be of any group.
         let settled = self.connection.withdraw(now, self.owner);
-        if let (true, Some(choice)) = (settled, &mut state.choice) {
+        let Origin::Renditions(choice) = &mut state.origin else { return None };
+        if settled {
             choice.switch(best);
         }
-        let after = state.choice.as_ref().map_or(before, |choice| choice.current().member);
-        Some((before, after))
+        Some((before, choice.current().member))
+    }
+
+    /// From now on it gets those groups of its track that the switching set has come from there.
+    pub fn take_place(&self, place: Place) {
+        let mut state = self.state.lock();
+        state.origin = Origin::Set(place);
+        state.delegated = None;
+        self.withdraw(Instant::now());
+    }
+
+    /// Has the offload open no more streams for it. Returns whether there is none of which it is not known yet what it carries.
+    pub fn withdraw(&self, now: Instant) -> bool {
+        self.connection.withdraw(now, self.owner)
     }
 
     /// What comes next of what the subscription gets; `largest` is that of its own track, which others are not level with.
-    pub(super) fn resume_at(&self, choice: Option<&Choice>, largest: Option<Location>) -> Location {
+    pub(super) fn resume_at(&self, origin: &Origin, largest: Option<Location>) -> Location {
         let largests = || self.renditions.get().into_iter().flatten().map(|track| track.data.largest());
         let newest = largests().flatten().map(|largest| largest.group).max();
-        let (Some(choice), Some(group)) = (choice, newest) else {
+        let (Origin::Renditions(choice), Some(group)) = (origin, newest) else {
             return Filter::LargestObject.start(largest);
         };
         let of_group = largests().nth(choice.of(group)).flatten().filter(|largest| largest.group == group);

@@ -72,6 +72,6 @@ impl ConnectArgs {
             (false, None, Some(fingerprint)) => Trust::Fingerprint(fingerprint),
             (false, None, None) => Trust::System,
         };
-        Remote { url: self.url, trust }
+        Remote::new(self.url, trust)
     }
 }

@@ -69,6 +69,8 @@ pub struct Config {
     pub queue: Queue,
     /// Whether subscribers get the rendition that their path has room for.
     pub adaptive: Adaptive,
+    /// Whether subscribers may name alternates themselves.
+    pub switching_sets: bool,
     /// Limit of all cached media.
     pub cache_bytes: u64,
     /// Limit of what peers may send before it is read, over all connections.
@@ -320,6 +322,9 @@ settings! {
     /// Send each subscriber the rendition that its path has room for [default: off]
     #[arg(long, value_enum)]
     adaptive: AdaptiveChoice,
+    /// Let subscribers name the tracks of which they get the one that their path has room for (provisional) [default: false]
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
+    switching_sets: bool,
     /// Limit of all cached media, bytes or with KiB, MiB, GiB [default: 256MiB]
     #[arg(long, value_name = "BYTES")]
     cache_bytes: ByteCount,
@@ -517,6 +522,7 @@ impl Check {
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),
             queue,
             adaptive,
+            switching_sets: settings.switching_sets.unwrap_or(false),
             cache_bytes: settings.cache_bytes.map_or(256 << 20, |count| count.0),
             receive_bytes: settings.receive_bytes.map_or(1 << 30, |count| count.0),
             cache_age: self.positive("cache-seconds", settings.cache_seconds, 30),

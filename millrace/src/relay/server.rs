@@ -269,6 +269,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         delays: config.queue.delays.clone(),
         origins: config.web.clone().unwrap_or_default(),
         adaptive: config.adaptive.clone(),
+        switching_sets: config.switching_sets,
     }
 }
 

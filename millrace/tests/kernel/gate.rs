@@ -45,7 +45,7 @@ fn url_of(net: &Net) -> url::Url {
 
 /// Whether a further session of the node is refused, or not even answered.
 fn is_turned_away(net: &Net, node: &str) -> bool {
-    let remote = Remote { url: url_of(net), trust: Trust::Anyone };
+    let remote = Remote::new(url_of(net), Trust::Anyone);
     let connect = async { time::timeout(Duration::from_secs(3), Session::connect(&remote)).await };
     let connected = net.lab.node(node).unwrap().enter(|| net.run(connect)).unwrap();
     !matches!(connected, Ok(Ok(_)))

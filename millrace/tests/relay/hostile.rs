@@ -344,5 +344,5 @@ async fn a_session_may_leave_so_much_incomplete() {
 }
 
 fn remote(relay: &Relay) -> Remote {
-    Remote { url: relay.url(), trust: Trust::Anyone }
+    Remote::new(relay.url(), Trust::Anyone)
 }

@@ -16,3 +16,4 @@ mod pressure;
 mod rivals;
 #[path = "../support/site.rs"]
 mod site;
+mod switching;

@@ -142,8 +142,14 @@ impl Peer {
     }
 
     pub async fn connect_from(url: url::Url, endpoint: quinn::EndpointConfig) -> Self {
-        let url = if wants_web() { url.as_str().replace("moqt:", "https:").parse().unwrap() } else { url };
-        let remote = Remote { url, trust: Trust::Anyone };
+        Self::connect_to(&Remote::new(url, Trust::Anyone), endpoint).await
+    }
+
+    pub async fn connect_to(remote: &Remote, endpoint: quinn::EndpointConfig) -> Self {
+        let mut remote = remote.clone();
+        if wants_web() {
+            remote.url = remote.url.as_str().replace("moqt:", "https:").parse().unwrap();
+        }
         let session = Session::connect_from(&remote, endpoint).await.unwrap();
         let (requests, requests_out) = mpsc::unbounded_channel();
         let (streams, streams_out) = mpsc::unbounded_channel();

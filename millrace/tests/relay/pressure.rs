@@ -183,8 +183,7 @@ async fn sessions_over_the_limit_are_refused() {
     let relay = Relay::with(|config| config.max_sessions = 2);
     let (_one, _two) = (relay.peer().await, relay.peer().await);
     relay.until("both are there", |status| status.sessions.len() == 2).await;
-    let remote =
-        millrace_client::session::Remote { url: relay.url(), trust: millrace_client::tls::Trust::Anyone };
+    let remote = millrace_client::session::Remote::new(relay.url(), millrace_client::tls::Trust::Anyone);
     assert!(millrace_client::session::Session::connect(&remote).await.is_err());
     relay.until("it is counted", |status| status.drops["session_limit"] >= 1).await;
 }

@@ -66,7 +66,7 @@ pub fn run(end: &End) -> anyhow::Result<()> {
 }
 
 async fn connect(relay: SocketAddr) -> anyhow::Result<Arc<Session>> {
-    let remote = Remote { url: parse_url(&format!("moqt://{relay}"))?, trust: Trust::Anyone };
+    let remote = Remote::new(parse_url(&format!("moqt://{relay}"))?, Trust::Anyone);
     Session::connect(&remote).await.context("no session with the relay")
 }
 

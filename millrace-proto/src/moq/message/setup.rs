@@ -3,16 +3,21 @@
 use bytes::Bytes;
 
 use super::{Body, DecodeError};
-use crate::moq::code;
 use crate::moq::param::Token;
 use crate::moq::property::{Pair, PairWriter, Pairs, Value};
 use crate::moq::wire::Reader;
+use crate::moq::{code, vi64};
 
 const PATH: u64 = 0x01;
 const AUTHORIZATION_TOKEN: u64 = 0x03;
 const MAX_AUTH_TOKEN_CACHE_SIZE: u64 = 0x04;
 const AUTHORITY: u64 = 0x05;
 const IMPLEMENTATION: u64 = 0x07;
+/// Provisional, as SWITCHING_SET_ASSIGNMENT is.
+const SWITCHING_ALGORITHMS: u64 = 0x09;
+
+/// Algorithms of switching sets that are remembered of a peer.
+const MAX_ALGORITHMS: usize = 16;
 
 /// The options of one side. Unknown ones are ignored.
 ///
@@ -28,6 +33,8 @@ pub struct Setup {
     pub authority: Option<String>,
     /// Name and version of the sender's software.
     pub implementation: Option<String>,
+    /// SSTS_ALGORITHMS (draft-wilaw-moq-moqt-ssts): what the sender knows to do with switching sets; empty: nothing.
+    pub switching_algorithms: Vec<u64>,
 }
 
 impl Setup {
@@ -46,6 +53,9 @@ impl Setup {
             }
             Pair { kind: IMPLEMENTATION, value: Value::Bytes(text) } => {
                 self.implementation.replace(String::from_utf8_lossy(text).into_owned()).is_some()
+            }
+            Pair { kind: SWITCHING_ALGORITHMS, value: Value::Bytes(list) } => {
+                !std::mem::replace(&mut self.switching_algorithms, read_algorithms(list)).is_empty()
             }
             _ => false,
         };
@@ -81,7 +91,25 @@ impl Body for Setup {
         if let Some(implementation) = &self.implementation {
             options.bytes(IMPLEMENTATION, implementation.as_bytes());
         }
+        if !self.switching_algorithms.is_empty() {
+            let mut list = Vec::new();
+            self.switching_algorithms.iter().for_each(|algorithm| vi64::encode(*algorithm, &mut list));
+            options.bytes(SWITCHING_ALGORITHMS, &list);
+        }
     }
+}
+
+/// What is no list means something else by the number, and is nothing to us.
+fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
+    let mut input = Reader::new(Bytes::copy_from_slice(bytes));
+    let mut algorithms = Vec::new();
+    while !input.is_empty() && algorithms.len() < MAX_ALGORITHMS {
+        match input.vi64() {
+            Ok(algorithm) => algorithms.push(algorithm),
+            Err(_) => return Vec::new(),
+        }
+    }
+    algorithms
 }
 
 /// Whether all of `text` may appear in a URI (RFC 3986, appendix A).

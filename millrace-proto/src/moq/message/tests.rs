@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::moq::code::{self, Session};
-use crate::moq::param::{Scope, Token};
+use crate::moq::param::{Assignment, Scope, Token};
 use crate::moq::property::TrackProperties;
 use crate::moq::{Filter, GroupOrder, Location, Namespace, Parameters, Properties, TrackName};
 
@@ -240,6 +240,7 @@ fn subscription_parameters() -> impl Strategy<Value = Parameters> {
         option::of(a_filter()),
         option::of(an_order()),
         option::of(any::<u64>()),
+        option::of(an_assignment()),
     );
     (timeouts, tokens(), rest).prop_map(|(timeouts, authorization_tokens, rest)| Parameters {
         object_delivery_timeout: timeouts.0,
@@ -251,8 +252,23 @@ fn subscription_parameters() -> impl Strategy<Value = Parameters> {
         filter: rest.2,
         group_order: rest.3,
         new_group_request: rest.4,
+        assignment: rest.5,
         ..Parameters::default()
     })
+}
+
+fn an_assignment() -> impl Strategy<Value = Assignment> {
+    let number = any::<u64>;
+    (number(), number(), number(), Assignment::WEIGHTS, number(), any::<u8>()).prop_map(
+        |(set, algorithm, threshold, weight, activate, rank)| Assignment {
+            set,
+            algorithm,
+            threshold,
+            weight,
+            activate,
+            rank,
+        },
+    )
 }
 
 fn answer_parameters() -> impl Strategy<Value = Parameters> {
@@ -382,14 +398,21 @@ fn answers() -> impl Strategy<Value = Message> {
         a_track().prop_map(|suffix| PublishBlocked { suffix }.into()),
         ("[a-z:/]{0,20}", any::<u64>(), option::of(any::<u64>()))
             .prop_map(|(uri, timeout, request_id)| GoAway { uri, timeout, request_id }.into()),
-        (option::of("/[a-z/?]{0,9}"), tokens(), option::of(any::<u64>()), option::of("[a-z:0-9]{1,9}"))
-            .prop_map(|(path, authorization_tokens, size, authority)| {
+        (
+            option::of("/[a-z/?]{0,9}"),
+            tokens(),
+            option::of(any::<u64>()),
+            option::of("[a-z:0-9]{1,9}"),
+            vec(any::<u64>(), 0..3)
+        )
+            .prop_map(|(path, authorization_tokens, size, authority, switching_algorithms)| {
                 Setup {
                     path,
                     authorization_tokens,
                     max_auth_token_cache_size: size,
                     authority,
                     implementation: Some("test".into()),
+                    switching_algorithms,
                 }
                 .into()
             }),

@@ -8,6 +8,9 @@ const SPANS: usize = 32;
 /// Groups by which a rendition may be behind the others and still be switched to, or stayed with.
 const BEHIND: u64 = 1;
 
+/// Stands for no rendition: where groups come from that are not sent.
+pub const NOBODY: usize = usize::MAX;
+
 /// Groups from one on that come from the same rendition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
@@ -24,21 +27,58 @@ struct Member {
 }
 
 /// The renditions of one subscription, and which of them each group is from. A group is decided once: what has begun in any
-/// rendition keeps its own.
+/// rendition keeps its own. Renditions have numbers that stay theirs, and an order, the least demanding first.
 pub struct Choice {
     members: Vec<Member>,
+    order: Vec<usize>,
     spans: VecDeque<Span>,
     newest: Option<u64>,
 }
 
 impl Choice {
-    /// All groups are from `base`, of which the group of now is not asked whether it is whole.
+    /// Of renditions with the numbers from 0 on, in their order. All groups are from `base`, of which the group of now is not
+    /// asked whether it is whole.
     pub fn new(members: usize, base: usize) -> Self {
+        let order = (0..members).collect();
         let mut members = vec![Member::default(); members];
         if let Some(base) = members.get_mut(base) {
             base.whole_from = Some(0);
         }
-        Self { members, spans: VecDeque::from([Span { first: 0, member: base }]), newest: None }
+        Self { members, order, spans: VecDeque::from([Span { first: 0, member: base }]), newest: None }
+    }
+
+    /// One more rendition, at this place of the order; returns its number.
+    pub fn add(&mut self, place: usize) -> usize {
+        let is_free = |number: &usize| {
+            !self.order.contains(number) && self.spans.iter().all(|span| span.member != *number)
+        };
+        let number = (0..).find(is_free).unwrap_or_default();
+        if number >= self.members.len() {
+            self.members.resize(number + 1, Member::default());
+        }
+        self.members[number] = Member::default();
+        self.order.insert(place.min(self.order.len()), number);
+        number
+    }
+
+    /// The rendition's place is another one.
+    pub fn reorder(&mut self, number: usize, place: usize) {
+        self.order.retain(|other| *other != number);
+        self.order.insert(place.min(self.order.len()), number);
+    }
+
+    /// There is no such rendition any more. Groups that come from it go on.
+    pub fn remove(&mut self, number: usize) {
+        self.lose(number);
+        self.order.retain(|other| *other != number);
+    }
+
+    /// From which group on is not asked: a rendition that is there already when everything begins.
+    pub fn start_with(&mut self, number: usize) {
+        if let Some(member) = self.members.get_mut(number) {
+            member.whole_from = Some(0);
+            self.spans = VecDeque::from([Span { first: 0, member: number }]);
+        }
     }
 
     /// A rendition is heard of from now on. `newest` is what of it is there already.
@@ -101,18 +141,21 @@ impl Choice {
         self.members.get(current).is_none_or(|member| member.lost) || self.is_behind(current)
     }
 
-    /// The best rendition up to `wanted` that the subscription can have now; above that only where it would get nothing else.
+    /// The best rendition up to the place `wanted` that the subscription can have now; above that only where it would get nothing
+    /// else.
     pub fn best(&self, wanted: usize) -> usize {
         let (current, stuck) = (self.current().member, self.is_stuck());
-        let above = (wanted + 1..self.members.len()).filter(|_| stuck);
-        let can = |member: &usize| if *member == current { !stuck } else { self.is_ready(*member) };
-        (0..=wanted).rev().chain(above).find(can).unwrap_or(current)
+        let wanted = wanted.min(self.order.len().saturating_sub(1));
+        let (up_to, above) = self.order.split_at((wanted + 1).min(self.order.len()));
+        let above = above.iter().filter(|_| stuck);
+        let can = |member: &&usize| if **member == current { !stuck } else { self.is_ready(**member) };
+        up_to.iter().rev().chain(above).find(can).copied().unwrap_or(current)
     }
 
-    /// Has all groups that have not begun come from `member`; returns the first of them. `None`: not now.
+    /// Has all groups that have not begun come from `member`, or from [`NOBODY`]; returns the first of them. `None`: not now.
     pub fn switch(&mut self, member: usize) -> Option<u64> {
         let first = self.next()?;
-        if self.current().member == member || !self.is_ready(member) {
+        if self.current().member == member || member != NOBODY && !self.is_ready(member) {
             return None;
         }
         // Nothing has come of what was decided before this.

@@ -99,6 +99,7 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
         delays: crate::Delays::default(),
         origins: crate::Origins::Any,
         adaptive: crate::Adaptive::Off,
+        switching_sets: false,
     };
     let outgoing = crate::outgoing_sockets(&[local]).unwrap();
     let bound = Bound::new(config, outgoing, Arc::new(Engine::user("as configured"))).unwrap();

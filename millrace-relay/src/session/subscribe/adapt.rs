@@ -24,7 +24,7 @@ use crate::{
 };
 
 /// How often it looks at what the path carries.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// Ladders of which a session's part is remembered. A session that asks for more is left alone.
 const MAX_LADDERS: usize = 16;
@@ -123,7 +123,7 @@ impl Entry {
     }
 }
 
-fn sample(connection: &Connection, now: Instant) -> Sample {
+pub(super) fn sample(connection: &Connection, now: Instant) -> Sample {
     let room = connection.downstream().room(now);
     Sample {
         now,

@@ -120,6 +120,10 @@ impl Entry {
         if let Err(error) = self.apply(&parameters, largest) {
             return Ok(Err(RequestError::new(code::Request::INVALID_RANGE, error.to_string())));
         }
+        let assignment = parameters.assignment.as_ref();
+        if let Err(refused) = self.family.check(assignment)?.and_then(|()| self.assign(assignment)) {
+            return Ok(Err(refused));
+        }
         if let Some(group) = parameters.new_group_request {
             self.track().request_group(group);
         }

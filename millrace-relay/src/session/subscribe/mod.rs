@@ -3,6 +3,7 @@
 mod adapt;
 mod follow;
 mod publish;
+pub mod switching;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -26,7 +27,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::adapt::Asked;
+use self::{adapt::Asked, switching::Sets};
 use super::context::Context;
 use crate::{
     access::rights::Rights,
@@ -47,6 +48,7 @@ const RETIRED_ALIASES: usize = 64;
 pub struct Subscriptions {
     context: Arc<Context>,
     state: Mutex<State>,
+    sets: Sets,
     /// A SUBSCRIBE is no longer pending.
     decided: Notify,
 }
@@ -77,7 +79,7 @@ pub struct Subscribed {
 
 impl Subscriptions {
     pub fn new(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, state: Mutex::default(), decided: Notify::new() })
+        Arc::new(Self { context, state: Mutex::default(), sets: Sets::default(), decided: Notify::new() })
     }
 
     /// Serves SUBSCRIBE until the subscription ends.
@@ -91,6 +93,9 @@ impl Subscriptions {
         let dialect = self.context.dialect();
         parameters.filter = dialect.filter(parameters.filter);
         let refuse = |send, code, reason: String| self.context.refuse(send, RequestError::new(code, reason));
+        if let Err(refused) = self.check(parameters.assignment.as_ref())? {
+            return self.context.refuse(stream.send, refused).await;
+        }
         let rendezvous = Duration::from_millis(parameters.rendezvous_timeout.unwrap_or(0));
         let Some(pending) = self.begin(request_id, &name) else {
             let reason = "already subscribed".into();
@@ -113,12 +118,18 @@ impl Subscriptions {
         let options = Options::new(&parameters, window, &track.data);
         let entry = self.add(request_id, track, options, largest);
         drop(pending);
+        if let Err(refused) = entry.assign(parameters.assignment.as_ref()) {
+            drop(entry);
+            return self.context.refuse(stream.send, refused).await;
+        }
+        // Who names alternates wants no others.
+        let rights = Some(rights).filter(|_| parameters.assignment.is_none());
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
             parameters: dialect.largest(largest),
             properties: entry.track().data.properties(),
         };
-        entry.run(Some(ok.into()), stream, Some(rights)).await
+        entry.run(Some(ok.into()), stream, rights).await
     }
 
     /// Whether the peer is subscribed to this track, or has asked to be.
@@ -263,6 +274,7 @@ impl Drop for Entry {
         for track in self.tracks() {
             track.unsubscribe(self.subscription(), Instant::now());
         }
+        self.family.sets.remove(self.request_id, self.context().connection());
         self.family.remove(self.request_id, &self.subscribed);
     }
 }

@@ -36,12 +36,13 @@ impl Subscriptions {
             parameters: Parameters { forward: Some(forward), ..self.context.dialect().largest(largest) },
             properties,
         };
-        match entry.offer(publish, &mut stream).await? {
-            Some(parameters) if entry.apply(&parameters, entry.track().data.largest()).is_ok() => {
-                entry.run(None, stream, None).await
-            }
-            _ => Ok(()),
+        let Some(parameters) = entry.offer(publish, &mut stream).await? else { return Ok(()) };
+        let assignment = parameters.assignment.as_ref();
+        let assigned = self.check(assignment)?.and_then(|()| entry.assign(assignment));
+        if assigned.is_err() || entry.apply(&parameters, entry.track().data.largest()).is_err() {
+            return Ok(());
         }
+        entry.run(None, stream, None).await
     }
 }
 

@@ -1,0 +1,168 @@
+//! Switching sets (draft-wilaw-moq-moqt-ssts): which track of each a subscriber gets whose path carries so much, by algorithm 0.
+
+/// A switching set that is active.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Set {
+    /// Sets of a lower rank get what they can use first.
+    pub rank: u8,
+    /// The set's share of what is there for its rank, beside the others' weights.
+    pub weight: u64,
+    /// What each track needs, kbit/s, ascending.
+    pub thresholds: Vec<u64>,
+}
+
+/// The track of each set, by its place among the thresholds; `None`: nothing of the set.
+pub type Allocation = Vec<Option<usize>>;
+
+/// The best tracks of all sets that fit into so many kbit/s.
+pub fn allocate(sets: &[Set], kbps: u64) -> Allocation {
+    let mut allocation = vec![None; sets.len()];
+    let mut ranks: Vec<_> = sets.iter().map(|set| set.rank).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let mut left = kbps;
+    for rank in ranks {
+        let tier: Vec<_> = (0..sets.len()).filter(|at| sets[*at].rank == rank).collect();
+        share(sets, tier.clone(), left, &mut allocation);
+        let taken = tier.iter().filter_map(|at| needed(&sets[*at], allocation[*at]));
+        left = taken.fold(left, u64::saturating_sub);
+    }
+    allocation
+}
+
+/// Shares `pool` among sets of the same rank by weight. What a set with its best track leaves over is for the others.
+fn share(sets: &[Set], mut open: Vec<usize>, mut pool: u64, allocation: &mut Allocation) {
+    loop {
+        let weights: u128 = open.iter().map(|at| u128::from(sets[*at].weight)).sum();
+        for at in &open {
+            let part = u128::from(pool) * u128::from(sets[*at].weight) / weights.max(1);
+            allocation[*at] = sets[*at].thresholds.iter().rposition(|need| u128::from(*need) <= part);
+        }
+        let (full, rest): (Vec<_>, Vec<_>) = open
+            .iter()
+            .partition(|at| allocation[**at].is_some_and(|best| best + 1 == sets[**at].thresholds.len()));
+        if full.is_empty() || rest.is_empty() {
+            return;
+        }
+        let taken = full.into_iter().filter_map(|at: usize| needed(&sets[at], allocation[at]));
+        pool = taken.fold(pool, u64::saturating_sub);
+        open = rest;
+    }
+}
+
+fn needed(set: &Set, track: Option<usize>) -> Option<u64> {
+    set.thresholds.get(track?).copied()
+}
+
+/// What more and more throughput buys: each allocation with the least kbit/s from which it is the one, from 0 on.
+pub fn rungs(sets: &[Set]) -> Vec<(u64, Allocation)> {
+    let mut rungs = vec![(0, allocate(sets, 0))];
+    // With this all sets have the best.
+    let weights: u64 = sets.iter().map(|set| set.weight.max(1)).sum();
+    let best = sets.iter().filter_map(|set| set.thresholds.last());
+    let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights)));
+    let mut at = 0;
+    while at < most {
+        // In steps, within which at most one change is told from the next.
+        let next = at.saturating_add(1 + at / 32).min(most);
+        let known = rungs.last().map(|(_, allocation)| allocation.clone());
+        if Some(allocate(sets, next)) != known {
+            let (mut same, mut other) = (at, next);
+            while other - same > 1 {
+                let middle = same.midpoint(other);
+                match Some(allocate(sets, middle)) == known {
+                    true => same = middle,
+                    false => other = middle,
+                }
+            }
+            rungs.push((other, allocate(sets, other)));
+            at = other;
+        } else {
+            at = next;
+        }
+    }
+    rungs
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn set(rank: u8, weight: u64, thresholds: &[u64]) -> Set {
+        Set { rank, weight, thresholds: thresholds.to_vec() }
+    }
+
+    #[test]
+    fn each_gets_what_rank_weight_and_threshold_say() {
+        let ladder = [500, 1000, 2000];
+        let table: [(&str, Vec<Set>, u64, Allocation); 9] = [
+            ("the best that fits", vec![set(0, 5, &ladder)], 1500, vec![Some(1)]),
+            ("exactly", vec![set(0, 5, &ladder)], 2000, vec![Some(2)]),
+            ("nothing fits", vec![set(0, 5, &ladder)], 499, vec![None]),
+            ("what needs nothing fits always", vec![set(0, 1, &[0, 9])], 0, vec![Some(0)]),
+            // 1800 and 1200; the first has its best and leaves 200 over.
+            ("by weight", vec![set(0, 6, &[800, 1600]), set(0, 4, &ladder)], 3000, vec![Some(1), Some(1)]),
+            (
+                "what one leaves the other has",
+                vec![set(0, 1, &[500]), set(0, 1, &ladder)],
+                2500,
+                vec![Some(0), Some(2)],
+            ),
+            (
+                "rank goes before weight",
+                vec![set(1, 10, &ladder), set(0, 1, &[2000])],
+                3000,
+                vec![Some(1), Some(0)],
+            ),
+            ("nothing is left", vec![set(1, 10, &ladder), set(0, 1, &[2000])], 2400, vec![None, Some(0)]),
+            ("no sets", vec![], 1000, vec![]),
+        ];
+        for (what, sets, kbps, expected) in table {
+            assert_eq!(allocate(&sets, kbps), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn the_rungs_of_one_set_are_its_thresholds() {
+        let found = rungs(&[set(0, 3, &[500, 1000, 1001, 2000])]);
+        let expected = [(0, None), (500, Some(0)), (1000, Some(1)), (1001, Some(2)), (2000, Some(3))];
+        assert_eq!(found, expected.map(|(at, track)| (at, vec![track])));
+        assert_eq!(rungs(&[]), [(0, vec![])]);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_gets_more_than_there_is(
+            sets in prop::collection::vec((0u8..3, 0u64..11, prop::collection::vec(0u64..10_000, 0..4)), 0..4),
+            kbps in 0u64..20_000,
+        ) {
+            let sets: Vec<_> = sets.into_iter().map(|(rank, weight, mut thresholds)| {
+                thresholds.sort_unstable();
+                Set { rank, weight, thresholds }
+            }).collect();
+            let allocation = allocate(&sets, kbps);
+            let total: u64 = sets.iter().zip(&allocation).filter_map(|(set, track)| needed(set, *track)).sum();
+            prop_assert!(total <= kbps);
+            let rungs = rungs(&sets);
+            prop_assert!(rungs.is_sorted_by(|one, other| one.0 < other.0));
+            for (at, allocation) in &rungs {
+                prop_assert_eq!(&allocate(&sets, *at), allocation);
+            }
+            let best: Allocation = sets.iter().map(|set| set.thresholds.len().checked_sub(1)).collect();
+            if sets.iter().all(|set| set.weight > 0) {
+                prop_assert_eq!(&rungs.last().unwrap().1, &best);
+            }
+        }
+
+        #[test]
+        fn any_numbers_do_no_harm(sets in prop::collection::vec((any::<u8>(), any::<u64>(), prop::collection::vec(any::<u64>(), 0..4)), 0..4), kbps: u64) {
+            let sets: Vec<_> = sets.into_iter().map(|(rank, weight, mut thresholds)| {
+                thresholds.sort_unstable();
+                Set { rank, weight, thresholds }
+            }).collect();
+            allocate(&sets, kbps);
+        }
+    }
+}
