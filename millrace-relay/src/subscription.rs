@@ -78,7 +78,8 @@ struct State {
     joining: Option<Location>,
     /// By the subgroup's serial number, until its stream is over and the last news of it has come.
     streams: HashMap<u64, Stream>,
-    open: HashMap<StreamKey, Arc<View>>,
+    /// What is sent, and the number of the track that it is of.
+    open: HashMap<StreamKey, (u32, Arc<View>)>,
     ended: Option<Ended>,
     /// The track has gone past the window's last group.
     past_end: bool,
@@ -224,7 +225,7 @@ impl Subscription {
         if matches!(news, News::Ended(_)) || subgroup.is_settled() {
             state.streams.insert(subgroup.serial(), Stream::Ending(key));
         }
-        let view = state.open.get(&key).cloned();
+        let view = state.open.get(&key).map(|(_, view)| Arc::clone(view));
         drop(state);
         outbox.transmit(&self.connection, now);
         match (news, view) {
@@ -282,7 +283,7 @@ impl Subscription {
         if key.is_some() || !matches!(news, News::Ended(_)) {
             state.streams.insert(subgroup.serial(), key.map_or(Stream::Over, Stream::Open));
         }
-        key.inspect(|key| drop(state.open.insert(*key, view)))
+        key.inspect(|key| drop(state.open.insert(*key, (track.number, view))))
     }
 
     /// Has the offload open a stream for what the opening, of the track of number `from`, will be bound to, if the
@@ -329,8 +330,12 @@ impl Subscription {
     /// Ends the streams over subgroups that the cache has dropped. Those that wait for credit would wait for ever.
     pub fn drop_evicted(&self, now: Instant, outbox: &mut Outbox) {
         let state = self.state.lock();
-        let evicted: Vec<_> =
-            state.open.iter().filter(|(_, view)| view.subgroup().is_evicted()).map(|(key, _)| *key).collect();
+        let evicted: Vec<_> = state
+            .open
+            .iter()
+            .filter(|(_, (_, view))| view.subgroup().is_evicted())
+            .map(|(key, _)| *key)
+            .collect();
         drop(state);
         if !evicted.is_empty() {
             let mut downstream = self.connection.downstream();
@@ -439,10 +444,10 @@ impl Subscription {
             state.options.window.start = state.options.window.start.max(next);
         }
         let mut downstream = self.connection.downstream();
-        for (key, view) in &state.open {
+        for (key, (number, view)) in &state.open {
             let subgroup = view.subgroup();
             if state.wants_group(subgroup.header().group) {
-                downstream.set_priority(*key, priority_of(&self.track, &state.options, subgroup));
+                downstream.set_priority(*key, priority_of(self.source(*number), &state.options, subgroup));
             } else {
                 downstream.reset(*key, code::Reset::CANCELLED.0);
             }
@@ -548,7 +553,7 @@ impl State {
     }
 
     fn close(&mut self, key: StreamKey) {
-        let Some(view) = self.open.remove(&key) else { return };
+        let Some((_, view)) = self.open.remove(&key) else { return };
         let subgroup = view.subgroup();
         // With the kernel, everything can be acknowledged before it is known here.
         match self.streams.get(&subgroup.serial()) {
