@@ -218,13 +218,6 @@ impl Server {
         self.shared.status()
     }
 
-    /// Sessions and handshakes, and bytes of the cache.
-    pub fn holds(&self) -> [usize; 2] {
-        let shared = &self.shared;
-        let peers = shared.sessions.lock().len() + shared.handshakes.all.load(Relaxed);
-        [peers, shared.hub.cache.usage().bytes]
-    }
-
     /// GOAWAY has been sent.
     pub fn is_draining(&self) -> bool {
         self.shared.draining.load(Relaxed)

@@ -13,7 +13,7 @@ use super::{
     access,
     config::{self, Config},
     http,
-    memory::{self, Memory},
+    memory::Memory,
     server::{self, Server},
     status::StatusSource,
     tls,
@@ -116,8 +116,8 @@ async fn keep_up(
         if asked && let Some(access) = tokio::task::block_in_place(&on_reload) {
             watched = access::Watch::new(&access);
         }
-        if memory.has_fallen(server.holds(), Instant::now()) {
-            tokio::task::block_in_place(memory::give_back);
+        if memory.is_time(Instant::now()) {
+            tokio::task::block_in_place(|| memory.look());
         }
         match watched.look(asked) {
             Some(Ok(access::Changed { policy, client_roots })) => {

@@ -197,11 +197,6 @@ impl Server {
         self.relay.tracer()
     }
 
-    /// Sessions and handshakes, and bytes of the cache.
-    pub fn holds(&self) -> [usize; 2] {
-        self.relay.holds()
-    }
-
     /// New sessions are shown this certificate.
     pub fn set_certificate(&self, certificate: &Arc<CertifiedKey>) {
         self.relay.set_certificate(certificate);
