@@ -16,6 +16,7 @@ mod owed;
 mod plot;
 mod process;
 mod profile;
+mod progress;
 mod relay;
 mod replay;
 mod run;

@@ -8,6 +8,7 @@ use millrace_bpf::graft::{Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, 
 use serde_json::{Value, json};
 
 use super::micros;
+use crate::bench::progress::Progress;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
@@ -34,6 +35,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let cgroup = Cgroup::new()?;
     let mut rows: Vec<Row> = Vec::new();
+    let progress = Progress::of(args.rounds);
+    progress.begin("loading and taking back");
     for _ in 0..args.rounds {
         for (name, image) in SHIPPED {
             let control = Control::register(image, &[]).with_context(|| name.to_owned())?;
@@ -49,7 +52,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let start = Instant::now();
         Sockets::load()?;
         note(&mut rows, "reading and changing sockets", None, &[("load", micros(start.elapsed()))]);
+        progress.next();
     }
+    drop(progress);
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(Row::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
