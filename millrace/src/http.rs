@@ -4,7 +4,14 @@ pub mod access;
 pub mod asset;
 pub mod token;
 
-use std::{convert::Infallible, fmt, io, net::SocketAddr, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt, io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -16,6 +23,8 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use millrace_lab::address;
+use nix::errno::Errno;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -36,10 +45,10 @@ impl FromStr for ListenAddr {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self(None)),
-            _ => text
-                .parse()
-                .map(|addr| Self(Some(addr)))
-                .map_err(|_| format!("`{text}` is not ADDR:PORT or off")),
+            _ => match address::listen_once(text) {
+                Ok(addr) => Ok(Self(Some(addr))),
+                Err(error) => Err(format!("{error}, or off")),
+            },
         }
     }
 }
@@ -78,7 +87,16 @@ pub struct Server {
 /// The address cannot be had.
 pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<Server, StartError> {
     let bound = async {
-        let listener = TcpListener::bind(addr).await?;
+        let listener = match TcpListener::bind(addr).await {
+            // All addresses, on a machine without IPv6.
+            Err(error)
+                if addr.ip() == Ipv6Addr::UNSPECIFIED
+                    && error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) =>
+            {
+                TcpListener::bind((Ipv4Addr::UNSPECIFIED, addr.port())).await?
+            }
+            bound => bound?,
+        };
         Ok((listener.local_addr()?, listener))
     };
     let (local_addr, listener) = bound.await.map_err(|source| StartError { addr, source })?;

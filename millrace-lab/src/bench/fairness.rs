@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 use super::contender::Contender;
 use super::figures::Load;
 use super::process::Process;
-use super::progress::Progress;
 use super::run::flow_detector;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
 use super::stats::Spread;
@@ -25,6 +24,7 @@ use super::table::{columns, write_json};
 use super::traffic::Traffic;
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -12,7 +12,6 @@ use super::contender::{Contender, PORT};
 use super::figures::{Load, error};
 use super::owed::Owed;
 use super::process::Process;
-use super::progress::Progress;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
 use super::stats::Spread;
 use super::table::{columns, write_json};
@@ -20,6 +19,7 @@ use super::traffic::Traffic;
 use super::usage::{Reading, rss_bytes, warn_if_busy};
 use crate::hostile::scenario;
 use crate::lab::Topology;
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -11,7 +11,6 @@ use super::contender::Contender;
 use super::figures::{Load, error};
 use super::owed::{Owed, PERCENTILES, Percentile};
 use super::profile::Profile;
-use super::progress::Progress;
 use super::run::flow_detector;
 use super::site::{SUBSCRIBERS_LINK, Site, device};
 use super::stats::Spread;
@@ -19,6 +18,7 @@ use super::table::{columns, write_json};
 use super::traffic::{Route, Subscriber, Traffic};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

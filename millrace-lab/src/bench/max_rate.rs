@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 
 use super::contender::Contender;
 use super::figures::Load;
-use super::progress::Progress;
 use super::run::{Bench, Trial};
 use super::stats::median;
 use super::table::{columns, dash};
 use super::traffic::Received;
+use crate::progress::Progress;
 
 /// Of the asked rate, that must have been delivered to each subscriber.
 const SUSTAINED: f64 = 0.97;

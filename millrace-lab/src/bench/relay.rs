@@ -8,11 +8,11 @@ use anyhow::{Context, ensure};
 use super::contender::Contender;
 use super::figures::{Load, Row};
 use super::profile::Profile;
-use super::progress::Progress;
 use super::run::Bench;
 use super::table::write_json;
 use super::usage::warn_if_busy;
 use super::{compare, max_rate, plot, table};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

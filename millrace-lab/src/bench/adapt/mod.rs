@@ -16,11 +16,11 @@ use self::ends::End;
 use self::shown::{Came, Figures, Sent};
 use super::contender::Contender;
 use super::process::Process;
-use super::progress::Progress;
 use super::site::{SUBSCRIBERS_LINK, Site};
 use super::table::{columns, dash, write_json};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Settings, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -14,7 +14,8 @@ use std::{path::PathBuf, time::Duration};
 use anyhow::{Context as _, ensure};
 
 use self::{defence::Defence, report::Row, site::Site};
-use super::{progress::Progress, table::write_json, usage::warn_if_busy};
+use super::{table::write_json, usage::warn_if_busy};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -8,10 +8,10 @@ use millrace_bpf::graft::{Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, 
 use serde_json::{Value, json};
 
 use super::micros;
-use crate::bench::progress::Progress;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -52,7 +52,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let start = Instant::now();
         Sockets::load()?;
         note(&mut rows, "reading and changing sockets", None, &[("load", micros(start.elapsed()))]);
-        progress.next();
+        progress.next("loading and taking back");
     }
     drop(progress);
     print!("{}", render(&rows));

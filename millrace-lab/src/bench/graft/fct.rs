@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::flow::{Flow, Transfer};
 use super::register;
-use crate::bench::progress::Progress;
 use crate::bench::site::{SUBSCRIBERS_LINK, Site};
 use crate::bench::stats::Spread;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

@@ -12,12 +12,12 @@ use serde_json::json;
 
 use super::flow::Flow;
 use super::{micros, register};
-use crate::bench::progress::Progress;
 use crate::bench::site::Site;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::Topology;
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -65,7 +65,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let changed = from.enter(|| sockets.set(&change))??;
         times.push(micros(start.elapsed()));
         ensure!(changed.connections == 1 && changed.refused == 0, "swap {round}: {changed:?}");
-        progress.next();
+        progress.next("swapping");
         Ok(())
     });
     drop(progress);

@@ -18,12 +18,14 @@ use self::calls::Calls;
 use super::{
     contender::Contender,
     process::Process,
-    progress::Progress,
     site::{PUBLISHER_LINK, SUBSCRIBERS_LINK, Site},
     table::{columns, write_json},
     usage::{Reading, warn_if_busy},
 };
-use crate::lab::{Directions, Topology};
+use crate::{
+    lab::{Directions, Topology},
+    progress::Progress,
+};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {

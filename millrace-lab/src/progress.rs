@@ -72,13 +72,13 @@ impl Progress {
         Ok(())
     }
 
-    /// A step is over that is one of many like it; the next one begins.
-    pub fn next(&self) {
+    /// A step is over of which there is nothing to say; the next one begins.
+    pub fn next(&self, what: impl Into<String>) {
         let mut steps = self.shared.steps.lock();
-        let Steps { pace, now: Some((_, since)), .. } = &mut *steps else { return };
+        let Steps { pace, now: Some((before, since)), .. } = &mut *steps else { return };
         pace.done += 1;
         pace.spent += since.elapsed();
-        *since = Instant::now();
+        (*before, *since) = (what.into(), Instant::now());
     }
 
     /// The step that was begun is over, and has `came` to this.
