@@ -55,10 +55,17 @@ impl FromStr for ListenAddr {
 
 /// Nothing can be served there.
 #[derive(Debug, thiserror::Error)]
-#[error("http {addr}: {source}")]
+#[error("http {addr}: {source}{}", hint(source))]
 pub struct StartError {
     pub addr: SocketAddr,
     pub source: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; somebody else serves there: choose another with --http, or --http off",
+        _ => "",
+    }
 }
 
 /// What clients may take.
@@ -198,5 +205,6 @@ mod tests {
         let addr = taken.local_addr().unwrap();
         let error = serve(addr, Router::new(), Access::default()).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
+        assert!(error.to_string().contains("--http off"), "{error}");
     }
 }

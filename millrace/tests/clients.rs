@@ -346,6 +346,21 @@ fn what_is_no_fragmented_mp4_is_refused_with_what_makes_it() {
 }
 
 #[test]
+fn media_is_neither_read_from_a_terminal_nor_written_to_one() {
+    let binary = env!("CARGO_BIN_EXE_millrace");
+    for (command, why) in [("publish", "--generate"), ("subscribe", "| ffplay -")] {
+        let line = format!("{binary} {command} --name live --tls-disable-verify moqt://127.0.0.1:1");
+        let Ok(output) = Command::new("script").args(["-qec", &line, "/dev/null"]).output() else {
+            println!("SKIP media_is_neither_read_from_a_terminal_nor_written_to_one: no script");
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.contains(why) && !said.contains("connecting"), "{command}: {said}");
+    }
+}
+
+#[test]
 fn a_relay_reads_its_settings_again_when_it_is_told() {
     let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
     let ask = |args: &[&str]| {

@@ -13,7 +13,7 @@ use std::{
 const FILE: &str = "tests/golden/cli.txt";
 
 /// What users get wrong.
-const WRONG: [&[&str]; 18] = [
+const WRONG: [&[&str]; 19] = [
     &["relay", "--cache-bytes", "2gb", "--max-sessions", "-4", "--engine", "foo"],
     // The flags that are of no use, and what the relay has against the others.
     &[
@@ -48,6 +48,7 @@ const WRONG: [&[&str]; 18] = [
     ],
     &["publish", "--name", "live", "--generate", "--rate-hz", "0", "moqt://127.0.0.1:1"],
     &["subscribe", "--name", "live", "http://127.0.0.1:1"],
+    &["subscribe", "--name", "live", "relay.example"],
     &["subscribe", "--name", "live", "--tls-fingerprint", "abc", "moqt://127.0.0.1:1"],
     &["subscribe", "--name", "live", "--tls-root", "/nowhere/root.pem", "moqt://127.0.0.1:1"],
     &["status", "--http", "127.0.0.1:1", "--http-token-file", "off"],

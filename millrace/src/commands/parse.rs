@@ -106,6 +106,8 @@ fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Ra
         true if is(at, flag) && arguments.get(at + 1)?.to_str()?.split(',').any(|it| it == value) => {
             Some(at..at + 2)
         }
+        // Without a flag: `<URL>`, `[FILE]`.
+        false if (flag.starts_with('<') || flag.is_empty()) && at > 0 && is(at, value) => Some(at..at + 1),
         _ => None,
     })
 }
@@ -125,6 +127,7 @@ mod tests {
         #[arg(long, value_delimiter = ',')]
         count: Vec<u16>,
         name: Option<String>,
+        size: Option<u16>,
     }
 
     fn problems(arguments: &str) -> Vec<String> {
@@ -150,6 +153,9 @@ mod tests {
             assert!(all.iter().any(|said| said.contains(part)), "{part} is not in {all:#?}");
         }
         assert_eq!(problems("--count 1,x,3 --rate y").len(), 2);
+        let all = problems("a x --rate y");
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all.iter().any(|said| said.contains("'x' for '[SIZE]': not a whole number")), "{all:?}");
         let Err(Refused::Problems { flags, rest: Some(rest), .. }) =
             parse::<Flags>(["x", "--rate=abc", "--count", "-4", "a"].map(OsString::from))
         else {

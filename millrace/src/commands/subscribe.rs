@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Write as _,
-    io::{self, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     path::PathBuf,
     str::FromStr,
 };
@@ -92,6 +92,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     ensure!(subscribers == 1, "--subscribers is for figures: add --stats or --json");
+    ensure!(
+        !io::stdout().is_terminal(),
+        "media is nothing for a terminal: write it to a file (>live.mp4), to a player (| ffplay -), or add --stats for figures"
+    );
     let played = runtime.block_on(async {
         let stop = until_stopped(end)?;
         play(&options, tokio::io::stdout(), stop).await.map_err(enough)
