@@ -16,6 +16,7 @@ What readers need not see stands in comments: `<!-- walk: ... -->` in front of a
     exits CODE        how the block's last command ends, if not with 0
     says TEXT         what the `run` before it says, or else the block's last command
     shows [N]         the block is what the commands before show: lines (its first N) with other figures
+    metrics URL       each metric that there is has a name in the pages' tables
     socket            the block is requests to the gate's socket, and its answers
     only REASON       the block is only parsed
 
@@ -263,6 +264,8 @@ class Walk:
             if word == "run":
                 self.checks += 1
                 self.command(block.number, rest)
+            elif word == "metrics":
+                self.metrics(block.number, rest)
             elif word == "says" and "run" in [word for word, _ in block.directives]:
                 self.says(block.number, rest)
             elif word == "says":
@@ -409,6 +412,23 @@ class Walk:
         if check := TOML.get(self.page):
             self.checks += 1
             self.command(block.number, check.replace("NAME", name) if "NAME" in check else f"{check} {name}")
+
+    def metrics(self, number, url):
+        """Their names, or ends of them (`_tracks` behind `millrace_relay_sessions`), are in the pages."""
+        self.checks += 1
+        token = pathlib.Path("/run/millrace/http.token").read_text().strip()
+        asked = ["curl", "-fsS", "-H", f"Authorization: Bearer {token}", url]
+        text = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE).stdout
+        names = set(re.findall(r"^(millrace_\w+)[ {]", text, re.M))
+        named = set()
+        for page in PAGES:
+            for row in re.findall(r"^\| `.*", (ROOT / page).read_text(), re.M):
+                whole, *ends = re.findall(r"`(\w+)[`{]", row.split(" | ")[0]) or [""]
+                # Whatever is before an end is one of the beginnings of the whole.
+                cuts = [at for at, letter in enumerate(whole) if letter == "_"]
+                named |= {whole, *ends} | {whole[:cut] + end for end in ends for cut in cuts}
+        if not names or names - named:
+            self.fail(number, f"metrics {url}", "in no table: " + ", ".join(sorted(names - named)) if names else "there are none")
 
     def socket(self, block):
         """What is asked of the gate, and what it answers but for figures."""
