@@ -158,7 +158,7 @@ pub enum Error {
 
 impl Error {
     /// Whether another session may do better.
-    fn may_pass(&self) -> bool {
+    pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
             Self::Ended(error) | Self::Request(error) => error.may_pass(),
@@ -181,10 +181,9 @@ fn is_absent(error: &session::Error) -> bool {
 fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
         _ if !is_absent(source) => String::new(),
-        [] if is_named => "; nor is there a catalog: is the broadcast published yet (--reconnect waits for it)?".to_owned(),
+        [] if is_named => "; nor is there a catalog: is the broadcast published yet?".to_owned(),
         [] => {
-            "; nor is there a catalog: is the broadcast published yet (--reconnect waits for it), and what are its tracks \
-             called (--track)?"
+            "; nor is there a catalog: is the broadcast published yet, and what are its tracks called (--track)?"
                 .to_owned()
         }
         others if is_named => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
