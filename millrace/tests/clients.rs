@@ -27,11 +27,16 @@ struct Client {
 
 impl Client {
     fn start(args: &[&str]) -> Self {
+        let mut command = millrace();
+        command.args(args);
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let said = dir.path().join("stderr");
         let stderr = fs::File::create(&said).unwrap();
-        let mut command = millrace();
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         Self { process: command.spawn().unwrap(), said, _dir: dir }
     }
 
@@ -155,6 +160,38 @@ fn both_go_on_where_goaway_says_and_the_drain_is_over_with_that() {
     publisher.wait_for("publishing");
     let subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
     subscriber.wait_for(" delivered, ");
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.exit_code(), Some(0));
+    let before = subscriber.delivered();
+    wait_for("objects from the second", || (subscriber.delivered() > before).then_some(()));
+    assert_eq!(second.status().sessions.len(), 2);
+}
+
+/// As behind a load balancer: a name with two addresses.
+#[test]
+fn without_a_uri_both_go_on_with_whoever_answers_under_the_name() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP without_a_uri_both_go_on_with_whoever_answers_under_the_name: needs root, for a name");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = dir.path().join("hosts");
+    fs::write(&hosts, "127.0.0.1 relay.test\n127.0.0.2 relay.test\n").unwrap();
+    let mut first = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+    let port = first.status().listen[0].port();
+    let second = Relay::start_on(&format!("127.0.0.2:{port}"), tempfile::tempdir().unwrap(), &[]);
+    let url = format!("moqt://relay.test:{port}");
+    let mounted = format!("mount --bind {} /etc/hosts && exec \"$0\" \"$@\"", hosts.display());
+    let start = |args: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &mounted, env!("CARGO_BIN_EXE_millrace")]).args(args);
+        Client::of(command)
+    };
+    let publisher = start(&[&PUBLISH[..], &["--reconnect=false", &url]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = start(&[&SUBSCRIBE[..], &[&url]].concat());
+    subscriber.wait_for(" delivered, ");
+    assert_eq!((first.status().sessions.len(), second.status().sessions.len()), (2, 0));
     first.signal(Signal::SIGTERM);
     assert_eq!(first.exit_code(), Some(0));
     let before = subscriber.delivered();
