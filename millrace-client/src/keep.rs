@@ -6,7 +6,7 @@ use millrace_proto::moq::code;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::again::Pause;
+use crate::again::{Pause, successor};
 use crate::broadcast::Broadcast;
 use crate::serve::Server;
 use crate::session::{self, ConnectError, Remote, Request, Session};
@@ -156,7 +156,7 @@ impl Keeper {
 impl Live {
     async fn end(&mut self, remote: &Remote) -> End {
         tokio::select! {
-            (session, remote) = self.current.session.successor(remote) => End::Moved(session, remote),
+            (session, remote) = successor(&self.current.session, remote) => End::Moved(session, remote),
             ended = &mut self.serving => End::Over(ended.unwrap_or(session::Error::Cancelled)),
         }
     }

@@ -13,7 +13,6 @@ use quinn::VarInt;
 use tokio::sync::watch;
 use url::{Position, Url};
 
-use crate::again::Pause;
 use crate::dial;
 use crate::tls::Trust;
 
@@ -238,32 +237,6 @@ impl Session {
     /// Whether the peer has announced that it will close the session, and where it wants us to go on: empty for where we are.
     pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
-    }
-
-    /// The session to go on with, and its peer, once the peer of this one, `remote`, has announced that it goes away: at the URI
-    /// of its GOAWAY, or at the same one without (draft-18, "GOAWAY": somebody else may be there by now). This session goes on
-    /// until then, which may be never.
-    pub async fn successor(&self, remote: &Remote) -> (Arc<Self>, Remote) {
-        let mut goaway = self.goaway.subscribe();
-        let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
-        let Some(uri) = uri else { return std::future::pending().await };
-        let url = parse_url(&uri).unwrap_or_else(|_| remote.url.clone());
-        let next = Remote { url, ..remote.clone() };
-        let mut pause = Pause::new();
-        loop {
-            // Before the first attempt too: peers that send each other their clients would keep these busy.
-            pause.wait().await;
-            match Self::connect(&next).await {
-                Ok(session) => return (session, next),
-                Err(error) if error.may_pass() => {
-                    tracing::info!("still with the peer that is going away: {error}");
-                }
-                Err(error) => {
-                    tracing::warn!("staying with the peer that is going away: {error}");
-                    return std::future::pending().await;
-                }
-            }
-        }
     }
 
     /// The request ID for the next request: even from the client, odd from the server.

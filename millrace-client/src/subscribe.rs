@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use crate::again::Pause;
+use crate::again::{Pause, successor};
 use crate::media::{self, CATALOG, Catalog, INIT, playable};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
@@ -438,7 +438,7 @@ async fn receive_during(
     let result = tokio::select! {
         result = work => result.map(|()| End::Over),
         error = serving => Err(Error::Ended(error?)),
-        (next, remote) = session.successor(remote) => Ok(End::Moved(next, remote)),
+        (next, remote) = successor(&session, remote) => Ok(End::Moved(next, remote)),
         _ = left.wait_for(|left| *left) => Ok(End::Over),
     };
     session.close(code::Session::NO_ERROR, "the subscriber leaves");
