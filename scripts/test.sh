@@ -72,8 +72,8 @@ grep -vxFf <(grep " test \| bin " "$logs/programs" | grep "^$ROOT/millrace ") "$
 doc_tests
 wait "$binary" "$peers"
 
-say "README and docs, command by command"
-scripts/docs.py target/debug/millrace >"$logs/docs.log" 2>&1 || { cat "$logs/docs.log"; echo "README and docs" >>"$logs/failed"; }
+say "README and docs, word for word"
+scripts/walk.py target/debug/millrace >"$logs/docs.log" 2>&1 || { grep -A 20 ^FAILED "$logs/docs.log"; echo "README and docs" >>"$logs/failed"; }
 tail -n 1 "$logs/docs.log"
 
 say "interoperation, and the web pages in headless Chromium (target/web/test.log, screenshots beside it)"

@@ -1,11 +1,12 @@
 //! When to connect again, and when not to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::moq::code;
 use tokio::time::{Instant, sleep};
 
-use crate::session::{ConnectError, Error};
+use crate::session::{ConnectError, Error, Remote, Session, parse_url};
 
 /// Pauses between attempts.
 const SHORTEST: Duration = Duration::from_millis(250);
@@ -36,6 +37,32 @@ impl Pause {
         sleep(self.after()).await;
         self.next = (self.next * 2).min(LONGEST);
         self.since = Instant::now();
+    }
+}
+
+/// The session to go on with, and its peer, once `remote`, the peer of `session`, has announced that it goes away: at the URI of
+/// its GOAWAY, or at the same one without (draft-18, "GOAWAY": somebody else may be there by now). `session` goes on until then,
+/// which may be never.
+pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Session>, Remote) {
+    let mut goaway = session.goaway();
+    let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
+    let Some(uri) = uri else { return std::future::pending().await };
+    let url = parse_url(&uri).unwrap_or_else(|_| remote.url.clone());
+    let next = Remote { url, ..remote.clone() };
+    let mut pause = Pause::new();
+    loop {
+        // Before the first attempt too: peers that send each other their clients would keep these busy.
+        pause.wait().await;
+        match Session::connect(&next).await {
+            Ok(session) => return (session, next),
+            Err(error) if error.may_pass() => {
+                tracing::info!("still with the peer that is going away: {error}");
+            }
+            Err(error) => {
+                tracing::warn!("staying with the peer that is going away: {error}");
+                return std::future::pending().await;
+            }
+        }
     }
 }
 

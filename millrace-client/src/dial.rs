@@ -134,6 +134,10 @@ async fn connect_to(
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
     let socket = UdpSocket::bind(local)?;
+    // Where there is no way to, the kernel says so now; of a packet it would only be logged.
+    if let Err(error) = UdpSocket::bind(local)?.connect(address) {
+        return Err(DialError::Unreachable(error.kind()));
+    }
     // The kernel's limit may be lower, and says nothing then.
     socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER)?;
     let ear = Ear::open(&socket, address)?;

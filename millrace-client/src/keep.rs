@@ -5,9 +5,8 @@ use std::sync::Arc;
 use millrace_proto::moq::code;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
-use url::Url;
 
-use crate::again::Pause;
+use crate::again::{Pause, successor};
 use crate::broadcast::Broadcast;
 use crate::serve::Server;
 use crate::session::{self, ConnectError, Remote, Request, Session};
@@ -75,7 +74,8 @@ impl Drop for Live {
 /// Why a session is not served any more.
 enum End {
     Over(session::Error),
-    Moved(Url),
+    /// To a session that is there already.
+    Moved(Arc<Session>, Remote),
 }
 
 impl Keeper {
@@ -86,15 +86,17 @@ impl Keeper {
         let mut was_there = false;
         // Served until the next one is.
         let mut live: Option<Live> = None;
+        let mut moved = None;
         loop {
-            match self.connect().await {
+            match self.serve(moved.take()).await {
                 Ok(next) => {
                     self.current.send_replace(Some(next.current.clone()));
                     was_there = true;
                     let serving = live.insert(next);
-                    match serving.end().await {
-                        End::Moved(url) => {
-                            self.remote.url = url;
+                    match serving.end(&self.remote).await {
+                        End::Moved(session, remote) => {
+                            self.remote = remote;
+                            moved = Some(session);
                             continue;
                         }
                         End::Over(error) if self.is_over() || !error.may_pass() => {
@@ -131,8 +133,12 @@ impl Keeper {
         }
     }
 
-    async fn connect(&self) -> Result<Live, Error> {
-        let session = Session::connect(&self.remote).await?;
+    /// Serves the broadcast, on a session that is there or on a new one.
+    async fn serve(&self, session: Option<Arc<Session>>) -> Result<Live, Error> {
+        let session = match session {
+            Some(session) => session,
+            None => Session::connect(&self.remote).await?,
+        };
         let server = Server::new(session.clone(), self.broadcast.clone());
         let serving = tokio::spawn(session.clone().run(server.clone()));
         let (done, pushed) = watch::channel(!self.push);
@@ -148,9 +154,9 @@ impl Keeper {
 }
 
 impl Live {
-    async fn end(&mut self) -> End {
+    async fn end(&mut self, remote: &Remote) -> End {
         tokio::select! {
-            url = self.current.session.until_moved() => End::Moved(url),
+            (session, remote) = successor(&self.current.session, remote) => End::Moved(session, remote),
             ended = &mut self.serving => End::Over(ended.unwrap_or(session::Error::Cancelled)),
         }
     }

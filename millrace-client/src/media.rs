@@ -61,7 +61,7 @@ pub enum Error {
 }
 
 /// What makes media of which anything can be published.
-const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
+pub const HOW: &str = "have ffmpeg make fragments: ffmpeg -i INPUT -c copy -f mp4 \
                    -movflags cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame - | millrace publish ...";
 
 /// Cuts bytes into MP4 boxes.

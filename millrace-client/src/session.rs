@@ -251,16 +251,6 @@ impl Session {
         self.goaway.subscribe()
     }
 
-    /// Until the peer wants us to go on somewhere else.
-    pub async fn until_moved(&self) -> Url {
-        let mut goaway = self.goaway.subscribe();
-        let uri = goaway.wait_for(Option::is_some).await.ok().and_then(|uri| uri.clone());
-        match uri.as_deref().map(parse_url) {
-            Some(Ok(url)) => url,
-            _ => std::future::pending().await,
-        }
-    }
-
     /// The request ID for the next request: even from the client, odd from the server.
     pub fn next_request_id(&self) -> u64 {
         self.next_request.fetch_add(2, Ordering::Relaxed)

@@ -14,9 +14,8 @@ use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
-use url::Url;
 
-use crate::again::Pause;
+use crate::again::{Pause, successor};
 use crate::media::{self, CATALOG, Catalog, INIT, playable};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
@@ -86,6 +85,14 @@ impl Options {
         Self { join_groups: None, filter, ..self.clone() }
     }
 
+    /// A session that is there already, or a new one.
+    async fn session(&self, moved: Option<Arc<Session>>) -> Result<Arc<Session>, ConnectError> {
+        match moved {
+            Some(session) => Ok(session),
+            None => Session::connect(&self.remote).await,
+        }
+    }
+
     fn parameters(&self) -> Parameters {
         let joining = self.join_groups.map(|_| Filter::LargestObject);
         Parameters {
@@ -118,12 +125,14 @@ pub enum Error {
     Ended(#[source] session::Error),
     #[error(transparent)]
     Request(#[from] session::Error),
-    #[error("no track {name}: {source}{}", hint(others))]
+    #[error("no track {name}: {source}{}", hint(source, others, *is_named))]
     NoTrack {
         name: String,
         source: session::Error,
         /// Those that the broadcast has, as far as is known.
         others: Vec<String>,
+        /// It was asked for by name.
+        is_named: bool,
     },
     #[error("track {0} is empty")]
     Empty(String),
@@ -149,7 +158,7 @@ pub enum Error {
 
 impl Error {
     /// Whether another session may do better.
-    fn may_pass(&self) -> bool {
+    pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect(error) => error.may_pass(),
             Self::Ended(error) | Self::Request(error) => error.may_pass(),
@@ -168,10 +177,22 @@ fn is_absent(error: &session::Error) -> bool {
     matches!(error, session::Error::Refused(refused) if refused.code == code::Request::DOES_NOT_EXIST)
 }
 
-fn hint(others: &[String]) -> String {
+/// What to ask for instead.
+fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
-        [] => String::new(),
-        others => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
+        _ if !is_absent(source) => String::new(),
+        [] if is_named => "; nor is there a catalog: is the broadcast published yet?".to_owned(),
+        [] => {
+            "; nor is there a catalog: is the broadcast published yet, and what are its tracks called (--track)?"
+                .to_owned()
+        }
+        others if is_named => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
+        others => {
+            format!(
+                "; the broadcast has {} (name one with --track, or take them with --catalog)",
+                others.join(", ")
+            )
+        }
     }
 }
 
@@ -210,7 +231,8 @@ pub async fn measure(
         let (figures, subscribed) = (figures.clone(), subscribed.clone());
         let (options, left) = (options.clone(), left.clone());
         running.spawn(async move {
-            let once = |options| count(options, figures.clone(), subscribed.clone(), left.clone());
+            let once =
+                |options, session| count(options, session, figures.clone(), subscribed.clone(), left.clone());
             again(&options, left.clone(), once).await
         });
     }
@@ -247,21 +269,22 @@ pub async fn measure(
 enum End {
     /// There is nothing more to come, or it was told to leave.
     Over,
-    /// The relay wants us to go on elsewhere.
-    Moved(Url),
+    /// The relay goes away; there is a session to go on with.
+    Moved(Arc<Session>, Remote),
 }
 
 /// Runs sessions, one after the other, until one has everything. `left`: it is time to leave.
 async fn again<F: Future<Output = Result<End, Error>>>(
     options: &Options,
     mut left: watch::Receiver<bool>,
-    once: impl Fn(Options) -> F,
+    once: impl Fn(Options, Option<Arc<Session>>) -> F,
 ) -> Result<(), Error> {
     let mut pause = Pause::new();
     let mut now = options.clone();
+    let mut moved = None;
     loop {
         let result = tokio::select! {
-            result = once(now.clone()) => result,
+            result = once(now.clone(), moved.take()) => result,
             // While it connects; whoever is connected has heard it, and closes the session first.
             () = async {
                 let _ = left.wait_for(|left| *left).await;
@@ -271,7 +294,10 @@ async fn again<F: Future<Output = Result<End, Error>>>(
         now = options.to_go_on();
         match result {
             Ok(End::Over) => return Ok(()),
-            Ok(End::Moved(url)) => now.remote.url = url,
+            Ok(End::Moved(session, remote)) => {
+                (moved, now.remote) = (Some(session), remote);
+                continue;
+            }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
             // At the first relay: where that has sent us it may not be good for ever.
             Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
@@ -290,15 +316,16 @@ fn now(figures: &[Arc<Mutex<Figures>>]) -> Vec<Figures> {
 /// One session of a subscriber that counts.
 async fn count(
     options: Options,
+    session: Option<Arc<Session>>,
     figures: Arc<Mutex<Figures>>,
     subscribed: watch::Sender<bool>,
     left: watch::Receiver<bool>,
 ) -> Result<End, Error> {
-    let name = options.track.as_deref().unwrap_or(MEASURED_TRACK);
-    let track = options.track(name)?;
-    let session = Session::connect(&options.remote).await?;
+    let session = options.session(session).await?;
     let receiver = Receiver::new(session.clone());
     let work = async {
+        let name = measured(&receiver, &options).await?;
+        let track = options.track(&name)?;
         if let Some(kind) = options.fetch_kind(track.clone()) {
             let objects = receiver.fetch(kind, options.order()).await?;
             subscribed.send_replace(true);
@@ -308,7 +335,7 @@ async fn count(
         let subscription = receiver.subscribe(track, options.parameters(), sink).await;
         let mut subscription = match subscription {
             Ok(subscription) => subscription,
-            Err(source) => return Err(no_track(&receiver, &options, name, source).await),
+            Err(source) => return Err(no_track(&receiver, &options, &name, source).await),
         };
         subscribed.send_replace(true);
         if let Some(groups_back) = options.join_groups
@@ -325,7 +352,22 @@ async fn count(
         }
         Ok(())
     };
-    receive_during(session, receiver.clone(), work, left).await
+    receive_during(session, &options.remote, receiver.clone(), work, left).await
+}
+
+/// The track that is measured: the one that was named, the first of the catalog, or that of generated objects.
+async fn measured(receiver: &Receiver, options: &Options) -> Result<String, Error> {
+    if let Some(name) = &options.track {
+        return Ok(name.clone());
+    }
+    let name = match options.catalog {
+        true => {
+            read_catalog(receiver, options).await?.tracks.into_iter().next().ok_or(Error::NothingToPlay)?.name
+        }
+        false => MEASURED_TRACK.to_owned(),
+    };
+    tracing::info!(track = name, "figures are of this track; --track takes another");
+    Ok(name)
 }
 
 async fn count_fetch(mut objects: ObjectStream, figures: &Mutex<Figures>) -> Result<(), Error> {
@@ -359,11 +401,12 @@ pub async fn play(
     let (leave, left) = watch::channel(false);
     let out = Arc::new(tokio::sync::Mutex::new(out));
     let written = Arc::default();
-    let once = |options: Options| {
+    let once = |options: Options, session| {
         let (out, written, left) = (Arc::clone(&out), Arc::clone(&written), left.clone());
         async move {
-            let session = Session::connect(&options.remote).await?;
+            let session = options.session(session).await?;
             let receiver = Receiver::new(session.clone());
+            let remote = options.remote.clone();
             let player = Player { options, receiver: receiver.clone(), out, written };
             let work = async {
                 match player.options.track.clone() {
@@ -371,7 +414,7 @@ pub async fn play(
                     None => player.media().await,
                 }
             };
-            receive_during(session, receiver, work, left).await
+            receive_during(session, &remote, receiver, work, left).await
         }
     };
     let mut playing = std::pin::pin!(again(options, left.clone(), once));
@@ -386,6 +429,7 @@ pub async fn play(
 /// session then.
 async fn receive_during(
     session: Arc<Session>,
+    remote: &Remote,
     receiver: Arc<Receiver>,
     work: impl Future<Output = Result<(), Error>>,
     mut left: watch::Receiver<bool>,
@@ -394,7 +438,7 @@ async fn receive_during(
     let result = tokio::select! {
         result = work => result.map(|()| End::Over),
         error = serving => Err(Error::Ended(error?)),
-        url = session.until_moved() => Ok(End::Moved(url)),
+        (next, remote) = successor(&session, remote) => Ok(End::Moved(next, remote)),
         _ = left.wait_for(|left| *left) => Ok(End::Over),
     };
     session.close(code::Session::NO_ERROR, "the subscriber leaves");
@@ -406,12 +450,16 @@ async fn receive_during(
 async fn no_track(receiver: &Receiver, options: &Options, name: &str, source: session::Error) -> Error {
     let mut others = Vec::new();
     if is_absent(&source) && name != CATALOG {
-        let catalog = tokio::time::timeout(CATALOG_WAIT, first_object(receiver, options, CATALOG)).await;
+        let catalog = tokio::time::timeout(CATALOG_WAIT, read_catalog(receiver, options)).await;
         let catalog = catalog.ok().and_then(Result::ok);
-        let catalog = catalog.and_then(|catalog| serde_json::from_slice::<Catalog>(&catalog).ok());
         others = catalog.into_iter().flat_map(|catalog| catalog.tracks).map(|track| track.name).collect();
     }
-    Error::NoTrack { name: name.to_owned(), source, others }
+    Error::NoTrack { name: name.to_owned(), source, others, is_named: options.track.is_some() }
+}
+
+async fn read_catalog(receiver: &Receiver, options: &Options) -> Result<Catalog, Error> {
+    let catalog = first_object(receiver, options, CATALOG).await?;
+    serde_json::from_slice(&catalog).map_err(Error::Catalog)
 }
 
 /// The first object of a track that has only one.
@@ -419,8 +467,11 @@ async fn first_object(receiver: &Receiver, options: &Options, name: &str) -> Res
     let (queue, mut steps) = mpsc::channel(QUEUE);
     let track = options.track(name)?;
     let subscribed = receiver.subscribe(track, Parameters::default(), Sink::Queue(queue));
-    let absent = |source| Error::NoTrack { name: name.to_owned(), source, others: Vec::new() };
-    let mut subscription = subscribed.await.map_err(absent)?;
+    let mut subscription = match subscribed.await {
+        Ok(subscription) => subscription,
+        // Boxed: it may be the catalog that is asked for next.
+        Err(source) => return Err(Box::pin(no_track(receiver, options, name, source)).await),
+    };
     let mut over = std::pin::pin!(subscription.done());
     let mut is_over = false;
     let payload = loop {
@@ -459,10 +510,7 @@ impl<O> Clone for Player<O> {
 impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn media(&self) -> Result<(), Error> {
         let catalog = match self.options.catalog {
-            true => {
-                let catalog = first_object(&self.receiver, &self.options, CATALOG).await?;
-                Some(serde_json::from_slice::<Catalog>(&catalog).map_err(Error::Catalog)?)
-            }
+            true => Some(read_catalog(&self.receiver, &self.options).await?),
             false => None,
         };
         let described = |position: usize| catalog.as_ref().and_then(|catalog| catalog.tracks.get(position));

@@ -15,10 +15,12 @@
 //!
 //! [`mod@bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
 //! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good.
-//! [`columns`] and [`duration`] are how commands print tables and read times.
+//! [`columns`], [`duration`] and [`address`] are how commands print tables, and read times and addresses.
 
+pub mod address;
 pub mod bench;
 pub mod columns;
 pub mod duration;
 pub mod hostile;
 pub mod lab;
+mod progress;

@@ -4,7 +4,14 @@ pub mod access;
 pub mod asset;
 pub mod token;
 
-use std::{convert::Infallible, fmt, io, net::SocketAddr, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt, io,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    str::FromStr,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Router,
@@ -16,6 +23,8 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use millrace_lab::address;
+use nix::errno::Errno;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -36,20 +45,27 @@ impl FromStr for ListenAddr {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self(None)),
-            _ => text
-                .parse()
-                .map(|addr| Self(Some(addr)))
-                .map_err(|_| format!("`{text}` is not ADDR:PORT or off")),
+            _ => match address::listen_once(text) {
+                Ok(addr) => Ok(Self(Some(addr))),
+                Err(error) => Err(format!("{error}, or off")),
+            },
         }
     }
 }
 
 /// Nothing can be served there.
 #[derive(Debug, thiserror::Error)]
-#[error("http {addr}: {source}")]
+#[error("http {addr}: {source}{}", hint(source))]
 pub struct StartError {
     pub addr: SocketAddr,
     pub source: io::Error,
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; somebody else serves there: choose another with --http, or --http off",
+        _ => "",
+    }
 }
 
 /// What clients may take.
@@ -78,7 +94,16 @@ pub struct Server {
 /// The address cannot be had.
 pub async fn serve(addr: SocketAddr, router: Router, access: Access) -> Result<Server, StartError> {
     let bound = async {
-        let listener = TcpListener::bind(addr).await?;
+        let listener = match TcpListener::bind(addr).await {
+            // All addresses, on a machine without IPv6.
+            Err(error)
+                if addr.ip() == Ipv6Addr::UNSPECIFIED
+                    && error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) =>
+            {
+                TcpListener::bind((Ipv4Addr::UNSPECIFIED, addr.port())).await?
+            }
+            bound => bound?,
+        };
         Ok((listener.local_addr()?, listener))
     };
     let (local_addr, listener) = bound.await.map_err(|source| StartError { addr, source })?;
@@ -180,5 +205,6 @@ mod tests {
         let addr = taken.local_addr().unwrap();
         let error = serve(addr, Router::new(), Access::default()).await.map(|_| ()).unwrap_err();
         assert!(error.to_string().starts_with(&format!("http {addr}: ")), "{error}");
+        assert!(error.to_string().contains("--http off"), "{error}");
     }
 }

@@ -10,6 +10,7 @@ use clap::{CommandFactory as _, Parser};
 use millrace::commands::{
     self,
     parse::{Refused, parse},
+    privilege,
 };
 
 /// What clap exits with.
@@ -28,15 +29,17 @@ fn main() -> ExitCode {
     let command = match parse::<Cli>(std::env::args_os()) {
         Ok(cli) => cli.command,
         Err(Refused::ByClap(error)) => error.exit(),
-        Err(Refused::Problems(problems)) => {
-            let _ = io::stderr().write_all(Refused::describe(&problems).as_bytes());
+        Err(Refused::Problems { mut problems, flags, rest }) => {
+            problems.extend(rest.into_iter().flat_map(|cli| commands::problems(cli.command, &flags)));
+            let _ = io::stderr().write_all(Refused::<Cli>::describe(&problems).as_bytes());
             return ExitCode::from(BAD_USAGE);
         }
     };
+    let needs = privilege::needs(&command);
     match commands::run(command, Cli::command()) {
         Err(error) if !reader_left(&error) => {
             // Nobody may be there to hear it.
-            let _ = writeln!(io::stderr(), "millrace: {}", chain(&error));
+            let _ = writeln!(io::stderr(), "millrace: {}", privilege::explained(chain(&error), needs));
             ExitCode::FAILURE
         }
         _ => ExitCode::SUCCESS,

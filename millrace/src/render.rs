@@ -73,7 +73,8 @@ pub fn percent(one: u64, other: u64) -> String {
 
 /// What parsers of Rust say, as a person would.
 pub fn in_words(text: &str) -> String {
-    const WORDS: [(&str, &str); 11] = [
+    const WORDS: [(&str, &str); 12] = [
+        ("relative URL without a base", "not a URL, such as moqt://relay.example:4443"),
         ("invalid float literal", "not a number"),
         ("cannot parse float from empty string", "not a number"),
         ("invalid digit found in string", "not a whole number"),

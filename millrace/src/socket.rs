@@ -35,7 +35,7 @@ pub fn ask<A: DeserializeOwned>(path: &Path, who: &str, request: &impl Serialize
 fn absent(path: &Path, who: &str) -> String {
     let path = path.display();
     match nix::unistd::geteuid().is_root() {
-        true => format!("no {who} answers on {path}; is `millrace {who}` running, with this --socket?"),
+        true => format!("no {who} answers on {path}; is it running, with this --socket?"),
         false => format!(
             "no {who} answers on {path}; is it running, and may you use its socket? Run this as root, or as a member of its \
              --socket-group"

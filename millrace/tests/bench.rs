@@ -188,3 +188,38 @@ fn what_a_viewer_sees_is_measured() {
         }
     }
 }
+
+/// And says so, and how far it was on the way.
+#[test]
+fn what_measures_nothing_does_not_succeed() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP what_measures_nothing_does_not_succeed: needs root");
+        return;
+    }
+    let nowhere = tempfile::tempdir().expect("a directory");
+    for arguments in [
+        "relay --relays moq-relay --no-forwarder --subscribers 1 --seconds 1 --rounds 1",
+        "relay --max-rate --relays moq-relay --no-forwarder --subscribers 1 --seconds 1 --rounds 1",
+        "fairness --relays moq-relay --tcp none --buffers 1 --seconds 1 --rounds 1",
+        "isolation --relays moq-relay --impair bursts --seconds 1 --rounds 1",
+        "adapt --relays moq-relay --seconds 3 --rounds 1",
+        "graft fct --controls none --sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1",
+        "graft fairness --controls none --buffers 1 --seconds 1 --rounds 1",
+        "cost --only nothing",
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+            .arg("bench")
+            .args(arguments.split_whitespace())
+            .env("MILLRACE_PEERS", nowhere.path())
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .current_dir(nowhere.path())
+            .output()
+            .expect("millrace runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments}: {said}");
+        let last = said.lines().last().unwrap_or_default();
+        assert!(last.starts_with("millrace: no"), "{arguments}: {last}");
+        let steps = said.lines().filter(|line| line.contains(" done")).count();
+        assert!(steps > 0 || arguments.starts_with("cost"), "{arguments}: no progress in {said}");
+    }
+}

@@ -8,7 +8,7 @@ use std::{
     io::{BufRead as _, BufReader},
     net::UdpSocket,
     path::PathBuf,
-    process::{Child, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use nix::{
@@ -27,11 +27,16 @@ struct Client {
 
 impl Client {
     fn start(args: &[&str]) -> Self {
+        let mut command = millrace();
+        command.args(args);
+        Self::of(command)
+    }
+
+    fn of(mut command: Command) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let said = dir.path().join("stderr");
         let stderr = fs::File::create(&said).unwrap();
-        let mut command = millrace();
-        command.args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         Self { process: command.spawn().unwrap(), said, _dir: dir }
     }
 
@@ -41,6 +46,16 @@ impl Client {
 
     fn wait_for(&self, words: &str) {
         wait_for(words, || self.said().contains(words).then_some(()));
+    }
+
+    /// Objects, by the last of its figures.
+    fn delivered(&self) -> u64 {
+        let said = self.said();
+        let last = said
+            .lines()
+            .rev()
+            .find_map(|line| line.split_once(" delivered, ")?.0.rsplit(' ').next()?.parse().ok());
+        last.unwrap_or_default()
     }
 
     fn signal(&self, signal: Signal) {
@@ -70,7 +85,11 @@ fn where_nobody_listens_is_said_at_once() {
     let mut subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
     assert_eq!(subscriber.exit_code(), Some(1));
     let said = subscriber.said();
-    for part in ["connecting", &format!("127.0.0.1:{port}"), "nobody listens on that UDP port"] {
+    for part in [
+        "connecting",
+        &format!("127.0.0.1:{port}"),
+        "nobody listens on that UDP port; --reconnect goes on trying",
+    ] {
         assert!(said.contains(part), "{part} is not in\n{said}");
     }
     // It would wait for the relay.
@@ -126,17 +145,81 @@ fn both_come_back_after_the_relay_has_been_restarted() {
     subscriber.wait_for("trying again");
 
     let relay = Relay::start_on(&listen, tempfile::tempdir().unwrap(), &[]);
-    let total = || {
-        let said = subscriber.said();
-        let last = said
-            .lines()
-            .rev()
-            .find_map(|line| line.split_once(" delivered, ")?.0.rsplit(' ').next()?.parse().ok());
-        last.unwrap_or(0_u64)
-    };
     wait_for("media through the new relay", || (relay.status().totals.data_plane.packets > 0).then_some(()));
-    let before = total();
-    wait_for("objects that are counted", || (total() > before).then_some(()));
+    let before = subscriber.delivered();
+    wait_for("objects that are counted", || (subscriber.delivered() > before).then_some(()));
+}
+
+#[test]
+fn both_go_on_where_goaway_says_and_the_drain_is_over_with_that() {
+    let second = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let goaway = format!("--goaway-uri={}", second.url());
+    let mut first = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", &goaway]);
+    let url = first.url();
+    let publisher = Client::start(&[&PUBLISH[..], &["--reconnect=false", &url]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    subscriber.wait_for(" delivered, ");
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.exit_code(), Some(0));
+    let before = subscriber.delivered();
+    wait_for("objects from the second", || (subscriber.delivered() > before).then_some(()));
+    assert_eq!(second.status().sessions.len(), 2);
+}
+
+/// As behind a load balancer: a name with two addresses.
+#[test]
+fn without_a_uri_both_go_on_with_whoever_answers_under_the_name() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP without_a_uri_both_go_on_with_whoever_answers_under_the_name: needs root, for a name");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = dir.path().join("hosts");
+    fs::write(&hosts, "127.0.0.1 relay.test\n127.0.0.2 relay.test\n").unwrap();
+    let mut first = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+    let port = first.status().listen[0].port();
+    let second = Relay::start_on(&format!("127.0.0.2:{port}"), tempfile::tempdir().unwrap(), &[]);
+    let url = format!("moqt://relay.test:{port}");
+    let mounted = format!("mount --bind {} /etc/hosts && exec \"$0\" \"$@\"", hosts.display());
+    let start = |args: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &mounted, env!("CARGO_BIN_EXE_millrace")]).args(args);
+        Client::of(command)
+    };
+    let publisher = start(&[&PUBLISH[..], &["--reconnect=false", &url]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = start(&[&SUBSCRIBE[..], &[&url]].concat());
+    subscriber.wait_for(" delivered, ");
+    assert_eq!((first.status().sessions.len(), second.status().sessions.len()), (2, 0));
+    first.signal(Signal::SIGTERM);
+    assert_eq!(first.exit_code(), Some(0));
+    let before = subscriber.delivered();
+    wait_for("objects from the second", || (subscriber.delivered() > before).then_some(()));
+    assert_eq!(second.status().sessions.len(), 2);
+}
+
+/// Nobody else answers at that address: they are served to the end, and then they come back.
+#[test]
+fn both_stay_where_goaway_says_nothing_and_come_back() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+    let (url, listen) = (relay.url(), relay.status().listen[0].to_string());
+    let publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let subscriber = Client::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
+    subscriber.wait_for(" delivered, ");
+    relay.signal(Signal::SIGTERM);
+    for client in [&publisher, &subscriber] {
+        client.wait_for("still with the peer that is going away");
+        assert!(!client.said().contains("the session ended"), "{}", client.said());
+    }
+    relay.signal(Signal::SIGTERM);
+    assert_eq!(relay.exit_code(), Some(1));
+    drop(relay);
+    let relay = Relay::start_on(&listen, tempfile::tempdir().unwrap(), &[]);
+    let before = subscriber.delivered();
+    wait_for("objects from the new relay", || (subscriber.delivered() > before).then_some(()));
+    assert_eq!(relay.status().sessions.len(), 2);
 }
 
 #[test]
@@ -220,18 +303,103 @@ fn a_track_that_is_not_there_is_named_and_so_are_those_that_are() {
     let url = relay.url();
     let mut nothing = Client::start(&["subscribe", "--name=live", "--stats", "--tls-disable-verify", &url]);
     assert_eq!(nothing.exit_code(), Some(1));
-    assert!(nothing.said().contains("no track objects: the peer refused: "), "{}", nothing.said());
+    let said = nothing.said();
+    for part in
+        ["track=\"objects\"", "no track objects: the peer refused: ", "is the broadcast published yet"]
+    {
+        assert!(said.contains(part), "{part} is not in\n{said}");
+    }
+
+    let Some(_publisher) = media(&url) else { return };
+    let asked = |args: &[&str]| {
+        let mut subscriber =
+            Client::start(&[&["subscribe", "--name=live", "--tls-disable-verify", &url], args].concat());
+        (subscriber.exit_code(), subscriber.said())
+    };
+    let (code, said) = asked(&["--stats"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("the broadcast has 1.m4s (name one with --track, or take them with --catalog)"),
+        "{said}"
+    );
+    let (code, said) = asked(&["--track=video"]);
+    assert_eq!(code, Some(1));
+    assert!(
+        said.contains("no track video: ") && said.contains("the broadcast has 1.m4s (name one"),
+        "{said}"
+    );
+    let (code, said) = asked(&["--stats", "--catalog", "--count=1"]);
+    assert_eq!((code, said.contains("track=\"1.m4s\"")), (Some(0), true), "{said}");
+}
+
+/// A live video as a broadcast, if there is an ffmpeg.
+fn media(url: &str) -> Option<[Client; 1]> {
+    let dir = tempfile::tempdir().unwrap();
+    let clip = dir.path().join("clip.mp4");
+    let made = Command::new("ffmpeg")
+        .args(["-loglevel", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=10", "-t", "120"])
+        .args([
+            "-c:v",
+            "libx264",
+            "-preset",
+            "ultrafast",
+            "-pix_fmt",
+            "yuv420p",
+            "-g",
+            "10",
+            "-f",
+            "mp4",
+            "-movflags",
+        ])
+        .args(["cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", clip.to_str().unwrap()])
+        .status();
+    let Ok(status) = made else {
+        println!("SKIP a_track_that_is_not_there_is_named_and_so_are_those_that_are: no ffmpeg");
+        return None;
+    };
+    assert!(status.success());
+    let publisher = Client::start(&[
+        "publish",
+        "--name=live",
+        "--realtime",
+        "--tls-disable-verify",
+        url,
+        clip.to_str().unwrap(),
+    ]);
+    publisher.wait_for("publishing");
+    Some([publisher])
 }
 
 #[test]
 fn what_is_no_fragmented_mp4_is_refused_with_what_makes_it() {
     let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
-    let (url, text) = (relay.url(), relay.path("token"));
-    let mut publisher =
-        Client::start(&["publish", "--name=live", "--tls-disable-verify", &url, text.to_str().unwrap()]);
-    assert_eq!(publisher.exit_code(), Some(1));
-    let said = publisher.said();
-    assert!(said.contains("the input is not MP4") && said.contains("-movflags cmaf+separate_moof"), "{said}");
+    let url = relay.url();
+    // As a camera writes it: what there is comes at the end, if at all.
+    let whole = b"\0\0\0\x10ftypisom\0\0\0\0\0\0\0\x10mdat01234567";
+    fs::write(relay.path("whole.mp4"), whole).unwrap();
+    for (file, why) in [("token", "the input is not MP4"), ("whole.mp4", "the MP4 is not fragmented")] {
+        let file = relay.path(file);
+        let mut publisher =
+            Client::start(&["publish", "--name=live", "--tls-disable-verify", &url, file.to_str().unwrap()]);
+        assert_eq!(publisher.exit_code(), Some(1));
+        let said = publisher.said();
+        assert!(said.contains(why) && said.contains("-movflags cmaf+separate_moof"), "{said}");
+    }
+}
+
+#[test]
+fn media_is_neither_read_from_a_terminal_nor_written_to_one() {
+    let binary = env!("CARGO_BIN_EXE_millrace");
+    for (command, why) in [("publish", "--generate"), ("subscribe", "| ffplay -")] {
+        let line = format!("{binary} {command} --name live --tls-disable-verify moqt://127.0.0.1:1");
+        let Ok(output) = Command::new("script").args(["-qec", &line, "/dev/null"]).output() else {
+            println!("SKIP media_is_neither_read_from_a_terminal_nor_written_to_one: no script");
+            return;
+        };
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.contains(why) && !said.contains("connecting"), "{command}: {said}");
+    }
 }
 
 #[test]

@@ -13,8 +13,22 @@ use std::{
 const FILE: &str = "tests/golden/cli.txt";
 
 /// What users get wrong.
-const WRONG: [&[&str]; 15] = [
+const WRONG: [&[&str]; 19] = [
     &["relay", "--cache-bytes", "2gb", "--max-sessions", "-4", "--engine", "foo"],
+    // The flags that are of no use, and what the relay has against the others.
+    &[
+        "relay",
+        "--check",
+        "--listen",
+        "4443",
+        "--upstream",
+        "foo",
+        "--idle-timeout",
+        "0",
+        "--upstream-tls-root",
+        "r.pem",
+    ],
+    &["relay", "--http", "localhost:80"],
     &["relay", "--listen", ":4443"],
     &["relay", "--check", "--listen", "0.0.0.0:4443"],
     &["relay", "--check", "--idle-timeout=0", "--tls-cert=cert.pem", "--queue-bytes=0"],
@@ -34,9 +48,11 @@ const WRONG: [&[&str]; 15] = [
     ],
     &["publish", "--name", "live", "--generate", "--rate-hz", "0", "moqt://127.0.0.1:1"],
     &["subscribe", "--name", "live", "http://127.0.0.1:1"],
+    &["subscribe", "--name", "live", "relay.example"],
     &["subscribe", "--name", "live", "--tls-fingerprint", "abc", "moqt://127.0.0.1:1"],
     &["subscribe", "--name", "live", "--tls-root", "/nowhere/root.pem", "moqt://127.0.0.1:1"],
     &["status", "--http", "127.0.0.1:1", "--http-token-file", "off"],
+    &["status", "--http", "localhost"],
     &["trace", "--http", "127.0.0.1:1", "--http-token-file", "off", "--track", "video"],
     &["gate", "block", "10.0.0.0/33", "--socket", "/nowhere/gate.sock"],
 ];

@@ -11,12 +11,17 @@ use std::{
     sync::Arc,
 };
 
+use millrace::relay::status::Upstream;
 use nix::sys::signal::Signal;
 use process::{Relay, millrace, wait_for};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
 fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn upstream_of(relay: &Relay) -> Upstream {
+    relay.status().upstream.clone().unwrap()
 }
 
 fn write_pair(dir: &Path) -> CertificateDer<'static> {
@@ -93,6 +98,90 @@ fn a_relay_says_what_it_is_and_ends_on_sigterm() {
 
     relay.signal(Signal::SIGTERM);
     assert_eq!(relay.exit_code(), Some(0));
+}
+
+/// Bounds are far below the time that they would have.
+#[test]
+fn a_drain_waits_for_nobody_who_is_not_there() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+    relay.signal(Signal::SIGTERM);
+    assert_eq!(relay.exit_code(), Some(0));
+
+    let upstream = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let flags = [format!("--upstream={}", upstream.url()), "--upstream-tls-disable-verify".into()];
+    let [url, verify] = flags.each_ref().map(String::as_str);
+    let mut edge = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600", url, verify]);
+    wait_for("upstream session", || upstream_of(&edge).session);
+    // It is there, and does not answer any more.
+    upstream.signal(Signal::SIGSTOP);
+    edge.signal(Signal::SIGTERM);
+    assert_eq!(edge.exit_code(), Some(0));
+}
+
+#[test]
+fn a_second_signal_ends_a_drain() {
+    let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--drain-timeout=600"]);
+    let url = relay.url();
+    let args = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
+    let mut publisher = millrace().args(args).stderr(Stdio::null()).spawn().unwrap();
+    let args = ["subscribe", "--name=live", "--stats", "--reconnect", "--tls-disable-verify", &url];
+    let mut subscriber = millrace().args(args).stderr(Stdio::null()).spawn().unwrap();
+    wait_for("media", || (relay.status().totals.data_plane.packets > 0).then_some(()));
+    relay.signal(Signal::SIGTERM);
+    wait_for("how to end it", || relay.logged(&["draining", "a second SIGTERM or Ctrl-C"]).then_some(()));
+    relay.signal(Signal::SIGTERM);
+    assert_eq!(relay.exit_code(), Some(1));
+    for client in [&mut publisher, &mut subscriber] {
+        client.kill().unwrap();
+        client.wait().unwrap();
+    }
+}
+
+#[test]
+fn an_upstream_that_is_away_is_said_everywhere() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addr = taken.local_addr().unwrap().to_string();
+    drop(taken);
+    let upstream = format!("--upstream=moqt://{addr}");
+    let edge = Relay::start(
+        tempfile::tempdir().unwrap(),
+        &[&upstream, "--upstream-tls-disable-verify", "--idle-timeout=2"],
+    );
+    let shown = || {
+        let token = edge.path("token");
+        let args = ["status", "--http", &edge.http.to_string(), "--http-token-file"].map(str::to_owned);
+        String::from_utf8(millrace().args(args).arg(token).output().unwrap().stdout).unwrap()
+    };
+    let up = |up: u8| edge.get("/metrics").contains(&format!("\nmillrace_relay_upstream_up {up}\n"));
+    wait_for("reason", || Some(upstream_of(&edge)).filter(|upstream| !upstream.reason.is_empty()));
+    assert!(upstream_of(&edge).session.is_none() && up(0));
+    assert!(shown().contains(&format!("upstream {addr} is away: ")), "{}", shown());
+    wait_for("word of it in the log", || edge.logged(&["WARN", "upstream", &addr]).then_some(()));
+    let url = edge.url();
+    let asked = ["subscribe", "--name=live", "--track=video", "--tls-disable-verify", &url];
+    let said = stderr_of(&millrace().args(asked).output().unwrap());
+    assert!(said.contains("upstream"), "{said}");
+
+    let _there = Relay::start_on(&addr, tempfile::tempdir().unwrap(), &[]);
+    wait_for("upstream session", || upstream_of(&edge).session);
+    assert!(up(1) && shown().contains(&format!("upstream {addr}: session ")), "{}", shown());
+    let said = stderr_of(&millrace().args(asked).output().unwrap());
+    assert!(said.contains("nobody publishes") && !said.contains("upstream"), "{said}");
+}
+
+#[test]
+fn a_port_alone_is_every_address() {
+    let relay = Relay::start_on(":0", tempfile::tempdir().unwrap(), &["--public"]);
+    let listen = relay.status().listen.clone();
+    assert!(listen[0].is_ipv4() && listen.iter().all(|addr| addr.ip().is_unspecified()), "{listen:?}");
+    let here = format!(":{}", relay.http.port());
+    let token = relay.path("token");
+    let asked =
+        millrace().args(["status", "--http", &here, "--http-token-file"]).arg(token).output().unwrap();
+    assert!(asked.status.success(), "{}", stderr_of(&asked));
+    let closed = millrace().args(["relay", "--check", "--listen=:4443"]).output().unwrap();
+    assert_eq!(closed.status.code(), Some(1));
+    assert!(stderr_of(&closed).contains("or --public if anyone is meant"), "{}", stderr_of(&closed));
 }
 
 #[test]

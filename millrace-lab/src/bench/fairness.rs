@@ -24,6 +24,7 @@ use super::table::{columns, write_json};
 use super::traffic::Traffic;
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -95,15 +96,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         .iter()
         .map(|buffer| args.site(*buffer))
         .collect::<anyhow::Result<Vec<_>>>()?;
+    let progress = Progress::of(args.bottleneck.rounds * rows.len());
     for round in 1..=args.bottleneck.rounds {
         for row in &mut rows {
             let site = sites.get(row.site).context("a lab for each buffer")?;
+            progress.begin(format!("round {round}, {} at {} BDP", row.flow.label(), row.buffer));
             let shared = args.round(site, &row.flow).map_err(|error| format!("{error:#}"));
-            eprintln!("round {round}, {} at {} BDP: {}", row.flow.label(), row.buffer, told(&shared));
+            progress.end(&told(&shared))?;
             row.rounds.push(shared);
         }
     }
-    drop(sites);
+    drop((progress, sites));
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.bottleneck.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;

@@ -19,6 +19,7 @@ use super::traffic::Traffic;
 use super::usage::{Reading, rss_bytes, warn_if_busy};
 use crate::hostile::scenario;
 use crate::lab::Topology;
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -56,13 +57,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut topology = Topology::standard(1, 1);
     topology.connect("relay", ATTACKER);
     let site = Site::new(&topology)?;
+    let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
+            progress.begin(format!("round {round}, {}, {}", row.scenario, row.relay.label()));
             let figures = args.round(&site, row).map_err(|error| format!("{error:#}"));
-            eprintln!("round {round}, {}, {}: {}", row.scenario, row.relay.label(), told(&figures));
+            progress.end(&told(&figures))?;
             row.rounds.push(figures);
         }
     }
+    drop(progress);
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(args.seconds)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;

@@ -18,6 +18,7 @@ use super::table::{columns, write_json};
 use super::traffic::{Route, Subscriber, Traffic};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -65,8 +66,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let good = args.site(GOOD)?;
     let bad =
         args.impair.iter().map(|profile| args.bad_site(*profile)).collect::<anyhow::Result<Vec<_>>>()?;
+    let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
+            progress.begin(format!("round {round}, {}", row.label()));
             let bad = bad.get(row.site).context("a lab for each link")?;
             // Every other round the other way round.
             let both = match round % 2 {
@@ -74,11 +77,11 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 _ => args.run(bad, row.relay).and_then(|bad| Ok((args.run(&good, row.relay)?, bad))),
             };
             let pair = both.map(|(good, bad)| Pair { good, bad }).map_err(|error| format!("{error:#}"));
-            eprintln!("round {round}, {}: {}", row.label(), told(&pair));
+            progress.end(&told(&pair))?;
             row.rounds.push(pair);
         }
     }
-    drop((good, bad));
+    drop((progress, good, bad));
     print!("{}", render(&rows, args.limit_us()));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;

@@ -1,5 +1,7 @@
 //! The highest rate that each relay sustains without loss, and what it delivers per core.
 
+use std::io;
+
 use serde_json::{Value, json};
 
 use super::contender::Contender;
@@ -8,6 +10,7 @@ use super::run::{Bench, Trial};
 use super::stats::median;
 use super::table::{columns, dash};
 use super::traffic::Received;
+use crate::progress::Progress;
 
 /// Of the asked rate, that must have been delivered to each subscriber.
 const SUSTAINED: f64 = 0.97;
@@ -66,8 +69,9 @@ impl Row {
     }
 
     /// Doubles the rate until it is too much, and halves what is between.
-    pub fn run(&mut self, bench: &Bench) {
+    pub fn run(&mut self, bench: &Bench, number: usize, progress: &Progress) -> io::Result<()> {
         let mut round = Round::default();
+        progress.begin(format!("round {number}, {}", self.name()));
         let mut wanted = Some(self.load.rate_hz);
         while let Some(rate_hz) = wanted {
             let load = Load { rate_hz, ..self.load };
@@ -77,17 +81,24 @@ impl Row {
                 .and_then(|trial| judge(&load, &trial))
             {
                 Ok(peak) => {
-                    eprintln!("{}: {rate_hz} Hz, {}", self.name(), peak.text());
+                    progress.note(&format!("{}: {rate_hz} Hz, {}", self.name(), peak.text()))?;
                     round.best = Some(peak);
                 }
                 Err(limit) => {
-                    eprintln!("{}: not {rate_hz} Hz: {}", self.name(), limit.text(rate_hz));
+                    progress.note(&format!("{}: not {rate_hz} Hz: {}", self.name(), limit.text(rate_hz)))?;
                     round.failed = Some((rate_hz, limit));
                 }
             }
             wanted = next(round.best.map(|peak| peak.rate_hz), round.failed.as_ref().map(|(rate, _)| *rate));
         }
+        let best = round.best.map_or_else(|| "no rate".to_owned(), |peak| format!("{} Hz", peak.rate_hz));
         self.rounds.push(round);
+        progress.end(&best)
+    }
+
+    /// Whether there was a rate that it kept up with.
+    pub fn is_measured(&self) -> bool {
+        self.rounds.iter().any(|round| round.best.is_some())
     }
 
     fn middle(&self, of: fn(&Peak) -> f64) -> Option<f64> {

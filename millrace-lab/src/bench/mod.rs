@@ -30,6 +30,7 @@ mod wire;
 
 use std::{net::SocketAddr, sync::Arc};
 
+use anyhow::ensure;
 use millrace_cost::report::Report;
 
 #[derive(Debug, clap::Args)]
@@ -79,6 +80,10 @@ pub trait Dashboard {
 pub type StartDashboard = fn() -> anyhow::Result<Box<dyn Dashboard>>;
 
 pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
+    ensure!(
+        nix::unistd::geteuid().is_root(),
+        "benchmarks need root: they make network namespaces and load BPF programs"
+    );
     match args.command {
         Command::Relay(args) => relay::run(args),
         Command::Fairness(args) => fairness::run(args),

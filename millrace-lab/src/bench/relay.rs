@@ -12,6 +12,7 @@ use super::run::Bench;
 use super::table::write_json;
 use super::usage::warn_if_busy;
 use super::{compare, max_rate, plot, table};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -59,15 +60,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let benches = args.impair.iter().map(|profile| Ok((*profile, args.bench(*profile)?)));
     let benches = benches.collect::<anyhow::Result<BTreeMap<_, _>>>()?;
     let mut rows = args.rows();
+    let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
             let bench = benches.get(&row.profile).context("a lab for each profile")?;
+            progress.begin(format!("round {round}, {}", table::what(row)));
             let figures = bench.run(row.contender, &row.load).map_err(|error| format!("{error:#}"));
-            eprintln!("{}", table::progress(round, row, &figures));
+            progress.end(&table::told(&figures))?;
             row.rounds.push(figures);
         }
     }
-    drop(benches);
+    drop((progress, benches));
     print!("{}", table::render(&rows));
     for profile in &args.impair {
         if let Some(floor) = profile.repair_floor(args.rate_hz) {
@@ -85,11 +88,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn max_rates(args: &Args, bench: &Bench) -> anyhow::Result<()> {
     let mut rows: Vec<_> =
         args.rows().into_iter().map(|row| max_rate::Row::new(row.contender, row.load)).collect();
-    for _ in 0..args.rounds {
-        rows.iter_mut().for_each(|row| row.run(bench));
+    let progress = Progress::of(args.rounds * rows.len());
+    for round in 1..=args.rounds {
+        rows.iter_mut().try_for_each(|row| row.run(bench, round, &progress))?;
     }
+    drop(progress);
     print!("{}", max_rate::render(&rows));
-    args.write(rows.iter().map(max_rate::Row::json).collect())
+    args.write(rows.iter().map(max_rate::Row::json).collect())?;
+    ensure!(rows.iter().any(max_rate::Row::is_measured), "no relay could be measured");
+    Ok(())
 }
 
 impl Args {

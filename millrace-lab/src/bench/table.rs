@@ -44,12 +44,11 @@ pub fn render(rows: &[Row]) -> String {
 }
 
 /// What came of one run, as it goes.
-pub fn progress(round: usize, row: &Row, figures: &Result<Figures, String>) -> String {
-    let what = format!("round {round}, {}", what(row));
+pub fn told(figures: &Result<Figures, String>) -> String {
     match figures {
-        Err(error) => format!("{what}: {error}"),
+        Err(error) => error.clone(),
         Ok(figures) => format!(
-            "{what}: {} delivered, {} lost{}, app {} us, wire {} us",
+            "{} delivered, {} lost{}, app {} us, wire {} us",
             figures.delivered,
             figures.lost,
             figures.owed.map_or_else(String::new, |owed| format!(

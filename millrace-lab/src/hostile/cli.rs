@@ -14,6 +14,7 @@ use super::{
     scenario::{self, Report, Scenario},
     watch::Http,
 };
+use crate::{address, progress::Progress};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -27,7 +28,7 @@ pub struct Args {
     #[arg(long, default_value = "moqt://127.0.0.1:4443", value_name = "URL")]
     relay: String,
     /// Where the relay's /status is; it then has to let go of everything after each round
-    #[arg(long, value_name = "ADDR:PORT")]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
     /// The file that holds the relay's token [default: as the relay of the same user; none if it is not there]
     #[arg(long, value_name = "FILE")]
@@ -50,14 +51,19 @@ pub fn run(args: &Args) -> Result<()> {
     let target = resolve(&args.relay)?;
     let http = http(args)?;
     let mut reports = Vec::new();
-    for scenario in chosen(args.scenario.as_deref().unwrap_or_default())? {
+    let chosen = chosen(args.scenario.as_deref().unwrap_or_default())?;
+    let progress = Progress::of(chosen.len());
+    for scenario in chosen {
+        progress.begin(scenario.name);
         let report = scenario::run(scenario, &target, args.rounds, http.as_ref())
             .with_context(|| format!("scenario {}", scenario.name))?;
+        progress.end("done")?;
         if !args.json {
             show(&report);
         }
         reports.push(report);
     }
+    drop(progress);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&reports)?);
     }

@@ -275,8 +275,18 @@ impl Peer {
         let mut buffer = [0; 65536];
         self.socket.set_nonblocking(false)?;
         self.socket.set_read_timeout(Some(wait))?;
-        while let Ok(len) = self.socket.recv(&mut buffer) {
-            self.on_datagram(buffer[..len].to_vec())?;
+        loop {
+            match self.socket.recv(&mut buffer) {
+                Ok(len) => self.on_datagram(buffer[..len].to_vec())?,
+                // Later on it says nothing: anyone on the way could have sent it.
+                Err(error)
+                    if error.kind() == ErrorKind::ConnectionRefused && self.counts.packets_received == 0 =>
+                {
+                    self.closed = Some("nobody listens on that UDP port".to_owned());
+                    return Ok(());
+                }
+                Err(_) => break,
+            }
             self.socket.set_nonblocking(true)?;
         }
         self.acknowledge()?;

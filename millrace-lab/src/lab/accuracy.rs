@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use super::emulator::be_punctual;
 use super::{Direction, Impairment, Lab, Link, Topology};
+use crate::progress::Progress;
 
 /// UDP payload of a probe, in bytes: a media packet.
 const PAYLOAD: usize = 1200;
@@ -78,21 +79,32 @@ struct RateRow {
 }
 
 pub(super) fn measure() -> Result<Report> {
+    // The timer and the packet rate, and the plain link.
+    let progress = Progress::of(3 + DELAYS.len() + LOSSES.len() + RATES.len());
+    progress.begin("a plain link");
     let mut delay = vec![delay_row("plain veth", &Path::new(false)?, Duration::ZERO)?];
     let path = Path::new(true)?;
     for asked in DELAYS {
+        progress.next(format!("delay {asked}"));
         let impairment = Impairment::parse(&format!("delay={asked}"))?;
         path.set(impairment.clone())?;
         delay.push(delay_row(&format!("delay={asked}"), &path, impairment.delay)?);
     }
     path.set(Impairment::default())?;
-    Ok(Report {
-        timer_us: timer()?,
-        delay,
-        max_packets_per_second: max_packets_per_second(&path)?,
-        loss: LOSSES.iter().map(|asked| loss_row(&path, *asked)).collect::<Result<_>>()?,
-        rate: RATES.iter().map(|asked| rate_row(&path, *asked)).collect::<Result<_>>()?,
-    })
+    progress.next("the timer");
+    let timer_us = timer()?;
+    progress.next("packets per second");
+    let max_packets_per_second = max_packets_per_second(&path)?;
+    let loss = LOSSES.iter().map(|asked| {
+        progress.next(format!("loss {asked}"));
+        loss_row(&path, *asked)
+    });
+    let loss = loss.collect::<Result<_>>()?;
+    let rate = RATES.iter().map(|asked| {
+        progress.next(format!("rate {asked}"));
+        rate_row(&path, *asked)
+    });
+    Ok(Report { timer_us, delay, max_packets_per_second, loss, rate: rate.collect::<Result<_>>()? })
 }
 
 fn timer() -> Result<Quantiles> {

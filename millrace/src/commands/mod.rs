@@ -6,6 +6,7 @@ pub mod cost;
 pub mod gate;
 pub mod graft;
 pub mod parse;
+pub mod privilege;
 pub mod publish;
 pub mod relay;
 mod screen;
@@ -50,6 +51,16 @@ pub enum Command {
     },
     /// Print the version
     Version,
+}
+
+/// What else a command has against its flags, of which those called `flags` were of no use.
+pub fn problems(command: Command, flags: &[String]) -> Vec<String> {
+    let found = match command {
+        Command::Relay(args) => relay::problems(args),
+        _ => Vec::new(),
+    };
+    // What is only said since a flag was left out names it.
+    found.into_iter().filter(|problem| !flags.iter().any(|flag| problem.contains(flag.as_str()))).collect()
 }
 
 /// `whole`: the command that these are part of.

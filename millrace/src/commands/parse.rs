@@ -12,39 +12,49 @@ use crate::render::in_words;
 /// Reads the arguments of a process.
 ///
 /// # Errors
-/// What is to be printed, by [`clap::Error::exit`] or [`Problems`].
-pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, Refused> {
+/// What is to be printed, by [`clap::Error::exit`] or [`Refused::describe`].
+pub fn parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, Refused<C>> {
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    let mut problems = Vec::new();
+    let (mut problems, mut flags) = (Vec::new(), Vec::new());
     loop {
         let error = match C::try_parse_from(&arguments) {
             Ok(command) if problems.is_empty() => return Ok(command),
-            Ok(_) => return Err(Refused::Problems(problems)),
+            Ok(rest) => return Err(Refused::Problems { problems, flags, rest: Some(Box::new(rest)) }),
             Err(error) => error,
         };
         match problem(&error, &arguments) {
             // Without it there may be others.
             Some((problem, at)) => {
                 problems.push(problem);
+                let flag = arguments[at.start].to_string_lossy().into_owned();
+                flags.extend(
+                    flag.strip_prefix("--").and_then(|flag| flag.split('=').next()).map(str::to_owned),
+                );
                 arguments.drain(at);
             }
             None if problems.is_empty() => return Err(Refused::ByClap(Box::new(error))),
             // Something is missing, perhaps since it was taken out.
-            None => return Err(Refused::Problems(problems)),
+            None => return Err(Refused::Problems { problems, flags, rest: None }),
         }
     }
 }
 
 /// Why arguments are of no use.
 #[derive(Debug)]
-pub enum Refused {
+pub enum Refused<C> {
     /// Or a question that is answered: `--help`.
     ByClap(Box<clap::Error>),
-    /// Values of flags, each with what is wrong with it.
-    Problems(Vec<String>),
+    Problems {
+        /// Values of flags, each with what is wrong with it.
+        problems: Vec<String>,
+        /// The names of those flags.
+        flags: Vec<String>,
+        /// What there is without them: the command may have more to say about it.
+        rest: Option<Box<C>>,
+    },
 }
 
-impl Refused {
+impl<C> Refused<C> {
     /// For standard error.
     pub fn describe(problems: &[String]) -> String {
         let lines: String = problems.iter().map(|problem| format!("error: {problem}\n")).collect();
@@ -96,6 +106,8 @@ fn place(arguments: &[OsString], flag: &str, value: &str) -> Option<std::ops::Ra
         true if is(at, flag) && arguments.get(at + 1)?.to_str()?.split(',').any(|it| it == value) => {
             Some(at..at + 2)
         }
+        // Without a flag: `<URL>`, `[FILE]`.
+        false if (flag.starts_with('<') || flag.is_empty()) && at > 0 && is(at, value) => Some(at..at + 1),
         _ => None,
     })
 }
@@ -115,12 +127,13 @@ mod tests {
         #[arg(long, value_delimiter = ',')]
         count: Vec<u16>,
         name: Option<String>,
+        size: Option<u16>,
     }
 
     fn problems(arguments: &str) -> Vec<String> {
         let arguments = std::iter::once("x").chain(arguments.split_whitespace()).map(OsString::from);
         match parse::<Flags>(arguments) {
-            Err(Refused::Problems(problems)) => problems,
+            Err(Refused::Problems { problems, .. }) => problems,
             Err(Refused::ByClap(error)) => vec![format!("by clap: {:?}", error.kind())],
             Ok(_) => Vec::new(),
         }
@@ -140,6 +153,15 @@ mod tests {
             assert!(all.iter().any(|said| said.contains(part)), "{part} is not in {all:#?}");
         }
         assert_eq!(problems("--count 1,x,3 --rate y").len(), 2);
+        let all = problems("a x --rate y");
+        assert_eq!(all.len(), 2, "{all:?}");
+        assert!(all.iter().any(|said| said.contains("'x' for '[SIZE]': not a whole number")), "{all:?}");
+        let Err(Refused::Problems { flags, rest: Some(rest), .. }) =
+            parse::<Flags>(["x", "--rate=abc", "--count", "-4", "a"].map(OsString::from))
+        else {
+            panic!("nothing is wrong")
+        };
+        assert_eq!((flags, rest.name.as_deref()), (vec!["rate".into(), "count".into()], Some("a")));
         assert_eq!(problems("--nothing"), ["by clap: UnknownArgument"]);
         assert_eq!(problems("--help"), ["by clap: DisplayHelp"]);
     }

@@ -2,13 +2,16 @@
 
 mod ladder;
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::IsTerminal as _,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, anyhow, bail, ensure};
 use millrace_client::{
     broadcast::History,
     generate::{Generator, Settings, Shape, Unusable},
-    media::Cut,
+    media::{Cut, HOW},
     publish::{Input, Options, Report, publish},
 };
 use millrace_proto::moq::Namespace;
@@ -152,6 +155,10 @@ async fn publish_as_asked(args: Args) -> anyhow::Result<Report> {
 
 async fn media(file: Option<&Path>, realtime: bool, cut: Cut) -> anyhow::Result<Input> {
     let Some(path) = file else {
+        ensure!(
+            !std::io::stdin().is_terminal(),
+            "nothing to publish: {HOW}, or name a FILE, or add --generate"
+        );
         return Ok(Input::Media { reader: Box::new(tokio::io::stdin()), realtime, cut });
     };
     Ok(Input::Media { reader: Box::new(open(path).await?), realtime, cut })

@@ -12,7 +12,7 @@ use super::status;
 use crate::{
     log,
     relay::{
-        config::{Config, File, Settings},
+        config::{Config, Errors, File, Settings},
         serve::serve,
         server::Identity,
         tls,
@@ -56,6 +56,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let again = move || load(args.settings.clone(), args.config.as_deref());
     runtime.block_on(serve(config, identity, &logs, again))
+}
+
+/// Everything that is wrong with the settings, a line each.
+pub fn problems(args: Args) -> Vec<String> {
+    let Some(error) = load(args.settings, args.config.as_deref()).err() else { return Vec::new() };
+    match error.downcast::<Errors>() {
+        Ok(Errors(problems)) => problems.iter().map(ToString::to_string).collect(),
+        Err(error) => vec![format!("{error:#}")],
+    }
 }
 
 fn reload(asked: &status::Asked) -> anyhow::Result<()> {

@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use anyhow::{Context, bail};
+use millrace_lab::address;
 
 use super::screen;
 use crate::{
@@ -30,7 +31,7 @@ pub struct Args {
 #[derive(Debug, clap::Args)]
 pub struct Asked {
     /// Where the relay serves its status
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
     /// The file that holds the relay's token [default: as the relay of the same user]
     #[arg(long, value_name = "FILE")]

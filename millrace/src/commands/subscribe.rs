@@ -2,12 +2,12 @@
 
 use std::{
     fmt::Write as _,
-    io::{self, Write as _},
+    io::{self, IsTerminal as _, Write as _},
     path::PathBuf,
     str::FromStr,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use millrace_client::{
     stats::{Arrival, Report},
     subscribe::{self, OnSecond, Options, measure, play},
@@ -80,7 +80,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let on_second: Option<OnSecond<'_>> = if stats { Some(&mut print_second) } else { None };
         let measured = runtime.block_on(async {
             let stop = until_stopped(end)?;
-            measure(&options, subscribers, stop, on_second).await.map_err(enough)
+            let measured = measure(&options, subscribers, stop, on_second).await;
+            measured.map_err(|error| failed(error, options.reconnect))
         })?;
         if let Some(path) = series {
             let written = std::fs::write(&path, as_csv(&measured.series));
@@ -92,9 +93,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         return Ok(());
     }
     ensure!(subscribers == 1, "--subscribers is for figures: add --stats or --json");
+    ensure!(
+        !io::stdout().is_terminal(),
+        "media is nothing for a terminal: write it to a file (>live.mp4), to a player (| ffplay -), or add --stats for figures"
+    );
     let played = runtime.block_on(async {
         let stop = until_stopped(end)?;
-        play(&options, tokio::io::stdout(), stop).await.map_err(enough)
+        let played = play(&options, tokio::io::stdout(), stop).await;
+        played.map_err(|error| failed(error, options.reconnect))
     });
     // A thread may be in a write to standard output that nobody reads.
     runtime.shutdown_background();
@@ -111,12 +117,14 @@ fn as_csv(subscribers: &[Vec<Arrival>]) -> String {
     text
 }
 
-/// An error as it is, or as `main` knows that whoever read the media has enough of it.
-fn enough(error: subscribe::Error) -> anyhow::Error {
+/// An error with what may help, or as `main` knows that whoever read the media has enough of it.
+fn failed(error: subscribe::Error, is_patient: bool) -> anyhow::Error {
+    let may_pass = error.may_pass() && !is_patient;
     let error = anyhow::Error::from(error);
     let is_broken_pipe = |cause: &io::Error| cause.kind() == io::ErrorKind::BrokenPipe;
     match error.chain().filter_map(|cause| cause.downcast_ref()).any(is_broken_pipe) {
         true => io::Error::from(io::ErrorKind::BrokenPipe).into(),
+        false if may_pass => anyhow!("{error}; --reconnect goes on trying"),
         false => error,
     }
 }

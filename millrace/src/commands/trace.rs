@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use millrace_lab::address;
 use millrace_proto::moq::{Namespace, TrackName};
 
 use crate::{
@@ -21,7 +22,7 @@ use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Path, 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Where the relay serves its status
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184")]
+    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9184", value_parser = address::ask)]
     http: SocketAddr,
     /// The file that holds the relay's token [default: as the relay of the same user]
     #[arg(long, value_name = "FILE")]

@@ -31,7 +31,7 @@ pub use self::{
     adaptive::AdaptiveChoice,
     queue::{DropPolicy, MaxDelay, Queue},
     tls::{CipherSuite, Identity, Upstream},
-    values::{ByteCount, CodePoint, MoqtUrl, Seconds, name},
+    values::{ByteCount, CodePoint, ListenOn, MoqtUrl, Seconds, name},
 };
 
 use crate::{
@@ -202,9 +202,9 @@ settings! {
     #[arg(
         long,
         value_name = "ADDR:PORT",
-        help = "UDP address to serve MoQ on, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
+        help = "UDP address to serve MoQ on, :PORT for all of them, repeatable [default: 127.0.0.1:4443 and [::1]:4443]"
     )]
-    listen: Vec<SocketAddr>,
+    listen: Vec<ListenOn>,
     /// Serve anyone who reaches an address beyond this machine, without rules, token-keys or client-ca
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     public: bool,
@@ -411,6 +411,12 @@ pub struct Problem {
     pub message: String,
 }
 
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
+    }
+}
+
 /// Everything that is wrong with the settings, file and flags together.
 #[derive(Debug, thiserror::Error)]
 pub struct Errors(pub Vec<Problem>);
@@ -418,7 +424,7 @@ pub struct Errors(pub Vec<Problem>);
 impl fmt::Display for Errors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the relay's settings are not usable:")?;
-        self.0.iter().try_for_each(|problem| write!(f, "\n  {}: {}", problem.place, problem.message))
+        self.0.iter().try_for_each(|problem| write!(f, "\n  {problem}"))
     }
 }
 
@@ -556,9 +562,10 @@ impl Check {
         }
     }
 
-    fn listen(&mut self, given: Option<Vec<SocketAddr>>, access: &Access) -> Vec<SocketAddr> {
-        let listen = given
-            .unwrap_or_else(|| vec![(Ipv4Addr::LOCALHOST, PORT).into(), (Ipv6Addr::LOCALHOST, PORT).into()]);
+    fn listen(&mut self, given: Option<Vec<ListenOn>>, access: &Access) -> Vec<SocketAddr> {
+        let both = || vec![(Ipv4Addr::LOCALHOST, PORT).into(), (Ipv6Addr::LOCALHOST, PORT).into()];
+        let given = given.unwrap_or_else(|| vec![ListenOn(both())]);
+        let listen: Vec<_> = given.into_iter().flat_map(ListenOn::there).collect();
         if let Some(addr) = access.exposed(&listen) {
             self.problem("listen", access::exposes(addr));
         }

@@ -109,7 +109,10 @@ mod tests {
 
     /// Of a relay that does nothing.
     fn tracer() -> Arc<Tracer> {
-        let settings = Settings { listen: Some(vec![([127, 0, 0, 1], 0).into()]), ..Settings::default() };
+        let settings = Settings {
+            listen: Some(vec![std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()]),
+            ..Settings::default()
+        };
         let config = Config { engine: EngineChoice::User, ..Config::new(settings, None).unwrap() };
         let certificate = tls::identity(&config.identity, vec!["localhost".into()]).unwrap();
         let identity = server::Identity::of(certificate);

@@ -59,7 +59,7 @@ impl Relay {
         let listen = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), host.port(0));
         // What is late depends on who gets the CPU; tests of that say how long media may wait.
         let max_delay = Some("off".parse().unwrap());
-        let listen = Some(vec![listen]);
+        let listen = Some(vec![listen.into()]);
         let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
         let mut config = Config::new(settings, None).unwrap();
         host.configure(&mut config);

@@ -30,8 +30,11 @@ use crate::{
 
 /// Every address of a family is served, and nothing else is said.
 fn everywhere(all: IpAddr) -> Config {
-    let settings =
-        Settings { listen: Some(vec![(all, PORT).into()]), public: Some(true), ..Settings::default() };
+    let settings = Settings {
+        listen: Some(vec![SocketAddr::from((all, PORT)).into()]),
+        public: Some(true),
+        ..Settings::default()
+    };
     Config { http: None, ..Config::new(settings, None).unwrap() }
 }
 

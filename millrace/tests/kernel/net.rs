@@ -97,7 +97,7 @@ pub fn configure(lab: &Lab, change: impl FnOnce(&mut Config)) -> Config {
     let addr = SocketAddr::new(node.addr_v4().into(), PORT);
     // What is late depends on who gets the CPU.
     let max_delay = Some("off".parse().unwrap());
-    let listen = Some(vec![addr]);
+    let listen = Some(vec![addr.into()]);
     let settings = Settings { listen, public: Some(true), max_delay, ..Settings::default() };
     let mut config = Config::new(settings, None).unwrap();
     config.http = None;

@@ -20,6 +20,7 @@ use super::site::{SUBSCRIBERS_LINK, Site};
 use super::table::{columns, dash, write_json};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Settings, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -97,14 +98,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let mut rows = args.rows();
     let site = args.site()?;
+    let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
+            progress.begin(format!("round {round}, {}", row.label()));
             let ran = args.round(&site, row).map_err(|error| format!("{error:#}"));
-            eprintln!("round {round}, {}: {}", row.label(), told(&ran));
+            progress.end(&told(&ran))?;
             row.rounds.push(ran);
         }
     }
-    drop(site);
+    drop((progress, site));
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;

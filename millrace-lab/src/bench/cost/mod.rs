@@ -20,6 +20,7 @@ use serde::Serialize;
 use super::stats::{self, Spread};
 use super::table::write_json;
 use super::usage::warn_if_busy;
+use crate::progress::Progress;
 use network::{Protocol, Scenario};
 
 #[derive(Debug, clap::Args)]
@@ -53,14 +54,20 @@ pub struct Args {
     json: Option<PathBuf>,
 }
 
+/// UDP's packets are the smaller ones.
+const OVERHEADS: [Protocol; 2] = [Protocol::Tcp, Protocol::Udp];
+
 pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
     args.check()?;
     crate::lab::remove_on_signal()?;
     warn_if_busy()?;
-    let mut rows = Rows { rows: Vec::new(), json: args.json.as_deref() };
+    let progress = Progress::of(args.steps());
+    let mut rows = Rows { rows: Vec::new(), json: args.json.as_deref(), progress };
     args.accuracies(&mut rows)?;
     args.overheads(&mut rows, dashboard)?;
-    rows.rows.iter().for_each(|row| println!("{}", row.line()));
+    let Rows { rows, .. } = rows;
+    rows.iter().for_each(|row| println!("{}", row.line()));
+    ensure!(rows.iter().any(|row| row.error.is_none()), "nothing could be measured");
     Ok(())
 }
 
@@ -68,17 +75,17 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
 struct Rows<'a> {
     rows: Vec<Row>,
     json: Option<&'a Path>,
+    progress: Progress,
 }
 
 impl Rows<'_> {
     fn push(&mut self, row: Row) -> anyhow::Result<()> {
-        let line = row.line();
+        let came = row.told();
         self.rows.push(row);
         if let Some(path) = self.json {
             write_json(path, &self.rows.iter().map(serde_json::to_value).collect::<Result<Vec<_>, _>>()?)?;
         }
-        eprintln!("{line}");
-        Ok(())
+        Ok(self.progress.end(came.trim_start())?)
     }
 }
 
@@ -91,7 +98,24 @@ impl Args {
         );
         ensure!(self.pair_seconds > 0.0, "--pair-seconds is more than 0");
         ensure!(self.accuracy_seconds >= 0.0, "--accuracy-seconds is not negative");
+        ensure!(
+            self.steps() > 0,
+            "nothing is left to measure: --pairs, --accuracy-seconds and --only leave all out"
+        );
         Ok(())
+    }
+
+    /// Runs for accuracy, calibration included, and rows of overhead.
+    fn steps(&self) -> usize {
+        let scenarios = if self.accuracy_seconds > 0.0 { self.scenarios().count() } else { 0 };
+        let accuracies = scenarios * self.accuracy_rounds as usize + usize::from(scenarios > 0);
+        let overheads = OVERHEADS.iter().filter(|of| self.wants(&Scenario::veth(**of))).count();
+        let overheads = overheads * self.observers.len() * self.hz.len();
+        accuracies + if self.pairs > 0 { overheads } else { 0 }
+    }
+
+    fn scenarios(&self) -> impl Iterator<Item = Scenario> {
+        Scenario::all().filter(|scenario| self.wants(scenario))
     }
 
     fn wants(&self, scenario: &Scenario) -> bool {
@@ -105,17 +129,18 @@ impl Args {
         if self.accuracy_seconds == 0.0 {
             return Ok(());
         }
-        let scenarios: Vec<Scenario> = Scenario::all().filter(|scenario| self.wants(scenario)).collect();
+        let scenarios: Vec<Scenario> = self.scenarios().collect();
         if scenarios.is_empty() {
             return Ok(());
         }
         let length = Duration::from_secs_f64(self.accuracy_seconds);
+        rows.progress.begin("calibration");
         rows.push(Row::of_calibration(calibration::measure(length)))?;
         let mut open: Vec<_> = scenarios.into_iter().map(|scenario| Some((scenario, Vec::new()))).collect();
         for number in 1..=self.accuracy_rounds {
-            eprintln!("round {number} of {}", self.accuracy_rounds);
             for slot in &mut open {
                 let Some((scenario, mut rounds)) = slot.take() else { continue };
+                rows.progress.begin(format!("round {number}, {scenario}"));
                 let row = |figures| Row::of_accuracy(scenario, self.accuracy_hz, figures);
                 match accuracy::measure(scenario, self.accuracy_hz, length) {
                     Err(error) => rows.push(row(Err(error)))?,
@@ -123,7 +148,10 @@ impl Args {
                         rounds.push(round);
                         match number == self.accuracy_rounds {
                             true => rows.push(row(Ok(accuracy::Figures::of(&rounds))))?,
-                            false => *slot = Some((scenario, rounds)),
+                            false => {
+                                rows.progress.end("done")?;
+                                *slot = Some((scenario, rounds));
+                            }
                         }
                     }
                 }
@@ -132,13 +160,13 @@ impl Args {
         Ok(())
     }
 
-    /// Of TCP, and of UDP, whose packets are the smaller ones.
     fn overheads(&self, rows: &mut Rows<'_>, dashboard: StartDashboard) -> anyhow::Result<()> {
         let length = Duration::from_secs_f64(self.pair_seconds);
-        let scenarios = [Protocol::Tcp, Protocol::Udp].map(Scenario::veth);
+        let scenarios = OVERHEADS.map(Scenario::veth);
         for &variant in self.observers.iter().filter(|_| self.pairs > 0) {
             for scenario in scenarios.into_iter().filter(|scenario| self.wants(scenario)) {
                 for &hz in &self.hz {
+                    rows.progress.begin(format!("{scenario}, {} at {hz} Hz", variant.name()));
                     let figures = overhead::measure(scenario, variant, hz, self.pairs, length, dashboard);
                     rows.push(Row::of_overhead(scenario, variant, hz, figures))?;
                 }
@@ -244,8 +272,11 @@ impl Row {
     }
 
     fn line(&self) -> String {
-        let Self { scenario, sample_hz, .. } = self;
-        let mut line = format!("{scenario:<24} {sample_hz:>6} Hz");
+        format!("{:<24} {:>6} Hz{}", self.scenario, self.sample_hz, self.told())
+    }
+
+    fn told(&self) -> String {
+        let mut line = String::new();
         if let Some(error) = &self.error {
             line += &format!("  {error}");
         }

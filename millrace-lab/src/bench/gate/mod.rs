@@ -15,6 +15,7 @@ use anyhow::{Context as _, ensure};
 
 use self::{defence::Defence, report::Row, site::Site};
 use super::{table::write_json, usage::warn_if_busy};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -84,14 +85,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
     let site = Site::new(args.body_bytes)?;
     let mut rows = args.rows();
+    let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
+            progress.begin(format!("round {round}, {}", report::what(row)));
             let figures = args.measure(&site, row).map_err(|error| format!("{error:#}"));
-            eprintln!("{}", report::progress(round, row, &figures));
+            progress.end(&report::told(&figures))?;
             row.rounds.push(figures);
         }
     }
-    drop(site);
+    drop((progress, site));
     print!("{}", report::render(&rows));
     if let Some(path) = &args.json {
         write_json(path, &rows.iter().map(Row::json).collect::<Vec<_>>())?;

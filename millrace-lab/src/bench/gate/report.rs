@@ -212,17 +212,20 @@ fn percent(value: f64) -> String {
     format!("{value:+.1}")
 }
 
+pub fn what(row: &Row) -> String {
+    format!("{}, {}", row.experiment.name(), row.defence.name())
+}
+
 /// What came of one run, as it goes.
-pub fn progress(round: usize, row: &Row, figures: &Result<Value, String>) -> String {
-    let what = format!("round {round}, {}, {}", row.experiment.name(), row.defence.name());
+pub fn told(figures: &Result<Value, String>) -> String {
     let figures = match figures {
-        Err(error) => return format!("{what}: {error}"),
+        Err(error) => return error.clone(),
         Ok(figures) => figures,
     };
     let number = |name: &str| figures.get(name).and_then(Value::as_f64);
     let show = |name| number(name).map_or_else(dash, |value| format!("{value:.1}"));
     format!(
-        "{what}: {} requests/s, {} % of calm, {} ns per refused packet",
+        "{} requests/s, {} % of calm, {} ns per refused packet",
         show("requests_per_second"),
         number("honest_goodput_ratio").map_or_else(dash, |ratio| format!("{:.0}", 100.0 * ratio)),
         show("cpu_ns_per_refused_packet"),

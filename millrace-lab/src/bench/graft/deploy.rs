@@ -11,6 +11,7 @@ use super::micros;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -34,6 +35,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let cgroup = Cgroup::new()?;
     let mut rows: Vec<Row> = Vec::new();
+    let progress = Progress::of(args.rounds);
+    progress.begin("loading and taking back");
     for _ in 0..args.rounds {
         for (name, image) in SHIPPED {
             let control = Control::register(image, &[]).with_context(|| name.to_owned())?;
@@ -49,7 +52,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let start = Instant::now();
         Sockets::load()?;
         note(&mut rows, "reading and changing sockets", None, &[("load", micros(start.elapsed()))]);
+        progress.next("loading and taking back");
     }
+    drop(progress);
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(Row::json).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))

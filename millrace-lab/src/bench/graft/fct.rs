@@ -13,6 +13,7 @@ use crate::bench::stats::Spread;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -62,12 +63,15 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let _grafts = register(&args.controls)?;
     let mut rows = Vec::new();
+    let networks = args.rtt_ms.len() * args.loss.len();
+    let progress = Progress::of(networks * args.sizes_kib.len() * args.controls.len() * args.rounds);
     for rtt_ms in &args.rtt_ms {
         for loss in &args.loss {
             let site = args.site(*rtt_ms, *loss)?;
-            args.measure(&site, *rtt_ms, *loss, &mut rows);
+            args.measure(&site, (*rtt_ms, *loss), &mut rows, &progress)?;
         }
     }
+    drop(progress);
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
@@ -88,7 +92,13 @@ impl Args {
     }
 
     /// Controls vary fastest, so that what changes on the machine over time meets all of them.
-    fn measure(&self, site: &Site, rtt_ms: u32, loss: f64, rows: &mut Vec<Row>) {
+    fn measure(
+        &self,
+        site: &Site,
+        (rtt_ms, loss): (u32, f64),
+        rows: &mut Vec<Row>,
+        progress: &Progress,
+    ) -> anyhow::Result<()> {
         let first = rows.len();
         for kib in &self.sizes_kib {
             rows.extend(self.controls.iter().map(|control| Row {
@@ -101,11 +111,13 @@ impl Args {
         }
         for round in 1..=self.rounds {
             for row in &mut rows[first..] {
+                progress.begin(format!("round {round}, {}", row.label()));
                 let done = self.transfer(site, row).map_err(|error| format!("{error:#}"));
-                eprintln!("round {round}, {}: {}", row.label(), told(&done));
+                progress.end(&told(&done))?;
                 row.rounds.push(done);
             }
         }
+        Ok(())
     }
 
     /// Metrics of earlier connections are not kept: each is the first to its peer.

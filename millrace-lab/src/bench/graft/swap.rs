@@ -17,6 +17,7 @@ use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
 use crate::bench::usage::warn_if_busy;
 use crate::lab::Topology;
+use crate::progress::Progress;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -54,6 +55,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let writing = std::thread::spawn(move || write(sending, &asked));
     let reading = std::thread::spawn(move || read(receiver));
     let mut times = Vec::new();
+    let progress = Progress::of(args.rounds);
+    progress.begin("swapping");
     let swapped = (0..args.rounds).try_for_each(|round| {
         std::thread::sleep(Duration::from_millis(args.pause_ms));
         let (old, new) = if round % 2 == 0 { (one, other) } else { (other, one) };
@@ -62,8 +65,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         let changed = from.enter(|| sockets.set(&change))??;
         times.push(micros(start.elapsed()));
         ensure!(changed.connections == 1 && changed.refused == 0, "swap {round}: {changed:?}");
+        progress.next("swapping");
         Ok(())
     });
+    drop(progress);
     stop.store(true, Ordering::Relaxed);
     let sent = writing.join().map_err(|_| anyhow!("the sender panicked"))??;
     drop(sender);

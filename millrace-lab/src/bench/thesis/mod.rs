@@ -22,7 +22,10 @@ use super::{
     table::{columns, write_json},
     usage::{Reading, warn_if_busy},
 };
-use crate::lab::{Directions, Topology};
+use crate::{
+    lab::{Directions, Topology},
+    progress::Progress,
+};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -61,14 +64,16 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     warn_if_busy()?;
     let bench = Bench::new(&args)?;
     let mut rows = Vec::new();
+    let progress = Progress::of(args.rounds * ENGINES.len());
     for round in 1..=args.rounds {
         for engine in ENGINES {
+            progress.begin(format!("round {round}, {}", engine.label()));
             let run = bench.run(engine)?;
-            eprintln!("round {round}, {}: {}", engine.label(), run.told());
+            progress.end(&run.told())?;
             rows.push(Row { engine, round, run });
         }
     }
-    drop(bench);
+    drop((progress, bench));
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;

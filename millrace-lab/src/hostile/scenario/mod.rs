@@ -145,6 +145,7 @@ pub struct Report {
 /// # Errors
 /// The relay cannot be reached before or after a round, or it holds on to something.
 pub fn run(scenario: &Scenario, target: &Target, rounds: u32, http: Option<&Http>) -> Result<Report> {
+    Peer::establish(target).context("no relay answers")?.close()?;
     let before = http.map(watch::look).transpose()?;
     let mut report = Report { scenario: scenario.name.to_owned(), before, rounds: Vec::new() };
     for _ in 0..rounds {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use millrace_cost::log::Limits;
+use millrace_lab::address;
 
 use crate::cost::losses::Losses;
 use crate::cost::outputs::{Export, Log};
@@ -126,7 +127,7 @@ fn link(addr: SocketAddr, token: Option<&Token>) -> String {
 fn parse_addr(text: &str) -> Result<SocketAddr, String> {
     match text.parse::<u16>() {
         Ok(port) => Ok((IpAddr::V4(Ipv4Addr::LOCALHOST), port).into()),
-        Err(_) => text.parse().map_err(|_| format!("{text:?} is neither a port nor ADDRESS:PORT")),
+        Err(_) => address::listen_once(text).map_err(|error| format!("{error}, or a port")),
     }
 }
 

@@ -1,8 +1,14 @@
 //! Values of settings: the same words for flags and file.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    net::{SocketAddr, UdpSocket},
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::ValueEnum;
+use millrace_lab::address;
 use millrace_transport::Dscp;
 use serde::{Deserializer, de};
 use url::Url;
@@ -51,6 +57,37 @@ impl FromStr for Seconds {
         time.map(Self).ok_or_else(|| {
             format!("`{text}` is not a time up to 365d, such as 250ms, 1.5s or 10m, or a number of seconds")
         })
+    }
+}
+
+/// Where to listen: an address, or all of them (`:4443`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenOn(pub Vec<SocketAddr>);
+
+impl FromStr for ListenOn {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        address::listen(text).map(Self)
+    }
+}
+
+impl ListenOn {
+    /// Of several addresses those of the families that this machine has; one that was asked for by itself is needed.
+    pub fn there(self) -> Vec<SocketAddr> {
+        let is_there = |addr: &&SocketAddr| UdpSocket::bind((addr.ip(), 0)).is_ok();
+        match self.0[..] {
+            [_] => self.0,
+            ref all => Some(all.iter().filter(is_there).copied().collect::<Vec<_>>())
+                .filter(|there| !there.is_empty())
+                .unwrap_or_else(|| all.to_vec()),
+        }
+    }
+}
+
+impl From<SocketAddr> for ListenOn {
+    fn from(addr: SocketAddr) -> Self {
+        Self(vec![addr])
     }
 }
 
@@ -138,5 +175,5 @@ macro_rules! deserialize {
 }
 pub(super) use deserialize;
 
-deserialize!(parsed: ByteCount, CodePoint, Seconds, MoqtUrl, ListenAddr, TokenFile);
+deserialize!(parsed: ByteCount, CodePoint, ListenOn, Seconds, MoqtUrl, ListenAddr, TokenFile);
 deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso, Format);

@@ -1,0 +1,149 @@
+//! What every command owes whoever runs it: no panic where nobody reads on, and the reason where rights are missing.
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod process;
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use nix::sys::signal::{Signal, kill};
+use process::{Relay, millrace, wait_for};
+
+/// `2>&1 | head -n1`, and how that ended; whoever goes on is asked to leave once nobody reads any more.
+fn head(args: &[&str], goes_on: bool) -> Option<i32> {
+    let (read, write) = std::io::pipe().unwrap();
+    let mut command = millrace();
+    command.args(args).stdin(Stdio::null()).stdout(write.try_clone().unwrap()).stderr(write);
+    let mut process = command.spawn().unwrap();
+    drop(command);
+    let mut line = String::new();
+    BufReader::new(read).read_line(&mut line).unwrap();
+    assert!(!line.is_empty(), "{args:?} says nothing");
+    if goes_on {
+        kill(nix::unistd::Pid::from_raw(process.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
+    }
+    wait_for(&format!("end of {args:?}"), || process.try_wait().unwrap()).code()
+}
+
+#[test]
+fn whoever_reads_no_further_ends_a_command_and_breaks_nothing() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let (url, http) = (relay.url(), format!("--http={}", relay.http));
+    let token = format!("--http-token-file={}", relay.path("token").display());
+    let publisher = ["publish", "--name=live", "--generate", "--tls-disable-verify", &url];
+    let mut publisher = millrace().args(publisher).stderr(Stdio::null()).spawn().unwrap();
+    let subscribe = ["subscribe", "--name=live", "--track=objects", "--tls-disable-verify", &url];
+    wait_for("publisher", || (relay.status().sessions.len() == 1).then_some(()));
+    let secret = relay.path("secret");
+    fs::write(&secret, [7; 32]).unwrap();
+    let key = format!("--key={}", secret.display());
+    let table: [&[&str]; 15] = [
+        &["--help"],
+        &["relay", "--help"],
+        &["relay", "--max-sessions=x", "--cache-bytes=y"],
+        &["completions", "bash"],
+        &["version"],
+        &["status", &http, &token],
+        &["status", "--json", &http, &token],
+        &["status", "--watch", &http, &token],
+        &["status", "--watch", "--json", &http, &token],
+        &["token", "make", &key, "--root=a", "--put="],
+        &["lab", "hostile", "--list"],
+        &["lab", "status"],
+        &[&subscribe[..], &["--stats"]].concat(),
+        &[&subscribe[..], &["--json", "--count=50"]].concat(),
+        // Media, to a terminal by mistake for instance.
+        &subscribe,
+    ];
+    for args in table {
+        let code = head(args, false);
+        assert!(matches!(code, Some(0 | 1 | 2)), "{args:?}: {code:?}");
+    }
+    for args in [
+        &["relay", "--listen=127.0.0.1:0", "--http=off"][..],
+        &["publish", "--name=other", "--generate", "--tls-disable-verify", &url],
+        &["trace", &http, &token],
+    ] {
+        let code = head(args, true);
+        assert!(matches!(code, Some(0) | None), "{args:?}: {code:?}");
+    }
+    if nix::unistd::geteuid().is_root() {
+        for args in [
+            &["cost", "--plain", "--period=200ms"][..],
+            &["cost", "--json", "--period=200ms"],
+            &["lab", "run", "--", "sh", "-c", "yes"],
+            &["lab", "up"],
+        ] {
+            let code = head(args, args[1] == "up");
+            assert!(code != Some(101), "{args:?}: {code:?}");
+        }
+    } else {
+        println!("SKIP whoever_reads_no_further_ends_a_command_and_breaks_nothing: cost and lab need root");
+    }
+    publisher.kill().unwrap();
+    publisher.wait().unwrap();
+}
+
+/// The binary where anyone can run it, as nobody in particular.
+fn as_nobody(program: &PathBuf, args: &[&str]) -> (Option<i32>, String) {
+    const NOBODY: u32 = 65_534;
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .env_remove("XDG_RUNTIME_DIR")
+        .env("HOME", "/nowhere")
+        .current_dir("/");
+    let output = command.output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn who_has_no_rights_is_told_which() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP who_has_no_rights_is_told_which: needs root, to be somebody else");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let program = dir.path().join("millrace");
+    fs::copy(env!("CARGO_BIN_EXE_millrace"), &program).unwrap();
+    let settings = dir.path().join("graft.toml");
+    fs::write(&settings, "[[load]]\ngraft = \"hybla\"\n").unwrap();
+    // Of root's.
+    let socket = dir.path().join("gate.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    fs::set_permissions(&socket, fs::Permissions::from_mode(0o600)).unwrap();
+    let socket = format!("--socket={}", socket.display());
+    let settings = format!("--config={}", settings.display());
+    let table: [(&[&str], &str); 12] = [
+        (
+            &["relay", "--engine=kernel", "--interface=nothing0", "--http=off", "--listen=127.0.0.1:4"],
+            "CAP_BPF",
+        ),
+        (&["relay", "--http=off", "--listen=127.0.0.1:4"], "CAP_NET_BIND_SERVICE"),
+        (&["relay", "--listen=127.0.0.1:0"], "--http-token-file"),
+        (&["gate", "--interface=lo", "--port=443", "--http=off"], "CAP_NET_ADMIN"),
+        (&["gate", "status", &socket], "root"),
+        (&["gate", "block", "192.0.2.1", &socket], "root"),
+        (&["graft", "run", &settings, "--http=off"], "CAP_NET_ADMIN"),
+        (&["graft", "status", &socket], "root"),
+        (&["cost", "--duration=100ms"], "root"),
+        (&["lab", "up"], "root"),
+        (&["lab", "run", "--", "true"], "root"),
+        (&["bench", "relay"], "root"),
+    ];
+    for (args, needed) in table {
+        let (code, said) = as_nobody(&program, args);
+        assert_eq!(code, Some(1), "{args:?}: {said}");
+        assert!(said.contains(needed), "{needed} is not in {said:?} of {args:?}");
+        assert!(!said.contains("libbpf"), "{args:?}: {said}");
+    }
+    drop(listener);
+}

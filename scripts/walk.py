@@ -1,0 +1,560 @@
+#!/usr/bin/env python3
+"""Walks README and docs word for word: the commands of each page are run in their order, and what is said of them compared.
+
+    scripts/walk.py BINARY [--whole] [PAGE...]
+
+Every page is walked as root in namespaces of its own (network, mounts, processes), which end with it: /run and /etc are copies,
+and the machine there has what an operator's has: eth0 and eth1, with the hosts `away` (203.0.113.7) and `away1` (198.51.100.7) behind
+them (`at HOST COMMAND`), a certificate and keys in /etc/millrace, and there and here the files that the pages call `# NAME.toml`.
+Commands that go on are started, waited for, and asked to leave by the next of their kind or at the page's end, which they have to
+do with 0. Without root, commands are only parsed. With --whole, of `make soak`, also what takes minutes is run.
+
+What readers need not see stands in comments: `<!-- walk: ... -->` in front of a block, a line each.
+
+    run COMMAND       is run, and has to succeed
+    until TEXT        the block's commands go on; each is up when it says this
+    exits CODE        how the block's last command ends, if not with 0
+    says TEXT         what the `run` before it says, or else the block's last command
+    shows [N]         the block is what the commands before show: lines (its first N) with other figures
+    metrics URL       each metric that there is has a name in the pages' tables
+    socket            the block is requests to the gate's socket, and its answers
+    only REASON       the block is only parsed
+
+What runs and what does not is decided by the tables below; the summary has everything that was only parsed, with the reason.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+# Seconds: for what ends by itself, for what has to come up, to leave.
+PATIENCE, UP, LEAVE = 60, 60, 30
+
+# Commands that go on, and what they say, or which file they have made, once they are there. A new one of the same kind takes
+# the place of the last.
+STAYS = [
+    (r"millrace relay(?! reload|.*--check)", "serving"),
+    (r"millrace publish ", "publishing"),
+    (r"millrace gate --interface(?!.*--check)", "guarding"),
+    (r"millrace graft run ", "ready"),
+    (r"millrace cost .*--http", "http://"),
+    (r"millrace cost --log ", "/var/log/millrace-cost.gz"),
+    (r"millrace lab run .*-- millrace relay", "serving"),
+]
+# What those do not outlive whom a reader would have ended by then.
+ENDS = {"millrace cost": r"millrace cost ", "millrace lab": r"millrace lab (up|run|hostile)"}
+# Commands that go on and show something: they are interrupted after their first words.
+SHOWS = [
+    r"millrace status --watch",
+    r"millrace trace(?!.*--(count|duration))",
+    r"millrace gate top",
+    r"millrace cost --json --period",
+    r"millrace cost$",
+]
+# What takes minutes, or a machine for itself.
+LONG = [
+    (r"millrace bench ", "a measurement of minutes or hours"),
+    (r"millrace lab hostile all", "waits for a relay to let go of everything, minutes"),
+    (r"millrace lab accuracy", "a measurement, half a minute and the machine for itself"),
+]
+# The same, as short as they can be, for --whole: flags in place of those that the page gives, or beside them.
+SHORT = {
+    "bench relay": "--seconds 1 --rounds 1 --subscribers 1",
+    "bench fairness": "--seconds 3 --rounds 1 --buffers 1",
+    "bench adapt": "--seconds 6 --rounds 1",
+    "bench isolation": "--seconds 3 --rounds 1",
+    "bench hostile": "--seconds 3 --rounds 1",
+    "bench thesis": "--seconds 3 --rounds 1",
+    "bench gate --defences": "--rounds 1 --requests 50 --calm-seconds 1 --flood-seconds 1",
+    "bench cost": "--pairs 1 --hz 100 --accuracy-rounds 1",
+    "bench graft deploy": "--rounds 5",
+    "bench graft swap": "--rounds 50",
+    "bench graft fct": "--sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1",
+    "bench graft fairness": "--seconds 3 --rounds 1 --buffers 1",
+    "lab hostile all": "--rounds 1",
+}
+# What cannot be run here.
+PARSED = [
+    (r"make ", "make's own: the target is there"),
+    (r"export PATH=", "the binary is given"),
+    (r"cargo ", "builds, or other tests"),
+    (r"scripts/|dot |tshark|openssl|logrotate", "not of millrace"),
+    (r"flamegraph\.pl|go tool pprof", "another tool, which may not be here"),
+    (r"MILLRACE_PEERS=", "needs the peers, and hours"),
+    (r".*\.\.\.$", "not a whole command"),
+    (r"target/release/", "the release build's"),
+]
+# Pages of which nothing is run, and why.
+ONLY_PARSED = {
+    "docs/measurements.md": "what was measured, in hours",
+    "docs/dependencies.md": "no commands",
+}
+# Words that stand for something, by page.
+RENAMED = {
+    "docs/cost.md": [("FILE", "/var/log/millrace-cost.gz"), ("30s", "1s")],
+    "": [("FILE", "out.json"), ("DIR", "out")],
+}
+# What blocks in other languages are.
+LANGUAGES = {"ini": "systemd's", "yaml": "of Prometheus", "rust": "a program; the library's own example is tested"}
+# What a block of TOML is checked with, by page: its file's name is put at the end.
+TOML = {
+    "docs/config.md": "millrace relay --check --config",
+    "docs/gate.md": "millrace gate --check --policy",
+    "docs/cost.md": "millrace cost --duration 100ms --plain --taxonomy",
+    "docs/lab.md": "millrace lab run --topology NAME -- true",
+}
+# The first words of a line that is a command.
+COMMANDS = r"(?:millrace|make|cargo|export|scripts/\S+|ffmpeg|flamegraph\.pl|go|clang|dot|MILLRACE_\w+=\S*|target/\S+)(?:\s|$)"
+
+
+class Block:
+    """Of code: its lines, the directives in front of it, where it is. Without lines: directives alone."""
+
+    def __init__(self, number, language, lines, directives):
+        self.number, self.language, self.lines, self.directives = number, language, lines, directives
+
+    def told(self, name):
+        return next((rest for word, rest in self.directives if word == name), None)
+
+    def steps(self):
+        """Commands, each with the line that it is on and what is shown below it."""
+        steps, command = [], ""
+        for offset, line in enumerate(self.lines):
+            if command:
+                command += "\n" + line
+            elif match := re.match(r"\s*(?:\$ )?(" + COMMANDS + ".*)", line):
+                command, start = match[1], self.number + offset
+            elif steps and line.strip() and not line.lstrip().startswith("#"):
+                steps[-1][2].append(line)
+                continue
+            else:
+                continue
+            if not re.search(r"(\\|\|)\s*$", command):
+                steps.append((start, command, []))
+                command = ""
+        return steps
+
+
+def blocks(text):
+    """Code blocks of a page, and directives that no block follows."""
+    directives, lines, block, number, fence = [], text.split("\n"), [], 0, None
+    comment = None
+    for at, line in enumerate(lines, 1):
+        if comment is not None or line.startswith("<!-- walk:"):
+            comment = (comment or "") + line.replace("<!-- walk:", "") + "\n"
+            if "-->" in line:
+                for said in comment.replace("-->", "").strip().split("\n"):
+                    word, _, rest = said.strip().partition(" ")
+                    directives.append((word, rest))
+                comment = None
+        elif fence is not None:
+            if line.strip() == "```":
+                yield Block(number, fence, block, directives)
+                block, directives, fence = [], [], None
+            else:
+                block.append(line)
+        elif line.startswith("```"):
+            fence, number = line[3:].strip(), at + 1
+        elif line.startswith("    ") and (block or not lines[at - 2].strip() or "-->" in lines[at - 2]):
+            number = number if block else at
+            block.append(line[4:])
+        else:
+            if block:
+                yield Block(number, "", block, directives)
+                block, directives = [], []
+            # Checks by themselves, which belong to the text above them.
+            if line.strip() and directives and not line.startswith("<!--"):
+                yield Block(at, "none", [], directives)
+                directives = []
+    if directives or block:
+        yield Block(len(lines), "none" if not block else "", block, directives)
+
+
+def spans(text):
+    """Commands of millrace in the text itself."""
+    fenced = False
+    for number, line in enumerate(text.split("\n"), 1):
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith("    "):
+            yield from ((number, span) for span in re.findall(r"`(millrace [^`]+)`", line))
+
+
+def parts(command):
+    """The commands of millrace in a line of shell, as words."""
+    for found in re.finditer(r"(?:^|[\s|(;&'\"=])millrace\s+([a-z].*)", command.replace("\\\n", " ").replace("\n", " ")):
+        try:
+            lexer = shlex.shlex(found[1], posix=True, punctuation_chars="|>&;()")
+            lexer.whitespace_split = True
+            words = list(lexer)
+        except ValueError:
+            words = found[1].split()
+        taken = []
+        for word in words:
+            if re.fullmatch(r"[|>&;()]+", word) or word == "...":
+                break
+            # What may be left out is looked at too.
+            taken.append(word.strip("[]"))
+        yield taken
+
+
+class Walk:
+    """Of one page."""
+
+    def __init__(self, page, binary, is_whole, is_root):
+        self.page, self.binary, self.is_whole, self.is_root = page, binary, is_whole, is_root
+        self.run_count, self.seen, self.checks = 0, 0, 0
+        self.parsed, self.soak, self.failed = [], [], []
+        # Of what goes on: where it stands, its process, its log. Then what the last command said, and all of them.
+        self.staying, self.last, self.before = {}, "", ""
+
+    def report(self):
+        names = ["run_count", "seen", "checks", "parsed", "soak", "failed"]
+        return {name: getattr(self, name) for name in names}
+
+    def fail(self, number, what, why):
+        self.failed.append(f"{self.page}:{number}: {what}\n    " + str(why).strip().replace("\n", "\n    "))
+
+    # What is understood.
+
+    def understand(self, number, command):
+        """Whether the binary takes every command of millrace in it, and make every target."""
+        if match := re.match(r"make ([a-z-]+)", command):
+            made = subprocess.run(["make", "-n", match[1]], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+            if made.returncode != 0:
+                self.fail(number, command, made.stderr)
+        for words in parts(command):
+            self.seen += 1
+            at = words.index("--") if "--" in words else len(words)
+            asked = subprocess.run([self.binary, *words[:at], "--help"], capture_output=True, text=True, timeout=PATIENCE)
+            if asked.returncode != 0:
+                self.fail(number, "millrace " + shlex.join(words), asked.stderr.strip().split("\n")[0])
+
+    # What is run.
+
+    def walk(self):
+        text = (ROOT / self.page).read_text()
+        for number, span in spans(text):
+            self.understand(number, span)
+        reason = ONLY_PARSED.get(self.page)
+        for block in blocks(text):
+            for start, command, _ in block.steps():
+                self.understand(start, command)
+            if reason or not self.is_root:
+                self.parsed += [(start, command, reason or "not root") for start, command, _ in block.steps()]
+                continue
+            self.block(block)
+        for kind in list(self.staying):
+            self.leave(kind)
+
+    def block(self, block):
+        later = []
+        for word, rest in block.directives:
+            if word == "run":
+                self.checks += 1
+                self.command(block.number, rest)
+            elif word == "metrics":
+                self.metrics(block.number, rest)
+            elif word == "says" and "run" in [word for word, _ in block.directives]:
+                self.says(block.number, rest)
+            elif word == "says":
+                later.append(rest)
+        if block.language == "toml":
+            return self.toml(block)
+        if block.language in LANGUAGES:
+            return self.parsed.append((block.number, block.lines[0], LANGUAGES[block.language]))
+        if (some := block.told("shows")) is not None:
+            self.checks += 1
+            lines = [line for line in block.lines if line.strip()]
+            return self.compare(block.number, lines[: int(some or len(lines))], self.before)
+        if block.told("socket") is not None:
+            return self.socket(block)
+        for start, command, shown in block.steps():
+            only = block.told("only") or next((why for what, why in PARSED if re.match(what, command)), None)
+            long = next((why for what, why in LONG if re.match(what, command)), None)
+            if only:
+                self.parsed.append((start, command, only))
+            elif long and not self.is_whole:
+                self.soak.append((start, command, long))
+            else:
+                self.run_count += 1
+                exits = int(block.told("exits") or 0) if start == block.steps()[-1][0] else 0
+                output = self.command(start, self.renamed(command, bool(long)), block.told("until"), exits)
+                if shown:
+                    self.compare(start, shown, output)
+        for said in later:
+            self.says(block.number, said)
+
+    def says(self, number, text):
+        self.checks += 1
+        if text not in self.last:
+            self.fail(number, f"says {text}", self.last[-2000:])
+
+    def renamed(self, command, is_long):
+        pairs = RENAMED.get(self.page, RENAMED[""])
+        for word, instead in pairs:
+            command = re.sub(rf"\b{word}\b", instead, command)
+        flags = next((flags for what, flags in SHORT.items() if is_long and what in command), "")
+        for flag, value in re.findall(r"(--\S+) (\S+)", flags):
+            given = re.compile(rf"{flag}[ =]\S+")
+            command = given.sub(f"{flag} {value}", command) if given.search(command) else f"{command} {flag} {value}"
+        return command
+
+    def command(self, number, command, until=None, exits=0):
+        """Runs it as a reader does; what it said."""
+        name, bare = command.split("\n")[0], re.sub(r"\s+# .*", "", command)
+        for kind in [kind for kind, what in ENDS.items() if re.match(what, bare)]:
+            self.leave(kind)
+        stays = next((said for what, said in STAYS if re.search(rf"(?:^|[|\n]\s*|at \w+ ){what}", bare)), until)
+        if stays is not None:
+            return self.stay(number, command, stays)
+        if any(re.match(what, bare) for what in SHOWS):
+            return self.follow(number, command)
+        started = self.start(command)
+        try:
+            output, _ = started.communicate(timeout=1800 if self.is_whole else PATIENCE)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            output, _ = started.communicate()
+            self.fail(number, name, f"goes on after {PATIENCE} s\n{output[-2000:]}")
+            return output
+        self.last = output
+        self.before += output
+        if started.returncode != exits:
+            self.fail(number, name, f"exit code {started.returncode}, not {exits}\n{output[-2000:]}")
+        if "panicked" in output:
+            self.fail(number, name, output[-2000:])
+        return output
+
+    def start(self, command, output=subprocess.PIPE):
+        return subprocess.Popen(
+            ["bash", "-o", "pipefail", "-c", command],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )
+
+    def stay(self, number, command, said):
+        kind = " ".join(re.search(r"millrace \w+", command)[0].split())
+        self.leave(kind)
+        log = pathlib.Path(f"log.{number}")
+        started = self.start(re.sub(r"\s*&\s*$", "", command), log.open("w"))
+        self.staying[kind] = (number, started, log)
+        over = time.monotonic() + UP
+        is_there = (lambda: os.path.exists(said)) if said.startswith("/") else (lambda: said in log.read_text())
+        while not is_there():
+            if started.poll() is not None or time.monotonic() > over:
+                self.fail(number, command, f"does not say {said!r}: {log.read_text()[-2000:]}")
+                break
+            time.sleep(0.05)
+        self.last = log.read_text()
+        return self.last
+
+    def leave(self, kind):
+        """Whoever is asked to leave does so, and has nothing to complain of."""
+        if kind not in self.staying:
+            return
+        number, started, log = self.staying.pop(kind)
+        self.checks += 1
+        if started.poll() is not None:
+            return self.fail(number, kind, f"did not stay: exit code {started.returncode}\n{log.read_text()[-2000:]}")
+        # As Ctrl-C does: to everybody in front of the terminal.
+        os.killpg(started.pid, signal.SIGINT)
+        try:
+            code = started.wait(LEAVE)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            return self.fail(number, kind, f"does not leave within {LEAVE} s of Ctrl-C\n{log.read_text()[-2000:]}")
+        # A pipe's other commands may know no better than to die of it.
+        if code not in (0, 255):
+            self.fail(number, kind, f"exit code {code} after Ctrl-C\n{log.read_text()[-2000:]}")
+
+    def follow(self, number, command):
+        started = self.start(command)
+        first = started.stdout.readline()
+        time.sleep(1)
+        os.killpg(started.pid, signal.SIGINT)
+        try:
+            rest, _ = started.communicate(timeout=LEAVE)
+        except subprocess.TimeoutExpired:
+            os.killpg(started.pid, signal.SIGKILL)
+            rest, _ = started.communicate()
+            self.fail(number, command, f"does not leave within {LEAVE} s of Ctrl-C")
+        if not first or started.returncode not in (0, 130, -signal.SIGINT):
+            self.fail(number, command, f"exit code {started.returncode}\n{first}{rest[-2000:]}")
+        self.before += first + rest
+        return first + rest
+
+    def file(self, block):
+        """Files that blocks are by their first line."""
+        if block.language == "toml" and (named := re.match(r"# (\S+\.toml)", block.lines[0])):
+            for directory in [pathlib.Path("."), pathlib.Path("/etc/millrace")]:
+                (directory / named[1]).write_text("\n".join(block.lines) + "\n")
+            return named[1]
+
+    def toml(self, block):
+        """Is checked, if there is something that does."""
+        name = self.file(block)
+        if not name:
+            name = f"block{block.number}.toml"
+            # A part of the page's policy.
+            whole = "" if self.page != "docs/gate.md" or "[[scope]]" in block.lines else pathlib.Path("gate.toml").read_text()
+            pathlib.Path(name).write_text(whole + "\n".join(block.lines) + "\n")
+        if check := TOML.get(self.page):
+            self.checks += 1
+            self.command(block.number, check.replace("NAME", name) if "NAME" in check else f"{check} {name}")
+
+    def metrics(self, number, url):
+        """Their names, or ends of them (`_tracks` behind `millrace_relay_sessions`), are in the pages."""
+        self.checks += 1
+        token = pathlib.Path("/run/millrace/http.token").read_text().strip()
+        asked = ["curl", "-fsS", "-H", f"Authorization: Bearer {token}", url]
+        text = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE).stdout
+        names = set(re.findall(r"^(millrace_\w+)[ {]", text, re.M))
+        named = set()
+        for page in PAGES:
+            for row in re.findall(r"^\| `.*", (ROOT / page).read_text(), re.M):
+                whole, *ends = re.findall(r"`(\w+)[`{]", row.split(" | ")[0]) or [""]
+                # Whatever is before an end is one of the beginnings of the whole.
+                cuts = [at for at, letter in enumerate(whole) if letter == "_"]
+                named |= {whole, *ends} | {whole[:cut] + end for end in ends for cut in cuts}
+        if not names or names - named:
+            self.fail(number, f"metrics {url}", "in no table: " + ", ".join(sorted(names - named)) if names else "there are none")
+
+    def socket(self, block):
+        """What is asked of the gate, and what it answers but for figures."""
+        asked = socket.socket(socket.AF_UNIX)
+        asked.connect("/run/millrace/gate.sock")
+        lines = asked.makefile("rw")
+        for line in filter(None, block.lines):
+            if '"do"' in line:
+                self.run_count += 1
+                lines.write(line + "\n")
+                lines.flush()
+                answer = lines.readline()
+            elif shape(json.dumps(json.loads(line))) != shape(json.dumps(json.loads(answer))):
+                self.fail(block.number, line, answer)
+
+    def compare(self, number, shown, output):
+        """Each line that is shown comes in what was said, with figures of its own."""
+        said = {shape(line) for line in output.split("\n")}
+        for line in shown:
+            if line.strip() != "..." and shape(line) not in said:
+                near = sorted(said, key=lambda other: -len(set(other.split()) & set(shape(line).split())))[:3]
+                self.fail(number, f"shows {line.strip()}", "nothing like it was said, but\n" + "\n".join(near))
+
+
+def shape(line):
+    """A line without its figures."""
+    return re.sub(r"\s+", " ", re.sub(r"[+-]?\d+(\.\d+)?", "#", line)).strip()
+
+
+SETUP = """
+mount --make-rprivate /
+mkdir -p /tmp/walk.$$ && mount -t tmpfs tmpfs /tmp/walk.$$ && cd /tmp/walk.$$
+mkdir -p up work fs bin && mount --rbind /sys/fs fs
+mount -t tmpfs tmpfs /run && mkdir -p /run/netns
+mount -t overlay overlay -o lowerdir=/etc,upperdir=$PWD/up,workdir=$PWD/work /etc
+mkdir -p /etc/millrace && mount -t tmpfs tmpfs /var/log
+certificate() {
+    openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=relay.example -days 9 -addext basicConstraints=critical,$3 \
+        -addext subjectAltName=DNS:relay.example,DNS:localhost -out /etc/millrace/$1 -keyout /etc/millrace/$2
+}
+certificate fullchain.pem privkey.pem CA:FALSE
+certificate cameras.pem cameras.key CA:TRUE
+echo '{"kty":"oct","alg":"HS256","k":"AyM1SysPpbyDfgZld3umj1qzKObwVMkoqQ-EstJQLr_T-1qS0gZH75aKtMN3Yj0iPS4hcgUuTwjAzZr1Z9CAow"}' >/etc/millrace/issuer.jwk
+echo 192.0.2.99 | tee blocked.txt >/etc/millrace/blocked.txt
+mount -t sysfs sysfs /sys && for what in cgroup bpf; do mount --rbind fs/$what /sys/fs/$what; done
+mount -t debugfs debugfs /sys/kernel/debug; mount -t tracefs tracefs /sys/kernel/tracing
+ip link set lo up; sysctl -q net.ipv4.ip_forward=1
+for at in 0 1; do
+    away=away${at#0}; net=$([ $at = 0 ] && echo 203.0.113 || echo 198.51.100)
+    ip netns add $away && ip link add eth$at type veth peer name eth0 netns $away
+    ip addr add $net.1/24 dev eth$at && ip link set eth$at up
+    ip -n $away addr add $net.7/24 dev eth0 && ip -n $away link set eth0 up && ip -n $away link set lo up
+    ip -n $away route add default via $net.1
+done
+ip addr add 2001:db8::1/64 dev eth0 nodad
+# A player that has seen enough after a second, and no window.
+printf '#!/bin/sh\\nexec ffmpeg -v error -i - -frames:v 30 -f null -\\n' >bin/ffplay && chmod +x bin/ffplay
+printf '#!/bin/sh\\nname=$1; shift; exec ip netns exec $name "$@"\\n' >bin/at && chmod +x bin/at
+ln -s ROOT/millrace-bpf ROOT/scripts .
+pwd
+"""
+
+
+def walk_inside(args):
+    """In namespaces that are nobody else's."""
+    made = subprocess.run(["bash", "-ec", SETUP.replace("ROOT", str(ROOT))], capture_output=True, text=True)
+    if made.returncode != 0:
+        sys.exit(f"no namespaces: {made.stderr}")
+    os.chdir(made.stdout.strip().split("\n")[-1])
+    clang = sorted(pathlib.Path("/usr/bin").glob("clang-[0-9][0-9]"))
+    if clang:
+        os.symlink(clang[-1], "bin/clang")
+    os.environ["PATH"] = f"{os.getcwd()}/bin:{pathlib.Path(args.binary).parent}:{os.environ['PATH']}"
+    os.environ.pop("RUST_LOG", None)
+    walk = Walk(args.pages[0], args.binary, args.whole, True)
+    for page in PAGES:
+        for block in blocks((ROOT / page).read_text()):
+            walk.file(block)
+    walk.walk()
+    print(json.dumps(walk.report()))
+
+
+def walk_page(args, page):
+    if os.geteuid() != 0:
+        walk = Walk(page, args.binary, args.whole, False)
+        walk.walk()
+        return walk.report()
+    unshared = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    inside = [sys.executable, __file__, args.binary, page, "--inside", *(["--whole"] if args.whole else [])]
+    started = time.monotonic()
+    ran = subprocess.run([*unshared, *inside], capture_output=True, text=True)
+    if ran.returncode != 0:
+        return {"failed": [f"{page}: {ran.stderr}"], "run_count": 0, "seen": 0, "checks": 0, "parsed": [], "soak": []}
+    report = json.loads(ran.stdout.strip().split("\n")[-1])
+    print(f"{page}: {report['run_count']} run, {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return report
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary", type=lambda path: str(pathlib.Path(path).resolve()))
+    parser.add_argument("pages", nargs="*", metavar="PAGE")
+    parser.add_argument("--whole", action="store_true")
+    parser.add_argument("--inside", action="store_true")
+    args = parser.parse_args()
+    if args.inside:
+        return walk_inside(args)
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = list(pool.map(lambda page: walk_page(args, page), args.pages or PAGES))
+    total = lambda what: sum(report[what] for report in reports)
+    for page, report in zip(args.pages or PAGES, reports):
+        for kind in ["soak", "parsed"]:
+            for number, command, why in report[kind]:
+                first = command.split("\n")[0].rstrip(" \\|")
+                print(f"{'in make soak' if kind == 'soak' else 'only parsed'}: {page}:{number}: {first}: {why}")
+        print("".join(f"FAILED {failed}\n" for failed in report["failed"]), end="")
+    parsed, soak = (sum(len(report[what]) for report in reports) for what in ["parsed", "soak"])
+    failed = sum(len(report["failed"]) for report in reports)
+    if os.geteuid() != 0:
+        print("SKIP: README and docs are only parsed: running them needs root")
+    print(
+        f"README and docs: {total('run_count')} commands run, {total('checks')} things said checked, {parsed} only parsed (why is above), "
+        f"{soak} in make soak; {total('seen')} understood; {failed} not as said"
+    )
+    sys.exit(failed > 0 or total("seen") < 20)
+
+
+if __name__ == "__main__":
+    main()
