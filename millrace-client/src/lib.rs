@@ -35,6 +35,7 @@
 //! | [`generate`], [`payload`], [`stats`], [`owed`] | objects that can be measured, and the figures |
 
 mod again;
+mod alternates;
 pub mod broadcast;
 mod congestion;
 pub mod dial;

@@ -113,6 +113,10 @@ impl Receiver {
         Arc::new(Self { session, tracks, fetches: Mutex::new(Fetches::new()) })
     }
 
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
     pub async fn subscribe(
         &self,
         track: TrackName,

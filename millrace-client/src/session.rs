@@ -176,6 +176,8 @@ pub struct Session {
     tunnel: Option<Tunnel>,
     next_request: AtomicU64,
     goaway: watch::Sender<Option<String>>,
+    /// What the peer's SETUP says of switching sets, once it is there.
+    switches: watch::Sender<Option<bool>>,
     /// Held open: a control stream that ends is a violation.
     _control: SendStream,
 }
@@ -227,6 +229,7 @@ impl Session {
             tunnel,
             next_request: AtomicU64::new(first_request),
             goaway: watch::Sender::new(None),
+            switches: watch::Sender::new(None),
             _control: control,
         }))
     }
@@ -249,6 +252,12 @@ impl Session {
     /// Whether the peer has announced that it will close the session, and where it wants us to go on: empty for where we are.
     pub fn goaway(&self) -> watch::Receiver<Option<String>> {
         self.goaway.subscribe()
+    }
+
+    /// Whether the peer knows switching sets; waits for its SETUP.
+    pub async fn switches(&self) -> bool {
+        let mut switches = self.switches.subscribe();
+        switches.wait_for(Option::is_some).await.is_ok_and(|known| *known == Some(true))
     }
 
     /// The request ID for the next request: even from the client, odd from the server.
@@ -340,6 +349,8 @@ impl Session {
                 match message {
                     Message::Setup(setup) if !is_set_up => {
                         tracing::debug!(implementation = setup.implementation, "session is set up");
+                        let switches = setup.switching_algorithms.contains(&SWITCHING_ALGORITHM);
+                        self.switches.send_replace(Some(switches));
                         is_set_up = true;
                     }
                     Message::GoAway(goaway) if is_set_up && self.goaway.borrow().is_none() => {
@@ -529,10 +540,11 @@ mod tests {
         for bad in ["http://localhost", "moqt://", "https://", "localhost:4443", "moqt:///path"] {
             assert!(parse_url(bad).is_err(), "{bad}");
         }
-        let setup = setup_of(&parse_url("moqt://localhost:4443/a?b").unwrap());
+        let at = |url| Remote::new(parse_url(url).unwrap(), Trust::Anyone);
+        let setup = setup_of(&at("moqt://localhost:4443/a?b"));
         assert_eq!(setup.path.as_deref(), Some("/a?b"));
         assert_eq!(setup.authority.as_deref(), Some("localhost:4443"));
-        let bare = setup_of(&parse_url("moqt://[::1]:4443").unwrap());
+        let bare = setup_of(&at("moqt://[::1]:4443"));
         assert_eq!(bare.path.as_deref(), Some(""));
         assert_eq!(bare.authority.as_deref(), Some("[::1]:4443"));
     }

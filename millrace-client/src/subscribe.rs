@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millrace_proto::moq::message::FetchKind;
 use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code};
+use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code, msf};
 use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::io::{AsyncWrite, AsyncWriteExt};
@@ -16,10 +16,11 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::again::{Pause, successor};
+use crate::alternates::{self, Alternates, Subscribed};
 use crate::media::{self, CATALOG, Catalog, INIT, playable};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
-use crate::receive::{Receiver, Sink, Step, Subscription};
+use crate::receive::{Receiver, Sink, Step};
 use crate::session::{self, ConnectError, Remote, Session};
 use crate::stats::{Arrival, Figures, Report};
 
@@ -44,6 +45,9 @@ pub struct Options {
     pub track: Option<String>,
     /// Take the names of the tracks from the catalog.
     pub catalog: bool,
+    /// Subscribe to all tracks that the catalog has for the same content, of which the relay sends each group of one: the one
+    /// that the path has room for (draft-wilaw-moq-moqt-ssts).
+    pub adaptive: bool,
     /// Begin this many groups before the current one.
     pub join_groups: Option<u64>,
     /// Fetch from the first to before the second (object 0: the whole group), and end.
@@ -68,6 +72,7 @@ impl Options {
             namespace,
             track: None,
             catalog: false,
+            adaptive: false,
             join_groups: None,
             fetch: None,
             filter: None,
@@ -144,6 +149,10 @@ pub enum Error {
     Play { name: String, source: Box<Error> },
     #[error("cannot read the catalog: {0}")]
     Catalog(#[source] serde_json::Error),
+    #[error(
+        "the relay does not switch between tracks for --adaptive: it is not set to (millrace relay --switching-sets), or cannot"
+    )]
+    NoSwitching,
     #[error("nothing to play: neither video nor audio")]
     NothingToPlay,
     #[error(transparent)]
@@ -332,21 +341,16 @@ async fn count(
             return count_fetch(objects, &figures).await;
         }
         let sink = Sink::Figures(figures.clone());
-        let subscription = receiver.subscribe(track, options.parameters(), sink).await;
-        let mut subscription = match subscription {
-            Ok(subscription) => subscription,
-            Err(source) => return Err(no_track(&receiver, &options, &name, source).await),
-        };
+        let mut subscription = subscribe(&receiver, &options, &name, sink).await?;
         subscribed.send_replace(true);
-        if let Some(groups_back) = options.join_groups
-            && let Some(objects) = receiver.join(&subscription, groups_back).await?
+        if let (Some(groups_back), Some(first)) = (options.join_groups, subscription.first())
+            && let Some(objects) = receiver.join(first, groups_back).await?
         {
             count_fetch(objects, &figures).await?;
         }
         tokio::select! {
             done = subscription.done() => {
-                let done = done?;
-                tracing::debug!(code = %done.code, streams = done.stream_count, "the track is done");
+                tracing::debug!(last = ?done?, "the track is done");
             }
             () = enough(&figures, options.count) => subscription.cancel(),
         }
@@ -444,6 +448,32 @@ async fn receive_during(
     session.close(code::Session::NO_ERROR, "the subscriber leaves");
     session.closed().await;
     result
+}
+
+/// Subscribes to a track, or to all that can stand for it.
+async fn subscribe(
+    receiver: &Receiver,
+    options: &Options,
+    name: &str,
+    sink: Sink,
+) -> Result<Subscribed, Error> {
+    let alternates = match options.adaptive {
+        true if !receiver.session().switches().await => return Err(Error::NoSwitching),
+        true => {
+            let catalog = first_object(receiver, options, msf::CATALOG).await?;
+            let alternates = Alternates::of(&msf::Catalog::parse(&catalog).map_err(Error::Catalog)?, name);
+            if alternates.is_none() {
+                tracing::info!(track = name, "the catalog has nothing that can stand for it, with a bitrate");
+            }
+            alternates
+        }
+        false => None,
+    };
+    let (track, parameters) = (options.track(name)?, options.parameters());
+    match alternates::subscribe(receiver, track, alternates.as_ref(), parameters, sink).await {
+        Ok(subscribed) => Ok(subscribed),
+        Err(source) => Err(no_track(receiver, options, name, source).await),
+    }
 }
 
 /// `source` kept a track from being had; what would have been there is said too, if that can be known.
@@ -550,23 +580,14 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             return self.write_all(objects).await;
         }
         let (queue, steps) = mpsc::channel(QUEUE);
-        let subscribed = self.receiver.subscribe(track, self.options.parameters(), Sink::Queue(queue));
-        let subscription = match subscribed.await {
-            Ok(subscription) => subscription,
-            Err(source) => return Err(no_track(&self.receiver, &self.options, &name, source).await),
-        };
+        let subscription = subscribe(&self.receiver, &self.options, &name, Sink::Queue(queue)).await?;
         let mut sequencer = Sequencer::default();
-        if let Some(groups_back) = self.options.join_groups {
-            let joined = self.receiver.join(&subscription, groups_back).await;
+        if let (Some(groups_back), Some(first)) = (self.options.join_groups, subscription.first()) {
+            let joined = self.receiver.join(first, groups_back).await;
             let joined = joined.map_err(|source| Error::Join { name: name.clone(), source })?;
             if let Some(objects) = joined {
                 self.write_all(objects).await?;
-                subscription
-                    .ok
-                    .parameters
-                    .largest_object
-                    .into_iter()
-                    .for_each(|last| sequencer.skip_to(last));
+                first.ok.parameters.largest_object.into_iter().for_each(|last| sequencer.skip_to(last));
             }
         }
         let followed = self.follow(subscription, steps, sequencer).await;
@@ -583,7 +604,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
 
     async fn follow(
         &self,
-        mut subscription: Subscription,
+        mut subscription: Subscribed,
         mut steps: mpsc::Receiver<Step>,
         mut sequencer: Sequencer,
     ) -> Result<(), Error> {

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, anyhow, ensure};
 use millrace_client::{
+    session::Remote,
     stats::{Arrival, Report},
     subscribe::{self, OnSecond, Options, measure, play},
 };
@@ -30,6 +31,10 @@ pub struct Args {
     /// Take the names of the tracks from the catalog
     #[arg(long, conflicts_with = "track")]
     catalog: bool,
+    /// Have the relay send each group of the rendition that the path has room for: all that the catalog (track "catalog") has of
+    /// the same; needs a relay with switching-sets
+    #[arg(long, conflicts_with_all = ["join_groups", "fetch"])]
+    adaptive: bool,
     /// Begin this many groups before the current one
     #[arg(long, value_name = "K")]
     join_groups: Option<u64>,
@@ -152,10 +157,11 @@ impl Args {
     fn options(self) -> anyhow::Result<Options> {
         Ok(Options {
             reconnect: self.connect.reconnect.unwrap_or(false),
-            remote: self.connect.remote(),
+            remote: Remote { switching_sets: self.adaptive, ..self.connect.remote() },
             namespace: Namespace::from_path(&self.name).context("--name is not a namespace")?,
             track: self.track,
             catalog: self.catalog,
+            adaptive: self.adaptive,
             join_groups: self.join_groups,
             fetch: match self.fetch.as_deref() {
                 Some([Place(start), Place(end)]) => Some((*start, *end)),

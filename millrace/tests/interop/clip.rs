@@ -36,6 +36,8 @@ pub fn encoded(size: &str, kbit: u32, group: usize, seconds: usize) -> Vec<u8> {
     let args = [
         &["-f", "lavfi", "-i", picture.as_str(), "-t", &seconds, "-c:v", "libx264", "-preset", "ultrafast"][..],
         &["-tune", "zerolatency", "-pix_fmt", "yuv420p", "-g", &group, "-sc_threshold", "0", "-b:v", &rate],
+        // Key frames bring what a decoder has to know.
+        &["-tag:v", "avc3", "-bsf:v", "dump_extra=freq=keyframe"],
         &["-f", "mp4", "-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"],
     ];
     run("ffmpeg", &args.concat(), &[])

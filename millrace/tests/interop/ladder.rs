@@ -44,19 +44,51 @@ fn catalog(relay: &Relay) -> Vec<(String, u64, u64)> {
     json["tracks"].as_array().unwrap().iter().map(track).collect()
 }
 
-/// The files are pipes, so that players are there before anything is published.
+/// A ladder whose media comes when players are there.
+struct Held {
+    clips: [Clip; 3],
+    publisher: Process,
+    /// To the publisher's files, which are pipes.
+    writers: [File; 3],
+    _dir: tempfile::TempDir,
+}
+
+impl Held {
+    fn of(relay: &Relay) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let clips = renditions(GROUP).map(|media| Clip::split(&media));
+        let pipes = ["best", "middle", "least"].map(|name| dir.path().join(name));
+        assert!(Command::new("mkfifo").args(&pipes).status().unwrap().success());
+        let publisher = publish(relay, &["--ladder-kbit", "600,300,100"], &pipes);
+        let mut writers = pipes.map(|pipe| File::options().write(true).open(pipe).unwrap());
+        for (writer, clip) in writers.iter_mut().zip(&clips) {
+            writer.write_all(&clip.init).unwrap();
+        }
+        Self { clips, publisher, writers, _dir: dir }
+    }
+
+    /// All of the media, to its end.
+    fn play(self) -> [Clip; 3] {
+        let writing: Vec<_> = self
+            .writers
+            .into_iter()
+            .zip(&self.clips)
+            .map(|(mut writer, clip)| {
+                let media = clip.fragments.concat();
+                thread::spawn(move || writer.write_all(&media).unwrap())
+            })
+            .collect();
+        writing.into_iter().for_each(|writing| writing.join().unwrap());
+        self.publisher.finish();
+        self.clips
+    }
+}
+
 #[test]
 fn three_files_are_a_ladder() {
     needs!(Ffmpeg);
-    let (relay, dir) = (Relay::start(), tempfile::tempdir().unwrap());
-    let clips = renditions(GROUP).map(|media| Clip::split(&media));
-    let pipes = ["best", "middle", "least"].map(|name| dir.path().join(name));
-    assert!(Command::new("mkfifo").args(&pipes).status().unwrap().success());
-    let publisher = publish(&relay, &["--ladder-kbit", "600,300,100"], &pipes);
-    let mut writers = pipes.map(|pipe| File::options().write(true).open(pipe).unwrap());
-    for (writer, clip) in writers.iter_mut().zip(&clips) {
-        writer.write_all(&clip.init).unwrap();
-    }
+    let relay = Relay::start();
+    let held = Held::of(&relay);
     let players = TRACKS.map(|track| {
         relay.until_published(track);
         let player = subscribe(None, &relay.url(), &["--track", track]);
@@ -65,20 +97,41 @@ fn three_files_are_a_ladder() {
     });
     let expected = TRACKS.map(str::to_owned).into_iter().zip([600_000, 300_000, 100_000]);
     assert!(catalog(&relay).into_iter().eq(expected.map(|(name, bitrate)| (name, bitrate, 1))));
-    let writing: Vec<_> = writers
-        .into_iter()
-        .zip(&clips)
-        .map(|(mut writer, clip)| {
-            let media = clip.fragments.concat();
-            thread::spawn(move || writer.write_all(&media).unwrap())
-        })
-        .collect();
-    writing.into_iter().for_each(|writing| writing.join().unwrap());
-    publisher.finish();
+    let clips = held.play();
     for ((player, clip), track) in players.into_iter().zip(&clips).zip(TRACKS) {
         assert_eq!(clip.fragments.len(), FRAMES);
         assert_same(&player.finish(), &clip.fragments.concat(), track);
     }
+}
+
+#[test]
+fn a_player_that_asks_for_it_gets_each_group_of_one_rendition() {
+    needs!(Ffmpeg);
+    let relay = Relay::with(|config| config.switching_sets = true);
+    let held = Held::of(&relay);
+    TRACKS.iter().for_each(|track| relay.until_published(track));
+    let player = subscribe(None, &relay.url(), &["--track", VIDEO_TRACK, "--adaptive"]);
+    TRACKS.iter().for_each(|track| relay.until_subscribed(track, 1));
+    let clips = held.play();
+    let played = player.finish();
+    let mut rest = &played[..];
+    for group in 0..FRAMES / GROUP {
+        let whole = |clip: &Clip| clip.fragments[group * GROUP..(group + 1) * GROUP].concat();
+        let found = clips.iter().map(whole).find(|bytes| rest.starts_with(bytes));
+        rest = &rest[found.unwrap_or_else(|| panic!("group {group} is of no rendition")).len()..];
+    }
+    assert!(rest.is_empty(), "more than the groups of one rendition each");
+}
+
+#[test]
+fn where_the_relay_does_not_switch_it_is_said() {
+    needs!(Ffmpeg);
+    let relay = Relay::start();
+    let held = Held::of(&relay);
+    relay.until_published(VIDEO_TRACK);
+    let player = subscribe(None, &relay.url(), &["--track", VIDEO_TRACK, "--adaptive"]);
+    player.wait_logged("millrace relay --switching-sets");
+    held.play();
 }
 
 #[test]
