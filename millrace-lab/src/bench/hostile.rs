@@ -260,7 +260,9 @@ impl Args {
         let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
         let (mut attacks, mut first) = (0, 0);
         while Instant::now() < until {
-            let mut command = site.node(ATTACKER)?.command(env::current_exe()?);
+            // A machine of its own would have a CPU of its own: here it gets what nobody else wants.
+            let mut command = site.node(ATTACKER)?.command("chrt");
+            command.args(["--idle", "0"]).arg(env::current_exe()?);
             command.args(["lab", "hostile", scenario, "--relay", &url, "--json"]);
             Process::start("hostile", command, site.directory())?.finish(SCENARIO_LIMIT)?;
             attacks += 1;
