@@ -4,6 +4,7 @@
 #   scripts/web.sh build    builds web/dist anew
 #   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
 #   scripts/web.sh test [dashboard|watch]     tests them in headless Chromium; screenshots in target/web
+#   scripts/web.sh picture   docs/dashboard.png anew: this machine for a minute, with some traffic of its own
 . "$(dirname "$0")/lib.sh"
 
 NODE_MINIMUM=20.19
@@ -95,6 +96,28 @@ test_dashboard() {
     (cd web && node --test test/dashboard.test.js)
 }
 
+# A minute of traffic on loopback, none of it enough to keep a CPU busy.
+picture() {
+    local why port
+    export CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
+    why=$(hindrance)
+    [ -z "$why" ] || die "$why"
+    [ "$(id -u)" = 0 ] || die "making reports needs root"
+    have iperf3 || die "no iperf3"
+    cargo build --locked -p millrace
+    export MILLRACE=$ROOT/target/debug/millrace PICTURE=$ROOT/docs/dashboard.png REPORTS=$ROOT/target/web/picture.jsonl
+    mkdir -p "$(dirname "$REPORTS")"
+    for port in 15201 15202; do
+        iperf3 -s -B 127.0.0.1 -p "$port" -1 >/dev/null &
+        wait_for 10 eval "ss -ltn | grep -q 127.0.0.1:$port" || die "iperf3 does not listen"
+    done
+    iperf3 -c 127.0.0.1 -p 15201 -b 200M -l 4k -t 66 >/dev/null &
+    (sleep 20 && iperf3 -c 127.0.0.1 -p 15202 -u -b 100M -l 1200 -t 25 >/dev/null) &
+    "$MILLRACE" cost --json --stacks --mode events --frequency 997 --period 1s --reports 64 >"$REPORTS"
+    wait
+    (cd web && node --test --test-name-pattern=picture test/dashboard.test.js)
+}
+
 # Live video in the browser, with each engine.
 test_watch() {
     if ! have ffmpeg; then
@@ -115,5 +138,6 @@ case ${1:-} in
     build) build ;;
     check) check ;;
     test) shift; test_in_browser "$@" ;;
-    *) die "scripts/web.sh build|check|test" ;;
+    picture) picture ;;
+    *) die "scripts/web.sh build|check|test|picture" ;;
 esac

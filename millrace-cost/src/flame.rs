@@ -1,19 +1,27 @@
 //! Flame graphs as files: for documents, and to look at without a server.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use time::OffsetDateTime;
+
+use crate::arguments::printable;
 use crate::fold::UNKNOWN;
 use crate::report::{Report, Stacks};
 
 /// Pixels.
 const WIDTH: f64 = 1200.0;
 const ROW: f64 = 17.0;
-const NARROWEST: f64 = 1.0;
-/// Of a character, at the size of [`HEAD`].
+/// Heading, what it is of, and the frame that is looked at.
+const HEAD: f64 = 66.0;
+/// As wide as some that zooming in makes visible: a ten-thousandth of the graph.
+const NARROWEST: f64 = 0.12;
+/// Of a character, in `STYLE`.
 const CHARACTER: f64 = 6.65;
-const HEAD: &str = "<style>text{font:11px monospace;dominant-baseline:central;pointer-events:none}\
-                    rect{stroke:#fff;stroke-width:.5}</style>\n";
+const STYLE: &str = include_str!("flame.css");
+/// Zoom and search, where the file is opened by a browser; a picture in a document stays as it is drawn here.
+const SCRIPT: &str = include_str!("flame.js");
 /// As the dashboard has them.
 const COLORS: [(&str, &str); 5] = [
     ("net_rx", "#56a0d0"),
@@ -22,20 +30,85 @@ const COLORS: [(&str, &str); 5] = [
     ("receive", "#4fb89a"),
     ("io_uring", "#d79ac0"),
 ];
+/// More processes are not named in the heading.
+const NAMED: usize = 2;
 
 /// An SVG of a report's [stacks](Report::stacks), all CPUs together, callers above what they call. Widths are time;
-/// the outermost boxes are events, and chosen processes with all that they did, inside and outside of events.
+/// below the root are events, and chosen processes with all that they did, inside and outside of events. It needs nothing
+/// but itself.
 pub fn svg(report: &Report) -> String {
     let nothing = Stacks::default();
-    let tree = Node::new(report.stacks.as_ref().unwrap_or(&nothing));
-    let mut boxes = String::new();
-    let scale = WIDTH / tree.ns.max(1) as f64;
-    let mut drawing = Drawing { boxes: &mut boxes, scale, period_ns: report.period_ns.max(1), rows: 0 };
-    drawing.children(&tree, 0.0, 0);
-    let height = drawing.rows.max(1) as f64 * ROW;
+    let stacks = report.stacks.as_ref().unwrap_or(&nothing);
+    let tree = Node::new(stacks);
+    let period_ns = report.period_ns.max(1);
+    // What a chosen process does inside of events is twice in the graph.
+    let once = stacks.stacks.iter().filter(|stack| stack.pid.is_none() || stack.event.is_none());
+    let taken_ns = once.map(|stack| stack.ns).sum();
+    let whole_ns = tree.ns.max(1);
+    let mut drawing = Drawing { frames: String::new(), whole_ns, taken_ns, period_ns, rows: 0 };
+    let what = format!("{}, {}", what(report, stacks), cpus(report));
+    drawing.frame(&what, &tree, 0, 0);
+    let (heading, about) = (escaped(&format!("millrace cost: {what}")), escaped(&about(report)));
+    let height = HEAD + drawing.rows as f64 * ROW;
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\">\n{HEAD}\
-         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n{boxes}</svg>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\" \
+         viewBox=\"0 0 {WIDTH} {height}\">\n\
+         <title>{heading}; {about}</title>\n<style><![CDATA[\n{STYLE}]]></style>\n\
+         <rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n\
+         <text id=\"heading\" x=\"4\" y=\"16\">{heading}</text>\n\
+         <text id=\"about\" x=\"4\" y=\"36\">{about}</text>\n\
+         <text id=\"detail\" x=\"4\" y=\"54\"/>\n\
+         <g id=\"frames\">\n{}</g>\n<script><![CDATA[\n{SCRIPT}]]></script>\n</svg>\n",
+        drawing.frames
+    )
+}
+
+/// What the graph is of: networking, chosen processes, or both.
+fn what(report: &Report, stacks: &Stacks) -> String {
+    let pids: BTreeSet<u32> = stacks.stacks.iter().filter_map(|stack| stack.pid).collect();
+    let mut what = Vec::new();
+    if stacks.stacks.iter().any(|stack| stack.pid.is_none()) {
+        what.push("networking".to_owned());
+    }
+    if pids.len() > NAMED {
+        what.push(format!("{} processes", pids.len()));
+    } else {
+        what.extend(pids.iter().map(|pid| {
+            let process = report.processes.iter().find(|process| process.pid == *pid);
+            let name = process.map_or(String::new(), |process| format!(" ({})", process.name));
+            format!("process {pid}{name}")
+        }));
+    }
+    if what.is_empty() { "nothing was sampled".to_owned() } else { what.join(" and ") }
+}
+
+fn cpus(report: &Report) -> Cow<'static, str> {
+    match report.cpus.len() {
+        1 => "1 CPU".into(),
+        cpus => format!("{cpus} CPUs").into(),
+    }
+}
+
+/// Where it was, when, and for how long. The period may have gaps: when it began is not known.
+fn about(report: &Report) -> String {
+    let until = match OffsetDateTime::from_unix_timestamp((report.time_unix_ms / 1000) as i64) {
+        Ok(t) => format!(
+            "{:04}-{:02}-{:02} {:02}:{:02}:{:02} UTC",
+            t.year(),
+            u8::from(t.month()),
+            t.day(),
+            t.hour(),
+            t.minute(),
+            t.second()
+        ),
+        Err(_) => "an unknown time".to_owned(),
+    };
+    format!(
+        "{}, Linux {}: {:.2} s until {until}, {} stacks a second and CPU",
+        report.host.name,
+        report.host.kernel,
+        report.period_ns as f64 / 1e9,
+        report.frequency_hz
     )
 }
 
@@ -66,39 +139,47 @@ impl Node {
     }
 }
 
-struct Drawing<'a> {
-    boxes: &'a mut String,
-    /// Pixels per nanosecond.
-    scale: f64,
+struct Drawing {
+    frames: String,
+    /// The width of the picture.
+    whole_ns: u64,
+    /// All time that is in it.
+    taken_ns: u64,
     period_ns: u64,
     rows: usize,
 }
 
-impl Drawing<'_> {
-    fn children(&mut self, node: &Node, left: f64, depth: usize) {
+impl Drawing {
+    /// A function that begins `start_ns` from the left, and what it calls, most time first.
+    fn frame(&mut self, name: &str, node: &Node, start_ns: u64, depth: usize) {
+        self.draw(name, node.ns, start_ns, depth);
+        self.rows = self.rows.max(depth + 1);
         let mut children: Vec<_> = node.children.iter().collect();
         children.sort_by_key(|(_, child)| std::cmp::Reverse(child.ns));
-        let mut left = left;
+        let mut start_ns = start_ns;
         for (name, child) in children {
-            let width = child.ns as f64 * self.scale;
             // The rest are no wider.
-            if width < NARROWEST {
+            if self.pixels(child.ns) < NARROWEST {
                 break;
             }
-            self.draw(name, child.ns, [left, depth as f64 * ROW, width]);
-            self.rows = self.rows.max(depth + 1);
-            self.children(child, left, depth + 1);
-            left += width;
+            self.frame(name, child, start_ns, depth + 1);
+            start_ns += child.ns;
         }
     }
 
-    fn draw(&mut self, name: &str, ns: u64, [x, y, width]: [f64; 3]) {
-        let share = ns as f64 * 100.0 / self.period_ns as f64;
-        let (color, title) = (color(name), escaped(name));
+    fn pixels(&self, ns: u64) -> f64 {
+        ns as f64 * WIDTH / self.whole_ns as f64
+    }
+
+    fn draw(&mut self, name: &str, ns: u64, start_ns: u64, depth: usize) {
+        let taken_ns = if depth == 0 { self.taken_ns } else { ns };
+        let share = taken_ns as f64 * 100.0 / self.period_ns as f64;
+        let (color, title) = (color(name, depth), escaped(name));
+        let (x, y, width) = (self.pixels(start_ns), HEAD + depth as f64 * ROW, self.pixels(ns));
         let _ = write!(
-            self.boxes,
-            "<g><title>{title}: {share:.2} % of a CPU</title><rect x=\"{x:.1}\" y=\"{y}\" width=\"{width:.1}\" \
-             height=\"{ROW}\" fill=\"{color}\"/>"
+            self.frames,
+            "<g data-at=\"{start_ns} {ns} {depth}\"><title>{title}: {share:.2} % of one CPU</title>\
+             <rect x=\"{x:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"{ROW}\" fill=\"{color}\"/>"
         );
         let fits = ((width - 4.0) / CHARACTER) as usize;
         if fits >= 3 {
@@ -106,20 +187,18 @@ impl Drawing<'_> {
                 true => name.chars().take(fits - 1).chain(['…']).collect(),
                 false => name.to_owned(),
             };
-            let _ = write!(
-                self.boxes,
-                "<text x=\"{:.1}\" y=\"{}\">{}</text>",
-                x + 2.0,
-                y + ROW / 2.0,
-                escaped(&text)
-            );
+            let (x, y) = (x + 2.0, y + ROW / 2.0);
+            let _ = write!(self.frames, "<text x=\"{x:.1}\" y=\"{y}\">{}</text>", escaped(&text));
         }
-        self.boxes.push_str("</g>\n");
+        self.frames.push_str("</g>\n");
     }
 }
 
 /// BPF programs stand out; a function always looks the same.
-fn color(name: &str) -> String {
+fn color(name: &str, depth: usize) -> String {
+    if depth == 0 {
+        return "#d8dde3".to_owned();
+    }
     if let Some((_, color)) = COLORS.iter().find(|(event, _)| *event == name) {
         return (*color).to_owned();
     }
@@ -130,8 +209,9 @@ fn color(name: &str) -> String {
     }
 }
 
+/// As text of XML, which does not even allow to escape what is not printable.
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    printable(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
 #[cfg(test)]
@@ -143,64 +223,103 @@ mod tests {
         svg(&Report { stacks: Some(samples::stacks(of)), ..samples::report(0) })
     }
 
-    /// Name, x, y and width of each box.
-    fn boxes(svg: &str) -> Vec<(&str, &str, &str, &str)> {
-        let attribute = |line: &'_ str, name: &str| -> Option<(usize, usize)> {
-            let from = line.find(&format!(" {name}=\""))? + name.len() + 3;
-            Some((from, from + line[from..].find('"')?))
+    /// Name, x, y and width of each frame.
+    fn frames(svg: &str) -> Vec<(&str, &str, &str, &str)> {
+        let between = |line: &'_ str, before: &str, after: &str| -> Option<(usize, usize)> {
+            let from = line.find(before)? + before.len();
+            Some((from, from + line[from..].find(after)?))
         };
-        let lines = svg.lines().filter_map(|line| line.strip_prefix("<g><title>"));
+        let lines = svg.lines().filter(|line| line.starts_with("<g data-at="));
         lines
             .map(|line| {
-                let value = |name| attribute(line, name).map_or("", |(from, to)| &line[from..to]);
-                (line.split(": ").next().unwrap_or_default(), value("x"), value("y"), value("width"))
+                let value = |before: &str, after| {
+                    between(line, before, after).map_or("", |(from, to)| &line[from..to])
+                };
+                (value("<title>", ": "), value(" x=\"", "\""), value(" y=\"", "\""), value(" width=\"", "\""))
             })
             .collect()
+    }
+
+    fn names(svg: &str) -> Vec<&str> {
+        frames(svg).into_iter().map(|frame| frame.0).collect()
     }
 
     #[test]
     fn widths_are_time() {
         let svg = picture(&[("rx;ip;udp", 0, 300), ("rx;ip", 1, 100), ("rx;tcp<T>", 0, 200)]);
         assert_eq!(
-            boxes(&svg),
+            frames(&svg),
             [
-                ("net_rx", "0.0", "0", "1200.0"),
-                ("rx", "0.0", "17", "1200.0"),
-                ("ip", "0.0", "34", "800.0"),
-                ("udp", "0.0", "51", "600.0"),
-                ("tcp&lt;T&gt;", "800.0", "34", "400.0"),
+                ("networking, 2 CPUs", "0.0", "66", "1200.0"),
+                ("net_rx", "0.0", "83", "1200.0"),
+                ("rx", "0.0", "100", "1200.0"),
+                ("ip", "0.0", "117", "800.0"),
+                ("udp", "0.0", "134", "600.0"),
+                ("tcp&lt;T&gt;", "800.0", "117", "400.0"),
             ]
         );
         // 300 samples of 1 ms in a second.
-        assert!(svg.contains("<title>udp: 30.00 % of a CPU</title>"), "{svg}");
-        assert!(svg.contains("viewBox=\"0 0 1200 68\""), "{svg}");
+        assert!(svg.contains("<title>udp: 30.00 % of one CPU</title>"), "{svg}");
+        assert!(svg.contains("viewBox=\"0 0 1200 151\""), "{svg}");
+    }
+
+    #[test]
+    fn it_says_what_it_is_of_and_when_and_where_it_was_made() {
+        let svg = picture(&[("rx", 0, 1)]);
+        for want in [
+            "<text id=\"heading\" x=\"4\" y=\"16\">millrace cost: networking, 2 CPUs</text>",
+            ">host, Linux 6.1.0: 1.00 s until 2023-11-14 22:13:20 UTC, 1000 stacks a second and CPU</text>",
+            "<title>millrace cost: networking, 2 CPUs; host, Linux 6.1.0: 1.00 s",
+        ] {
+            assert!(svg.contains(want), "{want} in {svg}");
+        }
     }
 
     #[test]
     fn what_is_too_narrow_is_left_out() {
-        let svg = picture(&[("rx;wide", 0, 9999), ("rx;narrow;below", 0, 1)]);
-        assert_eq!(boxes(&svg).len(), 3, "{svg}");
+        let svg = picture(&[("rx;wide", 0, 99_999), ("rx;narrow;below", 0, 9)]);
+        assert_eq!(names(&svg), ["networking, 2 CPUs", "net_rx", "rx", "wide"]);
     }
 
     /// Their calls are in the events as well.
     #[test]
     fn chosen_processes_are_apart() {
         let mut stacks = samples::stacks(&[("a", 0, 1), ("a", 0, 1)]);
-        stacks.stacks[1].pid = Some(77);
-        let svg = svg(&Report { stacks: Some(stacks), ..samples::report(0) });
-        let names: Vec<_> = boxes(&svg).into_iter().map(|of| of.0).collect();
-        assert_eq!(names, ["net_rx", "a", "process 77", "a"]);
+        stacks.stacks[1].pid = Some(7);
+        let mut report = Report { stacks: Some(stacks), ..samples::report(0) };
+        assert!(svg(&report).contains("2 CPUs: 0.10 % of one CPU</title>"), "once");
+        let both = "networking and process 7 (server), 2 CPUs";
+        assert_eq!(names(&svg(&report)), [both, "net_rx", "a", "process 7", "a"]);
+        report.stacks.iter_mut().for_each(|stacks| stacks.stacks.truncate(1));
+        assert_eq!(names(&svg(&report))[0], "networking, 2 CPUs");
+        report.stacks.iter_mut().for_each(|stacks| stacks.stacks[0].pid = Some(8));
+        assert_eq!(names(&svg(&report))[0], "process 8, 2 CPUs");
     }
 
     #[test]
-    fn what_is_unknown_is_one_box() {
+    fn what_is_unknown_is_one_frame() {
         let svg = picture(&[("a;[unknown];[unknown];a;a", 0, 1)]);
-        let names: Vec<_> = boxes(&svg).into_iter().map(|of| of.0).collect();
-        assert_eq!(names, ["net_rx", "a", "[unknown]", "a", "a"]);
+        assert_eq!(names(&svg)[1..], ["net_rx", "a", "[unknown]", "a", "a"]);
+    }
+
+    #[test]
+    fn names_are_text() {
+        let mut report = Report {
+            stacks: Some(samples::stacks(&[("]]></script><script>\u{1b}\u{1}\u{ffff}\"'&amp", 0, 1)])),
+            ..samples::report(0)
+        };
+        report.stacks.iter_mut().for_each(|stacks| stacks.stacks[0].pid = Some(7));
+        report.processes[0].name = "</title><b>\u{8}".to_owned();
+        report.host.name = "<host>".to_owned();
+        let svg = svg(&report);
+        assert_eq!(names(&svg)[2], "]]&gt;&lt;/script&gt;&lt;script&gt;???&quot;'&amp;amp");
+        assert!(svg.contains("process 7 (&lt;/title&gt;&lt;b&gt;?), 2 CPUs"), "{svg}");
+        assert!(svg.matches("<script").count() == 1 && !svg.contains("<host>"), "{svg}");
+        assert!(!svg.contains(|c: char| c.is_control() && c != '\n'), "{svg}");
     }
 
     #[test]
     fn nothing_is_a_picture_too() {
-        assert!(boxes(&picture(&[])).is_empty());
+        assert_eq!(names(&picture(&[])), ["nothing was sampled, 2 CPUs"]);
     }
 }

@@ -14,6 +14,7 @@
 //!
 //! The figures are [`report::Report`]s. How they are made: `docs/design/0005-cost.md`.
 
+pub mod arguments;
 mod cgroups;
 mod choice;
 mod energy;

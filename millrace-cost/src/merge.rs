@@ -25,6 +25,8 @@ pub struct Merge {
 
 /// As many functions of the part `other` as a report has of each event.
 const TOP_OTHERS: usize = 20;
+/// A sum of more processes, as over days, has no command lines: they would be most of it.
+const PROCESSES_WITH_ARGUMENTS: usize = 10_000;
 
 impl Merge {
     pub fn add(&mut self, report: &Report) {
@@ -39,6 +41,9 @@ impl Merge {
         }
         for process in &report.processes {
             sum_up(&mut self.processes, (process.pid, process.name.clone()), process, add_process);
+        }
+        if self.processes.len() > PROCESSES_WITH_ARGUMENTS {
+            self.processes.values_mut().for_each(|process| process.arguments = None);
         }
         for cgroup in &report.cgroups {
             sum_up(&mut self.cgroups, cgroup.id, cgroup, add_cgroup);
@@ -225,6 +230,9 @@ fn add_process(sum: &mut Process, more: &Process) {
     sum.cost.add(&more.cost);
     if more.cgroup.is_some() {
         sum.cgroup.clone_from(&more.cgroup);
+    }
+    if more.arguments.is_some() {
+        sum.arguments.clone_from(&more.arguments);
     }
     match (&mut sum.profile, &more.profile) {
         (Some(into), Some(profile)) => add_profile(into, profile),
@@ -424,6 +432,23 @@ mod tests {
         assert_eq!(sum.processes[0].share, b.processes[0].share);
         assert_eq!(sum.lost.samples, 2 * b.lost.samples);
         assert_eq!(sum.missing, b.missing);
+    }
+
+    #[test]
+    fn the_last_command_line_is_that_of_a_sum_which_has_few_processes() {
+        let with = |pid: u32, arguments: Option<&str>| {
+            let mut report = report(0);
+            (report.processes[0].pid, report.processes[0].arguments) = (pid, arguments.map(str::to_owned));
+            report
+        };
+        let sum =
+            merge(&[with(1, Some("starts")), with(1, Some("serves")), with(1, None)]).expect("a report");
+        assert_eq!(sum.processes[0].arguments.as_deref(), Some("serves"));
+        let pids = 1..=u32::try_from(PROCESSES_WITH_ARGUMENTS).expect("a number");
+        let mut many: Vec<Report> = pids.map(|pid| with(pid, Some("serves"))).collect();
+        assert!(merge(&many).expect("a report").processes.iter().all(|process| process.arguments.is_some()));
+        many.push(with(0, Some("serves")));
+        assert!(!merge(&many).expect("a report").has_arguments());
     }
 
     #[test]

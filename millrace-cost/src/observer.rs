@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use millrace_bpf::cost::{self, CallTimes, Cost, Record, Totals, Transport};
 use millrace_bpf::programs::Statistics;
 
+use crate::arguments;
 use crate::cgroups::Cgroups;
 use crate::choice::{Budget, Step};
 use crate::energy::Meter;
@@ -312,7 +313,10 @@ impl Observer {
         let per_call = PerCall::new(&cpus);
         let (processes, cgroups) =
             tables::describe(processes, per_call, &mut self.cgroups, &self.config, period);
-        let processes = self.with_profiles(processes, &samples, period);
+        let mut processes = self.with_profiles(processes, &samples, period);
+        if self.config.arguments {
+            arguments::read(&mut processes);
+        }
         let report = Report {
             version: VERSION,
             sequence: self.sequence,

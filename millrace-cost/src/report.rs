@@ -190,6 +190,11 @@ impl Report {
         self.mode == Mode::Events && self.sampled_ns == 0 && self.measures(event)
     }
 
+    /// Whether any process has its command line.
+    pub fn has_arguments(&self) -> bool {
+        self.processes.iter().any(|process| process.arguments.is_some())
+    }
+
     /// Stacks are larger than all the rest.
     #[must_use]
     pub fn without_stacks(&self) -> Self {
@@ -324,6 +329,9 @@ pub struct Process {
     pub pid: u32,
     /// At most 15 bytes, as the kernel keeps it.
     pub name: String,
+    /// Its command line, printable and cut; only on request, for the processes that took most, while they live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arguments: Option<String>,
     /// Path below the mount of cgroup v2; absent if it has none any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<String>,

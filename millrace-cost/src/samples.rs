@@ -77,6 +77,7 @@ fn process() -> Process {
     Process {
         pid: 7,
         name: "server".to_owned(),
+        arguments: None,
         cgroup: Some("/server".to_owned()),
         share: 0.25,
         cost: TaskCost { send_ns: 250_000_000, send_calls: 1000, ..TaskCost::default() },

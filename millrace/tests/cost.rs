@@ -76,7 +76,7 @@ fn once_is_text() {
     let output = run(&["--duration", "200ms", "--cpus", "0"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let text = text(&output.stdout);
-    assert!(text.contains("of 1 CPUs") && text.contains("CPU   networking"), "{text}");
+    assert!(text.contains("% of one CPU (1 CPU, ") && text.contains("CPU   networking"), "{text}");
 }
 
 #[test]
@@ -176,14 +176,15 @@ struct Live {
 }
 
 impl Live {
-    fn start() -> Self {
+    fn start(arguments: &[&str]) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
         let path = text(ptsname(&master, Vec::new()).unwrap().as_bytes());
         let slave: OwnedFd = File::options().read(true).write(true).open(path).unwrap().into();
-        tcsetwinsize(&slave, Winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+        tcsetwinsize(&slave, Winsize { ws_row: 30, ws_col: 160, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
         let child = command(&["--period", "100ms"])
+            .args(arguments)
             .stdin(Stdio::from(slave.try_clone().unwrap()))
             .stdout(Stdio::from(slave.try_clone().unwrap()))
             .spawn()
@@ -214,7 +215,7 @@ fn the_live_view_leaves_the_terminal_as_it_was() {
         return;
     }
     for by_key in [true, false] {
-        let mut live = Live::start();
+        let mut live = Live::start(&[]);
         assert!(live.echoes());
         live.wait_for(OTHER_SCREEN);
         live.wait_for("last minute");
@@ -229,6 +230,39 @@ fn the_live_view_leaves_the_terminal_as_it_was() {
         assert!(live.child.wait().unwrap().success());
         assert!(live.echoes());
     }
+}
+
+/// In reports only if they were asked for, in the live view by a key, and nowhere do they control a terminal.
+#[test]
+fn command_lines_are_shown_to_who_asks() {
+    if !is_root("command_lines_are_shown_to_who_asks") {
+        return;
+    }
+    let script = "while :;do echo >/dev/udp/127.0.0.1/9;sleep 0.02;done 2>/dev/null";
+    let server =
+        Command::new("bash").args(["-c", script, "server", "--token=s3cret\x1b[2J"]).spawn().unwrap();
+    let server = Guard(server);
+    let pid = server.0.id().to_string();
+    // The first report that it is in.
+    let observe = |more: &[&str]| {
+        let mut command = command(&[&["--json", "--period", "200ms", "--pid", &pid], more].concat());
+        let mut observer = Guard(command.stdout(Stdio::piped()).spawn().unwrap());
+        let lines = BufReader::new(observer.0.stdout.take().unwrap()).lines();
+        lines.map(Result::unwrap).find(|line| line.contains("\"name\":\"bash\"")).unwrap()
+    };
+    let hidden = observe(&[]);
+    assert!(!hidden.contains("s3cret"), "{hidden}");
+    let shown = observe(&["--arguments"]);
+    assert!(shown.contains("server --token=s3cret?[2J"), "{shown}");
+    let mut live = Live::start(&["--pid", &pid]);
+    live.wait_for("last minute");
+    live.master.write_all(b"\t\t").unwrap();
+    live.wait_for("receives/s");
+    live.master.write_all(b"a").unwrap();
+    live.wait_for("s3cret?[2J");
+    live.master.write_all(b"q").unwrap();
+    live.wait_for(FIRST_SCREEN);
+    assert!(live.child.wait().unwrap().success());
 }
 
 /// Something to see.

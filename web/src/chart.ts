@@ -1,7 +1,8 @@
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 
-import { byId, clock, cssVariable, duration, h, percent } from "./dom";
+import { byId, clock, cssVariable, duration, h, percent, zone } from "./dom";
+import { Legend } from "./legend";
 import { EVENTS, type Point, type Range } from "./model";
 import type { Store } from "./store";
 
@@ -11,13 +12,15 @@ const WINDOWS = [
   ["15 min", 900],
   ["1 h", 3600],
 ] as const;
-const HEIGHT = 190;
-/** Shown at least, however young the history is. */
-const SHORTEST_MS = 60_000;
+const HEIGHT = 205;
+/** From one label of time to the next, seconds. */
+const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400];
+/** Room for half of a label beyond the plot, pixels. */
+const PADDING: uPlot.Padding = [8, 34, 0, 0];
 /** Periods without a report that are a gap and not a hiccup. */
 const GAP = 3;
 
-/** The history of all CPUs: events stacked, in CPUs; a range of it can be chosen. */
+/** The history of all CPUs: events stacked; a range of it can be chosen. */
 export class Chart {
   private plot?: uPlot;
   private points: Point[] = [];
@@ -30,6 +33,9 @@ export class Chart {
     onkeydown: (event: KeyboardEvent) => this.key(event),
   });
   private readonly text = h("span", { class: "range", role: "status" });
+  /** Beside it, when its values were. */
+  private readonly moment = h("span", { class: "moment" });
+  private readonly legend = new Legend([...EVENTS, "networking"]);
   private readonly pause = h("button", { type: "button", id: "pause", onclick: () => this.store.pause(!this.store.paused) });
   private readonly now = h("button", { type: "button", id: "live", onclick: () => void this.store.select(null) }, "Live");
 
@@ -49,6 +55,7 @@ export class Chart {
     byId("history").append(
       h("div", { class: "bar" }, this.pause, this.now, this.windows, move(-1, "Earlier", "‹"), move(1, "Later", "›"), this.text),
       this.canvas,
+      h("div", { class: "bar values" }, this.legend.element, this.moment),
     );
     store.addEventListener("change", () => this.draw(false));
     this.canvas.addEventListener("mousedown", () => (this.dragging = true));
@@ -75,19 +82,34 @@ export class Chart {
     this.text.textContent = this.describe();
     if (this.dragging) return;
     if (store.paused && this.plot && !always) return this.mark();
-    const last = store.points.at(-1)?.time_unix_ms ?? 0;
-    const oldest = Math.min(store.points[0]?.time_unix_ms ?? last, last - SHORTEST_MS);
-    const from = store.live ? Math.max(oldest, last - this.windowSeconds * 1000) : oldest;
+    const last = store.points.at(-1)?.time_unix_ms ?? Date.now();
+    const oldest = Math.min(store.points[0]?.time_unix_ms ?? last, last - 1000);
+    // As long as it says, however young the history is.
+    const from = store.live ? last - this.windowSeconds * 1000 : oldest;
     this.points = store.points.filter((point) => point.time_unix_ms >= from);
     const data = stacked(this.points);
     if (!this.plot) this.plot = new uPlot(this.options(), data, this.canvas);
     this.plot.batch(() => {
       this.plot?.setData(data, false);
-      const first = store.live ? from : (this.points[0]?.time_unix_ms ?? from);
-      this.plot?.setScale("x", { min: first / 1000, max: Math.max(last, first + 1000) / 1000 });
+      this.plot?.setScale("x", { min: from / 1000, max: last / 1000 });
       this.plot?.setScale("y", { min: 0, max: Math.max(0.02, ...this.points.map(total)) * 1.1 });
     });
     this.mark();
+    this.showValues();
+  }
+
+  /** Of the moment that is pointed at, else the latest. */
+  private showValues(): void {
+    const at = this.plot?.cursor.idx;
+    const pointed = at == null ? undefined : this.points[at];
+    const point = pointed ?? this.points.at(-1);
+    if (!point) return;
+    EVENTS.forEach((event, of) => {
+      const share = point.events[of];
+      this.legend.show(event, share == null ? "?" : percent(share));
+    });
+    this.legend.show("networking", percent(total(point)));
+    this.moment.textContent = `of one CPU, ${pointed ? "at" : "latest:"} ${clock(point.time_unix_ms)}`;
   }
 
   private describe(): string {
@@ -95,33 +117,44 @@ export class Chart {
     if (problem) return problem;
     if (!range) return this.store.paused ? "paused" : "";
     const seen = report && !this.store.loading ? `${duration(report.period_ns)} observed` : "…";
-    return `${clock(range.from)} to ${clock(range.to)}, ${seen}`;
+    return `${clock(range.from)} to ${clock(range.to)} (${zone(range.to)}), ${seen}`;
   }
 
   private options(): uPlot.Options {
     const [text, grid] = [cssVariable("--text-2"), cssVariable("--line")];
     const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
     // What is on top is drawn first, and the others over it.
-    const series: uPlot.Series[] = EVENTS.map((event, at) => ({
+    const series: uPlot.Series[] = EVENTS.map((event) => ({
       label: event,
       stroke: cssVariable(`--${event}`),
       fill: cssVariable(`--${event}`),
       width: 1,
       points: { show: false },
-      value: (_: uPlot, __: number, ___: number, index: number | null) => {
-        const share = index === null ? undefined : this.points[index]?.events[at];
-        return share === undefined ? "" : share === null ? "?" : percent(share);
-      },
     })).reverse();
+    const times: uPlot.Axis = {
+      ...axis,
+      space: 68,
+      size: 34,
+      incrs: STEPS,
+      values: (_, times) => times.map((time) => clock(time * 1000)),
+      label: (plot) => zone((plot.scales["x"]?.max ?? 0) * 1000),
+    };
+    const shares: uPlot.Axis = {
+      ...axis,
+      size: 60,
+      values: (_, values) => values.map((value) => `${+(value * 100).toFixed(3)}`),
+      label: "% of one CPU",
+    };
     return {
       width: this.canvas.clientWidth,
       height: HEIGHT,
-      series: [{ label: "time", value: (_, time) => (time ? clock(time * 1000) : "") }, ...series],
+      padding: PADDING,
+      series: [{}, ...series],
       scales: { x: { time: true, auto: false }, y: { auto: false } },
-      axes: [{ ...axis, space: 90, values: (_, times) => times.map((time) => clock(time * 1000)) }, { ...axis, size: 60, values: (_, values) => values.map((value) => `${+value.toFixed(3)}`), label: "CPUs", labelSize: 16, stroke: text }],
+      axes: [times, shares].map((axis) => ({ ...axis, labelSize: 16, labelFont: "bold 12px system-ui, sans-serif" })),
       cursor: { drag: { x: true, y: false, setScale: false }, points: { show: false } },
-      legend: { live: true },
-      hooks: { setSelect: [(plot) => this.selected(plot)] },
+      legend: { show: false },
+      hooks: { setSelect: [(plot) => this.selected(plot)], setCursor: [() => this.showValues()] },
     };
   }
 
@@ -150,8 +183,11 @@ export class Chart {
     const { range } = this.store;
     this.marking = true;
     const clamp = (time: number) => Math.max(0, Math.min(plot.over.clientWidth, plot.valToPos(time / 1000, "x")));
-    const [left, right] = range ? [clamp(range.from), clamp(range.to)] : [0, 0];
-    plot.setSelect({ left, width: right - left, top: 0, height: range ? plot.over.clientHeight : 0 }, false);
+    // All of a log needs no mark, which would change its colours.
+    const whole = !this.store.live && range && range.from <= (this.points[0]?.time_unix_ms ?? 0) && range.to >= (this.points.at(-1)?.time_unix_ms ?? 0);
+    const marked = whole ? null : range;
+    const [left, right] = marked ? [clamp(marked.from), clamp(marked.to)] : [0, 0];
+    plot.setSelect({ left, width: right - left, top: 0, height: marked ? plot.over.clientHeight : 0 }, false);
     this.marking = false;
   }
 

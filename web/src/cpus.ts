@@ -1,6 +1,7 @@
 import { type Column, Table } from "./table";
-import { duration, h, percent } from "./dom";
-import { type Cpu, EVENTS, type EventCost, type Report, busy, networking } from "./model";
+import { figure, h, percent } from "./dom";
+import { Legend } from "./legend";
+import { type Cpu, EVENTS, type EventCost, type Report, busy, measures, networking } from "./model";
 
 /** More CPUs than this are shown side by side. */
 const ROWS = 16;
@@ -26,28 +27,22 @@ export class Cpus {
       value: (cpu) => cost(cpu, at)?.share ?? -1,
       text: (cpu) => {
         const share = cost(cpu, at)?.share;
-        return share === undefined ? "?" : percent(share);
+        return share === undefined ? "?" : figure(share);
       },
       share: true,
     });
     const other = (title: string, of: keyof Cpu["procstat"]): Column<Cpu> => ({
       title,
       value: (cpu) => cpu.procstat[of] / (this.report?.period_ns ?? 1),
-      text: (cpu) => percent(cpu.procstat[of] / (this.report?.period_ns ?? 1)),
-      hint: "The kernel's own accounting, in clock ticks",
+      text: (cpu) => figure(cpu.procstat[of] / (this.report?.period_ns ?? 1)),
     });
     this.table = new Table<Cpu>(
       "Figures of each CPU",
       [
         { title: "CPU", value: (cpu) => cpu.cpu },
-        { title: "networking", value: (cpu) => cpu.networking_share, text: (cpu) => percent(cpu.networking_share), share: true },
+        { title: "networking", value: (cpu) => cpu.networking_share, text: (cpu) => figure(cpu.networking_share), share: true },
         ...EVENTS.map((_, at) => event(at)),
-        {
-          title: "observer",
-          value: (cpu) => cpu.observer_share,
-          text: (cpu) => percent(cpu.observer_share),
-          hint: "Its programs inside of events, in none of the other shares",
-        },
+        { title: "observer", value: (cpu) => cpu.observer_share, text: (cpu) => figure(cpu.observer_share) },
         other("user", "user_ns"),
         other("system", "system_ns"),
         other("softirq", "softirq_ns"),
@@ -55,7 +50,7 @@ export class Cpus {
       ],
       "no CPU",
     );
-    this.element = h("div", {}, h("div", { class: "bar" }, legend(), this.order, this.toggle), this.grid, this.table.element);
+    this.element = h("div", {}, h("div", { class: "bar" }, new Legend([...EVENTS, "observer", "other work"]).element, h("span", { class: "note" }, "shares are of one CPU"), this.order, this.toggle), this.grid, this.table.element);
   }
 
   show(report: Report): void {
@@ -106,47 +101,38 @@ function segment(kind: string, share: number): HTMLElement {
   return element;
 }
 
-function legend(): HTMLElement {
-  const names = [...EVENTS, "observer", "rest"].map((name) =>
-    h("span", {}, h("i", { class: name }), name === "rest" ? "other work" : name),
-  );
-  return h("div", { class: "legend" }, ...names);
-}
-
 interface PartRow {
   name: string;
   all: number;
-  ns: number;
   events: number[];
 }
 
 /** Parts of the stack, over all CPUs. */
 export class Parts {
   readonly element: HTMLElement;
+  private report?: Report;
   private readonly table = new Table<PartRow>(
     "Parts of the stack, all CPUs",
     [
       { title: "part", value: (part) => part.name },
-      { title: "share of one CPU", value: (part) => part.all, text: (part) => percent(part.all), share: true },
-      { title: "time", value: (part) => part.ns, text: (part) => duration(part.ns) },
+      { title: "share", value: (part) => part.all, text: (part) => figure(part.all), share: true },
       ...EVENTS.map(
         (event, at): Column<PartRow> => ({
           title: event,
           value: (part) => part.events[at] ?? 0,
-          text: (part) => (part.events[at] ? percent(part.events[at] ?? 0) : ""),
+          text: (part) => (this.report && measures(this.report, event) ? figure(part.events[at] ?? 0) : "?"),
         }),
       ),
     ],
     "No part was sampled in this time.",
     true,
   );
-  private readonly others = new Table<{ name: string; event: string; ns: number; share: number }>(
+  private readonly others = new Table<{ name: string; event: string; share: number }>(
     "Functions of the part “other”",
     [
       { title: "function", value: (row) => row.name },
       { title: "event", value: (row) => row.event },
-      { title: "time", value: (row) => row.ns, text: (row) => duration(row.ns) },
-      { title: "share of one CPU", value: (row) => row.share, text: (row) => percent(row.share), share: true },
+      { title: "share", value: (row) => row.share, text: (row) => figure(row.share), share: true },
     ],
     "Every sample had a part.",
   );
@@ -156,31 +142,31 @@ export class Parts {
   }
 
   show(report: Report): void {
+    this.report = report;
     const parts = new Map<string, PartRow>();
     for (const of of report.cpus.flatMap((cpu) => cpu.events)) {
       const at = EVENTS.indexOf(of.event);
       for (const part of of.parts) {
-        const row = parts.get(part.name) ?? { name: part.name, all: 0, ns: 0, events: EVENTS.map(() => 0) };
+        const row = parts.get(part.name) ?? { name: part.name, all: 0, events: EVENTS.map(() => 0) };
         row.all += part.share;
-        row.ns += part.ns;
         row.events[at] = (row.events[at] ?? 0) + part.share;
         parts.set(part.name, row);
       }
     }
     this.table.show([...parts.values()].sort((a, b) => b.all - a.all));
     const rows = report.other.flatMap(({ event, functions }) =>
-      functions.map(({ name, ns }) => ({ name, event, ns, share: ns / report.period_ns })),
+      functions.map(({ name, ns }) => ({ name, event, share: ns / report.period_ns })),
     );
-    this.others.show(rows.sort((a, b) => b.ns - a.ns));
+    this.others.show(rows.sort((a, b) => b.share - a.share));
   }
 }
 
 /** In one line, for the head of the page. */
 export function summary(report: Report): string {
   const all = report.cpus.reduce((sum, cpu) => sum + busy(cpu, report), 0);
+  const cpus = report.cpus.length === 1 ? "1 CPU" : `${report.cpus.length} CPUs`;
   return (
-    `networking ${networking(report).toFixed(2)} of ${report.cpus.length} CPUs (${all.toFixed(2)} busy); ` +
-    `observer ${percent(report.observer.share)} of one` +
+    `networking ${percent(networking(report))} of one CPU (${cpus}, ${percent(all)} busy); observer ${percent(report.observer.share)}` +
     (report.mode === "sampling" ? "; events sampled, not timed" : "")
   );
 }

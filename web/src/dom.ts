@@ -23,11 +23,19 @@ export function byId(id: string): HTMLElement {
   return element;
 }
 
-/** A share of one CPU; never more digits than the figures have. */
+/** A share of one CPU, with the resolution of the terminal's tables. */
 export function percent(share: number): string {
-  const value = share * 100;
-  if (value !== 0 && value < 0.05) return "<0.1 %";
-  return `${value.toFixed(1)} %`;
+  return `${(share * 100).toFixed(2)} %`;
+}
+
+/** The same in a table, where nothing is a dash: figures stand out. */
+export function figure(share: number): string {
+  return share === 0 ? "-" : percent(share);
+}
+
+/** A number in a table. */
+export function whole(value: number): string {
+  return value === 0 ? "-" : Math.trunc(value).toFixed(0);
 }
 
 export function count(value: number): string {
@@ -43,8 +51,19 @@ export function duration(ns: number): string {
   return `${(ns / 1e3).toFixed(1)} µs`;
 }
 
+/** Local time; `zone` says which that is. */
 export function clock(ms: number): string {
-  return new Date(ms).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const time = new Date(ms);
+  return [time.getHours(), time.getMinutes(), time.getSeconds()].map((part) => String(part).padStart(2, "0")).join(":");
+}
+
+/** How local time is to UTC at that moment. */
+export function zone(ms: number): string {
+  const minutes = -new Date(ms).getTimezoneOffset();
+  if (minutes === 0) return "UTC";
+  const [hours, rest] = [Math.floor(Math.abs(minutes) / 60), Math.abs(minutes) % 60];
+  const offset = [hours, rest].map((part) => String(part).padStart(2, "0")).join(":");
+  return `local time, UTC${minutes < 0 ? "-" : "+"}${offset}`;
 }
 
 export function cssVariable(name: string): string {

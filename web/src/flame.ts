@@ -1,15 +1,21 @@
-import { cssVariable, duration, h, percent } from "./dom";
-import type { Stacks } from "./model";
+import { cssVariable, duration, figure, h, percent } from "./dom";
+import { EVENTS, type Stacks } from "./model";
 import type { Store } from "./store";
 import { Table } from "./table";
-import { type Node, insert, leaves, path, root } from "./tree";
+import { Node, insert, leaves, path } from "./tree";
 
 const ROW = 19;
 /** Narrower frames, in pixels, are not drawn. */
 const NARROWEST = 0.6;
 const REFRESH_MS = 5000;
+/** Letters of a name: fewer say nothing. */
+const FEWEST = 3;
 /** Listed below the graph. */
 const FUNCTIONS = 50;
+/** The root of a graph in which nothing is. */
+const NOTHING = "nothing";
+/** More processes than this are not named by their numbers. */
+const NAMED = 2;
 
 interface Box {
   node: Node;
@@ -18,13 +24,15 @@ interface Box {
   width: number;
 }
 
-/** Where time went inside the kernel's networking: events on top, innermost functions at the bottom. */
+/** Where time went: events and chosen processes on top, innermost functions at the bottom. */
 export class Flame {
   readonly element: HTMLElement;
-  private tree: Node = root();
+  private tree = new Node(NOTHING);
   private zoomed: Node = this.tree;
   private focused: Node = this.tree;
   private boxes: Box[] = [];
+  /** All time that is in the graph: what a chosen process does inside of events is in it twice. */
+  private taken = 0;
   private stacks: Stacks | null = null;
   private pattern: RegExp | null = null;
   private visible = false;
@@ -57,8 +65,8 @@ export class Flame {
     "Functions",
     [
       { title: "function", value: (row) => row.name },
-      { title: "self", value: (row) => row.self, text: (row) => `${duration(row.self)}, ${this.part(row.self)}` },
-      { title: "with callees", value: (row) => row.total, text: (row) => `${duration(row.total)}, ${this.part(row.total)}` },
+      { title: "self", value: (row) => row.self / this.period, text: (row) => figure(row.self / this.period), share: true },
+      { title: "with callees", value: (row) => row.total / this.period, text: (row) => figure(row.total / this.period) },
     ],
     "No stack was sampled in this time.",
     true,
@@ -115,12 +123,14 @@ export class Flame {
   private take(stacks: Stacks | null): void {
     const [zoomed, focused] = [path(this.zoomed), path(this.focused)];
     this.stacks = stacks;
-    this.tree = root();
+    this.taken = 0;
+    this.tree = new Node(stacks ? this.rootName(stacks) : NOTHING);
     for (const stack of stacks?.stacks ?? []) {
       const names = stack.frames.map((frame) => stacks?.functions[frame] ?? "?");
       // What a chosen process does inside of events is among their stacks already.
       const outermost = stack.pid === undefined ? (stack.event ?? "none") : `process ${stack.pid}`;
       insert(this.tree, [outermost, ...names], stack.ns);
+      if (stack.pid === undefined || stack.event === undefined) this.taken += stack.ns;
     }
     this.zoomed = descend(this.tree, zoomed);
     this.focused = descend(this.tree, focused);
@@ -130,8 +140,24 @@ export class Flame {
     this.find();
   }
 
-  private part(ns: number): string {
-    return percent(ns / Math.max(1, this.tree.ns));
+  /** After what is in it. */
+  private rootName({ stacks }: Stacks): string {
+    const pids = [...new Set(stacks.flatMap(({ pid }) => pid ?? []))].sort((a, b) => a - b);
+    const what = stacks.some(({ pid }) => pid === undefined) ? ["networking"] : [];
+    if (pids.length > NAMED) what.push(`${pids.length} processes`);
+    else what.push(...pids.map((pid) => `process ${pid}`));
+    if (what.length === 0) return NOTHING;
+    const where = this.cpu.value === "" ? "all CPUs" : `CPU ${this.cpu.value}`;
+    return `${what.join(" and ")}, ${where}`;
+  }
+
+  /** Nanoseconds of which shares are. */
+  private get period(): number {
+    return Math.max(1, this.stacks?.period_ns ?? 1);
+  }
+
+  private ofGraph(ns: number): string {
+    return `${percent(ns / Math.max(1, this.tree.ns))} of the graph`;
   }
 
   private find(): void {
@@ -143,7 +169,7 @@ export class Flame {
       this.search.setCustomValidity("not a regular expression");
     }
     const matched = this.pattern ? matching(this.tree, this.pattern) : 0;
-    this.found.textContent = this.pattern ? `${this.part(matched)} matches` : "";
+    this.found.textContent = this.pattern ? `matches: ${this.ofGraph(matched)}` : "";
     this.draw();
   }
 
@@ -180,7 +206,7 @@ export class Flame {
     ancestors.forEach((node, depth) => this.boxes.push({ node, x: 0, y: depth * ROW, width }));
     const scale = width / Math.max(1, this.zoomed.ns);
     const place = (node: Node, x: number, depth: number): void => {
-      const box = { node, x, y: depth * ROW, width: node.ns * scale };
+      const box = { node, x, y: depth * ROW, width: node === this.zoomed ? width : node.ns * scale };
       if (box.width < NARROWEST) return;
       this.boxes.push(box);
       let at = x;
@@ -204,13 +230,8 @@ export class Flame {
       context.strokeRect(x + 1, y + 1, Math.max(1, width - 2.7), ROW - 3);
     }
     if (width < 26) return;
-    context.save();
-    context.beginPath();
-    context.rect(x, y, width - 3, ROW);
-    context.clip();
-    context.fillStyle = matches ? "#ffffff" : cssVariable(node.parent ? "--flame-text" : "--text");
-    context.fillText(node.name, x + 4, y + ROW / 2);
-    context.restore();
+    context.fillStyle = matches ? "#ffffff" : cssVariable(isGrey(node) ? "--text" : "--flame-text");
+    context.fillText(fitting(context, node.name, width - 8), x + 4, y + ROW / 2);
   }
 
   private at(event: MouseEvent): Box | undefined {
@@ -233,7 +254,8 @@ export class Flame {
   }
 
   private describe(node: Node, x: number, y: number): void {
-    this.tip.textContent = `${node.name}: ${duration(node.ns)}, ${this.part(node.ns)} of networking, ${percent(node.ns / (this.stacks?.period_ns ?? 1))} of one CPU`;
+    const taken = node === this.tree ? this.taken : node.ns;
+    this.tip.textContent = `${node.name}: ${percent(taken / this.period)} of one CPU, ${this.ofGraph(node.ns)}`;
     this.tip.style.left = `${Math.max(0, x)}px`;
     this.tip.style.top = `${y}px`;
   }
@@ -270,6 +292,15 @@ function descend(tree: Node, names: string[]): Node {
   return node;
 }
 
+/** What there is room for, and a sign that it is not all. */
+function fitting(context: CanvasRenderingContext2D, name: string, width: number): string {
+  const all = context.measureText(name).width;
+  if (all <= width) return name;
+  let letters = Math.floor((name.length * width) / all);
+  while (letters > 0 && context.measureText(`${name.slice(0, letters)}…`).width > width) letters -= 1;
+  return letters >= FEWEST ? `${name.slice(0, letters)}…` : "";
+}
+
 /** Time under frames that match, each counted once. */
 function matching(node: Node, pattern: RegExp): number {
   if (pattern.test(node.name) && node.parent) return node.ns;
@@ -278,10 +309,15 @@ function matching(node: Node, pattern: RegExp): number {
   return sum;
 }
 
+/** The root, and chosen processes. */
+function isGrey(node: Node): boolean {
+  return !node.parent || (!node.parent.parent && !EVENTS.some((event) => event === node.name));
+}
+
 /** Events have the colours they have elsewhere; BPF programs stand out; a function always looks the same. */
 function color(node: Node): string {
   if (!node.parent) return cssVariable("--line");
-  if (!node.parent.parent) return cssVariable(`--${node.name}`) || cssVariable("--rest");
+  if (!node.parent.parent) return cssVariable(isGrey(node) ? "--rest" : `--${node.name}`);
   let hash = 0;
   for (const letter of node.name) hash = (hash * 31 + letter.charCodeAt(0)) >>> 0;
   const light = Number(cssVariable("--flame-light")) - (hash % 7);

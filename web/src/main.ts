@@ -3,6 +3,7 @@ import "./style.css";
 import { Chart } from "./chart";
 import { Cpus, Parts, summary } from "./cpus";
 import { byId, h } from "./dom";
+import { Explanations } from "./explain";
 import { Flame } from "./flame";
 import type { Report } from "./model";
 import { Store } from "./store";
@@ -82,6 +83,7 @@ function setTheme(theme: string): void {
   flame.restyle();
 }
 
+new Explanations();
 byId("tabs").append(...tabs);
 byId("tabs").addEventListener("keydown", tabKey);
 byId("theme").addEventListener("click", () => {

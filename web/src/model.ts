@@ -47,6 +47,8 @@ export interface FunctionCost {
 export interface Process extends TaskCost {
   pid: number;
   name: string;
+  /** Its command line, where that was asked for. */
+  arguments?: string;
   cgroup?: string;
   profile?: { samples: number; user_samples: number; unknown_samples: number; parts: Part[]; functions: FunctionCost[] };
 }

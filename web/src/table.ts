@@ -1,4 +1,5 @@
 import { h } from "./dom";
+import { explained } from "./explain";
 
 export interface Column<Row> {
   title: string;
@@ -7,7 +8,10 @@ export interface Column<Row> {
   text?: (row: Row) => string;
   /** Draws a bar behind the figure. */
   share?: boolean;
-  hint?: string;
+  /** In one line, cut where the table ends; all of it where it is pointed at. */
+  long?: boolean;
+  /** Whether it is shown. */
+  when?: () => boolean;
 }
 
 /** More rows than anyone reads; the rest is counted, and can be searched. */
@@ -16,6 +20,8 @@ const ROWS = 200;
 /** A table that can be sorted and searched; its head stays while rows come and go. */
 export class Table<Row> {
   readonly element: HTMLElement;
+  /** Above it. */
+  readonly bar = h("div", { class: "bar" });
   private readonly body = h("tbody");
   private readonly heads: HTMLTableCellElement[] = [];
   private readonly rest = h("p", { class: "note" });
@@ -33,7 +39,7 @@ export class Table<Row> {
   ) {
     const head = h("tr");
     columns.forEach((column, at) => {
-      const button = h("button", { type: "button", title: column.hint ?? "", onclick: () => this.sort(at) }, column.title);
+      const button = explained(h("button", { type: "button", onclick: () => this.sort(at) }, column.title), column.title);
       const cell = h("th", { scope: "col" }, button);
       this.heads.push(cell);
       head.append(cell);
@@ -47,10 +53,12 @@ export class Table<Row> {
         this.draw();
       },
     });
+    const unit = columns.some((column) => column.share) ? h("span", { class: "note" }, "shares are of one CPU") : "";
+    this.bar.append(h("h2", {}, caption), search ? input : "", unit);
     this.element = h(
       "div",
       { class: "table" },
-      h("div", { class: "bar" }, h("h2", {}, caption), search ? input : null),
+      this.bar,
       h("table", { "aria-label": caption }, h("thead", {}, head), this.body),
       this.rest,
     );
@@ -58,6 +66,11 @@ export class Table<Row> {
 
   show(rows: Row[]): void {
     this.rows = rows;
+    this.draw();
+  }
+
+  /** As it is, with other columns. */
+  renew(): void {
     this.draw();
   }
 
@@ -69,7 +82,7 @@ export class Table<Row> {
 
   private draw(): void {
     let rows = this.rows;
-    if (this.pattern) rows = rows.filter((row) => this.columns.some((column) => this.text(column, row).toLowerCase().includes(this.pattern)));
+    if (this.pattern) rows = rows.filter((row) => this.columns.filter(shown).some((column) => this.text(column, row).toLowerCase().includes(this.pattern)));
     const column = this.columns[this.sorted];
     if (column) {
       const order = (a: Row, b: Row) => compare(column.value(a), column.value(b)) * (this.reverse ? -1 : 1);
@@ -77,18 +90,24 @@ export class Table<Row> {
     }
     const [first] = rows;
     this.heads.forEach((head, at) => {
+      head.hidden = !shown(this.columns[at]);
       const down = first !== undefined && (typeof this.columns[at]?.value(first) === "number") !== this.reverse;
       if (at === this.sorted) head.setAttribute("aria-sort", down ? "descending" : "ascending");
       else head.removeAttribute("aria-sort");
+      head.classList.toggle("number", first !== undefined && typeof this.columns[at]?.value(first) === "number");
     });
     this.body.replaceChildren(...rows.slice(0, this.most).map((row) => this.row(row)));
     this.rest.textContent = rows.length === 0 ? this.empty : rows.length > this.most ? `and ${rows.length - this.most} more` : "";
   }
 
   private row(row: Row): HTMLTableRowElement {
-    const cells = this.columns.map((column) => {
+    const cells = this.columns.filter(shown).map((column) => {
       const value = column.value(row);
       const cell = h("td", { class: typeof value === "number" ? "number" : "" }, this.text(column, row));
+      if (column.long) {
+        cell.classList.add("long");
+        cell.title = this.text(column, row);
+      }
       if (column.share && typeof value === "number" && value > 0) {
         cell.classList.add("share");
         cell.style.setProperty("--share", `${Math.min(100, value * 100)}%`);
@@ -101,6 +120,10 @@ export class Table<Row> {
   private text(column: Column<Row>, row: Row): string {
     return column.text ? column.text(row) : String(column.value(row));
   }
+}
+
+function shown<Row>(column: Column<Row> | undefined): boolean {
+  return column?.when?.() ?? true;
 }
 
 function compare(a: number | string, b: number | string): number {

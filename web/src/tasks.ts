@@ -1,5 +1,5 @@
 import { type Column, Table } from "./table";
-import { count, duration, h, percent } from "./dom";
+import { duration, figure, h, percent, whole } from "./dom";
 import { type Cgroup, type Energy, type EventName, type Process, type Program, type Report, type TaskCost, counts, measures } from "./model";
 
 function costs<Row extends TaskCost>(report: () => Report | undefined): Column<Row>[] {
@@ -11,16 +11,15 @@ function costs<Row extends TaskCost>(report: () => Report | undefined): Column<R
   const share = (event: "send" | "receive" | "io_uring"): Column<Row> => ({
     title: event,
     value: (row) => row[`${event}_ns`] / period(),
-    text: (row) => (known(event, measures) ? percent(row[`${event}_ns`] / period()) : "?"),
+    text: (row) => (known(event, measures) ? figure(row[`${event}_ns`] / period()) : "?"),
   });
   const rate = (event: "send" | "receive"): Column<Row> => ({
     title: `${event}s/s`,
     value: (row) => (row[`${event}_calls`] * 1e9) / period(),
-    text: (row) => (known(event, counts) ? count((row[`${event}_calls`] * 1e9) / period()) : "?"),
-    hint: "Calls a second",
+    text: (row) => (known(event, counts) ? whole((row[`${event}_calls`] * 1e9) / period()) : "?"),
   });
   return [
-    { title: "share of one CPU", value: (row) => row.share, text: (row) => percent(row.share), share: true },
+    { title: "share", value: (row) => row.share, text: (row) => figure(row.share), share: true },
     share("send"),
     share("receive"),
     share("io_uring"),
@@ -34,6 +33,9 @@ export class Processes {
   readonly element: HTMLElement;
   private report?: Report;
   private readonly profiles = h("div", {});
+  private withArguments = true;
+  /** They may be nobody's business who looks over a shoulder. */
+  private readonly toggle = h("button", { type: "button", id: "arguments", onclick: () => this.showArguments(!this.withArguments) }, "Arguments");
   private readonly table = new Table<Process>(
     "Processes, in their own socket calls",
     [
@@ -41,6 +43,7 @@ export class Processes {
       { title: "PID", value: (row) => row.pid },
       ...costs<Process>(() => this.report),
       { title: "cgroup", value: (row) => row.cgroup ?? "" },
+      { title: "command line", value: (row) => row.arguments ?? "", long: true, when: () => this.withArguments && this.hasArguments() },
     ],
     "No process was in a socket call in this time.",
     true,
@@ -48,10 +51,23 @@ export class Processes {
 
   constructor() {
     this.element = h("div", {}, this.profiles, this.table.element);
+    this.table.bar.append(this.toggle);
+    this.showArguments(true);
+  }
+
+  private showArguments(shown: boolean): void {
+    this.withArguments = shown;
+    this.toggle.setAttribute("aria-pressed", String(shown));
+    this.table.renew();
+  }
+
+  private hasArguments(): boolean {
+    return this.report?.processes.some((process) => process.arguments !== undefined) ?? false;
   }
 
   show(report: Report): void {
     this.report = report;
+    this.toggle.hidden = !this.hasArguments();
     this.table.show(report.processes);
     const chosen = report.processes.filter((process) => process.profile);
     this.profiles.replaceChildren(...chosen.map((process) => profile(process, report)));
@@ -108,10 +124,9 @@ export class Programs {
       { title: "program", value: (row) => row.name },
       { title: "ID", value: (row) => row.id },
       { title: "type", value: (row) => row.kind },
-      { title: "share of one CPU", value: (row) => row.share, text: (row) => percent(row.share), share: true },
-      { title: "runs", value: (row) => row.runs, text: (row) => count(row.runs) },
-      { title: "each", value: (row) => row.run_ns / Math.max(1, row.runs), text: (row) => `${(row.run_ns / Math.max(1, row.runs)).toFixed(0)} ns` },
-      { title: "time", value: (row) => row.run_ns, text: (row) => duration(row.run_ns) },
+      { title: "share", value: (row) => row.share, text: (row) => figure(row.share), share: true },
+      { title: "runs", value: (row) => row.runs, text: (row) => whole(row.runs) },
+      { title: "each", value: (row) => row.run_ns / Math.max(1, row.runs), text: (row) => duration(row.run_ns / Math.max(1, row.runs)) },
       { title: "of", value: (row) => (row.own ? "observer" : "") },
     ],
     "none",
@@ -141,7 +156,7 @@ function mode(report: Report): string[] {
     lines.push(`in ${duration(sampled_ns)} of ${duration(period_ns)} events were sampled, without numbers of calls`);
   if (auto) {
     const retry = auto.retry_ms === undefined ? "" : `; tried again in ${duration(auto.retry_ms * 1e6)}`;
-    lines.push(`timing events ${report.mode === "sampling" ? "would take" : "takes"} ${percent(auto.timing_share)} of a CPU and may take ${percent(auto.budget_share)}${retry}`);
+    lines.push(`timing events ${report.mode === "sampling" ? "would take" : "takes"} ${percent(auto.timing_share)} of one CPU and may take ${percent(auto.budget_share)}${retry}`);
     lines.push(`changes between timing and sampling: ${auto.changes}`);
     if (auto.interrupt_ns !== undefined) lines.push(`the interrupt of a sample takes ${duration(auto.interrupt_ns)}`);
     if (auto.lowered_from_hz !== undefined) lines.push(`sampled less often than ${auto.lowered_from_hz} times a second, since interrupts take so much`);

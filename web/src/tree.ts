@@ -26,15 +26,15 @@ export class Node {
   }
 }
 
-export function root(): Node {
-  return new Node("networking");
-}
+/** What a function is called whose address has no name. */
+const UNKNOWN = "[unknown]";
 
 /** Adds a stack, outermost function first. */
 export function insert(tree: Node, names: string[], ns: number): void {
   let node = tree;
   node.ns += ns;
-  for (const name of names) {
+  // Programs without frame pointers give any number of unknown functions on top of each other: they are one.
+  for (const name of names.filter((name, at) => name !== UNKNOWN || names[at - 1] !== UNKNOWN)) {
     node = node.child(name);
     node.ns += ns;
   }

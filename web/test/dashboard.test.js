@@ -1,6 +1,7 @@
 // The dashboard in a real browser, on reports that were really made: see `make web-test`.
 //
 // REPORTS: lines of JSON as `millrace cost --json --stacks` prints them. MILLRACE: the binary. SHOTS: for screenshots.
+// PICTURE: the picture of the documentation, which is drawn if it is named.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -14,7 +15,7 @@ import { after, before, test } from "node:test";
 
 import { chromium } from "playwright-core";
 
-const { MILLRACE, REPORTS, SHOTS, CHROMIUM = "/usr/bin/chromium" } = process.env;
+const { MILLRACE, REPORTS, SHOTS, PICTURE, CHROMIUM = "/usr/bin/chromium" } = process.env;
 /** Of a replay: reports go on for a minute at least, since the browser may be slow. */
 const PACE = 4;
 /** How long anything may take before a test fails: long, since others may want the CPU. */
@@ -25,8 +26,11 @@ const dir = mkdtempSync(join(tmpdir(), "millrace-web-"));
 const TOKEN = join(dir, "token");
 const reports = readFileSync(REPORTS, "utf8").trim().split("\n").map((line) => JSON.parse(line));
 
-/** The same reports again and again, for as many CPUs: each has the figures of a real one, scaled by its own factor. */
-function log(name, cpus, length) {
+/**
+ * The same reports again and again, for as many CPUs: each has the figures of a real one, scaled by its own factor.
+ * `change` makes something else of each.
+ */
+function log(name, cpus, length, change = () => {}) {
   const of = (at) => {
     const report = structuredClone(reports[at % reports.length]);
     const real = report.cpus;
@@ -44,6 +48,7 @@ function log(name, cpus, length) {
       }
       return copy;
     });
+    change(report);
     return report;
   };
   const path = join(dir, name);
@@ -81,6 +86,7 @@ async function serve(path, { port = 0, pace } = {}) {
 async function page(url, options = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   context.setDefaultTimeout(PATIENCE_MS);
+  await context.addInitScript(RECORD_TEXTS);
   const opened = await context.newPage();
   const wrong = [];
   opened.on("pageerror", (error) => wrong.push(String(error)));
@@ -95,7 +101,27 @@ async function page(url, options = {}) {
   return { page: opened, wrong, close: () => context.close() };
 }
 
-const shot = async (page, name) => SHOTS && page.screenshot({ path: join(SHOTS, `${name}.png`), fullPage: true });
+/** What is written on canvases now: text, where it begins and ends, and how wide the canvas is. */
+const RECORD_TEXTS = `
+  window.texts = [];
+  const { fillText, clearRect } = CanvasRenderingContext2D.prototype;
+  const width = Object.getOwnPropertyDescriptor(HTMLCanvasElement.prototype, "width");
+  const clear = (canvas) => (window.texts = window.texts.filter((text) => text.canvas !== canvas));
+  Object.defineProperty(HTMLCanvasElement.prototype, "width", { ...width, set(value) { clear(this); width.set.call(this, value); } });
+  CanvasRenderingContext2D.prototype.clearRect = function () {
+    clear(this.canvas);
+    return clearRect.apply(this, arguments);
+  };
+  CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+    const { a, e } = this.getTransform();
+    const width = this.measureText(text).width * a;
+    const left = x * a + e - (this.textAlign === "center" ? width / 2 : this.textAlign === "right" ? width : 0);
+    window.texts.push({ canvas: this.canvas, text, left, right: left + width, middle: left + width / 2, whole: this.canvas.width, chart: this.canvas.closest(".chart") !== null });
+    return fillText.apply(this, arguments);
+  };
+`;
+
+const shot = async (page, name, fullPage = true) => SHOTS && page.screenshot({ path: join(SHOTS, `${name}.png`), fullPage });
 const state = (page, wanted) => page.locator(`#connection[data-state=${wanted}]`).waitFor();
 const text = (page, selector) => page.locator(selector).first().innerText();
 
@@ -130,7 +156,6 @@ test("two CPUs: every view opens, updates, and is kept to itself", async () => {
     const figures = () => text(tab, "#view table tbody");
     await changes(figures, await figures());
     // Some history, so that the picture shows one.
-    await tab.waitForFunction(() => document.querySelectorAll(".u-legend .u-series").length === 6);
     await new Promise((resolve) => setTimeout(resolve, 4000));
     for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs", "about"]) {
       await tab.locator(`#tab-${view}`).click();
@@ -179,7 +204,7 @@ test("the flame graph is searched, zoomed, and used without a mouse", async () =
     await state(tab, "log");
     await tab.locator("#view tbody tr").first().waitFor();
     await tab.locator("#flame-search").fill("udp_sendmsg");
-    await tab.locator("text=% matches").waitFor();
+    await tab.locator("text=/matches: .* % of the graph/").waitFor();
     await shot(tab, "flame-search");
     await tab.locator("#flame-search").fill("(");
     assert.equal(await tab.locator("#flame-search:invalid").count(), 1);
@@ -190,7 +215,7 @@ test("the flame graph is searched, zoomed, and used without a mouse", async () =
     await canvas.focus();
     await tab.keyboard.press("ArrowDown");
     await tab.keyboard.press("ArrowDown");
-    assert.match(await text(tab, ".tip"), /of networking/);
+    assert.match(await text(tab, ".flame .tip"), /: \d+\.\d\d % of one CPU, \d+\.\d\d % of the graph$/);
     await tab.keyboard.press("Enter");
     assert.ok(await reset.isEnabled());
     await shot(tab, "flame-zoomed");
@@ -220,7 +245,8 @@ test("a range of time is chosen by mouse and by keyboard, and a pause holds the 
     await tab.locator("#pause").click();
     await changes(figures, held);
 
-    // The last tenth of the minute that is shown: this many reports have been seen here.
+    // The last third of the minute that is shown: this many reports have been seen here.
+    await tab.getByLabel("Time shown").selectOption("1 min");
     for (let seen = 0, last = await figures(); seen < 12; seen++) last = await changes(figures, last);
     const plot = await tab.locator(".u-over").boundingBox();
     await tab.mouse.move(plot.x + plot.width * 0.7, plot.y + 50);
@@ -313,3 +339,331 @@ test("a client that does not read keeps nobody waiting, and is counted", async (
     await server.stop();
   }
 });
+
+/** Seconds since midnight, if it is a time. */
+const seconds = (text) => (/^\d\d:\d\d:\d\d$/.test(text) ? text.split(":").reduce((sum, part) => 60 * sum + Number(part), 0) : null);
+
+test("the axis is as long as it says, in a time zone that it says, and its labels are whole", async () => {
+  const server = await serve(log("axis", 2, 600), { pace: PACE });
+  const cases = [
+    ["UTC", "UTC", 0],
+    ["Asia/Kolkata", "local time, UTC+05:30", 5.5],
+    ["America/New_York", "local time, UTC-05:00", -5],
+  ];
+  try {
+    for (const [timezoneId, said, hours] of cases) {
+      for (const width of [1280, 390]) {
+        const { page: tab, wrong, close } = await page(server.url, { timezoneId, viewport: { width, height: 844 } });
+        await state(tab, "live");
+        await tab.locator(".cpu").nth(1).waitFor();
+        for (const [name, length] of [["1 min", 60], ["5 min", 300], ["1 h", 3600]]) {
+          await tab.getByLabel("Time shown").selectOption(name);
+          const moment = () => text(tab, ".moment");
+          await changes(moment, await moment());
+          const { texts, plot, canvas, latest } = await tab.evaluate(() => {
+            const canvas = document.querySelector(".chart canvas");
+            return {
+              texts: window.texts.filter(({ chart }) => chart).map(({ canvas: _, ...text }) => text),
+              plot: document.querySelector(".u-over").getBoundingClientRect().toJSON(),
+              canvas: canvas.getBoundingClientRect().toJSON(),
+              latest: document.querySelector(".moment").textContent,
+            };
+          });
+          assert.ok(texts.some(({ text }) => text === said), `${said} in ${texts.map(({ text }) => text)}`);
+          for (const { text, left, right, whole } of texts) {
+            assert.ok(seconds(text) === null || (left >= 0 && right <= whole), `${text} is cut: ${left} to ${right} of ${whole}`);
+          }
+          const times = texts.filter(({ text }) => seconds(text) !== null);
+          const [first, last] = [times.at(-2), times.at(-1)];
+          assert.ok(first && last, `two times at least: ${texts.map(({ text }) => text)}`);
+          const scale = (seconds(last.text) - seconds(first.text)) / (last.middle - first.middle);
+          const shown = scale * plot.width;
+          assert.ok(Math.abs(shown - length) < 0.05 * length, `${name} are ${shown} s`);
+          const end = seconds(last.text) + scale * (plot.right - canvas.left - last.middle);
+          const now = seconds(/\d\d:\d\d:\d\d/.exec(latest)[0]);
+          assert.ok(Math.abs(end - now) < 0.05 * length, `what is latest is at the right end: ${end} ${now}`);
+        }
+        // The log begins at 22:13:20 UTC.
+        const utc = (22 + 13 / 60 + hours + 24) % 24;
+        const now = seconds(/\d\d:\d\d:\d\d/.exec(await text(tab, ".moment"))[0]) / 3600;
+        assert.ok(Math.abs(now - utc) < 0.5, `${now} is about ${utc}`);
+        assert.deepEqual(wrong, []);
+        await close();
+      }
+    }
+  } finally {
+    await server.stop();
+  }
+});
+
+test("the legend has the latest values in the order of the bars, and those that are pointed at", async () => {
+  const server = await serve(log("legend", 2, 600), { pace: PACE });
+  const { page: tab, wrong, close } = await page(server.url);
+  try {
+    await state(tab, "live");
+    const legend = () => tab.locator("#history .legend").innerText();
+    const values = async () => (await legend()).replaceAll(/\s+/g, " ");
+    await changes(values, await values());
+    assert.match(await values(), /^net_rx [\d.?]+.* net_tx .* send .* receive .* io_uring .* networking \d+\.\d\d %$/);
+    const bars = await tab.locator(".cpu").nth(0).locator(".stack > span").evaluateAll((spans) => spans.map((span) => span.className));
+    assert.deepEqual(bars.slice(0, 5), ["net_rx", "net_tx", "send", "receive", "io_uring"]);
+    assert.match(await text(tab, ".moment"), /^of one CPU, latest: \d\d:\d\d:\d\d$/);
+    // They are those of the head of the page: the same report, the same unit.
+    await tab.locator("#pause").click();
+    const head = /networking (\d+\.\d\d %) of one CPU/.exec(await text(tab, "#summary"))[1];
+    assert.ok((await values()).endsWith(`networking ${head}`), `${head} in ${await values()}`);
+    const plot = await tab.locator(".u-over").boundingBox();
+    await tab.mouse.move(plot.x + plot.width - 2, plot.y + 30);
+    await tab.locator("text=/of one CPU, at /").waitFor();
+    await tab.mouse.move(5, 5);
+    await tab.locator("text=/of one CPU, latest/").waitFor();
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+    await server.stop();
+  }
+});
+
+test("figures are those of the terminal, aligned to the right", async () => {
+  const path = log("figures", 2, 60);
+  const printed = spawn(MILLRACE, ["cost", "replay", path], { stdio: ["ignore", "pipe", "inherit"] });
+  let terminal = "";
+  for await (const chunk of printed.stdout) terminal += chunk;
+  const server = await serve(path);
+  // A page that is opened while a log is read shows what has been read.
+  const read = async () => (await (await fetch(new URL("api/history", server.url), { headers: { Authorization: `Bearer ${server.token}` } })).json()).points.length;
+  for (let points = await read(); points < 60; ) points = await changes(read, points);
+  const { page: tab, wrong, close } = await page(server.url);
+  try {
+    await state(tab, "log");
+    await tab.locator("text=observed").waitFor();
+    // A row of the terminal's table of CPUs is one of the page's.
+    const row = await tab.locator("#view tbody tr").first().locator("td").allInnerTexts();
+    const [, wanted] = /\nCPU +networking.*\n(.*)\n/.exec(terminal);
+    assert.deepEqual(row, wanted.trim().split(/  +/));
+    for (const view of ["cpus", "parts", "flame", "processes", "cgroups", "programs"]) {
+      await tab.locator(`#tab-${view}`).click();
+      await tab.locator("#view tbody tr").first().waitFor();
+      const wrongly = await tab.evaluate(() =>
+        [...document.querySelectorAll("#view td, #view th")]
+          .filter((cell) => /^([\d.]+( %| .?s)?|-|\?)$/.test(cell.innerText) || cell.classList.contains("number"))
+          .filter((cell) => getComputedStyle(cell).textAlign !== "right")
+          .map((cell) => cell.innerText),
+      );
+      assert.deepEqual(wrongly, [], view);
+      const shares = await tab.locator("#view").innerText();
+      assert.doesNotMatch(shares, /\d\.\d %|\d\.\d{3,} %/, "two places");
+      assert.match(shares, view === "about" ? /./ : /shares are of one CPU/, view);
+    }
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+    await server.stop();
+  }
+});
+
+test("what net_rx and the others are is said by pointing, by the keyboard, and to screen readers", async () => {
+  const server = await serve(log("terms", 2, 60));
+  const { page: tab, wrong, close } = await page(server.url);
+  try {
+    await state(tab, "log");
+    await tab.locator("#view tbody tr").first().waitFor();
+    const tip = tab.locator("#explanation");
+    for (const name of ["net_rx", "net_tx", "send", "receive", "io_uring", "networking", "observer", "other work", "user", "softirq", "idle"]) {
+      const term = tab.getByRole("button", { name: new RegExp(`^${name}( |$)`) }).first();
+      assert.equal(await tip.isVisible(), false, name);
+      await term.hover();
+      await tip.waitFor();
+      const said = await tip.innerText();
+      assert.ok(said.length > 20, said);
+      await tab.mouse.move(700, 895);
+      await tip.waitFor({ state: "hidden" });
+      await term.focus();
+      await tip.waitFor();
+      assert.equal(await tip.innerText(), said);
+      const described = await term.evaluate((element) => document.getElementById(element.getAttribute("aria-describedby"))?.textContent);
+      assert.equal(described, said, "what a screen reader reads");
+      // Without leaving it, as WCAG 1.4.13 wants.
+      await tab.keyboard.press("Escape");
+      await tip.waitFor({ state: "hidden" });
+      await tab.locator("#theme").focus();
+    }
+    // With Tab alone, and all of it can be read.
+    await tab.locator("[aria-label=Later]").focus();
+    await tab.keyboard.press("Tab");
+    await tab.keyboard.press("Tab");
+    await tip.waitFor();
+    assert.match(await tip.innerText(), /^Packets that arrive/);
+    await shot(tab, "explained");
+    await tip.hover();
+    assert.ok(await tip.isVisible());
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+    await server.stop();
+  }
+});
+
+/** Stacks of known times: 300 of networking, 100 of a process without names for half of its frames. */
+function known(report) {
+  const functions = ["outer", "inner", "[unknown]", "]]></script><img src=x onerror=alert(1)>", "bpf:relay_ingress"];
+  const stack = (frames, samples, more) => ({ cpu: 0, frames, samples, ns: samples * 1_000_000, ...more });
+  report.stacks = {
+    functions,
+    stacks: [
+      stack([0, 1], 200, { event: "net_rx" }),
+      stack([0, 4], 60, { event: "net_rx" }),
+      stack([3], 40, { event: "send" }),
+      stack([2, 2, 2, 0, 2, 2], 100, { pid: 77 }),
+    ],
+  };
+  report.period_ns = 1_000_000_000;
+  report.processes = [];
+}
+
+test("the root of the flame graph is named after what is in it, and unknown functions are folded", async () => {
+  const server = await serve(log("root", 2, 1, known));
+  const { page: tab, wrong, close } = await page(`${server.url}#flame`);
+  try {
+    await tab.locator("#view tbody tr").first().waitFor();
+    const names = () => tab.evaluate(() => window.texts.filter(({ chart }) => !chart).map(({ text }) => text));
+    const root = async () => (await names())[0];
+    await changes(root, undefined);
+    assert.equal(await root(), "networking and process 77, all CPUs");
+    assert.equal((await names()).filter((name) => name === "[unknown]").length, 2, `${await names()}`);
+    const cpu = tab.getByLabel("CPU", { exact: true });
+    await cpu.selectOption("CPU 0");
+    assert.equal(await changes(root, "networking and process 77, all CPUs"), "networking and process 77, CPU 0");
+    await cpu.selectOption("CPU 1");
+    assert.equal(await changes(root, "networking and process 77, CPU 0"), "nothing");
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+    await server.stop();
+  }
+});
+
+/** Runs to its end. */
+async function run(...args) {
+  const child = spawn(MILLRACE, args, { stdio: ["ignore", "ignore", "inherit"] });
+  assert.equal((await once(child, "exit"))[0], 0, args.join(" "));
+}
+
+test("a flame graph as a file says what it is of, is zoomed and searched, and needs nothing but itself", async () => {
+  const file = join(dir, "flame.svg");
+  await run("cost", "replay", log("flame-file", 2, 1, known), "--flame", file);
+  const { page: tab, wrong, close } = await page(`file://${file}`);
+  const text = (tab, selector) => tab.locator(selector).textContent();
+  tab.on("dialog", (dialog) => wrong.push(dialog.message()));
+  try {
+    const visible = () => tab.locator("#frames > g:visible > title").evaluateAll((titles) => titles.map((title) => title.textContent.replace(/: [^:]*$/, "")));
+    const all = await visible();
+    assert.equal(all[0], "networking and process 77, 2 CPUs");
+    assert.equal(all.filter((name) => name === "[unknown]").length, 2);
+    assert.ok(all.includes("]]></script><img src=x onerror=alert(1)>"));
+    assert.equal(await tab.title(), `millrace cost: networking and process 77, 2 CPUs; ${await text(tab, "#about")}`);
+    const { name, kernel } = reports[0].host;
+    assert.equal(await text(tab, "#about"), `${name}, Linux ${kernel}: 1.00 s until 2023-11-14 22:13:20 UTC, ${reports[0].frequency_hz} stacks a second and CPU`);
+    await shot(tab, "svg", false);
+
+    const reset = tab.locator("#reset");
+    assert.ok(await reset.isDisabled());
+    const frame = (name) => tab.locator("#frames > g", { has: tab.locator("title", { hasText: new RegExp(`^${name}: `) }) });
+    const width = async (of) => Number(await of.first().locator("rect").getAttribute("width"));
+    assert.equal(Math.round(await width(frame("inner"))), 600);
+    await frame("inner").first().click();
+    assert.equal(await width(frame("inner")), 1200);
+    assert.deepEqual(await visible(), [all[0], "net_rx", "outer", "inner"]);
+    assert.match(await text(tab, "#detail"), /^inner: 20\.00 % of one CPU$/);
+    await reset.click();
+    assert.deepEqual(await visible(), all);
+
+    await tab.keyboard.press("/");
+    await tab.keyboard.type("^(outer|inner|bpf:)");
+    // 260 ms in `outer`, in which the others are, and 100 in that of the process, of 400.
+    assert.equal(await text(tab, "#found"), "matches: 90.00 % of the graph");
+    assert.equal(await tab.locator("#frames > g.match").count(), 4);
+    const fill = (of) => of.first().locator("rect").evaluate((rect) => getComputedStyle(rect).fill);
+    assert.equal(await fill(frame("inner")), "rgb(122, 31, 162)");
+    await shot(tab, "svg-search", false);
+    await tab.keyboard.type("(");
+    assert.equal(await text(tab, "#found"), "not a regular expression");
+    await tab.keyboard.press("Escape");
+    assert.equal(await tab.locator("#frames > g.match").count(), 0);
+
+    // The keyboard alone: into net_rx, its function, and out again.
+    for (const key of ["ArrowDown", "ArrowDown", "Enter"]) await tab.keyboard.press(key);
+    assert.equal(await width(frame("outer")), 1200);
+    assert.match(await text(tab, "#detail"), /^outer: 26\.00 % of one CPU$/);
+    await tab.keyboard.press("ArrowDown");
+    await tab.keyboard.press("ArrowRight");
+    assert.match(await text(tab, "#detail"), /^bpf:relay_ingress: 6\.00 % of one CPU$/);
+    await shot(tab, "svg-zoomed", false);
+    await tab.keyboard.press("Escape");
+    await tab.keyboard.press("Escape");
+    assert.deepEqual(await visible(), all);
+    assert.ok(await reset.isDisabled());
+    assert.deepEqual(wrong, []);
+  } finally {
+    await close();
+  }
+});
+
+test("command lines are shown where they were asked for, cut to the table, and can be hidden", async () => {
+  const secret = `server --token s3cret \u001b[2J<b>${"x".repeat(480)}`;
+  const path = (name, args) => log(name, 2, 60, (report) => {
+    report.processes = [{ pid: 7, name: "server", arguments: args, share: 0.1, send_ns: 1, receive_ns: 0, io_uring_ns: 0, send_calls: 1, receive_calls: 0 }];
+  });
+  for (const [name, args] of [["arguments", secret], ["none", undefined]]) {
+    const server = await serve(path(name, args));
+    const { page: tab, wrong, close } = await page(`${server.url}#processes`);
+    try {
+      await tab.locator("#view tbody tr").first().waitFor();
+      const toggle = tab.locator("#arguments");
+      assert.equal(await toggle.isVisible(), args !== undefined);
+      const table = () => text(tab, "#view table");
+      if (args === undefined) assert.doesNotMatch(await table(), /command line/);
+      else {
+        assert.match(await table(), /server --token s3cret .*<b>xxx/);
+        const widths = await tab.evaluate(() => [document.documentElement.scrollWidth, document.querySelector("#view td.long").getBoundingClientRect().height]);
+        assert.ok(widths[0] <= 1280 && widths[1] < 40, `in one line of the page: ${widths}`);
+        assert.equal(await tab.locator("#view td.long").getAttribute("title"), args);
+        await shot(tab, "arguments");
+        await toggle.click();
+        assert.equal(await toggle.getAttribute("aria-pressed"), "false");
+        assert.doesNotMatch(await table(), /s3cret|command line/);
+      }
+      const metrics = await fetch(new URL("metrics", server.url), { headers: { Authorization: `Bearer ${server.token}` } });
+      assert.doesNotMatch(await metrics.text(), /s3cret/);
+      assert.equal((await fetch(new URL("api/report", server.url))).status, 401);
+      assert.deepEqual(wrong, []);
+    } finally {
+      await close();
+      await server.stop();
+    }
+  }
+});
+
+if (PICTURE) {
+  test("the picture of the documentation", async () => {
+    const server = await serve(REPORTS, { pace: 20 });
+    const { page: tab, wrong, close } = await page(`${server.url}#flame`, { viewport: { width: 1200, height: 760 } });
+    try {
+      // Whose machine it is does not matter.
+      await tab.locator("#host").evaluate((host) => (host.hidden = true));
+      await tab.getByLabel("Time shown").selectOption("1 min");
+      const moment = () => text(tab, ".moment");
+      const clock = await tab.evaluate((ms) => new Date(ms).toTimeString().slice(0, 8), reports.at(-1).time_unix_ms);
+      while (!(await moment()).endsWith(clock)) await changes(moment, await moment());
+      // Of all of the time, not of what had come when it was opened.
+      await tab.locator("#tab-cpus").click();
+      await tab.locator("#tab-flame").click();
+      await tab.locator("#view tbody tr").first().waitFor();
+      await tab.screenshot({ path: PICTURE });
+      assert.deepEqual(wrong, []);
+    } finally {
+      await close();
+      await server.stop();
+    }
+  });
+}

@@ -68,6 +68,8 @@ pub struct Config {
     pub pids: BTreeSet<u32>,
     /// If set, only processes in this cgroup or below; as in [`Process::cgroup`](crate::report::Process).
     pub cgroup: Option<String>,
+    /// Reports contain the processes' [command lines](crate::report::Process::arguments).
+    pub arguments: bool,
     /// Reports contain [stacks](crate::report::Report::stacks).
     pub stacks: bool,
     /// Have the kernel keep run-time statistics of all BPF programs: two readings of a clock in each of their runs.
@@ -94,6 +96,7 @@ impl Config {
             profile: BTreeSet::new(),
             pids: BTreeSet::new(),
             cgroup: None,
+            arguments: false,
             stacks: false,
             program_statistics: false,
             idle_watts: None,

@@ -118,6 +118,7 @@ pub(super) fn describe(
         processes.push(Process {
             pid,
             name: process_name(pid).unwrap_or(name),
+            arguments: None,
             cgroup: path,
             share: share(cost.ns(), period),
             cost,
@@ -151,6 +152,7 @@ pub(super) fn idle(pid: u32, profile: Profile) -> Process {
     Process {
         pid,
         name: process_name(pid).unwrap_or_default(),
+        arguments: None,
         cgroup: None,
         share: 0.0,
         cost: TaskCost::default(),

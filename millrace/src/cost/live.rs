@@ -5,6 +5,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millrace_cost::arguments;
 use millrace_cost::report::Report;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
@@ -12,7 +13,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 use super::losses::Losses;
 use super::signals::Signals;
 use super::table::{Cell, Table};
-use super::text;
+use super::text::{self, cut};
 use super::trend::{Picture, Trend};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +39,18 @@ struct Shown {
     pictures: Vec<Picture>,
 }
 
+impl Shown {
+    /// For this view alone, and only while it shows them: logs and pages have them only if they were asked for.
+    fn read_arguments(&mut self) {
+        if self.report.has_arguments() {
+            return;
+        }
+        let mut report = self.report.without_stacks();
+        arguments::read(&mut report.processes);
+        self.report = Arc::new(report);
+    }
+}
+
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 /// To the top left; what is below and to the right is overwritten line by line, so that nothing flickers.
@@ -49,13 +62,14 @@ const REVERSE: &str = "\x1b[7m";
 const PLAIN: &str = "\x1b[0m";
 
 impl Terminal {
-    pub fn open(signals: Signals, losses: Arc<Losses>) -> anyhow::Result<Self> {
+    /// `arguments`: processes are shown by their command lines until somebody turns it off.
+    pub fn open(signals: Signals, losses: Arc<Losses>, arguments: bool) -> anyhow::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
-        let mut terminal =
-            Self { before, signals, losses, trend: Trend::default(), shown: None, view: View::default() };
+        let view = View { arguments, ..View::default() };
+        let mut terminal = Self { before, signals, losses, trend: Trend::default(), shown: None, view };
         terminal.write(ENTER)?;
         terminal.draw()?;
         Ok(terminal)
@@ -101,6 +115,9 @@ impl Terminal {
         // Serial lines do not know their size.
         let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
         let (width, height) = (or(size.ws_col, 80), or(size.ws_row, 24));
+        if self.view.arguments {
+            self.shown.iter_mut().for_each(Shown::read_arguments);
+        }
         let lines = self.view.lines(self.shown.as_ref(), &self.losses, width, height);
         let mut screen = String::from(HOME);
         screen.push_str(&lines.join(END_OF_LINE));
@@ -134,6 +151,8 @@ struct View {
     /// Rows above the first one that is shown.
     scroll: usize,
     paused: bool,
+    /// Processes by their command lines.
+    arguments: bool,
     /// As they were when it was drawn.
     tables: usize,
     columns: usize,
@@ -142,7 +161,7 @@ struct View {
 /// Positions among the tables of a report.
 const OVERVIEW: usize = 0;
 const PARTS: usize = 1;
-const HELP: &str = "Tab table  s sort  r reverse  arrows scroll  space pause  q quit";
+const HELP: &str = "Tab table  s sort  r reverse  a arguments  arrows scroll  space pause  q quit";
 
 impl View {
     fn key(&mut self, bytes: &[u8]) -> Answer {
@@ -158,6 +177,7 @@ impl View {
                 }
             }
             b"r" => self.reverse = !self.reverse,
+            b"a" => (self.arguments, self.sort) = (!self.arguments, None),
             b" " | b"p" => self.paused = !self.paused,
             b"\x1b[A" | b"k" => self.scroll = self.scroll.saturating_sub(1),
             b"\x1b[B" | b"j" => self.scroll += 1,
@@ -176,7 +196,7 @@ impl View {
 
     fn lines(&mut self, shown: Option<&Shown>, losses: &Losses, width: usize, height: usize) -> Vec<String> {
         let Some(Shown { report, pictures }) = shown else { return vec!["observing...".to_owned()] };
-        let mut tables = text::tables(report);
+        let mut tables = text::tables(report, self.arguments);
         self.tables = tables.len();
         let titles: Vec<&str> = tables.iter().map(|table| table.title).collect();
         let mut lines: Vec<String> = text::head(report).iter().map(|line| cut(line, width)).collect();
@@ -283,10 +303,6 @@ fn keys(mut typed: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-fn cut(line: &str, width: usize) -> String {
-    line.chars().take(width).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::table::Cell;
@@ -336,6 +352,28 @@ mod tests {
         assert!(has(&["log: full; 3 reports are not in it"]), "{lines:#?}");
         losses.over("log");
         assert!(!view.lines(Some(&shown), &losses, 140, 30).iter().any(|line| line.contains("log")));
+    }
+
+    /// They are read while they are shown only.
+    #[test]
+    fn a_key_shows_command_lines() {
+        let mut report = text::tests::example();
+        report.processes[0].pid = std::process::id();
+        let mut shown = Shown { report: Arc::new(report), pictures: Vec::new() };
+        let mut view = View { table: 2, sort: Some(0), ..View::default() };
+        let losses = Losses::new(true);
+        let lines = |view: &mut View, shown: &Shown| view.lines(Some(shown), &losses, 400, 30).join("\n");
+        assert!(lines(&mut view, &shown).contains("receives/s"));
+        view.key(b"a");
+        assert_eq!((view.arguments, view.sort), (true, None));
+        assert!(!shown.report.has_arguments());
+        shown.read_arguments();
+        let text = lines(&mut view, &shown);
+        let own = std::env::args().next().expect("a name");
+        assert!(text.contains("command line") && text.contains(&own), "{text}");
+        view.key(b"a");
+        assert!(!lines(&mut view, &shown).contains(&own));
+        assert!(HELP.chars().count() <= 80);
     }
 
     #[test]

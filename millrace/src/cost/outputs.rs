@@ -13,6 +13,7 @@ use millrace_cost::log::{Limits, Writer};
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
 use nix::unistd::{AccessFlags, access};
+use rustix::termios::tcgetwinsize;
 
 use super::losses::Losses;
 use super::sink::Sink;
@@ -45,7 +46,8 @@ pub struct Text {
 impl Sink for Text {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
-        out.write_all(text::report(report).as_bytes())?;
+        let width = tcgetwinsize(&out).ok().map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
+        out.write_all(text::report(report, width).as_bytes())?;
         if !self.one {
             writeln!(out)?;
         }

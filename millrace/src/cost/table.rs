@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 
+use millrace_cost::arguments::printable;
 use millrace_lab::columns::{Side, aligned};
 
 use crate::render::short_span;
@@ -22,7 +23,8 @@ pub enum Cell {
 impl Cell {
     fn text(&self) -> String {
         match self {
-            Self::Text(text) => text.clone(),
+            // Processes, cgroups and functions have names that others choose.
+            Self::Text(text) => printable(text),
             Self::Number(0) => "-".to_owned(),
             Self::Number(number) => number.to_string(),
             Self::Share(share) if *share == 0.0 => "-".to_owned(),

@@ -10,17 +10,18 @@ use super::table::{Cell, Table};
 /// Rows of a table when it is one of several.
 const TOP: usize = 20;
 
-/// All of a report.
-pub fn report(report: &Report) -> String {
+/// All of a report; command lines are cut where a terminal of that `width` ends.
+pub fn report(report: &Report, width: Option<usize>) -> String {
     let mut text = String::new();
     for line in head(report) {
         let _ = writeln!(text, "{line}");
     }
-    for table in tables(report).into_iter().filter(|table| !table.rows.is_empty()) {
+    for table in tables(report, report.has_arguments()).into_iter().filter(|table| !table.rows.is_empty()) {
         let _ = writeln!(text);
         let rows = if table.title == CPUS { table.rows.len() } else { TOP };
+        let width = width.filter(|_| table.columns.contains(&COMMAND_LINE));
         for line in table.lines().iter().take(rows + 1) {
-            let _ = writeln!(text, "{line}");
+            let _ = writeln!(text, "{}", cut(line, width.unwrap_or(usize::MAX)));
         }
         if let Some(more) = table.rows.len().checked_sub(rows).filter(|more| *more > 0) {
             let _ = writeln!(text, "... {more} more");
@@ -34,6 +35,10 @@ pub fn report(report: &Report) -> String {
         let _ = writeln!(text, "{line}");
     }
     text
+}
+
+pub fn cut(line: &str, width: usize) -> String {
+    line.chars().take(width).collect()
 }
 
 /// What the figures are of, and their sum.
@@ -66,10 +71,10 @@ pub fn head(report: &Report) -> Vec<String> {
             report.period_ns as f64 / 1e9,
         ),
         format!(
-            "networking {:.2} of {} CPUs ({:.2} busy); observer {:.2} % of one CPU{timing}",
-            networking,
-            report.cpus.len(),
-            busy as f64 / report.period_ns.max(1) as f64,
+            "networking {:.2} % of one CPU ({}, {:.2} % busy); observer {:.2} %{timing}",
+            networking * 100.0,
+            count_of_cpus(report),
+            busy as f64 * 100.0 / report.period_ns.max(1) as f64,
             report.observer.share * 100.0
         ),
     ];
@@ -91,12 +96,19 @@ pub fn head(report: &Report) -> Vec<String> {
     lines
 }
 
+fn count_of_cpus(report: &Report) -> String {
+    match report.cpus.len() {
+        1 => "1 CPU".to_owned(),
+        cpus => format!("{cpus} CPUs"),
+    }
+}
+
 /// That not all of the time is timed, and why.
 fn mode(report: &Report) -> Option<String> {
     let seconds = |ns: u64| ns as f64 / 1e9;
     match report.auto.as_ref() {
         Some(auto) if report.mode == Mode::Sampling => Some(format!(
-            "timing events would take {:.2} % of a CPU and may take {:.2} %: they are sampled; tried again in {:.0} s",
+            "timing events would take {:.2} % of one CPU and may take {:.2} %: they are sampled; tried again in {:.0} s",
             auto.timing_share * 100.0,
             auto.budget_share * 100.0,
             auto.retry_ms.unwrap_or(0) as f64 / 1e3
@@ -132,13 +144,16 @@ pub fn lost(report: &Report) -> Option<String> {
 }
 
 const CPUS: &str = "CPUs";
+const PROCESSES: &str = "processes";
+const COMMAND_LINE: &str = "command line";
 
-/// Every view of a report, most important first. Tables of what was not measured are empty.
-pub fn tables(report: &Report) -> Vec<Table> {
+/// Every view of a report, most important first. Tables of what was not measured are empty. With `arguments`, processes are
+/// shown by their command lines.
+pub fn tables(report: &Report, arguments: bool) -> Vec<Table> {
     vec![
         cpus(report),
         parts(report),
-        processes(report),
+        if arguments { command_lines(report) } else { processes(report) },
         profiles(report),
         cgroups(report),
         programs(report),
@@ -203,6 +218,10 @@ fn parts(report: &Report) -> Table {
     table
 }
 
+/// The first columns of [`task`].
+const EVENTS_OF_TASKS: usize = 3;
+
+/// Shares of `send`, `receive` and `io_uring`, then calls a second.
 fn task(cost: &TaskCost, report: &Report) -> impl Iterator<Item = Cell> {
     let share = |ns: u64| Cell::Share(ns as f64 / report.period_ns.max(1) as f64);
     let per_second = |calls: u64| Cell::Number((calls as f64 * 1e9 / report.period_ns.max(1) as f64) as u64);
@@ -228,7 +247,7 @@ fn processes(report: &Report) -> Table {
         row
     };
     Table {
-        title: "processes",
+        title: PROCESSES,
         columns: vec![
             "process",
             "PID",
@@ -240,6 +259,21 @@ fn processes(report: &Report) -> Table {
             "receives/s",
             "cgroup",
         ],
+        rows: report.processes.iter().map(row).collect(),
+    }
+}
+
+/// In place of what takes most room: cgroups, and names, with which most command lines begin.
+fn command_lines(report: &Report) -> Table {
+    let row = |process: &Process| {
+        let mut row = vec![Cell::Number(process.pid.into()), Cell::Share(process.share)];
+        row.extend(task(&process.cost, report).take(EVENTS_OF_TASKS));
+        row.push(Cell::Text(process.arguments.as_ref().unwrap_or(&process.name).clone()));
+        row
+    };
+    Table {
+        title: PROCESSES,
+        columns: vec!["PID", "share", "send", "receive", "io_uring", COMMAND_LINE],
         rows: report.processes.iter().map(row).collect(),
     }
 }
@@ -353,6 +387,7 @@ pub(super) mod tests {
             processes: vec![Process {
                 pid: 7,
                 name: "server".to_owned(),
+                arguments: None,
                 cgroup: Some("/system.slice".to_owned()),
                 share: 0.3,
                 cost: TaskCost { send_ns: 300_000_000, send_calls: 1000, ..TaskCost::default() },
@@ -374,10 +409,10 @@ pub(super) mod tests {
 
     #[test]
     fn a_report_reads_as_text() {
-        let text = report(&example());
+        let text = report(&example(), None);
         for want in [
             "host, Linux 6.1: 1.00 s, 1000 Hz, calls timed at functions",
-            "networking 0.50 of 2 CPUs",
+            "networking 50.00 % of one CPU (2 CPUs, 0.00 % busy); observer 1.00 %\n",
             "energy: no RAPL",
             "UDP    30.00 %  30.00 %",
             "server     7  30.00 %     ?        ?",
@@ -405,17 +440,37 @@ pub(super) mod tests {
             frequency_hz: 250,
             ..example()
         };
-        let text = report(&sampled);
+        let text = report(&sampled, None);
         for want in [
             "250 Hz (not 1000: an interrupt takes 15.6 us here), sampling only",
-            "timing events would take 14.20 % of a CPU and may take 1.00 %: they are sampled; tried again in 9 s",
+            "timing events would take 14.20 % of one CPU and may take 1.00 %: they are sampled; tried again in 9 s",
         ] {
             assert!(text.contains(want), "{want} in\n{text}");
         }
         let timed = Report { auto: Some(Auto { timing_share: 0.004, retry_ms: None, ..auto }), ..example() };
-        assert!(report(&timed).contains("observer 1.00 % of one CPU, timing events 0.40 %\n"));
+        assert!(report(&timed, None).contains("observer 1.00 %, timing events 0.40 %\n"));
         let both = Report { sampled_ns: 250_000_000, ..timed };
-        assert!(report(&both).contains("in 0.25 of 1.00 s events were sampled"), "{}", report(&both));
+        let text = report(&both, None);
+        assert!(text.contains("in 0.25 of 1.00 s events were sampled"), "{text}");
+    }
+
+    #[test]
+    fn command_lines_are_shown_if_asked_for_and_control_nothing() {
+        let mut example = example();
+        let hidden = report(&example, None);
+        assert!(hidden.contains("server") && !hidden.contains("command line"), "{hidden}");
+        example.processes[0].arguments = Some(format!("server --token x\x1b[2J {}", "y".repeat(300)));
+        example.processes[0].cgroup = Some("/\x1b[31m\n".to_owned());
+        let shown = report(&example, None);
+        assert!(shown.contains("io_uring  command line\n"), "{shown}");
+        assert!(shown.contains("?  server --token x?[2J yyy"), "{shown}");
+        assert!(shown.contains("y".repeat(300).as_str()));
+        let narrow = report(&example, Some(80));
+        let line = narrow.lines().find(|line| line.contains("--token")).expect("a line");
+        assert_eq!(line.chars().count(), 80);
+        for text in [shown, narrow, tables(&example, false)[2].lines().join("\n")] {
+            assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        }
     }
 
     /// What is not measured is not 0.

@@ -71,6 +71,10 @@ pub struct Args {
     /// Where all CPU time of this process goes, in user mode too; more than once for several
     #[arg(long, value_name = "PID")]
     profile: Vec<u32>,
+    /// Command lines of processes, which may hold secrets: in tables, JSON and logs, and on the dashboard where it asks for
+    /// a token. The live view shows them by the key a, also without this
+    #[arg(long)]
+    arguments: bool,
     /// Run times of all BPF programs; costs a little in each of their runs
     #[arg(long)]
     programs: bool,
@@ -140,7 +144,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let mut sinks = sinks(&args, live, once, &losses)?;
     // Only now: an error is not to be lost on the other screen.
     let mut screen = match live {
-        true => Screen::Terminal(Terminal::open(signals, Arc::clone(&losses))?),
+        true => Screen::Terminal(Terminal::open(signals, Arc::clone(&losses), args.arguments)?),
         false => Screen::None(signals),
     };
     let observed = observe(&mut observer, period, reports, &mut screen, &mut sinks);
@@ -203,6 +207,7 @@ impl Args {
             profile: self.profile.iter().copied().collect(),
             pids: self.pid.iter().copied().collect(),
             cgroup: self.cgroup.clone(),
+            arguments: self.arguments,
             stacks: self.stacks || self.log.is_any() || self.outputs.needs_stacks(),
             program_statistics: self.programs,
             idle_watts: self.idle_watts,

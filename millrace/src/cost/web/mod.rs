@@ -110,6 +110,8 @@ async fn pump(mut incoming: mpsc::Receiver<Arc<Report>>, shared: Arc<Shared>) {
 
 struct Shared {
     live: bool,
+    /// Command lines may hold secrets: they are for who shows a token.
+    arguments: bool,
     /// Reports that the server was too slow for.
     skipped_reports: AtomicU64,
     losses: Arc<Losses>,
@@ -148,6 +150,7 @@ impl Shared {
         };
         Self {
             live: config.live,
+            arguments: config.access.token().is_some(),
             skipped_reports: AtomicU64::new(0),
             losses: Arc::clone(&config.losses),
             state: Mutex::new(state),
@@ -155,7 +158,11 @@ impl Shared {
         }
     }
 
-    fn take(&self, report: Arc<Report>) {
+    fn take(&self, mut report: Arc<Report>) {
+        if !self.arguments && report.has_arguments() {
+            let processes = &mut Arc::make_mut(&mut report).processes;
+            processes.iter_mut().for_each(|process| process.arguments = None);
+        }
         // Stacks are large and looked at seldom: they are asked for.
         let json = match serde_json::to_string(&report.without_stacks()) {
             Ok(json) => json,

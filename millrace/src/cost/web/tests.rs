@@ -6,6 +6,7 @@ use millrace_cost::report::{Event, Stack, Stacks};
 
 use super::*;
 use crate::cost::text::tests::example;
+use crate::http::token::{Token, TokenFile};
 use crate::relay::status::fetch;
 
 const WAIT: Duration = Duration::from_secs(10);
@@ -134,6 +135,40 @@ fn a_slow_viewer_holds_up_nobody() {
     dashboard.report(&report(40)).expect("taken");
     assert_eq!(next(&mut slow), ("dropped".to_owned(), dropped.to_string()));
     assert_eq!(sequence(&next(&mut slow).1), 40);
+}
+
+/// They may hold secrets.
+#[test]
+fn command_lines_are_for_who_shows_a_token() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = TokenFile::At(dir.path().join("token"));
+    let start = |file: &TokenFile| {
+        let access = Access::new(file, Vec::new()).expect("a token");
+        let config = Config {
+            addr: ([127, 0, 0, 1], 0).into(),
+            memory_bytes: 1 << 20,
+            live: false,
+            access: access.clone(),
+            losses: Arc::default(),
+        };
+        let dashboard = Dashboard::start(&config).expect("it starts");
+        let mut report = (*report(1)).clone();
+        report.processes[0].arguments = Some("server --token s3cret".to_owned());
+        dashboard.load(Arc::new(report));
+        (dashboard, access)
+    };
+    let get = |dashboard: &Dashboard, access: &Access, path: &str| {
+        fetch(dashboard.local_addr, path, access.token().map(Token::text)).expect("an answer")
+    };
+    let (open, all) = start(&TokenFile::Off);
+    let (guarded, by_token) = start(&file);
+    for (path, shown) in [("/api/report", true), ("/api/report?from=0&to=2000", true), ("/metrics", false)] {
+        let (code, text) = get(&guarded, &by_token, path);
+        assert_eq!((code, text.contains("s3cret")), (200, shown), "{path}");
+        assert_eq!(get(&guarded, &all, path).0, 401, "{path}");
+        let (code, text) = get(&open, &all, path);
+        assert_eq!((code, text.contains("s3cret")), (200, false), "{path}");
+    }
 }
 
 #[test]

@@ -1,0 +1,97 @@
+//! What processes were started with.
+
+use std::fs::File;
+use std::io::Read as _;
+
+use crate::report::Process;
+
+/// Characters of a command line that are kept: more than a table has room for.
+const MOST: usize = 512;
+/// Processes of a report whose command lines are read.
+const PROCESSES: usize = 200;
+
+/// Adds [`arguments`](Process::arguments) to the first processes, which took most. They can hold secrets, and reading them
+/// waits for whoever changes the memory of a process: only for who asks for them.
+pub fn read(processes: &mut [Process]) {
+    for process in processes.iter_mut().take(PROCESSES).filter(|process| process.pid != 0) {
+        process.arguments = of(process.pid, &process.name);
+    }
+}
+
+/// `None`: it is gone.
+fn of(pid: u32, name: &str) -> Option<String> {
+    let mut raw = Vec::new();
+    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    // Four bytes are the longest character.
+    file.take(4 * (MOST as u64 + 1)).read_to_end(&mut raw).ok()?;
+    Some(command_line(&raw, name))
+}
+
+/// Of arguments that end in a zero each. Threads of the kernel have none, and their name in brackets as everywhere.
+fn command_line(raw: &[u8], name: &str) -> String {
+    let text = String::from_utf8_lossy(raw).replace('\0', " ");
+    let text = printable(text.trim_end());
+    if text.is_empty() {
+        return printable(&format!("[{name}]"));
+    }
+    match text.chars().count() > MOST {
+        true => text.chars().take(MOST - 1).chain(['…']).collect(),
+        false => text,
+    }
+}
+
+/// `text` with `?` in place of characters that do something in place of being seen: they control terminals, turn the direction
+/// of what follows, or are not allowed in XML. Processes and cgroups choose their names themselves.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|c| if is_visible(c) { c } else { '?' }).collect()
+}
+
+fn is_visible(c: char) -> bool {
+    !c.is_control()
+        && !matches!(
+            c,
+            '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{fffe}' | '\u{ffff}' | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::report;
+
+    #[test]
+    fn arguments_are_one_line() {
+        for (raw, want) in [
+            (&b"nginx: worker process\0\0\0\0"[..], "nginx: worker process"),
+            (b"cat\0a b\0\0c\0", "cat a b  c"),
+            (b"", "[server]"),
+            (b"\0", "[server]"),
+            (b"x\0\x1b]0;title\x07\x1b[2J\0\n\r\x7f\xc2\x9b", "x ?]0;title??[2J ????"),
+            ("\u{202e}exe.\u{feff}\u{2028}".as_bytes(), "?exe.?"),
+            (b"\xff\xfe", "\u{fffd}\u{fffd}"),
+            ("größer".as_bytes(), "größer"),
+        ] {
+            assert_eq!(command_line(raw, "server"), want, "{raw:?}");
+        }
+        assert_eq!(command_line(b"", "\x1b[2J"), "[?[2J]");
+    }
+
+    #[test]
+    fn arguments_are_bounded() {
+        let long = command_line(&[b'x'; 100_000], "");
+        assert_eq!((long.chars().count(), long.ends_with("x…")), (MOST, true));
+        assert_eq!(command_line(&[b'x'; MOST], "").chars().count(), MOST);
+
+        let mut processes = vec![report(0).processes[0].clone(); PROCESSES + 1];
+        processes.iter_mut().for_each(|process| process.pid = std::process::id());
+        processes[1].pid = 0;
+        processes[2].pid = u32::MAX;
+        read(&mut processes);
+        let own = std::env::args().next().expect("a name");
+        assert!(processes[0].arguments.as_ref().is_some_and(|arguments| arguments.contains(&own)));
+        assert_eq!(processes[1].arguments, None, "of another namespace");
+        assert_eq!(processes[2].arguments, None, "gone");
+        assert!(processes[PROCESSES - 1].arguments.is_some() && processes[PROCESSES].arguments.is_none());
+    }
+}
