@@ -40,8 +40,8 @@ pub use gate::Gate;
 pub use interfaces::Interface;
 pub use millrace_bpf::{
     gate::{
-        Client, Config, Counter, Entry, Event, Listing, ParseError, Pass, Prefix, Reason, Rule, Sample,
-        ScopeStatistics, Statistics, Table, rules, token,
+        Client, Config, Counter, Entry, Event, Kind, Listing, ParseError, Pass, Prefix, Reason, Rule, Sample,
+        ScopeStatistics, Statistics, Table, Trace, Traced, Tracer, rules, token,
     },
     xdp::Mode,
 };

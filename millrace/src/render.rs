@@ -63,6 +63,13 @@ pub fn short_span(seconds: u64) -> String {
     }
 }
 
+/// Microseconds since 1970 as a time of day, in UTC.
+pub fn time_of_day(us: u64) -> String {
+    let seconds = us / 1_000_000;
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{:06}", seconds % 60, us % 1_000_000)
+}
+
 /// How much of both together is `one`.
 pub fn percent(one: u64, other: u64) -> String {
     match one + other {

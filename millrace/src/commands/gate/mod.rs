@@ -1,5 +1,7 @@
 //! `millrace gate`.
 
+mod trace;
+
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
@@ -103,6 +105,8 @@ enum Verb {
         #[command(flatten)]
         socket: SocketArg,
     },
+    /// Follow packets that are refused, or that rules in mode `monitor` would refuse
+    Trace(trace::Args),
     /// Block prefixes now, for a time, or until `unblock` or the gate's end
     Block(List),
     /// Allow prefixes now, for a time, or until `unblock` or the gate's end
@@ -150,6 +154,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => guard(args.guard),
         Some(Verb::Status { socket, json }) => status(&socket.socket, json),
         Some(Verb::Top { socket }) => watch(&socket.socket),
+        Some(Verb::Trace(args)) => trace::run(args),
         Some(Verb::Block(args)) => list(args, Request::Block, "blocked"),
         Some(Verb::Allow(args)) => list(args, Request::Allow, "allowed"),
         Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist, TAKEN_BACK),
