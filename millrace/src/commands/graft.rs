@@ -18,7 +18,7 @@ use crate::{
     },
     http::{ListenAddr, access},
     log::{self, Format},
-    render::print,
+    render::{print, width},
 };
 
 #[derive(Debug, clap::Args)]
@@ -179,18 +179,22 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
         Verb::Run(args) => daemon(args),
         Verb::Check(args) => check(args),
-        Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?)),
+        Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?, width())),
         Verb::Export(args) => export(&args),
         Verb::Load(Load { graft, values, socket }) => load(&socket.socket, graft, values.all()),
         Verb::Unload { graft, socket } => control::ask(&socket.socket, &Request::Unload { graft }).map(drop),
         Verb::Swap(args) => swap(args),
         Verb::Status { socket, json } => {
             let status = control::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
-            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text::status(&status) })
+            print(&if json {
+                serde_json::to_string_pretty(&status)? + "\n"
+            } else {
+                text::status(&status, width())
+            })
         }
         Verb::Why { peer, socket, json } => {
             let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
-            print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why) })
+            print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
         }
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
         Verb::Reload { socket } => control::ask(&socket.socket, &Request::Reload).map(drop),
@@ -257,9 +261,9 @@ fn swap(args: Swap) -> anyhow::Result<()> {
 }
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {
-    let ask = || {
+    let ask = |width| {
         let paths = control::ask(socket, &Request::Monitor)?.paths.unwrap_or_default();
-        Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths) })
+        Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths, width) })
     };
-    if watch { screen::every_second(ask) } else { print(&ask()?) }
+    if watch { screen::every_second(|room| ask(room.columns)) } else { print(&ask(width())?) }
 }

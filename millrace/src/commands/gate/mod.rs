@@ -209,14 +209,18 @@ fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
 fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
     let Answer { status, .. } = control::ask(socket, &Request::Status)?;
     let status = status.unwrap_or_default();
-    print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text::render(&status, None) })
+    print(&if json {
+        serde_json::to_string_pretty(&status)? + "\n"
+    } else {
+        text::status(&status, render::width())
+    })
 }
 
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
-    screen::every_second(|| {
+    screen::every_second(|room| {
         let status = control::ask(socket, &Request::Status)?.status.unwrap_or_default();
-        let text = text::render(&status, Some(before.as_ref().unwrap_or(&status)));
+        let text = text::top(&status, before.as_ref().unwrap_or(&status), room.columns, room.rows);
         before = Some(status);
         Ok(text)
     })
