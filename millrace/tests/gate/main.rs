@@ -7,6 +7,7 @@ mod support;
 #[path = "../terminal/mod.rs"]
 mod terminal;
 mod trace;
+mod views;
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},

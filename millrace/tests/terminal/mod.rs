@@ -23,8 +23,8 @@ use rustix::{
 };
 
 const BOUND: Duration = Duration::from_secs(60);
-/// What begins a picture of views that show one again and again.
-const CLEAR: &str = "\x1b[2J\x1b[H";
+/// What begins a picture of views that show one every second.
+pub const CLEAR: &str = "\x1b[2J\x1b[H";
 
 /// A command whose terminal, once it has one, is its controlling one, so that Ctrl-C is a signal.
 pub fn command(program: &str) -> Command {
@@ -69,13 +69,26 @@ impl Terminal {
         }
     }
 
-    /// The next whole picture, line by line.
-    pub fn picture(&mut self) -> Vec<String> {
-        self.wait_for(CLEAR);
-        let picture = self.wait_for(CLEAR);
+    /// The next whole picture, line by line, without colours. `start`: what each begins with.
+    pub fn picture(&mut self, start: &str) -> Vec<String> {
+        self.wait_for(start);
+        let picture = self.wait_for(start);
         // It is the beginning of another one.
-        self.seen.insert_str(0, CLEAR);
-        picture.trim_end_matches(CLEAR).split("\r\n").map(str::to_owned).collect()
+        self.seen.insert_str(0, start);
+        let picture = picture.strip_suffix(start).unwrap_or(&picture);
+        picture.split("\r\n").map(plain).collect()
+    }
+
+    /// The same when it has `part` in it.
+    pub fn picture_with(&mut self, start: &str, part: &str) -> Vec<String> {
+        let begin = Instant::now();
+        loop {
+            let picture = self.picture(start);
+            if picture.iter().any(|line| line.contains(part)) {
+                return picture;
+            }
+            assert!(begin.elapsed() < BOUND, "no {part:?} in {picture:#?}");
+        }
     }
 
     /// Everything until the command has ended, which it must do well.
@@ -130,6 +143,25 @@ impl Drop for Terminal {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Whether that many columns and rows are enough.
+pub fn assert_fits(lines: &[String], columns: usize, rows: usize) {
+    assert!(lines.len() <= rows, "{} lines: {lines:#?}", lines.len());
+    for line in lines {
+        assert!(line.chars().count() <= columns, "{} wide: {line:?} in {lines:#?}", line.chars().count());
+    }
+}
+
+/// Without what only terminals understand.
+fn plain(line: &str) -> String {
+    let mut pieces = line.split('\x1b');
+    let mut plain = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let end = piece.find(|c: char| c.is_ascii_alphabetic()).map_or(piece.len(), |at| at + 1);
+        plain.push_str(&piece[end..]);
+    }
+    plain
 }
 
 fn size(columns: u16, rows: u16) -> Winsize {
