@@ -15,6 +15,8 @@
 
 pub mod commands;
 mod cost;
+#[cfg(test)]
+mod documented;
 mod gate;
 mod gate_metrics;
 mod gate_watch;

@@ -240,7 +240,9 @@ fn what_is_logged_can_be_shown_again() {
         printed.iter().all(|line| !line.contains("\"stacks\":{")),
         "nobody asked for them on standard output"
     );
-    assert!(run(&["replay", &log, "--folded", &again]).status.success());
+    let replayed = run(&["replay", &log, "--folded", &again]);
+    assert!(replayed.status.success());
+    assert_eq!(text(&replayed.stderr), format!("millrace: {again} is written\n"));
     let stacks = std::fs::read_to_string(&folded).unwrap();
     assert!(stacks.lines().count() > 0 && stacks == std::fs::read_to_string(&again).unwrap());
     assert!(std::fs::read(&profile).unwrap().starts_with(&[0x1f, 0x8b]));

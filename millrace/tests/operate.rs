@@ -231,6 +231,21 @@ async fn a_new_certificate_is_shown_and_a_broken_one_is_not() {
     assert!(!shows(addr, &first).await);
 }
 
+/// So that a new one does not go without.
+#[test]
+fn every_reason_to_drop_has_a_line_in_the_documentation() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let document = include_str!("../../docs/operations.md");
+    let table = document.split("| drops | what").nth(1).expect("a table").split("\n\n").next().unwrap();
+    let drops = relay.status().drops.clone();
+    assert!(drops.len() > 20, "all of them are in the status: {drops:?}");
+    for reason in drops.keys() {
+        let is_named =
+            table.lines().any(|line| line.starts_with("| `") && line.contains(&format!("`{reason}`")));
+        assert!(is_named, "{reason} has no line");
+    }
+}
+
 #[test]
 fn a_full_disk_for_logs_costs_log_lines_only() {
     let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
@@ -257,7 +272,7 @@ fn asked(relay: &Relay) -> [String; 2] {
 /// A name of 60 characters, IPv6, a window of 80x24 that becomes larger: what is said fits, and keys end it.
 #[test]
 fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
-    const NAME: &str = "a-name-of-sixty-characters-that-somebody-has-really-given-it";
+    const NAME: &str = "a-name-of-sixty-characters/that-somebody-has-really-given-it";
     const CTRL_C: &str = "\x03";
     let relay = Relay::start_on("[::1]:0", tempfile::tempdir().unwrap(), &[]);
     let mut publish = millrace();
@@ -269,6 +284,12 @@ fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
     let subscribe = subscribe.arg(relay.url()).stdout(Stdio::null()).stderr(Stdio::null());
     let _subscriber = Killed(subscribe.spawn().unwrap());
     wait_for("the track", || relay.status().tracks.iter().any(|track| track.largest.is_some()).then_some(()));
+    wait_for("word of it", || relay.logged(&["namespace published", NAME]).then_some(()));
+    let none = format!("{NAME}/none");
+    let trace = ["trace", "--duration=100ms", "--track", &none];
+    let traced = millrace().args(trace).args(asked(&relay)).output().unwrap();
+    let text = String::from_utf8(traced.stdout).unwrap();
+    assert!(text.contains(&format!("# there is no track {none} yet\n")), "{text}");
     for end in ["q", CTRL_C] {
         let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
         command.args(["status", "--watch"]).args(asked(&relay));

@@ -129,7 +129,7 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 	if (work->monitored || reason < GATE_RULES) {
 		sample(work, reason, bytes);
 		if (work->active.tracers)
-			trace(work, reason, bytes);
+			trace(reason, bytes);
 	}
 	return reason < GATE_RULES ? refuse(ctx, work, policy, reason) : XDP_PASS;
 }

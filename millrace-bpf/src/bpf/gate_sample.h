@@ -86,26 +86,24 @@ static __always_inline int is_followed(const struct gate_tracer *tracer, const s
 	       !differ128(source, load128(tracer->address.bytes));
 }
 
-/* A packet on its way past the tracers. */
-struct trace_walk {
-	struct gate_work *work;
-	__u32 rules; /* that object */
-};
-
-/* Notes whether the tracer takes the packet: it is one that he follows, and he has not had as many as he may. */
-static long take(void *map, const __u32 *index, struct gate_tracer *tracer, struct trace_walk *walk)
+/* Notes whether the tracer takes this CPU's packet: it is one that he follows, and he has not had as many as he may. `rules`:
+ * that object. Not static, as trace(): so that the verifier looks at it once, and not once for each way here.
+ */
+__noinline int offer(__u32 index, __u32 rules)
 {
-	struct gate_work *work = walk->work;
-	const struct gate_rate rate = tracer->rate;
+	__u32 zero = 0;
+	struct gate_work *work = bpf_map_lookup_elem(&works, &zero);
+	struct gate_tracer *tracer = bpf_map_lookup_elem(&tracers, &index);
+	struct gate_rate rate;
 
-	if (!(work->active.tracers & 1 << (*index & (GATE_TRACERS - 1))) ||
-	    !is_followed(tracer, work, walk->rules))
+	if (!work || !tracer || !is_followed(tracer, work, rules))
 		return 0;
-	count_traced(*index, TRACED_MATCHED);
+	count_traced(index, TRACED_MATCHED);
+	rate = tracer->rate;
 	if (is_over_at(&tracer->full_at, &rate, 1, work->now_ns))
-		count_traced(*index, TRACED_LEFT_OUT);
+		count_traced(index, TRACED_LEFT_OUT);
 	else
-		work->takers |= 1 << (*index & (GATE_TRACERS - 1));
+		work->takers |= 1 << (index & (GATE_TRACERS - 1));
 	return 0;
 }
 
@@ -117,16 +115,22 @@ static __noinline int count_lost(__u32 takers)
 	return 0;
 }
 
-/* Gives the packet to whoever follows it. */
-static __noinline int trace(struct gate_work *work, __u32 reason, __u32 bytes)
+/* Gives this CPU's packet to whoever follows it. */
+__noinline int trace(__u32 reason, __u32 bytes)
 {
-	struct trace_walk walk = {.work = work, .rules = work->monitored};
+	__u32 zero = 0, rules;
+	struct gate_work *work = bpf_map_lookup_elem(&works, &zero);
 	struct gate_sample *to;
 
+	if (!work)
+		return 0;
+	rules = work->monitored;
 	if (reason < GATE_RULES)
-		walk.rules |= 1 << reason;
+		rules |= 1 << reason;
 	work->takers = 0;
-	bpf_for_each_map_elem(&tracers, take, &walk, 0);
+	for (__u32 i = 0; i < GATE_TRACERS; i++)
+		if (work->active.tracers & 1 << i)
+			offer(i, rules);
 	if (!work->takers)
 		return 0;
 	to = bpf_ringbuf_reserve(&traces, sizeof(*to), 0);

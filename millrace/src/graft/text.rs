@@ -19,6 +19,9 @@ pub fn status(status: &Status, width: usize) -> String {
     for trouble in &status.trouble {
         line(&mut out, width, &format!("TROUBLE: {trouble}"));
     }
+    if status.log_lines_dropped > 0 {
+        line(&mut out, width, &format!("{} log lines lost", status.log_lines_dropped));
+    }
     let rows = status.loaded.iter().map(|it| {
         let parameters = it.parameters.iter().map(|(name, value)| format!("{name}={value}"));
         vec![
@@ -212,6 +215,7 @@ mod tests {
             loaded: vec![loaded],
             rules: vec![rule],
             outcomes: [("agreed".into(), u64::MAX)].into(),
+            log_lines_dropped: 3,
             ..Status::default()
         };
         let path = Path {
@@ -233,6 +237,7 @@ mod tests {
             }
         }
         assert!(status(&now, 80).contains(&u64::MAX.to_string()));
+        assert!(status(&now, 80).contains("\n3 log lines lost\n"));
         assert!(status(&now, 80).contains(&format!("{peer}/128")), "addresses are whole");
     }
 }

@@ -108,7 +108,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
-    gate.succeed(&["reload"]);
+    assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
     assert_eq!(gate.succeed(&["policy"]), policy(3));
     let status = gate.status();
     assert_eq!((status.reload.unwrap().error, status.trouble), (None, vec![]));
@@ -186,8 +186,9 @@ fn lists_at_run_time() {
     let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
         (prefix.to_owned(), entry.to_owned(), scope.map(str::to_owned), ends)
     };
-    gate.succeed(&["block", "192.0.2.0/24", "2001:db8::/32"]);
-    gate.succeed(&["allow", "192.0.2.7", "--scope=web", "--for=1h"]);
+    assert_eq!(gate.succeed(&["block", "192.0.2.0/24", "2001:db8::/32"]), "2 prefixes: blocked\n");
+    let allowed = gate.succeed(&["allow", "192.0.2.7", "--scope=web", "--for=1h"]);
+    assert_eq!(allowed, "192.0.2.7: allowed in scope web for 1h00m\n");
     let all = [
         entry("192.0.2.0/24", "block", None, false),
         entry("2001:db8::/32", "block", None, false),

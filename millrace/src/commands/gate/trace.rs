@@ -25,9 +25,11 @@ use crate::{
     render::print,
 };
 
-/// The filters are in the kernel: packets of one client are seen through the floods of others. Up to 8 may follow at the same
-/// time.
 #[derive(Debug, clap::Args)]
+#[command(
+    after_help = "The kernel chooses by client, scope and rule, and has --rate for each who follows: packets of one client \
+are seen through the floods of others. Up to 8 may follow at the same time."
+)]
 pub(super) struct Args {
     /// Only of clients in this prefix: 192.0.2.7, 2001:db8::/32
     #[arg(long, value_name = "PREFIX")]
