@@ -147,8 +147,8 @@ fn what_is_left_out_is_said() {
     let mut shown = 0;
     loop {
         let line = follower.line();
-        if line.starts_with("# and ") {
-            assert!(line.ends_with(" packets more, beyond --rate 5\n"), "{line}");
+        if line.starts_with("# more than --rate 5 a second: ") {
+            assert!(line.ends_with(" left out, 0 lost\n"), "{line}");
             break;
         }
         assert!(
@@ -163,7 +163,7 @@ fn what_is_left_out_is_said() {
     shown += rest.iter().filter(|line| !line.starts_with('#')).count() as u64;
     let left_out = gate.counted("short").0 - shown;
     assert!(left_out > 0);
-    assert_eq!(rest.last().unwrap(), &format!("# {shown} packets shown, {left_out} more left out, 0 lost\n"));
+    assert_eq!(rest.last().unwrap(), &format!("# packets: {shown} shown, {left_out} left out, 0 lost\n"));
     assert_eq!(follower.exit_code(), Some(0));
 }
 
@@ -243,7 +243,7 @@ fn what_would_be_refused_is_followed_too() {
     send(&client(&site, QUIET), 1);
     let line = follower.line();
     assert!(line.ends_with("  web       short          would be refused, short, 5 B\n"), "{line}");
-    assert_eq!(follower.line(), "# 1 packets shown, 0 more left out, 0 lost\n");
+    assert_eq!(follower.line(), "# packets: 1 shown, 0 left out, 0 lost\n");
     let mut wrong = Follower::spawn(&site, &["--scope=wbe"]);
     assert_eq!(wrong.exit_code(), Some(1));
 }

@@ -59,6 +59,17 @@ fn views_fit_the_terminal() {
     assert!(piped.contains(SCOPE) && !piped.contains('\x1b'), "{piped}");
     assert_eq!(shown(&site, "policy", 80, 24).rest().replace("\r\n", "\n"), policy());
 
+    let mut trace = shown(&site, "trace", 80, 24);
+    trace.wait_for("what the gate refuses");
+    client.send(&[0x40; 5]).unwrap();
+    let text = trace.wait_for("refused, short, 5 B");
+    assert!(text.contains(CLIENT) && text.contains(SCOPE), "{text}");
+    trace.types(CTRL_C);
+    let lines: Vec<String> = (text + &trace.rest()).lines().map(str::to_owned).collect();
+    assert_fits(&lines, 80, 24);
+    // Behind what the terminal shows of Ctrl-C.
+    assert!(lines.last().unwrap().ends_with("# packets: 1 shown, 0 left out, 0 lost"), "{lines:#?}");
+
     for end in ["q", CTRL_C] {
         let mut top = shown(&site, "top", 80, 24);
         let picture = top.picture_with(CLEAR, CLIENT);

@@ -22,7 +22,7 @@ use crate::{
         trace::{Follow, Packet, Seen},
     },
     relay::config::Seconds,
-    render::print,
+    render::{line, print, width},
 };
 
 #[derive(Debug, clap::Args)]
@@ -169,11 +169,10 @@ impl<'a> Shown<'a> {
             print(&(serde_json::to_string(&Event::Start { per_second: args.rate })? + "\n"))?;
         } else {
             let whose = args.client.map_or("everybody".to_owned(), |client| client.to_string());
-            let rate = args.rate;
-            print(&format!(
-                "# what the gate refuses of {whose}, up to {rate} packets a second\n{}\n",
-                Packet::HEAD
-            ))?;
+            let mut text =
+                format!("# what the gate refuses of {whose}, up to {} packets a second\n", args.rate);
+            line(&mut text, width(), Packet::HEAD);
+            print(&text)?;
         }
         let said = Said { at: Instant::now(), left_out: 0, lost: 0 };
         Ok(Self { args, packets: 0, left_out: 0, lost: 0, said })
@@ -186,13 +185,13 @@ impl<'a> Shown<'a> {
     fn show(&mut self, seen: Seen) -> anyhow::Result<()> {
         let left = self.args.count.map_or(u64::MAX, |count| count - self.packets);
         let room = usize::try_from(left).unwrap_or(usize::MAX);
+        let width = width();
         let mut text = String::new();
         for packet in seen.packets.iter().take(room) {
-            text.push_str(&match self.args.json {
-                true => serde_json::to_string(&Event::Packet(packet))?,
-                false => packet.to_string(),
-            });
-            text.push('\n');
+            match self.args.json {
+                true => text.push_str(&(serde_json::to_string(&Event::Packet(packet))? + "\n")),
+                false => line(&mut text, width, &packet.to_string()),
+            }
             self.packets += 1;
         }
         (self.left_out, self.lost) = (seen.left_out, seen.lost);
@@ -209,11 +208,8 @@ impl<'a> Shown<'a> {
         Ok(match (left_out + lost, self.args.json) {
             (0, _) => String::new(),
             (_, true) => serde_json::to_string(&Event::NotShown { left_out, lost })? + "\n",
-            (_, false) if lost == 0 => {
-                format!("# and {left_out} packets more, beyond --rate {}\n", self.args.rate)
-            }
             (_, false) => {
-                format!("# and {left_out} packets more, beyond --rate {}; {lost} lost\n", self.args.rate)
+                format!("# more than --rate {} a second: {left_out} left out, {lost} lost\n", self.args.rate)
             }
         })
     }
@@ -222,7 +218,7 @@ impl<'a> Shown<'a> {
         let Self { packets, left_out, lost, .. } = self;
         print(&match self.args.json {
             true => serde_json::to_string(&Event::End { packets, left_out, lost })? + "\n",
-            false => format!("# {packets} packets shown, {left_out} more left out, {lost} lost\n"),
+            false => format!("# packets: {packets} shown, {left_out} left out, {lost} lost\n"),
         })
     }
 }
