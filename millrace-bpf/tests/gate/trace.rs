@@ -179,9 +179,9 @@ fn tracers_come_and_go() {
     assert!(full.contains("8 follow already"), "{full}");
     send(&gate, FLOODING, 1);
     assert!(tracers.iter().all(|tracer| take(tracer).samples.len() == 1));
-    drop(tracers.remove(3));
-    // What was on its way to the one before is not the new one's.
+    // What is on its way to one that goes is not the next one's.
     send(&gate, FLOODING, 1);
+    drop(tracers.remove(3));
     let other = gate.trace(&of("198.51.100.0/24")).expect("room again");
     send(&gate, FLOODING, 1);
     send(&gate, QUIET, 1);
