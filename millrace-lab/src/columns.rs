@@ -25,13 +25,25 @@ pub fn aligned(lines: &[Vec<String>], side: impl Fn(usize) -> Side) -> Vec<Strin
     lines.iter().map(line).collect()
 }
 
-/// A text in lines of at most so many characters, broken at spaces and after commas, and within words that are longer.
+/// A text in lines of at most so many characters, broken at spaces and after commas, and within words that are longer; of a list,
+/// such as `late 3, evicted 1`, at its commas.
 pub fn broken(text: &str, width: usize) -> Vec<String> {
-    let width = width.max(1);
+    match text.contains(", ") {
+        true => lines(text.split_inclusive(", "), width.max(1)),
+        false => lines(text.split_inclusive([' ', ',']), width.max(1)),
+    }
+}
+
+/// A text without the structure of a list.
+fn sentence(text: &str, width: usize) -> Vec<String> {
+    lines(text.split_inclusive([' ', ',']), width.max(1))
+}
+
+fn lines<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut line = String::new();
     let mut length = 0;
-    for piece in text.split_inclusive([' ', ',']) {
+    for piece in pieces {
         let word = piece.trim_end_matches(' ').chars().count();
         if length > 0 && length + word > width {
             lines.push(line.trim_end().to_owned());
@@ -56,7 +68,7 @@ pub fn indented(text: &str, width: usize, indent: &str) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
-    broken(text, room).join(&format!("\n{indent}"))
+    sentence(text, room).join(&format!("\n{indent}"))
 }
 
 #[cfg(test)]
@@ -77,6 +89,7 @@ mod tests {
         assert_eq!(broken("late 3, evicted 1", 10), ["late 3,", "evicted 1"]);
         assert_eq!(broken("10.0.0.0/8,2001:db8::/32", 14), ["10.0.0.0/8,", "2001:db8::/32"]);
         assert_eq!(broken("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(broken("window 12, late 3", 15), ["window 12,", "late 3"], "a number stays with its name");
         assert_eq!(broken("", 3), [""]);
         assert_eq!(indented("one two three", 8, "  "), "one\n  two\n  three");
         assert_eq!(indented("one two", 8, "  "), "one two");

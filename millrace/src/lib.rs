@@ -20,6 +20,8 @@ mod documented;
 mod gate;
 mod gate_metrics;
 mod gate_watch;
+#[cfg(test)]
+mod golden;
 mod graft;
 mod http;
 mod log;

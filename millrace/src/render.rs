@@ -65,10 +65,15 @@ pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl It
     }
 }
 
-/// A dash is where there is no number.
+/// With their units: `1.5K`, `7/29`, `1h01m`. A dash is where there is none. Addresses are not among them.
 fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
+    let is_number = |cell: &String| {
+        cell.starts_with(|c: char| c.is_ascii_digit())
+            && !cell.contains([':', ','])
+            && cell.matches('.').count() < 2
+    };
     let mut said = cells.filter(|cell| *cell != "-").peekable();
-    said.peek().is_some() && said.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
+    said.peek().is_some() && said.all(is_number)
 }
 
 /// What names and texts keep at least.
@@ -229,6 +234,22 @@ mod tests {
         let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
         table(&mut out, 80, &[("NAME", Fit::Name), ("N", Fit::Whole)], rows.into_iter());
         assert_eq!(out, "\nNAME          N\na             1\nlong name  1000\n");
+        let columns = |cells: &[&str]| {
+            is_of_numbers(cells.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>().iter())
+        };
+        for numbers in [&["1", "-", "1.5K"][..], &["7/29"], &["1h01m"]] {
+            assert!(columns(numbers), "{numbers:?}");
+        }
+        for others in [
+            &["192.0.2.1"][..],
+            &["192.0.2.0/24", "10.0.0.0/8"],
+            &["2001:db8::1"],
+            &["443,80"],
+            &["-"],
+            &["1", "a"],
+        ] {
+            assert!(!columns(others), "{others:?}");
+        }
     }
 
     #[test]

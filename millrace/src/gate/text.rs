@@ -177,6 +177,7 @@ fn sources(status: &Status) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::golden::assert_as_reviewed;
     use millrace_gate::status::{Interface, Listed, PassCount, Refusal, RuleCount};
 
     #[test]
@@ -279,7 +280,10 @@ mod tests {
             ..Status::default()
         };
         let before = Status { uptime_s: 1.0, ..Status::default() };
-        for (text, what) in [(super::status(&now, 80), "status"), (top(&now, &before, 80, 23), "top")] {
+        for (text, what) in
+            [(super::status(&now, 80), "gate-status"), (top(&now, &before, 80, 23), "gate-top")]
+        {
+            assert_as_reviewed(what, &text);
             for line in text.lines() {
                 assert!(line.chars().count() <= 80, "{what}: {} wide: {line}\n{text}", line.chars().count());
             }

@@ -187,6 +187,7 @@ mod tests {
     use millrace_graft::status::{Loaded, Rule};
 
     use super::*;
+    use crate::golden::assert_as_reviewed;
 
     #[test]
     fn tables_fit_a_terminal() {
@@ -231,7 +232,8 @@ mod tests {
             reordering: 300,
             idle_s: 86_399,
         };
-        for text in [status(&now, 80), paths(&[path], 80)] {
+        for (text, what) in [(status(&now, 80), "graft-status"), (paths(&[path], 80), "graft-monitor")] {
+            assert_as_reviewed(what, &text);
             for line in text.lines() {
                 assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());
             }

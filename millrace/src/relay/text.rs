@@ -267,6 +267,7 @@ fn outcomes(out: &mut String, width: usize, head: [&str; 2], counts: &Option<BTr
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::golden::assert_as_reviewed;
     use crate::relay::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
 
     #[test]
@@ -300,6 +301,7 @@ pub(super) mod tests {
             ..relay::Status::default()
         };
         let text = render(&status.into(), None, 80);
+        assert_as_reviewed("relay-status-kernel", &text);
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
             "4         300     75.0     51     52   53          9      0\n",
@@ -426,6 +428,7 @@ pub(super) mod tests {
         };
         let before = relay::Status::default();
         let text = render(&status.clone().into(), Some(&before.into()), 80);
+        assert_as_reviewed("relay-status", &text);
         for line in text.lines() {
             assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());
         }
