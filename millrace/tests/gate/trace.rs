@@ -1,7 +1,7 @@
 //! `millrace gate trace`.
 
 use std::{
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, Read as _},
     net::UdpSocket,
     process::{Child, ChildStdout, Command, Stdio},
 };
@@ -98,6 +98,15 @@ fn send(socket: &UdpSocket, count: usize) {
     }
 }
 
+/// What it says when it does not follow.
+fn refused(site: &Site, args: &[&str]) -> String {
+    let mut follower = Follower::spawn(site, args);
+    assert_eq!(follower.exit_code(), Some(1));
+    let mut said = String::new();
+    follower.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
 /// The log has a sample of all that is refused; who follows one client gets every packet of it.
 #[test]
 fn a_client_is_followed_through_the_flood_of_another() {
@@ -175,16 +184,7 @@ fn followers_leave_nothing_behind() {
     }
     let site = site("leave");
     let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
-    let full = || {
-        let mut ninth = Follower::spawn(&site, &[]);
-        let code = ninth.exit_code();
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut ninth.process.stderr.take().unwrap(), &mut said).unwrap();
-        assert_eq!(
-            (code, said.as_str()),
-            (Some(1), "millrace: no room for more tracers: 8 follow already\n")
-        );
-    };
+    let full = || assert_eq!(refused(&site, &[]), "millrace: no room for more tracers: 8 follow already\n");
     let room = |what: &str| {
         wait_for(what, || {
             let mut follower = Follower::spawn(&site, &[]);
@@ -244,6 +244,6 @@ fn what_would_be_refused_is_followed_too() {
     let line = follower.line();
     assert!(line.ends_with("  web       short          would be refused, short, 5 B\n"), "{line}");
     assert_eq!(follower.line(), "# packets: 1 shown, 0 left out, 0 lost\n");
-    let mut wrong = Follower::spawn(&site, &["--scope=wbe"]);
-    assert_eq!(wrong.exit_code(), Some(1));
+    let wrong = refused(&site, &["--scope=wbe"]);
+    assert_eq!(wrong, "millrace: there is no scope \"wbe\"; there are web\n");
 }
