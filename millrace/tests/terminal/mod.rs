@@ -79,15 +79,24 @@ impl Terminal {
         picture.split("\r\n").map(plain).collect()
     }
 
-    /// The same when it has `part` in it.
+    /// The first that has `part` in it.
     pub fn picture_with(&mut self, start: &str, part: &str) -> Vec<String> {
+        self.picture_that(start, part, |lines| lines.iter().any(|line| line.contains(part)))
+    }
+
+    /// The first that fits: those before it may be from before the terminal was made smaller.
+    pub fn picture_within(&mut self, start: &str, columns: usize, rows: usize) -> Vec<String> {
+        self.picture_that(start, "smaller picture", |lines| fits(lines, columns, rows).is_ok())
+    }
+
+    fn picture_that(&mut self, start: &str, what: &str, is: impl Fn(&[String]) -> bool) -> Vec<String> {
         let begin = Instant::now();
         loop {
             let picture = self.picture(start);
-            if picture.iter().any(|line| line.contains(part)) {
+            if is(&picture) {
                 return picture;
             }
-            assert!(begin.elapsed() < BOUND, "no {part:?} in {picture:#?}");
+            assert!(begin.elapsed() < BOUND, "no {what:?}: {picture:#?}");
         }
     }
 
@@ -145,11 +154,20 @@ impl Drop for Terminal {
     }
 }
 
-/// Whether that many columns and rows are enough.
+/// That many columns and rows are enough.
+#[track_caller]
 pub fn assert_fits(lines: &[String], columns: usize, rows: usize) {
-    assert!(lines.len() <= rows, "{} lines: {lines:#?}", lines.len());
-    for line in lines {
-        assert!(line.chars().count() <= columns, "{} wide: {line:?} in {lines:#?}", line.chars().count());
+    if let Err(why) = fits(lines, columns, rows) {
+        panic!("{why}: {lines:#?}");
+    }
+}
+
+fn fits(lines: &[String], columns: usize, rows: usize) -> Result<(), String> {
+    let wide = lines.iter().find(|line| line.chars().count() > columns);
+    match (lines.len() > rows, wide) {
+        (true, _) => Err(format!("{} lines", lines.len())),
+        (false, Some(line)) => Err(format!("{} wide, {line:?}", line.chars().count())),
+        (false, None) => Ok(()),
     }
 }
 
