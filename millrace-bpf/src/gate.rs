@@ -16,17 +16,19 @@ pub mod rules;
 mod scope;
 mod settings;
 pub mod token;
+mod trace;
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use libbpf_rs::{ProgramInput, RingBufferBuilder};
+use libbpf_rs::{MapCore, ProgramInput, RingBufferBuilder};
 
 pub use prefix::{ParseError, Prefix};
-pub use reason::{Event, Pass, Reason, Rule};
+pub use reason::{Event, Kind, Pass, Reason, Rule};
 pub use rules::{Counting, Entry, Live, Modes, Place, Policy, Rate, Rates, Rules, VERSION_1, VERSION_2};
 pub use scope::Scope;
+pub use trace::{Trace, Traced, Tracer};
 
 use crate::Error;
 use crate::clock;
@@ -101,8 +103,8 @@ pub struct Sample {
     pub destination: SocketAddr,
     /// UDP payload.
     pub bytes: u32,
-    /// First byte of the QUIC packet.
-    pub first: u8,
+    /// Of the QUIC packet; `None`: the rule objected before it was read, or it is too short to say.
+    pub kind: Option<Kind>,
     /// Of long headers.
     pub version: Option<u32>,
     /// Destination connection ID of long headers.
@@ -189,8 +191,9 @@ pub struct Gate {
     attachments: Mutex<Vec<(i32, xdp::Attachment)>>,
     watches: Mutex<Vec<(i32, tc::Attachment)>>,
     object: Mutex<Loaded>,
-    settings: Mutex<Settings>,
+    settings: Arc<Mutex<Settings>>,
     maps: Arc<Maps>,
+    traces: Arc<trace::Traces>,
     position: Position,
 }
 
@@ -215,12 +218,14 @@ impl Gate {
         let mut object = open.load()?;
         let maps = Arc::new(Maps::new(&mut object, config)?);
         let settings = Settings::new(&maps)?;
+        let traces = Arc::new(trace::Traces::new(object.handle("traces")?));
         let gate = Self {
             attachments: Mutex::default(),
             watches: Mutex::default(),
             object: Mutex::new(object),
-            settings: Mutex::new(settings),
+            settings: Arc::new(Mutex::new(settings)),
             maps,
+            traces,
             position: config.watch,
         };
         let key = token::Key::random().map_err(|source| Error::Random { source })?;
@@ -423,20 +428,15 @@ impl Gate {
     pub fn drain_samples(&self) -> Result<Vec<Sample>, Error> {
         let names = lock(&self.settings).names();
         let mut object = lock(&self.object);
-        let map = object.map("samples")?;
-        let error = |source| Error::Read { what: "samples", source };
         let mut samples = Vec::new();
-        let mut builder = RingBufferBuilder::new();
-        builder
-            .add(&map, |bytes| {
-                samples.extend(intf::Sample::from_bytes(bytes).and_then(|raw| sample(raw, &names)));
-                0
-            })
-            .map_err(error)?;
-        let ring = builder.build().map_err(error)?;
-        ring.consume().map_err(error)?;
-        drop(ring);
+        drain(&object.map("samples")?, |raw| samples.extend(sample(raw, &names)))?;
         Ok(samples)
+    }
+
+    /// Follows refused packets, and those that would be refused, until the result is dropped: beside the samples, and
+    /// undisturbed by what nobody follows, which the program passes over. Up to [`Trace::TRACERS`] at the same time.
+    pub fn trace(&self, what: &Trace) -> Result<Tracer, Error> {
+        Tracer::new(what, &self.settings, &self.maps, &self.traces)
     }
 }
 
@@ -465,6 +465,19 @@ fn encode(config: &Config) -> Result<intf::Config, Error> {
     })
 }
 
+/// Takes what waits in a ring buffer of samples.
+fn drain(map: &dyn MapCore, mut each: impl FnMut(intf::Sample)) -> Result<(), Error> {
+    let error = |source| Error::Read { what: "samples", source };
+    let mut builder = RingBufferBuilder::new();
+    builder
+        .add(map, |bytes| {
+            intf::Sample::from_bytes(bytes).into_iter().for_each(&mut each);
+            0
+        })
+        .map_err(error)?;
+    builder.build().map_err(error)?.consume().map_err(error)
+}
+
 /// `None`: made by a program that knows other reasons.
 fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
     let address = |bytes, port: [u8; 2]| -> SocketAddr {
@@ -480,7 +493,7 @@ fn sample(raw: intf::Sample, names: &[String]) -> Option<Sample> {
         source: address(raw.source, raw.source_port),
         destination: address(raw.destination, raw.destination_port),
         bytes: raw.bytes,
-        first: raw.first,
+        kind: Kind::new(raw.kind),
         version: (raw.first & 0x80 != 0).then_some(version),
         id: raw.id.get(..usize::from(raw.id_len)).unwrap_or_default().to_vec(),
     })

@@ -175,7 +175,7 @@ async fn push_all(server: Arc<Server>, broadcast: Arc<Broadcast>, done: watch::S
                 let server = server.clone();
                 pushes.spawn(async move {
                     if let Err(error) = server.publish(track.clone()).await {
-                        tracing::warn!(track = %track.name(), "not published: {error}");
+                        tracing::warn!(track = %track.name().typed(), "not published: {error}");
                     }
                 });
             }

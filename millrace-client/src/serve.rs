@@ -452,7 +452,7 @@ impl Subscription {
             request.stopped().await;
         };
         if tokio::time::timeout(DRAIN, drained).await.is_err() {
-            tracing::warn!(track = %self.track.name(), "the peer has not acknowledged everything");
+            tracing::warn!(track = %self.track.name().typed(), "the peer has not acknowledged everything");
         }
         Ok(())
     }

@@ -67,7 +67,7 @@ impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         use millrace_bpf::Error as Kernel;
         let status = match &error {
-            Error::NoScope(_) | Error::Interface { .. } => Status::NotFound,
+            Error::NoScope { .. } | Error::Interface { .. } => Status::NotFound,
             Error::Load | Error::Kernel(Kernel::Rules(_)) => Status::Policy,
             Error::Kernel(Kernel::Config(_)) => Status::Invalid,
             Error::Kernel(Kernel::Full { .. }) => Status::Full,

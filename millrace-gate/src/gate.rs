@@ -10,7 +10,10 @@ use std::{
 };
 
 use millrace_bpf::{
-    gate::{Client, Entry, Listing, Prefix, Rules, Sample, Statistics, Table, token},
+    gate::{
+        Client, Entry, Listing, Prefix, Rules, Sample, Statistics, Table, Trace, Tracer, rules::INTERFACE,
+        token,
+    },
     xdp::Mode,
 };
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -155,6 +158,15 @@ impl Gate {
     /// Samples of packets that were refused, or would have been, since the last call.
     pub fn drain_samples(&self) -> Result<Vec<Sample>, Error> {
         Ok(self.inner.kernel.drain_samples()?)
+    }
+
+    /// Follows packets that are refused, or would be, until the result is dropped. What nobody follows the kernel passes
+    /// over, so a client is followed through the floods of others.
+    pub fn trace(&self, what: &Trace) -> Result<Tracer, Error> {
+        // The gate's own, for what cannot be told apart.
+        let own = |scope: &&String| scope.as_str() != INTERFACE;
+        what.scopes.iter().filter(own).try_for_each(|scope| self.inner.must_have(scope))?;
+        Ok(self.inner.kernel.trace(what)?)
     }
 
     /// What keeps idle connections from being forgotten and tokens from being dated right, if anything does.

@@ -136,8 +136,11 @@ impl Inner {
 
     pub fn must_have(&self, scope: &str) -> Result<(), Error> {
         let rules = self.kernel.rules();
-        let known = rules.scopes.iter().any(|known| known.name == scope);
-        if known { Ok(()) } else { Err(Error::NoScope(scope.to_owned())) }
+        let known: Vec<_> = rules.scopes.into_iter().map(|known| known.name).collect();
+        match known.iter().any(|known| known == scope) {
+            true => Ok(()),
+            false => Err(Error::NoScope { name: scope.to_owned(), known }),
+        }
     }
 
     pub fn check_token(&self, scope: &str, client: SocketAddr, bytes: &[u8]) -> Result<Token, token::Error> {

@@ -40,8 +40,8 @@ pub use gate::Gate;
 pub use interfaces::Interface;
 pub use millrace_bpf::{
     gate::{
-        Client, Config, Counter, Entry, Event, Listing, ParseError, Pass, Prefix, Reason, Rule, Sample,
-        ScopeStatistics, Statistics, Table, rules, token,
+        Client, Config, Counter, Entry, Event, Kind, Listing, ParseError, Pass, Prefix, Reason, Rule, Sample,
+        ScopeStatistics, Statistics, Table, Trace, Traced, Tracer, rules, token,
     },
     xdp::Mode,
 };
@@ -59,8 +59,8 @@ pub enum Error {
     Twice(String),
     #[error("the network namespace of interfaces cannot be entered: {0}")]
     Namespace(std::io::Error),
-    #[error("there is no scope \"{0}\"")]
-    NoScope(String),
+    #[error("there is no scope \"{name}\"; there are {}", known.join(", "))]
+    NoScope { name: String, known: Vec<String> },
     #[error(
         "section [load] of the policy is not the one that the gate was loaded with: start anew to change it"
     )]

@@ -32,6 +32,9 @@ pub struct Status {
     pub tables: Vec<Table>,
     /// What `block` and `allow` did.
     pub listed: Vec<Listed>,
+    /// Lines of the log that were not written.
+    #[serde(default)]
+    pub log_lines_dropped: u64,
     /// The latest samples of packets that were refused, or would have been; oldest first.
     pub recent: Vec<Refusal>,
 }

@@ -55,12 +55,14 @@ fn what_cannot_be_is_an_error_that_names_it() {
         return;
     }
     let gate = Gate::new(&Policy::parse(WEB).unwrap()).unwrap();
-    assert!(matches!(gate.scope("wbe"), Err(Error::NoScope(name)) if name == "wbe"));
+    assert!(
+        matches!(gate.scope("wbe"), Err(Error::NoScope { name, known }) if name == "wbe" && known == ["web"])
+    );
     assert!(
         matches!(gate.attach("nowhere0", Mode::Auto), Err(Error::Interface { name, .. }) if name == "nowhere0")
     );
     let prefix = "192.0.2.0/24".parse().unwrap();
-    assert!(matches!(gate.list(Some("wbe"), prefix, Entry::Block), Err(Error::NoScope(_))));
+    assert!(matches!(gate.list(Some("wbe"), prefix, Entry::Block), Err(Error::NoScope { .. })));
     let other = Policy::parse(&format!("load.client_prefix_v4 = 24\n{WEB}")).unwrap();
     assert!(matches!(gate.set_policy(&other), Err(Error::Load)));
     assert_eq!(gate.rules(), Policy::parse(WEB).unwrap().rules, "the policy is still the first");

@@ -172,7 +172,7 @@ impl Runtime {
             unusable: self.pool.unusable.clone(),
             paths: self.monitor.paths(),
             trouble: self.trouble(),
-            reload: None,
+            ..Status::default()
         })
     }
 

@@ -20,6 +20,8 @@ pub struct Status {
     pub reload: Option<Reload>,
     /// What is not as it should be.
     pub trouble: Vec<String>,
+    /// Lines of the log that were not written.
+    pub log_lines_dropped: u64,
     pub paths: Vec<Path>,
 }
 

@@ -1,4 +1,4 @@
-//! Lines of cells as text in columns.
+//! Text that fits: lines of cells in columns, and lines that are broken.
 
 /// Which side of its column a cell stands at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,6 +25,52 @@ pub fn aligned(lines: &[Vec<String>], side: impl Fn(usize) -> Side) -> Vec<Strin
     lines.iter().map(line).collect()
 }
 
+/// A text in lines of at most so many characters, broken at spaces and after commas, and within words that are longer; of a list,
+/// such as `late 3, evicted 1`, at its commas.
+pub fn broken(text: &str, width: usize) -> Vec<String> {
+    match text.contains(", ") {
+        true => lines(text.split_inclusive(", "), width.max(1)),
+        false => lines(text.split_inclusive([' ', ',']), width.max(1)),
+    }
+}
+
+/// A text without the structure of a list.
+fn sentence(text: &str, width: usize) -> Vec<String> {
+    lines(text.split_inclusive([' ', ',']), width.max(1))
+}
+
+fn lines<'a>(pieces: impl Iterator<Item = &'a str>, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    let mut length = 0;
+    for piece in pieces {
+        let word = piece.trim_end_matches(' ').chars().count();
+        if length > 0 && length + word > width {
+            lines.push(line.trim_end().to_owned());
+            (line, length) = (String::new(), 0);
+        }
+        for c in piece.chars() {
+            if length == width && c != ' ' {
+                lines.push(line.trim_end().to_owned());
+                (line, length) = (String::new(), 0);
+            }
+            line.push(c);
+            length += 1;
+        }
+    }
+    lines.push(line.trim_end().to_owned());
+    lines
+}
+
+/// A text in lines of at most so many characters, each but the first with an indent in front.
+pub fn indented(text: &str, width: usize, indent: &str) -> String {
+    let room = width.saturating_sub(indent.chars().count());
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    sentence(text, room).join(&format!("\n{indent}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,5 +81,17 @@ mod tests {
             [["name", "n"], ["\u{b5}s", "1000"], ["a", ""]].map(|line| line.map(str::to_owned).to_vec());
         let side = |column| if column == 0 { Side::Left } else { Side::Right };
         assert_eq!(aligned(&lines, side), ["name     n", "\u{b5}s    1000", "a"]);
+    }
+
+    #[test]
+    fn texts_are_broken_where_they_can_be() {
+        assert_eq!(broken("late 3, evicted 1", 80), ["late 3, evicted 1"]);
+        assert_eq!(broken("late 3, evicted 1", 10), ["late 3,", "evicted 1"]);
+        assert_eq!(broken("10.0.0.0/8,2001:db8::/32", 14), ["10.0.0.0/8,", "2001:db8::/32"]);
+        assert_eq!(broken("abcdefgh ij", 3), ["abc", "def", "gh", "ij"]);
+        assert_eq!(broken("window 12, late 3", 15), ["window 12,", "late 3"], "a number stays with its name");
+        assert_eq!(broken("", 3), [""]);
+        assert_eq!(indented("one two three", 8, "  "), "one\n  two\n  three");
+        assert_eq!(indented("one two", 8, "  "), "one two");
     }
 }

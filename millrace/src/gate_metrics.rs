@@ -188,5 +188,6 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }
+        crate::documented::assert_families_named("millrace_gate", &text);
     }
 }

@@ -15,9 +15,13 @@
 
 pub mod commands;
 mod cost;
+#[cfg(test)]
+mod documented;
 mod gate;
 mod gate_metrics;
 mod gate_watch;
+#[cfg(test)]
+mod golden;
 mod graft;
 mod http;
 mod log;

@@ -1,8 +1,12 @@
 //! What all commands print alike: tables, units, spans of time, errors of parsers.
 
-use std::{fmt::Write as _, io::Write as _};
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal as _, Write as _},
+};
 
-use millrace_lab::columns::{Side, aligned};
+use millrace_lab::columns::{Side, aligned, broken, indented};
+use rustix::termios::tcgetwinsize;
 
 /// To standard output, at once.
 ///
@@ -14,21 +18,129 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-/// An empty line and a table: columns as wide as their longest cell, numbers to the right.
-pub fn table(out: &mut String, head: &[&str], rows: impl Iterator<Item = Vec<String>>) {
-    let head = head.iter().map(|name| (*name).to_owned()).collect();
-    let lines: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
-    let side = |column: usize| {
-        let mut cells = lines.iter().skip(1).filter_map(|row| row.get(column));
-        match cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit())) {
-            true => Side::Right,
-            false => Side::Left,
-        }
+/// How wide lines may be: as the terminal is; in files and pipes as wide as they come.
+pub fn width() -> usize {
+    if !std::io::stdout().is_terminal() {
+        return usize::MAX;
+    }
+    size().0
+}
+
+/// Columns and rows of the terminal.
+pub fn size() -> (usize, usize) {
+    // Serial lines do not know their size.
+    let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
+    tcgetwinsize(std::io::stdout()).map_or((80, 24), |size| (or(size.ws_col, 80), or(size.ws_row, 24)))
+}
+
+/// What becomes of a column for which there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// Nothing: numbers and addresses are whole.
+    Whole,
+    /// Names are cut in the middle.
+    Name,
+    /// Texts are broken.
+    Text,
+}
+
+/// A text as lines that fit, all but the first indented.
+pub fn line(out: &mut String, width: usize, text: &str) {
+    let _ = writeln!(out, "{}", indented(text, width, "  "));
+}
+
+/// An empty line and a table: columns as wide as their longest cell, numbers to the right, as narrow as it has to be.
+pub fn table(out: &mut String, width: usize, head: &[(&str, Fit)], rows: impl Iterator<Item = Vec<String>>) {
+    let names = head.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(names).chain(rows).collect();
+    let side = |column: usize| match is_of_numbers(lines.iter().skip(1).filter_map(|row| row.get(column))) {
+        true => Side::Right,
+        false => Side::Left,
     };
+    let widths = widths(&lines, head, width);
+    let lines: Vec<_> = lines.iter().flat_map(|row| fitted(row, head, &widths)).collect();
     out.push('\n');
     for line in aligned(&lines, side) {
         let _ = writeln!(out, "{line}");
     }
+}
+
+/// With their units: `1.5K`, `7/29`, `1h01m`. A dash is where there is none. Addresses are not among them.
+fn is_of_numbers<'a>(cells: impl Iterator<Item = &'a String>) -> bool {
+    let is_number = |cell: &String| {
+        cell.starts_with(|c: char| c.is_ascii_digit())
+            && !cell.contains([':', ','])
+            && cell.matches('.').count() < 2
+    };
+    let mut said = cells.filter(|cell| *cell != "-").peekable();
+    said.peek().is_some() && said.all(is_number)
+}
+
+/// What names and texts keep at least.
+const NARROWEST: usize = 8;
+
+/// The widest columns that may be narrower are, until all fit or none can be.
+fn widths(lines: &[Vec<String>], head: &[(&str, Fit)], width: usize) -> Vec<usize> {
+    let natural = |column: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let mut widths: Vec<usize> = (0..head.len()).map(natural).collect();
+    // Texts are broken within words only if nothing else helps.
+    for least in [least_of_texts(lines, head), vec![NARROWEST; head.len()]] {
+        shrink(&mut widths, head, &least, width);
+    }
+    widths
+}
+
+/// How wide the longest word of each column of texts is.
+fn least_of_texts(lines: &[Vec<String>], head: &[(&str, Fit)]) -> Vec<usize> {
+    let words =
+        |cell: &String| cell.split_inclusive([' ', ',']).map(|word| word.trim_end().chars().count()).max();
+    let longest = |column: usize| lines.iter().filter_map(|line| words(line.get(column)?)).max().unwrap_or(0);
+    let least = |(column, (_, fit)): (usize, &(&str, Fit))| match fit {
+        Fit::Text => longest(column).max(NARROWEST),
+        _ => NARROWEST,
+    };
+    head.iter().enumerate().map(least).collect()
+}
+
+fn shrink(widths: &mut [usize], head: &[(&str, Fit)], least: &[usize], width: usize) {
+    let gaps = 2 * widths.len().saturating_sub(1);
+    while widths.iter().sum::<usize>() + gaps > width {
+        let may_shrink = widths.iter_mut().zip(head).zip(least);
+        let may_shrink =
+            may_shrink.filter(|((width, (_, fit)), least)| *fit != Fit::Whole && **width > **least);
+        match may_shrink.map(|((width, _), _)| width).max_by_key(|width| **width) {
+            Some(width) => *width -= 1,
+            None => return,
+        }
+    }
+}
+
+/// A row in columns of these widths, as one line or several.
+fn fitted(row: &[String], head: &[(&str, Fit)], widths: &[usize]) -> Vec<Vec<String>> {
+    let cells = row.iter().zip(head).zip(widths).map(|((cell, (_, fit)), width)| match fit {
+        Fit::Whole => vec![cell.clone()],
+        Fit::Name => vec![cut(cell, *width)],
+        Fit::Text => broken(cell, *width),
+    });
+    let cells: Vec<Vec<String>> = cells.collect();
+    let height = cells.iter().map(Vec::len).max().unwrap_or(0);
+    let at =
+        |line: usize| cells.iter().map(move |cell| cell.get(line).cloned().unwrap_or_default()).collect();
+    (0..height).map(at).collect()
+}
+
+/// A name without its middle, where there is no room for that.
+fn cut(name: &str, width: usize) -> String {
+    let count = name.chars().count();
+    if count <= width || width == 0 {
+        return name.to_owned();
+    }
+    let end = (width - 1) / 2;
+    let begin = name.chars().take(width - 1 - end);
+    begin.chain(['…']).chain(name.chars().skip(count - end)).collect()
 }
 
 /// `1536` as `1.5K`: powers of 1024.
@@ -61,6 +173,13 @@ pub fn short_span(seconds: u64) -> String {
         120..7200 => format!("{} min", seconds / 60),
         _ => format!("{} h", seconds / 3600),
     }
+}
+
+/// Microseconds since 1970 as a time of day, in UTC.
+pub fn time_of_day(us: u64) -> String {
+    let seconds = us / 1_000_000;
+    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
+    format!("{hours:02}:{minutes:02}:{:02}.{:06}", seconds % 60, us % 1_000_000)
 }
 
 /// How much of both together is `one`.
@@ -113,7 +232,52 @@ mod tests {
     fn columns_line_up() {
         let mut out = String::new();
         let rows = [["a", "1"], ["long name", "1000"]].map(|row| row.map(str::to_owned).to_vec());
-        table(&mut out, &["NAME", "N"], rows.into_iter());
+        table(&mut out, 80, &[("NAME", Fit::Name), ("N", Fit::Whole)], rows.into_iter());
         assert_eq!(out, "\nNAME          N\na             1\nlong name  1000\n");
+        let columns = |cells: &[&str]| {
+            is_of_numbers(cells.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>().iter())
+        };
+        for numbers in [&["1", "-", "1.5K"][..], &["7/29"], &["1h01m"]] {
+            assert!(columns(numbers), "{numbers:?}");
+        }
+        for others in [
+            &["192.0.2.1"][..],
+            &["192.0.2.0/24", "10.0.0.0/8"],
+            &["2001:db8::1"],
+            &["443,80"],
+            &["-"],
+            &["1", "a"],
+        ] {
+            assert!(!columns(others), "{others:?}");
+        }
+    }
+
+    #[test]
+    fn what_has_no_room_is_cut_or_broken_but_for_numbers() {
+        const HEAD: [(&str, Fit); 3] = [("NAME", Fit::Name), ("N", Fit::Whole), ("WHY", Fit::Text)];
+        let rows = || {
+            [["live/aaaaaaaaaaaa/1.m4s", "123456789012", "late 3, evicted 1"], ["b", "-", "-"]]
+                .map(|row| row.map(str::to_owned).to_vec())
+                .into_iter()
+        };
+        let shown = |width| {
+            let mut out = String::new();
+            table(&mut out, width, &HEAD, rows());
+            out
+        };
+        assert_eq!(
+            shown(40),
+            "\n\
+             NAME                     N  WHY\n\
+             live/a…1.m4s  123456789012  late 3,\n\
+             \u{20}                           evicted 1\n\
+             b                        -  -\n"
+        );
+        assert!(shown(usize::MAX).contains("live/aaaaaaaaaaaa/1.m4s  123456789012  late 3, evicted 1"));
+        assert!(shown(10).contains("123456789012"), "numbers are whole: {}", shown(10));
+        assert_eq!(
+            [cut("abcdef", 6), cut("abcdef", 5), cut("abcdef", 4), cut("ab", 1)],
+            ["abcdef", "ab…ef", "ab…f", "…"]
+        );
     }
 }

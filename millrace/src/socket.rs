@@ -20,15 +20,39 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LINE_MAX: u64 = 64 * 1024;
 
 /// Asks a daemon, called `who` in errors, one thing.
-pub fn ask<A: DeserializeOwned>(path: &Path, who: &str, request: &impl Serialize) -> anyhow::Result<A> {
-    let mut stream = UnixStream::connect(path).with_context(|| absent(path, who))?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut line = serde_json::to_vec(request)?;
-    line.push(b'\n');
-    stream.write_all(&line)?;
-    let mut answer = String::new();
-    BufReader::new(stream).read_line(&mut answer)?;
-    serde_json::from_str(&answer).with_context(|| format!("the {who}'s answer"))
+pub fn ask<A: DeserializeOwned>(
+    path: &Path,
+    who: &'static str,
+    request: &impl Serialize,
+) -> anyhow::Result<A> {
+    Conversation::open(path, who)?.ask(request)
+}
+
+/// A connection to a daemon, for several questions.
+pub struct Conversation {
+    stream: BufReader<UnixStream>,
+    who: &'static str,
+}
+
+impl Conversation {
+    pub fn open(path: &Path, who: &'static str) -> anyhow::Result<Self> {
+        let stream = UnixStream::connect(path).with_context(|| absent(path, who))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self { stream: BufReader::new(stream), who })
+    }
+
+    pub fn ask<A: DeserializeOwned>(&mut self, request: &impl Serialize) -> anyhow::Result<A> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        let who = self.who;
+        let ended = || format!("the {who} does not answer any more");
+        self.stream.get_mut().write_all(&line).map_err(|_| anyhow::Error::msg(ended()))?;
+        let mut answer = String::new();
+        if self.stream.read_line(&mut answer).with_context(ended)? == 0 {
+            bail!("{}", ended());
+        }
+        serde_json::from_str(&answer).with_context(|| format!("the {who}'s answer"))
+    }
 }
 
 /// Why nobody may answer.

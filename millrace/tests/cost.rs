@@ -2,12 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
+mod terminal;
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, UdpSocket};
-use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -19,8 +18,7 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
-use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
-use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
+use terminal::Terminal;
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
@@ -166,68 +164,40 @@ fn a_quic_server_is_split_into_what_it_does() {
     println!("{parts:?}");
 }
 
-/// A terminal with the live view on it.
-struct Live {
-    child: Child,
-    master: File,
-    /// Kept open, so that its settings can be looked at, and what was written last can be read.
-    slave: OwnedFd,
-    seen: String,
-}
-
-impl Live {
-    fn start(arguments: &[&str]) -> Self {
-        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-        grantpt(&master).unwrap();
-        unlockpt(&master).unwrap();
-        let path = text(ptsname(&master, Vec::new()).unwrap().as_bytes());
-        let slave: OwnedFd = File::options().read(true).write(true).open(path).unwrap().into();
-        tcsetwinsize(&slave, Winsize { ws_row: 30, ws_col: 160, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
-        let child = command(&["--period", "100ms"])
-            .args(arguments)
-            .stdin(Stdio::from(slave.try_clone().unwrap()))
-            .stdout(Stdio::from(slave.try_clone().unwrap()))
-            .spawn()
-            .unwrap();
-        Self { child, master: master.into(), slave, seen: String::new() }
-    }
-
-    fn wait_for(&mut self, want: &str) {
-        while !self.seen.contains(want) {
-            let mut bytes = [0; 4096];
-            let read = self.master.read(&mut bytes).unwrap();
-            self.seen.push_str(&text(&bytes[..read]));
-        }
-        self.seen.clear();
-    }
-
-    fn echoes(&self) -> bool {
-        tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
-    }
-}
-
 const OTHER_SCREEN: &str = "\x1b[?1049h";
 const FIRST_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
+/// What begins a picture.
+const HOME: &str = "\x1b[H";
+
+/// A terminal with the live view on it.
+fn live(arguments: &[&str]) -> Terminal {
+    let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
+    command.args(["cost", "--period", "100ms"]).args(arguments);
+    Terminal::start(command, 120, 30)
+}
 
 #[test]
 fn the_live_view_leaves_the_terminal_as_it_was() {
     if !is_root("the_live_view_leaves_the_terminal_as_it_was") {
         return;
     }
-    for by_key in [true, false] {
-        let mut live = Live::start(&[]);
-        assert!(live.echoes());
+    const CTRL_C: &str = "\x03";
+    for end in [Some("q"), Some(CTRL_C), None] {
+        let mut live = live(&[]);
         live.wait_for(OTHER_SCREEN);
         live.wait_for("last minute");
         assert!(!live.echoes());
-        live.master.write_all(b"\t\t").unwrap();
+        terminal::assert_fits(&live.picture_with(HOME, "CPU"), 120, 30);
+        live.resize(80, 24);
+        live.picture_within(HOME, 80, 24);
+        live.types("\t\t");
         live.wait_for("receives/s");
-        match by_key {
-            true => live.master.write_all(b"q").unwrap(),
-            false => kill(Pid::from_raw(i32::try_from(live.child.id()).unwrap()), Signal::SIGTERM).unwrap(),
+        match end {
+            Some(key) => live.types(key),
+            None => live.signal(Signal::SIGTERM),
         }
         live.wait_for(FIRST_SCREEN);
-        assert!(live.child.wait().unwrap().success());
+        assert!(live.ends().success());
         assert!(live.echoes());
     }
 }
@@ -254,15 +224,15 @@ fn command_lines_are_shown_to_who_asks() {
     assert!(!hidden.contains("s3cret"), "{hidden}");
     let shown = observe(&["--arguments"]);
     assert!(shown.contains("server --token=s3cret?[2J"), "{shown}");
-    let mut live = Live::start(&["--pid", &pid]);
+    let mut live = live(&["--pid", &pid]);
     live.wait_for("last minute");
-    live.master.write_all(b"\t\t").unwrap();
+    live.types("\t\t");
     live.wait_for("receives/s");
-    live.master.write_all(b"a").unwrap();
+    live.types("a");
     live.wait_for("s3cret?[2J");
-    live.master.write_all(b"q").unwrap();
+    live.types("q");
     live.wait_for(FIRST_SCREEN);
-    assert!(live.child.wait().unwrap().success());
+    assert!(live.ends().success());
 }
 
 /// Something to see.
@@ -306,7 +276,9 @@ fn what_is_logged_can_be_shown_again() {
         printed.iter().all(|line| !line.contains("\"stacks\":{")),
         "nobody asked for them on standard output"
     );
-    assert!(run(&["replay", &log, "--folded", &again]).status.success());
+    let replayed = run(&["replay", &log, "--folded", &again]);
+    assert!(replayed.status.success());
+    assert_eq!(text(&replayed.stderr), format!("millrace: {again} is written\n"));
     let stacks = std::fs::read_to_string(&folded).unwrap();
     assert!(stacks.lines().count() > 0 && stacks == std::fs::read_to_string(&again).unwrap());
     assert!(std::fs::read(&profile).unwrap().starts_with(&[0x1f, 0x8b]));

@@ -13,7 +13,7 @@ use std::{
 const FILE: &str = "tests/golden/cli.txt";
 
 /// What users get wrong.
-const WRONG: [&[&str]; 19] = [
+const WRONG: [&[&str]; 20] = [
     &["relay", "--cache-bytes", "2gb", "--max-sessions", "-4", "--engine", "foo"],
     // The flags that are of no use, and what the relay has against the others.
     &[
@@ -55,6 +55,7 @@ const WRONG: [&[&str]; 19] = [
     &["status", "--http", "localhost"],
     &["trace", "--http", "127.0.0.1:1", "--http-token-file", "off", "--track", "video"],
     &["gate", "block", "10.0.0.0/33", "--socket", "/nowhere/gate.sock"],
+    &["gate", "trace", "--client", "10.0.0.0/33", "--rule", "quoat", "--rate", "0", "--duration", "5x"],
 ];
 
 fn millrace(args: &[&str]) -> Output {

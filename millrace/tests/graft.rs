@@ -250,6 +250,8 @@ fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
     let refused = daemon.fail(&["unload", "hybla"]);
     assert!(refused.contains("graft hybla is used by rule test"), "{refused}");
     assert!(daemon.fail(&["load", "hybla"]).contains("loaded already"));
+    assert!(daemon.succeed(&["load", "westwood"]).starts_with("loaded: read in "));
+    assert_eq!(daemon.succeed(&["unload", "westwood"]), "westwood: unloaded\n");
     assert!(daemon.fail(&["unload", "westwood"]).contains("graft westwood is not loaded"));
     assert!(daemon.fail(&["load", "nothing"]).contains("there are: hybla, longhaul, westwood"));
     assert_eq!(ours(), ["mr_hybla", "mr_longhaul"]);
@@ -296,7 +298,7 @@ fn a_reload_is_all_or_nothing() {
         "{}[[load]]\ngraft = \"hybla\"\nparameters = {{ rtt0_us = 50000 }}\n",
         rule("hybla")
     ));
-    daemon.succeed(&["reload"]);
+    assert_eq!(daemon.succeed(&["reload"]), "the settings were read again\n");
     assert_eq!(daemon.status().loaded[0].parameters["rtt0_us"], 50_000);
     assert_eq!(congestion(&site.connect(&listener).0), "mr_hybla");
     // Another graft.
@@ -407,7 +409,12 @@ fn what_the_verifier_refuses_is_shown_with_its_line() {
 #[test]
 fn what_is_shipped_can_be_exported_and_changed() {
     let Some(site) = Site::new("export") else { return };
-    assert!(graft(&site, &["export", "pool", "hybla"]).status.success());
+    let none = graft(&site, &["export", "pool", "hybla", "none"]);
+    assert_eq!(none.status.code(), Some(1), "{none:?}");
+    assert!(!site.path("pool/hybla.toml").exists(), "all or none");
+    let exported = graft(&site, &["export", "pool", "hybla"]);
+    let said = String::from_utf8(exported.stdout).unwrap();
+    assert_eq!((exported.status.code(), said.as_str()), (Some(0), "hybla: exported to pool\n"));
     let usable = graft(&site, &["check", "pool/hybla.toml", "--set", "rtt0_us=1000"]);
     assert!(usable.status.success(), "{}", String::from_utf8_lossy(&usable.stderr));
     let error = |args: &[&str]| String::from_utf8(graft(&site, args).stderr).unwrap();

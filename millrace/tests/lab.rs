@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millrace_lab::lab::{self, Direction, Directions, Impairment, Lab, Settings, Topology};
+use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::unistd::Pid;
@@ -507,6 +508,37 @@ fn what_a_killed_owner_leaves_is_cleaned() {
 }
 
 #[test]
+fn what_a_killed_owner_leaves_is_shown() {
+    needs_root!("what_a_killed_owner_leaves_is_shown");
+    let (mut child, id) = up();
+    // Nobody cleans meanwhile: that takes the registry for itself.
+    let registry = std::fs::File::open("/run/millrace/lab").unwrap();
+    let shared = Flock::lock(registry, FlockArg::LockShared).map_err(|(_, error)| error).unwrap();
+    let shown = || {
+        let output = millrace(&["status"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let left = |text: &str| {
+        let at = text.find("left behind by processes that ended: ");
+        at.is_some_and(|at| text[at..].contains(&id) && text[at..].contains("`millrace lab clean`"))
+    };
+    let text = shown();
+    assert!(text.contains(&format!("lab {id} (process {})\n", child.id())) && !left(&text), "{text}");
+    kill(pid(&child), Signal::SIGKILL).unwrap();
+    child.wait().unwrap();
+    let text = shown();
+    assert!(left(&text) && !text.contains(&format!("lab {id} (process")), "{text}");
+    // Of a lab whose directory somebody removed the namespaces are still shown.
+    std::fs::remove_dir_all(Path::new("/run/millrace/lab").join(&id)).unwrap();
+    assert!(left(&shown()), "{}", shown());
+    drop(shared);
+    let output = millrace(&["clean"]).output().unwrap();
+    assert!(output.status.success() && is_gone(&id), "{output:?}");
+    assert!(!left(&shown()));
+}
+
+#[test]
 fn the_next_lab_cleans_what_a_killed_owner_left() {
     needs_root!("the_next_lab_cleans_what_a_killed_owner_left");
     let (mut child, id) = up();
@@ -532,8 +564,13 @@ fn goes_up_in_the_background_and_down_again() {
     let lab = labs.iter().find(|lab| lab["id"] == id).unwrap();
     assert_eq!(lab["links"][1]["name"], "relay-sub1");
     assert!(lab["links"][1]["forward"]["counters"]["received"].is_u64());
-    assert!(millrace(&["down", "--lab", id]).status().unwrap().success());
+    let down = || millrace(&["down", "--lab", id]).output().unwrap();
+    let output = down();
+    assert_eq!((output.status.code(), output.stdout), (Some(0), format!("lab {id} is down\n").into_bytes()));
     assert!(is_gone(id));
+    let again = down();
+    let said = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(again.status.code() == Some(1) && said.contains(&format!("lab {id} is not up")), "{said}");
 
     let bad = millrace(&["up", "--detach", "--impair", "pub-relay loss=2"]).output().unwrap();
     assert!(!bad.status.success());

@@ -2,12 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod process;
+mod terminal;
 
 use std::{
     fs,
     net::{Ipv4Addr, SocketAddr},
     path::Path,
-    process::{Output, Stdio},
+    process::{Child, Command, Output, Stdio},
     sync::Arc,
 };
 
@@ -15,6 +16,7 @@ use millrace::relay::status::Upstream;
 use nix::sys::signal::Signal;
 use process::{Relay, millrace, wait_for};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
+use terminal::{CLEAR, Terminal};
 
 fn stderr_of(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
@@ -229,13 +231,100 @@ async fn a_new_certificate_is_shown_and_a_broken_one_is_not() {
     assert!(!shows(addr, &first).await);
 }
 
+/// So that a new one does not go without.
+#[test]
+fn every_reason_to_drop_has_a_line_in_the_documentation() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let document = include_str!("../../docs/operations.md");
+    let table = document.split("| drops | what").nth(1).expect("a table").split("\n\n").next().unwrap();
+    let drops = relay.status().drops.clone();
+    assert!(drops.len() > 20, "all of them are in the status: {drops:?}");
+    for reason in drops.keys() {
+        let is_named =
+            table.lines().any(|line| line.starts_with("| `") && line.contains(&format!("`{reason}`")));
+        assert!(is_named, "{reason} has no line");
+    }
+}
+
 #[test]
 fn a_full_disk_for_logs_costs_log_lines_only() {
     let mut relay = Relay::start(tempfile::tempdir().unwrap(), &["--log-file=/dev/full"]);
     wait_for("dropped log line", || (relay.status().totals.log_lines_dropped > 0).then_some(()));
     assert_eq!(relay.health(), Some(200));
+    let output = status(&relay).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.lines().any(|line| line.ends_with(" log lines lost")), "{text}");
     relay.signal(Signal::SIGINT);
     assert_eq!(relay.exit_code(), Some(0));
+}
+
+/// `millrace status` of that relay.
+fn status(relay: &Relay) -> Command {
+    let mut command = millrace();
+    command.arg("status").args(asked(relay));
+    command
+}
+
+fn asked(relay: &Relay) -> [String; 2] {
+    [format!("--http={}", relay.http), format!("--http-token-file={}", relay.path("token").display())]
+}
+
+/// A name of 60 characters, IPv6, a window of 80x24 that becomes larger: what is said fits, and keys end it.
+#[test]
+fn the_live_status_fits_the_terminal_and_leaves_it_as_it_was() {
+    const NAME: &str = "a-name-of-sixty-characters/that-somebody-has-really-given-it";
+    const CTRL_C: &str = "\x03";
+    let relay = Relay::start_on("[::1]:0", tempfile::tempdir().unwrap(), &[]);
+    let mut publish = millrace();
+    publish.args(["publish", "--name", NAME, "--generate", "--rate-hz=50", "--tls-disable-verify"]);
+    let _publisher = Killed(publish.arg(relay.url()).stderr(Stdio::null()).spawn().unwrap());
+    wait_for("the publisher", || (!relay.status().sessions.is_empty()).then_some(()));
+    let mut subscribe = millrace();
+    subscribe.args(["subscribe", "--name", NAME, "--track=objects", "--reconnect", "--tls-disable-verify"]);
+    let subscribe = subscribe.arg(relay.url()).stdout(Stdio::null()).stderr(Stdio::null());
+    let _subscriber = Killed(subscribe.spawn().unwrap());
+    wait_for("the track", || relay.status().tracks.iter().any(|track| track.largest.is_some()).then_some(()));
+    wait_for("word of it", || relay.logged(&["namespace published", NAME]).then_some(()));
+    let none = format!("{NAME}/none");
+    let trace = ["trace", "--duration=100ms", "--track", &none];
+    let traced = millrace().args(trace).args(asked(&relay)).output().unwrap();
+    let text = String::from_utf8(traced.stdout).unwrap();
+    assert!(text.contains(&format!("# there is no track {none} yet\n")), "{text}");
+    for end in ["q", CTRL_C] {
+        let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["status", "--watch"]).args(asked(&relay));
+        let mut live = Terminal::start(command, 80, 24);
+        let picture = live.picture_with(CLEAR, "[::1]:");
+        terminal::assert_fits(&picture, 80, 24);
+        assert!(picture.last().unwrap().starts_with("q quits"), "{picture:#?}");
+        assert!(!live.echoes());
+        live.resize(160, 60);
+        let picture = live.picture_with(CLEAR, NAME);
+        terminal::assert_fits(&picture, 160, 60);
+        assert!(picture.last().unwrap() == "q quits", "all of it is there: {picture:#?}");
+        live.types(end);
+        assert!(live.ends().success());
+        assert!(live.echoes(), "the terminal is as it was");
+    }
+
+    // Once, on the same terminal; and into a pipe, where names are whole and nothing is for terminals.
+    let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
+    command.arg("status").args(asked(&relay));
+    let text = Terminal::start(command, 80, 24).rest();
+    let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    terminal::assert_fits(&lines, 80, 1000);
+    assert!(text.contains("a-name-of-") && text.contains('…') && !text.contains('\x1b'), "{text}");
+    let piped = String::from_utf8(status(&relay).output().unwrap().stdout).unwrap();
+    assert!(piped.contains(NAME) && !piped.contains('\x1b'), "{piped}");
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 #[test]

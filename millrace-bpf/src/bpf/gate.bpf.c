@@ -6,6 +6,7 @@
  *   gate_intf.h    what is shared with userspace; gate_maps.h: configuration and maps
  *   gate_head.h    the start of the frame, copied; gate_packet.h: what is read there
  *   gate_rules.h   the rules; gate_track.h: live connections; gate_marks.h: a filter in front of these maps
+ *   gate_sample.h  packets that were refused, for logs and for those who follow them
  *   gate_answer.h  Retry and Version Negotiation; gate_token.h: tokens
  *   gate_expire.h  the walks that end what has been idle
  */
@@ -13,6 +14,7 @@
 #include "gate_answer.h"
 #include "gate_expire.h"
 #include "gate_rules.h"
+#include "gate_sample.h"
 
 /* --- Verdicts --- */
 
@@ -39,49 +41,6 @@ static __noinline int count_monitored(const struct gate_work *work)
 		if (counter)
 			counter->monitored += 1;
 	}
-	return 0;
-}
-
-static __noinline int fill_sample(struct gate_sample *to, const struct gate_work *work, __u32 reason,
-				  __u32 bytes)
-{
-	const struct gate_packet *packet = &work->packet;
-
-	*to = (struct gate_sample){
-		.time_ns = work->now_ns,
-		.scope = work->scope,
-		.reason = reason,
-		.first = packet->first,
-		.monitored = work->monitored,
-		.source = packet->source,
-		.destination = packet->destination,
-		.source_port = packet->source_port,
-		.destination_port = packet->destination_port,
-		.bytes = bytes,
-		.version = packet->version,
-		.id_len = packet->id_len,
-	};
-	for (int i = 0; i < GATE_ID_MAX; i++)
-		to->id[i] = i < packet->id_len ? head_u8(&work->head, packet->id_at + i) : 0;
-	return 0;
-}
-
-static __noinline int sample(const struct gate_work *work, __u32 reason, __u32 bytes)
-{
-	const struct gate_rate rate = {.cost = config.sample_ticks, .burst = config.sample_ticks};
-	struct gate_state *state;
-	struct gate_sample *to;
-
-	if (!rate.cost)
-		return 0;
-	state = bpf_map_lookup_elem(&states, &work->scope);
-	if (!state || is_over_at(&state->sample_at, &rate, 1, work->now_ns))
-		return 0;
-	to = bpf_ringbuf_reserve(&samples, sizeof(*to), 0);
-	if (!to)
-		return count_event(GATE_SAMPLES_LOST);
-	fill_sample(to, work, reason, bytes);
-	bpf_ringbuf_submit(to, 0);
 	return 0;
 }
 
@@ -167,8 +126,11 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 	count(work->scope, reason, bytes);
 	if (work->monitored)
 		count_monitored(work);
-	if (work->monitored || reason < GATE_RULES)
+	if (work->monitored || reason < GATE_RULES) {
 		sample(work, reason, bytes);
+		if (work->active.tracers)
+			trace(reason, bytes);
+	}
 	return reason < GATE_RULES ? refuse(ctx, work, policy, reason) : XDP_PASS;
 }
 

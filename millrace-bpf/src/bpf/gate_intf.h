@@ -18,6 +18,7 @@
 #define GATE_PORTS	32
 #define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */
 #define GATE_TOKEN_KEYS 2
+#define GATE_TRACERS	8  /* who may follow at the same time what is refused */
 #define GATE_MARKS_BITS 14 /* of an index into the map `marks`: 256 KiB, a million marks of either age */
 
 struct gate_address {
@@ -271,7 +272,7 @@ enum gate_event {
 	GATE_EVENTS,
 };
 
-/* A packet that a rule refused, or would have; in the ring buffer `samples`. */
+/* A packet that a rule refused, or would have; in the ring buffers `samples` and `traces`. */
 struct gate_sample {
 	__u64 time_ns; /* CLOCK_MONOTONIC */
 	__u16 scope;
@@ -286,7 +287,31 @@ struct gate_sample {
 	__be32 version;
 	__u8 id_len;
 	__u8 id[GATE_ID_MAX];
-	__u8 pad[7];
+	__u8 tracers; /* who follows it: one bit each */
+	__u8 kind;    /* enum quic_kind, 0 where a rule objected before that was read */
+	__u8 pad[5];
+};
+_Static_assert(GATE_TRACERS <= 8, "a bit for each tracer");
+
+/* Entry of the map `tracers`: which packets somebody follows, and how many of them at most. Not written while its bit in
+ * gate_active.tracers is set.
+ */
+struct gate_tracer {
+	struct gate_address mask;
+	struct gate_address address; /* that the sender's has to be under the mask */
+	struct gate_rate rate;
+	__u64 full_at;
+	__u64 scopes; /* one bit each */
+	__u32 rules;  /* that refused it, or would have: one bit each */
+	__u32 family; /* 4 or 6; 0: either, so that ::/0 does not match mapped addresses */
+};
+_Static_assert(GATE_SCOPES <= 64 && GATE_RULES <= 32, "a bit for each scope and rule");
+
+/* Entry of the map `traced`: what became of the packets that somebody follows. */
+struct gate_traced {
+	__u64 matched;
+	__u64 left_out; /* beyond the rate */
+	__u64 lost;	/* userspace did not read them in time */
 };
 
 /* SipHash key: two words, little endian on disk. */
@@ -325,6 +350,8 @@ struct gate_active {
 	__u32 age;	    /* of the marks that are made now: 0 or 1 */
 	__s64 unix_seconds; /* UNIX time minus CLOCK_MONOTONIC */
 	__u64 since_ns;	    /* CLOCK_MONOTONIC_COARSE: the gate looks where it looks now */
+	__u32 tracers;	    /* who follow what is refused: one bit each */
+	__u32 pad;
 };
 
 #define GATE_LOOKUP_BOTH     1 /* scopes by address and port */

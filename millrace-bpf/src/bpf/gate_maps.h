@@ -43,6 +43,7 @@ struct gate_work {
 	__u64 exact_ns;		 /* 0: not read yet */
 	__u32 scope;
 	__u32 monitored;  /* rules that would have refused the packet */
+	__u32 takers;	  /* tracers who get it: one bit each */
 	__u8 is_new;	  /* an Initial that opens a connection, or a packet of one that nobody has opened */
 	__u8 is_repeated; /* of which another was let in before */
 	__u8 is_proved;	  /* it carries a valid token */
@@ -219,6 +220,29 @@ struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, 1 << 18);
 } samples SEC(".maps");
+
+/* Index of a tracer -> what is followed. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_tracer);
+	__uint(max_entries, GATE_TRACERS);
+} tracers SEC(".maps");
+
+/* Index of a tracer -> what became of that. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__type(key, __u32);
+	__type(value, struct gate_traced);
+	__uint(max_entries, GATE_TRACERS);
+} traced SEC(".maps");
+
+/* Packets that somebody follows: struct gate_sample. There is room for what all tracers may get at once,
+ * and until userspace looks. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 1 << 20);
+} traces SEC(".maps");
 
 /* 0 -> what this CPU's run works with. */
 struct {

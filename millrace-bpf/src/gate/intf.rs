@@ -9,6 +9,7 @@ pub(crate) const PORTS: usize = 32;
 /// Per nanosecond.
 pub(crate) const TICKS: u64 = 64;
 pub(crate) const TOKEN_KEYS: usize = 2;
+pub(crate) const TRACERS: usize = 8;
 pub(crate) const MODES: usize = 24;
 
 pub(crate) const TRACK: u32 = 1;
@@ -92,8 +93,22 @@ mirror!(Sample = "gate_sample" {
     version: [u8; 4],
     id_len: u8,
     id: [u8; ID_MAX],
-    pad: [u8; 7],
+    tracers: u8,
+    kind: u8,
+    pad: [u8; 5],
 });
+
+mirror!(Tracer = "gate_tracer" {
+    mask: [u8; 16],
+    address: [u8; 16],
+    rate: Rate,
+    full_at: u64,
+    scopes: u64,
+    rules: u32,
+    family: u32,
+});
+
+mirror!(Traced = "gate_traced" { matched: u64, left_out: u64, lost: u64 });
 
 mirror!(TokenKey = "gate_token_key" { key: [u64; 2], valid: u32, pad: u32 });
 
@@ -104,6 +119,8 @@ mirror!(Active = "gate_active" {
     age: u32,
     unix_seconds: i64,
     since_ns: u64,
+    tracers: u32,
+    pad: u32,
 });
 
 mirror!(CountCall = "gate_count_call" { client: Client, change: i32, connections: u32, error: i32 });
@@ -146,6 +163,8 @@ mod tests {
                 Id::LAYOUT,
                 Counter::LAYOUT,
                 Sample::LAYOUT,
+                Tracer::LAYOUT,
+                Traced::LAYOUT,
                 TokenKey::LAYOUT,
                 Active::LAYOUT,
                 CountCall::LAYOUT,

@@ -37,6 +37,8 @@ pub(super) struct Maps {
     /// Maps whose entries are deleted with their scope.
     others: [MapHandle; 4],
     states: MapHandle,
+    tracers: MapHandle,
+    traced: MapHandle,
     /// Entries of each, as of the latest walk.
     walked: [AtomicU64; intf::WALKED.len()],
     /// How often each index was given to another scope. Locked while something is done for a scope.
@@ -91,6 +93,8 @@ impl Maps {
                 object.handle("buckets")?,
             ],
             states: object.handle("states")?,
+            tracers: object.handle("tracers")?,
+            traced: object.handle("traced")?,
             walked: Default::default(),
             turns: RwLock::new([0; intf::SCOPES as usize]),
             barrier: Barrier::new(object)?,
@@ -158,6 +162,23 @@ impl Maps {
         write(&self.token_keys, "token_keys", &index.to_ne_bytes(), key.as_bytes())
     }
 
+    // --- Tracers ---
+
+    /// For a tracer that no packet is looked at for; its counts are zero then.
+    pub fn put_tracer(&self, index: u32, tracer: &intf::Tracer) -> Result<(), Error> {
+        reset::<intf::Traced>(&self.traced, "traced", index)?;
+        write(&self.tracers, "tracers", &index.to_ne_bytes(), tracer.as_bytes())
+    }
+
+    pub fn traced(&self, index: u32) -> Result<intf::Traced, Error> {
+        let values = per_cpu::<intf::Traced>(&self.traced, "traced", index)?;
+        Ok(values.into_iter().fold(intf::Traced::default(), |sum, raw| intf::Traced {
+            matched: sum.matched + raw.matched,
+            left_out: sum.left_out + raw.left_out,
+            lost: sum.lost + raw.lost,
+        }))
+    }
+
     // --- Scopes ---
 
     /// How many scopes had the index of this one before it.
@@ -200,14 +221,8 @@ impl Maps {
         delete_of(buckets, "buckets", scope, of_bucket)?;
         let nothing = vec![0; self.states.value_size() as usize];
         write(&self.states, "states", &scope.to_ne_bytes(), &nothing)?;
-        (scope * REASONS..(scope + 1) * REASONS).try_for_each(|counter| self.reset_counter(counter))
-    }
-
-    fn reset_counter(&self, key: u32) -> Result<(), Error> {
-        let error = |source| Error::Write { what: "counters", source };
-        let cpus = libbpf_rs::num_possible_cpus().map_err(error)?;
-        let nothing = vec![intf::Counter::default().as_bytes().to_vec(); cpus];
-        self.counters.update_percpu(&key.to_ne_bytes(), &nothing, MapFlags::ANY).map_err(error)
+        (scope * REASONS..(scope + 1) * REASONS)
+            .try_for_each(|key| reset::<intf::Counter>(&self.counters, "counters", key))
     }
 
     // --- Connections ---
@@ -340,12 +355,8 @@ impl Maps {
     }
 
     fn counter(&self, key: u32) -> Result<Counter, Error> {
-        let per_cpu = self
-            .counters
-            .lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY)
-            .map_err(|source| Error::Read { what: "counters", source })?;
-        let values = per_cpu.iter().flatten().filter_map(|bytes| intf::Counter::from_bytes(bytes));
-        Ok(values.fold(Counter::default(), |sum, raw| Counter {
+        let values = per_cpu::<intf::Counter>(&self.counters, "counters", key)?;
+        Ok(values.into_iter().fold(Counter::default(), |sum, raw| Counter {
             packets: sum.packets + raw.packets,
             bytes: sum.bytes + raw.bytes,
             monitored: sum.monitored + raw.monitored,
@@ -384,6 +395,21 @@ fn run<T: Plain>(program: &OwnedFd, call: &mut T) -> io::Result<()> {
 fn program(object: &Loaded, name: &'static str) -> Result<OwnedFd, Error> {
     let program = object.program(name)?;
     program.as_fd().try_clone_to_owned().map_err(|source| Error::Run { program: OBJECT, source })
+}
+
+/// An entry of a per-CPU array: a value for each CPU.
+fn per_cpu<T: Plain>(map: &MapHandle, what: &'static str, key: u32) -> Result<Vec<T>, Error> {
+    let values = map.lookup_percpu(&key.to_ne_bytes(), MapFlags::ANY);
+    let values = values.map_err(|source| Error::Read { what, source })?;
+    Ok(values.iter().flatten().filter_map(|bytes| T::from_bytes(bytes)).collect())
+}
+
+/// All zeroes, for each CPU.
+fn reset<T: Plain + Default>(map: &MapHandle, what: &'static str, key: u32) -> Result<(), Error> {
+    let error = |source| Error::Write { what, source };
+    let cpus = libbpf_rs::num_possible_cpus().map_err(error)?;
+    let nothing = vec![T::default().as_bytes().to_vec(); cpus];
+    map.update_percpu(&key.to_ne_bytes(), &nothing, MapFlags::ANY).map_err(error)
 }
 
 /// Deletes all entries of a scope, which nobody adds to.

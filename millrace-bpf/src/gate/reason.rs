@@ -94,6 +94,27 @@ outcomes! {
     }
 }
 
+outcomes! {
+    /// What a QUIC packet is, by its header.
+    Kind {
+        Short = "short",
+        Initial = "initial",
+        ZeroRtt = "zero_rtt",
+        Handshake = "handshake",
+        /// Of a version of which only the form is known (RFC 8999).
+        OtherVersion = "other_version",
+        /// A long header that no client sends.
+        Impossible = "impossible",
+    }
+}
+
+impl Kind {
+    /// By the program's `enum quic_kind`; `None`: it was not read, or is too short to say.
+    pub(super) fn new(raw: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(raw).checked_sub(1)?).copied()
+    }
+}
+
 /// The verdict on a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reason {

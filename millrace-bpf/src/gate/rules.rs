@@ -251,7 +251,8 @@ pub const VERSIONS_MAX: usize = intf::VERSIONS;
 pub const REFLECTORS_MAX: usize = intf::PORTS;
 /// Places of all scopes together.
 pub const MAX_PLACES: usize = 256;
-pub(super) const INTERFACE: &str = "interface";
+/// What is not any application's: packets whose scope cannot be told.
+pub const INTERFACE: &str = "interface";
 
 impl Rules {
     /// Whether the rules make sense. [`Gate::apply`](super::Gate::apply) does that first.

@@ -200,6 +200,17 @@ impl Settings {
         Ok(())
     }
 
+    /// The first tracer that nobody is.
+    pub fn free_tracer(&self) -> Option<u32> {
+        Some(self.active.tracers.trailing_ones()).filter(|index| *index < intf::TRACERS as u32)
+    }
+
+    /// Whether packets are looked at for a tracer.
+    pub fn set_tracer(&mut self, maps: &Maps, index: u32, on: bool) -> Result<(), Error> {
+        let tracers = self.active.tracers & !(1 << index) | u32::from(on) << index;
+        self.activate(maps, intf::Active { tracers, ..self.active })
+    }
+
     pub fn rotate_token_key(&mut self, maps: &Maps, key: token::Key) -> Result<(), Error> {
         let index = 1 - self.active.token_key;
         maps.put_token_key(index, &key)?;

@@ -10,6 +10,7 @@ mod refusal;
 mod retry;
 mod settings;
 mod state;
+mod trace;
 mod tracking;
 
 use std::net::SocketAddr;

@@ -19,7 +19,7 @@ use super::shape::Counters;
 use super::signals::{Signals, runtime};
 use super::topology::{Directions, Interface, Topology};
 use super::{Lab, registry};
-use crate::hostile;
+use crate::{columns::indented, hostile};
 
 /// How long a command gets to end after it was told to, and a lab to come up or go down.
 const GRACE: Duration = Duration::from_secs(10);
@@ -274,7 +274,12 @@ fn exec_in_node(exec: &Exec) -> Result<()> {
     let id = exec.which.find()?;
     let status = control::ask(&id, &Request::Status)?;
     let known: Vec<&str> = status.nodes.iter().map(|node| node.name.as_str()).collect();
-    ensure!(known.contains(&exec.node.as_str()), "lab {id} has no node `{}`; it has {known:?}", exec.node);
+    ensure!(
+        known.contains(&exec.node.as_str()),
+        "lab {id} has no node `{}`; it has {}",
+        exec.node,
+        known.join(", ")
+    );
     let (program, arguments) = exec.command.split_first().context("no command")?;
     let error = registry::netns_of(&id, &exec.node).command(program).args(arguments).exec();
     Err(error).context("cannot run nsenter")
@@ -289,18 +294,20 @@ fn show_status(json: bool) -> Result<()> {
         }
     };
     let labs: Vec<Status> = registry::live().into_iter().filter_map(ask).collect();
+    let dead = registry::dead();
+    let left =
+        format!("left behind by processes that ended: {}; `millrace lab clean` removes it", dead.join(", "));
+    let left = Some(indented(&left, WIDTH, "  ")).filter(|_| !dead.is_empty());
     if json {
         println!("{}", serde_json::to_string_pretty(&labs)?);
+        left.iter().for_each(|left| eprintln!("{left}"));
         return Ok(());
     }
     if labs.is_empty() {
         println!("no lab is up");
     }
     labs.iter().for_each(|lab| print!("{}", Text(lab)));
-    let dead = registry::dead();
-    if !dead.is_empty() {
-        println!("left behind by processes that ended: {}; `millrace lab clean` removes it", dead.join(", "));
-    }
+    left.iter().for_each(|left| println!("{left}"));
     Ok(())
 }
 
@@ -341,15 +348,19 @@ impl Which {
         let asked = self.lab.clone().or_else(|| std::env::var("LAB_ID").ok());
         match (asked, live.as_slice()) {
             (Some(id), _) if live.contains(&id) => Ok(id),
-            (Some(id), _) => bail!("lab {id} is not up; up: {live:?}"),
+            (Some(id), []) => bail!("lab {id} is not up, nor any other"),
+            (Some(id), _) => bail!("lab {id} is not up; there are {}", live.join(", ")),
             (None, [id]) => Ok(id.clone()),
             (None, []) => bail!("no lab is up"),
-            (None, _) => bail!("more than one lab is up: say which with --lab: {live:?}"),
+            (None, _) => bail!("more than one lab is up: say with --lab which of {}", live.join(", ")),
         }
     }
 }
 
 struct Text<'a>(&'a Status);
+
+/// Of lines: what any terminal has.
+const WIDTH: usize = 80;
 
 impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -357,7 +368,7 @@ impl fmt::Display for Text<'_> {
         for node in &self.0.nodes {
             writeln!(f, "  node {:<12} netns {}", node.name, node.netns)?;
             for Interface { link, device, v4, v6, .. } in &node.interfaces {
-                writeln!(f, "    {device:<15} {v4}/24  {v6}/64  link {link}")?;
+                line(f, "    ", &format!("{device:<15} {v4}/24  {v6}/64  link {link}"))?;
             }
         }
         self.0.links.iter().try_for_each(|link| write!(f, "{}", LinkText(link)))
@@ -370,20 +381,89 @@ impl fmt::Display for LinkText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LinkStatus { name, ends: [a, b], forward, backward } = self.0;
         let (Some(forward), Some(backward)) = (forward, backward) else {
-            return writeln!(f, "  link {name}: plain veth");
+            return line(f, "  ", &format!("link {name}: plain veth"));
         };
-        writeln!(f, "  link {name}")?;
+        line(f, "  ", &format!("link {name}"))?;
         for (from, to, wire) in [(a, b, forward), (b, a, backward)] {
             let Counters { received, delivered, lost, queue_dropped, oversize, .. } = wire.counters;
             let Counters { duplicated, reordered, overrun, queued, in_flight, .. } = wire.counters;
-            writeln!(f, "    {from} -> {to}: {}", wire.settings)?;
-            writeln!(
-                f,
-                "      {received} received, {delivered} delivered, {lost} lost, {queue_dropped} dropped by \
+            line(f, "    ", &format!("{from} -> {to}: {}", wire.settings))?;
+            let counts = format!(
+                "{received} received, {delivered} delivered, {lost} lost, {queue_dropped} dropped by \
                  the queue, {oversize} oversize, {duplicated} duplicated, {reordered} reordered, {overrun} \
                  overrun, {queued} queued, {in_flight} in flight"
-            )?;
+            );
+            line(f, "      ", &counts)?;
         }
         Ok(())
+    }
+}
+
+/// A text as lines that fit, further ones indented by two more.
+fn line(f: &mut fmt::Formatter<'_>, indent: &str, text: &str) -> fmt::Result {
+    writeln!(
+        f,
+        "{indent}{}",
+        indented(text, WIDTH - indent.len(), "  ").replace('\n', &format!("\n{indent}"))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::control::{NodeStatus, WireStatus};
+
+    #[test]
+    fn status_fits_a_terminal() {
+        let name = "a-link-of-sixty-characters-that-somebody-has-really-given-it";
+        let many = 1_234_567_890;
+        let counters = Counters {
+            received: many,
+            delivered: many,
+            lost: many,
+            queue_dropped: many,
+            oversize: many,
+            ..Counters::default()
+        };
+        let wire = || {
+            let settings =
+                "delay=100ms jitter=10ms loss=1% burst-start=1% burst-end=10% rate=100mbit reorder=1%";
+            Some(WireStatus { settings: settings.into(), counters })
+        };
+        let interface = Interface {
+            link: name.into(),
+            device: "to-twelve-chars".into(),
+            v4: "10.77.255.254".parse().unwrap(),
+            v6: "fd00:6d72:0:ffff::fffe".parse().unwrap(),
+            mac: String::new(),
+        };
+        let status = Status {
+            id: "mr-4194304.0".into(),
+            owner: 4_194_304,
+            nodes: vec![NodeStatus {
+                name: "twelve-chars".into(),
+                netns: "mr-4194304.0-twelve-chars".into(),
+                interfaces: vec![interface],
+            }],
+            links: vec![
+                LinkStatus {
+                    name: name.into(),
+                    ends: ["twelve-chars".into(), "a".into()],
+                    forward: wire(),
+                    backward: wire(),
+                },
+                LinkStatus {
+                    name: name.into(),
+                    ends: ["a".into(), "b".into()],
+                    forward: None,
+                    backward: None,
+                },
+            ],
+        };
+        let text = Text(&status).to_string();
+        for line in text.lines() {
+            assert!(line.chars().count() <= WIDTH, "{} wide: {line}\n{text}", line.chars().count());
+        }
+        assert!(text.contains("1234567890 lost") && text.contains(name), "{text}");
     }
 }

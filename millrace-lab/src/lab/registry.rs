@@ -76,7 +76,9 @@ pub(super) fn live() -> Vec<String> {
 
 /// IDs of the labs whose owners ended without removing them.
 pub(super) fn dead() -> Vec<String> {
-    ids().into_iter().filter(|id| is_dead(id)).collect()
+    // Where nothing can be locked there is no lab that is being claimed, either.
+    let _none_is_claimed = lock_registry_for(FlockArg::LockShared).ok();
+    remains()
 }
 
 /// Process ID of a live lab's owner.
@@ -106,14 +108,20 @@ fn remove(id: &str) -> Result<()> {
 }
 
 fn sweep() -> Result<Vec<String>> {
+    let dead = remains();
+    dead.iter().try_for_each(|id| remove(id))?;
+    Ok(dead)
+}
+
+/// IDs of what dead labs left; the registry is locked.
+fn remains() -> Vec<String> {
     let mut dead: Vec<String> = ids().into_iter().filter(|id| is_dead(id)).collect();
     // Namespaces without a directory: somebody emptied /run/millrace.
     let orphans = netns::list(PREFIX).into_iter().filter_map(|netns| id_of(netns.name()));
     dead.extend(orphans.filter(|id| !dir(id).exists()));
     dead.sort();
     dead.dedup();
-    dead.iter().try_for_each(|id| remove(id))?;
-    Ok(dead)
+    dead
 }
 
 /// `mr-PID.N` of `mr-PID.N-NODE`; none for namespaces that are not ours.
@@ -141,10 +149,14 @@ fn is_dead(id: &str) -> bool {
 
 /// Held while labs are claimed or swept: between making a directory and locking it a lab looks dead.
 fn lock_registry() -> Result<Flock<File>> {
+    lock_registry_for(FlockArg::LockExclusive)
+}
+
+fn lock_registry_for(whom: FlockArg) -> Result<Flock<File>> {
     let root = Path::new(ROOT);
     fs::create_dir_all(root).map_err(|source| io("create", root, source))?;
     let file = File::open(root).map_err(|source| io("open", root, source))?;
-    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| io("lock", root, errno.into()))
+    Flock::lock(file, whom).map_err(|(_, errno)| io("lock", root, errno.into()))
 }
 
 fn free_id() -> String {

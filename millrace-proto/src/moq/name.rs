@@ -217,6 +217,53 @@ fn hex_digit(byte: u8) -> Result<u8, NameError> {
     }
 }
 
+/// A name as users type it: its fields with slashes between, `live/1.m4s`; in the draft's form where that would be another
+/// name, or cannot be typed.
+#[derive(Clone, Copy, Debug)]
+pub struct Typed<'a, N>(&'a N);
+
+impl Namespace {
+    /// For people.
+    pub fn typed(&self) -> Typed<'_, Self> {
+        Typed(self)
+    }
+}
+
+impl TrackName {
+    /// For people.
+    pub fn typed(&self) -> Typed<'_, Self> {
+        Typed(self)
+    }
+}
+
+impl fmt::Display for Typed<'_, Namespace> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields: Option<Vec<&str>> = self.0.0.iter().map(|field| word(field)).collect();
+        match fields {
+            Some(fields) => f.write_str(&fields.join("/")),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for Typed<'_, TrackName> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fields = self.0.namespace.0.iter().chain([&self.0.name]);
+        let fields: Option<Vec<&str>> = fields.map(|field| word(field)).collect();
+        match fields.filter(|fields| fields.len() > 1) {
+            Some(fields) => f.write_str(&fields.join("/")),
+            None => self.0.fmt(f),
+        }
+    }
+}
+
+/// A field that stands for itself between slashes on a terminal.
+fn word(field: &[u8]) -> Option<&str> {
+    let other = |c: char| c == '/' || c.is_control() || c.is_whitespace();
+    let text = str::from_utf8(field).ok()?;
+    Some(text).filter(|text| !text.is_empty() && !text.contains(other) && !text.contains("--"))
+}
+
 impl fmt::Display for Namespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, field) in self.0.iter().enumerate() {
@@ -268,6 +315,25 @@ mod tests {
         let namespace = Namespace::new(["example.net", "team2", "project_x"]).unwrap();
         assert_eq!(name, TrackName::new(namespace, "report").unwrap());
         assert_eq!(name.to_string(), "example.2enet-team2-project_x--report");
+    }
+
+    #[test]
+    fn names_are_shown_as_they_are_typed() {
+        for (namespace, name, typed) in [
+            ("live", &b"1.m4s"[..], "live/1.m4s"),
+            ("live/cam-2", b"video hi", "live-cam.2d2--video.20hi"),
+            ("live/cam-2", b"video", "live/cam-2/video"),
+            ("live", b"a/b", "live--a.2fb"),
+            ("live", b"a--b", "live--a.2d.2db"),
+            ("live", b"\xff", "live--.ff"),
+        ] {
+            let namespace = Namespace::from_path(namespace).unwrap();
+            assert_eq!(TrackName::new(namespace, name).unwrap().typed().to_string(), typed);
+        }
+        assert_eq!(Namespace::from_path("live/cam-2").unwrap().typed().to_string(), "live/cam-2");
+        assert_eq!(Namespace::new(["a/b"]).unwrap().typed().to_string(), "a.2fb");
+        let unnamed = TrackName::new(Namespace::default(), "video").unwrap();
+        assert_eq!(unnamed.typed().to_string(), "--video");
     }
 
     #[test]

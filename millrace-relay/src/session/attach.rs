@@ -121,7 +121,9 @@ async fn announce_namespaces(context: &Arc<Context>) -> Result<(), SessionError>
                         context.spawn(announced_one.keep(withdrawn));
                         announced.insert(namespace, withdraw);
                     }
-                    Err(refused) => info!(%namespace, reason = refused.reason, "not taken upstream"),
+                    Err(refused) => {
+                        info!(namespace = %namespace.typed(), reason = refused.reason, "not taken upstream")
+                    }
                 }
             }
             NamespaceEvent::Done(namespace) => drop(announced.remove(&namespace)),

@@ -381,7 +381,7 @@ impl Context {
         Counters::count(&self.hub.counters.malformed_tracks);
         if let Some(line) = self.hub.log.line(now) {
             let (session, suppressed) = (self.id, line.suppressed);
-            warn!(session, track = %track.name(), reason = %malformed, suppressed, "a malformed track");
+            warn!(session, track = %track.name().typed(), reason = %malformed, suppressed, "a malformed track");
         }
         track.fail(malformed, now, &mut Outbox::default());
     }

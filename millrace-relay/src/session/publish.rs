@@ -126,7 +126,7 @@ impl Publications {
         // Another may have been faster.
         let claim = claim(&track, &rights)?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
-        debug!(session = self.context.id(), track = %track.name(), alias = ok.track_alias, "subscribed upstream");
+        debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed upstream");
         let largest = ok.parameters.largest_object;
         let (entry, asks) =
             self.add((claim, Arc::clone(&rights)), track, ok.track_alias, true).map_err(failed)?;

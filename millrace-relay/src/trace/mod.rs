@@ -186,7 +186,7 @@ impl Tracer {
             );
         }
         if let Some(track) = wanted.track.as_ref().filter(|track| self.number(track).is_none()) {
-            notes.push(format!("there is no track {track} yet"));
+            notes.push(format!("there is no track {} yet", track.typed()));
         }
         Event::Start { engine: engine.to_owned(), reason, notes }
     }

@@ -18,7 +18,7 @@ use crate::{
     },
     http::{ListenAddr, access},
     log::{self, Format},
-    render::print,
+    render::{print, width},
 };
 
 #[derive(Debug, clap::Args)]
@@ -179,21 +179,31 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
         Verb::Run(args) => daemon(args),
         Verb::Check(args) => check(args),
-        Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?)),
+        Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?, width())),
         Verb::Export(args) => export(&args),
         Verb::Load(Load { graft, values, socket }) => load(&socket.socket, graft, values.all()),
-        Verb::Unload { graft, socket } => control::ask(&socket.socket, &Request::Unload { graft }).map(drop),
+        Verb::Unload { graft, socket } => {
+            control::ask(&socket.socket, &Request::Unload { graft: graft.clone() })?;
+            print(&format!("{graft}: unloaded\n"))
+        }
         Verb::Swap(args) => swap(args),
         Verb::Status { socket, json } => {
             let status = control::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
-            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text::status(&status) })
+            print(&if json {
+                serde_json::to_string_pretty(&status)? + "\n"
+            } else {
+                text::status(&status, width())
+            })
         }
         Verb::Why { peer, socket, json } => {
             let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
-            print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why) })
+            print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
         }
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
-        Verb::Reload { socket } => control::ask(&socket.socket, &Request::Reload).map(drop),
+        Verb::Reload { socket } => {
+            control::ask(&socket.socket, &Request::Reload)?;
+            print("the settings were read again\n")
+        }
     }
 }
 
@@ -236,10 +246,14 @@ fn check(args: Check) -> anyhow::Result<()> {
 fn export(args: &Export) -> anyhow::Result<()> {
     std::fs::create_dir_all(&args.directory)?;
     let pool = Pool::read(&[], &[])?;
+    // All are known before any is written.
+    args.graft.iter().try_for_each(|name| pool.find(name).map(drop))?;
+    let mut names = Vec::new();
     for graft in pool.iter().filter(|it| args.graft.is_empty() || args.graft.contains(&it.manifest.name)) {
         graft.export(&args.directory)?;
+        names.push(graft.manifest.name.as_str());
     }
-    args.graft.iter().try_for_each(|name| Ok(pool.find(name).map(drop)?))
+    print(&format!("{}: exported to {}\n", names.join(", "), args.directory.display()))
 }
 
 fn load(socket: &Path, graft: String, parameters: BTreeMap<String, u64>) -> anyhow::Result<()> {
@@ -257,9 +271,9 @@ fn swap(args: Swap) -> anyhow::Result<()> {
 }
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {
-    let ask = || {
+    let ask = |width| {
         let paths = control::ask(socket, &Request::Monitor)?.paths.unwrap_or_default();
-        Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths) })
+        Ok(if json { serde_json::to_string_pretty(&paths)? + "\n" } else { text::paths(&paths, width) })
     };
-    if watch { screen::every_second(ask) } else { print(&ask()?) }
+    if watch { screen::every_second(|room| ask(room.columns)) } else { print(&ask(width())?) }
 }

@@ -7,31 +7,40 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
-use crate::{cost::signals::Signals, render::print};
+use crate::{
+    cost::signals::Signals,
+    render::{print, size, width},
+};
 
 const PERIOD: Duration = Duration::from_secs(1);
 /// Clears a terminal, cursor to the top left corner.
 const CLEAR: &str = "\x1b[2J\x1b[H";
 
+/// For how much there is room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    pub columns: usize,
+    pub rows: usize,
+}
+
 /// Shows what `next` gives, every second.
 ///
 /// # Errors
 /// `next` fails, or nobody reads.
-pub fn every_second(mut next: impl FnMut() -> anyhow::Result<String>) -> anyhow::Result<()> {
+pub fn every_second(mut next: impl FnMut(Room) -> anyhow::Result<String>) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         loop {
-            print(&next()?)?;
+            print(&next(Room { columns: width(), rows: usize::MAX })?)?;
             std::thread::sleep(PERIOD);
         }
     }
     let keys = Keys::open()?;
     loop {
-        let size = tcgetwinsize(io::stdout())?;
-        // Serial lines do not know their size.
-        let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
-        print(&format!("{CLEAR}{}", fit(&next()?, or(size.ws_col, 80), or(size.ws_row, 24))))?;
+        let (columns, height) = size();
+        let room = Room { columns, rows: height.saturating_sub(1) };
+        print(&format!("{CLEAR}{}", fit(&next(room)?, columns, height)))?;
         if keys.quit_within(PERIOD)? {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use crate::{
         status::{Status, fetch},
         text,
     },
-    render::print,
+    render::{print, width},
 };
 
 #[derive(Debug, clap::Args)]
@@ -48,23 +48,23 @@ impl Asked {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let mut before = None;
-    let mut shown = || {
+    let mut shown = |width| {
         let status = args.asked.ask()?;
         let text = if args.json {
             serde_json::to_string_pretty(&status)? + "\n"
         } else {
-            text::render(&status, before.as_ref())
+            text::render(&status, before.as_ref(), width)
         };
         before = Some(status);
         Ok(text)
     };
     match args.watch {
         true if args.json => loop {
-            print(&shown()?)?;
+            print(&shown(width())?)?;
             std::thread::sleep(Duration::from_secs(1));
         },
-        true => screen::every_second(shown),
-        false => print(&shown()?),
+        true => screen::every_second(|room| shown(room.columns)),
+        false => print(&shown(width())?),
     }
 }
 

@@ -16,6 +16,7 @@ use millrace_proto::moq::{Namespace, TrackName};
 use crate::{
     http::token::{Token, TokenFile},
     relay::{config::Seconds, status::Status, text::typed},
+    render::time_of_day,
 };
 use millrace_relay::trace::event::{Carries, Copied, Event, Media, Packet, Path, Place, Userspace};
 
@@ -197,7 +198,7 @@ fn describe(event: &Event) -> String {
             bytes,
             media,
         }) => {
-            let mut text = format!("{} s{publisher} #{received} -> s{subscriber} ", time(*time_us));
+            let mut text = format!("{} s{publisher} #{received} -> s{subscriber} ", time_of_day(*time_us));
             if let (Some(number), Some(bytes)) = (number, bytes) {
                 let _ = write!(text, "#{number} {bytes} B ");
             }
@@ -208,7 +209,10 @@ fn describe(event: &Event) -> String {
             text + &describe_media(media)
         }
         Event::Packet(Packet { time_us, publisher, received, bytes, outcome }) => {
-            format!("{} s{publisher} #{received} {bytes} B left to userspace: {outcome}", time(*time_us))
+            format!(
+                "{} s{publisher} #{received} {bytes} B left to userspace: {outcome}",
+                time_of_day(*time_us)
+            )
         }
         Event::Sent(Userspace { time_us, subscriber, number, bytes, carries, media }) => {
             let what = match carries {
@@ -218,7 +222,8 @@ fn describe(event: &Event) -> String {
                 Carries::Datagram => "by userspace, datagram",
                 Carries::Probe => "by userspace, probe",
             };
-            format!("{} -> s{subscriber} #{number} {bytes} B {what}", time(*time_us)) + &describe_media(media)
+            format!("{} -> s{subscriber} #{number} {bytes} B {what}", time_of_day(*time_us))
+                + &describe_media(media)
         }
         Event::Path(path) => describe_path(path),
         Event::Lost { count, place } => {
@@ -235,7 +240,7 @@ fn describe(event: &Event) -> String {
 fn describe_path(path: &Path) -> String {
     let Path { time_us, session, bandwidth, rtt_us, path_queue_us, queue_us, loss } = path;
     let ms = |us: u64| us as f64 / 1000.0;
-    let mut text = format!("{} s{session} path", time(*time_us));
+    let mut text = format!("{} s{session} path", time_of_day(*time_us));
     let _ = bandwidth.iter().try_for_each(|bytes| write!(text, " {:.2} Mbit/s,", *bytes as f64 / 125_000.0));
     let _ = write!(text, " RTT {:.1} ms, of it queues {:.1} ms", ms(*rtt_us), ms(*path_queue_us));
     let _ = loss.iter().try_for_each(|share| write!(text, ", {:.1} % lost", share * 100.0));
@@ -256,13 +261,6 @@ fn describe_media(media: &Media) -> String {
         text.push_str(" fin");
     }
     text
-}
-
-/// The time of day in UTC.
-fn time(us: u64) -> String {
-    let seconds = us / 1_000_000;
-    let (hours, minutes) = (seconds / 3600 % 24, seconds / 60 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}.{:06}", seconds % 60, us % 1_000_000)
 }
 
 /// What was shown, by kind.

@@ -12,30 +12,52 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use millrace_gate::{
-    Connection, Entry, Prefix, hex,
+    Connection, Entry, Prefix, Tracer, hex,
     status::{Listed, Status},
 };
 use serde::{Deserialize, Serialize};
 
-use super::daemon::Daemon;
-use crate::socket::{self, Socket};
+use super::{
+    daemon::Daemon,
+    trace::{Follow, Seen},
+};
+use crate::socket::{self, Conversation, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/gate.sock";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    Inc { scope: String, client: IpAddr },
-    Dec { scope: String, client: IpAddr },
-    Publish { scope: String, id: String },
-    Retire { scope: String, id: String },
-    CheckToken { scope: String, client: SocketAddr, token: String },
+    Inc {
+        scope: String,
+        client: IpAddr,
+    },
+    Dec {
+        scope: String,
+        client: IpAddr,
+    },
+    Publish {
+        scope: String,
+        id: String,
+    },
+    Retire {
+        scope: String,
+        id: String,
+    },
+    CheckToken {
+        scope: String,
+        client: SocketAddr,
+        token: String,
+    },
     Block(List),
     Allow(List),
     Unlist(List),
     Status,
     Policy,
     Reload,
+    /// Packets that are refused are kept for this connection from now on, for [`Traced`](Self::Traced).
+    Trace(Follow),
+    Traced,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -72,6 +94,8 @@ pub struct Answer {
     pub status: Option<Status>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traced: Option<Seen>,
 }
 
 impl From<anyhow::Error> for Answer {
@@ -82,7 +106,17 @@ impl From<anyhow::Error> for Answer {
 
 /// Asks a running gate one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
-    let answer: Answer = socket::ask(socket, "gate", request)?;
+    ask_more(&mut open(socket)?, request)
+}
+
+/// A connection to a running gate.
+pub fn open(socket: &Path) -> anyhow::Result<Conversation> {
+    Conversation::open(socket, "gate")
+}
+
+/// Asks on a connection.
+pub fn ask_more(gate: &mut Conversation, request: &Request) -> anyhow::Result<Answer> {
+    let answer: Answer = gate.ask(request)?;
     match answer.error {
         Some(error) => bail!("{error}"),
         None => Ok(answer),
@@ -107,6 +141,7 @@ async fn converse(stream: tokio::net::UnixStream, daemon: Arc<Daemon>) {
 struct Told {
     connections: HashMap<(String, IpAddr), Vec<Connection>>,
     ids: HashMap<(String, Vec<u8>), Id>,
+    trace: Option<Tracer>,
 }
 
 /// A published connection ID; retired when dropped.
@@ -164,6 +199,16 @@ fn answer(daemon: &Daemon, told: &mut Told, line: &[u8]) -> anyhow::Result<Answe
         Request::Status => Ok(Answer { status: Some(daemon.status()?), ..ok }),
         Request::Policy => Ok(Answer { policy: Some(daemon.policy_text()), ..ok }),
         Request::Reload => daemon.reload().map(|()| ok),
+        Request::Trace(follow) => {
+            // Its place may be the one that is needed.
+            told.trace = None;
+            told.trace = Some(gate.trace(&follow.read()?)?);
+            Ok(ok)
+        }
+        Request::Traced => {
+            let tracer = told.trace.as_ref().context("nothing is followed on this socket")?;
+            Ok(Answer { traced: Some(Seen::new(tracer.take()?)), ..ok })
+        }
     }
 }
 

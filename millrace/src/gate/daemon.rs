@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::lists::Lists;
-use crate::{gate_watch::Watch, http::access};
+use crate::{gate_watch::Watch, http::access, log};
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]
@@ -125,6 +125,7 @@ impl Daemon {
             dry_run: self.dry_run,
             policy,
             recent: self.recent.lock().all(),
+            log_lines_dropped: log::dropped(),
             ..status::of(&self.gate)?
         };
         status.trouble.extend(failed);

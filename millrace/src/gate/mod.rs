@@ -5,3 +5,4 @@ pub(crate) mod daemon;
 mod lists;
 pub(crate) mod serve;
 pub(crate) mod text;
+pub(crate) mod trace;

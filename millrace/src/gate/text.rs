@@ -1,37 +1,75 @@
 //! `millrace gate status` and `top`, as text.
 
-use std::{collections::HashMap, fmt::Write as _, net::IpAddr};
+use std::{collections::HashMap, net::IpAddr};
 
-use crate::render::{bytes, span, table};
+use crate::render::{
+    Fit::{self, Name, Whole},
+    bytes, line, span, table,
+};
 use millrace_gate::status::{Scope, Status};
 
-/// Sources that `top` lists.
-const SOURCES: usize = 10;
+const COUNTS: [(&str, Fit); 6] = [
+    ("SCOPE", Name),
+    ("VERDICT", Whole),
+    ("MODE", Whole),
+    ("PACKETS", Whole),
+    ("BYTES", Whole),
+    ("WOULD REFUSE", Whole),
+];
+const RATES: [(&str, Fit); 6] = [
+    ("SCOPE", Name),
+    ("VERDICT", Whole),
+    ("MODE", Whole),
+    ("PACKETS/s", Whole),
+    ("BYTES/s", Whole),
+    ("WOULD REFUSE/s", Whole),
+];
 
-/// Counts, or rates since `before`.
-pub fn render(status: &Status, before: Option<&Status>) -> String {
+/// Counts, in lines of that width if there is room for numbers and addresses.
+pub fn status(status: &Status, width: usize) -> String {
     let mut out = String::new();
-    summary(&mut out, status);
-    let seconds = before.map_or(1.0, |before| (status.uptime_s - before.uptime_s).max(0.001));
-    let was = |name: &str| before.and_then(|before| before.scopes.iter().find(|scope| scope.name == name));
-    let rows = status.scopes.iter().flat_map(|scope| scope_rows(scope, was(&scope.name), seconds));
-    let head = if before.is_some() {
-        ["SCOPE", "VERDICT", "MODE", "PACKETS/s", "BYTES/s", "WOULD REFUSE/s"]
-    } else {
-        ["SCOPE", "VERDICT", "MODE", "PACKETS", "BYTES", "WOULD REFUSE"]
-    };
-    table(&mut out, &head, rows);
+    summary(&mut out, status, width);
+    table(&mut out, width, &COUNTS, counts(status, None).into_iter().map(|count| count.cells));
+    others(&mut out, status, width);
+    out
+}
+
+/// Rates since `before`, and who is refused; what matters most first, so that it is among the first `rows` lines.
+pub fn top(status: &Status, before: &Status, width: usize, rows: usize) -> String {
+    /// Of two tables, without their rows: an empty line, a heading, and what is left out.
+    const FRAME: usize = 2 + 2 + 1;
+    const SOURCES_LEAST: usize = 4;
+    let mut out = String::new();
+    summary(&mut out, status, width);
+    let mut counts = counts(status, Some(before));
+    counts.sort_by_key(|count| std::cmp::Reverse(count.busy));
+    let sources = sources(status);
+    let room = rows.saturating_sub(out.lines().count() + FRAME);
+    let rules = counts.len().min(room.saturating_sub(sources.len().min(SOURCES_LEAST)).max(1));
+    let quiet = counts.len() - rules;
+    table(&mut out, width, &RATES, counts.into_iter().take(rules).map(|count| count.cells));
+    if quiet > 0 {
+        line(&mut out, width, &format!("and {quiet} with less"));
+    }
+    let shown = sources.into_iter().take(room.saturating_sub(rules).max(1));
+    table(&mut out, width, &[("SOURCE", Whole), ("RULE", Whole), ("SAMPLES", Whole)], shown);
+    others(&mut out, status, width);
+    out
+}
+
+/// What else was counted, how full tables are, and what was listed.
+fn others(out: &mut String, status: &Status, width: usize) {
     let events = status.events.iter().filter(|(_, count)| **count > 0);
     let events: Vec<_> = events.map(|(event, count)| vec![event.clone(), count.to_string()]).collect();
     if !events.is_empty() {
-        table(&mut out, &["EVENT", "COUNT"], events.into_iter());
+        table(out, width, &[("EVENT", Whole), ("COUNT", Whole)], events.into_iter());
     }
     let tables = status.tables.iter().filter(|table| table.entries > 0);
     let tables: Vec<_> = tables
         .map(|table| vec![table.name.clone(), table.entries.to_string(), table.room.to_string()])
         .collect();
     if !tables.is_empty() {
-        table(&mut out, &["TABLE", "ENTRIES", "ROOM"], tables.into_iter());
+        table(out, width, &[("TABLE", Whole), ("ENTRIES", Whole), ("ROOM", Whole)], tables.into_iter());
     }
     if !status.listed.is_empty() {
         let rows = status.listed.iter().map(|listed| {
@@ -42,33 +80,47 @@ pub fn render(status: &Status, before: Option<&Status>) -> String {
                 listed.seconds.map_or("-".to_owned(), |seconds| span(seconds as f64)),
             ]
         });
-        table(&mut out, &["PREFIX", "LISTED", "SCOPE", "FOR"], rows);
+        let head = [("PREFIX", Whole), ("LISTED", Whole), ("SCOPE", Name), ("FOR", Whole)];
+        table(out, width, &head, rows);
     }
-    if before.is_some() {
-        sources(&mut out, status);
-    }
-    out
 }
 
-fn summary(out: &mut String, status: &Status) {
+fn summary(out: &mut String, status: &Status, width: usize) {
+    let mut say = |text: String| line(out, width, &text);
     let attached = status.interfaces.iter().filter(|it| it.attached);
     let interfaces: Vec<_> = attached.map(|it| format!("{} ({})", it.name, it.mode)).collect();
     let interfaces = if interfaces.is_empty() { vec!["nothing".to_owned()] } else { interfaces };
     let dry = if status.dry_run { ", dry run: nothing is refused" } else { "" };
-    let _ = writeln!(out, "millrace {} guards {}{dry}", status.version, interfaces.join(", "));
+    say(format!("millrace {} guards {}{dry}", status.version, interfaces.join(", ")));
     let policy = if status.policy.is_empty() { "flags" } else { &status.policy };
-    let _ = writeln!(out, "up {}, policy from {policy}", span(status.uptime_s));
+    say(format!("up {}, policy from {policy}", span(status.uptime_s)));
     for trouble in &status.trouble {
-        let _ = writeln!(out, "TROUBLE: {trouble}");
+        say(format!("TROUBLE: {trouble}"));
+    }
+    if status.log_lines_dropped > 0 {
+        say(format!("{} log lines lost", status.log_lines_dropped));
     }
     for scope in status.scopes.iter().filter(|scope| scope.clients > 0) {
-        let _ =
-            writeln!(out, "{}: {} connections of {} clients", scope.name, scope.connections, scope.clients);
+        say(format!("{}: {} connections of {} clients", scope.name, scope.connections, scope.clients));
     }
 }
 
+/// A row about a verdict.
+struct Count {
+    cells: Vec<String>,
+    /// Packets that were refused or would be, then all packets: by what it comes first.
+    busy: (u64, u64),
+}
+
+/// Rates, if there is a status from before.
+fn counts(status: &Status, before: Option<&Status>) -> Vec<Count> {
+    let seconds = before.map_or(1.0, |before| (status.uptime_s - before.uptime_s).max(0.001));
+    let was = |name: &str| before.and_then(|before| before.scopes.iter().find(|scope| scope.name == name));
+    status.scopes.iter().flat_map(|scope| scope_rows(scope, was(&scope.name), seconds)).collect()
+}
+
 /// Rules that are on or have counted, then reasons to pass that have.
-fn scope_rows(scope: &Scope, before: Option<&Scope>, seconds: f64) -> Vec<Vec<String>> {
+fn scope_rows(scope: &Scope, before: Option<&Scope>, seconds: f64) -> Vec<Count> {
     let per = |now: u64, then: u64| (now.saturating_sub(then) as f64 / seconds).round() as u64;
     let mut rows = Vec::new();
     for rule in &scope.rules {
@@ -77,32 +129,37 @@ fn scope_rows(scope: &Scope, before: Option<&Scope>, seconds: f64) -> Vec<Vec<St
         if rule.packets == 0 && rule.monitored == 0 && (rule.mode == "off" || scope.name == "interface") {
             continue;
         }
-        rows.push(vec![
+        let packets = per(rule.packets, then.packets);
+        let monitored = per(rule.monitored, then.monitored);
+        let cells = vec![
             scope.name.clone(),
             rule.rule.clone(),
             rule.mode.clone(),
-            per(rule.packets, then.packets).to_string(),
+            packets.to_string(),
             bytes(per(rule.bytes, then.bytes)),
-            per(rule.monitored, then.monitored).to_string(),
-        ]);
+            monitored.to_string(),
+        ];
+        rows.push(Count { cells, busy: (packets + monitored, packets) });
     }
     for pass in scope.passed.iter().filter(|pass| pass.packets > 0) {
         let then = before.and_then(|scope| scope.passed.iter().find(|then| then.reason == pass.reason));
         let then = then.cloned().unwrap_or_default();
-        rows.push(vec![
+        let packets = per(pass.packets, then.packets);
+        let cells = vec![
             scope.name.clone(),
             pass.reason.clone(),
             "pass".to_owned(),
-            per(pass.packets, then.packets).to_string(),
+            packets.to_string(),
             bytes(per(pass.bytes, then.bytes)),
             "-".to_owned(),
-        ]);
+        ];
+        rows.push(Count { cells, busy: (0, packets) });
     }
     rows
 }
 
 /// Who is refused most, of the latest samples.
-fn sources(out: &mut String, status: &Status) {
+fn sources(status: &Status) -> Vec<Vec<String>> {
     let mut counts: HashMap<(IpAddr, &str), usize> = HashMap::new();
     for refusal in &status.recent {
         for rule in &refusal.rules {
@@ -111,16 +168,16 @@ fn sources(out: &mut String, status: &Status) {
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
     counts.sort_by(|((a, _), x), ((b, _), y)| y.cmp(x).then(a.cmp(b)));
-    let rows = counts
-        .into_iter()
-        .take(SOURCES)
-        .map(|((source, rule), count)| vec![source.to_string(), rule.to_owned(), count.to_string()]);
-    table(out, &["SOURCE", "RULE", "SAMPLES"], rows);
+    let row = |((source, rule), count): ((IpAddr, &str), usize)| {
+        vec![source.to_string(), rule.to_owned(), count.to_string()]
+    };
+    counts.into_iter().map(row).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::golden::assert_as_reviewed;
     use millrace_gate::status::{Interface, Listed, PassCount, Refusal, RuleCount};
 
     #[test]
@@ -168,14 +225,79 @@ mod tests {
             }],
             ..Status::default()
         };
-        let text = render(&status(10.0, 1000), None);
+        let text = super::status(&status(10.0, 1000), 80);
         for part in ["guards eth0 (native)", "web: 3 connections of 2 clients", "1000", "192.0.2.0/24"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
         assert!(!text.contains("retry"), "a rule that is off and has not counted is not shown\n{text}");
-        let text = render(&status(12.0, 1000), Some(&status(10.0, 800)));
+        let text = top(&status(12.0, 1000), &status(10.0, 800), 80, 23);
         for part in ["PACKETS/s", " 100 ", "192.0.2.7"] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+    }
+
+    /// Names of 60 characters, IPv6 clients, every rule: what matters is on a small screen, and all of it on a large one.
+    #[test]
+    fn top_fits_a_terminal_and_uses_a_larger_one() {
+        let name = "a-scope-of-sixty-characters-that-somebody-has-really-given-x";
+        let rule = |n: u64| RuleCount {
+            rule: format!("unknown_initial{}", n % 10),
+            mode: "enforce".into(),
+            packets: 1_234_567_890_123 * n,
+            bytes: u64::MAX / 2,
+            monitored: 0,
+        };
+        let refusal = |n: u16| Refusal {
+            time_ns: 1,
+            scope: name.into(),
+            rules: vec!["unknown_initials".into()],
+            refused: true,
+            source: format!("[2001:db8:85a3:1234:5678:9abc:def0:{n:04x}]:54321").parse().unwrap(),
+            destination: "[2001:db8:85a3:1234:5678:9abc:def0:1234]:443".parse().unwrap(),
+            bytes: 1200,
+        };
+        let now = Status {
+            uptime_s: 2.0,
+            log_lines_dropped: 3,
+            policy: format!("/etc/millrace/{name}/{name}.toml"),
+            trouble: vec![format!(
+                "the latest reload failed, the policy before stays: {name}.toml:4: no such key"
+            )],
+            scopes: vec![Scope {
+                name: name.into(),
+                clients: 1,
+                connections: 1,
+                rules: (0..20).map(rule).collect(),
+                passed: vec![],
+            }],
+            listed: vec![Listed {
+                scope: Some(name.into()),
+                prefix: "2001:db8:85a3:1234:5678:9abc:def0:1234/127".into(),
+                entry: "block".into(),
+                seconds: Some(86_399),
+            }],
+            recent: (0x1000..0x1014).map(refusal).collect(),
+            ..Status::default()
+        };
+        let before = Status { uptime_s: 1.0, ..Status::default() };
+        for (text, what) in
+            [(super::status(&now, 80), "gate-status"), (top(&now, &before, 80, 23), "gate-top")]
+        {
+            assert_as_reviewed(what, &text);
+            for line in text.lines() {
+                assert!(line.chars().count() <= 80, "{what}: {} wide: {line}\n{text}", line.chars().count());
+            }
+        }
+        assert!(super::status(&now, 80).contains("\n3 log lines lost\n"));
+        let small = top(&now, &before, 80, 23);
+        let screen: Vec<&str> = small.lines().take(23).collect();
+        let on = |part: &str| screen.iter().filter(|line| line.contains(part)).count();
+        assert!(on("enforce") >= 4 && on("SOURCE") == 1 && on("2001:db8:85a3") >= 4, "{small}");
+        assert!(screen.iter().any(|line| line.contains("unknown_initial9")), "the busiest first:\n{small}");
+        assert!(on("with less") == 1, "{small}");
+        let large = top(&now, &before, 160, 80);
+        assert_eq!(large.matches("enforce").count(), 20, "{large}");
+        assert_eq!(large.matches("2001:db8:85a3:1234:5678:9abc:def0:10").count(), 20, "{large}");
+        assert!(large.contains(&format!("{name}  unknown_initial")), "{large}");
     }
 }

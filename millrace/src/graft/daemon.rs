@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
-use crate::http::access;
+use crate::{http::access, log};
 
 pub struct Setup {
     pub config: PathBuf,
@@ -102,7 +102,12 @@ impl Daemon {
 
     pub fn status(&self) -> anyhow::Result<Status> {
         let status = self.runtime.lock().status()?;
-        Ok(Status { trouble: self.trouble(), reload: Some(self.reloaded.lock().clone()), ..status })
+        Ok(Status {
+            trouble: self.trouble(),
+            reload: Some(self.reloaded.lock().clone()),
+            log_lines_dropped: log::dropped(),
+            ..status
+        })
     }
 
     pub fn trouble(&self) -> Vec<String> {

@@ -7,13 +7,20 @@ use millrace_graft::{
     status::{Path, Status, Why},
 };
 
-use crate::render::{bytes, span, table};
+use crate::render::{
+    Fit::{self, Name, Text, Whole},
+    bytes, line, span, table,
+};
 
-pub fn status(status: &Status) -> String {
+/// No wider than that, as all that follows.
+pub fn status(status: &Status, width: usize) -> String {
     let mut out = String::new();
-    let _ = writeln!(out, "up {}, cgroup {}", span(status.uptime_s), status.cgroup);
+    line(&mut out, width, &format!("up {}, cgroup {}", span(status.uptime_s), status.cgroup));
     for trouble in &status.trouble {
-        let _ = writeln!(out, "TROUBLE: {trouble}");
+        line(&mut out, width, &format!("TROUBLE: {trouble}"));
+    }
+    if status.log_lines_dropped > 0 {
+        line(&mut out, width, &format!("{} log lines lost", status.log_lines_dropped));
     }
     let rows = status.loaded.iter().map(|it| {
         let parameters = it.parameters.iter().map(|(name, value)| format!("{name}={value}"));
@@ -26,64 +33,84 @@ pub fn status(status: &Status) -> String {
             parameters.collect::<Vec<_>>().join(" "),
         ]
     });
-    table(&mut out, &["GRAFT", "IN TCP", "IDENTITY", "CONNECTIONS", "LOADED IN, ms", "PARAMETERS"], rows);
+    const LOADED: [(&str, Fit); 6] = [
+        ("GRAFT", Name),
+        ("IN TCP", Name),
+        ("IDENTITY", Whole),
+        ("CONNS", Whole),
+        ("LOADED IN ms", Whole),
+        ("PARAMETERS", Text),
+    ];
+    table(&mut out, width, &LOADED, rows);
     let rows = status.rules.iter().map(|rule| {
         vec![
             rule.name.clone(),
             rule.side.clone(),
             rule.ports.join(","),
-            rule.peers.join(","),
             if rule.agree { "yes" } else { "no" }.to_owned(),
             rule.congestion.clone().unwrap_or("-".to_owned()),
         ]
     });
-    table(&mut out, &["RULE", "SIDE", "PORTS", "PEERS", "AGREES", "CONGESTION"], rows);
+    const RULES: [(&str, Fit); 5] =
+        [("RULE", Name), ("SIDE", Whole), ("PORTS", Text), ("AGREES", Whole), ("CONGESTION", Name)];
+    table(&mut out, width, &RULES, rows);
+    let mut some = status.rules.iter().filter(|rule| !rule.peers.is_empty()).peekable();
+    if some.peek().is_some() {
+        let rows = some.map(|rule| vec![rule.name.clone(), rule.peers.join(",")]);
+        table(&mut out, width, &[("RULE", Name), ("ONLY FOR PEERS", Text)], rows);
+    }
     let counted = status.outcomes.iter().filter(|(_, count)| **count > 0);
     let counted: Vec<_> = counted.map(|(outcome, count)| vec![outcome.clone(), count.to_string()]).collect();
     if !counted.is_empty() {
-        table(&mut out, &["OUTCOME", "COUNT"], counted.into_iter());
+        table(&mut out, width, &[("OUTCOME", Whole), ("COUNT", Whole)], counted.into_iter());
     }
     out
 }
 
-pub fn paths(paths: &[Path]) -> String {
+/// Who, and how: addresses leave no room for both in one table.
+pub fn paths(paths: &[Path], width: usize) -> String {
+    const WHO: [(&str, Fit); 5] =
+        [("PEER", Whole), ("CLASS", Name), ("CONNS", Whole), ("REORDERING", Whole), ("IDLE", Whole)];
+    const HOW: [(&str, Fit); 6] = [
+        ("PEER", Whole),
+        ("MIN ms", Whole),
+        ("RTT ms", Whole),
+        ("VAR ms", Whole),
+        ("LOSS %", Whole),
+        ("BYTES/s", Whole),
+    ];
     let mut out = String::new();
-    let ms = |us: u32| format!("{:.1}", f64::from(us) / 1e3);
-    let rows = paths.iter().map(|path| {
+    let who = paths.iter().map(|path| {
         vec![
             path.peer.to_string(),
             path.class.clone(),
             path.connections.to_string(),
+            path.reordering.to_string(),
+            if path.idle_s == 0 { "-".to_owned() } else { span(path.idle_s as f64) },
+        ]
+    });
+    table(&mut out, width, &WHO, who);
+    let ms = |us: u32| format!("{:.1}", f64::from(us) / 1e3);
+    let how = paths.iter().map(|path| {
+        vec![
+            path.peer.to_string(),
             ms(path.rtt_min_us),
             ms(path.rtt_us),
             ms(path.rtt_variation_us),
             format!("{:.2}", path.loss_percent()),
             path.delivery_rate.map_or("-".to_owned(), bytes),
-            path.reordering.to_string(),
-            if path.idle_s == 0 { "-".to_owned() } else { span(path.idle_s as f64) },
         ]
     });
-    let head = [
-        "PEER",
-        "CLASS",
-        "CONNECTIONS",
-        "RTT MIN, ms",
-        "RTT",
-        "VARIATION",
-        "LOSS %",
-        "BYTES/s",
-        "REORDERING",
-        "IDLE",
-    ];
-    table(&mut out, &head, rows);
+    table(&mut out, width, &HOW, how);
     out
 }
 
-pub fn why(why: &Why) -> String {
-    let mut out = format!("{}: {}\n", why.peer, why.reason);
+pub fn why(why: &Why, width: usize) -> String {
+    let mut out = String::new();
+    line(&mut out, width, &format!("{}: {}", why.peer, why.reason));
     let mut line = |name: &str, value: Option<String>| {
         if let Some(value) = value {
-            let _ = writeln!(out, "  {name}: {value}");
+            line(&mut out, width, &format!("  {name}: {value}"));
         }
     };
     line("outcome", why.outcome.clone());
@@ -106,7 +133,9 @@ pub fn why(why: &Why) -> String {
     out
 }
 
-pub fn pool(pool: &Pool) -> String {
+pub fn pool(pool: &Pool, width: usize) -> String {
+    const HEAD: [(&str, Fit); 5] =
+        [("GRAFT", Name), ("IN TCP", Name), ("IDENTITY", Whole), ("FROM", Name), ("ABOUT", Text)];
     let mut out = String::new();
     let rows = pool.iter().map(|graft| {
         let source = match &graft.source {
@@ -122,9 +151,9 @@ pub fn pool(pool: &Pool) -> String {
             graft.manifest.about.clone(),
         ]
     });
-    table(&mut out, &["GRAFT", "IN TCP", "IDENTITY", "FROM", "ABOUT"], rows);
+    table(&mut out, width, &HEAD, rows);
     for (path, message) in &pool.unusable {
-        let _ = writeln!(out, "NOT USABLE: {path}: {message}");
+        line(&mut out, width, &format!("NOT USABLE: {path}: {message}"));
     }
     out
 }
@@ -151,4 +180,66 @@ pub fn checked(graft: &Graft, kernel: Option<f64>) -> String {
         None => writeln!(out, "  this kernel was not asked: that needs root"),
     };
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_graft::status::{Loaded, Rule};
+
+    use super::*;
+    use crate::golden::assert_as_reviewed;
+
+    #[test]
+    fn tables_fit_a_terminal() {
+        let name = "a-name-of-sixty-characters-that-somebody-has-really-given-it";
+        let peer: std::net::IpAddr = "2001:db8:85a3:1234:5678:9abc:def0:1234".parse().unwrap();
+        let loaded = Loaded {
+            name: name.into(),
+            congestion: "millrace_westwood".into(),
+            identity: "0123456789abcdef".into(),
+            parameters: [("rtt_reference_us".into(), 25_000), ("window_maximum".into(), 1_000_000)].into(),
+            connections: 123_456,
+            load_us: 12_345_678,
+            ..Loaded::default()
+        };
+        let rule = Rule {
+            name: name.into(),
+            side: "client".into(),
+            ports: vec!["443".into(), "8000-8100".into(), "9000-9999".into()],
+            peers: vec![format!("{peer}/128"), "203.0.113.0/24".into()],
+            congestion: Some("millrace_westwood".into()),
+            ..Rule::default()
+        };
+        let now = Status {
+            cgroup: format!("/sys/fs/cgroup/{name}/{name}"),
+            trouble: vec![format!("the graft {name} was not taken back by whoever had it before this one")],
+            loaded: vec![loaded],
+            rules: vec![rule],
+            outcomes: [("agreed".into(), u64::MAX)].into(),
+            log_lines_dropped: 3,
+            ..Status::default()
+        };
+        let path = Path {
+            peer,
+            class: "terrestrial".into(),
+            connections: 12_345,
+            rtt_min_us: 1_234_567,
+            rtt_us: 1_234_567,
+            rtt_variation_us: 123_456,
+            delivery_rate: Some(123_456_789),
+            delivered: 1,
+            lost: 1,
+            reordering: 300,
+            idle_s: 86_399,
+        };
+        for (text, what) in [(status(&now, 80), "graft-status"), (paths(&[path], 80), "graft-monitor")] {
+            assert_as_reviewed(what, &text);
+            for line in text.lines() {
+                assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());
+            }
+        }
+        assert!(status(&now, 80).contains(&u64::MAX.to_string()));
+        assert!(status(&now, 80).contains("\n3 log lines lost\n"));
+        assert!(status(&now, 80).contains(&format!("{peer}/128")), "addresses are whole");
+    }
 }

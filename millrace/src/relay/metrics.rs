@@ -339,6 +339,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} is not in\n{text}");
         }
+        crate::documented::assert_families_named("millrace_relay", &text);
         let mut families: Vec<_> = text.lines().filter(|line| line.starts_with("# TYPE ")).collect();
         let count = families.len();
         families.sort_unstable();

@@ -1,79 +1,82 @@
 //! A relay's status as tables.
 
-use std::{collections::BTreeMap, fmt::Write as _, net::SocketAddr};
+use std::{collections::BTreeMap, net::SocketAddr};
 
 use millrace_proto::moq::TrackName;
 use millrace_relay::status as relay;
 
 use super::status::{Session, Status, Track};
-use crate::render::{bytes, percent, span, table};
+use crate::render::{
+    Fit::{self, Name, Text, Whole},
+    bytes, line, percent, span, table,
+};
 
-/// All of a status, with rates since `before`.
-pub fn render(status: &Status, before: Option<&Status>) -> String {
+/// All of a status, with rates since `before`, in lines of that width if there is room for numbers and addresses.
+pub fn render(status: &Status, before: Option<&Status>, width: usize) -> String {
     let mut out = String::new();
-    summary(&mut out, status, before);
+    summary(&mut out, status, before, width);
     if !status.sessions.is_empty() {
-        let sessions = || status.sessions.iter();
-        table(&mut out, &["SESSION", "REMOTE", "ROLE", "CIPHER", "SUBS", "PUBS"], sessions().map(who_row));
-        table(&mut out, &PATH, sessions().map(path_row));
-        let head = ["SESSION", "QUINN pkt", "MEDIA pkt", "LOST", "RESENT", "PENDING", "DROPPED"];
-        table(&mut out, &head, sessions().map(sent_row));
+        sessions(&mut out, &status.sessions, width);
     }
-    let mut by_kernel = status.sessions.iter().filter(|session| session.kernel_copies.is_some()).peekable();
-    if by_kernel.peek().is_some() {
-        let head = [
-            "SESSION",
-            "KERNEL pkt",
-            "SHARE %",
-            "AHEAD",
-            "STALE",
-            "DRY",
-            "QUIET ack",
-            "UNREGISTERED",
-            "DECLINED",
-        ];
-        table(&mut out, &head, by_kernel.map(kernel_row));
-    }
-    outcomes(&mut out, ["RECEIVED", "PACKETS"], &status.engine.received);
-    outcomes(&mut out, ["FRAMES", "COUNT"], &status.engine.frames);
-    outcomes(&mut out, ["OPENINGS", "STREAMS"], &status.engine.openings);
-    outcomes(&mut out, ["COPIES", "PACKETS"], &status.engine.copies);
+    outcomes(&mut out, width, ["RECEIVED", "PACKETS"], &status.engine.received);
+    outcomes(&mut out, width, ["FRAMES", "COUNT"], &status.engine.frames);
+    outcomes(&mut out, width, ["OPENINGS", "STREAMS"], &status.engine.openings);
+    outcomes(&mut out, width, ["COPIES", "PACKETS"], &status.engine.copies);
     if !status.gate.refused.is_empty() {
-        outcomes(&mut out, ["REFUSED BY GATE", "PACKETS"], &Some(status.gate.refused.clone()));
+        outcomes(&mut out, width, ["REFUSED BY GATE", "PACKETS"], &Some(status.gate.refused.clone()));
     }
     if !status.tracks.is_empty() {
-        let head = ["TRACK", "ALIAS", "PUBLISHERS", "SUBSCRIBERS", "GROUPS", "OBJECTS", "CACHED", "LARGEST"];
-        table(&mut out, &head, status.tracks.iter().map(track_row));
+        table(&mut out, width, &TRACKS, status.tracks.iter().map(track_row));
     }
     let mut drops = status.drops.iter().filter(|(_, count)| **count > 0).peekable();
     if drops.peek().is_some() {
         let rows = drops.map(|(reason, count)| vec![reason.clone(), count.to_string()]);
-        table(&mut out, &["DROPPED", "COUNT"], rows);
+        table(&mut out, width, &[("DROPPED", Whole), ("COUNT", Whole)], rows);
     }
     out
 }
 
-fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
+fn sessions(out: &mut String, sessions: &[Session], width: usize) {
+    table(out, width, &WHO, sessions.iter().map(who_row));
+    table(out, width, &PATH, sessions.iter().map(path_row));
+    table(out, width, &SENT, sessions.iter().map(sent_row));
+    let mut dropped = sessions.iter().filter(|session| !session.drops.is_empty()).peekable();
+    if dropped.peek().is_some() {
+        let rows = dropped.map(|session| vec![session.id.to_string(), reasons(&session.drops)]);
+        table(out, width, &[("SESSION", Whole), ("DROPPED FOR IT", Text)], rows);
+    }
+    let by_kernel: Vec<_> = sessions.iter().filter(|session| session.kernel_copies.is_some()).collect();
+    if !by_kernel.is_empty() {
+        table(out, width, &KERNEL, by_kernel.iter().map(|session| kernel_row(session)));
+    }
+    let mut declined =
+        by_kernel.iter().filter_map(|session| Some((session.id, declined(session)?))).peekable();
+    if declined.peek().is_some() {
+        let rows = declined.map(|(id, reasons)| vec![id.to_string(), reasons]);
+        table(out, width, &[("SESSION", Whole), ("DECLINED BY KERNEL", Text)], rows);
+    }
+}
+
+fn summary(out: &mut String, status: &Status, before: Option<&Status>, width: usize) {
+    let mut say = |text: String| line(out, width, &text);
     let relay::Status { engine, totals, cache, .. } = &status.relay;
     let state = if status.draining { "draining" } else { "serving" };
     let listen: Vec<_> = status.listen.iter().map(SocketAddr::to_string).collect();
-    let _ = writeln!(out, "millrace {}, {state} on {}", status.version, listen.join(", "));
-    let _ = writeln!(out, "up {}, engine {}: {}", span(status.uptime_s), engine.name, engine.reason);
+    say(format!("millrace {}, {state} on {}", status.version, listen.join(", ")));
+    say(format!("up {}, engine {}: {}", span(status.uptime_s), engine.name, engine.reason));
     let refused: u64 = status.gate.refused.values().sum();
     match status.gate.on || refused > 0 {
-        true => drop(writeln!(out, "gate {}, {refused} packets refused", status.gate.reason)),
-        false => drop(writeln!(out, "no gate: {}", status.gate.reason)),
+        true => say(format!("gate {}, {refused} packets refused", status.gate.reason)),
+        false => say(format!("no gate: {}", status.gate.reason)),
     }
-    let _ = writeln!(
-        out,
+    say(format!(
         "cache {} of {} in {} groups, {} groups evicted",
         bytes(cache.bytes),
         bytes(cache.limit),
         cache.groups,
         cache.evicted
-    );
-    let _ = writeln!(
-        out,
+    ));
+    say(format!(
         "in {} objects ({}), out {} media packets ({}) in {} calls, {} lost",
         totals.objects_received,
         bytes(totals.object_bytes_received),
@@ -81,56 +84,100 @@ fn summary(out: &mut String, status: &Status, before: Option<&Status>) {
         bytes(totals.data_plane.bytes),
         totals.send_calls,
         totals.packets_lost
-    );
+    ));
     if engine.name == "kernel" {
-        let _ = writeln!(
-            out,
+        say(format!(
             "by kernel out {} media packets ({}), {} % of all; {} streams at the moment, {} packets unregistered",
             totals.kernel.packets,
             bytes(totals.kernel.bytes),
             percent(totals.kernel.packets, totals.data_plane.packets),
             engine.streams,
             totals.kernel_unregistered
-        );
+        ));
     }
     if let Some(upstream) = &status.upstream {
-        let _ = match upstream.session {
-            Some(session) => writeln!(out, "upstream {}: session {session}", upstream.host),
-            None => writeln!(out, "upstream {} is away: {}", upstream.host, upstream.reason),
-        };
+        match upstream.session {
+            Some(session) => say(format!("upstream {}: session {session}", upstream.host)),
+            None => say(format!("upstream {} is away: {}", upstream.host, upstream.reason)),
+        }
     }
     if totals.log_lines_dropped > 0 {
-        let _ = writeln!(out, "{} log lines lost", totals.log_lines_dropped);
+        say(format!("{} log lines lost", totals.log_lines_dropped));
     }
     if let Some(before) = before {
         let seconds = (status.uptime_s - before.uptime_s).max(0.001);
         let rate = |now: u64, then: u64| now.saturating_sub(then) as f64 / seconds;
-        let _ = writeln!(
-            out,
+        say(format!(
             "now {:.0} objects/s in, {:.0} media packets/s ({}/s) out, {:.0} packets/s ({}/s) by kernel",
             rate(totals.objects_received, before.totals.objects_received),
             rate(totals.data_plane.packets, before.totals.data_plane.packets),
             bytes(rate(totals.data_plane.bytes, before.totals.data_plane.bytes) as u64),
             rate(totals.kernel.packets, before.totals.kernel.packets),
             bytes(rate(totals.kernel.bytes, before.totals.kernel.bytes) as u64)
-        );
+        ));
     }
 }
 
 /// Of a session's path: RTT, how much of that is queues on the way, and how long media waited here, ms.
-const PATH: [&str; 10] =
-    ["SESSION", "RTT ms", "PATH ms", "HERE ms", "Mbit/s", "LOSS %", "MARKED", "CWND", "FLIGHT", "MTU"];
+const PATH: [(&str, Fit); 10] = [
+    ("SESSION", Whole),
+    ("RTT ms", Whole),
+    ("PATH ms", Whole),
+    ("HERE ms", Whole),
+    ("Mbit/s", Whole),
+    ("LOSS %", Whole),
+    ("MARKED", Whole),
+    ("CWND", Whole),
+    ("FLIGHT", Whole),
+    ("MTU", Whole),
+];
+
+/// A dash: it neither subscribes, or publishes, nor has.
+const WHO: [(&str, Fit); 5] =
+    [("SESSION", Whole), ("REMOTE", Whole), ("CIPHER", Whole), ("SUBS", Whole), ("PUBS", Whole)];
+
+const SENT: [(&str, Fit); 6] = [
+    ("SESSION", Whole),
+    ("QUINN pkt", Whole),
+    ("MEDIA pkt", Whole),
+    ("LOST", Whole),
+    ("RESENT", Whole),
+    ("PENDING", Whole),
+];
+
+const KERNEL: [(&str, Fit); 8] = [
+    ("SESSION", Whole),
+    ("KERNEL pkt", Whole),
+    ("SHARE %", Whole),
+    ("AHEAD", Whole),
+    ("STALE", Whole),
+    ("DRY", Whole),
+    ("QUIET ack", Whole),
+    ("UNREG", Whole),
+];
+
+const TRACKS: [(&str, Fit); 8] = [
+    ("TRACK", Name),
+    ("ALIAS", Whole),
+    ("PUBS", Whole),
+    ("SUBS", Whole),
+    ("GROUPS", Whole),
+    ("OBJECTS", Whole),
+    ("CACHED", Whole),
+    ("LARGEST", Whole),
+];
 
 fn who_row(session: &Session) -> Vec<String> {
-    let roles = [(session.upstream, "up"), (session.publisher, "pub"), (session.subscriber, "sub")];
-    let roles: Vec<_> = roles.iter().filter(|(is, _)| *is).map(|(_, role)| *role).collect();
+    let count = |takes_part, count: u64| match (takes_part, count) {
+        (false, 0) => "-".to_owned(),
+        _ => count.to_string(),
+    };
     vec![
         session.id.to_string(),
         session.remote.to_string(),
-        if roles.is_empty() { "-".to_owned() } else { roles.join("+") },
-        session.cipher.replace("-poly1305", ""),
-        session.subscriptions.to_string(),
-        session.publications.to_string(),
+        session.cipher.replace("-poly1305", "").replace("-gcm", ""),
+        count(session.subscriber, session.subscriptions),
+        count(session.publisher, session.publications),
     ]
 }
 
@@ -160,32 +207,17 @@ fn sent_row(session: &Session) -> Vec<String> {
         session.packets_lost.to_string(),
         bytes(session.bytes_retransmitted),
         bytes(session.pending),
-        reasons(&session.drops),
     ]
 }
 
-/// A track as a user types it: `live/1.m4s`; in the draft's form where that would be another one.
+/// A track as a user types it: `live/1.m4s`.
 pub fn typed(track: &str) -> String {
-    let read = |name: &TrackName| {
-        let fields = name.namespace().fields().iter().chain([name.name()]);
-        let words: Option<Vec<_>> =
-            fields.map(|field| str::from_utf8(field).ok().filter(|it| is_word(it))).collect();
-        words.map(|words| words.join("/"))
-    };
-    track.parse().ok().and_then(|name| read(&name)).unwrap_or_else(|| track.to_owned())
-}
-
-/// What stands for itself between slashes on a terminal.
-fn is_word(field: &str) -> bool {
-    !field.is_empty()
-        && !field.contains(|c: char| c == '/' || c.is_control() || c.is_whitespace())
-        && !field.contains("--")
+    track.parse::<TrackName>().map_or_else(|_| track.to_owned(), |name| name.typed().to_string())
 }
 
 /// `late 3, evicted 1`.
 fn reasons(counts: &BTreeMap<String, u64>) -> String {
-    let counts: Vec<_> = counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
-    if counts.is_empty() { "-".to_owned() } else { counts.join(", ") }
+    counts.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
 
 fn track_row(track: &Track) -> Vec<String> {
@@ -201,12 +233,9 @@ fn track_row(track: &Track) -> Vec<String> {
     ]
 }
 
-/// What the kernel did for a session, and did not.
+/// What the kernel did for a session.
 fn kernel_row(session: &Session) -> Vec<String> {
     let sealed = session.keystreams.unwrap_or_default().sealed;
-    let declined = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
-    let declined = declined.map(|(reason, count)| format!("{reason} {count}"));
-    let declined: Vec<_> = session.kernel_refused.iter().cloned().chain(declined).collect();
     vec![
         session.id.to_string(),
         session.kernel.packets.to_string(),
@@ -216,21 +245,29 @@ fn kernel_row(session: &Session) -> Vec<String> {
         sealed.miss.to_string(),
         session.kernel_deferred.to_string(),
         session.kernel_unregistered.to_string(),
-        if declined.is_empty() { "-".to_owned() } else { declined.join(", ") },
     ]
 }
 
-fn outcomes(out: &mut String, head: [&str; 2], counts: &Option<BTreeMap<String, u64>>) {
+/// What it did not; `None`: nothing.
+fn declined(session: &Session) -> Option<String> {
+    let counts = session.kernel_copies.iter().flatten().filter(|(outcome, _)| *outcome != "sent");
+    let counts = counts.map(|(reason, count)| format!("{reason} {count}"));
+    let all: Vec<_> = session.kernel_refused.iter().cloned().chain(counts).collect();
+    (!all.is_empty()).then(|| all.join(", "))
+}
+
+fn outcomes(out: &mut String, width: usize, head: [&str; 2], counts: &Option<BTreeMap<String, u64>>) {
     let rows: Vec<_> =
         counts.iter().flatten().map(|(outcome, count)| vec![outcome.clone(), count.to_string()]).collect();
     if !rows.is_empty() {
-        table(out, &head, rows.into_iter());
+        table(out, width, &head.map(|name| (name, Whole)), rows.into_iter());
     }
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::golden::assert_as_reviewed;
     use crate::relay::status::{Engine, KeystreamUse, Keystreams, Sent, Totals};
 
     #[test]
@@ -263,10 +300,12 @@ pub(super) mod tests {
             sessions: vec![session],
             ..relay::Status::default()
         };
-        let text = render(&status.into(), None);
+        let text = render(&status.into(), None, 80);
+        assert_as_reviewed("relay-status-kernel", &text);
         for part in [
             "by kernel out 300 media packets (1), 75.0 % of all; 2 streams",
-            "4         300     75.0     51     52   53          9             0  before 6, window 5",
+            "4         300     75.0     51     52   53          9      0\n",
+            "SESSION  DECLINED BY KERNEL\n      4  before 6, window 5\n",
             "RECEIVED   PACKETS",
             "no_slot          8",
             "FRAMES  COUNT",
@@ -321,22 +360,18 @@ pub(super) mod tests {
 
     #[test]
     fn tracks_are_shown_as_they_are_typed() {
-        let named = |namespace: &str, name: &[u8]| {
-            let namespace = millrace_proto::moq::Namespace::from_path(namespace).unwrap();
-            typed(&TrackName::new(namespace, name.to_vec()).unwrap().to_string())
-        };
-        assert_eq!(named("live", b"1.m4s"), "live/1.m4s");
-        assert_eq!(named("live/cam-2", b"video hi"), "live-cam.2d2--video.20hi");
-        assert_eq!(named("live/cam-2", b"video"), "live/cam-2/video");
-        assert_eq!(named("live", b"a/b"), "live--a.2fb");
+        assert_eq!(typed("live--1.2em4s"), "live/1.m4s");
         assert_eq!(typed("no track"), "no track");
     }
 
     #[test]
     fn tables_fit_a_terminal() {
+        let address = "[2001:db8:85a3:1234:5678:9abc:def0:1234]:54321";
+        let declined =
+            ["window", "behind", "stream_credit", "data_credit", "stream_limit", "too_large", "no_neighbour"];
         let busy = Session {
             id: 12_345,
-            remote: "[2001:db8:85a3::8a2e:370:7334]:54321".parse().unwrap(),
+            remote: address.parse().unwrap(),
             publisher: true,
             rtt_us: 1_234_560,
             path_queue_us: 1_234_000,
@@ -348,28 +383,67 @@ pub(super) mod tests {
             cipher: "chacha20-poly1305".into(),
             quinn: Sent { packets: 123_456_789, bytes: 1 },
             data_plane: Sent { packets: 1_234_567_890, bytes: 1 },
+            kernel: Sent { packets: 1_234_567_890, bytes: 1 },
+            kernel_copies: Some(declined.iter().map(|it| ((*it).to_owned(), 1_234_567)).collect()),
+            kernel_deferred: 1_234_567,
+            keystreams: Some(Keystreams {
+                sealed: KeystreamUse { hit: 1_234_567_890, stale: 1_234_567, miss: 1_234_567 },
+                ..Keystreams::default()
+            }),
             packets_lost: 1_234_567,
             bytes_retransmitted: 123_456_789,
             pending: 123_456,
+            drops: declined.iter().map(|it| (format!("datagram_{it}"), 1_234_567)).collect(),
             ..session()
         };
+        let name = "a-namespace-of-many/characters-that-somebody-has-really-given-it/1.m4s";
+        let (namespace, last) = name.rsplit_once('/').unwrap();
+        let namespace = millrace_proto::moq::Namespace::from_path(namespace).unwrap();
+        let track = Track {
+            name: TrackName::new(namespace, last.as_bytes().to_vec()).unwrap().to_string(),
+            alias: 12_345,
+            publishers: 1,
+            subscribers: 12_345,
+            groups_cached: 12_345,
+            objects_cached: 1_234_567,
+            bytes_cached: 123_456_789,
+            largest: Some((1_790_000_000_000, 29)),
+            owner: None,
+        };
         let status = relay::Status {
+            engine: Engine {
+                name: "kernel".into(),
+                reason: "attached to interface-of-a-long-name0, interface-of-a-long-name1 by TCX".into(),
+                ..Engine::default()
+            },
             sessions: vec![busy],
+            tracks: vec![track],
             upstream: Some(relay::Upstream {
-                host: "relay.example:4443".into(),
+                host: "relay.of-a-provider-with-a-long-name.example:4443".into(),
                 session: None,
-                reason: "timed out".into(),
+                reason: "the certificate is not of an authority that is known here".into(),
             }),
             totals: Totals { log_lines_dropped: 3, ..Totals::default() },
             ..relay::Status::default()
         };
-        let text = render(&status.into(), None);
+        let before = relay::Status::default();
+        let text = render(&status.clone().into(), Some(&before.into()), 80);
+        assert_as_reviewed("relay-status", &text);
         for line in text.lines() {
-            assert!(line.chars().count() <= 80, "{} wide: {line}", line.chars().count());
+            assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());
         }
-        for part in ["upstream relay.example:4443 is away: timed out", "3 log lines lost"] {
+        for part in [
+            "upstream relay.of-a-provider",
+            "3 log lines lost",
+            address,
+            "1234567890",
+            "1790000000000/29",
+            "/1.m4s",
+        ] {
             assert!(text.contains(part), "{part} is not in\n{text}");
         }
+        let wide = render(&status.into(), None, usize::MAX);
+        assert!(wide.contains(name), "where there is room names are whole:\n{wide}");
     }
 
     #[test]
@@ -399,7 +473,7 @@ pub(super) mod tests {
             totals: Totals { objects_received: 100, ..Totals::default() },
             ..status.clone()
         };
-        let text = render(&status.into(), Some(&before.into()));
+        let text = render(&status.into(), Some(&before.into()), 80);
         for part in
             ["serving", "engine user: no kernel engine", "live-bbb", "7/29", "too_far_behind", "50 objects/s"]
         {

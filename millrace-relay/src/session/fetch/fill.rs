@@ -130,7 +130,7 @@ impl UnderWay {
                 Ok(Fetched { objects, .. }) => self.fill_from_upstream(objects, missing).await?,
                 Err(refused) => {
                     let (session, track) = (self.context().id(), self.range.track.name());
-                    debug!(session, %track, reason = refused.reason, "FETCH gap");
+                    debug!(session, track = %track.typed(), reason = refused.reason, "FETCH gap");
                     false
                 }
             },

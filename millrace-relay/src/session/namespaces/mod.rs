@@ -85,14 +85,14 @@ impl Namespaces {
         let publication = self.context.hub().publish(namespace.clone(), &self.publisher, false);
         wire::send(&mut stream.send, RequestOk::default()).await?;
         if let Some(line) = self.context.hub().log.line(Instant::now()) {
-            info!(session, %namespace, suppressed = line.suppressed, "namespace published");
+            info!(session, namespace = %namespace.typed(), suppressed = line.suppressed, "namespace published");
         }
         *self.published.lock().entry(namespace.clone()).or_default() += 1;
         let result = self.until_withdrawn(&mut stream).await;
         self.forget(&namespace);
         drop(publication);
         if let Some(line) = self.context.hub().log.line(Instant::now()) {
-            info!(session, %namespace, suppressed = line.suppressed, "namespace withdrawn");
+            info!(session, namespace = %namespace.typed(), suppressed = line.suppressed, "namespace withdrawn");
         }
         let _ = stream.send.finish(); // stopped or reset by the peer
         result
@@ -264,7 +264,7 @@ impl Namespaces {
             return Ok(());
         }
         let name = track.name();
-        debug!(session = self.context.id(), track = %name, "no request stream for PUBLISH");
+        debug!(session = self.context.id(), track = %name.typed(), "no request stream for PUBLISH");
         let suffix = name.namespace().suffix_after(prefix).unwrap_or_default();
         if let Ok(suffix) = TrackName::new(suffix, name.name().clone()) {
             wire::send(send, PublishBlocked { suffix }).await?;

@@ -98,7 +98,7 @@ impl Entry {
         for track in &tracks[..top] {
             track.join(subscription);
         }
-        debug!(session = self.context().id(), track = %self.track().name(), renditions = tracks.len(), "adapted");
+        debug!(session = self.context().id(), track = %self.track().name().typed(), renditions = tracks.len(), "adapted");
         let mut decider = Decider::new(bitrates, top);
         loop {
             sleep(LOOK).await;

@@ -326,6 +326,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|of| of == line), "{line} in\n{text}");
         }
+        crate::documented::assert_families_named("millrace_cost", &text);
     }
 
     /// Names of BPF programs are anybody's.

@@ -1,5 +1,7 @@
 //! `millrace gate`.
 
+mod trace;
+
 use std::{
     fmt::Write as _,
     path::{Path, PathBuf},
@@ -103,6 +105,8 @@ enum Verb {
         #[command(flatten)]
         socket: SocketArg,
     },
+    /// Follow packets that are refused, or that rules in mode `monitor` would refuse
+    Trace(trace::Args),
     /// Block prefixes now, for a time, or until `unblock` or the gate's end
     Block(List),
     /// Allow prefixes now, for a time, or until `unblock` or the gate's end
@@ -150,6 +154,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         None => guard(args.guard),
         Some(Verb::Status { socket, json }) => status(&socket.socket, json),
         Some(Verb::Top { socket }) => watch(&socket.socket),
+        Some(Verb::Trace(args)) => trace::run(args),
         Some(Verb::Block(args)) => list(args, Request::Block, "blocked"),
         Some(Verb::Allow(args)) => list(args, Request::Allow, "allowed"),
         Some(Verb::Unblock(args)) => change(&args, None, Request::Unlist, TAKEN_BACK),
@@ -204,14 +209,18 @@ fn policy_of_flags(ports: &[u16], connections: Option<u32>) -> String {
 fn status(socket: &Path, json: bool) -> anyhow::Result<()> {
     let Answer { status, .. } = control::ask(socket, &Request::Status)?;
     let status = status.unwrap_or_default();
-    print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text::render(&status, None) })
+    print(&if json {
+        serde_json::to_string_pretty(&status)? + "\n"
+    } else {
+        text::status(&status, render::width())
+    })
 }
 
 fn watch(socket: &Path) -> anyhow::Result<()> {
     let mut before = None;
-    screen::every_second(|| {
+    screen::every_second(|room| {
         let status = control::ask(socket, &Request::Status)?.status.unwrap_or_default();
-        let text = text::render(&status, Some(before.as_ref().unwrap_or(&status)));
+        let text = text::top(&status, before.as_ref().unwrap_or(&status), room.columns, room.rows);
         before = Some(status);
         Ok(text)
     })

@@ -1,27 +1,29 @@
 //! `millrace gate` as a process: it guards a server that knows nothing of it, and one in Go through its socket.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
-#[path = "../../millrace-gate/tests/support/mod.rs"]
+mod process;
+#[path = "../../../millrace-gate/tests/support/mod.rs"]
 mod support;
+#[path = "../terminal/mod.rs"]
+mod terminal;
+mod trace;
+mod views;
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
     net::UdpSocket,
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::Path,
-    process::{Child, Command, Output},
+    process::Command,
     sync::Arc,
     time::Duration,
 };
 
 use millrace::relay::status::fetch;
 use millrace_bpf::xdp;
-use millrace_gate::status::{Interface, Status};
-use nix::{
-    net::if_::if_nametoindex,
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use millrace_gate::status::Interface;
+use nix::{net::if_::if_nametoindex, sys::signal::Signal};
+use process::Gate;
 use quinn::{Connection, ConnectionError, Endpoint, EndpointConfig, TokioRuntime};
 use serde_json::{Value, json};
 use support::{
@@ -34,78 +36,6 @@ const SHORT: Duration = Duration::from_secs(2);
 
 fn policy(connections: u32) -> String {
     format!("[[scope]]\nname = \"web\"\nport = {PORT}\nrules.quota = {{ connections = {connections} }}\n")
-}
-
-/// A running `millrace gate`; killed when dropped.
-struct Gate<'a> {
-    site: &'a Site,
-    process: Child,
-}
-
-impl<'a> Gate<'a> {
-    fn start(site: &'a Site, args: &[&str]) -> Self {
-        let mut command = site.command(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["gate", "--interface=eth", "--socket=gate.sock", "--http-token-file=off"]).args(args);
-        let process = command.stderr(std::fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
-        let mut gate = Self { site, process };
-        wait_for("gate", || {
-            let ended = gate.process.try_wait().unwrap();
-            assert!(ended.is_none(), "{}", std::fs::read_to_string(site.path("log")).unwrap());
-            gate.logged("guarding").then_some(())
-        });
-        gate
-    }
-
-    /// `millrace gate VERB`.
-    fn verb(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        command.arg("gate").args(args).arg("--socket").arg(self.site.path("gate.sock"));
-        command.output().unwrap()
-    }
-
-    fn succeed(&self, args: &[&str]) -> String {
-        let output = self.verb(args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn fail(&self, args: &[&str]) -> String {
-        let output = self.verb(args);
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
-
-    fn status(&self) -> Status {
-        serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
-    }
-
-    /// Packets that a rule refused, and that it would have.
-    fn counted(&self, rule: &str) -> (u64, u64) {
-        let status = self.status();
-        let scope = status.scopes.iter().find(|scope| scope.name == "web").unwrap();
-        let rule = scope.rules.iter().find(|count| count.rule == rule).unwrap();
-        (rule.packets, rule.monitored)
-    }
-
-    fn connections(&self) -> u64 {
-        self.status().scopes.iter().map(|scope| scope.connections).sum()
-    }
-
-    fn logged(&self, words: &str) -> bool {
-        std::fs::read_to_string(self.site.path("log")).unwrap().contains(words)
-    }
-
-    fn end(mut self, signal: Signal) -> Option<i32> {
-        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
-        wait_for("end of the gate", || self.process.try_wait().unwrap()).code()
-    }
-}
-
-impl Drop for Gate<'_> {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
 }
 
 /// A server that knows of no gate.
@@ -178,7 +108,7 @@ async fn a_server_that_knows_of_no_gate_is_guarded_by_one() {
     assert_eq!(scrape("/healthz"), (200, "ok\n".to_owned()), "the gate does its work");
     assert_eq!(site.connect(SHORT).await.unwrap_err(), ConnectionError::TimedOut);
     std::fs::write(site.path("gate.toml"), policy(3)).unwrap();
-    gate.succeed(&["reload"]);
+    assert_eq!(gate.succeed(&["reload"]), "the policy was read again\n");
     assert_eq!(gate.succeed(&["policy"]), policy(3));
     let status = gate.status();
     assert_eq!((status.reload.unwrap().error, status.trouble), (None, vec![]));
@@ -256,8 +186,9 @@ fn lists_at_run_time() {
     let entry = |prefix: &str, entry: &str, scope: Option<&str>, ends| {
         (prefix.to_owned(), entry.to_owned(), scope.map(str::to_owned), ends)
     };
-    gate.succeed(&["block", "192.0.2.0/24", "2001:db8::/32"]);
-    gate.succeed(&["allow", "192.0.2.7", "--scope=web", "--for=1h"]);
+    assert_eq!(gate.succeed(&["block", "192.0.2.0/24", "2001:db8::/32"]), "2 prefixes: blocked\n");
+    let allowed = gate.succeed(&["allow", "192.0.2.7", "--scope=web", "--for=1h"]);
+    assert_eq!(allowed, "192.0.2.7: allowed in scope web for 1h00m\n");
     let all = [
         entry("192.0.2.0/24", "block", None, false),
         entry("2001:db8::/32", "block", None, false),

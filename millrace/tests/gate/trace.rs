@@ -1,0 +1,249 @@
+//! `millrace gate trace`.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _},
+    net::UdpSocket,
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    policy,
+    process::Gate,
+    support::{PORT, SERVER, Site, inside, is_root, wait_for},
+};
+
+/// The one that is followed; the other is 10.97.0.2.
+const QUIET: &str = "10.97.0.3";
+
+/// `millrace gate trace`; killed when dropped.
+struct Follower {
+    process: Child,
+    /// `None`: nobody reads any more.
+    out: Option<BufReader<ChildStdout>>,
+}
+
+impl Follower {
+    fn spawn(site: &Site, args: &[&str]) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["gate", "trace"]).args(args).arg("--socket").arg(site.path("gate.sock"));
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let out = process.stdout.take().map(BufReader::new);
+        Self { process, out }
+    }
+
+    /// Returns when it follows.
+    fn start(site: &Site, args: &[&str]) -> Self {
+        let mut follower = Self::spawn(site, args);
+        let first = follower.line();
+        assert!(first.contains("what the gate refuses") || first.contains(r#""event":"start""#), "{first:?}");
+        follower
+    }
+
+    /// Empty at its end.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.out.as_mut().unwrap().read_line(&mut line).unwrap();
+        line
+    }
+
+    fn lines(&mut self) -> Vec<String> {
+        std::iter::from_fn(|| Some(self.line()).filter(|line| !line.is_empty())).collect()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.process.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    fn exit_code(&mut self) -> Option<i32> {
+        wait_for("end of the follower", || self.process.try_wait().unwrap()).code()
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn ip(args: &[&str]) {
+    assert!(Command::new("ip").args(args).status().unwrap().success(), "{args:?}");
+}
+
+/// A site with a second client.
+fn site(name: &str) -> Site {
+    let site = Site::new(name, &policy(2));
+    ip(&["-n", &site.clients, "addr", "add", &format!("{QUIET}/24"), "dev", "eth"]);
+    site
+}
+
+fn client(site: &Site, address: &str) -> UdpSocket {
+    let socket = inside(&site.clients, || UdpSocket::bind((address, 0)).unwrap());
+    socket.connect((SERVER, PORT)).unwrap();
+    socket
+}
+
+/// Too short for QUIC.
+const SHORT: &[u8] = &[0x40; 5];
+
+fn send(socket: &UdpSocket, count: usize) {
+    for _ in 0..count {
+        socket.send(SHORT).unwrap();
+    }
+}
+
+/// What it says when it does not follow.
+fn refused(site: &Site, args: &[&str]) -> String {
+    let mut follower = Follower::spawn(site, args);
+    assert_eq!(follower.exit_code(), Some(1));
+    let mut said = String::new();
+    follower.process.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    said
+}
+
+/// The log has a sample of all that is refused; who follows one client gets every packet of it.
+#[test]
+fn a_client_is_followed_through_the_flood_of_another() {
+    if !is_root() {
+        return;
+    }
+    let site = site("follow");
+    let _gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let mut follower = Follower::start(&site, &["--client", QUIET, "--json", "--count=30"]);
+    let (flooding, quiet) = (client(&site, "10.97.0.2"), client(&site, QUIET));
+    // The flood may fill queues before the gate: it goes on until thirty have come through.
+    wait_for("end of the follower", || {
+        send(&flooding, 500);
+        send(&quiet, 1);
+        follower.process.try_wait().unwrap()
+    });
+    let lines: Vec<Value> = follower.lines().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (end, packets) = lines.split_last().unwrap();
+    assert_eq!(*end, json!({"event": "end", "packets": 30, "left_out": 0, "lost": 0}));
+    assert_eq!(packets.len(), 30);
+    let from = format!("{QUIET}:{}", quiet.local_addr().unwrap().port());
+    for packet in packets {
+        let want = json!({
+            "event": "packet", "time_us": packet["time_us"], "client": from, "to": format!("{SERVER}:{PORT}"),
+            "scope": "web", "rules": ["short"], "refused": true, "bytes": SHORT.len(), "packet": "short",
+        });
+        assert_eq!(*packet, want);
+    }
+    let us = packets[0]["time_us"].as_u64().unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    assert!(now.as_secs().abs_diff(us / 1_000_000) < 600, "{us} is the time of day");
+    assert_eq!(follower.exit_code(), Some(0));
+}
+
+/// What is beyond the rate is said while it goes on, and at the end, and nothing is missing.
+#[test]
+fn what_is_left_out_is_said() {
+    if !is_root() {
+        return;
+    }
+    let site = site("left-out");
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let mut follower = Follower::start(&site, &["--rate=5", "--rule=short,malformed", "--scope=web"]);
+    assert!(follower.line().starts_with("TIME, UTC     CLIENT "));
+    let flooding = client(&site, "10.97.0.2");
+    send(&flooding, 2000);
+    let mut shown = 0;
+    loop {
+        let line = follower.line();
+        if line.starts_with("# more than --rate 5 a second: ") {
+            assert!(line.ends_with(" left out, 0 lost\n"), "{line}");
+            break;
+        }
+        assert!(
+            line.contains("  10.97.0.2:")
+                && line.ends_with("  web       short          refused, short, 5 B\n"),
+            "{line}"
+        );
+        shown += 1;
+    }
+    follower.signal(Signal::SIGINT);
+    let rest = follower.lines();
+    shown += rest.iter().filter(|line| !line.starts_with('#')).count() as u64;
+    let left_out = gate.counted("short").0 - shown;
+    assert!(left_out > 0);
+    assert_eq!(rest.last().unwrap(), &format!("# packets: {shown} shown, {left_out} left out, 0 lost\n"));
+    assert_eq!(follower.exit_code(), Some(0));
+}
+
+/// However a follower ends, its place is free again; nobody else's is touched.
+#[test]
+fn followers_leave_nothing_behind() {
+    if !is_root() {
+        return;
+    }
+    let site = site("leave");
+    let gate = Gate::start(&site, &["--policy=gate.toml", "--http=off"]);
+    let full = || assert_eq!(refused(&site, &[]), "millrace: no room for more tracers: 8 follow already\n");
+    let room = |what: &str| {
+        wait_for(what, || {
+            let mut follower = Follower::spawn(&site, &[]);
+            follower.line().contains("what the gate refuses").then_some(follower)
+        })
+    };
+    let mut followers: Vec<_> = (0..8).map(|_| Follower::start(&site, &[])).collect();
+    full();
+
+    // Killed.
+    let killed = followers.pop().unwrap();
+    killed.signal(Signal::SIGKILL);
+    followers.push(room("room after SIGKILL"));
+    full();
+
+    // Ctrl-C.
+    let mut ended = followers.pop().unwrap();
+    ended.signal(Signal::SIGINT);
+    assert_eq!(ended.exit_code(), Some(0));
+    followers.push(room("room after SIGINT"));
+    full();
+
+    // Nobody reads any more, and nothing is to be said.
+    let mut unread = followers.pop().unwrap();
+    unread.out = None;
+    assert_eq!(unread.exit_code(), Some(0));
+    followers.push(room("room after the reader left"));
+
+    // The others have followed all the while.
+    send(&client(&site, QUIET), 1);
+    for follower in &mut followers {
+        let line = loop {
+            let line = follower.line();
+            if !line.starts_with('#') && !line.starts_with("TIME") {
+                break line;
+            }
+        };
+        assert!(line.contains(QUIET), "{line}");
+    }
+    drop(gate);
+    for follower in &mut followers {
+        assert_eq!(follower.exit_code(), Some(1), "the gate has gone");
+    }
+}
+
+/// What rules only watch is said as such.
+#[test]
+fn what_would_be_refused_is_followed_too() {
+    if !is_root() {
+        return;
+    }
+    let site = site("watched");
+    let _gate = Gate::start(&site, &["--policy=gate.toml", "--http=off", "--dry-run"]);
+    let mut follower = Follower::start(&site, &["--client", "10.97.0.0/24", "--count=1"]);
+    follower.line();
+    send(&client(&site, QUIET), 1);
+    let line = follower.line();
+    assert!(line.ends_with("  web       short          would be refused, short, 5 B\n"), "{line}");
+    assert_eq!(follower.line(), "# packets: 1 shown, 0 left out, 0 lost\n");
+    let wrong = refused(&site, &["--scope=wbe"]);
+    assert_eq!(wrong, "millrace: there is no scope \"wbe\"; there are web\n");
+}

@@ -1,0 +1,187 @@
+//! Commands on a terminal of their own.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::{
+    fs::File,
+    io::{Read as _, Write as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use rustix::{
+    pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
+};
+
+const BOUND: Duration = Duration::from_secs(60);
+/// What begins a picture of views that show one every second.
+pub const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// A command whose terminal, once it has one, is its controlling one, so that Ctrl-C is a signal.
+pub fn command(program: &str) -> Command {
+    let mut command = Command::new("setsid");
+    command.args(["--ctty", program]);
+    command
+}
+
+pub struct Terminal {
+    child: Child,
+    master: File,
+    /// Kept open, so that its settings can be looked at, and what was written last can be read.
+    slave: OwnedFd,
+    /// Since [`wait_for`](Self::wait_for) last found something.
+    seen: String,
+}
+
+impl Terminal {
+    pub fn start(mut command: Command, columns: u16, rows: u16) -> Self {
+        let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
+        grantpt(&master).unwrap();
+        unlockpt(&master).unwrap();
+        let path = ptsname(&master, Vec::new()).unwrap();
+        let path = std::ffi::OsStr::from_bytes(path.as_bytes());
+        let slave: OwnedFd = File::options().read(true).write(true).open(path).unwrap().into();
+        let end = || Stdio::from(slave.try_clone().unwrap());
+        tcsetwinsize(&slave, size(columns, rows)).unwrap();
+        let child = command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap();
+        Self { child, master: master.into(), slave, seen: String::new() }
+    }
+
+    /// What was written until `want` came, with it.
+    pub fn wait_for(&mut self, want: &str) -> String {
+        let start = Instant::now();
+        loop {
+            if let Some(at) = self.seen.find(want) {
+                let rest = self.seen.split_off(at + want.len());
+                return std::mem::replace(&mut self.seen, rest);
+            }
+            assert!(start.elapsed() < BOUND, "no {want:?} in {:?}", self.seen);
+            self.read();
+        }
+    }
+
+    /// The next whole picture, line by line, without colours. `start`: what each begins with.
+    pub fn picture(&mut self, start: &str) -> Vec<String> {
+        self.wait_for(start);
+        let picture = self.wait_for(start);
+        // It is the beginning of another one.
+        self.seen.insert_str(0, start);
+        let picture = picture.strip_suffix(start).unwrap_or(&picture);
+        picture.split("\r\n").map(plain).collect()
+    }
+
+    /// The first that has `part` in it.
+    pub fn picture_with(&mut self, start: &str, part: &str) -> Vec<String> {
+        self.picture_that(start, part, |lines| lines.iter().any(|line| line.contains(part)))
+    }
+
+    /// The first that fits: those before it may be from before the terminal was made smaller.
+    pub fn picture_within(&mut self, start: &str, columns: usize, rows: usize) -> Vec<String> {
+        self.picture_that(start, "smaller picture", |lines| fits(lines, columns, rows).is_ok())
+    }
+
+    fn picture_that(&mut self, start: &str, what: &str, is: impl Fn(&[String]) -> bool) -> Vec<String> {
+        let begin = Instant::now();
+        loop {
+            let picture = self.picture(start);
+            if is(&picture) {
+                return picture;
+            }
+            assert!(begin.elapsed() < BOUND, "no {what:?}: {picture:#?}");
+        }
+    }
+
+    /// Everything until the command has ended, which it must do well.
+    pub fn rest(&mut self) -> String {
+        assert!(self.ends().success(), "{}", self.seen);
+        self.read();
+        std::mem::take(&mut self.seen)
+    }
+
+    /// Waits for the end of the command.
+    pub fn ends(&mut self) -> std::process::ExitStatus {
+        let start = Instant::now();
+        loop {
+            self.read();
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(start.elapsed() < BOUND, "it goes on: {:?}", self.seen);
+        }
+    }
+
+    pub fn types(&mut self, keys: &str) {
+        self.master.write_all(keys.as_bytes()).unwrap();
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
+    }
+
+    pub fn resize(&self, columns: u16, rows: u16) {
+        tcsetwinsize(&self.slave, size(columns, rows)).unwrap();
+    }
+
+    /// Whether it shows what is typed, line by line, as terminals do.
+    pub fn echoes(&self) -> bool {
+        tcgetattr(&self.slave).unwrap().local_modes.contains(LocalModes::ECHO | LocalModes::ICANON)
+    }
+
+    /// What is there to be read, or comes within a moment.
+    fn read(&mut self) {
+        let mut ready = [PollFd::new(self.master.as_fd(), PollFlags::POLLIN)];
+        if poll(&mut ready, PollTimeout::from(20u8)).unwrap() > 0 {
+            let mut bytes = [0; 65536];
+            let read = self.master.read(&mut bytes).unwrap_or(0);
+            self.seen.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// That many columns and rows are enough.
+#[track_caller]
+pub fn assert_fits(lines: &[String], columns: usize, rows: usize) {
+    if let Err(why) = fits(lines, columns, rows) {
+        panic!("{why}: {lines:#?}");
+    }
+}
+
+fn fits(lines: &[String], columns: usize, rows: usize) -> Result<(), String> {
+    let wide = lines.iter().find(|line| line.chars().count() > columns);
+    match (lines.len() > rows, wide) {
+        (true, _) => Err(format!("{} lines", lines.len())),
+        (false, Some(line)) => Err(format!("{} wide, {line:?}", line.chars().count())),
+        (false, None) => Ok(()),
+    }
+}
+
+/// Without what only terminals understand.
+fn plain(line: &str) -> String {
+    let mut pieces = line.split('\x1b');
+    let mut plain = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let end = piece.find(|c: char| c.is_ascii_alphabetic()).map_or(piece.len(), |at| at + 1);
+        plain.push_str(&piece[end..]);
+    }
+    plain
+}
+
+fn size(columns: u16, rows: u16) -> Winsize {
+    Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
+}
