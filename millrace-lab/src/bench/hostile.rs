@@ -245,6 +245,8 @@ impl Args {
         let flows = super::run::flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &LOAD, FLOWING);
         let seconds = self.seconds + SPARE_SECONDS;
         let traffic = Traffic::start(contender, &site.route()?, &LOAD, seconds, site.directory(), flows)?;
+        // Only what the relay and the kernel take is to be in the way.
+        traffic.go_first()?;
         let (start, before) = (Instant::now(), Reading::take(relay.id())?);
         let done = meanwhile()?;
         std::thread::sleep(Duration::from_secs_f64(self.seconds).saturating_sub(start.elapsed()));
