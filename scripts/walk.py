@@ -59,7 +59,7 @@ ENDS = {"millrace cost": r"millrace cost ", "millrace lab": r"millrace lab (up|r
 SHOWS = [
     r"millrace status --watch",
     r"millrace trace(?!.*--(count|duration))",
-    r"millrace gate top",
+    r"millrace gate (top|trace)",
     r"millrace cost --json --period",
     r"millrace cost$",
 ]
