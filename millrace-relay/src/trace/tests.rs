@@ -26,7 +26,7 @@ fn tracer() -> (Arc<Tracer>, Arc<Tap>) {
         request_timeout: Duration::from_secs(1),
     };
     let tap = Arc::<Tap>::default();
-    let hub = Arc::new(Hub::new(limits, cache, Delays::default(), Adaptive::Off));
+    let hub = Arc::new(Hub::new(limits, cache, Delays::default(), Adaptive::Off, false));
     let engine = Arc::new(Engine::user("as configured"));
     (Tracer::new(hub, engine, Arc::clone(&tap), Arc::default()), tap)
 }
