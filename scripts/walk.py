@@ -57,7 +57,7 @@ ENDS = {"millrace cost": r"millrace cost ", "millrace lab": r"millrace lab (up|r
 SHOWS = [
     r"millrace status --watch",
     r"millrace trace(?!.*--(count|duration))",
-    r"millrace gate top",
+    r"millrace gate (top|trace(?!.*--duration))",
     r"millrace cost --json --period",
     r"millrace cost$",
 ]
@@ -102,6 +102,7 @@ ONLY_PARSED = {
 # Words that stand for something, by page.
 RENAMED = {
     "docs/cost.md": [("FILE", "/var/log/millrace-cost.gz"), ("30s", "1s")],
+    "docs/gate.md": [("10m", "2s")],
     "": [("FILE", "out.json"), ("DIR", "out")],
 }
 # What blocks in other languages are.
@@ -454,7 +455,7 @@ def shape(line):
 
 SETUP = """
 mount --make-rprivate /
-mkdir -p /tmp/walk.$$ && mount -t tmpfs tmpfs /tmp/walk.$$ && cd /tmp/walk.$$
+mount -t tmpfs tmpfs /mnt && cd /mnt
 mkdir -p up work fs bin && mount --rbind /sys/fs fs
 mount -t tmpfs tmpfs /run && mkdir -p /run/netns
 mount -t overlay overlay -o lowerdir=/etc,upperdir=$PWD/up,workdir=$PWD/work /etc
