@@ -190,9 +190,9 @@ fn is_absent(error: &session::Error) -> bool {
 fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
         _ if !is_absent(source) => String::new(),
-        [] if is_named => "; nor is there a catalog: is the broadcast published yet?".to_owned(),
+        [] if is_named => "; nor is there a catalog: the broadcast may not be published yet".to_owned(),
         [] => {
-            "; nor is there a catalog: is the broadcast published yet, and what are its tracks called (--track)?"
+            "; nor is there a catalog: the broadcast may not be published yet, or its tracks have other names (--track)"
                 .to_owned()
         }
         others if is_named => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
