@@ -334,6 +334,8 @@ class Walk:
         return subprocess.Popen(
             ["bash", "-o", "pipefail", "-c", command],
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            # Ignored in what a shell has put into the background.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def stay(self, number, command, said):

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::message::FetchKind;
+use millrace_proto::moq::message::{FetchKind, PublishDone};
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code, msf};
 use parking_lot::Mutex;
@@ -139,6 +139,8 @@ pub enum Error {
         /// It was asked for by name.
         is_named: bool,
     },
+    #[error("track {name} ended early: {reason}")]
+    Early { name: String, reason: String },
     #[error("track {0} is empty")]
     Empty(String),
     #[error("cannot fetch {name}: {source}")]
@@ -175,7 +177,7 @@ impl Error {
                 source.may_pass() || is_absent(source)
             }
             Self::Play { source, .. } => source.may_pass(),
-            Self::Empty(_) => true,
+            Self::Empty(_) | Self::Early { .. } => true,
             _ => false,
         }
     }
@@ -349,14 +351,32 @@ async fn count(
             count_fetch(objects, &figures).await?;
         }
         tokio::select! {
-            done = subscription.done() => {
-                tracing::debug!(last = ?done?, "the track is done");
-            }
+            done = subscription.done() => ended(&options, &name, done?)?,
             () = enough(&figures, options.count) => subscription.cancel(),
         }
         Ok(())
     };
     receive_during(session, &options.remote, receiver.clone(), work, left).await
+}
+
+/// Whether a track that is done was over: whoever goes on trying waits for what only its publisher or the relay has ended.
+fn ended(options: &Options, name: &str, done: Option<PublishDone>) -> Result<(), Error> {
+    tracing::debug!(last = ?done, "the track is done");
+    let Some(done) = done else { return Ok(()) };
+    let may_go_on = [
+        code::Done::INTERNAL_ERROR,
+        code::Done::GOING_AWAY,
+        code::Done::TOO_FAR_BEHIND,
+        code::Done::EXCESSIVE_LOAD,
+    ];
+    match may_go_on.contains(&done.code) {
+        true if options.reconnect => Err(Error::Early { name: name.to_owned(), reason: done.reason }),
+        true => {
+            tracing::warn!(track = name, "it ended early: {}", done.reason);
+            Ok(())
+        }
+        false => Ok(()),
+    }
 }
 
 /// The track that is measured: the one that was named, the first of the catalog, or that of generated objects.
@@ -590,7 +610,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 first.ok.parameters.largest_object.into_iter().for_each(|last| sequencer.skip_to(last));
             }
         }
-        let followed = self.follow(subscription, steps, sequencer).await;
+        let followed = self.follow(&name, subscription, steps, sequencer).await;
         followed.map_err(|source| Error::Play { name, source: Box::new(source) })
     }
 
@@ -604,6 +624,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
 
     async fn follow(
         &self,
+        name: &str,
         mut subscription: Subscribed,
         mut steps: mpsc::Receiver<Step>,
         mut sequencer: Sequencer,
@@ -612,7 +633,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         // Until when what is missing is waited for.
         let mut patience = None;
         let mut over = std::pin::pin!(subscription.done());
-        let mut is_over = false;
+        let (mut is_over, mut last) = (false, None);
         loop {
             let mut force = false;
             tokio::select! {
@@ -623,12 +644,11 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                         while let Some(payload) = sequencer.pop(true) {
                             self.write(&payload).await?;
                         }
-                        return Ok(());
+                        return ended(&self.options, name, last);
                     }
                 },
                 done = &mut over, if !is_over => {
-                    done?;
-                    is_over = true;
+                    (is_over, last) = (true, done?);
                     // What is queued still comes out.
                     steps.close();
                 }

@@ -150,6 +150,28 @@ fn both_come_back_after_the_relay_has_been_restarted() {
     wait_for("objects that are counted", || (subscriber.delivered() > before).then_some(()));
 }
 
+/// A publisher that is killed, and comes back.
+#[test]
+fn who_reconnects_waits_for_the_publisher_too() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let mut publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let patient = Client::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
+    let mut other = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    patient.wait_for(" delivered, ");
+    other.wait_for(" delivered, ");
+    publisher.signal(Signal::SIGTERM);
+    assert_eq!(publisher.exit_code(), Some(0));
+    assert_eq!(other.exit_code(), Some(0));
+    assert!(other.said().contains("it ended early: the publisher is gone"), "{}", other.said());
+    patient.wait_for("trying again");
+    let publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let before = patient.delivered();
+    wait_for("objects of the new publisher", || (patient.delivered() > before).then_some(()));
+}
+
 #[test]
 fn both_go_on_where_goaway_says_and_the_drain_is_over_with_that() {
     let second = Relay::start(tempfile::tempdir().unwrap(), &[]);
