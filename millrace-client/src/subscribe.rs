@@ -351,7 +351,9 @@ async fn count(
             count_fetch(objects, &figures).await?;
         }
         tokio::select! {
-            done = subscription.done() => ended(&options, &name, done?)?,
+            done = subscription.done() => if let Some(error) = early(&options, &name, done?) {
+                return Err(error);
+            },
             () = enough(&figures, options.count) => subscription.cancel(),
         }
         Ok(())
@@ -359,24 +361,21 @@ async fn count(
     receive_during(session, &options.remote, receiver.clone(), work, left).await
 }
 
-/// Whether a track that is done was over: whoever goes on trying waits for what only its publisher or the relay has ended.
-fn ended(options: &Options, name: &str, done: Option<PublishDone>) -> Result<(), Error> {
+/// What is wrong with the end of a track for those who go on trying: only its publisher or the relay may have ended it.
+fn early(options: &Options, name: &str, done: Option<PublishDone>) -> Option<Error> {
     tracing::debug!(last = ?done, "the track is done");
-    let Some(done) = done else { return Ok(()) };
     let may_go_on = [
         code::Done::INTERNAL_ERROR,
         code::Done::GOING_AWAY,
         code::Done::TOO_FAR_BEHIND,
         code::Done::EXCESSIVE_LOAD,
     ];
-    match may_go_on.contains(&done.code) {
-        true if options.reconnect => Err(Error::Early { name: name.to_owned(), reason: done.reason }),
-        true => {
-            tracing::warn!(track = name, "it ended early: {}", done.reason);
-            Ok(())
-        }
-        false => Ok(()),
+    let PublishDone { reason, .. } = done.filter(|done| may_go_on.contains(&done.code))?;
+    if !options.reconnect {
+        tracing::warn!(track = name, "it ended early: {reason}");
+        return None;
     }
+    Some(Error::Early { name: name.to_owned(), reason })
 }
 
 /// The track that is measured: the one that was named, the first of the catalog, or that of generated objects.
@@ -644,7 +643,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                         while let Some(payload) = sequencer.pop(true) {
                             self.write(&payload).await?;
                         }
-                        return ended(&self.options, name, last);
+                        return early(&self.options, name, last).map_or(Ok(()), Err);
                     }
                 },
                 done = &mut over, if !is_over => {
