@@ -168,6 +168,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a track has ended before its time.
+    fn is_early(&self) -> bool {
+        match self {
+            Self::Early { .. } => true,
+            Self::Play { source, .. } => source.is_early(),
+            _ => false,
+        }
+    }
+
     /// Whether another session may do better.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -309,6 +318,11 @@ async fn again<F: Future<Output = Result<End, Error>>>(
                 (moved, now.remote) = (Some(session), remote);
                 continue;
             }
+            // As far as it went.
+            Err(error) if !options.reconnect && error.is_early() => {
+                tracing::warn!("{error}");
+                return Ok(());
+            }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
             // At the first relay: where that has sent us it may not be good for ever.
             Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
@@ -351,7 +365,7 @@ async fn count(
             count_fetch(objects, &figures).await?;
         }
         tokio::select! {
-            done = subscription.done() => if let Some(error) = early(&options, &name, done?) {
+            done = subscription.done() => if let Some(error) = early(&name, done?) {
                 return Err(error);
             },
             () = enough(&figures, options.count) => subscription.cancel(),
@@ -361,8 +375,8 @@ async fn count(
     receive_during(session, &options.remote, receiver.clone(), work, left).await
 }
 
-/// What is wrong with the end of a track for those who go on trying: only its publisher or the relay may have ended it.
-fn early(options: &Options, name: &str, done: Option<PublishDone>) -> Option<Error> {
+/// What is wrong with the end of a track: only its publisher or the relay may have ended it.
+fn early(name: &str, done: Option<PublishDone>) -> Option<Error> {
     tracing::debug!(last = ?done, "the track is done");
     let may_go_on = [
         code::Done::INTERNAL_ERROR,
@@ -371,10 +385,6 @@ fn early(options: &Options, name: &str, done: Option<PublishDone>) -> Option<Err
         code::Done::EXCESSIVE_LOAD,
     ];
     let PublishDone { reason, .. } = done.filter(|done| may_go_on.contains(&done.code))?;
-    if !options.reconnect {
-        tracing::warn!(track = name, "it ended early: {reason}");
-        return None;
-    }
     Some(Error::Early { name: name.to_owned(), reason })
 }
 
@@ -458,6 +468,15 @@ async fn receive_during(
     mut left: watch::Receiver<bool>,
 ) -> Result<End, Error> {
     let serving = tokio::spawn(session.clone().run(receiver));
+    // A publisher may have left a relay that goes away before us: what it publishes goes on elsewhere.
+    let work = async {
+        match work.await {
+            Err(error) if error.is_early() && session.goaway().borrow().is_some() => {
+                std::future::pending().await
+            }
+            result => result,
+        }
+    };
     let result = tokio::select! {
         result = work => result.map(|()| End::Over),
         error = serving => Err(Error::Ended(error?)),
@@ -643,7 +662,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                         while let Some(payload) = sequencer.pop(true) {
                             self.write(&payload).await?;
                         }
-                        return early(&self.options, name, last).map_or(Ok(()), Err);
+                        return early(name, last).map_or(Ok(()), Err);
                     }
                 },
                 done = &mut over, if !is_over => {

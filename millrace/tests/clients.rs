@@ -164,7 +164,7 @@ fn who_reconnects_waits_for_the_publisher_too() {
     publisher.signal(Signal::SIGTERM);
     assert_eq!(publisher.exit_code(), Some(0));
     assert_eq!(other.exit_code(), Some(0));
-    assert!(other.said().contains("it ended early: the publisher is gone"), "{}", other.said());
+    assert!(other.said().contains("ended early: the publisher is gone"), "{}", other.said());
     patient.wait_for("trying again");
     let publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
     publisher.wait_for("publishing");
