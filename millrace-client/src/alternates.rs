@@ -6,7 +6,7 @@ use millrace_proto::moq::param::Assignment;
 use millrace_proto::moq::{Namespace, Parameters, TrackName, msf};
 
 use crate::receive::{Receiver, Sink, Subscription};
-use crate::session::{Error, SWITCHING_ALGORITHM};
+use crate::session::Error;
 
 /// Of the switching sets of a session, which are all alike.
 const WEIGHT: u64 = 1;
@@ -36,7 +36,7 @@ impl Alternates {
     fn parameters(&self, place: usize, parameters: &Parameters) -> Parameters {
         let assignment = Assignment {
             set: self.set,
-            algorithm: SWITCHING_ALGORITHM,
+            algorithm: Assignment::ALGORITHM,
             threshold: self.tracks.get(place).map_or(0, |(_, kbps)| *kbps),
             weight: WEIGHT,
             activate: self.tracks.len() as u64,

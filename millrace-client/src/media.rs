@@ -37,6 +37,8 @@ pub enum Error {
     NotABox(#[source] mp4_atom::Error),
     #[error("the input is not MP4; {HOW}")]
     NotMp4,
+    #[error("there is no media in the input; {HOW}")]
+    Empty,
     #[error("the MP4 is not fragmented; {HOW}")]
     NotFragmented,
     #[error("an MP4 box without a size cannot be streamed")]

@@ -214,6 +214,9 @@ async fn generate(generator: Generator, track: Arc<Track>) -> Result<Generated, 
 /// When the first fragment was published, and its time in the media.
 type Pace = OnceLock<(Instant, Duration)>;
 
+/// So much media is not all published at once by mistake unnoticed.
+const NOTICED: Duration = Duration::from_secs(2);
+
 async fn play(
     mut media: Media,
     mut reader: Box<dyn AsyncRead + Unpin>,
@@ -221,17 +224,30 @@ async fn play(
 ) -> Result<(), Error> {
     let mut boxes = Boxes::default();
     let mut piece = vec![0; 64 << 10];
+    let (own, mut length) = (Pace::new(), None);
     loop {
         while let Some((kind, bytes)) = boxes.pop()? {
-            let time = media.take(kind, bytes)?;
-            if let (Some(time), Some(pace)) = (time, pace) {
-                let (start, first) = *pace.get_or_init(|| (Instant::now(), time));
-                tokio::time::sleep_until(start + time.saturating_sub(first)).await;
+            let Some(time) = media.take(kind, bytes)? else { continue };
+            let (start, first) = *pace.unwrap_or(&own).get_or_init(|| (Instant::now(), time));
+            let since = time.saturating_sub(first);
+            length = Some(since);
+            if pace.is_some() {
+                tokio::time::sleep_until(start + since).await;
             }
         }
         match reader.read(&mut piece).await.map_err(Error::Read)? {
-            0 => return Ok(()),
+            0 => break,
             length => boxes.push(&piece[..length]),
         }
     }
+    let length = length.ok_or(media::Error::Empty)?;
+    let took = own.get().map_or(length, |(start, _)| start.elapsed());
+    if length > NOTICED && length > 2 * took {
+        tracing::warn!(
+            "{:.1} s of media were published in {:.1} s: for input that is not live there is --realtime",
+            length.as_secs_f64(),
+            took.as_secs_f64()
+        );
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use millrace_proto::moq::param::Assignment;
 use millrace_proto::moq::{self, DecodeError, EncodeError, Message, StreamHeader, code, message};
 use millrace_webtransport::{self as webtransport, NotOurs, RecvStream, SendStream, Streams, Tunnel};
 use quinn::VarInt;
@@ -15,9 +16,6 @@ use url::{Position, Url};
 
 use crate::dial;
 use crate::tls::Trust;
-
-/// The draft's own.
-pub(crate) const SWITCHING_ALGORITHM: u64 = 0;
 
 /// How long the end of a session may take to reach the peer.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -349,7 +347,7 @@ impl Session {
                 match message {
                     Message::Setup(setup) if !is_set_up => {
                         tracing::debug!(implementation = setup.implementation, "session is set up");
-                        let switches = setup.switching_algorithms.contains(&SWITCHING_ALGORITHM);
+                        let switches = setup.switching_algorithms.contains(&Assignment::ALGORITHM);
                         self.switches.send_replace(Some(switches));
                         is_set_up = true;
                     }
@@ -406,7 +404,7 @@ async fn serve_request<H: Handler>(handler: Arc<H>, mut request: Request) -> Res
 
 fn setup_of(Remote { url, switching_sets, .. }: &Remote) -> message::Setup {
     message::Setup {
-        switching_algorithms: switching_sets.then_some(SWITCHING_ALGORITHM).into_iter().collect(),
+        switching_algorithms: switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect(),
         path: Some(path_of(url).to_owned()),
         authority: Some(url.authority().to_owned()),
         implementation: Some(concat!("millrace ", env!("CARGO_PKG_VERSION")).to_owned()),

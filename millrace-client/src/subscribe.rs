@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use millrace_proto::moq::message::FetchKind;
+use millrace_proto::moq::message::{FetchKind, PublishDone};
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::{Filter, GroupOrder, Location, Namespace, Parameters, TrackName, code, msf};
 use parking_lot::Mutex;
@@ -139,6 +139,8 @@ pub enum Error {
         /// It was asked for by name.
         is_named: bool,
     },
+    #[error("track {name} ended early: {reason}")]
+    Early { name: String, reason: String },
     #[error("track {0} is empty")]
     Empty(String),
     #[error("cannot fetch {name}: {source}")]
@@ -166,6 +168,15 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether a track has ended before its time.
+    fn is_early(&self) -> bool {
+        match self {
+            Self::Early { .. } => true,
+            Self::Play { source, .. } => source.is_early(),
+            _ => false,
+        }
+    }
+
     /// Whether another session may do better.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -175,7 +186,7 @@ impl Error {
                 source.may_pass() || is_absent(source)
             }
             Self::Play { source, .. } => source.may_pass(),
-            Self::Empty(_) => true,
+            Self::Empty(_) | Self::Early { .. } => true,
             _ => false,
         }
     }
@@ -190,9 +201,9 @@ fn is_absent(error: &session::Error) -> bool {
 fn hint(source: &session::Error, others: &[String], is_named: bool) -> String {
     match others {
         _ if !is_absent(source) => String::new(),
-        [] if is_named => "; nor is there a catalog: is the broadcast published yet?".to_owned(),
+        [] if is_named => "; nor is there a catalog: the broadcast may not be published yet".to_owned(),
         [] => {
-            "; nor is there a catalog: is the broadcast published yet, and what are its tracks called (--track)?"
+            "; nor is there a catalog: the broadcast may not be published yet, or its tracks have other names (--track)"
                 .to_owned()
         }
         others if is_named => format!("; the broadcast has {} (name one with --track)", others.join(", ")),
@@ -307,6 +318,11 @@ async fn again<F: Future<Output = Result<End, Error>>>(
                 (moved, now.remote) = (Some(session), remote);
                 continue;
             }
+            // As far as it went.
+            Err(error) if !options.reconnect && error.is_early() => {
+                tracing::warn!("{error}");
+                return Ok(());
+            }
             Err(error) if !options.reconnect || !error.may_pass() => return Err(error),
             // At the first relay: where that has sent us it may not be good for ever.
             Err(error) => tracing::warn!("{error}; trying again in {:?}", pause.after()),
@@ -349,14 +365,27 @@ async fn count(
             count_fetch(objects, &figures).await?;
         }
         tokio::select! {
-            done = subscription.done() => {
-                tracing::debug!(last = ?done?, "the track is done");
-            }
+            done = subscription.done() => if let Some(error) = early(&name, done?) {
+                return Err(error);
+            },
             () = enough(&figures, options.count) => subscription.cancel(),
         }
         Ok(())
     };
     receive_during(session, &options.remote, receiver.clone(), work, left).await
+}
+
+/// What is wrong with the end of a track: only its publisher or the relay may have ended it.
+fn early(name: &str, done: Option<PublishDone>) -> Option<Error> {
+    tracing::debug!(last = ?done, "the track is done");
+    let may_go_on = [
+        code::Done::INTERNAL_ERROR,
+        code::Done::GOING_AWAY,
+        code::Done::TOO_FAR_BEHIND,
+        code::Done::EXCESSIVE_LOAD,
+    ];
+    let PublishDone { reason, .. } = done.filter(|done| may_go_on.contains(&done.code))?;
+    Some(Error::Early { name: name.to_owned(), reason })
 }
 
 /// The track that is measured: the one that was named, the first of the catalog, or that of generated objects.
@@ -439,6 +468,15 @@ async fn receive_during(
     mut left: watch::Receiver<bool>,
 ) -> Result<End, Error> {
     let serving = tokio::spawn(session.clone().run(receiver));
+    // A publisher may have left a relay that goes away before us: what it publishes goes on elsewhere.
+    let work = async {
+        match work.await {
+            Err(error) if error.is_early() && session.goaway().borrow().is_some() => {
+                std::future::pending().await
+            }
+            result => result,
+        }
+    };
     let result = tokio::select! {
         result = work => result.map(|()| End::Over),
         error = serving => Err(Error::Ended(error?)),
@@ -590,7 +628,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                 first.ok.parameters.largest_object.into_iter().for_each(|last| sequencer.skip_to(last));
             }
         }
-        let followed = self.follow(subscription, steps, sequencer).await;
+        let followed = self.follow(&name, subscription, steps, sequencer).await;
         followed.map_err(|source| Error::Play { name, source: Box::new(source) })
     }
 
@@ -604,6 +642,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
 
     async fn follow(
         &self,
+        name: &str,
         mut subscription: Subscribed,
         mut steps: mpsc::Receiver<Step>,
         mut sequencer: Sequencer,
@@ -612,7 +651,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         // Until when what is missing is waited for.
         let mut patience = None;
         let mut over = std::pin::pin!(subscription.done());
-        let mut is_over = false;
+        let (mut is_over, mut last) = (false, None);
         loop {
             let mut force = false;
             tokio::select! {
@@ -623,12 +662,11 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
                         while let Some(payload) = sequencer.pop(true) {
                             self.write(&payload).await?;
                         }
-                        return Ok(());
+                        return early(name, last).map_or(Ok(()), Err);
                     }
                 },
                 done = &mut over, if !is_over => {
-                    done?;
-                    is_over = true;
+                    (is_over, last) = (true, done?);
                     // What is queued still comes out.
                     steps.close();
                 }

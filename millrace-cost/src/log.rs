@@ -33,7 +33,7 @@ pub enum Error {
     /// Renaming a device or a directory could break the machine.
     #[error("{path}: not a regular file; a log is never anything else")]
     Special { path: PathBuf },
-    #[error("{path}: line {line}: {source}")]
+    #[error("{path}: line {line} is not of a log of millrace cost: {source}")]
     Report { path: PathBuf, line: u64, source: serde_json::Error },
     #[error("{path}: line {line}: version {found}; this program knows {known}")]
     Version { path: PathBuf, line: u64, found: u32, known: u32 },

@@ -150,6 +150,28 @@ fn both_come_back_after_the_relay_has_been_restarted() {
     wait_for("objects that are counted", || (subscriber.delivered() > before).then_some(()));
 }
 
+/// A publisher that is killed, and comes back.
+#[test]
+fn who_reconnects_waits_for_the_publisher_too() {
+    let relay = Relay::start(tempfile::tempdir().unwrap(), &[]);
+    let url = relay.url();
+    let mut publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let patient = Client::start(&[&SUBSCRIBE[..], &["--reconnect", &url]].concat());
+    let mut other = Client::start(&[&SUBSCRIBE[..], &[&url]].concat());
+    patient.wait_for(" delivered, ");
+    other.wait_for(" delivered, ");
+    publisher.signal(Signal::SIGTERM);
+    assert_eq!(publisher.exit_code(), Some(0));
+    assert_eq!(other.exit_code(), Some(0));
+    assert!(other.said().contains("ended early: the publisher is gone"), "{}", other.said());
+    patient.wait_for("trying again");
+    let publisher = Client::start(&[&PUBLISH[..], &[&url]].concat());
+    publisher.wait_for("publishing");
+    let before = patient.delivered();
+    wait_for("objects of the new publisher", || (patient.delivered() > before).then_some(()));
+}
+
 #[test]
 fn both_go_on_where_goaway_says_and_the_drain_is_over_with_that() {
     let second = Relay::start(tempfile::tempdir().unwrap(), &[]);
@@ -304,9 +326,11 @@ fn a_track_that_is_not_there_is_named_and_so_are_those_that_are() {
     let mut nothing = Client::start(&["subscribe", "--name=live", "--stats", "--tls-disable-verify", &url]);
     assert_eq!(nothing.exit_code(), Some(1));
     let said = nothing.said();
-    for part in
-        ["track=\"objects\"", "no track objects: the peer refused: ", "is the broadcast published yet"]
-    {
+    for part in [
+        "track=\"objects\"",
+        "no track objects: the peer refused: ",
+        "the broadcast may not be published yet",
+    ] {
         assert!(said.contains(part), "{part} is not in\n{said}");
     }
 
@@ -358,14 +382,13 @@ fn media(url: &str) -> Option<[Client; 1]> {
         return None;
     };
     assert!(status.success());
-    let publisher = Client::start(&[
-        "publish",
-        "--name=live",
-        "--realtime",
-        "--tls-disable-verify",
-        url,
-        clip.to_str().unwrap(),
-    ]);
+    // Not live, and not at its own pace: that is over at once, and said.
+    let clip = clip.to_str().unwrap();
+    let mut hasty = Client::start(&["publish", "--name=hasty", "--tls-disable-verify", url, clip]);
+    assert_eq!(hasty.exit_code(), Some(0));
+    assert!(hasty.said().contains("for input that is not live there is --realtime"), "{}", hasty.said());
+    let publisher =
+        Client::start(&["publish", "--name=live", "--realtime", "--tls-disable-verify", url, clip]);
     publisher.wait_for("publishing");
     Some([publisher])
 }
@@ -377,7 +400,12 @@ fn what_is_no_fragmented_mp4_is_refused_with_what_makes_it() {
     // As a camera writes it: what there is comes at the end, if at all.
     let whole = b"\0\0\0\x10ftypisom\0\0\0\0\0\0\0\x10mdat01234567";
     fs::write(relay.path("whole.mp4"), whole).unwrap();
-    for (file, why) in [("token", "the input is not MP4"), ("whole.mp4", "the MP4 is not fragmented")] {
+    fs::write(relay.path("empty.mp4"), "").unwrap();
+    for (file, why) in [
+        ("token", "the input is not MP4"),
+        ("whole.mp4", "the MP4 is not fragmented"),
+        ("empty.mp4", "there is no media in the input"),
+    ] {
         let file = relay.path(file);
         let mut publisher =
             Client::start(&["publish", "--name=live", "--tls-disable-verify", &url, file.to_str().unwrap()]);

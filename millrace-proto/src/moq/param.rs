@@ -90,6 +90,8 @@ pub struct Assignment {
 
 impl Assignment {
     pub const WEIGHTS: std::ops::RangeInclusive<u64> = 1..=10;
+    /// The draft's own algorithm.
+    pub const ALGORITHM: u64 = 0;
 
     fn decode(mut input: Reader) -> Result<Self, DecodeError> {
         let [set, algorithm, threshold, weight, activate] =

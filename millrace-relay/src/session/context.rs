@@ -13,6 +13,7 @@ use millrace_proto::{
     moq::{
         Message, code,
         message::{self, GoAway, RequestError},
+        param::Assignment,
     },
     relay::{account::Account, malformed::Malformed},
 };
@@ -27,7 +28,6 @@ use super::{
     quotas::Quotas,
     request_ids::RequestIds,
     rights::{Admitted, Authority},
-    subscribe::switching::ALGORITHM,
     tasks::Tasks,
 };
 use crate::{
@@ -270,7 +270,7 @@ impl Context {
     /// The peer's SETUP is there, and what it means by its requests is known.
     pub fn set_ready(&self, setup: &message::Setup) {
         let _ = self.dialect.set(Dialect::of(setup));
-        let knows = setup.switching_algorithms.contains(&ALGORITHM);
+        let knows = setup.switching_algorithms.contains(&Assignment::ALGORITHM);
         self.knows_switching_sets.store(knows, Relaxed);
         self.set_setup(Setup::Received);
     }

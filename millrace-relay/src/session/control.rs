@@ -5,11 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use millrace_proto::moq::{Message, code, message::Setup};
+use millrace_proto::moq::{Message, code, message::Setup, param::Assignment};
 use tokio::{sync::mpsc, time::timeout};
 use tracing::info;
 
-use super::{context::Context, rights::session_over, subscribe::switching::ALGORITHM};
+use super::{context::Context, rights::session_over};
 use crate::{
     access::rights::Rights,
     log_limit::short,
@@ -31,7 +31,7 @@ pub async fn run(
     let mut send = context.connection().streams().open_uni().await?;
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
     let max_auth_token_cache_size = Some(context.authority().token_cache());
-    let switching_algorithms = context.hub().switching_sets.then_some(ALGORITHM).into_iter().collect();
+    let switching_algorithms = context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
     let setup = Setup { implementation, max_auth_token_cache_size, switching_algorithms, ..setup };
     wire::send(&mut send, setup).await?;
     context.connection().start();

@@ -70,8 +70,9 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// What the relay at `addr` says about itself.
 pub fn ask(addr: SocketAddr, token: Option<&Token>) -> anyhow::Result<Status> {
-    let (code, body) = fetch(addr, "/status", token.map(Token::text))
-        .with_context(|| format!("no relay answers on http://{addr}/status"))?;
+    let (code, body) = fetch(addr, "/status", token.map(Token::text)).with_context(|| {
+        format!("no relay answers on http://{addr}/status; is one running, with this --http?")
+    })?;
     if code != 200 {
         bail!("http://{addr}/status answered {code}: {}", body.trim_end());
     }

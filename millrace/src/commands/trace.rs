@@ -123,8 +123,9 @@ impl Lines {
         end: Option<Instant>,
     ) -> anyhow::Result<Self> {
         const TIMEOUT: Duration = Duration::from_secs(5);
-        let stream = TcpStream::connect_timeout(&addr, TIMEOUT)
-            .with_context(|| format!("no relay answers on http://{addr}/trace"))?;
+        let stream = TcpStream::connect_timeout(&addr, TIMEOUT).with_context(|| {
+            format!("no relay answers on http://{addr}/trace; is one running, with this --http?")
+        })?;
         // HTTP/1.0, so that the answer ends with the connection and comes as it is.
         let token =
             token.map(|token| format!("Authorization: Bearer {}\r\n", token.text())).unwrap_or_default();

@@ -3,7 +3,7 @@
 mod adapt;
 mod follow;
 mod publish;
-pub mod switching;
+mod switching;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

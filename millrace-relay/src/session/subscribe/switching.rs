@@ -20,9 +20,6 @@ use super::{
 };
 use crate::{hub::Counters, outbox::Outbox, subscription::Place, wire::SessionError};
 
-/// The draft's own algorithm, and the only one.
-pub const ALGORITHM: u64 = 0;
-
 /// Tracks in switching sets that a session has at most.
 const MAX_TRACKS: usize = 16;
 
@@ -90,7 +87,7 @@ impl Subscriptions {
         if !self.context.knows_switching_sets() {
             return unsupported("SETUP has no algorithm of switching sets");
         }
-        if assignment.algorithm != ALGORITHM {
+        if assignment.algorithm != Assignment::ALGORITHM {
             return unsupported("switching sets have algorithm 0");
         }
         Ok(Ok(()))
