@@ -31,7 +31,8 @@ pub async fn run(
     let mut send = context.connection().streams().open_uni().await?;
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
     let max_auth_token_cache_size = Some(context.authority().token_cache());
-    let switching_algorithms = context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
+    let switching_algorithms =
+        context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
     let setup = Setup { implementation, max_auth_token_cache_size, switching_algorithms, ..setup };
     wire::send(&mut send, setup).await?;
     context.connection().start();
