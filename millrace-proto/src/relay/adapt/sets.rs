@@ -11,6 +11,9 @@ pub struct Set {
     pub thresholds: Vec<u64>,
 }
 
+/// No path carries more, kbit/s: so far the rungs go.
+const MOST: u64 = 1 << 40;
+
 /// The track of each set, by its place among the thresholds; `None`: nothing of the set.
 pub type Allocation = Vec<Option<usize>>;
 
@@ -54,17 +57,18 @@ fn needed(set: &Set, track: Option<usize>) -> Option<u64> {
     set.thresholds.get(track?).copied()
 }
 
-/// What more and more throughput buys: each allocation with the least kbit/s from which it is the one, from 0 on.
+/// What more and more throughput buys: each allocation with the least kbit/s from which it is the one, from 0 on, as far as
+/// paths go. A rung that an eighth more takes away again may be left out.
 pub fn rungs(sets: &[Set]) -> Vec<(u64, Allocation)> {
     let mut rungs = vec![(0, allocate(sets, 0))];
     // With this all sets have the best.
-    let weights: u64 = sets.iter().map(|set| set.weight.max(1)).sum();
+    let weights = sets.iter().fold(0u64, |sum, set| sum.saturating_add(set.weight.max(1)));
     let best = sets.iter().filter_map(|set| set.thresholds.last());
-    let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights)));
+    let most = best.fold(0u64, |sum, need| sum.saturating_add(need.saturating_mul(weights))).min(MOST);
     let mut at = 0;
     while at < most {
         // In steps, within which at most one change is told from the next.
-        let next = at.saturating_add(1 + at / 32).min(most);
+        let next = at.saturating_add(1 + at / 8).min(most);
         let known = rungs.last().map(|(_, allocation)| allocation.clone());
         if Some(allocate(sets, next)) != known {
             let (mut same, mut other) = (at, next);
@@ -163,6 +167,7 @@ mod tests {
                 Set { rank, weight, thresholds }
             }).collect();
             allocate(&sets, kbps);
+            prop_assert!(rungs(&sets).is_sorted_by(|one, other| one.0 < other.0));
         }
     }
 }
