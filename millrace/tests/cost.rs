@@ -170,10 +170,10 @@ const FIRST_SCREEN: &str = "\x1b[?25h\x1b[?1049l";
 const HOME: &str = "\x1b[H";
 
 /// A terminal with the live view on it.
-fn live(arguments: &[&str]) -> Terminal {
+fn live(columns: u16, arguments: &[&str]) -> Terminal {
     let mut command = terminal::command(env!("CARGO_BIN_EXE_millrace"));
     command.args(["cost", "--period", "100ms"]).args(arguments);
-    Terminal::start(command, 120, 30)
+    Terminal::start(command, columns, 30)
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn the_live_view_leaves_the_terminal_as_it_was() {
     }
     const CTRL_C: &str = "\x03";
     for end in [Some("q"), Some(CTRL_C), None] {
-        let mut live = live(&[]);
+        let mut live = live(120, &[]);
         live.wait_for(OTHER_SCREEN);
         live.wait_for("last minute");
         assert!(!live.echoes());
@@ -224,7 +224,7 @@ fn command_lines_are_shown_to_who_asks() {
     assert!(!hidden.contains("s3cret"), "{hidden}");
     let shown = observe(&["--arguments"]);
     assert!(shown.contains("server --token=s3cret?[2J"), "{shown}");
-    let mut live = live(&["--pid", &pid]);
+    let mut live = live(160, &["--pid", &pid]);
     live.wait_for("last minute");
     live.types("\t\t");
     live.wait_for("receives/s");

@@ -265,5 +265,5 @@ fn viewers_choose_and_end_by_themselves() {
 
     let events = other.all();
     let [Event::Start { notes, .. }] = &events[..] else { panic!("{events:?}") };
-    assert!(notes[0].contains("live-cam--audio"), "{notes:?}");
+    assert!(notes[0].contains("live/cam/audio"), "{notes:?}");
 }
