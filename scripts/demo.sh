@@ -108,7 +108,7 @@ watch() {
         return
     fi
     say "a browser, on the relay's page, $page"
-    live_video 300 2>>"$dir/ffmpeg.log" > >(at PUB "$millrace" publish --name live --tls-disable-verify "$url" 2>"$dir/publish-live.log") &
+    live_video 300 2>>"$dir/ffmpeg.log" > >(at PUB "$millrace" publish --reconnect=false --name live --tls-disable-verify "$url" 2>"$dir/publish-live.log") &
     source=$!
     pids+=("$source")
     (at SUB1 env TOKEN_FILE="$dir/token" node scripts/watch.mjs "$chromium" "$page" "$dir/browser.png" 30 120) 2>"$dir/browser.log" ||
