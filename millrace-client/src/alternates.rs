@@ -4,6 +4,7 @@
 use millrace_proto::moq::message::PublishDone;
 use millrace_proto::moq::param::Assignment;
 use millrace_proto::moq::{Namespace, Parameters, TrackName, msf};
+use millrace_proto::relay::adapt::{Ladder, Rung};
 
 use crate::receive::{Receiver, Sink, Subscription};
 use crate::session::Error;
@@ -15,22 +16,23 @@ const WEIGHT: u64 = 1;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Alternates {
     /// Each with what it needs, kbit/s.
-    tracks: Vec<(String, u64)>,
+    tracks: Vec<(TrackName, u64)>,
     /// Tells switching sets of a session apart.
     set: u64,
 }
 
 impl Alternates {
-    /// Those that a catalog has for `name`, if there are any.
-    pub fn of(catalog: &msf::Catalog, name: &str) -> Option<Self> {
-        let described = |track: &msf::Track| Some((track.name.clone(), track.bitrate?.div_ceil(1000)));
-        let mut tracks: Vec<_> = catalog.alternates(name).into_iter().filter_map(described).collect();
-        tracks.sort_by_key(|(_, kbps)| *kbps);
-        // Something always comes.
-        tracks.first_mut()?.1 = 0;
-        let first = &tracks.first()?.0;
-        let set = catalog.tracks.iter().position(|track| track.name == *first)?;
-        (tracks.len() > 1).then_some(Self { tracks, set: set as u64 })
+    /// Those that a catalog of `namespace` has for `name`, if there are any.
+    pub fn of(catalog: &msf::Catalog, namespace: &Namespace, name: &str) -> Option<Self> {
+        let ladder = Ladder::of_catalog(catalog, namespace, name)?;
+        let needs = |(at, rung): (usize, &Rung)| {
+            // Something always comes.
+            let bitrate = if at == 0 { 0 } else { rung.bitrate };
+            (rung.track.clone(), bitrate.div_ceil(1000))
+        };
+        let first = ladder.rungs().first()?.track.name();
+        let set = catalog.tracks.iter().position(|track| track.name.as_bytes() == first)?;
+        Some(Self { tracks: ladder.rungs().iter().enumerate().map(needs).collect(), set: set as u64 })
     }
 
     fn parameters(&self, place: usize, parameters: &Parameters) -> Parameters {
@@ -81,12 +83,10 @@ pub(crate) async fn subscribe(
     let Some(alternates) = alternates else {
         return Ok(Subscribed(vec![receiver.subscribe(track, parameters, sink).await?]));
     };
-    let namespace: &Namespace = track.namespace();
     let mut all = Vec::new();
     for (place, (name, _)) in alternates.tracks.iter().enumerate() {
-        // It was read from a catalog, and may be no name.
-        let Ok(name) = TrackName::new(namespace.clone(), name.clone().into_bytes()) else { continue };
-        all.push(receiver.subscribe(name, alternates.parameters(place, &parameters), sink.clone()).await?);
+        let parameters = alternates.parameters(place, &parameters);
+        all.push(receiver.subscribe(name.clone(), parameters, sink.clone()).await?);
     }
     Ok(Subscribed(all))
 }
@@ -114,12 +114,14 @@ mod tests {
             track("low", Some(800_000), Some(1)),
             track("unknown", None, Some(1)),
         ]);
-        let found = Alternates::of(&catalog, "high").unwrap();
-        assert_eq!(found.tracks, [("low".to_owned(), 0), ("high".to_owned(), 5001)]);
-        assert_eq!(Alternates::of(&catalog, "low"), Some(Alternates { set: 2, ..found }));
-        assert_eq!(Alternates::of(&catalog, "sound"), None, "nothing stands for it");
-        assert_eq!(Alternates::of(&catalog, "other"), None);
-        let found = Alternates::of(&catalog, "low").unwrap();
+        let namespace = Namespace::from_path("live/cam").unwrap();
+        let name = |name: &str| TrackName::new(namespace.clone(), name.to_owned()).unwrap();
+        let found = Alternates::of(&catalog, &namespace, "high").unwrap();
+        assert_eq!(found.tracks, [(name("low"), 0), (name("high"), 5001)]);
+        assert_eq!(Alternates::of(&catalog, &namespace, "low"), Some(Alternates { set: 2, ..found }));
+        assert_eq!(Alternates::of(&catalog, &namespace, "sound"), None, "nothing stands for it");
+        assert_eq!(Alternates::of(&catalog, &namespace, "other"), None);
+        let found = Alternates::of(&catalog, &namespace, "low").unwrap();
         let first = found.parameters(0, &Parameters::default());
         assert_eq!(
             (first.forward, first.assignment.map(|it| (it.threshold, it.activate))),

@@ -11,6 +11,9 @@ use crate::payload::Stamp;
 /// From the first arrival until objects are owed: the group that is joined may be as old as it is long.
 const SETTLING: Duration = Duration::from_secs(1);
 
+/// What is later than this is late for live media.
+const ON_TIME: Duration = Duration::from_secs(1);
+
 /// What one subscriber, or several together, are owed and got.
 #[derive(Clone, Debug)]
 pub struct Owed {
@@ -23,6 +26,8 @@ pub struct Owed {
     first: Option<u64>,
     /// How many objects the track has, or 0.
     total: u64,
+    /// The lowest and the highest number that came, each with when it was sent.
+    ends: Option<[(u64, Duration); 2]>,
     /// Of what was owed and came, in ns.
     latency: Histogram<u64>,
 }
@@ -30,13 +35,15 @@ pub struct Owed {
 impl Owed {
     /// `latency`: an empty one.
     pub fn new(latency: Histogram<u64>) -> Self {
-        Self { since: None, before: None, first: None, total: 0, latency }
+        Self { since: None, before: None, first: None, total: 0, ends: None, latency }
     }
 
     /// An object came for the first time.
     pub fn object(&mut self, stamp: Stamp, now: Duration) {
         let since = *self.since.get_or_insert(now + SETTLING);
         self.total = stamp.total;
+        let this = (stamp.sequence, stamp.sent);
+        self.ends = Some(self.ends.map_or([this; 2], |[low, high]| [low.min(this), high.max(this)]));
         if stamp.sent < since {
             self.before = self.before.max(Some(stamp.sequence));
             return;
@@ -44,6 +51,14 @@ impl Owed {
         self.first = Some(self.first.map_or(stamp.sequence, |first| first.min(stamp.sequence)));
         // It grows on demand, so it takes any value.
         let _ = self.latency.record(now.saturating_sub(stamp.sent).as_nanos() as u64);
+    }
+
+    /// Whether the last object of the track has been sent, as far as can be told from those that came.
+    pub fn is_published(&self, now: Duration) -> bool {
+        let Some([(low, since), (high, until)]) = self.ends else { return false };
+        let (came, missing) = ((high - low) as u32, self.total.saturating_sub(high + 1));
+        let interval = until.saturating_sub(since).checked_div(came).unwrap_or_default();
+        came > 0 && self.total > 0 && until + interval.saturating_mul(missing as u32) <= now
     }
 
     /// How many objects are owed by the end of the track; `None` if it does not say how long it is, or nothing came.
@@ -67,7 +82,8 @@ impl Owed {
         let latency = latency?;
         let at = |quantile| at_quantile(&latency, objects, quantile);
         let latency_us = Latency { p50: at(0.5), p90: at(0.9), p99: at(0.99) };
-        Some(Report { objects, delivered: latency.len(), latency_us })
+        let on_time = latency.count_between(0, ON_TIME.as_nanos() as u64);
+        Some(Report { objects, delivered: latency.len(), on_time, latency_us })
     }
 }
 
@@ -85,6 +101,8 @@ pub struct Report {
     pub objects: u64,
     /// Those of them that came.
     pub delivered: u64,
+    /// Those that came within a second.
+    pub on_time: u64,
     pub latency_us: Latency,
 }
 
@@ -151,6 +169,23 @@ mod tests {
         // The first arrival is some ms after the first object was sent.
         assert_eq!((report.objects, report.delivered), (299 + 297, 299 + 297));
         assert_eq!((ms(report.latency_us.p50), ms(report.latency_us.p99)), (Some(10), Some(30)));
+    }
+
+    #[test]
+    fn what_is_a_second_late_is_not_on_time() {
+        let report = Owed::report([&subscriber(|n| Some(if n < 200 { 10 } else { 1500 }))]).unwrap();
+        assert_eq!((report.objects, report.delivered, report.on_time), (299, 299, 99));
+    }
+
+    #[test]
+    fn a_track_is_published_when_its_last_object_was_due() {
+        let start = Duration::from_secs(5);
+        let end = start + INTERVAL * (TOTAL as u32 - 1);
+        // What came is far behind.
+        let owed = subscriber(|n| (n < 50).then_some(10_000));
+        assert!(!owed.is_published(end - INTERVAL / 2) && owed.is_published(end));
+        assert!(!subscriber(|n| (n == 3).then_some(0)).is_published(end * 2), "how fast it is, is not known");
+        assert!(!subscriber(|_| None).is_published(end * 2));
     }
 
     #[test]

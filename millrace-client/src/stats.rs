@@ -239,6 +239,11 @@ impl Figures {
         self.seen.count + self.unstamped
     }
 
+    /// Whether all of the track has been sent, however much of it has come.
+    pub fn is_published(&self) -> bool {
+        self.owed.is_published(payload::now())
+    }
+
     /// The figures now. At the end of the track, what is missing behind the last object is lost too.
     pub fn report(&self, is_end: bool) -> Report {
         let end = if is_end { self.total } else { 0 };

@@ -274,8 +274,9 @@ pub async fn measure(
             () = &mut stop => break,
         }
     }
-    let is_end = ended == subscribers && options.count.is_none();
     let figures = now(&figures);
+    let is_over = || ended == subscribers || figures.iter().all(Figures::is_published);
+    let is_end = options.count.is_none() && is_over();
     leave.send_replace(true);
     while let Some(result) = running.join_next().await {
         result??;
@@ -499,7 +500,8 @@ async fn subscribe(
         true if !receiver.session().switches().await => return Err(Error::NoSwitching),
         true => {
             let catalog = first_object(receiver, options, msf::CATALOG).await?;
-            let alternates = Alternates::of(&msf::Catalog::parse(&catalog).map_err(Error::Catalog)?, name);
+            let catalog = msf::Catalog::parse(&catalog).map_err(Error::Catalog)?;
+            let alternates = Alternates::of(&catalog, &options.namespace, name);
             if alternates.is_none() {
                 tracing::info!(track = name, "the catalog has nothing that can stand for it, with a bitrate");
             }

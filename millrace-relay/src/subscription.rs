@@ -157,6 +157,10 @@ impl Subscription {
         }
     }
 
+    pub fn connection(&self) -> &Arc<Connection> {
+        &self.connection
+    }
+
     pub fn options(&self) -> Options {
         self.state.lock().options.clone()
     }
@@ -203,7 +207,7 @@ impl Subscription {
                 }
                 return true;
             }
-            None if !state.takes(self.member(from), group) => {
+            None if !self.takes(&mut state, from, group) => {
                 self.pass_over(&mut state, subgroup, news, now);
                 return true;
             }
@@ -239,6 +243,16 @@ impl Subscription {
     /// The view as the subscriber's connection carries it.
     fn bound(&self, view: View) -> Arc<View> {
         Arc::new(view.behind(&self.connection.binding().uni()))
+    }
+
+    /// Whether a group is to come from the track of number `from`, which tells of it.
+    fn takes(&self, state: &mut State, from: u32, group: u64) -> bool {
+        match &mut state.origin {
+            Origin::Own => true,
+            Origin::Renditions(choice) => self.member(from).is_none_or(|member| choice.saw(member, group)),
+            // It may have been served from several before it was one of a set; they still tell of theirs.
+            Origin::Set(place) => from == self.track.number && place.choice.lock().saw(place.number, group),
+        }
     }
 
     /// The group comes from another rendition.
@@ -301,7 +315,10 @@ impl Subscription {
         let current = match &state.origin {
             Origin::Own => None,
             Origin::Renditions(choice) => Some((choice.current(), self.member(from))),
-            Origin::Set(place) => Some((chosen.insert(place.choice.lock()).current(), Some(place.number))),
+            Origin::Set(place) => {
+                let member = (from == self.track.number).then_some(place.number);
+                Some((chosen.insert(place.choice.lock()).current(), member))
+            }
         };
         if let Some((newest, member)) = current {
             if member != Some(newest.member) {
@@ -356,7 +373,7 @@ impl Subscription {
         outbox: &mut Outbox,
     ) {
         let mut state = self.state.lock();
-        if !state.takes(self.member(from), object.datagram.group) {
+        if !self.takes(&mut state, from, object.datagram.group) {
             return;
         }
         let track = self.source(from);
@@ -541,15 +558,6 @@ impl State {
         self.options.window = window;
         self.delegated = None;
         true
-    }
-
-    /// Whether a group is to come from this track, which is this one of the renditions if there are any.
-    fn takes(&mut self, member: Option<usize>, group: u64) -> bool {
-        match (&mut self.origin, member) {
-            (Origin::Renditions(choice), Some(member)) => choice.saw(member, group),
-            (Origin::Set(place), _) => place.choice.lock().saw(place.number, group),
-            _ => true,
-        }
     }
 
     fn close(&mut self, key: StreamKey) {

@@ -31,7 +31,7 @@ pub struct Args {
     /// Relays whose flow is measured, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user,kernel-cubic,user-cubic")]
     relays: Vec<Contender>,
-    /// TCP flows that are measured as the relays' are, by their congestion control; none without it
+    /// TCP flows that are measured as the relays' are, by their congestion control
     #[arg(long, value_delimiter = ',', default_value = "cubic,bbr", value_name = "NAME")]
     tcp: Vec<String>,
     #[command(flatten)]

@@ -11,6 +11,8 @@ pub struct Owed {
     pub objects: u64,
     /// Those of them that came.
     pub delivered: u64,
+    /// Those that came within a second.
+    pub on_time: u64,
     pub latency_us: Late,
 }
 
@@ -36,6 +38,10 @@ impl Owed {
         100.0 * self.delivered as f64 / self.objects.max(1) as f64
     }
 
+    pub fn on_time_percent(&self) -> f64 {
+        100.0 * self.on_time as f64 / self.objects.max(1) as f64
+    }
+
     /// Each figure on its own: lowest, middle and highest over the rounds.
     pub fn spread(rounds: &[Self]) -> Option<[Self; 3]> {
         let picks: [Pick; 3] = [
@@ -54,6 +60,7 @@ impl Owed {
             Some(Self {
                 objects: count(|round| round.objects)?.round() as u64,
                 delivered: count(|round| round.delivered)?.round() as u64,
+                on_time: count(|round| round.on_time)?.round() as u64,
                 latency_us: Late {
                     p50: late(|late| late.p50),
                     p90: late(|late| late.p90),
@@ -71,7 +78,12 @@ mod tests {
     use super::*;
 
     fn owed(delivered: u64, p99: Option<f64>) -> Owed {
-        Owed { objects: 100, delivered, latency_us: Late { p50: Some(1.0), p90: Some(2.0), p99 } }
+        Owed {
+            objects: 100,
+            delivered,
+            on_time: delivered,
+            latency_us: Late { p50: Some(1.0), p90: Some(2.0), p99 },
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ use nix::unistd::Pid;
 const POLL: Duration = Duration::from_millis(20);
 /// How long a process may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
+/// How long one may take to end, and to say what it has, after SIGINT.
+const INTERRUPTED: Duration = Duration::from_secs(10);
 const LINES_TOLD: usize = 3;
 /// Of the thread, which may have entered another namespace than its process.
 const NETWORK: &str = "/proc/thread-self/net";
@@ -77,14 +79,26 @@ impl Process {
         }
     }
 
+    /// Waits for the process to end by itself, or else interrupts it, and returns its standard output.
+    pub fn finish_or_interrupt(mut self, limit: Duration) -> anyhow::Result<String> {
+        if self.ended_within(limit)?.is_none() {
+            self.signal()?;
+        }
+        self.finish(INTERRUPTED)
+    }
+
     /// Interrupts it, and waits for it to have ended by that.
     pub fn interrupt(mut self, limit: Duration) -> anyhow::Result<()> {
         self.check_runs()?;
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;
+        self.signal()?;
         match self.ended_within(limit)? {
             Some(_) => Ok(()),
             None => bail!("{} did not end within {limit:?}: {}", self.name, self.last_words()),
         }
+    }
+
+    fn signal(&self) -> anyhow::Result<()> {
+        Ok(kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?)
     }
 
     fn ended_within(&mut self, limit: Duration) -> std::io::Result<Option<ExitStatus>> {

@@ -10,7 +10,7 @@ use super::profile::Profile;
 use super::stats::Percentiles;
 use crate::columns::{Side, aligned};
 
-const HEAD: [&str; 17] = [
+const HEAD: [&str; 18] = [
     "relay",
     "link",
     "subs",
@@ -18,6 +18,7 @@ const HEAD: [&str; 17] = [
     "lost",
     "app p50/p99 us",
     "owed p50/p99 us",
+    "on time %",
     "wire p50/p99 us",
     "CPU us/obj",
     "relay us/obj",
@@ -52,8 +53,9 @@ pub fn told(figures: &Result<Figures, String>) -> String {
             figures.delivered,
             figures.lost,
             figures.owed.map_or_else(String::new, |owed| format!(
-                ", {:.2} % of those owed",
-                owed.delivered_percent()
+                ", {:.2} % of those owed, {:.2} % within a second",
+                owed.delivered_percent(),
+                owed.on_time_percent()
             )),
             pair(figures.latency_us),
             pair(figures.wire_latency_us)
@@ -77,6 +79,7 @@ fn line(row: &Row, figures: &Figures) -> Vec<String> {
         figures.lost.to_string(),
         pair(figures.latency_us),
         figures.owed.map_or_else(dash, owed),
+        figures.owed.map_or_else(dash, |owed| format!("{:.1}", owed.on_time_percent())),
         pair(figures.wire_latency_us),
         format!("{:.1}", cpu.machine / 1e3),
         format!("{:.1}", cpu.relay / 1e3),

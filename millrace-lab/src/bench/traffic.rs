@@ -25,7 +25,7 @@ const OBJECTS_PER_GROUP: u32 = 100;
 /// From the start of both ends until objects flow.
 const FLOW_LIMIT: Duration = Duration::from_secs(10);
 const FLOW_POLL: Duration = Duration::from_millis(250);
-/// From the end of the measured time until both ends have ended.
+/// From the end of the measured time until both ends have ended. What subscribers have not got by then never comes.
 const END_LIMIT: Duration = Duration::from_secs(30);
 
 pub struct Traffic {
@@ -75,7 +75,7 @@ impl Subscriber {
 
     /// Waits for the end of the traffic; what it was owed.
     pub fn finish(self) -> anyhow::Result<Option<Owed>> {
-        let output = self.0.finish(END_LIMIT)?;
+        let output = self.0.finish_or_interrupt(END_LIMIT)?;
         Ok(received_by_clients(&output, 0.0)?.owed)
     }
 }
@@ -147,7 +147,7 @@ impl Traffic {
     /// Waits for the end of the traffic.
     pub fn finish(self) -> anyhow::Result<Received> {
         let published = self.publisher.finish(END_LIMIT)?;
-        let output = self.subscribers.finish(END_LIMIT)?;
+        let output = self.subscribers.finish_or_interrupt(END_LIMIT)?;
         let received = match self.contender {
             Contender::Forwarder => received_by_sinks(&output),
             _ => offered(&published).and_then(|offered_hz| received_by_clients(&output, offered_hz)),

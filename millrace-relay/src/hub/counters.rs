@@ -1,6 +1,9 @@
 //! Counts for the operator.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    cmp::Ordering,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use millrace_proto::relay::{subgroup::Pushed, track::Duplicate};
 
@@ -31,6 +34,15 @@ pub struct Counters {
 impl Counters {
     pub fn count(counter: &AtomicU64) {
         Self::add(counter, 1);
+    }
+
+    /// A subscription, or a switching set, went on with another rendition; the places are by what they take.
+    pub fn count_switch<P: Ord>(&self, before: P, after: P) {
+        match after.cmp(&before) {
+            Ordering::Less => Self::count(&self.renditions_down),
+            Ordering::Greater => Self::count(&self.renditions_up),
+            Ordering::Equal => {}
+        }
     }
 
     /// Objects came from a publisher.

@@ -266,7 +266,6 @@ impl Context {
         self.tasks.end();
     }
 
-    /// The peer's SETUP has come.
     /// The peer's SETUP is there, and what it means by its requests is known.
     pub fn set_ready(&self, setup: &message::Setup) {
         let _ = self.dialect.set(Dialect::of(setup));

@@ -8,13 +8,14 @@ use std::time::Duration;
 use millrace_cost::arguments;
 use millrace_cost::report::Report;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::losses::Losses;
 use super::signals::Signals;
 use super::table::{Cell, Table};
 use super::text::{self, cut};
 use super::trend::{Picture, Trend};
+use crate::render;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
@@ -111,10 +112,7 @@ impl Terminal {
     }
 
     fn draw(&mut self) -> anyhow::Result<()> {
-        let size = tcgetwinsize(io::stdout())?;
-        // Serial lines do not know their size.
-        let or = |size: u16, usual: usize| if size == 0 { usual } else { usize::from(size) };
-        let (width, height) = (or(size.ws_col, 80), or(size.ws_row, 24));
+        let (width, height) = render::size();
         if self.view.arguments {
             self.shown.iter_mut().for_each(Shown::read_arguments);
         }

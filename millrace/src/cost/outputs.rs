@@ -13,11 +13,11 @@ use millrace_cost::log::{Limits, Writer};
 use millrace_cost::merge::Merge;
 use millrace_cost::report::Report;
 use nix::unistd::{AccessFlags, access};
-use rustix::termios::tcgetwinsize;
 
 use super::losses::Losses;
 use super::sink::Sink;
 use super::text;
+use crate::render;
 
 /// A report per line.
 pub struct JsonLines {
@@ -46,8 +46,7 @@ pub struct Text {
 impl Sink for Text {
     fn report(&mut self, report: &Arc<Report>) -> anyhow::Result<()> {
         let mut out = io::stdout().lock();
-        let width = tcgetwinsize(&out).ok().map(|size| usize::from(size.ws_col)).filter(|width| *width > 0);
-        out.write_all(text::report(report, width).as_bytes())?;
+        out.write_all(text::report(report, render::width()).as_bytes())?;
         if !self.one {
             writeln!(out)?;
         }

@@ -10,8 +10,8 @@ use super::table::{Cell, Table};
 /// Rows of a table when it is one of several.
 const TOP: usize = 20;
 
-/// All of a report; command lines are cut where a terminal of that `width` ends.
-pub fn report(report: &Report, width: Option<usize>) -> String {
+/// All of a report; command lines are cut at `width`.
+pub fn report(report: &Report, width: usize) -> String {
     let mut text = String::new();
     for line in head(report) {
         let _ = writeln!(text, "{line}");
@@ -19,9 +19,9 @@ pub fn report(report: &Report, width: Option<usize>) -> String {
     for table in tables(report, report.has_arguments()).into_iter().filter(|table| !table.rows.is_empty()) {
         let _ = writeln!(text);
         let rows = if table.title == CPUS { table.rows.len() } else { TOP };
-        let width = width.filter(|_| table.columns.contains(&COMMAND_LINE));
+        let width = if table.columns.contains(&COMMAND_LINE) { width } else { usize::MAX };
         for line in table.lines().iter().take(rows + 1) {
-            let _ = writeln!(text, "{}", cut(line, width.unwrap_or(usize::MAX)));
+            let _ = writeln!(text, "{}", cut(line, width));
         }
         if let Some(more) = table.rows.len().checked_sub(rows).filter(|more| *more > 0) {
             let _ = writeln!(text, "... {more} more");

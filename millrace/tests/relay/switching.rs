@@ -9,6 +9,7 @@ use millrace_proto::moq::{
     message::{PublishDone, RequestError, RequestUpdate},
     param::Assignment,
 };
+use millrace_relay::{Adaptive, LadderRule};
 
 use super::peer::{End, Peer, Relay, expect_done, header, patiently, track};
 
@@ -220,6 +221,43 @@ async fn a_track_that_leaves_makes_room_for_the_others() {
     let done = PublishDone { code: code::Done::TRACK_ENDED, stream_count: 3, reason: String::new() };
     scene.upstream[1].send(done).await.unwrap();
     assert_eq!(expect_done(&mut scene.requests[0]).await.code, code::Done::TRACK_ENDED);
+}
+
+#[tokio::test]
+async fn who_was_adapted_gets_what_a_set_chooses_and_nothing_else() {
+    let tracks = vec![("high".to_owned(), ENDLESS), ("low".to_owned(), 1)];
+    let rule = LadderRule { namespace: "live/*".parse().unwrap(), tracks };
+    let relay = Relay::with(|config| {
+        config.switching_sets = true;
+        config.adaptive = Adaptive::Ladders(vec![rule]);
+    });
+    let mut publisher = relay.peer().await;
+    let _namespace = publisher.publish_namespace("live/cam").await;
+    let subscriber = subscriber(&relay).await;
+    let (low, high) = (track("live/cam", "low"), track("live/cam", "high"));
+    let ((mut request, ok), _high) =
+        tokio::join!(subscriber.subscribe(&high), publisher.accept_subscribe(&high, TRACKS[1].1));
+    let _low = publisher.accept_subscribe(&low, TRACKS[0].1).await;
+    relay.until("both are listened to", |status| status.tracks.len() == 2).await;
+    let request_id = subscriber.session.next_request_id();
+    let assignment = Assignment { set: 1, algorithm: 0, threshold: 0, weight: 1, activate: 1, rank: 0 };
+    let parameters = Parameters { assignment: Some(assignment), ..Parameters::default() };
+    request.send(RequestUpdate { request_id, parameters }).await.unwrap();
+    let Message::RequestOk(_) = patiently(request.answer()).await.unwrap() else { panic!("no answer") };
+    let mut scene = Scene {
+        relay,
+        publisher,
+        subscriber,
+        requests: Vec::new(),
+        upstream: Vec::new(),
+        aliases: vec![ENDLESS, ok.track_alias],
+        _namespace,
+    };
+    for group in 0..3 {
+        scene.publish(group).await;
+        assert_eq!(scene.next().await, (group, HIGH));
+    }
+    scene.subscriber.expect_no_stream().await;
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use self::ends::End;
-use self::shown::{Came, Figures, Sent};
+use self::shown::{Came, Figures, Sent, Stall};
 use super::contender::Contender;
 use super::process::Process;
 use super::site::{SUBSCRIBERS_LINK, Site};
@@ -128,6 +128,7 @@ struct Round {
     #[serde(flatten)]
     figures: Figures,
     renditions: String,
+    stalls: Vec<Stall>,
 }
 
 impl Row {
@@ -174,7 +175,7 @@ impl Row {
 
 fn told(round: &Result<Round, String>) -> String {
     match round {
-        Ok(Round { figures: it, renditions }) => format!(
+        Ok(Round { figures: it, renditions, .. }) => format!(
             "stalls {:.0} ms, audio {:.1} %, key frames {:.1} %, {renditions}",
             it.stall_ms_total, it.audio_on_time_pct, it.key_frames_on_time_pct
         ),
@@ -275,6 +276,7 @@ impl Args {
         Ok(Round {
             figures: Figures::of(&sent, &came, &changes),
             renditions: shown::renditions(&sent, &came),
+            stalls: shown::stalls(&sent, &came, &changes),
         })
     }
 }

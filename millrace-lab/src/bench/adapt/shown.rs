@@ -58,11 +58,11 @@ impl Figures {
     pub fn of(sent: &Sent, came: &[Came], changes: &[Duration]) -> Self {
         let mut came = came.to_vec();
         came.sort_by_key(|object| object.at);
-        let measured = sent.start + JOINING..sent.start + Duration::from_secs(sent.seconds);
+        let measured = measured(sent);
         let shown = shown(sent, &came);
         let inside = |at: Duration| measured.contains(&at);
         let frames: Vec<_> = shown.iter().filter(|frame| inside(frame.sent)).collect();
-        let gaps = stalls(&shown, &measured, changes);
+        let gaps: Vec<_> = gaps(&shown, &measured, changes).into_iter().map(|(_, gap)| gap).collect();
         let latencies = frames.iter().map(|frame| millis(frame.at.saturating_sub(frame.sent)));
         let mut sorted: Vec<f64> = latencies.collect();
         sorted.sort_by(f64::total_cmp);
@@ -175,17 +175,41 @@ fn shown(sent: &Sent, came: &[Came]) -> Vec<Came> {
     shown
 }
 
-/// How long nothing was shown, where that is a stall.
-fn stalls(shown: &[Came], measured: &Range<Duration>, changes: &[Duration]) -> Vec<Duration> {
+fn measured(sent: &Sent) -> Range<Duration> {
+    sent.start + JOINING..sent.start + Duration::from_secs(sent.seconds)
+}
+
+/// Each stall.
+pub fn stalls(sent: &Sent, came: &[Came], changes: &[Duration]) -> Vec<Stall> {
+    let mut came = came.to_vec();
+    came.sort_by_key(|object| object.at);
+    let stall = |(since, gap): (Duration, Duration)| Stall {
+        since_s: since.saturating_sub(sent.start).as_secs_f64(),
+        ms: millis(gap),
+    };
+    gaps(&shown(sent, &came), &measured(sent), changes).into_iter().map(stall).collect()
+}
+
+/// Since when, and how long nothing was shown, where that is a stall.
+fn gaps(shown: &[Came], measured: &Range<Duration>, changes: &[Duration]) -> Vec<(Duration, Duration)> {
     let times = shown.iter().map(|frame| frame.at).filter(|at| measured.contains(at));
     let mut times: Vec<_> = [measured.start].into_iter().chain(times).collect();
     times.push(measured.end);
     let gaps = times.windows(2).map(|pair| {
         let (from, to) = (pair[0], pair[1]);
         let graces = changes.iter().map(|change| to.min(*change + GRACE).saturating_sub(from.max(*change)));
-        (to - from).saturating_sub(graces.sum())
+        (from, (to - from).saturating_sub(graces.sum()))
     });
-    gaps.filter(|gap| *gap > STALL).collect()
+    gaps.filter(|(_, gap)| *gap > STALL).collect()
+}
+
+/// A stall.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Stall {
+    /// When the frame before it was shown, from the beginning of sending.
+    pub since_s: f64,
+    /// Without the two seconds after each change.
+    pub ms: f64,
 }
 
 fn switches(sent: &Sent, shown: &[Came]) -> u64 {
@@ -245,6 +269,7 @@ mod tests {
         came.retain(|object| object.rendition.is_none() || object.number != 23);
         let figures = Figures::of(&SENT, &came, &[]);
         assert_eq!(figures.longest_stall_ms, 800.0);
+        assert_eq!(stalls(&SENT, &came, &[]), [Stall { since_s: 2.22, ms: 800.0 }]);
         let of_two = |frame: &Came| frame.rendition.is_some() && frame.number / FPS == 2;
         let others: Vec<_> = came.iter().copied().filter(|object| !of_two(object)).collect();
         assert_eq!(renditions(&SENT, &others), "11-1");

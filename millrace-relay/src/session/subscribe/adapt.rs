@@ -19,7 +19,6 @@ use crate::{
         grant::{Action, Resource},
         rights::Rights,
     },
-    hub::Counters,
     live::LiveTrack,
 };
 
@@ -108,17 +107,8 @@ impl Entry {
             if let Some((before, after)) = subscription.choose(if chooses { top } else { fits }, now) {
                 // What was prepared for the one before has been taken back.
                 tracks[after].offer_openings(subscription);
-                self.count(before, after);
+                self.context().hub().counters.count_switch(before, after);
             }
-        }
-    }
-
-    fn count(&self, before: usize, after: usize) {
-        let counters = &self.context().hub().counters;
-        match after.cmp(&before) {
-            std::cmp::Ordering::Less => Counters::count(&counters.renditions_down),
-            std::cmp::Ordering::Greater => Counters::count(&counters.renditions_up),
-            std::cmp::Ordering::Equal => {}
         }
     }
 }

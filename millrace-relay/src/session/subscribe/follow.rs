@@ -18,8 +18,7 @@ use tokio::time::{Instant as Clock, sleep};
 use super::Entry;
 use crate::{
     access::rights::Rights,
-    outbox::Outbox,
-    subscription::{Ended, Options},
+    subscription::Ended,
     wire::{self, Incoming, MessageReader, SessionError},
 };
 
@@ -137,19 +136,8 @@ impl Entry {
             options.window = Window::resolve(Some(filter), largest)?;
         }
         options.apply(parameters, &self.track().data);
-        self.change(options, largest);
+        self.subscribed.change(options, largest, self.tracks());
         Ok(())
-    }
-
-    fn change(&self, options: Options, largest: Option<Location>) {
-        self.subscription().update(options, largest);
-        let mut outbox = Outbox::default();
-        outbox.transmit(self.context().connection(), Instant::now());
-        for track in self.tracks() {
-            track.offer_cached(self.subscription(), Instant::now(), &mut outbox);
-            track.offer_openings(self.subscription());
-        }
-        outbox.flush();
     }
 }
 

@@ -77,6 +77,20 @@ pub struct Subscribed {
     pub subscription: Arc<Subscription>,
 }
 
+impl Subscribed {
+    /// Changes the subscription, whose groups come from `tracks`, and sends what that makes possible.
+    fn change(&self, options: Options, largest: Option<Location>, tracks: &[Arc<LiveTrack>]) {
+        let (subscription, mut outbox) = (&self.subscription, Outbox::default());
+        subscription.update(options, largest);
+        outbox.transmit(subscription.connection(), Instant::now());
+        for track in tracks {
+            track.offer_cached(subscription, Instant::now(), &mut outbox);
+            track.offer_openings(subscription);
+        }
+        outbox.flush();
+    }
+}
+
 impl Subscriptions {
     pub fn new(context: Arc<Context>) -> Arc<Self> {
         Arc::new(Self { context, state: Mutex::default(), sets: Sets::default(), decided: Notify::new() })

@@ -1,7 +1,7 @@
 //! Switching sets (draft-wilaw-moq-moqt-ssts): the subscriber names tracks of the same content, and each group is forwarded from the
 //! one that its path has room for.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{collections::BTreeMap, slice, sync::Arc, time::Instant};
 
 use millrace_proto::{
     moq::{code, message::RequestError, param::Assignment},
@@ -18,7 +18,11 @@ use super::{
     Entry, Subscribed, Subscriptions,
     adapt::{LOOK, sample},
 };
-use crate::{hub::Counters, outbox::Outbox, subscription::Place, wire::SessionError};
+use crate::{
+    hub::Counters,
+    subscription::{Options, Place},
+    wire::SessionError,
+};
 
 /// Tracks in switching sets that a session has at most.
 const MAX_TRACKS: usize = 16;
@@ -222,21 +226,18 @@ impl Set {
     fn put(&mut self, request_id: u64, subscribed: &Subscribed, threshold: u64) {
         let known = self.tracks.iter().position(|track| track.request_id == request_id);
         let known = known.map(|known| Track { threshold, ..self.tracks.remove(known) });
-        let place = self.tracks.partition_point(|track| track.threshold <= threshold);
-        match (known, &self.choice) {
-            (Some(known), choice) => {
-                choice.iter().for_each(|choice| choice.lock().reorder(known.number, place));
-                self.tracks.insert(place, known);
+        let new = || Track { request_id, threshold, subscribed: subscribed.clone(), number: NOBODY };
+        let track = known.unwrap_or_else(new);
+        let (number, place) =
+            (track.number, self.tracks.partition_point(|track| track.threshold <= threshold));
+        self.tracks.insert(place, track);
+        match &self.choice {
+            Some(choice) if number != NOBODY => choice.lock().reorder(number, place),
+            Some(_) => {
+                self.join(place);
+                self.tracks[place].forward();
             }
-            (None, choice) => {
-                let joins = choice.is_some();
-                let track = Track { request_id, threshold, subscribed: subscribed.clone(), number: NOBODY };
-                self.tracks.insert(place, track);
-                if joins {
-                    self.join(place);
-                    self.tracks[place].forward();
-                }
-            }
+            None => {}
         }
     }
 
@@ -299,11 +300,7 @@ impl Set {
             // What was prepared for the one before has been taken back.
             self.tracks[place].offer_openings();
         }
-        match of(after).cmp(&of(before)) {
-            std::cmp::Ordering::Less => Counters::count(&counters.renditions_down),
-            std::cmp::Ordering::Greater => Counters::count(&counters.renditions_up),
-            std::cmp::Ordering::Equal => {}
-        }
+        counters.count_switch(of(before), of(after));
     }
 }
 
@@ -311,16 +308,11 @@ impl Track {
     /// It is the sender now who says what is forwarded.
     fn forward(&self) {
         let Subscribed { track, subscription } = &self.subscribed;
-        let mut options = subscription.options();
-        if options.forward {
-            return;
+        let options = subscription.options();
+        if !options.forward {
+            let options = Options { forward: true, ..options };
+            self.subscribed.change(options, track.data.largest(), slice::from_ref(track));
         }
-        options.forward = true;
-        subscription.update(options, track.data.largest());
-        let mut outbox = Outbox::default();
-        track.offer_cached(subscription, Instant::now(), &mut outbox);
-        self.offer_openings();
-        outbox.flush();
     }
 
     fn offer_openings(&self) {
