@@ -1,5 +1,6 @@
 //! The data plane over a simulated link.
 
+mod adaptive;
 mod cost;
 mod datagrams;
 mod delivery;

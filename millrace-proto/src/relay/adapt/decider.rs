@@ -31,8 +31,24 @@ const TRIAL: Duration = Duration::from_secs(15);
 /// The shortest round trip of this long, or twice as long, is what the path takes without a queue.
 const SHORTEST: Duration = Duration::from_secs(15);
 
-/// For this long what a backlog has shown is believed rather than an estimate that may be older.
-const MEMORY: Duration = Duration::from_secs(10);
+/// For this long what a backlog has shown is believed rather than an estimate that may be older: who sends less than the path
+/// takes learns nothing of that.
+const MEMORY: Duration = Duration::from_secs(60);
+
+/// Unless so much more than that has arrived in [`TRAIN`] since, as key frames do where there is room.
+const MORE: f64 = 1.5;
+const TRAIN: Duration = Duration::from_millis(50);
+
+/// How fast trains were counts for this long, or twice as long.
+const FASTEST: Duration = Duration::from_secs(3);
+
+/// While more arrives by so much from one half of a backlog to the other, the sender is still about to find out how much it may
+/// send.
+const GROWTH: f64 = 1.5;
+
+/// A queue on the path that was not there before a climb, and for how long.
+const TRIAL_QUEUE: Duration = Duration::from_millis(50);
+const TRIAL_PATIENCE: Duration = Duration::from_millis(600);
 
 /// Part of what the path carries that a rung may take: what is sent is media with headers, and varies.
 const ROOM: f64 = 0.9;
@@ -75,7 +91,30 @@ pub struct Decider {
     holds: Vec<Duration>,
     /// What the last backlog has shown, bytes per second.
     shown: Option<(Instant, f64)>,
+    fastest: Fastest,
     shortest: Shortest,
+}
+
+/// How fast media have arrived lately at their fastest, bytes per second.
+#[derive(Default)]
+struct Fastest {
+    since: Option<Instant>,
+    now: f64,
+    before: f64,
+}
+
+impl Fastest {
+    fn note(&mut self, now: Instant, rate: f64) {
+        if now.saturating_duration_since(*self.since.get_or_insert(now)) >= FASTEST {
+            self.since = Some(now);
+            self.before = std::mem::replace(&mut self.now, rate);
+        }
+        self.now = self.now.max(rate);
+    }
+
+    fn get(&self) -> f64 {
+        self.now.max(self.before)
+    }
 }
 
 /// The shortest round trip of not long ago.
@@ -116,6 +155,7 @@ impl Decider {
             changed: None,
             climbed: None,
             shown: None,
+            fastest: Fastest::default(),
             shortest: Shortest::default(),
         }
     }
@@ -126,7 +166,8 @@ impl Decider {
         self.note(sample);
         let since = |at: Instant| now.saturating_duration_since(at);
         let path_queue = self.shortest.excess(now, sample.round_trip);
-        if sample.waiting >= BACKLOG || path_queue >= BACKLOG {
+        let most_on_path = if self.is_on_trial(now) { TRIAL_QUEUE } else { BACKLOG };
+        if sample.waiting >= BACKLOG || path_queue >= most_on_path {
             let began = *self.backlog_since.get_or_insert(now);
             self.calm_since = None;
             if since(began) >= PATIENCE {
@@ -157,6 +198,22 @@ impl Decider {
         while self.history.get(1).is_some_and(|(at, _)| is_old(*at)) {
             self.history.pop_front();
         }
+        let train = sample.now.checked_sub(TRAIN).and_then(|from| self.delivered_since(from));
+        self.fastest.note(sample.now, train.unwrap_or_default());
+    }
+
+    /// It has climbed not long ago.
+    fn is_on_trial(&self, now: Instant) -> bool {
+        self.climbed.is_some_and(|at| now.saturating_duration_since(at) < TRIAL)
+    }
+
+    /// Ever more has been delivered since `from`.
+    fn is_growing(&self, from: Instant) -> bool {
+        let Some((last, _)) = self.history.back() else { return false };
+        let middle = from + last.saturating_duration_since(from) / 2;
+        let halves = self.delivered_since(from).zip(self.delivered_since(middle));
+        // The second half is as long as the first.
+        halves.is_some_and(|(both, second)| second > GROWTH * (2.0 * both - second))
     }
 
     /// Bytes per second delivered from `from` on, within the window; `None`: it has just begun.
@@ -175,21 +232,34 @@ impl Decider {
     fn yield_to(&mut self, now: Instant, began: Instant, waits: bool) {
         let from = now.checked_sub(WINDOW).map_or(began, |window| window.max(began));
         let Some(carried) = self.delivered_since(from) else { return };
+        if self.is_growing(from) {
+            return;
+        }
         let mut rung = self.rung;
-        if waits {
+        let on_trial = self.is_on_trial(now);
+        if waits || on_trial {
             // The path has as much as it takes.
             self.shown = Some((now, carried));
+            self.fastest = Fastest::default();
+        }
+        if waits {
             let fits = |rung: &usize| self.need(*rung).is_some_and(|need| need <= ROOM * carried);
             rung = (0..=self.rung).rev().find(fits).unwrap_or(0);
         }
         let lasted = now.saturating_duration_since(began.max(self.changed.unwrap_or(began)));
-        if rung == self.rung && lasted >= if waits { LONG } else { LONG_ON_PATH } {
+        let patience = match (waits, on_trial) {
+            (true, _) => LONG,
+            (false, true) => TRIAL_PATIENCE,
+            (false, false) => LONG_ON_PATH,
+        };
+        if rung == self.rung && lasted >= patience {
             rung = rung.saturating_sub(1);
         }
         if rung == self.rung {
             return;
         }
-        if self.climbed.take().is_some_and(|at| now.saturating_duration_since(at) < TRIAL) {
+        self.climbed = None;
+        if on_trial {
             let held = self.holds.get(self.rung).copied().unwrap_or(HOLD);
             self.set_hold((2 * held).min(MOST_HOLD));
         }
@@ -208,7 +278,7 @@ impl Decider {
         let estimate = sample.bandwidth as f64;
         let recent = |at: Instant| sample.now.saturating_duration_since(at) < MEMORY;
         let carried = match self.shown {
-            Some((at, shown)) if recent(at) => estimate.min(shown),
+            Some((at, shown)) if recent(at) && self.fastest.get() < MORE * shown => estimate.min(shown),
             _ => estimate,
         };
         carried >= CARE * need
