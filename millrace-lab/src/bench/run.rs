@@ -29,7 +29,7 @@ use crate::lab::Node;
 /// From the first objects on: path MTU discovery and congestion windows settle.
 const WARM_UP: Duration = Duration::from_secs(2);
 /// What the publisher sends beyond the measured stretches: for start-up, warm-up, loading of programs.
-const SPARE_SECONDS: f64 = 10.0;
+const SPARE_SECONDS: f64 = 15.0;
 /// The same where fewer programs are loaded.
 const TRIAL_SPARE_SECONDS: f64 = 3.5;
 const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
