@@ -49,7 +49,7 @@ kernels: setup ## BPF programs and forwarding on Debian's 6.1 and 6.12 (QEMU) an
 	@scripts/setup.sh kernels
 	@scripts/kernels.sh
 
-soak: build ## ten minutes of relaying with loss, hostile clients, 10^7 forged packets, an hour of observing, README and docs (or SOAK_SECONDS each)
+soak: build ## with each engine ten minutes of loss, reordering and churn; hostile clients, 10^7 forged packets, an hour of observing, README and docs (or SOAK_SECONDS each)
 	@scripts/setup.sh soak
 	@scripts/soak.sh
 	@scripts/soak-hostile.sh
