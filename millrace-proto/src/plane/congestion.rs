@@ -18,7 +18,7 @@ use std::{
 pub use bbr::Bbr;
 pub use cubic::Cubic;
 pub use new_reno::NewReno;
-pub use rate::{Delivery, RateSample, Snapshot};
+pub use rate::{Delivery, LATELY, RateSample, Snapshot};
 
 /// An algorithm that sets the window of one path.
 pub trait Controller: Send {

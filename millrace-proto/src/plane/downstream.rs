@@ -279,6 +279,7 @@ impl Downstream {
         Room {
             delivered: self.recovery.delivered(),
             bandwidth: self.bandwidth(),
+            fastest: self.recovery.fastest(),
             waiting: self.queue_delay(now),
             round_trip: self.recovery.rtt.smoothed(),
         }

@@ -370,6 +370,11 @@ impl<T: Clone> Recovery<T> {
         self.delivery.delivered()
     }
 
+    /// The fastest that the path has delivered lately, bytes per second.
+    pub fn fastest(&self) -> u64 {
+        self.delivery.fastest()
+    }
+
     /// What the path is thought to carry, bytes per second, where the controller estimates it.
     pub fn bandwidth(&self) -> Option<u64> {
         self.controller.bandwidth()

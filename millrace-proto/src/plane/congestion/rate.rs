@@ -3,6 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+/// For so long samples are remembered, and half as long at least.
+pub const LATELY: Duration = Duration::from_secs(6);
+
 /// What is remembered of the path when a packet is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
@@ -43,6 +46,25 @@ pub struct Delivery {
     app_limited_until: Option<u64>,
     /// Of the newest packet of this ACK, and when it was sent.
     newest: Option<(Snapshot, Instant)>,
+    fastest: Fastest,
+}
+
+/// The highest rate of the last [`LATELY`], in two halves.
+#[derive(Clone, Debug)]
+struct Fastest {
+    since: Instant,
+    now: u64,
+    before: u64,
+}
+
+impl Fastest {
+    fn note(&mut self, now: Instant, rate: u64) {
+        if now.saturating_duration_since(self.since) >= LATELY / 2 {
+            self.since = now;
+            self.before = std::mem::take(&mut self.now);
+        }
+        self.now = self.now.max(rate);
+    }
 }
 
 impl Delivery {
@@ -54,6 +76,7 @@ impl Delivery {
             flight_began: now,
             app_limited_until: None,
             newest: None,
+            fastest: Fastest { since: now, now: 0, before: 0 },
         }
     }
 
@@ -106,6 +129,11 @@ impl Delivery {
         self.delivered
     }
 
+    /// The highest rate of [`LATELY`], bytes per second.
+    pub fn fastest(&self) -> u64 {
+        self.fastest.now.max(self.fastest.before)
+    }
+
     /// Of the newest packet of this ACK.
     pub fn newest(&self) -> Option<Snapshot> {
         self.newest.as_ref().map(|(snapshot, _)| *snapshot)
@@ -130,8 +158,12 @@ impl Delivery {
         // Shorter than any round trip: ACKs came in a burst.
         let is_valid = interval >= min_rtt && !interval.is_zero();
         let rate = || u128::from(delivered) * 1_000_000_000 / interval.as_nanos();
+        let rate = is_valid.then(|| u64::try_from(rate()).unwrap_or(u64::MAX));
+        if let Some(rate) = rate {
+            self.fastest.note(self.delivered_at, rate);
+        }
         Some(RateSample {
-            rate: is_valid.then(|| u64::try_from(rate()).unwrap_or(u64::MAX)),
+            rate,
             delivered,
             prior_delivered: snapshot.delivered,
             in_flight: snapshot.in_flight,

@@ -167,6 +167,8 @@ pub struct Room {
     /// What the path is thought to carry, bytes per second: as the congestion controller estimates it, or else a window in
     /// each round trip.
     pub bandwidth: u64,
+    /// The most that it was seen to deliver in the last seconds, bytes per second.
+    pub fastest: u64,
     /// How long the oldest of what is sent live has waited.
     pub waiting: Duration,
     /// Smoothed.

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::plane::congestion::LATELY;
+
 /// From this age of what waits, or this much of queue on the path, something is wrong, or a key frame is on its way.
 const BACKLOG: Duration = Duration::from_millis(100);
 
@@ -35,12 +37,8 @@ const SHORTEST: Duration = Duration::from_secs(15);
 /// takes learns nothing of that.
 const MEMORY: Duration = Duration::from_secs(60);
 
-/// Unless so much more than that has arrived in [`TRAIN`] since, as key frames do where there is room.
-const MORE: f64 = 1.5;
-const TRAIN: Duration = Duration::from_millis(50);
-
-/// How fast trains were counts for this long, or twice as long.
-const FASTEST: Duration = Duration::from_secs(3);
+/// Unless media have arrived so much faster than that since, as key frames do where there is room.
+const FASTER: f64 = 1.2;
 
 /// While more arrives by so much from one half of a backlog to the other, the sender is still about to find out how much it may
 /// send.
@@ -67,6 +65,8 @@ pub struct Sample {
     pub delivered: u64,
     /// What the congestion controller thinks that the path carries, bytes per second.
     pub bandwidth: u64,
+    /// The most that the path was seen to deliver within [`LATELY`], bytes per second: what it carries, or less.
+    pub fastest: u64,
     /// Age of the oldest media that waits to be sent.
     pub waiting: Duration,
     /// Smoothed.
@@ -91,30 +91,7 @@ pub struct Decider {
     holds: Vec<Duration>,
     /// What the last backlog has shown, bytes per second.
     shown: Option<(Instant, f64)>,
-    fastest: Fastest,
     shortest: Shortest,
-}
-
-/// How fast media have arrived lately at their fastest, bytes per second.
-#[derive(Default)]
-struct Fastest {
-    since: Option<Instant>,
-    now: f64,
-    before: f64,
-}
-
-impl Fastest {
-    fn note(&mut self, now: Instant, rate: f64) {
-        if now.saturating_duration_since(*self.since.get_or_insert(now)) >= FASTEST {
-            self.since = Some(now);
-            self.before = std::mem::replace(&mut self.now, rate);
-        }
-        self.now = self.now.max(rate);
-    }
-
-    fn get(&self) -> f64 {
-        self.now.max(self.before)
-    }
 }
 
 /// The shortest round trip of not long ago.
@@ -155,7 +132,6 @@ impl Decider {
             changed: None,
             climbed: None,
             shown: None,
-            fastest: Fastest::default(),
             shortest: Shortest::default(),
         }
     }
@@ -198,8 +174,6 @@ impl Decider {
         while self.history.get(1).is_some_and(|(at, _)| is_old(*at)) {
             self.history.pop_front();
         }
-        let train = sample.now.checked_sub(TRAIN).and_then(|from| self.delivered_since(from));
-        self.fastest.note(sample.now, train.unwrap_or_default());
     }
 
     /// It has climbed not long ago.
@@ -240,7 +214,6 @@ impl Decider {
         if waits || on_trial {
             // The path has as much as it takes.
             self.shown = Some((now, carried));
-            self.fastest = Fastest::default();
         }
         if waits {
             let fits = |rung: &usize| self.need(*rung).is_some_and(|need| need <= ROOM * carried);
@@ -276,9 +249,12 @@ impl Decider {
     fn has_room_above(&self, sample: &Sample) -> bool {
         let Some(need) = self.need(self.rung + 1) else { return false };
         let estimate = sample.bandwidth as f64;
-        let recent = |at: Instant| sample.now.saturating_duration_since(at) < MEMORY;
+        let since = |at: Instant| sample.now.saturating_duration_since(at);
+        let is_refuted = |at: Instant, shown: f64| {
+            since(at) >= MEMORY || since(at) >= LATELY && sample.fastest as f64 >= FASTER * shown
+        };
         let carried = match self.shown {
-            Some((at, shown)) if recent(at) && self.fastest.get() < MORE * shown => estimate.min(shown),
+            Some((at, shown)) if !is_refuted(at, shown) => estimate.min(shown),
             _ => estimate,
         };
         carried >= CARE * need

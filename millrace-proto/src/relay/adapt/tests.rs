@@ -185,6 +185,7 @@ fn what_was_too_much_is_not_tried_again_soon() {
             now: start + LOOK * look as u32,
             delivered,
             bandwidth: 1_000_000,
+            fastest: 0,
             waiting: if crowded { Duration::from_millis(300) } else { Duration::ZERO },
             round_trip: LOOK,
         });
@@ -210,6 +211,7 @@ fn a_climb_that_fills_the_path_is_taken_back_at_once() {
             now: start + LOOK * look,
             delivered: 5_000 * u64::from(look),
             bandwidth: 1_000_000,
+            fastest: 0,
             waiting: Duration::ZERO,
             round_trip: LOOK + queue,
         }));
@@ -232,6 +234,7 @@ fn a_longer_way_is_not_taken_for_a_queue_for_ever() {
             now: start + LOOK * look,
             delivered: 31_250 * u64::from(look),
             bandwidth: 4_000_000,
+            fastest: 0,
             waiting: Duration::ZERO,
             round_trip,
         }));
@@ -250,6 +253,7 @@ fn a_path_that_carries_nothing_leads_to_the_lowest_rung() {
             now: start + LOOK * look,
             delivered: 1000,
             bandwidth: 10_000_000,
+            fastest: 0,
             waiting: LOOK * look,
             round_trip: LOOK,
         })

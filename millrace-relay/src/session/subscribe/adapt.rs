@@ -119,6 +119,7 @@ pub(super) fn sample(connection: &Connection, now: Instant) -> Sample {
         now,
         delivered: room.delivered,
         bandwidth: room.bandwidth,
+        fastest: room.fastest,
         waiting: room.waiting,
         round_trip: room.round_trip,
     }

@@ -82,6 +82,7 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
                     now: sim.now,
                     delivered: room.delivered,
                     bandwidth: room.bandwidth,
+                    fastest: room.fastest,
                     waiting: room.waiting,
                     round_trip: room.round_trip,
                 });
