@@ -49,6 +49,11 @@ pub trait Controller: Send {
     /// Bytes that may be in flight.
     fn window(&self) -> u64;
 
+    /// Bytes in flight up to which a sender may send that does not pace: what it sends leaves at once, and waits on the path.
+    fn unpaced_window(&self) -> u64 {
+        self.window()
+    }
+
     /// Bytes per second at which packets should leave: by default a quarter more than the window per
     /// round trip (RFC 9002, section 7.7).
     fn pacing_rate(&self, rtt: Duration) -> u64 {

@@ -348,12 +348,16 @@ impl<T: Clone> Recovery<T> {
             && self.own_packets < MAX_OWN
     }
 
-    /// Bytes that the window has room for.
-    pub fn room(&self) -> u64 {
+    /// Bytes that the window has room for, of a sender that does not pace.
+    pub fn unpaced_room(&self) -> u64 {
         if self.own_packets >= MAX_OWN {
             return 0;
         }
-        self.controller.window().saturating_sub(self.in_flight)
+        self.controller.unpaced_window().saturating_sub(self.in_flight)
+    }
+
+    pub fn unpaced_window(&self) -> u64 {
+        self.controller.unpaced_window()
     }
 
     /// The peer acknowledges nothing, although plenty was sent: what is remembered of it would grow without end.

@@ -34,7 +34,7 @@ impl Deferral {
     }
 
     /// The UDP payload of packets whose wake-up is deferred, and the bytes that may be sent before all wake the process:
-    /// `budget` is all that may be sent, `window` the congestion window, and `declined` how often that was not enough so
+    /// `budget` is all that may be sent, `window` what may be in flight, and `declined` how often that was not enough so
     /// far.
     pub fn limits(&mut self, now: Instant, budget: Budget, window: u64, declined: u64) -> (u32, u64) {
         if std::mem::replace(&mut self.declined, declined) != declined {

@@ -206,7 +206,7 @@ impl Offloaded {
         let forwards = !self.delegations.is_empty() || !self.openings.is_empty();
         let serves = forwards && self.trial == Trial::Passed && downstream.is_steady();
         let declined = self.offload.short_of_room();
-        let (size, bytes) = self.deferral.limits(now, self.budget, downstream.window(), declined);
+        let (size, bytes) = self.deferral.limits(now, self.budget, downstream.unpaced_window(), declined);
         let size = if serves { size } else { 0 };
         self.offload.set_deferral(size, self.registered.bytes.saturating_add(bytes));
     }

@@ -43,6 +43,9 @@ const EXTRA_ACKED_ROUNDS: u64 = 10;
 /// Before the first sample.
 const NOMINAL_RTT: Duration = Duration::from_millis(1);
 const MAX_QUANTUM: u64 = 64 * 1024;
+/// Of a sender that does not pace: the queue that it may make, or half of what the path holds; and what it may always send.
+const UNPACED_QUEUE: Duration = Duration::from_millis(20);
+const UNPACED_LEAST: u64 = 64 * 1024;
 const UNBOUNDED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -240,6 +243,13 @@ impl Controller for Bbr {
 
     fn window(&self) -> u64 {
         self.cwnd
+    }
+
+    /// What the path holds, and a short queue.
+    fn unpaced_window(&self) -> u64 {
+        let (bw, bdp) = (self.bw(), self.times_bdp(1.0, self.bw()));
+        let queue = (bw as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
+        (bdp + queue.max(bdp / 2)).max(UNPACED_LEAST).min(self.cwnd)
     }
 
     fn pacing_rate(&self, rtt: Duration) -> u64 {

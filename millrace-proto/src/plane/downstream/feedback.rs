@@ -145,6 +145,11 @@ impl Downstream {
         self.recovery.window()
     }
 
+    /// The part of it that the offload may have in flight, bytes.
+    pub fn unpaced_window(&self) -> u64 {
+        self.recovery.unpaced_window()
+    }
+
     /// The part of the congestion window that is left to the QUIC stack, bytes.
     pub fn stack_window(&self) -> u64 {
         self.recovery.stack_window()

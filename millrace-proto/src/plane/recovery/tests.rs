@@ -391,7 +391,7 @@ fn small_packets_in_flight_are_bounded_by_their_number() {
         lab.next += 1;
         sent += 1;
     }
-    assert_eq!((sent, lab.recovery.room()), (MAX_OWN, 0));
+    assert_eq!((sent, lab.recovery.unpaced_room()), (MAX_OWN, 0));
 }
 
 #[test]

@@ -74,6 +74,21 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     }
 }
 
+/// What the offload sends leaves at once: a queue of what the path holds has room for it.
+#[test]
+fn who_does_not_pace_has_less_of_the_window() {
+    let rate = 1_000_000;
+    let link = Link { rate: Some(rate), queue: 100_000, delay: Duration::from_millis(30), ..Link::default() };
+    let config = Config { algorithm: Algorithm::Bbr, ..Config::new(CODES) };
+    let mut sim = Sim::new(1, link, Credit { data: 1 << 30, stream_data: 1 << 30, streams: 10 }, config);
+    sim.open_whole(1, 4_000_000, 1);
+    sim.run_until(20 * SECOND, |sim| sim.all_done(1));
+    let (window, unpaced) = (sim.down.window(), sim.down.unpaced_window());
+    assert!(window > 115_000, "{window}");
+    assert!((80_000..100_000).contains(&unpaced), "{unpaced}");
+    assert_eq!(sim.down.budget().bytes, unpaced - 2 * MTU as u64);
+}
+
 #[test]
 fn a_window_is_spread_over_the_round_trip() {
     for pacing in [true, false] {
