@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The dashboard of `millrace cost`, and the relay's page that plays. What is built is committed in web/dist, so that cargo needs no node.
+# The dashboard of `millrace cost`, and the relay's page. What is built is committed in web/dist, so that cargo needs no node.
 #
 #   scripts/web.sh build    builds web/dist anew
 #   scripts/web.sh check    says whether web/dist is what its sources give; builds to compare only if node is set up
-#   scripts/web.sh test [dashboard|watch]     tests them in headless Chromium; screenshots in target/web
+#   scripts/web.sh test [dashboard|relay]     tests them in headless Chromium; screenshots in target/web
 #   scripts/web.sh picture   docs/dashboard.png anew: this machine for a minute, with some traffic of its own
 . "$(dirname "$0")/lib.sh"
 
@@ -36,7 +36,7 @@ check() {
     installed && have npx || return 0
     (cd web && npx --no-install tsc --noEmit &&
         npx --no-install vite build --logLevel error --outDir "$ROOT/target/web/dist" --emptyOutDir &&
-        npx --no-install vite build -c vite.watch.config.js --logLevel error --outDir "$ROOT/target/web/dist/watch" --emptyOutDir)
+        npx --no-install vite build -c vite.relay.config.js --logLevel error --outDir "$ROOT/target/web/dist/relay" --emptyOutDir)
     diff -r -x SHA256SUMS web/dist target/web/dist || die "web/dist is not what web/ gives here: make web"
 }
 
@@ -69,14 +69,14 @@ test_in_browser() {
     export CHROMIUM=${CHROMIUM:-$(command -v chromium || true)}
     why=$(hindrance)
     if [ -n "$why" ]; then
-        say "SKIP: dashboard and player are not tested: $why"
+        say "SKIP: dashboard and relay's page are not tested: $why"
         return 0
     fi
     cargo build --locked -p millrace
     export MILLRACE=$ROOT/target/debug/millrace SHOTS=$ROOT/target/web
     mkdir -p "$SHOTS"
     local part failed=0 parts=("$@")
-    [ ${#parts[@]} != 0 ] || parts=(dashboard watch)
+    [ ${#parts[@]} != 0 ] || parts=(dashboard relay)
     for part in "${parts[@]}"; do "test_$part" || failed=1; done
     say "screenshots: target/web"
     return "$failed"
@@ -118,20 +118,20 @@ picture() {
     (cd web && node --test --test-name-pattern=picture test/dashboard.test.js)
 }
 
-# Live video in the browser, with each engine.
-test_watch() {
+# Live video to the browser and from it, with each engine.
+test_relay() {
     if ! have ffmpeg; then
-        say "SKIP: the player is not tested: no ffmpeg"
+        say "SKIP: the relay's page is not tested: no ffmpeg"
         return
     fi
-    export CLIP=$SHOTS/clip.mp4
+    export CLIP=$SHOTS/clip.mp4 MOQ_SUB=${MILLRACE_PEERS:-$ROOT/target/peers}/bin/moq-sub
     clip "$CLIP"
-    (cd web && ENGINE=user node --test test/watch.test.js) || return 1
+    (cd web && ENGINE=user node --test test/relay.test.js) || return 1
     if [ "$(id -u)" != 0 ]; then
-        say "SKIP: the player is not tested with engine kernel, which needs root"
+        say "SKIP: the relay's page is not tested with engine kernel, which needs root"
         return
     fi
-    (cd web && ENGINE=kernel "$MILLRACE" lab run --subscribers 1 -- node --test test/watch.test.js)
+    (cd web && ENGINE=kernel "$MILLRACE" lab run --subscribers 1 -- node --test test/relay.test.js)
 }
 
 case ${1:-} in

@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod asset;
+pub mod push;
 pub mod token;
 
 use std::{
@@ -24,7 +25,10 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use millrace_lab::address;
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    sys::socket::{setsockopt, sockopt},
+};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::Semaphore,
@@ -75,9 +79,18 @@ struct Limits {
     connections: usize,
     /// For the head of a request, from when the connection is free for it. Idle connections end with it.
     head: Duration,
+    /// For the other end to take any of what waits for it.
+    unread: Duration,
+    /// That the kernel keeps for it meanwhile, bytes.
+    unread_bytes: usize,
 }
 
-const LIMITS: Limits = Limits { connections: 256, head: Duration::from_secs(10) };
+const LIMITS: Limits = Limits {
+    connections: 256,
+    head: Duration::from_secs(10),
+    unread: Duration::from_secs(30),
+    unread_bytes: 256 << 10,
+};
 /// After an error of accept, such as no more file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -121,6 +134,10 @@ async fn accept(listener: TcpListener, router: Router, limits: Limits) -> Infall
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
+                if let Err(error) = bound(&stream, limits) {
+                    tracing::debug!(%error, "an http connection ended at once");
+                    continue;
+                }
                 let serving = converse(stream, router.clone(), limits.head);
                 connections.spawn(async move {
                     serving.await;
@@ -133,6 +150,13 @@ async fn accept(listener: TcpListener, router: Router, limits: Limits) -> Infall
             }
         }
     }
+}
+
+/// Whoever reads nothing ends, too, and holds no more than a share of memory until then.
+fn bound(stream: &TcpStream, limits: Limits) -> nix::Result<()> {
+    let unread = u32::try_from(limits.unread.as_millis()).unwrap_or(u32::MAX);
+    setsockopt(stream, sockopt::TcpUserTimeout, &unread)?;
+    setsockopt(stream, sockopt::SndBuf, &limits.unread_bytes)
 }
 
 async fn converse(stream: TcpStream, router: Router, head: Duration) {
@@ -171,7 +195,7 @@ mod tests {
     #[tokio::test]
     async fn silent_connections_end_and_make_room() {
         const PATIENCE: Duration = Duration::from_secs(60);
-        let limits = Limits { connections: 3, head: Duration::from_millis(200) };
+        let limits = Limits { connections: 3, head: Duration::from_millis(200), ..LIMITS };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let router = Router::new().route("/", axum::routing::get(async || "here"));
@@ -196,6 +220,38 @@ mod tests {
             let ended = timeout(PATIENCE, stream.read_to_end(&mut Vec::new())).await;
             assert!(ended.is_ok(), "a silent connection goes on");
         }
+        server.abort();
+    }
+
+    /// Whoever asks for what does not end, and never reads, makes room as well.
+    #[tokio::test]
+    async fn deaf_connections_end_and_make_room() {
+        const PATIENCE: Duration = Duration::from_secs(120);
+        let limits =
+            Limits { connections: 2, unread: Duration::from_millis(500), unread_bytes: 8 << 10, ..LIMITS };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let endless = || async { axum::body::Bytes::from_static(&[0; 16 << 20]) };
+        let router = Router::new()
+            .route("/endless", axum::routing::get(endless))
+            .route("/", axum::routing::get(async || "here"));
+        let server = tokio::spawn(accept(listener, router, limits));
+        let mut deaf = Vec::new();
+        for _ in 0..limits.connections {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            stream.write_all(b"GET /endless HTTP/1.1\r\nHost: a\r\n\r\n").await.unwrap();
+            deaf.push(stream);
+        }
+        let asking = async {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.0\r\nHost: a\r\n\r\n").await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let answer = timeout(PATIENCE, asking).await.expect("deaf connections make no room");
+        assert!(answer.ends_with("here"), "{answer}");
+        drop(deaf);
         server.abort();
     }
 

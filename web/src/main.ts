@@ -8,13 +8,13 @@ import { Flame } from "./flame";
 import type { Report } from "./model";
 import { Store } from "./store";
 import { About, Cgroups, Processes, Programs } from "./tasks";
+import { themes } from "./theme";
 
 interface View {
   element: HTMLElement;
   show(report: Report): void;
 }
 
-const THEMES = ["auto", "light", "dark"] as const;
 const CONNECTIONS = { connecting: "connecting…", live: "live", stale: "no reports come", lost: "no connection, trying again", log: "log" };
 
 const store = new Store();
@@ -75,22 +75,13 @@ function tabKey(event: KeyboardEvent): void {
   next?.focus();
 }
 
-function setTheme(theme: string): void {
-  document.documentElement.dataset["theme"] = theme;
-  byId("theme").textContent = `Theme: ${theme}`;
-  localStorage.setItem("theme", theme);
-  chart.restyle();
-  flame.restyle();
-}
-
 new Explanations();
 byId("tabs").append(...tabs);
 byId("tabs").addEventListener("keydown", tabKey);
-byId("theme").addEventListener("click", () => {
-  const at = THEMES.findIndex((theme) => theme === document.documentElement.dataset["theme"]);
-  setTheme(THEMES[(at + 1) % THEMES.length] ?? "auto");
+themes(byId("theme"), () => {
+  chart.restyle();
+  flame.restyle();
 });
-setTheme(localStorage.getItem("theme") ?? "auto");
 store.addEventListener("change", draw);
 open(location.hash.slice(1));
 store.connect();

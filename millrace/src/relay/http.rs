@@ -1,4 +1,4 @@
-//! `/metrics`, `/healthz`, `/status`, `/trace` and the web page over HTTP.
+//! `/metrics`, `/healthz`, `/status`, `/events`, `/trace` and the web page over HTTP.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -13,10 +13,11 @@ use axum::{
 use millrace_relay::trace::{Tracer, Wanted};
 
 use super::{
+    events::{self, Counted},
     metrics, page,
     status::{Status, StatusSource},
 };
-use crate::http::{self, StartError};
+use crate::http::{self, StartError, push::Channel};
 pub use crate::http::{Server, access::Access};
 
 /// Serves until the server is dropped.
@@ -35,6 +36,9 @@ pub async fn start(
 type Source = State<Arc<dyn StatusSource>>;
 
 fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
+    let channel = events::channel(Arc::clone(&source));
+    let source = Arc::new(Counted { source, channel: Arc::clone(&channel) }) as Arc<dyn StatusSource>;
+    let events = Router::new().route("/events", get(listen)).with_state(channel);
     let trace = Router::new().route("/trace", get(trace)).with_state(tracer);
     Router::new()
         .route("/metrics", get(scrape))
@@ -42,11 +46,17 @@ fn router(source: Arc<dyn StatusSource>, tracer: Arc<Tracer>) -> Router {
         .route("/status", get(status))
         .merge(page::router())
         .with_state(source)
+        .merge(events)
         .merge(trace)
 }
 
 async fn status(State(source): Source) -> Json<Status> {
     Json(source.status())
+}
+
+/// Server-sent events: a `status` a second.
+async fn listen(State(channel): State<Arc<Channel>>) -> Response {
+    channel.answer()
 }
 
 /// Lines of JSON until the viewer leaves.
@@ -73,7 +83,16 @@ async fn scrape(State(source): Source) -> Response {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        time::Duration,
+    };
+
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpStream,
+        time::timeout,
+    };
 
     use super::*;
     use crate::http::token::TokenFile;
@@ -132,7 +151,7 @@ mod tests {
             tokio::task::spawn_blocking(asking).await.unwrap().unwrap()
         };
         let get = async |path: &str| ask(path, Some(&token)).await;
-        for path in ["/status", "/metrics", "/trace", "/nowhere"] {
+        for path in ["/status", "/events", "/metrics", "/trace", "/nowhere"] {
             assert_eq!(ask(path, None).await.0, 401, "{path}");
         }
         assert_eq!(ask("/healthz", None).await, (200, "ok\n".to_owned()));
@@ -158,5 +177,46 @@ mod tests {
             let (code, body) = get(&format!("/trace?{query}")).await;
             assert!(code == 400 && body.starts_with(part), "{code} {body}");
         }
+    }
+
+    /// With the token, but without manners.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn listeners_that_never_read_are_few_and_leave_no_trace() {
+        const MANY: usize = 100;
+        const PATIENCE: Duration = Duration::from_secs(60);
+        let directory = tempfile::tempdir().unwrap();
+        let access = Access::new(&TokenFile::At(directory.path().join("token")), Vec::new()).unwrap();
+        let token = access.token().unwrap().text().to_owned();
+        let server = start(([127, 0, 0, 1], 0).into(), Arc::new(Fake::default()), tracer(), access);
+        let server = server.await.unwrap();
+        let addr = server.local_addr;
+        let mut listeners = Vec::new();
+        let mut refused = 0;
+        for _ in 0..MANY {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            let request =
+                format!("GET /events HTTP/1.1\r\nHost: {addr}\r\nAuthorization: Bearer {token}\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = [0; 12];
+            timeout(PATIENCE, stream.read_exact(&mut answer)).await.unwrap().unwrap();
+            refused += u64::from(answer == *b"HTTP/1.1 503");
+            listeners.push(stream);
+        }
+        let counts = async || {
+            let token = token.clone();
+            let asking = move || fetch(addr, "/status", Some(&token)).unwrap();
+            let (_, body) = tokio::task::spawn_blocking(asking).await.unwrap();
+            serde_json::from_str::<Status>(&body).unwrap().events
+        };
+        let now = counts().await;
+        assert_eq!((now.listeners + now.refused, now.refused), (MANY as u64, refused));
+        assert!(now.listeners == 64, "{now:?}");
+        drop(listeners);
+        let gone = async {
+            while counts().await.listeners > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, gone).await.expect("listeners that are gone are counted");
     }
 }

@@ -62,6 +62,7 @@ impl Snapshot {
         out.gauge_f64("uptime", "Time since start", Unit::Seconds, self.0.uptime_s)?;
         out.gauge("draining", "1 while sessions are asked to leave", None, u64::from(self.0.draining))?;
         out.gauge("trace_viewers", "Who watches single packets", None, self.0.trace_viewers)?;
+        out.gauge("event_listeners", "Who listens to the status", None, self.0.events.listeners)?;
         if let Some(upstream) = &self.0.upstream {
             let is_up = u64::from(upstream.session.is_some());
             out.gauge("upstream_up", "1 while there is a session with the upstream relay", None, is_up)?;
@@ -156,6 +157,10 @@ impl Snapshot {
         let suppressed = totals.log_lines_suppressed;
         out.counter("log_lines_suppressed", "Log lines of peers beyond the limit", None, suppressed)?;
         out.counter("log_lines_dropped", "Log lines lost", None, totals.log_lines_dropped)?;
+        let events = self.0.events;
+        out.counter("event_listeners_refused", "Listeners without room", None, events.refused)?;
+        out.counter("event_listeners_dropped", "Listeners that were too slow", None, events.dropped)?;
+        out.counter("events_missed", "Events that listeners were too slow for", None, events.missed)?;
         self.engine_counters(out)?;
         out.labelled(
             "kernel_keystreams",
@@ -251,6 +256,7 @@ impl Out<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::push::Counts;
     use crate::relay::status::{Access, Cache, Interface, KeystreamUse, Receive, Totals};
     use crate::relay::text::tests::session;
 
@@ -309,7 +315,8 @@ mod tests {
             }],
             ..Gate::default()
         };
-        let text = encode(Status { relay, gate, pid: 7 }).unwrap();
+        let events = Counts { listeners: 18, refused: 19, missed: 20, dropped: 21 };
+        let text = encode(Status { relay, gate, pid: 7, events }).unwrap();
         for line in [
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",
@@ -332,6 +339,10 @@ mod tests {
             r#"millrace_relay_kernel_copies_total{outcome="window"} 6"#,
             r#"millrace_relay_kernel_keystreams_total{packets="sealed",supply="stale"} 3"#,
             "millrace_relay_token_keys 2",
+            "millrace_relay_event_listeners 18",
+            "millrace_relay_event_listeners_refused_total 19",
+            "millrace_relay_events_missed_total 20",
+            "millrace_relay_event_listeners_dropped_total 21",
             r#"millrace_relay_refused_total{reason="token_expired"} 6"#,
             r#"millrace_relay_drops_total{reason="evicted"} 4"#,
             r#"millrace_relay_drops_total{reason="a \"b\""} 5"#,

@@ -3,6 +3,7 @@
 pub mod access;
 pub mod config;
 mod engine;
+mod events;
 mod guard;
 pub mod http;
 mod memory;

@@ -1,4 +1,4 @@
-//! The relay's web page, which plays what is live, and what browsers have to know to connect.
+//! The relay's web page, which plays what is live and publishes, and what browsers have to know to connect.
 
 use std::sync::Arc;
 
@@ -15,7 +15,19 @@ use crate::http::asset::{Asset, asset};
 
 /// Any page may ask for these, without a token: every client sees the certificate in its handshake, and the files are the
 /// same for all.
-pub const PUBLIC: &[&str] = &["/", "/watch.js", "/watch.css", "/no-libav.js", "/web.json", FINGERPRINT];
+pub const PUBLIC: &[&str] = &[
+    "/",
+    "/shell.css",
+    "/shell.js",
+    "/watch.js",
+    "/publish.js",
+    "/relay.js",
+    "/figures.js",
+    "/moq.js",
+    "/no-libav.js",
+    "/web.json",
+    FINGERPRINT,
+];
 
 const FINGERPRINT: &str = "/certificate.sha256";
 
@@ -23,11 +35,21 @@ type Source = State<Arc<dyn StatusSource>>;
 
 pub fn router() -> Router<Arc<dyn StatusSource>> {
     let file = |asset: Asset| get(move || async move { asset });
+    macro_rules! script {
+        ($name:literal) => {
+            file(asset!("text/javascript; charset=utf-8", $name))
+        };
+    }
     Router::new()
-        .route("/", file(asset!("text/html; charset=utf-8", "watch/index.html")))
-        .route("/watch.js", file(asset!("text/javascript; charset=utf-8", "watch/watch.js")))
-        .route("/watch.css", file(asset!("text/css; charset=utf-8", "watch/watch.css")))
-        .route("/no-libav.js", file(asset!("text/javascript; charset=utf-8", "watch/no-libav.js")))
+        .route("/", file(asset!("text/html; charset=utf-8", "relay/index.html")))
+        .route("/shell.css", file(asset!("text/css; charset=utf-8", "relay/shell.css")))
+        .route("/shell.js", script!("relay/shell.js"))
+        .route("/watch.js", script!("relay/watch.js"))
+        .route("/publish.js", script!("relay/publish.js"))
+        .route("/relay.js", script!("relay/relay.js"))
+        .route("/figures.js", script!("relay/figures.js"))
+        .route("/moq.js", script!("relay/moq.js"))
+        .route("/no-libav.js", script!("relay/no-libav.js"))
         .route("/web.json", get(web))
         .route(FINGERPRINT, get(fingerprint))
 }
@@ -40,4 +62,19 @@ async fn web(State(source): Source) -> Json<Web> {
 async fn fingerprint(State(source): Source) -> Response {
     let any = (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
     ([any, (header::CACHE_CONTROL, "no-store")], source.fingerprint()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_is_built_is_served() {
+        let built = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../web/dist/relay")).unwrap();
+        for file in built {
+            let name = file.unwrap().file_name().into_string().unwrap();
+            let path = if name == "index.html" { "/".to_owned() } else { format!("/{name}") };
+            assert!(PUBLIC.contains(&&path[..]), "{path} is built, and not served");
+        }
+    }
 }

@@ -237,7 +237,7 @@ impl StatusSource for Server {
     fn status(&self) -> Status {
         let mut relay = self.relay.status();
         relay.totals.log_lines_dropped = log::dropped();
-        Status { relay, gate: self.guard.describe(), pid: std::process::id() }
+        Status { gate: self.guard.describe(), pid: std::process::id(), ..relay.into() }
     }
 
     fn draining(&self) -> bool {

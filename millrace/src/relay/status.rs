@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 pub use millrace_relay::status::*;
 
+use crate::http::push;
+
 /// Gives a snapshot of a running relay. Called a few times a second at most; may lock briefly.
 pub trait StatusSource: Send + Sync + 'static {
     fn status(&self) -> Status;
@@ -39,6 +41,9 @@ pub struct Status {
     /// The relay's process.
     #[serde(default)]
     pub pid: u32,
+    /// Who listens to `/events`.
+    #[serde(default)]
+    pub events: push::Counts,
 }
 
 impl Deref for Status {
@@ -51,7 +56,7 @@ impl Deref for Status {
 
 impl From<millrace_relay::status::Status> for Status {
     fn from(relay: millrace_relay::status::Status) -> Self {
-        Self { relay, gate: Gate::default(), pid: 0 }
+        Self { relay, gate: Gate::default(), pid: 0, events: push::Counts::default() }
     }
 }
 

@@ -15,14 +15,14 @@ export class Broadcasts {
     connection.status.watch(() => this.#show());
   }
 
-  /** Those of each connection in turn. The first is chosen where `chosen` says that none is. */
-  async follow(chosen: () => string) {
+  /** Those of each connection in turn. `added` is told of each. */
+  async follow(added: (name: string) => void) {
     const announced = this.connection.announced(Path.empty());
     for (let event = await announced.next(); event; event = await announced.next()) {
       if (!event.active) this.#remove(event.path);
       else {
         this.#add(event.path);
-        if (!chosen()) this.choose(event.path);
+        added(event.path);
       }
     }
   }

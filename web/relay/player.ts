@@ -5,9 +5,12 @@ import "@moq/watch/ui";
 import type MoqWatch from "@moq/watch/element";
 import { type Connection, Path } from "@moq/net";
 
-import { byId, count, h } from "../src/dom";
+import { h } from "../src/dom";
+import { bytes, list } from "./figures";
 
 const FIGURES_MS = 250;
+/** Time stamps that are not from a publisher's clock begin anywhere, mostly at 0. */
+const DAY_MS = 86_400_000;
 
 const STATES = { offline: "waits for the broadcast", loading: "waits for media", live: "live" };
 
@@ -17,6 +20,9 @@ export class Player {
   #shown = 0;
   #stalls = 0;
   #hasPicture = false;
+  /** Of the last picture, and when it was shown; milliseconds. */
+  #stamp?: number;
+  #shownAt = 0;
 
   constructor(place: HTMLElement) {
     const canvas = h("canvas", { width: 640, height: 360, role: "img", "aria-label": "The video" });
@@ -26,6 +32,8 @@ export class Player {
     this.#watch.renderer.out.timestamp.subscribe((timestamp) => {
       if (timestamp === undefined) return;
       this.#shown += 1;
+      this.#stamp = timestamp;
+      this.#shownAt = Date.now();
       this.#hasPicture = true;
     });
     this.#watch.video.out.stalled.subscribe((stalled) => {
@@ -42,15 +50,22 @@ export class Player {
     this.#shown = 0;
     this.#stalls = 0;
     this.#hasPicture = false;
+    this.#stamp = undefined;
     this.#watch.name = Path.from(name);
     // In the page it begins to connect, and to ask for what is called as it is.
     if (!this.#watch.isConnected) this.#place.append(h("moq-watch-ui", {}, this.#watch));
-    document.title = `${name} - millrace relay`;
   }
 
   /** Shows figures in the list of this ID, from now on. */
   report(id: string) {
     setInterval(() => list(id, this.#figures()), FIGURES_MS);
+  }
+
+  /** Of the picture that is shown, by its publisher's clock and this one, where its time stamp is the time of day. */
+  #latency(): string {
+    const late = this.#stamp === undefined ? undefined : this.#shownAt - this.#stamp;
+    if (late === undefined) return "none yet";
+    return Math.abs(late) < DAY_MS ? `${late.toFixed(0)} ms` : "no time stamps";
   }
 
   #figures(): Record<string, string> {
@@ -65,21 +80,9 @@ export class Player {
       "Frames shown": String(this.#shown),
       "Frames not shown": String(Math.max(0, decoded - this.#shown)),
       Stalls: String(this.#stalls),
+      Latency: this.#latency(),
       "Buffer of this player": `${sync.out.buffer.peek().toFixed(0)} ms`,
-      Received: `${count(stats?.bytesReceived ?? 0)}B`,
+      Received: bytes(stats?.bytesReceived ?? 0),
     };
   }
-}
-
-/** Names and values; what is there already is kept, so that readers of the page are not thrown back. */
-export function list(id: string, entries: Record<string, string>) {
-  const place = byId(id);
-  const names = Object.keys(entries);
-  if ([...place.querySelectorAll("dt")].map((name) => name.textContent).join() !== names.join()) {
-    place.replaceChildren(...names.flatMap((name) => [h("dt", {}, name), h("dd", { "data-figure": name })]));
-  }
-  place.querySelectorAll("dd").forEach((value, at) => {
-    const text = entries[names[at] ?? ""] ?? "";
-    if (value.textContent !== text) value.textContent = text;
-  });
 }

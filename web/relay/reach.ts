@@ -18,25 +18,30 @@ const AGAIN_MS = 1000;
 
 const ENDED = "The connection to the relay has ended. The page connects again as soon as it can.";
 
-/** Why this browser plays nothing, if it does not. */
-export function hindrance(): string | undefined {
+/** Why a page can do nothing here, if it cannot; `needs`: of WebCodecs, and what for. */
+export function hindrance(needs: Record<string, string>): string | undefined {
   if (!window.isSecureContext) {
     return (
-      "Browsers connect to a relay from pages on https:// and on localhost only, and this page is on neither. " +
+      "Browsers connect to a relay, and open cameras, from pages on https:// and on localhost only, and this page is on neither. " +
       `Open http://localhost:${location.port} on the computer where the relay runs, or put a server with https in front of it.`
     );
   }
   if (!("WebTransport" in window)) {
     return "This browser has no WebTransport, by which media comes. Chromium, Edge and Firefox of today have it.";
   }
-  if (!("VideoDecoder" in window)) return "This browser cannot decode video for a page (WebCodecs is missing).";
-  return undefined;
+  const missing = Object.entries(needs).find(([name]) => !(name in window));
+  return missing && `This browser cannot ${missing[1]} for a page (WebCodecs is missing).`;
 }
 
-export function tell(message: string | undefined) {
-  const place = byId("message");
-  place.hidden = !message;
-  if (message !== undefined && place.textContent !== message) place.textContent = message;
+export type Tell = (message: string | undefined) => void;
+
+/** Messages in the place of this ID. */
+export function say(id: string): Tell {
+  const place = byId(id);
+  return (message) => {
+    place.hidden = !message;
+    if (message !== undefined && place.textContent !== message) place.textContent = message;
+  };
 }
 
 /** Keeps connections pointed at the relay, whose certificate may change. The first says whether it can be reached. */
@@ -44,13 +49,20 @@ export class Reach {
   #web: Web | undefined;
   /** With what `#web` says. */
   #hasConnected = false;
+  #ends?: AbortSignal;
 
-  constructor(readonly connections: [Connection.Reload, ...Connection.Reload[]]) {
+  /** `state`: the place where the connection's state is shown. */
+  constructor(
+    readonly connections: [Connection.Reload, ...Connection.Reload[]],
+    readonly tell: Tell,
+    readonly state: string,
+  ) {
     for (const connection of connections) {
       // For ever: a relay may be away for longer than a moment.
       connection.delay = { initial: 500, multiplier: 2, max: 4000, timeout: 0 };
       connection.websocket = { enabled: false };
     }
+    this.#show(connections[0].status.peek());
     connections[0].status.watch((status) => this.#show(status));
   }
 
@@ -58,41 +70,43 @@ export class Reach {
     return this.connections[0].status.peek() === status;
   }
 
-  async keep() {
-    for (;;) {
-      if (!this.#is("connected")) await this.#look();
+  /** Until `ends`; then nothing is said any more. */
+  async keep(ends: AbortSignal) {
+    this.#ends = ends;
+    while (!ends.aborted) {
+      if (!this.#is("connected")) await this.#look(ends);
       await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
     }
   }
 
-  async #look() {
+  async #look(ends: AbortSignal) {
     const web: Web | undefined = await fetch("./web.json", { cache: "no-store" })
       .then((answer) => answer.json())
       .catch(() => undefined);
-    if (this.#is("connected")) return;
+    if (this.#is("connected") || ends.aborted) return;
     if (!web) {
-      tell("The relay does not answer any more: it was stopped, or the network is gone. It is tried again and again.");
+      this.tell("The relay does not answer any more: it was stopped, or the network is gone. It is tried again and again.");
       return;
     }
     if (web.port === null) {
-      tell("This relay is configured not to serve browsers (webtransport = false).");
+      this.tell("This relay is configured not to serve browsers (webtransport = false).");
       return;
     }
     const isDraining = (await fetch("./healthz", { cache: "no-store" }).catch(() => undefined))?.status === 503;
-    if (this.#is("connected")) return;
+    if (this.#is("connected") || ends.aborted) return;
     const isNew = web.sha256 !== this.#web?.sha256 || web.port !== this.#web?.port;
     if (isNew) {
       this.#web = web;
       this.#hasConnected = false;
       this.#point(web, web.port);
     } else if (isDraining) {
-      tell("The relay is being stopped, perhaps to be started anew. The page connects again as soon as it can.");
+      this.tell("The relay is being stopped, perhaps to be started anew. The page connects again as soon as it can.");
     } else if (this.#hasConnected) {
-      tell(ENDED);
+      this.tell(ENDED);
     } else if (this.#is("disconnected")) {
-      tell(
+      this.tell(
         `The relay answers, but no connection to its UDP port ${web.port} comes about: a firewall keeps UDP out, the relay lets ` +
-          "this page or this address not in, or the browser does not take its certificate" +
+          "this page or this address not in (without a token, ?jwt=, perhaps), or the browser does not take its certificate" +
           (web.sha256 ? " (which no authority has signed; is this computer's clock right?)." : "."),
       );
     }
@@ -116,14 +130,15 @@ export class Reach {
   }
 
   #show(status: string) {
-    const place = byId("connection");
+    if (this.#ends?.aborted) return;
+    const place = byId(this.state);
     place.textContent = status;
     place.dataset.state = status === "connected" ? "live" : status === "connecting" ? "waits" : "lost";
     if (status === "connected") {
       this.#hasConnected = true;
-      tell(undefined);
+      this.tell(undefined);
     } else if (status === "disconnected" && this.#hasConnected) {
-      tell(ENDED);
+      this.tell(ENDED);
     }
   }
 }

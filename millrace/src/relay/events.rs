@@ -1,0 +1,113 @@
+//! What the page is told once a second: a status, cut to what somebody can look at.
+
+use std::{cmp::Reverse, sync::Arc};
+
+use serde::Serialize;
+
+use super::{
+    status::{Status, StatusSource, Web},
+    text::typed,
+};
+use crate::http::push::Channel;
+
+/// Sessions, and tracks, that are listed: a page of thousands is read by nobody, and made and sent each second.
+const MOST: usize = 200;
+
+/// The channel behind `/events`.
+pub fn channel(source: Arc<dyn StatusSource>) -> Arc<Channel> {
+    Channel::new("status", move || serde_json::to_string(&Shown::of(source.status())).ok())
+}
+
+/// A status, without lists that have no bound, and how many there are of those that are cut.
+#[derive(Debug, Serialize)]
+struct Shown {
+    #[serde(flatten)]
+    status: Status,
+    session_count: usize,
+    track_count: usize,
+}
+
+impl Shown {
+    fn of(mut status: Status) -> Self {
+        let relay = &mut status.relay;
+        let (session_count, track_count) = (relay.sessions.len(), relay.tracks.len());
+        cut(&mut relay.sessions, |session| (session.publisher, session.queue_us), |session| session.id);
+        cut(&mut relay.tracks, |track| track.subscribers, |track| track.name.clone());
+        relay.tracks.iter_mut().for_each(|track| track.name = typed(&track.name));
+        relay.access.clients.clear();
+        status.gate.tables.clear();
+        status.gate.scopes.clear();
+        Self { status, session_count, track_count }
+    }
+}
+
+/// To the first by `rank`, in `order`.
+fn cut<T, R: Ord, O: Ord>(list: &mut Vec<T>, rank: impl Fn(&T) -> R, order: impl Fn(&T) -> O) {
+    if list.len() > MOST {
+        list.sort_by_key(|item| Reverse(rank(item)));
+        list.truncate(MOST);
+    }
+    list.sort_by_cached_key(order);
+}
+
+/// A relay whose status says who listens, too.
+pub struct Counted {
+    pub source: Arc<dyn StatusSource>,
+    pub channel: Arc<Channel>,
+}
+
+impl StatusSource for Counted {
+    fn status(&self) -> Status {
+        Status { events: self.channel.counts(), ..self.source.status() }
+    }
+
+    fn draining(&self) -> bool {
+        self.source.draining()
+    }
+
+    fn fingerprint(&self) -> String {
+        self.source.fingerprint()
+    }
+
+    fn web(&self) -> Web {
+        self.source.web()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::{
+        status::{Session, Track},
+        text::tests::session,
+    };
+
+    #[test]
+    fn lists_are_cut_to_those_that_matter_and_counted() {
+        let sessions = (0..1000).map(|id| Session { id, queue_us: id, publisher: id == 7, ..session() });
+        let track = |number| Track {
+            name: format!("live--{number:03}"),
+            alias: 0,
+            publishers: 1,
+            subscribers: number,
+            groups_cached: 0,
+            objects_cached: 0,
+            bytes_cached: 0,
+            largest: None,
+            owner: None,
+        };
+        let status = millrace_relay::status::Status {
+            sessions: sessions.collect(),
+            tracks: (0..300).map(track).collect(),
+            ..Default::default()
+        };
+        let shown = Shown::of(status.into());
+        assert_eq!((shown.session_count, shown.track_count), (1000, 300));
+        let ids: Vec<_> = shown.status.sessions.iter().map(|session| session.id).collect();
+        assert_eq!((ids.len(), ids[0], ids[1], ids[MOST - 1]), (MOST, 7, 801, 999), "{ids:?}");
+        let names: Vec<_> = shown.status.tracks.iter().map(|track| &track.name[..]).collect();
+        assert_eq!((names.len(), names[0], names[MOST - 1]), (MOST, "live/100", "live/299"));
+        let json = serde_json::to_value(&shown).unwrap();
+        assert_eq!((&json["session_count"], json["sessions"][0]["id"].as_u64()), (&1000.into(), Some(7)));
+    }
+}

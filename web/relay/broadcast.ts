@@ -1,0 +1,132 @@
+// A broadcast on a session: the tracks and catalogs that `millrace publish` and moq-pub have, so that their players play it.
+
+import { Broadcast as Net, Group, Time, type Track as NetTrack } from "@moq/net";
+
+import type { Chunk } from "./encode";
+import { type Track, fragment, init } from "./mp4";
+
+/** A catalog in the words of MSF (draft-ietf-moq-msf-01), and one in those of moq-pub, which moq-sub reads. */
+const MSF = "catalog";
+const MOQ_PUB = ".catalog";
+const INIT = "0.mp4";
+
+/** However late somebody asks. */
+const KEPT = { latencyMax: Number.MAX_SAFE_INTEGER };
+
+const name = (id: number) => `${id}.m4s`;
+
+export class Broadcast {
+  readonly producer = new Net.Producer();
+  readonly #tracks = new Map<number, { track: NetTrack.Producer; group?: Group.Producer; next: number }>();
+  readonly #described: Record<string, NetTrack.Producer>;
+  /** The last groups of those. */
+  readonly #last = new Map<string, number>();
+  #sequence = 0;
+  #bytes = 0;
+
+  constructor(
+    readonly path: string,
+    tracks: Track[],
+  ) {
+    this.#described = Object.fromEntries([MSF, MOQ_PUB, INIT].map((name) => [name, this.producer.createTrack(name, KEPT)]));
+    for (const { id } of tracks) this.#tracks.set(id, { track: this.producer.createTrack(name(id)), next: now() });
+    this.describe(tracks);
+  }
+
+  /** What is in the tracks from now on. */
+  describe(tracks: Track[]) {
+    const text = (value: unknown) => new TextEncoder().encode(JSON.stringify(value));
+    this.#whole(INIT, init(tracks));
+    this.#whole(MOQ_PUB, text(moqPub(this.path, tracks)));
+    this.#whole(MSF, text(msf(tracks)));
+  }
+
+  take({ id, isKey, at, duration, data }: Chunk) {
+    const of = this.#tracks.get(id);
+    if (!of) return;
+    const isVideo = id === Math.min(...this.#tracks.keys());
+    if (isVideo && isKey) for (const each of this.#tracks.values()) end(each);
+    // Players begin with a key frame.
+    if (!of.group && isVideo && !isKey) return;
+    of.group ??= begin(of);
+    const payload = fragment(id, ++this.#sequence, at, duration, isKey, data);
+    this.#bytes += payload.byteLength;
+    of.group.writeFrame({ payload, timestamp: Time.Timestamp.fromMillis(at / 1000) });
+  }
+
+  /** Of media, so far. */
+  get bytes(): number {
+    return this.#bytes;
+  }
+
+  /** Somebody wants the picture. */
+  get isWatched(): boolean {
+    return [...this.#tracks.values()].some(({ track }) => track.used.peek());
+  }
+
+  close() {
+    for (const each of this.#tracks.values()) end(each);
+    this.producer.close();
+  }
+
+  /** The one object that there is of it. */
+  #whole(name: string, payload: Uint8Array) {
+    const track = this.#described[name];
+    if (!track) return;
+    const group = new Group.Producer(Math.max(now(), (this.#last.get(name) ?? 0) + 1));
+    this.#last.set(name, group.sequence);
+    track.writeGroup(group);
+    group.writeFrame({ payload, timestamp: Time.Timestamp.now() });
+    group.close();
+  }
+}
+
+/** Groups have numbers from the clock on, so that a page that is loaded again goes on behind what it has sent. */
+function now(): number {
+  return Math.floor(Date.now() / 1000);
+}
+
+function begin(of: { track: NetTrack.Producer; next: number }): Group.Producer {
+  const group = new Group.Producer(of.next);
+  of.next += 1;
+  of.track.writeGroup(group);
+  return group;
+}
+
+function end(of: { group?: Group.Producer }) {
+  of.group?.close();
+  of.group = undefined;
+}
+
+function msf(tracks: Track[]) {
+  return {
+    version: "draft-01",
+    tracks: tracks.map((track) => ({ name: name(track.id), packaging: "cmaf", isLive: true, renderGroup: 1, bitrate: track.bitrate, ...described(track), initRef: name(track.id) })),
+    initDataList: tracks.map((track) => ({ id: name(track.id), type: "inline", data: base64(init([track])) })),
+  };
+}
+
+function described(track: Track) {
+  if (track.kind === "video") return { role: "video", codec: track.codec, width: track.width, height: track.height };
+  return { role: "audio", codec: track.codec, samplerate: 48_000, channelConfig: String(track.channels) };
+}
+
+/** draft-ietf-moq-catalogformat-01. */
+function moqPub(path: string, tracks: Track[]) {
+  const of = (track: Track) => {
+    const { role: _, ...selectionParams } = described(track);
+    return { name: name(track.id), initTrack: INIT, selectionParams: { ...selectionParams, bitrate: track.bitrate } };
+  };
+  return {
+    version: 1,
+    streamingFormat: 1,
+    streamingFormatVersion: "0.2",
+    supportsDeltaUpdates: true,
+    commonTrackFields: { namespace: `/${path}`, packaging: "cmaf", renderGroup: 1 },
+    tracks: tracks.map(of),
+  };
+}
+
+function base64(data: Uint8Array): string {
+  return btoa(String.fromCharCode(...data));
+}

@@ -1,0 +1,189 @@
+// What is captured, encoded by the browser (WebCodecs): H.264, which every player has, and Opus.
+
+import { frames, samples } from "./capture";
+import { type Sound, TIMESCALE, type Track, type Video } from "./mp4";
+
+/** One encoded frame, or 20 ms of sound. */
+export interface Chunk {
+  /** Of the track. */
+  id: number;
+  isKey: boolean;
+  /** When it was captured, microseconds since 1970: so a player can tell how late it is. */
+  at: number;
+  /** Microseconds. */
+  duration: number;
+  data: Uint8Array;
+}
+
+export interface Sink {
+  /** What comes from now on; the next picture is a key frame. */
+  described(tracks: Track[]): void;
+  take(chunk: Chunk): void;
+  failed(error: Error): void;
+}
+
+const VIDEO = 1;
+const SOUND = 2;
+/** Between key frames, at which viewers begin. */
+const GROUP_US = TIMESCALE;
+/** Frames that wait for the encoder; more would be late only. */
+const WAITING = 2;
+const BITS_PER_PIXEL = 0.08;
+const FRAMES_A_SECOND = 30;
+const SOUND_BITRATE = 64_000;
+const MOST_CHANNELS = 2;
+/** H.264 levels by the pixels of a picture, at 30 pictures a second; Constrained Baseline, which every decoder has. */
+const LEVELS: [number, string][] = [
+  [640 * 480, "avc1.42e01e"],
+  [1280 * 720, "avc1.42e01f"],
+  [1920 * 1088, "avc1.42e028"],
+];
+const HIGHEST = "avc1.42e033";
+
+export class Encoder {
+  /** Of the picture. */
+  sent = 0;
+  /** For which the encoder had no time. */
+  skipped = 0;
+  readonly hasSound: boolean;
+  #video?: VideoEncoder;
+  #sound?: AudioEncoder;
+  readonly #readers: ReadableStreamDefaultReader<unknown>[] = [];
+  /** As it is encoded, and as it came. */
+  #size = { width: 0, height: 0, from: "" };
+  #described?: { video: Video; sound?: Sound };
+  /** From the clocks of pictures and of sound to that of the day: they need not be the same. */
+  readonly #offsets = new Map<number, number>();
+  #lastKey = -Infinity;
+  #closed = false;
+
+  constructor(
+    stream: MediaStream,
+    readonly lines: number,
+    readonly sink: Sink,
+  ) {
+    const [sound] = stream.getAudioTracks();
+    const heard = sound && samples(sound);
+    this.hasSound = heard !== undefined;
+    if (heard) void this.#each(heard, (data) => this.#hear(data));
+    for (const picture of stream.getVideoTracks()) void this.#each(frames(picture), (frame) => this.#see(frame));
+  }
+
+  /** The next picture is a key frame. */
+  begin() {
+    this.#lastKey = -Infinity;
+  }
+
+  /** What is encoded, once it is known. */
+  get tracks(): Track[] | undefined {
+    const { video, sound } = this.#described ?? {};
+    return video && (sound ? [video, sound] : [video]);
+  }
+
+  close() {
+    this.#closed = true;
+    for (const reader of this.#readers) void reader.cancel().catch(() => {});
+    for (const encoder of [this.#video, this.#sound]) if (encoder && encoder.state !== "closed") encoder.close();
+  }
+
+  async #each<T extends { close(): void }>(stream: ReadableStream<T>, take: (item: T) => Promise<void> | void) {
+    const reader = stream.getReader();
+    this.#readers.push(reader);
+    try {
+      for (let next = await reader.read(); !next.done; next = await reader.read()) {
+        try {
+          if (!this.#closed) await take(next.value);
+        } finally {
+          next.value.close();
+        }
+      }
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  async #see(frame: VideoFrame) {
+    const from = `${frame.displayWidth}x${frame.displayHeight}`;
+    if (from !== this.#size.from) await this.#configure(frame, from);
+    const encoder = this.#video;
+    if (!encoder || this.#closed) return;
+    if (encoder.encodeQueueSize > WAITING) {
+      this.skipped += 1;
+      return;
+    }
+    this.#clock(VIDEO, frame.timestamp);
+    const keyFrame = frame.timestamp - this.#lastKey >= GROUP_US;
+    if (keyFrame) this.#lastKey = frame.timestamp;
+    encoder.encode(frame, { keyFrame });
+  }
+
+  /** For pictures of that size: a window that is captured may change its size, a phone be turned. */
+  async #configure({ displayWidth, displayHeight }: VideoFrame, from: string) {
+    const scale = Math.min(1, this.lines / Math.min(displayWidth, displayHeight));
+    // Chroma has half the resolution.
+    const even = (length: number) => Math.max(2, 2 * Math.round((length * scale) / 2));
+    const [width, height] = [even(displayWidth), even(displayHeight)];
+    this.#size = { width, height, from };
+    const codec = LEVELS.find(([pixels]) => width * height <= pixels)?.[1] ?? HIGHEST;
+    const bitrate = Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
+    const config: VideoEncoderConfig = { codec, width, height, bitrate, framerate: FRAMES_A_SECOND, latencyMode: "realtime", avc: { format: "avc" } };
+    const { supported } = await VideoEncoder.isConfigSupported(config);
+    if (!supported) throw new Error(`This browser cannot encode H.264 of ${width} × ${height}, which players expect.`);
+    if (this.#closed) return;
+    this.#video ??= new VideoEncoder({ output: (chunk, metadata) => this.#seen(chunk, metadata), error: (error) => this.#fail(error) });
+    this.#video.configure(config);
+    this.begin();
+  }
+
+  #seen(chunk: EncodedVideoChunk, metadata?: EncodedVideoChunkMetadata) {
+    const config = metadata?.decoderConfig;
+    if (config?.description) {
+      const { width, height } = this.#size;
+      const bitrate = Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
+      const avcC = bytes(config.description);
+      const video: Video = { id: VIDEO, kind: "video", codec: config.codec, width, height, bitrate, avcC };
+      // Decoders of Opus make two channels of one, where there is one.
+      const sound: Sound = { id: SOUND, kind: "sound", codec: "opus", channels: MOST_CHANNELS, bitrate: SOUND_BITRATE };
+      const isNew = String(this.#described?.video.avcC) !== String(avcC);
+      this.#described = this.hasSound ? { video, sound } : { video };
+      if (isNew) this.sink.described(this.tracks ?? []);
+    }
+    this.sent += 1;
+    this.#emit(VIDEO, chunk, TIMESCALE / FRAMES_A_SECOND);
+  }
+
+  #hear(data: AudioData) {
+    this.#clock(SOUND, data.timestamp);
+    this.#sound ??= this.#listen(data);
+    this.#sound.encode(data);
+  }
+
+  #listen({ sampleRate, numberOfChannels }: AudioData): AudioEncoder {
+    const encoder = new AudioEncoder({ output: (chunk) => this.#emit(SOUND, chunk, TIMESCALE / 50), error: (error) => this.#fail(error) });
+    encoder.configure({ codec: "opus", sampleRate, numberOfChannels: Math.min(MOST_CHANNELS, numberOfChannels), bitrate: SOUND_BITRATE });
+    return encoder;
+  }
+
+  /** What has that time stamp is captured now. */
+  #clock(id: number, timestamp: number) {
+    if (!this.#offsets.has(id)) this.#offsets.set(id, Date.now() * 1000 - timestamp);
+  }
+
+  #emit(id: number, chunk: EncodedVideoChunk | EncodedAudioChunk, usual: number) {
+    if (this.#closed) return;
+    const data = new Uint8Array(chunk.byteLength);
+    chunk.copyTo(data);
+    const duration = Math.round(chunk.duration || usual);
+    const at = Math.round(chunk.timestamp + (this.#offsets.get(id) ?? 0));
+    this.sink.take({ id, isKey: chunk.type === "key", at, duration, data });
+  }
+
+  #fail(error: unknown) {
+    if (!this.#closed) this.sink.failed(error instanceof Error ? error : new Error(String(error)));
+  }
+}
+
+function bytes(source: AllowSharedBufferSource): Uint8Array {
+  const view = ArrayBuffer.isView(source) ? new Uint8Array(source.buffer, source.byteOffset, source.byteLength) : new Uint8Array(source);
+  return view.slice();
+}

@@ -1,0 +1,184 @@
+// Camera or screen to the relay, in three steps: what the browser captures, encodes, and sends.
+
+import { byId, h } from "../src/dom";
+import { type Captured, type Kind, capture } from "./capture";
+import type { News } from "./channel";
+import { Encoder } from "./encode";
+import { bytes, list, rate } from "./figures";
+import { Reach, type Tell, hindrance, say } from "./reach";
+import { Sender } from "./sender";
+import type { Shell, Tab } from "./shell";
+
+const FIGURES_MS = 500;
+
+const STATES = { connecting: "connects to the relay", refused: "not taken by the relay", idle: "published; nobody watches yet", sent: "sent to the relay" };
+
+export function open(shell: Shell): Tab {
+  const tell = say("publish-message");
+  const form = byId("publish-form") as HTMLFormElement;
+  const why = hindrance({ VideoEncoder: "encode video" }) ?? without();
+  if (why) {
+    tell(why);
+    form.querySelector("fieldset")?.toggleAttribute("disabled", true);
+    return { show: () => "Publish" };
+  }
+  const publisher = new Publisher(form, shell, tell);
+  return {
+    show(rest) {
+      publisher.suggest(rest);
+      return "Publish";
+    },
+  };
+}
+
+function without(): string | undefined {
+  return navigator.mediaDevices ? undefined : "This browser gives pages neither camera nor screen.";
+}
+
+/** One that is under way. */
+interface Show {
+  name: string;
+  captured: Captured;
+  encoder: Encoder;
+  sender: Sender;
+  ends: AbortController;
+}
+
+class Publisher {
+  readonly #name: HTMLInputElement;
+  readonly #settings: HTMLFieldSetElement;
+  readonly #preview = byId("preview") as HTMLVideoElement;
+  readonly #begin = byId("publish-begin") as HTMLButtonElement;
+  readonly #end = byId("publish-end") as HTMLButtonElement;
+  readonly #note = say("publish-note");
+  #show?: Show;
+  #viewers = "";
+  /** When figures were drawn last, and what had been sent until then. */
+  #before = { at: 0, bytes: 0 };
+
+  constructor(
+    readonly form: HTMLFormElement,
+    readonly shell: Shell,
+    readonly tell: Tell,
+  ) {
+    this.#name = form.elements.namedItem("name") as HTMLInputElement;
+    this.#settings = form.querySelector("fieldset") as HTMLFieldSetElement;
+    this.#name.value = `browser-${crypto.getRandomValues(new Uint16Array(1))[0]}`;
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      void this.#publish();
+    });
+    this.#end.addEventListener("click", () => this.#stop());
+    setInterval(() => this.#figures(), FIGURES_MS);
+  }
+
+  suggest(name: string) {
+    if (name && !this.#show) this.#name.value = name;
+  }
+
+  async #publish() {
+    const name = this.#name.value.split("/").filter(Boolean).join("/");
+    if (!name) {
+      this.tell("A broadcast needs a name, by which viewers find it.");
+      this.#name.focus();
+      return;
+    }
+    const chosen = new FormData(this.form);
+    this.tell(undefined);
+    this.#note(undefined);
+    this.#settings.disabled = true;
+    this.#begin.disabled = true;
+    try {
+      const lines = Number(chosen.get("lines"));
+      const captured = await capture({ kind: chosen.get("source") as Kind, lines, sound: chosen.has("sound") });
+      this.#start(name, captured, lines);
+    } catch (error) {
+      this.#stop(error instanceof Error ? error.message : String(error));
+      this.#begin.focus();
+    }
+  }
+
+  #start(name: string, captured: Captured, lines: number) {
+    const { stream } = captured;
+    const ends = new AbortController();
+    const failed = (error: Error) => this.#stop(error.message);
+    const sender = new Sender(name, failed, (reason) => this.tell(refusal(name, reason)));
+    const encoder = new Encoder(stream, lines, sender);
+    sender.from(encoder);
+    this.#show = { name, captured, encoder, sender, ends };
+    this.#before = { at: performance.now(), bytes: 0 };
+    this.#preview.srcObject = stream;
+    this.#preview.hidden = false;
+    byId("publish-figures").hidden = false;
+    for (const track of stream.getVideoTracks()) {
+      track.addEventListener("ended", () => this.#stop("The browser captures no more: it was told to stop, or the device is gone."), { signal: ends.signal });
+    }
+    const noSound = stream.getAudioTracks().length > 0 && !encoder.hasSound ? "This browser gives pages no sound to encode: the picture goes without." : undefined;
+    this.#note(captured.missing ?? noSound);
+    void new Reach([sender.connection], this.tell, "publish-connection").keep(ends.signal);
+    const unlisten = this.shell.channel.listen((news) => (this.#viewers = viewers(news, name)));
+    ends.signal.addEventListener("abort", unlisten);
+    this.#begin.hidden = true;
+    this.#end.hidden = false;
+    this.#end.focus();
+    const watch = h("a", { href: `#watch/${encodeURIComponent(name)}` }, name);
+    byId("publish-where").replaceChildren("Viewers find it as ", watch, ".");
+    this.#figures();
+  }
+
+  /** Ends it; `why`: if nobody asked for that. */
+  #stop(why?: string) {
+    const { captured, encoder, sender, ends } = this.#show ?? {};
+    this.#show = undefined;
+    ends?.abort();
+    encoder?.close();
+    sender?.close();
+    for (const track of captured?.stream.getTracks() ?? []) track.stop();
+    this.#preview.srcObject = null;
+    this.#preview.hidden = true;
+    this.#settings.disabled = false;
+    this.#begin.disabled = false;
+    this.#begin.hidden = false;
+    this.#end.hidden = true;
+    byId("publish-where").replaceChildren();
+    byId("publish-figures").hidden = true;
+    this.tell(why);
+    this.#note(undefined);
+    if (ends) this.#begin.focus();
+  }
+
+  #figures() {
+    if (!this.#show || this.shell.current() !== "publish") return;
+    const { encoder, sender } = this.#show;
+    const { at, bytes: sent } = this.#before;
+    const now = { at: performance.now(), bytes: sender.bytes };
+    this.#before = now;
+    const [video, sound] = encoder.tracks ?? [];
+    const size = video?.kind === "video" ? `${video.width} × ${video.height}, H.264` : "none yet";
+    list("sent", {
+      State: STATES[sender.state],
+      Picture: size,
+      Sound: sound ? "Opus" : "none",
+      "Frames encoded": String(encoder.sent),
+      "Frames skipped": String(encoder.skipped),
+      "Bit rate": rate(((now.bytes - sent) * 8000) / Math.max(1, now.at - at)),
+      Encoded: bytes(now.bytes),
+      ...(this.#viewers && { Viewers: this.#viewers }),
+    });
+  }
+}
+
+/** Sessions that have its picture, if the relay tells this page. */
+function viewers(news: News, name: string): string {
+  if ("why" in news) return "";
+  const of = news.now.tracks.filter((track) => track.name.startsWith(`${name}/`));
+  return String(Math.max(0, ...of.map((track) => track.subscribers)));
+}
+
+function refusal(name: string, reason: string): string {
+  const said = reason ? `: “${reason}”.` : ".";
+  const token = new URLSearchParams(location.search).has("jwt")
+    ? "The token in this page's address (?jwt=) does not allow it, or not any more."
+    : "Where that needs a token, open this page with it: ?jwt=TOKEN behind the address, before the #.";
+  return `The relay does not take a broadcast “${name}” from this page${said} ${token}`;
+}

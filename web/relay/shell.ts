@@ -1,0 +1,92 @@
+// The relay's page: tabs, what is in the address, and the channel that all of them share. What a tab needs is loaded with it.
+
+import "../src/style.css";
+import "./style.css";
+import { byId } from "../src/dom";
+import { themes } from "../src/theme";
+import { Channel } from "./channel";
+import { Tabs } from "./tabs";
+
+/** What is in a panel. */
+export interface Tab {
+  /** It is looked at. `rest` is what stands behind its name in the address. Says what the page is called. */
+  show(rest: string): string;
+  /** It is not looked at any more. */
+  hide?(): void;
+}
+
+export interface Shell {
+  channel: Channel;
+  /** Shows a tab; `rest` goes into the address, which `replace` leaves out of the history. */
+  go(name: TabName, rest?: string, replace?: boolean): void;
+  /** What is shown. */
+  current(): TabName;
+}
+
+const TITLES = { watch: "Watch", publish: "Publish", relay: "Relay" };
+
+export type TabName = keyof typeof TITLES;
+
+const LOAD: Record<TabName, () => Promise<{ open(shell: Shell): Tab }>> = {
+  watch: () => import("./watch"),
+  publish: () => import("./publish"),
+  relay: () => import("./relay"),
+};
+
+const PRODUCT = "millrace relay";
+
+const opened = new Map<TabName, Promise<Tab>>();
+let current: TabName = "watch";
+
+const shell: Shell = { channel: new Channel(), go, current: () => current };
+const tabs = new Tabs(byId("tabs"), TITLES, (name) => go(name));
+
+function go(name: TabName, rest = "", replace = false) {
+  const address = `#${name}${rest && `/${encodeURIComponent(rest)}`}`;
+  if (!replace) {
+    location.hash = address;
+    return;
+  }
+  history.replaceState(null, "", address);
+  void route();
+}
+
+/** `#TAB`, `#TAB/REST`; anything else is a broadcast to watch. */
+function parse(hash: string): [TabName, string] {
+  const [first = "", ...rest] = hash.slice(1).split("/");
+  if (Object.hasOwn(TITLES, first)) return [first as TabName, decoded(rest.join("/"))];
+  return ["watch", decoded(hash.slice(1))];
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+async function route() {
+  const [name, rest] = parse(location.hash);
+  const before = current;
+  current = name;
+  tabs.show(name);
+  if (before !== name) void opened.get(before)?.then((tab) => tab.hide?.());
+  if (!opened.has(name)) opened.set(name, LOAD[name]().then((module) => module.open(shell)));
+  const problem = byId("problem");
+  try {
+    const tab = await opened.get(name);
+    if (current !== name || !tab) return;
+    document.title = `${tab.show(rest)} - ${PRODUCT}`;
+    problem.hidden = true;
+  } catch (error) {
+    opened.delete(name);
+    if (current !== name) return;
+    problem.textContent = `This part of the page does not work: ${String(error)}`;
+    problem.hidden = false;
+  }
+}
+
+themes(byId("theme"));
+window.addEventListener("hashchange", () => void route());
+void route();

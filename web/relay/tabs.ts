@@ -1,0 +1,45 @@
+// Tabs as screen readers and keyboards know them (WAI-ARIA: tabs with automatic activation).
+
+import { byId, h } from "../src/dom";
+
+/** By name; the panels are in the page, as `panel-NAME`. */
+export class Tabs<Name extends string> {
+  readonly #tabs: Map<Name, HTMLButtonElement>;
+
+  /** `chosen`: by mouse or keyboard. */
+  constructor(
+    place: HTMLElement,
+    titles: Record<Name, string>,
+    readonly chosen: (name: Name) => void,
+  ) {
+    const tab = (name: Name) => {
+      const attributes = { id: `tab-${name}`, type: "button", role: "tab", "aria-controls": `panel-${name}` };
+      return h("button", { ...attributes, onclick: () => chosen(name) }, titles[name]);
+    };
+    const names = Object.keys(titles) as Name[];
+    this.#tabs = new Map(names.map((name) => [name, tab(name)]));
+    place.append(...this.#tabs.values());
+    place.addEventListener("keydown", (event) => this.#key(event));
+  }
+
+  show(name: Name) {
+    for (const [each, tab] of this.#tabs) {
+      const isShown = each === name;
+      tab.setAttribute("aria-selected", String(isShown));
+      // One stop for the tab key; arrows go on from there.
+      tab.tabIndex = isShown ? 0 : -1;
+      byId(`panel-${each}`).hidden = !isShown;
+    }
+  }
+
+  #key(event: KeyboardEvent) {
+    const names = [...this.#tabs.keys()];
+    const at = names.findIndex((name) => this.#tabs.get(name) === event.target);
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
+    if (at < 0 || to === undefined || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    const name = names[(to + names.length) % names.length] as Name;
+    this.chosen(name);
+    this.#tabs.get(name)?.focus();
+  }
+}

@@ -1,0 +1,53 @@
+// What is live at this relay, and a player for it: @moq/watch, over WebTransport.
+
+import { Connection } from "@moq/net";
+
+import { byId } from "../src/dom";
+import { Broadcasts } from "./broadcasts";
+import { inShort, list } from "./figures";
+import { Player } from "./player";
+import { Reach, hindrance, say } from "./reach";
+import type { Shell, Tab } from "./shell";
+
+const TITLE = "Watch";
+
+export function open(shell: Shell): Tab {
+  const tell = say("message");
+  const why = hindrance({ VideoDecoder: "decode video" });
+  if (why) {
+    tell(why);
+    return { show: () => TITLE };
+  }
+  const player = new Player(byId("player"));
+  // Of its own: on one session no two may ask for namespaces whose prefixes overlap, and the player asks too.
+  const connection = new Connection.Reload();
+  const reach = new Reach([connection, player.connection], tell, "connection");
+  const broadcasts = new Broadcasts(connection, (name) => shell.go("watch", name));
+  let chosen = "";
+  const play = (name: string) => {
+    if (name && name !== chosen) player.play(name);
+    chosen = name || chosen;
+    broadcasts.mark(chosen);
+  };
+  void broadcasts.follow((first) => {
+    if (chosen) return;
+    play(first);
+    if (shell.current() === "watch") shell.go("watch", first, true);
+  });
+  player.report("figures");
+  void reach.keep(new AbortController().signal);
+  let ends: (() => void) | undefined;
+  return {
+    show(rest) {
+      // The address says what plays.
+      if (!rest && chosen) shell.go("watch", chosen, true);
+      play(rest);
+      ends ??= shell.channel.listen((news) => list("relay", inShort(news)));
+      return chosen || TITLE;
+    },
+    hide() {
+      ends?.();
+      ends = undefined;
+    },
+  };
+}

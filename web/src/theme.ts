@@ -1,0 +1,16 @@
+const THEMES = ["auto", "light", "dark"] as const;
+
+/** Light, dark, or as the system has it: `button` goes through them, and the choice stays. */
+export function themes(button: HTMLElement, changed: () => void = () => {}): void {
+  const set = (theme: string) => {
+    document.documentElement.dataset["theme"] = theme;
+    button.textContent = `Theme: ${theme}`;
+    localStorage.setItem("theme", theme);
+    changed();
+  };
+  button.addEventListener("click", () => {
+    const at = THEMES.findIndex((theme) => theme === document.documentElement.dataset["theme"]);
+    set(THEMES[(at + 1) % THEMES.length] ?? "auto");
+  });
+  set(localStorage.getItem("theme") ?? "auto");
+}
