@@ -14,16 +14,18 @@ use millrace_proto::{
     },
     quic::{
         ack::NumberMap,
+        capsule::{Capsules, Closed, MAX_REASON, Malformed},
         frame::{self, Frame, Walker},
         params::{Params, cap_initial_max_data},
         varint,
+        webtransport::{Begins, Binding},
     },
 };
 
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 7] = [
+pub const ALL: [(&str, Check); 8] = [
     ("moq_message", moq_message),
     ("moq_object", moq_object),
     ("moq_fetch", moq_fetch),
@@ -31,6 +33,7 @@ pub const ALL: [(&str, Check); 7] = [
     ("quic_frames", quic_frames),
     ("quic_ack", quic_ack),
     ("transport_params", transport_params),
+    ("web_session", web_session),
 ];
 
 /// Control messages, one after the other.
@@ -215,6 +218,70 @@ pub fn transport_params(data: &[u8]) {
         let initial_max_data = params.initial_max_data.min(limit);
         assert_eq!(Params::parse(&capped), Ok(Params { initial_max_data, ..params }));
     }
+}
+
+/// What a client sends in a session of WebTransport. Of the first byte the lowest bits say what the others are.
+pub fn web_session(data: &[u8]) {
+    let Some((&choice, bytes)) = data.split_first() else { return };
+    match choice % 4 {
+        0 => capsules(bytes, choice >> 2),
+        1 => front(bytes, Binding::begins_uni, |binding| binding.uni().to_vec()),
+        2 => front(bytes, Binding::begins_bidi, |binding| binding.bidi().to_vec()),
+        _ => datagram_and_codes(bytes),
+    }
+}
+
+/// The stream of the session's request.
+fn capsules(stream: &[u8], cut: u8) {
+    let parse = |pieces: &mut dyn Iterator<Item = &[u8]>| -> (Result<Option<Closed>, Malformed>, _) {
+        let mut capsules = Capsules::default();
+        for mut piece in pieces {
+            let outcome = capsules.next(&mut piece);
+            assert!(capsules.held() <= 4 + MAX_REASON);
+            if !matches!(outcome, Ok(None)) {
+                return (outcome, None);
+            }
+            assert!(piece.is_empty());
+        }
+        (Ok(None), Some(capsules.finish()))
+    };
+    let outcome = parse(&mut [stream].into_iter());
+    assert_eq!(parse(&mut pieces(stream, cut)), outcome);
+    if let (Ok(Some(closed)), _) = outcome {
+        let mut written = Vec::new();
+        closed.encode(&mut written);
+        assert_eq!(parse(&mut [&written[..]].into_iter()).0, Ok(Some(closed)));
+    }
+}
+
+/// What a stream begins with, behind eight bytes of the session's ID.
+fn front(bytes: &[u8], begins: fn(Binding, &[u8]) -> Begins, preamble: fn(Binding) -> Vec<u8>) {
+    let Some((id, bytes)) = bytes.split_first_chunk() else { return };
+    let binding = Binding::Session(u64::from_be_bytes(*id) & varint::MAX & !3);
+    // What is known is known from then on, and no sooner than it has to be.
+    let known = (0..=bytes.len()).map(|end| begins(binding, &bytes[..end]));
+    let mut known = known.skip_while(|begins| *begins == Begins::Unknown);
+    let first = known.next().unwrap_or(Begins::Unknown);
+    assert!(known.all(|later| later == first));
+    if let Begins::Ours(len) = first {
+        assert!(preamble(binding).len() <= len && len <= bytes.len().min(16));
+    }
+    let own = preamble(binding);
+    assert_eq!(begins(binding, &[&own[..], bytes].concat()), Begins::Ours(own.len()));
+    assert_eq!(begins(Binding::Bare, bytes), Begins::Ours(0));
+}
+
+fn datagram_and_codes(bytes: &[u8]) {
+    let Some((id, datagram)) = bytes.split_first_chunk() else { return };
+    let number = u64::from_be_bytes(*id) & varint::MAX;
+    let binding = Binding::Session(number & !3);
+    assert!(binding.strip(datagram).is_none_or(|len| len <= datagram.len().min(8)));
+    let own = binding.datagram();
+    assert_eq!(binding.strip(&[&own[..], datagram].concat()), Some(own.len()));
+
+    assert!(binding.from_wire(number) <= u64::from(u32::MAX));
+    assert!(binding.to_wire(number) <= varint::MAX);
+    assert_eq!(binding.from_wire(binding.to_wire(number)), number.min(u64::from(u32::MAX)));
 }
 
 /// Feeds `pieces` to a parser: what it found until the end or the first error.

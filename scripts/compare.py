@@ -16,7 +16,7 @@ import sys
 import tempfile
 
 # What tells rows apart. All other numbers are figures.
-KEYS = ("relay", "engine", "subscribers", "verdict", "defence", "scenario", "experiment", "name", "reason", "rule")
+KEYS = ("relay", "engine", "transport", "subscribers", "verdict", "defence", "scenario", "experiment", "name", "reason", "rule")
 # Of single rounds, and what says how something was measured.
 LEFT_OUT = ("rounds", "spread", "wire", "settings", "series", "object_bytes", "rate_hz", "seconds")
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Ten rounds of each hostile scenario, with both engines: after each round the relay holds no session, track, cached group,
+# Ten rounds of each hostile scenario, by QUIC alone and over WebTransport, with both engines: after each round the relay holds no session, track, cached group,
 # stream or task of it, and after the last no more than 5 MB of memory above what it held after the first.
 #
-#   SOAK_ROUNDS (10), SOAK_ENGINES (user kernel), MILLRACE (target/release/millrace)
+#   SOAK_ROUNDS (10), SOAK_ENGINES (user kernel), SOAK_SCHEMES (moqt https), MILLRACE (target/release/millrace)
 . "$(dirname "$0")/lib.sh"
 
 rounds=${SOAK_ROUNDS:-10}
 engines=${SOAK_ENGINES:-user kernel}
+schemes=${SOAK_SCHEMES:-moqt https}
 millrace=${MILLRACE:-$ROOT/target/release/millrace}
 dir=$ROOT/target/soak-hostile-${engines// /-}
 
@@ -23,16 +24,16 @@ if [ -z "${LAB_ID:-}" ]; then
     exec "$millrace" lab run --subscribers 1 -- "$0"
 fi
 
-url=moqt://$LAB_RELAY_V4:4443
 status=$LAB_RELAY_V4:9184
 in_node() { local node=$1; shift; "$millrace" lab exec "$node" -- "$@"; }
 
-# hostile SCENARIO ROUNDS: the resident memory of the relay afterwards, KiB, when it has given free memory back, which takes up to
+# hostile SCENARIO ROUNDS, to $url: the resident memory of the relay afterwards, KiB, when it has given free memory back, which takes up to
 # 12 s.
 hostile() {
     in_node pub "$millrace" lab hostile "$1" --relay "$url" --status "$status" --rounds "$2" --json \
         --http-token-file "$dir/token" \
-        >>"$dir/$engine-$1.json" 2>"$dir/$engine-$1.log" || die "FAIL: $(tail -n1 "$dir/$engine-$1.log")"
+        >>"$dir/$engine-$scheme-$1.json" 2>"$dir/$engine-$scheme-$1.log" ||
+        die "FAIL: $(tail -n1 "$dir/$engine-$scheme-$1.log")"
     sleep 13
     awk '/^VmRSS/ { print $2 }' "/proc/$(relay_pid)/status"
 }
@@ -43,12 +44,15 @@ for engine in $engines; do
         --cache-seconds 1 --idle-timeout 5 2>"$dir/$engine-relay.log" &
     wait_for 60 in_node pub curl -fs "http://$status/healthz" ||
         die "the relay did not start: $(tail -n1 "$dir/$engine-relay.log")"
-    printf '%-8s %-22s %12s %12s\n' engine scenario 'after 1' "after $rounds"
-    for scenario in $("$millrace" lab hostile --list | awk '{ print $1 }'); do
-        first=$(hostile "$scenario" 1)
-        last=$(hostile "$scenario" $((rounds - 1)))
-        printf '%-8s %-22s %8s KiB %8s KiB\n' "$engine" "$scenario" "$first" "$last"
-        [ "$last" -le $((first + 5000)) ] || failed=1
+    printf '%-8s %-6s %-22s %12s %12s\n' engine over scenario 'after 1' "after $rounds"
+    for scheme in $schemes; do
+        url=$scheme://$LAB_RELAY_V4:4443
+        for scenario in $("$millrace" lab hostile --list --relay "$url" | awk '{ print $1 }'); do
+            first=$(hostile "$scenario" 1)
+            last=$(hostile "$scenario" $((rounds - 1)))
+            printf '%-8s %-6s %-22s %8s KiB %8s KiB\n' "$engine" "$scheme" "$scenario" "$first" "$last"
+            [ "$last" -le $((first + 5000)) ] || failed=1
+        done
     done
     kill "$(relay_pid)"
     wait

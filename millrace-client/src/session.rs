@@ -9,7 +9,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::param::Assignment;
 use millrace_proto::moq::{self, DecodeError, EncodeError, Message, StreamHeader, code, message};
-use millrace_webtransport::{self as webtransport, NotOurs, RecvStream, SendStream, Streams, Tunnel};
+use millrace_webtransport::{
+    self as webtransport, Foreign, NotOurs, RecvStream, SendStream, Streams, Tunnel,
+};
 use quinn::VarInt;
 use tokio::sync::watch;
 use url::{Position, Url};
@@ -172,6 +174,7 @@ pub struct Session {
     endpoint: quinn::Endpoint,
     connection: quinn::Connection,
     tunnel: Option<Tunnel>,
+    foreign: Foreign,
     next_request: AtomicU64,
     goaway: watch::Sender<Option<String>>,
     /// What the peer's SETUP says of switching sets, once it is there.
@@ -217,7 +220,9 @@ impl Session {
         first_request: u64,
     ) -> Result<Arc<Self>, Error> {
         let binding = tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
-        let mut control = Streams { connection: &connection, binding }.open_uni().await?;
+        let foreign = Foreign::default();
+        let streams = Streams { connection: &connection, binding, foreign: &foreign };
+        let mut control = streams.open_uni().await?;
         let mut out = Vec::new();
         Message::from(setup).encode(&mut out)?;
         control.write_all(&out).await?;
@@ -225,6 +230,7 @@ impl Session {
             endpoint,
             connection,
             tunnel,
+            foreign,
             next_request: AtomicU64::new(first_request),
             goaway: watch::Sender::new(None),
             switches: watch::Sender::new(None),
@@ -239,7 +245,7 @@ impl Session {
     /// Its streams and datagrams.
     pub fn streams(&self) -> Streams<'_> {
         let binding = self.tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
-        Streams { connection: &self.connection, binding }
+        Streams { connection: &self.connection, binding, foreign: &self.foreign }
     }
 
     /// The connection's own, which can move to another socket.
@@ -308,7 +314,10 @@ impl Session {
     /// Until the peer closes the session inside of the connection.
     async fn tunnel_closed(&self) -> quinn::ApplicationClose {
         let Some(tunnel) = &self.tunnel else { return std::future::pending().await };
-        let (code, reason) = tunnel.closed().await.unwrap_or_default();
+        let (code, reason) = match tunnel.closed().await {
+            Ok(closed) => closed.map_or_else(Default::default, |closed| (closed.code, closed.reason)),
+            Err(malformed) => (0, malformed.to_string()),
+        };
         self.connection.close(VarInt::from_u32(0), b"");
         quinn::ApplicationClose { error_code: VarInt::from_u32(code), reason: reason.into() }
     }

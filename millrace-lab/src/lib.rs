@@ -15,7 +15,8 @@
 //!
 //! [`mod@bench`] is `millrace bench`: relays, defences of a QUIC server, and the observer of networking's costs, each
 //! measured in such a network. It uses the lab, never the other way round. [`hostile`] is a client that means no good.
-//! [`columns`], [`duration`] and [`address`] are how commands print tables, and read times and addresses.
+//! [`transport`] is how either comes to a relay; [`columns`], [`duration`] and [`address`] are how commands print tables, and read
+//! times and addresses.
 
 pub mod address;
 pub mod bench;
@@ -24,3 +25,4 @@ pub mod duration;
 pub mod hostile;
 pub mod lab;
 mod progress;
+pub mod transport;

@@ -14,6 +14,7 @@ use millrace_transport::{
     Endpoint, Windows,
     offload::{ConnectionStatus, Interface, KeystreamUse},
 };
+use millrace_webtransport::Refused;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
@@ -52,6 +53,8 @@ pub struct Past {
     refused_sessions: AtomicU64,
     refused_of_clients: AtomicU64,
     retries: AtomicU64,
+    /// Requests for WebTransport, by [`Refused::NAMES`].
+    refused_requests: [AtomicU64; Refused::NAMES.len()],
     sessions: Mutex<Sums>,
 }
 
@@ -61,6 +64,8 @@ struct Sums {
     sessions: u64,
     totals: Totals,
     drops: Drops,
+    /// What [`millrace_webtransport::Foreign`] counts.
+    foreign: [u64; 3],
 }
 
 /// What was not sent to subscribers, or not all of it.
@@ -147,6 +152,14 @@ impl Past {
         self.retries.fetch_add(1, Relaxed);
     }
 
+    /// A client has no WebTransport session.
+    pub fn count_refused_request(&self, refused: &Refused) {
+        let of = |name| Refused::NAMES.iter().position(|known| *known == name);
+        if let Some(counter) = refused.name().and_then(of).and_then(|at| self.refused_requests.get(at)) {
+            counter.fetch_add(1, Relaxed);
+        }
+    }
+
     /// A session is over.
     pub fn add(&self, session: &Session) {
         let mut sums = self.sessions.lock();
@@ -179,6 +192,9 @@ impl Sums {
         totals.streams_opened += stats.streams_opened;
         totals.datagrams_sent += stats.datagrams_sent;
         self.drops.add(&Drops::of(&stats));
+        for (sum, count) in self.foreign.iter_mut().zip(session.connection().foreign().counts()) {
+            *sum += count;
+        }
     }
 
     fn streams_reset(&self) -> u64 {
@@ -302,7 +318,10 @@ impl Sources<'_> {
             ("malformed_track", counters.malformed_tracks.load(Relaxed)),
             ("duplicate_datagram", counters.duplicate_datagrams.load(Relaxed)),
         ];
-        let counted = counted.into_iter().chain(sums.drops.by_reason());
+        let refused = self.past.refused_requests.each_ref().map(|count| count.load(Relaxed));
+        let of_http = ["http_request", "http_stream", "http_datagram"].into_iter().zip(sums.foreign);
+        let counted = counted.into_iter().chain(Refused::NAMES.into_iter().zip(refused));
+        let counted = counted.chain(of_http).chain(sums.drops.by_reason());
         counted.map(|(reason, count)| (reason.to_owned(), count)).collect()
     }
 }

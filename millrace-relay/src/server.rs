@@ -30,6 +30,7 @@ use crate::{
     Admission, Config, Delays, Engine,
     access::Access,
     hub::{Hub, Limits},
+    log_limit::short,
     report::{Past, Sources},
     session::Session,
     status::{self, Status},
@@ -92,6 +93,13 @@ impl Handshake {
         all.fetch_add(1, Relaxed);
         unproved.fetch_add(usize::from(!proved), Relaxed);
         Self { shared: Arc::clone(shared), proved }
+    }
+
+    /// The peer has proved its address, and is to say what it wants.
+    fn prove(&mut self) {
+        if !std::mem::replace(&mut self.proved, true) {
+            self.shared.handshakes.unproved.fetch_sub(1, Relaxed);
+        }
     }
 }
 
@@ -333,7 +341,7 @@ impl Shared {
         }
     }
 
-    async fn greet(self: Arc<Self>, incoming: Incoming, handshake: Handshake) {
+    async fn greet(self: Arc<Self>, incoming: Incoming, mut handshake: Handshake) {
         let remote = incoming.remote_addr();
         let accepted = time::timeout(HANDSHAKE_TIMEOUT, incoming.accept()).await;
         let Ok(accepted) = accepted else {
@@ -345,6 +353,7 @@ impl Shared {
         match accepted {
             Ok(connection) => {
                 // Only now is the address proved to be the client's.
+                handshake.prove();
                 let Some(_permit) = self.admission.admit(remote.ip()) else {
                     self.past.count_refused_of_client();
                     let code = crate::wire::var(code::Session::UNAUTHORIZED.0);
@@ -353,8 +362,11 @@ impl Shared {
                 let tunnel = match self.tunnel(&connection).await {
                     Ok(tunnel) => tunnel,
                     Err(refused) => {
+                        self.past.count_refused_request(&refused);
+                        let reason = refused.to_string();
                         if let Some(line) = self.hub.log.line(Instant::now()) {
-                            info!(%remote, %refused, suppressed = line.suppressed, "no WebTransport session");
+                            let (refused, suppressed) = (short(&reason), line.suppressed);
+                            info!(%remote, refused, suppressed, "no WebTransport session");
                         }
                         return;
                     }

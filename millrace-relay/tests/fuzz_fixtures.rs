@@ -3,17 +3,53 @@
 use std::{fs, path::Path};
 
 #[path = "../../fuzz/token_checks.rs"]
-mod checks;
+mod token_checks;
+#[path = "../../fuzz/web_checks.rs"]
+mod web_checks;
 
-#[test]
-fn tokens() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures/relay_token");
-    let mut inputs = 0;
+fn replay(target: &str, check: fn(&[u8])) -> Vec<Vec<u8>> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/fixtures").join(target);
+    let mut inputs = Vec::new();
     for entry in fs::read_dir(dir).expect("fixtures") {
         let path = entry.expect("a file").path();
         println!("{}", path.display());
-        checks::relay_token(&fs::read(path).expect("an input"));
-        inputs += 1;
+        let input = fs::read(path).expect("an input");
+        check(&input);
+        inputs.push(input);
     }
-    assert!(inputs >= 7, "{inputs} inputs");
+    assert!(inputs.len() >= 7, "{} inputs", inputs.len());
+    inputs
+}
+
+#[test]
+fn tokens() {
+    replay("relay_token", token_checks::relay_token);
+}
+
+#[test]
+fn requests_for_a_session() {
+    let inputs = replay("web_request", web_checks::web_request);
+    // Not a fuzzer, but enough to notice at once when a check and the code no longer agree.
+    let mut state = 0x9e37_79b9_7f4a_7c15_usize;
+    let mut random = |below: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below.max(1)
+    };
+    for input in &inputs {
+        for _ in 0..1000 {
+            let mut input = input.clone();
+            for _ in 0..1 + random(4) {
+                let at = random(input.len());
+                match random(4) {
+                    0 => input.truncate(at),
+                    1 => input.insert(at, random(256) as u8),
+                    2 => input.extend_from_within(at..),
+                    _ => input.iter_mut().skip(at).take(1).for_each(|byte| *byte = random(256) as u8),
+                }
+            }
+            web_checks::web_request(&input);
+        }
+    }
 }

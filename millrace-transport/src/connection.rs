@@ -12,7 +12,7 @@ use millrace_proto::{
     },
     quic::keys::Suite,
 };
-use millrace_webtransport::{Binding, Streams};
+use millrace_webtransport::{Binding, Foreign, Streams};
 use parking_lot::MappedMutexGuard;
 use quinn::{VarInt, crypto::rustls::HandshakeData};
 
@@ -36,6 +36,7 @@ pub struct Connection {
     pub quic: quinn::Connection,
     pub(crate) shared: Arc<Shared>,
     pub(crate) binding: OnceLock<Binding>,
+    pub(crate) foreign: Foreign,
 }
 
 impl Connection {
@@ -59,7 +60,12 @@ impl Connection {
 
     /// The streams that quinn has, as the application sees them.
     pub fn streams(&self) -> Streams<'_> {
-        Streams { connection: &self.quic, binding: self.binding() }
+        Streams { connection: &self.quic, binding: self.binding(), foreign: &self.foreign }
+    }
+
+    /// What the peer has sent beside its WebTransport session.
+    pub fn foreign(&self) -> &Foreign {
+        &self.foreign
     }
 
     /// What this peer is owed. Held for a moment only: quinn waits for it with every packet.

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use millrace_webtransport::Foreign;
 use parking_lot::RwLock;
 use quinn::{
     EndpointConfig, IdleTimeout, Runtime as _, TokioRuntime, TransportConfig, VarInt,
@@ -331,7 +332,8 @@ impl Inner {
         if self.local_addr.ip().is_unspecified() {
             shared.set_local(quic.local_ip());
         }
-        let connection = Arc::new(Connection { quic, shared, binding: OnceLock::new() });
+        let connection = Connection { quic, shared, binding: OnceLock::new(), foreign: Foreign::default() };
+        let connection = Arc::new(connection);
         self.registry.add(&connection);
         connection
     }

@@ -8,14 +8,22 @@
 //! HTTP/3's header compression and its messages are those of the crate `web-transport-proto`; no dynamic table is used, and
 //! nothing else of HTTP/3 is served. A connection carries one session.
 //!
-//! Whatever the peer sends is bounded: its request by 64 KiB and by the caller's patience, capsules by 128 KiB, and the streams
-//! of HTTP/3 itself are read and forgotten.
+//! Whatever the peer sends is bounded: its request by 64 KiB and ten seconds, what is held of its capsules by the longest that
+//! means something (1 KiB), and what else it tries of HTTP/3 by [`Foreign::MOST`]. The streams of HTTP/3 itself are read and
+//! forgotten.
 
+mod foreign;
+pub mod request;
 mod stream;
 mod streams;
 mod tunnel;
 
-pub use millrace_proto::quic::webtransport::{ALPN, Binding};
+pub use foreign::Foreign;
+pub use millrace_proto::quic::{
+    capsule::Closed,
+    webtransport::{ALPN, Binding},
+};
+pub use request::{Refused, Terms};
 pub use stream::{NotOurs, RecvStream, SendStream};
 pub use streams::Streams;
-pub use tunnel::{ConnectError, Refused, Terms, Tunnel, accept, connect};
+pub use tunnel::{ConnectError, Tunnel, accept, connect};

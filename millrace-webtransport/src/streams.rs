@@ -4,13 +4,15 @@ use bytes::{Bytes, BytesMut};
 use millrace_proto::quic::webtransport::Binding;
 use quinn::{Connection, ConnectionError, SendDatagramError, WriteError};
 
-use crate::{NotOurs, RecvStream, SendStream};
+use crate::{Foreign, NotOurs, RecvStream, SendStream};
 
 /// The streams and datagrams of an application on a connection.
 #[derive(Clone, Copy)]
 pub struct Streams<'a> {
     pub connection: &'a Connection,
     pub binding: Binding,
+    /// Where it is counted what the peer sends besides.
+    pub foreign: &'a Foreign,
 }
 
 impl Streams<'_> {
@@ -55,11 +57,12 @@ impl Streams<'_> {
     /// application's, and is dealt with.
     ///
     /// # Errors
-    /// It is of another session, or lost.
+    /// It is of another session, one too many of HTTP/3's, or lost.
     pub async fn enter_uni(self, mut stream: RecvStream) -> Result<Option<RecvStream>, NotOurs> {
         match stream.enter(Binding::begins_uni).await {
             Ok(()) => Ok(Some(stream)),
             // HTTP/3's control stream, those of its header compression, or one whose type means nothing.
+            Err(NotOurs::Http(_)) if self.foreign.stream() => Err(NotOurs::TooMany),
             Err(NotOurs::Http(_)) => {
                 stream.discard().await;
                 Ok(None)
@@ -72,13 +75,14 @@ impl Streams<'_> {
     /// The same of a bidirectional stream. Requests of HTTP/3 are refused.
     ///
     /// # Errors
-    /// It is of another session, or lost.
+    /// As [`Self::enter_uni`].
     pub async fn enter_bi(
         self,
         (mut send, mut recv): (SendStream, RecvStream),
     ) -> Result<Option<(SendStream, RecvStream)>, NotOurs> {
         match recv.enter(Binding::begins_bidi).await {
             Ok(()) => Ok(Some((send, recv))),
+            Err(NotOurs::Http(_)) if self.foreign.request() => Err(NotOurs::TooMany),
             Err(NotOurs::Http(_)) => {
                 send.reject();
                 Ok(None)
@@ -98,6 +102,7 @@ impl Streams<'_> {
             if let Some(from) = self.binding.strip(&datagram) {
                 return Ok(datagram.slice(from..));
             }
+            self.foreign.datagram();
         }
     }
 

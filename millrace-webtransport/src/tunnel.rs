@@ -3,26 +3,27 @@
 use std::time::Duration;
 
 use millrace_proto::quic::{
-    varint,
+    capsule::{Capsules, Closed, Malformed},
     webtransport::{self, Binding},
 };
 use parking_lot::Mutex;
 use quinn::{Connection, RecvStream, SendStream, VarInt};
 use tokio::{runtime::Handle, time::timeout};
 use url::{Position, Url};
-use web_transport_proto::{
-    Capsule, ConnectRequest, ConnectResponse, Http3CapsuleReader, Settings, http::StatusCode,
-};
+use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
+
+use crate::request::{self, Asked, Refused, Terms};
 
 /// How long a client may take for its CONNECT request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the connection waits for the client to have read why its session is closed.
 const CLOSE_PATIENCE: Duration = Duration::from_millis(500);
+/// Of the request's stream, what is read at a time, bytes.
+const PIECE: usize = 16 * 1024;
+
 /// A session, as long as it lasts.
 pub struct Tunnel {
-    /// Path and query of the request.
-    pub path: String,
-    pub authority: String,
+    pub asked: Asked,
     binding: Binding,
     /// This end of the request's stream, until the session is closed.
     send: Mutex<Option<SendStream>>,
@@ -31,31 +32,6 @@ pub struct Tunnel {
     runtime: Handle,
     /// A control stream that ends is an error.
     _control: SendStream,
-}
-
-/// What a server asks of clients.
-pub struct Terms<'a> {
-    /// The application protocol, which has to be among the request's.
-    pub protocol: &'a str,
-    /// Whether web pages of an origin may connect. Clients that are no browsers name none.
-    pub origin: &'a (dyn Fn(&str) -> bool + Sync),
-}
-
-/// Why a client has no session.
-#[derive(Debug, thiserror::Error)]
-pub enum Refused {
-    #[error("no CONNECT request in time")]
-    Late,
-    #[error("no request for WebTransport: {0}")]
-    Request(#[from] web_transport_proto::ConnectError),
-    #[error("pages of {0} may not connect")]
-    Origin(String),
-    #[error("the client speaks {offered:?}, not {ours}")]
-    Protocol { offered: Vec<String>, ours: String },
-    #[error(transparent)]
-    Lost(#[from] quinn::ConnectionError),
-    #[error(transparent)]
-    Write(#[from] quinn::WriteError),
 }
 
 /// Why there is no session with a server.
@@ -71,21 +47,6 @@ pub enum ConnectError {
     Lost(#[from] quinn::ConnectionError),
     #[error(transparent)]
     Write(#[from] quinn::WriteError),
-}
-
-impl Refused {
-    /// What the client is answered.
-    fn status(&self) -> Option<StatusCode> {
-        use web_transport_proto::ConnectError as Request;
-        Some(match self {
-            Self::Origin(_) => StatusCode::FORBIDDEN,
-            Self::Protocol { .. } => StatusCode::BAD_REQUEST,
-            Self::Request(Request::WrongMethod(_)) => StatusCode::NOT_FOUND,
-            Self::Request(Request::WrongProtocol(_)) => StatusCode::NOT_IMPLEMENTED,
-            Self::Request(_) => StatusCode::BAD_REQUEST,
-            Self::Late | Self::Lost(_) | Self::Write(_) => return None,
-        })
-    }
 }
 
 /// Waits for a client's request and lets it in, if it is to the terms. `bind` is called before the client hears of that, and so
@@ -111,17 +72,17 @@ async fn negotiate(
 ) -> Result<Tunnel, Refused> {
     let control = open_control(connection).await?;
     let (mut send, mut recv) = connection.accept_bi().await?;
-    let asked = match ConnectRequest::read(&mut recv).await {
-        Ok(request) => check(&request, terms).map(|()| request),
-        Err(error) => Err(error.into()),
-    };
-    let request = match asked {
-        Ok(request) => request,
+    let asked = match request::read(&mut recv, terms).await {
+        Ok(asked) => asked,
         Err(refused) => {
             if let Some(status) = refused.status() {
-                answer(&mut send, ConnectResponse::new(status)).await?;
-                let _ = send.finish(); // stopped: it does not want to know
-                let _ = timeout(CLOSE_PATIENCE, send.stopped()).await;
+                let telling = async {
+                    if answer(&mut send, ConnectResponse::new(status)).await.is_ok() {
+                        let _ = send.finish(); // stopped: it does not want to know
+                        let _ = send.stopped().await; // or the connection is lost
+                    }
+                };
+                let _ = timeout(CLOSE_PATIENCE, telling).await; // who gives no credit for it is not told
             }
             return Err(refused);
         }
@@ -129,26 +90,7 @@ async fn negotiate(
     let binding = binding_of(&send);
     bind(binding);
     answer(&mut send, ConnectResponse::OK.with_protocol(terms.protocol)).await?;
-    Ok(Tunnel::new(&request.url, binding, (send, recv), control))
-}
-
-fn check(request: &ConnectRequest, terms: &Terms<'_>) -> Result<(), Refused> {
-    if let Some(origin) = request.headers.get("origin") {
-        let origin = String::from_utf8_lossy(origin.as_bytes());
-        if !(terms.origin)(&origin) {
-            return Err(Refused::Origin(front(&origin)));
-        }
-    }
-    if !request.protocols.iter().any(|offered| offered == terms.protocol) {
-        let offered = request.protocols.iter().take(16).map(|offered| front(offered)).collect();
-        return Err(Refused::Protocol { offered, ours: terms.protocol.to_owned() });
-    }
-    Ok(())
-}
-
-/// As much of what a peer says as goes into a message.
-fn front(text: &str) -> String {
-    text.chars().take(64).collect()
+    Ok(Tunnel::new(asked, binding, (send, recv), control))
 }
 
 /// Asks a server for a session at `url`, which is to speak `protocol`.
@@ -168,7 +110,9 @@ pub async fn connect(connection: &Connection, url: Url, protocol: &str) -> Resul
             return Err(ConnectError::Protocol(protocol.to_owned()));
         }
         let binding = binding_of(&send);
-        Ok(Tunnel::new(&url, binding, (send, recv), control))
+        let path = url[Position::BeforePath..Position::AfterQuery].to_owned();
+        let asked = Asked { path, authority: url.authority().to_owned() };
+        Ok(Tunnel::new(asked, binding, (send, recv), control))
     };
     timeout(REQUEST_TIMEOUT, asking).await.unwrap_or(Err(ConnectError::Late))
 }
@@ -198,10 +142,14 @@ impl Tunnel {
     /// Unidirectional streams that this end has opened for HTTP/3: the control stream.
     pub const STREAMS: u64 = 1;
 
-    fn new(url: &Url, binding: Binding, (send, recv): (SendStream, RecvStream), control: SendStream) -> Self {
+    fn new(
+        asked: Asked,
+        binding: Binding,
+        (send, recv): (SendStream, RecvStream),
+        control: SendStream,
+    ) -> Self {
         Self {
-            path: url[Position::BeforePath..Position::AfterQuery].to_owned(),
-            authority: url.authority().to_owned(),
+            asked,
             binding,
             send: Mutex::new(Some(send)),
             recv: Mutex::new(Some(recv)),
@@ -215,16 +163,22 @@ impl Tunnel {
         self.binding
     }
 
-    /// Until the peer closes the session; its code and its reason, if it said them. Called once.
-    pub async fn closed(&self) -> Option<(u32, String)> {
+    /// Until the peer closes the session; with what, if it said that. Called once.
+    ///
+    /// # Errors
+    /// It closes it with something else.
+    pub async fn closed(&self) -> Result<Option<Closed>, Malformed> {
         let recv = self.recv.lock().take();
-        let Some(recv) = recv else { return std::future::pending().await };
-        let mut capsules = Http3CapsuleReader::new(recv);
+        let Some(mut recv) = recv else { return std::future::pending().await };
+        let mut capsules = Capsules::default();
         loop {
-            match capsules.read().await {
-                Ok(Some(Capsule::CloseWebTransportSession { code, reason })) => return Some((code, reason)),
-                Ok(Some(_)) => {} // of no meaning here
-                Ok(None) | Err(_) => return None,
+            match recv.read_chunk(PIECE, true).await {
+                Ok(Some(chunk)) => match capsules.next(&mut &chunk.bytes[..])? {
+                    None => {}
+                    closed => return Ok(closed),
+                },
+                Ok(None) => return capsules.finish().map(|()| None),
+                Err(_) => return Ok(None),
             }
         }
     }
@@ -233,23 +187,21 @@ impl Tunnel {
     pub fn close(&self, connection: &Connection, error: u64, reason: &str) {
         // Once: who closes first says why.
         let Some(mut send) = self.send.lock().take() else { return };
-        let number = u32::try_from(error).unwrap_or(u32::MAX);
-        let mut payload = Vec::new();
-        Capsule::CloseWebTransportSession { code: number, reason: reason.to_owned() }.encode(&mut payload);
+        let closed = Closed { code: u32::try_from(error).unwrap_or(u32::MAX), reason: reason.to_owned() };
         let mut frame = Vec::new();
-        for field in [0, payload.len() as u64] {
-            varint::encode(field, &mut frame); // DATA
-        }
-        frame.extend_from_slice(&payload);
+        closed.encode(&mut frame);
         let connection = connection.clone();
         let last = code(self.binding.to_wire(error));
-        let reason = reason.to_owned();
         self.runtime.spawn(async move {
-            if send.write_all(&frame).await.is_ok() {
-                let _ = send.finish(); // stopped meanwhile
-                let _ = timeout(CLOSE_PATIENCE, send.stopped()).await;
-            }
-            connection.close(last, reason.as_bytes());
+            let telling = async {
+                if send.write_all(&frame).await.is_ok() {
+                    let _ = send.finish(); // stopped meanwhile
+                    let _ = send.stopped().await; // or the connection is lost
+                }
+            };
+            // A peer that gives no credit for it is not told.
+            let _ = timeout(CLOSE_PATIENCE, telling).await;
+            connection.close(last, closed.reason.as_bytes());
         });
     }
 }

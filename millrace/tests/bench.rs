@@ -62,6 +62,33 @@ fn check_forwarder(row: &Value) {
     assert!(number("/rss_bytes") > 0.0);
 }
 
+/// Both engines, over QUIC alone and in sessions of WebTransport.
+#[test]
+fn relays_are_measured_over_webtransport_too() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP relays_are_measured_over_webtransport_too: needs root");
+        return;
+    }
+    let rows = rows(
+        "relay --relays kernel,user --transport raw,webtransport --no-forwarder --subscribers 2 --rate-hz 100 --seconds 1 \
+         --rounds 1",
+    );
+    let rows = rows.as_array().expect("a list");
+    let expected = [("raw", "kernel"), ("raw", "user"), ("webtransport", "kernel"), ("webtransport", "user")];
+    assert_eq!(rows.len(), expected.len());
+    for (row, (transport, engine)) in rows.iter().zip(expected) {
+        assert_eq!((&row["transport"], &row["engine"]), (&Value::from(transport), &Value::from(engine)));
+        assert_eq!(row.get("error"), None, "{row}");
+        let number = |path: &str| row.pointer(path).and_then(Value::as_f64).unwrap_or(-1.0);
+        assert!(number("/delivered") > 0.0 && number("/latency_us/p50") > 0.0, "{row}");
+        assert!(number("/wire_latency_us/p50") > 0.0 && number("/wire/copies") > 0.0, "{row}");
+        assert_eq!(number("/wire/subscribers"), 2.0, "{row}");
+        if engine == "kernel" {
+            assert!(number("/kernel/sent_percent") > 0.0, "{row}");
+        }
+    }
+}
+
 /// What a benchmark with these arguments writes.
 fn rows(arguments: &str) -> Value {
     let directory = tempfile::tempdir().expect("a directory");
@@ -107,10 +134,21 @@ fn bystanders_of_a_hostile_client_are_measured() {
         println!("SKIP bystanders_of_a_hostile_client_are_measured: needs root");
         return;
     }
-    let rows = rows("hostile --scenarios garbage --seconds 2 --rounds 1");
-    let [kernel, user] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
-    for (row, engine) in [(kernel, "kernel"), (user, "user")] {
-        assert_eq!((&row["engine"], &row["scenario"]), (&Value::from(engine), &Value::from("garbage")));
+    let rows =
+        rows("hostile --transport raw,webtransport --scenarios garbage,web-requests --seconds 2 --rounds 1");
+    let expected = [
+        ("garbage", "raw", "kernel"),
+        ("garbage", "raw", "user"),
+        ("garbage", "webtransport", "kernel"),
+        ("garbage", "webtransport", "user"),
+        ("web-requests", "webtransport", "kernel"),
+        ("web-requests", "webtransport", "user"),
+    ];
+    let rows = rows.as_array().expect("a list");
+    assert_eq!(rows.len(), expected.len());
+    for (row, (scenario, transport, engine)) in rows.iter().zip(expected) {
+        let text = ["scenario", "transport", "engine"].map(|name| row[name].as_str());
+        assert_eq!(text, [Some(scenario), Some(transport), Some(engine)]);
         let round = &row["rounds"][0];
         assert!(round["attacks"].as_u64().is_some_and(|attacks| attacks > 0), "{row}");
         for stretch in ["quiet", "meanwhile"] {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
+use crate::transport::Transport;
+
 /// Port that every relay listens on.
 pub const PORT: u16 = 4443;
 
@@ -75,6 +77,19 @@ impl Contender {
     /// The row's `congestion_control`; only Millrace's is chosen here.
     pub fn congestion_control(self) -> Option<&'static str> {
         self.setup().map(|setup| setup.congestion_control)
+    }
+
+    /// The row's `transport`; `None` of the plain forwarder, whose clients speak neither.
+    pub fn over(self, transport: Transport) -> Option<&'static str> {
+        (self != Self::Forwarder).then(|| transport.name())
+    }
+
+    /// With how its clients come, if that is not by QUIC alone.
+    pub fn label_over(self, transport: Transport) -> String {
+        match transport {
+            Transport::Raw => self.label(),
+            other => format!("{}, {}", self.label(), other.name()),
+        }
     }
 
     pub fn label(self) -> String {

@@ -25,6 +25,7 @@ use super::traffic::Traffic;
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Node, Topology};
 use crate::progress::Progress;
+use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -260,7 +261,7 @@ impl Args {
     fn start_relay(&self, site: &Site, contender: Contender) -> anyhow::Result<(Process, Traffic)> {
         let relay = site.start_relay(contender)?;
         let rate_hz = OVERLOAD * self.bottleneck.rate_mbit * 1_000_000 / 8 / OBJECT_BYTES;
-        let load = Load { subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
+        let load = Load { transport: Transport::Raw, subscribers: 1, object_bytes: OBJECT_BYTES, rate_hz };
         let seconds = self.bottleneck.seconds + WARM_UP.as_secs_f64() + SPARE_SECONDS;
         let node = site.relay()?;
         let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);

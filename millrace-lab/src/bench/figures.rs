@@ -8,6 +8,7 @@ use super::owed::Owed;
 use super::profile::Profile;
 use super::stats::{Percentiles, median};
 use super::wire::Matched;
+use crate::transport::Transport;
 
 /// One relay, once. Figures that could not be had are `null`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -79,6 +80,8 @@ pub struct Programs {
 /// What was asked for in a row.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Load {
+    /// Of publisher and subscribers; the plain forwarder's have none.
+    pub transport: Transport,
     pub subscribers: usize,
     pub object_bytes: u32,
     pub rate_hz: u32,
@@ -121,6 +124,7 @@ impl Row {
         row.insert("engine".into(), json!(self.contender.engine()));
         row.insert("gate".into(), json!(self.contender.gate()));
         row.insert("congestion_control".into(), json!(self.contender.congestion_control()));
+        row.insert("transport".into(), json!(self.contender.over(self.load.transport)));
         row.insert("impair".into(), json!(self.profile.name()));
         row.insert("subscribers".into(), json!(self.load.subscribers));
         row.insert("object_bytes".into(), json!(self.load.object_bytes));
@@ -228,7 +232,8 @@ mod tests {
     }
 
     fn row(rounds: Vec<Result<Figures, String>>) -> Row {
-        let load = Load { subscribers: 8, object_bytes: 1200, rate_hz: 500 };
+        let transport = Transport::Webtransport;
+        let load = Load { transport, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
         Row { contender: Contender::User, profile: Profile::Clean, load, rounds }
     }
 
@@ -240,6 +245,7 @@ mod tests {
         let json = row.json();
         assert_eq!(json["relay"], "millrace");
         assert_eq!((&json["engine"], &json["gate"]), (&json!("user"), &json!(false)));
+        assert_eq!(json["transport"], "webtransport");
         assert_eq!(json["delivered"], 11);
         assert_eq!(json["latency_us"]["max"], 20.0);
         assert_eq!(json["spread"]["delivered"], json!([10.0, 30.0]));

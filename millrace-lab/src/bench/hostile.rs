@@ -20,12 +20,16 @@ use super::usage::{Reading, rss_bytes, warn_if_busy};
 use crate::hostile::scenario;
 use crate::lab::Topology;
 use crate::progress::Progress;
+use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Relays to attack: those of Millrace, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "kernel,user")]
     relays: Vec<Contender>,
+    /// How the client comes to the relay, interleaved; what is about one of them only is left out of the other
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
+    transport: Vec<Transport>,
     /// What the client does (millrace lab hostile --list); everything without it
     #[arg(long, value_delimiter = ',', value_name = "NAME")]
     scenarios: Vec<String>,
@@ -41,7 +45,7 @@ pub struct Args {
 }
 
 /// The bystanders'.
-const LOAD: Load = Load { subscribers: 1, object_bytes: 1200, rate_hz: 250 };
+const LOAD: Load = Load { transport: Transport::Raw, subscribers: 1, object_bytes: 1200, rate_hz: 250 };
 /// Of the asked packet rate, from which on media count as flowing.
 const FLOWING: f64 = 0.8;
 /// What the publisher sends beyond the measured time: start-up, and the first second, which is not owed.
@@ -60,7 +64,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let progress = Progress::of(args.rounds * rows.len());
     for round in 1..=args.rounds {
         for row in &mut rows {
-            progress.begin(format!("round {round}, {}, {}", row.scenario, row.relay.label()));
+            progress.begin(format!("round {round}, {}, {}", row.scenario, row.label()));
             let figures = args.round(&site, row).map_err(|error| format!("{error:#}"));
             progress.end(&told(&figures))?;
             row.rounds.push(figures);
@@ -76,6 +80,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 struct Row {
     relay: Contender,
+    /// The client's.
+    transport: Transport,
     scenario: &'static str,
     rounds: Vec<Result<Figures, String>>,
 }
@@ -125,6 +131,10 @@ impl Figures {
 }
 
 impl Row {
+    fn label(&self) -> String {
+        self.relay.label_over(self.transport)
+    }
+
     fn spread(&self, of: impl Fn(&Figures) -> f64) -> Option<Spread> {
         Spread::of(&self.rounds.iter().flatten().map(of).collect::<Vec<_>>())
     }
@@ -135,7 +145,8 @@ impl Row {
             Err(error) => json!({ "error": error }),
         };
         json!({
-            "relay": self.relay.relay(), "engine": self.relay.engine(), "scenario": self.scenario, "seconds": seconds,
+            "relay": self.relay.relay(), "engine": self.relay.engine(), "transport": self.transport.name(),
+            "scenario": self.scenario, "seconds": seconds,
             "p99_ratio": self.spread(Figures::p99_ratio),
             "rounds": self.rounds.iter().map(round).collect::<Vec<_>>(),
         })
@@ -161,6 +172,7 @@ fn render(rows: &[Row]) -> String {
     let head = [
         "scenario",
         "engine",
+        "over",
         "attacks",
         "p99 us",
         "before",
@@ -183,7 +195,8 @@ fn render(rows: &[Row]) -> String {
             (|it| it.meanwhile.owed.delivered_percent(), 2),
             (|it| it.meanwhile.cpu_percent, 1),
         ];
-        let mut line = vec![row.scenario.to_owned(), row.relay.engine().unwrap_or_default().to_owned()];
+        let engine = row.relay.engine().unwrap_or_default();
+        let mut line = [row.scenario, engine, row.transport.name()].map(str::to_owned).to_vec();
         line.extend(cells.iter().filter_map(|(of, digits)| Some(format!("{:.digits$}", median(*of)?))));
         line.extend(median(|it| it.quiet.cpu_percent).map(|percent| format!("{percent:.1}")));
         let rss = [row.spread(|it| it.rss_bytes[1] as f64), row.spread(|it| it.rss_bytes[0] as f64)];
@@ -195,7 +208,7 @@ fn render(rows: &[Row]) -> String {
     let mut text = columns(&lines);
     for row in rows {
         if let Some(error) = error(&row.rounds) {
-            text += &format!("{}, {}: {error}\n", row.scenario, row.relay.label());
+            text += &format!("{}, {}: {error}\n", row.scenario, row.label());
         }
     }
     text
@@ -214,22 +227,26 @@ impl Args {
         if scenarios.is_empty() {
             scenarios.extend(scenario::ALL);
         }
-        let row = |scenario: &'static scenario::Scenario, relay: &Contender| Row {
-            relay: *relay,
-            scenario: scenario.name,
-            rounds: Vec::new(),
-        };
-        Ok(scenarios
-            .into_iter()
-            .flat_map(|scenario| self.relays.iter().map(move |relay| row(scenario, relay)))
-            .collect())
+        let mut rows = Vec::new();
+        for scenario in scenarios {
+            for transport in self.transport.iter().filter(|transport| scenario.is_over(**transport)) {
+                rows.extend(self.relays.iter().map(|relay| Row {
+                    relay: *relay,
+                    transport: *transport,
+                    scenario: scenario.name,
+                    rounds: Vec::new(),
+                }));
+            }
+        }
+        ensure!(!rows.is_empty(), "the scenarios are about WebTransport: --transport webtransport");
+        Ok(rows)
     }
 
     fn round(&self, site: &Site, row: &Row) -> anyhow::Result<Figures> {
         let relay = site.start_relay(row.relay)?;
         let (quiet, ()) = self.stretch(site, row.relay, &relay, || Ok(()))?;
         let (meanwhile, (attacks, rss_bytes)) =
-            self.stretch(site, row.relay, &relay, || self.attack(site, row.scenario, &relay))?;
+            self.stretch(site, row.relay, &relay, || self.attack(site, row, &relay))?;
         Ok(Figures { quiet, meanwhile, attacks, rss_bytes })
     }
 
@@ -257,15 +274,15 @@ impl Args {
     }
 
     /// How often the scenario ran, and the relay's memory after the first time and the last.
-    fn attack(&self, site: &Site, scenario: &str, relay: &Process) -> anyhow::Result<(u32, [u64; 2])> {
+    fn attack(&self, site: &Site, row: &Row, relay: &Process) -> anyhow::Result<(u32, [u64; 2])> {
         let until = Instant::now() + Duration::from_secs_f64(self.seconds);
-        let url = format!("moqt://{}:{PORT}", site.relay()?.addr_v4());
+        let url = format!("{}://{}:{PORT}", row.transport.scheme(), site.relay()?.addr_v4());
         let (mut attacks, mut first) = (0, 0);
         while Instant::now() < until {
             // A machine of its own would have a CPU of its own: here it gets what nobody else wants.
             let mut command = site.node(ATTACKER)?.command("chrt");
             command.args(["--idle", "0"]).arg(env::current_exe()?);
-            command.args(["lab", "hostile", scenario, "--relay", &url, "--json"]);
+            command.args(["lab", "hostile", row.scenario, "--relay", &url, "--json"]);
             Process::start("hostile", command, site.directory())?.finish(SCENARIO_LIMIT)?;
             attacks += 1;
             if attacks == 1 {

@@ -19,6 +19,7 @@ use super::traffic::{Route, Subscriber, Traffic};
 use super::usage::warn_if_busy;
 use crate::lab::{Directions, Topology};
 use crate::progress::Progress;
+use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -231,7 +232,8 @@ impl Args {
     }
 
     fn run(&self, site: &Site, contender: Contender) -> anyhow::Result<Both> {
-        let load = Load { subscribers: 1, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
+        let transport = Transport::Raw;
+        let load = Load { transport, subscribers: 1, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
         let _relay = site.start_relay(contender)?;
         let (node, route) = (site.relay()?, site.route()?);
         let flows = flow_detector(node, device(node, SUBSCRIBERS_LINK)?, &load, FLOWING);

@@ -65,7 +65,7 @@ impl Row {
     }
 
     fn name(&self) -> String {
-        format!("{} x {}", self.contender.label(), self.load.subscribers)
+        format!("{} x {}", self.contender.label_over(self.load.transport), self.load.subscribers)
     }
 
     /// Doubles the rate until it is too much, and halves what is between.
@@ -111,7 +111,7 @@ impl Row {
             |of: fn(&Peak) -> f64| self.middle(of).map_or_else(dash, |figure| format!("{figure:.0}"));
         let limits = self.rounds.iter().filter_map(|round| round.failed.as_ref());
         vec![
-            self.contender.label(),
+            self.contender.label_over(self.load.transport),
             self.load.subscribers.to_string(),
             figure(|peak| f64::from(peak.rate_hz)),
             figure(|peak| peak.goodput_mbit_s),
@@ -129,6 +129,7 @@ impl Row {
             "relay": self.contender.relay(),
             "engine": self.contender.engine(),
             "gate": self.contender.gate(),
+            "transport": self.contender.over(self.load.transport),
             "subscribers": self.load.subscribers,
             "object_bytes": self.load.object_bytes,
             "max_rate_hz": self.middle(|peak| f64::from(peak.rate_hz)),
@@ -241,6 +242,7 @@ mod tests {
     use super::*;
     use crate::bench::stats::Percentiles;
     use crate::bench::usage::Used;
+    use crate::transport::Transport;
 
     /// The highest rate found, and the number of trials, for a relay that takes up to `limit`.
     fn search(limit: u32) -> (Option<u32>, usize) {
@@ -295,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_generator_that_cannot_is_no_relay_that_cannot() {
-        let load = Load { subscribers: 2, object_bytes: 1250, rate_hz: 1000 };
+        let load = Load { transport: Transport::Raw, subscribers: 2, object_bytes: 1250, rate_hz: 1000 };
         assert_eq!(judge(&load, &trial(900.0, 5, 100.0)).err(), Some(Limit::Generator(900.0)));
         assert_eq!(judge(&load, &trial(1000.0, 5, 2000.0)).err(), Some(Limit::Relay("5 lost".into())));
         let slow = judge(&load, &trial(1000.0, 0, 1800.0)).err();
@@ -306,7 +308,7 @@ mod tests {
 
     #[test]
     fn a_row_says_who_was_the_limit() {
-        let load = Load { subscribers: 8, object_bytes: 1200, rate_hz: 500 };
+        let load = Load { transport: Transport::Raw, subscribers: 8, object_bytes: 1200, rate_hz: 500 };
         let mut row = Row::new(Contender::Kernel, load);
         let best = Some(Peak { rate_hz: 8000, goodput_mbit_s: 614.4, busy_cpus: 1.0, relay_cpus: 0.5 });
         row.rounds.push(Round { best, failed: Some((9600, Limit::Generator(9000.0))) });

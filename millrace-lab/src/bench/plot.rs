@@ -26,6 +26,10 @@ pub fn draw(rows: &[Row], path: &Path) -> anyhow::Result<()> {
         measured.iter().all(|(row, _)| row.profile == first.profile),
         "a picture has one profile of the link"
     );
+    let mut transports: Vec<_> =
+        measured.iter().filter_map(|(row, _)| row.contender.over(row.load.transport)).collect();
+    transports.dedup();
+    ensure!(transports.len() < 2, "a picture has one transport");
     let root = SVGBackend::new(path, SIZE).into_drawing_area();
     root.fill(&WHITE)?;
     let title = format!("{} objects of {} bytes per second", first.load.rate_hz, first.load.object_bytes);
@@ -182,6 +186,7 @@ mod tests {
     use super::super::wire::Matched;
     use super::*;
     use crate::bench::profile::Profile;
+    use crate::transport::Transport;
 
     #[test]
     fn every_relay_and_load_is_in_the_picture() {
@@ -203,7 +208,7 @@ mod tests {
         let row = |contender, subscribers| Row {
             profile: Profile::Clean,
             contender,
-            load: Load { subscribers, object_bytes: 1200, rate_hz: 500 },
+            load: Load { transport: Transport::Raw, subscribers, object_bytes: 1200, rate_hz: 500 },
             rounds: vec![Ok(figures.clone())],
         };
         let rows = [row(Contender::User, 1), row(Contender::MoqRelay, 1), row(Contender::User, 8)];

@@ -13,6 +13,7 @@ use super::table::write_json;
 use super::usage::warn_if_busy;
 use super::{compare, max_rate, plot, table};
 use crate::progress::Progress;
+use crate::transport::Transport;
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -31,6 +32,9 @@ pub struct Args {
     /// Objects per second
     #[arg(long, default_value_t = 500, value_name = "HZ")]
     rate_hz: u32,
+    /// How publisher and subscribers come to the relay, interleaved
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "raw", value_name = "TRANSPORT")]
+    transport: Vec<Transport>,
     /// What the link to the subscribers does to packets, interleaved
     #[arg(long, value_enum, value_delimiter = ',', default_value = "clean", value_name = "PROFILE")]
     impair: Vec<Profile>,
@@ -136,22 +140,32 @@ impl Args {
 
     /// Relays vary fastest, so that what changes on the machine over time meets all of them.
     fn rows(&self) -> Vec<Row> {
-        let mut contenders = self.relays.clone();
-        if !self.no_forwarder && !contenders.contains(&Contender::Forwarder) {
-            contenders.push(Contender::Forwarder);
-        }
-        let load = |subscribers| Load { subscribers, object_bytes: self.object_bytes, rate_hz: self.rate_hz };
+        let (object_bytes, rate_hz) = (self.object_bytes, self.rate_hz);
         let mut rows = Vec::new();
         for profile in &self.impair {
             for subscribers in &self.subscribers {
-                rows.extend(contenders.iter().map(|contender| Row {
-                    contender: *contender,
+                let row = |(contender, transport)| Row {
+                    contender,
                     profile: *profile,
-                    load: load(*subscribers),
+                    load: Load { transport, subscribers: *subscribers, object_bytes, rate_hz },
                     rounds: Vec::new(),
-                }));
+                };
+                rows.extend(self.contenders().into_iter().map(row));
             }
         }
         rows
+    }
+
+    /// Each relay with each transport; the forwarder, which has none, once.
+    fn contenders(&self) -> Vec<(Contender, Transport)> {
+        let is_relay = |contender: &Contender| *contender != Contender::Forwarder;
+        let relays: Vec<_> = self.relays.iter().copied().filter(is_relay).collect();
+        let each =
+            |transport: &Transport| relays.iter().map(|relay| (*relay, *transport)).collect::<Vec<_>>();
+        let mut contenders: Vec<_> = self.transport.iter().flat_map(each).collect();
+        if !self.no_forwarder || self.relays.contains(&Contender::Forwarder) {
+            contenders.push((Contender::Forwarder, Transport::Raw));
+        }
+        contenders
     }
 }

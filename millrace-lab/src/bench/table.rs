@@ -66,13 +66,13 @@ pub fn told(figures: &Result<Figures, String>) -> String {
 pub fn what(row: &Row) -> String {
     let link =
         if row.profile == Profile::Clean { String::new() } else { format!(", {}", row.profile.name()) };
-    format!("{} x {}{link}", row.contender.label(), row.load.subscribers)
+    format!("{} x {}{link}", row.contender.label_over(row.load.transport), row.load.subscribers)
 }
 
 fn line(row: &Row, figures: &Figures) -> Vec<String> {
     let cpu = figures.cpu_ns_per_object;
     vec![
-        row.contender.label(),
+        row.contender.label_over(row.load.transport),
         row.profile.name().to_owned(),
         row.load.subscribers.to_string(),
         figures.delivered.to_string(),

@@ -16,6 +16,7 @@ use super::process::Process;
 use super::stats::Percentiles;
 use super::udp;
 use crate::lab::Node;
+use crate::transport::Transport;
 
 const NAMESPACE: &str = "bench";
 const TRACK: &str = "objects";
@@ -70,7 +71,8 @@ pub struct Subscriber(Process);
 
 impl Subscriber {
     pub fn start(name: &'static str, route: &Route<'_>, directory: &Path) -> anyhow::Result<Self> {
-        start(name, route.subscribers, &subscribing(1, route.relay), directory).map(Self)
+        let arguments = subscribing(1, Transport::Raw, route.relay);
+        start(name, route.subscribers, &arguments, directory).map(Self)
     }
 
     /// Waits for the end of the traffic; what it was owed.
@@ -214,7 +216,7 @@ struct Commands<'run> {
 
 impl Commands<'_> {
     fn publisher(&self) -> anyhow::Result<Process> {
-        let Load { object_bytes, rate_hz, .. } = self.load;
+        let Load { transport, object_bytes, rate_hz, .. } = self.load;
         let common = format!("--object-bytes {object_bytes} --rate-hz {rate_hz}");
         let relay = self.route.relay;
         let objects_per_group = OBJECTS_PER_GROUP.max(rate_hz / 5);
@@ -224,8 +226,9 @@ impl Commands<'_> {
             }
             _ => format!(
                 "publish --reconnect=false --generate --wait --json --name {NAMESPACE} --track {TRACK} {common} \
-                 --objects-per-group {objects_per_group} --duration {} --tls-disable-verify moqt://{relay}",
-                self.seconds
+                 --objects-per-group {objects_per_group} --duration {} --tls-disable-verify {}://{relay}",
+                self.seconds,
+                transport.scheme()
             ),
         };
         start("publisher", self.route.publisher, &arguments, self.directory)
@@ -236,16 +239,17 @@ impl Commands<'_> {
         let relay = self.route.relay;
         let arguments = match self.contender {
             Contender::Forwarder => format!("bench udp sink --from {relay} --subscribers {subscribers}"),
-            _ => subscribing(subscribers, relay),
+            _ => subscribing(subscribers, self.load.transport, relay),
         };
         start("subscribers", self.route.subscribers, &arguments, self.directory)
     }
 }
 
-fn subscribing(subscribers: usize, relay: SocketAddr) -> String {
+fn subscribing(subscribers: usize, transport: Transport, relay: SocketAddr) -> String {
     format!(
         "subscribe --name {NAMESPACE} --track {TRACK} --stats --json --subscribers {subscribers} \
-         --tls-disable-verify moqt://{relay}"
+         --tls-disable-verify {}://{relay}",
+        transport.scheme()
     )
 }
 

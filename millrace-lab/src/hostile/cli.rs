@@ -8,25 +8,30 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use millrace_client::session::{parse_url, path_of};
+use url::Url;
 
 use super::{
     peer::Target,
     scenario::{self, Report, Scenario},
     watch::Http,
 };
-use crate::{address, progress::Progress};
+use crate::{address, progress::Progress, transport::Transport};
+
+/// That of this machine.
+const RELAY: &str = "moqt://127.0.0.1:4443";
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// What to do, or `all`; --list shows them
     #[arg(required_unless_present = "list")]
     scenario: Option<String>,
-    /// Show the scenarios
+    /// Show the scenarios, or with --relay those over its transport
     #[arg(long)]
     list: bool,
-    /// The relay: moqt://HOST:PORT; its certificate is not verified
-    #[arg(long, default_value = "moqt://127.0.0.1:4443", value_name = "URL")]
-    relay: String,
+    /// The relay: moqt://HOST:PORT, or https://HOST:PORT for WebTransport; its certificate is not verified [default:
+    /// moqt://127.0.0.1:4443]
+    #[arg(long, value_name = "URL")]
+    relay: Option<String>,
     /// Where the relay's /status is; it then has to let go of everything after each round
     #[arg(long, value_name = "ADDR:PORT", value_parser = address::ask)]
     status: Option<SocketAddr>,
@@ -44,14 +49,12 @@ pub struct Args {
 /// There is no such scenario or relay, or the relay holds on to something.
 pub fn run(args: &Args) -> Result<()> {
     if args.list {
-        let width = scenario::ALL.iter().map(|scenario| scenario.name.len()).max().unwrap_or_default();
-        scenario::ALL.iter().for_each(|scenario| println!("{:width$}  {}", scenario.name, scenario.about));
-        return Ok(());
+        return list(args.relay.as_deref());
     }
-    let target = resolve(&args.relay)?;
+    let target = resolve(args.relay.as_deref().unwrap_or(RELAY))?;
     let http = http(args)?;
     let mut reports = Vec::new();
-    let chosen = chosen(args.scenario.as_deref().unwrap_or_default())?;
+    let chosen = chosen(args.scenario.as_deref().unwrap_or_default(), target.transport)?;
     let progress = Progress::of(chosen.len());
     for scenario in chosen {
         progress.begin(scenario.name);
@@ -66,6 +69,16 @@ pub fn run(args: &Args) -> Result<()> {
     drop(progress);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&reports)?);
+    }
+    Ok(())
+}
+
+fn list(relay: Option<&str>) -> Result<()> {
+    let transport = relay.map(|relay| transport_of(&parse_url(relay)?)).transpose()?;
+    let is_wanted = |scenario: &&Scenario| transport.is_none_or(|transport| scenario.is_over(transport));
+    let width = scenario::ALL.iter().map(|scenario| scenario.name.len()).max().unwrap_or_default();
+    for scenario in scenario::ALL.iter().filter(is_wanted) {
+        println!("{:width$}  {}", scenario.name, scenario.about);
     }
     Ok(())
 }
@@ -90,27 +103,30 @@ fn default_token_file() -> PathBuf {
     directory.join("millrace/http.token")
 }
 
-fn chosen(name: &str) -> Result<Vec<&'static Scenario>> {
+fn chosen(name: &str, transport: Transport) -> Result<Vec<&'static Scenario>> {
     if name == "all" {
-        return Ok(scenario::ALL.iter().collect());
+        return Ok(scenario::over(transport).collect());
     }
     match scenario::find(name) {
-        Some(scenario) => Ok(vec![scenario]),
+        Some(scenario) if scenario.is_over(transport) => Ok(vec![scenario]),
+        Some(_) => bail!("scenario `{name}` is about WebTransport: --relay https://HOST:PORT"),
         None => bail!("no scenario `{name}`: see --list"),
     }
 }
 
 fn resolve(text: &str) -> Result<Target> {
     let url = parse_url(text)?;
-    if url.scheme() != "moqt" {
-        bail!("{text}: scenarios run over moqt://");
-    }
+    let transport = transport_of(&url)?;
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
     let port = url.port().unwrap_or(443);
     let addr =
         (host.as_str(), port).to_socket_addrs()?.next().with_context(|| format!("{host} has no address"))?;
     let path = path_of(&url).to_owned();
-    Ok(Target { addr, name: host, path })
+    Ok(Target { addr, name: host, path, transport })
+}
+
+fn transport_of(url: &Url) -> Result<Transport> {
+    Transport::of_scheme(url.scheme()).with_context(|| format!("{url} is neither moqt:// nor https://"))
 }
 
 fn show(report: &Report) {

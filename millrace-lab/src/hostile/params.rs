@@ -8,13 +8,22 @@ pub struct Params {
     /// Bytes on all streams together, and on each.
     pub max_data: u64,
     pub max_stream_data: u64,
+    /// The same of answers, on streams that the client opens.
+    pub max_answer_data: u64,
     pub max_streams: u64,
     pub max_datagram: u64,
 }
 
 impl Default for Params {
     fn default() -> Self {
-        Self { max_data: 1 << 40, max_stream_data: 1 << 30, max_streams: 1 << 20, max_datagram: 65535 }
+        let per_stream = 1 << 30;
+        Self {
+            max_data: 1 << 40,
+            max_stream_data: per_stream,
+            max_answer_data: per_stream,
+            max_streams: 1 << 20,
+            max_datagram: 65535,
+        }
     }
 }
 
@@ -28,7 +37,8 @@ impl Params {
         };
         put(0x01, 60_000); // max_idle_timeout, ms
         put(0x04, self.max_data);
-        for per_stream in [0x05, 0x06, 0x07] {
+        put(0x05, self.max_answer_data);
+        for per_stream in [0x06, 0x07] {
             put(per_stream, self.max_stream_data);
         }
         put(0x08, self.max_streams);

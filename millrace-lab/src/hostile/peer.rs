@@ -2,6 +2,7 @@
 //! does.
 
 mod stream;
+pub mod web;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,6 +19,7 @@ use millrace_proto::{
     quic::{
         frame::{self, Direction, Frame, Walker},
         packet::ConnectionId,
+        webtransport::{self, Binding},
     },
 };
 use rustls::{pki_types::ServerName, quic};
@@ -28,6 +30,7 @@ use super::{
     packet::{self, Incoming, Keys, LEVELS, Level, MIN_INITIAL, Route, SharedSecrets},
     params::{Credit, Params},
 };
+use crate::transport::Transport;
 
 /// How long the relay may take for anything that a scenario waits for.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,8 +51,9 @@ pub const ROOM: usize = 1150;
 pub struct Target {
     pub addr: SocketAddr,
     pub name: String,
-    /// SETUP's path and query.
+    /// SETUP's path and query, or those of the request for a session.
     pub path: String,
+    pub transport: Transport,
 }
 
 /// What is acknowledged.
@@ -114,6 +118,8 @@ pub struct Peer {
     spaces: [Space; 3],
     level: Level,
     pub acks: Acks,
+    /// Of the streams and datagrams that are MoQ's.
+    pub binding: Binding,
     credit: Credit,
     /// The relay's limit of single streams, where it has told another than at first.
     stream_credit: HashMap<u64, u64>,
@@ -135,11 +141,24 @@ impl Peer {
         Ok(peer)
     }
 
-    /// Connects.
+    /// Connects, up to where MoQ begins.
+    ///
+    /// # Errors
+    /// There is no handshake in time, or no session of WebTransport.
+    pub fn connect(target: &Target, params: Params) -> Result<Self> {
+        let mut peer = Self::handshake(target, params)?;
+        match target.transport {
+            Transport::Raw => {}
+            Transport::Webtransport => peer.ask(target)?,
+        }
+        Ok(peer)
+    }
+
+    /// Connects, and says nothing.
     ///
     /// # Errors
     /// There is no handshake in time.
-    pub fn connect(target: &Target, params: Params) -> Result<Self> {
+    pub fn handshake(target: &Target, params: Params) -> Result<Self> {
         let mut peer = Self::start(target, params)?;
         let is_up = |peer: &Self| peer.keys[Level::OneRtt as usize].is_some() && !peer.tls.is_handshaking();
         if !peer.pump(PATIENCE, is_up) {
@@ -158,7 +177,11 @@ impl Peer {
         let socket = UdpSocket::bind((local, 0))?;
         socket.connect(target.addr)?;
         let secrets = SharedSecrets::default();
-        let mut config = Trust::Anyone.client_config(moq::ALPN)?;
+        let alpn = match target.transport {
+            Transport::Raw => moq::ALPN,
+            Transport::Webtransport => webtransport::ALPN,
+        };
+        let mut config = Trust::Anyone.client_config(alpn)?;
         config.key_log = Arc::clone(&secrets) as _;
         let name = ServerName::try_from(target.name.clone())?;
         let (local, remote) = (random_id(), random_id());
@@ -175,6 +198,7 @@ impl Peer {
             spaces: Default::default(),
             level: Level::Initial,
             acks: Acks::Honest,
+            binding: Binding::Bare,
             credit: Credit::default(),
             stream_credit: HashMap::new(),
             offsets: HashMap::new(),

@@ -5,6 +5,7 @@
 //! packet numbers from one [`number::PacketNumbers`].
 
 pub mod ack;
+pub mod capsule;
 pub mod credit;
 mod cursor;
 pub mod frame;

@@ -5,11 +5,15 @@ use std::{collections::HashSet, time::SystemTime};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use millrace_proto::moq::token::Credential;
+use url::form_urlencoded;
 
 use super::{cat, grant::Grant, jwt, keys::Key, refusal::TokenError};
 
 /// The longest token that is looked at, in bytes.
 pub const MAX_LEN: usize = 8192;
+
+/// Tokens of a URL that are looked at.
+const MAX_IN_URL: usize = 2;
 
 /// Token types (registry "MOQT Auth Token Type").
 pub const KIND_AGREED: u64 = 0;
@@ -74,6 +78,14 @@ pub fn open(credential: &Credential, keys: &[Key]) -> Result<Grant, TokenError> 
         KIND_AGREED => jwt::open(value, keys),
         _ => Err(TokenError::Kind),
     }
+}
+
+/// A URL's path, and the tokens in its query, as moq-relay takes them.
+pub fn of_url(path_and_query: &str) -> (&str, Vec<Credential>) {
+    let (path, query) = path_and_query.split_once('?').unwrap_or((path_and_query, ""));
+    let pairs = form_urlencoded::parse(query.as_bytes());
+    let tokens = pairs.filter(|(name, value)| name == "jwt" && !value.is_empty());
+    (path, tokens.take(MAX_IN_URL).map(|(_, value)| of_text(&value)).collect())
 }
 
 /// A token as it stands in a file: text, or a CAT in COSE.

@@ -16,7 +16,7 @@ use crate::{
     wire::{self, Incoming, MessageReader, SessionError},
 };
 
-/// How long a peer may take for its SETUP.
+/// How long a peer may take to take our SETUP, and for its own.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a connection may outlive its control stream.
@@ -28,15 +28,24 @@ pub async fn run(
     setup: Setup,
     mut streams: mpsc::Receiver<MessageReader>,
 ) -> Result<(), SessionError> {
-    let mut send = context.connection().streams().open_uni().await?;
     let implementation = Some(concat!("millrace/", env!("CARGO_PKG_VERSION")).to_owned());
     let max_auth_token_cache_size = Some(context.authority().token_cache());
     let switching_algorithms =
         context.hub().switching_sets.then_some(Assignment::ALGORITHM).into_iter().collect();
     let setup = Setup { implementation, max_auth_token_cache_size, switching_algorithms, ..setup };
-    wire::send(&mut send, setup).await?;
-    context.connection().start();
-    let (mut reader, rights) = read_setup(context, &mut streams).await?;
+    let begin = async {
+        // A peer has to allow it a stream and some bytes.
+        let mut send = context.connection().streams().open_uni().await?;
+        wire::send(&mut send, setup).await?;
+        context.connection().start();
+        let (reader, rights) = read_setup(context, &mut streams).await?;
+        Ok::<_, SessionError>((send, reader, rights))
+    };
+    let late = |_| SessionError::Violation {
+        code: code::Session::CONTROL_MESSAGE_TIMEOUT,
+        reason: "no SETUP in time".into(),
+    };
+    let (mut send, mut reader, rights) = timeout(SETUP_TIMEOUT, begin).await.map_err(late)??;
     loop {
         tokio::select! {
             incoming = reader.next() => match incoming? {
@@ -58,18 +67,10 @@ async fn read_setup(
     context: &Context,
     streams: &mut mpsc::Receiver<MessageReader>,
 ) -> Result<(MessageReader, Arc<Rights>), SessionError> {
-    let setup = async {
-        let mut reader = streams.recv().await.ok_or_else(|| SessionError::Lost("closed".into()))?;
-        match reader.next().await? {
-            Incoming::Message(Message::Setup(setup)) => Ok((reader, setup)),
-            _ => Err(SessionError::violation("the control stream does not begin with SETUP")),
-        }
+    let mut reader = streams.recv().await.ok_or_else(|| SessionError::Lost("closed".into()))?;
+    let Incoming::Message(Message::Setup(mut setup)) = reader.next().await? else {
+        return Err(SessionError::violation("the control stream does not begin with SETUP"));
     };
-    let late = |_| SessionError::Violation {
-        code: code::Session::CONTROL_MESSAGE_TIMEOUT,
-        reason: "no SETUP in time".into(),
-    };
-    let (reader, mut setup) = timeout(SETUP_TIMEOUT, setup).await.map_err(late)??;
     if let Some(tunnel) = context.tunnel() {
         // Its request has said both.
         if setup.path.is_some() || setup.authority.is_some() {
@@ -78,7 +79,8 @@ async fn read_setup(
                 reason: "a path or an authority in the SETUP of a WebTransport session".into(),
             });
         }
-        (setup.path, setup.authority) = (Some(tunnel.path.clone()), Some(tunnel.authority.clone()));
+        (setup.path, setup.authority) =
+            (Some(tunnel.asked.path.clone()), Some(tunnel.asked.authority.clone()));
     }
     if context.is_upstream() && (setup.path.is_some() || setup.authority.is_some()) {
         return Err(SessionError::Violation {

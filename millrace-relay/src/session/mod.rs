@@ -164,8 +164,11 @@ impl Session {
     async fn tunnel_closed(&self) -> SessionError {
         match self.context.tunnel() {
             Some(tunnel) => {
-                tunnel.closed().await;
-                SessionError::Lost("closed by the peer".into())
+                let closed = tunnel.closed().await;
+                closed.err().map_or_else(
+                    || SessionError::Lost("closed by the peer".into()),
+                    |malformed| SessionError::violation(malformed.to_string()),
+                )
             }
             None => std::future::pending().await,
         }

@@ -6,14 +6,13 @@ use millrace_proto::{
     moq::{
         Message, Namespace, Parameters, TrackName,
         message::{FetchKind, RequestError, RequestUpdate, Setup},
-        token::{Credential, Registered},
+        token::Registered,
     },
     relay::account::Account,
 };
 use millrace_transport::Connection;
 use parking_lot::Mutex;
 use rustls::pki_types::CertificateDer;
-use url::form_urlencoded;
 
 use crate::{
     access::{
@@ -109,11 +108,8 @@ impl Authority {
         setup: &Setup,
     ) -> Result<Arc<Rights>, SessionError> {
         let mut tokens = self.registered.lock().of_setup(&setup.authorization_tokens)?;
-        let (path, query) = match setup.path.as_deref().unwrap_or_default().split_once('?') {
-            Some((path, query)) => (path, query),
-            None => (setup.path.as_deref().unwrap_or_default(), ""),
-        };
-        tokens.extend(of_query(query));
+        let (path, in_url) = access::token::of_url(setup.path.as_deref().unwrap_or_default());
+        tokens.extend(in_url);
         let quic = &connection.quic;
         let peer = Peer {
             address: quic.remote_address().ip().to_canonical(),
@@ -211,13 +207,6 @@ fn refused(refusal: Refusal) -> SessionError {
 /// The session's right is over.
 pub fn session_over(refusal: Refusal) -> SessionError {
     refused(refusal)
-}
-
-/// Tokens in the URL, as moq-relay takes them.
-fn of_query(query: &str) -> Vec<Credential> {
-    let pairs = form_urlencoded::parse(query.as_bytes());
-    let tokens = pairs.filter(|(name, value)| name == "jwt" && !value.is_empty());
-    tokens.take(2).map(|(_, value)| access::token::of_text(&value)).collect()
 }
 
 fn parameters(message: &Message) -> Option<&Parameters> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use millrace_client::tls::Trust;
 use millrace_proto::moq::{self, Message, message::Setup};
-use millrace_webtransport::{ALPN, Binding, Streams};
+use millrace_webtransport::{ALPN, Binding, Foreign, Streams};
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
 
@@ -17,6 +17,7 @@ use crate::relay::peer::{Relay, patiently};
 /// A connection with ALPN `h3`, on which SETTINGS were exchanged.
 struct Client {
     connection: Connection,
+    foreign: Foreign,
     _endpoint: Endpoint,
     _control: [Control; 2],
 }
@@ -45,7 +46,7 @@ impl Client {
         let settings = patiently(Settings::read(&mut theirs)).await.unwrap();
         assert_eq!(settings.supports_webtransport(), 1);
         let control = [Control::Ours(ours), Control::Theirs(theirs)];
-        Self { connection, _endpoint: endpoint, _control: control }
+        Self { connection, foreign: Foreign::default(), _endpoint: endpoint, _control: control }
     }
 
     /// Sends a request, and reads the answer.
@@ -78,7 +79,7 @@ impl Client {
 
     fn streams(&self, session: &Session) -> Streams<'_> {
         let binding = Binding::Session(VarInt::from(session.send.id()).into_inner());
-        Streams { connection: &self.connection, binding }
+        Streams { connection: &self.connection, binding, foreign: &self.foreign }
     }
 
     /// The code that the relay closed the connection with.

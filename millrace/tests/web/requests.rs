@@ -1,6 +1,6 @@
 //! Who gets a session, and who does not.
 
-use millrace_proto::quic::webtransport::error;
+use millrace_proto::{moq, quic::webtransport::error};
 use millrace_relay::Origins;
 use web_transport_proto::{
     ConnectError, ConnectRequest,
@@ -61,6 +61,7 @@ async fn pages_of_the_origins_that_are_listed_may_connect() {
 async fn clients_that_speak_something_else_are_told() {
     let relay = Relay::start();
     let url = request(&relay).url;
+    let users = url.as_str().replace("https://", "https://user@");
     for protocols in [vec![], vec!["moqt-17".to_owned()], vec!["moq-00".to_owned(); 40]] {
         let client = Client::connect(&relay).await;
         let request = ConnectRequest::new(url.clone()).with_protocols(protocols);
@@ -70,6 +71,14 @@ async fn clients_that_speak_something_else_are_told() {
     let client = Client::connect(&relay).await;
     let several = request(&relay).with_protocols(["moqt-15".to_owned(), "other".to_owned()]);
     assert_eq!(status(client.ask(&several).await), StatusCode::OK);
+    let client = Client::connect(&relay).await;
+    let request = ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(moq::PROTOCOL);
+    assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
+    relay
+        .until("all are counted", |status| {
+            (status.drops["web_protocol"], status.drops["web_request"]) == (3, 1)
+        })
+        .await;
 }
 
 #[tokio::test]
@@ -84,7 +93,26 @@ async fn what_is_no_request_for_a_session_ends_the_connection() {
         send.finish().unwrap();
         assert_eq!(client.closed().await, error::REQUEST_REJECTED, "{bytes:?}");
     }
+    // And frames of no meaning without end.
+    let client = Client::connect(&relay).await;
+    let (mut send, _recv) = client.connection.open_bi().await.unwrap();
+    let nothing = [&[0x21, 0x43, 0xe8][..], &[0; 1000]].concat();
+    while send.write_all(&nothing).await.is_ok() {}
+    assert_eq!(client.closed().await, error::REQUEST_REJECTED);
+    relay.until("all are counted", |status| status.drops["web_request"] == table.len() as u64 + 1).await;
     relay.until("nothing is left", |status| status.handshakes == 0 && status.sessions.is_empty()).await;
+}
+
+#[tokio::test]
+async fn who_waits_with_its_request_has_proved_its_address() {
+    const WAITING: u64 = 70;
+    let relay = Relay::start();
+    let mut held = Vec::new();
+    for _ in 0..WAITING {
+        held.push(dial(&relay).await.unwrap());
+    }
+    relay.until("all count as handshakes", |status| status.handshakes == WAITING).await;
+    assert_eq!(relay.status().totals.retries, 0);
 }
 
 #[tokio::test]

@@ -4,6 +4,7 @@ use millrace_proto::{
     moq::{code, message::Setup},
     quic::{varint, webtransport::error},
 };
+use millrace_webtransport::Foreign;
 use web_transport_proto::{Capsule, Http3CapsuleReader};
 
 use super::{Client, Relay, patiently};
@@ -56,6 +57,62 @@ async fn a_client_closes_its_session_by_a_capsule_or_by_ending_its_request() {
         relay.until("none", |status| status.sessions.is_empty()).await;
         patiently(client.connection.closed()).await;
     }
+}
+
+/// Waits until the relay has closed one session more since its peer broke the protocol.
+async fn violated(relay: &Relay, before: u64) {
+    relay.until("a violation", |status| status.drops["protocol_violation"] == before + 1).await;
+    relay.until("no session", |status| status.sessions.is_empty()).await;
+}
+
+#[tokio::test]
+async fn a_capsule_that_does_not_close_is_a_violation() {
+    const CLOSE: u64 = 0x2843;
+    let relay = Relay::start();
+    let capsules = [frame(CLOSE, &[0; 3]), frame(CLOSE, &[0; 1029]), frame(CLOSE, &[0, 0, 0, 0, 0xff])];
+    for (before, capsule) in capsules.iter().enumerate() {
+        let client = Client::connect(&relay).await;
+        let mut session = client.session(&relay).await;
+        let _control = client.set_up(&session, Setup::default()).await;
+        session.send.write_all(&frame(0, capsule)).await.unwrap();
+        violated(&relay, before as u64).await;
+        let (code, reason) = closed(session).await;
+        assert_eq!(u64::from(code), code::Session::PROTOCOL_VIOLATION.0, "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn who_goes_on_with_http_beside_its_session_is_closed() {
+    let relay = Relay::start();
+    for is_uni in [true, false] {
+        let client = Client::connect(&relay).await;
+        let session = client.session(&relay).await;
+        let _control = client.set_up(&session, Setup::default()).await;
+        relay.until("a session", |status| status.sessions.len() == 1).await;
+        let mut held = Vec::new();
+        // The control stream has been one.
+        for _ in u64::from(is_uni)..Foreign::MOST {
+            held.push(foreign(&client, is_uni).await);
+        }
+        let counted = if is_uni { "http_stream" } else { "http_request" };
+        relay.until("all are counted", |status| status.drops[counted] == Foreign::MOST).await;
+        assert_eq!(client.connection.close_reason(), None);
+        held.push(foreign(&client, is_uni).await);
+        violated(&relay, u64::from(!is_uni)).await;
+        let (_, reason) = closed(session).await;
+        assert!(reason.contains("beside the session"), "{reason}");
+    }
+}
+
+/// A stream of a reserved type, or a request.
+async fn foreign(client: &Client, is_uni: bool) -> quinn::SendStream {
+    let mut stream = match is_uni {
+        true => client.connection.open_uni().await.unwrap(),
+        false => client.connection.open_bi().await.unwrap().0,
+    };
+    // May be stopped, or the connection closed.
+    let _ = stream.write_all(if is_uni { &[0x21] } else { &[1, 2, 0, 0] }).await;
+    stream
 }
 
 #[tokio::test]

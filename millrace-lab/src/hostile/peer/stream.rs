@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use bytes::BytesMut;
 use millrace_proto::{
     moq::{Message, message::Setup},
-    quic::frame,
+    quic::{frame, webtransport::Binding},
 };
 
 use super::{PATIENCE, Peer, ROOM, Target};
@@ -57,9 +57,10 @@ pub enum Kind {
 impl Peer {
     /// Says SETUP on a control stream.
     pub fn setup(&mut self, target: &Target) -> Result<()> {
+        let is_bare = self.binding == Binding::Bare;
         let setup = Setup {
-            path: Some(target.path.clone()),
-            authority: Some(target.name.clone()),
+            path: is_bare.then(|| target.path.clone()),
+            authority: is_bare.then(|| target.name.clone()),
             implementation: Some("millrace lab hostile".to_owned()),
             ..Setup::default()
         };
@@ -67,8 +68,17 @@ impl Peer {
         self.settle()
     }
 
-    /// Opens a stream with `data`, once the relay allows one more.
+    /// Opens a stream of MoQ's with `data`, once the relay allows one more.
     pub fn open(&mut self, kind: Kind, data: &[u8], fin: bool) -> Result<u64> {
+        let preamble = match kind {
+            Kind::Request => self.binding.bidi(),
+            Kind::Data => self.binding.uni(),
+        };
+        self.open_bare(kind, &[&preamble, data].concat(), fin)
+    }
+
+    /// Opens a stream that begins with `data`.
+    pub fn open_bare(&mut self, kind: Kind, data: &[u8], fin: bool) -> Result<u64> {
         let index = usize::from(kind == Kind::Data);
         let may = |peer: &Self| {
             let limits = [peer.credit.streams_bidi, peer.credit.streams_uni];
@@ -145,24 +155,17 @@ impl Peer {
             if let Some(message) = Message::decode(&mut buffer)? {
                 return Ok(message);
             }
-            let has_more = |peer: &Self| peer.received.get(&id).is_some_and(Received::has_more);
-            if !self.pump(PATIENCE, has_more) {
-                bail!("no answer on stream {id}: {}", self.closed.as_deref().unwrap_or("none in time"));
-            }
-            let bytes = self.received.entry(id).or_default().take();
-            buffer.extend_from_slice(&bytes);
+            buffer.extend_from_slice(&self.more(id)?);
         }
     }
 
-    /// The next stream that the relay opens, with its number among those of its kind.
-    pub fn relays_request(&mut self, number: u64) -> Result<(u64, Message)> {
-        let id = number * 4 + 1;
-        Ok((id, self.answer(id)?))
-    }
-
-    /// Streams of the relay that something has come of.
-    pub fn data_streams(&self) -> usize {
-        self.received.keys().filter(|id| *id & 3 == 3).count()
+    /// Waits for bytes on a stream.
+    pub fn more(&mut self, id: u64) -> Result<Vec<u8>> {
+        let has_more = |peer: &Self| peer.received.get(&id).is_some_and(Received::has_more);
+        if !self.pump(PATIENCE, has_more) {
+            bail!("no answer on stream {id}: {}", self.closed.as_deref().unwrap_or("none in time"));
+        }
+        Ok(self.received.entry(id).or_default().take())
     }
 }
 

@@ -2,13 +2,10 @@
 
 use anyhow::Result;
 use bytes::Bytes;
-use millrace_proto::{
-    moq::{
-        Datagram, Location, Parameters, Status,
-        data::encode_object_header,
-        message::{Fetch, FetchKind, Publish, Subscribe},
-    },
-    quic::frame,
+use millrace_proto::moq::{
+    Datagram, Location, Parameters, Status,
+    data::encode_object_header,
+    message::{Fetch, FetchKind, Publish, Subscribe},
 };
 
 use super::{
@@ -115,10 +112,9 @@ pub fn datagrams(attack: &mut Attack<'_>) -> Result<()> {
             status: None,
             payload: Bytes::from_static(&[0; 32]),
         };
-        let (mut bytes, mut frames) = (Vec::new(), Vec::new());
+        let mut bytes = Vec::new();
         datagram.encode(&mut bytes);
-        frame::write_datagram(&bytes, &mut frames);
-        publisher.send(frames, true)?;
+        publisher.datagram(&bytes)?;
     }
     publisher.settle()?;
     peer.pump(MOMENT, |_| false);

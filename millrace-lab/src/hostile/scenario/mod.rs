@@ -3,6 +3,8 @@
 mod handshake;
 mod media;
 mod requests;
+mod silence;
+mod web;
 
 use std::time::{Duration, Instant};
 
@@ -13,11 +15,14 @@ use super::{
     peer::{Counts, Peer, Target},
     watch::{self, Http, Left},
 };
+use crate::transport::Transport;
 
 /// Something that a hostile client does to a relay.
 pub struct Scenario {
     pub name: &'static str,
     pub about: &'static str,
+    /// What it is about, if that is not anything.
+    pub transport: Option<Transport>,
     round: fn(&mut Attack<'_>) -> Result<()>,
 }
 
@@ -26,69 +31,147 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "handshakes",
         about: "begins handshakes and never goes on with them",
+        transport: None,
         round: handshake::unfinished,
     },
     Scenario {
         name: "streams-before-setup",
         about: "opens streams of both kinds without saying SETUP, and leaves",
+        transport: None,
         round: requests::streams_before_setup,
     },
     Scenario {
         name: "rendezvous",
         about: "subscribes to tracks that nobody publishes, to wait a minute, and leaves",
+        transport: None,
         round: requests::rendezvous,
     },
     Scenario {
         name: "namespaces",
         about: "publishes hundreds of namespaces over hundreds of tracks that are subscribed to, and never answers",
+        transport: None,
         round: requests::namespaces,
     },
     Scenario {
         name: "half-messages",
         about: "sends request streams and object headers up to their last byte, and waits",
+        transport: None,
         round: requests::half_messages,
     },
     Scenario {
         name: "garbage",
         about: "sends frames, requests, streams and datagrams that are malformed",
+        transport: None,
         round: requests::garbage,
     },
     Scenario {
         name: "unread-fetches",
         about: "fetches much, time and again, and gives no credit to send any of it",
+        transport: None,
         round: media::unread_fetches,
     },
     Scenario {
         name: "no-acks",
         about: "subscribes to a track and acknowledges nothing",
+        transport: None,
         round: media::no_acks,
     },
     Scenario {
         name: "optimistic-acks",
         about: "acknowledges packets that have not been sent",
+        transport: None,
         round: media::optimistic_acks,
     },
     Scenario {
         name: "datagrams",
         about: "publishes thousands of datagrams in one group, each twice",
+        transport: None,
         round: media::datagrams,
     },
     Scenario {
         name: "cache-hog",
         about: "publishes tracks of one large group each, more than a cache holds",
+        transport: None,
         round: media::cache_hog,
     },
     Scenario {
         name: "silent-copies",
         about: "claims the largest object that there can be, and begins groups that never end",
+        transport: None,
         round: media::silent_copies,
     },
     Scenario {
         name: "vanish",
         about: "publishes and subscribes, and is gone without a word",
+        transport: None,
         round: media::vanish,
     },
+    Scenario {
+        name: "no-credit",
+        about: "lets the relay send next to nothing, breaks the protocol, and stays",
+        transport: None,
+        round: silence::no_credit,
+    },
+    Scenario {
+        name: "web-half-requests",
+        about: "asks for sessions of WebTransport, and never ends what it asks",
+        transport: Some(Transport::Webtransport),
+        round: web::half_requests,
+    },
+    Scenario {
+        name: "web-headers",
+        about: "asks with headers that are too large, expand, or lead nowhere",
+        transport: Some(Transport::Webtransport),
+        round: web::headers,
+    },
+    Scenario {
+        name: "web-posts",
+        about: "asks for something else, with a body without end",
+        transport: Some(Transport::Webtransport),
+        round: web::posts,
+    },
+    Scenario {
+        name: "web-requests",
+        about: "asks for session after session on one connection",
+        transport: Some(Transport::Webtransport),
+        round: web::requests,
+    },
+    Scenario {
+        name: "web-capsules",
+        about: "sends capsules without end, and such as close the session but for their last byte",
+        transport: Some(Transport::Webtransport),
+        round: web::capsules,
+    },
+    Scenario {
+        name: "web-half-preambles",
+        about: "opens streams that do not say to which session they belong",
+        transport: Some(Transport::Webtransport),
+        round: web::half_preambles,
+    },
+    Scenario {
+        name: "web-strays",
+        about: "sends streams and datagrams of sessions that there are not",
+        transport: Some(Transport::Webtransport),
+        round: web::strays,
+    },
+    Scenario {
+        name: "web-streams",
+        about: "opens streams of HTTP/3 with types that mean nothing",
+        transport: Some(Transport::Webtransport),
+        round: web::streams,
+    },
 ];
+
+/// Those that there are over a transport.
+pub fn over(transport: Transport) -> impl Iterator<Item = &'static Scenario> {
+    ALL.iter().filter(move |scenario| scenario.is_over(transport))
+}
+
+impl Scenario {
+    pub fn is_over(&self, transport: Transport) -> bool {
+        self.transport.is_none_or(|only| only == transport)
+    }
+}
 
 /// The scenario of this name.
 pub fn find(name: &str) -> Option<&'static Scenario> {

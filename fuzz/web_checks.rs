@@ -1,0 +1,112 @@
+//! What must hold for any bytes as a client's request for a session of WebTransport: the fuzz target, and the replay of its
+//! fixtures as a test.
+
+use std::{
+    pin::pin,
+    task::{Context, Poll, Waker},
+};
+
+use millrace_relay::access::{
+    Peer, Rule,
+    keys::{self, Key},
+    pattern::Pattern,
+    token,
+};
+use millrace_webtransport::{
+    Refused, Terms,
+    request::{self, Asked, MAX_BYTES},
+};
+
+const PROTOCOL: &str = "moqt-18";
+
+/// The first byte says whether the others are a stream, or lines of `name: value` in a HEADERS frame.
+pub fn web_request(data: &[u8]) {
+    let Some((&choice, bytes)) = data.split_first() else { return };
+    let built;
+    let stream = match choice % 2 {
+        0 => bytes,
+        _ => {
+            built = headers(bytes);
+            &built
+        }
+    };
+    let mut rest = stream;
+    let asked = read(&mut rest);
+    assert!((stream.len() - rest.len()) as u64 <= MAX_BYTES);
+    match asked {
+        Ok(asked) => let_in(&asked),
+        Err(refused) => {
+            assert!(refused.name().is_some_and(|name| Refused::NAMES.contains(&name)), "{refused}");
+            assert!(!matches!(refused, Refused::TooLong) || stream.len() as u64 >= MAX_BYTES);
+        }
+    }
+}
+
+fn read(stream: &mut &[u8]) -> Result<Asked, Refused> {
+    let terms = Terms { protocol: PROTOCOL, origin: &|origin| !origin.contains("evil") };
+    let reading = pin!(request::read(stream, &terms));
+    match reading.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(asked) => asked,
+        Poll::Pending => panic!("a slice is there at once"),
+    }
+}
+
+/// The relay looks at the URL.
+fn let_in(asked: &Asked) {
+    assert!(asked.path.starts_with('/') && !asked.path.contains('#'), "{asked:?}");
+    assert!(!asked.authority.is_empty() && !asked.authority.contains(['@', '/', '?', '#']), "{asked:?}");
+    let (path, tokens) = token::of_url(&asked.path);
+    assert!(!path.contains('?') && tokens.len() <= 2);
+    let keys: Vec<Key> = keys::read(&[7; 32]).expect("a key");
+    for token in tokens {
+        assert!(token::open(&token, &keys).is_err(), "nobody has signed it");
+    }
+    let peer = Peer {
+        address: [127, 0, 0, 1].into(),
+        certificate: None,
+        path: path.to_owned(),
+        authority: Some(asked.authority.clone()),
+    };
+    let pattern: Pattern = "live/*/cam".parse().expect("a pattern");
+    let rule = Rule {
+        namespace: Pattern::any(),
+        publish: Vec::new(),
+        subscribe: Vec::new(),
+        path: Some(pattern),
+        authority: Some("relay.example:4443".to_owned()),
+    };
+    if rule.is_for(&peer) {
+        let parts: Vec<_> = path.split('/').filter(|part| !part.is_empty()).collect();
+        assert!(matches!(parts[..], ["live", _, "cam"]), "{path}");
+    }
+}
+
+/// A HEADERS frame of such lines, as literals (RFC 9204, section 4.5.6).
+fn headers(lines: &[u8]) -> Vec<u8> {
+    let mut section = vec![0, 0];
+    for line in lines.split(|byte| *byte == b'\n') {
+        let colon = line.iter().skip(1).position(|byte| *byte == b':').map_or(line.len(), |at| at + 1);
+        let (name, value) = line.split_at(colon);
+        let value = value.strip_prefix(b":").unwrap_or(value);
+        literal(0x20, 0x07, name, &mut section);
+        literal(0x00, 0x7f, value.strip_prefix(b" ").unwrap_or(value), &mut section);
+    }
+    let len = (section.len() as u32).to_be_bytes();
+    [&[1, len[0] | 0x80, len[1], len[2], len[3]], &section[..]].concat()
+}
+
+/// A string behind its length (RFC 7541, section 5.1).
+fn literal(flags: u8, mask: u8, text: &[u8], out: &mut Vec<u8>) {
+    match text.len().checked_sub(mask.into()) {
+        None => out.push(flags | text.len() as u8),
+        Some(mut left) => {
+            out.push(flags | mask);
+            while left >= 128 {
+                out.push(left as u8 | 0x80);
+                left >>= 7;
+            }
+            out.push(left as u8);
+        }
+    }
+    out.extend_from_slice(text);
+}

@@ -1,0 +1,231 @@
+//! What HTTP/3 makes possible, before a session of WebTransport and beside it.
+
+use anyhow::Result;
+use millrace_proto::quic::varint;
+
+use super::{Attack, MOMENT};
+use crate::hostile::{
+    params::Params,
+    peer::{
+        Kind, PATIENCE, Peer,
+        web::{DATA, HEADERS, front, request, unit},
+    },
+};
+
+/// Connections at a time.
+const CONNECTIONS: usize = 50;
+const STREAMS: u64 = 900;
+const REQUESTS: usize = 200;
+const DATAGRAMS: u64 = 2_000;
+/// More than a request may have, bytes.
+const MUCH: usize = 100_000;
+/// More than a relay ever has to hold of one that should have 1 KiB, bytes.
+const WITHOUT_END: usize = 2 << 20;
+/// The capsule that closes a session.
+const CLOSE: u64 = 0x2843;
+/// Types of frames, capsules and streams that mean nothing.
+const NOTHING: u64 = 0x21;
+
+/// A connection on which HTTP/3 has begun, and nothing was asked.
+fn begun(attack: &Attack<'_>) -> Result<Peer> {
+    let mut peer = Peer::handshake(attack.target, Params::default())?;
+    peer.open_control()?;
+    Ok(peer)
+}
+
+/// A session, which says SETUP.
+fn session(attack: &Attack<'_>) -> Result<Peer> {
+    attack.peer()
+}
+
+/// Does something that the relay may close the connection for, and waits until it has what was sent, or has.
+fn dare(attack: &mut Attack<'_>, mut peer: Peer, act: impl FnOnce(&mut Peer) -> Result<()>) {
+    let _ = act(&mut peer).and_then(|()| peer.settle());
+    attack.vanish(peer);
+}
+
+pub fn half_requests(attack: &mut Attack<'_>) -> Result<()> {
+    let whole = request(attack.target)?;
+    let half = &whole[..whole.len() / 2];
+    let mut peers = Vec::new();
+    for number in 0..CONNECTIONS {
+        let mut peer = begun(attack)?;
+        match number % 3 {
+            0 => {} // no request at all
+            1 => drop(peer.open_bare(Kind::Request, half, false)?),
+            _ => drop(peer.open_bare(Kind::Request, &front(HEADERS, 10_000), false)?),
+        }
+        peers.push(peer);
+    }
+    std::thread::sleep(MOMENT);
+    // The last stays until the relay has had enough.
+    if let Some(last) = peers.last_mut() {
+        last.pump(PATIENCE, |peer| peer.closed.is_some());
+    }
+    peers.into_iter().for_each(|peer| attack.vanish(peer));
+    // Nothing before it, without end.
+    let peer = begun(attack)?;
+    dare(attack, peer, |peer| {
+        let id = peer.open_bare(Kind::Request, &unit(NOTHING, &[0; 1000]), false)?;
+        for _ in 0..MUCH / 1000 {
+            peer.write(id, &unit(NOTHING, &[0; 1000]), false)?;
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Field sections, each behind the two bytes that say there is no dynamic table.
+pub fn headers(attack: &mut Attack<'_>) -> Result<()> {
+    let fields = |bytes: &[u8]| [&[0, 0], bytes].concat();
+    // Huffman's code for `a` has five bits.
+    let letters = |count: usize| {
+        let bits = count * 5;
+        let mut bytes = vec![0; bits.div_ceil(8)];
+        let ones =
+            (0..count).flat_map(|letter| [letter * 5 + 3, letter * 5 + 4]).chain(bits..bytes.len() * 8);
+        ones.for_each(|at| bytes[at / 8] |= 0x80 >> (at % 8));
+        bytes
+    };
+    let expanding = letters(24_000);
+    // `x` as a literal name, and a value of so many bytes (RFC 9204, section 4.5.6; RFC 7541, section 5.1).
+    let len = expanding.len() - 127;
+    let mut expands = vec![0x21, b'x', 0xff, len as u8 | 0x80, (len >> 7) as u8];
+    expands.extend_from_slice(&expanding);
+    let sections = [
+        fields(&[0xd7; 15_000]),                   // :scheme https, thousands of times
+        fields(&[0x21, b'x', 0].repeat(4_000)),    // x, without a value
+        fields(&expands),                          // more than it looks
+        fields(&[0x80, 0x10, 0x00, 0xff]),         // of the dynamic table
+        fields(&[&[0xff; 12][..], &[0]].concat()), // beyond the static one
+        fields(&[0x21, b'x', 0x7f, 0xff, 0xff, 0xff, 0x7f]), // a value that is not there
+        vec![0xff; 3],
+        vec![0; 60_000],
+        vec![],
+    ];
+    for section in sections {
+        let peer = begun(attack)?;
+        dare(attack, peer, |peer| peer.open_bare(Kind::Request, &unit(HEADERS, &section), true).map(drop));
+    }
+    Ok(())
+}
+
+pub fn posts(attack: &mut Attack<'_>) -> Result<()> {
+    // :method POST, :scheme https, :path /, and :authority from the static table.
+    let post = unit(HEADERS, &[0, 0, 0xd4, 0xd7, 0xc1, 0xc0]);
+    let body = |peer: &mut Peer| {
+        let id = peer.open_bare(Kind::Request, &post, false)?;
+        peer.write(id, &front(DATA, varint::MAX), false)?;
+        for _ in 0..WITHOUT_END / MUCH {
+            peer.write(id, &[b'x'; MUCH], false)?;
+        }
+        Ok(())
+    };
+    let peer = begun(attack)?;
+    dare(attack, peer, body);
+    let peer = session(attack)?;
+    dare(attack, peer, body);
+    Ok(())
+}
+
+pub fn requests(attack: &mut Attack<'_>) -> Result<()> {
+    let again = request(attack.target)?;
+    let peer = session(attack)?;
+    dare(attack, peer, |peer| {
+        for _ in 0..REQUESTS {
+            peer.open_bare(Kind::Request, &again, false)?;
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+pub fn capsules(attack: &mut Attack<'_>) -> Result<()> {
+    // Behind the request, which is the first stream.
+    let fronts = [
+        [front(DATA, varint::MAX), front(NOTHING, varint::MAX)].concat(),
+        front(NOTHING, varint::MAX),
+        [front(DATA, varint::MAX), front(CLOSE, 1028)].concat(),
+    ];
+    for bytes in fronts {
+        let peer = session(attack)?;
+        dare(attack, peer, |peer| {
+            peer.write(0, &bytes, false)?;
+            for _ in 0..WITHOUT_END / MUCH {
+                peer.write(0, &[b'x'; MUCH], false)?;
+            }
+            Ok(())
+        });
+    }
+    // One that is too short to close anything, and then frames of data, none of which is any part of it.
+    let short = unit(DATA, &front(CLOSE, 0));
+    // One that is as long as it may be, but for its last byte.
+    let waits = unit(DATA, &[front(CLOSE, 1028), vec![b'x'; 1027]].concat());
+    for bytes in [short, waits, unit(DATA, &unit(CLOSE, &[0xff; 8])), front(DATA, 1 << 40)] {
+        let peer = session(attack)?;
+        dare(attack, peer, |peer| {
+            peer.write(0, &bytes, false)?;
+            for _ in 0..20 {
+                peer.write(0, &unit(NOTHING, &[0; 60_000]), false)?;
+            }
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+pub fn half_preambles(attack: &mut Attack<'_>) -> Result<()> {
+    let mut peer = session(attack)?;
+    for number in 0..STREAMS {
+        let (uni, bidi): (&[u8], &[u8]) = match number % 3 {
+            0 => (&[0x40], &[0x40]),
+            1 => (&[0x40, 0x54], &[0x40, 0x41]),
+            _ => (&[0x40, 0x54, 0xc0, 0, 0, 0, 0, 0, 0], &[0x40, 0x41, 0x80, 0, 0]),
+        };
+        peer.open_bare(Kind::Data, uni, false)?;
+        peer.open_bare(Kind::Request, bidi, false)?;
+    }
+    peer.settle()?;
+    attack.close(peer)
+}
+
+pub fn strays(attack: &mut Attack<'_>) -> Result<()> {
+    for (kind, first) in [(Kind::Data, 0x54), (Kind::Request, 0x41)] {
+        for number in [4, 44, varint::MAX - 3] {
+            let peer = session(attack)?;
+            dare(attack, peer, |peer| peer.open_bare(kind, &front(first, number), true).map(drop));
+        }
+        // Before there is a session, and without one ever.
+        let peer = begun(attack)?;
+        dare(attack, peer, |peer| {
+            (0..STREAMS / 10).try_for_each(|_| peer.open_bare(kind, &front(first, 0), false).map(drop))
+        });
+    }
+    let mut peer = session(attack)?;
+    let own = std::mem::take(&mut peer.binding);
+    for number in 0..DATAGRAMS {
+        let mut bytes = Vec::new();
+        if number % 10 > 0 {
+            varint::encode(number + 1, &mut bytes);
+            bytes.resize(100, 0);
+        }
+        peer.datagram(&bytes)?;
+    }
+    peer.binding = own;
+    peer.settle()?;
+    attack.close(peer)
+}
+
+pub fn streams(attack: &mut Attack<'_>) -> Result<()> {
+    let peer = session(attack)?;
+    dare(attack, peer, |peer| {
+        for number in 0..STREAMS {
+            let mut bytes = Vec::new();
+            varint::encode(NOTHING + 0x1f * number, &mut bytes);
+            bytes.resize(5_000, 0);
+            peer.open_bare(Kind::Data, &bytes, false)?;
+        }
+        Ok(())
+    });
+    Ok(())
+}
