@@ -57,12 +57,14 @@ soak: build ## with each engine ten minutes of loss, reordering and churn; hosti
 	@scripts/walk.py target/release/millrace --whole
 	@cargo test --locked -q -p millrace-bpf --lib -- --ignored --nocapture ten_million_forged_packets
 
-bench: build peers ## compare relays, share a bottleneck, adapt, meet hostile clients; results in target/bench*.json
+bench: build peers ## compare relays, share a bottleneck, adapt, meet hostile clients, watch in a browser; results in target/bench*.json
 	@scripts/setup.sh bench
+	@scripts/setup.sh web
 	target/release/millrace bench relay --json target/bench.json --plot target/bench.svg
 	target/release/millrace bench fairness --json target/bench-fairness.json
 	target/release/millrace bench adapt --json target/bench-adapt.json
 	target/release/millrace bench hostile --json target/bench-hostile.json
+	target/release/millrace bench watch --json target/bench-watch.json --screenshots target/bench-watch
 
 picture: ## draw ARCHITECTURE's picture anew (graphviz); the result is committed
 	dot -Tsvg docs/architecture.dot -o docs/architecture.svg

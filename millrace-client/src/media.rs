@@ -1,7 +1,8 @@
 //! Fragmented MP4 as MoQ tracks, named and described as moq-pub does it, so that moq-sub plays them.
 //!
 //! `.catalog` and `0.mp4` (ftyp and moov) have one object each; `N.m4s` has the fragments of track N, one
-//! object for each moof and mdat, and a new group at each key frame of the video. `catalog` says the same by MSF. Of several
+//! object for each moof and mdat, and a new group at each key frame of the video. `catalog` says the same by MSF, and `catalog.json` as
+//! hang, moq-dev's format. Of several
 //! [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on.
 
 mod renditions;

@@ -227,6 +227,48 @@ fn what_a_viewer_sees_is_measured() {
     }
 }
 
+/// Both engines; how much of it a busy machine shows in time is not what is tested.
+#[test]
+fn what_a_browser_shows_is_measured() {
+    if let Some(why) = no_browser() {
+        println!("SKIP what_a_browser_shows_is_measured: {why}");
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let rows = rows(&format!(
+        "watch --relays kernel,user --impair clean --seconds 2 --rounds 1 --buffer-ms 150 --screenshots {}",
+        directory.path().display()
+    ));
+    let [kernel, user] = &rows.as_array().expect("a list")[..] else { panic!("{rows}") };
+    for (row, engine) in [(kernel, "kernel"), (user, "user")] {
+        assert_eq!(row.get("error"), None, "{row}");
+        let text = ["relay", "engine", "profile"].map(|name| row[name].as_str());
+        assert_eq!(text, [Some("millrace"), Some(engine), Some("clean")], "{row}");
+        let number = |name: &str| row[name].as_f64().unwrap_or_else(|| panic!("{name} in {row}"));
+        assert!((59.0..=61.0).contains(&number("frames_owed")), "two seconds of 30 frames: {row}");
+        assert!(number("frames_shown_pct") > 0.0 && number("frames_shown_pct") <= 100.0, "{row}");
+        assert!(number("longest_stall_ms") <= number("stall_ms_total"), "{row}");
+        assert!(number("glass_to_glass_p50_ms") > 0.0 && number("first_picture_ms") > 0.0, "{row}");
+        assert!(number("glass_to_glass_p50_ms") <= number("glass_to_glass_p95_ms"), "{row}");
+        assert_eq!(number("buffer_ms"), 150.0, "the player has the buffer that it was told: {row}");
+        assert_eq!(row["spread"]["frames_shown_pct"]["min"], row["frames_shown_pct"], "{row}");
+        let picture = std::fs::read(directory.path().join(format!("{engine}-clean-1.png")));
+        assert!(picture.expect("a screenshot").starts_with(b"\x89PNG"), "{engine}");
+    }
+}
+
+/// Why nothing can be shown here, if it cannot.
+fn no_browser() -> Option<String> {
+    if !nix::unistd::geteuid().is_root() {
+        return Some("needs root".to_owned());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let is_there = |program: &str| std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    let chromium = std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_owned());
+    let missing = [&chromium[..], "node", "ffmpeg"].into_iter().find(|program| !is_there(program));
+    missing.map(|program| format!("no {program}"))
+}
+
 /// And says so, and how far it was on the way.
 #[test]
 fn what_measures_nothing_does_not_succeed() {

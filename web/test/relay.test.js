@@ -190,6 +190,14 @@ test("what is live is listed and plays, for late viewers too, and goes on after 
     await until(`${sender}: some`, async () => (await figure(first.page, sender)) !== "0");
     await shot(first.page, "plays");
 
+    // Both catalogs say the same.
+    const isFrom = async (format) => {
+      await first.page.locator("moq-watch").evaluate((player, format) => (player.catalogFormat = format), format);
+      await moves(first.page, 10);
+      return first.page.locator("moq-watch").evaluate((player) => JSON.stringify(player.catalog.video));
+    };
+    assert.equal(await isFrom("hang"), await isFrom("msf"));
+
     // The catalog was written once, long before; and those without the token see the picture, not the relay's figures.
     const late = await open({ query: "", viewport: { width: 390, height: 844 }, colorScheme: "dark" });
     await moves(late.page);

@@ -1,4 +1,4 @@
-//! Renditions of the same content, and the MSF catalog that describes them.
+//! Renditions of the same content, and the catalogs that describe them: MSF's, and hang's for moq-dev's players.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use millrace_proto::moq::name::NameError;
-use millrace_proto::moq::{Properties, SubgroupId, msf};
+use millrace_proto::moq::{Properties, SubgroupId, hang, msf};
 use mp4_atom::{Codec, FourCC, Moov, Trak};
 use parking_lot::Mutex;
 
@@ -20,10 +20,11 @@ const APART: Duration = Duration::from_millis(10);
 const REMEMBERED: usize = 64;
 const VIDEO: FourCC = FourCC::new(b"vide");
 
-/// What the renditions of one broadcast have in common: the catalog, and when groups begin.
+/// What the renditions of one broadcast have in common: the catalogs, and when groups begin.
 pub struct Renditions {
     broadcast: Arc<Broadcast>,
     catalog: Arc<Track>,
+    hang: Arc<Track>,
     count: usize,
     state: Mutex<State>,
 }
@@ -38,8 +39,9 @@ impl Renditions {
     /// So many, which all go into the same broadcast.
     pub fn new(broadcast: Arc<Broadcast>, count: usize) -> Result<Arc<Self>, NameError> {
         let catalog = broadcast.create(msf::CATALOG, Properties::default())?;
+        let hang = broadcast.create(hang::CATALOG, Properties::default())?;
         let state = Mutex::new(State { described: BTreeMap::new(), starts: BTreeMap::new() });
-        Ok(Arc::new(Self { broadcast, catalog, count, state }))
+        Ok(Arc::new(Self { broadcast, catalog, hang, count, state }))
     }
 
     /// The rendition at a place, the best first; `bitrate`: what its video takes, bits per second.
@@ -47,7 +49,7 @@ impl Renditions {
         Media::rendition(self.broadcast.clone(), cut, Rendition { place, bitrate, of: self.clone() })
     }
 
-    /// Once it is known of all renditions what they are, the catalog says so.
+    /// Once it is known of all renditions what they are, the catalogs say so.
     fn describe(&self, place: usize, tracks: Vec<msf::Track>) -> Result<(), Error> {
         let mut state = self.state.lock();
         state.described.insert(place, tracks);
@@ -55,8 +57,10 @@ impl Renditions {
             return Ok(());
         }
         let all = std::mem::take(&mut state.described).into_values().flatten().collect();
-        let json = msf::Catalog::new(all).to_json()?;
-        self.catalog.open(0, SubgroupId::Zero, 0).write(0, json.into());
+        let catalog = msf::Catalog::new(all);
+        let hang = hang::Catalog::of(&catalog).to_json()?;
+        self.catalog.open(0, SubgroupId::Zero, 0).write(0, catalog.to_json()?.into());
+        self.hang.open(0, SubgroupId::Zero, 0).write(0, hang.into());
         Ok(())
     }
 

@@ -2,7 +2,7 @@ use std::process::Command;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use millrace_proto::moq::{GroupOrder, Location, Namespace, msf};
+use millrace_proto::moq::{GroupOrder, Location, Namespace, hang, msf};
 
 use super::*;
 use crate::broadcast::History;
@@ -230,6 +230,9 @@ fn groups_of_the_same_id_begin_at_the_same_time_in_all_renditions() {
     assert_eq!(catalog.tracks.iter().map(|track| track.width).collect::<Vec<_>>(), [Some(320), Some(160)]);
     let own: Bytes = STANDARD.decode(catalog.init_data(&catalog.tracks[1]).unwrap()).unwrap().into();
     assert_eq!(objects(&broadcast, "r1-0.mp4")[0].1, own);
+    let hang: hang::Catalog =
+        serde_json::from_slice(&objects(&broadcast, hang::CATALOG).remove(0).1).unwrap();
+    assert_eq!(hang.video.unwrap().renditions.keys().collect::<Vec<_>>(), ["1.m4s", "r1-1.m4s"]);
     // Players of today find what they know.
     assert_eq!((objects(&broadcast, CATALOG).len(), objects(&broadcast, INIT).len()), (1, 1));
 }
@@ -255,4 +258,14 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
     let init = objects(&broadcast, INIT).remove(0).1;
     assert_eq!(STANDARD.decode(catalog.init_data(&catalog.tracks[0]).unwrap()).unwrap(), init);
+    // And the same for hang's players.
+    let json = objects(&broadcast, hang::CATALOG).remove(0).1;
+    let hang: hang::Catalog = serde_json::from_slice(&json).unwrap();
+    assert_eq!(hang, hang::Catalog::of(&catalog));
+    let video = &hang.video.unwrap().renditions["1.m4s"];
+    assert_eq!((video.coded_width, video.coded_height), (Some(160), Some(90)));
+    let hang::Container::Cmaf { init: own } = &video.container;
+    assert_eq!(STANDARD.decode(own).unwrap(), init);
+    let sound = &hang.audio.unwrap().renditions["2.m4s"];
+    assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 2));
 }

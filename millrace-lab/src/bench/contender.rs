@@ -3,6 +3,7 @@
 use std::env;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, bail};
 
@@ -13,6 +14,10 @@ pub const PORT: u16 = 4443;
 
 /// Where Millrace says what it does.
 pub const STATUS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9184);
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// Of a certificate: browsers take none by its fingerprint that is good for 14 days or more.
+const VALIDITY: Duration = Duration::from_secs(13 * 86_400);
 
 /// The relay's congestion control if nothing is said.
 const DEFAULT: &str = "bbr";
@@ -102,8 +107,14 @@ impl Contender {
         format!("{} ({engine}{gate}{other})", self.relay())
     }
 
-    pub fn command_line(self, listen: SocketAddr, identity: &Identity) -> anyhow::Result<CommandLine> {
-        let (listen, http) = (listen.to_string(), STATUS.to_string());
+    /// `http`: where Millrace says what it does.
+    pub fn command_line(
+        self,
+        listen: SocketAddr,
+        http: SocketAddr,
+        identity: &Identity,
+    ) -> anyhow::Result<CommandLine> {
+        let (listen, http) = (listen.to_string(), http.to_string());
         let certificate = identity.certificate.to_string_lossy();
         let key = identity.key.to_string_lossy();
         if let Some(setup) = self.setup() {
@@ -177,12 +188,16 @@ impl Identity {
     /// In a directory of its own: moq-relay watches the certificate's directory, and would take each line of
     /// its log there for a new certificate.
     pub fn create(directory: &Path, address: Ipv4Addr) -> anyhow::Result<Self> {
-        let made = rcgen::generate_simple_self_signed(["localhost".to_owned(), address.to_string()])
-            .context("cannot make a certificate")?;
+        let mut params = rcgen::CertificateParams::new(["localhost".to_owned(), address.to_string()])?;
+        let start = SystemTime::now() - HOUR;
+        params.not_before = start.into();
+        params.not_after = (start + VALIDITY).into();
+        let key = rcgen::KeyPair::generate()?;
+        let made = params.self_signed(&key).context("cannot make a certificate")?;
         std::fs::create_dir(directory)?;
         let identity = Self { certificate: directory.join("cert.pem"), key: directory.join("key.pem") };
-        std::fs::write(&identity.certificate, made.cert.pem())?;
-        std::fs::write(&identity.key, made.signing_key.serialize_pem())?;
+        std::fs::write(&identity.certificate, made.pem())?;
+        std::fs::write(&identity.key, key.serialize_pem())?;
         Ok(identity)
     }
 }

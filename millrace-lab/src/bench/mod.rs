@@ -26,6 +26,7 @@ mod thesis;
 mod traffic;
 mod udp;
 mod usage;
+mod watch;
 mod wire;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -49,6 +50,8 @@ enum Command {
     Thesis(thesis::Args),
     /// What a viewer sees while a link loses most of its room and gets it back
     Adapt(adapt::Args),
+    /// What a viewer sees in a browser, which plays from the relay's own page
+    Watch(watch::Args),
     /// What one subscriber's bad link costs another one
     Isolation(isolation::Args),
     /// What a bystander's media suffer from a hostile client, and what it costs the relay
@@ -89,6 +92,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Fairness(args) => fairness::run(args),
         Command::Thesis(args) => thesis::run(args),
         Command::Adapt(args) => adapt::run(args),
+        Command::Watch(args) => watch::run(args),
         Command::Isolation(args) => isolation::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
@@ -27,11 +27,31 @@ pub struct Process {
 
 impl Process {
     /// Starts `command` with its output in `directory`.
-    pub fn start(name: &'static str, mut command: Command, directory: &Path) -> anyhow::Result<Self> {
+    pub fn start(name: &'static str, command: Command, directory: &Path) -> anyhow::Result<Self> {
+        Self::spawn(name, command, directory, Stdio::null())
+    }
+
+    /// The same, with what is written into the other end of a pipe as its input.
+    pub fn start_fed(
+        name: &'static str,
+        command: Command,
+        directory: &Path,
+    ) -> anyhow::Result<(Self, ChildStdin)> {
+        let mut process = Self::spawn(name, command, directory, Stdio::piped())?;
+        let input = process.child.stdin.take().with_context(|| format!("{name} has no input"))?;
+        Ok((process, input))
+    }
+
+    fn spawn(
+        name: &'static str,
+        mut command: Command,
+        directory: &Path,
+        input: Stdio,
+    ) -> anyhow::Result<Self> {
         let output = directory.join(format!("{name}.out"));
         let errors = directory.join(format!("{name}.err"));
         let child = command
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(File::create(&output)?)
             .stderr(File::create(&errors)?)
             .spawn()

@@ -12,6 +12,8 @@ pub enum Profile {
     Clean,
     /// 20 ms each way, 0.5 % of packets lost
     Noisy,
+    /// 20 ms each way, 1 % of packets lost
+    Loss1,
     /// 20 ms each way, 2 % of packets lost
     Lossy,
     /// 20 ms each way, losses in bursts: a thirtieth of the time, of four packets on average
@@ -31,6 +33,7 @@ impl Profile {
         match self {
             Self::Clean => "clean",
             Self::Noisy => "noisy",
+            Self::Loss1 => "loss1",
             Self::Lossy => "lossy",
             Self::Bursts => "bursts",
             Self::Reorder => "reorder",
@@ -51,7 +54,7 @@ impl Profile {
         const ONE_WAY: Duration = Duration::from_millis(20);
         const PACKET_THRESHOLD: f64 = 3.0;
         let wait = Duration::from_secs_f64(PACKET_THRESHOLD / f64::from(rate_hz));
-        matches!(self, Self::Noisy | Self::Lossy).then(|| 3 * ONE_WAY + wait)
+        matches!(self, Self::Noisy | Self::Loss1 | Self::Lossy).then(|| 3 * ONE_WAY + wait)
     }
 
     /// `offered`: bits per second of media to one subscriber.
@@ -61,6 +64,7 @@ impl Profile {
         Some(match self {
             Self::Clean => return None,
             Self::Noisy => "delay=20ms loss=0.5%".to_owned(),
+            Self::Loss1 => "delay=20ms loss=1%".to_owned(),
             Self::Lossy => "delay=20ms loss=2%".to_owned(),
             Self::Bursts => "delay=20ms burst-start=0.8% burst-end=25% burst-loss=100%".to_owned(),
             Self::Reorder => "delay=20ms jitter=4ms reorder=2% reorder-by=5ms".to_owned(),

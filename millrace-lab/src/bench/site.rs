@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
-use super::contender::{Contender, Identity, PORT};
+use super::contender::{Contender, Identity, PORT, STATUS};
 use super::process::{Process, listens};
 use super::traffic::Route;
 use crate::lab::{self, Lab, Link, Node, Topology};
@@ -53,6 +53,11 @@ impl Site {
         self.directory.path()
     }
 
+    /// What relays identify themselves with, as a file.
+    pub fn certificate(&self) -> &Path {
+        &self.identity.certificate
+    }
+
     pub fn route(&self) -> anyhow::Result<Route<'_>> {
         let (publisher, subscribers) = (self.node("pub")?, self.subscribers()?);
         Ok(Route { publisher, relay: self.address()?, subscribers })
@@ -68,8 +73,17 @@ impl Site {
 
     /// With further arguments.
     pub fn start_relay_with(&self, contender: Contender, further: &[&str]) -> anyhow::Result<Process> {
+        self.start(contender, STATUS, further)
+    }
+
+    /// With its page there.
+    pub fn start_relay_with_page(&self, contender: Contender, page: SocketAddr) -> anyhow::Result<Process> {
+        self.start(contender, page, &[])
+    }
+
+    fn start(&self, contender: Contender, http: SocketAddr, further: &[&str]) -> anyhow::Result<Process> {
         let node = self.relay()?;
-        let line = contender.command_line(self.address()?, &self.identity)?;
+        let line = contender.command_line(self.address()?, http, &self.identity)?;
         let mut command = node.command(line.program);
         command.args(line.arguments).args(further);
         if contender.engine() == Some("kernel") || contender.gate() == Some(true) {

@@ -5,6 +5,7 @@
 
 pub mod code;
 pub mod data;
+pub mod hang;
 pub mod location;
 pub mod message;
 pub mod msf;

@@ -1,0 +1,212 @@
+//! What is played: video whose frames carry their number, and how it is fed to a publisher as a camera would.
+
+use std::io::Write as _;
+use std::process::{ChildStdin, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, anyhow, ensure};
+use bytes::Bytes;
+use millrace_client::media::Boxes;
+
+/// Frames per second, as a fraction: nearly 30, but not in step with a browser's 60 pictures a second. What a run sees of the time between
+/// a frame and the next picture would otherwise be chance.
+const FPS: (u64, u64) = (599, 20);
+/// Between key frames.
+const GROUP: u64 = 30;
+/// What the video takes, bits per second.
+pub const BITRATE: u64 = 800_000;
+/// Of the number in a frame.
+const BITS: u32 = 16;
+/// Of a square that is a bit: a macroblock of the encoder.
+const SIDE: u32 = 16;
+/// As many as have a number.
+pub const MOST_SECONDS: u64 = (1 << BITS) * FPS.1 / FPS.0;
+
+/// How many frames are filmed in so many seconds.
+const fn frames_in(seconds: u64) -> u64 {
+    seconds * FPS.0 / FPS.1
+}
+
+/// When a frame is due, from frame 0 on.
+pub fn due(frame: u64) -> Duration {
+    Duration::from_nanos(frame * FPS.1 * 1_000_000_000 / FPS.0)
+}
+
+/// An encoded video.
+pub struct Clip {
+    /// What its frames begin with.
+    head: Vec<Bytes>,
+    /// Each as moof and mdat.
+    frames: Vec<[Bytes; 2]>,
+}
+
+impl Clip {
+    /// With ffmpeg: 360p, a key frame each second.
+    pub fn encode(seconds: u64) -> anyhow::Result<Self> {
+        let frames = frames_in(seconds);
+        let (count, group, bitrate) = (frames.to_string(), GROUP.to_string(), BITRATE.to_string());
+        let picture = format!("testsrc2=size=640x360:rate={}/{}", FPS.0, FPS.1);
+        let output = Command::new("ffmpeg")
+            .args([
+                "-v",
+                "error",
+                "-nostdin",
+                "-f",
+                "lavfi",
+                "-i",
+                &picture,
+                "-vf",
+                &stamp(),
+                "-frames:v",
+                &count,
+            ])
+            .args(["-c:v", "libx264", "-profile:v", "baseline", "-preset", "ultrafast"])
+            .args(["-tune", "zerolatency", "-pix_fmt", "yuv420p", "-g", &group, "-b:v", &bitrate])
+            .args([
+                "-f",
+                "mp4",
+                "-movflags",
+                "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame",
+                "-",
+            ])
+            .stdin(Stdio::null())
+            .output()
+            .context("cannot start ffmpeg, which makes the video (scripts/setup.sh)")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "ffmpeg makes no video: {}", said.trim());
+        let clip = Self::cut(&output.stdout)?;
+        let has = clip.frames.len() as u64;
+        ensure!(has == frames, "ffmpeg has made {has} frames where {frames} were asked for");
+        Ok(clip)
+    }
+
+    fn cut(media: &[u8]) -> anyhow::Result<Self> {
+        let mut boxes = Boxes::default();
+        boxes.push(media);
+        let (mut clip, mut fragment) = (Self { head: Vec::new(), frames: Vec::new() }, None);
+        while let Some((kind, bytes)) = boxes.pop()? {
+            match kind.as_ref() {
+                b"moof" => fragment = Some(bytes),
+                b"mdat" => clip.frames.push([fragment.take().context("an mdat without a moof")?, bytes]),
+                b"ftyp" | b"moov" => clip.head.push(bytes),
+                _ => {}
+            }
+        }
+        Ok(clip)
+    }
+}
+
+/// The filters that draw a frame's number into its upper left corner: each bit as a square, white if it is set, the lowest at the
+/// left, and below it one that says the contrary, so that no other picture is taken for a number.
+fn stamp() -> String {
+    let white = |column: u32, row: u32, when: &str| {
+        let (x, y) = (column * SIDE, row * SIDE);
+        format!(",drawbox=x={x}:y={y}:w={SIDE}:h={SIDE}:color=white:t=fill:enable='{when}'")
+    };
+    let (width, height) = (BITS * SIDE, 2 * SIDE);
+    let mut filters = format!("drawbox=x=0:y=0:w={width}:h={height}:color=black:t=fill");
+    for bit in 0..BITS {
+        let is_set = format!("bitand(trunc(n/{}),1)", 1_u32 << bit);
+        filters += &white(bit, 0, &is_set);
+        filters += &white(bit, 1, &format!("1-{is_set}"));
+    }
+    filters
+}
+
+/// A camera: each frame when it is due.
+pub struct Camera {
+    /// When frame 0 was due, of the host's real-time clock since its epoch.
+    pub start: Duration,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<std::io::Result<u64>>>,
+}
+
+impl Camera {
+    pub fn start(clip: Arc<Clip>, output: ChildStdin) -> anyhow::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let (began, start) = (Instant::now(), SystemTime::now().duration_since(UNIX_EPOCH)?);
+        let thread = std::thread::Builder::new()
+            .name("camera".to_owned())
+            .spawn(move || film(&clip, output, began, &stopped))?;
+        Ok(Self { start, stop, thread: Some(thread) })
+    }
+
+    /// Ends it; returns how many frames there were.
+    pub fn finish(mut self) -> anyhow::Result<u64> {
+        let frames = self.end().context("the camera has ended already")?;
+        frames.map_err(|_| anyhow!("the camera has panicked"))?.context("the publisher takes no more video")
+    }
+
+    fn end(&mut self) -> Option<std::thread::Result<std::io::Result<u64>>> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().map(JoinHandle::join)
+    }
+}
+
+impl Drop for Camera {
+    fn drop(&mut self) {
+        // What came of it does not matter any more.
+        let _ = self.end();
+    }
+}
+
+fn film(clip: &Clip, mut output: ChildStdin, began: Instant, stop: &AtomicBool) -> std::io::Result<u64> {
+    for bytes in &clip.head {
+        output.write_all(bytes)?;
+    }
+    let mut written = 0;
+    for frame in &clip.frames {
+        std::thread::sleep((began + due(written)).saturating_duration_since(Instant::now()));
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        for bytes in frame {
+            output.write_all(bytes)?;
+        }
+        written += 1;
+    }
+    Ok(written)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The number in a picture of 640 by 360 grey bytes.
+    fn read(picture: &[u8]) -> Option<u32> {
+        let light = |column: u32, row: u32| {
+            let (x, y) = (column * SIDE + SIDE / 2, row * SIDE + SIDE / 2);
+            picture[(y * 640 + x) as usize] > 128
+        };
+        (0..BITS).try_fold(0, |number, bit| {
+            let is_set = light(bit, 0);
+            (is_set != light(bit, 1)).then_some(number | u32::from(is_set) << bit)
+        })
+    }
+
+    #[test]
+    fn frames_carry_their_number_through_the_encoder() {
+        let Ok(clip) = Clip::encode(2) else {
+            eprintln!("SKIP frames_carry_their_number_through_the_encoder: ffmpeg with libx264 is not here");
+            return;
+        };
+        assert_eq!(clip.frames.len(), 59);
+        let directory = tempfile::tempdir().expect("a directory");
+        let file = directory.path().join("clip.mp4");
+        let media = clip.head.iter().chain(clip.frames.iter().flatten()).map(|bytes| &bytes[..]);
+        std::fs::write(&file, media.collect::<Vec<_>>().concat()).expect("a file");
+        let decoded = Command::new("ffmpeg")
+            .args(["-v", "error", "-nostdin", "-i"])
+            .arg(&file)
+            .args(["-f", "rawvideo", "-pix_fmt", "gray", "-"])
+            .output()
+            .expect("ffmpeg runs");
+        let numbers: Vec<_> = decoded.stdout.chunks(640 * 360).map(read).collect();
+        assert_eq!(numbers, (0..59).map(Some).collect::<Vec<_>>());
+        assert_eq!(read(&vec![0; 640 * 360]), None, "black is no number");
+    }
+}

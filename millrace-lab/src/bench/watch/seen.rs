@@ -1,0 +1,190 @@
+//! What a viewer has seen, and its figures.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context, ensure};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::super::stats::{Spread, median};
+use super::clip;
+
+/// A gap between shown frames that is longer is a stall, ms.
+const STALL: f64 = 250.0;
+/// From the first picture on, what is not measured, ms.
+const SETTLING: f64 = 1000.0;
+
+/// As the page tells it; times are ms of the host's real-time clock since its epoch.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Seen {
+    /// When the player was told to play.
+    pub played: Option<f64>,
+    /// Numbers of frames, and when each was on the canvas first.
+    pub seen: Vec<(u64, f64)>,
+    /// Ends of long pauses between animation frames, and how long they were, ms.
+    pub gaps: Vec<(f64, f64)>,
+    /// The player's buffer at the end, ms.
+    pub buffer: Option<f64>,
+}
+
+/// Figures of one run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Figures {
+    pub frames_owed: u64,
+    /// Of those that were owed.
+    pub frames_shown_pct: f64,
+    /// Gaps of more than 250 ms between shown frames.
+    pub stall_ms_total: f64,
+    pub longest_stall_ms: f64,
+    /// Of the frames that were shown: from when they were due at the camera to the end of the animation frame in which they were on the
+    /// canvas. `None` if none was.
+    pub glass_to_glass_p50_ms: Option<f64>,
+    pub glass_to_glass_p95_ms: Option<f64>,
+    /// Between two animation frames: the browser drew nothing, whatever came.
+    pub longest_pause_ms: f64,
+    /// From play on.
+    pub first_picture_ms: f64,
+    /// The player's.
+    pub buffer_ms: f64,
+}
+
+type Field = fn(&Figures) -> f64;
+
+/// What never came is infinitely late.
+const FIELDS: [(&str, Field); 9] = [
+    ("frames_owed", |it| it.frames_owed as f64),
+    ("frames_shown_pct", |it| it.frames_shown_pct),
+    ("stall_ms_total", |it| it.stall_ms_total),
+    ("longest_stall_ms", |it| it.longest_stall_ms),
+    ("glass_to_glass_p50_ms", |it| it.glass_to_glass_p50_ms.unwrap_or(f64::INFINITY)),
+    ("glass_to_glass_p95_ms", |it| it.glass_to_glass_p95_ms.unwrap_or(f64::INFINITY)),
+    ("longest_pause_ms", |it| it.longest_pause_ms),
+    ("first_picture_ms", |it| it.first_picture_ms),
+    ("buffer_ms", |it| it.buffer_ms),
+];
+
+impl Figures {
+    /// `start`: when frame 0 was due; `filmed`: how many frames there were; measured for so many `seconds` from one second after the first
+    /// picture on.
+    pub fn of(start: Duration, filmed: u64, it: &Seen, seconds: u64) -> anyhow::Result<Self> {
+        let due = |frame: u64| (start + clip::due(frame)).as_secs_f64() * 1e3;
+        let played = it.played.context("the page was never told to play")?;
+        let (_, first) = *it.seen.first().context("there was no picture")?;
+        let (from, to) = (first + SETTLING, first + SETTLING + seconds as f64 * 1e3);
+        let owed: Vec<u64> =
+            (0..filmed).skip_while(|frame| due(*frame) < from).take_while(|frame| due(*frame) < to).collect();
+        ensure!(due(filmed) >= to, "the video was over before the viewer had seen {seconds} s of it");
+        let mut shown = BTreeMap::new();
+        for (number, at) in &it.seen {
+            shown.entry(*number).or_insert(*at);
+        }
+        let mut late: Vec<f64> =
+            owed.iter().filter_map(|frame| Some(shown.get(frame)? - due(*frame))).collect();
+        late.sort_by(f64::total_cmp);
+        let stalls = stalls(shown.values().copied(), from, to);
+        let rank =
+            |percent: usize| (late.len() * percent).div_ceil(100).checked_sub(1).map(|rank| late[rank]);
+        let pauses = it.gaps.iter().filter(|(at, _)| (from..to).contains(at));
+        Ok(Self {
+            frames_owed: owed.len() as u64,
+            frames_shown_pct: 100.0 * late.len() as f64 / owed.len().max(1) as f64,
+            // An empty sum of floats is -0.
+            stall_ms_total: stalls.iter().fold(0.0, |sum, gap| sum + gap),
+            longest_stall_ms: stalls.iter().copied().fold(0.0, f64::max),
+            glass_to_glass_p50_ms: rank(50),
+            glass_to_glass_p95_ms: rank(95),
+            longest_pause_ms: pauses.map(|(_, gap)| *gap).fold(0.0, f64::max),
+            first_picture_ms: first - played,
+            buffer_ms: it.buffer.context("the player has not said how long its buffer is")?,
+        })
+    }
+
+    /// The median of each figure, by name: `null` if that is of frames that were never shown, or if there are no rounds.
+    pub fn median(rounds: &[Self]) -> Map<String, Value> {
+        by_name(rounds, |values| median(values).filter(|it| it.is_finite()).into())
+    }
+
+    /// Each figure's middle, least and most; `null` for a latency if nothing was shown in some round.
+    pub fn spread(rounds: &[Self]) -> Map<String, Value> {
+        by_name(rounds, |values| json!(Spread::of(values).filter(|spread| spread.max.is_finite())))
+    }
+}
+
+fn by_name(rounds: &[Figures], reduce: fn(&[f64]) -> Value) -> Map<String, Value> {
+    let values = |field: Field| rounds.iter().map(field).collect::<Vec<_>>();
+    FIELDS.iter().map(|(name, field)| ((*name).to_owned(), reduce(&values(*field)))).collect()
+}
+
+/// How long nothing new was shown, where that is a stall.
+fn stalls(shown: impl Iterator<Item = f64>, from: f64, to: f64) -> Vec<f64> {
+    let mut times: Vec<f64> = shown.filter(|at| (from..to).contains(at)).chain([from, to]).collect();
+    times.sort_by(f64::total_cmp);
+    times.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > STALL).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Duration = Duration::from_secs(1_000);
+
+    /// Frames `from` on that come `late`, ms.
+    fn seen(frames: std::ops::Range<u64>, late: f64) -> Seen {
+        let due = |frame: u64| (START + clip::due(frame)).as_secs_f64() * 1e3;
+        let seen: Vec<_> = frames.map(|frame| (frame, due(frame) + late)).collect();
+        let second = seen[0].1 + 2000.0;
+        // One while it settles, and one that is measured.
+        let gaps = vec![(second - 1500.0, 300.0), (second, 60.0)];
+        Seen { played: Some(seen[0].1 - 200.0), seen, gaps, buffer: Some(100.0) }
+    }
+
+    #[test]
+    fn what_comes_in_time_is_seen() {
+        let it = Figures::of(START, 300, &seen(30..300, 120.0), 4).unwrap();
+        assert_eq!((it.frames_owed, it.frames_shown_pct), (120, 100.0));
+        assert_eq!((it.stall_ms_total, it.longest_stall_ms), (0.0, 0.0));
+        assert!((it.glass_to_glass_p50_ms.unwrap() - 120.0).abs() < 1e-6, "{it:?}");
+        assert!((it.glass_to_glass_p95_ms.unwrap() - 120.0).abs() < 1e-6, "{it:?}");
+        assert_eq!(it.longest_pause_ms, 60.0);
+        assert!((it.first_picture_ms - 200.0).abs() < 1e-6 && (it.buffer_ms - 100.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn what_is_missing_is_a_gap() {
+        let mut it = seen(30..300, 120.0);
+        it.seen.retain(|(frame, _)| !(100..112).contains(frame));
+        // A frame that is shown twice counts once, when it came first.
+        let (number, at) = it.seen[40];
+        it.seen.insert(41, (number, at + 8.0));
+        let figures = Figures::of(START, 300, &it, 4).unwrap();
+        assert!((figures.frames_shown_pct - 90.0).abs() < 1e-6, "{figures:?}");
+        assert!((figures.stall_ms_total - 13.0 * 1e3 / 29.95).abs() < 1e-3, "{figures:?}");
+        assert_eq!(figures.stall_ms_total, figures.longest_stall_ms);
+        // To the end, nothing more comes.
+        it.seen.truncate(40);
+        let figures = Figures::of(START, 300, &it, 4).unwrap();
+        assert!(figures.longest_stall_ms > 3000.0, "{figures:?}");
+        it.seen.truncate(1);
+        let never = Figures::of(START, 300, &it, 4).unwrap();
+        assert_eq!((never.frames_shown_pct, never.glass_to_glass_p95_ms), (0.0, None));
+        assert!((never.stall_ms_total - 4000.0).abs() < 1e-6, "{never:?}");
+        let spread = Figures::spread(&[figures, never]);
+        assert_eq!(
+            (&spread["glass_to_glass_p95_ms"], spread["frames_owed"]["max"].as_f64()),
+            (&Value::Null, Some(120.0))
+        );
+        assert_eq!(Figures::median(&[never])["glass_to_glass_p50_ms"], Value::Null);
+        assert_eq!(Figures::median(&[])["frames_shown_pct"], Value::Null);
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_an_error() {
+        let it = seen(30..300, 120.0);
+        let error = |filmed, it: &Seen| Figures::of(START, filmed, it, 4).unwrap_err().to_string();
+        assert!(error(150, &it).contains("over before"));
+        assert!(error(300, &Seen { played: None, ..it.clone() }).contains("never told"));
+        assert!(error(300, &Seen { seen: Vec::new(), ..it.clone() }).contains("no picture"));
+        assert!(error(300, &Seen { buffer: None, ..it }).contains("buffer"));
+    }
+}
