@@ -409,7 +409,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_report_reads_as_text() {
-        let text = report(&example(), None);
+        let text = report(&example(), usize::MAX);
         for want in [
             "host, Linux 6.1: 1.00 s, 1000 Hz, calls timed at functions",
             "networking 50.00 % of one CPU (2 CPUs, 0.00 % busy); observer 1.00 %\n",
@@ -440,7 +440,7 @@ pub(super) mod tests {
             frequency_hz: 250,
             ..example()
         };
-        let text = report(&sampled, None);
+        let text = report(&sampled, usize::MAX);
         for want in [
             "250 Hz (not 1000: an interrupt takes 15.6 us here), sampling only",
             "timing events would take 14.20 % of one CPU and may take 1.00 %: they are sampled; tried again in 9 s",
@@ -448,24 +448,24 @@ pub(super) mod tests {
             assert!(text.contains(want), "{want} in\n{text}");
         }
         let timed = Report { auto: Some(Auto { timing_share: 0.004, retry_ms: None, ..auto }), ..example() };
-        assert!(report(&timed, None).contains("observer 1.00 %, timing events 0.40 %\n"));
+        assert!(report(&timed, usize::MAX).contains("observer 1.00 %, timing events 0.40 %\n"));
         let both = Report { sampled_ns: 250_000_000, ..timed };
-        let text = report(&both, None);
+        let text = report(&both, usize::MAX);
         assert!(text.contains("in 0.25 of 1.00 s events were sampled"), "{text}");
     }
 
     #[test]
     fn command_lines_are_shown_if_asked_for_and_control_nothing() {
         let mut example = example();
-        let hidden = report(&example, None);
+        let hidden = report(&example, usize::MAX);
         assert!(hidden.contains("server") && !hidden.contains("command line"), "{hidden}");
         example.processes[0].arguments = Some(format!("server --token x\x1b[2J {}", "y".repeat(300)));
         example.processes[0].cgroup = Some("/\x1b[31m\n".to_owned());
-        let shown = report(&example, None);
+        let shown = report(&example, usize::MAX);
         assert!(shown.contains("io_uring  command line\n"), "{shown}");
         assert!(shown.contains("?  server --token x?[2J yyy"), "{shown}");
         assert!(shown.contains("y".repeat(300).as_str()));
-        let narrow = report(&example, Some(80));
+        let narrow = report(&example, 80);
         let line = narrow.lines().find(|line| line.contains("--token")).expect("a line");
         assert_eq!(line.chars().count(), 80);
         for text in [shown, narrow, tables(&example, false)[2].lines().join("\n")] {

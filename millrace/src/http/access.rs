@@ -141,12 +141,22 @@ fn asked_by_link(uri: &Uri) -> Option<String> {
     pairs.find(|(key, _)| key == "token").map(|(_, value)| value.into_owned())
 }
 
-/// The link does not stay in the browser's history.
+fn is_token(pair: &str) -> bool {
+    form_urlencoded::parse(pair.as_bytes()).any(|(key, _)| key == "token")
+}
+
+/// The link does not stay in the browser's history; what else it asks for does.
 fn with_cookie(uri: &Uri, token: &Token) -> Response {
     let cookie = format!("{COOKIE}={}; HttpOnly; SameSite=Strict; Path=/", token.text());
+    let query = uri.query().unwrap_or_default();
+    let others: Vec<_> = query.split('&').filter(|pair| !pair.is_empty() && !is_token(pair)).collect();
+    let location = match others.is_empty() {
+        true => uri.path().to_owned(),
+        false => format!("{}?{}", uri.path(), others.join("&")),
+    };
     let headers = [
         (header::SET_COOKIE, cookie),
-        (header::LOCATION, uri.path().to_owned()),
+        (header::LOCATION, location),
         (header::CACHE_CONTROL, "no-store".to_owned()),
     ];
     (StatusCode::SEE_OTHER, headers).into_response()
@@ -237,6 +247,9 @@ mod tests {
         let answer = access.refusal(&uri, &headers).unwrap();
         assert_eq!(answer.status(), StatusCode::SEE_OTHER);
         assert_eq!(answer.headers()[header::LOCATION], "/page");
+        let uri: Uri = format!("/?jwt=a.b&token={token}&x").parse().unwrap();
+        let answer = access.refusal(&uri, &headers).unwrap();
+        assert_eq!(answer.headers()[header::LOCATION], "/?jwt=a.b&x", "what is for the page itself stays");
         let cookie = answer.headers()[header::SET_COOKIE].to_str().unwrap();
         assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict"), "{cookie}");
     }

@@ -20,7 +20,11 @@
     String(input).endsWith("/web.json") ? Promise.resolve(new Response(JSON.stringify(WEB))) : fetched(input, ...rest);
 
   // The page goes to the first broadcast that it hears of, and plays it.
-  window.addEventListener("hashchange", () => (eye.played ??= Date.now()));
+  const replaced = history.replaceState;
+  history.replaceState = function (state, unused, address) {
+    if (String(address).startsWith("#watch/")) eye.played ??= Date.now();
+    replaced.call(this, state, unused, address);
+  };
 
   // Before it begins.
   let player;
