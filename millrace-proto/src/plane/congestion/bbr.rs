@@ -1,8 +1,9 @@
 //! BBRv3 (draft-ietf-ccwg-bbr): a model of the path, its bandwidth and its round trip, and sending by that model. Losses
 //! bound it, but single ones do not slow it down.
 //!
-//! Names are the draft's, sections too. In bytes where the draft counts packets. Two things are added for live media, which
-//! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`] and [`Bbr::is_too_much`].
+//! Names are the draft's, sections too. In bytes where the draft counts packets. Three things differ for live media, which
+//! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`], [`Bbr::is_too_much`] and
+//! [`Bbr::update_ack_aggregation`].
 
 mod filter;
 mod probe;
@@ -368,10 +369,11 @@ impl Bbr {
         });
     }
 
-    /// Bytes that come acknowledged beyond what the bandwidth explains: links and receivers gather ACKs.
+    /// Bytes that come acknowledged beyond what the path's bandwidth explains: links and receivers gather ACKs. Unlike in the draft it is
+    /// not what losses leave of the bandwidth: after some, all that comes as fast as before would look gathered, and make the window larger.
     fn update_ack_aggregation(&mut self, delivered: &Delivered) {
         let elapsed = delivered.now.saturating_duration_since(self.extra_acked_since);
-        let mut expected = (self.bw() as f64 * elapsed.as_secs_f64()) as u64;
+        let mut expected = (self.max_bw.get() as f64 * elapsed.as_secs_f64()) as u64;
         if self.extra_acked_delivered <= expected {
             self.extra_acked_delivered = 0;
             self.extra_acked_since = delivered.now;

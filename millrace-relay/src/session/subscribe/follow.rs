@@ -1,9 +1,6 @@
 //! A subscription under way: its updates and its end.
 
-use std::{
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use millrace_proto::{
     moq::{
