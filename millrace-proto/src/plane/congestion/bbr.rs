@@ -44,7 +44,7 @@ const EXTRA_ACKED_ROUNDS: u64 = 10;
 /// Before the first sample.
 const NOMINAL_RTT: Duration = Duration::from_millis(1);
 const MAX_QUANTUM: u64 = 64 * 1024;
-/// Of a sender that does not pace: the queue that it may make, or half of what the path holds; and what it may always send.
+/// Of a sender that does not pace: the queue that it may make however short the path is, and what it may always send.
 const UNPACED_QUEUE: Duration = Duration::from_millis(20);
 const UNPACED_LEAST: u64 = 64 * 1024;
 const UNBOUNDED: u64 = u64::MAX;
@@ -246,11 +246,10 @@ impl Controller for Bbr {
         self.cwnd
     }
 
-    /// What the path holds, and a short queue.
+    /// What the path holds: a burst of that waits in front of the bottleneck as a whole.
     fn unpaced_window(&self) -> u64 {
-        let (bw, bdp) = (self.bw(), self.times_bdp(1.0, self.bw()));
-        let queue = (bw as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
-        (bdp + queue.max(bdp / 2)).max(UNPACED_LEAST).min(self.cwnd)
+        let burst = (self.bw() as f64 * UNPACED_QUEUE.as_secs_f64()) as u64;
+        self.times_bdp(1.0, self.bw()).max(burst).max(UNPACED_LEAST).min(self.cwnd)
     }
 
     fn pacing_rate(&self, rtt: Duration) -> u64 {

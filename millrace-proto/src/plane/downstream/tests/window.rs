@@ -74,7 +74,7 @@ fn a_bottleneck_is_filled_and_shared_with_the_queue() {
     }
 }
 
-/// What the offload sends leaves at once: a queue of what the path holds has room for it.
+/// What the offload sends leaves at once, and waits in front of the bottleneck.
 #[test]
 fn who_does_not_pace_has_less_of_the_window() {
     let rate = 1_000_000;
@@ -85,7 +85,7 @@ fn who_does_not_pace_has_less_of_the_window() {
     sim.run_until(20 * SECOND, |sim| sim.all_done(1));
     let (window, unpaced) = (sim.down.window(), sim.down.unpaced_window());
     assert!(window > 115_000, "{window}");
-    assert!((80_000..100_000).contains(&unpaced), "{unpaced}");
+    assert!((60_000..70_000).contains(&unpaced), "{unpaced}");
     assert_eq!(sim.down.budget().bytes, unpaced - 2 * MTU as u64);
 }
 
