@@ -1,7 +1,7 @@
 //! What a client asks for a session with: its CONNECT request.
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use url::Position;
+use url::{Position, Url};
 use web_transport_proto::{ConnectRequest, http::StatusCode};
 
 /// What a client may say up to the end of its request, bytes: frames of no meaning before it count too.
@@ -21,6 +21,15 @@ pub struct Asked {
     /// Path and query.
     pub path: String,
     pub authority: String,
+}
+
+impl Asked {
+    pub(crate) fn of(url: &Url) -> Self {
+        Self {
+            path: url[Position::BeforePath..Position::AfterQuery].to_owned(),
+            authority: url.authority().to_owned(),
+        }
+    }
 }
 
 /// Why a client has no session.
@@ -102,10 +111,7 @@ fn judge(request: &ConnectRequest, terms: &Terms<'_>) -> Result<Asked, Refused> 
     if !url.username().is_empty() || url.password().is_some() {
         return Err(Refused::User);
     }
-    Ok(Asked {
-        path: url[Position::BeforePath..Position::AfterQuery].to_owned(),
-        authority: url.authority().to_owned(),
-    })
+    Ok(Asked::of(url))
 }
 
 /// As much of what a peer says as goes into a message.

@@ -9,7 +9,7 @@ use millrace_proto::quic::{
 use parking_lot::Mutex;
 use quinn::{Connection, RecvStream, SendStream, VarInt};
 use tokio::{runtime::Handle, time::timeout};
-use url::{Position, Url};
+use url::Url;
 use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
 
 use crate::request::{self, Asked, Refused, Terms};
@@ -110,9 +110,7 @@ pub async fn connect(connection: &Connection, url: Url, protocol: &str) -> Resul
             return Err(ConnectError::Protocol(protocol.to_owned()));
         }
         let binding = binding_of(&send);
-        let path = url[Position::BeforePath..Position::AfterQuery].to_owned();
-        let asked = Asked { path, authority: url.authority().to_owned() };
-        Ok(Tunnel::new(asked, binding, (send, recv), control))
+        Ok(Tunnel::new(Asked::of(&url), binding, (send, recv), control))
     };
     timeout(REQUEST_TIMEOUT, asking).await.unwrap_or(Err(ConnectError::Late))
 }

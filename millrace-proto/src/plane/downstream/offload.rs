@@ -106,8 +106,9 @@ impl Downstream {
 
     /// What the offload may be granted now, for streams that go before the level of [`Self::waiting`].
     ///
-    /// It does not pace: what would be too much at once is left to this side. Nothing is set aside for it here. Before the next call of [`Self::poll_frames`] or [`Self::take_max_data`],
-    /// reclaim the budget and say how much of it may have been used: [`Self::set_outstanding`].
+    /// It does not pace: what would be too much at once is left to this side. Nothing is set aside for it here. Before the next
+    /// call of [`Self::poll_frames`] or [`Self::take_max_data`], reclaim the budget and say how much of it may have been used:
+    /// [`Self::set_outstanding`].
     pub fn budget(&self) -> Budget {
         let reserved = RESERVED_PACKETS * self.config.mtu as u64;
         Budget {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::plane::congestion::LATELY;
+use crate::plane::{congestion::LATELY, downstream::Room};
 
 /// From this age of what waits, or this much of queue on the path, something is wrong, or a key frame is on its way.
 const BACKLOG: Duration = Duration::from_millis(100);
@@ -71,6 +71,13 @@ pub struct Sample {
     pub waiting: Duration,
     /// Smoothed.
     pub round_trip: Duration,
+}
+
+impl Sample {
+    pub fn of(room: &Room, now: Instant) -> Self {
+        let Room { delivered, bandwidth, fastest, waiting, round_trip } = *room;
+        Self { now, delivered, bandwidth, fastest, waiting, round_trip }
+    }
 }
 
 /// Looks at one subscriber's path and says which rung fits: down as soon as a backlog shows what the path carries, up

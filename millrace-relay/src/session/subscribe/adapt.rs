@@ -114,13 +114,5 @@ impl Entry {
 }
 
 pub(super) fn sample(connection: &Connection, now: Instant) -> Sample {
-    let room = connection.downstream().room(now);
-    Sample {
-        now,
-        delivered: room.delivered,
-        bandwidth: room.bandwidth,
-        fastest: room.fastest,
-        waiting: room.waiting,
-        round_trip: room.round_trip,
-    }
+    Sample::of(&connection.downstream().room(now), now)
 }

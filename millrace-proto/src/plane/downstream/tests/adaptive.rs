@@ -14,10 +14,8 @@ const STALL: Duration = Duration::from_millis(250);
 
 struct Frame {
     tag: u64,
-    start: u64,
     end: u64,
     number: u64,
-    made: Instant,
 }
 
 /// Which rendition each group was of, and since when nothing was shown for too long, in ms.
@@ -64,12 +62,11 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
             });
             (key, source)
         });
-        let start = source.len();
         source.push(if index == 0 { 8 * delta } else { delta }, sim.now);
         if index == 0 || index == FPS - 1 {
             source.finish(End::Fin { at: sim.now });
         }
-        frames.push(Frame { tag, start, end: source.len(), number, made: sim.now });
+        frames.push(Frame { tag, end: source.len(), number });
         sim.down.wake(*key);
         sim.transmit();
         let next = sim.now + SECOND / FPS as u32;
@@ -77,15 +74,7 @@ fn watch(seconds: u64, jitter: Duration, bits: impl Fn(u64) -> u64) -> Seen {
             sim.run_for((looked + LOOK).min(next) - sim.now);
             if sim.now >= looked + LOOK {
                 looked = sim.now;
-                let room = sim.down.room(sim.now);
-                wanted = decider.look(&Sample {
-                    now: sim.now,
-                    delivered: room.delivered,
-                    bandwidth: room.bandwidth,
-                    fastest: room.fastest,
-                    waiting: room.waiting,
-                    round_trip: room.round_trip,
-                });
+                wanted = decider.look(&Sample::of(&sim.down.room(sim.now), sim.now));
             }
         }
     }
@@ -111,7 +100,6 @@ fn shown(sim: &Sim, frames: &[Frame]) -> Vec<Instant> {
         let mut latest = None;
         for frame in group {
             let Some(at) = streams.get(&frame.tag).and_then(|stream| stream.had(frame.end)) else { break };
-            debug_assert!(at >= frame.made && frame.start < frame.end);
             latest = latest.max(Some(at));
             shown.extend(latest.map(|at| (at, frame.number)));
         }
