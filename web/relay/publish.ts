@@ -19,7 +19,6 @@ export function open(shell: Shell): Tab {
   const why = hindrance({ VideoEncoder: "encode video" }) ?? without();
   if (why) {
     tell(why);
-    form.querySelector("fieldset")?.toggleAttribute("disabled", true);
     return { show: () => "Publish" };
   }
   const publisher = new Publisher(form, shell, tell);
@@ -70,6 +69,12 @@ class Publisher {
     });
     this.#end.addEventListener("click", () => this.#stop());
     setInterval(() => this.#figures(), FIGURES_MS);
+    this.#enable(true);
+  }
+
+  #enable(may: boolean) {
+    this.#settings.disabled = !may;
+    this.#begin.disabled = !may;
   }
 
   suggest(name: string) {
@@ -86,8 +91,7 @@ class Publisher {
     const chosen = new FormData(this.form);
     this.tell(undefined);
     this.#note(undefined);
-    this.#settings.disabled = true;
-    this.#begin.disabled = true;
+    this.#enable(false);
     try {
       const lines = Number(chosen.get("lines"));
       const captured = await capture({ kind: chosen.get("source") as Kind, lines, sound: chosen.has("sound") });
@@ -136,8 +140,7 @@ class Publisher {
     for (const track of captured?.stream.getTracks() ?? []) track.stop();
     this.#preview.srcObject = null;
     this.#preview.hidden = true;
-    this.#settings.disabled = false;
-    this.#begin.disabled = false;
+    this.#enable(true);
     this.#begin.hidden = false;
     this.#end.hidden = true;
     byId("publish-where").replaceChildren();

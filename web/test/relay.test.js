@@ -499,7 +499,7 @@ test("what hinders publishing is said in words", async () => {
       const { page, wrong, close } = await open({ tab: "#publish", prepare });
       const message = page.locator("#publish-message:not([hidden])", { hasText: words });
       const begin = page.locator("#publish-begin");
-      await page.locator("#panel-publish").waitFor();
+      await message.or(page.locator("#publish-begin:enabled")).first().waitFor();
       if (!(await message.isVisible())) {
         await page.locator("input[name=name]").fill(name);
         await begin.click();
