@@ -30,12 +30,16 @@ pub enum Contender {
     KernelGate,
     /// Millrace, forwarding in the kernel, with CUBIC
     KernelCubic,
+    /// Millrace, forwarding in the kernel, however late it gets
+    KernelWhole,
     /// Millrace, forwarding in userspace
     User,
     /// The same behind its gate
     UserGate,
     /// Millrace, forwarding in userspace, with CUBIC
     UserCubic,
+    /// Millrace, forwarding in userspace, however late it gets
+    UserWhole,
     /// Cloudflare's relay
     MoqRelayIetf,
     /// moq-dev's relay
@@ -57,14 +61,17 @@ impl Contender {
 
     /// How Millrace is set up; `None` of other relays.
     fn setup(self) -> Option<Setup> {
-        let setup = |engine, gate, congestion_control| Some(Setup { engine, gate, congestion_control });
+        let kernel = Setup { engine: "kernel", gate: false, congestion_control: DEFAULT, max_delay: None };
+        let user = Setup { engine: "user", ..kernel };
         match self {
-            Self::Kernel => setup("kernel", false, DEFAULT),
-            Self::KernelGate => setup("kernel", true, DEFAULT),
-            Self::KernelCubic => setup("kernel", false, "cubic"),
-            Self::User => setup("user", false, DEFAULT),
-            Self::UserGate => setup("user", true, DEFAULT),
-            Self::UserCubic => setup("user", false, "cubic"),
+            Self::Kernel => Some(kernel),
+            Self::KernelGate => Some(Setup { gate: true, ..kernel }),
+            Self::KernelCubic => Some(Setup { congestion_control: "cubic", ..kernel }),
+            Self::KernelWhole => Some(Setup { max_delay: Some("off"), ..kernel }),
+            Self::User => Some(user),
+            Self::UserGate => Some(Setup { gate: true, ..user }),
+            Self::UserCubic => Some(Setup { congestion_control: "cubic", ..user }),
+            Self::UserWhole => Some(Setup { max_delay: Some("off"), ..user }),
             Self::MoqRelayIetf | Self::MoqRelay | Self::Forwarder => None,
         }
     }
@@ -84,6 +91,11 @@ impl Contender {
         self.setup().map(|setup| setup.congestion_control)
     }
 
+    /// The row's `max_delay`: `None` where it is the default, and of other relays.
+    pub fn max_delay(self) -> Option<&'static str> {
+        self.setup().and_then(|setup| setup.max_delay)
+    }
+
     /// The row's `transport`; `None` of the plain forwarder, whose clients speak neither.
     pub fn over(self, transport: Transport) -> Option<&'static str> {
         (self != Self::Forwarder).then(|| transport.name())
@@ -98,13 +110,14 @@ impl Contender {
     }
 
     pub fn label(self) -> String {
-        let Some(Setup { engine, gate, congestion_control }) = self.setup() else {
+        let Some(Setup { engine, gate, congestion_control, max_delay }) = self.setup() else {
             return self.relay().to_owned();
         };
         let gate = if gate { ", gate" } else { "" };
         let other =
             if congestion_control == DEFAULT { String::new() } else { format!(", {congestion_control}") };
-        format!("{} ({engine}{gate}{other})", self.relay())
+        let whole = if max_delay.is_some() { ", whole" } else { "" };
+        format!("{} ({engine}{gate}{other}{whole})", self.relay())
     }
 
     /// `http`: where Millrace says what it does.
@@ -121,6 +134,7 @@ impl Contender {
             let gate = if setup.gate { "on" } else { "off" };
             let mut arguments = vec!["relay", "--listen", &listen, "--public", "--engine", setup.engine];
             arguments.extend(["--gate", gate, "--congestion-control", setup.congestion_control]);
+            arguments.extend(setup.max_delay.iter().flat_map(|delay| ["--max-delay", delay]));
             arguments.extend(["--http", &http, "--http-token-file", "off"]);
             arguments.extend(["--tls-cert", &certificate, "--tls-key", &key, "--log-level", "warn"]);
             return Ok(CommandLine::new(env::current_exe()?, &arguments));
@@ -146,6 +160,8 @@ struct Setup {
     engine: &'static str,
     gate: bool,
     congestion_control: &'static str,
+    /// How late media may get, if not as by default.
+    max_delay: Option<&'static str>,
 }
 
 #[derive(Debug)]

@@ -124,6 +124,7 @@ impl Row {
         row.insert("engine".into(), json!(self.contender.engine()));
         row.insert("gate".into(), json!(self.contender.gate()));
         row.insert("congestion_control".into(), json!(self.contender.congestion_control()));
+        row.insert("max_delay".into(), json!(self.contender.max_delay()));
         row.insert("transport".into(), json!(self.contender.over(self.load.transport)));
         row.insert("impair".into(), json!(self.profile.name()));
         row.insert("subscribers".into(), json!(self.load.subscribers));

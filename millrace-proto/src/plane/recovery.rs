@@ -6,6 +6,7 @@
 
 mod loss;
 mod loss_rate;
+mod path_mtu;
 mod rtt;
 
 use std::{
@@ -15,6 +16,8 @@ use std::{
 
 use loss::Lost;
 use loss_rate::LossRate;
+pub use path_mtu::BASE_MTU;
+use path_mtu::PathMtu;
 pub use rtt::Rtt;
 
 use super::{
@@ -31,10 +34,6 @@ const GRANULARITY: Duration = Duration::from_millis(1);
 const PROBES: u8 = 2;
 /// The probe timeout doubles so many times at most. The QUIC stack's idle timeout ends the connection.
 const MAX_BACKOFF: u32 = 16;
-/// What every path of QUIC carries, bytes of UDP payload (RFC 9000, section 14).
-pub const BASE_MTU: u64 = 1200;
-/// Rounds in which packets larger than [`BASE_MTU`] were lost and none arrived, until the path counts as a black hole.
-const BLACK_HOLE: u32 = 3;
 /// Senders report a number at the latest when this many more have been drawn.
 const REPORT_LAG: u64 = 64;
 /// How long after a change the offload may send as it did before.
@@ -114,8 +113,7 @@ pub struct Recovery<T> {
     blamed: u64,
     /// The first round-trip sample. Losses before it do not establish persistent congestion (section 7.6.2).
     sampled_at: Option<Instant>,
-    /// Rounds in which packets larger than [`BASE_MTU`] were lost, since the last one that arrived.
-    suspicions: u32,
+    path_mtu: PathMtu,
     counts: Counts,
     loss_rate: LossRate,
     ecn: Ecn,
@@ -176,7 +174,7 @@ impl<T: Clone> Recovery<T> {
             reduced_at: None,
             blamed: 0,
             sampled_at: None,
-            suspicions: 0,
+            path_mtu: PathMtu::new(config.mtu),
             counts: Counts::default(),
             loss_rate: LossRate::new(now),
             ecn: Ecn::new(config.ecn),
@@ -207,7 +205,9 @@ impl<T: Clone> Recovery<T> {
         self.counts.bytes_sent += size;
         self.last_own_sent = self.last_own_sent.max(Some(sent));
         let snapshot = self.depart(sent, size);
-        let packet = Packet { sent, size, snapshot, content: Some(content), mtu_probe: false, marked };
+        let mtu_probe = size > self.mtu();
+        self.path_mtu.on_sent(sent, size);
+        let packet = Packet { sent, size, snapshot, content: Some(content), mtu_probe, marked };
         self.record(number, Slot::InFlight(packet));
     }
 
@@ -218,7 +218,7 @@ impl<T: Clone> Recovery<T> {
         }
         let size = size as u64;
         self.counts.stack_sent += 1;
-        let mtu_probe = size > self.config.mtu;
+        let mtu_probe = size > self.mtu();
         let snapshot = self.depart(now, size);
         let packet = Packet { sent: now, size, snapshot, content: None, mtu_probe, marked: false };
         self.record(number, Slot::InFlight(packet));
@@ -241,7 +241,7 @@ impl<T: Clone> Recovery<T> {
         let Some(largest) = ack.ranges.first().map(|range| *range.end()) else { return Ok(()) };
         let mut newly = Newly::default();
         self.loss_rate.on_ack(now, &self.counts);
-        let window_limited = !app_limited && self.in_flight + self.config.mtu > self.controller.window();
+        let window_limited = !app_limited && self.in_flight + self.mtu() > self.controller.window();
         if largest >= self.next() {
             newly.never_sent = Some(largest);
         }
@@ -296,7 +296,7 @@ impl<T: Clone> Recovery<T> {
 
     /// There is nothing to send, though the window may have room.
     pub fn on_app_limited(&mut self) {
-        if self.in_flight + self.config.mtu <= self.controller.window() {
+        if self.in_flight + self.mtu() <= self.controller.window() {
             self.delivery.on_app_limited(self.in_flight);
         }
     }
@@ -344,8 +344,7 @@ impl<T: Clone> Recovery<T> {
 
     /// Whether a full packet fits into the window beside `unreported` bytes, which may be in flight as well.
     pub fn window_open(&self, unreported: u64) -> bool {
-        self.in_flight + unreported + self.config.mtu <= self.controller.window()
-            && self.own_packets < MAX_OWN
+        self.in_flight + unreported + self.mtu() <= self.controller.window() && self.own_packets < MAX_OWN
     }
 
     /// Bytes that the window has room for, of a sender that does not pace.
@@ -396,7 +395,7 @@ impl<T: Clone> Recovery<T> {
     /// What the window leaves to the QUIC stack: at least two packets, so that control streams always get through.
     pub fn stack_window(&self) -> u64 {
         let own = self.in_flight - self.stack_in_flight;
-        self.controller.window().saturating_sub(own).max(2 * self.config.mtu)
+        self.controller.window().saturating_sub(own).max(2 * self.mtu())
     }
 
     pub fn counts(&self) -> Counts {
@@ -418,20 +417,26 @@ impl<T: Clone> Recovery<T> {
         self.loss_rate.get(&self.counts)
     }
 
-    /// The path seems to have stopped carrying packets larger than [`BASE_MTU`].
-    pub fn black_hole(&self) -> bool {
-        self.suspicions >= BLACK_HOLE
+    /// Largest UDP payload to send. Changes with acknowledgements, if the path turns out to take no more than [`BASE_MTU`].
+    pub fn mtu(&self) -> u64 {
+        self.path_mtu.size()
     }
 
+    /// What to pad the next packet to, to see whether the path takes it again. `unreported`: bytes in flight besides.
+    pub fn mtu_probe(&self, now: Instant, unreported: u64) -> Option<u64> {
+        let window = self.controller.window();
+        self.path_mtu.probe_size(now).filter(|size| self.in_flight + unreported + size <= window)
+    }
+
+    /// The QUIC stack found the path to take UDP payloads of `mtu` bytes.
     pub fn set_mtu(&mut self, mtu: u64) {
-        self.suspicions = 0;
-        self.config.mtu = mtu;
+        self.path_mtu = PathMtu::new(mtu);
         self.controller.set_mtu(mtu);
     }
 
     /// The path changed: round-trip time and window are unknown again (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
-        self.controller = self.config.algorithm.start(self.config.mtu, now);
+        self.controller = self.config.algorithm.start(self.mtu(), now);
         self.rtt = Rtt::new(self.config.initial_rtt);
         self.packet_threshold = PACKET_THRESHOLD;
         self.ecn.on_path_change();
@@ -496,9 +501,7 @@ impl<T: Clone> Recovery<T> {
         self.leave_flight(&packet);
         self.delivery.on_acked(now, packet.sent, packet.size, packet.snapshot);
         newly.all_bytes += packet.size;
-        if packet.size > BASE_MTU {
-            self.suspicions = 0;
-        }
+        self.path_mtu.on_acked(packet.size);
         newly.newest = newly.newest.max(Some(packet.sent));
         newly.largest |= number == largest;
         newly.marked += u64::from(packet.marked);

@@ -7,7 +7,7 @@ use crate::plane::{
     ecn,
     estimate::Estimate,
     pacing::Pacer,
-    recovery::{BASE_MTU, Outcome},
+    recovery::Outcome,
     stream::{Queue, Stream},
 };
 
@@ -17,9 +17,7 @@ impl Downstream {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
         self.settle(outcome);
-        if self.recovery.black_hole() {
-            self.on_mtu(BASE_MTU as usize);
-        }
+        self.follow_mtu();
         Ok(result?)
     }
 
@@ -91,11 +89,15 @@ impl Downstream {
         self.config.mtu
     }
 
-    /// The path takes UDP payloads of `size` bytes.
+    /// The QUIC stack found the path to take UDP payloads of `size` bytes.
     pub fn on_mtu(&mut self, size: usize) {
-        self.config.mtu = size;
         self.recovery.set_mtu(size as u64);
-        self.pacer.set_mtu(size as u64);
+        self.follow_mtu();
+    }
+
+    fn follow_mtu(&mut self) {
+        self.config.mtu = self.recovery.mtu() as usize;
+        self.pacer.set_mtu(self.recovery.mtu());
     }
 
     /// The connection moved to another path, not only to another port of a NAT (RFC 9000, section 9.4).

@@ -15,7 +15,8 @@ use crate::{
 const MIN_ROOM: usize = 32;
 
 impl Downstream {
-    /// Appends the frames of one packet to `out`, at most `room` bytes. `None` when there is nothing to send, or
+    /// Appends the frames of one packet to `out`, at most `room` bytes: what is left of [`Self::mtu`]. Only a packet that probes
+    /// whether the path takes larger ones is as much longer than that. `None` when there is nothing to send, or
     /// nothing may be sent before an acknowledgement, more credit or [`Self::timeout`].
     ///
     /// Pass the content on to [`Self::on_sent`], or to [`Self::on_not_sent`].
@@ -47,10 +48,15 @@ impl Downstream {
                 return None;
             }
         }
-        // A probe has to arrive even if the path's MTU has shrunk (RFC 9000, section 14.4).
-        let excess = if probing { self.config.mtu.saturating_sub(BASE_MTU as usize) } else { 0 };
-        let room = room.saturating_sub(excess);
-        let mut content = Content::default();
+        let mtu_probe = self.recovery.mtu_probe(now, self.outstanding.bytes).filter(|_| !probing);
+        // A probe for a timeout has to arrive even if the path's MTU has shrunk (RFC 9000, section 14.4).
+        let size = if probing {
+            BASE_MTU.min(self.recovery.mtu())
+        } else {
+            mtu_probe.unwrap_or(self.recovery.mtu())
+        };
+        let room = (room + size as usize).saturating_sub(self.config.mtu);
+        let (start, mut content) = (out.len(), Content::default());
         self.fill(now, room, out, &mut content);
         if content.0.is_empty() && probing && room > 0 {
             frame::write_ping(out);
@@ -59,6 +65,9 @@ impl Downstream {
         if content.0.is_empty() {
             self.on_app_limited();
             return None;
+        }
+        if mtu_probe.is_some() {
+            frame::write_padding(room.saturating_sub(out.len() - start), out);
         }
         Some(content)
     }

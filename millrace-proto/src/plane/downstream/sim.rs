@@ -39,6 +39,8 @@ pub struct Link {
     pub mark_above: Option<u64>,
     /// It clears marks.
     pub bleaches: bool,
+    /// Larger packets disappear.
+    pub largest: usize,
 }
 
 impl Default for Link {
@@ -52,6 +54,7 @@ impl Default for Link {
             queue: 1 << 20,
             mark_above: None,
             bleaches: false,
+            largest: usize::MAX,
         }
     }
 }
@@ -86,6 +89,7 @@ pub struct Sim {
     pub next_number: u64,
     /// One packet in so many is the QUIC stack's.
     pub stack_every: u64,
+    found_mtu: usize,
     rng: u64,
     arrivals: BinaryHeap<Reverse<(Instant, u64)>>,
     content: HashMap<u64, Arrival>,
@@ -135,6 +139,7 @@ impl Sim {
             sent: Vec::new(),
             next_number: 0,
             stack_every: u64::MAX,
+            found_mtu: MTU,
             rng: seed.wrapping_mul(2).wrapping_add(1),
             arrivals: BinaryHeap::new(),
             content: HashMap::new(),
@@ -186,9 +191,12 @@ impl Sim {
             let probing = self.down.recovery.probes() > 0;
             let before = self.down.recovery.in_flight();
             let marks = if self.down.marks() { Codepoint::Ect0 } else { Codepoint::NotEct };
-            let Some(content) = self.down.poll_frames(self.now, MTU - OVERHEAD, &mut frames) else { break };
+            let Some(content) = self.down.poll_frames(self.now, self.down.mtu() - OVERHEAD, &mut frames)
+            else {
+                break;
+            };
             let size = frames.len() + OVERHEAD;
-            assert!(!frames.is_empty() && size <= MTU, "{size} bytes");
+            assert!(!frames.is_empty() && size <= self.found_mtu, "{size} bytes");
             assert!(probing || before + size as u64 <= self.down.recovery.window(), "window exceeded");
             let number = self.number();
             self.down.on_sent(self.now, number, size, content);
@@ -279,6 +287,12 @@ impl Sim {
         }
     }
 
+    /// As if the QUIC stack had found the path to take so much.
+    pub fn find_mtu(&mut self, size: usize) {
+        self.found_mtu = size;
+        self.down.on_mtu(size);
+    }
+
     fn carry(&mut self, size: usize, mut arrival: Arrival) {
         if let Some(rate) = self.link.rate {
             let start = self.busy_until.max(self.now);
@@ -296,7 +310,7 @@ impl Sim {
             self.busy_until = start + Duration::from_secs_f64(size as f64 / rate as f64);
         }
         let departure = if self.link.rate.is_some() { self.busy_until } else { self.now };
-        if self.chance(self.link.loss) {
+        if self.chance(self.link.loss) || size > self.link.largest {
             return;
         }
         if self.chance(self.link.duplicate)

@@ -54,7 +54,6 @@ impl<T: Clone> Recovery<T> {
         let delay = self.rtt.loss_delay(GRANULARITY);
         let mut newest: Option<Instant> = None;
         let mut outage = Outage::default();
-        let mut large = false;
         for number in self.base..largest_acked.saturating_add(1).min(self.next()) {
             let Some(slot) = self.sent.get_mut((number - self.base) as usize) else { break };
             let packet = match slot {
@@ -89,7 +88,9 @@ impl<T: Clone> Recovery<T> {
                     delivered: self.delivery.delivered(),
                 });
                 newest = newest.max(Some(packet.sent));
-                large |= packet.size > BASE_MTU;
+                if packet.size > BASE_MTU {
+                    self.path_mtu.on_lost(now, packet.sent);
+                }
                 if self.sampled_at.is_some_and(|at| packet.sent > at) {
                     outage.extend(packet.sent);
                 }
@@ -103,7 +104,6 @@ impl<T: Clone> Recovery<T> {
             }
             self.remember(Lost { number, packet, at: now, blamed: false });
         }
-        self.suspicions += u32::from(large);
         if let Some(newest) = newest {
             self.congestion(now, newest);
             if outage.longest > self.persistent_duration() {
@@ -128,7 +128,7 @@ impl<T: Clone> Recovery<T> {
         let ce = self.ecn.on_ack(marked, most, counts);
         let Some(snapshot) = self.delivery.newest().filter(|_| ce > 0) else { return };
         self.counts.marked += ce;
-        let size = ce * self.config.mtu;
+        let size = ce * self.mtu();
         self.delivery.on_lost(size);
         self.controller.on_lost(&LostPacket {
             now,

@@ -453,3 +453,73 @@ fn an_acknowledgement_out_of_order_does_not_end_marking() {
     assert_eq!(ack(&mut lab, vec![6..=6], counts(4)), ecn::State::Failed, "one was bleached");
     assert!(!lab.recovery.ecn().marks());
 }
+
+/// A path on which packets of more than [`BASE_MTU`] may get lost.
+impl Lab {
+    fn large() -> Self {
+        let mut lab = Self::warm();
+        lab.recovery.set_mtu(1452);
+        lab
+    }
+
+    fn send_one(&mut self, size: usize) {
+        self.recovery.on_sent(self.now, self.next, size, self.next);
+        self.next += 1;
+    }
+
+    /// A flight of `large` packets of 1452 bytes and one of 100 after each, of which only the latter arrive, one ACK for each.
+    fn lose_large(&mut self, large: u64) {
+        let first = self.next;
+        for _ in 0..large {
+            self.send_one(1452);
+            self.send_one(100);
+        }
+        self.now += RTT;
+        for number in (first + 1..self.next).step_by(2) {
+            self.ack(&[number..=number]);
+        }
+    }
+}
+
+#[test]
+fn losses_of_one_round_trip_are_no_black_hole() {
+    let mut lab = Lab::large();
+    lab.lose_large(20);
+    lab.lose_large(20);
+    assert_eq!(lab.recovery.mtu(), 1452, "however many they are");
+    lab.send_one(1452);
+    lab.now += RTT;
+    lab.ack(&[lab.next - 1..=lab.next - 1]);
+    lab.lose_large(20);
+    lab.lose_large(20);
+    assert_eq!(lab.recovery.mtu(), 1452, "one arrived in between");
+}
+
+#[test]
+fn a_black_hole_is_left_when_a_probe_arrives() {
+    let mut lab = Lab::large();
+    (0..3).for_each(|_| lab.lose_large(5));
+    assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now, 0)), (BASE_MTU, None));
+
+    lab.now += Duration::from_secs(10);
+    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), Some(1452));
+    let (events, window) = (lab.recovery.counts().congestion_events, lab.recovery.window());
+    let probe = lab.next;
+    lab.lose_large(1);
+    lab.send_one(100);
+    lab.send_one(100);
+    lab.now += RTT;
+    lab.ack(&[lab.next - 2..=lab.next - 1]);
+    assert!(lab.outcome.lost.contains(&probe), "what it carried is owed again");
+    assert_eq!(lab.recovery.counts().congestion_events, events, "and it tells nothing of congestion");
+    assert!(lab.recovery.window() >= window);
+    lab.now += Duration::from_secs(19);
+    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), None, "the next one is twice as far away");
+
+    lab.now += Duration::from_secs(1);
+    lab.send_one(1452);
+    assert_eq!(lab.recovery.mtu_probe(lab.now, 0), None, "one at a time");
+    lab.now += RTT;
+    lab.ack(&[lab.next - 1..=lab.next - 1]);
+    assert_eq!((lab.recovery.mtu(), lab.recovery.mtu_probe(lab.now + 60 * RTT, 0)), (1452, None));
+}

@@ -159,3 +159,57 @@ fn a_path_that_clears_marks_is_not_marked_for() {
     assert_eq!(sim.down.stats().ecn, ecn::State::Failed);
     assert!(!sim.down.marks());
 }
+
+/// Live media, and for a while nothing larger than the smallest MTU gets through: it is sent in smaller packets then, and once
+/// the path has recovered that is found out.
+#[test]
+fn a_path_that_takes_large_packets_again_gets_them() {
+    let mut sim = sim(Link::default());
+    sim.find_mtu(1452);
+    let source = Mem::new(8);
+    let key = sim.open(&source, 1);
+    let media = |sim: &mut Sim, seconds: u64| {
+        for _ in 0..seconds * 50 {
+            source.push(5000, sim.now);
+            sim.down.wake(key);
+            sim.run_for(Duration::from_millis(20));
+        }
+    };
+    media(&mut sim, 2);
+    assert_eq!(sim.down.mtu(), 1452);
+    sim.link.largest = 1300;
+    media(&mut sim, 30);
+    assert_eq!(sim.down.mtu(), 1200);
+    sim.link.largest = 1500;
+    media(&mut sim, 60);
+    assert_eq!(sim.down.mtu(), 1452);
+    source.finish(End::Fin { at: sim.now });
+    sim.down.wake(key);
+    sim.run_until(10 * SECOND, |sim| sim.all_done(1));
+    sim.verify(&[(8, 92 * 50 * 5000)]);
+}
+
+/// A queue that overflows again and again, which small packets fit into: its losses are no black hole.
+#[test]
+fn too_little_room_does_not_make_packets_smaller() {
+    let rate = 250_000;
+    let link = Link { rate: Some(rate), queue: 25_000, delay: Duration::from_millis(30), ..Link::default() };
+    for algorithm in [Algorithm::Cubic, Algorithm::NewReno] {
+        let mut lost = 0;
+        for seed in 1..20 {
+            let credit = Credit { data: 1 << 30, stream_data: 1 << 30, streams: 9 };
+            let mut sim = Sim::new(seed, link, credit, Config { algorithm, ..Config::new(CODES) });
+            sim.find_mtu(1452);
+            sim.stack_every = 3;
+            sim.link.rate = Some(4 * rate);
+            sim.open_whole(1, 4_000_000, 1);
+            for _ in 0..400 {
+                sim.run_for(Duration::from_millis(20));
+                sim.link.rate = Some(rate);
+                assert_eq!(sim.down.mtu(), 1452, "{algorithm:?}, {seed}");
+            }
+            lost += sim.down.stats().recovery.packets_lost;
+        }
+        assert!(lost > 100, "{algorithm:?}: {lost}");
+    }
+}
