@@ -1,9 +1,9 @@
 //! BBRv3 (draft-ietf-ccwg-bbr): a model of the path, its bandwidth and its round trip, and sending by that model. Losses
 //! bound it, but single ones do not slow it down.
 //!
-//! Names are the draft's, sections too. In bytes where the draft counts packets. Three things differ for live media, which
-//! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`], [`Bbr::is_too_much`] and
-//! [`Bbr::update_ack_aggregation`].
+//! Names are the draft's, sections too. In bytes where the draft counts packets. Four things differ for live media, which
+//! fills a path seldom and with few packets: see [`Bbr::update_min_rtt`], [`Bbr::is_too_much`], [`Bbr::update_ack_aggregation`]
+//! and [`Bbr::check_full_bw`].
 
 mod filter;
 mod probe;
@@ -40,6 +40,8 @@ const PROBE_RTT_INTERVAL: Duration = Duration::from_secs(5);
 const PROBE_RTT_DURATION: Duration = Duration::from_millis(200);
 /// A round trip that is longer than the shortest by no more than one part in so many shows no queue.
 const RTT_NOISE: u32 = 8;
+/// A round trip that is longer than the shortest by half, and by so much, shows a queue.
+const QUEUE: Duration = Duration::from_millis(20);
 const EXTRA_ACKED_ROUNDS: u64 = 10;
 /// Before the first sample.
 const NOMINAL_RTT: Duration = Duration::from_millis(1);
@@ -429,12 +431,14 @@ impl Bbr {
         self.full_bw_now = false;
     }
 
+    /// Unlike in the draft a sender with little to send may find out too, if what it has makes a queue: a key frame fills the path for a round
+    /// trip or two. It would stay in Startup for good, and send each key frame at nearly three times the path's rate.
     fn check_full_bw(&mut self, delivered: &Delivered) {
         let sample = &delivered.sample;
-        if self.full_bw_now || sample.app_limited {
+        if self.full_bw_now || (sample.app_limited && !self.shows_queue(delivered)) {
             return;
         }
-        let rate = sample.rate.unwrap_or_default();
+        let rate = if sample.app_limited { self.max_bw.get() } else { sample.rate.unwrap_or_default() };
         if rate as f64 >= self.full_bw as f64 * FULL_BW_GROWTH {
             self.reset_full_bw();
             self.full_bw = rate;
@@ -443,6 +447,11 @@ impl Bbr {
             self.full_bw_now = self.full_bw_rounds >= FULL_BW_ROUNDS;
             self.full_bw_reached |= self.full_bw_now;
         }
+    }
+
+    fn shows_queue(&self, delivered: &Delivered) -> bool {
+        let (Some(rtt), Some(min)) = (delivered.rtt, self.min_rtt) else { return false };
+        rtt > min + QUEUE.max(min / 2)
     }
 
     /// Losses of who does not fill the path are not its doing, and no reason to stop looking for its bandwidth.

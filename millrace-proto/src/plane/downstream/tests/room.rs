@@ -25,6 +25,9 @@ const OBJECTS: Media = Media { hz: 250, group: 100, key: 1200, delta: 1200, subg
 /// Groups of a second: 84 kB.
 const CAMERA: Media = Media { hz: 25, group: 25, key: 12_000, delta: 3000, subgroups: false };
 
+/// 5 Mbit/s, a fifth of it in key frames.
+const VIDEO: Media = Media { hz: 30, group: 30, key: 135_000, delta: 17_000, subgroups: false };
+
 struct Object {
     tag: u64,
     is_key: bool,
@@ -106,6 +109,17 @@ impl Run {
         let bytes: u64 = self.arrivals().map(|(object, _)| object.end - object.start).sum();
         100 * bytes / self.sim.carried
     }
+}
+
+/// A link of 8 Mbit/s. What it takes the sender finds out by key frames alone, and then sends them at that rate.
+#[test]
+fn key_frames_are_sent_at_the_rate_of_the_path() {
+    let rate = 1_000_000;
+    let link = Link { rate: Some(rate), queue: 100_000, delay: Duration::from_millis(30), ..Link::default() };
+    let run = VIDEO.run(link, 8);
+    let paced = run.sim.down.recovery.pacing_rate();
+    assert!((rate * 4 / 5..rate * 13 / 10).contains(&paced), "{paced}");
+    assert_eq!(run.key_frames(), 8);
 }
 
 /// Three fifths of what it takes. What would come too late gives way to the next group, which is in time; as much comes.
