@@ -11,7 +11,7 @@ use std::{
 };
 
 use millrace_proto::{
-    moq::{self, code, message::Setup},
+    moq::{code, message::Setup},
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
@@ -53,7 +53,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How long it may take to tell peers that their sessions are closed.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
-/// Of moqt:// URLs without one (draft-18, "MOQT URI Scheme").
+/// Of moqt:// URLs without one (draft-22, "MOQT URI Scheme").
 const DEFAULT_PORT: u16 = 443;
 /// Pauses between attempts to reach the upstream relay.
 const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
@@ -388,7 +388,8 @@ impl Shared {
         if connection.protocol().is_none_or(|protocol| protocol != webtransport::ALPN) {
             return Ok(None);
         }
-        let terms = Terms { protocol: moq::PROTOCOL, origin: &|origin| self.config.origins.allow(origin) };
+        let protocols: Vec<_> = self.config.drafts.iter().map(|draft| draft.protocol()).collect();
+        let terms = Terms { protocols: &protocols, origin: &|origin| self.config.origins.allow(origin) };
         let bind = |binding| connection.bind(binding, Tunnel::STREAMS);
         webtransport::accept(&connection.quic, &terms, bind).await.map(Some)
     }

@@ -1,6 +1,6 @@
 //! Who gets a session, and who does not.
 
-use millrace_proto::{moq, quic::webtransport::error};
+use millrace_proto::{moq::Draft, quic::webtransport::error};
 use millrace_relay::Origins;
 use web_transport_proto::{
     ConnectError, ConnectRequest,
@@ -72,7 +72,8 @@ async fn clients_that_speak_something_else_are_told() {
     let several = request(&relay).with_protocols(["moqt-15".to_owned(), "other".to_owned()]);
     assert_eq!(status(client.ask(&several).await), StatusCode::OK);
     let client = Client::connect(&relay).await;
-    let request = ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(moq::PROTOCOL);
+    let request =
+        ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(Draft::NEWEST.protocol());
     assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
     relay
         .until("all are counted", |status| {
