@@ -67,6 +67,7 @@ fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
         peer: everybody(),
         ports: 80..=80,
         agree: true,
+        bound: false,
         graft: [0; 4],
         settings: Settings { congestion: Some("cubic".to_owned()), ..Settings::default() },
     };
