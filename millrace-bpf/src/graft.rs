@@ -5,6 +5,7 @@ mod control;
 mod error;
 mod intf;
 mod object;
+mod recipe;
 mod rule;
 mod sockets;
 mod tcp;

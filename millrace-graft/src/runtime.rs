@@ -71,6 +71,7 @@ impl Runtime {
         known(&settings, &pool)?;
         tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
+        prepare(&pool);
         let monitor = Monitor::new(settings.classes.clone());
         let mut agreements = Agreements::default();
         agreements.set_peers(peers(&settings), clock::monotonic_ns());
@@ -113,6 +114,7 @@ impl Runtime {
         for (name, loaded) in &mut self.loaded {
             loaded.by_settings |= needed.contains_key(name);
         }
+        prepare(&pool);
         self.monitor.set_classes(settings.classes.clone());
         self.agreements.set_peers(peers(&settings), clock::monotonic_ns());
         (self.settings, self.pool) = (settings, pool);
@@ -293,7 +295,7 @@ impl Loaded {
     }
 
     fn status(&self, connections: u64) -> status::Loaded {
-        let Timing { open, load, attach } = self.control.timing();
+        let Timing { open, load, attach, .. } = self.control.timing();
         let us = |time: std::time::Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
         let mut parameters = self.graft.defaults.clone();
         parameters.extend(self.values.clone());
@@ -324,6 +326,13 @@ fn refused(graft: &Graft, error: kernel::Error) -> Error {
         }
         _ => graft.error(error.to_string()),
     }
+}
+
+/// What is in the pool is relocated before anybody wants it, which takes some 10 ms each. What cannot be is said when it is
+/// loaded.
+fn prepare(pool: &Pool) {
+    let images: Vec<Vec<u8>> = pool.iter().map(|graft| graft.image.clone()).collect();
+    std::thread::spawn(move || images.iter().for_each(|image| drop(Control::prepare(image))));
 }
 
 /// Grafts that are needed, but for those that are yet to come from a peer.
