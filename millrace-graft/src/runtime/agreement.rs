@@ -238,8 +238,13 @@ impl Runtime {
     /// Manifest and object, for a peer.
     pub fn give(&self, identity: Hash) -> Option<(String, Vec<u8>)> {
         self.agreement().filter(|agreement| agreement.give)?;
-        let graft = self.pool.iter().find(|graft| graft.identity.bytes() == identity.0)?;
-        let Source::File(path) = &graft.source else { return None };
+        // The same object may be compiled in under another name.
+        let files = self.pool.iter().filter_map(|graft| match &graft.source {
+            Source::File(path) => Some((graft, path)),
+            Source::Shipped => None,
+        });
+        let mut fitting = files.filter(|(graft, _)| graft.identity.bytes() == identity.0);
+        let (graft, path) = fitting.next()?;
         Some((fs::read_to_string(path).ok()?, graft.image.clone()))
     }
 
