@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use millrace_bpf::graft::{Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
 use serde_json::{Value, json};
 
+use super::cgroup::Cgroup;
 use super::micros;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
@@ -33,7 +34,7 @@ struct Row {
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds is at least 1");
     warn_if_busy()?;
-    let cgroup = Cgroup::new()?;
+    let cgroup = Cgroup::new("deploy")?;
     let mut rows: Vec<Row> = Vec::new();
     let progress = Progress::of(args.rounds);
     progress.begin("loading and taking back");
@@ -90,7 +91,7 @@ fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     let loaded = Instant::now();
     tcp.set_rules(&[rule])?;
     let ruled = Instant::now();
-    tcp.attach(&cgroup.0)?;
+    tcp.attach(cgroup.path())?;
     let attach = ruled.elapsed();
     Ok([("load", micros(loaded - start)), ("rules", micros(ruled - loaded)), ("attach", micros(attach))])
 }
@@ -138,26 +139,4 @@ fn render(rows: &[Row]) -> String {
         lines.push(line);
     }
     columns(&lines)
-}
-
-/// An empty one of version 2, so that nobody's sockets are touched.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> anyhow::Result<Self> {
-        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
-        let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-        let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
-        let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
-        let root = root.context("no cgroup of version 2 is mounted")?;
-        let path = root.join(format!("millrace-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
 }
