@@ -8,6 +8,12 @@ use std::ops::RangeInclusive;
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::{
+    graft::{
+        evidence,
+        judge::{Wants, judge},
+        message::{Message as Said, Side, Statement},
+        probe::{Kind, Probe},
+    },
     moq::{
         DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser,
         StreamHeader,
@@ -26,7 +32,8 @@ use millrace_proto::{
 type Check = fn(&[u8]);
 
 /// Every check by the name of its fuzz target and of its directory of fixtures.
-pub const ALL: [(&str, Check); 8] = [
+pub const ALL: [(&str, Check); 9] = [
+    ("graft_message", graft_message),
     ("moq_message", moq_message),
     ("moq_object", moq_object),
     ("moq_fetch", moq_fetch),
@@ -40,6 +47,35 @@ pub const ALL: [(&str, Check); 8] = [
 /// The draft that a byte stands for.
 fn draft(byte: u8) -> Draft {
     Draft::ALL[usize::from(byte) % Draft::ALL.len()]
+}
+
+/// What a peer says about grafts, judged by somebody who says the same from the other side: both come to the same.
+pub fn graft_message(data: &[u8]) {
+    if let Some(probe) = Probe::read(data).filter(|probe| probe.kind == Kind::Ask) {
+        assert!(probe.answer().len() <= data.len(), "an answer is no longer than what it answers");
+    }
+    let Ok(message) = Said::decode(data) else { return };
+    let written = message.encode().expect("no longer than what it was read from");
+    assert_eq!(Said::decode(&written).as_ref(), Ok(&message));
+    let (Said::Offer(theirs) | Said::Accept(theirs)) = message else { return };
+    let own = opposite(&theirs);
+    let wants = Wants::default();
+    let (here, there) = (judge(&own, &wants, &theirs), judge(&theirs, &wants, &own));
+    assert_eq!(here.is_ok(), there.is_ok(), "{here:?} {there:?}");
+    assert!(here.iter().flat_map(|terms| &terms.rules).all(|(at, _)| *at < own.rules.len()));
+    for (mine, other) in [(&own, &*theirs), (&*theirs, &own)] {
+        let compared = evidence::compare(&mine.connections, &other.connections);
+        assert!(compared.count() <= mine.connections.len());
+    }
+}
+
+fn opposite(statement: &Statement) -> Statement {
+    let mut other = statement.clone();
+    (other.local, other.remote) = (statement.remote, statement.local);
+    let flip = |side: &mut Side| *side = if *side == Side::Client { Side::Server } else { Side::Client };
+    other.rules.iter_mut().for_each(|rule| flip(&mut rule.side));
+    other.connections.iter_mut().for_each(|connection| flip(&mut connection.side));
+    other
 }
 
 /// Control messages, one after the other. The first byte says of which draft.

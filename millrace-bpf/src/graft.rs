@@ -5,6 +5,7 @@ mod control;
 mod error;
 mod intf;
 mod object;
+mod recipe;
 mod rule;
 mod sockets;
 mod tcp;
@@ -12,9 +13,9 @@ mod tcp;
 pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
 pub use object::{NAME_PREFIX, Object, Parameter};
-pub use rule::{RULES, Rule, Settings, Side, everybody};
+pub use rule::{RULES, Rule, Settings, Side, covers, everybody};
 pub use sockets::{Change, Changed, Socket, Sockets};
-pub use tcp::{Outcome, Peer, Tcp};
+pub use tcp::{Connection, Outcome, Peer, Tcp};
 
 /// What `bpf/graft.h` is at.
 pub const ABI: u32 = 1;

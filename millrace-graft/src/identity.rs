@@ -8,7 +8,7 @@ use ring::{
 };
 
 /// The SHA-256 of an object file.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity([u8; 32]);
 
 impl Identity {
@@ -16,6 +16,10 @@ impl Identity {
         let mut bytes = [0; 32];
         bytes.copy_from_slice(digest(&SHA256, image).as_ref());
         Self(bytes)
+    }
+
+    pub fn bytes(&self) -> [u8; 32] {
+        self.0
     }
 
     /// As TCP options name it.

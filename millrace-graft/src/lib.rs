@@ -26,21 +26,22 @@
 //! until they close. `docs/graft.md` has the settings, the manifest and how to write a graft; the design is in
 //! `docs/design/0012-graft.md`.
 
+pub mod agreements;
 pub mod identity;
 pub mod manifest;
 pub mod paths;
 mod pool;
 mod refusal;
 mod runtime;
-mod settings;
+pub mod settings;
 pub mod status;
 
 pub use identity::Identity;
 pub use manifest::Manifest;
 pub use pool::{Graft, Pool, Source};
 pub use refusal::Refusal;
-pub use runtime::{Runtime, Swapped, check};
-pub use settings::{Class, Load, Rule, Settings, Side};
+pub use runtime::{Own, Runtime, Session, Swapped, check};
+pub use settings::{Agree, Class, Load, Rule, Settings, Side};
 
 /// Why something could not be done, causes included: there is no source that would say them again.
 #[derive(Debug, thiserror::Error)]

@@ -59,6 +59,16 @@ pub struct Parameter {
     pub max: u64,
 }
 
+impl Service {
+    /// As a manifest has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CongestionControl => "congestion-control",
+            Self::Pacing => "pacing",
+        }
+    }
+}
+
 impl Manifest {
     /// # Errors
     /// What is wrong, with its line where there is one.

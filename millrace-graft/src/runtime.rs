@@ -12,12 +12,16 @@ use millrace_bpf::{
     graft::{self as kernel, Change, Changed, Control, Outcome, Sockets, Tcp, Timing},
 };
 
+pub use self::agreement::{Own, Session};
 use crate::{
-    Error, Graft, Pool, Refusal, Rule, Settings, Side,
+    Agree, Error, Graft, Pool, Refusal, Rule, Settings, Side,
+    agreements::Agreements,
     identity::hex,
     paths::Monitor,
     status::{self, Status, Why},
 };
+
+pub(crate) mod agreement;
 
 /// A graft that was loaded.
 struct Loaded {
@@ -47,6 +51,8 @@ pub struct Runtime {
     monitor: Monitor,
     cgroup: PathBuf,
     since: Instant,
+    agreements: Agreements,
+    revision: u64,
 }
 
 impl Runtime {
@@ -59,13 +65,18 @@ impl Runtime {
         })?;
         let (mut tcp, sockets) = (Tcp::load()?, Sockets::load()?);
         let mut loaded = BTreeMap::new();
-        for (name, values) in settings.needed() {
+        for (name, values) in present(&settings, &pool) {
             loaded.insert(name.clone(), Loaded::new(pool.find(&name)?, values, true)?);
         }
-        tcp.set_rules(&places(&settings.rules, &loaded))?;
+        known(&settings, &pool)?;
+        tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
+        prepare(&pool);
         let monitor = Monitor::new(settings.classes.clone());
-        Ok(Self { settings, pool, tcp, sockets, loaded, monitor, cgroup, since: Instant::now() })
+        let mut agreements = Agreements::default();
+        agreements.set_peers(peers(&settings), clock::monotonic_ns());
+        let since = Instant::now();
+        Ok(Self { settings, pool, tcp, sockets, loaded, monitor, cgroup, since, agreements, revision: 1 })
     }
 
     /// Other settings, all or nothing: what can fail comes before what changes.
@@ -75,7 +86,8 @@ impl Runtime {
             return Err(Error::Settings("cgroup does not change while it runs".to_owned()));
         }
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
-        let needed = settings.needed();
+        known(&settings, &pool)?;
+        let needed = present(&settings, &pool);
         let mut fresh = BTreeMap::new();
         let mut changed = Vec::new();
         for (name, values) in &needed {
@@ -97,13 +109,16 @@ impl Runtime {
             }
         }
         self.loaded.append(&mut fresh);
-        self.tcp.set_rules(&places(&settings.rules, &self.loaded))?;
+        self.tcp.set_rules(&places(&settings, &self.loaded))?;
         self.loaded.retain(|name, loaded| needed.contains_key(name) || !loaded.by_settings);
         for (name, loaded) in &mut self.loaded {
             loaded.by_settings |= needed.contains_key(name);
         }
+        prepare(&pool);
         self.monitor.set_classes(settings.classes.clone());
+        self.agreements.set_peers(peers(&settings), clock::monotonic_ns());
         (self.settings, self.pool) = (settings, pool);
+        self.revision += 1;
         Ok(())
     }
 
@@ -139,7 +154,8 @@ impl Runtime {
         let from = old.control.name().to_owned();
         if old.graft.manifest.name == to {
             old.become_other(self.pool.find(to)?.clone(), values)?;
-            self.tcp.set_rules(&places(&self.settings.rules, &self.loaded))?;
+            self.tcp.set_rules(&places(&self.settings, &self.loaded))?;
+            self.revision += 1;
         } else if !self.loaded.contains_key(to) {
             self.load(to, values)?;
         } else if !values.is_empty() {
@@ -167,11 +183,14 @@ impl Runtime {
             uptime_s: self.since.elapsed().as_secs_f64(),
             cgroup: self.cgroup.display().to_string(),
             loaded: self.loaded.values().map(|it| it.status(using(it.control.name()))).collect(),
-            rules: self.settings.rules.iter().map(|rule| rule_status(rule, &self.loaded)).collect(),
+            rules: self.settings.rules.iter().map(|rule| self.rule_status(rule)).collect(),
             outcomes: outcomes.collect(),
             unusable: self.pool.unusable.clone(),
             paths: self.monitor.paths(),
             trouble: self.trouble(),
+            peers: self.agreements.status(clock::monotonic_ns()),
+            negotiations: self.agreements.negotiations(),
+            downgrades: self.agreements.downgrades(),
             ..Status::default()
         })
     }
@@ -183,9 +202,10 @@ impl Runtime {
     pub fn why(&mut self, peer: IpAddr) -> Result<Why, Error> {
         let known = self.tcp.peer(peer)?;
         let path = self.monitor.path_to(peer);
+        let agreement = self.agreements.status_of(peer, clock::monotonic_ns());
         let Some(known) = known else {
             let reason = "no connection with it was made that a rule fits, or that was long ago".to_owned();
-            return Ok(Why { peer: peer.to_string(), reason, path, ..Why::default() });
+            return Ok(Why { peer: peer.to_string(), reason, path, agreement, ..Why::default() });
         };
         let age_ns = clock::monotonic_ns().saturating_sub(known.time_ns);
         Ok(Why {
@@ -197,6 +217,7 @@ impl Runtime {
             agreed: known.agreed,
             age_s: Some(age_ns as f64 / 1e9),
             path,
+            agreement,
         })
     }
 
@@ -219,11 +240,22 @@ impl Runtime {
         trouble
     }
 
-    /// Rules are one for each pair of a port and a peer in the kernel.
+    /// Rules are one for each pair of a port and a peer in the kernel; this host's own come behind them.
     fn rule_at(&self, index: u32) -> Option<String> {
         let names = self.settings.rules.iter();
         let mut names = names.flat_map(|rule| vec![&rule.name; rule.ports.len() * rule.peers.len()]);
-        names.nth(index as usize).cloned()
+        let own = (index as usize) < kernel::RULES;
+        names.nth(index as usize).cloned().or_else(|| own.then(|| "(control connections)".to_owned()))
+    }
+
+    /// Whether a rule's graft is to come from a peer and has not.
+    fn waits(&self, rule: &Rule) -> bool {
+        waits(rule, &self.settings, &self.loaded)
+    }
+
+    fn rule_status(&self, rule: &Rule) -> status::Rule {
+        let waits = self.waits(rule);
+        status::Rule { waits, ..rule_status(rule, &self.loaded) }
     }
 
     fn name_of(&self, start: [u8; 4]) -> String {
@@ -263,7 +295,7 @@ impl Loaded {
     }
 
     fn status(&self, connections: u64) -> status::Loaded {
-        let Timing { open, load, attach } = self.control.timing();
+        let Timing { open, load, attach, .. } = self.control.timing();
         let us = |time: std::time::Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
         let mut parameters = self.graft.defaults.clone();
         parameters.extend(self.values.clone());
@@ -296,13 +328,46 @@ fn refused(graft: &Graft, error: kernel::Error) -> Error {
     }
 }
 
-fn places(rules: &[Rule], loaded: &BTreeMap<String, Loaded>) -> Vec<kernel::Rule> {
+/// What is in the pool is relocated before anybody wants it, which takes some 10 ms each. What cannot be is said when it is
+/// loaded.
+fn prepare(pool: &Pool) {
+    let images: Vec<Vec<u8>> = pool.iter().map(|graft| graft.image.clone()).collect();
+    std::thread::spawn(move || images.iter().for_each(|image| drop(Control::prepare(image))));
+}
+
+/// Grafts that are needed, but for those that are yet to come from a peer.
+fn present(settings: &Settings, pool: &Pool) -> BTreeMap<String, BTreeMap<String, u64>> {
+    let mut needed = settings.needed();
+    needed.retain(|name, _| !settings.fetches(name) || pool.find(name).is_ok());
+    needed
+}
+
+/// What peers are to use has a name here, too.
+fn known(settings: &Settings, pool: &Pool) -> Result<(), Error> {
+    let mut wanted = settings.rules.iter().filter_map(|rule| rule.peer_graft.as_ref());
+    wanted.try_for_each(|name| pool.find(name).map(drop))
+}
+
+fn peers(settings: &Settings) -> impl Iterator<Item = String> {
+    settings.agreement.iter().flat_map(|it| &it.peers).map(|peer| peer.name.clone())
+}
+
+fn waits(rule: &Rule, settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> bool {
+    rule.graft.as_ref().is_some_and(|name| settings.fetches(name) && !loaded.contains_key(name))
+}
+
+fn places(settings: &Settings, loaded: &BTreeMap<String, Loaded>) -> Vec<kernel::Rule> {
     let place = |rule: &Rule| {
         let graft = rule.graft.as_ref().and_then(|name| loaded.get(name));
         let start = graft.map(|loaded| loaded.graft.identity.start()).unwrap_or_default();
-        rule.places(congestion(rule, loaded), start)
+        let mut places = rule.places(congestion(rule, loaded), start);
+        // It keeps its place, and fits nothing.
+        if waits(rule, settings, loaded) {
+            places.iter_mut().for_each(|place| place.ports = 0..=0);
+        }
+        places
     };
-    rules.iter().flat_map(place).collect()
+    settings.rules.iter().flat_map(place).chain(settings.own_rules()).collect()
 }
 
 fn congestion(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> Option<String> {
@@ -320,7 +385,9 @@ fn rule_status(rule: &Rule, loaded: &BTreeMap<String, Loaded>) -> status::Rule {
         side: if rule.side == Side::Client { "client" } else { "server" }.to_owned(),
         ports: rule.ports.iter().map(port).collect(),
         peers: rule.peers.iter().map(ToString::to_string).collect(),
-        agree: rule.agree,
+        agree: rule.agree != Agree::Nobody,
+        bound: rule.agree == Agree::Bound,
+        waits: false,
         congestion: congestion(rule, loaded),
     }
 }
@@ -334,6 +401,7 @@ fn everybody(from: &str, to: &str) -> Change {
         peer: kernel::everybody(),
         ports: 0..=u16::MAX,
         agree: false,
+        bound: false,
         graft: [0; 4],
         settings,
     };
@@ -364,6 +432,7 @@ fn reason(outcome: Outcome) -> &'static str {
         Outcome::Withheld => {
             "nothing was offered, since a SYN with the option was lost on the way to it in the last ten minutes; plain TCP"
         }
+        Outcome::Unbound => "the rule wants an agreement with it, and there is none in force; plain TCP",
         Outcome::NoMemory => "there was no memory for the socket's state; plain TCP",
     }
 }

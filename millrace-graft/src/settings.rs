@@ -12,7 +12,10 @@ use millrace_bpf::{
 };
 use serde::{Deserialize, Serialize};
 
+pub use self::agreement::{Agreement, Fetch, Peer, Trust};
 use crate::{Error, identity::Key};
+
+mod agreement;
 
 /// Of a congestion control's name.
 const CONGESTION_MAX: usize = 15;
@@ -33,6 +36,8 @@ pub struct Settings {
     pub rules: Vec<Rule>,
     /// Sorted by their round trips.
     pub classes: Vec<Class>,
+    /// With whom, by TLS.
+    pub agreement: Option<Agreement>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -42,6 +47,17 @@ pub struct Load {
     pub graft: String,
     #[serde(default)]
     pub parameters: BTreeMap<String, u64>,
+}
+
+/// Whom a rule asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Agree {
+    /// It holds whatever the peer has.
+    Nobody,
+    /// By TCP options.
+    Options,
+    /// By TCP options, and only who is bound by an agreement.
+    Bound,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
@@ -58,9 +74,11 @@ pub struct Rule {
     pub side: Side,
     pub ports: Vec<RangeInclusive<u16>>,
     pub peers: Vec<Prefix>,
-    pub agree: bool,
+    pub agree: Agree,
     /// Of the pool.
     pub graft: Option<String>,
+    /// Of the pool: what the peer's side is to use, if it is to be bound.
+    pub peer_graft: Option<String>,
     /// Of the kernel.
     pub congestion: Option<String>,
     pub pacing_mbit: Option<u32>,
@@ -90,6 +108,11 @@ struct Raw {
     #[serde(default)]
     rule: Vec<RawRule>,
     class: Option<Vec<Class>>,
+    agreement: Option<agreement::Raw>,
+    #[serde(default)]
+    peer: Vec<agreement::RawPeer>,
+    #[serde(default)]
+    fetch: Vec<agreement::RawFetch>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -99,9 +122,9 @@ struct RawRule {
     side: Side,
     port: Many<Port>,
     peer: Option<Many<String>>,
-    #[serde(default = "yes")]
-    agree: bool,
+    agree: Option<RawAgree>,
     graft: Option<String>,
+    peer_graft: Option<String>,
     congestion: Option<String>,
     pacing_mbit: Option<u32>,
     send_buffer_kib: Option<u32>,
@@ -109,8 +132,28 @@ struct RawRule {
     initial_window: Option<u32>,
 }
 
-fn yes() -> bool {
-    true
+/// `true`, `false`, `"bound"`.
+#[derive(Debug, Deserialize)]
+#[serde(untagged, expecting = "agree is true, false or \"bound\"")]
+enum RawAgree {
+    Whether(bool),
+    How(Bound),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Bound {
+    Bound,
+}
+
+impl From<Option<RawAgree>> for Agree {
+    fn from(raw: Option<RawAgree>) -> Self {
+        match raw {
+            Some(RawAgree::Whether(false)) => Self::Nobody,
+            None | Some(RawAgree::Whether(true)) => Self::Options,
+            Some(RawAgree::How(Bound::Bound)) => Self::Bound,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -172,13 +215,15 @@ impl Settings {
             .map(|key| key.parse().map_err(|error| format!("trusted-keys: {key:?} {error}")));
         let mut classes = raw.class.unwrap_or_else(default_classes);
         classes.sort_by_key(|class| class.min_rtt_us);
+        let agreement = Agreement::of(raw.agreement, raw.peer, raw.fetch, directory)?;
         let settings = Self {
-            pool: raw.pool.iter().map(|path| directory.join(path)).collect(),
+            pool: raw.pool.iter().map(|path| directory.join(path)).chain(fetched_to(&agreement)).collect(),
             trusted_keys: keys.collect::<Result<_, _>>()?,
             cgroup: raw.cgroup,
             load: raw.load,
             rules: raw.rule.into_iter().map(RawRule::checked).collect::<Result<_, _>>()?,
             classes,
+            agreement,
         };
         settings.check()?;
         Ok(settings)
@@ -194,15 +239,58 @@ impl Settings {
             return Err(format!("graft {} is loaded twice", load.graft));
         }
         let places: usize = self.rules.iter().map(|rule| rule.ports.len() * rule.peers.len()).sum();
-        if places > RULES {
+        let room = RULES - self.own_rules().len();
+        if places > room {
             return Err(format!(
-                "the rules have {places} pairs of a port and a peer: there is room for {RULES}"
+                "the rules have {places} pairs of a port and a peer: there is room for {room}"
             ));
         }
+        self.check_agreement()?;
         match self.classes.first() {
             Some(class) if class.min_rtt_us == 0 => Ok(()),
             _ => Err("one class has min-rtt-us = 0".to_owned()),
         }
+    }
+
+    fn check_agreement(&self) -> Result<(), String> {
+        let bound = self.rules.iter().find(|rule| rule.agree == Agree::Bound);
+        let Some(agreement) = &self.agreement else {
+            return match bound {
+                Some(rule) => Err(format!(
+                    "rule {}: agree = \"bound\" wants a [[peer]] and an [agreement]",
+                    rule.name
+                )),
+                None => Ok(()),
+            };
+        };
+        if !agreement.fetch.is_empty() && self.trusted_keys.is_empty() {
+            return Err("fetch wants trusted-keys: what comes from a peer is signed by one of them".to_owned());
+        }
+        Ok(())
+    }
+
+    /// For the control connections themselves, so that it is known whether options come through to each peer.
+    pub(crate) fn own_rules(&self) -> Vec<kernel::Rule> {
+        let Some(agreement) = &self.agreement else { return Vec::new() };
+        let rule = |side, port| kernel::Rule {
+            side,
+            peer: kernel::everybody(),
+            ports: port..=port,
+            agree: true,
+            bound: false,
+            graft: [0; 4],
+            settings: kernel::Settings::default(),
+        };
+        let called: BTreeSet<u16> =
+            agreement.peers.iter().filter_map(|peer| Some(peer.address?.port())).collect();
+        let clients = called.into_iter().map(|port| rule(kernel::Side::Client, port));
+        let server = agreement.listen.map(|at| rule(kernel::Side::Server, at.port()));
+        clients.chain(server).collect()
+    }
+
+    /// One that is to come from a peer.
+    pub fn fetches(&self, graft: &str) -> bool {
+        self.agreement.as_ref().is_some_and(|it| it.fetch.iter().any(|fetch| fetch.graft == graft))
     }
 
     /// Grafts that have to be there, with the values that are set for them.
@@ -212,6 +300,10 @@ impl Settings {
         needed.extend(self.load.iter().map(|load| (load.graft.clone(), load.parameters.clone())));
         needed
     }
+}
+
+fn fetched_to(agreement: &Option<Agreement>) -> Option<PathBuf> {
+    agreement.as_ref()?.fetch_to.clone()
 }
 
 /// As VTL has them.
@@ -249,13 +341,18 @@ impl RawRule {
         if ports.is_empty() || peers.is_empty() {
             return Err("port and peer are not empty".to_owned());
         }
+        let agree = Agree::from(self.agree);
+        if self.peer_graft.is_some() && agree != Agree::Bound {
+            return Err("peer-graft wants agree = \"bound\"".to_owned());
+        }
         Ok(Rule {
             name: self.name,
             side: self.side,
             ports,
             peers,
-            agree: self.agree,
+            agree,
             graft: self.graft,
+            peer_graft: self.peer_graft,
             congestion: self.congestion,
             pacing_mbit: self.pacing_mbit,
             send_buffer_kib: self.send_buffer_kib,
@@ -288,7 +385,8 @@ impl Rule {
                 side,
                 peer,
                 ports,
-                agree: self.agree,
+                agree: self.agree != Agree::Nobody,
+                bound: self.agree == Agree::Bound,
                 graft,
                 settings: settings.clone(),
             })
@@ -340,6 +438,9 @@ mod tests {
             (format!("{rule}peer = \"10.0.0.0/33\"\n"), "no address prefix"),
             (format!("{rule}initial-window = 0\n"), "initial-window is from 1"),
             (format!("{rule}pace = 1\n"), "unknown field `pace`"),
+            (format!("{rule}agree = \"perhaps\"\n"), "agree is true, false or \"bound\""),
+            (format!("{rule}agree = \"bound\"\n"), "rule a: agree = \"bound\" wants a [[peer]]"),
+            (format!("{rule}peer-graft = \"b\"\n"), "rule a: peer-graft wants agree = \"bound\""),
             (format!("{rule}{rule}"), "two rules are called a"),
             (rule.replace("80", "[\"1-2\", 4]"), ""),
             ("[[load]]\ngraft = \"a\"\n".repeat(2), "loaded twice"),

@@ -1,7 +1,8 @@
 //! What a runtime is doing, as data.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
+pub use millrace_proto::graft::message::{Host, Nat, Verdict};
 use serde::{Deserialize, Serialize};
 
 pub use crate::paths::Path;
@@ -23,6 +24,63 @@ pub struct Status {
     /// Lines of the log that were not written.
     pub log_lines_dropped: u64,
     pub paths: Vec<Path>,
+    /// With whom this host agrees by TLS.
+    pub peers: Vec<Peer>,
+    /// Negotiations by what became of them.
+    pub negotiations: BTreeMap<String, u64>,
+    /// Connections of which the two ends tell different things, by how.
+    pub downgrades: BTreeMap<String, u64>,
+}
+
+/// A peer of the settings.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Peer {
+    pub name: String,
+    /// `waiting`, `agreed`, `refused`, `absent`, `timed-out`, `untrusted`, `malformed`, `ended`.
+    pub state: String,
+    /// Why it is not agreed.
+    pub detail: String,
+    /// Since it is so.
+    pub age_s: f64,
+    /// From which, or to which, it has agreed last.
+    pub address: Option<IpAddr>,
+    pub host: Option<Host>,
+    /// That it has.
+    pub functions: usize,
+    /// Of this host's, that are agreed on.
+    pub rules: Vec<String>,
+    /// What the path to it lets through.
+    pub path: Verdict,
+    /// Since any of it was found out.
+    pub path_age_s: Option<f64>,
+    pub downgrades: u64,
+    pub latest_downgrades: Vec<Downgraded>,
+    /// How long the latest negotiation took.
+    pub negotiated: Negotiated,
+}
+
+/// A connection that got less, or other, than its ends have said.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Downgraded {
+    /// `stripped`, `altered`, `forged`.
+    pub kind: String,
+    /// The server's.
+    pub port: u16,
+    pub age_s: f64,
+}
+
+/// The steps of a negotiation, as the caller has them; all 0 for who is called.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Negotiated {
+    /// TCP's handshake.
+    pub connect_us: u64,
+    pub tls_us: u64,
+    /// From the offer to its answer.
+    pub offer_us: u64,
+    /// Until the rules hold.
+    pub bind_us: u64,
 }
 
 /// A graft in the kernel.
@@ -51,6 +109,10 @@ pub struct Rule {
     pub ports: Vec<String>,
     pub peers: Vec<String>,
     pub agree: bool,
+    /// Only with who is bound.
+    pub bound: bool,
+    /// It has no graft yet.
+    pub waits: bool,
     pub congestion: Option<String>,
 }
 
@@ -77,4 +139,6 @@ pub struct Why {
     pub agreed: u64,
     pub age_s: Option<f64>,
     pub path: Option<Path>,
+    /// What was agreed on by TLS.
+    pub agreement: Option<Peer>,
 }

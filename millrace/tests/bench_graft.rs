@@ -36,6 +36,9 @@ fn each_is_measured() {
         "graft hybla",
         "graft longhaul",
         "graft westwood",
+        "graft hybla, a new file",
+        "graft longhaul, a new file",
+        "graft westwood, a new file",
         "TCP in place, one port",
         "reading and changing sockets",
     ];
@@ -44,6 +47,20 @@ fn each_is_measured() {
         assert_eq!(row["rounds"], 2, "{row}");
         assert!(row["total_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
     }
+    // What is known is loaded without libbpf: only then is the verifier's time told apart.
+    assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
+
+    let negotiated = rows(
+        "each_is_measured",
+        "negotiate --rtt-ms 0,10 --pools 2 --rounds 2 --connections 5",
+    );
+    for (row, rtt_ms) in negotiated.expect("root").iter().zip([0, 10]) {
+        assert_eq!((&row["rtt_ms"], &row["rounds"], &row["pool"]), (&rtt_ms.into(), &2.into(), &2.into()));
+        for step in ["connect_us", "tls_us", "offer_us", "bind_us"] {
+            assert!(row["steps"][step]["p50"].as_f64().is_some_and(|us| us > 0.0), "{step}: {row}");
+        }
+        assert!(row["tcp_bound_us"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{row}");
+    }
 
     let swapped = rows("each_is_measured", "swap --rounds 20").expect("root");
     let [swap] = &swapped[..] else { panic!("{swapped:?}") };
@@ -51,8 +68,13 @@ fn each_is_measured() {
     assert!(swap["bytes_sent"].as_u64().is_some_and(|bytes| bytes > 0), "{swap}");
     assert_eq!(swap["bytes_sent"], swap["bytes_received"]);
 
-    let arguments = "fct --controls cubic,mr_hybla,none --sizes-kib 64 --loss 0 --rtt-ms 20 --rounds 1";
-    let timed = rows("each_is_measured", arguments).expect("root");
+    let plot = tempfile::NamedTempFile::with_suffix(".svg").expect("a file");
+    let arguments = "fct --controls cubic,mr_hybla,none --cells 64:0:20,64:1:10 --labs 2 --rounds 1 --plot ";
+    let timed = rows("each_is_measured", &format!("{arguments}{}", plot.path().display())).expect("root");
+    let svg = std::fs::read_to_string(plot.path()).expect("a picture");
+    assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_hybla"), "{svg}");
+    let (near, timed): (Vec<_>, Vec<_>) = timed.into_iter().partition(|row| row["rtt_ms"] == 10);
+    assert_eq!((near.len(), &near[0]["loss_percent"]), (3, &1.0.into()));
     let [cubic, hybla, none] = &timed[..] else { panic!("{timed:?}") };
     for (row, control) in [(cubic, "cubic"), (hybla, "mr_hybla")] {
         assert_eq!((&row["congestion_control"], &row["bytes"]), (&control.into(), &65536.into()));

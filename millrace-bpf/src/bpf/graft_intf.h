@@ -9,10 +9,18 @@
 #define GRAFT_RULES	 64
 #define GRAFT_PEERS	 4096
 #define GRAFT_NAME_BYTES 16 /* TCP_CA_NAME_MAX */
+#define GRAFT_BOUND	 1024
 
 enum graft_side {
 	GRAFT_CLIENT = 1, /* the rule's ports are the peer's */
 	GRAFT_SERVER = 2, /* they are this host's */
+};
+
+/* Whom a rule asks. */
+enum graft_agree {
+	GRAFT_ASK_NOBODY,
+	GRAFT_ASK,
+	GRAFT_ASK_BOUND, /* the peer, if it is bound by an agreement that has this rule */
 };
 
 /* Bits of `set`. */
@@ -31,13 +39,14 @@ struct graft_rule {
 	__u16 first_port; /* host order, both inclusive */
 	__u16 last_port;
 	__u8 side;
-	__u8 agree; /* 0: whatever the peer says */
+	__u8 agree; /* enum graft_agree */
 	__u16 set;
 	__be32 graft;		    /* that this side would use, as the option names it */
 	__u32 pacing_bytes_s;	    /* SO_MAX_PACING_RATE */
 	__s32 send_buffer_bytes;    /* SO_SNDBUF, which the kernel doubles */
 	__s32 receive_buffer_bytes; /* SO_RCVBUF, likewise */
 	__s32 window_packets;	    /* the first congestion window */
+	__u32 generation;	    /* of the list: agreements are on the rules of one */
 	char congestion[GRAFT_NAME_BYTES];
 };
 
@@ -58,6 +67,7 @@ enum graft_outcome {
 	GRAFT_RESENT,	     /* the SYN was answered only without the option, or was lost by chance */
 	GRAFT_WITHHELD,	     /* not offered: that happened with this peer not long ago */
 	GRAFT_NO_MEMORY,     /* for a socket's state */
+	GRAFT_UNBOUND,	     /* not asked: the rule wants an agreement, and there is none */
 	GRAFT_OUTCOMES,
 };
 
@@ -70,6 +80,33 @@ struct graft_peer {
 	__u32 rule;
 	__be32 graft; /* that the peer uses; 0: its kernel's own, or nothing is known */
 	__u32 pad;
+};
+
+/* A peer that is bound by an agreement. */
+struct graft_bound {
+	__u64 until_ns; /* CLOCK_MONOTONIC */
+	__u64 rules;	/* a bit for each of a list */
+	__u32 generation;
+	__u32 pad;
+};
+
+/* Both ends know a connection by the numbers of its first bytes of data, which are random. */
+struct graft_connection_key {
+	__u32 client_first;
+	__u32 server_first;
+	__u32 side; /* both may be on this host */
+};
+
+/* How a connection began, for a comparison with what the peer saw. */
+struct graft_connection {
+	__u32 peer[4];
+	__u64 time_ns;
+	__u32 outcome;
+	__be32 own; /* as the rule has it */
+	__be32 heard;
+	__u16 port;  /* the server's */
+	__u8 spoke;  /* a client: has offered; a server: would have answered */
+	__u8 pad;
 };
 
 /* One socket as sockets_read writes it. */

@@ -21,26 +21,38 @@
 #define TCP_FLAG_ACK	   0x10
 #define ENOSPC		   28
 #define WITHHOLD_NS	   (600 * 1000000000ULL)
+#define COOKIE_LIFE_NS	   (150 * 1000000000ULL)
 
-/* The rules in force: replaced as a whole. Sizes, not types: kernels before 6.2 take a map with type information for another
- * kind than the one without that replaces it.
- */
-struct rules {
+/* Two lists of rules: the one in force, and the one that the next is written to. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, struct graft_rule);
+	__uint(max_entries, 2 * GRAFT_RULES);
+} rules SEC(".maps");
+
+/* Where the list in force begins: 0 or GRAFT_RULES. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__type(key, __u32);
+	__type(value, __u32);
+	__uint(max_entries, 1);
+} in_force SEC(".maps");
+
+/* An update of a map of maps returns when every program that ran before has ended (`maybe_wait_bpf_programs`). */
+struct nothing {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(struct graft_rule));
-	__uint(max_entries, GRAFT_RULES);
-} first_rules SEC(".maps");
+	__uint(value_size, sizeof(__u32));
+	__uint(max_entries, 1);
+} nothing SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
 	__type(key, __u32);
 	__uint(max_entries, 1);
-	__array(values, struct rules);
-} rules SEC(".maps")
-= {
-	.values = {(void *)&first_rules},
-};
+	__array(values, struct nothing);
+} barrier SEC(".maps");
 
 enum phase {
 	OFFERING = 1,
@@ -57,7 +69,8 @@ struct socket_state {
 	__u8 no_room;
 	__u8 sent; /* SYNs with the option: the next goes without */
 	__u8 withheld;
-	__u8 pad[3];
+	__u8 unbound;
+	__u8 pad[2];
 };
 
 struct {
@@ -76,6 +89,26 @@ struct {
 	__uint(max_entries, GRAFT_PEERS);
 } peers SEC(".maps");
 
+/* By address as in a rule. Userspace writes it, after TLS has proved who the peer is. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32[4]);
+	__type(value, struct graft_bound);
+	__uint(max_entries, GRAFT_BOUND);
+} bound SEC(".maps");
+
+/* The latest. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__type(key, struct graft_connection_key);
+	__type(value, struct graft_connection);
+	__uint(max_entries, GRAFT_PEERS);
+} connections SEC(".maps");
+
+/* When a SYN was last answered without the option that it would have got. */
+__u64 unanswered_ns;
+
 /* enum graft_outcome -> connections or packets. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -92,10 +125,16 @@ struct ends {
 	__u8 pad;
 };
 
-static __always_inline void read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
+/* Not static, as others below: the verifier looks at such a function once, whoever calls it, and each access to the context
+ * costs it time.
+ */
+__noinline int graft_read_ends(struct bpf_sock_ops *ctx, __u8 side, struct ends *ends)
 {
 	__u32 v4 = ctx->remote_ip4, v6 = ctx->remote_ip6[3];
 	__u32 local = ctx->local_port, remote = ctx->remote_port;
+
+	if (!ends)
+		return 0;
 
 	/* Or clang chooses the address to load from, which the verifier does not allow for the context. */
 	OPAQUE(v4);
@@ -116,6 +155,7 @@ static __always_inline void read_ends(struct bpf_sock_ops *ctx, __u8 side, struc
 	ends->side = side;
 	ends->pad = 0;
 	ends->port = side == GRAFT_SERVER ? local : bpf_ntohl(remote);
+	return 0;
 }
 
 static __always_inline bool fits(const struct graft_rule *rule, const struct ends *ends)
@@ -128,34 +168,52 @@ static __always_inline bool fits(const struct graft_rule *rule, const struct end
 	return true;
 }
 
-static __always_inline const struct graft_rule *rule_at(__u32 index)
+static __always_inline __u32 first_rule(void)
 {
-	__u32 zero = 0;
-	void *current = bpf_map_lookup_elem(&rules, &zero);
+	__u32 zero = 0, *first = bpf_map_lookup_elem(&in_force, &zero);
 
-	return current ? bpf_map_lookup_elem(current, &index) : 0;
+	return first ? *first : 0;
 }
 
-/* Index of the first rule that fits; GRAFT_RULES: none does. Verified once, whoever calls it. */
+static __always_inline const struct graft_rule *rule_at(__u32 index)
+{
+	__u32 place = first_rule() + index;
+
+	return bpf_map_lookup_elem(&rules, &place);
+}
+
+struct search {
+	const struct ends *ends;
+	__u32 first;
+	__u32 found; /* GRAFT_RULES: none yet */
+};
+
+static long look_at(__u32 index, struct search *search)
+{
+	__u32 place = search->first + index;
+	const struct graft_rule *rule = bpf_map_lookup_elem(&rules, &place);
+
+	if (!rule || !rule->side)
+		return 1;
+	if (!fits(rule, search->ends))
+		return 0;
+	search->found = index;
+	return 1;
+}
+
+/* Index of the first rule that fits; GRAFT_RULES: none does. By bpf_loop, of which the verifier looks at one step. */
 __noinline int graft_find_rule(const struct ends *ends)
 {
-	__u32 zero = 0;
-	void *current = bpf_map_lookup_elem(&rules, &zero);
-	const struct graft_rule *rule;
+	struct search search = {
+		.ends = ends,
+		.first = first_rule(),
+		.found = GRAFT_RULES,
+	};
 
-	if (!current || !ends)
+	if (!ends)
 		return GRAFT_RULES;
-	for (__u32 i = 0; i < GRAFT_RULES; i++) {
-		/* Not `i` itself, which would be kept in memory, where the verifier does not follow it. */
-		__u32 index = i;
-
-		rule = bpf_map_lookup_elem(current, &index);
-		if (!rule || !rule->side)
-			return GRAFT_RULES;
-		if (fits(rule, ends))
-			return i;
-	}
-	return GRAFT_RULES;
+	bpf_loop(GRAFT_RULES, look_at, &search, 0);
+	return search.found;
 }
 
 static __always_inline const struct graft_rule *find_rule(const struct ends *ends, __u32 *index)
@@ -209,12 +267,15 @@ static __always_inline struct socket_state *state_of(struct bpf_sock_ops *ctx, _
 }
 
 /* This side's socket as the rule wants it. */
-static __always_inline void apply(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
+__noinline int graft_apply(struct bpf_sock_ops *ctx, const struct graft_rule *rule)
 {
 	char congestion[GRAFT_NAME_BYTES];
-	__u32 pacing = rule->pacing_bytes_s;
 	int value, refused = 0;
+	__u32 pacing;
 
+	if (!rule)
+		return 0;
+	pacing = rule->pacing_bytes_s;
 	__builtin_memcpy(congestion, rule->congestion, sizeof(congestion));
 	congestion[GRAFT_NAME_BYTES - 1] = 0;
 	if (rule->set & GRAFT_SET_CONGESTION &&
@@ -233,34 +294,82 @@ static __always_inline void apply(struct bpf_sock_ops *ctx, const struct graft_r
 		refused |= bpf_setsockopt(ctx, SOL_TCP, TCP_BPF_IW, &value, sizeof(value));
 	if (refused)
 		count(GRAFT_NOT_SET);
+	return 0;
 }
 
-static __always_inline void remember(const struct ends *ends, enum graft_outcome outcome, __u32 rule,
-				     __be32 graft)
+/* What has become of a connection. */
+struct conclusion {
+	struct ends ends;
+	__u32 outcome; /* enum graft_outcome */
+	__u32 rule;
+	__be32 own;
+	__be32 heard;
+	__u32 spoke;
+};
+
+static __always_inline void remember(const struct conclusion *it)
 {
-	struct graft_peer fresh = {}, *known = bpf_map_lookup_elem(&peers, ends->peer);
+	struct graft_peer fresh = {}, *known = bpf_map_lookup_elem(&peers, it->ends.peer);
 
 	if (known) {
 		fresh.agreed = known->agreed;
 		fresh.resent_ns = known->resent_ns;
 	}
-	fresh.agreed += outcome == GRAFT_AGREED;
+	fresh.agreed += it->outcome == GRAFT_AGREED;
 	fresh.time_ns = bpf_ktime_get_ns();
-	if (outcome == GRAFT_RESENT)
+	if (it->outcome == GRAFT_RESENT)
 		fresh.resent_ns = fresh.time_ns;
-	else if (outcome == GRAFT_AGREED)
+	else if (it->outcome == GRAFT_AGREED)
 		fresh.resent_ns = 0;
-	fresh.outcome = outcome;
-	fresh.rule = rule;
-	fresh.graft = graft;
-	bpf_map_update_elem(&peers, ends->peer, &fresh, BPF_ANY);
+	fresh.outcome = it->outcome;
+	fresh.rule = it->rule;
+	fresh.graft = it->heard;
+	bpf_map_update_elem(&peers, it->ends.peer, &fresh, BPF_ANY);
 }
 
-static __always_inline void conclude(const struct ends *ends, enum graft_outcome outcome, __u32 rule,
-				     __be32 graft)
+/* What this end tells the peer of the connection's beginning, once they talk. */
+static __always_inline void record(struct bpf_sock_ops *ctx, const struct conclusion *it)
 {
-	count(outcome);
-	remember(ends, outcome, rule, graft);
+	bool is_client = it->ends.side == GRAFT_CLIENT;
+	__u32 local = ctx->snd_una, remote = ctx->rcv_nxt;
+	struct graft_connection_key key = {
+		.client_first = is_client ? local : remote,
+		.server_first = is_client ? remote : local,
+		.side = it->ends.side,
+	};
+	struct graft_connection connection = {
+		.time_ns = bpf_ktime_get_ns(),
+		.outcome = it->outcome,
+		.own = it->own,
+		.heard = it->heard,
+		.port = it->ends.port,
+		.spoke = !!it->spoke,
+	};
+
+	__builtin_memcpy(connection.peer, it->ends.peer, sizeof(connection.peer));
+	bpf_map_update_elem(&connections, &key, &connection, BPF_ANY);
+}
+
+__noinline int graft_conclude(struct bpf_sock_ops *ctx, const struct conclusion *it)
+{
+	if (!it)
+		return 0;
+	count(it->outcome);
+	remember(it);
+	record(ctx, it);
+	return 0;
+}
+
+/* Whether the rule may ask this peer. */
+static __always_inline bool may_ask(const struct graft_rule *rule, __u32 index, const struct ends *ends)
+{
+	const struct graft_bound *peer;
+
+	if (rule->agree != GRAFT_ASK_BOUND)
+		return rule->agree;
+	peer = bpf_map_lookup_elem(&bound, ends->peer);
+	return peer && peer->generation == rule->generation && peer->rules >> (index & 63) & 1 &&
+	       bpf_ktime_get_ns() < peer->until_ns;
 }
 
 static __always_inline void set_flags(struct bpf_sock_ops *ctx, int more, int less)
@@ -294,10 +403,10 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 	int flags = ctx->bpf_sock_ops_cb_flags;
 	struct socket_state *state;
 	const struct graft_rule *rule;
-	struct ends ends;
+	struct ends ends = {};
 	__u32 index = 0;
 
-	read_ends(ctx, GRAFT_CLIENT, &ends);
+	graft_read_ends(ctx, GRAFT_CLIENT, &ends);
 	rule = find_rule(&ends, &index);
 	if (!rule)
 		return;
@@ -311,10 +420,11 @@ static __always_inline void on_connect(struct bpf_sock_ops *ctx)
 	state->answer = 0;
 	state->no_room = 0;
 	state->sent = 0;
-	state->withheld = rule->agree && was_resent(&ends);
+	state->unbound = rule->agree && !may_ask(rule, index, &ends);
+	state->withheld = rule->agree && !state->unbound && was_resent(&ends);
 	state->had_write_flag = !!(flags & BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
 	state->had_parse_flag = !!(flags & BPF_SOCK_OPS_PARSE_ALL_HDR_OPT_CB_FLAG);
-	if (rule->agree && !state->withheld)
+	if (rule->agree && !state->withheld && !state->unbound)
 		set_flags(ctx, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG, 0);
 }
 
@@ -339,24 +449,25 @@ static __always_inline bool is_syn_ack(struct bpf_sock_ops *ctx)
 }
 
 struct answer {
-	struct ends ends;
-	__u32 rule;
-	__u8 message; /* 0: none */
+	__u32 message; /* enum graft_message; 0: none */
 	__be32 graft;
 };
 
 /* What a SYN-ACK is to say. Nothing is kept of the SYN: whoever sent it has proved nothing. */
-static __always_inline void make_answer(struct bpf_sock_ops *ctx, struct answer *answer)
+__noinline int graft_make_answer(struct bpf_sock_ops *ctx, struct answer *answer)
 {
 	struct graft_option option = {};
 	const struct graft_rule *rule;
+	struct ends ends = {};
+	__u32 index = 0;
 
+	if (!answer)
+		return 0;
 	answer->message = 0;
-	answer->rule = 0;
-	read_ends(ctx, GRAFT_SERVER, &answer->ends);
-	rule = find_rule(&answer->ends, &answer->rule);
-	if (!rule || !rule->agree)
-		return;
+	graft_read_ends(ctx, GRAFT_SERVER, &ends);
+	rule = find_rule(&ends, &index);
+	if (!rule || !may_ask(rule, index, &ends))
+		return 0;
 	answer->graft = rule->graft;
 	switch (graft_read(&option, load_option(ctx, &option, BPF_LOAD_HDR_OPT_TCP_SYN))) {
 	case GRAFT_READ_OK:
@@ -368,6 +479,7 @@ static __always_inline void make_answer(struct bpf_sock_ops *ctx, struct answer 
 	default:
 		break;
 	}
+	return 0;
 }
 
 static __always_inline bool is_cookie(struct bpf_sock_ops *ctx)
@@ -379,16 +491,19 @@ static __always_inline bool is_cookie(struct bpf_sock_ops *ctx)
 static __always_inline void on_length(struct bpf_sock_ops *ctx)
 {
 	struct socket_state *state;
-	struct answer answer;
+	struct answer answer = {};
 
 	if (is_syn_ack(ctx)) {
-		make_answer(ctx, &answer);
+		graft_make_answer(ctx, &answer);
 		if (!answer.message)
 			return;
-		if (is_cookie(ctx))
+		if (is_cookie(ctx)) {
 			count(GRAFT_COOKIES);
-		else if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0))
+			unanswered_ns = bpf_ktime_get_ns();
+		} else if (bpf_reserve_hdr_opt(ctx, GRAFT_OPTION_BYTES, 0)) {
 			count(GRAFT_NO_ROOM);
+			unanswered_ns = bpf_ktime_get_ns();
+		}
 		return;
 	}
 	state = state_of(ctx, 0);
@@ -405,10 +520,10 @@ static __always_inline void on_write(struct bpf_sock_ops *ctx)
 {
 	const struct graft_rule *rule;
 	struct socket_state *state;
-	struct answer answer;
+	struct answer answer = {};
 
 	if (is_syn_ack(ctx)) {
-		make_answer(ctx, &answer);
+		graft_make_answer(ctx, &answer);
 		if (answer.message && !is_cookie(ctx) && !store_option(ctx, answer.message, answer.graft) &&
 		    answer.message == GRAFT_ANSWER)
 			count(GRAFT_ANSWERED);
@@ -431,6 +546,8 @@ static __always_inline enum graft_outcome judge_answer(const struct graft_option
 {
 	const struct graft_peer *known;
 
+	if (state->unbound)
+		return GRAFT_UNBOUND;
 	if (state->withheld)
 		return GRAFT_WITHHELD;
 	if (state->no_room)
@@ -459,20 +576,20 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 	enum graft_outcome outcome = GRAFT_ONE_SIDED;
 	struct graft_option option = {};
 	const struct graft_rule *rule;
-	struct ends ends;
+	struct conclusion end = {};
 
 	if (!state || state->phase != OFFERING)
 		return;
 	rule = rule_at(state->rule);
-	read_ends(ctx, GRAFT_CLIENT, &ends);
+	graft_read_ends(ctx, GRAFT_CLIENT, &end.ends);
 	/* The rules may have been replaced since. */
-	if (!rule || !fits(rule, &ends)) {
+	if (!rule || !fits(rule, &end.ends)) {
 		state->phase = DONE;
 		let_go(ctx, state);
 		return;
 	}
 	if (rule->agree)
-		outcome = judge_answer(&option, load_option(ctx, &option, 0), state, &ends,
+		outcome = judge_answer(&option, load_option(ctx, &option, 0), state, &end.ends,
 				       ctx->total_retrans > 0);
 	state->phase = DONE;
 	if (outcome == GRAFT_AGREED) {
@@ -482,9 +599,14 @@ static __always_inline void on_connected(struct bpf_sock_ops *ctx)
 	} else if (rule->agree) {
 		let_go(ctx, state);
 	}
-	conclude(&ends, outcome, state->rule, outcome == GRAFT_AGREED ? option.graft : 0);
+	end.outcome = outcome;
+	end.rule = state->rule;
+	end.own = rule->graft;
+	end.heard = outcome == GRAFT_AGREED ? option.graft : 0;
+	end.spoke = state->sent;
+	graft_conclude(ctx, &end);
 	if (outcome == GRAFT_AGREED || outcome == GRAFT_ONE_SIDED)
-		apply(ctx, rule);
+		graft_apply(ctx, rule);
 }
 
 /* Something has come from the server: it has the ACK or what came behind it. */
@@ -496,6 +618,12 @@ static __always_inline void on_packet(struct bpf_sock_ops *ctx)
 		return;
 	state->phase = DONE;
 	let_go(ctx, state);
+}
+
+/* Of SYNs nothing is kept: where some were not answered of late, this one may have been one of them. */
+static __always_inline bool answers(const struct socket_state *listener)
+{
+	return listener && (!unanswered_ns || bpf_ktime_get_ns() - unanswered_ns > COOKIE_LIFE_NS);
 }
 
 static __always_inline bool confirms(const struct graft_option *option, const struct graft_rule *rule)
@@ -511,26 +639,32 @@ static __always_inline void on_accepted(struct bpf_sock_ops *ctx)
 	struct graft_option option = {};
 	const struct graft_rule *rule;
 	enum graft_reading reading;
-	struct ends ends;
+	struct conclusion end = {};
 	__u32 index = 0;
 
 	/* The listener's, inherited; unless it was another program's. */
 	if (!state || !state->had_write_flag)
 		set_flags(ctx, 0, BPF_SOCK_OPS_WRITE_HDR_OPT_CB_FLAG);
-	read_ends(ctx, GRAFT_SERVER, &ends);
-	rule = find_rule(&ends, &index);
+	graft_read_ends(ctx, GRAFT_SERVER, &end.ends);
+	rule = find_rule(&end.ends, &index);
 	if (!rule)
 		return;
-	if (rule->agree) {
+	if (rule->agree && !may_ask(rule, index, &end.ends)) {
+		outcome = GRAFT_UNBOUND;
+	} else if (rule->agree) {
 		reading = graft_read(&option, load_option(ctx, &option, 0));
 		outcome = reading == GRAFT_READ_BAD  ? GRAFT_MALFORMED
 			  : reading != GRAFT_READ_OK ? GRAFT_UNCONFIRMED
 			  : confirms(&option, rule)  ? GRAFT_AGREED
 						     : GRAFT_MALFORMED;
 	}
-	conclude(&ends, outcome, index, 0);
+	end.outcome = outcome;
+	end.rule = index;
+	end.own = rule->graft;
+	end.spoke = answers(state);
+	graft_conclude(ctx, &end);
 	if (outcome == GRAFT_AGREED || outcome == GRAFT_ONE_SIDED)
-		apply(ctx, rule);
+		graft_apply(ctx, rule);
 }
 
 /* What the socket has of its listener is of no use any more. */

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use libbpf_rs::query::MapInfoIter;
@@ -15,6 +15,7 @@ use nix::libc;
 
 use super::Error;
 use super::object::{NAME_PREFIX, Object};
+use super::recipe::{Parts, Recipe};
 use crate::fork::{Kept, keep_from_children};
 use crate::object::take_log;
 use crate::raw::{check, detach, owned};
@@ -24,10 +25,12 @@ const BY_LINK: u32 = libbpf_sys::BPF_F_LINK;
 /// How long the steps took.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Timing {
-    /// Reading the object file.
+    /// Reading the object file; and relocation, where it was not known.
     pub open: Duration,
-    /// Relocation, verifier and JIT.
+    /// Verifier and JIT.
     pub load: Duration,
+    /// The verifier's part of that, where it is known.
+    pub verification: Option<Duration>,
     /// Registration.
     pub attach: Duration,
 }
@@ -36,16 +39,43 @@ pub struct Timing {
 pub struct Control {
     // Dropped before the map that it is of.
     link: Option<Registration>,
-    _object: libbpf_rs::Object,
+    _body: Body,
     name: String,
     by_link: bool,
     timing: Timing,
 }
 
+/// What was loaded.
+enum Body {
+    /// By libbpf: the first time, and where a recipe does not do.
+    Object(libbpf_rs::Object),
+    Parts(Parts),
+}
+
 struct Registration {
     _kept: Kept,
-    link: Link,
+    link: Registered,
     by_link: bool,
+}
+
+enum Registered {
+    Libbpf(Link),
+    Raw(OwnedFd),
+}
+
+impl AsFd for Registered {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Libbpf(link) => link.as_fd(),
+            Self::Raw(fd) => fd.as_fd(),
+        }
+    }
+}
+
+impl Registration {
+    fn new(link: Registered, by_link: bool) -> Self {
+        Self { _kept: keep_from_children(&link), link, by_link }
+    }
 }
 
 impl Drop for Registration {
@@ -58,6 +88,14 @@ impl Drop for Registration {
 }
 
 impl Control {
+    /// Has libbpf relocate it, so that it is loaded faster when it is wanted. Nothing stays in the kernel.
+    pub fn prepare(image: &[u8]) -> Result<(), Error> {
+        match Recipe::of(image) {
+            Some(_) => Ok(()),
+            None => Ready::load_either(image, &[]).map(drop),
+        }
+    }
+
     /// Loads and registers it, with these values instead of those that it was compiled with.
     pub fn register(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load_either(image, parameters)?.register()
@@ -118,7 +156,7 @@ impl Control {
 
 /// Loaded, and not registered yet.
 struct Ready {
-    object: libbpf_rs::Object,
+    body: Body,
     name: String,
     by_link: bool,
     timing: Timing,
@@ -137,6 +175,33 @@ impl Ready {
 
     fn load(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
         let start = Instant::now();
+        let known = Recipe::of(image).filter(|_| by_link);
+        if let Some(ready) = known.and_then(|recipe| Self::by_recipe(&recipe, parameters, start)) {
+            return Ok(ready);
+        }
+        let ready = Self::by_libbpf(image, parameters, by_link)?;
+        let Body::Object(object) = &ready.body else { return Ok(ready) };
+        let recipe = if by_link { Recipe::keep(image, object)? } else { None };
+        // Both loads, so that what is registered by a recipe is always replaced by one.
+        let again = recipe.and_then(|recipe| Self::by_recipe(&recipe, parameters, start));
+        Ok(again.unwrap_or(ready))
+    }
+
+    /// What the kernel refuses is asked of libbpf, which says why.
+    fn by_recipe(recipe: &Recipe, parameters: &[(String, u64)], start: Instant) -> Option<Self> {
+        let opened = Instant::now();
+        let parts = recipe.load(parameters).ok()?;
+        let timing = Timing {
+            open: opened - start,
+            load: opened.elapsed(),
+            verification: Some(parts.verification),
+            attach: Duration::ZERO,
+        };
+        Some(Self { body: Body::Parts(parts), name: recipe.name().to_owned(), by_link: true, timing })
+    }
+
+    fn by_libbpf(image: &[u8], parameters: &[(String, u64)], by_link: bool) -> Result<Self, Error> {
+        let start = Instant::now();
         let mut object = Object::open(image)?;
         parameters.iter().try_for_each(|(name, value)| object.set(name, *value))?;
         if let Some(mut map) = object.congestion_control().filter(|_| by_link) {
@@ -146,43 +211,59 @@ impl Ready {
         take_log();
         let name = object.name().to_owned();
         let loaded = object.open.load().map_err(|source| Error::Load { source, log: take_log() })?;
-        let timing = Timing { open: opened - start, load: opened.elapsed(), attach: Duration::ZERO };
-        Ok(Self { object: loaded, name, by_link, timing })
-    }
-
-    fn map(&mut self) -> Option<MapMut<'_>> {
-        self.object.maps_mut().find(|map| libbpf_rs::MapCore::map_type(map) == MapType::StructOps)
+        let timing = Timing { open: opened - start, load: opened.elapsed(), ..Timing::default() };
+        Ok(Self { body: Body::Object(loaded), name, by_link, timing })
     }
 
     fn register(mut self) -> Result<Control, Error> {
         let start = Instant::now();
-        let (name, by_link) = (self.name.clone(), self.by_link);
-        let refused = |source: nix::Error| Error::Register { name: name.clone(), source };
-        let mut map = self.map().ok_or_else(|| refused(nix::Error::ENOENT))?;
-        // libbpf says by errno what the kernel said.
-        let link = map.attach_struct_ops().map_err(|_| refused(nix::Error::last()))?;
-        let kept = keep_from_children(&link);
+        let link = match &mut self.body {
+            Body::Object(object) => attach(object),
+            Body::Parts(parts) => parts.register().map(Registered::Raw).map_err(number),
+        };
+        let link = link.map_err(|source| Error::Register { name: self.name.clone(), source })?;
         self.timing.attach = start.elapsed();
-        Ok(self.with(Some(Registration { _kept: kept, link, by_link })))
+        let registration = Registration::new(link, self.by_link);
+        Ok(self.with(Some(registration)))
     }
 
     /// In the place of what a link is of.
-    fn update(&mut self, link: &Link) -> nix::Result<()> {
-        let map = self.map().ok_or(nix::Error::ENOENT)?;
-        // SAFETY: both are open, and the map's object outlives the call; libbpf keeps no pointer to it.
-        let result = unsafe {
-            libbpf_sys::bpf_link__update_map(
-                link.as_libbpf_object().as_ptr(),
-                map.as_libbpf_object().as_ptr(),
-            )
-        };
-        check(result).map_err(|error| nix::Error::from_raw(error.raw_os_error().unwrap_or_default()))
+    fn update(&mut self, link: &Registered) -> nix::Result<()> {
+        match (&mut self.body, link) {
+            (Body::Parts(parts), link) => parts.replace(link.as_fd()).map_err(number),
+            (Body::Object(object), Registered::Libbpf(link)) => update(object, link),
+            // libbpf updates links of its own only.
+            (Body::Object(_), Registered::Raw(_)) => Err(nix::Error::EOPNOTSUPP),
+        }
     }
 
     fn with(self, link: Option<Registration>) -> Control {
-        let Self { object, name, by_link, timing } = self;
-        Control { link, _object: object, name, by_link, timing }
+        let Self { body, name, by_link, timing } = self;
+        Control { link, _body: body, name, by_link, timing }
     }
+}
+
+fn number(error: std::io::Error) -> nix::Error {
+    nix::Error::from_raw(error.raw_os_error().unwrap_or_default())
+}
+
+fn struct_ops(object: &mut libbpf_rs::Object) -> nix::Result<MapMut<'_>> {
+    let mut maps = object.maps_mut();
+    maps.find(|map| libbpf_rs::MapCore::map_type(map) == MapType::StructOps).ok_or(nix::Error::ENOENT)
+}
+
+fn attach(object: &mut libbpf_rs::Object) -> nix::Result<Registered> {
+    // libbpf says by errno what the kernel said.
+    struct_ops(object)?.attach_struct_ops().map(Registered::Libbpf).map_err(|_| nix::Error::last())
+}
+
+fn update(object: &mut libbpf_rs::Object, link: &Link) -> nix::Result<()> {
+    let map = struct_ops(object)?;
+    // SAFETY: both are open, and the map's object outlives the call; libbpf keeps no pointer to it.
+    let result = unsafe {
+        libbpf_sys::bpf_link__update_map(link.as_libbpf_object().as_ptr(), map.as_libbpf_object().as_ptr())
+    };
+    check(result).map_err(number)
 }
 
 /// Takes back what killed processes left registered, on kernels without links. Returns how many.

@@ -8,6 +8,9 @@ pub(crate) const NAME_BYTES: usize = 16;
 pub(crate) const CLIENT: u8 = 1;
 pub(crate) const SERVER: u8 = 2;
 
+pub(crate) const ASK: u8 = 1;
+pub(crate) const ASK_BOUND: u8 = 2;
+
 pub(crate) const SET_CONGESTION: u16 = 1;
 pub(crate) const SET_PACING: u16 = 2;
 pub(crate) const SET_SEND_BUFFER: u16 = 4;
@@ -27,6 +30,7 @@ mirror!(Rule = "graft_rule" {
     send_buffer_bytes: i32,
     receive_buffer_bytes: i32,
     window_packets: i32,
+    generation: u32,
     congestion: [u8; NAME_BYTES],
 });
 
@@ -38,6 +42,21 @@ mirror!(Peer = "graft_peer" {
     rule: u32,
     graft: [u8; 4],
     pad: u32,
+});
+
+mirror!(Bound = "graft_bound" { until_ns: u64, rules: u64, generation: u32, pad: u32 });
+
+mirror!(ConnectionKey = "graft_connection_key" { client_first: u32, server_first: u32, side: u32 });
+
+mirror!(Connection = "graft_connection" {
+    peer: [u8; 16],
+    time_ns: u64,
+    outcome: u32,
+    own: [u8; 4],
+    heard: [u8; 4],
+    port: u16,
+    spoke: u8,
+    pad: u8,
 });
 
 mirror!(Socket = "graft_socket" {
@@ -74,7 +93,10 @@ mod tests {
 
     #[test]
     fn mirrors_match_btf() {
-        assert_layouts("graft_tcp.bpf.o", &[Peer::LAYOUT]);
+        assert_layouts(
+            "graft_tcp.bpf.o",
+            &[Peer::LAYOUT, Bound::LAYOUT, ConnectionKey::LAYOUT, Connection::LAYOUT],
+        );
         assert_layouts(
             "graft_sockets.bpf.o",
             &[Rule::LAYOUT, Socket::LAYOUT, Change::LAYOUT, Changed::LAYOUT],

@@ -13,7 +13,7 @@ use crate::object::capture_log;
 pub const NAME_PREFIX: &str = "mr_";
 
 const NAME_BYTES: usize = 16;
-const CONFIG: &str = ".rodata.config";
+pub(super) const CONFIG: &str = ".rodata.config";
 
 /// A member of the structure `config`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +29,7 @@ pub struct Parameter {
 pub struct Object {
     pub(crate) open: OpenObject,
     name: String,
+    flags: u32,
     parameters: Vec<Parameter>,
 }
 
@@ -46,10 +47,10 @@ impl Object {
         let btf = Btf::from_bpf_object(raw).map_err(Error::Open)?;
         let btf = btf.ok_or_else(|| form("it has no BTF: compile it with -g"))?;
         check_programs(&open)?;
-        let name = congestion_name(&btf, &mut open)?;
+        let (name, flags) = congestion_name(&btf, &mut open)?;
         let parameters = parameters(&btf, &mut open)?;
         drop(btf);
-        Ok(Self { open, name, parameters })
+        Ok(Self { open, name, flags, parameters })
     }
 
     /// Of the congestion control, as TCP knows it.
@@ -59,6 +60,17 @@ impl Object {
 
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters
+    }
+
+    /// Of its `tcp_congestion_ops`.
+    pub(super) fn flags(&self) -> u32 {
+        self.flags
+    }
+
+    /// All values of parameters, as they lie.
+    pub(super) fn config(&mut self) -> Vec<u8> {
+        let mut map = map(&mut self.open, CONFIG);
+        map.as_mut().and_then(|map| map.initial_value_mut()).map(|value| value.to_vec()).unwrap_or_default()
     }
 
     /// Another value than it was compiled with.
@@ -80,6 +92,14 @@ impl Object {
     /// The map that is registered.
     pub(crate) fn congestion_control(&mut self) -> Option<OpenMapMut<'_>> {
         self.open.maps_mut().find(|map| map.map_type() == MapType::StructOps)
+    }
+}
+
+/// In bytes.
+pub(super) fn offset_of(of: &Struct<'_>, member: &str) -> Option<usize> {
+    match of.iter().find(|it| it.name == Some(OsStr::new(member)))?.attr {
+        MemberAttr::Normal { offset } => Some(offset as usize / 8),
+        MemberAttr::BitField { .. } => None,
     }
 }
 
@@ -105,22 +125,24 @@ fn check_programs(open: &OpenObject) -> Result<(), Error> {
     }
 }
 
-fn congestion_name(btf: &Btf<'_>, open: &mut OpenObject) -> Result<String, Error> {
+/// And its flags.
+fn congestion_name(btf: &Btf<'_>, open: &mut OpenObject) -> Result<(String, u32), Error> {
     let ops: Option<Struct<'_>> = btf.type_by_name("tcp_congestion_ops");
     let ops = ops.ok_or_else(|| form("its .struct_ops is no struct tcp_congestion_ops"))?;
-    let member = ops.iter().find(|member| member.name == Some(OsStr::new("name")));
-    let Some(MemberAttr::Normal { offset }) = member.map(|member| member.attr) else {
+    let Some(at) = offset_of(&ops, "name") else {
         return Err(form("its struct tcp_congestion_ops has no name: include graft.h"));
     };
-    let at = offset as usize / 8;
+    let flags_at = offset_of(&ops, "flags");
     let mut control = open.maps_mut().find(|map| map.map_type() == MapType::StructOps);
     let value = control.as_mut().and_then(|map| map.initial_value_mut()).map(|value| &*value);
     let bytes = value.and_then(|value| value.get(at..at + NAME_BYTES)).unwrap_or_default();
+    let flags = flags_at.and_then(|at| value.and_then(|value| value.get(at..)?.first_chunk()));
+    let flags = flags.map_or(0, |bytes| u32::from_ne_bytes(*bytes));
     let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(0);
     let name = String::from_utf8_lossy(&bytes[..end]).into_owned();
     let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
     match name.starts_with(NAME_PREFIX) && is_plain && name.len() > NAME_PREFIX.len() {
-        true => Ok(name),
+        true => Ok((name, flags)),
         false => Err(form(format!(
             "its congestion control is called {name:?}: it is to be {NAME_PREFIX} and letters, at most 15"
         ))),

@@ -40,13 +40,16 @@ pub struct Rule {
     pub ports: RangeInclusive<u16>,
     /// Only with a peer that has agreed in TCP options.
     pub agree: bool,
+    /// If it asks: only a peer that is bound by an agreement on this rule ([`Tcp::bind`](super::Tcp::bind)).
+    pub bound: bool,
     /// First bytes of the identity of what this side would use; zero: what its kernel has.
     pub graft: [u8; 4],
     pub settings: Settings,
 }
 
 impl Rule {
-    pub(super) fn raw(&self) -> intf::Rule {
+    /// `generation`: of the list that it is in.
+    pub(super) fn raw(&self, generation: u32) -> intf::Rule {
         let Settings { congestion, pacing, send_buffer, receive_buffer, window } = &self.settings;
         let bit = |is_set: bool, bit: u16| if is_set { bit } else { 0 };
         let set = bit(congestion.is_some(), intf::SET_CONGESTION)
@@ -64,13 +67,18 @@ impl Rule {
                 Side::Client => intf::CLIENT,
                 Side::Server => intf::SERVER,
             },
-            agree: u8::from(self.agree),
+            agree: match (self.agree, self.bound) {
+                (false, _) => 0,
+                (true, false) => intf::ASK,
+                (true, true) => intf::ASK_BOUND,
+            },
             set,
             graft: self.graft,
             pacing_bytes_s: pacing.unwrap_or_default(),
             send_buffer_bytes: send_buffer.unwrap_or_default(),
             receive_buffer_bytes: receive_buffer.unwrap_or_default(),
             window_packets: window.unwrap_or_default(),
+            generation,
             congestion: name(congestion.as_deref().unwrap_or_default()),
         }
     }
@@ -79,6 +87,13 @@ impl Rule {
 /// The prefix of all addresses, of IPv4 too.
 pub fn everybody() -> Prefix {
     Prefix::new(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or_else(|| unreachable!("no bits are too few"))
+}
+
+/// Whether a rule with this prefix is for this peer.
+pub fn covers(prefix: Prefix, address: IpAddr) -> bool {
+    let (peer, mask) = masked(prefix);
+    let masked = words(address).into_iter().zip(mask).map(|(byte, mask)| byte & mask);
+    masked.eq(peer)
 }
 
 /// Cut off where there is no room, with a zero behind it.
@@ -137,6 +152,22 @@ mod tests {
             assert_eq!(Ipv6Addr::from(peer), wanted, "{text}");
             assert_eq!(u128::from_be_bytes(mask).leading_ones(), bits, "{text}");
             assert_eq!(u128::from_be_bytes(mask).count_ones(), bits, "{text}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_covered_as_in_the_kernel() {
+        let table = [
+            ("10.0.0.0/8", "10.200.0.1", true),
+            ("10.0.0.0/8", "11.0.0.1", false),
+            ("0.0.0.0/0", "11.0.0.1", true),
+            ("0.0.0.0/0", "2001:db8::1", false),
+            ("::/0", "11.0.0.1", true),
+            ("2001:db8::/32", "2001:db9::1", false),
+        ];
+        for (prefix, address, wanted) in table {
+            let prefix = prefix.parse().expect("a prefix");
+            assert_eq!(covers(prefix, address.parse().expect("an address")), wanted, "{prefix} {address}");
         }
     }
 

@@ -69,7 +69,7 @@ impl Sockets {
 
     pub fn set(&mut self, change: &Change) -> Result<Changed, Error> {
         let raw =
-            intf::Change { rule: change.rule.raw(), from: name(change.from.as_deref().unwrap_or_default()) };
+            intf::Change { rule: change.rule.raw(0), from: name(change.from.as_deref().unwrap_or_default()) };
         write(&self.object.handle("change")?, "change", &0_u32.to_ne_bytes(), raw.as_bytes())?;
         let mut changed = Changed::default();
         for socket in self.walk::<intf::Changed>("sockets_set")? {

@@ -4,12 +4,13 @@ use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+use std::time::Duration;
 
-use libbpf_rs::libbpf_sys::bpf_map_create_opts;
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType};
+use libbpf_rs::{Link, MapCore, MapFlags};
 
-use super::rule::{RULES, Rule, address, words};
+use super::rule::{RULES, Rule, Side, address, words};
 use super::{Error, intf};
+use crate::clock;
 use crate::fork::{Kept, keep_from_children};
 use crate::intf::Plain;
 use crate::object::{Loaded, embedded, write};
@@ -66,6 +67,8 @@ outcomes! {
     Withheld = "withheld",
     /// There was no memory for a socket's state.
     NoMemory = "no-memory",
+    /// Nothing was offered or answered: the rule wants a peer that is bound, and this one is not.
+    Unbound = "unbound",
 }
 
 /// What is known of a peer.
@@ -84,12 +87,36 @@ pub struct Peer {
     pub agreed: u64,
 }
 
+/// How a connection with a peer began, that a rule fits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Connection {
+    pub peer: IpAddr,
+    pub side: Side,
+    /// Numbers of the first bytes of data, the client's and the server's: by these the peer knows it, too.
+    pub first: [u32; 2],
+    /// The server's.
+    pub port: u16,
+    /// `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    pub outcome: Outcome,
+    /// Of a client: it has offered. Of a server: it would have answered an offer.
+    pub spoke: bool,
+    /// First bytes of the identity of what this side would use.
+    pub own: [u8; 4],
+    /// What the peer said that it uses.
+    pub heard: [u8; 4],
+}
+
 /// The program, loaded. It acts from [`attach`](Self::attach) on and until it is dropped.
 pub struct Tcp {
     links: Vec<Attachment>,
     object: Loaded,
-    /// The map of rules that it was loaded with is no longer the one in force.
+    /// Where the list of rules in force begins, of two.
+    first_rule: usize,
+    /// Programs that ran when the list was replaced may still read the one before.
     is_replaced: bool,
+    /// Of the list of rules.
+    generation: u32,
 }
 
 struct Attachment {
@@ -107,7 +134,7 @@ impl Drop for Attachment {
 impl Tcp {
     pub fn load() -> Result<Self, Error> {
         let object = embedded!("graft_tcp.bpf.o").open()?.load()?;
-        Ok(Self { links: Vec::new(), object, is_replaced: false })
+        Ok(Self { links: Vec::new(), object, first_rule: 0, is_replaced: false, generation: 0 })
     }
 
     /// Sockets that are made in the cgroup (version 2), and those below it, from now on. Other programs of the cgroup stay.
@@ -129,27 +156,55 @@ impl Tcp {
         self.links.clear();
     }
 
-    /// These and no others, at once. Connections that are being made keep what they have offered.
+    /// These and no others, at once. Connections that are being made keep what they have offered. Nobody is bound any more: what
+    /// was agreed on were other rules.
     pub fn set_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
         if rules.len() > RULES {
             return Err(Error::Rules { have: rules.len(), room: RULES });
         }
-        // Nobody reads them yet: to replace them would be to wait for programs that run (an RCU grace period).
-        if self.links.is_empty() && !self.is_replaced {
-            return fill(&self.object.handle("first_rules")?, rules);
+        let map = self.object.handle(WHAT)?;
+        let first = if self.first_rule == 0 { RULES } else { 0 };
+        // A program that began before the latest change may still read what is to be written now.
+        if self.is_replaced {
+            self.wait_for_runs()?;
         }
-        let options = bpf_map_create_opts {
-            sz: size_of::<bpf_map_create_opts>() as libbpf_sys::size_t,
-            ..Default::default()
-        };
-        let (key, value) = (size_of::<u32>() as u32, size_of::<intf::Rule>() as u32);
-        let next = MapHandle::create(MapType::Array, Some(WHAT), key, value, RULES as u32, &options)
-            .map_err(|source| crate::Error::Write { what: WHAT, source })?;
-        fill(&next, rules)?;
-        let inner = next.as_fd().as_raw_fd().to_ne_bytes();
-        write(&self.object.handle(WHAT)?, WHAT, &0_u32.to_ne_bytes(), &inner)?;
-        self.is_replaced = true;
+        let generation = self.generation.wrapping_add(1);
+        // One of no side ends the list.
+        let raw = rules.iter().map(|rule| rule.raw(generation)).chain([intf::Rule::default()]).take(RULES);
+        for (place, rule) in (first as u32..).zip(raw) {
+            write(&map, WHAT, &place.to_ne_bytes(), rule.as_bytes())?;
+        }
+        write(&self.object.handle("in_force")?, WHAT, &0_u32.to_ne_bytes(), &(first as u32).to_ne_bytes())?;
+        (self.first_rule, self.generation) = (first, generation);
+        self.is_replaced = !self.links.is_empty();
         Ok(())
+    }
+
+    fn wait_for_runs(&mut self) -> Result<(), Error> {
+        let nothing = self.object.handle("nothing")?;
+        let inner = nothing.as_fd().as_raw_fd().to_ne_bytes();
+        Ok(write(&self.object.handle("barrier")?, WHAT, &0_u32.to_ne_bytes(), &inner)?)
+    }
+
+    /// The peer has agreed on these of the rules in force, by their places, for so long.
+    pub fn bind(&mut self, peer: IpAddr, rules: &[usize], time: Duration) -> Result<(), Error> {
+        let bits = rules.iter().filter(|at| **at < RULES).fold(0, |bits, at| bits | 1_u64 << at);
+        let time_ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let until_ns = clock::monotonic_ns().saturating_add(time_ns);
+        let bound = intf::Bound { until_ns, rules: bits, generation: self.generation, pad: 0 };
+        write(&self.object.handle("bound")?, "bound", &words(peer), bound.as_bytes())?;
+        Ok(())
+    }
+
+    /// It is bound by nothing. Nothing happens if it was not.
+    pub fn unbind(&mut self, peer: IpAddr) -> Result<(), Error> {
+        let map = self.object.handle("bound")?;
+        match map.delete(&words(peer)) {
+            Err(error) if error.kind() != libbpf_rs::ErrorKind::NotFound => {
+                Err(crate::Error::Write { what: "bound", source: error }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Since it was loaded.
@@ -169,6 +224,18 @@ impl Tcp {
         Ok(peers)
     }
 
+    /// The latest, of all peers, at most 4096; the oldest first.
+    pub fn connections(&mut self) -> Result<Vec<Connection>, Error> {
+        let map = self.object.handle("connections")?;
+        let mut connections = Vec::new();
+        for key in map.keys() {
+            let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
+            connections.extend(connection(&key, &value));
+        }
+        connections.sort_by_key(|connection| connection.time_ns);
+        Ok(connections)
+    }
+
     pub fn peer(&mut self, address: IpAddr) -> Result<Option<Peer>, Error> {
         let (map, key) = (self.object.handle("peers")?, words(address));
         let value = map.lookup(&key, MapFlags::ANY);
@@ -177,13 +244,20 @@ impl Tcp {
     }
 }
 
-/// These, and no others behind them.
-fn fill(map: &MapHandle, rules: &[Rule]) -> Result<(), Error> {
-    let nothing = std::iter::repeat_with(intf::Rule::default);
-    for (index, rule) in (0_u32..).zip(rules.iter().map(Rule::raw).chain(nothing).take(RULES)) {
-        write(map, WHAT, &index.to_ne_bytes(), rule.as_bytes())?;
-    }
-    Ok(())
+fn connection(key: &[u8], value: &[u8]) -> Option<Connection> {
+    let key = intf::ConnectionKey::from_bytes(key)?;
+    let value = intf::Connection::from_bytes(value)?;
+    Some(Connection {
+        peer: address(value.peer),
+        side: if key.side == u32::from(intf::CLIENT) { Side::Client } else { Side::Server },
+        first: [key.client_first, key.server_first],
+        port: value.port,
+        time_ns: value.time_ns,
+        outcome: *Outcome::ALL.get(value.outcome as usize)?,
+        spoke: value.spoke != 0,
+        own: value.own,
+        heard: value.heard,
+    })
 }
 
 fn peer(key: &[u8], value: &[u8]) -> Option<Peer> {

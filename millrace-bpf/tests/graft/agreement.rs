@@ -1,10 +1,12 @@
 //! What becomes of connections whose ends agree, or do not.
 
+use std::time::Duration;
+
 use millrace_bpf::graft::{Outcome, Rule, Settings, Side};
 use nix::sys::socket::{getsockopt, sockopt};
 
 use crate::net;
-use crate::site::{PORT, Site, all, congestion, congestion_of, counted, loaded, rule, transfer};
+use crate::site::{LONG, PORT, Site, all, congestion, congestion_of, counted, loaded, rule, transfer};
 
 /// The kernel's own, so that these tests need no graft.
 fn reno(side: Side) -> Rule {
@@ -226,4 +228,94 @@ fn there_is_room_for_so_many_rules() {
     tcp.set_rules(&vec![reno(Side::Client); 64]).expect("room");
     let error = tcp.set_rules(&vec![reno(Side::Client); 65]).expect_err("no room");
     assert_eq!(error.to_string(), "65 rules are more than there is room for, 64");
+}
+
+/// A rule that wants a bound peer asks nobody else, and nobody longer than it is bound.
+#[test]
+fn only_a_bound_peer_is_asked() {
+    let Some(site) = Site::new("bound") else { return };
+    let bound = |side| Rule { bound: true, ..reno(side) };
+    let (mut client, mut server) = site.both(&bound(Side::Client), &bound(Side::Server));
+    let listener = site.listen();
+    let (near_address, far_address) = (net::address(4, 1, 2), net::address(4, 1, 1));
+    let connect = || {
+        let (near, far) = site.connect(&listener);
+        let set = (congestion_of(&near) == "reno", congestion_of(&far) == "reno");
+        let seen = far.peer_addr().expect("an address").ip();
+        transfer(near, far, 1000);
+        (set, seen)
+    };
+    let (set, seen) = connect();
+    assert_eq!((set, seen), ((false, false), near_address));
+    assert_eq!(counted(&mut client), [(Outcome::Unbound, 1)]);
+    assert_eq!(counted(&mut server), [(Outcome::Unbound, 1)]);
+
+    client.bind(far_address, &[0], LONG).expect("bound");
+    assert_eq!(connect().0, (false, false), "the server has not agreed");
+    assert_eq!(counted(&mut client), [(Outcome::Absent, 1), (Outcome::Unbound, 1)]);
+    server.bind(near_address, &[0], LONG).expect("bound");
+    assert_eq!(connect().0, (true, true));
+
+    for rules in [&[][..], &[1, 63]] {
+        server.bind(near_address, rules, LONG).expect("bound");
+        assert_eq!(connect().0, (false, false), "on other rules: {rules:?}");
+    }
+    server.bind(near_address, &[0], Duration::ZERO).expect("bound");
+    assert_eq!(connect().0, (false, false), "it is over");
+    server.bind(near_address, &[0], LONG).expect("bound");
+    assert_eq!(connect().0, (true, true));
+    server.set_rules(&[bound(Side::Server)]).expect("rules");
+    assert_eq!(connect().0, (false, false), "it was on other rules");
+    server.bind(near_address, &[0], LONG).expect("bound");
+    server.unbind(near_address).expect("unbound");
+    server.unbind(near_address).expect("unbound already");
+    assert_eq!(connect().0, (false, false));
+}
+
+/// By their first bytes' numbers, which are the same at both ends.
+#[test]
+fn both_ends_remember_the_same_connection() {
+    let Some(site) = Site::new("remember") else { return };
+    let (mut client, mut server) = site.both(&reno(Side::Client), &reno(Side::Server));
+    let listener = site.listen();
+    for _ in 0..2 {
+        let (near, far) = site.connect(&listener);
+        transfer(near, far, 1000);
+    }
+    let (near, far) = (client.connections().expect("readable"), server.connections().expect("readable"));
+    assert_eq!((near.len(), far.len()), (2, 2));
+    assert_ne!(near[0].first, near[1].first);
+    for (near, far) in near.iter().zip(&far) {
+        assert_eq!((near.first, near.port), (far.first, far.port));
+        assert_eq!((near.side, far.side), (Side::Client, Side::Server));
+        assert_eq!((near.outcome, far.outcome), (Outcome::Agreed, Outcome::Agreed));
+        assert!(near.spoke && far.spoke);
+        assert_eq!((near.own, near.heard, far.own), (*b"clie", *b"serv", *b"serv"));
+        assert_eq!(near.peer, net::address(4, 1, 1));
+    }
+}
+
+/// Who began to listen before the program was there, or answers with cookies, would not have answered.
+#[test]
+fn a_server_that_could_not_answer_says_so() {
+    let Some(site) = Site::new("unable") else { return };
+    let listener = site.listen();
+    let mut server = loaded(&site.servers, &reno(Side::Server));
+    let (near, far) = site.connect(&listener);
+    transfer(near, far, 1000);
+    assert!(!server.connections().expect("readable")[0].spoke);
+    drop(listener);
+    let listener = site.listen();
+    let (near, far) = site.connect(&listener);
+    transfer(near, far, 1000);
+    assert!(server.connections().expect("readable")[1].spoke);
+
+    let always = "echo 2 > /proc/sys/net/ipv4/tcp_syncookies";
+    let command = ["netns", "exec", site.server(), "sh", "-c", always];
+    assert!(std::process::Command::new("ip").args(command).status().expect("ip").success());
+    let mut client = loaded(&site.clients, &reno(Side::Client));
+    let (near, far) = site.connect(&listener);
+    transfer(near, far, 1000);
+    assert_eq!(counted(&mut client), [(Outcome::Absent, 1)]);
+    assert!(!server.connections().expect("readable")[2].spoke);
 }

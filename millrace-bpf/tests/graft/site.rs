@@ -14,7 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use crate::net::{self, Network, inside};
 
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 pub const PORT: u16 = 7000;
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -91,7 +91,7 @@ pub fn loaded(cgroup: &Cgroup, rule: &Rule) -> Tcp {
 
 pub fn rule(side: Side, settings: Settings) -> Rule {
     let graft = if side == Side::Client { *b"clie" } else { *b"serv" };
-    Rule { side, peer: all(), ports: PORT..=PORT, agree: true, graft, settings }
+    Rule { side, peer: all(), ports: PORT..=PORT, agree: true, bound: false, graft, settings }
 }
 
 pub fn all() -> Prefix {

@@ -12,6 +12,7 @@ use millrace_graft::{Graft, Pool, Settings};
 use super::screen;
 use crate::{
     graft::{
+        agreement::tls,
         control::{self, DEFAULT_SOCKET, Request},
         daemon::Setup,
         serve, text,
@@ -72,6 +73,8 @@ enum Verb {
         #[arg(long, conflicts_with = "json")]
         watch: bool,
     },
+    /// Show what peers know this host by: the SHA-256 of its public key
+    Key(Key),
     /// Have the settings read again
     Reload {
         #[command(flatten)]
@@ -137,6 +140,15 @@ struct Export {
 }
 
 #[derive(Debug, clap::Args)]
+struct Key {
+    /// Private key, PEM
+    file: PathBuf,
+    /// Make one (ECDSA P-256); only its owner may read it
+    #[arg(long)]
+    new: bool,
+}
+
+#[derive(Debug, clap::Args)]
 struct Load {
     graft: String,
     #[command(flatten)]
@@ -199,6 +211,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
         }
+        Verb::Key(Key { file, new }) => {
+            let identity = if new { tls::make_key(&file)? } else { tls::fingerprint(&file)? };
+            print(&format!("{identity}\n"))
+        }
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
         Verb::Reload { socket } => {
             control::ask(&socket.socket, &Request::Reload)?;
@@ -211,7 +227,10 @@ fn daemon(args: Run) -> anyhow::Result<()> {
     if args.check {
         let settings = Settings::read(&args.config)?;
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
-        settings.needed().keys().try_for_each(|name| pool.find(name).map(drop))?;
+        let mut needed = settings.needed();
+        needed.retain(|name, _| !settings.fetches(name));
+        needed.keys().try_for_each(|name| pool.find(name).map(drop))?;
+        settings.agreement.as_ref().map(tls::Tls::new).transpose()?;
         return print("the settings are usable\n");
     }
     let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;

@@ -1,16 +1,23 @@
 //! A runtime of grafts that goes on, and its settings.
 
-use std::{collections::BTreeMap, net::IpAddr, path::PathBuf};
+use std::{
+    collections::{BTreeMap, HashSet},
+    net::IpAddr,
+    path::PathBuf,
+};
 
 use millrace_bpf::{clock, graft::remove_leftovers};
 use millrace_graft::{
-    Runtime, Settings,
+    Identity, Runtime, Settings,
+    settings::Agreement,
     status::{Path, Reload, Status, Why},
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tracing::{info, warn};
 
+use super::agreement::tls::Tls;
 use crate::{http::access, log};
 
 pub struct Setup {
@@ -26,6 +33,12 @@ pub struct Daemon {
     runtime: Mutex<Runtime>,
     /// The latest; at first what it was started with.
     reloaded: Mutex<Reload>,
+    /// The runtime's revision.
+    changes: watch::Sender<u64>,
+    /// Grafts that peers gave and that were not usable: they are not asked for again.
+    unfetched: Mutex<HashSet<Identity>>,
+    /// Why there are no agreements, if there should be.
+    disagrees: Mutex<Option<String>>,
 }
 
 /// How long the steps of loading took.
@@ -51,12 +64,44 @@ impl Daemon {
             0 => {}
             count => warn!(count, "congestion controls that a killed process left were taken back"),
         }
-        let runtime = Runtime::start(Settings::read(&setup.config)?)?;
+        let settings = usable(Settings::read(&setup.config)?)?;
+        let runtime = Runtime::start(settings)?;
+        let (changes, _) = watch::channel(runtime.revision());
         Ok(Self {
             config: setup.config.clone(),
             runtime: Mutex::new(runtime),
             reloaded: Mutex::new(Reload { time_s: unix_time(), error: None }),
+            changes,
+            unfetched: Mutex::default(),
+            disagrees: Mutex::default(),
         })
+    }
+
+    /// Whatever the runtime does takes no more than some 10 ms.
+    pub fn with<T>(&self, work: impl FnOnce(&mut Runtime) -> T) -> T {
+        tokio::task::block_in_place(|| work(&mut self.runtime.lock()))
+    }
+
+    /// Its revision, whenever that changes.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub fn agreement(&self) -> Option<Agreement> {
+        self.runtime.lock().agreement().cloned()
+    }
+
+    /// Whether there are no agreements although the settings have some.
+    pub fn set_disagreement(&self, reason: Option<String>) {
+        *self.disagrees.lock() = reason;
+    }
+
+    pub fn may_fetch(&self, identity: Identity) -> bool {
+        !self.unfetched.lock().contains(&identity)
+    }
+
+    pub fn cannot_fetch(&self, identity: Identity) {
+        self.unfetched.lock().insert(identity);
     }
 
     pub fn tick(&self) {
@@ -68,10 +113,13 @@ impl Daemon {
     /// Reads the settings again; all or nothing.
     pub fn reload(&self) -> anyhow::Result<()> {
         let mut runtime = self.runtime.lock();
-        let done = Settings::read(&self.config).and_then(|settings| runtime.apply(settings));
-        let error = done.as_ref().err().map(ToString::to_string);
+        let settings = Settings::read(&self.config).map_err(anyhow::Error::from).and_then(usable);
+        let done = settings.and_then(|settings| Ok(runtime.apply(settings)?));
+        self.changes.send_replace(runtime.revision());
+        let error = done.as_ref().err().map(|error| format!("{error:#}"));
         *self.reloaded.lock() = Reload { time_s: unix_time(), error };
         done?;
+        self.unfetched.lock().clear();
         info!("new settings");
         Ok(())
     }
@@ -90,7 +138,10 @@ impl Daemon {
     }
 
     pub fn swap(&self, from: &str, to: &str, parameters: BTreeMap<String, u64>) -> anyhow::Result<Swapped> {
-        let done = self.runtime.lock().swap(from, to, parameters)?;
+        let mut runtime = self.runtime.lock();
+        let done = runtime.swap(from, to, parameters)?;
+        self.changes.send_replace(runtime.revision());
+        drop(runtime);
         info!(from, to, connections = done.changed.connections, "swapped");
         Ok(Swapped {
             connections: done.changed.connections,
@@ -112,6 +163,7 @@ impl Daemon {
 
     pub fn trouble(&self) -> Vec<String> {
         let mut trouble = self.runtime.lock().trouble();
+        trouble.extend(self.disagrees.lock().clone());
         let failed = self.reloaded.lock().error.clone();
         trouble.extend(
             failed.map(|error| format!("the latest reload failed, the settings before stay: {error}")),
@@ -126,6 +178,12 @@ impl Daemon {
     pub fn paths(&self) -> Vec<Path> {
         self.runtime.lock().paths()
     }
+}
+
+/// What can be wrong with keys and certificates is wrong before anything changes.
+fn usable(settings: Settings) -> anyhow::Result<Settings> {
+    settings.agreement.as_ref().map(Tls::new).transpose()?;
+    Ok(settings)
 }
 
 /// Seconds since 1970.

@@ -1,8 +1,11 @@
 //! Metrics of grafts, made anew for each scrape.
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
-use millrace_graft::status::{Path, Reload, Status};
+use millrace_graft::{
+    agreements::State,
+    status::{Path, Reload, Status},
+};
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeMetric as _},
@@ -47,6 +50,7 @@ impl Collector for Snapshot {
                 ConstGauge::new(it.connections).encode(family.encode_family(&[("graft", it.name.as_str())])?)
             })
         })?;
+        self.agreements(&mut out)?;
         // By class, not by peer: peers are many, and come and go.
         by_class(&mut out, "paths", "Peers that are remembered", MetricType::Gauge, paths, |_| 1)?;
         by_class(
@@ -65,6 +69,30 @@ impl Collector for Snapshot {
             paths,
             |path| path.lost,
         )
+    }
+}
+
+impl Snapshot {
+    fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
+        let Status { peers, negotiations, downgrades, .. } = &self.0;
+        out.labelled("agreements", "Peers by how it stands with them", MetricType::Gauge, |family| {
+            State::NAMES.iter().try_for_each(|state| {
+                let count = peers.iter().filter(|peer| peer.state == *state).count() as u64;
+                ConstGauge::new(count).encode(family.encode_family(&[("state", *state)])?)
+            })
+        })?;
+        let counters: [(&str, &str, &str, &BTreeMap<String, u64>); 2] = [
+            ("negotiations", "What became of negotiations with peers", "outcome", negotiations),
+            ("downgrades", "Connections whose TCP options were changed on the way", "kind", downgrades),
+        ];
+        for (name, help, label, counts) in counters {
+            out.labelled(name, help, MetricType::Counter, |family| {
+                counts.iter().try_for_each(|(value, count)| {
+                    ConstCounter::new(*count).encode(family.encode_family(&[(label, value.as_str())])?)
+                })
+            })?;
+        }
+        Ok(())
     }
 }
 
@@ -95,7 +123,7 @@ fn by_class(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millrace_graft::status::Loaded;
+    use millrace_graft::status::{Loaded, Peer};
 
     #[test]
     fn names_follow_the_documentation() {
@@ -118,6 +146,9 @@ mod tests {
             loaded: vec![Loaded { name: "hybla".into(), connections: 7, ..Loaded::default() }],
             reload: Some(Reload { time_s: 1.5, error: None }),
             paths: vec![path.clone(), path],
+            peers: vec![Peer { state: "agreed".into(), ..Peer::default() }],
+            negotiations: [("no-rule".to_owned(), 5)].into(),
+            downgrades: [("stripped".to_owned(), 6)].into(),
             ..Status::default()
         })
         .unwrap();
@@ -129,6 +160,10 @@ mod tests {
             r#"millrace_graft_outcomes_total{outcome="agreed"} 4"#,
             r#"millrace_graft_connections{graft="hybla"} 7"#,
             r#"millrace_graft_paths{class="lan"} 2"#,
+            r#"millrace_graft_agreements{state="agreed"} 1"#,
+            r#"millrace_graft_agreements{state="absent"} 0"#,
+            r#"millrace_graft_negotiations_total{outcome="no-rule"} 5"#,
+            r#"millrace_graft_downgrades_total{kind="stripped"} 6"#,
             r#"millrace_graft_delivered_packets_total{class="lan"} 20"#,
             r#"millrace_graft_lost_packets_total{class="lan"} 4"#,
         ] {

@@ -9,10 +9,12 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
+use millrace_graft::settings::Agreement;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
 use super::{
+    agreement::Agreements,
     control,
     daemon::{Daemon, Setup},
     metrics,
@@ -37,6 +39,9 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
         }
         None => None,
     };
+    let mut agreements = Agreed::default();
+    let mut changes = daemon.changes();
+    agreements.follow(&daemon).await?;
     info!("ready");
     let mut ticks = tokio::time::interval(TICK);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -51,12 +56,48 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
                     error!("the new settings are not usable, the old ones stay: {error:#}");
                 }
             }
+            _ = changes.changed() => {
+                if let Err(error) = agreements.follow(&daemon).await {
+                    error!("there are no agreements: {error:#}");
+                }
+            }
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
         }
     }
     info!("taken back; connections keep what they have");
     Ok(())
+}
+
+/// The agreements as the settings are.
+#[derive(Default)]
+struct Agreed {
+    running: Option<Agreements>,
+    settings: Option<Agreement>,
+}
+
+impl Agreed {
+    /// Begins anew if the settings are others.
+    async fn follow(&mut self, daemon: &Arc<Daemon>) -> anyhow::Result<()> {
+        let settings = daemon.agreement();
+        if settings == self.settings {
+            return Ok(());
+        }
+        if let Some(mut running) = self.running.take() {
+            running.end().await;
+            daemon.with(millrace_graft::Runtime::release_all)?;
+        }
+        self.settings = settings.clone();
+        let Some(settings) = settings else { return Ok(()) };
+        let started = Agreements::start(daemon.clone(), settings).await;
+        daemon.set_disagreement(started.as_ref().err().map(|error| format!("no agreements: {error:#}")));
+        let running = started?;
+        if let Some(at) = running.listens {
+            info!(%at, "peers are heard");
+        }
+        self.running = Some(running);
+        Ok(())
+    }
 }
 
 fn router(daemon: Arc<Daemon>) -> Router {

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use millrace_graft::{
     Graft, Pool, Source,
-    status::{Path, Status, Why},
+    status::{Nat, Path, Peer, Status, Why},
 };
 
 use crate::render::{
@@ -47,8 +47,17 @@ pub fn status(status: &Status, width: usize) -> String {
             rule.name.clone(),
             rule.side.clone(),
             rule.ports.join(","),
-            if rule.agree { "yes" } else { "no" }.to_owned(),
-            rule.congestion.clone().unwrap_or("-".to_owned()),
+            match (rule.agree, rule.bound) {
+                (false, _) => "no",
+                (true, false) => "yes",
+                (true, true) => "bound",
+            }
+            .to_owned(),
+            if rule.waits {
+                "waits for a peer".to_owned()
+            } else {
+                rule.congestion.clone().unwrap_or("-".to_owned())
+            },
         ]
     });
     const RULES: [(&str, Fit); 5] =
@@ -64,7 +73,71 @@ pub fn status(status: &Status, width: usize) -> String {
     if !counted.is_empty() {
         table(&mut out, width, &[("OUTCOME", Whole), ("COUNT", Whole)], counted.into_iter());
     }
+    if !status.peers.is_empty() {
+        peers(&mut out, &status.peers, width);
+    }
     out
+}
+
+/// With whom it is agreed by TLS, and what the paths to them let through.
+fn peers(out: &mut String, peers: &[Peer], width: usize) {
+    const WHO: [(&str, Fit); 5] =
+        [("PEER", Name), ("STATE", Whole), ("FOR", Whole), ("KERNEL", Name), ("RULES", Text)];
+    const PATH: [(&str, Fit); 7] = [
+        ("PEER", Name),
+        ("OPTIONS", Whole),
+        ("UDP", Whole),
+        ("253", Whole),
+        ("MTU", Whole),
+        ("NAT", Whole),
+        ("DOWNGRADES", Whole),
+    ];
+    let rows = peers.iter().map(|peer| {
+        vec![
+            peer.name.clone(),
+            peer.state.clone(),
+            span(peer.age_s),
+            peer.host.as_ref().map_or("-".to_owned(), |host| host.kernel.clone()),
+            if peer.rules.is_empty() { "-".to_owned() } else { peer.rules.join(",") },
+        ]
+    });
+    table(out, width, &WHO, rows);
+    for peer in peers.iter().filter(|peer| !peer.detail.is_empty()) {
+        line(out, width, &format!("{}: {}", peer.name, peer.detail));
+    }
+    let rows = peers.iter().filter(|peer| peer.path_age_s.is_some()).map(|peer| {
+        vec![
+            peer.name.clone(),
+            whether(peer.path.options),
+            whether(peer.path.udp),
+            whether(peer.path.protocol_253),
+            peer.path.mtu.map_or("-".to_owned(), |bytes| bytes.to_string()),
+            peer.path.nat.map_or("-", nat).to_owned(),
+            peer.downgrades.to_string(),
+        ]
+    });
+    let rows: Vec<_> = rows.collect();
+    if !rows.is_empty() {
+        table(out, width, &PATH, rows.into_iter());
+    }
+}
+
+fn whether(passes: Option<bool>) -> String {
+    match passes {
+        Some(true) => "passes",
+        Some(false) => "no",
+        None => "-",
+    }
+    .to_owned()
+}
+
+fn nat(nat: Nat) -> &'static str {
+    match nat {
+        Nat::None => "none",
+        Nat::Ours => "here",
+        Nat::Theirs => "there",
+        Nat::Both => "both",
+    }
 }
 
 /// Who, and how: addresses leave no room for both in one table.
@@ -118,6 +191,28 @@ pub fn why(why: &Why, width: usize) -> String {
     line("its graft", why.peer_graft.clone());
     line("agreed", why.outcome.is_some().then(|| format!("{} times", why.agreed)));
     line("latest connection", why.age_s.map(|age| format!("{} ago", span(age))));
+    if let Some(peer) = &why.agreement {
+        let detail = if peer.detail.is_empty() { String::new() } else { format!(": {}", peer.detail) };
+        let (name, state, age) = (&peer.name, &peer.state, span(peer.age_s));
+        line("agreement", Some(format!("{name}, {state} for {age}{detail}")));
+        let path = &peer.path;
+        let mtu = path.mtu.map_or("-".to_owned(), |bytes| bytes.to_string());
+        let age = peer.path_age_s.map_or("never".to_owned(), |age| format!("{} ago", span(age)));
+        line(
+            "lets through",
+            Some(format!(
+                "options {}, UDP {}, protocol 253 {}, packets of {mtu} bytes, NAT {}, looked at {age}",
+                whether(path.options),
+                whether(path.udp),
+                whether(path.protocol_253),
+                path.nat.map_or("-", nat),
+            )),
+        );
+        for it in &peer.latest_downgrades {
+            let what = format!("option {} on a connection to port {}, {} ago", it.kind, it.port, span(it.age_s));
+            line("downgrade", Some(what));
+        }
+    }
     let path = why.path.as_ref();
     line(
         "path",
@@ -184,7 +279,7 @@ pub fn checked(graft: &Graft, kernel: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Loaded, Rule};
+    use millrace_graft::status::{Downgraded, Host, Loaded, Rule, Verdict};
 
     use super::*;
     use crate::golden::assert_as_reviewed;
@@ -210,6 +305,39 @@ mod tests {
             congestion: Some("millrace_westwood".into()),
             ..Rule::default()
         };
+        let host = Host {
+            program: "0.1.0".into(),
+            kernel: "6.12.48+deb13-cloud-amd64".into(),
+            abi: 1,
+            cpus: 2,
+            memory_mib: 4096,
+        };
+        let with = Peer {
+            name: name.into(),
+            state: "untrusted".into(),
+            detail: "the peer's key is not the one that the settings name, and this goes on and on".into(),
+            age_s: 86_399.0,
+            address: Some(peer),
+            host: Some(host),
+            rules: vec![name.into(), "another".into()],
+            path: Verdict {
+                options: Some(false),
+                udp: Some(true),
+                protocol_253: None,
+                mtu: Some(1500),
+                nat: Some(Nat::Theirs),
+            },
+            path_age_s: Some(12.0),
+            downgrades: 12_345,
+            latest_downgrades: vec![Downgraded { kind: "stripped".into(), port: 65_535, age_s: 59.0 }],
+            ..Peer::default()
+        };
+        let because = Why {
+            peer: peer.to_string(),
+            reason: "both sides have agreed".into(),
+            agreement: Some(with.clone()),
+            ..Why::default()
+        };
         let now = Status {
             cgroup: format!("/sys/fs/cgroup/{name}/{name}"),
             trouble: vec![format!("the graft {name} was not taken back by whoever had it before this one")],
@@ -217,6 +345,7 @@ mod tests {
             rules: vec![rule],
             outcomes: [("agreed".into(), u64::MAX)].into(),
             log_lines_dropped: 3,
+            peers: vec![with],
             ..Status::default()
         };
         let path = Path {
@@ -232,7 +361,11 @@ mod tests {
             reordering: 300,
             idle_s: 86_399,
         };
-        for (text, what) in [(status(&now, 80), "graft-status"), (paths(&[path], 80), "graft-monitor")] {
+        for (text, what) in [
+            (status(&now, 80), "graft-status"),
+            (paths(&[path], 80), "graft-monitor"),
+            (why(&because, 80), "graft-why"),
+        ] {
             assert_as_reviewed(what, &text);
             for line in text.lines() {
                 assert!(line.chars().count() <= 80, "{} wide: {line}\n{text}", line.chars().count());

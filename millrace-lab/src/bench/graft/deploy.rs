@@ -7,6 +7,7 @@ use anyhow::{Context as _, ensure};
 use millrace_bpf::graft::{Control, Rule, SHIPPED, Settings, Side, Sockets, Tcp, everybody};
 use serde_json::{Value, json};
 
+use super::cgroup::Cgroup;
 use super::micros;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
@@ -33,20 +34,23 @@ struct Row {
 pub fn run(args: Args) -> anyhow::Result<()> {
     ensure!(args.rounds > 0, "--rounds is at least 1");
     warn_if_busy()?;
-    let cgroup = Cgroup::new()?;
+    let cgroup = Cgroup::new("deploy")?;
     let mut rows: Vec<Row> = Vec::new();
     let progress = Progress::of(args.rounds);
     progress.begin("loading and taking back");
+    let mut tag = u64::from(std::process::id()) << 32;
     for _ in 0..args.rounds {
         for (name, image) in SHIPPED {
-            let control = Control::register(image, &[]).with_context(|| name.to_owned())?;
-            let timing = control.timing();
-            let steps = [
-                ("open", micros(timing.open)),
-                ("verify and JIT", micros(timing.load)),
-                ("register", micros(timing.attach)),
-            ];
+            Control::prepare(image)?;
+            let steps = deployed(name, image)?;
             note(&mut rows, &format!("graft {name}"), Some(image.len()), &steps);
+        }
+        for (name, image) in SHIPPED {
+            // What stands behind the end makes it another file, of the same graft.
+            tag += 1;
+            let image = [image, &u64::to_ne_bytes(tag)].concat();
+            let steps = deployed(name, &image)?;
+            note(&mut rows, &format!("graft {name}, a new file"), Some(image.len()), &steps);
         }
         note(&mut rows, "TCP in place, one port", None, &in_place(&cgroup)?);
         let start = Instant::now();
@@ -60,6 +64,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
 }
 
+fn deployed(name: &str, image: &[u8]) -> anyhow::Result<[(&'static str, f64); 4]> {
+    let timing = Control::register(image, &[]).with_context(|| name.to_owned())?.timing();
+    let verification = timing.verification.unwrap_or_default();
+    Ok([
+        ("read and relocate", micros(timing.open)),
+        ("verify", micros(verification)),
+        ("JIT", micros(timing.load.saturating_sub(verification))),
+        ("register", micros(timing.attach)),
+    ])
+}
+
 /// What a daemon does before a rule holds.
 fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     let rule = Rule {
@@ -67,6 +82,7 @@ fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
         peer: everybody(),
         ports: 80..=80,
         agree: true,
+        bound: false,
         graft: [0; 4],
         settings: Settings { congestion: Some("cubic".to_owned()), ..Settings::default() },
     };
@@ -75,7 +91,7 @@ fn in_place(cgroup: &Cgroup) -> anyhow::Result<[(&'static str, f64); 3]> {
     let loaded = Instant::now();
     tcp.set_rules(&[rule])?;
     let ruled = Instant::now();
-    tcp.attach(&cgroup.0)?;
+    tcp.attach(cgroup.path())?;
     let attach = ruled.elapsed();
     Ok([("load", micros(loaded - start)), ("rules", micros(ruled - loaded)), ("attach", micros(attach))])
 }
@@ -123,26 +139,4 @@ fn render(rows: &[Row]) -> String {
         lines.push(line);
     }
     columns(&lines)
-}
-
-/// An empty one of version 2, so that nobody's sockets are touched.
-struct Cgroup(PathBuf);
-
-impl Cgroup {
-    fn new() -> anyhow::Result<Self> {
-        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
-        let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-        let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
-        let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
-        let root = root.context("no cgroup of version 2 is mounted")?;
-        let path = root.join(format!("millrace-bench-{}", std::process::id()));
-        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Cgroup {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
 }

@@ -1,8 +1,11 @@
 //! `millrace bench graft`: what it takes to load and to swap transport functions, and what they do for TCP.
 
+mod cgroup;
 mod deploy;
 mod fct;
+mod fct_plot;
 mod flow;
+mod negotiate;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
@@ -23,6 +26,8 @@ enum Command {
     Fct(fct::Args),
     /// Share of a bottleneck that a flow with a graft gets beside TCP CUBIC
     Fairness(Fairness),
+    /// Time until two daemons have agreed, by steps, and what that costs TCP's handshakes
+    Negotiate(negotiate::Args),
     /// Time to swap grafts under a live transfer, of which nothing may be lost
     Swap(swap::Args),
 }
@@ -49,6 +54,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let _grafts = register(&controls)?;
             fairness::run(fairness::Args::of_tcp(controls, bottleneck))
         }
+        Command::Negotiate(args) => negotiate::run(args),
         Command::Swap(args) => swap::run(args),
     }
 }

@@ -97,6 +97,7 @@ fn change(old: &str, new: &str, port: u16) -> Change {
         peer: everybody(),
         ports: port..=port,
         agree: false,
+        bound: false,
         graft: [0; 4],
         settings,
     };

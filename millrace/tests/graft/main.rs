@@ -1,218 +1,20 @@
 //! `millrace graft` as a process: rules for unmodified TCP between two namespaces, what it says of itself, what it leaves
-//! behind, and grafts from files. Needs root and cgroup version 2.
+//! behind, grafts from files, and agreements between two daemons. Needs root and cgroup version 2.
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+mod agreement;
+mod site;
 
 use std::{
     fs,
-    io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
     os::unix::fs::PermissionsExt as _,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output},
-    sync::{Mutex, MutexGuard, PoisonError},
-    thread,
-    time::{Duration, Instant},
+    path::Path,
+    process::{Command, Output},
 };
 
-use millrace_graft::status::{self, Status, Why};
-use nix::{
-    fcntl::{Flock, FlockArg},
-    sched::{CloneFlags, setns},
-    sys::socket::{getsockopt, sockopt},
-};
-use tempfile::TempDir;
+use millrace_graft::status::{self, Why};
 
-const LONG: Duration = Duration::from_secs(60);
-const SERVER: &str = "10.96.0.1";
-const PORT: u16 = 7100;
-
-/// This process is in one cgroup at a time, and this host has one list of congestion controls: tests take turns, with those
-/// of other programs too, by a file.
-static TURN: Mutex<()> = Mutex::new(());
-
-struct Site {
-    directory: TempDir,
-    namespaces: [String; 2],
-    root: PathBuf,
-    cgroup: PathBuf,
-    _turns: (Flock<fs::File>, MutexGuard<'static, ()>),
-}
-
-impl Site {
-    /// `None`: not here, which was said.
-    fn new(test: &str) -> Option<Self> {
-        if !nix::unistd::geteuid().is_root() {
-            println!("SKIP {test}: needs root");
-            return None;
-        }
-        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-        let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-        let Some(mount) = mounts.find(|fields| fields[2] == "cgroup2") else {
-            println!("SKIP {test}: no cgroup version 2 is mounted");
-            return None;
-        };
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let file = fs::File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).unwrap();
-        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
-        let name = format!("mg-{}-{test}", std::process::id());
-        let root = PathBuf::from(mount[1]);
-        let cgroup = root.join(&name);
-        fs::create_dir(&cgroup).unwrap();
-        let namespaces = ["c", "s"].map(|side| format!("{name}-{side}"));
-        for namespace in &namespaces {
-            ip(&format!("netns add {namespace}"));
-        }
-        let [client, server] = &namespaces;
-        ip(&format!("-n {client} link add eth type veth peer name eth netns {server}"));
-        for (namespace, address) in [(client, "10.96.0.2"), (server, SERVER)] {
-            ip(&format!("-n {namespace} addr add {address}/24 dev eth"));
-            ip(&format!("-n {namespace} link set eth up"));
-        }
-        Some(Self { directory: TempDir::new().unwrap(), namespaces, root, cgroup, _turns: (file, turn) })
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    /// Settings that begin with the cgroup of this site.
-    fn configure(&self, text: &str) {
-        fs::write(self.path("graft.toml"), format!("cgroup = {:?}\n{text}", self.cgroup)).unwrap();
-    }
-
-    fn listen(&self) -> TcpListener {
-        inside(&self.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap())
-    }
-
-    /// The client's end is in the cgroup.
-    fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
-        let enter =
-            |path: &Path| fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
-        enter(&self.cgroup);
-        let to: SocketAddr = (SERVER.parse::<std::net::IpAddr>().unwrap(), PORT).into();
-        let client = inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG).unwrap());
-        enter(&self.root);
-        let (server, _) = listener.accept().unwrap();
-        server.set_read_timeout(Some(LONG)).unwrap();
-        (client, server)
-    }
-}
-
-impl Drop for Site {
-    fn drop(&mut self) {
-        for namespace in &self.namespaces {
-            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
-        }
-        let _ = fs::write(self.root.join("cgroup.procs"), std::process::id().to_string());
-        let _ = fs::remove_dir(&self.cgroup);
-    }
-}
-
-fn ip(arguments: &str) {
-    assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
-}
-
-fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let done = scope.spawn(|| {
-            setns(fs::File::open(format!("/run/netns/{namespace}")).unwrap(), CloneFlags::CLONE_NEWNET)
-                .unwrap();
-            work()
-        });
-        done.join().unwrap()
-    })
-}
-
-fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(done) = ready() {
-            return done;
-        }
-        assert!(start.elapsed() < LONG, "no {what}");
-        thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn congestion(stream: &TcpStream) -> String {
-    let name = getsockopt(stream, sockopt::TcpCongestion).unwrap();
-    name.to_string_lossy().trim_end_matches('\0').to_owned()
-}
-
-fn ours() -> Vec<String> {
-    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
-    let mut ours: Vec<_> =
-        text.split_whitespace().filter(|name| name.starts_with("mr_")).map(str::to_owned).collect();
-    ours.sort();
-    ours
-}
-
-fn transfer(mut from: TcpStream, mut to: TcpStream) {
-    let data = vec![7; 1 << 20];
-    let sender = thread::spawn(move || from.write_all(&data).unwrap());
-    let mut got = Vec::new();
-    to.read_to_end(&mut got).unwrap();
-    sender.join().unwrap();
-    assert_eq!(got.len(), 1 << 20);
-}
-
-/// A running `millrace graft run` in the client's namespace; killed when dropped.
-struct Daemon<'a> {
-    site: &'a Site,
-    process: Child,
-}
-
-impl<'a> Daemon<'a> {
-    fn start(site: &'a Site) -> Self {
-        let mut command = Command::new("nsenter");
-        command.arg(format!("--net=/run/netns/{}", site.namespaces[0])).arg(env!("CARGO_BIN_EXE_millrace"));
-        command.args(["graft", "run", "--http=off", "--config"]).arg(site.path("graft.toml"));
-        command.arg("--socket").arg(site.path("graft.sock"));
-        let process = command.stderr(fs::File::create(site.path("log")).unwrap()).spawn().unwrap();
-        let mut daemon = Self { site, process };
-        wait_for("daemon", || {
-            let log = fs::read_to_string(site.path("log")).unwrap();
-            assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
-            log.contains("ready").then_some(())
-        });
-        daemon
-    }
-
-    fn verb(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        command.arg("graft").args(args).arg("--socket").arg(self.site.path("graft.sock"));
-        command.output().unwrap()
-    }
-
-    fn succeed(&self, args: &[&str]) -> String {
-        let output = self.verb(args);
-        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn fail(&self, args: &[&str]) -> String {
-        let output = self.verb(args);
-        assert_eq!(output.status.code(), Some(1), "{args:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
-
-    fn status(&self) -> Status {
-        serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
-    }
-
-    /// SIGKILL: nothing of it runs any more.
-    fn kill(mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Daemon<'_> {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
+use crate::site::{Daemon, PORT, SERVER, Site, congestion, ours, transfer, wait_for};
 
 fn rule(graft: &str) -> String {
     format!(
@@ -227,7 +29,7 @@ fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
     let default = congestion(&site.connect(&listener).0);
     site.configure(&rule("hybla"));
     let daemon = Daemon::start(&site);
-    let mode = fs::metadata(site.path("graft.sock")).unwrap().permissions().mode();
+    let mode = fs::metadata(site.path("graft0.sock")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
     let (near, far) = site.connect(&listener);
@@ -309,9 +111,9 @@ fn a_reload_is_all_or_nothing() {
     assert_eq!(daemon.status().trouble, Vec::<String>::new());
     let second = Command::new(env!("CARGO_BIN_EXE_millrace"))
         .args(["graft", "run", "--http=off", "--config"])
-        .arg(site.path("graft.toml"))
+        .arg(site.path("graft0.toml"))
         .arg("--socket")
-        .arg(site.path("graft.sock"))
+        .arg(site.path("graft0.sock"))
         .output()
         .unwrap();
     assert!(String::from_utf8_lossy(&second.stderr).contains("another daemon of grafts answers"));
@@ -354,7 +156,7 @@ fn write_manifest(site: &Site) {
     let said = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success() && said.contains("this kernel takes it"), "{said}");
     let identity = said.lines().find_map(|line| line.trim().strip_prefix("identity: ")).unwrap();
-    let documented = include_str!("../../docs/graft.md");
+    let documented = include_str!("../../../docs/graft.md");
     let manifests = documented.split("```toml\n").skip(1).map(|text| text.split("```").next().unwrap());
     let manifest = manifests.into_iter().find(|text| text.starts_with("abi")).unwrap();
     fs::write(site.path("mine.toml"), manifest.replace("\"...\"", &format!("\"{identity}\""))).unwrap();
@@ -430,6 +232,6 @@ fn what_is_shipped_can_be_exported_and_changed() {
     // Without a signature, where one is wanted.
     site.configure(&format!("pool = [\"pool\"]\ntrusted-keys = [\"{}\"]\n{}", "00".repeat(32), rule("mine")));
     fs::rename(site.path("pool/hybla.toml"), site.path("pool/mine.toml")).unwrap();
-    let unsigned = error(&["run", "--check", "--config", "graft.toml"]);
+    let unsigned = error(&["run", "--check", "--config", "graft0.toml"]);
     assert!(unsigned.contains("it is not signed"), "{unsigned}");
 }

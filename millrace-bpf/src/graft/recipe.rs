@@ -1,0 +1,403 @@
+//! A graft as the kernel takes it: instructions that libbpf has relocated once.
+//!
+//! libbpf reads the kernel's type information anew for each object that it loads, 7 MB here, and searches it for every structure
+//! that the object names; that takes five times as long as the verifier does. None of it depends on the values of parameters, and
+//! the kernel does not change while it runs. So the first time an object is loaded its instructions are kept, and from then
+//! on only system calls are made: the verifier looks at it each time.
+
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use libbpf_rs::btf::types::{MemberAttr, Struct};
+use libbpf_rs::btf::{Btf, HasSize as _};
+use libbpf_rs::libbpf_sys::{
+    self, BPF_MAP_TYPE_ARRAY, BPF_MAP_TYPE_STRUCT_OPS, BPF_PROG_TYPE_STRUCT_OPS, bpf_insn,
+    bpf_map_create_opts, bpf_prog_load_opts,
+};
+use libbpf_rs::{MapCore as _, MapType};
+
+use super::Error;
+use super::object::{CONFIG, Object, offset_of};
+use crate::raw::{check, owned};
+
+/// Objects that are remembered.
+const KEPT_MAX: usize = 32;
+/// The verifier's `BPF_LOG_STATS`, and room for them.
+const LOG_STATISTICS: u32 = 4;
+const LOG_BYTES: usize = 4096;
+
+const LOAD_64: u8 = 0x18;
+const CALL: u8 = 0x85;
+const OF_MAP: u8 = 1;
+const OF_MAP_VALUE: u8 = 2;
+const OF_KERNEL_TYPE: u8 = 3;
+const OF_FUNCTION: u8 = 4;
+const CALL_OF_KERNEL: u8 = 2;
+
+/// Of an object that has no maps but its parameters.
+pub(super) struct Recipe {
+    name: String,
+    /// As it was compiled; empty: it has no parameters.
+    config: Vec<u8>,
+    /// Where which parameter lies.
+    parameters: HashMap<String, (usize, usize)>,
+    programs: Vec<Program>,
+    flags: u32,
+}
+
+struct Program {
+    name: CString,
+    instructions: Vec<bpf_insn>,
+    /// Which of them name the map of parameters.
+    of_config: Vec<usize>,
+    /// Of the kernel's structure: which member it implements.
+    member: u32,
+}
+
+/// What was loaded by one; registered by its map.
+pub(super) struct Parts {
+    map: OwnedFd,
+    /// What the kernel copies when it is registered: names the programs by their descriptors.
+    value: Vec<u8>,
+    /// Of all programs; a part of the time that it took.
+    pub verification: Duration,
+    _programs: Vec<OwnedFd>,
+    _config: Option<OwnedFd>,
+}
+
+/// What the kernel's `struct tcp_congestion_ops` is like.
+struct Kernel {
+    ops_type: u32,
+    value_type: u32,
+    value_bytes: usize,
+    /// Offsets in the value, by the order of members.
+    members: Vec<usize>,
+    name_at: usize,
+    flags_at: usize,
+}
+
+impl Kernel {
+    /// `None`: its type information is not as it is known to be.
+    fn get() -> Option<&'static Self> {
+        static KERNEL: OnceLock<Option<Kernel>> = OnceLock::new();
+        KERNEL.get_or_init(Self::read).as_ref()
+    }
+
+    fn read() -> Option<Self> {
+        let btf = Btf::from_vmlinux().ok()?;
+        let value: Struct<'_> = btf.type_by_name("bpf_struct_ops_tcp_congestion_ops")?;
+        let data = offset_of(&value, "data")?;
+        let ops: Struct<'_> = btf.type_by_name("tcp_congestion_ops")?;
+        let offsets = ops.iter().map(|member| match member.attr {
+            MemberAttr::Normal { offset } => Some(data + offset as usize / 8),
+            MemberAttr::BitField { .. } => None,
+        });
+        Some(Self {
+            ops_type: u32::from(ops.type_id()),
+            value_type: u32::from(value.type_id()),
+            value_bytes: value.size(),
+            members: offsets.collect::<Option<_>>()?,
+            name_at: data + offset_of(&ops, "name")?,
+            flags_at: data + offset_of(&ops, "flags")?,
+        })
+    }
+}
+
+static KEPT: Mutex<Vec<(Vec<u8>, Arc<Recipe>)>> = Mutex::new(Vec::new());
+
+impl Recipe {
+    /// If this very object was loaded before.
+    pub fn of(image: &[u8]) -> Option<Arc<Self>> {
+        let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().find(|(known, _)| known == image).map(|(_, recipe)| recipe.clone())
+    }
+
+    /// From an object that libbpf has loaded. `None`: it has more to it than a recipe holds, and libbpf is to load it always.
+    pub fn keep(image: &[u8], loaded: &libbpf_rs::Object) -> Result<Option<Arc<Self>>, Error> {
+        let mut opened = Object::open(image)?;
+        Ok(Self::from(image, &mut opened, loaded))
+    }
+
+    fn from(image: &[u8], opened: &mut Object, loaded: &libbpf_rs::Object) -> Option<Arc<Self>> {
+        Kernel::get()?;
+        let mut config = None;
+        for map in loaded.maps() {
+            match (map.name() == OsStr::new(CONFIG), map.map_type()) {
+                (true, _) => config = Some(map.as_fd().as_raw_fd()),
+                (false, MapType::StructOps) => {}
+                (false, _) => return None,
+            }
+        }
+        let programs = loaded.progs().map(|program| {
+            // SAFETY: the object is open for as long as it is borrowed.
+            let member = unsafe {
+                libbpf_sys::bpf_program__expected_attach_type(
+                    libbpf_rs::AsRawLibbpf::as_libbpf_object(&program).as_ptr(),
+                )
+            };
+            let name = CString::new(program.name().as_encoded_bytes()).ok()?;
+            let instructions = program.insns().to_vec();
+            let of_config = references(&instructions, config)?;
+            Some(Program { name, instructions, of_config, member })
+        });
+        let recipe = Arc::new(Self {
+            name: opened.name().to_owned(),
+            config: opened.config(),
+            parameters: places(opened),
+            flags: opened.flags(),
+            programs: programs.collect::<Option<_>>()?,
+        });
+        let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= KEPT_MAX {
+            kept.remove(0);
+        }
+        kept.push((image.to_vec(), recipe.clone()));
+        Some(recipe)
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// With these values of parameters. It is registered by a link.
+    ///
+    /// # Errors
+    /// The kernel refuses it: libbpf says why.
+    pub fn load(&self, values: &[(String, u64)]) -> io::Result<Parts> {
+        let kernel = Kernel::get().ok_or(io::ErrorKind::Unsupported)?;
+        let config = if self.config.is_empty() { None } else { Some(self.load_config(values)?) };
+        let load = |program: &Program| program.load(kernel, config.as_ref());
+        let loaded = self.programs.iter().map(load).collect::<io::Result<Vec<_>>>()?;
+        let (programs, times): (Vec<_>, Vec<_>) = loaded.into_iter().unzip();
+        let mut value = vec![0; kernel.value_bytes];
+        let mut put = |at: usize, bytes: &[u8]| {
+            let place = value.get_mut(at..).and_then(|rest| rest.get_mut(..bytes.len()));
+            place.map(|place| place.copy_from_slice(bytes)).ok_or(io::ErrorKind::Unsupported)
+        };
+        put(kernel.name_at, self.name.as_bytes())?;
+        put(kernel.flags_at, &self.flags.to_ne_bytes())?;
+        for (program, fd) in self.programs.iter().zip(&programs) {
+            let at = kernel.members.get(program.member as usize).ok_or(io::ErrorKind::Unsupported)?;
+            put(*at, &(fd.as_raw_fd() as u64).to_ne_bytes())?;
+        }
+        let map = self.create_map(kernel)?;
+        Ok(Parts { map, value, verification: times.iter().sum(), _programs: programs, _config: config })
+    }
+
+    fn load_config(&self, values: &[(String, u64)]) -> io::Result<OwnedFd> {
+        let mut bytes = self.config.clone();
+        for (name, value) in values {
+            let (offset, length) = self.parameters.get(name).ok_or(io::ErrorKind::InvalidInput)?;
+            let place = bytes.get_mut(*offset..).and_then(|rest| rest.get_mut(..*length));
+            let place = place.ok_or(io::ErrorKind::InvalidInput)?;
+            let (low, high) = (value.to_le_bytes(), u64::BITS as usize / 8);
+            if low.get(place.len()..high).is_some_and(|rest| rest.iter().any(|byte| *byte != 0)) {
+                return Err(io::ErrorKind::InvalidInput.into());
+            }
+            place.iter_mut().zip(low).for_each(|(to, from)| *to = from);
+        }
+        let options = bpf_map_create_opts {
+            sz: size_of::<bpf_map_create_opts>() as libbpf_sys::size_t,
+            map_flags: libbpf_sys::BPF_F_RDONLY_PROG,
+            ..Default::default()
+        };
+        let map = create(BPF_MAP_TYPE_ARRAY, c"config", bytes.len(), &options)?;
+        let key = 0_u32;
+        // SAFETY: the map's values are as long as `bytes`, and both outlive the call.
+        check(unsafe {
+            libbpf_sys::bpf_map_update_elem(map.as_raw_fd(), (&raw const key).cast(), bytes.as_ptr().cast(), 0)
+        })?;
+        // SAFETY: the descriptor is open. The verifier takes what cannot change any more for constants.
+        check(unsafe { libbpf_sys::bpf_map_freeze(map.as_raw_fd()) })?;
+        Ok(map)
+    }
+
+    fn create_map(&self, kernel: &Kernel) -> io::Result<OwnedFd> {
+        let options = bpf_map_create_opts {
+            sz: size_of::<bpf_map_create_opts>() as libbpf_sys::size_t,
+            map_flags: libbpf_sys::BPF_F_LINK,
+            btf_vmlinux_value_type_id: kernel.value_type,
+            btf_fd: u32::try_from(some_types()?.as_raw_fd()).map_err(io::Error::other)?,
+            ..Default::default()
+        };
+        let name = CString::new(self.name.as_bytes()).map_err(io::Error::other)?;
+        create(BPF_MAP_TYPE_STRUCT_OPS, &name, kernel.value_bytes, &options)
+    }
+}
+
+/// The kernel wants type information of the loader's own where it is to use its own type; it does not look at it.
+fn some_types() -> io::Result<&'static OwnedFd> {
+    static TYPES: OnceLock<OwnedFd> = OnceLock::new();
+    if let Some(known) = TYPES.get() {
+        return Ok(known);
+    }
+    // A header, one integer of 32 bits (kind 1), and its name.
+    let header: [u32; 6] = [0x0001_eb9f, 24, 0, 16, 16, 5];
+    let int: [u32; 4] = [1, 1 << 24, 4, 32];
+    let mut bytes: Vec<u8> = header.iter().chain(&int).flat_map(|word| word.to_ne_bytes()).collect();
+    bytes.extend(b"\0int\0");
+    // SAFETY: the bytes outlive the call, which makes the descriptor.
+    let made = unsafe {
+        owned(libbpf_sys::bpf_btf_load(
+            bytes.as_ptr().cast(),
+            bytes.len() as libbpf_sys::size_t,
+            std::ptr::null_mut(),
+        ))
+    };
+    let made = made?;
+    Ok(TYPES.get_or_init(|| made))
+}
+
+fn create(
+    kind: libbpf_sys::bpf_map_type,
+    name: &std::ffi::CStr,
+    value_bytes: usize,
+    options: &bpf_map_create_opts,
+) -> io::Result<OwnedFd> {
+    let value_bytes = u32::try_from(value_bytes).map_err(io::Error::other)?;
+    // SAFETY: name and options outlive the call, which makes the descriptor.
+    unsafe { owned(libbpf_sys::bpf_map_create(kind, name.as_ptr(), 4, value_bytes, 1, options)) }
+}
+
+/// Which instructions name the map of parameters. `None`: one names what a recipe does not know.
+fn references(instructions: &[bpf_insn], config: Option<i32>) -> Option<Vec<usize>> {
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Some(instruction) = instructions.get(at) {
+        match (instruction.code, instruction.src_reg()) {
+            (LOAD_64, OF_MAP | OF_MAP_VALUE) if Some(instruction.imm) == config => found.push(at),
+            (LOAD_64, 0 | OF_KERNEL_TYPE | OF_FUNCTION) => {}
+            (LOAD_64, _) => return None,
+            // Of a module, which is named by a descriptor.
+            (CALL, CALL_OF_KERNEL) if instruction.off != 0 => return None,
+            _ => {}
+        }
+        at += if instruction.code == LOAD_64 { 2 } else { 1 };
+    }
+    Some(found)
+}
+
+impl Program {
+    /// And how long the verifier has looked at it.
+    fn load(&self, kernel: &Kernel, config: Option<&OwnedFd>) -> io::Result<(OwnedFd, Duration)> {
+        let mut instructions = self.instructions.clone();
+        for at in &self.of_config {
+            let config = config.ok_or(io::ErrorKind::Unsupported)?;
+            instructions.get_mut(*at).ok_or(io::ErrorKind::Unsupported)?.imm = config.as_raw_fd();
+        }
+        let mut log = [0; LOG_BYTES];
+        let mut options = bpf_prog_load_opts {
+            sz: size_of::<bpf_prog_load_opts>() as libbpf_sys::size_t,
+            expected_attach_type: self.member,
+            attach_btf_id: kernel.ops_type,
+            log_level: LOG_STATISTICS,
+            log_size: LOG_BYTES as u32,
+            log_buf: log.as_mut_ptr().cast(),
+            ..Default::default()
+        };
+        // The kernel has taken it before, and takes no congestion control under another kind of license.
+        let license = c"GPL";
+        // SAFETY: all that is pointed to outlives the call, which makes the descriptor.
+        let loaded = unsafe {
+            owned(libbpf_sys::bpf_prog_load(
+                BPF_PROG_TYPE_STRUCT_OPS,
+                self.name.as_ptr(),
+                license.as_ptr(),
+                instructions.as_ptr(),
+                instructions.len() as libbpf_sys::size_t,
+                &raw mut options,
+            ))
+        };
+        Ok((loaded?, verification(&log)))
+    }
+}
+
+/// As it says when asked for statistics; 0: it does not.
+fn verification(log: &[u8]) -> Duration {
+    let text = String::from_utf8_lossy(log);
+    let us = text.lines().find_map(|line| line.strip_prefix("verification time ")?.strip_suffix(" usec"));
+    Duration::from_micros(us.and_then(|us| us.parse().ok()).unwrap_or_default())
+}
+
+fn places(object: &Object) -> HashMap<String, (usize, usize)> {
+    object.parameters().iter().map(|it| (it.name.clone(), (it.offset, it.bytes))).collect()
+}
+
+impl Parts {
+    /// TCP has it until the link is closed.
+    pub fn register(&self) -> io::Result<OwnedFd> {
+        self.fill()?;
+        // SAFETY: no pointers are passed; the call makes the descriptor.
+        unsafe {
+            owned(libbpf_sys::bpf_link_create(
+                self.map.as_raw_fd(),
+                0,
+                libbpf_sys::BPF_STRUCT_OPS,
+                std::ptr::null(),
+            ))
+        }
+    }
+
+    /// In the place of what a link is of.
+    pub fn replace(&self, link: BorrowedFd<'_>) -> io::Result<()> {
+        self.fill()?;
+        // SAFETY: both descriptors are open; no pointers are passed.
+        check(unsafe {
+            libbpf_sys::bpf_link_update(link.as_raw_fd(), self.map.as_raw_fd(), std::ptr::null())
+        })
+    }
+
+    /// The kernel makes a structure of it that calls the programs.
+    fn fill(&self) -> io::Result<()> {
+        let key = 0_u32;
+        // SAFETY: the value is as long as the map's, and both outlive the call.
+        check(unsafe {
+            libbpf_sys::bpf_map_update_elem(
+                self.map.as_raw_fd(),
+                (&raw const key).cast(),
+                self.value.as_ptr().cast(),
+                0,
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instruction(code: u8, source: u8, imm: i32, off: i16) -> bpf_insn {
+        let mut it = bpf_insn { code, imm, off, ..Default::default() };
+        it.set_src_reg(source);
+        it
+    }
+
+    #[test]
+    fn the_verifiers_time_is_read() {
+        let log = b"verification time 141 usec\nstack depth 8\nprocessed 75 insns\n\0\0";
+        assert_eq!(verification(log), Duration::from_micros(141));
+        assert_eq!(verification(b"\0"), Duration::ZERO);
+    }
+
+    #[test]
+    fn only_what_is_known_is_kept() {
+        let second = || instruction(0, OF_MAP, 9, 0);
+        let table: [(Vec<bpf_insn>, Option<Vec<usize>>); 6] = [
+            (vec![instruction(LOAD_64, OF_MAP, 7, 0), second()], Some(vec![0])),
+            (vec![instruction(0, 0, 0, 0), instruction(LOAD_64, OF_MAP_VALUE, 7, 0), second()], Some(vec![1])),
+            (vec![instruction(LOAD_64, OF_MAP, 8, 0), second()], None),
+            (vec![instruction(LOAD_64, OF_KERNEL_TYPE, 8, 0), second()], Some(vec![])),
+            (vec![instruction(CALL, CALL_OF_KERNEL, 8, 0)], Some(vec![])),
+            (vec![instruction(CALL, CALL_OF_KERNEL, 8, 1)], None),
+        ];
+        for (instructions, wanted) in table {
+            assert_eq!(references(&instructions, Some(7)), wanted, "{instructions:?}");
+        }
+    }
+}

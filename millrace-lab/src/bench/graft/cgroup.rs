@@ -1,0 +1,52 @@
+//! Cgroups of version 2, empty ones, so that nobody's sockets are touched.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context as _;
+
+pub struct Cgroup {
+    root: PathBuf,
+    path: PathBuf,
+}
+
+impl Cgroup {
+    pub fn new(what: &str) -> anyhow::Result<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts")?;
+        let mut fields = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let found = fields.find(|fields| fields.get(2) == Some(&"cgroup2"));
+        let root = found.and_then(|fields| fields.get(1).map(PathBuf::from));
+        let root = root.context("no cgroup of version 2 is mounted")?;
+        let path = root.join(format!("millrace-bench-{}-{what}", std::process::id()));
+        std::fs::create_dir(&path).with_context(|| path.display().to_string())?;
+        Ok(Self { root, path })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Sockets that this process makes meanwhile belong to it.
+    pub fn enter<T>(&self, work: impl FnOnce() -> T) -> anyhow::Result<T> {
+        let enter = |path: &Path| std::fs::write(path.join("cgroup.procs"), std::process::id().to_string());
+        enter(&self.path)?;
+        let done = work();
+        enter(&self.root)?;
+        Ok(done)
+    }
+
+    /// Starts what the command starts inside.
+    pub fn command(&self, inner: &Command) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ >\"$0\"; exec \"$@\""]).arg(self.path.join("cgroup.procs"));
+        command.arg(inner.get_program()).args(inner.get_args());
+        command
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.root.join("cgroup.procs"), std::process::id().to_string());
+        let _ = std::fs::remove_dir(&self.path);
+    }
+}

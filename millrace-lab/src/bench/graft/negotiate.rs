@@ -1,0 +1,268 @@
+//! `bench graft negotiate`.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+
+use super::cgroup::Cgroup;
+use crate::bench::process::Process;
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::stats::Percentiles;
+use crate::bench::table::{columns, write_json};
+use crate::bench::usage::warn_if_busy;
+use crate::lab::{Directions, Node, Topology};
+use crate::progress::Progress;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Round trip between the hosts; 0: what the machine has
+    #[arg(long, value_delimiter = ',', default_value = "0,20,100", value_name = "MS")]
+    rtt_ms: Vec<u32>,
+    /// Grafts in each host's pool, besides those that are compiled in
+    #[arg(long, value_delimiter = ',', default_value = "0,50,250", value_name = "COUNT")]
+    pools: Vec<usize>,
+    /// Negotiations of each
+    #[arg(long, default_value_t = 20)]
+    rounds: usize,
+    /// TCP connections of each, with and without an agreement
+    #[arg(long, default_value_t = 200)]
+    connections: usize,
+    /// Write the rows here
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// Of the control connection, and of the application whose connections are timed.
+const CONTROL: u16 = 9187;
+const PORT: u16 = 7200;
+const LIMIT: Duration = Duration::from_secs(60);
+/// As `status` names the steps.
+const STEPS: [&str; 4] = ["connect_us", "tls_us", "offer_us", "bind_us"];
+
+struct Row {
+    rtt_ms: u32,
+    pool: usize,
+    steps: [Vec<f64>; 4],
+    plain: Vec<f64>,
+    bound: Vec<f64>,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    ensure!(args.rounds > 0 && args.connections > 0, "--rounds and --connections are at least 1");
+    warn_if_busy()?;
+    let mut rows = Vec::new();
+    let progress = Progress::of(args.rtt_ms.len() * args.pools.len() * args.rounds);
+    for rtt_ms in &args.rtt_ms {
+        let mut topology = Topology::standard(1, 1);
+        if *rtt_ms > 0 {
+            topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", rtt_ms * 500))?;
+        }
+        let site = Site::new(&topology)?;
+        for pool in &args.pools {
+            rows.push(args.measure(&site, *rtt_ms, *pool, &progress)?);
+        }
+    }
+    drop(progress);
+    print!("{}", render(&rows));
+    let json: Vec<_> = rows.iter().map(Row::json).collect();
+    args.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))
+}
+
+impl Args {
+    fn measure(&self, site: &Site, rtt_ms: u32, pool: usize, progress: &Progress) -> anyhow::Result<Row> {
+        let hosts = Hosts::new(site, pool)?;
+        let listener = hosts.listen()?;
+        let mut row =
+            Row { rtt_ms, pool, steps: Default::default(), plain: Vec::new(), bound: Vec::new() };
+        for _ in 0..self.connections {
+            row.plain.push(hosts.connect(&listener)?);
+        }
+        drop(listener);
+        let _called = hosts.called.start()?;
+        let listener = hosts.listen()?;
+        for round in 1..=self.rounds {
+            progress.begin(format!("round {round}, {rtt_ms} ms, {pool} grafts"));
+            let caller = hosts.caller.start()?;
+            let negotiated = hosts.caller.negotiated()?;
+            for (times, step) in row.steps.iter_mut().zip(STEPS) {
+                times.push(negotiated.get(step).and_then(Value::as_f64).context(step)?);
+            }
+            if round == self.rounds {
+                for _ in 0..self.connections {
+                    row.bound.push(hosts.connect(&listener)?);
+                }
+            }
+            caller.interrupt(LIMIT)?;
+            progress.end("")?;
+        }
+        Ok(row)
+    }
+}
+
+/// Two of them, each with a daemon's settings.
+struct Hosts<'a> {
+    caller: Host<'a>,
+    called: Host<'a>,
+}
+
+struct Host<'a> {
+    name: &'static str,
+    node: &'a Node,
+    cgroup: Cgroup,
+    directory: PathBuf,
+}
+
+impl<'a> Hosts<'a> {
+    fn new(site: &'a Site, pool: usize) -> anyhow::Result<Self> {
+        let caller = Host::new("caller", site.relay()?, site.directory(), pool)?;
+        let called = Host::new("called", site.subscribers()?, site.directory(), pool)?;
+        let at = SocketAddr::new(called.node.addr_v4().into(), CONTROL);
+        let (near, far) = (caller.key()?, called.key()?);
+        let rule = |side: &str| {
+            format!("[[rule]]\nname = \"r\"\nside = \"{side}\"\nport = {PORT}\nagree = \"bound\"\ncongestion = \"cubic\"\n")
+        };
+        let peer = format!("[[peer]]\nname = \"p\"\nprobe = false\naddress = \"{at}\"\nkey = \"{far}\"\n");
+        caller.configure("", &format!("{peer}{}", rule("client")))?;
+        let peer = format!("[[peer]]\nname = \"p\"\nkey = \"{near}\"\n");
+        called.configure(&format!("listen = \"{at}\"\n"), &format!("{peer}{}", rule("server")))?;
+        Ok(Self { caller, called })
+    }
+
+    fn listen(&self) -> anyhow::Result<TcpListener> {
+        let at = (self.called.node.addr_v4(), PORT);
+        Ok(self.called.cgroup.enter(|| self.called.node.enter(|| TcpListener::bind(at)))???)
+    }
+
+    /// Microseconds of TCP's handshake.
+    fn connect(&self, listener: &TcpListener) -> anyhow::Result<f64> {
+        let at = listener.local_addr()?;
+        let connect = || {
+            let start = Instant::now();
+            TcpStream::connect(at).map(|stream| (start.elapsed(), stream))
+        };
+        let (time, _near) = self.caller.cgroup.enter(|| self.caller.node.enter(connect))???;
+        listener.accept()?;
+        Ok(super::micros(time))
+    }
+}
+
+impl<'a> Host<'a> {
+    fn new(name: &'static str, node: &'a Node, directory: &Path, pool: usize) -> anyhow::Result<Self> {
+        let directory = directory.join(format!("{name}-{pool}"));
+        fs::create_dir_all(directory.join("pool"))?;
+        let host = Self { name, node, cgroup: Cgroup::new(name)?, directory };
+        host.fill(pool)?;
+        Ok(host)
+    }
+
+    /// The same object under many names.
+    fn fill(&self, count: usize) -> anyhow::Result<()> {
+        let pool = self.directory.join("pool");
+        let mut export = Command::new(std::env::current_exe()?);
+        let exported = export.args(["graft", "export"]).arg(&pool).arg("hybla").output()?;
+        ensure!(exported.status.success(), "{}", String::from_utf8_lossy(&exported.stderr));
+        let text = fs::read_to_string(pool.join("hybla.toml"))?;
+        fs::remove_file(pool.join("hybla.toml"))?;
+        for at in 0..count {
+            let text = text.replace("name = \"hybla\"", &format!("name = \"hybla{at}\""));
+            fs::write(pool.join(format!("hybla{at}.toml")), text)?;
+        }
+        Ok(())
+    }
+
+    /// What the other knows it by.
+    fn key(&self) -> anyhow::Result<String> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let made = command.args(["graft", "key", "--new"]).arg(self.directory.join("host.key")).output()?;
+        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Ok(String::from_utf8(made.stdout)?.trim().to_owned())
+    }
+
+    fn configure(&self, agreement: &str, rest: &str) -> anyhow::Result<()> {
+        let cgroup = self.cgroup.path();
+        let text = format!(
+            "cgroup = {cgroup:?}\npool = [\"pool\"]\n[agreement]\nkey = \"host.key\"\n{agreement}{rest}"
+        );
+        Ok(fs::write(self.directory.join("graft.toml"), text)?)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.join("graft.sock")
+    }
+
+    fn start(&self) -> anyhow::Result<Process> {
+        let mut daemon = self.node.command(std::env::current_exe()?);
+        daemon.args(["graft", "run", "--http=off", "--config"]).arg(self.directory.join("graft.toml"));
+        daemon.arg("--socket").arg(self.socket());
+        let mut process = Process::start(self.name, self.cgroup.command(&daemon), &self.directory)?;
+        process.wait_until("its socket", LIMIT, || UnixStream::connect(self.socket()).is_ok())?;
+        Ok(process)
+    }
+
+    /// Waits for the agreement; how long its steps took.
+    fn negotiated(&self) -> anyhow::Result<Value> {
+        let start = Instant::now();
+        loop {
+            let peer = self.status()?.pointer("/status/peers/0").cloned().unwrap_or_default();
+            if peer.get("state").and_then(Value::as_str) == Some("agreed") {
+                return peer.get("negotiated").cloned().context("steps");
+            }
+            if start.elapsed() > LIMIT {
+                bail!("no agreement within {LIMIT:?}: {peer}");
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn status(&self) -> anyhow::Result<Value> {
+        let mut stream = BufReader::new(UnixStream::connect(self.socket())?);
+        stream.get_mut().write_all(b"{\"do\":\"status\"}\n")?;
+        let mut line = String::new();
+        stream.read_line(&mut line)?;
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+impl Row {
+    fn total(&self) -> Vec<f64> {
+        let rounds = self.steps[0].len();
+        (0..rounds).map(|at| self.steps.iter().filter_map(|times| times.get(at)).sum()).collect()
+    }
+
+    fn json(&self) -> Value {
+        let steps = STEPS.iter().zip(&self.steps);
+        let steps: serde_json::Map<_, _> =
+            steps.map(|(name, times)| ((*name).to_owned(), json!(Percentiles::of(times.clone())))).collect();
+        json!({
+            "rtt_ms": self.rtt_ms, "pool": self.pool, "rounds": self.steps[0].len(),
+            "total_us": Percentiles::of(self.total()), "steps": steps,
+            "connections": self.plain.len(),
+            "tcp_plain_us": Percentiles::of(self.plain.clone()),
+            "tcp_bound_us": Percentiles::of(self.bound.clone()),
+        })
+    }
+}
+
+fn render(rows: &[Row]) -> String {
+    let head = [
+        "RTT ms", "pool", "p50 ms", "p99 ms", "TCP", "TLS", "offer", "bind", "TCP plain us", "TCP bound us",
+    ];
+    let mut lines = vec![head.map(str::to_owned).to_vec()];
+    for row in rows {
+        let p50 = |times: &[f64]| Percentiles::of(times.to_vec()).map_or(0.0, |it| it.p50);
+        let Some(total) = Percentiles::of(row.total()) else { continue };
+        let mut line = vec![row.rtt_ms.to_string(), row.pool.to_string()];
+        line.extend([total.p50, total.p99].map(|us| format!("{:.2}", us / 1e3)));
+        line.extend(row.steps.iter().map(|times| format!("{:.2}", p50(times) / 1e3)));
+        line.extend([p50(&row.plain), p50(&row.bound)].map(|us| format!("{us:.0}")));
+        lines.push(line);
+    }
+    columns(&lines)
+}

@@ -1,0 +1,17 @@
+//! What two hosts say to each other about grafts, on a connection whose ends TLS has proved, and what each makes of it.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`message`] | the messages, and how they are framed |
+//! | [`judge`] | whether an offer is taken, and on which terms |
+//! | [`evidence`] | what both ends saw in the TCP options of the same connections: downgrades |
+//! | [`probe`] | datagrams that find out what a path lets through |
+//! | [`measure`] | what packets that were sent and answered say of a path |
+//!
+//! The exchange is in `docs/design/0017-agreement.md`.
+
+pub mod evidence;
+pub mod judge;
+pub mod measure;
+pub mod message;
+pub mod probe;

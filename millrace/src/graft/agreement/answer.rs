@@ -1,0 +1,170 @@
+//! The end that is called. Nothing is kept of who has not shown a known key, and handshakes are few at once.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use millrace_graft::agreements::State;
+use millrace_proto::graft::message::{Message, Reason, Refusal};
+use rustls::ServerConfig;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tracing::{debug, warn};
+
+use super::{
+    Context, paths,
+    talk::{End, Talk, unexpected},
+    wire::{Broken, PATIENCE, Wire},
+};
+
+/// Handshakes at once, and of one address.
+const HANDSHAKES_MAX: usize = 64;
+const HANDSHAKES_OF_ONE_MAX: usize = 4;
+/// Conversations at once: the settings have at most as many peers, and one that was started anew has two for a moment.
+const CONVERSATIONS_MAX: usize = 512;
+
+pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<ServerConfig>) {
+    let acceptor = TlsAcceptor::from(config);
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES_MAX));
+    let conversations = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
+    let callers = Callers::default();
+    let mut tasks = tokio::task::JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = tasks.join_next() => continue,
+        };
+        let (stream, remote) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                warn!("a peer cannot be heard: {error}");
+                // Mostly for want of descriptors.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (Ok(place), Some(caller)) =
+            (handshakes.clone().try_acquire_owned(), callers.enter(remote.ip()))
+        else {
+            debug!(%remote, "one handshake too many");
+            continue;
+        };
+        let (context, acceptor, conversations) = (context.clone(), acceptor.clone(), conversations.clone());
+        tasks.spawn(async move {
+            let proved = prove(&context, acceptor, stream).await;
+            drop((place, caller));
+            let (Some((stream, peer)), Ok(_place)) = (proved, conversations.try_acquire()) else { return };
+            converse(&context, stream, &peer, remote).await;
+        });
+    }
+}
+
+/// Handshakes by address, of those that are under way.
+#[derive(Clone, Default)]
+struct Callers(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+struct Caller(Callers, IpAddr);
+
+impl Callers {
+    fn enter(&self, address: IpAddr) -> Option<Caller> {
+        let mut callers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = callers.entry(address).or_default();
+        if *count >= HANDSHAKES_OF_ONE_MAX {
+            return None;
+        }
+        *count += 1;
+        Some(Caller(self.clone(), address))
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let mut callers = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = callers.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                callers.remove(&self.1);
+            }
+        }
+    }
+}
+
+/// Who it is. Whoever it is not gets nothing but the end of the connection.
+async fn prove(
+    context: &Context,
+    acceptor: TlsAcceptor,
+    stream: TcpStream,
+) -> Option<(TlsStream<TcpStream>, String)> {
+    let _ = stream.set_nodelay(true);
+    let stream = match timeout(PATIENCE, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => stream,
+        Ok(Err(error)) => {
+            debug!("a stranger was let go: {error}");
+            context.daemon.with(|runtime| runtime.count_stranger());
+            return None;
+        }
+        Err(_) => {
+            context.daemon.with(|runtime| runtime.count_stranger());
+            return None;
+        }
+    };
+    let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
+    let peer = context.tls.name(certificates)?;
+    Some((stream, peer))
+}
+
+async fn converse(context: &Context, stream: TlsStream<TcpStream>, peer: &str, remote: SocketAddr) {
+    let Ok(local) = stream.get_ref().0.local_addr() else { return };
+    let token = paths::token(stream.get_ref().1);
+    let _answered = token.zip(context.reflector.as_ref()).map(|(token, reflector)| reflector.know(token));
+    let wire = Wire(stream);
+    let mut talk = Talk { context, peer, wire, local, remote, session: None, calls: false, revision: 0 };
+    let Err(End(state)) = go_on(&mut talk).await;
+    let session = talk.session;
+    if let Err(error) = context.daemon.with(|runtime| runtime.ended(peer, session, state)) {
+        warn!(peer, "it stays bound until its time is over: {error}");
+    }
+}
+
+async fn go_on(talk: &mut Talk<'_, TlsStream<TcpStream>>) -> Result<std::convert::Infallible, End> {
+    let context = talk.context;
+    if context.daemon.with(|runtime| runtime.agreement().and_then(|it| it.peer(talk.peer)).is_none()) {
+        return Err(talk.refuse(Refusal::new(Reason::NotAllowed, "the settings have changed")).await);
+    }
+    let mut changes = context.daemon.changes();
+    let mut patience = PATIENCE;
+    loop {
+        let message = tokio::select! {
+            message = talk.wire.receive(patience) => message.map_err(silent)?,
+            _ = changed(&mut changes, talk.revision) => {
+                return Err(End(State::Ended("this host's settings have changed".to_owned())));
+            }
+        };
+        let Message::Offer(theirs) = message else { return Err(unexpected(&message, "offer")) };
+        talk.answer(&theirs).await?;
+        patience = Duration::from_secs(u64::from(theirs.hold_s.clamp(1, 3 * 3600)));
+    }
+}
+
+fn silent(broken: Broken) -> End {
+    match broken {
+        Broken::TimedOut(time) => End(State::TimedOut(format!("nothing was heard of it for {time:?}"))),
+        other => other.into(),
+    }
+}
+
+/// Until the settings are others than those that this end spoke of.
+async fn changed(changes: &mut tokio::sync::watch::Receiver<u64>, spoken: u64) {
+    loop {
+        if spoken != 0 && *changes.borrow_and_update() != spoken || changes.changed().await.is_err() {
+            return std::future::ready(()).await;
+        }
+    }
+}

@@ -1,0 +1,557 @@
+//! Two daemons that agree by TLS, and what comes between them.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::Command,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_graft::status::{Nat, Peer, Status, Why};
+use millrace_proto::graft::message::{ALPN, Hash, Host, Message, Reason, Rule, Side, Statement, Verdict};
+use rustls::{
+    ClientConfig, ClientConnection, DigitallySignedStruct, SignatureScheme, StreamOwned,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject as _},
+};
+
+use crate::site::{CLIENT, Daemon, LONG, PORT, SERVER, Site, congestion, inside, transfer, wait_for};
+
+const CONTROL: u16 = 9187;
+
+/// Makes both hosts' keys; returns what they are known by.
+fn keys(site: &Site) -> [String; 2] {
+    [0, 1].map(|side| key(site, &format!("host{side}.key")))
+}
+
+fn key(site: &Site, name: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    let output = command.args(["graft", "key", "--new"]).arg(site.path(name)).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
+fn caller(server: &str, rest: &str) -> String {
+    format!(
+        "[agreement]\nkey = \"host0.key\"\ninterval-s = 1\n[[peer]]\nname = \"server\"\naddress = \"{SERVER}:{CONTROL}\"\n\
+         key = \"{server}\"\n{rest}"
+    )
+}
+
+fn called(client: &str, rest: &str) -> String {
+    format!(
+        "[agreement]\nkey = \"host1.key\"\nlisten = \"{SERVER}:{CONTROL}\"\ninterval-s = 1\n[[peer]]\nname = \"client\"\n\
+         key = \"{client}\"\n{rest}"
+    )
+}
+
+/// `reno` here and `cubic` there, neither of which is anybody's default.
+fn rule(side: &str, agree: &str) -> String {
+    let congestion = if side == "client" { "reno" } else { "cubic" };
+    format!(
+        "[[rule]]\nname = \"test\"\nside = \"{side}\"\nport = {PORT}\nagree = {agree}\ncongestion = \"{congestion}\"\n"
+    )
+}
+
+const BOUND: &str = "\"bound\"";
+
+fn peer(daemon: &Daemon<'_>) -> Peer {
+    daemon.status().peers.remove(0)
+}
+
+fn wait_until(daemon: &Daemon<'_>, what: &str, ready: impl Fn(&Peer) -> bool) -> Peer {
+    let start = Instant::now();
+    loop {
+        let peer = peer(daemon);
+        if ready(&peer) {
+            return peer;
+        }
+        assert!(start.elapsed() < LONG, "{what}: {peer:?}\n{}", daemon.log());
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn wait_for_state(daemon: &Daemon<'_>, state: &str) -> Peer {
+    wait_until(daemon, state, |peer| peer.state == state)
+}
+
+fn why(daemon: &Daemon<'_>, peer: &str) -> Why {
+    serde_json::from_str(&daemon.succeed(&["why", peer, "--json"])).unwrap()
+}
+
+/// Whether the next connection is set as the rules say, at both ends.
+fn is_set(site: &Site, listener: &TcpListener) -> (bool, bool) {
+    let (near, far) = site.connect(listener);
+    let set = (congestion(&near) == "reno", congestion(&far) == "cubic");
+    transfer(near, far);
+    set
+}
+
+/// In front of what a host does with packets.
+fn middlebox(namespace: &str, hook: &str, rules: &[&str]) -> bool {
+    let nft = |line: String| {
+        let output = Command::new("ip").args(["netns", "exec", namespace, "nft", &line]).output();
+        output.is_ok_and(|output| output.status.success())
+    };
+    nft("add table inet graft".into())
+        && nft(format!("add chain inet graft way {{ type {hook}; }}"))
+        && rules.iter().all(|rule| nft(format!("add rule inet graft way {rule}")))
+}
+
+const BEFORE: &str = "filter hook prerouting priority -300";
+
+#[test]
+fn peers_are_bound_until_one_is_gone() {
+    let Some(site) = Site::new("bound") else { return };
+    let [client, server] = keys(&site);
+    site.configure_on(0, &caller(&server, &rule("client", BOUND)));
+    site.configure_on(1, &called(&client, &rule("server", BOUND)));
+    let near = Daemon::start_on(&site, 0);
+    let listener_before = site.listen();
+    assert_eq!(is_set(&site, &listener_before), (false, false), "nobody is there yet");
+    assert_eq!(near.status().outcomes["unbound"], 1);
+    let absent = wait_for_state(&near, "absent");
+    assert!(absent.detail.contains("no daemon of grafts answers on 10.96.0.1:9187"), "{absent:?}");
+    drop(listener_before);
+
+    let far = Daemon::start_on(&site, 1);
+    let listener = site.listen();
+    let known = wait_for_state(&near, "agreed");
+    let host = known.host.clone().unwrap();
+    assert_eq!((host.abi, known.rules.as_slice(), known.functions), (1, &["test".to_owned()][..], 3));
+    assert!(known.negotiated.tls_us > 0 && known.negotiated.offer_us > 0, "{known:?}");
+    let known = wait_for_state(&far, "agreed");
+    assert_eq!(known.address.unwrap().to_string(), CLIENT);
+    assert_eq!(is_set(&site, &listener), (true, true));
+    let because = why(&near, SERVER);
+    assert_eq!(because.outcome.as_deref(), Some("agreed"));
+    assert_eq!(because.agreement.unwrap().state, "agreed");
+    for daemon in [&near, &far] {
+        let path = wait_until(daemon, "path", |peer| peer.path.mtu.is_some() && peer.path.protocol_253.is_some());
+        let wanted = Verdict {
+            options: Some(true),
+            udp: Some(true),
+            protocol_253: Some(true),
+            mtu: Some(1500),
+            nat: Some(Nat::None),
+        };
+        assert_eq!((path.path, path.downgrades), (wanted, 0));
+    }
+
+    // It is gone in the middle, and comes back.
+    far.kill();
+    let gone = wait_until(&near, "its end", |peer| peer.state != "agreed");
+    assert!(["ended", "absent"].contains(&gone.state.as_str()), "{gone:?}");
+    assert_eq!(is_set(&site, &listener), (false, false));
+    drop(listener);
+    let far = Daemon::start_on(&site, 1);
+    let listener = site.listen();
+    wait_for_state(&near, "agreed");
+    assert_eq!(is_set(&site, &listener), (true, true));
+    // The caller is started anew: another run of it, which does not wait for the old one's end.
+    near.kill();
+    let near = Daemon::start_on(&site, 0);
+    wait_for_state(&near, "agreed");
+    wait_for_state(&far, "agreed");
+    assert_eq!(is_set(&site, &listener), (true, true));
+
+    // Other rules there: what was agreed on does not hold any more, and both say why.
+    site.configure_on(1, &called(&client, &rule("server", "false")));
+    far.succeed(&["reload"]);
+    let refused = wait_until(&near, "a refusal", |peer| peer.state == "refused");
+    assert!(refused.detail.contains("(no-rule)"), "{refused:?}");
+    assert_eq!(is_set(&site, &listener).0, false);
+    site.configure_on(1, &called(&client, &rule("server", BOUND)));
+    far.succeed(&["reload"]);
+    site.configure_on(0, &caller(&server, &rule("client", BOUND)));
+    near.succeed(&["reload"]);
+    wait_for_state(&near, "agreed");
+    wait_for_state(&far, "agreed");
+    assert_eq!(is_set(&site, &listener), (true, true));
+}
+
+/// Both call each other: one agreement comes of it, and it stays.
+#[test]
+fn both_may_call() {
+    let Some(site) = Site::new("both") else { return };
+    let [client, server] = keys(&site);
+    let listens = caller(&server, &rule("client", BOUND))
+        .replace("interval-s", &format!("listen = \"{CLIENT}:{CONTROL}\"\ninterval-s"));
+    let calls = called(&client, &rule("server", BOUND))
+        .replace("name = \"client\"", &format!("name = \"client\"\naddress = \"{CLIENT}:{CONTROL}\""));
+    site.configure_on(0, &listens);
+    site.configure_on(1, &calls);
+    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let listener = site.listen();
+    wait_for_state(&near, "agreed");
+    wait_for_state(&far, "agreed");
+    assert_eq!(is_set(&site, &listener), (true, true));
+    let agreed = |daemon: &Daemon<'_>| daemon.status().negotiations.get("agreed").copied().unwrap_or_default();
+    let before = [agreed(&near), agreed(&far)];
+    let renewed = peer(&near).age_s + 3.0;
+    wait_until(&near, "three intervals", |peer| peer.age_s >= renewed);
+    assert_eq!([agreed(&near), agreed(&far)], before, "nobody takes it from the other");
+}
+
+#[test]
+fn an_option_that_is_taken_off_is_a_downgrade() {
+    let Some(site) = Site::new("downgrade") else { return };
+    let [client, server] = keys(&site);
+    if !middlebox(&site.namespaces[0], BEFORE, &["reset tcp option 253"]) {
+        println!("SKIP an_option_that_is_taken_off_is_a_downgrade: nftables cannot take options off here");
+        return;
+    }
+    site.configure_on(0, &caller(&server, &rule("client", "true")));
+    site.configure_on(1, &called(&client, &rule("server", "true")));
+    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let listener = site.listen();
+    for daemon in [&near, &far] {
+        // The control connection itself is such a one.
+        let first = wait_until(daemon, "downgrade", |peer| peer.downgrades > 0);
+        assert_eq!((first.state.as_str(), first.path.options), ("agreed", Some(false)), "{first:?}");
+    }
+    assert_eq!(is_set(&site, &listener), (false, false));
+    for (daemon, other) in [(&near, SERVER), (&far, CLIENT)] {
+        wait_until(daemon, "the connection", |peer| peer.latest_downgrades.iter().any(|it| it.port == PORT));
+        let because = why(daemon, other).agreement.unwrap();
+        assert!(because.latest_downgrades.iter().all(|it| it.kind == "stripped"), "{because:?}");
+        assert!(daemon.status().downgrades["stripped"] >= 2);
+        assert!(daemon.log().contains("a TCP option was changed on the way"), "{}", daemon.log());
+    }
+}
+
+/// The answer says that the server uses something else.
+#[test]
+fn an_option_that_is_changed_is_a_downgrade() {
+    let Some(site) = Site::new("altered") else { return };
+    let [client, server] = keys(&site);
+    let change = format!("tcp sport {PORT} tcp option @253,64,32 set 0x12345678");
+    if !middlebox(&site.namespaces[0], BEFORE, &[&change]) {
+        println!("SKIP an_option_that_is_changed_is_a_downgrade: nftables cannot change options here");
+        return;
+    }
+    site.configure_on(0, &caller(&server, &rule("client", "true")));
+    site.configure_on(1, &called(&client, &rule("server", "true")));
+    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let listener = site.listen();
+    wait_for_state(&near, "agreed");
+    is_set(&site, &listener);
+    for daemon in [&near, &far] {
+        let found = wait_until(daemon, "downgrade", |peer| peer.downgrades > 0);
+        assert_eq!(found.latest_downgrades.iter().map(|it| it.kind.as_str()).collect::<Vec<_>>(), ["altered"]);
+    }
+}
+
+#[test]
+fn what_stands_in_the_way_is_said_at_both_ends() {
+    let Some(site) = Site::new("refuse") else { return };
+    let [client, server] = keys(&site);
+    let other = key(&site, "other.key");
+    let (ours, theirs) = (rule("client", BOUND), rule("server", BOUND));
+    let wants = ours.replace("congestion = \"reno\"", "congestion = \"reno\"\npeer-graft = \"hybla\"");
+    let table = [
+        (caller(&server, &format!("min-cpus = 100000\n{ours}")), called(&client, &theirs), "resources"),
+        (caller(&server, &ours), called(&client, &format!("min-memory-mib = 100000000\n{theirs}")), "resources"),
+        (caller(&server, &format!("min-kernel = \"99.0\"\n{ours}")), called(&client, &theirs), "kernel"),
+        (caller(&server, &wants), called(&client, &theirs), "unknown-function"),
+        (caller(&server, &ours), called(&client, &theirs.replace("7100", "7101")), "no-rule"),
+        (caller(&server, &ours), called(&client, &ours), "no-rule"),
+        (caller(&server, &ours), called(&client, &format!("{theirs}peer = \"192.0.2.0/24\"\n")), "no-rule"),
+        (caller(&other, &ours), called(&client, &theirs), "untrusted"),
+        (caller(&server, &ours), called(&other, &theirs), "untrusted"),
+    ];
+    for (here, there, reason) in table {
+        site.configure_on(0, &here);
+        site.configure_on(1, &there);
+        let (near, far) = (Daemon::start_on(&site, 1), Daemon::start_on(&site, 0));
+        let (far, near) = (near, far);
+        let is_so = |peer: &Peer| peer.state == reason || peer.detail.contains(&format!("({reason})"));
+        let said = wait_until(&near, reason, is_so);
+        assert!(!said.detail.is_empty() && said.rules.is_empty(), "{said:?}");
+        let counted = near.status().negotiations;
+        assert!(counted.get(reason).is_some_and(|count| *count > 0), "{counted:?}");
+        if reason == "untrusted" {
+            let strangers = |status: Status| status.negotiations.get("stranger").copied();
+            wait_for("stranger", || strangers(far.status()));
+            assert_eq!(peer(&far).state, "waiting");
+        } else {
+            wait_until(&far, reason, is_so);
+        }
+    }
+}
+
+/// Addresses are translated at one end, then at both.
+#[test]
+fn one_translation_is_told_and_two_are_refused() {
+    let Some(site) = Site::new("nat") else { return };
+    let [client, server] = keys(&site);
+    let nat = |side: usize, hook: &str, rule: &str| middlebox(&site.namespaces[side], hook, &[rule]);
+    let called_as = "10.96.0.7";
+    for (side, address) in [(1, called_as), (0, "10.96.0.9")] {
+        crate::site::ip(&format!("-n {} addr add {address}/24 dev eth", site.namespaces[side]));
+    }
+    let there = format!("ip daddr {called_as} dnat ip to {SERVER}");
+    if !nat(1, "nat hook prerouting priority -100", &there) {
+        println!("SKIP one_translation_is_told_and_two_are_refused: nftables cannot translate here");
+        return;
+    }
+    let calls = caller(&server, &rule("client", BOUND)).replace(SERVER, called_as);
+    site.configure_on(0, &calls);
+    site.configure_on(1, &called(&client, &rule("server", BOUND)));
+    let (near, far) = (Daemon::start_on(&site, 0), Daemon::start_on(&site, 1));
+    let known = wait_until(&near, "a translation", |peer| peer.path.nat == Some(Nat::Theirs));
+    assert_eq!(known.state, "agreed");
+    wait_until(&far, "a translation", |peer| peer.path.nat == Some(Nat::Ours));
+    near.kill();
+    assert!(nat(0, "nat hook postrouting priority 100", &format!("ip daddr {called_as} snat ip to 10.96.0.9")));
+    let near = Daemon::start_on(&site, 0);
+    for daemon in [&near, &far] {
+        let refused = wait_until(daemon, "a refusal", |peer| peer.detail.contains("(nat)"));
+        assert!(refused.detail.contains("both ends are behind a translation"), "{refused:?}");
+    }
+}
+
+#[test]
+fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
+    let Some(site) = Site::new("fetch") else { return };
+    let [client, server] = keys(&site);
+    let (identity, signer) = signed_graft(&site);
+    let fetch = |trusted: &str, identity: &str| {
+        format!(
+            "{}[[fetch]]\ngraft = \"hybla2\"\nsha256 = \"{identity}\"\n{}",
+            caller(&server, "").replace("interval-s", "fetch-to = \"fetched\"\ninterval-s"),
+            rule("client", BOUND).replace("congestion = \"reno\"", "graft = \"hybla2\""),
+        )
+        .replace("[agreement]", &format!("trusted-keys = [\"{trusted}\"]\n[agreement]"))
+    };
+    fs::create_dir(site.path("fetched")).unwrap();
+    let gives = |give: &str| {
+        called(&client, &rule("server", BOUND)).replace("[agreement]", &format!("pool = [\"pool\"]\n[agreement]\n{give}"))
+    };
+    site.configure_on(1, &gives("give = true"));
+    let far = Daemon::start_on(&site, 1);
+    // Of a key that does not count.
+    site.configure_on(0, &fetch(&"00".repeat(32), &identity));
+    let near = Daemon::start_on(&site, 0);
+    wait_until(&near, "refusal", |_| near.log().contains("its signature is of none"));
+    assert_eq!(fs::read_dir(site.path("fetched")).unwrap().count(), 0);
+    assert!(near.status().rules[0].waits);
+    near.kill();
+
+    site.configure_on(0, &fetch(&signer, &identity));
+    let near = Daemon::start_on(&site, 0);
+    wait_for_state(&near, "agreed");
+    assert!(!near.status().rules[0].waits);
+    let listener = site.listen();
+    let (one, other) = site.connect(&listener);
+    assert_eq!(congestion(&one), "mr_hybla");
+    transfer(one, other);
+    near.kill();
+    // It is there now, and nobody is asked any more.
+    site.configure_on(1, &gives(""));
+    far.succeed(&["reload"]);
+    let near = Daemon::start_on(&site, 0);
+    wait_for_state(&near, "agreed");
+    near.kill();
+    // Nobody gives: the rule waits, whatever is agreed on.
+    fs::remove_dir_all(site.path("fetched")).unwrap();
+    fs::create_dir(site.path("fetched")).unwrap();
+    let near = Daemon::start_on(&site, 0);
+    wait_for_state(&near, "agreed");
+    assert!(near.status().rules[0].waits);
+    let (one, other) = site.connect(&listener);
+    assert_ne!(congestion(&one), "mr_hybla");
+    transfer(one, other);
+}
+
+/// Hybla under another name in `pool`; returns its identity and the public key of who has signed it.
+fn signed_graft(site: &Site) -> (String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+    let output = command.args(["graft", "export"]).arg(site.path("pool")).arg("hybla").output().unwrap();
+    assert!(output.status.success());
+    let text = fs::read_to_string(site.path("pool/hybla.toml")).unwrap();
+    fs::remove_file(site.path("pool/hybla.toml")).unwrap();
+    let text = text.replace("name = \"hybla\"", "name = \"hybla2\"");
+    let identity = text.lines().find_map(|line| line.strip_prefix("sha256 = \"")).unwrap();
+    let identity = identity.trim_end_matches('"').to_owned();
+    use ::ring::signature::{Ed25519KeyPair, KeyPair as _};
+    let pair = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
+    let hex = millrace_graft::identity::hex;
+    let line = format!("signature = \"{}\"\n", hex(pair.sign(text.as_bytes()).as_ref()));
+    fs::write(site.path("pool/hybla2.toml"), format!("{line}{text}")).unwrap();
+    (identity, hex(pair.public_key().as_ref()))
+}
+
+/// Takes whoever it meets for a daemon.
+#[derive(Debug)]
+struct Anybody;
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ring::default_provider().signature_verification_algorithms.supported_schemes()
+    }
+}
+
+type Tls = StreamOwned<ClientConnection, TcpStream>;
+
+/// A caller that is no daemon of ours, with the client's key.
+fn pretend(site: &Site) -> Tls {
+    let pem = fs::read_to_string(site.path("host0.key")).unwrap();
+    let pair = rcgen::KeyPair::from_pem(&pem).unwrap();
+    let certificate = rcgen::CertificateParams::new(["c".to_owned()]).unwrap().self_signed(&pair).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(pem.as_bytes()).unwrap();
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody))
+        .with_client_auth_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    let name = ServerName::try_from("c").unwrap();
+    let tcp = call(site);
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
+}
+
+fn call(site: &Site) -> TcpStream {
+    let stream = inside(&site.namespaces[0], || TcpStream::connect((SERVER, CONTROL)).unwrap());
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    stream
+}
+
+fn send(tls: &mut Tls, bytes: &[u8]) {
+    tls.write_all(&u32::try_from(bytes.len()).unwrap().to_be_bytes()).unwrap();
+    tls.write_all(bytes).unwrap();
+}
+
+fn receive(tls: &mut Tls) -> Message {
+    let mut length = [0; 4];
+    tls.read_exact(&mut length).unwrap();
+    let mut bytes = vec![0; u32::from_be_bytes(length) as usize];
+    tls.read_exact(&mut bytes).unwrap();
+    Message::decode(&bytes).unwrap()
+}
+
+fn offer(tls: &Tls, change: impl FnOnce(&mut Statement)) -> Vec<u8> {
+    let mut statement = Statement {
+        versions: vec![1],
+        epoch: 1,
+        hold_s: 30,
+        host: Host { program: "x".into(), kernel: "6.18".into(), abi: 1, cpus: 1, memory_mib: 1 },
+        local: tls.sock.local_addr().unwrap(),
+        remote: tls.sock.peer_addr().unwrap(),
+        functions: Vec::new(),
+        rules: vec![Rule { side: Side::Client, first_port: PORT, last_port: PORT, graft: None, wants: None }],
+        connections: Vec::new(),
+        path: Verdict::default(),
+    };
+    change(&mut statement);
+    serde_json::to_vec(&Message::Offer(Box::new(statement))).unwrap()
+}
+
+/// A peer with the right key that says other things than a daemon does, and strangers without it.
+#[test]
+fn who_says_anything_else_changes_nothing() {
+    let Some(site) = Site::new("hostile") else { return };
+    let [client, _] = keys(&site);
+    site.configure_on(1, &called(&client, &rule("server", BOUND)));
+    let far = Daemon::start_on(&site, 1);
+    let refused = |change: fn(&mut Statement)| {
+        let mut tls = pretend(&site);
+        let bytes = offer(&tls, change);
+        send(&mut tls, &bytes);
+        match receive(&mut tls) {
+            Message::Refuse(refusal) => refusal.reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(refused(|it| it.versions = vec![2]), Reason::Version);
+    assert_eq!(refused(|it| it.host.abi = 9), Reason::Abi);
+    assert_eq!(refused(|it| it.rules[0].wants = Some(Hash([1; 32]))), Reason::UnknownFunction);
+    assert_eq!(refused(|it| it.rules.clear()), Reason::NoRule);
+
+    let many: fn(&mut Statement) = |it| it.rules = vec![it.rules[0].clone(); 65];
+    let mut tls = pretend(&site);
+    let too_many = offer(&tls, many);
+    send(&mut tls, &too_many);
+    let state = wait_for_state(&far, "malformed");
+    assert!(state.detail.contains("too many rules"), "{state:?}");
+    for (bytes, wanted) in [
+        (&b"{"[..], "no message"),
+        (&serde_json::to_vec(&Message::Confirm).unwrap()[..], "confirm where offer was due"),
+    ] {
+        send(&mut pretend(&site), bytes);
+        wait_until(&far, wanted, |peer| peer.detail.contains(wanted));
+    }
+    let mut tls = pretend(&site);
+    tls.write_all(&u32::MAX.to_be_bytes()).unwrap();
+    wait_until(&far, "length", |peer| peer.detail.contains("a message of 4294967295 bytes"));
+    // It says nothing at all.
+    let mut tls = pretend(&site);
+    tls.conn.complete_io(&mut tls.sock).unwrap();
+    wait_for_state(&far, "timed-out");
+
+    // It offers, and does not confirm: nobody is bound.
+    let mut tls = pretend(&site);
+    let bytes = offer(&tls, |_| ());
+    send(&mut tls, &bytes);
+    assert!(matches!(receive(&mut tls), Message::Accept(_)));
+    assert_ne!(peer(&far).state, "agreed");
+    send(&mut tls, &Message::Confirm.encode().unwrap());
+    wait_for_state(&far, "agreed");
+    // Asked for what is not given, it says so.
+    send(&mut tls, &bytes);
+    assert!(matches!(receive(&mut tls), Message::Accept(_)));
+    send(&mut tls, &Message::Fetch { identity: Hash([1; 32]) }.encode().unwrap());
+    assert!(matches!(receive(&mut tls), Message::Refuse(refusal) if refusal.reason == Reason::NotGiven));
+    wait_until(&far, "its end", |peer| peer.state != "agreed");
+
+    // Strangers: no TLS, half of it, and many at once.
+    let mut silent: Vec<_> = (0..100).map(|_| call(&site)).collect();
+    for stream in &mut silent {
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+    }
+    wait_for("strangers", || far.status().negotiations.get("stranger").filter(|count| **count > 0).copied());
+    drop(silent);
+    let mut tls = wait_for("room", || {
+        let mut tls = pretend(&site);
+        let bytes = offer(&tls, |_| ());
+        tls.write_all(&u32::try_from(bytes.len()).unwrap().to_be_bytes()).ok()?;
+        tls.write_all(&bytes).ok()?;
+        Some(tls)
+    });
+    assert!(matches!(receive(&mut tls), Message::Accept(_)));
+}

@@ -1,0 +1,244 @@
+//! Two hosts, with a cgroup each, and daemons on them. This process is in one cgroup at a time, and this host has one list of
+//! congestion controls: tests take turns, with those of other programs too, by a file.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output},
+    sync::{Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use millrace_graft::status::Status;
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sched::{CloneFlags, setns},
+    sys::socket::{getsockopt, sockopt},
+};
+use tempfile::TempDir;
+
+pub const LONG: Duration = Duration::from_secs(60);
+pub const SERVER: &str = "10.96.0.1";
+pub const CLIENT: &str = "10.96.0.2";
+pub const PORT: u16 = 7100;
+
+static TURN: Mutex<()> = Mutex::new(());
+
+pub struct Site {
+    pub directory: TempDir,
+    /// The client's and the server's.
+    pub namespaces: [String; 2],
+    root: PathBuf,
+    cgroups: [PathBuf; 2],
+    _turns: (Flock<fs::File>, MutexGuard<'static, ()>),
+}
+
+impl Site {
+    /// `None`: not here, which was said.
+    pub fn new(test: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP {test}: needs root");
+            return None;
+        }
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
+        let mut mounts = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        let Some(mount) = mounts.find(|fields| fields[2] == "cgroup2") else {
+            println!("SKIP {test}: no cgroup version 2 is mounted");
+            return None;
+        };
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = fs::File::create(std::env::temp_dir().join("millrace-graft-tests.lock")).unwrap();
+        let file = Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
+        let name = format!("mg-{}-{test}", std::process::id());
+        let root = PathBuf::from(mount[1]);
+        let cgroups = ["c", "s"].map(|side| root.join(format!("{name}-{side}")));
+        cgroups.iter().for_each(|cgroup| fs::create_dir(cgroup).unwrap());
+        let namespaces = ["c", "s"].map(|side| format!("{name}-{side}"));
+        for namespace in &namespaces {
+            ip(&format!("netns add {namespace}"));
+        }
+        let [client, server] = &namespaces;
+        ip(&format!("-n {client} link add eth type veth peer name eth netns {server}"));
+        for (namespace, address) in [(client, CLIENT), (server, SERVER)] {
+            ip(&format!("-n {namespace} addr add {address}/24 dev eth"));
+            ip(&format!("-n {namespace} link set eth up"));
+        }
+        Some(Self { directory: TempDir::new().unwrap(), namespaces, root, cgroups, _turns: (file, turn) })
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Settings of the client's daemon, that begin with its cgroup.
+    pub fn configure(&self, text: &str) {
+        self.configure_on(0, text);
+    }
+
+    /// 0: the client's, 1: the server's.
+    pub fn configure_on(&self, side: usize, text: &str) {
+        let text = format!("cgroup = {:?}\n{text}", self.cgroups[side]);
+        fs::write(self.path(&format!("graft{side}.toml")), text).unwrap();
+    }
+
+    /// In the server's cgroup.
+    pub fn listen(&self) -> TcpListener {
+        let bind = || inside(&self.namespaces[1], || TcpListener::bind((SERVER, PORT)).unwrap());
+        self.enter(1, bind)
+    }
+
+    /// A socket belongs to the cgroup that its process is in when it is made.
+    fn enter<T>(&self, side: usize, work: impl FnOnce() -> T) -> T {
+        let enter =
+            |path: &Path| fs::write(path.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+        enter(&self.cgroups[side]);
+        let done = work();
+        enter(&self.root);
+        done
+    }
+
+    /// The client's end is in the cgroup.
+    pub fn connect(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let to: SocketAddr = (SERVER.parse::<std::net::IpAddr>().unwrap(), PORT).into();
+        let connect = || inside(&self.namespaces[0], || TcpStream::connect_timeout(&to, LONG).unwrap());
+        let client = self.enter(0, connect);
+        let (server, _) = listener.accept().unwrap();
+        server.set_read_timeout(Some(LONG)).unwrap();
+        (client, server)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
+        }
+        let _ = fs::write(self.root.join("cgroup.procs"), std::process::id().to_string());
+        for cgroup in &self.cgroups {
+            let _ = fs::remove_dir(cgroup);
+        }
+    }
+}
+
+pub fn ip(arguments: &str) {
+    assert!(Command::new("ip").args(arguments.split(' ')).status().unwrap().success(), "ip {arguments}");
+}
+
+pub fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let done = scope.spawn(|| {
+            setns(fs::File::open(format!("/run/netns/{namespace}")).unwrap(), CloneFlags::CLONE_NEWNET)
+                .unwrap();
+            work()
+        });
+        done.join().unwrap()
+    })
+}
+
+pub fn wait_for<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(done) = ready() {
+            return done;
+        }
+        assert!(start.elapsed() < LONG, "no {what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub fn congestion(stream: &TcpStream) -> String {
+    let name = getsockopt(stream, sockopt::TcpCongestion).unwrap();
+    name.to_string_lossy().trim_end_matches('\0').to_owned()
+}
+
+pub fn ours() -> Vec<String> {
+    let text = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control").unwrap();
+    let mut ours: Vec<_> =
+        text.split_whitespace().filter(|name| name.starts_with("mr_")).map(str::to_owned).collect();
+    ours.sort();
+    ours
+}
+
+pub fn transfer(mut from: TcpStream, mut to: TcpStream) {
+    let data = vec![7; 1 << 20];
+    let sender = thread::spawn(move || from.write_all(&data).unwrap());
+    let mut got = Vec::new();
+    to.read_to_end(&mut got).unwrap();
+    sender.join().unwrap();
+    assert_eq!(got.len(), 1 << 20);
+}
+
+/// A running `millrace graft run` in a namespace and its cgroup; killed when dropped.
+pub struct Daemon<'a> {
+    site: &'a Site,
+    side: usize,
+    process: Child,
+}
+
+impl<'a> Daemon<'a> {
+    /// The client's.
+    pub fn start(site: &'a Site) -> Self {
+        Self::start_on(site, 0)
+    }
+
+    pub fn start_on(site: &'a Site, side: usize) -> Self {
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
+        command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", "run", "--http=off", "--config"]);
+        command.arg(site.path(&format!("graft{side}.toml")));
+        command.arg("--socket").arg(site.path(&format!("graft{side}.sock")));
+        let log = site.path(&format!("log{side}"));
+        command.stderr(fs::File::create(&log).unwrap());
+        let process = site.enter(side, || command.spawn().unwrap());
+        let mut daemon = Self { site, side, process };
+        wait_for("daemon", || {
+            let log = daemon.log();
+            assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
+            log.contains("ready").then_some(())
+        });
+        daemon
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.site.path(&format!("log{}", self.side))).unwrap()
+    }
+
+    pub fn verb(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.arg("graft").args(args).arg("--socket").arg(self.site.path(&format!("graft{}.sock", self.side)));
+        command.output().unwrap()
+    }
+
+    pub fn succeed(&self, args: &[&str]) -> String {
+        let output = self.verb(args);
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    pub fn fail(&self, args: &[&str]) -> String {
+        let output = self.verb(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    pub fn status(&self) -> Status {
+        serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
+    }
+
+    /// SIGKILL: nothing of it runs any more.
+    pub fn kill(mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+impl Drop for Daemon<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
