@@ -37,10 +37,11 @@ def figures(value, path=""):
         yield path, float(value)
 
 
-def measure(binary, arguments):
+def named(found, keys):
+    """Every figure by its row's name and its own."""
     return {
-        (" ".join(str(row[key]) for key in KEYS if key in row), figure): value
-        for row in rows(binary, arguments)
+        (" ".join(str(row[key]) for key in keys if key in row), figure): value
+        for row in found
         for figure, value in figures(row)
     }
 
@@ -63,7 +64,10 @@ def main():
         pair = [(args.before, before), (args.after, after)]
         for binary, runs in pair if number % 2 == 0 else reversed(pair):
             print(f"round {number + 1} of {args.rounds}: {binary}", file=sys.stderr)
-            runs.append(measure(binary, args.bench))
+            runs.append(rows(binary, args.bench))
+    # One of them may know of what the other one does not.
+    keys = [key for key in KEYS if all(any(key in row for row in run) for run in before + after)]
+    before, after = ([named(run, keys) for run in runs] for runs in (before, after))
     both = [key for key in before[0] if all(key in run for run in before + after)]
     table = [("row", "figure", "before", "after", "ratio")]
     for key in both:
