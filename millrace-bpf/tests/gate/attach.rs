@@ -34,7 +34,7 @@ fn attaches_and_leaves() {
         assert!(gate.attach(lo, Mode::Native).is_err());
         for mode in [Mode::Auto, Mode::Native] {
             let error = other.attach(veth, mode).expect_err("taken").to_string();
-            assert!(error.contains("another XDP program is there"), "{error}");
+            assert!(error.contains("another gate at XDP"), "{error}");
         }
         assert!(other.attach(1 << 20, Mode::Auto).is_err());
         gate.watch(veth).expect("watched");
