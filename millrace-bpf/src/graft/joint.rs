@@ -19,7 +19,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
-use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cpus};
 
 pub use function::Function;
 pub use reason::Reason;
@@ -310,6 +310,7 @@ impl Joints {
         raw.lists[0] = self.encode(&session.list)?;
         raw.list_ids[0] = session.list.id.to_be_bytes();
         self.forget(index)?;
+        self.count_anew(index)?;
         self.put(&ends, &raw)?;
         self.sessions.insert(ends, Open { ends, raw });
         Ok(())
@@ -392,6 +393,20 @@ impl Joints {
     fn forget(&self, index: u32) -> Result<(), Error> {
         write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &[0; intf::SHARED_BYTES])?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
+    }
+
+    /// Another session had the index before.
+    fn count_anew(&mut self, index: u32) -> Result<(), Error> {
+        let (reasons, joints) = (Reason::ALL.len() as u32, Joint::ALL.len() as u32);
+        for (name, each) in [("counters", reasons), ("times", joints)] {
+            let error = |source| crate::Error::Write { what: name, source };
+            let map = self.object.map(name)?;
+            let zeros = vec![vec![0; map.value_size() as usize]; num_possible_cpus().map_err(error)?];
+            for key in index * each..(index + 1) * each {
+                map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(error)?;
+            }
+        }
+        Ok(())
     }
 
     /// A byte for each function that has a part at a joint, the first one lowest.

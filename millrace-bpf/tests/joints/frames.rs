@@ -360,8 +360,10 @@ fn what_cannot_be_is_said() {
         open(&mut joints, ends("10.0.0.1:7000", &format!("10.0.0.3:{port}")), &["number"]);
     }
     assert!(said(joints.open(session(v6(), &[])).expect_err("full")).contains("65 sessions"));
+    framed(&joints, &v4(), b"payload");
     joints.close(&v4()).expect("closed");
     joints.open(session(v6(), &[])).expect("room");
+    assert_eq!(counted(&mut joints, &v6()), [], "it counts anew");
 }
 
 /// Congestion controls, and objects with more than one function in them, are not functions.

@@ -9,7 +9,7 @@ use std::{
 use clap::Subcommand;
 use millrace_graft::{Graft, Pool, Settings};
 
-use super::screen;
+use super::{packets, screen};
 use crate::{
     graft::{
         control::{self, DEFAULT_SOCKET, Request},
@@ -72,6 +72,8 @@ enum Verb {
         #[arg(long, conflicts_with = "json")]
         watch: bool,
     },
+    /// Functions on datagrams, as lists that are changed while they pass
+    Packets(packets::Args),
     /// Have the settings read again
     Reload {
         #[command(flatten)]
@@ -200,6 +202,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
         }
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
+        Verb::Packets(args) => packets::run(args),
         Verb::Reload { socket } => {
             control::ask(&socket.socket, &Request::Reload)?;
             print("the settings were read again\n")

@@ -3,5 +3,6 @@
 pub(crate) mod control;
 pub(crate) mod daemon;
 mod metrics;
+pub(crate) mod packets;
 pub(crate) mod serve;
 pub(crate) mod text;

@@ -3,6 +3,7 @@
 mod deploy;
 mod fct;
 mod flow;
+mod packets;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};
