@@ -93,6 +93,7 @@ install: build ## the binary, the gate's library, header and pkg-config file, th
 	cargo build --release --locked -p millrace-gate
 	install -D -m 755 target/release/millrace $(DESTDIR)$(PREFIX)/bin/millrace
 	install -D -m 644 millrace-bpf/src/bpf/graft.h $(DESTDIR)$(PREFIX)/include/millrace/graft.h
+	install -D -m 644 millrace-bpf/src/bpf/graft_packet.h $(DESTDIR)$(PREFIX)/include/millrace/graft_packet.h
 	$(MAKE) --no-print-directory install-gate
 
 # What is built already, in GATE_BUILD. The soname is build.rs's.

@@ -1,6 +1,6 @@
 //! What can go wrong between userspace and the kernel.
 
-use crate::hook::{Hook, Mechanism, Mode, remedy};
+use crate::hook::{Hook, Mechanism, Mode, needed_to_share, remedy};
 
 /// Why a program could not be used, the kernel's or libbpf's own words included: nothing is left to a source, where it
 /// would be said again (thiserror takes `r#source` for none).
@@ -20,6 +20,14 @@ pub enum Error {
         remedy(source, *mode)
     )]
     Xdp { ifindex: i32, mode: Mode, r#source: std::io::Error },
+    /// One of a kind at a time; gate and grafts share an interface.
+    #[error("interface {ifindex} has another {noun} at XDP already")]
+    Turn { ifindex: i32, noun: &'static str },
+    #[error(
+        "cannot share XDP of interface {ifindex} with the process that has it: {source}{}",
+        needed_to_share(source)
+    )]
+    Join { ifindex: i32, r#source: std::io::Error },
     #[error(
         "cannot attach to XDP of interface {ifindex} in mode generic: it is a {kind}, and the interfaces below it may merge \
          packets before; attach to those"

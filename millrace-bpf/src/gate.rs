@@ -12,6 +12,7 @@ mod intf;
 mod maps;
 mod prefix;
 mod reason;
+mod rests;
 pub mod rules;
 mod scope;
 mod settings;
@@ -188,7 +189,8 @@ pub struct Client {
 
 /// The gate, loaded. It decides from [`attach`](Self::attach) on and until it is dropped.
 pub struct Gate {
-    attachments: Mutex<Vec<(i32, xdp::Attachment)>>,
+    attachments: Mutex<Vec<(i32, xdp::root::Attachment)>>,
+    rests: rests::Rests,
     watches: Mutex<Vec<(i32, tc::Attachment)>>,
     object: Mutex<Loaded>,
     settings: Arc<Mutex<Settings>>,
@@ -217,10 +219,12 @@ impl Gate {
         }
         let mut object = open.load()?;
         let maps = Arc::new(Maps::new(&mut object, config)?);
+        let rests = rests::Rests::new(&mut object)?;
         let settings = Settings::new(&maps)?;
         let traces = Arc::new(trace::Traces::new(object.handle("traces")?));
         let gate = Self {
             attachments: Mutex::default(),
+            rests,
             watches: Mutex::default(),
             object: Mutex::new(object),
             settings: Arc::new(Mutex::new(settings)),
@@ -235,10 +239,16 @@ impl Gate {
     }
 
     /// Decides about what arrives on an interface of the calling thread's network namespace. Returns how it is
-    /// attached, never [`xdp::Mode::Auto`]. An interface has room for one XDP program; another one's is an error.
+    /// attached, never [`xdp::Mode::Auto`]. An interface has room for one XDP program, which is shared with grafts; another
+    /// one's, or another gate, is an error. To join where grafts are already needs CAP_SYS_ADMIN.
     pub fn attach(&self, ifindex: i32, mode: xdp::Mode) -> Result<xdp::Mode, Error> {
         let object = lock(&self.object);
-        let attachment = xdp::Attachment::new(&object.program("gate_xdp")?, ifindex, mode)?;
+        let attachment = xdp::root::Attachment::new(
+            &object.program("gate_xdp")?,
+            xdp::root::Turn::Gate,
+            (ifindex, mode),
+            |rest| self.rests.put(ifindex, rest),
+        )?;
         let mode = attachment.mode();
         self.hides_tags(ifindex)?;
         lock(&self.settings).look_anew(&self.maps)?;
@@ -292,12 +302,16 @@ impl Gate {
     /// Detaches from the interface: neither decides nor watches there any more.
     pub fn detach_from(&self, ifindex: i32) {
         lock(&self.attachments).retain(|(index, _)| *index != ifindex);
+        self.rests.remove(ifindex);
         lock(&self.watches).retain(|(index, _)| *index != ifindex);
     }
 
     /// Detaches from every interface. What is known of connections stays.
     pub fn detach(&self) {
-        lock(&self.attachments).clear();
+        for (ifindex, attachment) in lock(&self.attachments).drain(..) {
+            drop(attachment);
+            self.rests.remove(ifindex);
+        }
         lock(&self.watches).clear();
     }
 

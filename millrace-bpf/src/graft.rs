@@ -4,6 +4,7 @@
 mod control;
 mod error;
 mod intf;
+pub mod joint;
 mod object;
 mod recipe;
 mod rule;
@@ -19,10 +20,19 @@ pub use tcp::{Connection, Outcome, Peer, Tcp};
 
 /// What `bpf/graft.h` is at.
 pub const ABI: u32 = 1;
+/// What `bpf/graft_packet.h` is at.
+pub const PACKET_ABI: u32 = 2;
 
 /// The grafts that are compiled in: name and object file.
 pub const SHIPPED: [(&str, &[u8]); 3] = [
     ("hybla", include_bytes!(concat!(env!("OUT_DIR"), "/graft_hybla.bpf.o"))),
     ("longhaul", include_bytes!(concat!(env!("OUT_DIR"), "/graft_longhaul.bpf.o"))),
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
+];
+
+/// The functions on packets that are compiled in: name and object file.
+pub const FUNCTIONS: [(&str, &[u8]); 3] = [
+    ("number", include_bytes!(concat!(env!("OUT_DIR"), "/function_number.bpf.o"))),
+    ("order", include_bytes!(concat!(env!("OUT_DIR"), "/function_order.bpf.o"))),
+    ("repair", include_bytes!(concat!(env!("OUT_DIR"), "/function_repair.bpf.o"))),
 ];

@@ -70,6 +70,11 @@ pub fn remedy(error: &io::Error, mode: Mode) -> &'static str {
     }
 }
 
+/// The right that descriptors of another process' programs need.
+pub fn needed_to_share(error: &io::Error) -> &'static str {
+    if error.raw_os_error() == Some(libc::EPERM) { " (that needs CAP_SYS_ADMIN)" } else { "" }
+}
+
 /// The answers of drivers without XDP, or without it for packets of this size.
 pub fn is_for_want_of_support(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE))

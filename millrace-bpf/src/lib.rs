@@ -14,6 +14,9 @@
 //! | `gate` | XDP, TC egress | [`gate::Gate`] | admits or drops QUIC traffic in front of a server |
 //! | `graft_tcp`, `graft_sockets` | sock_ops, TCP iterator | [`graft::Tcp`], [`graft::Sockets`] | agree with peers in TCP options, set and read sockets |
 //! | `graft_hybla`, `graft_westwood`, `graft_longhaul` | struct_ops | [`graft::Control`] | congestion controls, of the pool that is shipped |
+//! | `joint` | XDP, TC both ways | [`graft::joint::Joints`] | frames datagrams of sessions, and has their functions run |
+//! | `function_number`, `function_order`, `function_repair` | as `joint` | [`graft::joint::Function`] | functions on packets, of the pool that is shipped |
+//! | `root` | XDP | none | shares an interface between gate and joints |
 //! | `cost` | tracepoints, functions, perf events | [`cost::Cost`] | times networking and samples its stacks |
 //! | `probe` | TC, both ways | [`probe::Probe`] | stamps the packets that pass an interface |
 //! | `flood` | XDP | [`flood::Flood`] | sends Initials from forged addresses, to measure the gate |
@@ -78,6 +81,7 @@ pub mod probe;
 pub mod programs;
 mod raw;
 pub mod relay;
+mod siphash;
 pub mod softirqs;
 mod stack;
 pub mod syscalls;

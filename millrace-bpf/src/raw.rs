@@ -5,6 +5,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
+use crate::intf::Plain;
+
 /// libbpf returns the negated error number.
 pub(crate) fn check(result: i32) -> io::Result<()> {
     if result < 0 { Err(io::Error::from_raw_os_error(-result)) } else { Ok(()) }
@@ -25,4 +27,17 @@ pub(crate) unsafe fn owned(result: i32) -> io::Result<OwnedFd> {
 pub(crate) fn detach(link: impl AsFd) -> io::Result<()> {
     // SAFETY: the descriptor is open; no pointers are passed.
     check(unsafe { libbpf_sys::bpf_link_detach(link.as_fd().as_raw_fd()) })
+}
+
+/// Runs a `syscall` program on its argument.
+pub(crate) fn run<T: Plain>(program: impl AsFd, call: &mut T) -> io::Result<()> {
+    let mut options = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        ctx_in: std::ptr::from_mut(call).cast(),
+        ctx_size_in: size_of::<T>() as u32,
+        ..Default::default()
+    };
+    // SAFETY: the descriptor is open; the kernel reads and writes as many bytes as `call` has, whose every bit
+    // pattern is a value, and keeps no pointer to it.
+    check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_fd().as_raw_fd(), &raw mut options) })
 }

@@ -1,77 +1,19 @@
 //! Attaching to an interface at XDP, by a link: the kernel detaches when its last descriptor closes, so also when this
-//! process is killed.
+//! process is killed. An interface has room for one program, which [`root`] shares between processes.
 
 #![allow(unsafe_code)]
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+pub(crate) mod root;
+mod shared;
 
-use libbpf_rs::ProgramMut;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
 use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
 
-use crate::Error;
-use crate::fork::{Kept, keep_from_children};
-use crate::hook;
 use crate::raw::{check, detach, owned};
-use crate::stack;
 
 pub use crate::hook::Mode;
-
-/// A program on an interface; dropping it detaches the program.
-pub(crate) struct Attachment {
-    _kept: Kept,
-    link: OwnedFd,
-    mode: Mode,
-}
-
-impl Attachment {
-    /// Attaches to an interface of the calling thread's network namespace. An interface has room for one program.
-    pub fn new(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> Result<Self, Error> {
-        let attach = |mode| {
-            // After GRO, a program would judge the first of many packets, and let all pass.
-            if mode == Mode::Generic
-                && let Some(kind) =
-                    stack::kind(ifindex).map_err(|source| Error::Xdp { ifindex, mode, source })?
-            {
-                return Err(Error::Merged { ifindex, kind });
-            }
-            let link = link(program, ifindex, mode).map_err(|source| Error::Xdp { ifindex, mode, source })?;
-            Ok(Self { _kept: keep_from_children(&link), link, mode })
-        };
-        match mode {
-            Mode::Auto => attach(Mode::Native).or_else(|error| match &error {
-                Error::Xdp { source, .. } if hook::is_for_want_of_support(source) => attach(Mode::Generic),
-                _ => Err(error),
-            }),
-            mode => attach(mode),
-        }
-    }
-
-    /// Never [`Mode::Auto`].
-    pub fn mode(&self) -> Mode {
-        self.mode
-    }
-
-    /// Whether the program is still on an interface: somebody else may have detached it, and an interface takes it
-    /// along when it goes.
-    pub fn is_in_place(&self) -> bool {
-        let mut info = libbpf_sys::bpf_link_info::default();
-        let mut bytes = size_of_val(&info) as u32;
-        // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says and outlives the call.
-        let error = unsafe {
-            libbpf_sys::bpf_link_get_info_by_fd(self.link.as_raw_fd(), &raw mut info, &raw mut bytes)
-        };
-        // SAFETY: the link is of an XDP program, so that member was filled in.
-        error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
-    }
-}
-
-impl Drop for Attachment {
-    fn drop(&mut self) {
-        // An interface that is gone took the link along, so there is nothing to report.
-        let _ = detach(&self.link);
-    }
-}
 
 /// Detaches the program that a link has put onto an interface of the calling thread's network namespace, whoever made
 /// it, as `bpftool link detach` does. Returns how many links there were.
@@ -92,7 +34,7 @@ pub fn detach_all(ifindex: i32) -> io::Result<usize> {
     Ok(links.len())
 }
 
-fn link(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedFd> {
+fn link(program: BorrowedFd<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedFd> {
     let options = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
         flags: match mode {
@@ -102,7 +44,20 @@ fn link(program: &ProgramMut<'_>, ifindex: i32, mode: Mode) -> io::Result<OwnedF
         },
         ..Default::default()
     };
-    let program = program.as_fd().as_raw_fd();
+    let program = program.as_raw_fd();
     // SAFETY: the program is loaded; `options` is initialised and carries its size. The call makes the descriptor.
     unsafe { owned(libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_XDP, &raw const options)) }
+}
+
+/// Whether its program is still on an interface: somebody else may have detached it, and an interface takes it along when it
+/// goes.
+fn is_attached(link: impl AsFd) -> bool {
+    let mut info = libbpf_sys::bpf_link_info::default();
+    let mut bytes = size_of_val(&info) as u32;
+    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says and outlives the call.
+    let error = unsafe {
+        libbpf_sys::bpf_link_get_info_by_fd(link.as_fd().as_raw_fd(), &raw mut info, &raw mut bytes)
+    };
+    // SAFETY: the link is of an XDP program, so that member was filled in.
+    error == 0 && unsafe { info.__bindgen_anon_1.xdp.ifindex } != 0
 }

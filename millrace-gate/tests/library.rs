@@ -122,9 +122,12 @@ fn errors_say_their_causes_once_and_a_remedy() {
     inside(&site.server, || gate.attach("lo", Mode::Auto)).unwrap();
     assert_eq!(attach(&gate, "lo", Mode::Auto), "interface lo is guarded by this gate already: name it once");
     inside(&site.server, || gate.attach("eth", Mode::Generic)).unwrap();
-    let taken = attach(&other, "eth", Mode::Auto);
+    let taken = attach(&other, "eth", Mode::Native);
     assert!(taken.contains("in the other mode: `bpftool net` names it"), "{taken}");
-    assert!(attach(&other, "eth", Mode::Generic).contains("another XDP program is there: `bpftool"));
+    for mode in [Mode::Auto, Mode::Generic] {
+        let taken = attach(&other, "eth", mode);
+        assert!(taken.contains("has another gate at XDP already"), "{taken}");
+    }
 }
 
 /// Gates that share a file agree on slots, whatever each has been through.

@@ -22,6 +22,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! [`packet`] has functions on datagrams, as lists that are changed while they pass.
+//!
 //! Nothing is pinned: all of it ends with the [`Runtime`], but that sockets keep the congestion control that they have
 //! until they close. `docs/graft.md` has the settings, the manifest and how to write a graft; the design is in
 //! `docs/design/0012-graft.md`.
@@ -29,6 +31,7 @@
 pub mod agreements;
 pub mod identity;
 pub mod manifest;
+pub mod packet;
 pub mod paths;
 mod pool;
 mod refusal;
@@ -54,6 +57,18 @@ pub enum Error {
     Graft { name: String, message: String },
     #[error("there is no graft {name}; there are: {known}")]
     Unknown { name: String, known: String },
+    #[error("there is no function {name}; there are: {known}")]
+    NoFunction { name: String, known: String },
+    #[error("graft {graft}: {joint} takes {ns} ns for a packet, and its budget is {budget_ns}")]
+    Budget { graft: String, joint: &'static str, ns: u64, budget_ns: u32 },
+    #[error("there is no session {name}; there are: {known}")]
+    NoSession { name: String, known: String },
+    #[error("the system has no random numbers")]
+    NoRandom,
+    #[error("session {0} is being swapped")]
+    Busy(String),
+    #[error("there is no interface {name}: {source}")]
+    Interface { name: String, r#source: nix::Error },
     #[error("graft {name}: {refusal}")]
     Refused { name: String, refusal: Refusal },
     #[error("graft {0} is not loaded")]

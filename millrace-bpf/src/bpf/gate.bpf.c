@@ -134,8 +134,7 @@ static __always_inline int run(struct xdp_md *ctx, struct gate_work *work, const
 	return reason < GATE_RULES ? refuse(ctx, work, policy, reason) : XDP_PASS;
 }
 
-SEC("xdp.frags")
-int gate_xdp(struct xdp_md *ctx)
+static __always_inline int decide(struct xdp_md *ctx)
 {
 	__u32 zero = 0;
 	struct gate_work *work = bpf_map_lookup_elem(&works, &zero);
@@ -153,6 +152,22 @@ int gate_xdp(struct xdp_md *ctx)
 	if (config.nests)
 		WRITE_ONCE(work->busy, 0);
 	return verdict;
+}
+
+SEC("xdp.frags")
+int gate_xdp(struct xdp_md *ctx)
+{
+	__u32 ifindex = ctx->ingress_ifindex;
+	int verdict = decide(ctx);
+	__u32 *rest;
+
+	if (verdict != XDP_PASS)
+		return verdict;
+	/* It shares the interface (root.bpf.c). */
+	rest = bpf_map_lookup_elem(&rest_at, &ifindex);
+	if (rest)
+		bpf_tail_call(ctx, &rests, *rest);
+	return XDP_PASS;
 }
 
 SEC("tcx/egress")

@@ -11,9 +11,10 @@
 #include "crypto_intf.h"
 #include <linux/types.h>
 
-#define GATE_SCOPES	64 /* scope 0: packets whose scope cannot be told */
-#define GATE_ID_MAX	20 /* longest connection ID of QUIC versions 1 and 2 */
-#define GATE_ID_LENS	8  /* different lengths of them in a scope */
+#define GATE_RESTS	1024 /* interfaces that are shared */
+#define GATE_SCOPES	64   /* scope 0: packets whose scope cannot be told */
+#define GATE_ID_MAX	20   /* longest connection ID of QUIC versions 1 and 2 */
+#define GATE_ID_LENS	8    /* different lengths of them in a scope */
 #define GATE_VERSIONS	4
 #define GATE_PORTS	32
 #define GATE_TICKS	64 /* per nanosecond: unit of rates, fine enough for bytes at 10 Gbit/s */

@@ -104,6 +104,22 @@ struct {
 	__uint(max_entries, 1024);
 } untagged SEC(".maps");
 
+/* Where packets go that pass: by interface, an index into `rests`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GATE_RESTS);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* ifindex */
+	__type(value, __u32);
+} rest_at SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, GATE_RESTS);
+	__type(key, __u32);
+	__type(value, __u32);
+} rests SEC(".maps");
+
 /* Prefix of a list -> rank of the entry. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);

@@ -1,10 +1,8 @@
 //! The program's maps, and the programs that change them for us.
 
-#![allow(unsafe_code)]
-
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, RwLock};
 
@@ -22,7 +20,7 @@ use crate::barrier::Barrier;
 use crate::crypto::gcm_constants;
 use crate::intf::Plain;
 use crate::object::{Loaded, write};
-use crate::raw::check;
+use crate::raw::run;
 
 pub(super) struct Maps {
     active: MapHandle,
@@ -377,19 +375,6 @@ fn id_key(scope: u32, id: &[u8]) -> Result<intf::Id, Error> {
     }
     key.bytes.get_mut(..id.len()).ok_or(ERROR)?.copy_from_slice(id);
     Ok(key)
-}
-
-/// Runs a `syscall` program on its argument.
-fn run<T: Plain>(program: &OwnedFd, call: &mut T) -> io::Result<()> {
-    let mut options = libbpf_sys::bpf_test_run_opts {
-        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
-        ctx_in: std::ptr::from_mut(call).cast(),
-        ctx_size_in: size_of::<T>() as u32,
-        ..Default::default()
-    };
-    // SAFETY: the descriptor is open; the kernel reads and writes as many bytes as `call` has, whose every bit
-    // pattern is a value, and keeps no pointer to it.
-    check(unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &raw mut options) })
 }
 
 fn program(object: &Loaded, name: &'static str) -> Result<OwnedFd, Error> {

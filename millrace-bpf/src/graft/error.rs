@@ -28,6 +28,26 @@ pub enum Error {
     Rules { have: usize, room: usize },
     #[error("cannot walk over the sockets: {0}")]
     Walk(std::io::Error),
+    #[error("cannot keep a descriptor: {0}")]
+    Descriptor(std::io::Error),
+    #[error("cannot change the state of a session: {0}")]
+    State(libbpf_rs::Error),
+    #[error("function {0} is not loaded")]
+    NoFunction(String),
+    #[error("function {0} is loaded already")]
+    Function(String),
+    #[error("{have} {what} are more than there is room for, {room}")]
+    Room { what: &'static str, have: usize, room: usize },
+    #[error("there is no session {local} - {remote}")]
+    NoSession { local: std::net::SocketAddr, remote: std::net::SocketAddr },
+    #[error("there is a session {local} - {remote} already")]
+    Session { local: std::net::SocketAddr, remote: std::net::SocketAddr },
+    #[error("the addresses {local} and {remote} are of different families")]
+    Families { local: std::net::SocketAddr, remote: std::net::SocketAddr },
+    #[error("cannot send a word of a session: {0}")]
+    Say(std::io::Error),
+    #[error("the clock of a session cannot be set")]
+    Clock,
     #[error(transparent)]
     Kernel(#[from] crate::Error),
 }

@@ -36,20 +36,11 @@ pub struct Object {
 impl Object {
     /// # Errors
     /// It is not one congestion control, written against this ABI.
-    #[allow(unsafe_code)]
     pub fn open(image: &[u8]) -> Result<Self, Error> {
-        capture_log();
-        // libelf wants it aligned, as a `Vec` is.
-        let image = image.to_vec();
-        let mut open = ObjectBuilder::default().open_memory(&image).map_err(Error::Open)?;
-        // SAFETY: the object outlives the use of its BTF in this function.
-        let raw = unsafe { open.as_libbpf_object().as_ref() };
-        let btf = Btf::from_bpf_object(raw).map_err(Error::Open)?;
-        let btf = btf.ok_or_else(|| form("it has no BTF: compile it with -g"))?;
+        let mut open = open(image)?;
         check_programs(&open)?;
-        let (name, flags) = congestion_name(&btf, &mut open)?;
-        let parameters = parameters(&btf, &mut open)?;
-        drop(btf);
+        let (name, flags) = with_btf(&mut open, congestion_name)?;
+        let parameters = with_btf(&mut open, parameters)?;
         Ok(Self { open, name, flags, parameters })
     }
 
@@ -75,18 +66,7 @@ impl Object {
 
     /// Another value than it was compiled with.
     pub fn set(&mut self, name: &str, value: u64) -> Result<(), Error> {
-        let found = self.parameters.iter().find(|parameter| parameter.name == name);
-        let parameter = found.ok_or_else(|| Error::NoParameter(name.to_owned()))?.clone();
-        let bytes = value.to_le_bytes();
-        let (low, high) = bytes.split_at(parameter.bytes);
-        if high.iter().any(|byte| *byte != 0) {
-            return Err(Error::Parameter { name: name.to_owned(), value, bytes: parameter.bytes });
-        }
-        let mut map = map(&mut self.open, CONFIG).ok_or_else(|| form("it has no section .rodata.config"))?;
-        let place =
-            map.initial_value_mut().and_then(|all| all.get_mut(parameter.offset..)?.get_mut(..low.len()));
-        place.ok_or_else(|| form("its parameters have no values"))?.copy_from_slice(low);
-        Ok(())
+        set(&mut self.open, &self.parameters, name, value)
     }
 
     /// The map that is registered.
@@ -103,7 +83,47 @@ pub(super) fn offset_of(of: &Struct<'_>, member: &str) -> Option<usize> {
     }
 }
 
-fn form(what: impl Into<String>) -> Error {
+/// Another value than it was compiled with.
+pub(super) fn set(
+    open: &mut OpenObject,
+    parameters: &[Parameter],
+    name: &str,
+    value: u64,
+) -> Result<(), Error> {
+    let found = parameters.iter().find(|parameter| parameter.name == name);
+    let parameter = found.ok_or_else(|| Error::NoParameter(name.to_owned()))?;
+    let bytes = value.to_le_bytes();
+    let (low, high) = bytes.split_at(parameter.bytes);
+    if high.iter().any(|byte| *byte != 0) {
+        return Err(Error::Parameter { name: name.to_owned(), value, bytes: parameter.bytes });
+    }
+    let mut map = map(open, CONFIG).ok_or_else(|| form("it has no section .rodata.config"))?;
+    let place = map.initial_value_mut().and_then(|all| all.get_mut(parameter.offset..)?.get_mut(..low.len()));
+    place.ok_or_else(|| form("its parameters have no values"))?.copy_from_slice(low);
+    Ok(())
+}
+
+pub(super) fn open(image: &[u8]) -> Result<OpenObject, Error> {
+    capture_log();
+    // libelf wants it aligned, as a `Vec` is.
+    let image = image.to_vec();
+    ObjectBuilder::default().open_memory(&image).map_err(Error::Open)
+}
+
+/// What the BTF of an object file says.
+#[allow(unsafe_code)]
+pub(super) fn with_btf<T>(
+    open: &mut OpenObject,
+    read: impl FnOnce(&Btf<'_>, &mut OpenObject) -> Result<T, Error>,
+) -> Result<T, Error> {
+    // SAFETY: the object outlives the use of its BTF in this function.
+    let raw = unsafe { open.as_libbpf_object().as_ref() };
+    let btf = Btf::from_bpf_object(raw).map_err(Error::Open)?;
+    let btf = btf.ok_or_else(|| form("it has no BTF: compile it with -g"))?;
+    read(&btf, open)
+}
+
+pub(super) fn form(what: impl Into<String>) -> Error {
     Error::Form(what.into())
 }
 
@@ -149,7 +169,7 @@ fn congestion_name(btf: &Btf<'_>, open: &mut OpenObject) -> Result<(String, u32)
     }
 }
 
-fn parameters(btf: &Btf<'_>, open: &mut OpenObject) -> Result<Vec<Parameter>, Error> {
+pub(super) fn parameters(btf: &Btf<'_>, open: &mut OpenObject) -> Result<Vec<Parameter>, Error> {
     let section: Option<DataSec<'_>> = btf.type_by_name(CONFIG);
     let Some(section) = section else { return Ok(Vec::new()) };
     let mut found = Vec::new();

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::Command;
 
 use millrace_bpf::gate::{Config, Gate, Pass, Policy, Position, Rules};
@@ -34,7 +34,7 @@ fn attaches_and_leaves() {
         assert!(gate.attach(lo, Mode::Native).is_err());
         for mode in [Mode::Auto, Mode::Native] {
             let error = other.attach(veth, mode).expect_err("taken").to_string();
-            assert!(error.contains("another XDP program is there"), "{error}");
+            assert!(error.contains("another gate at XDP"), "{error}");
         }
         assert!(other.attach(1 << 20, Mode::Auto).is_err());
         gate.watch(veth).expect("watched");
@@ -100,17 +100,15 @@ fn stacked_interfaces_are_refused_in_generic_mode() {
     assert!(!shows_xdp(&network.relay, "stacked"));
 }
 
-/// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped. `None`:
-/// this kernel has no TCX (before 6.6), and no such chain.
-fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
-    // r0 = TCX_PASS; exit
-    let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
-    let kind = libbpf_sys::BPF_PROG_TYPE_SCHED_CLS;
+/// A program of somebody else that only returns a verdict.
+fn bare_program(kind: u32, verdict: u8) -> OwnedFd {
+    // r0 = verdict; exit
+    let code: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, verdict, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     // SAFETY: the instructions outlive the call; no options.
     let program = unsafe {
         libbpf_sys::bpf_prog_load(
             kind,
-            c"end".as_ptr(),
+            c"bare".as_ptr(),
             c"GPL".as_ptr(),
             code.as_ptr().cast(),
             code.len() as libbpf_sys::size_t,
@@ -119,18 +117,50 @@ fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
     };
     assert!(program >= 0, "the program loads");
     // SAFETY: the call has made the descriptor.
-    let program = unsafe { OwnedFd::from_raw_fd(program) };
-    let program = std::os::fd::AsRawFd::as_raw_fd(&program);
+    unsafe { OwnedFd::from_raw_fd(program) }
+}
+
+/// Attached until the link is dropped; or the error.
+fn bare_link(program: &OwnedFd, ifindex: i32, to: u32) -> Result<OwnedFd, i32> {
     // SAFETY: no options.
-    let link = unsafe {
-        libbpf_sys::bpf_link_create(program, ifindex, libbpf_sys::BPF_TCX_EGRESS, std::ptr::null())
-    };
-    if link == -nix::libc::EINVAL {
-        return None;
+    let link = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, to, std::ptr::null()) };
+    if link < 0 {
+        return Err(-link);
     }
-    assert!(link >= 0, "the link is made");
     // SAFETY: the call has made the descriptor.
-    Some(unsafe { OwnedFd::from_raw_fd(link) })
+    Ok(unsafe { OwnedFd::from_raw_fd(link) })
+}
+
+#[test]
+fn a_program_of_somebody_else_is_respected() {
+    if !root("a_program_of_somebody_else_is_respected") {
+        return;
+    }
+    let network = Network::new("gateother");
+    let west = ifindex(&network.relay, "west");
+    let program = bare_program(libbpf_sys::BPF_PROG_TYPE_XDP, 2);
+    let gate = gate(Policy::default());
+    inside(&network.relay, || {
+        let link = bare_link(&program, west, libbpf_sys::BPF_XDP).expect("attached");
+        for mode in [Mode::Auto, Mode::Native, Mode::Generic] {
+            let error = gate.attach(west, mode).expect_err("taken").to_string();
+            assert!(error.contains("another XDP program is there"), "{error}");
+        }
+        drop(link);
+        gate.attach(west, Mode::Auto).expect("attached");
+        assert!(bare_link(&program, west, libbpf_sys::BPF_XDP).is_err(), "and the other way round");
+    });
+}
+
+/// A program at TCX egress that lets everything out, and nobody behind it see it; attached until the link is dropped. `None`:
+/// this kernel has no TCX (before 6.6), and no such chain.
+fn end_of_the_chain(ifindex: i32) -> Option<OwnedFd> {
+    const TCX_PASS: u8 = 0;
+    let program = bare_program(libbpf_sys::BPF_PROG_TYPE_SCHED_CLS, TCX_PASS);
+    match bare_link(&program, ifindex, libbpf_sys::BPF_TCX_EGRESS) {
+        Err(nix::libc::EINVAL) => None,
+        link => Some(link.expect("the link is made")),
+    }
 }
 
 /// Answers are seen where the operator wants it.

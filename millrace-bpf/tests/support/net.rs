@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::process::Command;
 use std::time::Duration;
 
@@ -175,6 +175,12 @@ pub fn steer(namespace: &str, interface: &str, cpus: u8) {
 
 /// Everything that arrives in a namespace or on an interface of it, headers included, and what leaves there.
 pub struct Capture(OwnedFd);
+
+impl AsFd for Capture {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
 
 impl Capture {
     pub fn new(namespace: &str) -> Self {

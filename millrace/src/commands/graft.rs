@@ -9,7 +9,7 @@ use std::{
 use clap::Subcommand;
 use millrace_graft::{Graft, Pool, Settings};
 
-use super::screen;
+use super::{packets, screen};
 use crate::{
     graft::{
         agreement::tls,
@@ -75,6 +75,8 @@ enum Verb {
     },
     /// Show what peers know this host by: the SHA-256 of its public key
     Key(Key),
+    /// Functions on datagrams, as lists that are changed while they pass
+    Packets(packets::Args),
     /// Have the settings read again
     Reload {
         #[command(flatten)]
@@ -216,6 +218,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             print(&format!("{identity}\n"))
         }
         Verb::Monitor { socket, json, watch } => monitor(&socket.socket, json, watch),
+        Verb::Packets(args) => packets::run(args),
         Verb::Reload { socket } => {
             control::ask(&socket.socket, &Request::Reload)?;
             print("the settings were read again\n")

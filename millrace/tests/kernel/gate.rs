@@ -311,12 +311,12 @@ fn another_program_on_the_interface_is_respected() {
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("two programs on one interface"),
     };
-    for part in ["interface to-", "mode native", "another XDP program is there"] {
+    for part in ["interface to-", "another gate at XDP"] {
         assert!(error.contains(part), "{error}");
     }
     let second = also(GateChoice::Auto, PORT + 2).unwrap();
     let gate = millrace::relay::status::StatusSource::status(&second).gate;
-    assert!(!gate.on && gate.reason.contains("another XDP program is there"), "{gate:?}");
+    assert!(!gate.on && gate.reason.contains("another gate at XDP"), "{gate:?}");
     first.run(second.stop());
     let gate = first.status().gate;
     assert!(gate.on && gate.interfaces.iter().all(|it| it.attached && it.reattached == 0), "{gate:?}");

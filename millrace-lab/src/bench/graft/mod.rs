@@ -6,6 +6,7 @@ mod fct;
 mod fct_plot;
 mod flow;
 mod negotiate;
+mod packets;
 mod swap;
 
 use millrace_bpf::graft::{Control, SHIPPED};

@@ -11,7 +11,7 @@ use millrace_bpf::graft::{Change, Rule, Settings, Side, Sockets, everybody};
 use serde_json::json;
 
 use super::flow::Flow;
-use super::{micros, register};
+use super::{micros, packets, register};
 use crate::bench::site::Site;
 use crate::bench::stats::Percentiles;
 use crate::bench::table::{columns, write_json};
@@ -30,6 +30,8 @@ pub struct Args {
     /// Time between two of them
     #[arg(long, default_value_t = 2, value_name = "MS")]
     pause_ms: u64,
+    #[command(flatten)]
+    packets: packets::Packets,
     /// Write the row here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -39,6 +41,12 @@ pub struct Args {
 const PATTERN: usize = 251;
 
 pub fn run(args: Args) -> anyhow::Result<()> {
+    if args.packets.is_wanted() {
+        warn_if_busy()?;
+        let (row, text) = args.packets.run()?;
+        print!("{text}");
+        return args.json.as_deref().map_or(Ok(()), |path| write_json(path, &[row]));
+    }
     let [one, other] = &args.between[..] else {
         return Err(anyhow!("--between is two names"));
     };

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Delivers in order, and drops what comes late: for what is of no use behind something newer. Behind `number`. */
+#include "graft_packet.h"
+
+SEC("xdp.frags")
+int order_rx(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+
+	if (!work)
+		return GRAFT_PASS_rx;
+	if (work->is_late)
+		return graft_done(ctx, rx, work, GRAFT_LATE);
+	return graft_next(ctx, rx, work);
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

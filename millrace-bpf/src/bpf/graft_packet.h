@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What a function on packets is written against: ABI 2 of grafts. It needs the kernel's UAPI headers and libbpf's, and nothing
+ * else. (Congestion controls are written against graft.h.)
+ *
+ * A function is an object file with up to three programs, one for each joint that it has part in:
+ *
+ *   SEC("tcx/egress")  NAME_tx      what an application sends, before it leaves
+ *   SEC("xdp.frags")   NAME_rx      what arrives, before there is a socket buffer
+ *   SEC("tcx/ingress") NAME_repair  what arrives, where packets may be changed and sent
+ *
+ * A graft is a list of such functions. Each ends with graft_next(ctx, JOINT), which goes on to the next one in the list, or
+ * with graft_done(ctx, JOINT, reason), which ends the list. Either way the packet comes to the joint's verdict, which is
+ * where its reason is counted and frames are written and taken off. The dispatcher (joint.bpf.c) has found the session and
+ * proved the frame before the first function runs.
+ */
+#ifndef MILLRACE_GRAFT_PACKET_H
+#define MILLRACE_GRAFT_PACKET_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+
+#define GRAFT_PACKET_ABI 2
+
+#ifndef __always_inline
+#define __always_inline inline __attribute__((always_inline))
+#endif
+#ifndef __noinline
+#define __noinline __attribute__((noinline))
+#endif
+
+#define GRAFT_SESSIONS	64
+#define GRAFT_FUNCTIONS 64   /* programs of a joint, the verdict (0) included */
+#define GRAFT_LIST_MAX	8    /* functions in a graft */
+#define GRAFT_WINDOW	1024 /* numbers that are remembered */
+
+enum graft_joint {
+	GRAFT_TX,
+	GRAFT_RX,
+	GRAFT_REPAIR,
+	GRAFT_JOINTS,
+};
+
+/* What became of a packet: of a session, or of none. Those up to GRAFT_NO_FUNCTION go on. */
+enum graft_reason {
+	GRAFT_OTHER,	   /* of no session: none of our business */
+	GRAFT_SENT,	   /* framed */
+	GRAFT_SENT_BY_US,  /* a request or a retransmission of a function */
+	GRAFT_LET_IN,	   /* by XDP */
+	GRAFT_DELIVERED,   /* its frame was taken off */
+	GRAFT_NO_FUNCTION, /* a function of the list was not there: went on with framing only */
+	GRAFT_RESENT,	   /* a request became the packet that it asked for */
+	GRAFT_ANSWERED,	   /* a request that nothing could be sent for, or a word between the two ends */
+	GRAFT_MALFORMED,   /* no frame of this version */
+	GRAFT_FORGED,	   /* not with this session's key */
+	GRAFT_STALE,	   /* of an epoch that is over */
+	GRAFT_DUPLICATE,
+	GRAFT_OLD,	/* too old to know whether it is one */
+	GRAFT_LATE,	/* behind one that was sent later */
+	GRAFT_TOO_LONG, /* with its frame, for the interface */
+	GRAFT_MERGED,	/* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
+	GRAFT_NO_ROOM,	/* the kernel had no memory */
+	GRAFT_REASONS,
+};
+
+enum graft_kind {
+	GRAFT_DATA,
+	GRAFT_REQUEST, /* for a packet by its number */
+	GRAFT_LAST,    /* the number of the sender's next packet, when there was none for a while */
+	GRAFT_SAYS,    /* this one and those behind it: between the daemons at both ends */
+	GRAFT_KINDS = 8,
+};
+
+/* Behind the payload, in the datagram. */
+struct graft_frame {
+	__u8 magic;
+	__u8 bits;   /* version, kind, epoch */
+	__be16 list; /* both ends must have agreed on the same one */
+	__be32 number;
+	__u64 tag; /* SipHash over what is above, and ports and length; not over the payload */
+};
+
+#define GRAFT_MAGIC	  0x67
+#define GRAFT_VERSION	  1
+#define GRAFT_FRAME_BYTES 16
+
+/* Of a session, all its functions', of either epoch. Numbers start from 0 and wrap around. */
+struct graft_shared {
+	__u32 next;   /* number of the next packet out */
+	__u32 newest; /* one more than the newest number in */
+	__u64 sent_ns;
+	__u64 seen[GRAFT_WINDOW]; /* by number: GRAFT_SEEN | number */
+};
+
+#define GRAFT_SEEN (1ULL << 32)
+
+/* A packet on its way through a joint, in memory of the CPU. */
+struct graft_work {
+	__u64 list; /* functions that are still to run, a byte each, the next one lowest */
+	__u64 now_ns;
+	__u64 start_ns; /* 0: its time is not taken */
+	__u64 key[2];
+	__u32 session;
+	enum graft_reason reason;
+	__u32 number;
+	__u32 budget_ns;
+	__u16 list_id;
+	__u8 kind;
+	__u8 epoch;
+	__u8 is_numbered;
+	__u8 is_late;	 /* a newer one has come before */
+	__u8 is_partial; /* the interface completes UDP's checksum */
+	__u8 family;	 /* 4 or 6 */
+	__u32 ip_at;	 /* in the frame of the link */
+	__u32 udp_at;
+	__u32 payload_bytes; /* the application's */
+	__u32 mark;	     /* of what functions send themselves: it is not framed again */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GRAFT_JOINTS);
+	__type(key, __u32);
+	__type(value, struct graft_work);
+} works SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct graft_shared);
+} shared SEC(".maps");
+
+#define GRAFT_PROGRAMS(name)                           \
+	struct {                                       \
+		__uint(type, BPF_MAP_TYPE_PROG_ARRAY); \
+		__uint(max_entries, GRAFT_FUNCTIONS);  \
+		__type(key, __u32);                    \
+		__type(value, __u32);                  \
+	} name SEC(".maps")
+
+GRAFT_PROGRAMS(programs_tx);
+GRAFT_PROGRAMS(programs_rx);
+GRAFT_PROGRAMS(programs_repair);
+
+static __always_inline struct graft_work *graft_work(__u32 joint)
+{
+	return bpf_map_lookup_elem(&works, &joint);
+}
+
+static __always_inline struct graft_shared *graft_shared(const struct graft_work *work)
+{
+	__u32 session = work->session;
+
+	return bpf_map_lookup_elem(&shared, &session);
+}
+
+/* The first of both numbers is newer, or the same. */
+static __always_inline int graft_not_before(__u32 one, __u32 other)
+{
+	return (__s32)(one - other) >= 0;
+}
+
+/* Whether the packet of this number has not come, as far as is remembered. */
+static __always_inline int graft_is_missing(const struct graft_shared *shared, __u32 number)
+{
+	return shared->seen[number % GRAFT_WINDOW] != (GRAFT_SEEN | number);
+}
+
+#define GRAFT_PASS_tx	  -1 /* TCX_NEXT, TC_ACT_UNSPEC */
+#define GRAFT_PASS_repair -1
+#define GRAFT_PASS_rx	  2 /* XDP_PASS */
+
+/* To the next function, or to the verdict behind the last. Where one is not there, to the verdict: framing only. */
+#define graft_next(ctx, joint, work)                                  \
+	({                                                            \
+		__u32 next_ = (work)->list & 0xff;                    \
+                                                                      \
+		(work)->list >>= 8;                                   \
+		if (next_) {                                          \
+			bpf_tail_call(ctx, &programs_##joint, next_); \
+			(work)->reason = GRAFT_NO_FUNCTION;           \
+		}                                                     \
+		bpf_tail_call(ctx, &programs_##joint, 0);             \
+		GRAFT_PASS_##joint;                                   \
+	})
+
+/* To the verdict. */
+#define graft_done(ctx, joint, work, why)                 \
+	({                                                \
+		(work)->reason = why;                     \
+		bpf_tail_call(ctx, &programs_##joint, 0); \
+		GRAFT_PASS_##joint;                       \
+	})
+
+#endif

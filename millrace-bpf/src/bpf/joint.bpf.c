@@ -1,0 +1,477 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* The joints at which packet grafts run: joint_tx at TC egress, joint_rx at XDP (a turn of root.bpf.c), joint_repair at TC
+ * ingress. Each finds the session, proves the frame, and has the session's functions run one after another by tail calls;
+ * the last of them calls its verdict, entry 0 of the same program array. Nothing but the verdict decides.
+ *
+ *   graft_packet.h   what functions see; joint_intf.h: what userspace sees; joint_frame.h: frames
+ */
+#include "joint_frame.h"
+#include "joint_intf.h"
+#include <bpf/bpf_core_read.h>
+#include <linux/pkt_cls.h>
+
+SEC(".rodata.config")
+const volatile struct joint_config config;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, struct joint_key);
+	__type(value, struct joint_session);
+} sessions SEC(".maps");
+
+/* Session and reason -> packets; what is of no session, behind the last. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, (GRAFT_SESSIONS + 1) * GRAFT_REASONS);
+	__type(key, __u32);
+	__type(value, __u64);
+} counters SEC(".maps");
+
+/* Session and joint. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS *GRAFT_JOINTS);
+	__type(key, __u32);
+	__type(value, struct joint_time);
+} times SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct net_head);
+} heads SEC(".maps");
+
+#define CHECKSUM_PARTIAL 3
+
+/* The one field that is needed; libbpf finds its place in the running kernel. */
+struct sk_buff {
+	__u8 ip_summed : 2;
+} __attribute__((preserve_access_index));
+
+static __always_inline void count(__u32 session, __u32 reason)
+{
+	add_to(&counters, session * GRAFT_REASONS + reason, 1);
+}
+
+/* What daemons say; what is not read in time is said again. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 16 << 10);
+} words SEC(".maps");
+
+static __noinline int put_word(struct joint_word *word, const struct graft_work *work)
+{
+	*word = (struct joint_word){
+		.session = work->session, .number = work->number, .kind = work->kind, .epoch = work->epoch};
+	return 0;
+}
+
+static __always_inline void hear(const struct graft_work *work)
+{
+	struct joint_word *word = bpf_ringbuf_reserve(&words, sizeof(*word), 0);
+
+	if (!word)
+		return;
+	put_word(word, work);
+	bpf_ringbuf_submit(word, 0);
+}
+
+/* --- The dispatcher --- */
+
+/* Not 0: not UDP, or a fragment. */
+static __always_inline int find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
+				       struct graft_work *work)
+{
+	struct net_udp udp;
+	enum parse result;
+	__be16 protocol;
+
+	if (take_ethernet(cursor, &protocol, NULL))
+		return -1;
+	work->ip_at = cursor->at;
+	if (protocol == bpf_htons(ETH_P_IP))
+		result = parse_ipv4(cursor, packet);
+	else if (protocol == bpf_htons(ETH_P_IPV6))
+		result = parse_ipv6(cursor, packet);
+	else
+		return -1;
+	work->udp_at = cursor->at;
+	if (result || take_udp(cursor, &udp) || udp.bytes < UDP_BYTES)
+		return -1;
+	packet->source_port = udp.source;
+	packet->destination_port = udp.destination;
+	packet->udp_bytes = udp.bytes;
+	work->family = packet->family;
+	return 0;
+}
+
+static __always_inline struct joint_session *find_session(const struct udp_packet *packet, int out)
+{
+	struct joint_key key = {
+		.local_port = out ? packet->source_port : packet->destination_port,
+		.remote_port = out ? packet->destination_port : packet->source_port,
+	};
+
+	__builtin_memcpy(key.local, out ? packet->source : packet->destination, sizeof(key.local));
+	__builtin_memcpy(key.remote, out ? packet->destination : packet->source, sizeof(key.remote));
+	return bpf_map_lookup_elem(&sessions, &key);
+}
+
+static __always_inline void begin(struct graft_work *work, const struct joint_session *session, __u32 joint,
+				  __u32 epoch)
+{
+	__u32 index = session->index * GRAFT_JOINTS + joint;
+	struct joint_time *time;
+
+	work->list = session->lists[epoch & 1][joint];
+	work->list_id = session->list_ids[epoch & 1];
+	work->key[0] = session->key[0];
+	work->key[1] = session->key[1];
+	work->session = session->index;
+	work->budget_ns = session->budget_ns;
+	work->epoch = epoch;
+	work->mark = config.mark;
+	work->number = 0;
+	work->is_numbered = work->is_late = 0;
+	work->now_ns = bpf_ktime_get_coarse_ns();
+	work->start_ns = 0;
+	time = bpf_map_lookup_elem(&times, &index);
+	if (time && time->packets++ % JOINT_SAMPLE_EVERY == 0)
+		work->start_ns = bpf_ktime_get_ns();
+}
+
+static __always_inline void put_context(struct frame_context *context, const struct udp_packet *packet,
+					__u32 payload_bytes)
+{
+	__builtin_memcpy(context->source, packet->source, sizeof(context->source));
+	context->source_port = packet->source_port;
+	context->destination_port = packet->destination_port;
+	context->payload_bytes = payload_bytes;
+}
+
+/* Whether a frame is one of the session's, as far as it goes. */
+static __always_inline enum graft_reason prove(struct graft_work *work, const struct joint_session *session,
+					       const struct graft_frame *frame,
+					       const struct udp_packet *packet)
+{
+	__u32 epoch = frame->bits & 1;
+	struct frame_context context;
+
+	if (frame->magic != GRAFT_MAGIC || frame->bits >> 4 != GRAFT_VERSION)
+		return GRAFT_MALFORMED;
+	put_context(&context, packet, work->payload_bytes);
+	if (frame_tag(work->key, frame, &context) != frame->tag)
+		return GRAFT_FORGED;
+	if (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch])
+		return GRAFT_STALE;
+	work->epoch = epoch;
+	work->kind = frame->bits >> 1 & 7;
+	work->number = bpf_ntohl(frame->number);
+	return GRAFT_OTHER;
+}
+
+/* --- TC egress --- */
+
+SEC("tcx/egress")
+int joint_tx(struct __sk_buff *skb)
+{
+	struct net_scratch scratch;
+	struct net_cursor cursor = {.source = NET_SKB, .skb = skb, .scratch = &scratch};
+	struct graft_work *work = graft_work(GRAFT_TX);
+	struct udp_packet packet = {};
+	struct joint_session *session;
+
+	if (!work || find_udp_in(&cursor, &packet, work))
+		goto other;
+	session = find_session(&packet, 1);
+	if (!session)
+		goto other;
+	if (skb->mark == config.mark) {
+		skb->mark = 0;
+		count(session->index, GRAFT_SENT_BY_US);
+		return PASS_ON;
+	}
+	begin(work, session, GRAFT_TX, session->epoch);
+	work->payload_bytes = packet.udp_bytes - UDP_BYTES;
+	work->kind = GRAFT_DATA;
+	if (skb->gso_segs > 1)
+		return graft_done(skb, tx, work, GRAFT_MERGED);
+	work->reason = GRAFT_SENT;
+	return graft_next(skb, tx, work);
+other:
+	count(GRAFT_SESSIONS, GRAFT_OTHER);
+	return PASS_ON;
+}
+
+static __always_inline void put_own_context(struct __sk_buff *skb, const struct graft_work *work,
+					    struct frame_context *context)
+{
+	__u32 at = work->ip_at + (work->family == 4 ? __builtin_offsetof(struct iphdr, saddr)
+						    : __builtin_offsetof(struct ipv6hdr, saddr));
+
+	if (work->family == 4)
+		bpf_skb_load_bytes(skb, at, context->source, 4);
+	else
+		bpf_skb_load_bytes(skb, at, context->source, 16);
+	bpf_skb_load_bytes(skb, work->udp_at, &context->source_port, 2 * sizeof(__be16));
+	context->payload_bytes = work->payload_bytes;
+}
+
+static __always_inline enum graft_reason send_framed(struct __sk_buff *skb, const struct graft_work *work)
+{
+	struct frame_context context = {};
+	struct graft_frame frame;
+	__u32 mtu = 0;
+
+	if (bpf_check_mtu(skb, 0, &mtu, GRAFT_FRAME_BYTES, 0))
+		return GRAFT_TOO_LONG;
+	put_own_context(skb, work, &context);
+	frame_make(&frame, work, work->kind, work->number, &context);
+	return frame_put(skb, work, &frame) ? GRAFT_NO_ROOM : work->reason;
+}
+
+/* --- Verdicts --- */
+
+static __always_inline int goes_on(__u32 reason)
+{
+	return reason <= GRAFT_NO_FUNCTION;
+}
+
+static __always_inline void conclude(const struct graft_work *work, __u32 joint, __u32 reason)
+{
+	__u32 index = work->session * GRAFT_JOINTS + joint;
+	struct joint_time *time;
+	__u64 ns;
+
+	count(work->session, reason < GRAFT_REASONS ? reason : GRAFT_MALFORMED);
+	if (!work->start_ns)
+		return;
+	ns = bpf_ktime_get_ns() - work->start_ns;
+	time = bpf_map_lookup_elem(&times, &index);
+	if (!time)
+		return;
+	time->samples++;
+	time->total_ns += ns;
+	if (ns > time->most_ns)
+		time->most_ns = ns;
+	if (work->budget_ns && ns > work->budget_ns)
+		time->over++;
+}
+
+SEC("tcx/egress")
+int joint_tx_done(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_TX);
+	__u32 reason;
+
+	if (!work)
+		return PASS_ON;
+	reason = work->reason;
+	if (goes_on(reason))
+		reason = send_framed(skb, work);
+	conclude(work, GRAFT_TX, reason);
+	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
+}
+
+SEC("xdp.frags")
+int joint_rx_done(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+
+	if (!work)
+		return XDP_PASS;
+	conclude(work, GRAFT_RX, work->reason);
+	return goes_on(work->reason) ? XDP_PASS : XDP_DROP;
+}
+
+SEC("tcx/ingress")
+int joint_repair_done(struct __sk_buff *skb)
+{
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	__u32 reason;
+
+	if (!work)
+		return PASS_ON;
+	reason = work->reason;
+	if (goes_on(reason) && work->kind != GRAFT_DATA)
+		reason = GRAFT_ANSWERED;
+	else if (goes_on(reason) && frame_take(skb, work))
+		reason = GRAFT_NO_ROOM;
+	conclude(work, GRAFT_REPAIR, reason);
+	if (reason == GRAFT_RESENT)
+		return bpf_redirect(skb->ifindex, 0);
+	return goes_on(reason) ? PASS_ON : TC_ACT_SHOT;
+}
+
+/* --- XDP --- */
+
+static __always_inline int copy_head(struct xdp_md *ctx, struct net_head *head)
+{
+	__u32 bytes = bpf_xdp_get_buff_len(ctx);
+
+	head->frame_bytes = bytes;
+	if (bytes > 128)
+		bytes = 128;
+	head->have = bytes;
+	OPAQUE(bytes);
+	if (bytes < ETHERNET_BYTES || bytes > 128)
+		return -1;
+	return bpf_xdp_load_bytes(ctx, 0, head->bytes, bytes);
+}
+
+SEC("xdp.frags")
+int joint_rx(struct xdp_md *ctx)
+{
+	__u32 zero = 0;
+	struct net_head *head = bpf_map_lookup_elem(&heads, &zero);
+	struct graft_work *work = graft_work(GRAFT_RX);
+	struct net_cursor cursor = {.source = NET_HEAD, .head = head};
+	struct udp_packet packet = {};
+	struct joint_session *session;
+	struct graft_frame frame;
+	enum graft_reason wrong;
+
+	if (!work || !head || copy_head(ctx, head) || find_udp_in(&cursor, &packet, work))
+		goto other;
+	session = find_session(&packet, 0);
+	if (!session)
+		goto other;
+	begin(work, session, GRAFT_RX, 0);
+	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
+	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
+	    bpf_xdp_load_bytes(ctx, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
+			       sizeof(frame)))
+		return graft_done(ctx, rx, work, GRAFT_MALFORMED);
+	wrong = prove(work, session, &frame, &packet);
+	if (wrong)
+		return graft_done(ctx, rx, work, wrong);
+	work->list = session->lists[work->epoch & 1][GRAFT_RX];
+	work->reason = GRAFT_LET_IN;
+	if (work->kind >= GRAFT_SAYS)
+		work->list = 0;
+	return graft_next(ctx, rx, work);
+other:
+	count(GRAFT_SESSIONS, GRAFT_OTHER);
+	return XDP_PASS;
+}
+
+/* --- TC ingress --- */
+
+SEC("tcx/ingress")
+int joint_repair(struct __sk_buff *skb)
+{
+	struct net_scratch scratch;
+	struct net_cursor cursor = {.source = NET_SKB, .skb = skb, .scratch = &scratch};
+	struct graft_work *work = graft_work(GRAFT_REPAIR);
+	struct udp_packet packet = {};
+	struct joint_session *session;
+	struct graft_frame frame;
+	enum graft_reason wrong;
+
+	if (!work || find_udp_in(&cursor, &packet, work))
+		goto other;
+	session = find_session(&packet, 0);
+	if (!session)
+		goto other;
+	begin(work, session, GRAFT_REPAIR, 0);
+	if (skb->gso_segs > 1)
+		return graft_done(skb, repair, work, GRAFT_MERGED);
+	work->payload_bytes = packet.udp_bytes - UDP_BYTES - GRAFT_FRAME_BYTES;
+	if (packet.udp_bytes < UDP_BYTES + GRAFT_FRAME_BYTES ||
+	    bpf_skb_load_bytes(skb, work->udp_at + packet.udp_bytes - GRAFT_FRAME_BYTES, &frame,
+			       sizeof(frame)))
+		return graft_done(skb, repair, work, GRAFT_MALFORMED);
+	/* Again: XDP's opinion does not come along, and its program may not have been there. */
+	wrong = prove(work, session, &frame, &packet);
+	if (wrong)
+		return graft_done(skb, repair, work, wrong);
+	work->is_partial =
+		BPF_CORE_READ_BITFIELD_PROBED((struct sk_buff *)skb, ip_summed) == CHECKSUM_PARTIAL;
+	if (work->kind >= GRAFT_SAYS) {
+		hear(work);
+		return graft_done(skb, repair, work, GRAFT_ANSWERED);
+	}
+	work->list = session->lists[work->epoch & 1][GRAFT_REPAIR];
+	work->list_id = frame.list;
+	work->reason = GRAFT_DELIVERED;
+	return graft_next(skb, repair, work);
+other:
+	count(GRAFT_SESSIONS, GRAFT_OTHER);
+	return PASS_ON;
+}
+
+/* --- The clock --- */
+
+struct joint_clock {
+	struct bpf_timer timer;
+	__u64 period_ns; /* 0: it stands */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, __u32);
+	__type(value, struct joint_clock);
+} clocks SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 << 10);
+} ticks SEC(".maps");
+
+static __noinline int put_tick(struct joint_tick *event, const struct graft_shared *state, __u32 session)
+{
+	*event = (struct joint_tick){.time_ns = bpf_ktime_get_ns(), .session = session};
+	if (!state)
+		return 0;
+	event->sent_ns = state->sent_ns;
+	event->next = state->next;
+	event->newest = state->newest;
+	return 0;
+}
+
+/* Timers end with the last descriptor of their map, so also when the process is killed. */
+static int tick(void *map, __u32 *session, struct joint_clock *clock)
+{
+	__u32 key = *session;
+	struct graft_shared *state = bpf_map_lookup_elem(&shared, &key);
+	struct joint_tick *event;
+
+	if (!clock->period_ns)
+		return 0;
+	event = bpf_ringbuf_reserve(&ticks, sizeof(*event), 0);
+	if (event) {
+		put_tick(event, state, key);
+		bpf_ringbuf_submit(event, 0);
+	}
+	bpf_timer_start(&clock->timer, clock->period_ns, 0);
+	return 0;
+}
+
+#define MONOTONIC 1
+
+SEC("syscall")
+int joint_clock(struct joint_clock_call *call)
+{
+	__u32 session = call->session;
+	struct joint_clock *clock = bpf_map_lookup_elem(&clocks, &session);
+
+	call->error = -1;
+	if (!clock)
+		return 0;
+	clock->period_ns = call->period_ns;
+	if (!call->period_ns) {
+		call->error = bpf_timer_cancel(&clock->timer) < 0;
+		return 0;
+	}
+	bpf_timer_init(&clock->timer, &clocks, MONOTONIC); /* it may have been before */
+	if (bpf_timer_set_callback(&clock->timer, tick) || bpf_timer_start(&clock->timer, call->period_ns, 0))
+		return 0;
+	call->error = 0;
+	return 0;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the dispatcher of packet grafts shares with millrace-bpf/src/graft/joint/intf.rs. */
+#ifndef MILLRACE_JOINT_INTF_H
+#define MILLRACE_JOINT_INTF_H
+
+#include "graft_packet.h"
+
+/* Load-time configuration. */
+struct joint_config {
+	__u32 mark; /* of packets that functions send, unlike any other on this host */
+};
+
+/* Addresses are IPv4 in the first 4 bytes, the rest zero, or IPv6. */
+struct joint_key {
+	__u8 local[16];
+	__u8 remote[16];
+	__be16 local_port;
+	__be16 remote_port;
+};
+
+struct joint_session {
+	__u64 lists[2][GRAFT_JOINTS]; /* by epoch: functions, a byte each, the first one lowest */
+	__u64 key[2];
+	__u32 index;
+	__u32 budget_ns;
+	__u16 list_ids[2]; /* by epoch, in network order */
+	__u8 epoch;	   /* of what goes out */
+	__u8 live;	   /* bits: epochs of what may come in */
+	__u8 pad[2];
+};
+
+/* How long sampled packets took, from the dispatcher to the verdict. */
+struct joint_time {
+	__u64 packets; /* all */
+	__u64 samples;
+	__u64 total_ns;
+	__u64 most_ns;
+	__u64 over; /* samples above the budget */
+};
+
+/* From a session's clock. */
+struct joint_tick {
+	__u64 time_ns; /* CLOCK_MONOTONIC */
+	__u64 sent_ns; /* when the latest packet went out */
+	__u32 session;
+	__u32 next;   /* number of the next packet out */
+	__u32 newest; /* one more than the newest number in */
+	__u32 pad;
+};
+
+/* What the daemon at the other end says. */
+struct joint_word {
+	__u32 session;
+	__u32 number;
+	__u8 kind;
+	__u8 epoch; /* that it was sent in */
+	__u8 pad[6];
+};
+
+/* Starts a session's clock, or with period 0 stops it. */
+struct joint_clock_call {
+	__u64 period_ns;
+	__u32 session;
+	__s32 error;
+};
+
+#define JOINT_SAMPLE_EVERY 64 /* packets, a power of two */
+
+#endif

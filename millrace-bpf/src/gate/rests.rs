@@ -1,0 +1,43 @@
+//! Where packets go that the gate lets pass: the other programs of the interface.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+
+use crate::Error;
+use crate::object::{Loaded, write};
+
+pub(super) struct Rests {
+    /// Interface to index.
+    at: MapHandle,
+    programs: MapHandle,
+}
+
+impl Rests {
+    pub fn new(object: &mut Loaded) -> Result<Self, Error> {
+        Ok(Self { at: object.handle("rest_at")?, programs: object.handle("rests")? })
+    }
+
+    pub fn put(&self, ifindex: i32, rest: BorrowedFd<'_>) -> Result<(), Error> {
+        let index = self.index(ifindex).or_else(|| self.free()).ok_or(Error::Full { what: "interfaces" })?;
+        write(&self.programs, "rests", &index, &rest.as_raw_fd().to_ne_bytes())?;
+        write(&self.at, "rest_at", &ifindex.to_ne_bytes(), &index)
+    }
+
+    pub fn remove(&self, ifindex: i32) {
+        if let Some(index) = self.index(ifindex) {
+            let _ = self.at.delete(&ifindex.to_ne_bytes());
+            let _ = self.programs.delete(&index);
+        }
+    }
+
+    fn index(&self, ifindex: i32) -> Option<[u8; 4]> {
+        let found = self.at.lookup(&ifindex.to_ne_bytes(), MapFlags::ANY).ok()??;
+        found.first_chunk().copied()
+    }
+
+    fn free(&self) -> Option<[u8; 4]> {
+        let indices = (0..self.programs.max_entries()).map(u32::to_ne_bytes);
+        indices.into_iter().find(|index| matches!(self.programs.lookup(index, MapFlags::ANY), Ok(None)))
+    }
+}

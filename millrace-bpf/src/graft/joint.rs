@@ -1,0 +1,603 @@
+//! Packet grafts: the joints at which functions run, the functions that are loaded, and the sessions that use them
+//! (`bpf/joint.bpf.c`).
+//!
+//! 1. [`Joints::load`], [`Joints::add`] each [`Function`], [`Joints::attach`] to the interfaces.
+//! 2. [`Joints::open`] a [`Session`] with a [`List`] of functions. Both ends do, with the same key.
+//! 3. To swap: [`Joints::accept`] the other list in the epoch that is not in use, at both ends; [`Joints::switch`] to it;
+//!    [`Joints::retire`] the old epoch when nothing of it is under way any more.
+//!
+//! All of it ends with the [`Joints`]: nothing is pinned, and the kernel empties the program arrays when this process is killed.
+
+mod function;
+mod intf;
+mod reason;
+mod word;
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, RingBufferBuilder, num_possible_cpus};
+
+pub use function::Function;
+pub use reason::Reason;
+
+use super::Error;
+use crate::intf::Plain;
+use crate::object::{Loaded, embedded, write};
+use crate::raw;
+use crate::siphash::siphash128;
+use crate::tc::{self, Hook, Position};
+use crate::xdp::{self, Mode};
+
+/// Functions in a list.
+pub const LIST_MAX: usize = intf::LIST;
+/// Sessions at the same time.
+pub const SESSIONS: usize = intf::SESSIONS;
+/// Bytes that a frame adds to a datagram.
+pub const FRAME_BYTES: usize = 16;
+
+/// Bytes that a packet may become longer by in [`Joints::run`].
+const RUN_ROOM: usize = 2048;
+const MAGIC: u8 = 0x67;
+const VERSION: u8 = 1;
+/// The first kind of what processes say.
+const SAYS: u8 = 3;
+
+/// Where functions run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Joint {
+    /// TC egress.
+    Tx,
+    /// XDP.
+    Rx,
+    /// TC ingress, where packets may be changed and sent.
+    Repair,
+}
+
+impl Joint {
+    pub const ALL: [Self; 3] = [Self::Tx, Self::Rx, Self::Repair];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tx => "tx",
+            Self::Rx => "rx",
+            Self::Repair => "repair",
+        }
+    }
+
+    fn programs(self) -> &'static str {
+        match self {
+            Self::Tx => "programs_tx",
+            Self::Rx => "programs_rx",
+            Self::Repair => "programs_repair",
+        }
+    }
+
+    fn verdict(self) -> &'static str {
+        match self {
+            Self::Tx => "joint_tx_done",
+            Self::Rx => "joint_rx_done",
+            Self::Repair => "joint_repair_done",
+        }
+    }
+}
+
+/// The datagrams between two addresses and ports, as this end sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ends {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+}
+
+/// Functions in the order in which they run, at every joint.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct List {
+    pub functions: Vec<String>,
+    /// Both ends' frames carry it, so that another list is noticed.
+    pub id: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Session {
+    pub ends: Ends,
+    /// That frames are proved with. Both ends have the same.
+    pub key: [u8; 16],
+    pub list: List,
+    /// Of the joint that takes longest; 0: none.
+    pub budget_ns: u32,
+}
+
+/// What ends say to each other beside the data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// For the packet of this number.
+    Request(u32),
+    /// What the next packet's number would be: for when there is none that would show that the latest were lost.
+    Last(u32),
+    /// Between the processes at both ends: one of four kinds, and what it says. It is heard by [`Joints::words`].
+    Says(u8, u32),
+}
+
+/// What the process at the other end has said.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heard {
+    pub ends: Ends,
+    pub kind: u8,
+    pub number: u32,
+    /// That it was sent in.
+    pub epoch: Epoch,
+}
+
+/// One of two: while one is in use, the other may be made ready.
+pub type Epoch = u8;
+
+/// How long packets took at a joint: every 64th is timed, from the dispatcher to the verdict.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Times {
+    pub packets: u64,
+    pub samples: u64,
+    pub total_ns: u64,
+    pub most_ns: u64,
+    /// Samples above the session's budget.
+    pub over: u64,
+}
+
+/// From a session's clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tick {
+    pub ends: Ends,
+    /// `CLOCK_MONOTONIC`.
+    pub time_ns: u64,
+    /// When the latest packet went out.
+    pub sent_ns: u64,
+    /// Number of the next packet out.
+    pub next: u32,
+    /// One more than the newest number in.
+    pub newest: u32,
+}
+
+/// A packet's way through a joint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    pub verdict: i32,
+    pub frame: Vec<u8>,
+    pub time: Duration,
+}
+
+struct Slots {
+    loaded: function::Loaded,
+    slot: u8,
+}
+
+struct Open {
+    ends: Ends,
+    raw: intf::Session,
+}
+
+struct Place {
+    ifindex: i32,
+    xdp: xdp::root::Attachment,
+    tc: [tc::Attachment; 2],
+}
+
+/// The dispatcher, loaded.
+pub struct Joints {
+    places: Vec<Place>,
+    sessions: BTreeMap<Ends, Open>,
+    functions: BTreeMap<String, Slots>,
+    object: Loaded,
+    shared: BTreeMap<&'static str, MapHandle>,
+    table: MapHandle,
+    mark: u32,
+}
+
+impl Joints {
+    pub fn load() -> Result<Self, Error> {
+        let mut open = embedded!("joint.bpf.o").open()?;
+        let mark = random().map_err(Error::Descriptor)? | 1;
+        open.configure(&intf::Config { mark })?;
+        let mut object = open.load()?;
+        let mut shared = BTreeMap::new();
+        for name in function::SHARED {
+            shared.insert(name, object.handle(name)?);
+        }
+        for joint in Joint::ALL {
+            let verdict = object.program(joint.verdict())?;
+            let fd = verdict.as_fd().as_raw_fd().to_ne_bytes();
+            write(&shared[joint.programs()], joint.programs(), &[0; 4], &fd)?;
+        }
+        let table = object.handle("sessions")?;
+        Ok(Self {
+            places: Vec::new(),
+            sessions: BTreeMap::new(),
+            functions: BTreeMap::new(),
+            object,
+            shared,
+            table,
+            mark,
+        })
+    }
+
+    // --- Interfaces ---
+
+    /// Attaches all joints to an interface of the calling thread's network namespace. Its XDP program is shared with the gate.
+    /// Returns how, never [`Mode::Auto`].
+    pub fn attach(&mut self, ifindex: i32, mode: Mode) -> Result<Mode, Error> {
+        let program = |name| self.object.program(name);
+        let (tx, repair) = (program("joint_tx")?, program("joint_repair")?);
+        let tc = [
+            tc::Attachment::new(&repair, ifindex, Hook::Ingress, Position::First, None)?,
+            tc::Attachment::new(&tx, ifindex, Hook::Egress, Position::Last, None)?,
+        ];
+        let rx = program("joint_rx")?;
+        let xdp = xdp::root::Attachment::new(&rx, xdp::root::Turn::Graft, (ifindex, mode), |_| Ok(()))?;
+        let mode = xdp.mode();
+        self.places.push(Place { ifindex, xdp, tc });
+        Ok(mode)
+    }
+
+    /// Whether all of them are still there.
+    pub fn is_attached(&self, ifindex: i32) -> bool {
+        let mut here = self.places.iter().filter(|place| place.ifindex == ifindex);
+        here.any(|place| place.xdp.is_in_place() && place.tc.iter().all(tc::Attachment::is_in_place))
+    }
+
+    pub fn detach_from(&mut self, ifindex: i32) {
+        self.places.retain(|place| place.ifindex != ifindex);
+    }
+
+    // --- Functions ---
+
+    /// Loads a function, for lists to name it.
+    pub fn add(&mut self, function: Function) -> Result<(), Error> {
+        let name = function.name().to_owned();
+        if self.functions.contains_key(&name) {
+            return Err(Error::Function(name));
+        }
+        let slot = self.free_slot()?;
+        let loaded = function.load(&self.shared)?;
+        for joint in Joint::ALL {
+            if let Some(descriptor) = loaded.descriptor(joint) {
+                self.write_program(joint, slot, &descriptor)?;
+            }
+        }
+        self.functions.insert(name, Slots { loaded, slot });
+        Ok(())
+    }
+
+    /// Lists that name it go on with framing only, which is counted.
+    pub fn remove(&mut self, name: &str) -> Result<(), Error> {
+        let slots = self.functions.remove(name).ok_or_else(|| Error::NoFunction(name.to_owned()))?;
+        for joint in slots.loaded.programs.keys() {
+            let _ = self.shared[joint.programs()].delete(&u32::from(slots.slot).to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    fn free_slot(&self) -> Result<u8, Error> {
+        let is_free = |slot: &u8| self.functions.values().all(|other| other.slot != *slot);
+        let (have, room) = (self.functions.len() + 1, intf::FUNCTIONS - 1);
+        (1..=room as u8).find(is_free).ok_or(Error::Room { what: "functions", have, room })
+    }
+
+    fn write_program(&self, joint: Joint, slot: u8, descriptor: &[u8]) -> Result<(), Error> {
+        let name = joint.programs();
+        Ok(write(&self.shared[name], name, &u32::from(slot).to_ne_bytes(), descriptor)?)
+    }
+
+    // --- Sessions ---
+
+    /// Datagrams of the session get a frame from now on, and only framed ones come in.
+    pub fn open(&mut self, session: Session) -> Result<(), Error> {
+        let ends = session.ends;
+        if self.sessions.contains_key(&ends) {
+            return Err(Error::Session { local: ends.local, remote: ends.remote });
+        }
+        let is_free = |index: &u32| self.sessions.values().all(|open| open.raw.index != *index);
+        let (have, room) = (self.sessions.len() + 1, SESSIONS);
+        let index = (0..SESSIONS as u32).find(is_free).ok_or(Error::Room { what: "sessions", have, room })?;
+        let halves = session.key.as_chunks::<8>().0;
+        let mut raw = intf::Session {
+            index,
+            budget_ns: session.budget_ns,
+            key: [u64::from_le_bytes(halves[0]), u64::from_le_bytes(halves[1])],
+            live: 1,
+            ..Default::default()
+        };
+        raw.lists[0] = self.encode(&session.list)?;
+        raw.list_ids[0] = session.list.id.to_be_bytes();
+        self.forget(index)?;
+        self.count_anew(index)?;
+        self.put(&ends, &raw)?;
+        self.sessions.insert(ends, Open { ends, raw });
+        Ok(())
+    }
+
+    /// Takes packets of another list, too, in the epoch that is not in use. Returns that epoch.
+    pub fn accept(&mut self, ends: &Ends, list: &List) -> Result<Epoch, Error> {
+        let encoded = self.encode(list)?;
+        let epoch = self.find(ends)?.raw.epoch ^ 1;
+        self.change(ends, |raw| {
+            raw.lists[usize::from(epoch)] = encoded;
+            raw.list_ids[usize::from(epoch)] = list.id.to_be_bytes();
+            raw.live |= 1 << epoch;
+        })?;
+        Ok(epoch)
+    }
+
+    /// Sends in this epoch from now on: one write. The other one is still taken.
+    pub fn switch(&mut self, ends: &Ends, epoch: Epoch) -> Result<(), Error> {
+        self.change(ends, |raw| raw.epoch = epoch & 1)
+    }
+
+    /// That is sent in.
+    pub fn epoch(&self, ends: &Ends) -> Result<Epoch, Error> {
+        Ok(self.find(ends)?.raw.epoch)
+    }
+
+    /// Takes nothing of this epoch any more.
+    pub fn retire(&mut self, ends: &Ends, epoch: Epoch) -> Result<(), Error> {
+        self.change(ends, |raw| raw.live &= !(1 << (epoch & 1)))
+    }
+
+    /// Samples above it are counted from now on.
+    pub fn set_budget(&mut self, ends: &Ends, budget_ns: u32) -> Result<(), Error> {
+        self.change(ends, |raw| raw.budget_ns = budget_ns)
+    }
+
+    /// Another list at once, with numbers and states that begin anew: what is under way is lost, and counted as `stale` or
+    /// `old`. Both ends do, with the same epoch.
+    pub fn replace(&mut self, ends: &Ends, list: &List, epoch: Epoch) -> Result<(), Error> {
+        let encoded = self.encode(list)?;
+        let index = self.find(ends)?.raw.index;
+        let epoch = epoch & 1;
+        self.change(ends, |raw| raw.live = 0)?;
+        self.forget(index)?;
+        self.change(ends, |raw| {
+            raw.lists[usize::from(epoch)] = encoded;
+            raw.list_ids[usize::from(epoch)] = list.id.to_be_bytes();
+            (raw.epoch, raw.live) = (epoch, 1 << epoch);
+        })
+    }
+
+    pub fn close(&mut self, ends: &Ends) -> Result<(), Error> {
+        let open =
+            self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
+        self.set_clock_of(open.raw.index, Duration::ZERO)?;
+        self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)
+    }
+
+    fn find(&self, ends: &Ends) -> Result<&Open, Error> {
+        self.sessions.get(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })
+    }
+
+    /// The kernel replaces the entry as a whole: packets see the old one or the new one.
+    fn change(&mut self, ends: &Ends, change: impl FnOnce(&mut intf::Session)) -> Result<(), Error> {
+        let mut raw = self.find(ends)?.raw;
+        change(&mut raw);
+        self.put(ends, &raw)?;
+        if let Some(open) = self.sessions.get_mut(ends) {
+            open.raw = raw;
+        }
+        Ok(())
+    }
+
+    fn put(&self, ends: &Ends, raw: &intf::Session) -> Result<(), Error> {
+        Ok(write(&self.table, "sessions", key(ends)?.as_bytes(), raw.as_bytes())?)
+    }
+
+    /// Numbers and states of a session begin anew.
+    fn forget(&self, index: u32) -> Result<(), Error> {
+        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &[0; intf::SHARED_BYTES])?;
+        self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
+    }
+
+    /// Another session had the index before.
+    fn count_anew(&mut self, index: u32) -> Result<(), Error> {
+        let (reasons, joints) = (Reason::ALL.len() as u32, Joint::ALL.len() as u32);
+        for (name, each) in [("counters", reasons), ("times", joints)] {
+            let error = |source| crate::Error::Write { what: name, source };
+            let map = self.object.map(name)?;
+            let zeros = vec![vec![0; map.value_size() as usize]; num_possible_cpus().map_err(error)?];
+            for key in index * each..(index + 1) * each {
+                map.update_percpu(&key.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(error)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A byte for each function that has a part at a joint, the first one lowest.
+    fn encode(&self, list: &List) -> Result<[u64; intf::JOINTS], Error> {
+        let (have, room) = (list.functions.len(), LIST_MAX);
+        if have > room {
+            return Err(Error::Room { what: "functions of a list", have, room });
+        }
+        let mut encoded = [0; intf::JOINTS];
+        for (joint, encoded) in Joint::ALL.into_iter().zip(&mut encoded) {
+            let mut shift = 0;
+            for name in &list.functions {
+                let slots = self.functions.get(name).ok_or_else(|| Error::NoFunction(name.clone()))?;
+                if slots.loaded.programs.contains_key(&joint) {
+                    *encoded |= u64::from(slots.slot) << shift;
+                    shift += 8;
+                }
+            }
+        }
+        Ok(encoded)
+    }
+
+    /// The payload of a datagram by which this end itself says something of a session, instead of an application: as functions
+    /// make them in the kernel.
+    pub fn word(&self, ends: &Ends, word: Word) -> Result<[u8; FRAME_BYTES], Error> {
+        let raw = &self.find(ends)?.raw;
+        let (kind, number) = match word {
+            Word::Request(number) => (1, number),
+            Word::Last(next) => (2, next),
+            Word::Says(kind, number) => (SAYS + (kind & 3), number),
+        };
+        let mut frame = [0; FRAME_BYTES];
+        frame[0] = MAGIC;
+        frame[1] = VERSION << 4 | kind << 1 | raw.epoch;
+        frame[2..4].copy_from_slice(&raw.list_ids[usize::from(raw.epoch)]);
+        frame[4..8].copy_from_slice(&number.to_be_bytes());
+        let key = key(ends)?;
+        let empty = [0; 4];
+        let message = [&frame[..8], &key.local, &key.local_port, &key.remote_port, &empty].concat();
+        frame[8..].copy_from_slice(&siphash128(raw.key, &message)[..8]);
+        Ok(frame)
+    }
+
+    /// Says it, from the network namespace of the calling thread.
+    pub fn say(&self, ends: &Ends, word: Word) -> Result<(), Error> {
+        word::send(ends, self.mark, &self.word(ends, word)?).map_err(Error::Say)
+    }
+
+    // --- What is known ---
+
+    /// Packets of a session by what became of them.
+    pub fn counts(&mut self, ends: &Ends) -> Result<Vec<(Reason, u64)>, Error> {
+        let at = self.find(ends)?.raw.index as usize * Reason::ALL.len();
+        let counters = self.object.counters("counters")?;
+        let of = counters.get(at..).unwrap_or_default();
+        Ok(Reason::ALL.iter().copied().zip(of.iter().copied()).collect())
+    }
+
+    /// Packets that the joints looked at and that were of no session.
+    pub fn others(&mut self) -> Result<u64, Error> {
+        let counters = self.object.counters("counters")?;
+        Ok(counters.get(SESSIONS * Reason::ALL.len()).copied().unwrap_or_default())
+    }
+
+    pub fn times(&mut self, ends: &Ends, joint: Joint) -> Result<Times, Error> {
+        let index = self.find(ends)?.raw.index * Joint::ALL.len() as u32 + joint as u32;
+        let map = self.object.map("times")?;
+        let values = map
+            .lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY)
+            .map_err(|source| crate::Error::Read { what: "times", source })?;
+        let mut times = Times::default();
+        for time in values.iter().flatten().filter_map(|bytes| intf::Time::from_bytes(bytes)) {
+            times.packets += time.packets;
+            times.samples += time.samples;
+            times.total_ns += time.total_ns;
+            times.most_ns = times.most_ns.max(time.most_ns);
+            times.over += time.over;
+        }
+        Ok(times)
+    }
+
+    // --- Clocks ---
+
+    /// Has the session's clock tick this often; `ZERO`: no more.
+    pub fn set_clock(&self, ends: &Ends, period: Duration) -> Result<(), Error> {
+        self.set_clock_of(self.find(ends)?.raw.index, period)
+    }
+
+    fn set_clock_of(&self, session: u32, period: Duration) -> Result<(), Error> {
+        let period_ns = u64::try_from(period.as_nanos()).unwrap_or(u64::MAX);
+        let mut call = intf::ClockCall { period_ns, session, error: 0 };
+        let program = self.object.program("joint_clock")?;
+        raw::run(program, &mut call).map_err(Error::Descriptor)?;
+        if call.error == 0 || period.is_zero() { Ok(()) } else { Err(Error::Clock) }
+    }
+
+    /// What the clocks have said since the last call.
+    pub fn ticks(&mut self) -> Result<Vec<Tick>, Error> {
+        let raws: Vec<intf::Tick> = self.drain("ticks", Duration::ZERO)?;
+        let tick = |raw: intf::Tick| {
+            let intf::Tick { time_ns, sent_ns, next, newest, .. } = raw;
+            Some(Tick { ends: self.ends_of(raw.session)?, time_ns, sent_ns, next, newest })
+        };
+        Ok(raws.into_iter().filter_map(tick).collect())
+    }
+
+    /// What the processes at other ends have said, as soon as there is something, or after `patience` nothing.
+    pub fn words(&mut self, patience: Duration) -> Result<Vec<Heard>, Error> {
+        let raws: Vec<intf::Word> = self.drain("words", patience)?;
+        let heard = |raw: intf::Word| {
+            let intf::Word { number, epoch, .. } = raw;
+            Some(Heard { ends: self.ends_of(raw.session)?, kind: raw.kind.checked_sub(SAYS)?, number, epoch })
+        };
+        Ok(raws.into_iter().filter_map(heard).collect())
+    }
+
+    fn ends_of(&self, session: u32) -> Option<Ends> {
+        self.sessions.values().find(|open| open.raw.index == session).map(|open| open.ends)
+    }
+
+    fn drain<T: Plain>(&mut self, ring: &'static str, patience: Duration) -> Result<Vec<T>, Error> {
+        let error = |source| crate::Error::Read { what: ring, source };
+        let mut raws = Vec::new();
+        let map = self.object.handle(ring)?;
+        let mut builder = RingBufferBuilder::new();
+        builder
+            .add(&map, |bytes| {
+                raws.extend(T::from_bytes(bytes));
+                0
+            })
+            .map_err(error)?;
+        let buffer = builder.build().map_err(error)?;
+        match patience.is_zero() {
+            true => buffer.consume().map_err(error)?,
+            false => match buffer.poll(patience) {
+                Err(interrupted) if interrupted.kind() == libbpf_rs::ErrorKind::Interrupted => {}
+                other => other.map_err(error)?,
+            },
+        }
+        drop(buffer);
+        Ok(raws)
+    }
+
+    // --- Without a network ---
+
+    /// Runs a joint on an Ethernet frame, with all that follows for counters and state.
+    pub fn run(&self, joint: Joint, frame: &[u8]) -> Result<Run, Error> {
+        let name = match joint {
+            Joint::Tx => "joint_tx",
+            Joint::Rx => "joint_rx",
+            Joint::Repair => "joint_repair",
+        };
+        let mut after = vec![0; frame.len() + RUN_ROOM];
+        let input = libbpf_rs::ProgramInput {
+            data_in: Some(frame),
+            data_out: Some(&mut after),
+            ..libbpf_rs::ProgramInput::default()
+        };
+        let output = self.object.program(name)?.test_run(input);
+        let output = output.map_err(|source| crate::Error::Read { what: "the verdict", source })?;
+        Ok(Run {
+            verdict: output.return_value.cast_signed(),
+            time: output.duration,
+            frame: output.data.map_or_else(Vec::new, |data| data.to_vec()),
+        })
+    }
+}
+
+fn random() -> std::io::Result<u32> {
+    let mut bytes = [0; 4];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+fn key(ends: &Ends) -> Result<intf::Key, Error> {
+    let Ends { local, remote } = *ends;
+    if local.is_ipv4() != remote.is_ipv4() {
+        return Err(Error::Families { local, remote });
+    }
+    let bytes = |address: IpAddr| match address {
+        IpAddr::V4(address) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&address.octets());
+            bytes
+        }
+        IpAddr::V6(address) => address.octets(),
+    };
+    Ok(intf::Key {
+        local: bytes(local.ip()),
+        remote: bytes(remote.ip()),
+        local_port: local.port().to_be_bytes(),
+        remote_port: remote.port().to_be_bytes(),
+    })
+}

@@ -1,0 +1,136 @@
+//! A function's object file: its programs at the joints, its parameters, its state.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramType};
+
+use super::super::Error;
+use super::super::object::{Parameter, form, open, parameters, set, with_btf};
+use super::Joint;
+use crate::object::take_log;
+
+/// Maps that functions share with the dispatcher, by name.
+pub(super) const SHARED: [&str; 5] = ["works", "shared", "programs_tx", "programs_rx", "programs_repair"];
+const STATE: &str = "state";
+
+/// An object file that was opened, and not given to the kernel yet.
+pub struct Function {
+    open: OpenObject,
+    name: String,
+    joints: Vec<Joint>,
+    parameters: Vec<Parameter>,
+}
+
+impl Function {
+    /// # Errors
+    /// It is not one function, written against this ABI.
+    pub fn open(image: &[u8]) -> Result<Self, Error> {
+        let mut open = open(image)?;
+        let (name, joints) = programs(&open)?;
+        let parameters = with_btf(&mut open, parameters)?;
+        for shared in SHARED {
+            if !open.maps().any(|map| map.name() == shared) {
+                return Err(form(format!("it has no map {shared}: include graft_packet.h")));
+            }
+        }
+        Ok(Self { open, name, joints, parameters })
+    }
+
+    /// What its programs' names begin with.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn joints(&self) -> &[Joint] {
+        &self.joints
+    }
+
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// Another value than it was compiled with.
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), Error> {
+        set(&mut self.open, &self.parameters, name, value)
+    }
+
+    /// With the dispatcher's maps in place of its own.
+    pub(super) fn load(mut self, shared: &BTreeMap<&'static str, MapHandle>) -> Result<Loaded, Error> {
+        for mut map in self.open.maps_mut() {
+            let name = map.name().to_string_lossy().into_owned();
+            if let Some(there) = shared.get(name.as_str()) {
+                map.reuse_fd(there.as_fd()).map_err(Error::Open)?;
+            }
+        }
+        take_log();
+        let object = self.open.load().map_err(|source| Error::Load { source, log: take_log() })?;
+        let state = object.maps().find(|map| map.name() == STATE);
+        let state = state.map(|map| MapHandle::try_from(&map)).transpose().map_err(Error::Open)?;
+        let mut programs = BTreeMap::new();
+        for program in object.progs() {
+            let name = program.name().to_string_lossy().into_owned();
+            if let Some((_, joint)) = joint_of(&name) {
+                let fd = program.as_fd().try_clone_to_owned().map_err(Error::Descriptor)?;
+                programs.insert(joint, fd);
+            }
+        }
+        Ok(Loaded { _object: object, programs, state })
+    }
+}
+
+/// A function in the kernel.
+pub(super) struct Loaded {
+    _object: libbpf_rs::Object,
+    pub programs: BTreeMap<Joint, OwnedFd>,
+    state: Option<MapHandle>,
+}
+
+impl Loaded {
+    /// Its own state of a session begins anew.
+    pub fn forget(&self, session: u32) -> Result<(), Error> {
+        let Some(state) = &self.state else { return Ok(()) };
+        let zeros = vec![0; state.value_size() as usize];
+        state.update(&session.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(Error::State)
+    }
+
+    pub fn descriptor(&self, joint: Joint) -> Option<[u8; 4]> {
+        Some(self.programs.get(&joint)?.as_raw_fd().to_ne_bytes())
+    }
+}
+
+/// `number_tx`: the function's name, and the joint.
+fn joint_of(program: &str) -> Option<(&str, Joint)> {
+    let (name, end) = program.rsplit_once('_')?;
+    let joint = Joint::ALL.into_iter().find(|joint| joint.name() == end)?;
+    Some((name, joint))
+}
+
+/// Nothing but programs of one function at joints: whatever else were in it would be loaded, too.
+fn programs(open: &OpenObject) -> Result<(String, Vec<Joint>), Error> {
+    let mut found = Vec::new();
+    for program in open.progs() {
+        let full = program.name().to_string_lossy().into_owned();
+        let known = joint_of(&full).filter(|(_, joint)| joint.kind() == program.prog_type());
+        let Some((name, joint)) = known else {
+            return Err(form(format!(
+                "program {full} is of no joint: NAME_tx in section tcx/egress, NAME_rx in xdp.frags, NAME_repair in tcx/ingress"
+            )));
+        };
+        found.push((name.to_owned(), joint));
+    }
+    let name = found.first().map(|(name, _)| name.clone()).ok_or_else(|| form("it has no programs"))?;
+    match found.iter().find(|(other, _)| *other != name) {
+        Some((other, _)) => Err(form(format!("it has programs of two functions, {name} and {other}"))),
+        None => Ok((name, found.into_iter().map(|(_, joint)| joint).collect())),
+    }
+}
+
+impl Joint {
+    fn kind(self) -> ProgramType {
+        match self {
+            Self::Rx => ProgramType::Xdp,
+            Self::Tx | Self::Repair => ProgramType::SchedCls,
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Mirrors of `bpf/joint_intf.h` and of `bpf/graft_packet.h`. The test compares them with the BTF of the compiled object.
+
+use crate::intf::mirror;
+
+pub(crate) const SESSIONS: usize = 64;
+pub(crate) const FUNCTIONS: usize = 64;
+pub(crate) const LIST: usize = 8;
+pub(crate) const JOINTS: usize = 3;
+pub(crate) const WINDOW: usize = 1024;
+
+mirror!(Config = "joint_config" { mark: u32 });
+
+mirror!(Key = "joint_key" {
+    local: [u8; 16],
+    remote: [u8; 16],
+    local_port: [u8; 2],
+    remote_port: [u8; 2],
+});
+
+mirror!(Session = "joint_session" {
+    lists: [[u64; JOINTS]; 2],
+    key: [u64; 2],
+    index: u32,
+    budget_ns: u32,
+    list_ids: [[u8; 2]; 2],
+    epoch: u8,
+    live: u8,
+    pad: [u8; 2],
+});
+
+mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
+
+mirror!(Tick = "joint_tick" {
+    time_ns: u64,
+    sent_ns: u64,
+    session: u32,
+    next: u32,
+    newest: u32,
+    pad: u32,
+});
+
+mirror!(Word = "joint_word" { session: u32, number: u32, kind: u8, epoch: u8, pad: [u8; 6] });
+
+mirror!(ClockCall = "joint_clock_call" { period_ns: u64, session: u32, error: i32 });
+
+/// Of `graft_shared`, which is mostly the window.
+pub(crate) const SHARED_BYTES: usize = 16 + 8 * WINDOW;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::intf::{assert_layouts, enum_names};
+
+    #[test]
+    fn mirrors_match_btf() {
+        assert_layouts(
+            "joint.bpf.o",
+            &[
+                Config::LAYOUT,
+                Key::LAYOUT,
+                Session::LAYOUT,
+                Time::LAYOUT,
+                Tick::LAYOUT,
+                Word::LAYOUT,
+                ClockCall::LAYOUT,
+            ],
+        );
+    }
+
+    #[test]
+    fn reasons_have_the_names_of_c() {
+        let names: Vec<_> = super::super::Reason::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
+        assert_eq!(names, enum_names("joint.bpf.o", "graft_reason", "graft_"));
+    }
+}

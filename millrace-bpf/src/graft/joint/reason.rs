@@ -1,0 +1,55 @@
+//! What becomes of packets at joints.
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
+        /// What became of a packet of a session at a joint, as `bpf/graft_packet.h` has it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum Reason { $($(#[$doc])* $name),* }
+
+        impl Reason {
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// As status and the documentation call it.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$name => $text),* }
+            }
+        }
+    };
+}
+
+reasons! {
+    /// Of no session: none of our business.
+    Other = "other",
+    /// Went out with its frame.
+    Sent = "sent",
+    /// Went out, and was a function's own: a request, or sent again.
+    SentByUs = "sent-by-us",
+    /// XDP let it in.
+    LetIn = "let-in",
+    /// The application gets it, without its frame.
+    Delivered = "delivered",
+    /// A function of the list was not there: it went on with framing only.
+    NoFunction = "no-function",
+    /// A request that became the packet that it asked for.
+    Resent = "resent",
+    /// A request for what is not there any more, or a word between both ends.
+    Answered = "answered",
+    /// No frame of this version.
+    Malformed = "malformed",
+    /// A frame that was not made with the session's key.
+    Forged = "forged",
+    /// Of an epoch that is over, or of another list of functions.
+    Stale = "stale",
+    /// Came before.
+    Duplicate = "duplicate",
+    /// Too old to know whether it came before.
+    Old = "old",
+    /// Behind one that was sent later.
+    Late = "late",
+    /// With its frame, it is too long for the interface.
+    TooLong = "too-long",
+    /// Several datagrams in one buffer.
+    Merged = "merged",
+    /// The kernel had no memory.
+    NoRoom = "no-room",
+}

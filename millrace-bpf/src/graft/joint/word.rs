@@ -1,0 +1,57 @@
+//! What an end says by itself: datagrams of a session that no application has sent.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, sendto, setsockopt,
+    socket, sockopt,
+};
+
+use super::Ends;
+
+/// Sends a datagram from an address and port that a socket of somebody else may have. With the mark it is not framed again.
+pub(super) fn send(ends: &Ends, mark: u32, payload: &[u8]) -> io::Result<()> {
+    let socket = raw(ends)?;
+    setsockopt(&socket, sockopt::Mark, &mark)?;
+    let without_port = |address: SocketAddr| SockaddrStorage::from(SocketAddr::new(address.ip(), 0));
+    bind(socket.as_raw_fd(), &without_port(ends.local))?;
+    let datagram = datagram(ends, payload);
+    sendto(socket.as_raw_fd(), &datagram, &without_port(ends.remote), MsgFlags::empty())?;
+    Ok(())
+}
+
+fn raw(ends: &Ends) -> io::Result<OwnedFd> {
+    let family = if ends.local.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+    Ok(socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?)
+}
+
+fn datagram(ends: &Ends, payload: &[u8]) -> Vec<u8> {
+    let bytes = (8 + payload.len() as u16).to_be_bytes();
+    let ports = [ends.local.port().to_be_bytes(), ends.remote.port().to_be_bytes()].concat();
+    let addresses = [octets(ends.local.ip()), octets(ends.remote.ip())].concat();
+    let all = [&addresses, &[0, 17][..], &bytes, &ports, &bytes, payload].concat();
+    let check = !sum(&all);
+    let check = if check == 0 { u16::MAX } else { check }.to_be_bytes();
+    [&ports[..], &bytes, &check, payload].concat()
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// RFC 1071.
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|pair| match *pair {
+        [high, low] => u32::from(u16::from_be_bytes([high, low])),
+        [high] => u32::from(u16::from_be_bytes([high, 0])),
+        _ => 0,
+    });
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}

@@ -1,0 +1,119 @@
+//! What another process has put onto an interface, by the kernel's IDs: that is how descriptors are shared without pins.
+
+#![allow(unsafe_code)]
+
+use std::ffi::CStr;
+use std::io;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use libbpf_rs::query::{LinkInfo, LinkInfoIter, LinkTypeInfo};
+use libbpf_rs::{MapCore, MapHandle};
+use nix::libc;
+
+use super::{Mode, is_attached};
+use crate::raw::{check, owned};
+
+/// Maps of one program; ours have a few.
+const MAPS: usize = 64;
+
+/// A root that is on an interface.
+pub(super) struct Found {
+    /// A descriptor of its own: the link lasts as long as the last of them.
+    pub link: OwnedFd,
+    pub slots: MapHandle,
+    pub mode: Mode,
+}
+
+/// `None`: nothing is there, or it is just going.
+///
+/// # Errors
+/// `EBUSY`: what is there is no root, or not by a link. `EPERM`: without CAP_SYS_ADMIN.
+pub(super) fn find(ifindex: i32, root: &str, slots: &str) -> io::Result<Option<Found>> {
+    let (id, mode) = attached(ifindex)?;
+    let Some(program) = (id != 0).then(|| program(id)).transpose()?.flatten() else { return Ok(None) };
+    let busy = || io::Error::from_raw_os_error(libc::EBUSY);
+    if name(program.as_fd())? != root {
+        return Err(busy());
+    }
+    let Some(slots) = map_of(program.as_fd(), slots)? else { return Err(busy()) };
+    let is_there = |info: &LinkInfo| {
+        let LinkTypeInfo::Xdp(xdp) = &info.info else { return false };
+        info.prog_id == id && xdp.ifindex == ifindex.cast_unsigned()
+    };
+    let Some(info) = LinkInfoIter::default().find(is_there) else { return Ok(None) };
+    // SAFETY: no pointers are passed; the call makes the descriptor.
+    let link = if_there(unsafe { owned(libbpf_sys::bpf_link_get_fd_by_id(info.id)) })?;
+    Ok(link.filter(|link| is_attached(link)).map(|link| Found { link, slots, mode }))
+}
+
+/// Whether somebody has a program in the map of this name that the program uses: its owner lives.
+pub(super) fn is_filled(program_id: u32, map: &str) -> io::Result<bool> {
+    let Some(program) = program(program_id)? else { return Ok(false) };
+    let Some(map) = map_of(program.as_fd(), map)? else { return Ok(false) };
+    Ok(entry(&map, 0).is_some())
+}
+
+/// The ID of the program at an index of a program array.
+pub(super) fn entry(map: &MapHandle, index: u32) -> Option<u32> {
+    let found = map.lookup(&index.to_ne_bytes(), libbpf_rs::MapFlags::ANY).ok()??;
+    found.first_chunk().map(|id| u32::from_ne_bytes(*id))
+}
+
+/// ID and mode of the program on an interface; ID 0: none.
+fn attached(ifindex: i32) -> io::Result<(u32, Mode)> {
+    let mut options = libbpf_sys::bpf_xdp_query_opts {
+        // What comes behind asks the driver for its features.
+        sz: offset_of!(libbpf_sys::bpf_xdp_query_opts, feature_flags) as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    // SAFETY: `options` is initialised, carries its size, and outlives the call.
+    check(unsafe { libbpf_sys::bpf_xdp_query(ifindex, 0, &raw mut options) })?;
+    let is_generic = u32::from(options.attach_mode) == libbpf_sys::XDP_ATTACHED_SKB;
+    Ok((options.prog_id, if is_generic { Mode::Generic } else { Mode::Native }))
+}
+
+fn program(id: u32) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: no pointers are passed; the call makes the descriptor.
+    if_there(unsafe { owned(libbpf_sys::bpf_prog_get_fd_by_id(id)) })
+}
+
+/// What is gone meanwhile is no error.
+fn if_there<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+fn name(program: BorrowedFd<'_>) -> io::Result<String> {
+    let info = info(program, &mut [])?;
+    // SAFETY: the kernel ends the name with a zero.
+    let name = unsafe { CStr::from_ptr(info.name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
+}
+
+fn map_of(program: BorrowedFd<'_>, name: &str) -> io::Result<Option<MapHandle>> {
+    let mut ids = [0; MAPS];
+    let count = info(program, &mut ids)?.nr_map_ids as usize;
+    let maps = ids.into_iter().take(count).filter_map(|id| MapHandle::from_map_id(id).ok());
+    Ok(maps.into_iter().find(|map| map.name() == name))
+}
+
+fn info(program: BorrowedFd<'_>, map_ids: &mut [u32]) -> io::Result<libbpf_sys::bpf_prog_info> {
+    let mut info = libbpf_sys::bpf_prog_info {
+        nr_map_ids: map_ids.len() as u32,
+        map_ids: map_ids.as_mut_ptr() as u64,
+        ..Default::default()
+    };
+    if map_ids.is_empty() {
+        info.map_ids = 0;
+    }
+    let mut bytes = size_of_val(&info) as u32;
+    // SAFETY: the descriptor is open; `info` has as many bytes as `bytes` says, `map_ids` as many elements as it says, and
+    // both outlive the call.
+    check(unsafe {
+        libbpf_sys::bpf_prog_get_info_by_fd(program.as_raw_fd(), &raw mut info, &raw mut bytes)
+    })?;
+    Ok(info)
+}

@@ -1,0 +1,59 @@
+//! Packet grafts: the XDP root that they share with the gate, frames one by one, and functions on a path that loses packets.
+//! Needs root.
+
+mod frames;
+#[path = "../support/net.rs"]
+mod net;
+mod shared;
+mod traffic;
+
+use std::net::SocketAddr;
+
+use millrace_bpf::graft::FUNCTIONS;
+use millrace_bpf::graft::joint::{Ends, Function, Joints, List, Reason, Session};
+
+pub const KEY: [u8; 16] = *b"sixteen bytes, !";
+
+/// With all functions that are compiled in.
+pub fn joints() -> Joints {
+    let mut joints = Joints::load().unwrap_or_else(|error| panic!("{error}"));
+    for (name, image) in FUNCTIONS {
+        let mut function = Function::open(image).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(function.name(), name);
+        if name == "repair" {
+            // Round trips are short here, and what is asked for too late is too old.
+            function.set("retry_us", 5000).expect("a parameter");
+        }
+        joints.add(function).unwrap_or_else(|error| panic!("{name}: {error}"));
+    }
+    joints
+}
+
+pub fn list(functions: &[&str]) -> List {
+    let sum = functions.iter().flat_map(|name| name.bytes()).map(u16::from).sum();
+    List { functions: functions.iter().map(|&name| name.to_owned()).collect(), id: sum }
+}
+
+pub fn ends(local: &str, remote: &str) -> Ends {
+    let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
+    Ends { local: address(local), remote: address(remote) }
+}
+
+pub fn other_side(ends: &Ends) -> Ends {
+    Ends { local: ends.remote, remote: ends.local }
+}
+
+pub fn open(joints: &mut Joints, ends: Ends, functions: &[&str]) {
+    let session = Session { ends, key: KEY, list: list(functions), budget_ns: 0 };
+    joints.open(session).unwrap_or_else(|error| panic!("{error}"));
+}
+
+pub fn count(joints: &mut Joints, ends: &Ends, reason: Reason) -> u64 {
+    let counts = joints.counts(ends).expect("counts");
+    counts.into_iter().find(|(it, _)| *it == reason).map_or(0, |(_, count)| count)
+}
+
+/// All that were counted.
+pub fn counted(joints: &mut Joints, ends: &Ends) -> Vec<(Reason, u64)> {
+    joints.counts(ends).expect("counts").into_iter().filter(|(_, count)| *count > 0).collect()
+}

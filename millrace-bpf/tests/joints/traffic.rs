@@ -1,0 +1,311 @@
+//! Functions on a path that loses, doubles and reorders packets: two hosts, and a wire between them that does as it is told.
+
+use std::collections::BTreeMap;
+use std::net::UdpSocket;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_bpf::graft::joint::{Ends, Joints, List, Reason, Word};
+use millrace_bpf::xdp::Mode;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use crate::net::{
+    Capture, Network, RawSender, ifindex, inside, ip, link_address, root, set_checksum_offload, socket,
+};
+use crate::{count, ends, joints, list, open, other_side};
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// What the wire does with a datagram, by how many there were before it in its direction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Pass,
+    Lose,
+    Double,
+    /// Behind the next one.
+    Hold,
+}
+
+struct Site {
+    network: Network,
+    ends: Ends,
+    family: u8,
+}
+
+impl Site {
+    fn new(name: &str, family: u8) -> Self {
+        let network = Network::new(name);
+        for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
+            let address =
+                if family == 4 { format!("10.99.0.{host}/24") } else { format!("fd99::{host}/64 nodad") };
+            ip(&format!("-n {namespace} addr add {address} dev eth"));
+            // What passes a packet socket needs its checksum.
+            set_checksum_offload(namespace, "eth", false);
+        }
+        let ends = match family {
+            4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
+            _ => ends("[fd99::1]:7000", "[fd99::2]:6000"),
+        };
+        Self { network, ends, family }
+    }
+
+    fn sockets(&self) -> (UdpSocket, UdpSocket) {
+        let Ends { local, remote } = self.ends;
+        let near = socket(&self.network.publisher, local);
+        let far = socket(&self.network.subscriber, remote);
+        near.connect(remote).expect("connected");
+        far.connect(local).expect("connected");
+        nix::sys::socket::setsockopt(&far, nix::sys::socket::sockopt::RcvBufForce, &(64 << 20))
+            .expect("room");
+        (near, far)
+    }
+
+    fn joints(&self, functions: &[&str]) -> [Joints; 2] {
+        let sides =
+            [(&self.network.publisher, self.ends), (&self.network.subscriber, other_side(&self.ends))];
+        sides.map(|(namespace, ends)| {
+            let mut joints = joints();
+            open(&mut joints, ends, functions);
+            let eth = ifindex(namespace, "eth");
+            inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
+            joints
+        })
+    }
+
+    /// Nothing is lost from now on, and nothing is carried before it runs.
+    fn wire(&self) -> Wire {
+        let relay = &self.network.relay;
+        let way = |from: &str, to: &str, host: &str| Way {
+            from: Capture::on(relay, from),
+            to: RawSender::new(relay, to),
+            source: link_address(host, "eth"),
+            count: 0,
+            held: None,
+        };
+        Wire([way("west", "east", &self.network.publisher), way("east", "west", &self.network.subscriber)])
+    }
+}
+
+struct Wire([Way; 2]);
+
+impl Wire {
+    /// Copies frames both ways until told to stop.
+    fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
+        while !stop.load(Ordering::Relaxed) {
+            let mut waiting: Vec<_> =
+                self.0.iter().map(|way| PollFd::new(way.from.as_fd(), PollFlags::POLLIN)).collect();
+            poll(&mut waiting, PollTimeout::from(10u8)).expect("poll");
+            drop(waiting);
+            self.0.iter_mut().for_each(|way| way.carry(&fate));
+        }
+    }
+}
+
+struct Way {
+    from: Capture,
+    to: RawSender,
+    source: [u8; 6],
+    count: u64,
+    held: Option<Vec<u8>>,
+}
+
+impl Way {
+    fn carry(&mut self, fate: impl Fn(u64) -> Fate) {
+        for frame in self.from.frames() {
+            // What this way's own other end has sent is seen, too.
+            if frame[6..12] != self.source {
+                continue;
+            }
+            let fate = if is_datagram(&frame) { fate(self.count) } else { Fate::Pass };
+            self.count += u64::from(is_datagram(&frame));
+            match fate {
+                Fate::Lose => {}
+                Fate::Hold if self.held.is_none() => self.held = Some(frame),
+                Fate::Double => {
+                    self.to.send(&frame);
+                    self.to.send(&frame);
+                }
+                _ => self.to.send(&frame),
+            }
+            if fate != Fate::Hold
+                && let Some(held) = self.held.take()
+            {
+                self.to.send(&held);
+            }
+        }
+    }
+}
+
+fn is_datagram(frame: &[u8]) -> bool {
+    matches!((&frame[12..14], frame[23], frame[20]), ([8, 0], 17, _) | ([0x86, 0xdd], _, 17))
+}
+
+fn message(number: u32) -> Vec<u8> {
+    let len = 4 + (number as usize * 37) % 1200;
+    let mut bytes = number.to_be_bytes().to_vec();
+    bytes.extend((0..len).map(|at| (at as u32 ^ number) as u8));
+    bytes
+}
+
+fn number_of(bytes: &[u8]) -> u32 {
+    let number = u32::from_be_bytes(*bytes.first_chunk().expect("a number"));
+    assert!(bytes == message(number), "message {number} is not as it was sent");
+    number
+}
+
+/// Messages in the order of their arrival, until `enough` of them have come or, if it is `None`, nothing comes any more.
+fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
+    let mut buffer = [0; 2048];
+    let mut got = Vec::new();
+    let until = Instant::now() + LONG;
+    while got.len() < enough && Instant::now() < until {
+        if let Ok(bytes) = far.recv(&mut buffer) {
+            got.push(number_of(&buffer[..bytes]));
+        }
+    }
+    got
+}
+
+/// A part at a time: interfaces have room for some 250 packets.
+fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
+    for number in numbers {
+        near.send(&message(number)).expect("sent");
+        if number % 20 == 19 {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+fn assert_all_once(got: &[u32], sent: u32) {
+    let mut times = BTreeMap::<u32, u32>::new();
+    got.iter().for_each(|number| *times.entry(*number).or_default() += 1);
+    let missing: Vec<_> = (0..sent).filter(|number| !times.contains_key(number)).collect();
+    assert!(
+        missing.is_empty(),
+        "{} of {sent} are missing: {:?}",
+        missing.len(),
+        &missing[..missing.len().min(9)]
+    );
+    assert!(times.values().all(|count| *count == 1), "some came twice");
+}
+
+/// Requests and packets that are sent again are lost as others are.
+#[test]
+fn what_is_lost_is_sent_again() {
+    const SENT: u32 = 3000;
+    if !root("what_is_lost_is_sent_again") {
+        return;
+    }
+    for family in [4, 6] {
+        let site = Site::new("repair", family);
+        assert_eq!(site.family, family);
+        let (near, far) = site.sockets();
+        let [mut sender, mut receiver] = site.joints(&["number", "repair"]);
+        let stop = AtomicBool::new(false);
+        let lossy = |count: u64| if count % 7 == 3 || count % 61 < 3 { Fate::Lose } else { Fate::Pass };
+        let wire = site.wire();
+        let got = thread::scope(|scope| {
+            scope.spawn(|| wire.run(&stop, lossy));
+            let receiving = scope.spawn(|| receive(&far, SENT as usize));
+            send(&near, 0..SENT);
+            // What was sent last has nothing behind it that would show that it is missing.
+            while !receiving.is_finished() {
+                inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(SENT)).expect("said"));
+                thread::sleep(Duration::from_millis(20));
+            }
+            stop.store(true, Ordering::Relaxed);
+            receiving.join().expect("messages")
+        });
+        assert_all_once(&got, SENT);
+        let resent = count(&mut sender, &site.ends, Reason::Resent);
+        assert!(resent >= u64::from(SENT) / 7, "{resent} were sent again");
+        assert_eq!(count(&mut sender, &site.ends, Reason::Sent), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &other_side(&site.ends), Reason::Delivered), u64::from(SENT));
+        assert_eq!(count(&mut receiver, &other_side(&site.ends), Reason::Forged), 0);
+    }
+}
+
+/// The same objects in another list do something else.
+#[test]
+fn what_is_late_is_dropped() {
+    const SENT: u32 = 2000;
+    if !root("what_is_late_is_dropped") {
+        return;
+    }
+    let site = Site::new("order", 4);
+    let (near, far) = site.sockets();
+    let [_sender, mut receiver] = site.joints(&["number", "order"]);
+    let stop = AtomicBool::new(false);
+    // The last ones come as they are, so that their end is seen.
+    let unruly = |count: u64| match count % 10 {
+        _ if count > u64::from(SENT) - 20 => Fate::Pass,
+        3 => Fate::Lose,
+        5 => Fate::Hold,
+        7 => Fate::Double,
+        _ => Fate::Pass,
+    };
+    let rounds = u64::from(SENT - 20) / 10;
+    let wire = site.wire();
+    let got = thread::scope(|scope| {
+        scope.spawn(|| wire.run(&stop, unruly));
+        send(&near, 0..SENT);
+        let got = receive(&far, (u64::from(SENT) - 2 * rounds) as usize);
+        stop.store(true, Ordering::Relaxed);
+        got
+    });
+    assert!(got.windows(2).all(|pair| pair[0] < pair[1]), "out of order");
+    let there = other_side(&site.ends);
+    let late = count(&mut receiver, &there, Reason::Late);
+    let duplicates = count(&mut receiver, &there, Reason::Duplicate);
+    assert!(late >= rounds && duplicates >= rounds, "{late} late, {duplicates} twice");
+    assert_eq!(got.len() as u64 + late, u64::from(SENT) - rounds, "what is not lost comes, or comes late");
+}
+
+/// Both ends change between two lists, back and forth, in the middle of it all.
+#[test]
+fn lists_are_swapped_without_loss() {
+    const SENT: u32 = 20_000;
+    if !root("lists_are_swapped_without_loss") {
+        return;
+    }
+    let site = Site::new("swap", 4);
+    let (near, far) = site.sockets();
+    let [mut sender, mut receiver] = site.joints(&["number", "order"]);
+    let stop = AtomicBool::new(false);
+    let lists: [List; 2] = [list(&["number", "repair"]), list(&["number", "order"])];
+    let there = other_side(&site.ends);
+    let wire = site.wire();
+    let got = thread::scope(|scope| {
+        scope.spawn(|| wire.run(&stop, |_| Fate::Pass));
+        let receiving = scope.spawn(|| receive(&far, SENT as usize));
+        let sending = scope.spawn(|| send(&near, 0..SENT));
+        let mut rounds = 0;
+        while !sending.is_finished() || rounds < 2 {
+            let next = &lists[rounds % 2];
+            let epoch = receiver.accept(&there, next).expect("ready");
+            assert_eq!(sender.accept(&site.ends, next).expect("ready"), epoch);
+            sender.switch(&site.ends, epoch).expect("switched");
+            receiver.switch(&there, epoch).expect("switched");
+            // Until nothing of the old epoch is under way.
+            let sent = count(&mut sender, &site.ends, Reason::Sent);
+            let until = Instant::now() + LONG;
+            while count(&mut receiver, &there, Reason::Delivered) < sent {
+                assert!(Instant::now() < until, "what was sent does not arrive");
+                thread::sleep(Duration::from_millis(1));
+            }
+            sender.retire(&site.ends, epoch ^ 1).expect("retired");
+            receiver.retire(&there, epoch ^ 1).expect("retired");
+            rounds += 1;
+        }
+        sending.join().expect("sent");
+        let got = receiving.join().expect("messages");
+        stop.store(true, Ordering::Relaxed);
+        got
+    });
+    assert_all_once(&got, SENT);
+    for reason in [Reason::Stale, Reason::NoFunction, Reason::Late, Reason::Old] {
+        assert_eq!(count(&mut receiver, &there, reason), 0, "{reason:?}");
+    }
+}

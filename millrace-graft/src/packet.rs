@@ -1,0 +1,46 @@
+//! Packet grafts: lists of functions that run on the datagrams of sessions, and how lists are changed while they do.
+//!
+//! A [`Settings`] file names interfaces, grafts as lists of functions, and sessions. A [`Runtime`] holds them in the kernel.
+//! The design is in `docs/design/0016-joints.md`, the guide in `docs/packet-grafts.md`.
+
+pub mod agree;
+mod budget;
+mod function;
+mod runtime;
+mod settings;
+
+pub use function::{Function, Functions};
+pub use runtime::{Event, Runtime};
+pub use settings::{Graft, Session, Settings};
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What a runtime of packet grafts is doing, as data.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct Status {
+    /// Interface, and `native` or `generic`.
+    pub interfaces: BTreeMap<String, String>,
+    pub sessions: Vec<SessionStatus>,
+    /// What is not as it should be.
+    pub trouble: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct SessionStatus {
+    pub name: String,
+    pub local: String,
+    pub remote: String,
+    pub graft: String,
+    pub functions: Vec<String>,
+    /// Packets, by the name of what became of them.
+    pub packets: BTreeMap<String, u64>,
+    pub budget_ns: u32,
+    /// By joint, of the latest second.
+    pub mean_ns: BTreeMap<String, u64>,
+    /// Samples above the budget, since it was opened.
+    pub over_budget: u64,
+}

@@ -1,0 +1,407 @@
+//! How both ends of a session change to another list of functions, as values: no I/O, and time is an argument.
+//!
+//! ```text
+//! one end                              the other
+//!   takes both                           |
+//!   Propose(list) ---------------------> takes both
+//!   sends by the new one <-------- Ready(list)
+//!   Switched(list) --------------------> sends by the new one
+//!   agreed <----------------------- Done(list)
+//! ```
+//!
+//! So it takes two round trips, and neither end ever sends what the other one does not take. A word that is lost is said again.
+//! When nothing of the old list can be under way any more, it is taken no longer. Words of another attempt, such as old ones that
+//! somebody sends again, do nothing.
+
+use std::time::Duration;
+
+/// A list, and the attempt to change to it, of 15 random bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Id {
+    pub list: u16,
+    pub attempt: u16,
+}
+
+/// What ends say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    Propose(Id),
+    Ready(Id),
+    Switched(Id),
+    Done(Id),
+    /// This end does not change to it, or has given it up.
+    Refuse(Id),
+}
+
+/// What is to be done, in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Act {
+    /// Take packets of this list, too, in place of another one that is not sent by.
+    Accept(u16),
+    /// Send by the list that was accepted last.
+    Switch,
+    /// Take those of the one that is not sent by no longer.
+    Retire,
+    Say(Word),
+    /// Both ends send by it.
+    Agreed(u16),
+    /// All stays as it was.
+    Failed(u16, Why),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// The other end does not have the list.
+    Refused,
+    /// The other end does not answer.
+    Silent,
+    /// Another swap is under way.
+    Busy,
+}
+
+/// Between two tries of a word.
+const AGAIN: Duration = Duration::from_millis(250);
+const TRIES: u32 = 20;
+/// How long packets may be under way.
+const LINGER: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    Idle,
+    Proposing {
+        id: Id,
+        next: Duration,
+        tries: u32,
+    },
+    Switching {
+        id: Id,
+        next: Duration,
+    },
+    /// The other end has proposed it, and may send by it already.
+    Following {
+        id: Id,
+        next: Duration,
+    },
+    /// Both ends send by it.
+    Lingering {
+        until: Duration,
+    },
+}
+
+/// One end of a session.
+#[derive(Debug)]
+pub struct Agreement {
+    state: State,
+    /// By which this end sends.
+    list: u16,
+    /// How it came to that.
+    latest: Option<Id>,
+    /// Of two that propose at the same time, the one whose proposal counts.
+    goes_first: bool,
+}
+
+impl Agreement {
+    pub fn new(list: u16, goes_first: bool) -> Self {
+        Self { state: State::Idle, list, latest: None, goes_first }
+    }
+
+    /// By which this end sends.
+    pub fn list(&self) -> u16 {
+        self.list
+    }
+
+    /// `now`: since any fixed moment. `attempt`: random.
+    pub fn propose(&mut self, now: Duration, list: u16, attempt: u16) -> Vec<Act> {
+        let id = Id { list, attempt: attempt & Id::ATTEMPT };
+        match self.state {
+            State::Idle if list == self.list => vec![Act::Agreed(list)],
+            State::Idle => {
+                self.state = State::Proposing { id, next: now + AGAIN, tries: 1 };
+                vec![Act::Accept(list), Act::Say(Word::Propose(id))]
+            }
+            _ => vec![Act::Failed(list, Why::Busy)],
+        }
+    }
+
+    /// `is_known`: whether this end has the list that it is about.
+    pub fn hear(&mut self, now: Duration, word: Word, is_known: bool) -> Vec<Act> {
+        match (word, self.state) {
+            (Word::Propose(id), _) if !is_known => vec![Act::Say(Word::Refuse(id))],
+            (Word::Propose(id), _) => self.hear_proposal(now, id),
+            (Word::Ready(id), State::Proposing { id: own, .. }) if id == own => {
+                self.changed(id);
+                self.state = State::Switching { id, next: now + AGAIN };
+                vec![Act::Switch, Act::Say(Word::Switched(id))]
+            }
+            // It waits for a word that was lost, or of an attempt that is over.
+            (Word::Ready(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Switched(id))],
+            (Word::Ready(id), _) => vec![Act::Say(Word::Refuse(id))],
+            (Word::Refuse(id), State::Proposing { id: own, .. }) if id == own => {
+                self.give_up(id.list, Why::Refused)
+            }
+            (Word::Refuse(id), State::Following { id: own, .. }) if id == own => {
+                self.state = State::Idle;
+                vec![Act::Retire]
+            }
+            (Word::Switched(id), State::Following { id: own, .. }) if id == own => {
+                self.changed(id);
+                self.state = State::Lingering { until: now + LINGER };
+                vec![Act::Switch, Act::Say(Word::Done(id)), Act::Agreed(id.list)]
+            }
+            // Our answer was lost.
+            (Word::Switched(id), _) if self.latest == Some(id) => vec![Act::Say(Word::Done(id))],
+            (Word::Done(id), State::Switching { id: own, .. }) if id == own => {
+                self.state = State::Lingering { until: now + LINGER };
+                vec![Act::Agreed(id.list)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn hear_proposal(&mut self, now: Duration, id: Id) -> Vec<Act> {
+        match self.state {
+            State::Following { id: own, .. } if id == own => vec![Act::Say(Word::Ready(id))],
+            State::Idle if id.list != self.list => self.follow(now, id),
+            // Both have proposed at the same time: one gives way.
+            State::Proposing { id: own, .. } if !self.goes_first => {
+                let mut acts = match own.list == id.list {
+                    true => Vec::new(),
+                    false => self.give_up(own.list, Why::Busy),
+                };
+                acts.extend(self.follow(now, id));
+                acts
+            }
+            // It is said again, and then there is time for it.
+            _ => Vec::new(),
+        }
+    }
+
+    fn follow(&mut self, now: Duration, id: Id) -> Vec<Act> {
+        self.state = State::Following { id, next: now + 4 * AGAIN };
+        vec![Act::Accept(id.list), Act::Say(Word::Ready(id))]
+    }
+
+    fn changed(&mut self, id: Id) {
+        (self.list, self.latest) = (id.list, Some(id));
+    }
+
+    fn give_up(&mut self, list: u16, why: Why) -> Vec<Act> {
+        self.state = State::Idle;
+        vec![Act::Retire, Act::Failed(list, why)]
+    }
+
+    /// To be called when [`next`](Self::next) says.
+    pub fn tick(&mut self, now: Duration) -> Vec<Act> {
+        match &mut self.state {
+            State::Proposing { id, tries: TRIES, next } if now >= *next => {
+                let list = id.list;
+                self.give_up(list, Why::Silent)
+            }
+            State::Proposing { id, next, tries } if now >= *next => {
+                (*next, *tries) = (now + AGAIN, *tries + 1);
+                vec![Act::Say(Word::Propose(*id))]
+            }
+            // This end sends by it, and the other one takes it: there is no way back, and no harm.
+            State::Switching { id, next } if now >= *next => {
+                *next = now + AGAIN;
+                vec![Act::Say(Word::Switched(*id))]
+            }
+            // The other end may send by it, so it is taken until that says otherwise.
+            State::Following { id, next } if now >= *next => {
+                *next = now + 4 * AGAIN;
+                vec![Act::Say(Word::Ready(*id))]
+            }
+            State::Lingering { until } if now >= *until => {
+                self.state = State::Idle;
+                vec![Act::Retire]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// `None`: nothing is under way.
+    pub fn next(&self) -> Option<Duration> {
+        match self.state {
+            State::Idle => None,
+            State::Proposing { next, .. }
+            | State::Switching { next, .. }
+            | State::Following { next, .. }
+            | State::Lingering { until: next } => Some(next),
+        }
+    }
+}
+
+impl Id {
+    const ATTEMPT: u16 = 0x7fff;
+}
+
+impl Word {
+    /// As the kernel's frames carry it: a kind of four, and a number.
+    pub fn encode(self) -> (u8, u32) {
+        const REFUSE: u32 = 1 << 31;
+        let number = |id: Id| u32::from(id.attempt) << 16 | u32::from(id.list);
+        match self {
+            Self::Propose(id) => (0, number(id)),
+            Self::Ready(id) => (1, number(id)),
+            Self::Refuse(id) => (1, REFUSE | number(id)),
+            Self::Switched(id) => (2, number(id)),
+            Self::Done(id) => (3, number(id)),
+        }
+    }
+
+    pub fn decode(kind: u8, number: u32) -> Option<Self> {
+        let id = Id { list: (number & 0xffff) as u16, attempt: (number >> 16) as u16 & Id::ATTEMPT };
+        match (kind, number >> 31) {
+            (0, 0) => Some(Self::Propose(id)),
+            (1, 0) => Some(Self::Ready(id)),
+            (1, 1) => Some(Self::Refuse(id)),
+            (2, 0) => Some(Self::Switched(id)),
+            (3, 0) => Some(Self::Done(id)),
+            _ => None,
+        }
+    }
+
+    pub fn list(self) -> u16 {
+        match self {
+            Self::Propose(id) | Self::Ready(id) | Self::Refuse(id) | Self::Switched(id) | Self::Done(id) => {
+                id.list
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// What an end takes and sends, as its acts say.
+    #[derive(Debug)]
+    struct End {
+        agreement: Agreement,
+        takes: Vec<u16>,
+        sends: u16,
+        agreed: Vec<u16>,
+        failed: Vec<(u16, Why)>,
+    }
+
+    impl End {
+        fn new(goes_first: bool) -> Self {
+            let agreement = Agreement::new(1, goes_first);
+            Self { agreement, takes: vec![1], sends: 1, agreed: Vec::new(), failed: Vec::new() }
+        }
+
+        fn act(&mut self, acts: Vec<Act>) -> Vec<Word> {
+            let mut said = Vec::new();
+            for act in acts {
+                match act {
+                    Act::Accept(list) => {
+                        self.takes.retain(|taken| *taken == self.sends);
+                        self.takes.push(list);
+                    }
+                    Act::Switch => self.sends = *self.takes.last().expect("one that was accepted"),
+                    Act::Retire => self.takes.retain(|list| *list == self.sends),
+                    Act::Say(word) => said.push(word),
+                    Act::Agreed(list) => self.agreed.push(list),
+                    Act::Failed(list, why) => self.failed.push((list, why)),
+                }
+            }
+            said
+        }
+    }
+
+    /// Two ends and a path of 10 ms that loses what `loses` says, for a minute.
+    fn run(
+        mut ends: [End; 2],
+        proposals: [Option<u16>; 2],
+        knows: bool,
+        loses: impl Fn(u64) -> bool,
+    ) -> [End; 2] {
+        let mut flying: Vec<(Duration, usize, Word)> = Vec::new();
+        let mut said = 0;
+        for at in 0..60_000 {
+            let now = at * MS;
+            for from in 0..2 {
+                let mut words = Vec::new();
+                if let (0, Some(list)) = (at, proposals[from]) {
+                    let acts = ends[from].agreement.propose(now, list, 7 + from as u16);
+                    words.extend(ends[from].act(acts));
+                }
+                let (arrived, rest) =
+                    flying.into_iter().partition(|(when, to, _)| *when <= now && *to == from);
+                flying = rest;
+                for (_, _, word) in arrived {
+                    let acts = ends[from].agreement.hear(now, word, knows);
+                    words.extend(ends[from].act(acts));
+                }
+                let acts = ends[from].agreement.tick(now);
+                words.extend(ends[from].act(acts));
+                for word in words {
+                    assert_eq!(Word::decode(word.encode().0, word.encode().1), Some(word));
+                    said += 1;
+                    if !loses(said) {
+                        flying.push((now + 10 * MS, 1 - from, word));
+                    }
+                }
+            }
+            // What one sends, the other takes, at any moment.
+            assert!(ends[0].takes.contains(&ends[1].sends), "{now:?} {ends:?}");
+            assert!(ends[1].takes.contains(&ends[0].sends), "{now:?} {ends:?}");
+        }
+        ends
+    }
+
+    #[test]
+    fn both_ends_change() {
+        let at_random = |count: u64| count.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32 & 7 < 4;
+        for loses in [|_| false, |count| count % 3 == 0, at_random, |count| count < 9] {
+            let ends = run([End::new(true), End::new(false)], [Some(2), None], true, loses);
+            for end in ends {
+                assert_eq!((end.sends, &end.takes[..], &end.agreed[..]), (2, &[2][..], &[2][..]));
+                assert_eq!(end.agreement.next(), None);
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_proposals_one_counts() {
+        for proposals in [[Some(2), Some(3)], [Some(2), Some(2)]] {
+            let ends = run([End::new(true), End::new(false)], proposals, true, |_| false);
+            assert!(ends.iter().all(|end| end.sends == 2 && end.takes == [2]), "{ends:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_other_end_does_not_have_changes_nothing() {
+        let ends = run([End::new(true), End::new(false)], [Some(2), None], false, |_| false);
+        assert_eq!(ends[0].failed, [(2, Why::Refused)]);
+        assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));
+    }
+
+    #[test]
+    fn silence_changes_nothing() {
+        let ends = run([End::new(true), End::new(false)], [Some(2), None], true, |_| true);
+        assert_eq!(ends[0].failed, [(2, Why::Silent)]);
+        assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));
+    }
+
+    #[test]
+    fn whatever_is_heard_does_no_harm() {
+        let mut end = End::new(true);
+        for at in 0..100_000u32 {
+            let random = at.wrapping_mul(0x9e37_79b9);
+            let word = Word::decode((random >> 30) as u8, random >> 8 & 0x8001_0003);
+            if at % 97 == 0 {
+                let acts = end.agreement.propose(at / 10 * MS, (random & 3) as u16, 1);
+                end.act(acts);
+            }
+            let now = at / 10 * MS;
+            let acts = word.map(|word| end.agreement.hear(now, word, random & 1 == 0)).unwrap_or_default();
+            end.act(acts);
+            let acts = end.agreement.tick(now);
+            end.act(acts);
+            assert!(end.takes.len() <= 2 && end.takes.contains(&end.sends), "{end:?}");
+        }
+    }
+}

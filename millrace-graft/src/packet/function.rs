@@ -1,0 +1,220 @@
+//! Functions on packets that there are: compiled in, and in directories with their manifests.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use millrace_bpf::graft::{FUNCTIONS, PACKET_ABI, joint};
+use serde::Deserialize;
+
+use crate::identity::{Identity, Key, Signature};
+use crate::manifest::{Parameter, signed_text};
+use crate::{Error, Refusal};
+
+const OBJECT_MAX_BYTES: u64 = 4 << 20;
+const MANIFEST_MAX_BYTES: u64 = 64 << 10;
+
+const MANIFESTS: [(&str, &str); 3] = [
+    ("number", include_str!("../../functions/number.toml")),
+    ("order", include_str!("../../functions/order.toml")),
+    ("repair", include_str!("../../functions/repair.toml")),
+];
+
+/// One that may be loaded: its manifest is usable and its object is what that says.
+#[derive(Clone, Debug)]
+pub struct Function {
+    pub manifest: Manifest,
+    pub identity: Identity,
+    image: Vec<u8>,
+}
+
+/// What stands beside an object file.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Manifest {
+    /// Of `graft_packet.h`.
+    pub abi: u32,
+    /// What its programs' names begin with.
+    pub name: String,
+    pub object: String,
+    pub sha256: Option<String>,
+    pub signature: Option<String>,
+    pub about: String,
+    /// What a session has by it.
+    #[serde(default)]
+    pub services: Vec<Service>,
+    /// Functions that have to run before it.
+    #[serde(default)]
+    pub needs: Vec<String>,
+    /// The oldest kernel that it was tried on.
+    pub kernel: String,
+    pub state_version: u32,
+    #[serde(default)]
+    pub parameters: BTreeMap<String, Parameter>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "kebab-case")]
+pub enum Service {
+    /// Nothing comes twice.
+    Once,
+    /// Nothing comes behind what was sent later.
+    PartialOrder,
+    /// What is lost is sent again.
+    Reliability,
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Functions(BTreeMap<String, Function>);
+
+impl Functions {
+    /// What is compiled in, and what lies in the directories.
+    ///
+    /// # Errors
+    /// A file is not usable, or a name comes twice.
+    pub fn read(directories: &[PathBuf], keys: &[Key]) -> Result<Self, Error> {
+        let mut functions = Self::default();
+        for (name, text) in MANIFESTS {
+            let image = FUNCTIONS.iter().find(|(known, _)| *known == name).map(|(_, image)| image.to_vec());
+            let made = Manifest::parse(text)
+                .and_then(|manifest| Function::new(manifest, image.ok_or("it has no object")?));
+            functions.add(name, made)?;
+        }
+        for directory in directories {
+            for path in manifests(directory)? {
+                functions.add(&path.display().to_string(), Function::read(&path, keys))?;
+            }
+        }
+        Ok(functions)
+    }
+
+    pub fn find(&self, name: &str) -> Result<&Function, Error> {
+        let known = || self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        self.0.get(name).ok_or_else(|| Error::NoFunction { name: name.to_owned(), known: known() })
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Function> {
+        self.0.values()
+    }
+
+    fn add(&mut self, place: &str, made: Result<Function, String>) -> Result<(), Error> {
+        let error = |message| Error::File { path: place.to_owned(), message };
+        let function = made.map_err(error)?;
+        let name = function.manifest.name.clone();
+        match self.0.insert(name.clone(), function) {
+            None => Ok(()),
+            Some(_) => Err(error(format!("there is a function {name} already"))),
+        }
+    }
+}
+
+impl Function {
+    fn read(path: &Path, keys: &[Key]) -> Result<Self, String> {
+        let text = String::from_utf8(read_bounded(path, MANIFEST_MAX_BYTES)?);
+        let text = text.map_err(|_| "it is not UTF-8".to_owned())?;
+        let manifest = Manifest::parse(&text)?;
+        manifest.check_signature(&text, keys)?;
+        let object = path.with_file_name(&manifest.object);
+        let image = read_bounded(&object, OBJECT_MAX_BYTES)
+            .map_err(|error| format!("{}: {error}", object.display()))?;
+        let stated = manifest.sha256.as_deref().ok_or("sha256 is missing: `sha256sum` of the object")?;
+        let stated: Identity = stated.parse().map_err(|error| format!("sha256 {error}"))?;
+        let identity = Identity::of(&image);
+        if stated != identity {
+            return Err(format!("{} is {identity}, and sha256 says {stated}", manifest.object));
+        }
+        Self::new(manifest, image)
+    }
+
+    fn new(manifest: Manifest, image: Vec<u8>) -> Result<Self, String> {
+        let object =
+            joint::Function::open(&image).map_err(|error| format!("{}: {error}", manifest.object))?;
+        if object.name() != manifest.name {
+            return Err(format!("{} is function {}, not {}", manifest.object, object.name(), manifest.name));
+        }
+        for name in manifest.parameters.keys() {
+            if !object.parameters().iter().any(|parameter| parameter.name == *name) {
+                return Err(format!("{} has no parameter {name}", manifest.object));
+            }
+        }
+        Ok(Self { identity: Identity::of(&image), manifest, image })
+    }
+
+    /// Ready to be given to the kernel, with these values instead of those that it was compiled with.
+    pub(super) fn open(&self, values: &BTreeMap<String, u64>) -> Result<joint::Function, Error> {
+        let name = &self.manifest.name;
+        let failed = |message| Error::Graft { name: name.clone(), message };
+        let mut object = joint::Function::open(&self.image).map_err(|error| failed(error.to_string()))?;
+        for (parameter, value) in values {
+            let range = self.manifest.parameters.get(parameter);
+            let range = range.ok_or_else(|| failed(format!("there is no parameter {parameter}")))?;
+            if !(range.min..=range.max).contains(value) {
+                let (min, max) = (range.min, range.max);
+                return Err(failed(format!("parameter {parameter} is from {min} to {max}")));
+            }
+            object.set(parameter, *value).map_err(|error| failed(error.to_string()))?;
+        }
+        Ok(object)
+    }
+
+    pub(super) fn refused(&self, error: millrace_bpf::graft::Error) -> Error {
+        let name = self.manifest.name.clone();
+        match error.log() {
+            Some(log) if !log.is_empty() => Error::Refused { name, refusal: Refusal::parse(log) },
+            _ => Error::Graft { name, message: error.to_string() },
+        }
+    }
+}
+
+impl Manifest {
+    fn parse(text: &str) -> Result<Self, String> {
+        let manifest: Self = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+        if manifest.abi != PACKET_ABI {
+            return Err(format!("abi {} is not {PACKET_ABI}, which is known here", manifest.abi));
+        }
+        if manifest.object.contains('/') || manifest.object.is_empty() {
+            return Err("object is the name of a file beside the manifest".to_owned());
+        }
+        match manifest.parameters.iter().find(|(_, it)| it.min > it.max) {
+            Some((name, _)) => Err(format!("parameters.{name}: min is more than max")),
+            None => Ok(manifest),
+        }
+    }
+
+    fn check_signature(&self, text: &str, keys: &[Key]) -> Result<(), String> {
+        if keys.is_empty() {
+            return Ok(());
+        }
+        let signature = self.signature.as_deref().ok_or("it is not signed, and trusted-keys are set")?;
+        let signature: Signature = signature.parse().map_err(|error| format!("signature {error}"))?;
+        let signed = signed_text(text);
+        match keys.iter().any(|key| key.verifies(signed.as_bytes(), &signature)) {
+            true => Ok(()),
+            false => Err("its signature is of none of the trusted keys".to_owned()),
+        }
+    }
+}
+
+fn manifests(directory: &Path) -> Result<Vec<PathBuf>, Error> {
+    let failed = |error: std::io::Error| Error::File {
+        path: directory.display().to_string(),
+        message: error.to_string(),
+    };
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn read_bounded(path: &Path, most: u64) -> Result<Vec<u8>, String> {
+    let length = fs::metadata(path).map_err(|error| error.to_string())?.len();
+    if length > most {
+        return Err(format!("{length} bytes are more than {most}"));
+    }
+    fs::read(path).map_err(|error| error.to_string())
+}

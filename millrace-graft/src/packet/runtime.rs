@@ -1,0 +1,447 @@
+//! Sessions in the kernel, and how their lists of functions change while datagrams pass.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use millrace_bpf::clock;
+use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Tick};
+use millrace_bpf::xdp::Mode;
+use nix::net::if_::if_nametoindex;
+use ring::rand::{SecureRandom as _, SystemRandom};
+
+use super::agree::{Act, Agreement, Why, Word};
+use super::budget::{Meter, measure};
+use super::function::Service;
+use super::settings::{Graft, Session, Settings};
+use super::{SessionStatus, Status};
+use crate::Error;
+
+/// Between two looks at budgets.
+const LOOK: Duration = Duration::from_secs(1);
+/// A session that has sent nothing for so long says what it has sent, a few times.
+const PAUSE: Duration = Duration::from_millis(100);
+const LAST_WORDS: u32 = 5;
+
+/// What has happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Both ends use it. `took`: since the proposal, if it was this end's. `cut`: the change of this end, until packets get
+    /// the other list.
+    Swapped { session: String, graft: String, took: Option<Duration>, cut: Duration },
+    /// The session keeps the graft that it has.
+    NotSwapped { session: String, graft: String, why: Why },
+    /// The graft that takes its place, or none: the session goes on, over its budget.
+    OverBudget { session: String, graft: String, joint: Joint, ns: u64, fallback: Option<String> },
+    /// Somebody had detached it, or the interface was made anew; with why it could not be attached again.
+    Detached { interface: String, error: Option<String> },
+}
+
+struct Live {
+    session: Session,
+    agreement: Agreement,
+    meter: Meter,
+    proposed: Option<Duration>,
+    wanted: Option<String>,
+    cut: Duration,
+    /// Over its budget, or could not be swapped.
+    trouble: Option<String>,
+    said: LastWords,
+}
+
+/// What was said about the packets that were sent last.
+#[derive(Default)]
+struct LastWords {
+    next: u32,
+    count: u32,
+}
+
+struct Place {
+    name: String,
+    index: i32,
+    mode: Mode,
+}
+
+/// All of it is taken back when this is dropped. To be used in one network namespace.
+pub struct Runtime {
+    joints: Joints,
+    settings: Settings,
+    places: Vec<Place>,
+    live: BTreeMap<Ends, Live>,
+    since: Instant,
+    looked: Duration,
+}
+
+impl Runtime {
+    /// # Errors
+    /// Something of the settings cannot be had, or a graft is over its budget before it is used. Nothing is left then.
+    pub fn start(settings: Settings) -> Result<Self, Error> {
+        let mut joints = Joints::load()?;
+        for function in settings.functions.iter() {
+            let name = &function.manifest.name;
+            let values = settings.parameters.get(name).cloned().unwrap_or_default();
+            joints.add(function.open(&values)?).map_err(|error| function.refused(error))?;
+        }
+        for graft in settings.grafts.values() {
+            check_budget(&mut joints, graft)?;
+        }
+        let (since, looked) = (Instant::now(), Duration::ZERO);
+        let mut runtime = Self {
+            joints,
+            places: Vec::new(),
+            live: BTreeMap::new(),
+            since,
+            looked,
+            settings: settings.clone(),
+        };
+        for session in settings.sessions {
+            runtime.open(session)?;
+        }
+        for name in settings.interfaces {
+            let (index, mode) = attach(&mut runtime.joints, &name, settings.mode)?;
+            runtime.places.push(Place { name, index, mode });
+        }
+        Ok(runtime)
+    }
+
+    /// Other settings, all or nothing: sessions come and go, and change their grafts as [`swap`](Self::swap) does.
+    pub fn apply(&mut self, settings: Settings) -> Result<(), Error> {
+        let old = &self.settings;
+        if settings.interfaces != old.interfaces || settings.mode != old.mode {
+            return Err(Error::Settings("interface and mode do not change while it runs".to_owned()));
+        }
+        let identities =
+            |settings: &Settings| settings.functions.iter().map(|it| it.identity).collect::<Vec<_>>();
+        if settings.parameters != old.parameters || identities(&settings) != identities(old) {
+            return Err(Error::Settings("functions and parameters do not change while it runs".to_owned()));
+        }
+        for graft in settings.grafts.values().filter(|graft| old.grafts.get(&graft.name) != Some(*graft)) {
+            check_budget(&mut self.joints, graft)?;
+        }
+        for session in &settings.sessions {
+            if let Some(live) = self.live.get(&session.ends) {
+                let is_same = live.session.key == session.key;
+                if !is_same || (live.session.graft != session.graft && live.agreement.next().is_some()) {
+                    return Err(Error::Busy(session.name.clone()));
+                }
+            }
+        }
+        let gone: Vec<_> = self.live.keys().copied().collect();
+        for ends in gone.iter().filter(|ends| settings.sessions.iter().all(|session| session.ends != **ends))
+        {
+            self.live.remove(ends);
+            self.joints.close(ends)?;
+        }
+        self.settings = settings.clone();
+        for session in settings.sessions {
+            match self.live.get(&session.ends) {
+                None => self.open(session)?,
+                Some(live) if live.session.graft == session.graft => {}
+                Some(_) => self.propose(session.ends, &session.graft)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Has both ends of a session change to another graft. [`step`](Self::step) says how it ended.
+    pub fn swap(&mut self, session: &str, graft: &str) -> Result<(), Error> {
+        let found = self.live.iter().find(|(_, live)| live.session.name == session);
+        let known =
+            || self.live.values().map(|live| live.session.name.as_str()).collect::<Vec<_>>().join(", ");
+        let (ends, live) =
+            found.ok_or_else(|| Error::NoSession { name: session.to_owned(), known: known() })?;
+        if live.agreement.next().is_some() {
+            return Err(Error::Busy(session.to_owned()));
+        }
+        self.propose(*ends, graft)
+    }
+
+    /// Waits for something to do, no longer than `patience`, and does it.
+    pub fn step(&mut self, patience: Duration) -> Result<Vec<Event>, Error> {
+        let mut events = Vec::new();
+        let due = self.live.values().filter_map(|live| live.agreement.next()).min();
+        let patience = due.map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
+        for heard in self.joints.words(patience.max(Duration::from_millis(1)))? {
+            let Some(word) = Word::decode(heard.kind, heard.number) else { continue };
+            let is_known = self.graft_of(word.list()).is_some();
+            let now = self.now();
+            let acts = self.live.get_mut(&heard.ends).map(|live| live.agreement.hear(now, word, is_known));
+            self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
+        }
+        let ends: Vec<_> = self.live.keys().copied().collect();
+        for ends in ends {
+            let now = self.now();
+            let acts = self.live.get_mut(&ends).map(|live| live.agreement.tick(now)).unwrap_or_default();
+            self.act(&ends, acts, &mut events)?;
+        }
+        for tick in self.joints.ticks()? {
+            self.say_last(&tick)?;
+        }
+        if self.now() >= self.looked + LOOK {
+            self.looked = self.now();
+            self.look_at_budgets(&mut events)?;
+            self.look_at_places(&mut events);
+        }
+        Ok(events)
+    }
+
+    pub fn status(&mut self) -> Result<Status, Error> {
+        let mut status = Status::default();
+        for place in &self.places {
+            status.interfaces.insert(place.name.clone(), place.mode.to_string());
+            if !self.joints.is_attached(place.index) {
+                status.trouble.push(format!("interface {}: not attached", place.name));
+            }
+        }
+        for (ends, live) in &self.live {
+            let counts = self.joints.counts(ends)?;
+            let session = live.status(&counts, &self.settings);
+            if let Some(trouble) = &live.trouble {
+                status.trouble.push(format!("session {}: {trouble}", session.name));
+            }
+            if is_out_of_step(&counts) {
+                status.trouble.push(format!(
+                    "session {}: what comes is of an epoch or of numbers that are not taken here: start both ends anew",
+                    session.name
+                ));
+            }
+            status.sessions.push(session);
+        }
+        Ok(status)
+    }
+
+    fn now(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    fn graft_of(&self, list: u16) -> Option<&Graft> {
+        self.settings.grafts.values().find(|graft| graft.list.id == list)
+    }
+
+    fn open(&mut self, session: Session) -> Result<(), Error> {
+        let graft = self.settings.graft(&session.graft)?;
+        let Session { ends, key, .. } = session;
+        self.joints.open(joint::Session {
+            ends,
+            key,
+            list: graft.list.clone(),
+            budget_ns: graft.budget_ns,
+        })?;
+        if graft.services.contains(&Service::Reliability) {
+            self.joints.set_clock(&ends, PAUSE)?;
+        }
+        let agreement = Agreement::new(graft.list.id, ends.local < ends.remote);
+        let (meter, said) = (Meter::default(), LastWords::default());
+        let live = Live {
+            session,
+            agreement,
+            meter,
+            said,
+            proposed: None,
+            wanted: None,
+            cut: Duration::ZERO,
+            trouble: None,
+        };
+        self.live.insert(ends, live);
+        Ok(())
+    }
+
+    fn propose(&mut self, ends: Ends, graft: &str) -> Result<(), Error> {
+        let list = self.settings.graft(graft)?.list.id;
+        let (now, mut attempt) = (self.now(), [0; 2]);
+        SystemRandom::new().fill(&mut attempt).map_err(|_| Error::NoRandom)?;
+        let attempt = u16::from_ne_bytes(attempt);
+        let Some(live) = self.live.get_mut(&ends) else { return Ok(()) };
+        (live.proposed, live.wanted) = (Some(now), Some(graft.to_owned()));
+        let acts = live.agreement.propose(now, list, attempt);
+        self.act(&ends, acts, &mut Vec::new())
+    }
+
+    fn act(&mut self, ends: &Ends, acts: Vec<Act>, events: &mut Vec<Event>) -> Result<(), Error> {
+        for act in acts {
+            match act {
+                Act::Accept(list) => {
+                    if let Some(graft) = self.graft_of(list) {
+                        let list = graft.list.clone();
+                        self.joints.accept(ends, &list)?;
+                    }
+                }
+                Act::Switch => {
+                    let epoch = self.joints.epoch(ends)? ^ 1;
+                    let start = Instant::now();
+                    self.joints.switch(ends, epoch)?;
+                    let cut = start.elapsed();
+                    self.live.entry(*ends).and_modify(|live| live.cut = cut);
+                }
+                Act::Retire => {
+                    let epoch = self.joints.epoch(ends)? ^ 1;
+                    self.joints.retire(ends, epoch)?;
+                }
+                Act::Say(word) => {
+                    let (kind, number) = word.encode();
+                    self.joints.say(ends, joint::Word::Says(kind, number))?;
+                }
+                Act::Agreed(list) => self.agreed(ends, list, events)?,
+                Act::Failed(list, why) => self.failed(ends, list, why, events),
+            }
+        }
+        Ok(())
+    }
+
+    fn agreed(&mut self, ends: &Ends, list: u16, events: &mut Vec<Event>) -> Result<(), Error> {
+        let now = self.now();
+        let Some(graft) = self.graft_of(list).cloned() else { return Ok(()) };
+        let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
+        let name = live.own_name_of(&graft, &self.settings);
+        let took = live.proposed.take().map(|since| now.saturating_sub(since));
+        (live.session.graft, live.trouble) = (name.clone(), None);
+        let session = live.session.name.clone();
+        events.push(Event::Swapped { session, graft: name, took, cut: live.cut });
+        let needs_clock = graft.services.contains(&Service::Reliability);
+        self.joints.set_clock(ends, if needs_clock { PAUSE } else { Duration::ZERO })?;
+        Ok(self.joints.set_budget(ends, graft.budget_ns)?)
+    }
+
+    fn failed(&mut self, ends: &Ends, list: u16, why: Why, events: &mut Vec<Event>) {
+        let name_of = |list| self.graft_of(list).map(|graft| graft.name.clone()).unwrap_or_default();
+        let wanted = name_of(list);
+        let Some(live) = self.live.get_mut(ends) else { return };
+        live.proposed = None;
+        live.trouble = Some(format!("it was not swapped to graft {wanted}: {}", why.text()));
+        events.push(Event::NotSwapped { session: live.session.name.clone(), graft: wanted, why });
+    }
+
+    /// Without it, nobody would notice that the last packets before a pause were lost.
+    fn say_last(&mut self, tick: &Tick) -> Result<(), Error> {
+        let Some(live) = self.live.get_mut(&tick.ends) else { return Ok(()) };
+        let pause_ns = u64::try_from(PAUSE.as_nanos()).unwrap_or(u64::MAX);
+        if live.said.next != tick.next {
+            live.said = LastWords { next: tick.next, count: 0 };
+        }
+        let is_idle = tick.sent_ns > 0 && clock::monotonic_ns().saturating_sub(tick.sent_ns) > pause_ns;
+        if is_idle && live.said.count < LAST_WORDS {
+            live.said.count += 1;
+            self.joints.say(&tick.ends, joint::Word::Last(tick.next))?;
+        }
+        Ok(())
+    }
+
+    fn look_at_budgets(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {
+        let ends: Vec<_> = self.live.keys().copied().collect();
+        for ends in ends {
+            let mut times = [joint::Times::default(); 3];
+            for (joint, times) in Joint::ALL.into_iter().zip(&mut times) {
+                *times = self.joints.times(&ends, joint)?;
+            }
+            let Some(live) = self.live.get_mut(&ends) else { continue };
+            let Some(graft) = self.settings.grafts.get(&live.session.graft) else { continue };
+            let Some((joint, ns)) = live.meter.look(times, graft.budget_ns) else { continue };
+            if live.agreement.next().is_some() {
+                continue;
+            }
+            let (session, fallback) = (live.session.name.clone(), graft.fallback.clone());
+            let words = format!(
+                "graft {} takes {ns} ns for a packet at {}, and its budget is {}",
+                graft.name,
+                joint.name(),
+                graft.budget_ns
+            );
+            let is_new = live.trouble.as_ref() != Some(&words) && live.trouble.is_none();
+            live.trouble = Some(words);
+            let graft = graft.name.clone();
+            if is_new {
+                events.push(Event::OverBudget { session, graft, joint, ns, fallback: fallback.clone() });
+            }
+            if let Some(fallback) = fallback {
+                self.propose(ends, &fallback)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn look_at_places(&mut self, events: &mut Vec<Event>) {
+        let wanted = self.settings.mode;
+        for place in &mut self.places {
+            if self.joints.is_attached(place.index) {
+                continue;
+            }
+            self.joints.detach_from(place.index);
+            let error = match attach(&mut self.joints, &place.name, wanted) {
+                Ok((index, mode)) => {
+                    (place.index, place.mode) = (index, mode);
+                    None
+                }
+                Err(error) => Some(error.to_string()),
+            };
+            events.push(Event::Detached { interface: place.name.clone(), error });
+        }
+    }
+}
+
+impl Live {
+    /// Two grafts may be the same list: the one that was proposed, or any.
+    fn own_name_of(&self, graft: &Graft, settings: &Settings) -> String {
+        let wanted = self.wanted.as_ref().and_then(|name| settings.grafts.get(name));
+        wanted.filter(|wanted| wanted.list == graft.list).unwrap_or(graft).name.clone()
+    }
+
+    fn status(&self, counts: &[(Reason, u64)], settings: &Settings) -> SessionStatus {
+        let graft = settings.grafts.get(&self.session.graft);
+        let packets = counts.iter().filter(|(_, count)| *count > 0);
+        let means = Joint::ALL.into_iter().zip(self.meter.mean);
+        SessionStatus {
+            name: self.session.name.clone(),
+            local: self.session.ends.local.to_string(),
+            remote: self.session.ends.remote.to_string(),
+            graft: self.session.graft.clone(),
+            functions: graft.map(|graft| graft.list.functions.clone()).unwrap_or_default(),
+            packets: packets.map(|(reason, count)| (reason.name().to_owned(), *count)).collect(),
+            budget_ns: graft.map_or(0, |graft| graft.budget_ns),
+            mean_ns: means.filter_map(|(joint, mean)| Some((joint.name().to_owned(), mean?))).collect(),
+            over_budget: self.meter.over,
+        }
+    }
+}
+
+impl Why {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Refused => "the other end has no such list of the same functions",
+            Self::Silent => "the other end does not answer",
+            Self::Busy => "another swap is under way",
+        }
+    }
+}
+
+/// One end was started anew, and the other was not.
+fn is_out_of_step(counts: &[(Reason, u64)]) -> bool {
+    let count =
+        |wanted: Reason| counts.iter().find(|(reason, _)| *reason == wanted).map_or(0, |(_, count)| *count);
+    let refused = count(Reason::Stale) + count(Reason::Old);
+    refused > 0 && count(Reason::Delivered) == 0
+}
+
+fn check_budget(joints: &mut Joints, graft: &Graft) -> Result<(), Error> {
+    let times = measure(joints, &graft.list)?;
+    let worst = Joint::ALL.into_iter().zip(times).max_by_key(|(_, time)| *time);
+    match worst {
+        Some((joint, time)) if graft.budget_ns > 0 && time.as_nanos() > graft.budget_ns.into() => {
+            Err(Error::Budget {
+                graft: graft.name.clone(),
+                joint: joint.name(),
+                ns: u64::try_from(time.as_nanos()).unwrap_or(u64::MAX),
+                budget_ns: graft.budget_ns,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn attach(joints: &mut Joints, name: &str, mode: Mode) -> Result<(i32, Mode), Error> {
+    let failed = |source| Error::Interface { name: name.to_owned(), source };
+    let index = if_nametoindex(name).map_err(failed)?;
+    let index = i32::try_from(index).map_err(|_| failed(nix::Error::ERANGE))?;
+    Ok((index, joints.attach(index, mode)?))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Two runtimes, each in a namespace of its own, with a cable between them. Needs root.
+
+use std::net::UdpSocket;
+use std::process::Command;
+
+use nix::sched::{CloneFlags, setns};
+
+use super::*;
+
+const LONG: Duration = Duration::from_secs(60);
+const GRAFTS: &str = r#"
+    interface = ["eth"]
+    [[graft]]
+    name = "complete"
+    functions = ["number", "repair"]
+    [[graft]]
+    name = "once"
+    functions = ["number"]
+    fallback = "complete"
+"#;
+
+struct Site([String; 2]);
+
+impl Site {
+    /// `None`: not here, which was said.
+    fn new(test: &str) -> Option<Self> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIP {test}: needs root");
+            return None;
+        }
+        let names = ["a", "b"].map(|side| format!("mr-{}-{test}-{side}", std::process::id()));
+        names.iter().for_each(|name| ip(&format!("netns add {name}")));
+        let [a, b] = &names;
+        ip(&format!("-n {a} link add eth type veth peer name eth netns {b}"));
+        for (name, host) in [(a, 1), (b, 2)] {
+            ip(&format!("-n {name} addr add 10.97.0.{host}/24 dev eth"));
+            ip(&format!("-n {name} link set eth up"));
+        }
+        Some(Self(names))
+    }
+
+    fn inside<T: Send>(&self, side: usize, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let inside = || {
+                let file = std::fs::File::open(format!("/run/netns/{}", self.0[side])).expect("a namespace");
+                setns(file, CloneFlags::CLONE_NEWNET).expect("setns");
+                work()
+            };
+            scope.spawn(inside).join().expect("work in a namespace")
+        })
+    }
+
+    fn start(&self, side: usize, grafts: &str) -> Result<Runtime, Error> {
+        let settings = settings(side, grafts);
+        self.inside(side, || Runtime::start(settings))
+    }
+
+    fn sockets(&self) -> [UdpSocket; 2] {
+        [0, 1].map(|side| {
+            let socket = self.inside(side, || UdpSocket::bind(address(side)).expect("bind"));
+            socket.connect(address(1 - side)).expect("connect");
+            socket.set_read_timeout(Some(LONG)).expect("timeout");
+            socket
+        })
+    }
+
+    /// Both work until one of them says what is wanted.
+    fn until(
+        &self,
+        runtimes: &mut [Runtime; 2],
+        mut traffic: impl FnMut(),
+        wanted: impl Fn(usize, &Event) -> bool,
+    ) -> Event {
+        let until = Instant::now() + LONG;
+        while Instant::now() < until {
+            traffic();
+            for (side, runtime) in runtimes.iter_mut().enumerate() {
+                let events = self.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
+                if let Some(found) = events.into_iter().find(|event| wanted(side, event)) {
+                    return found;
+                }
+            }
+        }
+        panic!("it did not happen");
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|name| drop(Command::new("ip").args(["netns", "del", name]).status()));
+    }
+}
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status().expect("ip");
+    assert!(status.success(), "ip {arguments}");
+}
+
+fn address(side: usize) -> String {
+    format!("10.97.0.{}:7000", side + 1)
+}
+
+fn settings(side: usize, grafts: &str) -> Settings {
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff").expect("a key");
+    let (local, remote) = (address(side), address(1 - side));
+    let text = format!(
+        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"once\""
+    );
+    Settings::parse(&text, directory.path()).expect("settings")
+}
+
+fn graft_of(runtime: &mut Runtime) -> String {
+    runtime.status().expect("a status").sessions[0].graft.clone()
+}
+
+#[test]
+fn both_ends_change_and_what_was_sent_before_arrives() {
+    let Some(site) = Site::new("swap") else { return };
+    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+    let [near, far] = site.sockets();
+    near.send(b"before").expect("sent");
+    let mut buffer = [0; 100];
+    assert_eq!(far.recv(&mut buffer).expect("received"), 6);
+    runtimes[0].swap("s", "none").expect_err("no such graft");
+    runtimes[0].swap("t", "complete").expect_err("no such session");
+    site.inside(0, || runtimes[0].swap("s", "complete")).expect("proposed");
+    assert!(matches!(runtimes[0].swap("s", "once"), Err(Error::Busy(_))));
+    let swapped =
+        site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, Event::Swapped { .. }));
+    assert!(matches!(swapped, Event::Swapped { graft, took: Some(_), .. } if graft == "complete"));
+    assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "complete"));
+    for (from, to) in [(&near, &far), (&far, &near)] {
+        from.send(b"afterwards").expect("sent");
+        let bytes = to.recv(&mut buffer).expect("received");
+        assert_eq!(&buffer[..bytes], b"afterwards");
+    }
+    // Settings that say otherwise have it change back, as soon as the epoch before is over.
+    let apply = |runtimes: &mut [Runtime; 2]| site.inside(0, || runtimes[0].apply(settings(0, GRAFTS)));
+    assert!(matches!(apply(&mut runtimes), Err(Error::Busy(_))));
+    let until = Instant::now() + LONG;
+    while apply(&mut runtimes).is_err() {
+        assert!(Instant::now() < until, "the epoch before does not end");
+        for (side, runtime) in runtimes.iter_mut().enumerate() {
+            site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
+        }
+    }
+    site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, Event::Swapped { .. }));
+    assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "once"));
+}
+
+#[test]
+fn what_the_other_end_does_not_have_is_refused() {
+    let Some(site) = Site::new("refuse") else { return };
+    let more = format!("{GRAFTS}\n[[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n");
+    let [near, far] = [more.as_str(), GRAFTS];
+    let mut runtimes = [site.start(0, near).expect("a runtime"), site.start(1, far).expect("a runtime")];
+    site.inside(0, || runtimes[0].swap("s", "newest")).expect("proposed");
+    let refused = site.until(&mut runtimes, || (), |_, event| matches!(event, Event::NotSwapped { .. }));
+    assert_eq!(refused, Event::NotSwapped { session: "s".into(), graft: "newest".into(), why: Why::Refused });
+    assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "once"));
+    assert!(runtimes[0].status().expect("a status").trouble[0].contains("the other end has no such list"));
+}
+
+#[test]
+fn what_is_over_its_budget_is_not_started_or_is_replaced() {
+    let Some(site) = Site::new("budget") else { return };
+    let slow = GRAFTS.replace("fallback", "budget-ns = 1\nfallback");
+    let error = site.start(0, &slow).err().expect("over its budget").to_string();
+    assert!(error.starts_with("graft once: ") && error.ends_with("and its budget is 1"), "{error}");
+
+    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+    let [near, far] = site.sockets();
+    // In use it takes longer than when it was tried.
+    runtimes[0].settings.grafts.get_mut("once").expect("a graft").budget_ns = 1;
+    let mut buffer = [0; 100];
+    let traffic = || {
+        for _ in 0..100 {
+            near.send(b"payload").expect("sent");
+            far.recv(&mut buffer).expect("received");
+        }
+    };
+    let over = site.until(&mut runtimes, traffic, |_, event| matches!(event, Event::OverBudget { .. }));
+    assert!(
+        matches!(over, Event::OverBudget { graft, fallback: Some(fallback), .. } if graft == "once" && fallback == "complete")
+    );
+    site.until(&mut runtimes, || (), |side, event| side == 0 && matches!(event, Event::Swapped { .. }));
+    assert!(runtimes.iter_mut().all(|runtime| graft_of(runtime) == "complete"));
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let Some(site) = Site::new("left") else { return };
+    let runtime = site.start(0, GRAFTS).expect("a runtime");
+    let shows = || {
+        let output =
+            Command::new("ip").args(["-n", &site.0[0], "link", "show", "dev", "eth"]).output().expect("ip");
+        String::from_utf8_lossy(&output.stdout).contains("xdp")
+    };
+    assert!(shows());
+    drop(runtime);
+    assert!(!shows());
+}

@@ -1,0 +1,326 @@
+//! Interfaces, grafts as lists of functions, and sessions, as TOML.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use millrace_bpf::graft::joint::{Ends, LIST_MAX, List};
+use millrace_bpf::xdp::Mode;
+use ring::digest::{SHA256, digest};
+use serde::Deserialize;
+
+use super::function::{Functions, Service};
+use crate::Error;
+use crate::identity::Key;
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub interfaces: Vec<String>,
+    pub mode: Mode,
+    /// By function.
+    pub parameters: BTreeMap<String, BTreeMap<String, u64>>,
+    pub grafts: BTreeMap<String, Graft>,
+    pub sessions: Vec<Session>,
+    pub functions: Functions,
+}
+
+/// A list of functions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Graft {
+    pub name: String,
+    pub list: List,
+    pub services: BTreeSet<Service>,
+    /// Of the joint that takes longest; 0: none.
+    pub budget_ns: u32,
+    /// What takes its place when it is over its budget.
+    pub fallback: Option<String>,
+}
+
+/// Datagrams between two addresses and ports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Session {
+    pub name: String,
+    pub ends: Ends,
+    pub key: [u8; 16],
+    pub graft: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Raw {
+    interface: Vec<String>,
+    #[serde(default)]
+    mode: RawMode,
+    #[serde(default)]
+    pool: Vec<PathBuf>,
+    #[serde(default)]
+    trusted_keys: Vec<String>,
+    #[serde(default)]
+    parameters: BTreeMap<String, BTreeMap<String, u64>>,
+    graft: Vec<RawGraft>,
+    #[serde(default)]
+    session: Vec<RawSession>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum RawMode {
+    #[default]
+    Auto,
+    Native,
+    Generic,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawGraft {
+    name: String,
+    functions: Vec<String>,
+    #[serde(default)]
+    budget_ns: u32,
+    fallback: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct RawSession {
+    name: String,
+    local: SocketAddr,
+    remote: SocketAddr,
+    key_file: PathBuf,
+    graft: String,
+}
+
+impl Settings {
+    /// What it names is relative to it.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let error = |message: String| Error::File { path: path.display().to_string(), message };
+        let text = std::fs::read_to_string(path).map_err(|source| error(source.to_string()))?;
+        Self::parse(&text, path.parent().unwrap_or(Path::new(""))).map_err(|message| match message {
+            Error::Settings(message) => error(message),
+            other => other,
+        })
+    }
+
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn parse(text: &str, directory: &Path) -> Result<Self, Error> {
+        let raw: Raw =
+            toml::from_str(text).map_err(|error| Error::Settings(error.to_string().trim_end().to_owned()))?;
+        let keys = raw.trusted_keys.iter().map(|key| {
+            key.parse().map_err(|error| Error::Settings(format!("trusted-keys: {key:?} {error}")))
+        });
+        let keys: Vec<Key> = keys.collect::<Result<_, _>>()?;
+        let pool: Vec<_> = raw.pool.iter().map(|path| directory.join(path)).collect();
+        let functions = Functions::read(&pool, &keys)?;
+        let mut grafts = BTreeMap::new();
+        for graft in raw.graft {
+            let name = graft.name.clone();
+            if grafts.insert(name.clone(), graft.checked(&functions)?).is_some() {
+                return Err(Error::Settings(format!("two grafts are called {name}")));
+            }
+        }
+        let sessions = raw.session.into_iter().map(|session| session.checked(directory));
+        let settings = Self {
+            interfaces: raw.interface,
+            mode: match raw.mode {
+                RawMode::Auto => Mode::Auto,
+                RawMode::Native => Mode::Native,
+                RawMode::Generic => Mode::Generic,
+            },
+            parameters: raw.parameters,
+            grafts,
+            sessions: sessions.collect::<Result<_, _>>()?,
+            functions,
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let wrong = |message: String| Err(Error::Settings(message));
+        if self.interfaces.is_empty() {
+            return wrong("interface names at least one".to_owned());
+        }
+        for name in self.parameters.keys() {
+            self.functions.find(name)?;
+        }
+        let mut ids = BTreeMap::new();
+        for graft in self.grafts.values() {
+            // The same list under two names is one list; another one with the same start of its digest cannot be told from it.
+            if let Some(other) = ids.insert(graft.list.id, &graft.list)
+                && *other != graft.list
+            {
+                return wrong(format!(
+                    "graft {} has the identifier of another one: change their order",
+                    graft.name
+                ));
+            }
+            self.check_fallback(graft)?;
+        }
+        let (mut names, mut ends) = (BTreeSet::new(), BTreeSet::new());
+        for session in &self.sessions {
+            if !names.insert(&session.name) {
+                return wrong(format!("two sessions are called {}", session.name));
+            }
+            if !ends.insert(session.ends) {
+                return wrong(format!("session {} has the addresses and ports of another one", session.name));
+            }
+            self.graft(&session.graft)
+                .map_err(|error| Error::Settings(format!("session {}: {error}", session.name)))?;
+        }
+        Ok(())
+    }
+
+    fn check_fallback(&self, graft: &Graft) -> Result<(), Error> {
+        let Some(name) = &graft.fallback else { return Ok(()) };
+        let other = self.graft(name)?;
+        match graft.services.iter().find(|service| !other.services.contains(service)) {
+            Some(service) => Err(Error::Settings(format!(
+                "graft {}: its fallback {name} does not have the service {service:?}",
+                graft.name
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    pub fn graft(&self, name: &str) -> Result<&Graft, Error> {
+        let known = || self.grafts.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+        self.grafts.get(name).ok_or_else(|| Error::Unknown { name: name.to_owned(), known: known() })
+    }
+}
+
+impl RawGraft {
+    fn checked(self, functions: &Functions) -> Result<Graft, Error> {
+        let wrong = |message: String| Error::Settings(format!("graft {}: {message}", self.name));
+        if self.functions.len() > LIST_MAX {
+            return Err(wrong(format!("it has more than {LIST_MAX} functions")));
+        }
+        let mut services = BTreeSet::new();
+        let mut identities = Vec::new();
+        for (at, name) in self.functions.iter().enumerate() {
+            let function = functions.find(name)?;
+            let before = &self.functions[..at];
+            if before.contains(name) {
+                return Err(wrong(format!("function {name} is in it twice")));
+            }
+            if let Some(missing) = function.manifest.needs.iter().find(|needed| !before.contains(needed)) {
+                return Err(wrong(format!("function {name} needs {missing} in front of it")));
+            }
+            services.extend(&function.manifest.services);
+            identities.extend(function.identity.to_string().into_bytes());
+        }
+        let id = match digest(&SHA256, &identities).as_ref() {
+            [high, low, ..] => u16::from_be_bytes([*high, *low]),
+            _ => 0,
+        };
+        Ok(Graft {
+            list: List { functions: self.functions, id },
+            name: self.name,
+            services,
+            budget_ns: self.budget_ns,
+            fallback: self.fallback,
+        })
+    }
+}
+
+impl RawSession {
+    fn checked(self, directory: &Path) -> Result<Session, Error> {
+        let path = directory.join(&self.key_file);
+        let error = |message: String| Error::File { path: path.display().to_string(), message };
+        let text = std::fs::read_to_string(&path).map_err(|source| error(source.to_string()))?;
+        let key = hex(text.trim()).ok_or_else(|| {
+            error("it is a key: 32 hexadecimal digits, such as `openssl rand -hex 16` makes".to_owned())
+        })?;
+        if self.local.is_ipv4() != self.remote.is_ipv4() {
+            return Err(Error::Settings(format!(
+                "session {}: local and remote are of different families",
+                self.name
+            )));
+        }
+        let ends = Ends { local: self.local, remote: self.remote };
+        Ok(Session { name: self.name, ends, key, graft: self.graft })
+    }
+}
+
+fn hex(text: &str) -> Option<[u8; 16]> {
+    if text.len() != 32 || !text.is_ascii() {
+        return None;
+    }
+    let mut key = [0; 16];
+    for (at, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = r#"
+        interface = ["eth0"]
+        [parameters.repair]
+        retry_us = 20000
+        [[graft]]
+        name = "complete"
+        functions = ["number", "repair"]
+        [[graft]]
+        name = "newest"
+        functions = ["number", "order"]
+        budget-ns = 5000
+        fallback = "newest"
+        [[session]]
+        name = "telemetry"
+        local = "10.0.0.1:7000"
+        remote = "10.0.0.2:6000"
+        key-file = "key"
+        graft = "complete"
+    "#;
+
+    fn parse(text: &str) -> Result<Settings, String> {
+        let directory = tempfile::tempdir().expect("a directory");
+        std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff\n").expect("a key");
+        std::fs::write(directory.path().join("bad"), "0011").expect("no key");
+        Settings::parse(text, directory.path()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn lists_have_identities_of_their_own() {
+        let settings = parse(TEXT).expect("settings");
+        let ids: BTreeSet<_> = settings.grafts.values().map(|graft| graft.list.id).collect();
+        assert_eq!(ids.len(), 2);
+        assert_eq!(settings.grafts["complete"].services, [Service::Once, Service::Reliability].into());
+        assert_eq!(settings.sessions[0].key[..3], [0, 0x11, 0x22]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let table = [
+            ("[\"eth0\"]", "[]", "interface names at least one"),
+            ("[\"number\", \"repair\"]", "[\"repair\"]", "function repair needs number in front of it"),
+            ("[\"number\", \"repair\"]", "[\"repair\", \"number\"]", "repair needs number in front of it"),
+            ("[\"number\", \"repair\"]", "[\"number\", \"number\"]", "number is in it twice"),
+            (
+                "[\"number\", \"repair\"]",
+                "[\"seal\"]",
+                "there is no function seal; there are: number, order, repair",
+            ),
+            ("fallback = \"newest\"", "fallback = \"complete\"", "does not have the service PartialOrder"),
+            ("fallback = \"newest\"", "fallback = \"none\"", "there is no graft none"),
+            ("name = \"newest\"", "name = \"complete\"", "two grafts are called complete"),
+            ("graft = \"complete\"", "graft = \"some\"", "session telemetry: there is no graft some"),
+            ("\"10.0.0.2:6000\"", "\"[::1]:6000\"", "different families"),
+            ("\"10.0.0.2:6000\"", "\"10.0.0.2\"", "socket address"),
+            ("key-file = \"key\"", "key-file = \"bad\"", "32 hexadecimal digits"),
+            ("key-file = \"key\"", "key-file = \"none\"", "No such file"),
+            ("[parameters.repair]", "[parameters.mend]", "there is no function mend"),
+        ];
+        for (from, to, wanted) in table {
+            let text = TEXT.replacen(from, to, 1);
+            assert_ne!(text, TEXT, "{from}");
+            let error = parse(&text).expect_err(wanted);
+            assert!(error.contains(wanted), "{error}");
+        }
+    }
+}

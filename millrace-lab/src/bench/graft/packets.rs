@@ -1,0 +1,304 @@
+//! `bench graft swap --packets`: lists of functions are swapped under datagrams, of which nothing may be lost.
+
+use std::net::UdpSocket;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use millrace_graft::packet::{Event, Runtime, Settings};
+use nix::sys::socket::{setsockopt, sockopt};
+use serde_json::{Value, json};
+
+use super::micros;
+use crate::bench::site::{SUBSCRIBERS_LINK, Site};
+use crate::bench::stats::Percentiles;
+use crate::bench::table::columns;
+use crate::lab::{Directions, Node, Topology};
+use crate::progress::Progress;
+
+#[derive(Debug, clap::Args)]
+pub struct Packets {
+    /// Swap lists of functions on packets instead, under so many datagrams, and back
+    #[arg(long = "packets", value_name = "COUNT")]
+    count: Option<u64>,
+    /// Round trip of the datagrams' path
+    #[arg(long, default_value_t = 20, value_name = "MS", requires = "count")]
+    rtt_ms: u32,
+    /// Datagrams a second
+    #[arg(long, default_value_t = 10_000, value_name = "COUNT", requires = "count")]
+    rate: u64,
+    /// Two lists of functions, to and fro
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "number+repair,number+order",
+        value_name = "LIST,LIST",
+        requires = "count"
+    )]
+    lists: Vec<String>,
+}
+
+/// What came of a run.
+struct Outcome {
+    agreed_us: Vec<f64>,
+    cut_us: Vec<f64>,
+    sent: u64,
+    received: u64,
+    wrong: u64,
+    twice: u64,
+}
+
+const PORT: u16 = 7000;
+const SESSION: &str = "bench";
+const PAYLOAD: usize = 200;
+/// For what is under way when the last one was sent.
+const GRACE: Duration = Duration::from_secs(5);
+/// Until a swap is agreed on; longer than its own patience.
+const SWAP_LIMIT: Duration = Duration::from_secs(20);
+
+impl Packets {
+    pub fn is_wanted(&self) -> bool {
+        self.count.is_some()
+    }
+
+    /// The row, and as text. Swaps follow one another as soon as the epoch before is over.
+    pub fn run(&self) -> anyhow::Result<(Value, String)> {
+        let [one, other] = &self.lists[..] else {
+            bail!("--lists is two lists, such as number+repair,number")
+        };
+        let count = self.count.unwrap_or_default();
+        ensure!(count > 0 && self.rate > 0, "--packets and --rate are at least 1");
+        let mut topology = Topology::standard(1, 1);
+        topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", self.rtt_ms * 500))?;
+        let site = Site::new(&topology)?;
+        let ends = [site.relay()?, site.subscribers()?];
+        let outcome = self.measure(&site, ends, [one, other], count)?;
+        let (agreed, cut) = (Percentiles::of(outcome.agreed_us.clone()), Percentiles::of(outcome.cut_us));
+        let row = json!({
+            "lists": self.lists, "rtt_ms": self.rtt_ms, "rate": self.rate, "swaps": outcome.agreed_us.len(),
+            "agreed_us": agreed, "cut_over_us": cut, "packets_sent": outcome.sent,
+            "packets_received": outcome.received, "packets_lost": outcome.sent - outcome.received,
+            "packets_wrong": outcome.wrong, "packets_twice": outcome.twice,
+        });
+        let head = [
+            "swaps",
+            "agreed p50 ms",
+            "max ms",
+            "cut-over p50 us",
+            "max us",
+            "sent",
+            "lost",
+            "wrong",
+            "twice",
+        ];
+        let mut line = vec![outcome.agreed_us.len().to_string()];
+        line.extend(
+            agreed.map(|it| [it.p50 / 1e3, it.max / 1e3]).unwrap_or_default().map(|ms| format!("{ms:.1}")),
+        );
+        line.extend(cut.map(|it| [it.p50, it.max]).unwrap_or_default().map(|us| format!("{us:.0}")));
+        let lost = outcome.sent - outcome.received;
+        line.extend([outcome.sent, lost, outcome.wrong, outcome.twice].map(|it| it.to_string()));
+        let text = columns(&[head.map(str::to_owned).to_vec(), line]);
+        ensure!(
+            lost == 0 && outcome.wrong == 0 && outcome.twice == 0,
+            "{text}a stateful swap loses nothing, but {lost} were lost, {} wrong, {} came twice",
+            outcome.wrong,
+            outcome.twice
+        );
+        Ok((row, text))
+    }
+
+    fn measure(
+        &self,
+        site: &Site,
+        [near, far]: [&Node; 2],
+        lists: [&str; 2],
+        count: u64,
+    ) -> anyhow::Result<Outcome> {
+        let address = |node: &Node| format!("{}:{PORT}", node.addr_v4());
+        let key = site.directory().join("key");
+        std::fs::write(&key, "00112233445566778899aabbccddeeff")?;
+        let settings = |node: &Node, peer: &Node| {
+            let text = settings(node, &address(node), &address(peer), lists)?;
+            Ok::<_, anyhow::Error>(Settings::parse(&text, site.directory())?)
+        };
+        let (near_settings, far_settings) = (settings(near, far)?, settings(far, near)?);
+        let stop = AtomicBool::new(false);
+        let (events, swapped) = channel();
+        let (orders, ordered) = channel();
+        let socket = |node: &Node, peer: &Node| -> anyhow::Result<UdpSocket> {
+            let socket = node.enter(|| UdpSocket::bind(address(node)))??;
+            socket.connect(address(peer))?;
+            Ok(socket)
+        };
+        let (from, to) = (socket(near, far)?, socket(far, near)?);
+        setsockopt(&to, sockopt::RcvBufForce, &(64 << 20))?;
+        to.set_read_timeout(Some(Duration::from_millis(100)))?;
+        std::thread::scope(|scope| {
+            let (stop, ready) = (&stop, channel::<()>());
+            let is_ready = ready.0.clone();
+            let other = scope.spawn(move || far.enter(|| hold(far_settings, stop, None, &is_ready))?);
+            let is_ready = ready.0;
+            let work = Some((ordered, events));
+            let this = scope.spawn(move || near.enter(|| hold(near_settings, stop, work, &is_ready))?);
+            // A channel that is closed says that one of them could not start.
+            let both = (0..2).all(|_| ready.1.recv().is_ok());
+            let done = if both {
+                self.traffic(&from, &to, count, &orders, &swapped)
+            } else {
+                Err(anyhow!("not started"))
+            };
+            stop.store(true, Ordering::Relaxed);
+            drop(orders);
+            for thread in [this, other] {
+                thread.join().map_err(|_| anyhow!("a runtime panicked"))??;
+            }
+            done
+        })
+    }
+
+    /// Datagrams and swaps, until all have been sent.
+    fn traffic(
+        &self,
+        from: &UdpSocket,
+        to: &UdpSocket,
+        count: u64,
+        orders: &Sender<String>,
+        swapped: &Receiver<Event>,
+    ) -> anyhow::Result<Outcome> {
+        let is_over = AtomicBool::new(false);
+        let received = AtomicU64::new(0);
+        let (mut agreed_us, mut cut_us) = (Vec::new(), Vec::new());
+        std::thread::scope(|scope| {
+            let receiving = scope.spawn(|| receive(to, count, &is_over, &received));
+            let sending = scope.spawn(|| send(from, count, self.rate));
+            let progress = Progress::of(1);
+            progress.begin(format!("{count} datagrams"));
+            let swaps = (0..).try_for_each(|round: usize| {
+                if sending.is_finished() {
+                    return Err(None);
+                }
+                let graft = ["other", "one"][round % 2];
+                orders.send(graft.to_owned()).map_err(|_| None)?;
+                match swapped.recv_timeout(SWAP_LIMIT) {
+                    Ok(Event::Swapped { took: Some(took), cut, .. }) => {
+                        agreed_us.push(micros(took));
+                        cut_us.push(micros(cut));
+                        Ok(())
+                    }
+                    Ok(other) => Err(Some(anyhow!("a swap ended by {other:?}"))),
+                    Err(_) => Err(Some(anyhow!("a swap did not end"))),
+                }
+            });
+            let sent = sending.join().map_err(|_| anyhow!("the sender panicked"))?;
+            let until = Instant::now() + GRACE;
+            while received.load(Ordering::Relaxed) < count && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            is_over.store(true, Ordering::Relaxed);
+            drop(progress);
+            let (wrong, twice) = receiving.join().map_err(|_| anyhow!("the receiver panicked"))?;
+            if let Err(Some(error)) = swaps {
+                return Err(error);
+            }
+            Ok((sent?, wrong, twice))
+        })
+        .map(|(sent, wrong, twice)| Outcome {
+            agreed_us,
+            cut_us,
+            sent,
+            received: received.load(Ordering::Relaxed),
+            wrong,
+            twice,
+        })
+    }
+}
+
+fn settings(node: &Node, local: &str, remote: &str, [one, other]: [&str; 2]) -> anyhow::Result<String> {
+    let device = &node.interface(SUBSCRIBERS_LINK).context("no interface")?.device;
+    let list = |text: &str| text.split('+').map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ");
+    Ok(format!(
+        "interface = [{device:?}]\n\
+         [[graft]]\nname = \"one\"\nfunctions = [{}]\n[[graft]]\nname = \"other\"\nfunctions = [{}]\n\
+         [[session]]\nname = \"{SESSION}\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"one\"\n",
+        list(one),
+        list(other)
+    ))
+}
+
+/// One end's runtime. Orders are grafts to swap to; how that ended is sent back once the next one can begin.
+fn hold(
+    settings: Settings,
+    stop: &AtomicBool,
+    work: Option<(Receiver<String>, Sender<Event>)>,
+    is_ready: &Sender<()>,
+) -> anyhow::Result<()> {
+    let mut runtime = Runtime::start(settings)?;
+    let _ = is_ready.send(());
+    let mut waiting: Option<String> = None;
+    while !stop.load(Ordering::Relaxed) {
+        if let Some((orders, _)) = &work
+            && waiting.is_none()
+        {
+            waiting = orders.try_recv().ok();
+        }
+        if let Some(graft) = &waiting {
+            match runtime.swap(SESSION, graft) {
+                Ok(()) => waiting = None,
+                // The epoch before is still taken.
+                Err(millrace_graft::Error::Busy(_)) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        for event in runtime.step(Duration::from_millis(20))? {
+            if let (Some((_, events)), Event::Swapped { .. } | Event::NotSwapped { .. }) = (&work, &event) {
+                let _ = events.send(event);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn message(number: u64) -> [u8; PAYLOAD] {
+    let mut bytes = [0; PAYLOAD];
+    bytes[..8].copy_from_slice(&number.to_be_bytes());
+    for (at, byte) in bytes.iter_mut().enumerate().skip(8) {
+        *byte = (number as usize).wrapping_mul(31).wrapping_add(at * 7) as u8;
+    }
+    bytes
+}
+
+fn send(from: &UdpSocket, count: u64, rate: u64) -> anyhow::Result<u64> {
+    let start = Instant::now();
+    for number in 0..count {
+        let due = start + Duration::from_nanos(number * 1_000_000_000 / rate);
+        // Timers are late by some 60 us: what is due then goes at once.
+        if let Some(early) = due.checked_duration_since(Instant::now()) {
+            std::thread::sleep(early);
+        }
+        from.send(&message(number))?;
+    }
+    Ok(count)
+}
+
+/// How many were not as they were sent, and how many came twice.
+fn receive(to: &UdpSocket, count: u64, is_over: &AtomicBool, received: &AtomicU64) -> (u64, u64) {
+    let mut seen = vec![false; usize::try_from(count).unwrap_or(usize::MAX)];
+    let (mut wrong, mut twice) = (0, 0);
+    let mut buffer = [0; 2 * PAYLOAD];
+    while !is_over.load(Ordering::Relaxed) {
+        let Ok(bytes) = to.recv(&mut buffer) else { continue };
+        let number = buffer.first_chunk().map_or(u64::MAX, |bytes| u64::from_be_bytes(*bytes));
+        let place = usize::try_from(number).ok().and_then(|at| seen.get_mut(at));
+        match place {
+            Some(seen) if buffer[..bytes] == message(number) => {
+                twice += u64::from(*seen);
+                received.fetch_add(u64::from(!*seen), Ordering::Relaxed);
+                *seen = true;
+            }
+            _ => wrong += 1,
+        }
+    }
+    (wrong, twice)
+}

@@ -1,0 +1,142 @@
+//! `millrace graft packets`.
+
+use std::{fmt::Write as _, path::PathBuf};
+
+use clap::Subcommand;
+use millrace_graft::packet::{Settings, Status};
+
+use crate::{
+    graft::packets::{self, DEFAULT_SOCKET, Request, Setup},
+    log::{self, Format},
+    render::{
+        Fit::{Name, Text, Whole},
+        line, print, table, width,
+    },
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Hold sessions and their grafts in the kernel, as a settings file says
+    Run(Run),
+    /// Show sessions, what became of their packets, and how long these took
+    Status {
+        #[command(flatten)]
+        socket: SocketArg,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Have both ends of a session change to another graft, without a loss
+    Swap {
+        session: String,
+        graft: String,
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+    /// Have the settings read again
+    Reload {
+        #[command(flatten)]
+        socket: SocketArg,
+    },
+}
+
+#[derive(Debug, clap::Args)]
+struct Run {
+    /// TOML file with interfaces, grafts and sessions
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Check the settings and exit
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    socket: SocketArg,
+    /// A group whose members may use the socket; only its owner without
+    #[arg(long, value_name = "GROUP")]
+    socket_group: Option<String>,
+    /// A level (error, warn, info, debug, trace) or directives (info,millrace::graft=debug)
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    log_format: Format,
+}
+
+#[derive(Debug, clap::Args)]
+struct SocketArg {
+    /// Socket of the running daemon
+    #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+}
+
+pub fn run(args: Args) -> anyhow::Result<()> {
+    match args.verb {
+        Verb::Run(args) => daemon(args),
+        Verb::Status { socket, json } => {
+            let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
+            print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
+        }
+        Verb::Swap { session, graft, socket } => {
+            let request = Request::Swap { session: session.clone(), graft: graft.clone() };
+            let done = packets::ask(&socket.socket, &request)?.swapped.unwrap_or_default();
+            let ms = done.agreed_us as f64 / 1e3;
+            print(&format!(
+                "{session}: both ends use {graft}; agreed in {ms:.1} ms, changed here in {} us\n",
+                done.cut_us
+            ))
+        }
+        Verb::Reload { socket } => {
+            packets::ask(&socket.socket, &Request::Reload)?;
+            print("the settings were read again\n")
+        }
+    }
+}
+
+fn daemon(args: Run) -> anyhow::Result<()> {
+    if args.check {
+        Settings::read(&args.config)?;
+        return print("the settings are usable\n");
+    }
+    let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(packets::run(Setup {
+        config: args.config,
+        socket: args.socket.socket,
+        socket_group: args.socket_group,
+    }))
+}
+
+/// No wider than that.
+fn text(status: &Status, width: usize) -> String {
+    let mut out = String::new();
+    let interfaces: Vec<_> =
+        status.interfaces.iter().map(|(name, mode)| format!("{name} ({mode})")).collect();
+    line(&mut out, width, &format!("attached to {}", interfaces.join(", ")));
+    for trouble in &status.trouble {
+        line(&mut out, width, &format!("TROUBLE: {trouble}"));
+    }
+    let rows = status.sessions.iter().map(|session| {
+        let means = session.mean_ns.iter().map(|(joint, ns)| format!("{joint} {ns}"));
+        vec![
+            session.name.clone(),
+            session.graft.clone(),
+            session.functions.join("+"),
+            means.collect::<Vec<_>>().join(", "),
+            session.over_budget.to_string(),
+        ]
+    });
+    let head =
+        [("SESSION", Name), ("GRAFT", Name), ("FUNCTIONS", Text), ("MEAN ns", Text), ("OVER BUDGET", Whole)];
+    table(&mut out, width, &head, rows);
+    for session in &status.sessions {
+        let mut packets = String::new();
+        for (reason, count) in &session.packets {
+            let _ = write!(packets, " {reason} {count},");
+        }
+        line(&mut out, width, &format!("{}:{}", session.name, packets.trim_end_matches(',')));
+    }
+    out
+}
