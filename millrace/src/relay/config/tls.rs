@@ -8,7 +8,7 @@ use url::Url;
 
 use super::{
     Check, repeated,
-    values::{MoqtUrl, deserialize, name},
+    values::{RelayUrl, deserialize, name},
 };
 
 /// The certificate that the relay shows.
@@ -101,7 +101,7 @@ impl Check {
 
     pub(super) fn upstream(
         &mut self,
-        url: Option<MoqtUrl>,
+        url: Option<RelayUrl>,
         root: Option<PathBuf>,
         disable_verify: bool,
         token: Option<PathBuf>,
