@@ -247,6 +247,53 @@ fn renditions_whose_groups_are_not_aligned_are_refused() {
     assert!(matches!(error, Error::Apart { group: 1, .. }), "{error}");
 }
 
+/// The init segment of one of the tracks alone, under this ID.
+fn init_of(init: &[u8], position: usize, id: u32) -> String {
+    let mut moov = playlist::moov(init).unwrap();
+    let mut trak = moov.trak.remove(position);
+    let mut trex = moov.mvex.as_mut().unwrap().trex.remove(position);
+    (trak.tkhd.track_id, trex.track_id) = (id, id);
+    (moov.trak, moov.mvex.as_mut().unwrap().trex) = (vec![trak], vec![trex]);
+    let mut out = Vec::new();
+    mp4_atom::Encode::encode(&moov, &mut out).unwrap();
+    STANDARD.encode(out)
+}
+
+#[test]
+fn what_to_play_is_in_the_catalog() {
+    let Some(media) = sample() else { return };
+    let (broadcast, _) = publish(&media, usize::MAX);
+    let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+    let init = objects(&broadcast, INIT).remove(0).1;
+    let tracks: Vec<String> = vec!["1.m4s".into(), "2.m4s".into()];
+    let own = Playlist::of(&catalog).unwrap().unwrap();
+    assert_eq!(own, Playlist { init: init.clone(), tracks: tracks.clone() });
+
+    // With an init segment for each track.
+    let described = |ids: [u32; 2]| {
+        let mut tracks = catalog.tracks.clone();
+        for (position, track) in tracks.iter_mut().enumerate() {
+            (track.init_data, track.init_ref) = (Some(init_of(&init, position, ids[position])), None);
+        }
+        msf::Catalog::new(tracks)
+    };
+    let joined = Playlist::of(&described([4, 7])).unwrap().unwrap();
+    assert_eq!((playable(&joined.init).unwrap(), joined.tracks), (vec![(0, 4), (1, 7)], tracks));
+    let moov = playlist::moov(&joined.init).unwrap();
+    let extended: Vec<_> = moov.mvex.unwrap().trex.iter().map(|trex| trex.track_id).collect();
+    assert_eq!(extended, [4, 7]);
+    // Whose fragments could not be told apart.
+    let apart = Playlist::of(&described([1, 1])).unwrap().unwrap();
+    assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
+    // And those that there are none of.
+    let loc = |mut track: msf::Track| {
+        track.packaging = "loc".into();
+        track
+    };
+    let other = msf::Catalog::new(catalog.tracks.iter().cloned().map(loc).collect());
+    assert_eq!(Playlist::of(&other).unwrap(), None);
+}
+
 #[test]
 fn a_single_rendition_has_a_catalog_of_its_own() {
     let Some(media) = sample() else { return };
