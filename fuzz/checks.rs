@@ -9,7 +9,8 @@ use std::ops::RangeInclusive;
 use bytes::{Bytes, BytesMut};
 use millrace_proto::{
     moq::{
-        DecodeError, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser, StreamHeader,
+        DecodeError, Draft, FetchEncoder, FetchItem, GroupOrder, Location, Message, ObjectParser,
+        StreamHeader,
         data::{Datagram, FetchParser, Status, encode_fetch_header, encode_object_header},
     },
     quic::{
@@ -36,14 +37,20 @@ pub const ALL: [(&str, Check); 8] = [
     ("web_session", web_session),
 ];
 
-/// Control messages, one after the other.
+/// The draft that a byte stands for.
+fn draft(byte: u8) -> Draft {
+    Draft::ALL[usize::from(byte) % Draft::ALL.len()]
+}
+
+/// Control messages, one after the other. The first byte says of which draft.
 pub fn moq_message(data: &[u8]) {
-    let mut input = BytesMut::from(data);
-    while let Ok(Some(message)) = Message::decode(&mut input) {
+    let Some((&choice, data)) = data.split_first() else { return };
+    let (draft, mut input) = (draft(choice), BytesMut::from(data));
+    while let Ok(Some(message)) = Message::decode(draft, &mut input) {
         let mut written = Vec::new();
-        message.encode(&mut written).expect("no longer than what it was read from");
+        message.encode(draft, &mut written).expect("no longer than what it was read from");
         let mut again = BytesMut::from(&written[..]);
-        assert_eq!(Message::decode(&mut again), Ok(Some(message)));
+        assert_eq!(Message::decode(draft, &mut again), Ok(Some(message)));
         assert!(again.is_empty());
     }
 }
@@ -89,12 +96,13 @@ pub fn moq_object(data: &[u8]) {
     }
 }
 
-/// A FETCH response. Of the first byte the lowest bit is the group order, the others say how to cut.
+/// A FETCH response. The first byte says of which draft; of the second the lowest bit is the group order, the others say how to cut.
 pub fn moq_fetch(data: &[u8]) {
-    let Some((&choice, stream)) = data.split_first() else { return };
+    let Some((&[spoken, choice], stream)) = data.split_first_chunk() else { return };
+    let draft = draft(spoken);
     let order = if choice & 1 == 0 { GroupOrder::Ascending } else { GroupOrder::Descending };
     let parse = |order, pieces: &mut dyn Iterator<Item = &[u8]>| {
-        let mut parser = FetchParser::new(order, 0);
+        let mut parser = FetchParser::new(draft, order, 0);
         let outcome = collect(pieces, |piece| parser.next(piece));
         (outcome, parser.at_boundary())
     };
@@ -115,7 +123,7 @@ pub fn moq_fetch(data: &[u8]) {
     let mut before = None;
     let mut items = Vec::new();
     let mut written = Vec::new();
-    let mut encoder = FetchEncoder::new(order);
+    let mut encoder = FetchEncoder::new(draft, order);
     for item in outcome.0.into_iter().map(|start| start.item) {
         let (location, payload_len) = match &item {
             FetchItem::Object(object) => (object.location, object.payload_len),

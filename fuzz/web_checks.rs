@@ -17,7 +17,7 @@ use millrace_webtransport::{
     request::{self, Asked, MAX_BYTES},
 };
 
-const PROTOCOL: &str = "moqt-18";
+const PROTOCOLS: [&str; 2] = ["moqt-19", "moqt-18"];
 
 /// The first byte says whether the others are a stream, or lines of `name: value` in a HEADERS frame.
 pub fn web_request(data: &[u8]) {
@@ -43,7 +43,7 @@ pub fn web_request(data: &[u8]) {
 }
 
 fn read(stream: &mut &[u8]) -> Result<Asked, Refused> {
-    let terms = Terms { protocol: PROTOCOL, origin: &|origin| !origin.contains("evil") };
+    let terms = Terms { protocols: &PROTOCOLS, origin: &|origin| !origin.contains("evil") };
     let reading = pin!(request::read(stream, &terms));
     match reading.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(asked) => asked,
@@ -53,6 +53,7 @@ fn read(stream: &mut &[u8]) -> Result<Asked, Refused> {
 
 /// The relay looks at the URL.
 fn let_in(asked: &Asked) {
+    assert!(PROTOCOLS.contains(&&*asked.protocol));
     assert!(asked.path.starts_with('/') && !asked.path.contains('#'), "{asked:?}");
     assert!(!asked.authority.is_empty() && !asked.authority.contains(['@', '/', '?', '#']), "{asked:?}");
     let (path, tokens) = token::of_url(&asked.path);

@@ -2,7 +2,7 @@
 # Installs the peers that tests and benchmarks run against, at fixed versions, into target/peers.
 #
 #   scripts/peers.sh       the publisher, player and test client of Cloudflare's moq-rs: what tests need
-#   scripts/peers.sh all   also its relay and moq-dev's: what benchmarks compare with
+#   scripts/peers.sh all   also its relay, and moq-dev's relay and command, which speaks newer drafts
 #
 # What is there already stays. MILLRACE_PEERS names another directory. PEERS_PROFILE=dev builds with little
 # optimisation, which is enough for interop tests; a run without it replaces such builds.
@@ -37,4 +37,5 @@ if [[ ${1:-} == all ]]; then
 	peer moq-relay-ietf 0.8.0 --locked
 	# Without --locked: a dependency in its lock file has been withdrawn.
 	peer moq-relay 0.17.10 --no-default-features --features noq
+	peer moq-cli 0.14.10 --no-default-features --features noq
 fi

@@ -41,7 +41,7 @@ impl Pause {
 }
 
 /// The session to go on with, and its peer, once `remote`, the peer of `session`, has announced that it goes away: at the URI of
-/// its GOAWAY, or at the same one without (draft-18, "GOAWAY": somebody else may be there by now). `session` goes on until then,
+/// its GOAWAY, or at the same one without (draft-22, "GOAWAY": somebody else may be there by now). `session` goes on until then,
 /// which may be never.
 pub(crate) async fn successor(session: &Session, remote: &Remote) -> (Arc<Session>, Remote) {
     let mut goaway = session.goaway();

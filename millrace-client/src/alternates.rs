@@ -54,8 +54,8 @@ pub(crate) struct Subscribed(Vec<Subscription>);
 
 impl Subscribed {
     /// Of the only one, or of the least demanding.
-    pub fn first(&self) -> Option<&Subscription> {
-        self.0.first()
+    pub fn first(&mut self) -> Option<&mut Subscription> {
+        self.0.first_mut()
     }
 
     /// Waits for the end of all of them; returns the last one's.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use millrace_proto::moq;
+use millrace_proto::moq::Draft;
 use millrace_webtransport as webtransport;
 use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
@@ -70,7 +70,7 @@ fn describe(error: &quinn::ConnectionError) -> String {
                 .into()
         }
         quinn::ConnectionError::ConnectionClosed(close) if close.error_code == alert => {
-            "the peer speaks QUIC, but neither MoQ Transport draft-18 nor WebTransport as asked for".into()
+            "the peer speaks QUIC, but neither a draft of MoQ Transport that was offered nor WebTransport as asked for".into()
         }
         quinn::ConnectionError::ConnectionClosed(close)
             if close.error_code == quinn_proto::TransportErrorCode::CONNECTION_REFUSED =>
@@ -96,13 +96,17 @@ impl Error {
 pub(crate) async fn connect(
     url: &Url,
     trust: &Trust,
+    drafts: &[Draft],
     endpoint: quinn::EndpointConfig,
 ) -> Result<(quinn::Endpoint, quinn::Connection), Error> {
     // The url crate keeps the brackets of an IPv6 address, which neither resolver nor TLS wants.
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = url.port().unwrap_or(443);
-    let alpn = if url.scheme() == "https" { webtransport::ALPN } else { moq::ALPN };
-    let (tls, verdict) = trust.explaining_config(alpn)?;
+    let alpn = match url.scheme() {
+        "https" => vec![webtransport::ALPN],
+        _ => drafts.iter().map(|draft| draft.alpn()).collect(),
+    };
+    let (tls, verdict) = trust.explaining_config(&alpn)?;
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls)?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));
     config.transport_config(Arc::new(transport()));

@@ -1,4 +1,4 @@
-//! A publisher and a subscriber of Media over QUIC (MoQ Transport, draft 18), as a library.
+//! A publisher and a subscriber of Media over QUIC (MoQ Transport, drafts 18 to 22), as a library.
 //!
 //! They run on stock quinn, and know nothing of the relay's kernel engine: what they send and receive is what any other
 //! implementation would. `millrace publish` and `millrace subscribe` are thin shells around them.

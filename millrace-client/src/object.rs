@@ -2,7 +2,7 @@
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::data::{FetchItem, FetchParser, ObjectParser};
-use millrace_proto::moq::{GroupOrder, Location, Status, SubgroupHeader, code};
+use millrace_proto::moq::{Draft, GroupOrder, Location, Status, SubgroupHeader, code};
 
 use crate::session::{DataStream, Error, Request, violation};
 
@@ -75,8 +75,8 @@ impl ObjectStream {
     }
 
     /// `order` is the order that the FETCH asked for.
-    pub fn fetch(order: GroupOrder, stream: DataStream) -> Self {
-        let parser = FetchParser::new(order, stream.offset());
+    pub fn fetch(draft: Draft, order: GroupOrder, stream: DataStream) -> Self {
+        let parser = FetchParser::new(draft, order, stream.offset());
         Self { stream, parser: Parser::Fetch(parser), chunk: Bytes::new(), _request: None }
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millrace_proto::moq::message::{Fetch, FetchKind, PublishDone, Subscribe, SubscribeOk};
 use millrace_proto::moq::property::TrackProperties;
 use millrace_proto::moq::{
-    Datagram, GroupOrder, Location, Message, Parameters, StreamHeader, TrackName, code,
+    Datagram, Filter, GroupOrder, Location, Message, Parameters, StreamHeader, TrackName, code,
 };
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -18,6 +18,9 @@ use crate::stats::{Figures, Order};
 
 /// How long a stream waits for the answer that tells whose it is.
 const ALIAS_WAIT: Duration = Duration::from_secs(5);
+/// How long the stream of a fill may take to begin.
+const FILL_WAIT: Duration = Duration::from_secs(10);
+
 /// How long streams may take that PUBLISH_DONE has counted but that do not come: they were reset before
 /// their header, or are still on the way.
 const STRAGGLERS: Duration = Duration::from_secs(2);
@@ -70,6 +73,10 @@ pub struct Subscription {
     pub ok: SubscribeOk,
     request: Request,
     streams: watch::Receiver<Streams>,
+    /// What came before it, if it has asked for that and there was something.
+    fill: Option<oneshot::Receiver<ObjectStream>>,
+    /// Streams that are not of subgroups: that of the fill.
+    others: u64,
 }
 
 impl Subscription {
@@ -78,14 +85,14 @@ impl Subscription {
         let done = loop {
             match self.request.next().await? {
                 Some(Message::PublishDone(done)) => break done,
-                Some(Message::GoAway(_)) => {}
+                Some(Message::GoAway(_) | Message::PublishStateNotify(_)) => {}
                 Some(_) => return Err(violation("a message that a subscription does not allow")),
                 None => return Err(Error::Cancelled),
             }
         };
         loop {
             let streams = *self.streams.borrow_and_update();
-            if streams.ended >= done.stream_count {
+            if streams.ended >= done.stream_count.saturating_sub(self.others) {
                 break;
             }
             let changed = self.streams.changed();
@@ -124,10 +131,22 @@ impl Receiver {
         sink: Sink,
     ) -> Result<Subscription, Error> {
         let request_id = self.session.next_request_id();
-        let mut request = self.session.request(Subscribe { request_id, track, parameters }).await?;
-        let Message::SubscribeOk(ok) = request.answer().await? else {
-            return Err(violation("an answer that SUBSCRIBE does not have"));
+        let fill = parameters.fill.as_ref().map(|fill| {
+            let (sender, stream) = oneshot::channel();
+            // The stream may come before the answer.
+            self.fetches.lock().insert(request_id, (fill.group_order.unwrap_or_default(), sender));
+            stream
+        });
+        let asked = async {
+            let mut request = self.session.request(Subscribe { request_id, track, parameters }).await?;
+            match request.answer().await? {
+                Message::SubscribeOk(ok) => Ok((request, ok)),
+                _ => Err(violation("an answer that SUBSCRIBE does not have")),
+            }
         };
+        let (mut request, ok) = asked.await.inspect_err(|_| drop(self.fetches.lock().remove(&request_id)))?;
+        // Of nothing there is no stream.
+        let fill = fill.filter(|_| ok.parameters.largest_object.is_some());
         if TrackProperties::parse(&ok.properties)?.unsupported.is_some() {
             request.cancel();
             return Err(Error::Cancelled);
@@ -136,7 +155,8 @@ impl Receiver {
         self.tracks.send_modify(|tracks| {
             tracks.insert(ok.track_alias, Entry { sink, streams: counter });
         });
-        Ok(Subscription { request_id, ok, request, streams })
+        let others = fill.is_some().into();
+        Ok(Subscription { request_id, ok, request, streams, fill, others })
     }
 
     /// Lets go of a subscription that is over; its sink hears no more.
@@ -167,15 +187,33 @@ impl Receiver {
         }
     }
 
-    /// Asks for what came before a subscription, from `groups_back` groups before the current one on.
+    /// With this, `parameters` of a subscription ask for what is to come, and where the draft has it so also for what was before, from
+    /// `groups_back` groups before the current one on: [`Receiver::join`] gives that.
+    pub fn joining(&self, groups_back: u64, parameters: Parameters) -> Parameters {
+        let fill = Parameters {
+            filter: Some(Filter::Relative(groups_back.saturating_add(1))),
+            group_order: Some(GroupOrder::Ascending),
+            ..Parameters::default()
+        };
+        let fill = self.session.draft().has_fills().then(|| Box::new(fill));
+        Parameters { filter: parameters.filter.or(Some(Filter::NextObject)), fill, ..parameters }
+    }
+
+    /// What came before a subscription that is [`Receiver::joining`], from `groups_back` groups before the current one on.
     /// `None` if there was nothing: then the subscription has everything.
     pub async fn join(
         &self,
-        subscription: &Subscription,
+        subscription: &mut Subscription,
         groups_back: u64,
     ) -> Result<Option<ObjectStream>, Error> {
         if subscription.ok.parameters.largest_object.is_none() {
             return Ok(None);
+        }
+        if self.session.draft().has_fills() {
+            let Some(stream) = subscription.fill.take() else { return Ok(None) };
+            let begun = tokio::time::timeout(FILL_WAIT, stream).await;
+            return begun
+                .map_or(Err(Error::Cancelled), |begun| begun.map(Some).map_err(|_| Error::Cancelled));
         }
         let kind = FetchKind::RelativeJoining { subscription: subscription.request_id, groups_back };
         self.fetch(kind, GroupOrder::Ascending).await.map(Some)
@@ -216,7 +254,10 @@ impl Handler for Receiver {
                 let fetch = self.fetches.lock().remove(&request_id);
                 match fetch {
                     // Whoever waited may have given up meanwhile.
-                    Some((order, waiting)) => drop(waiting.send(ObjectStream::fetch(order, stream))),
+                    Some((order, waiting)) => {
+                        let objects = ObjectStream::fetch(self.session.draft(), order, stream);
+                        drop(waiting.send(objects));
+                    }
                     None => stream.stop(code::Reset::CANCELLED),
                 }
                 Ok(())
@@ -227,7 +268,7 @@ impl Handler for Receiver {
 
     fn datagram(&self, datagram: Datagram) {
         let tracks = self.tracks.borrow();
-        // Before its alias is known, a datagram may be dropped (draft-18, "Datagrams").
+        // Before its alias is known, a datagram may be dropped (draft-22, "Datagrams").
         match tracks.get(&datagram.alias).map(|entry| &entry.sink) {
             Some(Sink::Figures(figures)) if datagram.status.is_none() => {
                 figures.lock().object(&datagram.payload, &mut Order::default());

@@ -9,12 +9,13 @@ use bytes::Bytes;
 use millrace_proto::moq::data::{FetchEncoder, FetchItem, FetchObject, RangeEnd};
 use millrace_proto::moq::data::{encode_fetch_header, encode_object_header};
 use millrace_proto::moq::message::{
-    Fetch, FetchKind, FetchOk, Publish, PublishDone, PublishNamespace, RequestOk, RequestUpdate, Subscribe,
-    SubscribeOk, TrackStatus,
+    Fetch, FetchKind, FetchOk, Publish, PublishDone, PublishNamespace, RequestError, RequestOk,
+    RequestUpdate, Subscribe, SubscribeOk, TrackStatus,
 };
 use millrace_proto::moq::param::Scope;
 use millrace_proto::moq::{
-    Datagram, Filter, GroupOrder, Location, Message, Parameters, Status, SubgroupHeader, SubgroupId, code,
+    Datagram, Draft, Filter, GroupOrder, Location, Message, Parameters, Properties, Status, SubgroupHeader,
+    SubgroupId, code,
 };
 use millrace_webtransport::SendStream;
 use tokio::sync::watch;
@@ -61,7 +62,7 @@ impl Server {
         };
         let mut request = self.session.request(message).await?;
         match request.answer().await? {
-            Message::RequestOk(ok) => ok.check(Scope::NAMESPACE_OK)?,
+            Message::RequestOk(ok) => ok.check(self.session.draft(), Scope::NAMESPACE_OK)?,
             _ => return Err(violation("an answer that PUBLISH_NAMESPACE does not have")),
         }
         Ok(request)
@@ -81,13 +82,13 @@ impl Server {
         let mut request = self.session.request(message).await?;
         let parameters = match request.answer().await? {
             Message::RequestOk(ok) => {
-                ok.check(Scope::PUBLISH_OK)?;
+                ok.check(self.session.draft(), Scope::PUBLISH_OK)?;
                 ok.parameters
             }
             _ => return Err(violation("an answer that PUBLISH does not have")),
         };
         let subscription = Subscription::new(&self, request_id, track_alias, track, &parameters);
-        subscription.run(request).await
+        subscription.run(request, None).await
     }
 
     /// Returns when there is a subscription.
@@ -110,9 +111,10 @@ impl Server {
         let subscription =
             Subscription::new(&self, message.request_id, track_alias, track.clone(), &message.parameters);
         let parameters = Parameters { largest_object: subscription.joining, ..Parameters::default() };
-        let properties = track.properties().clone();
+        let properties = properties_for(&track, &message.parameters);
         request.send(SubscribeOk { track_alias, parameters, properties }).await?;
-        subscription.run(request).await
+        let fill = message.parameters.fill.map(|fill| (message.request_id, *fill));
+        subscription.run(request, fill).await
     }
 
     async fn track_status(&self, message: TrackStatus, mut request: Request) -> Result<(), Error> {
@@ -120,52 +122,46 @@ impl Server {
             return request.refuse(code::Request::DOES_NOT_EXIST, "no such track").await;
         };
         let parameters = Parameters { largest_object: track.largest(), ..Parameters::default() };
-        request.send(RequestOk { parameters, properties: track.properties().clone() }).await?;
+        let properties = properties_for(&track, &message.parameters);
+        request.send(RequestOk { parameters, properties }).await?;
         request.finish();
         Ok(())
     }
 
     async fn fetch(&self, message: Fetch, mut request: Request) -> Result<(), Error> {
         let order = message.parameters.group_order.unwrap_or_default();
-        let (track, start, end) = match self.fetch_range(message.kind).await {
+        let (track, start, last) = match self.fetch_range(message.kind).await {
             Ok(range) => range,
             Err((code, reason)) => return request.refuse(code, reason).await,
         };
         let Some(largest) = track.largest().filter(|largest| start <= *largest) else {
             return request.refuse(code::Request::INVALID_RANGE, "nothing is there yet").await;
         };
-        let last = match end {
-            Location { group, object: 0 } => Location::new(group, u64::MAX),
-            Location { group, object } => Location::new(group, object - 1),
-        };
-        let (last, end) = match last > largest {
-            true => (largest, Location::new(largest.group, largest.object.saturating_add(1))),
-            false => (last, end),
-        };
+        let last = last.min(largest);
         let end_of_track = track.is_ended() && last >= largest;
-        let (parameters, properties) = (Parameters::default(), track.properties().clone());
-        request.send(FetchOk { end_of_track, end, parameters, properties }).await?;
+        let (parameters, properties) = (Parameters::default(), properties_for(&track, &message.parameters));
+        request.send(FetchOk { end_of_track, last, parameters, properties }).await?;
         request.finish();
 
-        let stream = self.session.streams().open_uni().await?;
-        let objects = track.range(start, last, order);
-        let forgotten = track.oldest_group().filter(|oldest| start.group < *oldest);
-        write_fetch(stream, message.request_id, order, forgotten, start, &objects).await
+        let past = Past { request_id: message.request_id, order, start, last };
+        let mut stream = self.session.streams().open_uni().await?;
+        past.write(&track, self.session.draft(), &mut stream).await
     }
 
-    /// The track and the range in the form of a standalone FETCH.
+    /// The track and the range, both ends inclusive.
     async fn fetch_range(
         &self,
         kind: FetchKind,
     ) -> Result<(Arc<Track>, Location, Location), (code::Request, &'static str)> {
         let (subscription, first_group): (u64, Box<dyn Fn(u64) -> u64 + Send>) = match kind {
-            FetchKind::Standalone { track, start, end } => {
+            FetchKind::Standalone { track, range } => {
                 let track = self.broadcast.get(&track);
                 let track = track.ok_or((code::Request::DOES_NOT_EXIST, "no such track"))?;
-                let is_backwards = end.group < start.group || (end.object != 0 && end <= start);
-                return match is_backwards {
+                let largest = track.largest();
+                let (start, last) = (range.start(largest), range.end().or(largest).unwrap_or_default());
+                return match range.end().is_some() && last < start {
                     true => Err((code::Request::INVALID_RANGE, "the range ends before it starts")),
-                    false => Ok((track, start, end)),
+                    false => Ok((track, start, last)),
                 };
             }
             FetchKind::RelativeJoining { subscription, groups_back } => {
@@ -184,13 +180,35 @@ impl Server {
         let found = found.ok_or((code::Request::INVALID_JOINING_REQUEST_ID, "no such subscription"))?;
         let joining = found.joining.filter(|_| found.forward);
         let joining = joining.ok_or((code::Request::INVALID_RANGE, "nothing to join"))?;
-        let end = Location::new(joining.group, joining.object.saturating_add(1));
-        Ok((found.track, Location::new(first_group(joining.group), 0), end))
+        Ok((found.track, Location::new(first_group(joining.group), 0), joining))
     }
+}
+
+/// A track's properties for who asks with these parameters.
+fn properties_for(track: &Track, parameters: &Parameters) -> Properties {
+    match parameters.include_properties {
+        Some(false) => Properties::default(),
+        Some(true) | None => track.properties().clone(),
+    }
+}
+
+/// Range filters are for whom we have said MAX_FILTER_RANGES to: nobody.
+fn has_range_filters(message: &Message) -> bool {
+    let parameters = match message {
+        Message::Subscribe(message) => &message.parameters,
+        Message::Fetch(message) => &message.parameters,
+        _ => return false,
+    };
+    parameters.has_range_filters()
 }
 
 impl Handler for Server {
     async fn request(self: Arc<Self>, message: Message, mut request: Request) -> Result<(), Error> {
+        if has_range_filters(&message) {
+            return request
+                .refuse(code::Request::INVALID_FILTER, "this publisher takes no range filters")
+                .await;
+        }
         match message {
             Message::Subscribe(message) => self.subscribe(message, request).await,
             Message::Fetch(message) => self.fetch(message, request).await,
@@ -200,50 +218,71 @@ impl Handler for Server {
     }
 }
 
-/// Writes what is held of a range. `forgotten` is the first group that history still has, if the range
-/// starts before it: what was before is unknown, not absent.
-async fn write_fetch(
-    mut stream: SendStream,
+/// Objects that are there already, on one stream: a FETCH response, or a fill.
+#[derive(Clone, Copy)]
+struct Past {
     request_id: u64,
     order: GroupOrder,
-    forgotten: Option<u64>,
     start: Location,
-    objects: &[super::broadcast::StoredObject],
-) -> Result<(), Error> {
-    let mut encoder = FetchEncoder::new(order);
-    let mut out = Vec::new();
-    encode_fetch_header(request_id, &mut out);
-    let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
-    if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
-        encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
+    last: Location,
+}
+
+impl Past {
+    /// Writes what is held of the range. What history has no more of is unknown, not absent.
+    async fn write(self, track: &Track, draft: Draft, stream: &mut SendStream) -> Result<(), Error> {
+        let Self { request_id, order, start, last } = self;
+        let objects = track.range(start, last, order);
+        let forgotten = track.oldest_group().filter(|oldest| start.group < *oldest);
+        let mut encoder = FetchEncoder::new(draft, order);
+        let mut out = Vec::new();
+        encode_fetch_header(request_id, &mut out);
+        let unknown = |last| FetchItem::Range { last, end: RangeEnd::Unknown };
+        if let (Some(oldest), GroupOrder::Ascending) = (forgotten, order) {
+            encoder.encode(&unknown(Location::new(oldest - 1, LAST_OBJECT)), &mut out);
+        }
+        for object in objects {
+            let item = FetchItem::Object(FetchObject {
+                location: object.location,
+                subgroup: object.subgroup,
+                priority: object.priority,
+                properties: Bytes::new(),
+                payload_len: object.payload.len() as u64,
+            });
+            encoder.encode(&item, &mut out);
+            let header = Bytes::from(std::mem::take(&mut out));
+            stream.write_all_chunks(&mut [header, object.payload.clone()]).await?;
+        }
+        if let (Some(_), GroupOrder::Descending) = (forgotten, order) {
+            encoder.encode(&unknown(start), &mut out);
+        }
+        stream.write_all(&out).await?;
+        // Fails only when the peer has stopped the stream.
+        let _ = stream.finish();
+        Ok(())
     }
-    for object in objects {
-        let item = FetchItem::Object(FetchObject {
-            location: object.location,
-            subgroup: object.subgroup,
-            priority: object.priority,
-            properties: Bytes::new(),
-            payload_len: object.payload.len() as u64,
-        });
-        encoder.encode(&item, &mut out);
-        let header = Bytes::from(std::mem::take(&mut out));
-        stream.write_all_chunks(&mut [header, object.payload.clone()]).await?;
-    }
-    if let (Some(_), GroupOrder::Descending) = (forgotten, order) {
-        encoder.encode(&unknown(start), &mut out);
-    }
-    stream.write_all(&out).await?;
-    // Fails only when the peer has stopped the stream.
-    let _ = stream.finish();
-    Ok(())
 }
 
 /// What a subscription lets through; changed by REQUEST_UPDATE.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     start: Location,
-    end_group: Option<u64>,
+    /// Inclusive; the largest object ID is for all of its group.
+    end: Option<Location>,
     forward: bool,
+}
+
+impl Window {
+    /// Whether nothing of a group is let through any more.
+    fn is_past(&self, group: u64) -> bool {
+        self.end.is_some_and(|end| group > end.group)
+    }
+
+    /// Object IDs of a group that are let through.
+    fn objects(&self, group: u64) -> std::ops::RangeInclusive<u64> {
+        let first = if group == self.start.group { self.start.object } else { 0 };
+        let last = self.end.filter(|end| end.group == group).map_or(u64::MAX, |end| end.object);
+        first..=last
+    }
 }
 
 /// One subscription to a track, from either side's request.
@@ -253,6 +292,8 @@ struct Subscription {
     alias: u64,
     track: Arc<Track>,
     window: Window,
+    /// What the window was made of.
+    filter: Option<Filter>,
     /// The largest location when delivery began.
     joining: Option<Location>,
 }
@@ -280,11 +321,18 @@ impl Subscription {
                 Some(filter) => filter.start(largest),
                 None => Location::new(largest.map_or(0, |largest| largest.group), 0),
             },
-            end_group: parameters.filter.and_then(|filter| filter.end_group()),
+            end: parameters.filter.and_then(|filter| filter.end()),
             forward: parameters.forward.unwrap_or(true),
         };
-        let subscription =
-            Self { server: server.clone(), request_id, alias, track, window, joining: largest };
+        let subscription = Self {
+            server: server.clone(),
+            request_id,
+            alias,
+            track,
+            window,
+            filter: parameters.filter,
+            joining: largest,
+        };
         subscription.register();
         subscription
     }
@@ -298,18 +346,22 @@ impl Subscription {
         });
     }
 
-    async fn run(mut self, mut request: Request) -> Result<(), Error> {
-        let result = self.deliver(&mut request).await;
+    /// `fill`: what is asked for of the past, in the name of a request.
+    async fn run(mut self, mut request: Request, fill: Option<(u64, Parameters)>) -> Result<(), Error> {
+        let result = self.deliver(&mut request, fill).await;
         self.server.joinable.send_modify(|all| {
             all.remove(&self.request_id);
         });
         result
     }
 
-    async fn deliver(&mut self, request: &mut Request) -> Result<(), Error> {
+    async fn deliver(&mut self, request: &mut Request, fill: Option<(u64, Parameters)>) -> Result<(), Error> {
         let streams = Arc::new(Streams { opened: AtomicU64::new(0), open: watch::Sender::new(0) });
         let mut writers = JoinSet::new();
         let mut stop = watch::Sender::new(());
+        if let Some((request_id, fill)) = fill {
+            writers.spawn(self.fill(request_id, &fill, self.joining, (&streams, &stop)));
+        }
         match self.pump(request, &streams, &mut writers, &mut stop).await {
             Ok(code) => self.end(request, code, &streams, &mut writers).await,
             Err(error) => {
@@ -337,10 +389,11 @@ impl Subscription {
                 event = listener.events.recv() => match event {
                     Some(Event::Subgroup(subgroup)) => {
                         let Some(subgroup) = subgroup.upgrade() else { continue };
-                        if self.window.end_group.is_some_and(|end| subgroup.group > end) {
+                        let is_past = self.window.is_past(subgroup.group);
+                        if is_past && self.server.session.draft().ends_with_its_filter() {
                             return Ok(code::Done::SUBSCRIPTION_ENDED);
                         }
-                        if self.window.forward && subgroup.group >= self.window.start.group {
+                        if self.window.forward && !is_past && subgroup.group >= self.window.start.group {
                             streams.open.send_modify(|open| *open += 1);
                             writers.spawn(self.writer(streams.clone(), stop).run(subgroup));
                         }
@@ -354,10 +407,20 @@ impl Subscription {
                 },
                 message = request.next(), if peer_speaks => match message? {
                     Some(Message::RequestUpdate(update)) => {
+                        if update.parameters.has_range_filters() {
+                            let reason = "this publisher takes no range filters";
+                            request.send(RequestError::new(code::Request::INVALID_FILTER, reason)).await?;
+                            return Ok(code::Done::UPDATE_FAILED);
+                        }
+                        let fill = update.parameters.fill.clone().map(|fill| (update.request_id, fill));
+                        let largest = self.track.largest();
                         if self.update(update, request).await? {
                             // Dropping the old sender resets the streams of its writers.
                             *stop = watch::Sender::new(());
                             listener = self.track.listen(Some(self.window.start.group));
+                        }
+                        if let Some((request_id, fill)) = fill {
+                            writers.spawn(self.fill(request_id, &fill, largest, (streams, stop)));
                         }
                     }
                     Some(Message::Unsubscribe(_)) => return Err(Error::Cancelled),
@@ -375,24 +438,64 @@ impl Subscription {
             session: Arc::clone(&self.server.session),
             streams,
             alias: self.alias,
-            start: self.window.start,
+            window: self.window,
             stop: stop.subscribe(),
+        }
+    }
+
+    /// Writes what came up to `largest`, if there is something and the subscription forwards.
+    fn fill(
+        &self,
+        request_id: u64,
+        fill: &Parameters,
+        largest: Option<Location>,
+        (streams, stop): (&Arc<Streams>, &watch::Sender<()>),
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let largest = largest.filter(|_| self.window.forward);
+        let range = fill.filter.or(self.filter).unwrap_or(Filter::All);
+        let (start, order) = (range.start(largest), fill.group_order.unwrap_or_default());
+        let past = largest.map(|largest| Past {
+            request_id,
+            order,
+            start,
+            last: range.end().unwrap_or(largest).min(largest),
+        });
+        let past = past.filter(|past| past.start <= past.last);
+        let (session, track) = (Arc::clone(&self.server.session), Arc::clone(&self.track));
+        let (streams, mut stop) = (Arc::clone(streams), stop.subscribe());
+        // From now on, so that PUBLISH_DONE waits for it.
+        streams.open.send_modify(|open| *open += usize::from(past.is_some()));
+        async move {
+            let Some(past) = past else { return };
+            if let Ok(mut stream) = session.streams().open_uni().await {
+                streams.opened.fetch_add(1, Ordering::Relaxed);
+                let written = tokio::select! {
+                    written = past.write(&track, session.draft(), &mut stream) => written,
+                    // Only ever closed.
+                    _ = stop.changed() => Err(Error::Cancelled),
+                };
+                if written.is_err() {
+                    reset(&mut stream, code::Reset::CANCELLED);
+                }
+            }
+            streams.open.send_modify(|open| *open -= 1);
         }
     }
 
     /// Applies an update and answers it. Whether forwarding was switched on or off.
     async fn update(&mut self, update: RequestUpdate, request: &mut Request) -> Result<bool, Error> {
-        update.parameters.check(Scope::UPDATE_SUBSCRIPTION)?;
+        update.parameters.check(self.server.session.draft(), Scope::UPDATE_SUBSCRIPTION)?;
         let largest = self.track.largest();
         let forward = update.parameters.forward.unwrap_or(self.window.forward);
         let switched = forward != self.window.forward;
         if let Some(filter) = update.parameters.filter {
             self.window.start = filter.start(largest);
-            self.window.end_group = filter.end_group();
+            self.window.end = filter.end();
+            self.filter = Some(filter);
         }
         if switched && forward {
             // What was missed is for FETCH: the subscription goes on behind the joining location.
-            self.window.start = self.window.start.max(Filter::LargestObject.start(largest));
+            self.window.start = self.window.start.max(Filter::NextObject.start(largest));
             self.joining = largest;
         }
         self.window.forward = forward;
@@ -405,7 +508,7 @@ impl Subscription {
     fn send_datagram(&self, object: &DatagramObject) {
         let passes = self.window.forward
             && object.location >= self.window.start
-            && self.window.end_group.is_none_or(|end| object.location.group <= end);
+            && self.window.end.is_none_or(|end| object.location <= end);
         if !passes {
             return;
         }
@@ -463,7 +566,7 @@ struct Writer {
     session: Arc<Session>,
     streams: Arc<Streams>,
     alias: u64,
-    start: Location,
+    window: Window,
     stop: watch::Receiver<()>,
 }
 
@@ -510,13 +613,17 @@ impl Writer {
             let subgroup = weak.upgrade().ok_or(code::Reset::TOO_FAR_BEHIND)?;
             let (objects, ended) = subgroup.from(next);
             next += objects.len();
-            let first = self.start.object * u64::from(subgroup.group == self.start.group);
-            let skipped = objects.iter().take_while(|(id, _)| *id < first).count();
+            let before = objects.len();
+            let wanted = self.window.objects(subgroup.group);
+            let skipped = objects.iter().take_while(|(id, _)| id < wanted.start()).count();
             let objects = &objects[skipped..];
+            let count = objects.iter().take_while(|(id, _)| id <= wanted.end()).count();
+            let ended = ended || count < objects.len();
+            let objects = &objects[..count];
             if let Some((first_id, _)) = objects.first() {
                 let mut chunks = Vec::with_capacity(2 * objects.len());
                 if stream.is_none() {
-                    let header = self.header(&subgroup, *first_id, next == objects.len());
+                    let header = self.header(&subgroup, *first_id, skipped == 0 && next == before);
                     *stream = Some(self.open(subgroup.priority).await?);
                     chunks.push(header);
                 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::param::Assignment;
-use millrace_proto::moq::{self, DecodeError, EncodeError, Message, StreamHeader, code, message};
+use millrace_proto::moq::{self, DecodeError, Draft, EncodeError, Message, StreamHeader, code, message};
 use millrace_webtransport::{
     self as webtransport, Foreign, NotOurs, RecvStream, SendStream, Streams, Tunnel,
 };
@@ -28,13 +28,15 @@ pub struct Remote {
     /// As [`parse_url`] takes it.
     pub url: Url,
     pub trust: Trust,
+    /// What to offer to speak, the preferred one first. The peer chooses.
+    pub drafts: Vec<Draft>,
     /// Say in SETUP that switching sets may be asked for (draft-wilaw-moq-moqt-ssts). Its code points are provisional.
     pub switching_sets: bool,
 }
 
 impl Remote {
     pub fn new(url: Url, trust: Trust) -> Self {
-        Self { url, trust, switching_sets: false }
+        Self { url, trust, drafts: Draft::ALL.to_vec(), switching_sets: false }
     }
 }
 
@@ -173,6 +175,7 @@ pub trait Handler: Send + Sync + 'static {
 pub struct Session {
     endpoint: quinn::Endpoint,
     connection: quinn::Connection,
+    draft: Draft,
     tunnel: Option<Tunnel>,
     foreign: Foreign,
     next_request: AtomicU64,
@@ -200,12 +203,14 @@ impl Session {
         remote: &Remote,
         endpoint: quinn::EndpointConfig,
     ) -> Result<Arc<Self>, ConnectError> {
-        let (endpoint, connection) = dial::connect(&remote.url, &remote.trust, endpoint).await?;
+        let (endpoint, connection) =
+            dial::connect(&remote.url, &remote.trust, &remote.drafts, endpoint).await?;
         let setup = setup_of(remote);
         if remote.url.scheme() != "https" {
             return Ok(Self::start(endpoint, connection, None, setup, 0).await?);
         }
-        let tunnel = webtransport::connect(&connection, remote.url.clone(), moq::PROTOCOL).await?;
+        let protocols: Vec<_> = remote.drafts.iter().map(|draft| draft.protocol()).collect();
+        let tunnel = webtransport::connect(&connection, remote.url.clone(), &protocols).await?;
         // The request has said where to.
         let setup = message::Setup { path: None, authority: None, ..setup };
         Ok(Self::start(endpoint, connection, Some(tunnel), setup, 0).await?)
@@ -222,13 +227,16 @@ impl Session {
         let binding = tunnel.as_ref().map(Tunnel::binding).unwrap_or_default();
         let foreign = Foreign::default();
         let streams = Streams { connection: &connection, binding, foreign: &foreign };
+        let draft = agreed(&connection, tunnel.as_ref());
+        tracing::debug!(%draft, "connected");
         let mut control = streams.open_uni().await?;
         let mut out = Vec::new();
-        Message::from(setup).encode(&mut out)?;
+        Message::from(setup).encode(draft, &mut out)?;
         control.write_all(&out).await?;
         Ok(Arc::new(Self {
             endpoint,
             connection,
+            draft,
             tunnel,
             foreign,
             next_request: AtomicU64::new(first_request),
@@ -240,6 +248,11 @@ impl Session {
 
     pub fn connection(&self) -> &quinn::Connection {
         &self.connection
+    }
+
+    /// What is spoken.
+    pub fn draft(&self) -> Draft {
+        self.draft
     }
 
     /// Its streams and datagrams.
@@ -272,7 +285,7 @@ impl Session {
     /// Opens a request stream with `message`.
     pub async fn request(&self, message: impl Into<Message>) -> Result<Request, Error> {
         let (send, recv) = self.streams().open_bi().await?;
-        let mut request = Request { send, recv, buffer: BytesMut::new() };
+        let mut request = Request { draft: self.draft, send, recv, buffer: BytesMut::new() };
         request.send(message).await?;
         Ok(request)
     }
@@ -329,7 +342,8 @@ impl Session {
     ) -> Result<(), Error> {
         match self.streams().enter_bi(streams).await? {
             Some((send, recv)) => {
-                serve_request(handler, Request { send, recv, buffer: BytesMut::new() }).await
+                let request = Request { draft: self.draft, send, recv, buffer: BytesMut::new() };
+                serve_request(handler, request).await
             }
             None => Ok(()),
         }
@@ -352,7 +366,7 @@ impl Session {
         let mut buffer = BytesMut::new();
         let mut is_set_up = false;
         loop {
-            while let Some(message) = Message::decode(&mut buffer)? {
+            while let Some(message) = Message::decode(self.draft, &mut buffer)? {
                 match message {
                     Message::Setup(setup) if !is_set_up => {
                         tracing::debug!(implementation = setup.implementation, "session is set up");
@@ -403,6 +417,19 @@ impl Session {
     }
 }
 
+/// The draft that was agreed on; where nothing was, the oldest.
+fn agreed(connection: &quinn::Connection, tunnel: Option<&Tunnel>) -> Draft {
+    let draft = match tunnel {
+        Some(tunnel) => Draft::of_protocol(&tunnel.asked.protocol),
+        None => {
+            let data = connection.handshake_data();
+            let data = data.and_then(|data| data.downcast::<quinn::crypto::rustls::HandshakeData>().ok());
+            data.and_then(|data| Draft::of_alpn(data.protocol.as_deref()?))
+        }
+    };
+    draft.unwrap_or(Draft::D18)
+}
+
 async fn serve_request<H: Handler>(handler: Arc<H>, mut request: Request) -> Result<(), Error> {
     match request.next().await? {
         Some(message) if message.opens_request() => handler.request(message, request).await,
@@ -423,6 +450,7 @@ fn setup_of(Remote { url, switching_sets, .. }: &Remote) -> message::Setup {
 
 /// A request stream: a request one way, its answers (and updates of it) both ways.
 pub struct Request {
+    draft: Draft,
     send: SendStream,
     recv: RecvStream,
     buffer: BytesMut,
@@ -431,14 +459,14 @@ pub struct Request {
 impl Request {
     pub async fn send(&mut self, message: impl Into<Message>) -> Result<(), Error> {
         let mut out = Vec::new();
-        message.into().encode(&mut out)?;
+        message.into().encode(self.draft, &mut out)?;
         Ok(self.send.write_all(&out).await?)
     }
 
     /// The next message, or `None` at the end of the peer's side. Can be cancelled without loss.
     pub async fn next(&mut self) -> Result<Option<Message>, Error> {
         loop {
-            if let Some(message) = Message::decode(&mut self.buffer)? {
+            if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
                 return Ok(Some(message));
             }
             match self.recv.read_chunk(usize::MAX, true).await? {

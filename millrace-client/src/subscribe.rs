@@ -50,7 +50,7 @@ pub struct Options {
     pub adaptive: bool,
     /// Begin this many groups before the current one.
     pub join_groups: Option<u64>,
-    /// Fetch from the first to before the second (object 0: the whole group), and end.
+    /// Fetch from the first to the second (the largest object ID: all of its group), and end.
     pub fetch: Option<(Location, Location)>,
     pub filter: Option<Filter>,
     /// Lower goes first.
@@ -86,7 +86,7 @@ impl Options {
 
     /// What is to come, after a session has ended: with whole groups, so that a decoder can go on.
     fn to_go_on(&self) -> Self {
-        let filter = self.filter.or(Some(Filter::NextGroupStart));
+        let filter = self.filter.or(Some(Filter::NEXT_GROUP));
         Self { join_groups: None, filter, ..self.clone() }
     }
 
@@ -98,13 +98,16 @@ impl Options {
         }
     }
 
-    fn parameters(&self) -> Parameters {
-        let joining = self.join_groups.map(|_| Filter::LargestObject);
-        Parameters {
+    fn parameters(&self, receiver: &Receiver) -> Parameters {
+        let parameters = Parameters {
             subscriber_priority: self.priority,
-            filter: self.filter.or(joining),
+            filter: self.filter,
             group_order: self.group_order,
             ..Parameters::default()
+        };
+        match self.join_groups {
+            Some(groups_back) => receiver.joining(groups_back, parameters),
+            None => parameters,
         }
     }
 
@@ -117,7 +120,7 @@ impl Options {
     }
 
     fn fetch_kind(&self, track: TrackName) -> Option<FetchKind> {
-        self.fetch.map(|(start, end)| FetchKind::Standalone { track, start, end })
+        self.fetch.map(|(start, last)| FetchKind::Standalone { track, range: Filter::range(start, last) })
     }
 }
 
@@ -508,7 +511,7 @@ async fn subscribe(
         }
         false => None,
     };
-    let (track, parameters) = (options.track(name)?, options.parameters());
+    let (track, parameters) = (options.track(name)?, options.parameters(receiver));
     match alternates::subscribe(receiver, track, alternates.as_ref(), parameters, sink).await {
         Ok(subscribed) => Ok(subscribed),
         Err(source) => Err(no_track(receiver, options, name, source).await),
@@ -643,7 +646,7 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
             return self.write_all(objects).await;
         }
         let (queue, steps) = mpsc::channel(QUEUE);
-        let subscription = subscribe(&self.receiver, &self.options, &name, Sink::Queue(queue)).await?;
+        let mut subscription = subscribe(&self.receiver, &self.options, &name, Sink::Queue(queue)).await?;
         let mut sequencer = Sequencer::default();
         if let (Some(groups_back), Some(first)) = (self.options.join_groups, subscription.first()) {
             let joined = self.receiver.join(first, groups_back).await;

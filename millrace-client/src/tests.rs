@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millrace_proto::moq::message::{FetchKind, Setup};
+use millrace_proto::moq::param::RangeFilter;
+use millrace_proto::moq::property::TrackProperties;
 use millrace_proto::moq::{
-    Filter, GroupOrder, Location, Namespace, Parameters, Properties, SubgroupId, TrackName, code,
+    Draft, Filter, GroupOrder, Location, Namespace, Parameters, Properties, SubgroupId, TrackName, code,
 };
 use parking_lot::Mutex;
 use quinn::crypto::rustls::QuicServerConfig;
@@ -32,6 +34,11 @@ struct Pair {
 
 impl Pair {
     async fn new() -> Self {
+        Self::of(Draft::NEWEST).await
+    }
+
+    /// Of a publisher that speaks every draft, and a subscriber that speaks this one.
+    async fn of(draft: Draft) -> Self {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -41,7 +48,7 @@ impl Pair {
             .with_no_client_auth()
             .with_single_cert(vec![made.cert.der().clone()], key.into())
             .unwrap();
-        tls.alpn_protocols = vec![b"moqt-18".to_vec()];
+        tls.alpn_protocols = Draft::ALL.map(|draft| draft.alpn().to_vec()).to_vec();
         let crypto = QuicServerConfig::try_from(tls).unwrap();
         let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
         config.transport_config(Arc::new(super::dial::transport()));
@@ -57,7 +64,9 @@ impl Pair {
             session.run(server).await
         });
         let url = format!("moqt://127.0.0.1:{port}").parse().unwrap();
-        let session = Session::connect(&Remote::new(url, Trust::Anyone)).await.unwrap();
+        let remote = Remote { drafts: vec![draft], ..Remote::new(url, Trust::Anyone) };
+        let session = Session::connect(&remote).await.unwrap();
+        assert_eq!(session.draft(), draft);
         let receiver = Receiver::new(session.clone());
         tokio::spawn(session.run(receiver.clone()));
         Self { broadcast, receiver }
@@ -128,47 +137,80 @@ async fn a_subscriber_gets_the_current_group_and_all_that_follows() {
     .await;
 }
 
+/// In later drafts only who subscribed, or the end of the track, ends a subscription.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_filter_ends_a_subscription() {
+async fn a_filter_ends_a_subscription_up_to_draft_19() {
     within(async {
-        let pair = Pair::new().await;
-        let track = pair.track("t");
-        write_groups(&track, 0..3);
-        let filter = Filter::AbsoluteRange { start: Location::new(1, 1), end_group: 3 };
-        let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
-        let (queue, steps) = mpsc::channel(64);
-        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
-        let mut subscription = subscribed.await.unwrap();
-        write_groups(&track, 3..6);
-        let done = subscription.done().await.unwrap();
-        assert_eq!((done.code, done.stream_count), (code::Done::SUBSCRIPTION_ENDED, 3));
-        pair.receiver.forget(subscription);
-        let all = collect(steps).await;
-        assert_eq!(all, ["1.1", "1.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2"]);
+        for draft in Draft::ALL {
+            let pair = Pair::of(draft).await;
+            let track = pair.track("t");
+            write_groups(&track, 0..3);
+            let filter = Filter::AbsoluteRange { start: Location::new(1, 1), end_group: 3, end_object: None };
+            let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
+            let (queue, steps) = mpsc::channel(64);
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let mut subscription = subscribed.await.unwrap();
+            write_groups(&track, 3..6);
+            let mut expected = code::Done::SUBSCRIPTION_ENDED;
+            if draft >= Draft::D20 {
+                track.end();
+                expected = code::Done::TRACK_ENDED;
+            }
+            let done = subscription.done().await.unwrap();
+            assert_eq!((done.code, done.stream_count), (expected, 3), "{draft}");
+            pair.receiver.forget(subscription);
+            let all = collect(steps).await;
+            assert_eq!(all, ["1.1", "1.2", "2.0", "2.1", "2.2", "3.0", "3.1", "3.2"], "{draft}");
+        }
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_joining_fetch_and_its_subscription_are_contiguous() {
+async fn a_filter_ends_within_a_group() {
     within(async {
         let pair = Pair::new().await;
         let track = pair.track("t");
-        write_groups(&track, 0..3);
-        let mut current = track.open(3, SubgroupId::Zero, 0);
-        current.write(0, text(3, 0));
-        let parameters = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+        write_groups(&track, 0..1);
+        let filter = Filter::range(Location::new(1, 1), Location::new(2, 1));
+        let parameters = Parameters { filter: Some(filter), ..Parameters::default() };
         let (queue, steps) = mpsc::channel(64);
         let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
         let mut subscription = subscribed.await.unwrap();
-        current.write(1, text(3, 1));
-        let joined = pair.receiver.join(&subscription, 1).await.unwrap().unwrap();
-        assert_eq!(fetched(joined).await, ["2.0", "2.1", "2.2", "3.0"]);
-        drop(current);
+        write_groups(&track, 1..4);
         track.end();
-        subscription.done().await.unwrap();
+        assert_eq!(subscription.done().await.unwrap().stream_count, 2);
         pair.receiver.forget(subscription);
-        assert_eq!(collect(steps).await, ["3.1"]);
+        assert_eq!(collect(steps).await, ["1.1", "1.2", "2.0", "2.1"]);
+    })
+    .await;
+}
+
+/// By a FETCH that joins, or by a fill.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_came_before_and_a_subscription_are_contiguous() {
+    within(async {
+        for draft in Draft::ALL {
+            let pair = Pair::of(draft).await;
+            let track = pair.track("t");
+            write_groups(&track, 0..3);
+            let mut current = track.open(3, SubgroupId::Zero, 0);
+            current.write(0, text(3, 0));
+            let parameters = pair.receiver.joining(1, Parameters::default());
+            assert_eq!(parameters.fill.is_some(), draft.has_fills());
+            let (queue, steps) = mpsc::channel(64);
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let mut subscription = subscribed.await.unwrap();
+            current.write(1, text(3, 1));
+            let joined = pair.receiver.join(&mut subscription, 1).await.unwrap().unwrap();
+            assert_eq!(fetched(joined).await, ["2.0", "2.1", "2.2", "3.0"], "{draft}");
+            drop(current);
+            track.end();
+            let done = subscription.done().await.unwrap();
+            assert_eq!(done.stream_count, 1 + u64::from(draft.has_fills()), "{draft}");
+            pair.receiver.forget(subscription);
+            assert_eq!(collect(steps).await, ["3.1"], "{draft}");
+        }
     })
     .await;
 }
@@ -176,18 +218,20 @@ async fn a_joining_fetch_and_its_subscription_are_contiguous() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
     within(async {
-        let pair = Pair::new().await;
-        let track = pair.track("t");
-        let parameters = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
-        let (queue, steps) = mpsc::channel(64);
-        let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
-        let mut subscription = subscribed.await.unwrap();
-        assert!(pair.receiver.join(&subscription, 5).await.unwrap().is_none());
-        write_groups(&track, 0..1);
-        track.end();
-        subscription.done().await.unwrap();
-        pair.receiver.forget(subscription);
-        assert_eq!(collect(steps).await, ["0.0", "0.1", "0.2"]);
+        for draft in [Draft::D19, Draft::D20] {
+            let pair = Pair::of(draft).await;
+            let track = pair.track("t");
+            let parameters = pair.receiver.joining(5, Parameters::default());
+            let (queue, steps) = mpsc::channel(64);
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            let mut subscription = subscribed.await.unwrap();
+            assert!(pair.receiver.join(&mut subscription, 5).await.unwrap().is_none());
+            write_groups(&track, 0..1);
+            track.end();
+            assert_eq!(subscription.done().await.unwrap().stream_count, 1);
+            pair.receiver.forget(subscription);
+            assert_eq!(collect(steps).await, ["0.0", "0.1", "0.2"]);
+        }
     })
     .await;
 }
@@ -195,27 +239,86 @@ async fn a_track_without_objects_is_joined_by_its_subscription_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fetches_in_both_orders_and_those_that_fail() {
     within(async {
+        for draft in Draft::ALL {
+            let pair = Pair::of(draft).await;
+            let track = pair.track("t");
+            let standalone = |start, last| FetchKind::Standalone {
+                track: pair.name("t"),
+                range: Filter::range(start, last),
+            };
+            let nothing = standalone(Location::new(0, 0), Location::new(9, 0));
+            let nothing = pair.receiver.fetch(nothing, GroupOrder::Ascending);
+            let Err(Error::Refused(error)) = nothing.await.map(drop) else { panic!("nothing is there") };
+            assert_eq!(error.code, code::Request::INVALID_RANGE);
+            write_groups(&track, 0..3);
+            let range = standalone(Location::new(0, 2), Location::new(1, 1));
+            let up = pair.receiver.fetch(range.clone(), GroupOrder::Ascending).await.unwrap();
+            assert_eq!(fetched(up).await, ["0.2", "1.0", "1.1"], "{draft}");
+            let down = pair.receiver.fetch(range, GroupOrder::Descending).await.unwrap();
+            assert_eq!(fetched(down).await, ["1.0", "1.1", "0.2"], "{draft}");
+            let whole = standalone(Location::new(1, 1), Location::new(1, u64::MAX));
+            let whole = pair.receiver.fetch(whole, GroupOrder::Ascending).await.unwrap();
+            assert_eq!(fetched(whole).await, ["1.1", "1.2"], "{draft}");
+            let kind = FetchKind::AbsoluteJoining { subscription: 400, first_group: 0 };
+            let unknown = pair.receiver.fetch(kind, GroupOrder::Ascending).await.map(drop);
+            match unknown {
+                Err(Error::Refused(error)) if !draft.has_fills() => {
+                    assert_eq!(error.code, code::Request::INVALID_JOINING_REQUEST_ID);
+                }
+                Err(Error::Encode(_)) if draft.has_fills() => {}
+                other => panic!("{draft}: {other:?}"),
+            }
+            let (queue, _) = mpsc::channel(1);
+            let absent = pair.receiver.subscribe(pair.name("x"), Parameters::default(), Sink::Queue(queue));
+            let Err(Error::Refused(error)) = absent.await.map(drop) else { panic!("no such track") };
+            assert_eq!(error.code, code::Request::DOES_NOT_EXIST);
+        }
+    })
+    .await;
+}
+
+/// Ranges that only later drafts have words for.
+#[tokio::test(flavor = "multi_thread")]
+async fn fetches_relative_to_the_largest_object() {
+    within(async {
         let pair = Pair::new().await;
-        let track = pair.track("t");
-        let standalone = |start, end| FetchKind::Standalone { track: pair.name("t"), start, end };
-        let nothing =
-            pair.receiver.fetch(standalone(Location::new(0, 0), Location::new(9, 0)), GroupOrder::Ascending);
-        let Err(Error::Refused(error)) = nothing.await.map(drop) else { panic!("nothing is there") };
+        write_groups(&pair.track("t"), 0..4);
+        let table: [(Filter, &[&str]); 3] = [
+            (Filter::Relative(1), &["3.0", "3.1", "3.2"]),
+            (Filter::AbsoluteStart(Location::new(2, 2)), &["2.2", "3.0", "3.1", "3.2"]),
+            (Filter::range(Location::new(3, 1), Location::new(7, 0)), &["3.1", "3.2"]),
+        ];
+        for (range, expected) in table {
+            let kind = FetchKind::Standalone { track: pair.name("t"), range };
+            let objects = pair.receiver.fetch(kind, GroupOrder::Ascending).await.unwrap();
+            assert_eq!(fetched(objects).await, expected, "{range:?}");
+        }
+        let next = FetchKind::Standalone { track: pair.name("t"), range: Filter::NextObject };
+        let refused = pair.receiver.fetch(next, GroupOrder::Ascending).await.map(drop);
+        let Err(Error::Refused(error)) = refused else { panic!("it is not there yet") };
         assert_eq!(error.code, code::Request::INVALID_RANGE);
-        write_groups(&track, 0..3);
-        let range = standalone(Location::new(0, 2), Location::new(1, 2));
-        let up = pair.receiver.fetch(range.clone(), GroupOrder::Ascending).await.unwrap();
-        assert_eq!(fetched(up).await, ["0.2", "1.0", "1.1"]);
-        let down = pair.receiver.fetch(range, GroupOrder::Descending).await.unwrap();
-        assert_eq!(fetched(down).await, ["1.0", "1.1", "0.2"]);
-        let kind = FetchKind::AbsoluteJoining { subscription: 400, first_group: 0 };
-        let unknown = pair.receiver.fetch(kind, GroupOrder::Ascending).await.map(drop);
-        let Err(Error::Refused(error)) = unknown else { panic!("no such subscription") };
-        assert_eq!(error.code, code::Request::INVALID_JOINING_REQUEST_ID);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn range_filters_and_properties_that_nobody_wants() {
+    within(async {
+        let pair = Pair::new().await;
+        let priority = TrackProperties { publisher_priority: Some(9), ..TrackProperties::default() };
+        pair.broadcast.create("t", priority.encode()).unwrap();
+        for (include, expected) in [(Some(false), Properties::default()), (None, priority.encode())] {
+            let parameters = Parameters { include_properties: include, ..Parameters::default() };
+            let (queue, _) = mpsc::channel(1);
+            let subscribed = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue));
+            assert_eq!(subscribed.await.unwrap().ok.properties, expected);
+        }
+        let filter = RangeFilter { kind: 0x25, value: Bytes::from_static(&[0, 1, 1]) };
+        let parameters = Parameters { range_filters: vec![filter], ..Parameters::default() };
         let (queue, _) = mpsc::channel(1);
-        let absent = pair.receiver.subscribe(pair.name("x"), Parameters::default(), Sink::Queue(queue));
-        let Err(Error::Refused(error)) = absent.await.map(drop) else { panic!("no such track") };
-        assert_eq!(error.code, code::Request::DOES_NOT_EXIST);
+        let refused = pair.receiver.subscribe(pair.name("t"), parameters, Sink::Queue(queue)).await.map(drop);
+        let Err(Error::Refused(error)) = refused else { panic!("no filters here") };
+        assert_eq!(error.code, code::Request::INVALID_FILTER);
     })
     .await;
 }

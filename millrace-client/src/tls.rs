@@ -137,16 +137,16 @@ pub enum Error {
 }
 
 impl Trust {
-    /// A TLS configuration that offers `alpn` only.
+    /// A TLS configuration that offers `alpn`, the preferred one first.
     ///
     /// # Errors
     /// The trusted certificates cannot be read.
-    pub fn client_config(&self, alpn: &[u8]) -> Result<rustls::ClientConfig, Error> {
+    pub fn client_config(&self, alpn: &[&[u8]]) -> Result<rustls::ClientConfig, Error> {
         self.explaining_config(alpn).map(|(config, _)| config)
     }
 
     /// The same, and where it says why it refuses a certificate.
-    pub(crate) fn explaining_config(&self, alpn: &[u8]) -> Result<(rustls::ClientConfig, Verdict), Error> {
+    pub(crate) fn explaining_config(&self, alpn: &[&[u8]]) -> Result<(rustls::ClientConfig, Verdict), Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let by_roots =
             |roots| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider.clone()).build();
@@ -165,7 +165,7 @@ impl Trust {
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(explaining))
             .with_no_client_auth();
-        config.alpn_protocols = vec![alpn.to_vec()];
+        config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
         Ok((config, verdict))
     }
 }

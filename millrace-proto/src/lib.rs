@@ -6,7 +6,7 @@
 //! | module | what it is | uses |
 //! | --- | --- | --- |
 //! | [`quic`] | QUIC version 1 on the wire: packets, frames, keys, and packet numbers that several senders share | |
-//! | [`moq`] | MoQ Transport, draft-18, on the wire: messages, stream headers, objects, datagrams | |
+//! | [`moq`] | MoQ Transport, drafts 18 to 22, on the wire: messages, stream headers, objects, datagrams | |
 //! | [`plane`] | the data plane: the send side of one QUIC connection, with recovery and congestion control | `quic` |
 //! | [`relay`] | what a relay keeps and serves: tracks, their cache, the bytes of each stream | `moq`, `plane` |
 //!

@@ -4,6 +4,7 @@ use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
 
 use millrace_proto::{
     moq::{
+        Draft,
         message::Setup,
         token::{Credential, Form},
     },
@@ -35,6 +36,8 @@ pub struct Config {
     /// Whether subscribers may name tracks that can stand for each other (draft-wilaw-moq-moqt-ssts, whose code points are
     /// provisional).
     pub switching_sets: bool,
+    /// What is spoken in sessions of WebTransport, the preferred one first; over QUIC `transport.alpn` says so.
+    pub drafts: Vec<Draft>,
     /// From where browsers may connect, where `transport.alpn` offers WebTransport.
     pub origins: Origins,
 }

@@ -1,4 +1,4 @@
-//! A relay for Media over QUIC Transport (draft-18), as a library.
+//! A relay for Media over QUIC Transport (drafts 18 to 22 of MoQ Transport), as a library.
 //!
 //! A relay takes objects from publishers, keeps the recent ones in a cache, and sends them to subscribers. It speaks
 //! MoQ Transport on both sides; a peer may be publisher, subscriber or another relay, all in one session.

@@ -360,6 +360,7 @@ fn describe(session: &Session) -> status::Session {
         id: session.id(),
         remote: session.connection().quic.remote_address(),
         upstream: session.is_upstream(),
+        draft: session.draft().number(),
         publisher: roles.publisher,
         subscriber: roles.subscriber,
         age_s: session.age().as_secs_f64(),

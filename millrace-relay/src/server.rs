@@ -11,7 +11,7 @@ use std::{
 };
 
 use millrace_proto::{
-    moq::{self, code, message::Setup},
+    moq::{Draft, code, message::Setup},
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
@@ -53,7 +53,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How long it may take to tell peers that their sessions are closed.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
-/// Of moqt:// URLs without one (draft-18, "MOQT URI Scheme"), and of https:// URLs.
+/// Of moqt:// URLs without one (draft-22, "MOQT URI Scheme"), and of https:// URLs.
 const DEFAULT_PORT: u16 = 443;
 /// Pauses between attempts to reach the upstream relay.
 const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
@@ -388,7 +388,8 @@ impl Shared {
         if connection.protocol().is_none_or(|protocol| protocol != webtransport::ALPN) {
             return Ok(None);
         }
-        let terms = Terms { protocol: moq::PROTOCOL, origin: &|origin| self.config.origins.allow(origin) };
+        let protocols: Vec<_> = self.config.drafts.iter().map(|draft| draft.protocol()).collect();
+        let terms = Terms { protocols: &protocols, origin: &|origin| self.config.origins.allow(origin) };
         let bind = |binding| connection.bind(binding, Tunnel::STREAMS);
         webtransport::accept(&connection.quic, &terms, bind).await.map(Some)
     }
@@ -454,7 +455,7 @@ impl Shared {
             // Its path may have a token.
             let host = upstream.url.authority();
             let mut next = None;
-            match connect(&self.outgoing, &upstream.url).await {
+            match connect(&self.outgoing, &upstream.url, &self.config.drafts).await {
                 Ok((connection, tunnel)) => {
                     let session = self.begin_session(connection, Some(upstream.setup()), tunnel);
                     info!(%host, session = session.id(), "connected to the upstream relay");
@@ -534,13 +535,15 @@ pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindErr
 async fn connect(
     endpoints: &[Endpoint],
     url: &url::Url,
+    drafts: &[Draft],
 ) -> anyhow::Result<(Arc<Connection>, Option<Tunnel>)> {
     let (endpoint, addr, host) = way(endpoints, url).await?;
     if url.scheme() != "https" {
         return Ok((endpoint.connect(addr, host).await?, None));
     }
     let connection = endpoint.connect_as(addr, host, webtransport::ALPN).await?;
-    let tunnel = webtransport::connect(&connection.quic, url.clone(), moq::PROTOCOL).await?;
+    let protocols: Vec<_> = drafts.iter().map(|draft| draft.protocol()).collect();
+    let tunnel = webtransport::connect(&connection.quic, url.clone(), &protocols).await?;
     connection.bind(tunnel.binding(), Tunnel::STREAMS);
     Ok((connection, Some(tunnel)))
 }

@@ -154,6 +154,9 @@ pub struct Session {
     pub remote: SocketAddr,
     /// This relay opened the session, towards its upstream.
     pub upstream: bool,
+    /// The draft of MoQ Transport that it speaks, its number.
+    #[serde(default)]
+    pub draft: u8,
     /// Has announced a namespace or published a track.
     pub publisher: bool,
     /// Has subscribed or fetched.

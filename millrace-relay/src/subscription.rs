@@ -31,7 +31,7 @@ use millrace_transport::{
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-pub use self::options::Options;
+pub use self::options::{Options, Timeouts};
 use super::{delays::TrackDelays, outbox::Outbox};
 
 /// The track that a subscription is of.
@@ -174,7 +174,7 @@ impl Subscription {
     /// First and last group that the subscription can get.
     pub fn group_range(&self) -> (u64, u64) {
         let window = self.state.lock().options.window;
-        (window.start.group, window.end_group.unwrap_or(u64::MAX))
+        (window.start.group, window.end.map_or(u64::MAX, |end| end.group))
     }
 
     /// There is news of `subgroup`, of the track of number `from`: opens a stream for it or sends on, and leaves the rest to the
@@ -233,7 +233,7 @@ impl Subscription {
         drop(state);
         outbox.transmit(&self.connection, now);
         match (news, view) {
-            (News::Grown(Some(ingress)), Some(view)) => {
+            (News::Grown(Some(ingress)), Some(view)) if !view.is_cut() => {
                 self.connection.delegate(key, ingress, view.shift(), view.received())
             }
             _ => false,
@@ -278,13 +278,14 @@ impl Subscription {
     ) -> Option<StreamKey> {
         let track = self.source(from);
         let priority = priority_of(track, &state.options, subgroup);
+        let timeouts = state.options.timeouts(&track.data, Some(subgroup));
         let stream = NewStream {
             source: Arc::clone(&view) as _,
             priority,
-            max_delay: self.max_delay(&state.options, priority),
+            max_delay: self.max_delay(timeouts, priority),
             asked: if matches!(news, News::Cached) { Asked::Present } else { Asked::Nothing },
-            object_timeout: state.options.object_timeout,
-            subgroup_timeout: state.options.subgroup_timeout,
+            object_timeout: timeouts.object,
+            subgroup_timeout: timeouts.subgroup,
             owner: self.owner,
             label: Label { track: track.number, group: subgroup.header().group },
         };
@@ -308,7 +309,9 @@ impl Subscription {
         if !options.forward || state.ended.is_some() {
             return true;
         }
-        let Window { start, end_group } = options.window;
+        let (start, Some(last_group)) = (options.window.start, options.window.last_whole_group()) else {
+            return false;
+        };
         let mut first = (start.group, start.object);
         // Held until it is prepared: a switch takes back what was.
         let mut chosen = None;
@@ -331,7 +334,7 @@ impl Subscription {
             owner: self.owner,
             alias: self.alias,
             first,
-            last_group: end_group.unwrap_or(u64::MAX),
+            last_group,
             level: u16::from_be_bytes([options.priority, track.data.default_priority()]),
             track: track.number,
         };
@@ -339,9 +342,8 @@ impl Subscription {
     }
 
     /// How long media may wait: what the relay is set to, unless publisher or subscriber say how long an object may.
-    fn max_delay(&self, options: &Options, priority: Priority) -> Option<Duration> {
-        let timeout = options.object_timeout;
-        if timeout.is_some() { None } else { self.track.delays.at(priority.publisher) }
+    fn max_delay(&self, timeouts: Timeouts, priority: Priority) -> Option<Duration> {
+        if timeouts.object.is_some() { None } else { self.track.delays.at(priority.publisher) }
     }
 
     /// Ends the streams over subgroups that the cache has dropped. Those that wait for credit would wait for ever.
@@ -393,7 +395,8 @@ impl Subscription {
             return;
         }
         let header = &object.datagram;
-        let timeout = match (options.object_timeout, options.subgroup_timeout) {
+        let timeouts = options.timeouts(&track.data, None);
+        let timeout = match (timeouts.object, timeouts.subgroup) {
             (Some(object), Some(subgroup)) => Some(object.min(subgroup)),
             (one, other) => one.or(other),
         };
@@ -406,7 +409,7 @@ impl Subscription {
         };
         // What the cache had was asked for from the past.
         let is_live = matches!(news, News::Grown(_));
-        let max_delay = self.max_delay(options, priority).filter(|_| is_live);
+        let max_delay = self.max_delay(timeouts, priority).filter(|_| is_live);
         let datagram = NewDatagram {
             payload: self.encode(object),
             priority,
@@ -426,12 +429,13 @@ impl Subscription {
         if delegated || adapted || !state.options.forward || state.ended.is_some() {
             return;
         }
-        let Window { start, end_group } = state.options.window;
+        let start = state.options.window.start;
+        let Some(last_group) = state.options.window.last_whole_group() else { return };
         let level = [state.options.priority, self.track.data.default_priority()];
         let datagrams = Datagrams {
             alias: self.alias,
             first: (start.group, start.object),
-            last_group: end_group.unwrap_or(u64::MAX),
+            last_group,
             tag: self.owner,
             level: u16::from_be_bytes(level),
             track: self.track.number,
@@ -554,8 +558,7 @@ impl State {
             return false;
         }
         let Some(largest) = track.largest().filter(|largest| is_far(largest.group)) else { return false };
-        let Ok(window) = Window::resolve(self.options.filter.as_ref(), Some(largest)) else { return false };
-        self.options.window = window;
+        self.options.window = Window::resolve(self.options.filter.as_ref(), Some(largest));
         self.delegated = None;
         true
     }
@@ -580,16 +583,18 @@ impl State {
         if !self.wants_group(group) || self.ended.is_some() || subgroup.is_evicted() {
             return None;
         }
-        let first = self.options.window.first_object(group);
-        match subgroup.first_object_from(first) {
-            Some((_, true)) => Some(View::whole(Arc::clone(subgroup), alias)),
-            Some((object, false)) => Some(View::from_object(Arc::clone(subgroup), alias, &object)),
+        let (first, last) = (self.options.window.first_object(group), self.options.window.last_object(group));
+        let view = match subgroup.first_object_from(first) {
+            Some((object, _)) if last.is_some_and(|last| object.start.id > last) => return None,
+            Some((_, true)) => View::whole(Arc::clone(subgroup), alias),
+            Some((object, false)) => View::from_object(Arc::clone(subgroup), alias, &object),
             // An empty subgroup is forwarded as such.
             None if first == 0 && matches!(subgroup.extent().end, End::Fin { .. }) => {
-                Some(View::whole(Arc::clone(subgroup), alias))
+                View::whole(Arc::clone(subgroup), alias)
             }
-            None => None,
-        }
+            None => return None,
+        };
+        Some(view.up_to(last))
     }
 }
 

@@ -10,7 +10,7 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
-    DecodeError, EncodeError, Message, code,
+    DecodeError, Draft, EncodeError, Message, code,
     message::{GoAway, RequestUpdate},
 };
 use millrace_webtransport::{NotOurs, RecvStream, SendStream};
@@ -90,7 +90,7 @@ pub enum Incoming {
     Reset,
 }
 
-/// What GOAWAY may be on a stream (draft-18, "GOAWAY").
+/// What GOAWAY may be on a stream (draft-22, "GOAWAY"; in draft-18 it names a request).
 pub struct GoAways {
     on_control: bool,
     /// The peer is the server, and we are the client.
@@ -131,6 +131,7 @@ impl GoAways {
 
 /// Reads control messages off a stream.
 pub struct MessageReader {
+    draft: Draft,
     stream: RecvStream,
     buffer: BytesMut,
     held: Held,
@@ -143,8 +144,8 @@ type OnUpdate = Box<dyn Fn(&RequestUpdate) -> Result<(), SessionError> + Send + 
 
 impl MessageReader {
     /// `buffer` holds what was read from the stream before; `held` counts what is not complete.
-    pub fn new(stream: RecvStream, buffer: BytesMut, held: Held, goaways: GoAways) -> Self {
-        Self { stream, buffer, held, goaways, on_update: None }
+    pub fn new(draft: Draft, stream: RecvStream, buffer: BytesMut, held: Held, goaways: GoAways) -> Self {
+        Self { draft, stream, buffer, held, goaways, on_update: None }
     }
 
     /// `look` sees every REQUEST_UPDATE first, and may refuse it.
@@ -161,7 +162,7 @@ impl MessageReader {
     /// The peer broke the protocol or the connection is lost.
     pub async fn next(&mut self) -> Result<Incoming, SessionError> {
         loop {
-            if let Some(message) = Message::decode(&mut self.buffer)? {
+            if let Some(message) = Message::decode(self.draft, &mut self.buffer)? {
                 return match message {
                     Message::GoAway(goaway) => {
                         self.goaways.check(&goaway)?;
@@ -208,8 +209,9 @@ impl RequestStream {
     }
 }
 
-/// Our direction of a request stream. When dropped it is finished, or reset as its fate says.
+/// Our direction of a request stream, or our control stream. When dropped it is finished, or reset as its fate says.
 pub struct Answers {
+    draft: Draft,
     stream: SendStream,
     fate: Fate,
 }
@@ -230,15 +232,13 @@ impl Fate {
 }
 
 impl Answers {
+    pub fn new(draft: Draft, stream: SendStream) -> Self {
+        Self { draft, stream, fate: Fate::default() }
+    }
+
     pub fn with(mut self, fate: Fate) -> Self {
         self.fate = fate;
         self
-    }
-}
-
-impl From<SendStream> for Answers {
-    fn from(stream: SendStream) -> Self {
-        Self { stream, fate: Fate::default() }
     }
 }
 
@@ -268,20 +268,20 @@ impl Drop for Answers {
 ///
 /// # Errors
 /// The stream was stopped, or the connection is lost.
-pub async fn send(stream: &mut SendStream, message: impl Into<Message>) -> Result<(), SessionError> {
+pub async fn send(stream: &mut Answers, message: impl Into<Message>) -> Result<(), SessionError> {
     let mut bytes = Vec::new();
-    message.into().encode(&mut bytes)?;
+    message.into().encode(stream.draft, &mut bytes)?;
     Ok(stream.write_all(&bytes).await?)
 }
 
 /// Writes a request's last message, and FIN. A peer that has stopped the stream does not get it.
-pub async fn send_last(stream: &mut SendStream, message: impl Into<Message>) {
+pub async fn send_last(stream: &mut Answers, message: impl Into<Message>) {
     if send(stream, message).await.is_ok() {
         let _ = stream.finish(); // stopped meanwhile
     }
 }
 
-/// A QUIC application error code; draft-18 codes are all far below 2^62.
+/// A QUIC application error code; those of MoQ are all far below 2^62.
 pub fn var(code: u64) -> quinn::VarInt {
     quinn::VarInt::from_u64(code).unwrap_or(quinn::VarInt::MAX)
 }

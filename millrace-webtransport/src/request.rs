@@ -9,8 +9,8 @@ pub const MAX_BYTES: u64 = 64 * 1024;
 
 /// What a server asks of clients.
 pub struct Terms<'a> {
-    /// The application protocol, which has to be among the request's.
-    pub protocol: &'a str,
+    /// The application protocols that are spoken, the preferred one first. One has to be among the request's.
+    pub protocols: &'a [&'a str],
     /// Whether web pages of an origin may connect. Clients that are no browsers name none.
     pub origin: &'a (dyn Fn(&str) -> bool + Sync),
 }
@@ -21,13 +21,16 @@ pub struct Asked {
     /// Path and query.
     pub path: String,
     pub authority: String,
+    /// The application protocol that was agreed on.
+    pub protocol: String,
 }
 
 impl Asked {
-    pub(crate) fn of(url: &Url) -> Self {
+    pub(crate) fn of(url: &Url, protocol: &str) -> Self {
         Self {
             path: url[Position::BeforePath..Position::AfterQuery].to_owned(),
             authority: url.authority().to_owned(),
+            protocol: protocol.to_owned(),
         }
     }
 }
@@ -45,8 +48,8 @@ pub enum Refused {
     User,
     #[error("pages of {0} may not connect")]
     Origin(String),
-    #[error("the client speaks {offered:?}, not {ours}")]
-    Protocol { offered: Vec<String>, ours: String },
+    #[error("the client speaks {offered:?}, and none of {ours:?}")]
+    Protocol { offered: Vec<String>, ours: Vec<String> },
     #[error(transparent)]
     Lost(#[from] quinn::ConnectionError),
     #[error(transparent)]
@@ -102,16 +105,18 @@ fn judge(request: &ConnectRequest, terms: &Terms<'_>) -> Result<Asked, Refused> 
             return Err(Refused::Origin(front(&origin)));
         }
     }
-    if !request.protocols.iter().any(|offered| offered == terms.protocol) {
+    let offers = |ours: &&&str| request.protocols.iter().any(|offered| offered == **ours);
+    let Some(protocol) = terms.protocols.iter().find(offers) else {
         let offered = request.protocols.iter().take(16).map(|offered| front(offered)).collect();
-        return Err(Refused::Protocol { offered, ours: terms.protocol.to_owned() });
-    }
+        let ours = terms.protocols.iter().map(|&ours| ours.to_owned()).collect();
+        return Err(Refused::Protocol { offered, ours });
+    };
     let url = &request.url;
     // RFC 9114, section 4.3.1.
     if !url.username().is_empty() || url.password().is_some() {
         return Err(Refused::User);
     }
-    Ok(Asked::of(url))
+    Ok(Asked::of(url, protocol))
 }
 
 /// As much of what a peer says as goes into a message.

@@ -41,8 +41,8 @@ pub enum ConnectError {
     Late,
     #[error("the server refused: {0}")]
     Refused(#[from] web_transport_proto::ConnectError),
-    #[error("the server does not speak {0}")]
-    Protocol(String),
+    #[error("the server speaks none of {}", .0.join(", "))]
+    Protocol(Vec<String>),
     #[error(transparent)]
     Lost(#[from] quinn::ConnectionError),
     #[error(transparent)]
@@ -89,28 +89,28 @@ async fn negotiate(
     };
     let binding = binding_of(&send);
     bind(binding);
-    answer(&mut send, ConnectResponse::OK.with_protocol(terms.protocol)).await?;
+    answer(&mut send, ConnectResponse::OK.with_protocol(&asked.protocol)).await?;
     Ok(Tunnel::new(asked, binding, (send, recv), control))
 }
 
-/// Asks a server for a session at `url`, which is to speak `protocol`.
+/// Asks a server for a session at `url`, which is to speak one of `protocols`, of which the first is preferred.
 ///
 /// # Errors
 /// There is none.
-pub async fn connect(connection: &Connection, url: Url, protocol: &str) -> Result<Tunnel, ConnectError> {
+pub async fn connect(connection: &Connection, url: Url, protocols: &[&str]) -> Result<Tunnel, ConnectError> {
     let asking = async {
         let control = open_control(connection).await?;
         let (mut send, mut recv) = connection.open_bi().await?;
-        let request = ConnectRequest::new(url.clone()).with_protocol(protocol);
+        let offered = protocols.iter().map(|&protocol| protocol.to_owned());
+        let request = ConnectRequest::new(url.clone()).with_protocols(offered.clone());
         let mut bytes = Vec::new();
         request.encode(&mut bytes)?;
         send.write_all(&bytes).await?;
         let response = ConnectResponse::read(&mut recv).await?;
-        if response.protocol.as_deref() != Some(protocol) {
-            return Err(ConnectError::Protocol(protocol.to_owned()));
-        }
+        let chosen = response.protocol.as_deref().filter(|chosen| protocols.contains(chosen));
+        let chosen = chosen.ok_or_else(|| ConnectError::Protocol(offered.collect()))?;
         let binding = binding_of(&send);
-        Ok(Tunnel::new(Asked::of(&url), binding, (send, recv), control))
+        Ok(Tunnel::new(Asked::of(&url, chosen), binding, (send, recv), control))
     };
     timeout(REQUEST_TIMEOUT, asking).await.unwrap_or(Err(ConnectError::Late))
 }

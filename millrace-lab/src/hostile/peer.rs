@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use millrace_client::tls::Trust;
 use millrace_proto::{
-    moq,
+    moq::Draft,
     quic::{
         frame::{self, Direction, Frame, Walker},
         packet::ConnectionId,
@@ -32,6 +32,8 @@ use super::{
 };
 use crate::transport::Transport;
 
+/// What is spoken.
+pub const DRAFT: Draft = Draft::NEWEST;
 /// How long the relay may take for anything that a scenario waits for.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Packets that are on their way at a time.
@@ -178,10 +180,10 @@ impl Peer {
         socket.connect(target.addr)?;
         let secrets = SharedSecrets::default();
         let alpn = match target.transport {
-            Transport::Raw => moq::ALPN,
+            Transport::Raw => DRAFT.alpn(),
             Transport::Webtransport => webtransport::ALPN,
         };
-        let mut config = Trust::Anyone.client_config(alpn)?;
+        let mut config = Trust::Anyone.client_config(&[alpn])?;
         config.key_log = Arc::clone(&secrets) as _;
         let name = ServerName::try_from(target.name.clone())?;
         let (local, remote) = (random_id(), random_id());

@@ -1,9 +1,11 @@
-//! Error codes (draft-18, section 15.10).
+//! Error codes (draft-22, section 16.11), of all drafts.
 //!
 //! Newtypes and not enums: an unknown code is legal in all four registries and means the same as an
-//! internal error there (draft-18, "Grease"), so it must survive being carried.
+//! internal error there ("Grease"), so it must survive being carried.
 
 use std::fmt;
+
+use super::Draft;
 
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident { $($constant:ident = $value:literal,)* }) => {
@@ -63,6 +65,7 @@ codes! {
         EXPIRED_AUTH_TOKEN = 0x18,
         INVALID_AUTHORITY = 0x19,
         MALFORMED_AUTHORITY = 0x1a,
+        TOO_MANY_REQUEST_UPDATES = 0x1b,
     }
 }
 
@@ -87,6 +90,21 @@ codes! {
         INVALID_JOINING_REQUEST_ID = 0x32,
         UNSUPPORTED_EXTENSION = 0x33,
         REDIRECT = 0x34,
+        CONFLICTING_FILTERS = 0x35,
+        INVALID_FILTER = 0x36,
+    }
+}
+
+impl Request {
+    /// The code as it is said in a draft, which may not have it.
+    pub(super) fn in_draft(self, draft: Draft) -> Self {
+        let known = match self {
+            Self::DUPLICATE_SUBSCRIPTION => !draft.repeats_subscriptions(),
+            Self::INVALID_JOINING_REQUEST_ID => !draft.has_fills(),
+            Self::CONFLICTING_FILTERS | Self::INVALID_FILTER => draft.has_range_filters(),
+            _ => true,
+        };
+        if known { self } else { Self::INTERNAL_ERROR }
     }
 }
 
@@ -103,6 +121,24 @@ codes! {
         UPDATE_FAILED = 0x8,
         EXCESSIVE_LOAD = 0x9,
         MALFORMED_TRACK = 0x12,
+    }
+}
+
+impl Done {
+    /// The code as it came in a draft, which may not have it.
+    pub(super) fn in_draft(self, draft: Draft) -> Self {
+        match self {
+            Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::INTERNAL_ERROR,
+            code => code,
+        }
+    }
+
+    /// The code as it is said in a draft. To who knows no subscription that ends with its filter, its track has ended.
+    pub(super) fn said_in(self, draft: Draft) -> Self {
+        match self {
+            Self::SUBSCRIPTION_ENDED if !draft.ends_with_its_filter() => Self::TRACK_ENDED,
+            code => code,
+        }
     }
 }
 

@@ -1,10 +1,12 @@
-//! MoQ Transport, draft-18, on the wire: control messages, stream headers, objects, datagrams.
+//! MoQ Transport, drafts 18 to 22, on the wire: control messages, stream headers, objects, datagrams.
 //!
 //! Everything here turns bytes into values and back. Decoders never panic on what a peer sends: they ask
 //! for more bytes, or fail with the [`code::Session`] to close the session with.
 
 pub mod code;
 pub mod data;
+mod draft;
+mod filter;
 pub mod hang;
 pub mod location;
 pub mod message;
@@ -20,16 +22,13 @@ pub use data::{
     Datagram, FetchDecoder, FetchEncoder, FetchItem, FetchObject, ObjectParser, ObjectStart, Position,
     Status, StreamHeader, SubgroupHeader, SubgroupId,
 };
-pub use location::{Filter, GroupOrder, Location};
+pub use draft::{Draft, UnknownDraft};
+pub use filter::Filter;
+pub use location::{GroupOrder, Location};
 pub use message::Message;
 pub use name::{Namespace, TrackName};
 pub use param::Parameters;
 pub use property::Properties;
-
-/// This draft's name, as WebTransport negotiates it.
-pub const PROTOCOL: &str = "moqt-18";
-/// The same over QUIC.
-pub const ALPN: &[u8] = PROTOCOL.as_bytes();
 
 /// What a peer sent cannot be understood: close the session with `code`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -50,10 +49,16 @@ impl DecodeError {
     }
 }
 
-/// A message that does not fit its frame: the length field of a control message has 16 bits.
+/// Why a message cannot be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a control message of {length} bytes is longer than 65535")]
-pub struct EncodeError {
-    /// Length of the message's payload, in bytes.
-    pub length: usize,
+pub enum EncodeError {
+    /// The length field of a control message has 16 bits.
+    #[error("a control message of {length} bytes is longer than 65535")]
+    TooLong {
+        /// Length of the message's payload, in bytes.
+        length: usize,
+    },
+    /// The session's draft has no words for it.
+    #[error("{draft} has no {what}")]
+    NotInDraft { draft: Draft, what: &'static str },
 }

@@ -1,12 +1,14 @@
-//! Message Parameters (draft-18, section 10.2): what a request asks for, between two neighbours.
+//! Message Parameters (draft-22, section 9.20): what a request asks for, between two neighbours.
+//!
+//! Which message may have which parameter is where drafts differ most; [`scope`] is the table.
 
 use std::fmt;
 use std::ops::BitOr;
 
 use bytes::Bytes;
 
-use super::wire::{Reader, put_prefixed};
-use super::{DecodeError, Filter, GroupOrder, Location, Namespace, vi64};
+use super::wire::{Reader, Writer};
+use super::{DecodeError, Draft, Filter, GroupOrder, Location, Namespace};
 
 /// A set of messages that a parameter may be in. REQUEST_OK and REQUEST_UPDATE count as several messages, by the
 /// request that they belong to.
@@ -35,6 +37,9 @@ impl Scope {
     pub const UPDATE_PREFIX: Self = Self(1 << 14);
     pub const UPDATE_PUBLISH_NAMESPACE: Self = Self(1 << 15);
     pub const UPDATE_OK: Self = Self(1 << 16);
+    pub const STATE_NOTIFY: Self = Self(1 << 17);
+    /// No message, but what FILL_PARAMETERS holds.
+    pub const FILL: Self = Self(1 << 18);
 
     /// Any REQUEST_UPDATE.
     pub const UPDATE: Self = Self(
@@ -105,11 +110,25 @@ impl Assignment {
         Ok(Self { set, algorithm, threshold, weight, activate, rank })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Writer<'_>) {
         let Self { set, algorithm, threshold, weight, activate, rank } = *self;
-        [set, algorithm, threshold, weight, activate].into_iter().for_each(|value| vi64::encode(value, out));
-        out.push(rank);
+        [set, algorithm, threshold, weight, activate].into_iter().for_each(|value| out.vi64(value));
+        out.u8(rank);
     }
+}
+
+/// SUBGROUP_FILTER and the others of its kind, as they were sent: objects or tracks with values in some ranges. Nobody may send
+/// any to whom MAX_FILTER_RANGES has not been said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangeFilter {
+    /// The parameter's type: [`RangeFilter::KINDS`].
+    pub kind: u64,
+    pub value: Bytes,
+}
+
+impl RangeFilter {
+    /// SUBGROUP_FILTER, OBJECTID_FILTER, PRIORITY_FILTER, OBJECT_PROPERTY_FILTER, TRACK_PROPERTY_FILTER.
+    pub const KINDS: std::ops::RangeInclusive<u64> = 0x25..=0x29;
 }
 
 /// The parameters of one message. Absent is not the same as the default: in REQUEST_UPDATE it means
@@ -130,9 +149,15 @@ pub struct Parameters {
     pub subscriber_priority: Option<u8>,
     pub filter: Option<Filter>,
     pub group_order: Option<GroupOrder>,
+    /// FILL_PARAMETERS: what the subscriber wants of what came before its subscription, and how. Draft-20 on.
+    pub fill: Option<Box<Parameters>>,
+    /// By their types. Draft-19 on.
+    pub range_filters: Vec<RangeFilter>,
     /// The largest group that the subscriber knows plus 1, or 0 if it knows none.
     pub new_group_request: Option<u64>,
     pub track_namespace_prefix: Option<Namespace>,
+    /// Whether the answer is to have the track's properties. Draft-20 on.
+    pub include_properties: Option<bool>,
     /// Where both ends have said in SETUP that they know it.
     pub assignment: Option<Assignment>,
 }
@@ -146,22 +171,33 @@ const LARGEST_OBJECT: u64 = 0x09;
 const FILL_TIMEOUT: u64 = 0x0a;
 const FORWARD: u64 = 0x10;
 const SUBSCRIBER_PRIORITY: u64 = 0x20;
-const SUBSCRIPTION_FILTER: u64 = 0x21;
+/// SUBSCRIPTION_FILTER in draft-18.
+const LOCATION_FILTER: u64 = 0x21;
 const GROUP_ORDER: u64 = 0x22;
+const FILL_PARAMETERS: u64 = 0x23;
+const TRACK_PROPERTY_FILTER: u64 = 0x29;
 const NEW_GROUP_REQUEST: u64 = 0x32;
 const TRACK_NAMESPACE_PREFIX: u64 = 0x34;
+const INCLUDE_PROPERTIES: u64 = 0x35;
 /// Provisional; another proposal uses the number for something else.
 const SWITCHING_SET_ASSIGNMENT: u64 = 0x41;
 
-/// The messages that a parameter may be in; none for an unknown one.
-fn scope(kind: u64) -> Scope {
-    let subscription = Scope::PUBLISH_OK | Scope::SUBSCRIBE | Scope::UPDATE_SUBSCRIPTION;
+/// The messages that a parameter may be in; none for one that the draft does not know.
+fn scope(kind: u64, draft: Draft) -> Scope {
+    // Draft-19 lets SUBSCRIBE_TRACKS have what SUBSCRIBE has; draft-22 says which of that.
+    let tracks = match draft {
+        Draft::D18 | Draft::D22 => Scope::NONE,
+        Draft::D19 | Draft::D20 | Draft::D21 => Scope::SUBSCRIBE_TRACKS,
+    };
+    // From draft-20 on it is PUBLISH that says what the subscription begins with, and an update that changes it.
+    let publish = match draft {
+        Draft::D18 | Draft::D19 => Scope::PUBLISH_OK,
+        Draft::D20 | Draft::D21 | Draft::D22 => Scope::PUBLISH,
+    };
+    let asked = Scope::SUBSCRIBE | Scope::UPDATE_SUBSCRIPTION;
+    let only = |known: bool, scope: Scope| if known { scope } else { Scope::NONE };
     match kind {
-        OBJECT_DELIVERY_TIMEOUT
-        | SUBGROUP_DELIVERY_TIMEOUT
-        | SUBSCRIPTION_FILTER
-        | NEW_GROUP_REQUEST
-        | SWITCHING_SET_ASSIGNMENT => subscription,
+        OBJECT_DELIVERY_TIMEOUT | SUBGROUP_DELIVERY_TIMEOUT => asked | publish | tracks,
         AUTHORIZATION_TOKEN => {
             Scope::PUBLISH
                 | Scope::SUBSCRIBE
@@ -180,15 +216,58 @@ fn scope(kind: u64) -> Scope {
                 | Scope::PUBLISH_OK
                 | Scope::UPDATE_OK
                 | Scope::TRACK_STATUS_OK
+                | only(draft > Draft::D18, Scope::NAMESPACE_OK)
         }
-        LARGEST_OBJECT => Scope::SUBSCRIBE_OK | Scope::PUBLISH | Scope::UPDATE_OK | Scope::TRACK_STATUS_OK,
-        FILL_TIMEOUT => Scope::FETCH,
-        FORWARD => subscription | Scope::PUBLISH | Scope::SUBSCRIBE_TRACKS,
-        SUBSCRIBER_PRIORITY => subscription | Scope::FETCH | Scope::UPDATE_FETCH,
-        GROUP_ORDER => Scope::SUBSCRIBE | Scope::PUBLISH_OK | Scope::FETCH,
+        LARGEST_OBJECT => {
+            Scope::SUBSCRIBE_OK
+                | Scope::PUBLISH
+                | Scope::UPDATE_OK
+                | Scope::TRACK_STATUS_OK
+                | only(draft.has_state_notify(), Scope::STATE_NOTIFY)
+        }
+        FILL_TIMEOUT => Scope::FETCH | Scope::FILL,
+        FORWARD => {
+            let later = Scope::UPDATE_PREFIX | Scope::STATE_NOTIFY;
+            asked | publish | Scope::PUBLISH | Scope::SUBSCRIBE_TRACKS | only(draft.has_state_notify(), later)
+        }
+        SUBSCRIBER_PRIORITY => asked | publish | tracks | Scope::FETCH | Scope::UPDATE_FETCH | Scope::FILL,
+        LOCATION_FILTER => {
+            let later = Scope::FETCH | Scope::FILL | Scope::STATE_NOTIFY | Scope::SUBSCRIBE_TRACKS;
+            asked | publish | tracks | only(draft.has_fills(), later)
+        }
+        GROUP_ORDER => {
+            Scope::SUBSCRIBE
+                | Scope::FETCH
+                | Scope::FILL
+                | match draft {
+                    Draft::D18 => Scope::PUBLISH_OK,
+                    Draft::D19 => Scope::SUBSCRIBE_TRACKS,
+                    Draft::D20 | Draft::D21 | Draft::D22 => Scope::PUBLISH | Scope::SUBSCRIBE_TRACKS,
+                }
+        }
+        FILL_PARAMETERS => only(draft.has_fills(), asked | Scope::SUBSCRIBE_TRACKS),
+        TRACK_PROPERTY_FILTER => {
+            only(draft.has_range_filters(), Scope::SUBSCRIBE_TRACKS | Scope::UPDATE_PREFIX)
+        }
+        kind if RangeFilter::KINDS.contains(&kind) => {
+            let requests = asked | Scope::FETCH | Scope::SUBSCRIBE_TRACKS | Scope::UPDATE_PREFIX;
+            let answer = only(draft.accepts_with_parameters(), Scope::PUBLISH_OK);
+            only(draft.has_range_filters(), requests | answer | Scope::FILL)
+        }
+        NEW_GROUP_REQUEST => asked | tracks | only(draft.accepts_with_parameters(), Scope::PUBLISH_OK),
         TRACK_NAMESPACE_PREFIX => Scope::UPDATE_PREFIX,
+        INCLUDE_PROPERTIES => {
+            let requests = Scope::SUBSCRIBE | Scope::TRACK_STATUS | Scope::FETCH | Scope::SUBSCRIBE_TRACKS;
+            only(draft.has_state_notify(), requests)
+        }
+        SWITCHING_SET_ASSIGNMENT => asked | Scope::PUBLISH_OK,
         _ => Scope::NONE,
     }
+}
+
+/// Whether a message may have a parameter several times.
+fn repeats(kind: u64) -> bool {
+    kind == AUTHORIZATION_TOKEN || RangeFilter::KINDS.contains(&kind)
 }
 
 const MISPLACED: DecodeError = DecodeError::violation("a parameter that this message does not allow");
@@ -204,10 +283,10 @@ impl Parameters {
                 .unwrap_or(0u64)
                 .checked_add(delta)
                 .ok_or(DecodeError::violation("a parameter type is above 2^64 - 1"))?;
-            if !scope(kind).meets(allowed) {
+            if !scope(kind, input.draft()).meets(allowed) {
                 return Err(MISPLACED);
             }
-            if previous == Some(kind) && kind != AUTHORIZATION_TOKEN {
+            if previous == Some(kind) && !repeats(kind) {
                 return Err(DecodeError::violation("a parameter is repeated"));
             }
             previous = Some(kind);
@@ -229,27 +308,28 @@ impl Parameters {
             EXPIRES => self.expires = Some(input.vi64()?),
             LARGEST_OBJECT => self.largest_object = Some(Location::decode(input)?),
             FILL_TIMEOUT => self.fill_timeout = Some(input.vi64()?),
-            FORWARD => {
-                self.forward = Some(match input.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(DecodeError::violation("a forward state other than 0 or 1")),
-                });
-            }
+            FORWARD => self.forward = Some(flag(input, "a forward state other than 0 or 1")?),
             SUBSCRIBER_PRIORITY => self.subscriber_priority = Some(input.u8()?),
-            SUBSCRIPTION_FILTER => {
-                let mut value = Reader::new(input.prefixed()?);
-                self.filter = Some(Filter::decode(&mut value)?);
-                value.finish()?;
-            }
+            LOCATION_FILTER => self.filter = Some(Filter::decode(input)?),
             GROUP_ORDER => {
                 let order = GroupOrder::from_wire(input.u8()?.into());
                 self.group_order = Some(order.ok_or(DecodeError::violation("an unknown group order"))?);
             }
+            FILL_PARAMETERS => {
+                let mut value = input.nested()?;
+                // A scope of its own, in which there is no other.
+                self.fill = Some(Box::new(Self::decode(&mut value, Scope::FILL)?));
+                value.finish()?;
+            }
             NEW_GROUP_REQUEST => self.new_group_request = Some(input.vi64()?),
             TRACK_NAMESPACE_PREFIX => self.track_namespace_prefix = Some(Namespace::decode(input)?),
-            SWITCHING_SET_ASSIGNMENT => {
-                self.assignment = Some(Assignment::decode(Reader::new(input.prefixed()?))?);
+            INCLUDE_PROPERTIES => {
+                self.include_properties = Some(flag(input, "including properties is neither 0 nor 1")?);
+            }
+            SWITCHING_SET_ASSIGNMENT => self.assignment = Some(Assignment::decode(input.nested()?)?),
+            kind if RangeFilter::KINDS.contains(&kind) => {
+                self.range_filters
+                    .push(RangeFilter { kind, value: Bytes::copy_from_slice(&input.prefixed()?) });
             }
             _ => return Err(MISPLACED),
         }
@@ -258,23 +338,37 @@ impl Parameters {
 
     /// Whether every parameter may be in a message of `allowed`. To be called for REQUEST_OK and REQUEST_UPDATE, once
     /// it is known which request they belong to.
-    pub fn check(&self, allowed: Scope) -> Result<(), DecodeError> {
+    pub fn check(&self, draft: Draft, allowed: Scope) -> Result<(), DecodeError> {
         let mut result = Ok(());
         self.for_each(|kind, _| {
-            if !scope(kind).meets(allowed) {
+            if !scope(kind, draft).meets(allowed) {
                 result = Err(MISPLACED);
             }
         });
         result
     }
 
-    pub(super) fn encode(&self, out: &mut Vec<u8>) {
+    /// Whether there are range filters, for what is to be filled too. An empty one takes away what an update finds.
+    pub fn has_range_filters(&self) -> bool {
+        let fill = self.fill.as_deref().is_some_and(Self::has_range_filters);
+        fill || self.range_filters.iter().any(|filter| !filter.value.is_empty())
+    }
+
+    /// Writes the count and the parameters, each of which a message of the draft may have.
+    pub(super) fn encode(&self, out: &mut Writer<'_>) {
         let mut count = 0;
         self.for_each(|_, _| count += 1);
-        vi64::encode(count, out);
+        out.vi64(count);
         let mut previous = 0;
         self.for_each(|kind, value| {
-            vi64::encode(kind - previous, out);
+            if scope(kind, out.draft()) == Scope::NONE {
+                out.cannot_say(match kind {
+                    FILL_PARAMETERS => "FILL_PARAMETERS",
+                    INCLUDE_PROPERTIES => "INCLUDE_PROPERTIES",
+                    _ => "range filters",
+                });
+            }
+            out.vi64(kind - previous);
             previous = kind;
             value.encode(out);
         });
@@ -298,11 +392,25 @@ impl Parameters {
         see(FILL_TIMEOUT, self.fill_timeout.map(Value::Integer));
         see(FORWARD, self.forward.map(|forward| Value::Byte(forward.into())));
         see(SUBSCRIBER_PRIORITY, self.subscriber_priority.map(Value::Byte));
-        see(SUBSCRIPTION_FILTER, self.filter.map(Value::Filter));
+        see(LOCATION_FILTER, self.filter.map(Value::Filter));
         see(GROUP_ORDER, self.group_order.map(|order| Value::Byte(order.to_wire())));
+        see(FILL_PARAMETERS, self.fill.as_deref().map(Value::Parameters));
+        for RangeFilter { kind, value } in &self.range_filters {
+            see(*kind, Some(Value::Bytes(value)));
+        }
         see(NEW_GROUP_REQUEST, self.new_group_request.map(Value::Integer));
         see(TRACK_NAMESPACE_PREFIX, self.track_namespace_prefix.as_ref().map(Value::Namespace));
+        see(INCLUDE_PROPERTIES, self.include_properties.map(|include| Value::Byte(include.into())));
         see(SWITCHING_SET_ASSIGNMENT, self.assignment.map(Value::Assignment));
+    }
+}
+
+/// A byte that is 0 or 1.
+fn flag(input: &mut Reader, other: &'static str) -> Result<bool, DecodeError> {
+    match input.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(DecodeError::violation(other)),
     }
 }
 
@@ -313,28 +421,22 @@ enum Value<'a> {
     Location(Location),
     Bytes(&'a [u8]),
     Filter(Filter),
+    Parameters(&'a Parameters),
     Namespace(&'a Namespace),
     Assignment(Assignment),
 }
 
 impl Value<'_> {
-    fn encode(self, out: &mut Vec<u8>) {
+    fn encode(self, out: &mut Writer<'_>) {
         match self {
-            Self::Byte(byte) => out.push(byte),
-            Self::Integer(value) => vi64::encode(value, out),
-            Self::Location(location) => location.encode(out),
-            Self::Bytes(bytes) => put_prefixed(bytes, out),
-            Self::Filter(filter) => {
-                let mut value = Vec::new();
-                filter.encode(&mut value);
-                put_prefixed(&value, out);
-            }
-            Self::Assignment(assignment) => {
-                let mut value = Vec::new();
-                assignment.encode(&mut value);
-                put_prefixed(&value, out);
-            }
-            Self::Namespace(namespace) => namespace.encode(out),
+            Self::Byte(byte) => out.u8(byte),
+            Self::Integer(value) => out.vi64(value),
+            Self::Location(location) => location.encode(out.out),
+            Self::Bytes(bytes) => out.prefixed(bytes),
+            Self::Filter(filter) => filter.encode(out),
+            Self::Parameters(parameters) => out.nested(|out| parameters.encode(out)),
+            Self::Assignment(assignment) => out.nested(|out| assignment.encode(out)),
+            Self::Namespace(namespace) => namespace.encode(out.out),
         }
     }
 }
@@ -345,18 +447,28 @@ mod tests {
     use crate::moq::code::Session;
 
     fn decode(bytes: &[u8], allowed: Scope) -> Result<Parameters, DecodeError> {
-        let mut input = Reader::new(Bytes::copy_from_slice(bytes));
+        decode_in(Draft::D18, bytes, allowed)
+    }
+
+    fn decode_in(draft: Draft, bytes: &[u8], allowed: Scope) -> Result<Parameters, DecodeError> {
+        let mut input = Reader::new(draft, Bytes::copy_from_slice(bytes));
         let parameters = Parameters::decode(&mut input, allowed)?;
         input.finish()?;
         Ok(parameters)
+    }
+
+    fn encode_in(draft: Draft, parameters: &Parameters) -> Result<Vec<u8>, crate::moq::EncodeError> {
+        let mut bytes = Vec::new();
+        let mut out = Writer::new(draft, &mut bytes);
+        parameters.encode(&mut out);
+        out.finish().map(|()| bytes)
     }
 
     #[test]
     fn the_default_priority_is_one_byte() {
         // A varint of 128 would take two.
         let parameters = Parameters { subscriber_priority: Some(128), ..Parameters::default() };
-        let mut out = Vec::new();
-        parameters.encode(&mut out);
+        let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x20, 0x80]);
         assert_eq!(decode(&out, Scope::SUBSCRIBE), Ok(parameters));
     }
@@ -368,7 +480,7 @@ mod tests {
         let expected = Parameters {
             forward: Some(true),
             subscriber_priority: Some(7),
-            filter: Some(Filter::LargestObject),
+            filter: Some(Filter::NextObject),
             ..Parameters::default()
         };
         assert_eq!(parameters, expected);
@@ -379,8 +491,7 @@ mod tests {
         let assignment =
             Assignment { set: 7, algorithm: 0, threshold: 3000, weight: 5, activate: 3, rank: 1 };
         let parameters = Parameters { assignment: Some(assignment), ..Parameters::default() };
-        let mut out = Vec::new();
-        parameters.encode(&mut out);
+        let out = encode_in(Draft::D18, &parameters).unwrap();
         assert_eq!(out, [1, 0x41, 7, 7, 0, 0x8b, 0xb8, 5, 3, 1]);
         assert_eq!(decode(&out, Scope::SUBSCRIBE), Ok(parameters));
         // A rank of 0 may be left out.
@@ -401,6 +512,89 @@ mod tests {
             );
         }
         assert!(decode(&out, Scope::FETCH).is_err());
+    }
+
+    /// What each draft lets a message have, against the drafts before and after.
+    #[test]
+    fn drafts_differ_in_what_a_message_may_have() {
+        use Draft::{D18, D19, D20, D21, D22};
+        // A parameter, a message, and the drafts in which that has it.
+        let table: [(&str, &[u8], Scope, &[Draft]); 22] = [
+            ("timeout", &[1, 0x02, 5], Scope::PUBLISH_OK, &[D18, D19]),
+            ("timeout", &[1, 0x06, 5], Scope::PUBLISH, &[D20, D21, D22]),
+            ("timeout", &[1, 0x02, 5], Scope::SUBSCRIBE_TRACKS, &[D19, D20, D21]),
+            ("expires", &[1, 0x08, 5], Scope::NAMESPACE_OK, &[D19, D20, D21, D22]),
+            ("expires", &[1, 0x08, 5], Scope::PUBLISH_OK, &[D18, D19, D20, D21, D22]),
+            ("largest object", &[1, 0x09, 1, 2], Scope::STATE_NOTIFY, &[D20, D21, D22]),
+            ("forward", &[1, 0x10, 1], Scope::PUBLISH_OK, &[D18, D19]),
+            ("forward", &[1, 0x10, 1], Scope::PUBLISH, &[D18, D19, D20, D21, D22]),
+            ("forward", &[1, 0x10, 1], Scope::UPDATE_PREFIX, &[D20, D21, D22]),
+            ("priority", &[1, 0x20, 1], Scope::PUBLISH, &[D20, D21, D22]),
+            ("priority", &[1, 0x20, 1], Scope::SUBSCRIBE_TRACKS, &[D19, D20, D21]),
+            ("order", &[1, 0x22, 1], Scope::PUBLISH_OK, &[D18]),
+            ("order", &[1, 0x22, 1], Scope::SUBSCRIBE_TRACKS, &[D19, D20, D21, D22]),
+            ("order", &[1, 0x22, 1], Scope::PUBLISH, &[D20, D21, D22]),
+            ("fill", &[1, 0x23, 1, 0], Scope::SUBSCRIBE, &[D20, D21, D22]),
+            ("fill", &[1, 0x23, 1, 0], Scope::FETCH, &[]),
+            ("subgroup filter", &[1, 0x25, 2, 0, 1], Scope::SUBSCRIBE, &[D19, D20, D21, D22]),
+            ("subgroup filter", &[1, 0x25, 2, 0, 1], Scope::PUBLISH_OK, &[D19]),
+            ("track filter", &[1, 0x29, 3, 0, 2, 1], Scope::SUBSCRIBE, &[]),
+            ("track filter", &[1, 0x29, 3, 0, 2, 1], Scope::SUBSCRIBE_TRACKS, &[D19, D20, D21, D22]),
+            ("new group", &[1, 0x32, 0], Scope::PUBLISH_OK, &[D18, D19]),
+            ("properties", &[1, 0x35, 0], Scope::TRACK_STATUS, &[D20, D21, D22]),
+        ];
+        for (name, bytes, scope, known) in table {
+            for draft in Draft::ALL {
+                let read = decode_in(draft, bytes, scope);
+                assert_eq!(read.is_ok(), known.contains(&draft), "{name} in {draft}: {read:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_fill_is_a_scope_of_its_own() {
+        let fill = Parameters {
+            subscriber_priority: Some(200),
+            filter: Some(Filter::Relative(1)),
+            ..Parameters::default()
+        };
+        let parameters = Parameters {
+            filter: Some(Filter::NextObject),
+            fill: Some(Box::new(fill)),
+            new_group_request: Some(7),
+            ..Parameters::default()
+        };
+        let written: [(Draft, &[u8]); 2] = [
+            (Draft::D20, &[3, 0x21, 2, 0, 0, 2, 6, 2, 0x20, 200, 1, 1, 1, 0x0f, 7]),
+            (Draft::D22, &[3, 0x21, 5, 2, 6, 2, 0x20, 200, 1, 1, 1, 0x0f, 7]),
+        ];
+        for (draft, bytes) in written {
+            assert_eq!(encode_in(draft, &parameters).as_deref(), Ok(bytes));
+            assert_eq!(decode_in(draft, bytes, Scope::SUBSCRIBE), Ok(parameters.clone()));
+        }
+        let bad: [&[u8]; 5] = [
+            &[1, 0x23, 0],                // without a count
+            &[1, 0x23, 2, 0, 0],          // bytes behind it
+            &[1, 0x23, 3, 1, 0x10, 1],    // FORWARD is for the subscription
+            &[1, 0x23, 4, 1, 0x23, 1, 0], // one in another
+            &[2, 0x23, 1, 0, 0, 1, 0],    // twice
+        ];
+        for bytes in bad {
+            let error = decode_in(Draft::D22, bytes, Scope::SUBSCRIBE).unwrap_err();
+            assert_eq!(error.code, Session::PROTOCOL_VIOLATION, "{bytes:x?}");
+        }
+        let unknown = encode_in(Draft::D19, &Parameters { filter: None, ..parameters }).unwrap_err();
+        assert_eq!(unknown.to_string(), "draft-19 has no FILL_PARAMETERS");
+    }
+
+    #[test]
+    fn range_filters_are_kept_as_they_came() {
+        let bytes = [4, 0x25, 2, 0, 1, 0, 2, 1, 5, 1, 0, 2, 3, 0, 2, 7];
+        let read = decode_in(Draft::D19, &bytes, Scope::SUBSCRIBE).unwrap();
+        let kinds: Vec<_> = read.range_filters.iter().map(|filter| filter.kind).collect();
+        assert_eq!(kinds, [0x25, 0x25, 0x26, 0x28]);
+        assert!(read.has_range_filters());
+        assert_eq!(encode_in(Draft::D19, &read).as_deref(), Ok(&bytes[..]));
     }
 
     #[test]
@@ -429,14 +623,14 @@ mod tests {
             assert_eq!(error.code, Session::PROTOCOL_VIOLATION, "{bytes:x?}");
         }
         let mut overflow = vec![2, 0x32, 0];
-        vi64::encode(u64::MAX, &mut overflow);
+        crate::moq::vi64::encode(u64::MAX, &mut overflow);
         assert!(decode(&overflow, Scope::SUBSCRIBE).is_err());
     }
 
     #[test]
     fn a_count_without_parameters_fails_without_allocating_for_it() {
         let mut bytes = Vec::new();
-        vi64::encode(u64::MAX, &mut bytes);
+        crate::moq::vi64::encode(u64::MAX, &mut bytes);
         assert!(decode(&bytes, Scope::SUBSCRIBE).is_err());
     }
 }

@@ -238,6 +238,26 @@ impl TrackProperties {
     }
 }
 
+/// The delivery timeouts that the properties of a subgroup's first object say for the subgroup, instead of the track's (draft-22,
+/// "Delivery Timeouts"): for each of its objects and for all of it, milliseconds. What is malformed says nothing.
+pub fn subgroup_timeouts(block: &[u8]) -> (Option<u64>, Option<u64>) {
+    let (mut object, mut subgroup) = (None, None);
+    let mut note = |pair: Pair<'_>| match pair {
+        Pair { kind: OBJECT_DELIVERY_TIMEOUT, value: Value::Integer(value) } => object = Some(value),
+        Pair { kind: SUBGROUP_DELIVERY_TIMEOUT, value: Value::Integer(value) } => subgroup = Some(value),
+        _ => {}
+    };
+    for pair in Pairs::new(block).map_while(Result::ok) {
+        match pair {
+            Pair { kind: IMMUTABLE_PROPERTIES, value: Value::Bytes(block) } => {
+                Pairs::new(block).map_while(Result::ok).for_each(&mut note);
+            }
+            pair => note(pair),
+        }
+    }
+    (object, subgroup)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,6 +360,21 @@ mod tests {
         assert_eq!(TrackProperties::parse(&track.encode()), Ok(track));
     }
 
+    #[test]
+    fn a_first_object_says_timeouts_of_its_subgroup() {
+        let mut inner = Vec::new();
+        PairWriter::new(&mut inner).integer(SUBGROUP_DELIVERY_TIMEOUT, 900);
+        let mut out = Vec::new();
+        let mut pairs = PairWriter::new(&mut out);
+        pairs.integer(OBJECT_DELIVERY_TIMEOUT, 250);
+        pairs.bytes(IMMUTABLE_PROPERTIES, &inner);
+        assert_eq!(subgroup_timeouts(&out), (Some(250), Some(900)));
+        assert_eq!(subgroup_timeouts(&inner), (None, Some(900)));
+        assert_eq!(subgroup_timeouts(b""), (None, None));
+        out.truncate(out.len() - 1);
+        assert_eq!(subgroup_timeouts(&out), (Some(250), None), "the rest is malformed");
+    }
+
     proptest! {
         #[test]
         fn written_blocks_are_accepted_and_kept(block in block()) {
@@ -351,6 +386,7 @@ mod tests {
         fn arbitrary_blocks_never_panic(block in vec(any::<u8>(), 0..80)) {
             if let Ok(properties) = Properties::new(block.into()) {
                 let _ = TrackProperties::parse(&properties);
+                let _ = subgroup_timeouts(properties.as_bytes());
             }
         }
     }

@@ -2,20 +2,30 @@
 
 use bytes::{Buf, Bytes};
 
-use super::{DecodeError, vi64};
+use super::{DecodeError, Draft, EncodeError, vi64};
 
-/// The fields of a message, front to back. The message is complete, so a field that goes past its end is a protocol
-/// violation.
+/// The fields of a message, front to back, as a draft has them. The message is complete, so a field that goes past its end is a
+/// protocol violation.
 #[derive(Debug)]
 pub(super) struct Reader {
+    draft: Draft,
     rest: Bytes,
 }
 
 const TRUNCATED: DecodeError = DecodeError::violation("a field runs past the end of its message");
 
 impl Reader {
-    pub(super) fn new(message: Bytes) -> Self {
-        Self { rest: message }
+    pub(super) fn new(draft: Draft, message: Bytes) -> Self {
+        Self { draft, rest: message }
+    }
+
+    pub(super) fn draft(&self) -> Draft {
+        self.draft
+    }
+
+    /// A length and as many bytes, to be read by themselves.
+    pub(super) fn nested(&mut self) -> Result<Self, DecodeError> {
+        Ok(Self { draft: self.draft, rest: self.prefixed()? })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -67,4 +77,62 @@ impl Reader {
 pub(super) fn put_prefixed(bytes: &[u8], out: &mut Vec<u8>) {
     vi64::encode(bytes.len() as u64, out);
     out.extend_from_slice(bytes);
+}
+
+/// Appends the fields of a message, as a draft has them. What the draft has no words for is remembered, and the message is of no
+/// use then.
+#[derive(Debug)]
+pub(super) struct Writer<'a> {
+    draft: Draft,
+    pub(super) out: &'a mut Vec<u8>,
+    unsayable: Option<&'static str>,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(draft: Draft, out: &'a mut Vec<u8>) -> Self {
+        Self { draft, out, unsayable: None }
+    }
+
+    pub(super) fn draft(&self) -> Draft {
+        self.draft
+    }
+
+    pub(super) fn vi64(&mut self, value: u64) {
+        vi64::encode(value, self.out);
+    }
+
+    pub(super) fn u8(&mut self, value: u8) {
+        self.out.push(value);
+    }
+
+    pub(super) fn raw(&mut self, bytes: &[u8]) {
+        self.out.extend_from_slice(bytes);
+    }
+
+    pub(super) fn prefixed(&mut self, bytes: &[u8]) {
+        put_prefixed(bytes, self.out);
+    }
+
+    /// What `write` writes, behind its length.
+    pub(super) fn nested(&mut self, write: impl FnOnce(&mut Writer<'_>)) {
+        let mut bytes = Vec::new();
+        let mut nested = Writer::new(self.draft, &mut bytes);
+        write(&mut nested);
+        let unsayable = nested.unsayable;
+        self.unsayable = self.unsayable.or(unsayable);
+        self.prefixed(&bytes);
+    }
+
+    /// The draft has no words for `what`.
+    pub(super) fn cannot_say(&mut self, what: &'static str) {
+        self.unsayable.get_or_insert(what);
+    }
+
+    /// Whether everything was said.
+    pub(super) fn finish(self) -> Result<(), EncodeError> {
+        match self.unsayable {
+            None => Ok(()),
+            Some(what) => Err(EncodeError::NotInDraft { draft: self.draft, what }),
+        }
+    }
 }

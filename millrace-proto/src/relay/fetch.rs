@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     moq::{
-        FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
+        Draft, FetchEncoder, FetchItem, FetchObject, GroupOrder, Location, Status,
         data::{RangeEnd, encode_fetch_header},
     },
     plane::source::{End, Extent, Source},
@@ -99,12 +99,12 @@ impl Response {
     pub fn new(
         preamble: &[u8],
         request_id: u64,
-        order: GroupOrder,
+        (draft, order): (Draft, GroupOrder),
         on_acknowledged: impl Fn() + Send + Sync + 'static,
     ) -> Self {
         let mut header = preamble.to_vec();
         encode_fetch_header(request_id, &mut header);
-        let encoder = FetchEncoder::new(order);
+        let encoder = FetchEncoder::new(draft, order);
         let mut state = State { encoder, segments: VecDeque::new(), len: 0, end: End::Open, held: 0 };
         state.append(header, Payload::Owned(Bytes::new()));
         Self { state: RwLock::new(state), on_acknowledged: Box::new(on_acknowledged) }
@@ -127,9 +127,9 @@ impl Response {
         self.state.read().held
     }
 
-    /// Says that the status of all objects up to and including `last` is unknown.
-    pub fn push_unknown(&self, last: Location) {
-        let item = FetchItem::Range { last, end: RangeEnd::Unknown };
+    /// Says of all objects up to and including `last` that they are not here, and why.
+    pub fn push_absent(&self, last: Location, end: RangeEnd) {
+        let item = FetchItem::Range { last, end };
         self.push(Entry { item, payload: Payload::Owned(Bytes::new()) });
     }
 

@@ -1,4 +1,4 @@
-//! Which objects a subscription gets (draft-18, section "Subscription Filters").
+//! Which objects a subscription gets (draft-22, section "Location Filters").
 
 use crate::moq::{Filter, Location};
 
@@ -6,8 +6,8 @@ use crate::moq::{Filter, Location};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     pub start: Location,
-    /// Last group, inclusive.
-    pub end_group: Option<u64>,
+    /// The last location, inclusive; the largest object ID is for all of its group.
+    pub end: Option<Location>,
 }
 
 /// The filter ends before the current group.
@@ -21,24 +21,31 @@ pub struct OutOfRange {
 impl Window {
     /// Resolves `filter` for a track whose largest object is `largest`.
     ///
-    /// A subscription without a filter, or with an absolute start in the past, begins with the current
-    /// group, which the cache holds; older groups are for FETCH.
-    pub fn resolve(filter: Option<&Filter>, largest: Option<Location>) -> Result<Self, OutOfRange> {
+    /// A subscription without a filter, or with a start in the past, begins with the current group, which the cache holds; older
+    /// groups are for FETCH and fills.
+    pub fn resolve(filter: Option<&Filter>, largest: Option<Location>) -> Self {
         let current = Location { group: largest.map_or(0, |largest| largest.group), object: 0 };
-        let window = Self {
+        Self {
             start: filter.map_or(current, |filter| filter.start(largest).max(current)),
-            end_group: filter.and_then(Filter::end_group),
-        };
-        match (window.end_group, largest) {
-            (Some(end_group), Some(largest)) if end_group < largest.group => {
-                Err(OutOfRange { end_group, largest_group: largest.group })
+            end: filter.and_then(Filter::end),
+        }
+    }
+
+    /// Whether anything may still come of it.
+    ///
+    /// # Errors
+    /// What was asked for is over.
+    pub fn check(&self, largest: Option<Location>) -> Result<(), OutOfRange> {
+        match (self.end, largest) {
+            (Some(end), Some(largest)) if end.group < largest.group => {
+                Err(OutOfRange { end_group: end.group, largest_group: largest.group })
             }
-            _ => Ok(window),
+            _ => Ok(()),
         }
     }
 
     pub fn contains(&self, location: Location) -> bool {
-        location >= self.start && !self.is_past(location.group)
+        location >= self.start && self.end.is_none_or(|end| location <= end)
     }
 
     /// Whether any object of `group` can be inside.
@@ -51,9 +58,23 @@ impl Window {
         if group == self.start.group { self.start.object } else { 0 }
     }
 
+    /// The largest object ID of `group` that is inside, if not all are. The group must be one that it touches.
+    pub fn last_object(&self, group: u64) -> Option<u64> {
+        self.end.filter(|end| end.group == group && end.object != u64::MAX).map(|end| end.object)
+    }
+
+    /// The last group of which everything from the start on is inside; `None`: not even the first.
+    pub fn last_whole_group(&self) -> Option<u64> {
+        match self.end {
+            None => Some(u64::MAX),
+            Some(Location { group, object: u64::MAX }) => Some(group),
+            Some(end) => end.group.checked_sub(1).filter(|group| *group >= self.start.group),
+        }
+    }
+
     /// Whether `group` comes after the last one asked for.
     pub fn is_past(&self, group: u64) -> bool {
-        self.end_group.is_some_and(|end| group > end)
+        self.end.is_some_and(|end| group > end.group)
     }
 }
 
@@ -65,43 +86,70 @@ mod tests {
         Location { group, object }
     }
 
+    /// To the end of a group.
+    const fn whole(group: u64) -> Option<Location> {
+        Some(at(group, u64::MAX))
+    }
+
+    fn range(start: Location, end_group: u64, end_object: Option<u64>) -> Option<Filter> {
+        Some(Filter::AbsoluteRange { start, end_group, end_object })
+    }
+
     #[test]
     fn filters_become_windows() {
         let now = Some(at(7, 3));
         let table = [
             ("unfiltered, running", None, now, at(7, 0), None),
             ("unfiltered, nothing yet", None, None, at(0, 0), None),
-            ("largest object", Some(Filter::LargestObject), now, at(7, 4), None),
-            ("largest object, nothing yet", Some(Filter::LargestObject), None, at(0, 0), None),
-            ("next group", Some(Filter::NextGroupStart), now, at(8, 0), None),
-            ("next group, nothing yet", Some(Filter::NextGroupStart), None, at(0, 0), None),
+            ("all", Some(Filter::All), now, at(7, 0), None),
+            ("next object", Some(Filter::NextObject), now, at(7, 4), None),
+            ("next object, nothing yet", Some(Filter::NextObject), None, at(0, 0), None),
+            ("next group", Some(Filter::NEXT_GROUP), now, at(8, 0), None),
+            ("next group, nothing yet", Some(Filter::NEXT_GROUP), None, at(0, 0), None),
+            ("current group", Some(Filter::Relative(1)), now, at(7, 0), None),
+            ("groups back", Some(Filter::Relative(5)), now, at(7, 0), None),
             ("absolute start in the past", Some(Filter::AbsoluteStart(at(2, 5))), now, at(7, 0), None),
             ("absolute start in the group", Some(Filter::AbsoluteStart(at(7, 2))), now, at(7, 2), None),
             ("absolute start ahead", Some(Filter::AbsoluteStart(at(9, 1))), now, at(9, 1), None),
-            ("range", Some(Filter::AbsoluteRange { start: at(7, 1), end_group: 9 }), now, at(7, 1), Some(9)),
+            ("range", range(at(7, 1), 9, None), now, at(7, 1), whole(9)),
+            ("range to an object", range(at(7, 1), 9, Some(4)), now, at(7, 1), Some(at(9, 4))),
         ];
-        for (name, filter, largest, start, end_group) in table {
-            let window = Window::resolve(filter.as_ref(), largest).expect(name);
-            assert_eq!(window, Window { start, end_group }, "{name}");
+        for (name, filter, largest, start, end) in table {
+            let window = Window::resolve(filter.as_ref(), largest);
+            assert_eq!(window, Window { start, end }, "{name}");
+            assert_eq!(window.check(largest), Ok(()), "{name}");
         }
     }
 
     #[test]
-    fn a_range_that_is_over_is_refused() {
-        let filter = Filter::AbsoluteRange { start: at(1, 0), end_group: 6 };
-        let refused = OutOfRange { end_group: 6, largest_group: 7 };
-        assert_eq!(Window::resolve(Some(&filter), Some(at(7, 0))), Err(refused));
+    fn a_range_that_is_over_lets_nothing_through() {
+        let window = Window::resolve(range(at(1, 0), 6, None).as_ref(), Some(at(7, 0)));
+        assert_eq!(window.check(Some(at(7, 0))), Err(OutOfRange { end_group: 6, largest_group: 7 }));
+        for group in 0..9 {
+            assert!(!window.touches_group(group) && !window.contains(at(group, 1)), "{group}");
+        }
     }
 
     #[test]
     fn windows_bound_groups_and_objects() {
-        let window = Window { start: at(4, 2), end_group: Some(5) };
-        for (location, inside) in
-            [(at(4, 1), false), (at(4, 2), true), (at(5, 0), true), (at(6, 0), false), (at(3, 9), false)]
-        {
+        let window = Window { start: at(4, 2), end: Some(at(5, 3)) };
+        for (location, inside) in [
+            (at(4, 1), false),
+            (at(4, 2), true),
+            (at(4, 9), true),
+            (at(5, 3), true),
+            (at(5, 4), false),
+            (at(6, 0), false),
+            (at(3, 9), false),
+        ] {
             assert_eq!(window.contains(location), inside, "{location:?}");
         }
-        assert_eq!(window.first_object(4), 2);
-        assert_eq!(window.first_object(5), 0);
+        assert_eq!((window.first_object(4), window.first_object(5)), (2, 0));
+        assert_eq!((window.last_object(4), window.last_object(5)), (None, Some(3)));
+        assert_eq!(window.last_whole_group(), Some(4));
+        assert_eq!(Window { end: Some(at(4, 3)), ..window }.last_whole_group(), None);
+        assert_eq!(Window { end: whole(5), ..window }.last_whole_group(), Some(5));
+        assert_eq!(Window { end: whole(5), ..window }.last_object(5), None);
+        assert_eq!(Window { end: None, ..window }.last_whole_group(), Some(u64::MAX));
     }
 }

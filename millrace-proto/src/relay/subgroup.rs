@@ -109,6 +109,19 @@ impl Subgroup {
         Extent { len: state.len, end: state.end }
     }
 
+    /// The same of its objects up to the ID `last`: they end where another begins.
+    pub fn extent_to(&self, last: u64) -> Extent {
+        let state = self.state.read();
+        let behind = state.objects.partition_point(|object| object.start.id <= last);
+        if let Some(next) = state.objects.get(behind) {
+            return Extent { len: next.start.start, end: End::Fin { at: next.received_at } };
+        }
+        // Of bytes behind the last object it is not known yet what they begin.
+        let known = state.objects.last().map_or(0, |object| object.start.end());
+        let len = if state.end == End::Open { known.min(state.len) } else { state.len };
+        Extent { len, end: state.end }
+    }
+
     /// Copies bytes from `offset` on; 0 when they have not come yet or are gone.
     pub fn read(&self, mut offset: u64, buf: &mut [u8]) -> usize {
         let state = self.state.read();
@@ -143,6 +156,11 @@ impl Subgroup {
         let state = self.state.read();
         let index = state.objects.partition_point(|object| object.start.id < id);
         state.objects.get(index).map(|object| (object.clone(), index == 0))
+    }
+
+    /// The first object of the stream.
+    pub fn first_object(&self) -> Option<Object> {
+        self.state.read().objects.first().cloned()
     }
 
     /// All objects whose headers have arrived, in stream order.

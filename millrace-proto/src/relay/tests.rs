@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     moq::{
-        Datagram, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status, StreamHeader,
-        SubgroupHeader, SubgroupId, TrackName, code,
+        Datagram, Draft, FetchItem, GroupOrder, Location, Namespace, ObjectParser, Properties, Status,
+        StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
         data::{FetchParser, encode_object_header},
         property::TrackProperties,
     },
@@ -99,7 +99,7 @@ fn parse_stream(bytes: &[u8]) -> (SubgroupHeader, Vec<(u64, u64)>) {
 fn parse_response(bytes: &[u8], order: GroupOrder) -> Vec<Location> {
     let mut rest = bytes;
     assert_eq!(StreamHeader::decode(&mut rest).unwrap(), Some(StreamHeader::Fetch { request_id: 8 }));
-    let mut parser = FetchParser::new(order, 0);
+    let mut parser = FetchParser::new(Draft::NEWEST, order, 0);
     let mut found = Vec::new();
     while let Some(start) = parser.next(&mut rest).unwrap() {
         match start.item {
@@ -360,7 +360,7 @@ fn walk(
 }
 
 fn response(order: GroupOrder) -> Response {
-    Response::new(&[], 8, order, || {})
+    Response::new(&[], 8, (Draft::NEWEST, order), || {})
 }
 
 #[test]

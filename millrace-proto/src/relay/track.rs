@@ -15,7 +15,8 @@ use super::{
 };
 use crate::{
     moq::{
-        Datagram, DecodeError, GroupOrder, Location, ObjectStart, Properties, Status, SubgroupId, TrackName,
+        Datagram, DecodeError, GroupOrder, Location, ObjectStart, Parameters, Properties, Status, SubgroupId,
+        TrackName,
         property::{DEFAULT_PRIORITY, TrackProperties},
     },
     plane::source::End,
@@ -145,6 +146,14 @@ impl Track {
 
     pub fn properties(&self) -> Properties {
         self.state.lock().properties.clone()
+    }
+
+    /// The same for whoever asks with these parameters, which may want none.
+    pub fn properties_for(&self, parameters: &Parameters) -> Properties {
+        match parameters.include_properties {
+            Some(false) => Properties::default(),
+            Some(true) | None => self.properties(),
+        }
     }
 
     /// The properties that matter for delivery.

@@ -18,6 +18,8 @@ pub struct View {
     prefix: Vec<u8>,
     /// The offset in the subgroup at which the view goes on behind its prefix.
     from: u64,
+    /// The largest object ID of the view, if it is to end before the subgroup does.
+    last: Option<u64>,
 }
 
 impl View {
@@ -27,7 +29,7 @@ impl View {
         let header = SubgroupHeader { alias, ..*subgroup.header() };
         let mut prefix = Vec::with_capacity(32);
         header.encode_padded(subgroup.header_len(), &mut prefix);
-        Self { subgroup, prefix, from: 0 }
+        Self { subgroup, prefix, from: 0, last: None }
     }
 
     /// The subgroup from `object` on, which is not its first.
@@ -43,13 +45,24 @@ impl View {
         let properties = header.properties.then_some(&start.properties[..]);
         let status = start.status.unwrap_or(Status::Normal);
         encode_object_header(None, start.id, properties, start.payload_len, status, &mut prefix);
-        Self { subgroup, prefix, from: start.payload }
+        Self { subgroup, prefix, from: start.payload, last: None }
     }
 
     /// With `preamble` in front of everything.
     pub fn behind(mut self, preamble: &[u8]) -> Self {
         self.prefix.splice(0..0, preamble.iter().copied());
         self
+    }
+
+    /// Up to the object with the ID `last`, if that is said. Nobody else may send on what it has then: where it ends is known when
+    /// the next object begins.
+    pub fn up_to(self, last: Option<u64>) -> Self {
+        Self { last, ..self }
+    }
+
+    /// Whether it may end before the subgroup does.
+    pub fn is_cut(&self) -> bool {
+        self.last.is_some()
     }
 
     pub fn subgroup(&self) -> &Arc<Subgroup> {
@@ -70,7 +83,10 @@ impl View {
 
 impl Source for View {
     fn extent(&self) -> Extent {
-        let Extent { len, end } = self.subgroup.extent();
+        let Extent { len, end } = match self.last {
+            None => self.subgroup.extent(),
+            Some(last) => self.subgroup.extent_to(last),
+        };
         Extent { len: self.prefix.len() as u64 + len.saturating_sub(self.from), end }
     }
 

@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 
 use millrace_proto::{
     moq::{
-        Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
+        Draft, Message, Namespace, Parameters, Properties, SubgroupHeader, SubgroupId, TrackName,
         message::{Publish, PublishNamespace, Setup, Subscribe},
     },
     relay::cache,
@@ -64,6 +64,7 @@ impl Relay {
             origins: crate::Origins::Any,
             adaptive: crate::Adaptive::Off,
             switching_sets: false,
+            drafts: Draft::ALL.to_vec(),
         };
         let bound = Bound::new(config, Vec::new(), Arc::new(Engine::user("as configured"))).unwrap();
         Self { server: bound.with_access(access).serve(Arc::new(Open)), client }
@@ -119,7 +120,7 @@ async fn assert_gone(relay: &Relay, session: &Remains, before: usize) {
 
 fn encoded(message: impl Into<Message>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    message.into().encode(&mut bytes).unwrap();
+    message.into().encode(Draft::D18, &mut bytes).unwrap();
     bytes
 }
 

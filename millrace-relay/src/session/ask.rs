@@ -9,9 +9,10 @@ use crate::wire::{self, Incoming, RequestStream, SessionError};
 
 /// Opens a request stream with `message`.
 async fn request(context: &Context, message: impl Into<Message>) -> Result<RequestStream, SessionError> {
-    let (mut send, recv) = context.connection().streams().open_bi().await?;
+    let (send, recv) = context.connection().streams().open_bi().await?;
+    let mut send = context.answers(send);
     wire::send(&mut send, message).await?;
-    Ok(RequestStream { send: send.into(), reader: context.request_reader(recv, BytesMut::new()) })
+    Ok(RequestStream { send, reader: context.request_reader(recv, BytesMut::new()) })
 }
 
 /// Opens a request stream and waits for the first answer; an error answer, none in time and a lost

@@ -11,14 +11,14 @@ use std::{
 use bytes::BytesMut;
 use millrace_proto::{
     moq::{
-        Message, code,
+        Draft, Message, code,
         message::{self, GoAway, RequestError},
         param::Assignment,
     },
     relay::{account::Account, malformed::Malformed},
 };
 use millrace_transport::Connection;
-use millrace_webtransport::{RecvStream, Tunnel};
+use millrace_webtransport::{RecvStream, SendStream, Tunnel};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tracing::{debug, info, warn};
@@ -47,11 +47,15 @@ pub struct Context {
     connection: Arc<Connection>,
     /// The peer is the configured upstream relay, and we are the QUIC client.
     is_upstream: bool,
+    /// What it speaks.
+    draft: Draft,
     /// What its streams lie in, if that is a session of WebTransport.
     tunnel: Option<Tunnel>,
     since: Instant,
     dialect: OnceLock<Dialect>,
     knows_switching_sets: AtomicBool,
+    /// Of its SETUP; 0 for any number.
+    max_request_updates: AtomicU64,
     setup: watch::Sender<Setup>,
     quotas: Quotas,
     incomplete: Arc<Incomplete>,
@@ -90,15 +94,22 @@ impl Context {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let id = NEXT.fetch_add(1, Relaxed);
         connection.set_session(id as u32);
+        let agreed = match &tunnel {
+            Some(tunnel) => Draft::of_protocol(&tunnel.asked.protocol),
+            None => connection.protocol().and_then(|protocol| Draft::of_alpn(&protocol)),
+        };
         Arc::new(Self {
             id,
             hub,
             connection,
             is_upstream,
+            // Nothing else is offered, but where nothing is.
+            draft: agreed.unwrap_or(Draft::D18),
             tunnel,
             since: Instant::now(),
             dialect: OnceLock::new(),
             knows_switching_sets: AtomicBool::new(false),
+            max_request_updates: AtomicU64::new(0),
             setup: watch::Sender::new(Setup::Awaited),
             quotas: Quotas::default(),
             incomplete: Arc::default(),
@@ -128,7 +139,12 @@ impl Context {
         &self.connection
     }
 
-    /// How the peer reads draft-18, once its SETUP is there.
+    /// What the peer speaks.
+    pub fn draft(&self) -> Draft {
+        self.draft
+    }
+
+    /// How the peer reads its draft, once its SETUP is there.
     pub fn dialect(&self) -> Dialect {
         self.dialect.get().copied().unwrap_or_default()
     }
@@ -136,6 +152,14 @@ impl Context {
     /// Whether the peer's SETUP, once it is there, has said so.
     pub fn knows_switching_sets(&self) -> bool {
         self.knows_switching_sets.load(Relaxed)
+    }
+
+    /// How many updates of a request of ours may wait for their answers.
+    pub fn max_request_updates(&self) -> u64 {
+        match self.max_request_updates.load(Relaxed) {
+            0 => u64::MAX,
+            most => most,
+        }
     }
 
     pub fn is_upstream(&self) -> bool {
@@ -161,12 +185,17 @@ impl Context {
 
     /// Reads a request stream, of which `buffer` was read before.
     pub fn request_reader(&self, recv: RecvStream, buffer: BytesMut) -> MessageReader {
-        MessageReader::new(recv, buffer, self.incomplete(), GoAways::on_request(self.is_upstream))
+        MessageReader::new(self.draft, recv, buffer, self.incomplete(), GoAways::on_request(self.is_upstream))
+    }
+
+    /// Our direction of a stream.
+    pub fn answers(&self, send: SendStream) -> Answers {
+        Answers::new(self.draft, send)
     }
 
     /// Reads the peer's control stream, of which `buffer` was read before.
     pub fn control_reader(&self, recv: RecvStream, buffer: BytesMut) -> MessageReader {
-        MessageReader::new(recv, buffer, self.incomplete(), GoAways::on_control(self.is_upstream))
+        MessageReader::new(self.draft, recv, buffer, self.incomplete(), GoAways::on_control(self.is_upstream))
     }
 
     /// What the peer's groups take up in the cache.
@@ -268,9 +297,10 @@ impl Context {
 
     /// The peer's SETUP is there, and what it means by its requests is known.
     pub fn set_ready(&self, setup: &message::Setup) {
-        let _ = self.dialect.set(Dialect::of(setup));
+        let _ = self.dialect.set(Dialect::of(setup)); // said once
         let knows = setup.switching_algorithms.contains(&Assignment::ALGORITHM);
         self.knows_switching_sets.store(knows, Relaxed);
+        self.max_request_updates.store(setup.max_request_updates.unwrap_or(0), Relaxed);
         self.set_setup(Setup::Received);
     }
 

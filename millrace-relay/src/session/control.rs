@@ -35,7 +35,7 @@ pub async fn run(
     let setup = Setup { implementation, max_auth_token_cache_size, switching_algorithms, ..setup };
     let begin = async {
         // A peer has to allow it a stream and some bytes.
-        let mut send = context.connection().streams().open_uni().await?;
+        let mut send = context.answers(context.connection().streams().open_uni().await?);
         wire::send(&mut send, setup).await?;
         context.connection().start();
         let (reader, rights) = read_setup(context, &mut streams).await?;
@@ -95,6 +95,7 @@ async fn read_setup(
             identity = short(&rights.identity().to_string()),
             remote = %context.connection().quic.remote_address(),
             implementation = short(setup.implementation.as_deref().unwrap_or("unknown")),
+            draft = context.draft().number(),
             suppressed = line.suppressed,
             "session established"
         );

@@ -1,8 +1,8 @@
-//! What some implementations take draft-18 for.
+//! What some implementations take the drafts for.
 
 use millrace_proto::moq::{Filter, Location, Parameters, message::Setup};
 
-/// How a peer reads and means draft-18, by the implementation that its SETUP names.
+/// How a peer reads and means its draft, by the implementation that its SETUP names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dialect {
     #[default]
@@ -29,7 +29,7 @@ impl Dialect {
 
     /// What a subscription begins with that names `filter`; none begins with the current group.
     pub fn filter(self, filter: Option<Filter>) -> Option<Filter> {
-        filter.filter(|filter| self == Self::Draft || *filter != Filter::LargestObject)
+        filter.filter(|filter| self == Self::Draft || *filter != Filter::NextObject)
     }
 }
 
@@ -48,9 +48,9 @@ mod tests {
         let largest = Some(Location::new(7, 3));
         assert_eq!(Dialect::Draft.largest(largest).largest_object, largest);
         assert_eq!(Dialect::MoqLiteJs.largest(largest), Parameters::default());
-        for filter in [None, Some(Filter::LargestObject), Some(Filter::NextGroupStart)] {
+        for filter in [None, Some(Filter::NextObject), Some(Filter::NEXT_GROUP)] {
             assert_eq!(Dialect::Draft.filter(filter), filter);
-            let kept = filter.filter(|filter| *filter == Filter::NextGroupStart);
+            let kept = filter.filter(|filter| *filter == Filter::NEXT_GROUP);
             assert_eq!(Dialect::MoqLiteJs.filter(filter), kept);
         }
     }

@@ -7,7 +7,7 @@
 //! | --- | --- | --- |
 //! | `subscribe` | SUBSCRIBE, and the answer to our PUBLISH | subscriptions, their aliases |
 //! | `publish` | PUBLISH, and the answer to our SUBSCRIBE | the peer's tracks by alias |
-//! | `fetch` | FETCH | responses under way |
+//! | `fetch` | FETCH, and FILL_PARAMETERS of a subscription | responses under way |
 //! | `upstream_fetch` | the answer to our FETCH | FETCHes that wait for their stream |
 //! | `namespaces` | PUBLISH_NAMESPACE, SUBSCRIBE_NAMESPACE, SUBSCRIBE_TRACKS | namespaces, watched prefixes |
 //! | `track_status` | TRACK_STATUS | |
@@ -42,14 +42,22 @@ mod within;
 
 use std::{sync::Arc, time::Duration};
 
-use millrace_proto::moq::{code, message::Setup};
+use millrace_proto::moq::{Draft, code, message::Setup};
 use millrace_transport::Connection;
 use millrace_webtransport::Tunnel;
 use tokio::sync::mpsc;
 
 use self::{
-    context::Context, datagrams::Datagrams, fetch::Fetches, namespaces::Namespaces, publish::Publications,
-    publisher::Publisher, requests::Requests, rights::Authority, streams::Streams, subscribe::Subscriptions,
+    context::Context,
+    datagrams::Datagrams,
+    fetch::{Fetches, Responses},
+    namespaces::Namespaces,
+    publish::Publications,
+    publisher::Publisher,
+    requests::Requests,
+    rights::Authority,
+    streams::Streams,
+    subscribe::Subscriptions,
     upstream_fetch::UpstreamFetches,
 };
 use crate::{
@@ -91,7 +99,8 @@ impl Session {
     ) -> Self {
         let context = Context::new(hub, access, connection, upstream.is_some(), tunnel);
         let of = || Arc::clone(&context);
-        let subscriptions = Subscriptions::new(of());
+        let responses = Responses::new(of());
+        let subscriptions = Subscriptions::new(of(), Arc::clone(&responses));
         let publications = Publications::new(of());
         let fetches = UpstreamFetches::new(of());
         let publisher: Arc<dyn hub::Publisher> = Arc::new(Publisher {
@@ -104,7 +113,7 @@ impl Session {
             context: of(),
             subscriptions: Arc::clone(&subscriptions),
             publications: Arc::clone(&publications),
-            fetches: Fetches::new(of(), Arc::clone(&subscriptions)),
+            fetches: Fetches::new(of(), Arc::clone(&subscriptions), responses),
             namespaces: Namespaces::new(
                 of(),
                 Arc::clone(&publisher),
@@ -133,6 +142,11 @@ impl Session {
     /// The peer is the configured upstream relay.
     pub fn is_upstream(&self) -> bool {
         self.context.is_upstream()
+    }
+
+    /// What the peer speaks.
+    pub fn draft(&self) -> Draft {
+        self.context.draft()
     }
 
     pub fn age(&self) -> Duration {
@@ -179,7 +193,7 @@ impl Session {
         loop {
             for event in self.connection().events().await {
                 if !self.requests.subscriptions.on_event(&event) {
-                    self.requests.fetches.on_event(event);
+                    self.requests.fetches.responses.on_event(event);
                 }
             }
         }
@@ -208,7 +222,7 @@ impl Session {
     /// Whether nothing is under way any more.
     pub fn is_idle(&self) -> bool {
         let Requests { subscriptions, publications, fetches, .. } = &*self.requests;
-        subscriptions.is_idle() && fetches.count() == 0 && publications.count() == 0
+        subscriptions.is_idle() && fetches.responses.count() == 0 && publications.count() == 0
     }
 
     /// What the peer uses, and as whom it was let in.
@@ -218,7 +232,8 @@ impl Session {
 
     pub fn roles(&self) -> Roles {
         let Requests { subscriptions, publications, fetches, namespaces, .. } = &*self.requests;
-        let (publications, subscriptions) = (publications.count(), subscriptions.count() + fetches.count());
+        let (publications, subscriptions) =
+            (publications.count(), subscriptions.count() + fetches.responses.count());
         Roles {
             publisher: namespaces.is_publisher() || publications > 0,
             subscriber: subscriptions > 0,

@@ -7,10 +7,9 @@ use std::{
 };
 
 use millrace_proto::moq::{
-    Message, Parameters, Properties, code,
+    Filter, Message, Parameters, Properties, code,
     message::{Publish, PublishDone, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeOk},
 };
-use millrace_webtransport::SendStream;
 use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, mpsc},
@@ -28,7 +27,7 @@ use crate::{
     live::{Claim, LiveTrack},
     subscription::Ended,
     upstream::{Ask, Upstream},
-    wire::{self, Incoming, RequestStream, SessionError},
+    wire::{self, Answers, Incoming, RequestStream, SessionError},
 };
 
 /// How long datagrams may be behind the PUBLISH_DONE of their publisher.
@@ -67,9 +66,14 @@ impl Publications {
             Ok(track) => track,
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
+        let draft = self.context.draft();
         if self.contains(&track) {
-            let refusal = RequestError::new(code::Request::DUPLICATE_SUBSCRIPTION, "already published");
-            return self.context.refuse(stream.send, refusal).await;
+            // It may be subscribed to more than once, but nothing would come of that.
+            let code = match draft.repeats_subscriptions() {
+                true => code::Request::UNINTERESTED,
+                false => code::Request::DUPLICATE_SUBSCRIPTION,
+            };
+            return self.context.refuse(stream.send, RequestError::new(code, "already published")).await;
         }
         let Ok(claim) = claim(&track, rights) else {
             return self.context.refuse(stream.send, request_error(Refusal::Taken)).await;
@@ -78,10 +82,23 @@ impl Publications {
             return self.context.refuse(stream.send, refusal).await;
         }
         let (entry, asks) = self.add((claim, Arc::clone(rights)), track, publish.track_alias, false)?;
-        // Media is wanted before the first subscriber comes: the cache serves it at once.
-        let parameters = Parameters { forward: Some(true), ..Parameters::default() };
-        match wire::send(&mut stream.send, RequestOk { parameters, ..RequestOk::default() }).await {
-            Ok(()) => entry.run(asks, stream).await,
+        // Media is wanted before the first subscriber comes: the cache serves it at once. All of it.
+        let wanted = Parameters { forward: Some(true), ..Parameters::default() };
+        let (accepted, change) = match draft.accepts_with_parameters() {
+            true => (wanted, None),
+            false => (Parameters::default(), change_to_all(&publish.parameters)),
+        };
+        let mut updates = Updates::default();
+        let answered = async {
+            let ok = RequestOk { parameters: accepted, ..RequestOk::default() };
+            wire::send(&mut stream.send, ok).await?;
+            match change {
+                Some(change) => updates.send(&self.context, &mut stream.send, change).await,
+                None => Ok(()),
+            }
+        };
+        match answered.await {
+            Ok(()) => entry.run(asks, updates, stream).await,
             Err(error) => entry.finish(Err(error), stream).await,
         }
     }
@@ -127,13 +144,20 @@ impl Publications {
         let claim = claim(&track, &rights)?;
         self.prepare(&track, ok.properties, &ok.parameters).map_err(failed)??;
         debug!(session = self.context.id(), track = %track.name().typed(), alias = ok.track_alias, "subscribed upstream");
+        let known = self.get(ok.track_alias).filter(|_| self.context.draft().repeats_subscriptions());
+        if known.is_some_and(|known| Arc::ptr_eq(&known.track, &track)) {
+            // It may be, but whose objects came would not be known.
+            let reason = "the publisher gave a second subscription the alias of the first";
+            return Err(RequestError::new(code::Request::NOT_SUPPORTED, reason));
+        }
         let largest = ok.parameters.largest_object;
         let (entry, asks) =
             self.add((claim, Arc::clone(&rights)), track, ok.track_alias, true).map_err(failed)?;
         entry.published.track.hand_over_to(&entry.published.upstream, largest);
         let context = Arc::clone(&self.context);
-        self.context
-            .spawn(async move { context.within(&rights, stream, |stream| entry.run(asks, stream)).await });
+        self.context.spawn(async move {
+            context.within(&rights, stream, |stream| entry.run(asks, Updates::default(), stream)).await
+        });
         Ok(())
     }
 
@@ -239,6 +263,48 @@ impl Publications {
     }
 }
 
+/// What to change of a subscription that PUBLISH begins with these parameters, so that all objects come.
+fn change_to_all(published: &Parameters) -> Option<Parameters> {
+    let forward = published.forward.filter(|forward| !forward).map(|_| true);
+    let filter = published.filter.map(|_| Filter::All);
+    let change = Parameters { forward, filter, ..Parameters::default() };
+    (change != Parameters::default()).then_some(change)
+}
+
+/// Our updates of one subscription, of which the publisher may allow only so many without an answer.
+#[derive(Default)]
+struct Updates {
+    unanswered: u64,
+    /// The newest of those that may not be said yet; what it asks for takes the place of what was asked before.
+    waiting: Option<Parameters>,
+}
+
+impl Updates {
+    async fn send(
+        &mut self,
+        context: &Context,
+        send: &mut Answers,
+        parameters: Parameters,
+    ) -> Result<(), SessionError> {
+        if self.unanswered >= context.max_request_updates() {
+            self.waiting = Some(parameters);
+            return Ok(());
+        }
+        self.unanswered += 1;
+        let request_id = context.next_request_id();
+        wire::send(send, RequestUpdate { request_id, parameters }).await
+    }
+
+    /// One has its answer.
+    async fn answered(&mut self, context: &Context, send: &mut Answers) -> Result<(), SessionError> {
+        self.unanswered = self.unanswered.saturating_sub(1);
+        match self.waiting.take() {
+            Some(parameters) => self.send(context, send, parameters).await,
+            None => Ok(()),
+        }
+    }
+}
+
 async fn sleep_until(deadline: Option<Clock>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
@@ -282,9 +348,10 @@ impl Adopted {
     async fn run(
         self,
         mut asks: mpsc::UnboundedReceiver<Ask>,
+        mut updates: Updates,
         mut stream: RequestStream,
     ) -> Result<(), SessionError> {
-        let result = self.follow(&mut asks, &mut stream).await;
+        let result = self.follow(&mut asks, &mut updates, &mut stream).await;
         self.finish(result, stream).await
     }
 
@@ -292,6 +359,7 @@ impl Adopted {
     async fn follow(
         &self,
         asks: &mut mpsc::UnboundedReceiver<Ask>,
+        updates: &mut Updates,
         stream: &mut RequestStream,
     ) -> Result<Option<PublishDone>, SessionError> {
         let RequestStream { send, reader } = stream;
@@ -299,7 +367,7 @@ impl Adopted {
         let mut handed_over = None;
         loop {
             tokio::select! {
-                incoming = reader.next() => if let Some(done) = self.on_message(incoming?, send).await? {
+                incoming = reader.next() => if let Some(done) = self.on_message(incoming?, updates, send).await? {
                     return Ok(Some(done));
                 },
                 () = upstream.passed(), if handed_over.is_none() => {
@@ -315,8 +383,7 @@ impl Adopted {
                     Some(Ask::NewGroup(group)) => {
                         let parameters =
                             Parameters { new_group_request: Some(group), ..Parameters::default() };
-                        let request_id = self.family.context.next_request_id();
-                        wire::send(send, RequestUpdate { request_id, parameters }).await?;
+                        updates.send(&self.family.context, send, parameters).await?;
                     }
                     Some(Ask::Cancel) | None => return Ok(None),
                 },
@@ -328,7 +395,8 @@ impl Adopted {
     async fn on_message(
         &self,
         incoming: Incoming,
-        send: &mut SendStream,
+        updates: &mut Updates,
+        send: &mut Answers,
     ) -> Result<Option<PublishDone>, SessionError> {
         let context = &self.family.context;
         match incoming {
@@ -337,9 +405,16 @@ impl Adopted {
                 if let Some(largest) = ok.parameters.largest_object {
                     self.published.track.data.saw_largest(largest);
                 }
+                updates.answered(context, send).await?;
             }
             Incoming::Message(Message::RequestError(error)) => {
                 debug!(session = context.id(), ?error, "REQUEST_UPDATE refused upstream");
+                updates.answered(context, send).await?;
+            }
+            Incoming::Message(Message::PublishStateNotify(notify)) => {
+                if let Some(largest) = notify.parameters.largest_object {
+                    self.published.track.data.saw_largest(largest);
+                }
             }
             Incoming::Message(Message::RequestUpdate(update)) => {
                 context.check_request_id(&update.into())?;

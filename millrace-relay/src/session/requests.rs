@@ -4,20 +4,25 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
-    Message, code,
+    Message, Parameters, code,
     message::{Fetch, FetchKind, RequestError},
 };
 use millrace_webtransport::{RecvStream, SendStream};
 use tracing::debug;
 
 use super::{
-    context::Context, fetch::Fetches, namespaces::Namespaces, publish::Publications, rights::Admitted,
-    subscribe::Subscriptions, track_status,
+    context::Context,
+    fetch::Fetches,
+    namespaces::Namespaces,
+    publish::Publications,
+    rights::{Admitted, parameters},
+    subscribe::Subscriptions,
+    track_status,
 };
 use crate::{
     access::rights::Rights,
     hub::Counters,
-    wire::{Answers, Incoming, RequestStream, SessionError},
+    wire::{Incoming, RequestStream, SessionError},
 };
 
 /// The families of requests.
@@ -56,8 +61,11 @@ impl Requests {
         self.context.check_request_id(&message)?;
         Counters::count(&self.context.hub().counters.requests);
         debug!(session = self.context.id(), request = ?message, "request");
-        let send = Answers::from(send);
+        let send = self.context.answers(send);
         if let Some(refusal) = reserved(&message) {
+            return self.context.refuse(send, refusal).await;
+        }
+        if let Some(Err(refusal)) = parameters(&message).map(without_range_filters) {
             return self.context.refuse(send, refusal).await;
         }
         let Admitted { rights, .. } = &match self.context.admit(&message)? {
@@ -110,6 +118,18 @@ fn reserved(message: &Message) -> Option<RequestError> {
     }
     let reason = "nothing of the session's own namespace is here";
     namespace.is_session_level().then(|| RequestError::new(code::Request::DOES_NOT_EXIST, reason))
+}
+
+/// Range filters are refused: SETUP says nothing of MAX_FILTER_RANGES, so that nobody may send any.
+///
+/// # Errors
+/// There is one.
+pub fn without_range_filters(parameters: &Parameters) -> Result<(), RequestError> {
+    if !parameters.has_range_filters() {
+        return Ok(());
+    }
+    let reason = "this relay takes no range filters: MAX_FILTER_RANGES is 0";
+    Err(RequestError::new(code::Request::INVALID_FILTER, reason))
 }
 
 fn not_a_request(message: &Message) -> SessionError {

@@ -209,7 +209,8 @@ pub fn session_over(refusal: Refusal) -> SessionError {
     refused(refusal)
 }
 
-fn parameters(message: &Message) -> Option<&Parameters> {
+/// Those of a request.
+pub fn parameters(message: &Message) -> Option<&Parameters> {
     Some(match message {
         Message::Subscribe(message) => &message.parameters,
         Message::Publish(message) => &message.parameters,

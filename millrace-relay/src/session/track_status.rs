@@ -19,7 +19,7 @@ pub async fn serve(
     };
     let ok = RequestOk {
         parameters: context.dialect().largest(track.data.largest()),
-        properties: track.data.properties(),
+        properties: track.data.properties_for(&status.parameters),
     };
     wire::send_last(&mut stream.send, ok).await;
     Ok(())

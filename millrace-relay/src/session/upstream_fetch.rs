@@ -8,7 +8,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use millrace_proto::moq::{
-    FetchItem, GroupOrder, Location, Message, Parameters, TrackName, code,
+    FetchItem, Filter, GroupOrder, Location, Message, Parameters, TrackName, code,
     data::FetchParser,
     message::{Fetch, FetchKind, RequestError},
 };
@@ -58,7 +58,7 @@ impl UpstreamFetches {
         let (sender, stream) = oneshot::channel();
         self.waiting.lock().insert(request_id, sender);
         let _forget = Forget { family: self, request_id };
-        let kind = FetchKind::Standalone { track, start: first, end: after(last) };
+        let kind = FetchKind::Standalone { track, range: Filter::range(first, last) };
         let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
         let (request, answer) = ask(&self.context, Fetch { request_id, kind, parameters }).await?;
         let ok = match answer {
@@ -75,7 +75,7 @@ impl UpstreamFetches {
             _request: request,
             recv,
             held: self.context.incomplete(),
-            parser: FetchParser::new(order, 0),
+            parser: FetchParser::new(self.context.draft(), order, 0),
             unread: front.freeze(),
             pieces: VecDeque::new(),
             missing: 0,
@@ -105,17 +105,6 @@ impl Drop for Forget<'_> {
     fn drop(&mut self) {
         self.family.waiting.lock().remove(&self.request_id);
     }
-}
-
-/// The end of a range in FETCH's encoding: the last object plus 1.
-pub fn after(last: Location) -> Location {
-    // An object ID of 0 means the whole group, which is what no object behind the last one is.
-    Location { object: last.object.checked_add(1).unwrap_or(0), ..last }
-}
-
-/// The last location of a range whose end is in FETCH's encoding.
-pub fn before(end: Location) -> Location {
-    Location { object: end.object.checked_sub(1).unwrap_or(u64::MAX), ..end }
 }
 
 /// A FETCH response that is arriving.

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millrace_proto::{
-    moq::{Filter, GroupOrder, Parameters},
-    relay::{filter::Window, track::Track},
+    moq::{Filter, GroupOrder, Parameters, property::subgroup_timeouts},
+    relay::{filter::Window, subgroup::Subgroup, track::Track},
 };
 
 /// What a subscriber asked for; REQUEST_UPDATE changes it.
@@ -16,41 +16,55 @@ pub struct Options {
     pub forward: bool,
     pub priority: u8,
     pub order: GroupOrder,
-    pub object_timeout: Option<Duration>,
-    pub subgroup_timeout: Option<Duration>,
+    /// The subscriber's, milliseconds; 0 is none.
+    pub object_timeout: Option<u64>,
+    pub subgroup_timeout: Option<u64>,
+}
+
+/// How long objects, and whole subgroups, may be under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    pub object: Option<Duration>,
+    pub subgroup: Option<Duration>,
 }
 
 impl Options {
     /// Of a SUBSCRIBE; what it leaves open is the track's.
     pub fn new(parameters: &Parameters, window: Window, track: &Track) -> Self {
-        let properties = track.parsed_properties();
         let mut options = Self {
             window,
             filter: None,
             forward: true,
             priority: 128,
-            order: properties.group_order.unwrap_or_default(),
-            object_timeout: duration(properties.object_delivery_timeout),
-            subgroup_timeout: duration(properties.subgroup_delivery_timeout),
+            order: track.parsed_properties().group_order.unwrap_or_default(),
+            object_timeout: None,
+            subgroup_timeout: None,
         };
-        options.apply(parameters, track);
+        options.apply(parameters);
         options
     }
 
     /// Takes over what `parameters` say, but for the window.
-    pub fn apply(&mut self, parameters: &Parameters, track: &Track) {
-        let properties = track.parsed_properties();
+    pub fn apply(&mut self, parameters: &Parameters) {
         self.filter = parameters.filter.or(self.filter);
         self.forward = parameters.forward.unwrap_or(self.forward);
         self.priority = parameters.subscriber_priority.unwrap_or(self.priority);
         self.order = parameters.group_order.unwrap_or(self.order);
-        if parameters.object_delivery_timeout.is_some() {
-            let publisher = properties.object_delivery_timeout;
-            self.object_timeout = smaller(publisher, parameters.object_delivery_timeout);
-        }
-        if parameters.subgroup_delivery_timeout.is_some() {
-            let publisher = properties.subgroup_delivery_timeout;
-            self.subgroup_timeout = smaller(publisher, parameters.subgroup_delivery_timeout);
+        self.object_timeout = parameters.object_delivery_timeout.or(self.object_timeout);
+        self.subgroup_timeout = parameters.subgroup_delivery_timeout.or(self.subgroup_timeout);
+    }
+
+    /// The delivery timeouts of a subgroup, or of the track's datagrams: the smaller of the subscriber's and the publisher's, which the
+    /// subgroup's first object may say for it.
+    pub fn timeouts(&self, track: &Track, subgroup: Option<&Subgroup>) -> Timeouts {
+        let of_track = track.parsed_properties();
+        let says = |subgroup: &&Subgroup| subgroup.header().properties && subgroup.header().first_object;
+        let first = subgroup.filter(says).and_then(Subgroup::first_object);
+        let (object, of_subgroup) =
+            first.map(|first| subgroup_timeouts(&first.start.properties)).unwrap_or_default();
+        Timeouts {
+            object: smaller(object.or(of_track.object_delivery_timeout), self.object_timeout),
+            subgroup: smaller(of_subgroup.or(of_track.subgroup_delivery_timeout), self.subgroup_timeout),
         }
     }
 }

@@ -78,10 +78,10 @@ impl Subscription {
         let largests = || self.renditions.get().into_iter().flatten().map(|track| track.data.largest());
         let newest = largests().flatten().map(|largest| largest.group).max();
         let (Origin::Renditions(choice), Some(group)) = (origin, newest) else {
-            return Filter::LargestObject.start(largest);
+            return Filter::NextObject.start(largest);
         };
         let of_group = largests().nth(choice.of(group)).flatten().filter(|largest| largest.group == group);
-        of_group.map_or(Location::new(group, 0), |largest| Filter::LargestObject.start(Some(largest)))
+        of_group.map_or(Location::new(group, 0), |largest| Filter::NextObject.start(Some(largest)))
     }
 
     /// The rendition's place among those that the subscription is served from.

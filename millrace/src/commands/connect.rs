@@ -6,6 +6,7 @@ use millrace_client::{
     session::{Remote, parse_url},
     tls::{Fingerprint, Trust},
 };
+use millrace_proto::moq::Draft;
 use tokio::signal::unix::{SignalKind, signal};
 use url::Url;
 
@@ -24,6 +25,9 @@ pub struct ConnectArgs {
     /// Trust the certificate with this fingerprint only, which the relay logs at start-up
     #[arg(long, value_name = "SHA256", conflicts_with_all = ["tls_disable_verify", "tls_root"])]
     pub tls_fingerprint: Option<Fingerprint>,
+    /// Speak this draft of MoQ Transport only [default: the newest of 18 to 22 that the relay knows]
+    #[arg(long, value_name = "N")]
+    pub draft: Option<Draft>,
     /// Connect again when the session ends, and go on trying while there is none [default: true for publish, false for
     /// subscribe]
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
@@ -72,6 +76,7 @@ impl ConnectArgs {
             (false, None, Some(fingerprint)) => Trust::Fingerprint(fingerprint),
             (false, None, None) => Trust::System,
         };
-        Remote::new(self.url, trust)
+        let drafts = self.draft.map_or_else(|| Draft::ALL.to_vec(), |draft| vec![draft]);
+        Remote { drafts, ..Remote::new(self.url, trust) }
     }
 }

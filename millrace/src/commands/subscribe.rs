@@ -164,7 +164,7 @@ impl Args {
             adaptive: self.adaptive,
             join_groups: self.join_groups,
             fetch: match self.fetch.as_deref() {
-                Some([Place(start), Place(end)]) => Some((*start, *end)),
+                Some([Place(start), Place(end)]) => Some((*start, last_before(*start, *end)?)),
                 _ => None,
             },
             filter: self.filter.map(|FilterArg(filter)| filter),
@@ -177,6 +177,13 @@ impl Args {
             series: self.series.is_some(),
         })
     }
+}
+
+/// The last location of a range that ends before `end`, or with its group where that has object 0.
+fn last_before(start: Location, end: Location) -> anyhow::Result<Location> {
+    let last = Location::new(end.group, end.object.checked_sub(1).unwrap_or(u64::MAX));
+    ensure!(start <= last, "--fetch: the range ends before it begins");
+    Ok(last)
 }
 
 /// GROUP:OBJECT.
@@ -202,15 +209,15 @@ impl FromStr for FilterArg {
 
     fn from_str(text: &str) -> Result<Self, String> {
         Ok(Self(match (text, text.split_once("..")) {
-            ("next-group", _) => Filter::NextGroupStart,
-            ("largest", _) => Filter::LargestObject,
+            ("next-group", _) => Filter::NEXT_GROUP,
+            ("largest", _) => Filter::NextObject,
             (_, Some((start, end))) => {
                 let Place(start) = start.parse()?;
                 let end_group = end.parse().map_err(|_| format!("{end:?} is not a number"))?;
                 if end_group < start.group {
                     return Err("the filter ends before it starts".into());
                 }
-                Filter::AbsoluteRange { start, end_group }
+                Filter::AbsoluteRange { start, end_group, end_object: None }
             }
             (start, None) => Filter::AbsoluteStart(start.parse::<Place>()?.0),
         }))
@@ -228,12 +235,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_range_ends_before_its_end() {
+        let last = |start: &str, end: &str| {
+            let [Place(start), Place(end)] = [start, end].map(|text| text.parse().unwrap());
+            last_before(start, end).ok()
+        };
+        assert_eq!(last("1:2", "3:4"), Some(Location::new(3, 3)));
+        assert_eq!(last("1:2", "1:0"), Some(Location::new(1, u64::MAX)));
+        assert_eq!(last("1:2", "1:2"), None);
+        assert_eq!(last("2:0", "1:0"), None);
+    }
+
+    #[test]
     fn filters_as_they_are_written() {
         let table = [
-            ("next-group", Filter::NextGroupStart),
-            ("largest", Filter::LargestObject),
+            ("next-group", Filter::NEXT_GROUP),
+            ("largest", Filter::NextObject),
             ("3:1", Filter::AbsoluteStart(Location::new(3, 1))),
-            ("3:1..9", Filter::AbsoluteRange { start: Location::new(3, 1), end_group: 9 }),
+            ("3:1..9", Filter::AbsoluteRange { start: Location::new(3, 1), end_group: 9, end_object: None }),
         ];
         for (text, filter) in table {
             assert_eq!(text.parse(), Ok(FilterArg(filter)));

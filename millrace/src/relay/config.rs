@@ -23,6 +23,7 @@ use serde::{Deserialize, de};
 use toml::de::{DeTable, ValueDeserializer};
 use url::Url;
 
+use millrace_proto::moq::Draft;
 use millrace_relay::{Adaptive, DelayRule, LadderRule, Origins, access::Rule};
 use millrace_transport::{Dscp, kernel::Limits};
 
@@ -31,7 +32,7 @@ pub use self::{
     adaptive::AdaptiveChoice,
     queue::{DropPolicy, MaxDelay, Queue},
     tls::{CipherSuite, Identity, Upstream},
-    values::{ByteCount, CodePoint, ListenOn, RelayUrl, Seconds, name},
+    values::{ByteCount, CodePoint, DraftNumber, ListenOn, RelayUrl, Seconds, name},
 };
 
 use crate::{
@@ -61,6 +62,8 @@ pub struct Config {
     pub identity: Identity,
     /// From where browsers may connect; `None`: they may not.
     pub web: Option<Origins>,
+    /// Drafts of MoQ Transport that are spoken, in the server's order of preference.
+    pub drafts: Vec<Draft>,
     /// The server's order of preference.
     pub cipher_suites: Vec<CipherSuite>,
     pub congestion_control: CongestionControl,
@@ -298,6 +301,9 @@ settings! {
     /// Origins of web pages that may connect, such as https://example.org, repeatable [default: any]
     #[arg(long, value_delimiter = ',', value_name = "ORIGIN")]
     web_origin: Vec<String>,
+    /// Drafts of MoQ Transport to speak, of which the newest that a peer knows is taken [default: 18 to 22]
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    drafts: Vec<DraftNumber>,
     /// Cipher suites in order of preference [default: all, as listed]
     #[arg(long, value_enum, value_delimiter = ',')]
     cipher_suites: Vec<CipherSuite>,
@@ -523,6 +529,7 @@ impl Check {
                 settings.tls_self_signed_out,
             ),
             web: self.web(settings.webtransport.unwrap_or(true), settings.web_origin),
+            drafts: self.drafts(settings.drafts),
             cipher_suites: self.cipher_suites(settings.cipher_suites),
             congestion_control: settings.congestion_control.unwrap_or(CongestionControl::Bbr),
             max_packets_per_key: self.max_packets_per_key(settings.max_packets_per_key),

@@ -12,6 +12,7 @@ use prometheus_client::{
 };
 
 use millrace_gate::status as gate_status;
+use millrace_proto::moq::Draft;
 use millrace_relay::status as relay;
 
 use super::status::{Engine, Gate, Keystreams, Sent, Session, Status};
@@ -97,6 +98,13 @@ impl Snapshot {
         out.gauge("clients", "Clients that have sessions", None, access.clients.len() as u64)?;
         out.gauge("held_tracks", "Tracks that requests hold", None, sum(|s| s.tracks))?;
         out.gauge("sessions", "Open sessions", None, sessions.len() as u64)?;
+        out.labelled("sessions_by_draft", "Open sessions by draft", MetricType::Gauge, |family| {
+            Draft::ALL.into_iter().map(Draft::number).try_for_each(|draft| {
+                let count = sessions.iter().filter(|session| session.draft == draft).count();
+                let labels = [("draft", draft.to_string())];
+                ConstGauge::new(count as u64).encode(family.encode_family(&labels)?)
+            })
+        })?;
         out.gauge("tracks", "Known tracks", None, tracks.len() as u64)?;
         out.gauge("subscriptions", "Open subscriptions and fetches", None, sum(|s| s.subscriptions))?;
         out.gauge("publications", "Tracks that sessions publish", None, sum(|s| s.publications))?;
@@ -298,7 +306,7 @@ mod tests {
             sessions: vec![
                 session(Some(5000), Some(0.25)),
                 session(Some(1000), Some(0.5)),
-                session(None, None),
+                Session { draft: 22, ..session(None, None) },
                 Session { subscriber: false, ..session(Some(1), Some(1.0)) },
             ],
             ..relay
@@ -321,6 +329,9 @@ mod tests {
             r#"millrace_relay_build_info{version="1.2.3",engine="user"} 1"#,
             "# UNIT millrace_relay_cache_bytes bytes",
             "millrace_relay_cache_bytes 7",
+            r#"millrace_relay_sessions_by_draft{draft="22"} 1"#,
+            r#"millrace_relay_sessions_by_draft{draft="18"} 3"#,
+            r#"millrace_relay_sessions_by_draft{draft="20"} 0"#,
             r#"millrace_relay_path_bandwidth_bytes_per_second{quantile="0"} 1000.0"#,
             r#"millrace_relay_path_bandwidth_bytes_per_second{quantile="0.5"} 5000.0"#,
             r#"millrace_relay_path_loss_ratio{quantile="1"} 0.5"#,

@@ -1,14 +1,12 @@
 //! The relay as it is run: the library's, with the engine, the gate and the identity that the settings name.
 
 use std::{
-    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::Arc,
 };
 
 use anyhow::Context;
 use millrace_proto::{
-    moq::ALPN,
     plane::{
         congestion::Algorithm,
         downstream::{self, policy},
@@ -265,6 +263,7 @@ fn relay_config(config: &Config, identity: &Identity) -> millrace_relay::Config 
         origins: config.web.clone().unwrap_or_default(),
         adaptive: config.adaptive.clone(),
         switching_sets: config.switching_sets,
+        drafts: config.drafts.clone(),
     }
 }
 
@@ -289,7 +288,7 @@ fn transport_config(config: &Config, identity: &Identity) -> transport::Config {
             None => transport::tls::Trust::Anyone,
         },
         suites: suites.collect(),
-        alpn: iter::once(ALPN)
+        alpn: (config.drafts.iter().map(|draft| draft.alpn()))
             .chain(config.web.as_ref().map(|_| webtransport::ALPN))
             .map(<[u8]>::to_vec)
             .collect(),

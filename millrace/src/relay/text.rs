@@ -133,8 +133,14 @@ const PATH: [(&str, Fit); 10] = [
 ];
 
 /// A dash: it neither subscribes, or publishes, nor has.
-const WHO: [(&str, Fit); 5] =
-    [("SESSION", Whole), ("REMOTE", Whole), ("CIPHER", Whole), ("SUBS", Whole), ("PUBS", Whole)];
+const WHO: [(&str, Fit); 6] = [
+    ("SESSION", Whole),
+    ("REMOTE", Whole),
+    ("MOQ", Whole),
+    ("CIPHER", Whole),
+    ("SUBS", Whole),
+    ("PUBS", Whole),
+];
 
 const SENT: [(&str, Fit); 6] = [
     ("SESSION", Whole),
@@ -175,7 +181,8 @@ fn who_row(session: &Session) -> Vec<String> {
     vec![
         session.id.to_string(),
         session.remote.to_string(),
-        session.cipher.replace("-poly1305", "").replace("-gcm", ""),
+        session.draft.to_string(),
+        session.cipher.replace("20-poly1305", "").replace("-gcm", "").replace("aes-", "aes"),
         count(session.subscriber, session.subscriptions),
         count(session.publisher, session.publications),
     ]
@@ -336,6 +343,7 @@ pub(super) mod tests {
             queue_us: 0,
             in_flight: 0,
             path_mtu: 1200,
+            draft: 18,
             cipher: String::new(),
             quinn: Sent::default(),
             data_plane: Sent::default(),
@@ -380,6 +388,7 @@ pub(super) mod tests {
             loss: Some(0.123),
             cwnd: 123_456_789,
             in_flight: 12_345_678,
+            draft: 22,
             cipher: "chacha20-poly1305".into(),
             quinn: Sent { packets: 123_456_789, bytes: 1 },
             data_plane: Sent { packets: 1_234_567_890, bytes: 1 },

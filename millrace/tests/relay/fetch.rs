@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millrace_proto::moq::{
-    FetchItem, FetchObject, GroupOrder, Location, Message, Parameters, Properties, StreamHeader, TrackName,
-    code,
+    Draft, FetchItem, FetchObject, Filter, GroupOrder, Location, Message, Parameters, Properties,
+    StreamHeader, TrackName, code,
     data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
     message::{Fetch, FetchKind, FetchOk, Subscribe, SubscribeOk},
 };
@@ -14,9 +14,9 @@ use millrace_client::session::{Error, Request};
 use super::peer::{Peer, Relay, at, first_subscriber, header, patiently, payload, with_publisher};
 
 /// What a FETCH came to: locations of objects in order, ranges that are unknown, and the answer.
-struct Fetched {
-    ok: FetchOk,
-    objects: Vec<Location>,
+pub struct Fetched {
+    pub ok: FetchOk,
+    pub objects: Vec<Location>,
     unknown: Vec<Location>,
 }
 
@@ -37,13 +37,19 @@ async fn refused(peer: &Peer, kind: FetchKind) -> code::Request {
     }
 }
 
-async fn fetch(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
+pub async fn fetch(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
     let parameters = Parameters { group_order: Some(order), ..Parameters::default() };
     let mut request = ask(peer, kind, parameters).await;
     let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
+    let (objects, unknown) = past(peer, order).await;
+    Fetched { ok, objects, unknown }
+}
+
+/// What comes on the next stream, which has to be that of a FETCH or a fill: objects in order, and ranges that are unknown.
+pub async fn past(peer: &mut Peer, order: GroupOrder) -> (Vec<Location>, Vec<Location>) {
     let (header, mut stream) = patiently(peer.streams.recv()).await.unwrap();
     assert!(matches!(header, StreamHeader::Fetch { .. }), "{header:?} instead of a FETCH stream");
-    let (mut parser, mut bytes) = (FetchParser::new(order, 0), Vec::new());
+    let (mut parser, mut bytes) = (FetchParser::new(peer.session.draft(), order, 0), Vec::new());
     let (mut objects, mut unknown, mut payloads) = (Vec::new(), Vec::new(), Vec::new());
     while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {
         bytes.extend_from_slice(&chunk);
@@ -63,16 +69,18 @@ async fn fetch(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetched {
     for (location, from, len) in payloads {
         assert_eq!(bytes[from..from + len], payload(location.group, location.object, len));
     }
-    Fetched { ok, objects, unknown }
+    (objects, unknown)
 }
 
+/// To before `end`, whose object 0 is for all of its group.
 fn standalone(track: &TrackName, start: Location, end: Location) -> FetchKind {
-    FetchKind::Standalone { track: track.clone(), start, end }
+    let last = at(end.group, end.object.checked_sub(1).unwrap_or(u64::MAX));
+    FetchKind::Standalone { track: track.clone(), range: Filter::range(start, last) }
 }
 
 /// Publishes `groups` of 3 objects each, and waits until the first subscriber and the cache have them: what the kernel
 /// has forwarded is in the cache a moment later.
-async fn publish_groups(
+pub async fn publish_groups(
     relay: &Relay,
     publisher: &Peer,
     subscriber: &mut Peer,
@@ -90,7 +98,7 @@ async fn publish_groups(
     relay.until("everything is cached", |status| status.totals.objects_received >= wanted).await;
 }
 
-fn locations(groups: impl IntoIterator<Item = u64>) -> Vec<Location> {
+pub fn locations(groups: impl IntoIterator<Item = u64>) -> Vec<Location> {
     groups.into_iter().flat_map(|group| (0..3).map(move |object| at(group, object))).collect()
 }
 
@@ -104,10 +112,10 @@ async fn ranges_of_the_cache_in_either_order() {
     let mut peer = relay.peer().await;
     let got = fetch(&mut peer, standalone(&track, at(0, 0), at(3, 0)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, locations(0..4));
-    assert_eq!((got.ok.end, got.ok.end_of_track), (at(3, 3), false), "no more than there is");
+    assert_eq!((got.ok.last, got.ok.end_of_track), (at(3, 2), false), "no more than there is");
     let got = fetch(&mut peer, standalone(&track, at(1, 1), at(2, 2)), GroupOrder::Ascending).await;
     assert_eq!(got.objects, [at(1, 1), at(1, 2), at(2, 0), at(2, 1)]);
-    assert_eq!(got.ok.end, at(2, 2));
+    assert_eq!(got.ok.last, at(2, 1));
     let got = fetch(&mut peer, standalone(&track, at(1, 0), at(3, 0)), GroupOrder::Descending).await;
     assert_eq!(got.objects, locations([3, 2, 1]));
     assert!(got.unknown.is_empty());
@@ -154,8 +162,8 @@ async fn joining_fetches_end_where_the_subscription_begins() {
     open.object(1, 700).await;
     subscriber.next_subgroup().await.objects(2).await;
     relay.until_largest(at(3, 1)).await;
-    let mut late = relay.peer().await;
-    let filter = Some(millrace_proto::moq::Filter::LargestObject);
+    let mut late = relay.peer_of(Draft::D19).await;
+    let filter = Some(Filter::NextObject);
     let parameters = Parameters { filter, ..Parameters::default() };
     let (_request, _) = late.try_subscribe(&track, parameters).await.unwrap();
     let subscription = 0;
@@ -179,7 +187,7 @@ async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
         first_subscriber(&relay, &mut publisher, &track, 1).await;
     publish_groups(&relay, &publisher, &mut subscriber, 0..3).await;
     let other = super::peer::track("live/cam", "audio");
-    let mut late = relay.peer().await;
+    let mut late = relay.peer_of(Draft::D18).await;
     let subscribe =
         |request_id| Subscribe { request_id, track: other.clone(), parameters: Parameters::default() };
     let subscription = late.session.next_request_id();
@@ -195,11 +203,11 @@ async fn a_fetch_may_join_a_subscription_that_has_no_answer_yet() {
     assert!(matches!(patiently(pending.answer()).await.unwrap(), Message::SubscribeOk(_)));
     let (message, mut fetching) = patiently(publisher.requests.recv()).await.unwrap();
     let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
-    let FetchKind::Standalone { start, end, .. } = fetch.kind else { panic!("not standalone") };
-    assert_eq!((start, end), (at(4, 0), at(4, 2)));
+    let FetchKind::Standalone { range, .. } = fetch.kind else { panic!("not standalone") };
+    assert_eq!(range, Filter::range(at(4, 0), at(4, 1)));
     fetching.refuse(code::Request::NOT_SUPPORTED, "no FETCH here").await.unwrap();
     let Message::FetchOk(ok) = patiently(request.answer()).await.unwrap() else { panic!("no FETCH_OK") };
-    assert_eq!(ok.end, at(4, 2));
+    assert_eq!(ok.last, at(4, 1));
     // One that never was is refused.
     let unknown = FetchKind::RelativeJoining { subscription: 400, groups_back: 0 };
     assert_eq!(refused(&late, unknown).await, code::Request::INVALID_JOINING_REQUEST_ID);
@@ -223,7 +231,7 @@ async fn a_fill_timeout_of_0_waits_for_nothing() {
     let mut request = ask(&peer, standalone(&track, at(0, 0), at(1, 0)), parameters).await;
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::FetchOk(_)));
     let (_, mut stream) = patiently(peer.streams.recv()).await.unwrap();
-    let (mut parser, mut found) = (FetchParser::new(GroupOrder::Ascending, 0), Vec::new());
+    let (mut parser, mut found) = (FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0), Vec::new());
     while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {
         let mut rest = &chunk[..];
         while let Some(start) = parser.next(&mut rest).unwrap() {
@@ -241,19 +249,22 @@ async fn ranges_that_cannot_be_are_refused() {
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
     let (mut subscriber, _request, _ok, _upstream) =
         first_subscriber(&relay, &mut publisher, &track, 1).await;
+    let old = relay.peer_of(Draft::D18).await;
+    let _joined = old.subscribe(&track).await;
     let joining = FetchKind::RelativeJoining { subscription: 0, groups_back: 0 };
-    assert_eq!(refused(&subscriber, joining).await, code::Request::INVALID_RANGE, "nothing published yet");
+    assert_eq!(refused(&old, joining).await, code::Request::INVALID_RANGE, "nothing published yet");
     publish_groups(&relay, &publisher, &mut subscriber, 0..2).await;
-    let table = [
-        (standalone(&track, at(5, 0), at(6, 0)), code::Request::INVALID_RANGE),
-        (standalone(&track, at(1, 2), at(1, 1)), code::Request::INVALID_RANGE),
-        (
-            FetchKind::RelativeJoining { subscription: 40, groups_back: 0 },
-            code::Request::INVALID_JOINING_REQUEST_ID,
-        ),
-    ];
-    for (kind, code) in table {
-        assert_eq!(refused(&subscriber, kind.clone()).await, code, "{kind:?}");
+    let unknown = FetchKind::RelativeJoining { subscription: 40, groups_back: 0 };
+    assert_eq!(refused(&old, unknown).await, code::Request::INVALID_JOINING_REQUEST_ID);
+    for peer in [&subscriber, &old] {
+        for (start, end) in [(at(5, 0), at(6, 0)), (at(1, 2), at(1, 1))] {
+            let code = refused(peer, standalone(&track, start, end)).await;
+            assert_eq!(code, code::Request::INVALID_RANGE, "{start:?} to {end:?}");
+        }
+    }
+    for range in [Filter::NextObject, Filter::NEXT_GROUP] {
+        let nothing = FetchKind::Standalone { track: track.clone(), range };
+        assert_eq!(refused(&subscriber, nothing).await, code::Request::INVALID_RANGE, "{range:?}");
     }
 }
 
@@ -275,15 +286,15 @@ async fn what_the_cache_does_not_hold_comes_from_upstream() {
 }
 
 /// Takes the relay's FETCH of groups 3 and 4 and serves it.
-async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
+pub async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
     let (message, mut request) = patiently(publisher.requests.recv()).await.unwrap();
     let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
-    let FetchKind::Standalone { start, end, .. } = fetch.kind else { panic!("not standalone") };
-    assert_eq!((start, end), (at(3, 0), at(4, 0)));
+    let FetchKind::Standalone { range, .. } = fetch.kind else { panic!("not standalone") };
+    assert_eq!((range.start(None), range.end()), (at(3, 0), Some(at(4, u64::MAX))));
     assert_eq!(fetch.parameters.group_order, Some(order));
     let ok = FetchOk {
         end_of_track: false,
-        end,
+        last: at(4, 2),
         parameters: Parameters::default(),
         properties: Properties::default(),
     };
@@ -291,7 +302,7 @@ async fn serve_upstream(publisher: &mut Peer, order: GroupOrder) {
     let mut stream = publisher.session.streams().open_uni().await.unwrap();
     let mut bytes = Vec::new();
     encode_fetch_header(fetch.request_id, &mut bytes);
-    let mut encoder = FetchEncoder::new(order);
+    let mut encoder = FetchEncoder::new(publisher.session.draft(), order);
     let groups: [u64; 2] = if order == GroupOrder::Ascending { [3, 4] } else { [4, 3] };
     for location in locations(groups) {
         let body = payload(location.group, location.object, 900);
@@ -357,14 +368,14 @@ async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
     let Message::Fetch(fetch) = message else { panic!("{message:?} instead of FETCH") };
     let ok = FetchOk {
         end_of_track: false,
-        end: at(3, 0),
+        last: at(3, OBJECTS - 1),
         parameters: Parameters::default(),
         properties: Properties::default(),
     };
     upstream.send(ok).await.unwrap();
     let mut bytes = Vec::new();
     encode_fetch_header(fetch.request_id, &mut bytes);
-    let mut encoder = FetchEncoder::new(GroupOrder::Ascending);
+    let mut encoder = FetchEncoder::new(Draft::NEWEST, GroupOrder::Ascending);
     for object in 0..OBJECTS {
         let object = FetchObject {
             location: at(3, object),
@@ -388,7 +399,7 @@ async fn a_subscriber_that_does_not_read_holds_back_the_publisher() {
     let (_, mut response) = patiently(peer.streams.recv()).await.unwrap();
     let sent = tokio::time::timeout(Duration::from_secs(3), &mut sending).await;
     assert!(sent.is_err(), "32 MB have gone somewhere");
-    let mut parser = FetchParser::new(GroupOrder::Ascending, 0);
+    let mut parser = FetchParser::new(Draft::NEWEST, GroupOrder::Ascending, 0);
     let reading = async {
         let (mut found, mut len) = (0, 0);
         while let Some(chunk) = patiently(response.chunk()).await.unwrap() {

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use millrace_proto::moq::{
-    Datagram, Filter, GroupOrder, Message, Parameters, Properties, Status, SubgroupHeader, SubgroupId, code,
+    Datagram, Draft, Filter, GroupOrder, Message, Parameters, Properties, Status, SubgroupHeader, SubgroupId,
+    code,
     message::{Publish, RequestUpdate, Subscribe},
     property::TrackProperties,
 };
@@ -112,7 +113,7 @@ async fn joining_inside_a_group_by_filter() {
         (None, 0, true),
         (Some(Filter::AbsoluteStart(at(4, 2))), 2, false),
         (Some(Filter::AbsoluteStart(at(1, 0))), 0, true),
-        (Some(Filter::LargestObject), 5, false),
+        (Some(Filter::NextObject), 5, false),
     ];
     let mut joined = Vec::new();
     for (filter, start, whole) in table {
@@ -123,7 +124,7 @@ async fn joining_inside_a_group_by_filter() {
         joined.push((peer, request, start, whole));
     }
     let mut waiting = relay.peer().await;
-    let next = Parameters { filter: Some(Filter::NextGroupStart), ..Parameters::default() };
+    let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
     let _waiting = waiting.try_subscribe(&track, next).await.unwrap();
     subgroup.object(5, 300).await;
     subgroup.object(6, 300).await;
@@ -146,8 +147,8 @@ async fn joining_inside_a_group_by_filter() {
 async fn a_range_ends_with_its_last_group() {
     let relay = Relay::start();
     let (mut publisher, _namespace, track) = with_publisher(&relay).await;
-    let mut subscriber = relay.peer().await;
-    let filter = Some(Filter::AbsoluteRange { start: at(1, 0), end_group: 2 });
+    let mut subscriber = relay.peer_of(Draft::D19).await;
+    let filter = Some(Filter::AbsoluteRange { start: at(1, 0), end_group: 2, end_object: None });
     let parameters = Parameters { filter, ..Parameters::default() };
     let (subscribed, _upstream) =
         tokio::join!(subscriber.try_subscribe(&track, parameters), publisher.accept_subscribe(&track, 1));

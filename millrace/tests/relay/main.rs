@@ -5,6 +5,7 @@
 mod adaptive;
 mod control;
 mod credentials;
+mod drafts;
 mod ends;
 mod fetch;
 mod goaway;

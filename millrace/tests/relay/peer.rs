@@ -13,8 +13,8 @@ use millrace_client::{
     tls::Trust,
 };
 use millrace_proto::moq::{
-    Datagram, Location, Message, Namespace, ObjectParser, Parameters, Properties, Status as ObjectStatus,
-    StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
+    Datagram, Draft, Location, Message, Namespace, ObjectParser, Parameters, Properties,
+    Status as ObjectStatus, StreamHeader, SubgroupHeader, SubgroupId, TrackName, code,
     data::encode_object_header,
     message::{PublishDone, PublishNamespace, RequestError, Subscribe, SubscribeOk},
 };
@@ -77,6 +77,14 @@ impl Relay {
 
     pub async fn peer(&self) -> Peer {
         Peer::connect(self.url()).await
+    }
+
+    /// A peer that speaks this draft only.
+    pub async fn peer_of(&self, draft: Draft) -> Peer {
+        let remote = Remote { drafts: vec![draft], ..Remote::new(self.url(), Trust::Anyone) };
+        let peer = Peer::connect_to(&remote, quinn::EndpointConfig::default()).await;
+        assert_eq!(peer.session.draft(), draft);
+        peer
     }
 
     pub fn status(&self) -> Status {
@@ -406,7 +414,11 @@ pub const fn at(group: u64, object: u64) -> Location {
 
 /// A relay, a publisher whose `live/cam` it knows, and the track `video` in there.
 pub async fn with_publisher(relay: &Relay) -> (Peer, Request, TrackName) {
-    let publisher = relay.peer().await;
+    publishing(relay.peer().await).await
+}
+
+/// `publisher`, whose `live/cam` the relay knows, and the track `video` in there.
+pub async fn publishing(publisher: Peer) -> (Peer, Request, TrackName) {
     let namespace = publisher.publish_namespace("live/cam").await;
     (publisher, namespace, track("live/cam", "video"))
 }

@@ -26,7 +26,7 @@ async fn what_a_publisher_says_of_its_largest_object_hides_no_track() {
     // And none of those who come later.
     relay.until_largest(at(7, 0)).await;
     let mut late = relay.peer().await;
-    let next = Parameters { filter: Some(Filter::NextGroupStart), ..Parameters::default() };
+    let next = Parameters { filter: Some(Filter::NEXT_GROUP), ..Parameters::default() };
     let (_request, ok) = late.try_subscribe(&track, next).await.unwrap();
     assert_eq!(ok.parameters.largest_object, Some(at(7, 0)));
     let mut subgroup = publisher.subgroup(header(1, 8)).await;
@@ -55,7 +55,7 @@ async fn an_object_that_has_gone_astray_hides_no_track() {
         assert_eq!((received.header.group, received.all().await), (group, (vec![0], End::Fin)));
         if group == u64::MAX {
             relay.until_largest(at(group, 0)).await;
-            let next = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+            let next = Parameters { filter: Some(Filter::NextObject), ..Parameters::default() };
             requests.push(late.try_subscribe(&track, next).await.unwrap());
         }
     }

@@ -1,8 +1,8 @@
-//! Clients that take draft-18 for something else.
+//! Clients that take a draft for something else.
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
-    Filter, Location, Message, ObjectParser, Parameters, StreamHeader, TrackName,
+    Draft, Filter, Location, Message, ObjectParser, Parameters, StreamHeader, TrackName,
     message::{Setup, Subscribe},
 };
 use millrace_webtransport::RecvStream;
@@ -14,15 +14,15 @@ impl Client {
     /// Asks for the next object of `track`; what the relay says is the largest.
     async fn subscribe(&self, session: &Session, track: &TrackName) -> (RecvStream, Option<Location>) {
         let (mut send, mut recv) = self.streams(session).open_bi().await.unwrap();
-        let parameters = Parameters { filter: Some(Filter::LargestObject), ..Parameters::default() };
+        let parameters = Parameters { filter: Some(Filter::NextObject), ..Parameters::default() };
         let mut bytes = Vec::new();
         let subscribe = Subscribe { request_id: 0, track: track.clone(), parameters };
-        Message::from(subscribe).encode(&mut bytes).unwrap();
+        Message::from(subscribe).encode(Draft::D18, &mut bytes).unwrap();
         send.write_all(&bytes).await.unwrap();
         let mut answer = BytesMut::new();
         loop {
             answer.extend_from_slice(&patiently(recv.read_chunk(1000, true)).await.unwrap().unwrap().bytes);
-            match Message::decode(&mut answer).unwrap() {
+            match Message::decode(Draft::D18, &mut answer).unwrap() {
                 Some(Message::SubscribeOk(ok)) => return (recv, ok.parameters.largest_object),
                 Some(other) => panic!("{other:?}"),
                 None => {}

@@ -7,7 +7,7 @@ mod session;
 use std::sync::Arc;
 
 use millrace_client::tls::Trust;
-use millrace_proto::moq::{self, Message, message::Setup};
+use millrace_proto::moq::{Draft, Message, message::Setup};
 use millrace_webtransport::{ALPN, Binding, Foreign, Streams};
 use quinn::{Connection, Endpoint, RecvStream, SendStream, VarInt};
 use web_transport_proto::{ConnectRequest, ConnectResponse, Settings};
@@ -64,7 +64,7 @@ impl Client {
 
     async fn session(&self, relay: &Relay) -> Session {
         let (session, response) = self.ask(&request(relay)).await.unwrap();
-        assert_eq!(response.protocol.as_deref(), Some("moqt-18"));
+        assert_eq!(response.protocol.as_deref(), Some(Draft::D18.protocol()));
         session
     }
 
@@ -72,7 +72,7 @@ impl Client {
     async fn set_up(&self, session: &Session, setup: Setup) -> millrace_webtransport::SendStream {
         let mut stream = self.streams(session).open_uni().await.unwrap();
         let mut bytes = Vec::new();
-        Message::from(setup).encode(&mut bytes).unwrap();
+        Message::from(setup).encode(Draft::D18, &mut bytes).unwrap();
         stream.write_all(&bytes).await.unwrap();
         stream
     }
@@ -92,7 +92,7 @@ impl Client {
 }
 
 async fn dial(relay: &Relay) -> Result<(Endpoint, Connection), quinn::ConnectionError> {
-    let tls = Trust::Anyone.client_config(ALPN).unwrap();
+    let tls = Trust::Anyone.client_config(&[ALPN]).unwrap();
     let crypto = quinn::crypto::rustls::QuicClientConfig::try_from(tls).unwrap();
     let endpoint = Endpoint::client(([0, 0, 0, 0], 0).into()).unwrap();
     let config = quinn::ClientConfig::new(Arc::new(crypto));
@@ -102,5 +102,5 @@ async fn dial(relay: &Relay) -> Result<(Endpoint, Connection), quinn::Connection
 
 fn request(relay: &Relay) -> ConnectRequest {
     let url: url::Url = format!("https://{}/some/path?a=b", relay.addr).parse().unwrap();
-    ConnectRequest::new(url).with_protocol(moq::PROTOCOL)
+    ConnectRequest::new(url).with_protocol(Draft::D18.protocol())
 }

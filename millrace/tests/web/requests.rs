@@ -3,7 +3,7 @@
 use bytes::BytesMut;
 use millrace_proto::{
     moq::{
-        self, Message, Namespace, Parameters,
+        Draft, Message, Namespace, Parameters,
         message::{PublishNamespace, Setup},
     },
     quic::webtransport::error,
@@ -82,7 +82,8 @@ async fn clients_that_speak_something_else_are_told() {
     let several = request(&relay).with_protocols(["moqt-15".to_owned(), "other".to_owned()]);
     assert_eq!(status(client.ask(&several).await), StatusCode::OK);
     let client = Client::connect(&relay).await;
-    let request = ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(moq::PROTOCOL);
+    let request =
+        ConnectRequest::new(users.parse::<url::Url>().unwrap()).with_protocol(Draft::NEWEST.protocol());
     assert_eq!(status(client.ask(&request).await), StatusCode::BAD_REQUEST);
     relay
         .until("all are counted", |status| {
@@ -94,18 +95,18 @@ async fn clients_that_speak_something_else_are_told() {
 /// Whether a client that has come to `url` may publish.
 async fn may_publish(relay: &Relay, url: &str) -> bool {
     let client = Client::connect(relay).await;
-    let request = ConnectRequest::new(url.parse::<url::Url>().unwrap()).with_protocol(moq::PROTOCOL);
+    let request = ConnectRequest::new(url.parse::<url::Url>().unwrap()).with_protocol(Draft::D18.protocol());
     let (session, _) = client.ask(&request).await.unwrap();
     let _control = client.set_up(&session, Setup::default()).await;
     let (mut send, mut recv) = client.streams(&session).open_bi().await.unwrap();
     let namespace = Namespace::from_path("live/cam").unwrap();
     let asked = PublishNamespace { request_id: 0, namespace, parameters: Parameters::default() };
     let mut bytes = Vec::new();
-    Message::from(asked).encode(&mut bytes).unwrap();
+    Message::from(asked).encode(Draft::D18, &mut bytes).unwrap();
     send.write_all(&bytes).await.unwrap();
     let mut answer = BytesMut::new();
     loop {
-        match Message::decode(&mut answer).unwrap() {
+        match Message::decode(Draft::D18, &mut answer).unwrap() {
             Some(Message::RequestOk(_)) => return true,
             Some(Message::RequestError(_)) => return false,
             Some(other) => panic!("{other:?}"),

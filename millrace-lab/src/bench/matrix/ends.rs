@@ -93,7 +93,8 @@ impl Program {
     /// Drafts that it speaks, from the first to the last.
     fn drafts(self) -> (u8, u8) {
         match self {
-            Self::Millrace | Self::MoqPub | Self::MoqSub => (18, 18),
+            Self::Millrace => (18, 22),
+            Self::MoqPub | Self::MoqSub => (18, 18),
             Self::MoqCli => (14, 22),
             Self::Chromium => (15, 20),
         }
@@ -215,7 +216,7 @@ impl End {
     /// Ours and Cloudflare's, which are told the same.
     fn simple(self, command: &mut Command, stage: &Stage<'_>, ours: &str) -> anyhow::Result<()> {
         if self.program == Program::Millrace {
-            command.arg(ours);
+            command.args([ours, "--draft", &self.way.draft.to_string()]);
         }
         command.args(["--name", NAME, "--tls-disable-verify", &self.url(stage)?]);
         Ok(())
@@ -265,7 +266,8 @@ mod tests {
         use Transport::{Raw, Webtransport};
         let table = [
             (end(Millrace, Raw, 18), end(MoqSub, Raw, 18), None),
-            (end(MoqCli, Webtransport, 22), end(MoqCli, Raw, 19), None),
+            (end(MoqCli, Webtransport, 22), end(Millrace, Raw, 19), None),
+            (end(Millrace, Raw, 17), end(MoqCli, Raw, 17), Some("millrace speaks drafts 18 to 22")),
             (end(Chromium, Raw, 18), end(Millrace, Raw, 18), Some("a browser has no raw QUIC")),
             (end(Millrace, Webtransport, 18), end(Chromium, Raw, 18), Some("a browser has no raw QUIC")),
             (end(MoqPub, Raw, 19), end(MoqCli, Raw, 19), Some("moq-pub speaks draft 18 only")),

@@ -9,7 +9,7 @@ use millrace_proto::{
     quic::{frame, webtransport::Binding},
 };
 
-use super::{PATIENCE, Peer, ROOM, Target};
+use super::{DRAFT, PATIENCE, Peer, ROOM, Target};
 
 /// What has come of a stream.
 #[derive(Default)]
@@ -152,7 +152,7 @@ impl Peer {
     pub fn answer(&mut self, id: u64) -> Result<Message> {
         let mut buffer = BytesMut::new();
         loop {
-            if let Some(message) = Message::decode(&mut buffer)? {
+            if let Some(message) = Message::decode(DRAFT, &mut buffer)? {
                 return Ok(message);
             }
             buffer.extend_from_slice(&self.more(id)?);
@@ -180,6 +180,6 @@ impl Received {
 /// A message as it goes over the wire.
 pub fn encoded(message: impl Into<Message>) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    message.into().encode(&mut bytes)?;
+    message.into().encode(DRAFT, &mut bytes)?;
     Ok(bytes)
 }

@@ -1,13 +1,10 @@
 //! The hostile client's part of HTTP/3.
 
 use anyhow::{Context as _, Result};
-use millrace_proto::{
-    moq,
-    quic::{frame, varint, webtransport::Binding},
-};
+use millrace_proto::quic::{frame, varint, webtransport::Binding};
 use web_transport_proto::{ConnectError, ConnectRequest, ConnectResponse, Settings};
 
-use super::{Kind, Peer, Target};
+use super::{DRAFT, Kind, Peer, Target};
 
 /// HTTP/3's frames.
 pub const DATA: u64 = 0;
@@ -59,14 +56,14 @@ pub fn request(target: &Target) -> Result<Vec<u8>> {
     let host = if target.name.contains(':') { format!("[{}]", target.name) } else { target.name.clone() };
     let url: url::Url = format!("https://{host}{path}").parse()?;
     let mut bytes = Vec::new();
-    ConnectRequest::new(url).with_protocol(moq::PROTOCOL).encode(&mut bytes)?;
+    ConnectRequest::new(url).with_protocol(DRAFT.protocol()).encode(&mut bytes)?;
     Ok(bytes)
 }
 
 /// Bytes of Millrace's answer to such a request.
 pub fn answer_len() -> Result<u64> {
     let mut bytes = Vec::new();
-    ConnectResponse::OK.with_protocol(moq::PROTOCOL).encode(&mut bytes)?;
+    ConnectResponse::OK.with_protocol(DRAFT.protocol()).encode(&mut bytes)?;
     Ok(bytes.len() as u64)
 }
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use bytes::Bytes;
 use millrace_proto::moq::{
-    Datagram, Location, Parameters, Status,
+    Datagram, Filter, Location, Parameters, Status,
     data::encode_object_header,
     message::{Fetch, FetchKind, Publish, Subscribe},
 };
@@ -65,7 +65,10 @@ pub fn unread_fetches(attack: &mut Attack<'_>) -> Result<()> {
     peer.setup(attack.target)?;
     for number in 0..FETCHES {
         let track = track(&attack.namespace, 0)?;
-        let kind = FetchKind::Standalone { track, start: Location::new(0, 0), end: Location::new(0, 0) };
+        let kind = FetchKind::Standalone {
+            track,
+            range: Filter::range(Location::new(0, 0), Location::new(0, u64::MAX)),
+        };
         peer.request(Fetch { request_id: number * 2, kind, parameters: Parameters::default() })?;
     }
     peer.settle()?;

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::super::{DecodeError, GroupOrder, Location, vi64};
+use super::super::{DecodeError, Draft, GroupOrder, Location, vi64};
 use super::scan::{Fields, Scanner, Stop};
 
 const SUBGROUP_MODE: u64 = 0x03;
@@ -16,6 +16,8 @@ const PROPERTIES: u64 = 0x20;
 const DATAGRAM: u64 = 0x40;
 const END_NON_EXISTENT: u64 = 0x8c;
 const END_UNKNOWN: u64 = 0x10c;
+/// Draft-20 on.
+const END_TIMED_OUT: u64 = 0x20c;
 
 /// The header of an object; `payload_len` bytes of payload follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +37,15 @@ pub struct FetchObject {
 pub enum RangeEnd {
     NonExistent,
     Unknown,
+    /// What was asked for upstream did not come in time. Up to draft-19 that is unknown too.
+    TimedOut,
 }
 
 /// One step of a FETCH response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchItem {
     Object(FetchObject),
-    /// Everything behind the last item up to and including `last` does not exist, or is unknown.
+    /// Everything behind the last item up to and including `last` does not exist, or nobody knows.
     Range {
         last: Location,
         end: RangeEnd,
@@ -90,14 +94,15 @@ const ID_RANGE: DecodeError = DecodeError::violation("an ID of a fetched object 
 /// Reads the items of a FETCH response. The payload of each object must be taken before the next call.
 #[derive(Clone, Debug)]
 pub struct FetchDecoder {
+    draft: Draft,
     order: GroupOrder,
     prior: Prior,
 }
 
 impl FetchDecoder {
     /// `order` is the order that the FETCH asked for.
-    pub fn new(order: GroupOrder) -> Self {
-        Self { order, prior: Prior::default() }
+    pub fn new(draft: Draft, order: GroupOrder) -> Self {
+        Self { draft, order, prior: Prior::default() }
     }
 
     /// Takes one item off the front of `input`, or returns `None` and leaves `input` as it was when it is
@@ -124,6 +129,7 @@ impl FetchDecoder {
         match fields.vi64()? {
             END_NON_EXISTENT => range(fields, RangeEnd::NonExistent),
             END_UNKNOWN => range(fields, RangeEnd::Unknown),
+            END_TIMED_OUT if self.draft.has_timed_out_ranges() => range(fields, RangeEnd::TimedOut),
             0x80.. => Err(DecodeError::violation("unknown serialization flags in a fetch").into()),
             flags => self.read_object(flags, fields).map(FetchItem::Object),
         }
@@ -185,13 +191,14 @@ impl FetchDecoder {
 /// Writes the items of a FETCH response, in the order that the FETCH asked for.
 #[derive(Clone, Debug)]
 pub struct FetchEncoder {
+    draft: Draft,
     order: GroupOrder,
     prior: Prior,
 }
 
 impl FetchEncoder {
-    pub fn new(order: GroupOrder) -> Self {
-        Self { order, prior: Prior::default() }
+    pub fn new(draft: Draft, order: GroupOrder) -> Self {
+        Self { draft, order, prior: Prior::default() }
     }
 
     /// Appends an item, whose location follows the one before in the response's order.
@@ -201,7 +208,8 @@ impl FetchEncoder {
             FetchItem::Range { last, end } => {
                 let flags = match end {
                     RangeEnd::NonExistent => END_NON_EXISTENT,
-                    RangeEnd::Unknown => END_UNKNOWN,
+                    RangeEnd::TimedOut if self.draft.has_timed_out_ranges() => END_TIMED_OUT,
+                    RangeEnd::Unknown | RangeEnd::TimedOut => END_UNKNOWN,
                 };
                 vi64::encode(flags, out);
                 last.encode(out);
@@ -288,8 +296,8 @@ pub struct FetchParser {
 
 impl FetchParser {
     /// Begins behind FETCH_HEADER, which ended at stream offset `offset`.
-    pub fn new(order: GroupOrder, offset: u64) -> Self {
-        Self { scanner: Scanner::new(offset), decoder: FetchDecoder::new(order) }
+    pub fn new(draft: Draft, order: GroupOrder, offset: u64) -> Self {
+        Self { scanner: Scanner::new(offset), decoder: FetchDecoder::new(draft, order) }
     }
 
     /// Consumes `chunk` up to the end of the next item's header and returns that item, or consumes all of

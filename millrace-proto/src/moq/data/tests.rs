@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::moq::code::Session;
-use crate::moq::{DecodeError, GroupOrder, Location};
+use crate::moq::{DecodeError, Draft, GroupOrder, Location};
 
 fn header(bytes: &[u8]) -> Result<Option<StreamHeader>, DecodeError> {
     StreamHeader::decode(&mut &bytes[..])
@@ -215,7 +215,7 @@ fn fetched(location: (u64, u64), subgroup: Option<u64>, priority: u8) -> FetchIt
 
 #[test]
 fn a_fetch_leaves_out_what_repeats() {
-    let mut encoder = FetchEncoder::new(GroupOrder::Descending);
+    let mut encoder = FetchEncoder::new(Draft::NEWEST, GroupOrder::Descending);
     let mut out = Vec::new();
     let mut encode = |item| {
         out.clear();
@@ -243,10 +243,10 @@ fn a_fetch_cannot_refer_to_nothing() {
         ("next subgroup", &[0x1e, 1, 1, 1, 0]),
         ("unknown flags", &[0x80, 0x80, 0]),
     ] {
-        let mut decoder = FetchDecoder::new(GroupOrder::Ascending);
+        let mut decoder = FetchDecoder::new(Draft::NEWEST, GroupOrder::Ascending);
         assert!(decoder.decode(&mut &bytes[..]).is_err(), "{what}");
     }
-    let mut decoder = FetchDecoder::new(GroupOrder::Ascending);
+    let mut decoder = FetchDecoder::new(Draft::NEWEST, GroupOrder::Ascending);
     let range = FetchItem::Range { last, end: RangeEnd::NonExistent };
     assert_eq!(decoder.decode(&mut &[0x80, 0x8c, 1, 1][..]), Ok(Some(range)));
     assert!(decoder.clone().decode(&mut &[0x00, 0][..]).is_err(), "priority behind a range only");
@@ -256,13 +256,13 @@ fn a_fetch_cannot_refer_to_nothing() {
 #[test]
 fn group_ids_of_a_fetch_stay_in_range() {
     let first = [0x1c, 3, 0, 0, 0];
-    let mut descending = FetchDecoder::new(GroupOrder::Descending);
+    let mut descending = FetchDecoder::new(Draft::NEWEST, GroupOrder::Descending);
     descending.decode(&mut &first[..]).unwrap();
     assert!(descending.decode(&mut &[0x08, 3, 0][..]).is_err(), "below 0");
     let mut wide = vec![0x08];
     vi64::encode(u64::MAX, &mut wide);
     wide.push(0);
-    let mut ascending = FetchDecoder::new(GroupOrder::Ascending);
+    let mut ascending = FetchDecoder::new(Draft::NEWEST, GroupOrder::Ascending);
     ascending.decode(&mut &first[..]).unwrap();
     assert!(ascending.decode(&mut &wide[..]).is_err(), "above 2^64 - 1");
 }
@@ -358,7 +358,7 @@ fn items(order: GroupOrder, steps: Vec<(u64, u64, FetchObject, Option<RangeEnd>)
 }
 
 fn a_step() -> impl Strategy<Value = (u64, u64, FetchObject, Option<RangeEnd>)> {
-    let end = prop_oneof![4 => Just(None), 1 => Just(Some(RangeEnd::Unknown)), 1 => Just(Some(RangeEnd::NonExistent))];
+    let end = prop_oneof![4 => Just(None), 1 => Just(Some(RangeEnd::Unknown)), 1 => Just(Some(RangeEnd::NonExistent)), 1 => Just(Some(RangeEnd::TimedOut))];
     let object = (option::of(0..3u64), 0..2u8, vec(any::<u8>(), 0..4), 0..9u64).prop_map(
         |(subgroup, priority, properties, payload_len)| FetchObject {
             location: Location::default(),
@@ -420,20 +420,21 @@ proptest! {
     fn arbitrary_fronts_never_panic(bytes in vec(any::<u8>(), 0..40)) {
         let _ = header(&bytes);
         let _ = Datagram::decode(bytes.clone().into());
-        let mut decoder = FetchDecoder::new(GroupOrder::Descending);
+        let mut decoder = FetchDecoder::new(Draft::NEWEST, GroupOrder::Descending);
         let mut input = &bytes[..];
         while let Ok(Some(_)) = decoder.decode(&mut input) {}
     }
 
     #[test]
     fn fetches_round_trip_in_any_pieces(
+        draft in prop::sample::select(&Draft::ALL[..]),
         descending: bool,
         steps in vec(a_step(), 0..12),
         pieces in vec(1..9usize, 0..60),
     ) {
         let order = if descending { GroupOrder::Descending } else { GroupOrder::Ascending };
         let expected = items(order, steps);
-        let mut encoder = FetchEncoder::new(order);
+        let mut encoder = FetchEncoder::new(draft, order);
         let mut stream = Vec::new();
         for item in &expected {
             encoder.encode(item, &mut stream);
@@ -441,7 +442,7 @@ proptest! {
                 stream.resize(stream.len() + object.payload_len as usize, 0xaa);
             }
         }
-        let mut parser = FetchParser::new(order, 0);
+        let mut parser = FetchParser::new(draft, order, 0);
         let mut found = Vec::new();
         let mut rest = &stream[..];
         let mut sizes = pieces.into_iter();
@@ -453,7 +454,31 @@ proptest! {
                 found.push(start.item);
             }
         }
+        let expected: Vec<_> = expected.into_iter().map(|item| as_said(draft, item)).collect();
         prop_assert_eq!(found, expected);
         prop_assert!(parser.at_boundary());
+    }
+}
+
+/// What becomes of an item that the draft has no word for.
+fn as_said(draft: Draft, item: FetchItem) -> FetchItem {
+    match item {
+        FetchItem::Range { last, end: RangeEnd::TimedOut } if draft < Draft::D20 => {
+            FetchItem::Range { last, end: RangeEnd::Unknown }
+        }
+        item => item,
+    }
+}
+
+#[test]
+fn ranges_time_out_from_draft_20_on() {
+    let range = FetchItem::Range { last: Location::new(1, 1), end: RangeEnd::TimedOut };
+    for draft in Draft::ALL {
+        let mut out = Vec::new();
+        FetchEncoder::new(draft, GroupOrder::Ascending).encode(&range, &mut out);
+        let is_known = draft >= Draft::D20;
+        assert_eq!(out, if is_known { [0x82, 0x0c, 1, 1] } else { [0x81, 0x0c, 1, 1] }, "{draft}");
+        let read = FetchDecoder::new(draft, GroupOrder::Ascending).decode(&mut &[0x82, 0x0c, 1, 1][..]);
+        assert_eq!(read.is_ok(), is_known, "{draft}");
     }
 }

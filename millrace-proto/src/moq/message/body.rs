@@ -2,8 +2,8 @@
 
 use super::{Body, DecodeError};
 use crate::moq::param::Scope;
-use crate::moq::wire::{Reader, put_prefixed};
-use crate::moq::{Location, Namespace, Parameters, Properties, TrackName, code, vi64};
+use crate::moq::wire::{Reader, Writer};
+use crate::moq::{Draft, Filter, Location, Namespace, Parameters, Properties, TrackName, code};
 
 /// The longest New Session URI of GOAWAY, in bytes.
 const MAX_URI: usize = 8192;
@@ -15,12 +15,12 @@ fn read_reason(input: &mut Reader) -> Result<String, DecodeError> {
 }
 
 /// Writes `reason`, cut to the longest that is allowed.
-fn put_reason(reason: &str, out: &mut Vec<u8>) {
+fn put_reason(reason: &str, out: &mut Writer<'_>) {
     let mut end = reason.len().min(MAX_REASON);
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
-    put_prefixed(&reason.as_bytes()[..end], out);
+    out.prefixed(&reason.as_bytes()[..end]);
 }
 
 fn read_uri(input: &mut Reader) -> Result<String, DecodeError> {
@@ -38,24 +38,27 @@ pub struct GoAway {
     pub uri: String,
     /// Milliseconds until the sender closes; 0 for no particular time.
     pub timeout: u64,
-    /// The smallest request ID that was not processed: on the control stream only.
+    /// The smallest request ID that was not processed: on the control stream only, and in draft-18 only. Others are not told.
     pub request_id: Option<u64>,
 }
 
 impl Body for GoAway {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
         let uri = read_uri(input)?;
+        if !input.draft().names_unprocessed() {
+            return Ok(Self { uri, timeout: input.vi64()?, request_id: None });
+        }
         // moq-rs (0.17) ends the message here, as earlier drafts did.
         let timeout = if input.is_empty() { 0 } else { input.vi64()? };
         let request_id = if input.is_empty() { None } else { Some(input.vi64()?) };
         Ok(Self { uri, timeout, request_id })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        put_prefixed(self.uri.as_bytes(), out);
-        vi64::encode(self.timeout, out);
-        if let Some(request_id) = self.request_id {
-            vi64::encode(request_id, out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.prefixed(self.uri.as_bytes());
+        out.vi64(self.timeout);
+        if let Some(request_id) = self.request_id.filter(|_| out.draft().names_unprocessed()) {
+            out.vi64(request_id);
         }
     }
 }
@@ -71,11 +74,11 @@ pub struct RequestOk {
 impl RequestOk {
     /// Whether the message is a proper answer of kind `scope`: [`Scope::PUBLISH_OK`],
     /// [`Scope::TRACK_STATUS_OK`], [`Scope::NAMESPACE_OK`] or [`Scope::UPDATE_OK`].
-    pub fn check(&self, scope: Scope) -> Result<(), DecodeError> {
+    pub fn check(&self, draft: Draft, scope: Scope) -> Result<(), DecodeError> {
         if scope != Scope::TRACK_STATUS_OK && !self.properties.is_empty() {
             return Err(DecodeError::violation("track properties in an answer that has none"));
         }
-        self.parameters.check(scope)
+        self.parameters.check(draft, scope)
     }
 }
 
@@ -85,9 +88,9 @@ impl Body for RequestOk {
         Ok(Self { parameters, properties: read_properties(input)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Writer<'_>) {
         self.parameters.encode(out);
-        out.extend_from_slice(self.properties.as_bytes());
+        out.raw(self.properties.as_bytes());
     }
 }
 
@@ -121,7 +124,7 @@ impl RequestError {
 
 impl Body for RequestError {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
-        let code = code::Request(input.vi64()?);
+        let code = code::Request(input.vi64()?).in_draft(input.draft());
         let retry_interval = input.vi64()?;
         let reason = read_reason(input)?;
         let redirect = match code {
@@ -133,14 +136,14 @@ impl Body for RequestError {
         Ok(Self { code, retry_interval, reason, redirect })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
+    fn encode(&self, out: &mut Writer<'_>) {
         debug_assert_eq!(self.redirect.is_some(), self.code == code::Request::REDIRECT);
-        vi64::encode(self.code.0, out);
-        vi64::encode(self.retry_interval, out);
+        out.vi64(self.code.in_draft(out.draft()).0);
+        out.vi64(self.retry_interval);
         put_reason(&self.reason, out);
         if let Some(redirect) = &self.redirect {
-            put_prefixed(redirect.uri.as_bytes(), out);
-            redirect.track.encode(out);
+            out.prefixed(redirect.uri.as_bytes());
+            redirect.track.encode(out.out);
         }
     }
 }
@@ -162,9 +165,9 @@ impl Body for Subscribe {
         })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.request_id, out);
-        self.track.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.request_id);
+        self.track.encode(out.out);
         self.parameters.encode(out);
     }
 }
@@ -186,10 +189,10 @@ impl Body for SubscribeOk {
         })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.track_alias, out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.track_alias);
         self.parameters.encode(out);
-        out.extend_from_slice(self.properties.as_bytes());
+        out.raw(self.properties.as_bytes());
     }
 }
 
@@ -206,8 +209,8 @@ impl Body for RequestUpdate {
         Ok(Self { request_id: input.vi64()?, parameters: Parameters::decode(input, Scope::UPDATE)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.request_id, out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.request_id);
         self.parameters.encode(out);
     }
 }
@@ -233,12 +236,12 @@ impl Body for Publish {
         })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.request_id, out);
-        self.track.encode(out);
-        vi64::encode(self.track_alias, out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.request_id);
+        self.track.encode(out.out);
+        out.vi64(self.track_alias);
         self.parameters.encode(out);
-        out.extend_from_slice(self.properties.as_bytes());
+        out.raw(self.properties.as_bytes());
     }
 }
 
@@ -253,17 +256,27 @@ pub struct PublishDone {
 }
 
 impl PublishDone {
-    pub const UNKNOWN_COUNT: u64 = (1 << 62) - 1;
+    pub const UNKNOWN_COUNT: u64 = u64::MAX;
+    /// Of drafts 18 and 19.
+    const OLD_UNKNOWN_COUNT: u64 = (1 << 62) - 1;
 }
 
 impl Body for PublishDone {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
-        Ok(Self { code: code::Done(input.vi64()?), stream_count: input.vi64()?, reason: read_reason(input)? })
+        let code = code::Done(input.vi64()?).in_draft(input.draft());
+        let stream_count = match input.vi64()? {
+            Self::OLD_UNKNOWN_COUNT if input.draft() < Draft::D20 => Self::UNKNOWN_COUNT,
+            count => count,
+        };
+        Ok(Self { code, stream_count, reason: read_reason(input)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.code.0, out);
-        vi64::encode(self.stream_count, out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.code.said_in(out.draft()).0);
+        out.vi64(match self.stream_count {
+            Self::UNKNOWN_COUNT if out.draft() < Draft::D20 => Self::OLD_UNKNOWN_COUNT,
+            count => count,
+        });
         put_reason(&self.reason, out);
     }
 }
@@ -271,11 +284,11 @@ impl Body for PublishDone {
 /// What a FETCH asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FetchKind {
-    /// From `start` to the object before `end`; an `end.object` of 0 means all of `end.group`.
-    Standalone { track: TrackName, start: Location, end: Location },
-    /// From `groups_back` groups before a subscription's joining location up to that location.
+    /// What `range` lets through of what is there. In drafts 18 and 19 it has a beginning and an end.
+    Standalone { track: TrackName, range: Filter },
+    /// From `groups_back` groups before a subscription's joining location up to that location. Drafts 18 and 19.
     RelativeJoining { subscription: u64, groups_back: u64 },
-    /// From the start of `first_group` up to a subscription's joining location.
+    /// From the start of `first_group` up to a subscription's joining location. Drafts 18 and 19.
     AbsoluteJoining { subscription: u64, first_group: u64 },
 }
 
@@ -284,17 +297,26 @@ pub enum FetchKind {
 pub struct Fetch {
     pub request_id: u64,
     pub kind: FetchKind,
+    /// But for the range.
     pub parameters: Parameters,
 }
 
 impl Body for Fetch {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
         let request_id = input.vi64()?;
+        if input.draft().has_fills() {
+            let track = TrackName::decode(input)?;
+            let mut parameters = Parameters::decode(input, Scope::FETCH)?;
+            let range = parameters.filter.take().unwrap_or(Filter::All);
+            return Ok(Self { request_id, kind: FetchKind::Standalone { track, range }, parameters });
+        }
         let kind = match input.vi64()? {
             1 => FetchKind::Standalone {
                 track: TrackName::decode(input)?,
-                start: Location::decode(input)?,
-                end: Location::decode(input)?,
+                range: {
+                    let start = Location::decode(input)?;
+                    Filter::range(start, Location::decode(input)?.inclusive())
+                },
             },
             2 => FetchKind::RelativeJoining { subscription: input.vi64()?, groups_back: input.vi64()? },
             3 => FetchKind::AbsoluteJoining { subscription: input.vi64()?, first_group: input.vi64()? },
@@ -303,20 +325,29 @@ impl Body for Fetch {
         Ok(Self { request_id, kind, parameters: Parameters::decode(input, Scope::FETCH)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.request_id, out);
-        match &self.kind {
-            FetchKind::Standalone { track, start, end } => {
-                vi64::encode(1, out);
-                track.encode(out);
-                start.encode(out);
-                end.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.request_id);
+        match (&self.kind, out.draft().has_fills()) {
+            (FetchKind::Standalone { track, range }, true) => {
+                track.encode(out.out);
+                let filter = Some(*range).filter(|range| *range != Filter::All);
+                return Parameters { filter, ..self.parameters.clone() }.encode(out);
             }
-            FetchKind::RelativeJoining { subscription: id, groups_back: start } => {
-                [2, *id, *start].into_iter().for_each(|field| vi64::encode(field, out));
+            (FetchKind::Standalone { track, range }, false) => {
+                out.vi64(1);
+                track.encode(out.out);
+                if range.end().is_none() {
+                    out.cannot_say("FETCH without an end");
+                }
+                range.start(None).encode(out.out);
+                range.end().unwrap_or_default().exclusive().encode(out.out);
             }
-            FetchKind::AbsoluteJoining { subscription: id, first_group: start } => {
-                [3, *id, *start].into_iter().for_each(|field| vi64::encode(field, out));
+            (_, true) => out.cannot_say("FETCH that joins a subscription"),
+            (FetchKind::RelativeJoining { subscription: id, groups_back: start }, false) => {
+                [2, *id, *start].into_iter().for_each(|field| out.vi64(field));
+            }
+            (FetchKind::AbsoluteJoining { subscription: id, first_group: start }, false) => {
+                [3, *id, *start].into_iter().for_each(|field| out.vi64(field));
             }
         }
         self.parameters.encode(out);
@@ -326,10 +357,10 @@ impl Body for Fetch {
 /// FETCH_OK: how far the response goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchOk {
-    /// Whether `end` is behind the last object that the track will ever have.
+    /// Whether `last` is the last object that the track will ever have.
     pub end_of_track: bool,
-    /// As in [`FetchKind::Standalone`].
-    pub end: Location,
+    /// The last object that the response may have; the largest ID for all of the group.
+    pub last: Location,
     pub parameters: Parameters,
     pub properties: Properties,
 }
@@ -342,17 +373,21 @@ impl Body for FetchOk {
                 1 => true,
                 _ => return Err(DecodeError::violation("an end of track other than 0 or 1")),
             },
-            end: Location::decode(input)?,
+            last: match (Location::decode(input)?, input.draft().has_inclusive_ends()) {
+                (last, true) => last,
+                (end, false) => end.inclusive(),
+            },
             parameters: Parameters::decode(input, Scope::FETCH_OK)?,
             properties: read_properties(input)?,
         })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        out.push(self.end_of_track.into());
-        self.end.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.u8(self.end_of_track.into());
+        let end = if out.draft().has_inclusive_ends() { self.last } else { self.last.exclusive() };
+        end.encode(out.out);
         self.parameters.encode(out);
-        out.extend_from_slice(self.properties.as_bytes());
+        out.raw(self.properties.as_bytes());
     }
 }
 
@@ -373,9 +408,9 @@ impl Body for TrackStatus {
         })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        vi64::encode(self.request_id, out);
-        self.track.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        out.vi64(self.request_id);
+        self.track.encode(out.out);
         self.parameters.encode(out);
     }
 }
@@ -399,9 +434,9 @@ macro_rules! namespace_request {
                 })
             }
 
-            fn encode(&self, out: &mut Vec<u8>) {
-                vi64::encode(self.request_id, out);
-                self.$field.encode(out);
+            fn encode(&self, out: &mut Writer<'_>) {
+                out.vi64(self.request_id);
+                self.$field.encode(out.out);
                 self.parameters.encode(out);
             }
         }
@@ -432,8 +467,8 @@ impl Body for NamespaceFound {
         Ok(Self { suffix: Namespace::decode(input)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        self.suffix.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        self.suffix.encode(out.out);
     }
 }
 
@@ -448,8 +483,27 @@ impl Body for NamespaceDone {
         Ok(Self { suffix: Namespace::decode(input)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        self.suffix.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        self.suffix.encode(out.out);
+    }
+}
+
+/// PUBLISH_STATE_NOTIFY: what a publisher has changed of a subscription, and where its track was then. Draft-20 on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishStateNotify {
+    pub parameters: Parameters,
+}
+
+impl Body for PublishStateNotify {
+    fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
+        Ok(Self { parameters: Parameters::decode(input, Scope::STATE_NOTIFY)? })
+    }
+
+    fn encode(&self, out: &mut Writer<'_>) {
+        if !out.draft().has_state_notify() {
+            out.cannot_say("PUBLISH_STATE_NOTIFY");
+        }
+        self.parameters.encode(out);
     }
 }
 
@@ -464,22 +518,22 @@ impl Body for Unsubscribe {
         Ok(Self)
     }
 
-    fn encode(&self, _out: &mut Vec<u8>) {}
+    fn encode(&self, _out: &mut Writer<'_>) {}
 }
 
-/// PUBLISH_BLOCKED: a track that matches a SUBSCRIBE_TRACKS but cannot be published now.
+/// PUBLISH_SKIPPED, in draft-18 PUBLISH_BLOCKED: a track that matches a SUBSCRIBE_TRACKS but is not published for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PublishBlocked {
+pub struct PublishSkipped {
     /// The track, its namespace without the prefix.
     pub suffix: TrackName,
 }
 
-impl Body for PublishBlocked {
+impl Body for PublishSkipped {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
         Ok(Self { suffix: TrackName::decode(input)? })
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        self.suffix.encode(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        self.suffix.encode(out.out);
     }
 }

@@ -1,4 +1,4 @@
-//! Control messages (draft-18, section 10): a type, a 16-bit length, and a body.
+//! Control messages (draft-22, section 9): a type, a 16-bit length, and a body, which the session's draft says how to read.
 
 mod body;
 mod setup;
@@ -8,23 +8,25 @@ mod tests;
 use bytes::{Buf, BytesMut};
 
 pub use body::{
-    Fetch, FetchKind, FetchOk, GoAway, NamespaceDone, NamespaceFound, Publish, PublishBlocked, PublishDone,
-    PublishNamespace, Redirect, RequestError, RequestOk, RequestUpdate, Subscribe, SubscribeNamespace,
-    SubscribeOk, SubscribeTracks, TrackStatus, Unsubscribe,
+    Fetch, FetchKind, FetchOk, GoAway, NamespaceDone, NamespaceFound, Publish, PublishDone, PublishNamespace,
+    PublishSkipped, PublishStateNotify, Redirect, RequestError, RequestOk, RequestUpdate, Subscribe,
+    SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus, Unsubscribe,
 };
 pub use setup::Setup;
 
-use super::wire::Reader;
-use super::{DecodeError, EncodeError, vi64};
+use super::wire::{Reader, Writer};
+use super::{DecodeError, Draft, EncodeError, vi64};
 
 /// Fields of a message between its length and its end.
 trait Body: Sized {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError>;
-    fn encode(&self, out: &mut Vec<u8>);
+    fn encode(&self, out: &mut Writer<'_>);
 }
 
-/// PUBLISH_OK of older drafts. It is still in the table of types, and read as a REQUEST_OK.
+/// PUBLISH_OK of older drafts. In draft-18 it is still in the table of types, and read as a REQUEST_OK.
 const PUBLISH_OK: u64 = 0x1e;
+const UNSUBSCRIBE: u64 = 0x0a;
+const PUBLISH_STATE_NOTIFY: u64 = 0x22;
 
 macro_rules! messages {
     ($($variant:ident($body:ty) = $kind:literal, $name:literal;)*) => {
@@ -42,15 +44,19 @@ macro_rules! messages {
                 }
             }
 
-            /// The name in the draft.
+            /// The name in the newest draft.
             pub const fn name(&self) -> &'static str {
                 match self {
                     $(Self::$variant(_) => $name,)*
                 }
             }
 
-            fn is_known(kind: u64) -> bool {
-                matches!(kind, PUBLISH_OK $(| $kind)*)
+            fn is_known(kind: u64, draft: Draft) -> bool {
+                match kind {
+                    PUBLISH_OK | UNSUBSCRIBE => draft == Draft::D18,
+                    PUBLISH_STATE_NOTIFY => draft.has_state_notify(),
+                    _ => matches!(kind, $($kind)|*),
+                }
             }
 
             fn decode_body(kind: u64, input: &mut Reader) -> Result<Self, DecodeError> {
@@ -61,7 +67,7 @@ macro_rules! messages {
                 }
             }
 
-            fn encode_body(&self, out: &mut Vec<u8>) {
+            fn encode_body(&self, out: &mut Writer<'_>) {
                 match self {
                     $(Self::$variant(body) => body.encode(out),)*
                 }
@@ -84,16 +90,17 @@ messages! {
     PublishNamespace(PublishNamespace) = 0x06, "PUBLISH_NAMESPACE";
     RequestOk(RequestOk) = 0x07, "REQUEST_OK";
     Namespace(NamespaceFound) = 0x08, "NAMESPACE";
-    // Not in draft-18, but moq-transport 0.17 still ends its subscriptions with it.
+    // Not in draft-18, in which moq-transport 0.17 still ends its subscriptions with it.
     Unsubscribe(Unsubscribe) = 0x0a, "UNSUBSCRIBE";
     PublishDone(PublishDone) = 0x0b, "PUBLISH_DONE";
     TrackStatus(TrackStatus) = 0x0d, "TRACK_STATUS";
     NamespaceDone(NamespaceDone) = 0x0e, "NAMESPACE_DONE";
-    PublishBlocked(PublishBlocked) = 0x0f, "PUBLISH_BLOCKED";
+    PublishSkipped(PublishSkipped) = 0x0f, "PUBLISH_SKIPPED";
     GoAway(GoAway) = 0x10, "GOAWAY";
     Fetch(Fetch) = 0x16, "FETCH";
     FetchOk(FetchOk) = 0x18, "FETCH_OK";
     Publish(Publish) = 0x1d, "PUBLISH";
+    PublishStateNotify(PublishStateNotify) = 0x22, "PUBLISH_STATE_NOTIFY";
     SubscribeNamespace(SubscribeNamespace) = 0x50, "SUBSCRIBE_NAMESPACE";
     SubscribeTracks(SubscribeTracks) = 0x51, "SUBSCRIBE_TRACKS";
     Setup(Setup) = 0x2f00, "SETUP";
@@ -105,10 +112,10 @@ impl Message {
     /// Takes one message off the front of `input`, or returns `None` when it is not all there yet.
     ///
     /// An unknown type fails as soon as it is read, so `input` never grows past one message of 64 KiB.
-    pub fn decode(input: &mut BytesMut) -> Result<Option<Self>, DecodeError> {
+    pub fn decode(draft: Draft, input: &mut BytesMut) -> Result<Option<Self>, DecodeError> {
         let mut front = &input[..];
         let Some(kind) = vi64::decode(&mut front) else { return Ok(None) };
-        if !Self::is_known(kind) {
+        if !Self::is_known(kind, draft) {
             return Err(UNKNOWN);
         }
         let Some((length, body)) = front.split_first_chunk() else { return Ok(None) };
@@ -118,30 +125,29 @@ impl Message {
         }
         let header = input.len() - body.len();
         input.advance(header);
-        let mut body = Reader::new(input.split_to(length).freeze());
+        let mut body = Reader::new(draft, input.split_to(length).freeze());
         let message = Self::decode_body(kind, &mut body)?;
         body.finish()?;
         Ok(Some(message))
     }
 
     /// Appends the message with its frame, or leaves `out` as it was.
-    pub fn encode(&self, out: &mut Vec<u8>) -> Result<(), EncodeError> {
+    pub fn encode(&self, draft: Draft, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let start = out.len();
+        self.encode_framed(draft, out).inspect_err(|_| out.truncate(start))
+    }
+
+    fn encode_framed(&self, draft: Draft, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         vi64::encode(self.kind(), out);
         let body = out.len() + 2;
         out.extend_from_slice(&[0; 2]);
-        self.encode_body(out);
+        let mut writer = Writer::new(draft, out);
+        self.encode_body(&mut writer);
+        writer.finish()?;
         let length = out.len() - body;
-        match u16::try_from(length) {
-            Ok(length) => {
-                out[body - 2..body].copy_from_slice(&length.to_be_bytes());
-                Ok(())
-            }
-            Err(_) => {
-                out.truncate(start);
-                Err(EncodeError { length })
-            }
-        }
+        let prefix = u16::try_from(length).map_err(|_| EncodeError::TooLong { length })?;
+        out[body - 2..body].copy_from_slice(&prefix.to_be_bytes());
+        Ok(())
     }
 
     /// The request ID that the message consumes. Answers have none: their stream says what they answer.

@@ -5,14 +5,15 @@ use bytes::Bytes;
 use super::{Body, DecodeError};
 use crate::moq::param::Token;
 use crate::moq::property::{Pair, PairWriter, Pairs, Value};
-use crate::moq::wire::Reader;
-use crate::moq::{code, vi64};
+use crate::moq::wire::{Reader, Writer};
+use crate::moq::{Draft, code, vi64};
 
 const PATH: u64 = 0x01;
 const AUTHORIZATION_TOKEN: u64 = 0x03;
 const MAX_AUTH_TOKEN_CACHE_SIZE: u64 = 0x04;
 const AUTHORITY: u64 = 0x05;
 const IMPLEMENTATION: u64 = 0x07;
+const MAX_REQUEST_UPDATES: u64 = 0x08;
 /// Provisional, as SWITCHING_SET_ASSIGNMENT is.
 const SWITCHING_ALGORITHMS: u64 = 0x09;
 
@@ -33,12 +34,14 @@ pub struct Setup {
     pub authority: Option<String>,
     /// Name and version of the sender's software.
     pub implementation: Option<String>,
+    /// How many updates of a request may have no answer yet; absent and 0 mean any number. Draft-19 on.
+    pub max_request_updates: Option<u64>,
     /// SSTS_ALGORITHMS (draft-wilaw-moq-moqt-ssts): what the sender knows to do with switching sets; empty: nothing.
     pub switching_algorithms: Vec<u64>,
 }
 
 impl Setup {
-    fn take(&mut self, pair: Pair<'_>) -> Result<(), DecodeError> {
+    fn take(&mut self, pair: Pair<'_>, draft: Draft) -> Result<(), DecodeError> {
         let repeated = match pair {
             Pair { kind: PATH, value: Value::Bytes(path) } => self.path.replace(read_path(path)?).is_some(),
             Pair { kind: AUTHORITY, value: Value::Bytes(authority) } => {
@@ -53,6 +56,9 @@ impl Setup {
             }
             Pair { kind: IMPLEMENTATION, value: Value::Bytes(text) } => {
                 self.implementation.replace(String::from_utf8_lossy(text).into_owned()).is_some()
+            }
+            Pair { kind: MAX_REQUEST_UPDATES, value: Value::Integer(most) } if draft.limits_updates() => {
+                self.max_request_updates.replace(most).is_some()
             }
             Pair { kind: SWITCHING_ALGORITHMS, value: Value::Bytes(list) } => {
                 !std::mem::replace(&mut self.switching_algorithms, read_algorithms(list)).is_empty()
@@ -70,12 +76,13 @@ impl Body for Setup {
     fn decode(input: &mut Reader) -> Result<Self, DecodeError> {
         let options = input.rest();
         let mut setup = Self::default();
-        Pairs::new(&options).try_for_each(|pair| setup.take(pair?))?;
+        Pairs::new(&options).try_for_each(|pair| setup.take(pair?, input.draft()))?;
         Ok(setup)
     }
 
-    fn encode(&self, out: &mut Vec<u8>) {
-        let mut options = PairWriter::new(out);
+    fn encode(&self, out: &mut Writer<'_>) {
+        let max_request_updates = self.max_request_updates.filter(|_| out.draft().limits_updates());
+        let mut options = PairWriter::new(out.out);
         if let Some(path) = &self.path {
             options.bytes(PATH, path.as_bytes());
         }
@@ -91,6 +98,9 @@ impl Body for Setup {
         if let Some(implementation) = &self.implementation {
             options.bytes(IMPLEMENTATION, implementation.as_bytes());
         }
+        if let Some(most) = max_request_updates {
+            options.integer(MAX_REQUEST_UPDATES, most);
+        }
         if !self.switching_algorithms.is_empty() {
             let mut list = Vec::new();
             self.switching_algorithms.iter().for_each(|algorithm| vi64::encode(*algorithm, &mut list));
@@ -101,7 +111,7 @@ impl Body for Setup {
 
 /// What is no list means something else by the number, and is nothing to us.
 fn read_algorithms(bytes: &[u8]) -> Vec<u64> {
-    let mut input = Reader::new(Bytes::copy_from_slice(bytes));
+    let mut input = Reader::new(Draft::NEWEST, Bytes::copy_from_slice(bytes));
     let mut algorithms = Vec::new();
     while !input.is_empty() && algorithms.len() < MAX_ALGORITHMS {
         match input.vi64() {

@@ -5,18 +5,26 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::moq::code::{self, Session};
+use crate::moq::param::RangeFilter;
 use crate::moq::param::{Assignment, Scope, Token};
 use crate::moq::property::TrackProperties;
 use crate::moq::{Filter, GroupOrder, Location, Namespace, Parameters, Properties, TrackName};
 
 fn encode(message: impl Into<Message>) -> Vec<u8> {
+    encode_in(Draft::D18, message).unwrap()
+}
+
+fn encode_in(draft: Draft, message: impl Into<Message>) -> Result<Vec<u8>, EncodeError> {
     let mut out = Vec::new();
-    message.into().encode(&mut out).unwrap();
-    out
+    message.into().encode(draft, &mut out).map(|()| out)
 }
 
 fn decode(bytes: &[u8]) -> Result<Option<Message>, DecodeError> {
-    Message::decode(&mut BytesMut::from(bytes))
+    decode_in(Draft::D18, bytes)
+}
+
+fn decode_in(draft: Draft, bytes: &[u8]) -> Result<Option<Message>, DecodeError> {
+    Message::decode(draft, &mut BytesMut::from(bytes))
 }
 
 fn namespace() -> Namespace {
@@ -56,8 +64,7 @@ fn frames_that_peers_send() {
                 request_id: 0,
                 kind: FetchKind::Standalone {
                     track: track(),
-                    start: Location::new(0, 0),
-                    end: Location::new(0, 1),
+                    range: Filter::range(Location::new(0, 0), Location::new(0, 0)),
                 },
                 parameters: none(),
             }
@@ -67,7 +74,7 @@ fn frames_that_peers_send() {
         (
             FetchOk {
                 end_of_track: false,
-                end: Location::new(0, 1),
+                last: Location::new(0, 0),
                 parameters: none(),
                 properties: Properties::default(),
             }
@@ -100,7 +107,7 @@ fn frames_that_peers_send() {
             &[0x0b, 0, 7, 2, 3, 4, b'd', b'o', b'n', b'e'],
         ),
         (
-            PublishBlocked { suffix: TrackName::new(Namespace::default(), "t").unwrap() }.into(),
+            PublishSkipped { suffix: TrackName::new(Namespace::default(), "t").unwrap() }.into(),
             &[0x0f, 0, 3, 0, 1, b't'],
         ),
         (Unsubscribe.into(), &[0x0a, 0, 0]),
@@ -120,6 +127,163 @@ fn publish_ok_of_older_drafts_is_a_request_ok() {
 fn goaway_of_older_drafts_has_no_timeout() {
     let expected = GoAway { uri: "a".into(), timeout: 0, request_id: None };
     assert_eq!(decode(&[0x10, 0, 2, 1, b'a']), Ok(Some(expected.into())));
+}
+
+#[test]
+fn goaway_names_a_request_in_draft_18_only() {
+    let named = GoAway { uri: String::new(), timeout: 7, request_id: Some(4) };
+    let nameless = GoAway { request_id: None, ..named.clone() };
+    for draft in Draft::ALL {
+        let (bytes, read): (&[u8], _) = match draft {
+            Draft::D18 => (&[0x10, 0, 3, 0, 7, 4], named.clone()),
+            _ => (&[0x10, 0, 2, 0, 7], nameless.clone()),
+        };
+        assert_eq!(encode_in(draft, named.clone()).as_deref(), Ok(bytes), "{draft}");
+        assert_eq!(decode_in(draft, bytes), Ok(Some(read.into())), "{draft}");
+        assert_eq!(decode_in(draft, &[0x10, 0, 3, 0, 7, 4]).is_ok(), draft == Draft::D18, "{draft}");
+        assert_eq!(decode_in(draft, &[0x10, 0, 1, 0]).is_ok(), draft == Draft::D18, "{draft}");
+    }
+}
+
+/// From draft-20 on FETCH and SUBSCRIBE look the same, and ends are inclusive.
+#[test]
+fn fetches_of_each_draft() {
+    let (start, last) = (Location::new(3, 1), Location::new(5, 6));
+    let kind = FetchKind::Standalone { track: track(), range: Filter::range(start, last) };
+    let parameters = Parameters { subscriber_priority: Some(9), ..Parameters::default() };
+    let fetch = Fetch { request_id: 0, kind, parameters };
+    let name = [1, 2, b'n', b's', 1, b't'];
+    for draft in Draft::ALL {
+        let behind: &[u8] = match draft {
+            Draft::D18 | Draft::D19 => &[3, 1, 5, 7, 1, 0x20, 9],
+            Draft::D20 | Draft::D21 => &[2, 0x20, 9, 1, 4, 3, 1, 2, 6],
+            Draft::D22 => &[2, 0x20, 9, 1, 4, 3, 1, 2, 6],
+        };
+        let kind: &[u8] = if draft.has_fills() { &[0] } else { &[0, 1] };
+        let body = [kind, &name, behind].concat();
+        let bytes = [&[0x16, 0, body.len() as u8], &body[..]].concat();
+        assert_eq!(encode_in(draft, fetch.clone()), Ok(bytes.clone()), "{draft}");
+        assert_eq!(decode_in(draft, &bytes), Ok(Some(fetch.clone().into())), "{draft}");
+
+        let ok = FetchOk {
+            end_of_track: false,
+            last,
+            parameters: Parameters::default(),
+            properties: Properties::default(),
+        };
+        let end = if draft.has_inclusive_ends() { 6 } else { 7 };
+        let bytes = [0x18, 0, 4, 0, 5, end, 0];
+        assert_eq!(encode_in(draft, ok.clone()).as_deref(), Ok(&bytes[..]), "{draft}");
+        assert_eq!(decode_in(draft, &bytes), Ok(Some(ok.into())), "{draft}");
+    }
+    // A whole group is an object ID of 0 in old drafts.
+    let whole = [0x18, 0, 4, 0, 5, 0, 0];
+    for (draft, object) in [(Draft::D19, u64::MAX), (Draft::D20, 0)] {
+        let Ok(Some(Message::FetchOk(ok))) = decode_in(draft, &whole) else { panic!("not decoded") };
+        assert_eq!(ok.last, Location::new(5, object), "{draft}");
+    }
+}
+
+/// A message of one draft, and what it is when another has no words for it.
+#[test]
+fn what_a_draft_has_no_words_for() {
+    let of = |filter| Parameters { filter: Some(filter), ..Parameters::default() };
+    let subscribe = |parameters| Message::from(Subscribe { request_id: 0, track: track(), parameters });
+    let fetch = |kind| Message::from(Fetch { request_id: 0, kind, parameters: Parameters::default() });
+    let no_properties = Parameters { include_properties: Some(false), ..Parameters::default() };
+    let fill = Parameters { fill: Some(Box::default()), ..Parameters::default() };
+    let range_filter = RangeFilter { kind: 0x25, value: Bytes::from_static(&[0, 1]) };
+    let filtered = Parameters { range_filters: vec![range_filter], ..Parameters::default() };
+    let end_object = Filter::range(Location::new(1, 1), Location::new(2, 2));
+    let joining = FetchKind::RelativeJoining { subscription: 0, groups_back: 1 };
+    let open = FetchKind::Standalone { track: track(), range: Filter::AbsoluteStart(Location::new(1, 1)) };
+    let table = [
+        (subscribe(of(Filter::Relative(2))), "filter that begins some groups back", 20..=22),
+        (subscribe(of(end_object)), "filter that ends within a group", 20..=22),
+        (subscribe(no_properties), "INCLUDE_PROPERTIES", 20..=22),
+        (subscribe(fill), "FILL_PARAMETERS", 20..=22),
+        (subscribe(filtered), "range filters", 19..=22),
+        (fetch(open), "FETCH without an end", 20..=22),
+        (fetch(joining), "FETCH that joins a subscription", 18..=19),
+        (PublishStateNotify { parameters: Parameters::default() }.into(), "PUBLISH_STATE_NOTIFY", 20..=22),
+    ];
+    for (message, what, known) in table {
+        for draft in Draft::ALL {
+            let mut out = vec![1];
+            let written = message.encode(draft, &mut out);
+            if known.contains(&draft.number()) {
+                assert_eq!(written, Ok(()), "{what} in {draft}");
+                assert_eq!(decode_in(draft, &out[1..]), Ok(Some(message.clone())), "{what} in {draft}");
+            } else {
+                assert_eq!(written, Err(EncodeError::NotInDraft { draft, what }));
+                assert_eq!(out, [1], "nothing is left of it");
+            }
+        }
+    }
+}
+
+#[test]
+fn message_types_of_each_draft() {
+    for draft in Draft::ALL {
+        let is_known = |kind| decode_in(draft, &[kind]).is_ok();
+        assert_eq!(is_known(0x22), draft >= Draft::D20, "PUBLISH_STATE_NOTIFY in {draft}");
+        assert_eq!(is_known(0x1e), draft == Draft::D18, "PUBLISH_OK in {draft}");
+        assert_eq!(is_known(0x0a), draft == Draft::D18, "UNSUBSCRIBE in {draft}");
+        assert!(is_known(0x0f) && is_known(0x51));
+    }
+}
+
+/// A code that a draft does not have means an internal error in it, unless there is one that means nearly the same.
+#[test]
+fn codes_of_each_draft() {
+    use code::{Done, Request};
+    let table = [
+        (Request::DUPLICATE_SUBSCRIPTION, 18..=18),
+        (Request::INVALID_JOINING_REQUEST_ID, 18..=19),
+        (Request::INVALID_FILTER, 19..=22),
+        (Request::CONFLICTING_FILTERS, 19..=22),
+        (Request::DOES_NOT_EXIST, 18..=22),
+        (Request(0x9d), 18..=22),
+    ];
+    for draft in Draft::ALL {
+        for (code, known) in table.clone() {
+            let bytes = encode_in(draft, RequestError::new(code, "")).unwrap();
+            let expected = if known.contains(&draft.number()) { code } else { Request::INTERNAL_ERROR };
+            assert_eq!(decode_in(draft, &bytes), Ok(Some(RequestError::new(expected, "").into())), "{draft}");
+        }
+        let foreign = decode_in(draft, &[0x05, 0, 3, 0x19, 0, 0]).unwrap();
+        let Some(Message::RequestError(error)) = foreign else { panic!("not decoded") };
+        let is_duplicate = error.code == Request::DUPLICATE_SUBSCRIPTION;
+        assert_eq!(is_duplicate, draft == Draft::D18, "{draft}");
+
+        let done =
+            PublishDone { code: Done::SUBSCRIPTION_ENDED, stream_count: u64::MAX, reason: String::new() };
+        let bytes = encode_in(draft, done.clone()).unwrap();
+        assert_eq!(bytes[3], if draft < Draft::D20 { 3 } else { 2 }, "{draft}");
+        let Ok(Some(Message::PublishDone(read))) = decode_in(draft, &bytes) else { panic!("not decoded") };
+        assert_eq!(read.stream_count, PublishDone::UNKNOWN_COUNT, "{draft}");
+        assert_eq!(
+            bytes[4..bytes.len() - 1].iter().all(|byte| *byte == 0xff),
+            draft >= Draft::D20,
+            "{draft}"
+        );
+        let Ok(Some(Message::PublishDone(read))) = decode_in(draft, &[0x0b, 0, 3, 3, 0, 0]) else { panic!() };
+        let expected = if draft < Draft::D20 { Done::SUBSCRIPTION_ENDED } else { Done::INTERNAL_ERROR };
+        assert_eq!(read.code, expected, "{draft}");
+    }
+}
+
+#[test]
+fn updates_are_limited_from_draft_19_on() {
+    // MAX_FILTER_RANGES 0, MAX_REQUEST_UPDATES 5.
+    let bytes = [0xaf, 0x00, 0, 4, 6, 0, 2, 5];
+    for draft in Draft::ALL {
+        let Ok(Some(Message::Setup(setup))) = decode_in(draft, &bytes) else { panic!("not decoded") };
+        assert_eq!(setup.max_request_updates, (draft >= Draft::D19).then_some(5), "{draft}");
+        let setup = Setup { max_request_updates: Some(5), ..Setup::default() };
+        let expected: &[u8] = if draft >= Draft::D19 { &[0xaf, 0, 0, 2, 8, 5] } else { &[0xaf, 0, 0, 0] };
+        assert_eq!(encode_in(draft, setup).as_deref(), Ok(expected), "{draft}");
+    }
 }
 
 #[test]
@@ -173,11 +337,11 @@ fn request_ok_is_checked_against_its_request() {
     let parameters = Parameters { largest_object: Some(Location::new(1, 2)), ..Parameters::default() };
     let properties = TrackProperties { dynamic_groups: Some(true), ..TrackProperties::default() }.encode();
     let with_location = RequestOk { parameters: parameters.clone(), properties: Properties::default() };
-    assert!(with_location.check(Scope::UPDATE_OK).is_ok());
-    assert!(with_location.check(Scope::PUBLISH_OK).is_err());
+    assert!(with_location.check(Draft::D18, Scope::UPDATE_OK).is_ok());
+    assert!(with_location.check(Draft::D18, Scope::PUBLISH_OK).is_err());
     let with_properties = RequestOk { parameters, properties };
-    assert!(with_properties.check(Scope::TRACK_STATUS_OK).is_ok());
-    assert!(with_properties.check(Scope::UPDATE_OK).is_err());
+    assert!(with_properties.check(Draft::D18, Scope::TRACK_STATUS_OK).is_ok());
+    assert!(with_properties.check(Draft::D18, Scope::UPDATE_OK).is_err());
 }
 
 #[test]
@@ -197,7 +361,8 @@ fn a_message_that_does_not_fit_is_an_error_and_writes_nothing() {
     let parameters = Parameters { authorization_tokens: vec![token], ..Parameters::default() };
     let message = Message::from(Subscribe { request_id: 0, track: track(), parameters });
     let mut out = vec![1, 2];
-    assert!(message.encode(&mut out).unwrap_err().length > 70_000);
+    let error = message.encode(Draft::NEWEST, &mut out).unwrap_err();
+    assert!(matches!(error, EncodeError::TooLong { length: 70_000.. }), "{error}");
     assert_eq!(out, [1, 2]);
 }
 
@@ -213,15 +378,33 @@ fn a_location() -> impl Strategy<Value = Location> {
     (any::<u64>(), any::<u64>()).prop_map(|(group, object)| Location { group, object })
 }
 
-fn a_filter() -> impl Strategy<Value = Filter> {
-    prop_oneof![
-        Just(Filter::NextGroupStart),
-        Just(Filter::LargestObject),
-        a_location().prop_map(Filter::AbsoluteStart),
-        (a_location(), any::<u64>()).prop_map(|(start, more)| {
-            Filter::AbsoluteRange { start, end_group: start.group.saturating_add(more) }
-        }),
-    ]
+fn a_draft() -> impl Strategy<Value = Draft> {
+    prop::sample::select(&Draft::ALL[..])
+}
+
+/// A filter that comes back as it was written.
+fn a_filter(draft: Draft) -> BoxedStrategy<Filter> {
+    let ranges =
+        (a_location(), any::<u64>(), option::of(any::<u64>())).prop_map(move |(start, more, end_object)| {
+            Filter::AbsoluteRange {
+                start,
+                end_group: start.group.saturating_add(more),
+                end_object: end_object.filter(|_| draft.has_relative_filters()),
+            }
+        });
+    // Spelt as the next object would be.
+    let starts = a_location().prop_filter("has another name", |start| *start != Location::default());
+    let all = prop_oneof![
+        Just(Filter::NEXT_GROUP),
+        Just(Filter::NextObject),
+        starts.prop_map(Filter::AbsoluteStart),
+        ranges,
+    ];
+    match draft.has_relative_filters() {
+        true => prop_oneof![3 => all, 1 => Just(Filter::All), 1 => any::<u64>().prop_map(Filter::Relative)]
+            .boxed(),
+        false => all.boxed(),
+    }
 }
 
 fn an_order() -> impl Strategy<Value = GroupOrder> {
@@ -232,17 +415,40 @@ fn tokens() -> impl Strategy<Value = Vec<Token>> {
     vec(vec(any::<u8>(), 0..20).prop_map(|token| Token(token.into())), 0..3)
 }
 
-fn subscription_parameters() -> impl Strategy<Value = Parameters> {
+/// What a draft has that the one before did not.
+fn later_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
+    let fill = (option::of(a_filter(draft)), option::of(any::<u8>()), option::of(any::<u64>())).prop_map(
+        |(filter, subscriber_priority, fill_timeout)| {
+            Box::new(Parameters { filter, subscriber_priority, fill_timeout, ..Parameters::default() })
+        },
+    );
+    let ranges = vec((0x25..0x29u64, vec(any::<u8>(), 0..9)), 0..3);
+    (option::of(fill), option::of(any::<bool>()), ranges).prop_map(
+        move |(fill, include_properties, mut ranges)| {
+            ranges.sort_by_key(|(kind, _)| *kind);
+            let filters = ranges.into_iter().map(|(kind, value)| RangeFilter { kind, value: value.into() });
+            Parameters {
+                fill: fill.filter(|_| draft.has_fills()),
+                include_properties: include_properties.filter(|_| draft.has_state_notify()),
+                range_filters: filters.filter(|_| draft.has_range_filters()).collect(),
+                ..Parameters::default()
+            }
+        },
+    )
+}
+
+fn subscription_parameters(draft: Draft) -> impl Strategy<Value = Parameters> {
     let timeouts = (option::of(any::<u64>()), option::of(any::<u64>()), option::of(any::<u64>()));
     let rest = (
         option::of(any::<bool>()),
         option::of(any::<u8>()),
-        option::of(a_filter()),
+        option::of(a_filter(draft)),
         option::of(an_order()),
         option::of(any::<u64>()),
         option::of(an_assignment()),
     );
-    (timeouts, tokens(), rest).prop_map(|(timeouts, authorization_tokens, rest)| Parameters {
+    let all = (timeouts, tokens(), rest, later_parameters(draft));
+    all.prop_map(|(timeouts, authorization_tokens, rest, later)| Parameters {
         object_delivery_timeout: timeouts.0,
         subgroup_delivery_timeout: timeouts.1,
         rendezvous_timeout: timeouts.2,
@@ -253,7 +459,7 @@ fn subscription_parameters() -> impl Strategy<Value = Parameters> {
         group_order: rest.3,
         new_group_request: rest.4,
         assignment: rest.5,
-        ..Parameters::default()
+        ..later
     })
 }
 
@@ -293,13 +499,15 @@ fn properties() -> impl Strategy<Value = Properties> {
     )
 }
 
-fn a_fetch() -> impl Strategy<Value = FetchKind> {
+fn a_fetch(draft: Draft) -> BoxedStrategy<FetchKind> {
+    let standalone =
+        |range| (a_track(), range).prop_map(|(track, range)| FetchKind::Standalone { track, range });
+    if draft.has_fills() {
+        return standalone(a_filter(draft)).boxed();
+    }
+    let ranges = (a_location(), a_location()).prop_map(|(start, last)| Filter::range(start, last));
     prop_oneof![
-        (a_track(), a_location(), a_location()).prop_map(|(track, start, end)| FetchKind::Standalone {
-            track,
-            start,
-            end
-        }),
+        standalone(ranges.boxed()),
         (any::<u64>(), any::<u64>()).prop_map(|(subscription, groups_back)| {
             FetchKind::RelativeJoining { subscription, groups_back }
         }),
@@ -307,11 +515,12 @@ fn a_fetch() -> impl Strategy<Value = FetchKind> {
             FetchKind::AbsoluteJoining { subscription, first_group }
         }),
     ]
+    .boxed()
 }
 
 fn request_error() -> impl Strategy<Value = RequestError> {
     let redirect = ("[a-z:/]{0,9}", a_track()).prop_map(|(uri, track)| Redirect { uri, track });
-    (any::<u64>(), any::<u64>(), "\\PC{0,20}", option::of(redirect)).prop_map(
+    (a_code(), any::<u64>(), "\\PC{0,20}", option::of(redirect)).prop_map(
         |(code, retry_interval, reason, redirect)| RequestError {
             code: match redirect {
                 Some(_) => code::Request::REDIRECT,
@@ -325,7 +534,7 @@ fn request_error() -> impl Strategy<Value = RequestError> {
     )
 }
 
-fn requests() -> impl Strategy<Value = Message> {
+fn requests(draft: Draft) -> BoxedStrategy<Message> {
     let fetch_parameters =
         (option::of(any::<u64>()), option::of(any::<u8>()), option::of(an_order()), tokens()).prop_map(
             |(fill_timeout, subscriber_priority, group_order, authorization_tokens)| Parameters {
@@ -341,7 +550,7 @@ fn requests() -> impl Strategy<Value = Message> {
     let authorized =
         || tokens().prop_map(|tokens| Parameters { authorization_tokens: tokens, ..Parameters::default() });
     prop_oneof![
-        (any::<u64>(), a_track(), subscription_parameters())
+        (any::<u64>(), a_track(), subscription_parameters(draft))
             .prop_map(|(request_id, track, parameters)| Subscribe { request_id, track, parameters }.into()),
         (any::<u64>(), a_track(), authorized()).prop_map(|(request_id, track, parameters)| TrackStatus {
             request_id,
@@ -354,7 +563,7 @@ fn requests() -> impl Strategy<Value = Message> {
                 Publish { request_id, track, track_alias, parameters, properties }.into()
             }
         ),
-        (any::<u64>(), a_fetch(), fetch_parameters).prop_map(|(request_id, kind, parameters)| Fetch {
+        (any::<u64>(), a_fetch(draft), fetch_parameters).prop_map(|(request_id, kind, parameters)| Fetch {
             request_id,
             kind,
             parameters
@@ -372,9 +581,26 @@ fn requests() -> impl Strategy<Value = Message> {
             SubscribeTracks { request_id, prefix, parameters }.into()
         }),
     ]
+    .boxed()
 }
 
-fn answers() -> impl Strategy<Value = Message> {
+/// A code that every draft has.
+fn a_code() -> impl Strategy<Value = u64> {
+    any::<u64>().prop_filter("not in every draft", |code| !matches!(code, 0x3 | 0x19 | 0x32 | 0x35 | 0x36))
+}
+
+fn answers(draft: Draft) -> BoxedStrategy<Message> {
+    let notify = answer_parameters().prop_map(|parameters| {
+        PublishStateNotify { parameters: Parameters { expires: None, ..parameters } }.into()
+    });
+    let common = common_answers(draft);
+    match draft.has_state_notify() {
+        true => prop_oneof![9 => common, 1 => notify].boxed(),
+        false => common,
+    }
+}
+
+fn common_answers(draft: Draft) -> BoxedStrategy<Message> {
     prop_oneof![
         (any::<u64>(), answer_parameters(), properties()).prop_map(
             |(track_alias, parameters, properties)| {
@@ -386,51 +612,71 @@ fn answers() -> impl Strategy<Value = Message> {
             properties
         }
         .into()),
-        (any::<bool>(), a_location(), properties()).prop_map(|(end_of_track, end, properties)| {
-            FetchOk { end_of_track, end, parameters: Parameters::default(), properties }.into()
+        (any::<bool>(), a_location(), properties()).prop_map(|(end_of_track, last, properties)| {
+            FetchOk { end_of_track, last, parameters: Parameters::default(), properties }.into()
         }),
         request_error().prop_map(Into::into),
-        (any::<u64>(), any::<u64>(), "\\PC{0,20}").prop_map(|(code, stream_count, reason)| {
+        (a_code(), 0..1u64 << 61, "\\PC{0,20}").prop_map(|(code, stream_count, reason)| {
             PublishDone { code: code::Done(code), stream_count, reason }.into()
         }),
         a_namespace().prop_map(|suffix| NamespaceFound { suffix }.into()),
         a_namespace().prop_map(|suffix| NamespaceDone { suffix }.into()),
-        a_track().prop_map(|suffix| PublishBlocked { suffix }.into()),
-        ("[a-z:/]{0,20}", any::<u64>(), option::of(any::<u64>()))
-            .prop_map(|(uri, timeout, request_id)| GoAway { uri, timeout, request_id }.into()),
+        a_track().prop_map(|suffix| PublishSkipped { suffix }.into()),
+        ("[a-z:/]{0,20}", any::<u64>(), option::of(any::<u64>())).prop_map(
+            move |(uri, timeout, request_id)| {
+                let request_id = request_id.filter(|_| draft.names_unprocessed());
+                GoAway { uri, timeout, request_id }.into()
+            }
+        ),
         (
             option::of("/[a-z/?]{0,9}"),
             tokens(),
             option::of(any::<u64>()),
             option::of("[a-z:0-9]{1,9}"),
-            vec(any::<u64>(), 0..3)
+            vec(any::<u64>(), 0..3),
+            option::of(any::<u64>()),
         )
-            .prop_map(|(path, authorization_tokens, size, authority, switching_algorithms)| {
-                Setup {
-                    path,
-                    authorization_tokens,
-                    max_auth_token_cache_size: size,
-                    authority,
-                    implementation: Some("test".into()),
-                    switching_algorithms,
+            .prop_map(
+                move |(path, authorization_tokens, size, authority, switching_algorithms, updates)| {
+                    Setup {
+                        path,
+                        authorization_tokens,
+                        max_auth_token_cache_size: size,
+                        authority,
+                        implementation: Some("test".into()),
+                        max_request_updates: updates.filter(|_| draft.limits_updates()),
+                        switching_algorithms,
+                    }
+                    .into()
                 }
-                .into()
-            }),
+            ),
     ]
+    .boxed()
+}
+
+/// A draft and a message of it.
+fn a_message() -> impl Strategy<Value = (Draft, Message)> {
+    a_draft().prop_flat_map(|draft| (Just(draft), prop_oneof![requests(draft), answers(draft)]))
+}
+
+/// A draft and messages of it.
+fn messages() -> impl Strategy<Value = (Draft, Vec<Message>)> {
+    a_draft().prop_flat_map(|draft| (Just(draft), vec(prop_oneof![requests(draft), answers(draft)], 1..4)))
 }
 
 proptest! {
     #[test]
-    fn round_trip_however_it_arrives(messages in vec(prop_oneof![requests(), answers()], 1..4), split: prop::sample::Index) {
-        let bytes: Vec<u8> = messages.iter().flat_map(|message| encode(message.clone())).collect();
+    fn round_trip_however_it_arrives((draft, messages) in messages(), split: prop::sample::Index) {
+        let bytes: Vec<u8> =
+            messages.iter().flat_map(|message| encode_in(draft, message.clone()).unwrap()).collect();
         let (first, second) = bytes.split_at(split.index(bytes.len()));
         let mut input = BytesMut::from(first);
         let mut decoded = Vec::new();
-        while let Some(message) = Message::decode(&mut input).unwrap() {
+        while let Some(message) = Message::decode(draft, &mut input).unwrap() {
             decoded.push(message);
         }
         input.extend_from_slice(second);
-        while let Some(message) = Message::decode(&mut input).unwrap() {
+        while let Some(message) = Message::decode(draft, &mut input).unwrap() {
             decoded.push(message);
         }
         prop_assert!(input.is_empty());
@@ -438,23 +684,100 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..60)) {
-        let _ = decode(&bytes);
+    fn arbitrary_bytes_never_panic(draft in a_draft(), bytes in vec(any::<u8>(), 0..60)) {
+        let _ = decode_in(draft, &bytes);
     }
 
     /// Damaged messages reach the fields that random bytes never do; what is accepted encodes again.
     #[test]
-    fn damaged_messages_never_panic(
-        message in prop_oneof![requests(), answers()],
-        at: prop::sample::Index,
-        byte: u8,
-    ) {
-        let mut bytes = encode(message);
+    fn damaged_messages_never_panic((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
+        let mut bytes = encode_in(draft, message).unwrap();
         let at = at.index(bytes.len());
         bytes[at] = byte;
-        if let Ok(Some(message)) = decode(&bytes) {
-            let again = encode(message.clone());
-            prop_assert_eq!(decode(&again), Ok(Some(message)));
+        if let Ok(Some(message)) = decode_in(draft, &bytes) {
+            let again = encode_in(draft, message.clone()).unwrap();
+            prop_assert_eq!(decode_in(draft, &again), Ok(Some(message)));
+        }
+    }
+
+    /// Bytes of one draft may be anything in another, and nothing worse.
+    #[test]
+    fn messages_of_another_draft_never_panic((draft, message) in a_message(), other in a_draft()) {
+        let bytes = encode_in(draft, message).unwrap();
+        if let Ok(Some(message)) = decode_in(other, &bytes) {
+            let again = encode_in(other, message.clone()).unwrap();
+            prop_assert_eq!(decode_in(other, &again), Ok(Some(message)));
+        }
+    }
+}
+
+/// What an independent implementation, moqtap-codec, makes of a message: its bytes again.
+fn as_others_write_it(draft: Draft, bytes: &[u8]) -> Result<Vec<u8>, String> {
+    macro_rules! again {
+        ($draft:ident) => {{
+            let (mut rest, mut written) = (bytes, Vec::new());
+            let message = moqtap_codec::$draft::message::ControlMessage::decode(&mut rest);
+            let message = message.map_err(|error| format!("not understood: {error}"))?;
+            message.encode(&mut written).map_err(|error| format!("not written: {error}"))?;
+            match rest.is_empty() {
+                true => Ok(written),
+                false => Err(format!("{} bytes are left", rest.len())),
+            }
+        }};
+    }
+    match draft {
+        Draft::D18 => again!(draft18),
+        Draft::D19 => again!(draft19),
+        Draft::D20 => again!(draft20),
+        Draft::D21 => again!(draft21),
+        Draft::D22 => again!(draft22),
+    }
+}
+
+/// Without what the others check and we do not, or what only we know.
+fn as_others_know_it(mut message: Message) -> Message {
+    let plain = |parameters: &mut Parameters| {
+        parameters.authorization_tokens.clear(); // these are any bytes here
+        parameters.assignment = None;
+    };
+    match &mut message {
+        Message::Subscribe(message) => plain(&mut message.parameters),
+        Message::RequestUpdate(message) => plain(&mut message.parameters),
+        Message::TrackStatus(message) => plain(&mut message.parameters),
+        Message::PublishNamespace(message) => plain(&mut message.parameters),
+        Message::SubscribeNamespace(message) => plain(&mut message.parameters),
+        Message::SubscribeTracks(message) => plain(&mut message.parameters),
+        Message::Setup(message) => message.authorization_tokens.clear(),
+        Message::Fetch(message) => {
+            plain(&mut message.parameters);
+            if let FetchKind::Standalone { range, .. } = &mut message.kind
+                && range.end().is_some_and(|end| end < range.start(None))
+            {
+                *range = Filter::range(range.start(None), range.start(None));
+            }
+        }
+        _ => {}
+    }
+    message
+}
+
+proptest! {
+    /// Both have been written from the drafts alone.
+    #[test]
+    fn others_understand_the_same((draft, message) in a_message()) {
+        let message = as_others_know_it(message);
+        let bytes = encode_in(draft, message.clone()).unwrap();
+        prop_assert_eq!(as_others_write_it(draft, &bytes), Ok(bytes), "{} in {}", message.name(), draft);
+    }
+
+    /// What they refuse of damaged messages of ours we may take, but what both take is the same.
+    #[test]
+    fn others_make_the_same_of_damage((draft, message) in a_message(), at: prop::sample::Index, byte: u8) {
+        let mut bytes = encode_in(draft, as_others_know_it(message)).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        if let (Ok(Some(ours)), Ok(theirs)) = (decode_in(draft, &bytes), as_others_write_it(draft, &bytes)) {
+            prop_assert_eq!(decode_in(draft, &theirs), Ok(Some(ours)));
         }
     }
 }

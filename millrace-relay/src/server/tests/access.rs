@@ -4,6 +4,7 @@ use std::{net::IpAddr, time::SystemTime};
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
+    Filter, Location,
     message::{
         Fetch, FetchKind, PublishNamespace, RequestUpdate, SubscribeNamespace, SubscribeOk, SubscribeTracks,
         TrackStatus,
@@ -119,6 +120,7 @@ impl Client {
         Asked {
             send,
             reader: MessageReader::new(
+                Draft::D18,
                 recv,
                 BytesMut::new(),
                 Arc::<Incomplete>::default().stream(),
@@ -157,6 +159,7 @@ impl Client {
         let mut asked = Asked {
             send,
             reader: MessageReader::new(
+                Draft::D18,
                 recv,
                 BytesMut::new(),
                 Arc::<Incomplete>::default().stream(),
@@ -294,9 +297,10 @@ async fn every_request_is_asked_about_before_anything_is_made() {
     let relay = Relay::with(access, |_| {});
     let client = relay.client_with(&claims(&["mine"], &[])).await;
     let (name, prefix) = (in_room("yours", "t"), Namespace::from_path("yours").unwrap());
-    let (parameters, from) = (Parameters::default(), millrace_proto::moq::Location::new(0, 0));
+    let parameters = Parameters::default();
     let id = || client.id();
-    let whole = FetchKind::Standalone { track: name.clone(), start: from, end: from };
+    let range = Filter::range(Location::new(0, 0), Location::new(0, u64::MAX));
+    let whole = FetchKind::Standalone { track: name.clone(), range };
     let (track, namespace) = (|| name.clone(), || prefix.clone());
     let requests: [Message; 7] = [
         client.publish_of(&name, 1).into(),

@@ -69,7 +69,7 @@ async fn goaway_is_checked_on_every_stream() {
 async fn asked(connection: &Connection) -> (Message, SendStream, MessageReader) {
     let (mut send, recv) = connection.streams().accept_bi().await.unwrap();
     let held = Arc::<Incomplete>::default().stream();
-    let mut reader = MessageReader::new(recv, BytesMut::new(), held, GoAways::on_request(false));
+    let mut reader = MessageReader::new(Draft::D18, recv, BytesMut::new(), held, GoAways::on_request(false));
     let Incoming::Message(message) = reader.next().await.unwrap() else { panic!("no request") };
     send.write_all(&encoded(RequestOk::default())).await.unwrap();
     (message, send, reader)
@@ -100,6 +100,7 @@ async fn what_the_upstream_relay_wants_moved_is_asked_again() {
         origins: crate::Origins::Any,
         adaptive: crate::Adaptive::Off,
         switching_sets: false,
+        drafts: Draft::ALL.to_vec(),
     };
     let outgoing = crate::outgoing_sockets(&[local]).unwrap();
     let bound = Bound::new(config, outgoing, Arc::new(Engine::user("as configured"))).unwrap();

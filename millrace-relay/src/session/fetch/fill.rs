@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use millrace_proto::{
     moq::{
         FetchItem, Location, Parameters, code,
+        data::RangeEnd,
         message::{FetchOk, RequestError},
     },
     relay::fetch::{Entry, Payload, Readiness, Step, Walk, readiness},
@@ -13,10 +14,7 @@ use tokio::time::{sleep, timeout, timeout_at};
 use tracing::debug;
 
 use super::{Clock, UnderWay};
-use crate::{
-    hub::{Fetched, Objects, Piece},
-    session::upstream_fetch::after,
-};
+use crate::hub::{Fetched, Objects, Piece};
 
 /// The longest that a FETCH waits for objects of the cache that are still arriving.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,7 +52,7 @@ impl UnderWay {
         self.until_arrived(last).await?;
         let ok = FetchOk {
             end_of_track: track.data.end().is_some_and(|end| end <= after_object(last)),
-            end: after(last),
+            last,
             parameters: Parameters::default(),
             properties: track.data.properties(),
         };
@@ -93,9 +91,9 @@ impl UnderWay {
             Start::Upstream(objects) => {
                 let range = (self.range.first, self.range.last);
                 let filled = self.fill_from_upstream(objects, range).await;
-                filled.map(|is_all| {
-                    if !is_all {
-                        self.response.push_unknown(range.1)
+                filled.map(|absent| {
+                    if let Some(absent) = absent {
+                        self.response.push_absent(range.1, absent);
                     }
                 })
             }
@@ -122,32 +120,33 @@ impl UnderWay {
         }
     }
 
-    /// Fills what the cache does not hold from a publisher, or says that its status is unknown.
+    /// Fills what the cache does not hold from a publisher, or says why it is not there.
     async fn fill_gap(&self, missing: (Location, Location)) -> Result<(), Broken> {
-        let known = match self.range.fill.is_zero() {
-            true => false,
+        let absent = match self.range.fill.is_zero() {
+            true => Some(RangeEnd::TimedOut),
             false => match self.ask_publishers(missing).await {
                 Ok(Fetched { objects, .. }) => self.fill_from_upstream(objects, missing).await?,
                 Err(refused) => {
                     let (session, track) = (self.context().id(), self.range.track.name());
                     debug!(session, track = %track.typed(), reason = refused.reason, "FETCH gap");
-                    false
+                    let is_late = refused.code == code::Request::TIMEOUT;
+                    Some(if is_late { RangeEnd::TimedOut } else { RangeEnd::Unknown })
                 }
             },
         };
-        if !known {
-            self.response.push_unknown(missing.1);
+        if let Some(absent) = absent {
+            self.response.push_absent(missing.1, absent);
             self.wake();
         }
         Ok(())
     }
 
-    /// Passes on what a publisher sends of `range`; whether it was all.
+    /// Passes on what a publisher sends of `range`; if it was not all, why.
     async fn fill_from_upstream(
         &self,
         mut objects: Box<dyn Objects>,
         range: (Location, Location),
-    ) -> Result<bool, Broken> {
+    ) -> Result<Option<RangeEnd>, Broken> {
         let mut missing: u64 = 0;
         loop {
             self.room().await;
@@ -166,9 +165,10 @@ impl UnderWay {
                     self.fetched(bytes.len() as u64);
                     self.response.push_payload(bytes);
                 }
-                Ok(Ok(None)) => return Ok(true),
+                Ok(Ok(None)) => return Ok(None),
                 _ if missing > 0 => return Err(Broken),
-                _ => return Ok(false),
+                Ok(Err(_)) => return Ok(Some(RangeEnd::Unknown)),
+                Err(_) => return Ok(Some(RangeEnd::TimedOut)),
             }
             self.wake();
         }

@@ -1,4 +1,4 @@
-//! FETCH of the peer: objects of the past, from the cache and from upstream.
+//! FETCH of the peer, and fills of its subscriptions: objects of the past, from the cache and from upstream.
 
 mod fill;
 
@@ -10,8 +10,9 @@ use std::{
 
 use millrace_proto::{
     moq::{
-        GroupOrder, Location, Message, Parameters, code,
-        message::{Fetch, FetchKind, RequestError, RequestOk},
+        Filter, GroupOrder, Location, Message, Parameters, Properties, TrackName, code,
+        message::{Fetch, FetchKind, FetchOk, RequestError, RequestOk},
+        property::DEFAULT_PRIORITY,
     },
     plane::downstream::{Asked, Event, Label, NewStream, Priority, StreamKey},
     relay::fetch::Response,
@@ -23,7 +24,7 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{context::Context, rights::request_error, subscribe::Subscriptions, upstream_fetch::before};
+use super::{context::Context, rights::request_error, subscribe::Subscriptions};
 use crate::{
     access::{
         grant::{Action, Resource},
@@ -41,23 +42,29 @@ const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
 /// How long a publisher may be silent within its answer, at least.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The FETCH responses of one session.
+/// The FETCH requests of one session.
 pub struct Fetches {
     context: Arc<Context>,
     /// Those that a joining FETCH joins.
     subscriptions: Arc<Subscriptions>,
-    /// By the tag of their streams in the data plane.
-    responses: Mutex<HashMap<u64, mpsc::UnboundedSender<Event>>>,
+    pub responses: Arc<Responses>,
 }
 
-/// A FETCH with its range resolved.
-struct Range {
-    track: Arc<LiveTrack>,
-    first: Location,
-    last: Location,
-    order: GroupOrder,
+/// What a session gets of the past: FETCH responses and fills.
+pub struct Responses {
+    context: Arc<Context>,
+    /// By the tag of their streams in the data plane.
+    under_way: Mutex<HashMap<u64, mpsc::UnboundedSender<Event>>>,
+}
+
+/// What is asked for of the past.
+pub struct Range {
+    pub track: Arc<LiveTrack>,
+    pub first: Location,
+    pub last: Location,
+    pub order: GroupOrder,
     /// How long upstream may be waited for.
-    fill: Duration,
+    pub fill: Duration,
 }
 
 impl Range {
@@ -68,8 +75,12 @@ impl Range {
 }
 
 impl Fetches {
-    pub fn new(context: Arc<Context>, subscriptions: Arc<Subscriptions>) -> Arc<Self> {
-        Arc::new(Self { context, subscriptions, responses: Mutex::default() })
+    pub fn new(
+        context: Arc<Context>,
+        subscriptions: Arc<Subscriptions>,
+        responses: Arc<Responses>,
+    ) -> Arc<Self> {
+        Arc::new(Self { context, subscriptions, responses })
     }
 
     /// Serves FETCH until the response is delivered.
@@ -85,12 +96,16 @@ impl Fetches {
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
         let mut failures = range.track.failures();
-        let (under_way, mut events) = self.open(request_id, range, &parameters);
+        let subscriber = parameters.subscriber_priority.unwrap_or(DEFAULT_PRIORITY);
+        let (under_way, mut events) = self.responses.open(request_id, range, subscriber);
         let begun = tokio::select! {
             begun = under_way.begin() => begun,
             _ = stream.send.stopped() => Err(RequestError::new(code::Request::INTERNAL_ERROR, "cancelled")),
         };
         let (ok, start) = match begun {
+            Ok((ok, start)) if parameters.include_properties == Some(false) => {
+                (FetchOk { properties: Properties::default(), ..ok }, start)
+            }
             Ok(begun) => begun,
             Err(refused) => {
                 under_way.abort(code::Reset::INTERNAL_ERROR);
@@ -126,19 +141,11 @@ impl Fetches {
         rights: &Rights,
     ) -> Result<Range, RequestError> {
         let order = parameters.group_order.unwrap_or_default();
-        let hub = self.context.hub();
-        let limit = hub.limits.request_timeout;
-        let fill = parameters.fill_timeout.map_or(limit, |fill| Duration::from_millis(fill).min(limit));
+        let fill = self.responses.patience(parameters);
         let (subscription, back) = match kind {
-            FetchKind::Standalone { track, start, end } => {
-                let last = before(end);
-                if last < start {
-                    let reason = "the range ends before it begins";
-                    return Err(RequestError::new(code::Request::INVALID_RANGE, reason));
-                }
-                hub.check_known(&track, self.context.requester())?;
-                let track = hub.track(&track, Instant::now())?;
-                return Ok(Range { track, first: start, last, order, fill });
+            FetchKind::Standalone { track, range } => {
+                let (track, first, last) = self.locate(&track, &range).await?;
+                return Ok(Range { track, first, last, order, fill });
             }
             FetchKind::RelativeJoining { subscription, groups_back } => (subscription, Ok(groups_back)),
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
@@ -146,6 +153,30 @@ impl Fetches {
         let (track, first, last) = self.join(subscription, back).await?;
         rights.ask(Action::Fetch, Resource::track(track.name())).map_err(request_error)?;
         Ok(Range { track, first, last, order, fill })
+    }
+
+    /// The objects of a track that a filter lets through.
+    async fn locate(
+        &self,
+        name: &TrackName,
+        range: &Filter,
+    ) -> Result<(Arc<LiveTrack>, Location, Location), RequestError> {
+        let (hub, requester) = (self.context.hub(), self.context.requester());
+        if let (true, Some(last)) = (range.is_absolute(), range.end()) {
+            let first = range.start(None);
+            if last < first {
+                let reason = "the range ends before it begins";
+                return Err(RequestError::new(code::Request::INVALID_RANGE, reason));
+            }
+            hub.check_known(name, requester)?;
+            return Ok((hub.track(name, Instant::now())?, first, last));
+        }
+        // It goes by the largest object, which a publisher tells.
+        let track = hub.established(name, requester, Duration::ZERO, None).await?;
+        let Some(largest) = track.data.largest() else {
+            return Err(RequestError::new(code::Request::INVALID_RANGE, "nothing has been published yet"));
+        };
+        Ok((track, range.start(Some(largest)), largest))
     }
 
     /// The range of a joining FETCH, from so many groups back (`Ok`) or from a group (`Err`) on.
@@ -170,13 +201,63 @@ impl Fetches {
         }
         Ok((subscribed.track, Location { group, object: 0 }, last))
     }
+}
+
+impl Responses {
+    pub fn new(context: Arc<Context>) -> Arc<Self> {
+        Arc::new(Self { context, under_way: Mutex::default() })
+    }
+
+    /// How long upstream is waited for, for who asks with these parameters.
+    pub fn patience(&self, parameters: &Parameters) -> Duration {
+        let limit = self.context.hub().limits.request_timeout;
+        parameters.fill_timeout.map_or(limit, |fill| Duration::from_millis(fill).min(limit))
+    }
+
+    /// Sends `range` on a stream of its own, in the name of the request that has asked for it beside something else; returns when that
+    /// is over. What cannot be sent is told by a reset.
+    pub async fn fill(self: Arc<Self>, request_id: u64, range: Range, subscriber: u8, rights: &Rights) {
+        let mut failures = range.track.failures();
+        let resource = Resource::track(range.track.name());
+        let (under_way, mut events) = self.open(request_id, range, subscriber);
+        let over = async {
+            while let Some(event) = events.recv().await {
+                if event.kind.is_end() {
+                    return;
+                }
+            }
+        };
+        let work = async {
+            let begun = match rights.ask(Action::Fetch, resource) {
+                Ok(()) => under_way.begin().await,
+                Err(refusal) => Err(request_error(refusal)),
+            };
+            match begun {
+                Ok((_, start)) => under_way.fill_and_wait(start).await,
+                Err(refused) => {
+                    debug!(session = self.context.id(), request_id, reason = refused.reason, "fill failed");
+                    // With its header, so that the subscriber knows what has failed.
+                    while under_way.response.held() > 0 {
+                        under_way.acknowledged.notified().await;
+                    }
+                    under_way.abort(code::Reset::INTERNAL_ERROR);
+                    std::future::pending().await
+                }
+            }
+        };
+        tokio::select! {
+            () = over => {}
+            () = work => {}
+            _ = failures.changed() => under_way.abort(code::Reset::MALFORMED_TRACK),
+        }
+    }
 
     /// Opens the stream of a response.
     fn open(
         self: &Arc<Self>,
         request_id: u64,
         range: Range,
-        parameters: &Parameters,
+        subscriber: u8,
     ) -> (UnderWay, mpsc::UnboundedReceiver<Event>) {
         let acknowledged = Arc::new(Notify::new());
         let on_acknowledged = {
@@ -184,15 +265,13 @@ impl Fetches {
             move || acknowledged.notify_one()
         };
         let preamble = self.context.connection().binding().uni();
-        let response = Arc::new(Response::new(&preamble, request_id, range.order, on_acknowledged));
+        let spoken = (self.context.draft(), range.order);
+        let response = Arc::new(Response::new(&preamble, request_id, spoken, on_acknowledged));
         let (sender, events) = mpsc::unbounded_channel();
         let owner = self.context.next_owner();
-        self.responses.lock().insert(owner, sender);
-        let priority = Priority {
-            subscriber: parameters.subscriber_priority.unwrap_or(128),
-            publisher: range.track.data.default_priority(),
-            ..Priority::default()
-        };
+        self.under_way.lock().insert(owner, sender);
+        let priority =
+            Priority { subscriber, publisher: range.track.data.default_priority(), ..Priority::default() };
         let stream = NewStream {
             source: Arc::clone(&response) as _,
             priority,
@@ -209,14 +288,14 @@ impl Fetches {
         (UnderWay { family, range, response, acknowledged, key, owner, priority }, events)
     }
 
-    /// Responses under way.
+    /// Those that are under way.
     pub fn count(&self) -> usize {
-        self.responses.lock().len()
+        self.under_way.lock().len()
     }
 
     /// Passes on what happened to a stream of the data plane.
     pub fn on_event(&self, event: Event) {
-        if let Some(response) = self.responses.lock().get(&event.owner) {
+        if let Some(response) = self.under_way.lock().get(&event.owner) {
             let _ = response.send(event); // being given up
         }
     }
@@ -224,7 +303,7 @@ impl Fetches {
 
 /// A response under way; its stream is given up when this is dropped.
 struct UnderWay {
-    family: Arc<Fetches>,
+    family: Arc<Responses>,
     range: Range,
     response: Arc<Response>,
     acknowledged: Arc<Notify>,
@@ -239,7 +318,7 @@ impl Drop for UnderWay {
         connection.downstream().reset(self.key, code::Reset::CANCELLED.0); // no-op once it is over
         connection.transmit_now();
         connection.downstream().forget_owner(self.owner);
-        self.family.responses.lock().remove(&self.owner);
+        self.family.under_way.lock().remove(&self.owner);
     }
 }
 

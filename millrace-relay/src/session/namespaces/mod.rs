@@ -10,18 +10,21 @@ use std::{
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
-    Message, Namespace, TrackName, code,
+    Message, Namespace, Parameters, TrackName, code,
     message::{
-        NamespaceDone, NamespaceFound, PublishBlocked, PublishNamespace, RequestError, RequestOk,
+        NamespaceDone, NamespaceFound, PublishNamespace, PublishSkipped, RequestError, RequestOk,
         SubscribeNamespace, SubscribeTracks,
     },
+    param::Scope,
 };
-use millrace_webtransport::SendStream;
 use parking_lot::Mutex;
 use tracing::{debug, info};
 
 use self::claim::{Claim, Claims};
-use super::{context::Context, publish::Publications, rights::request_error, subscribe::Subscriptions};
+use super::{
+    context::Context, publish::Publications, requests::without_range_filters, rights::request_error,
+    subscribe::Subscriptions,
+};
 use crate::{
     access::{
         grant::{Action, Resource},
@@ -32,7 +35,7 @@ use crate::{
     wire::{self, Answers, Incoming, RequestStream, SessionError},
 };
 
-/// How long a subscriber may take to grant a request stream for a PUBLISH before PUBLISH_BLOCKED.
+/// How long a subscriber may take to grant a request stream for a PUBLISH before PUBLISH_SKIPPED.
 const STREAM_CREDIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What the peer of one session publishes and watches.
@@ -112,9 +115,10 @@ impl Namespaces {
     async fn until_withdrawn(&self, stream: &mut RequestStream) -> Result<(), SessionError> {
         let RequestStream { send, reader } = stream;
         let mut stopped = std::pin::pin!(send.stopped());
+        let mut reading = true;
         loop {
             tokio::select! {
-                incoming = reader.next() => match incoming {
+                incoming = reader.next(), if reading => match incoming {
                     Ok(Incoming::Message(Message::RequestUpdate(update))) => {
                         self.context.check_request_id(&update.into())?;
                         wire::send(send, RequestOk::default()).await?;
@@ -124,6 +128,7 @@ impl Namespaces {
                         return Err(SessionError::violation(reason));
                     }
                     Ok(Incoming::GoAway(_)) => {} // the peer's own request: it moves it
+                    Ok(Incoming::Finished) if !self.context.draft().fin_cancels() => reading = false,
                     Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => return Ok(()),
                     Err(violation) => return Err(violation),
                 },
@@ -148,6 +153,7 @@ impl Namespaces {
         let mut watched = Watched { claim, announced: HashSet::new() };
         let mut watch = self.context.hub().watch_namespaces(watched.claim.prefix().clone());
         let mut stopped = std::pin::pin!(send.stopped());
+        let mut reading = true;
         loop {
             tokio::select! {
                 event = watch.events.recv() => match event {
@@ -157,9 +163,9 @@ impl Namespaces {
                     Some(_) => {}
                     None => return overloaded(send),
                 },
-                incoming = reader.next() => match self.next_prefix(incoming)? {
-                    Next::Same => wire::send(&mut send, RequestOk::default()).await?,
-                    Next::Prefix(prefix) => match move_to(&mut watched.claim, prefix, rights, Action::SubscribeNamespace) {
+                incoming = reader.next(), if reading => match self.next_prefix(incoming)? {
+                    Next::Same(_) => wire::send(&mut send, RequestOk::default()).await?,
+                    Next::Prefix(prefix, _) => match move_to(&mut watched.claim, prefix, rights, Action::SubscribeNamespace) {
                         Ok(()) => {
                             wire::send(&mut send, RequestOk::default()).await?;
                             watched.announced.clear();
@@ -168,6 +174,8 @@ impl Namespaces {
                         Err(error) => return self.context.refuse(send, error).await,
                     },
                     Next::Nothing => {}
+                    Next::ReadAll => reading = false,
+                    Next::Refused(error) => return self.context.refuse(send, error).await,
                     Next::Over => break,
                 },
                 _ = &mut stopped => break,
@@ -181,14 +189,22 @@ impl Namespaces {
     fn next_prefix(&self, incoming: Result<Incoming, SessionError>) -> Result<Next, SessionError> {
         match incoming {
             Ok(Incoming::Message(Message::RequestUpdate(update))) => {
-                let prefix = update.parameters.track_namespace_prefix.clone();
+                let mut parameters = update.parameters.clone();
+                parameters.check(self.context.draft(), Scope::UPDATE_PREFIX)?;
                 self.context.check_request_id(&update.into())?;
-                Ok(prefix.map_or(Next::Same, Next::Prefix))
+                if let Err(refused) = without_range_filters(&parameters) {
+                    return Ok(Next::Refused(refused));
+                }
+                Ok(match parameters.track_namespace_prefix.take() {
+                    Some(prefix) => Next::Prefix(prefix, parameters.forward),
+                    None => Next::Same(parameters.forward),
+                })
             }
             Ok(Incoming::Message(message)) => {
                 Err(SessionError::violation(format!("{} after SUBSCRIBE_NAMESPACE", message.name())))
             }
             Ok(Incoming::GoAway(_)) => Ok(Next::Nothing),
+            Ok(Incoming::Finished) if !self.context.draft().fin_cancels() => Ok(Next::ReadAll),
             Ok(Incoming::Finished | Incoming::Reset) | Err(SessionError::Lost(_)) => Ok(Next::Over),
             Err(violation) => Err(violation),
         }
@@ -206,26 +222,33 @@ impl Namespaces {
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
         let RequestStream { mut send, mut reader } = stream;
-        let forward = subscribe.parameters.forward.unwrap_or(true);
+        let mut asked = Arc::new(subscribe.parameters);
         wire::send(&mut send, RequestOk::default()).await?;
         let mut watch = self.context.hub().watch_tracks(claim.prefix().clone());
         let mut stopped = std::pin::pin!(send.stopped());
+        let mut reading = true;
         loop {
             tokio::select! {
                 track = watch.events.recv() => match track {
-                    Some(track) => self.offer(track, rights, forward, claim.prefix(), &mut send).await?,
+                    Some(track) => self.offer(track, rights, &asked, claim.prefix(), &mut send).await?,
                     None => return overloaded(send),
                 },
-                incoming = reader.next() => match self.next_prefix(incoming)? {
-                    Next::Same => wire::send(&mut send, RequestOk::default()).await?,
-                    Next::Prefix(prefix) => match move_to(&mut claim, prefix, rights, Action::SubscribeTracks) {
+                incoming = reader.next(), if reading => match self.next_prefix(incoming)? {
+                    Next::Same(forward) => {
+                        asked = forwarding(&asked, forward);
+                        wire::send(&mut send, RequestOk::default()).await?;
+                    }
+                    Next::Prefix(prefix, forward) => match move_to(&mut claim, prefix, rights, Action::SubscribeTracks) {
                         Ok(()) => {
+                            asked = forwarding(&asked, forward);
                             wire::send(&mut send, RequestOk::default()).await?;
                             watch = self.context.hub().watch_tracks(claim.prefix().clone());
                         }
                         Err(error) => return self.context.refuse(send, error).await,
                     },
                     Next::Nothing => {}
+                    Next::ReadAll => reading = false,
+                    Next::Refused(error) => return self.context.refuse(send, error).await,
                     Next::Over => break,
                 },
                 _ = &mut stopped => break,
@@ -235,14 +258,14 @@ impl Namespaces {
         Ok(())
     }
 
-    /// Publishes `track` to the subscriber, or says PUBLISH_BLOCKED if it gives us no request stream.
+    /// Publishes `track` to the subscriber, or says PUBLISH_SKIPPED if it gives us no request stream.
     async fn offer(
         &self,
         track: Arc<LiveTrack>,
         rights: &Rights,
-        forward: bool,
+        asked: &Arc<Parameters>,
         prefix: &Namespace,
-        send: &mut SendStream,
+        send: &mut Answers,
     ) -> Result<(), SessionError> {
         if self.publications.contains(&track) || self.subscriptions.contains(track.name()) {
             return Ok(());
@@ -254,11 +277,11 @@ impl Namespaces {
         if let Ok(streams) = tokio::time::timeout(STREAM_CREDIT_TIMEOUT, open).await {
             let (send, recv) = streams?;
             let reader = self.context.request_reader(recv, BytesMut::new());
-            let stream = RequestStream { send: send.into(), reader };
-            let subscriptions = Arc::clone(&self.subscriptions);
+            let stream = RequestStream { send: self.context.answers(send), reader };
+            let (subscriptions, asked) = (Arc::clone(&self.subscriptions), Arc::clone(asked));
             let context = Arc::clone(&self.context);
             self.context.spawn(async move {
-                let publish = |stream| async move { subscriptions.publish(track, forward, stream).await };
+                let publish = |stream| subscriptions.publish(track, &asked, stream, &rights);
                 context.within(&rights, stream, publish).await
             });
             return Ok(());
@@ -267,7 +290,7 @@ impl Namespaces {
         debug!(session = self.context.id(), track = %name.typed(), "no request stream for PUBLISH");
         let suffix = name.namespace().suffix_after(prefix).unwrap_or_default();
         if let Ok(suffix) = TrackName::new(suffix, name.name().clone()) {
-            wire::send(send, PublishBlocked { suffix }).await?;
+            wire::send(send, PublishSkipped { suffix }).await?;
         }
         Ok(())
     }
@@ -275,12 +298,24 @@ impl Namespaces {
 
 /// What a subscriber of namespaces or tracks wants next.
 enum Next {
-    /// An update that leaves the prefix as it is.
-    Same,
-    Prefix(Namespace),
+    /// An update that leaves the prefix as it is; whether later tracks are to be forwarded, if it says so.
+    Same(Option<bool>),
+    Prefix(Namespace, Option<bool>),
+    /// An update that fails, and the request with it.
+    Refused(RequestError),
     /// It moves the request itself.
     Nothing,
+    /// No update will come.
+    ReadAll,
     Over,
+}
+
+/// What is asked for of later tracks, once `forward` has been said.
+fn forwarding(asked: &Arc<Parameters>, forward: Option<bool>) -> Arc<Parameters> {
+    match forward {
+        None => Arc::clone(asked),
+        forward => Arc::new(Parameters { forward, ..Parameters::clone(asked) }),
+    }
 }
 
 /// What a change is about.
@@ -300,7 +335,7 @@ fn move_to(
     claim.move_to(prefix)
 }
 
-/// The peer reads too slowly to keep up with the changes (draft-18, 10.19).
+/// The peer reads too slowly to keep up with the changes (draft-22, "SUBSCRIBE_NAMESPACE").
 fn overloaded(mut send: Answers) -> Result<(), SessionError> {
     let _ = send.reset(wire::var(code::Reset::EXCESSIVE_LOAD.0)); // may be stopped
     Ok(())
@@ -314,7 +349,7 @@ struct Watched {
 
 impl Watched {
     /// Passes on a change, never NAMESPACE_DONE without NAMESPACE.
-    async fn tell(&mut self, event: NamespaceEvent, send: &mut SendStream) -> Result<(), SessionError> {
+    async fn tell(&mut self, event: NamespaceEvent, send: &mut Answers) -> Result<(), SessionError> {
         let (NamespaceEvent::Published(namespace) | NamespaceEvent::Done(namespace)) = &event;
         let Some(suffix) = namespace.suffix_after(self.claim.prefix()) else { return Ok(()) };
         match &event {

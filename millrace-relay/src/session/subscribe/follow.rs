@@ -6,17 +6,18 @@ use millrace_proto::{
     moq::{
         Location, Message, Parameters, code,
         message::{RequestError, RequestOk, RequestUpdate},
+        param::Scope,
     },
-    relay::filter::{OutOfRange, Window},
+    relay::filter::OutOfRange,
 };
-use millrace_webtransport::SendStream;
 use tokio::time::{Instant as Clock, sleep};
 
-use super::Entry;
+use super::{Entry, fills::Fills};
 use crate::{
     access::rights::Rights,
+    session::requests::without_range_filters,
     subscription::Ended,
-    wire::{self, Incoming, MessageReader, SessionError},
+    wire::{self, Answers, Incoming, MessageReader, SessionError},
 };
 
 /// How long the streams of a subscription that ended may take to be delivered before PUBLISH_DONE.
@@ -39,28 +40,30 @@ impl Entry {
     /// Until the subscription ended and its streams did (how it ended), or the subscriber left (`None`).
     pub(super) async fn follow(
         &self,
-        send: &mut SendStream,
+        send: &mut Answers,
         reader: &mut MessageReader,
         rights: Option<&Arc<Rights>>,
+        fills: &mut Fills,
     ) -> Result<Option<Ended>, SessionError> {
         let subscription = self.subscription();
         let mut stopped = std::pin::pin!(send.stopped());
         let is_adaptive = !self.context().hub().adaptive.is_off();
         let mut adapting = is_adaptive.then(|| Box::pin(self.adapt(rights)));
         let mut reading = true;
+        let ends_with_its_filter = self.context().draft().ends_with_its_filter();
         let (mut deadline, mut past_end) = (None, None);
         loop {
-            if let Some(ended) = subscription.drained() {
+            if let Some(ended) = subscription.drained().filter(|_| fills.are_delivered()) {
                 return Ok(Some(ended));
             }
             if deadline.is_none() && subscription.ended().is_some() {
                 deadline = Some(Clock::now() + DRAIN_TIMEOUT);
             }
-            if past_end.is_none() && subscription.is_past_end() {
+            if past_end.is_none() && ends_with_its_filter && subscription.is_past_end() {
                 past_end = Some(Clock::now() + LATE_STREAMS);
             }
             tokio::select! {
-                incoming = reader.next(), if reading => match self.on_message(incoming?, send).await? {
+                incoming = reader.next(), if reading => match self.on_message(incoming?, send, fills).await? {
                     Step::GoOn => {}
                     Step::ReadAll => reading = false,
                     Step::End(ended) => return Ok(ended),
@@ -69,7 +72,8 @@ impl Entry {
                 () = subscription.changed.notified() => {}
                 () = wait(&mut adapting), if adapting.is_some() => adapting = None,
                 () = sleep(DATAGRAM_LOOKS), if subscription.ended().is_some() => {}
-                () = sleep_until(past_end), if subscription.is_past_end() => {
+                () = fills.delivered(), if !fills.are_delivered() => {}
+                () = sleep_until(past_end), if past_end.is_some() && subscription.is_past_end() => {
                     past_end = None;
                     if subscription.stays_past_end() {
                         let reason = "the last group asked for is over";
@@ -84,9 +88,14 @@ impl Entry {
         }
     }
 
-    async fn on_message(&self, incoming: Incoming, send: &mut SendStream) -> Result<Step, SessionError> {
+    async fn on_message(
+        &self,
+        incoming: Incoming,
+        send: &mut Answers,
+        fills: &mut Fills,
+    ) -> Result<Step, SessionError> {
         match incoming {
-            Incoming::Message(Message::RequestUpdate(update)) => match self.update(update)? {
+            Incoming::Message(Message::RequestUpdate(update)) => match self.update(update, fills)? {
                 Ok(ok) => wire::send(send, ok).await.map(|()| Step::GoOn),
                 Err(refused) => {
                     wire::send(send, refused).await?;
@@ -108,10 +117,18 @@ impl Entry {
     }
 
     /// Applies REQUEST_UPDATE to the subscription; the answer is REQUEST_OK or REQUEST_ERROR.
-    fn update(&self, update: RequestUpdate) -> Result<Result<RequestOk, RequestError>, SessionError> {
-        let mut parameters = update.parameters.clone();
+    fn update(
+        &self,
+        update: RequestUpdate,
+        fills: &mut Fills,
+    ) -> Result<Result<RequestOk, RequestError>, SessionError> {
+        let (request_id, mut parameters) = (update.request_id, update.parameters.clone());
+        parameters.check(self.context().draft(), Scope::UPDATE_SUBSCRIPTION)?;
         parameters.filter = self.context().dialect().filter(parameters.filter);
         self.context().check_request_id(&update.into())?;
+        if let Err(refused) = without_range_filters(&parameters) {
+            return Ok(Err(refused));
+        }
         let largest = self.track().data.largest();
         if let Err(error) = self.apply(&parameters, largest) {
             return Ok(Err(RequestError::new(code::Request::INVALID_RANGE, error.to_string())));
@@ -123,16 +140,19 @@ impl Entry {
         if let Some(group) = parameters.new_group_request {
             self.track().request_group(group);
         }
+        if let Err(refused) = fills.begin(request_id, &parameters, &self.subscribed, largest) {
+            return Ok(Err(refused));
+        }
         Ok(Ok(RequestOk { parameters: self.context().dialect().largest(largest), ..RequestOk::default() }))
     }
 
     /// Changes the subscription as `parameters` say, and sends what that makes possible.
     pub(super) fn apply(&self, parameters: &Parameters, largest: Option<Location>) -> Result<(), OutOfRange> {
         let mut options = self.subscription().options();
-        if let Some(filter) = &parameters.filter {
-            options.window = Window::resolve(Some(filter), largest)?;
+        if parameters.filter.is_some() {
+            options.window = self.family.window(parameters, largest)?;
         }
-        options.apply(parameters, &self.track().data);
+        options.apply(parameters);
         self.subscribed.change(options, largest, self.tracks());
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The peer's subscriptions: by its SUBSCRIBE, or by our PUBLISH.
 
 mod adapt;
+mod fills;
 mod follow;
 mod publish;
 mod switching;
@@ -13,12 +14,12 @@ use std::{
 
 use millrace_proto::{
     moq::{
-        Location, Message, TrackName, code,
+        Location, Message, Parameters, TrackName, code,
         message::{PublishDone, RequestError, Subscribe, SubscribeOk},
         vi64,
     },
     plane::downstream::Event,
-    relay::filter::Window,
+    relay::filter::{OutOfRange, Window},
 };
 use parking_lot::Mutex;
 use tokio::{
@@ -27,8 +28,8 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::{adapt::Asked, switching::Sets};
-use super::context::Context;
+use self::{adapt::Asked, fills::Fills, switching::Sets};
+use super::{context::Context, fetch::Responses};
 use crate::{
     access::rights::Rights,
     live::LiveTrack,
@@ -47,6 +48,7 @@ const RETIRED_ALIASES: usize = 64;
 /// The subscriptions of one session.
 pub struct Subscriptions {
     context: Arc<Context>,
+    responses: Arc<Responses>,
     state: Mutex<State>,
     sets: Sets,
     /// A SUBSCRIBE is no longer pending.
@@ -92,8 +94,9 @@ impl Subscribed {
 }
 
 impl Subscriptions {
-    pub fn new(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, state: Mutex::default(), sets: Sets::default(), decided: Notify::new() })
+    pub fn new(context: Arc<Context>, responses: Arc<Responses>) -> Arc<Self> {
+        let (state, sets, decided) = (Mutex::default(), Sets::default(), Notify::new());
+        Arc::new(Self { context, responses, state, sets, decided })
     }
 
     /// Serves SUBSCRIBE until the subscription ends.
@@ -125,7 +128,7 @@ impl Subscriptions {
             Err(error) => return self.context.refuse(stream.send, error).await,
         };
         let largest = track.data.largest();
-        let window = match Window::resolve(parameters.filter.as_ref(), largest) {
+        let window = match self.window(&parameters, largest) {
             Ok(window) => window,
             Err(error) => return refuse(stream.send, code::Request::INVALID_RANGE, error.to_string()).await,
         };
@@ -136,14 +139,31 @@ impl Subscriptions {
             drop(entry);
             return self.context.refuse(stream.send, refused).await;
         }
+        let mut fills = Fills::new(Arc::clone(&self.responses), rights);
+        if let Err(refused) = fills.begin(request_id, &parameters, &entry.subscribed, largest) {
+            drop(entry);
+            return self.context.refuse(stream.send, refused).await;
+        }
         // Who names alternates wants no others.
         let rights = Some(rights).filter(|_| parameters.assignment.is_none());
         let ok = SubscribeOk {
             track_alias: entry.subscription().alias,
             parameters: dialect.largest(largest),
-            properties: entry.track().data.properties(),
+            properties: entry.track().data.properties_for(&parameters),
         };
-        entry.run(Some(ok.into()), stream, rights).await
+        entry.run(Some(ok.into()), stream, rights, fills).await
+    }
+
+    /// What the filter of a request lets through.
+    ///
+    /// # Errors
+    /// That is over already, and the draft has it refused.
+    fn window(&self, parameters: &Parameters, largest: Option<Location>) -> Result<Window, OutOfRange> {
+        let window = Window::resolve(parameters.filter.as_ref(), largest);
+        if self.context.draft().ends_with_its_filter() {
+            window.check(largest)?;
+        }
+        Ok(window)
     }
 
     /// Whether the peer is subscribed to this track, or has asked to be.
@@ -151,10 +171,10 @@ impl Subscriptions {
         self.state.lock().contains(name)
     }
 
-    /// A SUBSCRIBE of the peer is pending from now on; `None` if there is one for the track already.
+    /// A SUBSCRIBE of the peer is pending from now on; `None` if there is one for the track already, and may be one only.
     fn begin(self: &Arc<Self>, request_id: u64, name: &TrackName) -> Option<Pending> {
         let mut state = self.state.lock();
-        if state.contains(name) {
+        if !self.context.draft().repeats_subscriptions() && state.contains(name) {
             return None;
         }
         state.pending.insert(request_id, name.clone());
@@ -313,12 +333,13 @@ impl Entry {
     }
 
     /// Answers, serves the subscription until it ends on either side, and says PUBLISH_DONE. With `rights` it may be adapted to
-    /// what the path carries.
+    /// what the path carries. `fills` end with it.
     async fn run(
         self,
         ok: Option<Message>,
         stream: RequestStream,
         rights: Option<&Arc<Rights>>,
+        mut fills: Fills,
     ) -> Result<(), SessionError> {
         let RequestStream { mut send, mut reader } = stream;
         let result: Result<_, SessionError> = async {
@@ -328,7 +349,7 @@ impl Entry {
             // The alias should be known before the first object comes.
             self.context().connection().control_sent().await;
             self.begin();
-            self.follow(&mut send, &mut reader, rights).await
+            self.follow(&mut send, &mut reader, rights, &mut fills).await
         }
         .await;
         let (session, request_id) = (self.context().id(), self.request_id);
@@ -336,7 +357,7 @@ impl Entry {
         drop(self);
         match result {
             Ok(Some(ended)) => {
-                let stream_count = subscription.stream_count();
+                let stream_count = subscription.stream_count() + fills.opened();
                 let done = PublishDone { code: ended.code, stream_count, reason: ended.reason };
                 wire::send_last(&mut send, done).await;
                 Ok(())

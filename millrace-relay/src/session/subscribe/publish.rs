@@ -3,37 +3,43 @@
 use std::sync::Arc;
 
 use millrace_proto::{
-    moq::{Message, Parameters, message::Publish},
+    moq::{Draft, Message, Parameters, message::Publish},
     relay::filter::Window,
 };
 use tokio::time::timeout;
 
-use super::{Entry, Subscriptions};
+use super::{Entry, Subscriptions, fills::Fills};
 use crate::{
+    access::rights::Rights,
     live::LiveTrack,
     subscription::Options,
     wire::{self, Incoming, RequestStream, SessionError},
 };
 
 impl Subscriptions {
-    /// Publishes `track` to the peer until either side ends it.
+    /// Publishes `track` to the peer until either side ends it. `asked` is of its SUBSCRIBE_TRACKS, and what the subscription begins
+    /// with.
     pub async fn publish(
         self: &Arc<Self>,
         track: Arc<LiveTrack>,
-        forward: bool,
+        asked: &Parameters,
         mut stream: RequestStream,
+        rights: &Arc<Rights>,
     ) -> Result<(), SessionError> {
         let request_id = self.context.next_request_id();
         let largest = track.data.largest();
-        let window = Window::resolve(None, largest).unwrap_or_default();
-        let options = Options { forward, ..Options::new(&Parameters::default(), window, &track.data) };
-        let properties = track.data.properties();
+        let window = Window::resolve(asked.filter.as_ref(), largest);
+        let options = Options::new(asked, window, &track.data);
+        let properties = track.data.properties_for(asked);
         let entry = self.add(request_id, track, options, largest);
         let publish = Publish {
             request_id,
             track: entry.track().name().clone(),
             track_alias: entry.subscription().alias,
-            parameters: Parameters { forward: Some(forward), ..self.context.dialect().largest(largest) },
+            parameters: Parameters {
+                largest_object: self.context.dialect().largest(largest).largest_object,
+                ..said(self.context.draft(), asked)
+            },
             properties,
         };
         let Some(parameters) = entry.offer(publish, &mut stream).await? else { return Ok(()) };
@@ -42,7 +48,28 @@ impl Subscriptions {
         if assigned.is_err() || entry.apply(&parameters, entry.track().data.largest()).is_err() {
             return Ok(());
         }
-        entry.run(None, stream, None).await
+        let mut fills = Fills::new(Arc::clone(&self.responses), rights);
+        if fills.begin(request_id, asked, &entry.subscribed, largest).is_err() {
+            return Ok(());
+        }
+        entry.run(None, stream, None, fills).await
+    }
+}
+
+/// What PUBLISH says of how its subscription begins. Before draft-20 the subscriber knows most of that.
+fn said(draft: Draft, asked: &Parameters) -> Parameters {
+    let forward = Some(asked.forward.unwrap_or(true));
+    if draft.accepts_with_parameters() {
+        return Parameters { forward, ..Parameters::default() };
+    }
+    Parameters {
+        forward,
+        filter: asked.filter,
+        group_order: asked.group_order,
+        subscriber_priority: asked.subscriber_priority,
+        object_delivery_timeout: asked.object_delivery_timeout,
+        subgroup_delivery_timeout: asked.subgroup_delivery_timeout,
+        ..Parameters::default()
     }
 }
 

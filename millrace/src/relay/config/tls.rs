@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::ValueEnum;
+use millrace_proto::moq::Draft;
 use millrace_relay::Origins;
 use url::Url;
 
 use super::{
     Check, repeated,
-    values::{RelayUrl, deserialize, name},
+    values::{DraftNumber, RelayUrl, deserialize, name},
 };
 
 /// The certificate that the relay shows.
@@ -86,6 +87,18 @@ impl Check {
             self.problem("web-origin", format!("{origin:?} is no origin, such as https://example.org"));
         }
         webtransport.then(|| given.map_or(Origins::Any, Origins::Only))
+    }
+
+    /// The newest first, whatever the order that they were given in.
+    pub(super) fn drafts(&mut self, given: Option<Vec<DraftNumber>>) -> Vec<Draft> {
+        let Some(given) = given else { return Draft::ALL.to_vec() };
+        if given.is_empty() {
+            self.problem("drafts", "needs at least one draft");
+        }
+        if let Some(DraftNumber(twice)) = repeated(&given) {
+            self.problem("drafts", format!("{} is given twice", twice.number()));
+        }
+        Draft::ALL.into_iter().filter(|draft| given.contains(&DraftNumber(*draft))).collect()
     }
 
     pub(super) fn cipher_suites(&mut self, given: Option<Vec<CipherSuite>>) -> Vec<CipherSuite> {

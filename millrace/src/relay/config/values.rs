@@ -9,6 +9,7 @@ use std::{
 
 use clap::ValueEnum;
 use millrace_lab::address;
+use millrace_proto::moq::{Draft, UnknownDraft};
 use millrace_transport::Dscp;
 use serde::{Deserializer, de};
 use url::Url;
@@ -103,6 +104,18 @@ impl FromStr for CodePoint {
     }
 }
 
+/// The number of a draft of MoQ Transport: `22`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftNumber(pub Draft);
+
+impl FromStr for DraftNumber {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        text.parse().map(Self).map_err(|error: UnknownDraft| format!("`{text}`: {error}"))
+    }
+}
+
 /// `moqt://HOST:PORT`, or `https://HOST:PORT` for WebTransport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayUrl(pub Url);
@@ -175,5 +188,5 @@ macro_rules! deserialize {
 }
 pub(super) use deserialize;
 
-deserialize!(parsed: ByteCount, CodePoint, ListenOn, Seconds, RelayUrl, ListenAddr, TokenFile);
+deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, Seconds, RelayUrl, ListenAddr, TokenFile);
 deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso, Format);
