@@ -5,6 +5,7 @@
 //! hang, moq-dev's format. Of several
 //! [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on.
 
+mod init;
 mod playlist;
 mod renditions;
 
@@ -431,7 +432,7 @@ impl SelectionParams {
 /// The tracks that a player takes from an init segment: the first video and the first audio, as
 /// positions and IDs.
 pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
-    let moov = playlist::moov(init)?;
+    let moov = init::moov(init)?;
     let first = |handler: &[u8; 4]| {
         let handler = mp4_atom::FourCC::new(handler);
         let position = moov.trak.iter().position(|trak| trak.mdia.hdlr.handler == handler)?;

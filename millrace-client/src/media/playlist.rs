@@ -4,9 +4,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use millrace_proto::moq::msf;
-use mp4_atom::{Atom, Decode, Encode, Moov};
+use mp4_atom::Moov;
 
-use super::{Boxes, Error};
+use super::Error;
+use super::init::{moov, with_moov};
 
 /// Tracks that are played together, whose objects are fragments of MP4.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,30 +59,4 @@ impl Playlist {
         self.tracks.push(name);
         Ok(self)
     }
-}
-
-/// The moov box of an init segment.
-pub(super) fn moov(init: &[u8]) -> Result<Moov, Error> {
-    let mut boxes = Boxes::default();
-    boxes.push(init);
-    while let Some((kind, bytes)) = boxes.pop()? {
-        if kind == Moov::KIND {
-            return Moov::decode(&mut &bytes[..]).map_err(Error::Moov);
-        }
-    }
-    Err(Error::Malformed("the init segment has no moov box"))
-}
-
-/// The same init segment with another moov box.
-fn with_moov(init: &[u8], moov: &Moov) -> Result<Bytes, Error> {
-    let mut boxes = Boxes::default();
-    boxes.push(init);
-    let mut out = Vec::new();
-    while let Some((kind, bytes)) = boxes.pop()? {
-        match kind == Moov::KIND {
-            true => moov.encode(&mut out).map_err(Error::Moov)?,
-            false => out.extend_from_slice(&bytes),
-        }
-    }
-    Ok(out.into())
 }
