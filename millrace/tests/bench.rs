@@ -117,7 +117,7 @@ fn publishers_and_players_meet_or_say_why_not() {
     }
     let (is_fine, rows, table) =
         matrix("--publishers millrace,moq-pub --players millrace --transport raw,webtransport --seconds 1");
-    assert!(is_fine && table.contains("### QUIC, draft 18"), "{table}");
+    assert!(is_fine && table.contains("### QUIC\n"), "{table}");
     assert!(table.contains("| millrace | identical |"), "{table}");
     assert_eq!(rows.len(), 8);
     for row in rows {
@@ -125,7 +125,11 @@ fn publishers_and_players_meet_or_say_why_not() {
             assert_eq!((&row["outcome"], &row["frames"]), (&Value::from("not here"), &Value::Null), "{row}");
             continue;
         }
-        assert_eq!((&row["outcome"], &row["identical"]), (&Value::from("played"), &Value::from(true)), "{row}");
+        assert_eq!(
+            (&row["outcome"], &row["identical"]),
+            (&Value::from("played"), &Value::from(true)),
+            "{row}"
+        );
         assert!(row["frames"].as_u64().is_some_and(|frames| frames >= 30), "{row}");
     }
     // Nothing that could be tried is no success.

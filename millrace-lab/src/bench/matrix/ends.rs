@@ -96,7 +96,7 @@ impl Program {
             Self::Millrace => (18, 22),
             Self::MoqPub | Self::MoqSub => (18, 18),
             Self::MoqCli => (14, 22),
-            Self::Chromium => (15, 20),
+            Self::Chromium => (18, 19),
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
             (end(Chromium, Raw, 18), end(Millrace, Raw, 18), Some("a browser has no raw QUIC")),
             (end(Millrace, Webtransport, 18), end(Chromium, Raw, 18), Some("a browser has no raw QUIC")),
             (end(MoqPub, Raw, 19), end(MoqCli, Raw, 19), Some("moq-pub speaks draft 18 only")),
-            (end(MoqCli, Raw, 22), end(Chromium, Webtransport, 22), Some("Chromium speaks drafts 15 to 20")),
+            (end(MoqCli, Raw, 22), end(Chromium, Webtransport, 22), Some("Chromium speaks drafts 18 to 19")),
             (
                 end(MoqPub, Raw, 18),
                 end(MoqCli, Raw, 18),

@@ -8,26 +8,27 @@ use crate::transport::Transport;
 
 impl Way {
     pub fn label(self) -> String {
-        let transport = match self.transport {
-            Transport::Raw => "QUIC",
-            Transport::Webtransport => "WebTransport",
-        };
-        format!("{transport}, draft {}", self.draft)
+        format!("{}, draft {}", name(self.transport), self.draft)
+    }
+}
+
+fn name(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Raw => "QUIC",
+        Transport::Webtransport => "WebTransport",
     }
 }
 
 /// With notes below each table on what is not played.
 pub fn markdown(cells: &[Cell]) -> String {
+    let transports = |cell: &Cell| (cell.publisher.way.transport, cell.player.way.transport);
     let mut text = String::new();
-    for (publishing, playing) in distinct(cells.iter().map(|cell| (cell.publisher.way, cell.player.way))) {
-        let cells: Vec<_> = cells
-            .iter()
-            .filter(|cell| (cell.publisher.way, cell.player.way) == (publishing, playing))
-            .collect();
-        let title = match publishing == playing {
-            true => publishing.label(),
-            false => format!("Publishers: {}; players: {}", publishing.label(), playing.label()),
+    for ways in distinct(cells.iter().map(transports)) {
+        let title = match ways {
+            (both, other) if both == other => name(both).to_owned(),
+            (publishing, playing) => format!("{} to {}", name(publishing), name(playing)),
         };
+        let cells: Vec<_> = cells.iter().filter(|cell| transports(cell) == ways).collect();
         let _ = write!(text, "### {title}\n\n{}\n", table(&cells));
     }
     text
@@ -50,18 +51,38 @@ fn table(cells: &[&Cell]) -> String {
     if notes.is_empty() { text } else { text + "\n" }
 }
 
-/// What came of two programs, with each relay; said once if that is the same.
+/// What came of two programs, with each draft and relay; said once if that is the same.
 fn entry(cells: &[&Cell], publisher: Program, player: Program, notes: &mut Vec<String>) -> String {
     let of_these = |cell: &&&Cell| cell.publisher.program == publisher && cell.player.program == player;
-    let said = cells.iter().filter(of_these).map(|cell| (cell.relay, word(cell.outcome.as_ref(), notes)));
-    let said: Vec<_> = said.collect();
-    match distinct(said.iter().map(|(_, word)| word.clone())).as_slice() {
-        [one] => one.clone(),
-        _ => {
-            let each =
-                said.iter().map(|(relay, word)| format!("{}: {word}", relay.engine().unwrap_or_default()));
-            each.collect::<Vec<_>>().join(", ")
+    let cells: Vec<_> = cells.iter().filter(of_these).collect();
+    let mut said = Vec::new();
+    for drafts in distinct(cells.iter().map(|cell| drafts(cell))) {
+        let cells = cells.iter().filter(|cell| drafts == self::drafts(cell));
+        let words: Vec<_> = cells.map(|cell| (cell.relay, word(cell.outcome.as_ref(), notes))).collect();
+        match distinct(words.iter().map(|(_, word)| word.clone())).as_slice() {
+            [one] => said.push((drafts, one.clone())),
+            _ => said.extend(
+                words
+                    .into_iter()
+                    .map(|(relay, word)| (format!("{drafts} {}", relay.engine().unwrap_or_default()), word)),
+            ),
         }
+    }
+    let words = distinct(said.iter().map(|(_, word)| word.clone()));
+    if let [one] = words.as_slice() {
+        return one.clone();
+    }
+    let each = words.iter().map(|word| {
+        let when = said.iter().filter(|(_, said)| said == word).map(|(when, _)| &when[..]);
+        format!("{}: {word}", when.collect::<Vec<_>>().join(", "))
+    });
+    each.collect::<Vec<_>>().join("; ")
+}
+
+fn drafts(cell: &Cell) -> String {
+    match (cell.publisher.way.draft, cell.player.way.draft) {
+        (both, other) if both == other => both.to_string(),
+        (publishing, playing) => format!("{publishing} to {playing}"),
     }
 }
 
@@ -107,32 +128,34 @@ mod tests {
 
     #[test]
     fn outcomes_that_differ_are_told_apart_and_reasons_said_once() {
-        let way = Way { transport: Transport::Raw, draft: 18 };
-        let cell = |publisher, player, relay, outcome| Cell {
+        let way = |draft| Way { transport: Transport::Raw, draft };
+        let cell = |publisher, player, relay, draft, outcome| Cell {
             relay,
-            publisher: End { program: publisher, way },
-            player: End { program: player, way },
+            publisher: End { program: publisher, way: way(draft) },
+            player: End { program: player, way: way(draft) },
             outcome: Some(outcome),
         };
         let played = |identical| Outcome::Played(Match { frames: 90, identical });
-        let cannot = || Outcome::CannotMeet("a browser has no raw QUIC".to_owned());
-        let cells = [
-            cell(Program::Millrace, Program::MoqSub, Contender::Kernel, played(true)),
-            cell(Program::Millrace, Program::MoqSub, Contender::User, played(true)),
-            cell(Program::Millrace, Program::Chromium, Contender::Kernel, cannot()),
-            cell(Program::Millrace, Program::Chromium, Contender::User, cannot()),
-            cell(Program::MoqPub, Program::MoqSub, Contender::Kernel, played(false)),
-            cell(Program::MoqPub, Program::MoqSub, Contender::User, Outcome::Failed("it ended".to_owned())),
-            cell(Program::MoqPub, Program::Chromium, Contender::Kernel, cannot()),
-            cell(Program::MoqPub, Program::Chromium, Contender::User, cannot()),
-        ];
-        let expected = "### QUIC, draft 18\n\n\
-            | publisher \\ player | moq-sub | Chromium |\n\
-            | --- | --- | --- |\n\
-            | millrace | identical | — (1) |\n\
-            | moq-pub | kernel: every frame, user: **failed** (2) | — (1) |\n\n\
-            1. a browser has no raw QUIC\n\
-            2. it ended\n\n";
+        let cannot = |why: &str| Outcome::CannotMeet(why.to_owned());
+        let mut cells = Vec::new();
+        for (relay, moq_sub) in
+            [(Contender::Kernel, played(false)), (Contender::User, Outcome::Failed("it ended".to_owned()))]
+        {
+            for draft in [18, 19] {
+                cells.push(cell(Program::Millrace, Program::Millrace, relay, draft, played(true)));
+                let (first, no_quic) = (draft == 18, cannot("a browser has no raw QUIC"));
+                let moq_sub = if first { moq_sub.clone() } else { cannot("moq-sub speaks draft 18 only") };
+                cells.push(cell(Program::Millrace, Program::MoqSub, relay, draft, moq_sub));
+                cells.push(cell(Program::Millrace, Program::Chromium, relay, draft, no_quic));
+            }
+        }
+        let expected = "### QUIC\n\n\
+            | publisher \\ player | millrace | moq-sub | Chromium |\n\
+            | --- | --- | --- | --- |\n\
+            | millrace | identical | 18 kernel: every frame; 18 user: **failed** (1); 19: — (2) | — (3) |\n\n\
+            1. it ended\n\
+            2. moq-sub speaks draft 18 only\n\
+            3. a browser has no raw QUIC\n\n";
         assert_eq!(markdown(&cells), expected);
     }
 }
