@@ -18,8 +18,8 @@ export class Browser {
   /** Is rejected when the browser ends. */
   #ended;
 
-  /** `origin`: browsers connect from pages on localhost or https; in a lab the relay is elsewhere. */
-  constructor(chromium, origin) {
+  /** `origin`: browsers connect from pages on localhost or https; in a lab the relay is elsewhere. `flags`: more of them. */
+  constructor(chromium, origin, flags = []) {
     this.#process = spawn(
       chromium,
       [
@@ -29,6 +29,7 @@ export class Browser {
         "--window-size=1280,800",
         `--user-data-dir=${this.#profile}`,
         `--unsafely-treat-insecure-origin-as-secure=${origin}`,
+        ...flags,
       ],
       { stdio: ["ignore", "ignore", "ignore", "pipe", "pipe"] },
     );

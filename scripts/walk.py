@@ -74,6 +74,7 @@ SHORT = {
     "bench fairness": "--seconds 3 --rounds 1 --buffers 1",
     "bench adapt": "--seconds 6 --rounds 1",
     "bench isolation": "--seconds 3 --rounds 1",
+    "bench matrix": "--publishers millrace --players millrace --drafts 18 --seconds 1",
     "bench hostile": "--seconds 3 --rounds 1",
     "bench thesis": "--seconds 3 --rounds 1",
     "bench gate --defences": "--rounds 1 --requests 50 --calm-seconds 1 --flood-seconds 1",

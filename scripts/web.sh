@@ -124,14 +124,15 @@ test_relay() {
         say "SKIP: the relay's page is not tested: no ffmpeg"
         return
     fi
-    export CLIP=$SHOTS/clip.mp4 MOQ_SUB=${MILLRACE_PEERS:-$ROOT/target/peers}/bin/moq-sub
+    export CLIP=$SHOTS/clip.mp4 FILMED=$SHOTS/filmed.mjpeg MOQ_SUB=${MILLRACE_PEERS:-$ROOT/target/peers}/bin/moq-sub
     clip "$CLIP"
-    (cd web && ENGINE=user node --test test/relay.test.js) || return 1
+    ffmpeg -v error -nostdin -y -f lavfi -i "testsrc2=size=1280x720:rate=30" -t 5 -c:v mjpeg -q:v 6 -f mjpeg "$FILMED"
+    (cd web && node --test test/pace.test.js && ENGINE=user node --test test/relay.test.js) || return 1
     if [ "$(id -u)" != 0 ]; then
         say "SKIP: the relay's page is not tested with engine kernel, which needs root"
         return
     fi
-    (cd web && ENGINE=kernel "$MILLRACE" lab run --subscribers 1 -- node --test test/relay.test.js)
+    (cd web && ENGINE=kernel "$MILLRACE" lab run --subscribers 1 --emulate -- node --test test/relay.test.js)
 }
 
 case ${1:-} in

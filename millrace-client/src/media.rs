@@ -5,6 +5,8 @@
 //! hang, moq-dev's format. Of several
 //! [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on.
 
+mod init;
+mod playlist;
 mod renditions;
 
 use std::collections::BTreeMap;
@@ -17,6 +19,7 @@ use millrace_proto::moq::{Properties, SubgroupId};
 use mp4_atom::{Atom, Codec, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
 use serde::{Deserialize, Serialize};
 
+pub use self::playlist::Playlist;
 use self::renditions::Rendition;
 pub use self::renditions::Renditions;
 use crate::broadcast::{Broadcast, SubgroupWriter, Track};
@@ -429,20 +432,13 @@ impl SelectionParams {
 /// The tracks that a player takes from an init segment: the first video and the first audio, as
 /// positions and IDs.
 pub fn playable(init: &[u8]) -> Result<Vec<(usize, u32)>, Error> {
-    let mut boxes = Boxes::default();
-    boxes.push(init);
-    while let Some((kind, bytes)) = boxes.pop()? {
-        if kind == Moov::KIND {
-            let moov = Moov::decode(&mut &bytes[..]).map_err(Error::Moov)?;
-            let first = |handler: &[u8; 4]| {
-                let handler = mp4_atom::FourCC::new(handler);
-                let position = moov.trak.iter().position(|trak| trak.mdia.hdlr.handler == handler)?;
-                Some((position, moov.trak[position].tkhd.track_id))
-            };
-            return Ok([first(b"vide"), first(b"soun")].into_iter().flatten().collect());
-        }
-    }
-    Err(Error::Malformed("the init segment has no moov box"))
+    let moov = init::moov(init)?;
+    let first = |handler: &[u8; 4]| {
+        let handler = mp4_atom::FourCC::new(handler);
+        let position = moov.trak.iter().position(|trak| trak.mdia.hdlr.handler == handler)?;
+        Some((position, moov.trak[position].tkhd.track_id))
+    };
+    Ok([first(b"vide"), first(b"soun")].into_iter().flatten().collect())
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::again::{Pause, successor};
 use crate::alternates::{self, Alternates, Subscribed};
-use crate::media::{self, CATALOG, Catalog, INIT, playable};
+use crate::media::{self, CATALOG, Catalog, INIT, Playlist, playable};
 use crate::object::ObjectStream;
 use crate::order::Sequencer;
 use crate::receive::{Receiver, Sink, Step};
@@ -502,8 +502,7 @@ async fn subscribe(
     let alternates = match options.adaptive {
         true if !receiver.session().switches().await => return Err(Error::NoSwitching),
         true => {
-            let catalog = first_object(receiver, options, msf::CATALOG).await?;
-            let catalog = msf::Catalog::parse(&catalog).map_err(Error::Catalog)?;
+            let catalog = read_msf(receiver, options).await?;
             let alternates = Alternates::of(&catalog, &options.namespace, name);
             if alternates.is_none() {
                 tracing::info!(track = name, "the catalog has nothing that can stand for it, with a bitrate");
@@ -533,6 +532,11 @@ async fn no_track(receiver: &Receiver, options: &Options, name: &str, source: se
 async fn read_catalog(receiver: &Receiver, options: &Options) -> Result<Catalog, Error> {
     let catalog = first_object(receiver, options, CATALOG).await?;
     serde_json::from_slice(&catalog).map_err(Error::Catalog)
+}
+
+async fn read_msf(receiver: &Receiver, options: &Options) -> Result<msf::Catalog, Error> {
+    let catalog = first_object(receiver, options, msf::CATALOG).await?;
+    msf::Catalog::parse(&catalog).map_err(Error::Catalog)
 }
 
 /// The first object of a track that has only one.
@@ -582,6 +586,34 @@ impl<O> Clone for Player<O> {
 
 impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
     async fn media(&self) -> Result<(), Error> {
+        let Playlist { init, tracks } = self.playlist().await?;
+        let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
+        if is_new {
+            self.write(&init).await?;
+        }
+        let mut playing = JoinSet::new();
+        for name in tracks {
+            playing.spawn(self.clone().track(name));
+        }
+        while let Some(result) = playing.join_next().await {
+            result??;
+        }
+        Ok(())
+    }
+
+    /// What to play: by the names that moq-pub gives, or by its catalog; of a broadcast that has neither by that of MSF.
+    async fn playlist(&self) -> Result<Playlist, Error> {
+        let known = self.as_moq_pub_does().await;
+        if !matches!(&known, Err(Error::NoTrack { source, .. }) if is_absent(source)) {
+            return known;
+        }
+        match tokio::time::timeout(CATALOG_WAIT, read_msf(&self.receiver, &self.options)).await {
+            Ok(Ok(catalog)) => Playlist::of(&catalog)?.ok_or(Error::NothingToPlay),
+            _ => known,
+        }
+    }
+
+    async fn as_moq_pub_does(&self) -> Result<Playlist, Error> {
         let catalog = match self.options.catalog {
             true => Some(read_catalog(&self.receiver, &self.options).await?),
             false => None,
@@ -593,19 +625,10 @@ impl<O: AsyncWrite + Send + Unpin + 'static> Player<O> {
         if tracks.is_empty() {
             return Err(Error::NothingToPlay);
         }
-        let is_new = self.written.lock().replace(init.clone()) != Some(init.clone());
-        if is_new {
-            self.write(&init).await?;
-        }
-        let mut playing = JoinSet::new();
-        for (position, id) in tracks {
-            let name = described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone());
-            playing.spawn(self.clone().track(name));
-        }
-        while let Some(result) = playing.join_next().await {
-            result??;
-        }
-        Ok(())
+        let name = |(position, id): (usize, u32)| {
+            described(position).map_or_else(|| format!("{id}.m4s"), |track| track.name.clone())
+        };
+        Ok(Playlist { init, tracks: tracks.into_iter().map(name).collect() })
     }
 
     async fn write(&self, payload: &[u8]) -> Result<(), Error> {

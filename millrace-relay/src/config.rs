@@ -63,7 +63,7 @@ impl Origins {
 /// Another relay that is asked for what nobody here publishes.
 #[derive(Clone)]
 pub struct Upstream {
-    /// `moqt://HOST:PORT[/PATH]`.
+    /// `moqt://HOST:PORT[/PATH]`, or `https://HOST:PORT[/PATH]` for WebTransport.
     pub url: Url,
     /// Says what we show there, each time that we connect.
     pub token: Option<Arc<dyn Fn() -> Option<Credential> + Send + Sync>>,
@@ -74,24 +74,36 @@ impl Upstream {
     pub fn at(&self, uri: &str) -> Option<Self> {
         let url = match uri {
             "" => self.url.clone(),
-            uri => Url::parse(uri).ok().filter(|url| url.scheme() == "moqt" && url.has_host())?,
+            uri => Url::parse(uri).ok().filter(is_of_a_relay)?,
         };
         Some(Self { url, token: self.token.clone() })
     }
 
     /// The SETUP that a session with it begins with.
     pub fn setup(&self) -> Setup {
+        let token = self.token.as_ref().and_then(|token| token());
+        let setup = Setup {
+            authorization_tokens: token.map(|token| Form::UseValue(token).encode()).into_iter().collect(),
+            ..Setup::default()
+        };
+        if self.url.scheme() == "https" {
+            // The request for the session says where to.
+            return setup;
+        }
         let path = &self.url[Position::BeforePath..Position::AfterQuery];
         let host = self.url.host_str().unwrap_or_default();
         let port = self.url.port().map(|port| format!(":{port}")).unwrap_or_default();
-        let token = self.token.as_ref().and_then(|token| token());
         Setup {
             path: (!matches!(path, "" | "/")).then(|| path.to_owned()),
             authority: Some(format!("{host}{port}")),
-            authorization_tokens: token.map(|token| Form::UseValue(token).encode()).into_iter().collect(),
-            ..Setup::default()
+            ..setup
         }
     }
+}
+
+/// Whether a relay can be reached there: `moqt://HOST`, or `https://HOST` for WebTransport.
+pub fn is_of_a_relay(url: &Url) -> bool {
+    matches!(url.scheme(), "moqt" | "https") && url.host_str().is_some_and(|host| !host.is_empty())
 }
 
 impl fmt::Debug for Upstream {

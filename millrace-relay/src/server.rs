@@ -11,7 +11,7 @@ use std::{
 };
 
 use millrace_proto::{
-    moq::{code, message::Setup},
+    moq::{Draft, code, message::Setup},
     plane::downstream,
     relay::{RESET_CODES, cache::Cache},
 };
@@ -53,7 +53,7 @@ const LINGER: Duration = Duration::from_secs(5);
 /// How long it may take to tell peers that their sessions are closed.
 const LAST_WORDS: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(1);
 const MAX_RENDEZVOUS: Duration = Duration::from_secs(60);
-/// Of moqt:// URLs without one (draft-22, "MOQT URI Scheme").
+/// Of moqt:// URLs without one (draft-22, "MOQT URI Scheme"), and of https:// URLs.
 const DEFAULT_PORT: u16 = 443;
 /// Pauses between attempts to reach the upstream relay.
 const RECONNECT: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(15);
@@ -455,9 +455,9 @@ impl Shared {
             // Its path may have a token.
             let host = upstream.url.authority();
             let mut next = None;
-            match connect(&self.outgoing, &upstream.url).await {
-                Ok(connection) => {
-                    let session = self.begin_session(connection, Some(upstream.setup()), None);
+            match connect(&self.outgoing, &upstream.url, &self.config.drafts).await {
+                Ok((connection, tunnel)) => {
+                    let session = self.begin_session(connection, Some(upstream.setup()), tunnel);
                     info!(%host, session = session.id(), "connected to the upstream relay");
                     self.upstream_is(host, Some(session.id()), "");
                     let began = Instant::now();
@@ -531,14 +531,34 @@ pub fn outgoing_sockets(listen: &[SocketAddr]) -> Result<Vec<UdpSocket>, BindErr
     Ok(sockets)
 }
 
-/// Connects from the first endpoint of the address family of one of the host's addresses.
-async fn connect(endpoints: &[Endpoint], url: &url::Url) -> anyhow::Result<Arc<Connection>> {
+/// Connects to an upstream relay; `https://` means with a session of WebTransport.
+async fn connect(
+    endpoints: &[Endpoint],
+    url: &url::Url,
+    drafts: &[Draft],
+) -> anyhow::Result<(Arc<Connection>, Option<Tunnel>)> {
+    let (endpoint, addr, host) = way(endpoints, url).await?;
+    if url.scheme() != "https" {
+        return Ok((endpoint.connect(addr, host).await?, None));
+    }
+    let connection = endpoint.connect_as(addr, host, webtransport::ALPN).await?;
+    let protocols: Vec<_> = drafts.iter().map(|draft| draft.protocol()).collect();
+    let tunnel = webtransport::connect(&connection.quic, url.clone(), &protocols).await?;
+    connection.bind(tunnel.binding(), Tunnel::STREAMS);
+    Ok((connection, Some(tunnel)))
+}
+
+/// One of the host's addresses, the first endpoint of its address family, and the host's name.
+async fn way<'a>(
+    endpoints: &'a [Endpoint],
+    url: &'a url::Url,
+) -> anyhow::Result<(&'a Endpoint, SocketAddr, &'a str)> {
     let host = url.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
     let port = url.port().unwrap_or(DEFAULT_PORT);
     for addr in tokio::net::lookup_host((host, port)).await? {
         let same_family = |endpoint: &&Endpoint| endpoint.local_addr().is_ipv4() == addr.is_ipv4();
         if let Some(endpoint) = endpoints.iter().find(same_family) {
-            return Ok(endpoint.connect(addr, host).await?);
+            return Ok((endpoint, addr, host));
         }
     }
     anyhow::bail!("{host} has no address of a family that this relay listens on")

@@ -193,7 +193,22 @@ impl Endpoint {
         addr: SocketAddr,
         server_name: &str,
     ) -> Result<Arc<Connection>, ConnectError> {
-        self.inner.connect(addr, server_name).await
+        self.inner.connect(addr, server_name, self.inner.client_tls.clone()).await
+    }
+
+    /// As [`Self::connect`], with this application protocol (ALPN) instead of those that are configured.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn connect_as(
+        &self,
+        addr: SocketAddr,
+        server_name: &str,
+        protocol: &[u8],
+    ) -> Result<Arc<Connection>, ConnectError> {
+        let mut tls = self.inner.client_tls.clone();
+        tls.alpn_protocols = vec![protocol.to_vec()];
+        self.inner.connect(addr, server_name, tls).await
     }
 
     /// Presents another certificate from now on.
@@ -276,9 +291,13 @@ impl Inner {
         Ok(self.register(quic, shared))
     }
 
-    async fn connect(&self, addr: SocketAddr, server_name: &str) -> Result<Arc<Connection>, ConnectError> {
+    async fn connect(
+        &self,
+        addr: SocketAddr,
+        server_name: &str,
+        mut tls: rustls::ClientConfig,
+    ) -> Result<Arc<Connection>, ConnectError> {
         let (shared, secrets) = self.shared(addr).ok_or(ConnectError::NoRoom)?;
-        let mut tls = self.client_tls.clone();
         tls.key_log = secrets;
         let inner = QuicClientConfig::with_initial(Arc::new(tls), self.initial)
             .unwrap_or_else(|_| unreachable!("bind has used the same suite"));

@@ -104,6 +104,64 @@ fn rows(arguments: &str) -> Value {
     serde_json::from_slice(&std::fs::read(json).expect("rows")).expect("JSON")
 }
 
+/// Our own ends meet over both transports and through both engines.
+#[test]
+fn publishers_and_players_meet_or_say_why_not() {
+    if !nix::unistd::geteuid().is_root() {
+        println!("SKIP publishers_and_players_meet_or_say_why_not: needs root");
+        return;
+    }
+    if Command::new("ffmpeg").arg("-version").output().is_err() {
+        println!("SKIP publishers_and_players_meet_or_say_why_not: no ffmpeg");
+        return;
+    }
+    let (is_fine, rows, table) =
+        matrix("--publishers millrace,moq-pub --players millrace --transport raw,webtransport --seconds 1");
+    assert!(is_fine && table.contains("### QUIC\n"), "{table}");
+    assert!(table.contains("| millrace | identical |"), "{table}");
+    assert_eq!(rows.len(), 8);
+    for row in rows {
+        if row["publisher"]["program"] == "moq-pub" {
+            assert_eq!((&row["outcome"], &row["frames"]), (&Value::from("not here"), &Value::Null), "{row}");
+            continue;
+        }
+        assert_eq!(
+            (&row["outcome"], &row["identical"]),
+            (&Value::from("played"), &Value::from(true)),
+            "{row}"
+        );
+        assert!(row["frames"].as_u64().is_some_and(|frames| frames >= 30), "{row}");
+    }
+    // Nothing that could be tried is no success.
+    let (is_fine, rows, _) = matrix("--publishers chromium --players millrace --transport raw");
+    assert!(!is_fine && rows.len() == 2);
+    for row in rows {
+        assert_eq!(row["outcome"], "cannot meet", "{row}");
+        assert!(row["reason"].as_str().is_some_and(|why| why.contains("no raw QUIC")), "{row}");
+    }
+}
+
+/// Where no peers are: whether it succeeds, its rows, and its table.
+fn matrix(arguments: &str) -> (bool, Vec<Value>, String) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let json = directory.path().join("rows.json");
+    let output = Command::new(env!("CARGO_BIN_EXE_millrace"))
+        .args(["bench", "matrix", "--drafts", "18"])
+        .args(arguments.split_whitespace())
+        .arg("--json")
+        .arg(&json)
+        .env("MILLRACE_PEERS", directory.path())
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .current_dir(directory.path())
+        .output()
+        .expect("millrace runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let rows = std::fs::read(json).unwrap_or_else(|_| panic!("no rows: {said}"));
+    let rows: Value = serde_json::from_slice(&rows).expect("JSON");
+    let table = String::from_utf8_lossy(&output.stdout).into_owned();
+    (output.status.success(), rows.as_array().expect("a list").clone(), table)
+}
+
 #[test]
 fn a_bottleneck_is_shared_with_tcp() {
     if !nix::unistd::geteuid().is_root() {

@@ -59,6 +59,12 @@ export class Broadcast {
     return this.#bytes;
   }
 
+  /** What of the picture is not sent yet will not be; it goes on with the next key frame. */
+  giveUp() {
+    const picture = this.#tracks.get(Math.min(...this.#tracks.keys()));
+    if (picture) end(picture, new Error("too late"));
+  }
+
   /** Somebody wants the picture. */
   get isWatched(): boolean {
     return [...this.#tracks.values()].some(({ track }) => track.used.peek());
@@ -93,8 +99,9 @@ function begin(of: { track: NetTrack.Producer; next: number }): Group.Producer {
   return group;
 }
 
-function end(of: { group?: Group.Producer }) {
-  of.group?.close();
+/** `why`: before its end. */
+function end(of: { group?: Group.Producer }, why?: Error) {
+  of.group?.close(why);
   of.group = undefined;
 }
 

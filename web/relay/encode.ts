@@ -18,9 +18,13 @@ export interface Chunk {
 export interface Sink {
   /** What comes from now on; the next picture is a key frame. */
   described(tracks: Track[]): void;
+  /** Whether one more picture can be sent. */
+  readonly hasRoom: boolean;
   take(chunk: Chunk): void;
   failed(error: Error): void;
 }
+
+type Config = VideoEncoderConfig & { bitrate: number };
 
 const VIDEO = 1;
 const SOUND = 2;
@@ -29,8 +33,11 @@ const GROUP_US = TIMESCALE;
 /** Frames that wait for the encoder; more would be late only. */
 const WAITING = 2;
 const BITS_PER_PIXEL = 0.08;
-const FRAMES_A_SECOND = 30;
+export const FRAMES_A_SECOND = 30;
+export const SOUNDS_A_SECOND = 50;
 const SOUND_BITRATE = 64_000;
+/** Of the bit rate: smaller changes are not worth telling the encoder. */
+const WORTH = 0.03;
 const MOST_CHANNELS = 2;
 /** H.264 levels by the pixels of a picture, at 30 pictures a second; Constrained Baseline, which every decoder has. */
 const LEVELS: [number, string][] = [
@@ -45,6 +52,8 @@ export class Encoder {
   sent = 0;
   /** For which the encoder had no time. */
   skipped = 0;
+  /** That would have been late. */
+  dropped = 0;
   readonly hasSound: boolean;
   #video?: VideoEncoder;
   #sound?: AudioEncoder;
@@ -52,6 +61,9 @@ export class Encoder {
   /** As it is encoded, and as it came. */
   #size = { width: 0, height: 0, from: "" };
   #described?: { video: Video; sound?: Sound };
+  #config?: Config;
+  /** Bits per second that the picture may have. */
+  #aim = Infinity;
   /** From the clocks of pictures and of sound to that of the day: they need not be the same. */
   readonly #offsets = new Map<number, number>();
   #lastKey = -Infinity;
@@ -72,6 +84,17 @@ export class Encoder {
   /** The next picture is a key frame. */
   begin() {
     this.#lastKey = -Infinity;
+  }
+
+  /** The picture has so many bits per second from now on, if it would have more. */
+  aim(bitrate: number) {
+    this.#aim = bitrate;
+    const config = this.#config;
+    if (!config || this.#video?.state !== "configured") return;
+    const wanted = Math.min(bitrate, this.#most());
+    if (Math.abs(wanted - config.bitrate) < WORTH * wanted) return;
+    this.#config = { ...config, bitrate: wanted };
+    this.#video.configure(this.#config);
   }
 
   /** What is encoded, once it is known. */
@@ -111,6 +134,10 @@ export class Encoder {
       this.skipped += 1;
       return;
     }
+    if (!this.sink.hasRoom) {
+      this.dropped += 1;
+      return;
+    }
     this.#clock(VIDEO, frame.timestamp);
     const keyFrame = frame.timestamp - this.#lastKey >= GROUP_US;
     if (keyFrame) this.#lastKey = frame.timestamp;
@@ -125,21 +152,28 @@ export class Encoder {
     const [width, height] = [even(displayWidth), even(displayHeight)];
     this.#size = { width, height, from };
     const codec = LEVELS.find(([pixels]) => width * height <= pixels)?.[1] ?? HIGHEST;
-    const bitrate = Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
-    const config: VideoEncoderConfig = { codec, width, height, bitrate, framerate: FRAMES_A_SECOND, latencyMode: "realtime", avc: { format: "avc" } };
+    const bitrate = Math.min(this.#aim, this.#most());
+    const config: Config = { codec, width, height, bitrate, framerate: FRAMES_A_SECOND, latencyMode: "realtime", avc: { format: "avc" } };
     const { supported } = await VideoEncoder.isConfigSupported(config);
     if (!supported) throw new Error(`This browser cannot encode H.264 of ${width} × ${height}, which players expect.`);
     if (this.#closed) return;
     this.#video ??= new VideoEncoder({ output: (chunk, metadata) => this.#seen(chunk, metadata), error: (error) => this.#fail(error) });
     this.#video.configure(config);
+    this.#config = config;
     this.begin();
+  }
+
+  /** Bits per second that pictures of this size look good with. */
+  #most(): number {
+    const { width, height } = this.#size;
+    return Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
   }
 
   #seen(chunk: EncodedVideoChunk, metadata?: EncodedVideoChunkMetadata) {
     const config = metadata?.decoderConfig;
     if (config?.description) {
       const { width, height } = this.#size;
-      const bitrate = Math.round(width * height * FRAMES_A_SECOND * BITS_PER_PIXEL);
+      const bitrate = this.#most();
       const avcC = bytes(config.description);
       const video: Video = { id: VIDEO, kind: "video", codec: config.codec, width, height, bitrate, avcC };
       // Decoders of Opus make two channels of one, where there is one.
@@ -159,7 +193,7 @@ export class Encoder {
   }
 
   #listen({ sampleRate, numberOfChannels }: AudioData): AudioEncoder {
-    const encoder = new AudioEncoder({ output: (chunk) => this.#emit(SOUND, chunk, TIMESCALE / 50), error: (error) => this.#fail(error) });
+    const encoder = new AudioEncoder({ output: (chunk) => this.#emit(SOUND, chunk, TIMESCALE / SOUNDS_A_SECOND), error: (error) => this.#fail(error) });
     encoder.configure({ codec: "opus", sampleRate, numberOfChannels: Math.min(MOST_CHANNELS, numberOfChannels), bitrate: SOUND_BITRATE });
     return encoder;
   }

@@ -164,7 +164,9 @@ class Publisher {
       Sound: sound ? "Opus" : "none",
       "Frames encoded": String(encoder.sent),
       "Frames skipped": String(encoder.skipped),
+      "Frames dropped": String(encoder.dropped),
       "Bit rate": rate(((now.bytes - sent) * 8000) / Math.max(1, now.at - at)),
+      "Bit rate of the picture, at most": sender.aim === undefined ? "not known yet" : rate(sender.aim),
       Encoded: bytes(now.bytes),
       ...(this.#viewers && { Viewers: this.#viewers }),
     });

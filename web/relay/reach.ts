@@ -13,6 +13,9 @@ interface Web {
   sha256: string | null;
 }
 
+/** What @moq/net 0.3.4 speaks as the drafts do. In draft-20 it writes LARGEST_OBJECT with a length in front: what it publishes there is refused. */
+const PROTOCOLS = ["moqt-19", "moqt-18"];
+
 /** How soon the relay is asked again whether it is there, and with which certificate. */
 const AGAIN_MS = 1000;
 
@@ -121,7 +124,7 @@ export class Reach {
     if (jwt) url.searchParams.set("jwt", jwt);
     byId("host").textContent = url.host;
     for (const connection of this.connections) {
-      connection.webtransport = sha256 ? { serverCertificateHashes: [{ value: sha256 }] } : {};
+      connection.webtransport = { protocols: PROTOCOLS, ...(sha256 && { serverCertificateHashes: [{ value: sha256 }] }) };
       connection.url.set(url);
     }
     // The player's is as soon as there is something to play: before, it would ask for all that there is, and then for a part of that,

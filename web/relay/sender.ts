@@ -1,18 +1,31 @@
-// Sends what an encoder makes to the relay, on one session after another.
+// Sends what an encoder makes to the relay, on one session after another, and has it make what the way there carries.
 
 import { Connection, Path } from "@moq/net";
 
 import { Broadcast } from "./broadcast";
-import type { Chunk, Encoder, Sink } from "./encode";
+import { type Chunk, type Encoder, FRAMES_A_SECOND, SOUNDS_A_SECOND, type Sink } from "./encode";
+import { Meter } from "./meter";
 import type { Track } from "./mp4";
+import { Pace } from "./pace";
+
+/** Between two looks at what was sent. */
+const LOOK_MS = 100;
+/** Around each frame: headers of MP4, of MoQ, and of packets. */
+const AROUND_BYTES = 150;
+const AROUND = 8 * AROUND_BYTES * FRAMES_A_SECOND;
+const AROUND_SOUND = 8 * AROUND_BYTES * SOUNDS_A_SECOND;
 
 export class Sender implements Sink {
+  /** Before the connection, which it is to see. */
+  readonly #meter = new Meter();
   readonly connection = new Connection.Reload();
   #encoder?: Encoder;
   #broadcast?: Broadcast;
   /** Of sessions before this one. */
   #bytes = 0;
   #isRefused = false;
+  #pace?: Pace;
+  readonly #looking = setInterval(() => this.#look(), LOOK_MS);
   readonly #path: Path.Valid;
   readonly #unhear: () => void;
 
@@ -36,12 +49,24 @@ export class Sender implements Sink {
   }
 
   described(tracks: Track[]) {
+    const [video, sound] = tracks;
+    const reserved = AROUND + (sound ? sound.bitrate + AROUND_SOUND : 0);
+    if (video && video.bitrate !== this.#pace?.most) this.#pace = new Pace(video.bitrate, reserved);
     if (this.#broadcast) this.#broadcast.describe(tracks);
     else this.#begin();
   }
 
   take(chunk: Chunk) {
     this.#broadcast?.take(chunk);
+  }
+
+  get hasRoom(): boolean {
+    return this.#pace?.hasRoom ?? true;
+  }
+
+  /** Bits per second that the picture may have. */
+  get aim(): number | undefined {
+    return this.#pace?.bitrate;
   }
 
   /** Of media that was ready to be sent. */
@@ -56,9 +81,23 @@ export class Sender implements Sink {
   }
 
   close() {
+    clearInterval(this.#looking);
     this.#unhear();
     this.#end();
     this.connection.close();
+    this.#meter.close();
+  }
+
+  #look() {
+    const [broadcast, pace, at] = [this.#broadcast, this.#pace, performance.now()];
+    if (!broadcast || !pace) return;
+    this.#meter.forget(Pace.since(at));
+    pace.look({ at, given: this.#meter.given, marks: this.#meter.marks });
+    if (pace.isLate) {
+      broadcast.giveUp();
+      this.#encoder?.begin();
+    }
+    this.#encoder?.aim(pace.bitrate);
   }
 
   /** A session has its own broadcast, which begins with a key frame. */
@@ -69,6 +108,7 @@ export class Sender implements Sink {
     if (!session || !tracks) return;
     this.#isRefused = false;
     this.#broadcast = new Broadcast(this.#path, tracks);
+    this.#meter.begin();
     session.publish(this.#path, this.#broadcast.producer);
     this.#encoder?.begin();
   }

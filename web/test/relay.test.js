@@ -1,7 +1,7 @@
 // The relay's page in a real browser, which plays live video, publishes a camera, and shows what the relay does: see `make web-test`.
 //
 // MILLRACE: the binary. CLIP: an MP4 file with H.264 and nothing else. ENGINE: the relay's. SHOTS: for screenshots. MOQ_SUB: Cloudflare's
-// player, if it is there. In a lab (LAB_ID) publisher, relay and browser are in their own namespaces.
+// player, if it is there. In a lab (LAB_ID) publisher, relay and browser are in their own namespaces; FILMED: what a camera films there, MJPEG.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -15,7 +15,7 @@ import { after, before, test } from "node:test";
 
 import { chromium } from "playwright-core";
 
-const { MILLRACE, CLIP, ENGINE = "user", SHOTS, MOQ_SUB, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
+const { MILLRACE, CLIP, FILMED, ENGINE = "user", SHOTS, MOQ_SUB, CHROMIUM = "/usr/bin/chromium", LAB_ID, LAB_RELAY_V4 } = process.env;
 /** How long anything may take before a test fails: long, since others may want the CPU. */
 const PATIENCE_MS = 60_000;
 /** Frames that make a moving picture. */
@@ -103,8 +103,8 @@ function publish(name = "live") {
 }
 
 /** The relay's page; errors of its code are failures. */
-async function open({ query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, tab = "", prepare = async () => {}, ...options } = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+async function open({ from = browser, query = `?token=${readFileSync(TOKEN, "utf8").trim()}`, tab = "", prepare = async () => {}, ...options } = {}) {
+  const context = await from.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   context.setDefaultTimeout(PATIENCE_MS);
   const page = await context.newPage();
   const wrong = [];
@@ -162,13 +162,17 @@ async function moves(page, frames = SOME) {
 before(async () => {
   if (SHOTS) mkdirSync(SHOTS, { recursive: true });
   ports = { media: await freePort(), http: await freePort() };
+  browser = await launch();
+});
+
+function launch(flags = []) {
   const wrapper = join(dir, "chromium");
   writeFileSync(wrapper, `#!/bin/sh\nexec ${at("SUB1", CHROMIUM).join(" ")} "$@"\n`);
   chmodSync(wrapper, 0o755);
   // Browsers connect from pages on localhost, or by https; in a lab the relay is elsewhere.
   const secure = LAB_ID ? [`--unsafely-treat-insecure-origin-as-secure=http://${name}:${ports.http}`] : [];
-  browser = await chromium.launch({ executablePath: wrapper, args: ["--no-sandbox", ...CAMERA, ...secure] });
-});
+  return chromium.launch({ executablePath: wrapper, args: ["--no-sandbox", ...CAMERA, ...secure, ...flags] });
+}
 
 after(async () => {
   await browser?.close();
@@ -386,12 +390,12 @@ test("the relay's sessions and tracks are live, over one channel that is open wh
 });
 
 /** Chooses and begins, and waits until it is connected. */
-async function broadcast(page, source = "camera") {
+async function broadcast(page, source = "camera", [lines, size] = ["360", "640 × 360"]) {
   await page.locator(`input[value=${source}]`).check();
-  await page.locator("select[name=lines]").selectOption("360");
+  await page.locator("select[name=lines]").selectOption(lines);
   await page.locator("#publish-begin").click();
   await page.locator("#publish-connection[data-state=live]").waitFor();
-  await page.locator('#sent [data-figure="Picture"]', { hasText: "640 × 360" }).waitFor();
+  await page.locator('#sent [data-figure="Picture"]', { hasText: size }).waitFor();
 }
 
 /** Has a player write media until ffmpeg finds so many frames of a stream in it. */
@@ -454,6 +458,58 @@ test("a camera is published, to players and to another page, and again after a r
   } finally {
     await first.close();
     await other?.close();
+    await server.stop();
+  }
+});
+
+/** What the way from the browser to the relay is like from now on. */
+async function uplink(...settings) {
+  const child = spawn(MILLRACE, ["lab", "set", "relay-sub1", "--direction", "backward", ...settings], { stdio: "inherit" });
+  assert.deepEqual(await once(child, "exit"), [0, null]);
+}
+
+/** Of a figure in bits a second. */
+async function bits(page, name) {
+  const [number, unit] = (await figure(page, name)).split(" ");
+  return Number(number) * { "kbit/s": 1e3, "Mbit/s": 1e6 }[unit];
+}
+
+/** Longer than a viewer who is there sees the picture late. */
+const LATE_MS = 3000;
+
+test("a camera stays live on a way that loses packets, and on one with too little room", { skip: !LAB_ID && "needs a lab" }, async () => {
+  const server = await relay();
+  // What Chromium's own fake camera films takes next to nothing.
+  const filming = await launch([`--use-file-for-fake-video-capture=${FILMED}`]);
+  const first = await open({ from: filming, tab: "#publish/cam" });
+  const other = await open();
+  const aim = () => bits(first.page, "Bit rate of the picture, at most");
+  // With its bit rate as it was chosen it would be later all the time.
+  const isLive = async (frames) => {
+    await moves(other.page, frames);
+    await until("the picture is live", async () => Math.abs(parseFloat(await figure(other.page, "Latency"))) < LATE_MS, other.page.report);
+  };
+  try {
+    await broadcast(first.page, "camera", ["720", "1280 × 720"]);
+    await moves(other.page);
+    const most = await aim();
+    await uplink("loss=1%", "delay=20ms");
+    await isLive(300);
+
+    await uplink("loss=0%", "rate=1mbit", "queue-bytes=64000");
+    await until("it is less", async () => (await aim()) < 1e6);
+    await isLive(150);
+    await shot(first.page, "narrow");
+
+    await uplink("rate=none");
+    await until("it is what was chosen again", async () => (await aim()) === most);
+    await isLive(30);
+    assert.deepEqual([...first.wrong, ...other.wrong], []);
+  } finally {
+    await uplink("rate=none", "loss=0%", "delay=0ms");
+    await first.close();
+    await other.close();
+    await filming.close();
     await server.stop();
   }
 });

@@ -11,6 +11,7 @@ use millrace_proto::moq::{Properties, SubgroupId, hang, msf};
 use mp4_atom::{Codec, FourCC, Moov, Trak};
 use parking_lot::Mutex;
 
+use super::init::init_of;
 use super::{Cut, Error, Media, SelectionParams};
 use crate::broadcast::{Broadcast, Track};
 
@@ -103,12 +104,15 @@ impl Rendition {
     }
 
     pub fn describe(&self, moov: &Moov, init: &[u8]) -> Result<(), Error> {
-        let init = STANDARD.encode(init);
-        let tracks = moov.trak.iter().map(|trak| self.track(trak, &init)).collect();
-        self.of.describe(self.place, tracks)
+        let tracks = moov.trak.iter().map(|trak| {
+            // Players take a track's init segment to have that track alone.
+            let own = init_of(init, trak.tkhd.track_id)?;
+            Ok(self.track(trak, &own))
+        });
+        self.of.describe(self.place, tracks.collect::<Result<_, Error>>()?)
     }
 
-    fn track(&self, trak: &Trak, init: &str) -> msf::Track {
+    fn track(&self, trak: &Trak, init: &[u8]) -> msf::Track {
         let params = SelectionParams::of(trak);
         let is_video = trak.mdia.hdlr.handler == VIDEO;
         let bitrate = self.bitrate.filter(|_| is_video).or(params.bitrate.map(u64::from));
@@ -125,7 +129,7 @@ impl Rendition {
             channel_config: params.channel_config,
             render_group: Some(1),
             alt_group: (is_video && self.of.count > 1).then_some(1),
-            init_data: Some(init.to_owned()),
+            init_data: Some(STANDARD.encode(init)),
             ..msf::Track::default()
         }
     }

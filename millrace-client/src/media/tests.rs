@@ -247,6 +247,57 @@ fn renditions_whose_groups_are_not_aligned_are_refused() {
     assert!(matches!(error, Error::Apart { group: 1, .. }), "{error}");
 }
 
+/// An init segment in base64, whose only track has another ID.
+fn renamed(init: &str, id: u32) -> String {
+    let init = STANDARD.decode(init).unwrap();
+    let mut moov = init::moov(&init).unwrap();
+    moov.trak[0].tkhd.track_id = id;
+    moov.mvex.as_mut().unwrap().trex[0].track_id = id;
+    STANDARD.encode(init::with_moov(&init, &moov).unwrap())
+}
+
+#[test]
+fn what_to_play_is_in_the_catalog() {
+    let Some(media) = sample() else { return };
+    let (broadcast, _) = publish(&media, usize::MAX);
+    let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+    let tracks: Vec<String> = vec!["1.m4s".into(), "2.m4s".into()];
+
+    // Of init segments for each track one for both.
+    let described = |ids: [u32; 2]| {
+        let mut tracks = catalog.tracks.clone();
+        for (track, id) in tracks.iter_mut().zip(ids) {
+            track.init_data = Some(renamed(catalog.init_data(track).unwrap(), id));
+            track.init_ref = None;
+        }
+        msf::Catalog::new(tracks)
+    };
+    for ids in [[1, 2], [4, 7]] {
+        let joined = Playlist::of(&described(ids)).unwrap().unwrap();
+        assert_eq!(playable(&joined.init).unwrap(), [(0, ids[0]), (1, ids[1])]);
+        assert_eq!(joined.tracks, tracks);
+        let moov = init::moov(&joined.init).unwrap();
+        let extended: Vec<_> = moov.mvex.unwrap().trex.iter().map(|trex| trex.track_id).collect();
+        assert_eq!(extended, ids);
+    }
+    // One that they have in common already.
+    let init = objects(&broadcast, INIT).remove(0).1;
+    let mut common = catalog.tracks.clone();
+    common.iter_mut().for_each(|track| track.init_data = Some(STANDARD.encode(&init)));
+    let common = Playlist::of(&msf::Catalog::new(common)).unwrap().unwrap();
+    assert_eq!(common, Playlist { init, tracks });
+    // Tracks whose fragments could not be told apart.
+    let apart = Playlist::of(&described([1, 1])).unwrap().unwrap();
+    assert_eq!((playable(&apart.init).unwrap(), apart.tracks.len()), (vec![(0, 1)], 1));
+    // And those that there are none of.
+    let loc = |mut track: msf::Track| {
+        track.packaging = "loc".into();
+        track
+    };
+    let other = msf::Catalog::new(catalog.tracks.iter().cloned().map(loc).collect());
+    assert_eq!(Playlist::of(&other).unwrap(), None);
+}
+
 #[test]
 fn a_single_rendition_has_a_catalog_of_its_own() {
     let Some(media) = sample() else { return };
@@ -256,8 +307,15 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
         catalog.tracks.iter().map(|track| (&track.name[..], track.role.as_deref())).collect();
     assert_eq!(described, [("1.m4s", Some("video")), ("2.m4s", Some("audio"))]);
     assert!(catalog.tracks.iter().all(|track| track.alt_group.is_none() && track.render_group == Some(1)));
+    // Each with its own init segment, which is the part of the common one that is about it.
     let init = objects(&broadcast, INIT).remove(0).1;
-    assert_eq!(STANDARD.decode(catalog.init_data(&catalog.tracks[0]).unwrap()).unwrap(), init);
+    let common = init::moov(&init).unwrap();
+    for (position, track) in catalog.tracks.iter().enumerate() {
+        let own = init::moov(&STANDARD.decode(catalog.init_data(track).unwrap()).unwrap()).unwrap();
+        assert_eq!(own.trak, common.trak[position..=position]);
+        assert_eq!(own.mvex.unwrap().trex, common.mvex.as_ref().unwrap().trex[position..=position]);
+        assert_eq!(own.mvhd, common.mvhd);
+    }
     // And the same for hang's players.
     let json = objects(&broadcast, hang::CATALOG).remove(0).1;
     let hang: hang::Catalog = serde_json::from_slice(&json).unwrap();
@@ -265,7 +323,7 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     let video = &hang.video.unwrap().renditions["1.m4s"];
     assert_eq!((video.coded_width, video.coded_height), (Some(160), Some(90)));
     let hang::Container::Cmaf { init: own } = &video.container;
-    assert_eq!(STANDARD.decode(own).unwrap(), init);
+    assert_eq!(Some(&own[..]), catalog.init_data(&catalog.tracks[0]));
     let sound = &hang.audio.unwrap().renditions["2.m4s"];
     assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 2));
 }

@@ -177,7 +177,7 @@ impl CommandLine {
 }
 
 /// In `$MILLRACE_PEERS/bin`, `target/peers/bin` or the search path.
-fn find(program: &str) -> anyhow::Result<PathBuf> {
+pub fn find(program: &str) -> anyhow::Result<PathBuf> {
     let peers = env::var_os("MILLRACE_PEERS").map(|peers| PathBuf::from(peers).join("bin"));
     let built = env::current_dir().map(|dir| dir.join("target/peers/bin")).ok();
     let path = env::var_os("PATH").unwrap_or_default();

@@ -11,6 +11,7 @@ mod gate;
 mod graft;
 mod hostile;
 mod isolation;
+mod matrix;
 mod max_rate;
 mod owed;
 mod plot;
@@ -52,6 +53,8 @@ enum Command {
     Adapt(adapt::Args),
     /// What a viewer sees in a browser, which plays from the relay's own page
     Watch(watch::Args),
+    /// Which publishers and players meet at the relay, and whether what is played is what was published
+    Matrix(matrix::Args),
     /// What one subscriber's bad link costs another one
     Isolation(isolation::Args),
     /// What a bystander's media suffer from a hostile client, and what it costs the relay
@@ -93,6 +96,7 @@ pub fn run(args: Args, dashboard: StartDashboard) -> anyhow::Result<()> {
         Command::Thesis(args) => thesis::run(args),
         Command::Adapt(args) => adapt::run(args),
         Command::Watch(args) => watch::run(args),
+        Command::Matrix(args) => matrix::run(args),
         Command::Isolation(args) => isolation::run(args),
         Command::Hostile(args) => hostile::run(args),
         Command::Gate(args) => gate::run(args),

@@ -63,6 +63,11 @@ impl Process {
         self.child.id()
     }
 
+    /// What it has written to standard output so far.
+    pub fn output(&self) -> std::io::Result<Vec<u8>> {
+        fs::read(&self.output)
+    }
+
     /// An error, with what the process said, if it has ended.
     pub fn check_runs(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
@@ -133,7 +138,7 @@ impl Process {
     }
 
     /// The end of what it wrote, errors first.
-    fn last_words(&self) -> String {
+    pub fn last_words(&self) -> String {
         let said = [&self.errors, &self.output].map(|path| fs::read(path).unwrap_or_default());
         let text =
             said.iter().map(|bytes| String::from_utf8_lossy(bytes)).find(|text| !text.trim().is_empty());

@@ -76,9 +76,14 @@ impl Site {
         self.start(contender, STATUS, further)
     }
 
-    /// With its page there.
-    pub fn start_relay_with_page(&self, contender: Contender, page: SocketAddr) -> anyhow::Result<Process> {
-        self.start(contender, page, &[])
+    /// With its page there, and further arguments.
+    pub fn start_relay_with_page(
+        &self,
+        contender: Contender,
+        page: SocketAddr,
+        further: &[&str],
+    ) -> anyhow::Result<Process> {
+        self.start(contender, page, further)
     }
 
     fn start(&self, contender: Contender, http: SocketAddr, further: &[&str]) -> anyhow::Result<Process> {

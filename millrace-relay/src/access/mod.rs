@@ -2,7 +2,7 @@
 //!
 //! | module | what it is |
 //! | --- | --- |
-//! | [`pattern`], [`rules`] | what the operator allows |
+//! | [`pattern`], [`authority`], [`rules`] | what the operator allows |
 //! | [`keys`], [`token`], [`cat`], [`jwt`] | tokens, to what they grant |
 //! | [`grant`] | actions, and what a token allows |
 //! | [`policy`] | decisions |
@@ -11,6 +11,7 @@
 //!
 //! Files are read elsewhere. A change of any of them makes a new [`Policy`], under which all rights are decided anew.
 
+pub mod authority;
 pub mod budget;
 pub mod cat;
 pub mod certificate;
@@ -36,14 +37,15 @@ use millrace_proto::relay::account;
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
-use self::{budget::Usage, client::Client};
 pub use self::{
+    authority::Authority,
     budget::{Budget, Limits, Share},
     policy::Policy,
     refusal::{Refusal, TokenError},
     rules::{Peer, Principal, Rule},
     token::Requirements,
 };
+use self::{budget::Usage, client::Client};
 
 /// The authoriser of a relay.
 pub struct Access {

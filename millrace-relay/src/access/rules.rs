@@ -3,6 +3,7 @@
 use std::{net::IpAddr, str::FromStr, time::SystemTime};
 
 use super::{
+    authority::Authority,
     grant::Action,
     pattern::{self, Pattern},
 };
@@ -33,8 +34,8 @@ pub struct Rule {
     pub subscribe: Vec<Principal>,
     /// Only for connections to such a path, whose parts are like a namespace's fields.
     pub path: Option<Pattern>,
-    /// Only for connections to this authority, HOST or HOST:PORT.
-    pub authority: Option<String>,
+    /// Only for connections to this authority.
+    pub authority: Option<Authority>,
 }
 
 /// Whom a rule is about.
@@ -71,13 +72,7 @@ impl Rule {
             let fields = pattern::path(&peer.path);
             millrace_proto::moq::Namespace::new(fields).is_ok_and(|path| pattern.matches(&path))
         };
-        let authority = |wanted: &String| {
-            let named = |authority: &String| {
-                let host = authority.rsplit_once(':').map_or(authority.as_str(), |(host, _)| host);
-                authority.eq_ignore_ascii_case(wanted) || host.eq_ignore_ascii_case(wanted)
-            };
-            peer.authority.as_ref().is_some_and(named)
-        };
+        let authority = |wanted: &Authority| peer.authority.as_ref().is_some_and(|said| wanted.is(said));
         self.path.as_ref().is_none_or(path) && self.authority.as_ref().is_none_or(authority)
     }
 

@@ -32,7 +32,7 @@ pub use self::{
     adaptive::AdaptiveChoice,
     queue::{DropPolicy, MaxDelay, Queue},
     tls::{CipherSuite, Identity, Upstream},
-    values::{ByteCount, CodePoint, DraftNumber, ListenOn, MoqtUrl, Seconds, name},
+    values::{ByteCount, CodePoint, DraftNumber, ListenOn, RelayUrl, Seconds, name},
 };
 
 use crate::{
@@ -355,9 +355,9 @@ settings! {
     /// Time that sessions have to leave after GOAWAY [default: 10]
     #[arg(long, value_name = "SECONDS")]
     drain_timeout: Seconds,
-    /// Relay that clients are told to go on at then: moqt://HOST:PORT [default: where they are]
+    /// Relay that clients are told to go on at then: moqt://HOST:PORT, or https:// [default: where they are]
     #[arg(long, value_name = "URL")]
-    goaway_uri: MoqtUrl,
+    goaway_uri: RelayUrl,
     /// UDP segmentation offload [default: auto]
     #[arg(long, value_enum)]
     gso: Gso,
@@ -367,9 +367,9 @@ settings! {
     /// Mark media packets ECT(0) where the path takes that, and slow down where it marks them CE
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_name = "BOOL")]
     ecn: bool,
-    /// Relay to ask for what nobody here publishes: moqt://HOST:PORT
+    /// Relay to ask for what nobody here publishes: moqt://HOST:PORT, or https:// for WebTransport
     #[arg(long, value_name = "URL")]
-    upstream: MoqtUrl,
+    upstream: RelayUrl,
     /// Roots that the upstream's certificate must lead to, PEM [default: the system's]
     #[arg(long, value_name = "FILE")]
     upstream_tls_root: PathBuf,

@@ -171,13 +171,19 @@ fn a_client_that_has_its_sessions_gets_no_further_one() {
 #[test]
 fn what_an_upstream_relay_sends_passes_and_is_forwarded() {
     needs_root!(what_an_upstream_relay_sends_passes_and_is_forwarded);
+    for scheme in ["moqt", "https"] {
+        what_is_sent_by_an_upstream_relay_at(scheme);
+    }
+}
+
+fn what_is_sent_by_an_upstream_relay_at(scheme: &str) {
     let mut topology = millrace_lab::lab::Topology::standard(1, 2);
     topology.netem = false;
     let lab = millrace_lab::lab::Lab::new(&topology).unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let origin = lab.node("pub").unwrap();
     let origin_addr = SocketAddr::new(origin.addr_v4().into(), PORT);
-    let url: url::Url = format!("moqt://{origin_addr}").parse().unwrap();
+    let url: url::Url = format!("{scheme}://{origin_addr}").parse().unwrap();
     let config = configure(&lab, |config| {
         config.listen = vec![origin_addr];
         (config.engine, config.interfaces) = (EngineChoice::User, Vec::new());

@@ -69,8 +69,10 @@ impl Relay {
         Self { server, addr, _site: site }
     }
 
+    /// Where its peers find it, and relays whose upstream relay it is.
     pub fn url(&self) -> url::Url {
-        format!("moqt://{}", self.addr).parse().unwrap()
+        let scheme = if wants_web() { "https" } else { "moqt" };
+        format!("{scheme}://{}", self.addr).parse().unwrap()
     }
 
     pub async fn peer(&self) -> Peer {

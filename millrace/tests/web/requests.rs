@@ -1,13 +1,23 @@
 //! Who gets a session, and who does not.
 
-use millrace_proto::{moq::Draft, quic::webtransport::error};
-use millrace_relay::Origins;
+use bytes::BytesMut;
+use millrace_proto::{
+    moq::{
+        Draft, Message, Namespace, Parameters,
+        message::{PublishNamespace, Setup},
+    },
+    quic::webtransport::error,
+};
+use millrace_relay::{
+    Origins,
+    access::{Principal, Rule},
+};
 use web_transport_proto::{
     ConnectError, ConnectRequest,
     http::{HeaderName, HeaderValue, StatusCode},
 };
 
-use super::{Client, Relay, dial, request};
+use super::{Client, Relay, dial, patiently, request};
 
 fn status(
     answer: Result<(super::Session, web_transport_proto::ConnectResponse), ConnectError>,
@@ -80,6 +90,51 @@ async fn clients_that_speak_something_else_are_told() {
             (status.drops["web_protocol"], status.drops["web_request"]) == (3, 1)
         })
         .await;
+}
+
+/// Whether a client that has come to `url` may publish.
+async fn may_publish(relay: &Relay, url: &str) -> bool {
+    let client = Client::connect(relay).await;
+    let request = ConnectRequest::new(url.parse::<url::Url>().unwrap()).with_protocol(Draft::D18.protocol());
+    let (session, _) = client.ask(&request).await.unwrap();
+    let _control = client.set_up(&session, Setup::default()).await;
+    let (mut send, mut recv) = client.streams(&session).open_bi().await.unwrap();
+    let namespace = Namespace::from_path("live/cam").unwrap();
+    let asked = PublishNamespace { request_id: 0, namespace, parameters: Parameters::default() };
+    let mut bytes = Vec::new();
+    Message::from(asked).encode(Draft::D18, &mut bytes).unwrap();
+    send.write_all(&bytes).await.unwrap();
+    let mut answer = BytesMut::new();
+    loop {
+        match Message::decode(Draft::D18, &mut answer).unwrap() {
+            Some(Message::RequestOk(_)) => return true,
+            Some(Message::RequestError(_)) => return false,
+            Some(other) => panic!("{other:?}"),
+            None => match patiently(recv.read_chunk(usize::MAX, true)).await {
+                Ok(Some(chunk)) => answer.extend_from_slice(&chunk.bytes),
+                // Who may do nothing here has no session.
+                Ok(None) | Err(_) => return false,
+            },
+        }
+    }
+}
+
+/// Browsers do not say the port that goes with the scheme.
+#[tokio::test]
+async fn a_rule_for_port_443_holds_where_the_port_goes_unsaid() {
+    let relay = Relay::with(|config| {
+        config.access.rules = vec![Rule {
+            namespace: "**".parse().unwrap(),
+            publish: vec![Principal::Anyone],
+            subscribe: vec![],
+            path: None,
+            authority: Some("relay.example:443".parse().unwrap()),
+        }];
+    });
+    assert!(may_publish(&relay, "https://relay.example/").await);
+    assert!(may_publish(&relay, "https://relay.example:443/").await);
+    assert!(!may_publish(&relay, "https://relay.example:4443/").await);
+    assert!(!may_publish(&relay, "https://other.example/").await);
 }
 
 #[tokio::test]

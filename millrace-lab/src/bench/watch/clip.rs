@@ -83,6 +83,12 @@ impl Clip {
         Ok(clip)
     }
 
+    /// As a file would have it.
+    pub fn bytes(&self) -> Vec<u8> {
+        let media = self.head.iter().chain(self.frames.iter().flatten()).map(|bytes| &bytes[..]);
+        media.collect::<Vec<_>>().concat()
+    }
+
     fn cut(media: &[u8]) -> anyhow::Result<Self> {
         let mut boxes = Boxes::default();
         boxes.push(media);
@@ -197,8 +203,7 @@ mod tests {
         assert_eq!(clip.frames.len(), 59);
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("clip.mp4");
-        let media = clip.head.iter().chain(clip.frames.iter().flatten()).map(|bytes| &bytes[..]);
-        std::fs::write(&file, media.collect::<Vec<_>>().concat()).expect("a file");
+        std::fs::write(&file, clip.bytes()).expect("a file");
         let decoded = Command::new("ffmpeg")
             .args(["-v", "error", "-nostdin", "-i"])
             .arg(&file)

@@ -1,8 +1,8 @@
 //! `millrace bench watch`: what a viewer sees in a browser, with the player that a relay's page has.
 
-mod clip;
+pub mod clip;
 mod seen;
-mod viewer;
+pub mod viewer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -199,7 +199,7 @@ impl Args {
         clip: &Arc<Clip>,
         screenshot: Option<&Path>,
     ) -> anyhow::Result<Figures> {
-        let mut served = Served::start(site, relay)?;
+        let mut served = Served::start(site, relay, &[])?;
         let broadcast = Broadcast::start(site, clip)?;
         let watch = SETTLING + Duration::from_secs(self.seconds) + LAST;
         let screenshot = screenshot.map(std::path::absolute).transpose()?;

@@ -29,8 +29,8 @@ const UNUSED: &str = "127.0.0.1:4444";
 /// The programs that it needs.
 #[derive(Debug)]
 pub struct Programs {
-    chromium: PathBuf,
-    node: PathBuf,
+    pub chromium: PathBuf,
+    pub node: PathBuf,
 }
 
 impl Programs {
@@ -109,11 +109,12 @@ pub struct Served {
 }
 
 impl Served {
-    pub fn start(site: &Site, contender: Contender) -> anyhow::Result<Self> {
+    /// `further`: arguments of a relay that is Millrace.
+    pub fn start(site: &Site, contender: Contender, further: &[&str]) -> anyhow::Result<Self> {
         let node = site.relay()?;
         let page = SocketAddr::new(node.addr_v4().into(), STATUS.port());
         let (mut server, relay) = match contender.engine() {
-            Some(_) => (site.start_relay_with_page(contender, page)?, None),
+            Some(_) => (site.start_relay_with_page(contender, page, further)?, None),
             None => (serve_page(site, page)?, Some(site.start_relay(contender)?)),
         };
         let answers = || node.enter(|| TcpStream::connect(page).is_ok()).unwrap_or(false);

@@ -69,13 +69,16 @@ fn rules_by_principal() {
     let mut scoped = rule("scoped/**", &["anyone"], &[]);
     scoped.path = Some("room/*".parse().unwrap());
     let mut hosted = rule("hosted/**", &["anyone"], &[]);
-    hosted.authority = Some("relay.example".into());
+    hosted.authority = Some("relay.example".parse().unwrap());
+    let mut at_port = rule("at-port/**", &["anyone"], &[]);
+    at_port.authority = Some("relay.example:443".parse().unwrap());
     let rules = vec![
         rule("public/**", &[], &["anyone"]),
         rule("lan/**", &["cidr:192.0.2.0/24"], &["cidr:198.51.100.0/24"]),
         rule("cert/**", &["cert:cam"], &["cert:*"]),
         scoped,
         hosted,
+        at_port,
     ];
     let policy = Policy::new(rules, Requirements::default(), true);
     let table = [
@@ -96,6 +99,9 @@ fn rules_by_principal() {
         ("authority", at_authority("Relay.Example"), Action::Publish, "hosted/a", true),
         ("authority with a port", at_authority("relay.example:4443"), Action::Publish, "hosted/a", true),
         ("another authority", at_authority("x"), Action::Publish, "hosted/a", false),
+        ("the port that goes unsaid", at_authority("relay.example"), Action::Publish, "at-port/a", true),
+        ("the port, said", at_authority("relay.example:443"), Action::Publish, "at-port/a", true),
+        ("another port", at_authority("relay.example:4443"), Action::Publish, "at-port/a", false),
     ];
     for (what, peer, action, path, wanted) in table {
         assert_eq!(decide(&policy, &peer, &[], action, path).is_ok(), wanted, "{what}");

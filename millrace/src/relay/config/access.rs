@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use millrace_relay::access::{Budget, Limits, Principal, Rule, Share, pattern::Pattern};
+use millrace_relay::access::{Authority, Budget, Limits, Principal, Rule, Share, pattern::Pattern};
 use serde::Deserialize;
 use toml::{
     Spanned,
@@ -55,7 +55,7 @@ struct Allow {
     #[serde(default)]
     subscribe: Vec<Text<Principal>>,
     path: Option<Text<Pattern>>,
-    authority: Option<String>,
+    authority: Option<Text<Authority>>,
 }
 
 /// What is written as text.
@@ -85,7 +85,7 @@ impl Check {
                     publish: allow.publish.into_iter().map(|text| text.0).collect(),
                     subscribe: allow.subscribe.into_iter().map(|text| text.0).collect(),
                     path: allow.path.map(|text| text.0),
-                    authority: allow.authority,
+                    authority: allow.authority.map(|text| text.0),
                 }),
                 Err(error) => self.wrong_rule(file, line, error.message().to_owned()),
             }

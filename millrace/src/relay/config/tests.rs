@@ -168,7 +168,7 @@ fn contradictions_are_refused() {
         ("listen = ['[::1]:1', '[::1]:1']", "listen"),
         ("cipher-suites = []", "cipher-suites"),
         ("cipher-suites = ['aes-128-gcm', 'aes-128-gcm']", "cipher-suites"),
-        ("upstream = 'https://x:1'", "upstream"),
+        ("upstream = 'http://x:1'", "upstream"),
         ("upstream-tls-root = 'r'", "upstream-tls-root"),
         ("upstream-tls-disable-verify = true", "upstream-tls-disable-verify"),
         ("log-level = 'a=b=c'", "log-level"),
@@ -223,6 +223,10 @@ fn rules_are_read_with_their_lines() {
         ("[[allow]]\nnamespace = '**/a'\npublish = ['anyone']", "at the end only"),
         ("[[allow]]\nnamespace = 'a'\npublsh = ['anyone']", "unknown field `publsh`"),
         ("[[allow]]\nnamespace = 'a'\npublish = ['cidr:10.0.0.0/33']", "is no network"),
+        (
+            "[[allow]]\nnamespace = 'a'\npublish = ['anyone']\nauthority = 'https://a'",
+            "neither HOST nor HOST:PORT",
+        ),
         ("[[allow]]\nnamespace = 'a'\npublish = ['token']", "needs token-keys"),
         ("[[allow]]\nnamespace = 'a'\npublish = ['cert:x']", "needs client-ca"),
         ("allow = 'anyone'", "a list of tables"),
@@ -232,6 +236,8 @@ fn rules_are_read_with_their_lines() {
         ("session-requests = 0", "must be at least 1"),
         ("upstream-token = 't'", "needs upstream"),
         ("upstream = 'moqt://a'\nupstream-tls-cert = 'c'", "need each other"),
+        ("upstream = 'https://a'\nupstream-tls-cert = 'c'", "need each other"),
+        ("upstream = 'http://a'", "moqt://HOST:PORT or https://HOST:PORT"),
     ];
     for (text, wanted) in table {
         let found = problems(&[], text);

@@ -9,7 +9,7 @@ use url::Url;
 
 use super::{
     Check, repeated,
-    values::{DraftNumber, MoqtUrl, deserialize, name},
+    values::{DraftNumber, RelayUrl, deserialize, name},
 };
 
 /// The certificate that the relay shows.
@@ -114,7 +114,7 @@ impl Check {
 
     pub(super) fn upstream(
         &mut self,
-        url: Option<MoqtUrl>,
+        url: Option<RelayUrl>,
         root: Option<PathBuf>,
         disable_verify: bool,
         token: Option<PathBuf>,

@@ -116,17 +116,17 @@ impl FromStr for DraftNumber {
     }
 }
 
-/// `moqt://HOST:PORT`.
+/// `moqt://HOST:PORT`, or `https://HOST:PORT` for WebTransport.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MoqtUrl(pub Url);
+pub struct RelayUrl(pub Url);
 
-impl FromStr for MoqtUrl {
+impl FromStr for RelayUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| format!("`{text}`: {error}"))?;
-        if url.scheme() != "moqt" || url.host_str().is_none_or(str::is_empty) {
-            return Err(format!("`{text}` is not of the form moqt://HOST:PORT"));
+        if !millrace_relay::is_of_a_relay(&url) {
+            return Err(format!("`{text}` is not of the form moqt://HOST:PORT or https://HOST:PORT"));
         }
         Ok(Self(url))
     }
@@ -188,5 +188,5 @@ macro_rules! deserialize {
 }
 pub(super) use deserialize;
 
-deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, Seconds, MoqtUrl, ListenAddr, TokenFile);
+deserialize!(parsed: ByteCount, CodePoint, DraftNumber, ListenOn, Seconds, RelayUrl, ListenAddr, TokenFile);
 deserialize!(chosen: EngineChoice, GateChoice, CongestionControl, Gso, Format);

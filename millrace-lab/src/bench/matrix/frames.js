@@ -1,0 +1,68 @@
+// Keeps the bytes of every frame that the page encodes or has decoded, for who asks for them.
+//
+// Runs before the page's own scripts. WEB is what /web.json is to say, PROTOCOL the version that is offered, LATENCY_MS the player's
+// buffer.
+
+(() => {
+  /** As base64. */
+  const frames = [];
+  window.millraceFrames = frames;
+
+  const fetched = window.fetch;
+  window.fetch = (input, ...rest) =>
+    String(input).endsWith("/web.json") ? Promise.resolve(new Response(JSON.stringify(WEB))) : fetched(input, ...rest);
+
+  window.WebTransport = class extends WebTransport {
+    constructor(url, options) {
+      super(url, { ...options, protocols: [PROTOCOL] });
+    }
+  };
+
+  function bytes(chunk) {
+    const data = new Uint8Array(chunk.byteLength);
+    chunk.copyTo(data);
+    let text = "";
+    for (const byte of data) text += String.fromCharCode(byte);
+    return btoa(text);
+  }
+
+  window.VideoEncoder = class extends VideoEncoder {
+    constructor({ output, error }) {
+      const keep = (chunk, metadata) => {
+        frames.push(bytes(chunk));
+        output(chunk, metadata);
+      };
+      super({ output: keep, error });
+    }
+  };
+
+  window.VideoDecoder = class extends VideoDecoder {
+    /** What has not come out yet, by its time stamp. */
+    #waiting = new Map();
+
+    constructor({ output, error }) {
+      let waiting;
+      const keep = (frame) => {
+        const data = waiting.get(frame.timestamp);
+        if (data !== undefined) frames.push(data);
+        waiting.delete(frame.timestamp);
+        output(frame);
+      };
+      super({ output: keep, error });
+      waiting = this.#waiting;
+    }
+
+    decode(chunk) {
+      this.#waiting.set(chunk.timestamp, bytes(chunk));
+      super.decode(chunk);
+    }
+  };
+
+  // Before it begins.
+  new MutationObserver((_, observer) => {
+    const player = document.querySelector("moq-watch");
+    if (!player) return;
+    player.setAttribute("latency", String(LATENCY_MS));
+    observer.disconnect();
+  }).observe(document, { childList: true, subtree: true });
+})();

@@ -1,0 +1,166 @@
+//! Whether a player has what was published: frame by frame, and byte by byte where both write fragments.
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use millrace_client::media::Boxes;
+
+/// The frames of a broadcast, or what a player has of one, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Media {
+    pub frames: Vec<Frame>,
+}
+
+/// What one mdat holds: a frame, or several that a player has put together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Frame {
+    /// Without the header.
+    pub data: Bytes,
+    /// moof and mdat as they were written; empty if there is no moof.
+    pub fragment: Vec<u8>,
+}
+
+/// That a player has so many frames in a row, each as it was published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Match {
+    pub frames: usize,
+    /// So are the fragments that they lie in.
+    pub identical: bool,
+}
+
+impl Media {
+    /// As far as boxes are whole. A program's output while it writes may end anywhere.
+    ///
+    /// # Errors
+    /// It is no MP4.
+    pub fn read(bytes: &[u8]) -> anyhow::Result<Self> {
+        let mut boxes = Boxes::default();
+        boxes.push(bytes);
+        let (mut frames, mut moof) = (Vec::new(), Bytes::new());
+        while let Some((kind, bytes)) = boxes.pop().context("what it has written")? {
+            match kind.as_ref() {
+                b"moof" => moof = bytes,
+                b"mdat" => frames.push(Frame::of(&std::mem::take(&mut moof), &bytes)),
+                _ => {}
+            }
+        }
+        Ok(Self { frames })
+    }
+
+    /// Whether this is a part of what was `published`, without a gap.
+    ///
+    /// # Errors
+    /// It is not; where it departs from it.
+    pub fn follows(&self, published: &Self) -> Result<Match, String> {
+        let has = self.frames.iter().map(|frame| &frame.data[..]).collect::<Vec<_>>().concat();
+        if has.is_empty() {
+            return Err("it has no frame".to_owned());
+        }
+        let starts = (0..published.frames.len()).map(|at| (at, Common::of(&published.frames[at..], &has)));
+        let (at, common) = starts.max_by_key(|(_, common)| common.bytes).unwrap_or_default();
+        if common.frames == 0 {
+            return Err("its first frame is none that was published".to_owned());
+        }
+        if common.bytes < has.len() {
+            return Err(format!(
+                "behind {} frames, from number {at} on, comes something else than what was published",
+                common.frames
+            ));
+        }
+        let sent = published.frames[at..].iter().map(|frame| &frame.fragment);
+        let identical = self
+            .frames
+            .iter()
+            .map(|frame| &frame.fragment)
+            .zip(sent)
+            .all(|(ours, sent)| !sent.is_empty() && ours == sent);
+        Ok(Match { frames: common.frames, identical })
+    }
+}
+
+/// How far bytes are frames in a row.
+#[derive(Debug, Clone, Copy, Default)]
+struct Common {
+    frames: usize,
+    bytes: usize,
+}
+
+impl Common {
+    fn of(published: &[Frame], bytes: &[u8]) -> Self {
+        let mut common = Self::default();
+        for frame in published {
+            let rest = &bytes[common.bytes..];
+            if rest.is_empty() || !rest.starts_with(&frame.data) {
+                break;
+            }
+            common = Self { frames: common.frames + 1, bytes: common.bytes + frame.data.len() };
+        }
+        common
+    }
+}
+
+impl Frame {
+    fn of(moof: &[u8], mdat: &Bytes) -> Self {
+        // The header is longer where the size does not fit it.
+        let header = if mdat.starts_with(&[0, 0, 0, 1]) { 16 } else { 8 };
+        let fragment = if moof.is_empty() { Vec::new() } else { [moof, mdat].concat() };
+        Self { data: mdat.slice(header..), fragment }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mp4_box(kind: &[u8; 4], data: &[u8]) -> Vec<u8> {
+        let size = u32::try_from(data.len() + 8).unwrap();
+        [&size.to_be_bytes(), &kind[..], data].concat()
+    }
+
+    /// With a number for each moof.
+    fn fragments(frames: &[&[u8]], moof: u8) -> Vec<u8> {
+        let one = |data: &&[u8]| [mp4_box(b"moof", &[moof]), mp4_box(b"mdat", data)].concat();
+        [mp4_box(b"ftyp", b"iso6")].into_iter().chain(frames.iter().map(one)).flatten().collect()
+    }
+
+    fn media(bytes: &[u8]) -> Media {
+        Media::read(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_part_of_what_was_published_is_found() {
+        let sent = media(&fragments(&[b"key", b"one", b"two", b"key", b"three", b"four"], 0));
+        assert_eq!(sent.frames.len(), 6);
+        let table: [(Vec<u8>, Result<(usize, bool), &str>); 8] = [
+            (fragments(&[b"key", b"one", b"two"], 0), Ok((3, true))),
+            // Of two places where it could begin, the one where it goes on.
+            (fragments(&[b"key", b"three"], 0), Ok((2, true))),
+            (fragments(&[b"key", b"three"], 1), Ok((2, false))),
+            // A fragment a group, and none at all.
+            (fragments(&[b"keyonetwo", b"keythree"], 0), Ok((5, false))),
+            (mp4_box(b"mdat", b"two"), Ok((1, false))),
+            (fragments(&[b"key", b"two"], 0), Err("behind 1 frames, from number")),
+            (fragments(&[b"five"], 0), Err("none that was published")),
+            (fragments(&[], 0), Err("no frame")),
+        ];
+        for (bytes, expected) in table {
+            match (media(&bytes).follows(&sent), expected) {
+                (Ok(found), Ok((frames, identical))) => assert_eq!(found, Match { frames, identical }),
+                (Err(said), Err(words)) => assert!(said.contains(words), "{said}"),
+                (found, expected) => panic!("{found:?} is not {expected:?}"),
+            }
+        }
+        // More than was published.
+        let more = media(&fragments(&[b"three", b"four", b"five"], 0));
+        assert!(more.follows(&sent).is_err());
+    }
+
+    #[test]
+    fn what_is_being_written_is_read_as_far_as_it_is_there() {
+        let bytes = fragments(&[b"key", b"one"], 0);
+        for len in 0..bytes.len() {
+            assert!(media(&bytes[..len]).frames.len() < 2, "{len}");
+        }
+        assert_eq!(media(&bytes).frames.len(), 2);
+        assert!(Media::read(b"<!doctype html>").is_err());
+    }
+}

@@ -1,0 +1,94 @@
+// How the publisher's bit rate follows what the way carries, on ways whose room is known: see `make web-test`.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { fileURLToPath } from "node:url";
+
+import { build } from "vite";
+
+const entry = fileURLToPath(new URL("../relay/pace.ts", import.meta.url));
+const [{ output }] = [await build({ configFile: false, logLevel: "error", build: { write: false, lib: { entry, formats: ["es"] } } })].flat();
+const { Pace } = await import(`data:text/javascript,${encodeURIComponent(output[0].code)}`);
+
+const MOST = 2_000_000;
+const SOUND = 100_000;
+const STEP_MS = 20;
+const LOOK_MS = 100;
+const GROUP_MS = 1000;
+const WAY_MS = 40;
+/** Of a group, the key frame's part. */
+const KEY = 0.25;
+
+/** A way that carries `room(at)` bits a second, and a publisher that makes as much as it may; a group each second. */
+function way(room) {
+  const pace = new Pace(MOST, SOUND);
+  let [at, given, sent, dropped, isKeyDue] = [0, 0, 0, 0, false];
+  let marks = [];
+  return {
+    pace,
+    /** Longest wait seen, ms, and what was made of the picture, bits a second. */
+    run(ms) {
+      let [longest, made] = [0, 0];
+      for (const end = at + ms; at < end; at += STEP_MS) {
+        if (at % GROUP_MS === 0) isKeyDue = true;
+        const share = isKeyDue ? KEY * (GROUP_MS / STEP_MS) : 1 - KEY;
+        const picture = pace.hasRoom ? (share * pace.bitrate * STEP_MS) / 8000 : 0;
+        if (pace.hasRoom) isKeyDue = false;
+        if (!pace.hasRoom) dropped += 1;
+        made += picture;
+        given += picture + (SOUND * STEP_MS) / 8000;
+        sent = Math.min(given, sent + (room(at) * STEP_MS) / 8000);
+        longest = Math.max(longest, (8000 * (given - sent)) / room(at));
+        if (at % GROUP_MS === 0) marks.push({ given, closed: at });
+        for (const mark of marks) {
+          if (mark.arrived !== undefined || sent < mark.given) continue;
+          mark.left ??= at;
+          if (at - mark.left >= WAY_MS) mark.arrived = at;
+        }
+        if (at % LOOK_MS !== 0) continue;
+        marks = marks.filter(({ arrived }) => arrived === undefined || arrived >= Pace.since(at));
+        pace.look({ at, given, marks });
+      }
+      return { longest, made: (8000 * made) / ms };
+    },
+    get dropped() {
+      return dropped;
+    },
+  };
+}
+
+test("where there is room it stays as it was chosen", () => {
+  const it = way(() => 10 * MOST);
+  it.run(60_000);
+  assert.equal(it.pace.bitrate, MOST);
+  assert.equal(it.dropped, 0);
+});
+
+test("where there is too little it becomes what the way carries, and nothing waits for long", () => {
+  for (const room of [1_000_000, 500_000, 300_000]) {
+    const it = way(() => room);
+    it.run(15_000);
+    const { longest, made } = it.run(60_000);
+    assert.ok(made + SOUND <= 1.01 * room, `${made} where ${room} fits`);
+    assert.ok(made + SOUND > 0.6 * room, `${made} is little of ${room}`);
+    assert.ok(longest < 1500, `${longest} ms where ${room} fits`);
+  }
+});
+
+test("it comes back once there is room again", () => {
+  const it = way((at) => (at < 10_000 ? 600_000 : 10_000_000));
+  it.run(10_000);
+  assert.ok(it.pace.bitrate < 600_000);
+  it.run(60_000);
+  assert.equal(it.pace.bitrate, MOST);
+});
+
+test("where nothing goes through no more is made, until something does", () => {
+  const it = way((at) => (at < 5000 || at > 15_000 ? 10_000_000 : 1));
+  it.run(5000);
+  assert.ok(it.pace.hasRoom);
+  it.run(10_000);
+  assert.ok(it.pace.isLate && !it.pace.hasRoom);
+  it.run(5000);
+  assert.ok(!it.pace.isLate && it.pace.hasRoom);
+});
