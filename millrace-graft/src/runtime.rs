@@ -199,6 +199,11 @@ impl Runtime {
         self.monitor.paths()
     }
 
+    /// Of a path with this least round trip.
+    pub fn class_of(&self, rtt_min_us: u32) -> String {
+        self.monitor.class_of(rtt_min_us)
+    }
+
     pub fn why(&mut self, peer: IpAddr) -> Result<Why, Error> {
         let known = self.tcp.peer(peer)?;
         let path = self.monitor.path_to(peer);

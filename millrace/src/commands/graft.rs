@@ -4,8 +4,10 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use millrace_graft::{Graft, Pool, Settings};
 
@@ -15,6 +17,7 @@ use crate::{
         agreement::tls,
         control::{self, DEFAULT_SOCKET, Request},
         daemon::Setup,
+        probe::Target,
         serve, text,
     },
     http::{ListenAddr, access},
@@ -73,6 +76,8 @@ enum Verb {
         #[arg(long, conflicts_with = "json")]
         watch: bool,
     },
+    /// Send packets to a peer at even times, and show what their answers say of the path
+    Probe(Probe),
     /// Show what peers know this host by: the SHA-256 of its public key
     Key(Key),
     /// Have the settings read again
@@ -137,6 +142,24 @@ struct Export {
     directory: PathBuf,
     /// Only these
     graft: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Probe {
+    peer: IpAddr,
+    /// By UDP to this port instead of ICMP: somebody echoes there, or nobody listens
+    #[arg(long, value_name = "PORT")]
+    udp: Option<u16>,
+    /// Time between two packets; a second or more where nobody listens, since hosts answer that rarely
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = millrace_lab::duration::parse)]
+    period: Duration,
+    /// For so long
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = millrace_lab::duration::parse)]
+    duration: Duration,
+    #[command(flatten)]
+    socket: SocketArg,
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -211,6 +234,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
         }
+        Verb::Probe(args) => probe(&args),
         Verb::Key(Key { file, new }) => {
             let identity = if new { tls::make_key(&file)? } else { tls::fingerprint(&file)? };
             print(&format!("{identity}\n"))
@@ -287,6 +311,31 @@ fn swap(args: Swap) -> anyhow::Result<()> {
     let done = control::ask(&args.socket.socket, &request)?.swapped.unwrap_or_default();
     let (connections, ms) = (done.connections, done.walk_us as f64 / 1e3);
     print(&format!("{connections} live connections changed in {ms:.1} ms, {} refused\n", done.refused))
+}
+
+/// The daemon does it; this waits.
+fn probe(args: &Probe) -> anyhow::Result<()> {
+    let (target, socket) = (Target { peer: args.peer, udp_port: args.udp }, &args.socket.socket);
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (period_ms, duration_ms) = (ms(args.period), ms(args.duration));
+    let request = Request::Probe { peer: target.peer, udp_port: target.udp_port, period_ms, duration_ms };
+    control::ask(socket, &request)?;
+    let done = loop {
+        let probed = control::ask(socket, &Request::Probes)?.probed.unwrap_or_default();
+        let found = probed.into_iter().find(|it| it.target == target);
+        let found = found.context("the daemon has forgotten it")?;
+        if !found.runs {
+            break found;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let text = if args.json {
+        serde_json::to_string_pretty(&done)? + "\n"
+    } else {
+        text::probed(&done, width())
+    };
+    print(&text)?;
+    done.error.map_or(Ok(()), |error| bail!("{error}"))
 }
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, HashSet},
     net::IpAddr,
     path::PathBuf,
+    time::Duration,
 };
 
 use millrace_bpf::{clock, graft::remove_leftovers};
@@ -17,7 +18,10 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::agreement::tls::Tls;
+use super::{
+    agreement::tls::Tls,
+    probe::{Probed, Probes, Target},
+};
 use crate::{http::access, log};
 
 pub struct Setup {
@@ -39,6 +43,7 @@ pub struct Daemon {
     unfetched: Mutex<HashSet<Identity>>,
     /// Why there are no agreements, if there should be.
     disagrees: Mutex<Option<String>>,
+    probes: Probes,
 }
 
 /// How long the steps of loading took.
@@ -74,6 +79,7 @@ impl Daemon {
             changes,
             unfetched: Mutex::default(),
             disagrees: Mutex::default(),
+            probes: Probes::default(),
         })
     }
 
@@ -173,6 +179,17 @@ impl Daemon {
 
     pub fn why(&self, peer: IpAddr) -> anyhow::Result<Why> {
         Ok(self.runtime.lock().why(peer)?)
+    }
+
+    pub fn probe(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {
+        self.probes.start(target, period, duration)?;
+        info!(peer = %target.peer, by = target.by(), "probing");
+        Ok(())
+    }
+
+    pub fn probed(&self) -> Vec<Probed> {
+        let runtime = self.runtime.lock();
+        self.probes.all(|rtt_us| runtime.class_of(rtt_us))
     }
 
     pub fn paths(&self) -> Vec<Path> {

@@ -4,6 +4,7 @@ pub(crate) mod agreement;
 pub(crate) mod control;
 pub(crate) mod daemon;
 mod metrics;
+pub(crate) mod probe;
 pub(crate) mod serve;
 mod sockets;
 pub(crate) mod text;

@@ -124,5 +124,6 @@ async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
 }
 
 async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
-    http::metrics(daemon.status().map_err(|_| fmt::Error).and_then(metrics::encode))
+    let status = daemon.status().map_err(|_| fmt::Error);
+    http::metrics(status.and_then(|status| metrics::encode(status, daemon.probed())))
 }

@@ -235,3 +235,38 @@ fn what_is_shipped_can_be_exported_and_changed() {
     let unsigned = error(&["run", "--check", "--config", "graft0.toml"]);
     assert!(unsigned.contains("it is not signed"), "{unsigned}");
 }
+
+#[test]
+fn a_path_is_probed_on_request() {
+    let Some(site) = Site::new("probe") else { return };
+    site.configure("");
+    let daemon = Daemon::start(&site);
+    let probe = |more: &str| -> Vec<serde_json::Value> {
+        let args: Vec<&str> = ["probe", SERVER, "--json"].into_iter().chain(more.split(' ')).collect();
+        let probed: serde_json::Value = serde_json::from_str(&daemon.succeed(&args)).unwrap();
+        probed["history"].as_array().unwrap().clone()
+    };
+    let by_icmp = probe("--period 20ms --duration 400ms");
+    let report = &by_icmp[0]["report"];
+    assert_eq!((&report["sent"], &report["answered"], &report["loss_percent"]), (&20.into(), &20.into(), &0.0.into()));
+    assert!(report["rtt_min_us"].as_u64().is_some_and(|us| us > 0 && us < 1_000_000), "{report}");
+    let said = daemon.succeed(&["probe", SERVER, "--period", "20ms", "--duration", "100ms"]);
+    assert!(said.starts_with("10.96.0.1 by icmp: lan\n") && said.contains("0 of 20"), "{said}");
+    // Nobody listens there, and the host says so.
+    let by_udp = probe("--udp 9 --period 100ms --duration 200ms");
+    assert_eq!(by_udp[0]["report"]["answered"], 2);
+
+    let drops = ["add table inet graft", "add chain inet graft in { type filter hook input priority 0; }",
+        "add rule inet graft in icmp type echo-request drop"];
+    let nft = |line: &&str| {
+        let run = Command::new("ip").args(["netns", "exec", &site.namespaces[1], "nft", line]).output();
+        run.is_ok_and(|output| output.status.success())
+    };
+    if drops.iter().all(nft) {
+        let lost = probe("--period 50ms --duration 100ms");
+        assert_eq!(lost.len(), 3, "those before are remembered");
+        assert_eq!((&lost[2]["report"]["answered"], &lost[2]["report"]["loss_percent"]), (&0.into(), &100.0.into()));
+    }
+    let refused = daemon.fail(&["probe", SERVER, "--period", "1ms"]);
+    assert!(refused.contains("a period is at least 5ms"), "{refused}");
+}
