@@ -5,6 +5,7 @@ mod control;
 mod error;
 mod intf;
 mod object;
+mod pins;
 mod recipe;
 mod rule;
 mod sockets;
@@ -12,6 +13,7 @@ mod tcp;
 
 pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
+pub use pins::Pins;
 pub use object::{NAME_PREFIX, Object, Parameter};
 pub use rule::{RULES, Rule, Settings, Side, covers, everybody};
 pub use sockets::{Change, Changed, Socket, Sockets};

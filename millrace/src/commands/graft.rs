@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
+use millrace_bpf::graft::Pins;
 use millrace_graft::{Graft, Pool, Settings};
 
 use super::screen;
@@ -48,6 +49,11 @@ enum Verb {
         graft: String,
         #[command(flatten)]
         socket: SocketArg,
+    },
+    /// Take back what a daemon with --persist has left; connections keep what they have
+    Clean {
+        #[command(flatten)]
+        pins: PinsArg,
     },
     /// Have live connections go from one graft to another
     Swap(Swap),
@@ -95,6 +101,11 @@ struct Run {
     /// Check the settings and exit
     #[arg(long)]
     check: bool,
+    /// Leave grafts and rules in the kernel when it ends; the next one takes them over
+    #[arg(long)]
+    persist: bool,
+    #[command(flatten)]
+    pins: PinsArg,
     #[command(flatten)]
     socket: SocketArg,
     /// A group whose members may use the socket; only its owner without
@@ -117,6 +128,13 @@ struct SocketArg {
     /// Socket of the running daemon
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+struct PinsArg {
+    /// Where they are left, in a BPF file system; /sys/fs/bpf/millrace-graft for the daemon with the usual --socket
+    #[arg(long, value_name = "DIR")]
+    pins: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -221,6 +239,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             control::ask(&socket.socket, &Request::Unload { graft: graft.clone() })?;
             print(&format!("{graft}: unloaded\n"))
         }
+        Verb::Clean { pins } => clean(&pins.pins.unwrap_or_else(|| Pins::DEFAULT.into())),
         Verb::Swap(args) => swap(args),
         Verb::Status { socket, json } => {
             let status = control::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
@@ -257,15 +276,29 @@ fn daemon(args: Run) -> anyhow::Result<()> {
         settings.agreement.as_ref().map(tls::Tls::new).transpose()?;
         return print("the settings are usable\n");
     }
+    let usual = (args.socket.socket == Path::new(DEFAULT_SOCKET)).then(|| Pins::DEFAULT.into());
+    let pins = args.pins.pins.or(usual);
+    if args.persist && pins.is_none() {
+        bail!("with another --socket, --persist wants --pins: daemons must not take over each other's");
+    }
     let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve::run(Setup {
         config: args.config,
         socket: args.socket.socket,
         socket_group: args.socket_group,
+        persist: args.persist,
+        pins,
         http: args.http.0,
         http_access: args.http_access,
     }))
+}
+
+fn clean(directory: &Path) -> anyhow::Result<()> {
+    match Pins::at(directory).clean().as_slice() {
+        [] => print("nothing was left there\n"),
+        names => print(&format!("taken back: {}\n", names.join(", "))),
+    }
 }
 
 fn check(args: Check) -> anyhow::Result<()> {
@@ -329,11 +362,8 @@ fn probe(args: &Probe) -> anyhow::Result<()> {
         }
         std::thread::sleep(Duration::from_millis(100));
     };
-    let text = if args.json {
-        serde_json::to_string_pretty(&done)? + "\n"
-    } else {
-        text::probed(&done, width())
-    };
+    let text =
+        if args.json { serde_json::to_string_pretty(&done)? + "\n" } else { text::probed(&done, width()) };
     print(&text)?;
     done.error.map_or(Ok(()), |error| bail!("{error}"))
 }

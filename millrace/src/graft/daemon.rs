@@ -7,7 +7,10 @@ use std::{
     time::Duration,
 };
 
-use millrace_bpf::{clock, graft::remove_leftovers};
+use millrace_bpf::{
+    clock,
+    graft::{Pins, remove_leftovers},
+};
 use millrace_graft::{
     Identity, Runtime, Settings,
     settings::Agreement,
@@ -28,6 +31,10 @@ pub struct Setup {
     pub config: PathBuf,
     pub socket: PathBuf,
     pub socket_group: Option<String>,
+    /// What is done stays when the process ends.
+    pub persist: bool,
+    /// Where; and where an earlier process may have left something.
+    pub pins: Option<PathBuf>,
     pub http: Option<std::net::SocketAddr>,
     pub http_access: access::Flags,
 }
@@ -70,7 +77,8 @@ impl Daemon {
             count => warn!(count, "congestion controls that a killed process left were taken back"),
         }
         let settings = usable(Settings::read(&setup.config)?)?;
-        let runtime = Runtime::start(settings)?;
+        let pins = setup.pins.as_deref().map(Pins::at);
+        let runtime = Runtime::start_after(settings, pins.as_ref(), setup.persist)?;
         let (changes, _) = watch::channel(runtime.revision());
         Ok(Self {
             config: setup.config.clone(),

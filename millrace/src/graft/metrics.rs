@@ -81,10 +81,14 @@ impl Snapshot {
     fn probes(&self, out: &mut Out<'_>) -> fmt::Result {
         type Figure = (&'static str, &'static str, fn(&Report) -> f64);
         let figures: [Figure; 8] = [
-            ("probe_rtt_min_seconds", "Least round trip of the latest probe", |it| f64::from(it.rtt_min_us) / 1e6),
+            ("probe_rtt_min_seconds", "Least round trip of the latest probe", |it| {
+                f64::from(it.rtt_min_us) / 1e6
+            }),
             ("probe_rtt_seconds", "Its median", |it| f64::from(it.rtt_us) / 1e6),
             ("probe_rtt_p95_seconds", "Its 95th percentile", |it| f64::from(it.rtt_p95_us) / 1e6),
-            ("probe_rtt_variation_seconds", "From one to the next", |it| f64::from(it.rtt_variation_us) / 1e6),
+            ("probe_rtt_variation_seconds", "From one to the next", |it| {
+                f64::from(it.rtt_variation_us) / 1e6
+            }),
             ("probe_loss_ratio", "Of what was sent", |it| it.loss_percent / 100.0),
             ("probe_burstiness", "1: losses are independent", |it| it.burstiness),
             ("probe_queue_growth", "Seconds of queue per second", |it| it.queue_growth_us_s / 1e6),

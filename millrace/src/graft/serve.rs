@@ -65,7 +65,10 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
             _ = interrupt.recv() => break,
         }
     }
-    info!("taken back; connections keep what they have");
+    match setup.persist {
+        true => info!("all of it stays; `millrace graft clean` takes it back"),
+        false => info!("taken back; connections keep what they have"),
+    }
     Ok(())
 }
 

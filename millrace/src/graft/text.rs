@@ -245,7 +245,8 @@ pub fn why(why: &Why, width: usize) -> String {
             )),
         );
         for it in &peer.latest_downgrades {
-            let what = format!("option {} on a connection to port {}, {} ago", it.kind, it.port, span(it.age_s));
+            let what =
+                format!("option {} on a connection to port {}, {} ago", it.kind, it.port, span(it.age_s));
             line("downgrade", Some(what));
         }
     }
