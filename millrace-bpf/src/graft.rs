@@ -13,8 +13,8 @@ mod tcp;
 
 pub use control::{Control, Timing, remove_leftovers};
 pub use error::Error;
-pub use pins::Pins;
 pub use object::{NAME_PREFIX, Object, Parameter};
+pub use pins::Pins;
 pub use rule::{RULES, Rule, Settings, Side, covers, everybody};
 pub use sockets::{Change, Changed, Socket, Sockets};
 pub use tcp::{Connection, Outcome, Peer, Tcp};

@@ -96,7 +96,19 @@ impl Runtime {
         agreements.set_peers(peers(&settings), clock::monotonic_ns());
         let since = Instant::now();
         let pins = kept.cloned();
-        Ok(Self { settings, pool, tcp, sockets, loaded, monitor, cgroup, since, agreements, revision: 1, pins })
+        Ok(Self {
+            settings,
+            pool,
+            tcp,
+            sockets,
+            loaded,
+            monitor,
+            cgroup,
+            since,
+            agreements,
+            revision: 1,
+            pins,
+        })
     }
 
     /// Other settings, all or nothing: what can fail comes before what changes.

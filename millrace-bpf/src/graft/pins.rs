@@ -64,7 +64,8 @@ impl Pins {
         let path = self.0.join(name);
         let failed = |source| Error::Pin { path: path.display().to_string(), source };
         self.remove(name);
-        let text = CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(io::Error::other(error)))?;
+        let text =
+            CString::new(path.as_os_str().as_bytes()).map_err(|error| failed(io::Error::other(error)))?;
         // SAFETY: the path outlives the call, and the descriptor is open.
         check(unsafe { libbpf_sys::bpf_obj_pin(link.as_raw_fd(), text.as_ptr()) }).map_err(failed)
     }

@@ -15,11 +15,10 @@ use millrace_graft::{Graft, Pool, Settings};
 use super::screen;
 use crate::{
     graft::{
-        agreement::tls,
         control::{self, DEFAULT_SOCKET, Request},
         daemon::Setup,
         probe::Target,
-        serve, text,
+        serve, text, tls,
     },
     http::{ListenAddr, access},
     log::{self, Format},

@@ -22,8 +22,8 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
-    agreement::tls::Tls,
     probe::{Probed, Probes, Target},
+    tls::Tls,
 };
 use crate::{http::access, log};
 

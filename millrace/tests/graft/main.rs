@@ -305,7 +305,10 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     let next = Daemon::start_with(&site, 0, &keep);
     assert_eq!(next.status().loaded.len(), 2);
     next.kill();
-    assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned(), "mr_westwood".to_owned()], "mr_hybla".to_owned()));
+    assert_eq!(
+        (ours(), is_used()),
+        (vec!["mr_hybla".to_owned(), "mr_westwood".to_owned()], "mr_hybla".to_owned())
+    );
     let changed = rule("hybla") + "[[load]]\ngraft = \"hybla\"\nparameters = { rtt0_us = 50000 }\n";
     site.configure(&changed);
     let third = Daemon::start_with(&site, 0, &keep);
@@ -326,7 +329,19 @@ fn what_is_to_stay_stays_until_it_is_taken_back() {
     let again = graft(&site, &["clean", "--pins", pins]);
     assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing was left there\n");
     let nowhere = site.path("pins");
-    let log = graft(&site, &["run", "--config", "graft0.toml", "--socket", "s", "--persist", "--pins", nowhere.to_str().unwrap()]);
+    let log = graft(
+        &site,
+        &[
+            "run",
+            "--config",
+            "graft0.toml",
+            "--socket",
+            "s",
+            "--persist",
+            "--pins",
+            nowhere.to_str().unwrap(),
+        ],
+    );
     assert!(String::from_utf8_lossy(&log.stderr).contains("no BPF file system: mount -t bpf bpf"), "{log:?}");
     let unnamed = graft(&site, &["run", "--config", "graft0.toml", "--socket", "s", "--persist"]);
     assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--persist wants --pins"), "{unnamed:?}");
