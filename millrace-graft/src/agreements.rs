@@ -220,13 +220,7 @@ impl Agreements {
     }
 
     /// Returns the address that is to be unbound. `session`: of an agreement that was in force; an older one's end does not count.
-    pub fn ended(
-        &mut self,
-        peer: &str,
-        session: Option<u64>,
-        state: State,
-        now_ns: u64,
-    ) -> Option<IpAddr> {
+    pub fn ended(&mut self, peer: &str, session: Option<u64>, state: State, now_ns: u64) -> Option<IpAddr> {
         let entry = self.peers.get_mut(peer)?;
         let is_current = session == Some(entry.session);
         // Another conversation with it goes on.
@@ -350,13 +344,7 @@ mod tests {
     }
 
     fn statement(epoch: u64) -> Statement {
-        let host = Host {
-            program: "0".into(),
-            kernel: "6.18".into(),
-            abi: 1,
-            cpus: 1,
-            memory_mib: 1,
-        };
+        let host = Host { program: "0".into(), kernel: "6.18".into(), abi: 1, cpus: 1, memory_mib: 1 };
         let at = "192.0.2.1:1".parse().unwrap();
         Statement {
             versions: vec![1],
@@ -374,7 +362,13 @@ mod tests {
 
     fn agree(table: &mut Agreements, epoch: u64) -> u64 {
         let address = "192.0.2.1".parse().unwrap();
-        let made = table.agreed(("b", epoch == 7), &statement(epoch), vec!["r".into()], (address, Default::default()), 2);
+        let made = table.agreed(
+            ("b", epoch == 7),
+            &statement(epoch),
+            vec!["r".into()],
+            (address, Default::default()),
+            2,
+        );
         made.expect("a peer").0
     }
 
@@ -400,8 +394,7 @@ mod tests {
     #[test]
     fn refusals_are_counted_by_their_reasons() {
         let mut table = table();
-        let state =
-            State::Refused { by_peer: true, reason: Reason::UnknownFunction, detail: "hybla".into() };
+        let state = State::Refused { by_peer: true, reason: Reason::UnknownFunction, detail: "hybla".into() };
         assert_eq!(table.ended("b", None, state, 5), None);
         let status = &table.status(5)[0];
         assert_eq!(status.detail, "the peer refuses (unknown-function): hybla");

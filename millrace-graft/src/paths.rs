@@ -112,12 +112,17 @@ impl Monitor {
         self.peers.get(&peer).map(|known| self.path(peer, known))
     }
 
+    /// Of a path with this least round trip.
+    pub fn class_of(&self, rtt_min_us: u32) -> String {
+        let class = self.classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
+        class.map(|class| class.name.clone()).unwrap_or_default()
+    }
+
     fn path(&self, address: IpAddr, peer: &Peer) -> Path {
         let rtt_min_us = peer.rtt_min_us.unwrap_or(peer.rtt_us);
-        let class = self.classes.iter().rev().find(|class| class.min_rtt_us <= rtt_min_us);
         Path {
             peer: address,
-            class: class.map(|class| class.name.clone()).unwrap_or_default(),
+            class: self.class_of(rtt_min_us),
             connections: u32::try_from(peer.latest.len()).unwrap_or(u32::MAX),
             rtt_min_us,
             rtt_us: peer.rtt_us,

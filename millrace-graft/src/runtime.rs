@@ -9,7 +9,7 @@ use std::{
 
 use millrace_bpf::{
     clock,
-    graft::{self as kernel, Change, Changed, Control, Outcome, Sockets, Tcp, Timing},
+    graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Sockets, Tcp, Timing},
 };
 
 pub use self::agreement::{Own, Session};
@@ -53,12 +53,24 @@ pub struct Runtime {
     since: Instant,
     agreements: Agreements,
     revision: u64,
+    /// Where links stay when this ends.
+    pins: Option<Pins>,
 }
 
 impl Runtime {
     /// # Errors
     /// A graft or a rule of the settings cannot be had; nothing is left then.
     pub fn start(settings: Settings) -> Result<Self, Error> {
+        Self::start_after(settings, None, false)
+    }
+
+    /// In the place of what an earlier one left in `pins`. `persist`: what this one does stays there when it ends, however it does.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start); or nothing can stay there.
+    pub fn start_after(settings: Settings, pins: Option<&Pins>, persist: bool) -> Result<Self, Error> {
+        let kept = pins.filter(|_| persist);
+        kept.map_or(Ok(()), Pins::create)?;
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
         let cgroup = settings.cgroup.clone().or_else(root_cgroup).ok_or_else(|| {
             Error::Settings("cgroup is missing: no cgroup of version 2 is mounted here".to_owned())
@@ -66,17 +78,37 @@ impl Runtime {
         let (mut tcp, sockets) = (Tcp::load()?, Sockets::load()?);
         let mut loaded = BTreeMap::new();
         for (name, values) in present(&settings, &pool) {
-            loaded.insert(name.clone(), Loaded::new(pool.find(&name)?, values, true)?);
+            loaded.insert(name.clone(), Loaded::after(pool.find(&name)?, values, pins)?);
         }
         known(&settings, &pool)?;
         tcp.set_rules(&places(&settings, &loaded))?;
         tcp.attach(&cgroup)?;
+        // The program that acted until now, and grafts that are not wanted any more.
+        pins.map(Pins::clean);
+        if let Some(pins) = kept {
+            pins.create()?;
+            tcp.keep(pins)?;
+            loaded.values_mut().try_for_each(|it: &mut Loaded| it.control.keep(pins))?;
+        }
         prepare(&pool);
         let monitor = Monitor::new(settings.classes.clone());
         let mut agreements = Agreements::default();
         agreements.set_peers(peers(&settings), clock::monotonic_ns());
         let since = Instant::now();
-        Ok(Self { settings, pool, tcp, sockets, loaded, monitor, cgroup, since, agreements, revision: 1 })
+        let pins = kept.cloned();
+        Ok(Self {
+            settings,
+            pool,
+            tcp,
+            sockets,
+            loaded,
+            monitor,
+            cgroup,
+            since,
+            agreements,
+            revision: 1,
+            pins,
+        })
     }
 
     /// Other settings, all or nothing: what can fail comes before what changes.
@@ -108,9 +140,19 @@ impl Runtime {
                 loaded.become_other(graft, values)?;
             }
         }
+        if let Some(pins) = &self.pins {
+            fresh.values_mut().try_for_each(|loaded| loaded.control.keep(pins))?;
+        }
         self.loaded.append(&mut fresh);
         self.tcp.set_rules(&places(&settings, &self.loaded))?;
-        self.loaded.retain(|name, loaded| needed.contains_key(name) || !loaded.by_settings);
+        let pins = &self.pins;
+        self.loaded.retain(|name, loaded| {
+            let stays = needed.contains_key(name) || !loaded.by_settings;
+            if let Some(pins) = pins.as_ref().filter(|_| !stays) {
+                loaded.control.let_go(pins);
+            }
+            stays
+        });
         for (name, loaded) in &mut self.loaded {
             loaded.by_settings |= needed.contains_key(name);
         }
@@ -128,7 +170,8 @@ impl Runtime {
         if self.loaded.contains_key(name) {
             return Err(Error::Loaded(name.to_owned()));
         }
-        let loaded = Loaded::new(self.pool.find(name)?, values, false)?;
+        let mut loaded = Loaded::new(self.pool.find(name)?, values, false)?;
+        self.pins.as_ref().map_or(Ok(()), |pins| loaded.control.keep(pins))?;
         let timing = loaded.control.timing();
         self.loaded.insert(name.to_owned(), loaded);
         Ok(timing)
@@ -142,7 +185,9 @@ impl Runtime {
         if let Some(rule) = self.settings.rules.iter().find(|rule| rule.graft.as_deref() == Some(name)) {
             return Err(Error::Used { name: name.to_owned(), user: format!("rule {}", rule.name) });
         }
-        self.loaded.remove(name);
+        if let (Some(mut loaded), Some(pins)) = (self.loaded.remove(name), &self.pins) {
+            loaded.control.let_go(pins);
+        }
         Ok(())
     }
 
@@ -197,6 +242,11 @@ impl Runtime {
 
     pub fn paths(&self) -> Vec<status::Path> {
         self.monitor.paths()
+    }
+
+    /// Of a path with this least round trip.
+    pub fn class_of(&self, rtt_min_us: u32) -> String {
+        self.monitor.class_of(rtt_min_us)
     }
 
     pub fn why(&mut self, peer: IpAddr) -> Result<Why, Error> {
@@ -271,6 +321,15 @@ impl Loaded {
         let wanted = graft.values(&values)?;
         let control = Control::register(&graft.image, &wanted).map_err(|error| refused(graft, error))?;
         Ok(Self { graft: graft.clone(), values, control, by_settings })
+    }
+
+    /// In the place of what was left of it.
+    fn after(graft: &Graft, values: BTreeMap<String, u64>, pins: Option<&Pins>) -> Result<Self, Error> {
+        let Some(pins) = pins else { return Self::new(graft, values, true) };
+        let wanted = graft.values(&values)?;
+        let control = Control::take_over(&graft.image, &wanted, pins);
+        let control = control.map_err(|error| refused(graft, error))?;
+        Ok(Self { graft: graft.clone(), values, control, by_settings: true })
     }
 
     fn is(&self, graft: &Graft, values: &BTreeMap<String, u64>) -> bool {

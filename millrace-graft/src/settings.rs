@@ -256,15 +256,16 @@ impl Settings {
         let bound = self.rules.iter().find(|rule| rule.agree == Agree::Bound);
         let Some(agreement) = &self.agreement else {
             return match bound {
-                Some(rule) => Err(format!(
-                    "rule {}: agree = \"bound\" wants a [[peer]] and an [agreement]",
-                    rule.name
-                )),
+                Some(rule) => {
+                    Err(format!("rule {}: agree = \"bound\" wants a [[peer]] and an [agreement]", rule.name))
+                }
                 None => Ok(()),
             };
         };
         if !agreement.fetch.is_empty() && self.trusted_keys.is_empty() {
-            return Err("fetch wants trusted-keys: what comes from a peer is signed by one of them".to_owned());
+            return Err(
+                "fetch wants trusted-keys: what comes from a peer is signed by one of them".to_owned()
+            );
         }
         Ok(())
     }

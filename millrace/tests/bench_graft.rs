@@ -50,10 +50,7 @@ fn each_is_measured() {
     // What is known is loaded without libbpf: only then is the verifier's time told apart.
     assert!(deployed[0]["steps_us"]["verify"]["p50"].as_f64().is_some_and(|us| us > 0.0), "{}", deployed[0]);
 
-    let negotiated = rows(
-        "each_is_measured",
-        "negotiate --rtt-ms 0,10 --pools 2 --rounds 2 --connections 5",
-    );
+    let negotiated = rows("each_is_measured", "negotiate --rtt-ms 0,10 --pools 2 --rounds 2 --connections 5");
     for (row, rtt_ms) in negotiated.expect("root").iter().zip([0, 10]) {
         assert_eq!((&row["rtt_ms"], &row["rounds"], &row["pool"]), (&rtt_ms.into(), &2.into(), &2.into()));
         for step in ["connect_us", "tls_us", "offer_us", "bind_us"] {

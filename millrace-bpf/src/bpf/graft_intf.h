@@ -104,8 +104,8 @@ struct graft_connection {
 	__u32 outcome;
 	__be32 own; /* as the rule has it */
 	__be32 heard;
-	__u16 port;  /* the server's */
-	__u8 spoke;  /* a client: has offered; a server: would have answered */
+	__u16 port; /* the server's */
+	__u8 spoke; /* a client: has offered; a server: would have answered */
 	__u8 pad;
 };
 

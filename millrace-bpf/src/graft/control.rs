@@ -15,11 +15,13 @@ use nix::libc;
 
 use super::Error;
 use super::object::{NAME_PREFIX, Object};
+use super::pins::Pins;
 use super::recipe::{Parts, Recipe};
 use crate::fork::{Kept, keep_from_children};
 use crate::object::take_log;
 use crate::raw::{check, detach, owned};
 
+const PIN_PREFIX: &str = "cc-";
 const BY_LINK: u32 = libbpf_sys::BPF_F_LINK;
 
 /// How long the steps took.
@@ -56,6 +58,8 @@ struct Registration {
     _kept: Kept,
     link: Registered,
     by_link: bool,
+    /// It stays when this ends.
+    pinned: bool,
 }
 
 enum Registered {
@@ -74,13 +78,13 @@ impl AsFd for Registered {
 
 impl Registration {
     fn new(link: Registered, by_link: bool) -> Self {
-        Self { _kept: keep_from_children(&link), link, by_link }
+        Self { _kept: keep_from_children(&link), link, by_link, pinned: false }
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        if self.by_link {
+        if self.by_link && !self.pinned {
             // Before 6.11 links of this kind cannot be detached, only closed.
             let _ = detach(self.link.as_fd());
         }
@@ -99,6 +103,44 @@ impl Control {
     /// Loads and registers it, with these values instead of those that it was compiled with.
     pub fn register(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load_either(image, parameters)?.register()
+    }
+
+    /// The same in the place of one that an earlier process left in `pins`, under the same name: sockets that begin meanwhile have
+    /// one of the two.
+    pub fn take_over(image: &[u8], parameters: &[(String, u64)], pins: &Pins) -> Result<Self, Error> {
+        let mut ready = Ready::load_either(image, parameters)?;
+        let pinned = pins.open(&pin(&ready.name)).map(Registered::Raw);
+        let Some(link) = pinned.filter(|_| ready.by_link) else { return ready.register() };
+        if ready.update(&link).is_err() {
+            // It was loaded by other means: nobody has the name for a moment.
+            drop(link);
+            pins.end(&pin(&ready.name));
+            return ready.register();
+        }
+        pins.remove(&pin(&ready.name));
+        let registration = Registration::new(link, true);
+        Ok(ready.with(Some(registration)))
+    }
+
+    /// It stays when this process ends, until somebody takes it over or cleans it away.
+    pub fn keep(&mut self, pins: &Pins) -> Result<(), Error> {
+        let name = pin(&self.name);
+        match &mut self.link {
+            Some(registration) if registration.by_link => {
+                pins.put(&name, registration.link.as_fd())?;
+                registration.pinned = true;
+                Ok(())
+            }
+            _ => Err(Error::NoLinks),
+        }
+    }
+
+    /// It does not stay any more.
+    pub fn let_go(&mut self, pins: &Pins) {
+        if let Some(registration) = &mut self.link {
+            pins.remove(&pin(&self.name));
+            registration.pinned = false;
+        }
     }
 
     /// Has the verifier judge it; it is not registered.
@@ -152,6 +194,11 @@ impl Control {
     pub fn timing(&self) -> Timing {
         self.timing
     }
+}
+
+/// What its pin is called: no dots, which are not allowed there.
+fn pin(name: &str) -> String {
+    format!("{PIN_PREFIX}{name}")
 }
 
 /// Loaded, and not registered yet.

@@ -26,6 +26,10 @@ pub enum Error {
     NoCgroup { path: String, r#source: std::io::Error },
     #[error("{have} rules are more than there is room for, {room}")]
     Rules { have: usize, room: usize },
+    #[error("cannot keep it in {path}: {source}")]
+    Pin { path: String, r#source: std::io::Error },
+    #[error("this kernel does not keep congestion controls by links: that needs Linux 6.4")]
+    NoLinks,
     #[error("cannot walk over the sockets: {0}")]
     Walk(std::io::Error),
     #[error("cannot keep a descriptor: {0}")]

@@ -211,7 +211,12 @@ impl Recipe {
         let key = 0_u32;
         // SAFETY: the map's values are as long as `bytes`, and both outlive the call.
         check(unsafe {
-            libbpf_sys::bpf_map_update_elem(map.as_raw_fd(), (&raw const key).cast(), bytes.as_ptr().cast(), 0)
+            libbpf_sys::bpf_map_update_elem(
+                map.as_raw_fd(),
+                (&raw const key).cast(),
+                bytes.as_ptr().cast(),
+                0,
+            )
         })?;
         // SAFETY: the descriptor is open. The verifier takes what cannot change any more for constants.
         check(unsafe { libbpf_sys::bpf_map_freeze(map.as_raw_fd()) })?;
@@ -390,7 +395,10 @@ mod tests {
         let second = || instruction(0, OF_MAP, 9, 0);
         let table: [(Vec<bpf_insn>, Option<Vec<usize>>); 6] = [
             (vec![instruction(LOAD_64, OF_MAP, 7, 0), second()], Some(vec![0])),
-            (vec![instruction(0, 0, 0, 0), instruction(LOAD_64, OF_MAP_VALUE, 7, 0), second()], Some(vec![1])),
+            (
+                vec![instruction(0, 0, 0, 0), instruction(LOAD_64, OF_MAP_VALUE, 7, 0), second()],
+                Some(vec![1]),
+            ),
             (vec![instruction(LOAD_64, OF_MAP, 8, 0), second()], None),
             (vec![instruction(LOAD_64, OF_KERNEL_TYPE, 8, 0), second()], Some(vec![])),
             (vec![instruction(CALL, CALL_OF_KERNEL, 8, 0)], Some(vec![])),

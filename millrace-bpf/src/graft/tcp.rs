@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use libbpf_rs::{Link, MapCore, MapFlags};
 
+use super::pins::Pins;
 use super::rule::{RULES, Rule, Side, address, words};
 use super::{Error, intf};
 use crate::clock;
@@ -18,6 +19,7 @@ use crate::raw::detach;
 
 /// A map, and what errors call it.
 const WHAT: &str = "rules";
+const PIN: &str = "tcp";
 
 macro_rules! outcomes {
     ($($(#[$doc:meta])* $name:ident = $text:literal),* $(,)?) => {
@@ -122,12 +124,16 @@ pub struct Tcp {
 struct Attachment {
     _kept: Kept,
     link: Link,
+    /// It stays when this ends.
+    pinned: bool,
 }
 
 impl Drop for Attachment {
     fn drop(&mut self) {
         // A cgroup that is gone took the link along.
-        let _ = detach(self.link.as_fd());
+        if !self.pinned {
+            let _ = detach(self.link.as_fd());
+        }
     }
 }
 
@@ -148,7 +154,16 @@ impl Tcp {
         let link = program
             .attach_cgroup(directory.as_fd().as_raw_fd())
             .map_err(|source| Error::Cgroup { path: path(), source })?;
-        self.links.push(Attachment { _kept: keep_from_children(&link), link });
+        self.links.push(Attachment { _kept: keep_from_children(&link), link, pinned: false });
+        Ok(())
+    }
+
+    /// Its attachment stays when this process ends, with the rules that are in force then.
+    pub fn keep(&mut self, pins: &Pins) -> Result<(), Error> {
+        if let Some(attachment) = self.links.last_mut() {
+            pins.put(PIN, attachment.link.as_fd())?;
+            attachment.pinned = true;
+        }
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 mod net;
 
 mod agreement;
+mod beside;
 mod control;
 mod site;
 mod sockets;

@@ -10,8 +10,8 @@ use millrace_proto::graft::{
     evidence::Downgrade,
     judge::{Terms, Wants, judge},
     message::{
-        CONNECTIONS_MAX, Connection, Function, Hash, Host, Refusal, Rule, Side, Statement, VERSIONS,
-        Verdict, Outcome as Told,
+        CONNECTIONS_MAX, Connection, Function, Hash, Host, Outcome as Told, Refusal, Rule, Side, Statement,
+        VERSIONS, Verdict,
     },
 };
 
@@ -272,10 +272,9 @@ impl Runtime {
 /// Nobody reads half of it.
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let beside = path.with_extension("new");
-    fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path)).map_err(|error| Error::File {
-        path: path.display().to_string(),
-        message: error.to_string(),
-    })
+    fs::write(&beside, bytes)
+        .and_then(|()| fs::rename(&beside, path))
+        .map_err(|error| Error::File { path: path.display().to_string(), message: error.to_string() })
 }
 
 /// Of this run.

@@ -122,12 +122,7 @@ impl Agreement {
 }
 
 impl Raw {
-    fn with(
-        self,
-        peers: Vec<RawPeer>,
-        fetch: Vec<RawFetch>,
-        directory: &Path,
-    ) -> Result<Agreement, String> {
+    fn with(self, peers: Vec<RawPeer>, fetch: Vec<RawFetch>, directory: &Path) -> Result<Agreement, String> {
         let listen = self.listen.map(|text| address("agreement: listen", &text)).transpose()?;
         let interval_s = self.interval_s.unwrap_or(INTERVAL_S);
         if !(1..=INTERVAL_MAX_S).contains(&interval_s) {
@@ -212,16 +207,17 @@ impl RawPeer {
 
 impl RawFetch {
     fn checked(self) -> Result<Fetch, String> {
-        let identity = self.sha256.parse().map_err(|error| format!("fetch {}: sha256 {error}", self.graft))?;
+        let identity =
+            self.sha256.parse().map_err(|error| format!("fetch {}: sha256 {error}", self.graft))?;
         Ok(Fetch { graft: self.graft, identity })
     }
 }
 
 fn address(what: &str, text: &str) -> Result<SocketAddr, String> {
     let address: Option<SocketAddr> = text.parse().ok();
-    address
-        .filter(|it| it.port() != 0)
-        .ok_or_else(|| format!("{what} {text:?} is an address and a port: \"192.0.2.1:9187\", \"[2001:db8::1]:9187\""))
+    address.filter(|it| it.port() != 0).ok_or_else(|| {
+        format!("{what} {text:?} is an address and a port: \"192.0.2.1:9187\", \"[2001:db8::1]:9187\"")
+    })
 }
 
 #[cfg(test)]

@@ -147,10 +147,7 @@ mod tests {
         let (caller, called) = both();
         let wants = Wants { cpus: 2, memory_mib: 4096, kernel: Some([6, 18]) };
         let terms = judge(&caller, &wants, &called).unwrap();
-        assert_eq!(
-            terms,
-            Terms { version: 1, rules: vec![(0, Some(Hash([3; 32])))], nat: Nat::None }
-        );
+        assert_eq!(terms, Terms { version: 1, rules: vec![(0, Some(Hash([3; 32])))], nat: Nat::None });
         let terms = judge(&called, &wants, &caller).unwrap();
         assert_eq!(terms, Terms { version: 1, rules: vec![(0, None)], nat: Nat::None });
     }

@@ -4,18 +4,21 @@ use std::{
     collections::BTreeMap,
     net::IpAddr,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
+use anyhow::{Context as _, bail};
 use clap::Subcommand;
+use millrace_bpf::graft::Pins;
 use millrace_graft::{Graft, Pool, Settings};
 
 use super::{packets, screen};
 use crate::{
     graft::{
-        agreement::tls,
         control::{self, DEFAULT_SOCKET, Request},
         daemon::Setup,
-        serve, text,
+        probe::Target,
+        serve, text, tls,
     },
     http::{ListenAddr, access},
     log::{self, Format},
@@ -46,6 +49,11 @@ enum Verb {
         #[command(flatten)]
         socket: SocketArg,
     },
+    /// Take back what a daemon with --persist has left; connections keep what they have
+    Clean {
+        #[command(flatten)]
+        pins: PinsArg,
+    },
     /// Have live connections go from one graft to another
     Swap(Swap),
     /// Show grafts, rules and what became of connections
@@ -73,6 +81,8 @@ enum Verb {
         #[arg(long, conflicts_with = "json")]
         watch: bool,
     },
+    /// Send packets to a peer at even times, and show what their answers say of the path
+    Probe(Probe),
     /// Show what peers know this host by: the SHA-256 of its public key
     Key(Key),
     /// Functions on datagrams, as lists that are changed while they pass
@@ -92,6 +102,11 @@ struct Run {
     /// Check the settings and exit
     #[arg(long)]
     check: bool,
+    /// Leave grafts and rules in the kernel when it ends; the next one takes them over
+    #[arg(long)]
+    persist: bool,
+    #[command(flatten)]
+    pins: PinsArg,
     #[command(flatten)]
     socket: SocketArg,
     /// A group whose members may use the socket; only its owner without
@@ -117,6 +132,13 @@ struct SocketArg {
 }
 
 #[derive(Debug, clap::Args)]
+struct PinsArg {
+    /// Where they are left, in a BPF file system; /sys/fs/bpf/millrace-graft for the daemon with the usual --socket
+    #[arg(long, value_name = "DIR")]
+    pins: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
 struct PoolArgs {
     /// Directories with grafts, besides those that are compiled in
     #[arg(long, value_name = "DIR")]
@@ -139,6 +161,24 @@ struct Export {
     directory: PathBuf,
     /// Only these
     graft: Vec<String>,
+}
+
+#[derive(Debug, clap::Args)]
+struct Probe {
+    peer: IpAddr,
+    /// By UDP to this port instead of ICMP: somebody echoes there, or nobody listens
+    #[arg(long, value_name = "PORT")]
+    udp: Option<u16>,
+    /// Time between two packets; a second or more where nobody listens, since hosts answer that rarely
+    #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = millrace_lab::duration::parse)]
+    period: Duration,
+    /// For so long
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = millrace_lab::duration::parse)]
+    duration: Duration,
+    #[command(flatten)]
+    socket: SocketArg,
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, clap::Args)]
@@ -200,6 +240,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             control::ask(&socket.socket, &Request::Unload { graft: graft.clone() })?;
             print(&format!("{graft}: unloaded\n"))
         }
+        Verb::Clean { pins } => clean(&pins.pins.unwrap_or_else(|| Pins::DEFAULT.into())),
         Verb::Swap(args) => swap(args),
         Verb::Status { socket, json } => {
             let status = control::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
@@ -213,6 +254,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
             let why = control::ask(&socket.socket, &Request::Why { peer })?.why.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&why)? + "\n" } else { text::why(&why, width()) })
         }
+        Verb::Probe(args) => probe(&args),
         Verb::Key(Key { file, new }) => {
             let identity = if new { tls::make_key(&file)? } else { tls::fingerprint(&file)? };
             print(&format!("{identity}\n"))
@@ -236,15 +278,29 @@ fn daemon(args: Run) -> anyhow::Result<()> {
         settings.agreement.as_ref().map(tls::Tls::new).transpose()?;
         return print("the settings are usable\n");
     }
+    let usual = (args.socket.socket == Path::new(DEFAULT_SOCKET)).then(|| Pins::DEFAULT.into());
+    let pins = args.pins.pins.or(usual);
+    if args.persist && pins.is_none() {
+        bail!("with another --socket, --persist wants --pins: daemons must not take over each other's");
+    }
     let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve::run(Setup {
         config: args.config,
         socket: args.socket.socket,
         socket_group: args.socket_group,
+        persist: args.persist,
+        pins,
         http: args.http.0,
         http_access: args.http_access,
     }))
+}
+
+fn clean(directory: &Path) -> anyhow::Result<()> {
+    match Pins::at(directory).clean().as_slice() {
+        [] => print("nothing was left there\n"),
+        names => print(&format!("taken back: {}\n", names.join(", "))),
+    }
 }
 
 fn check(args: Check) -> anyhow::Result<()> {
@@ -290,6 +346,28 @@ fn swap(args: Swap) -> anyhow::Result<()> {
     let done = control::ask(&args.socket.socket, &request)?.swapped.unwrap_or_default();
     let (connections, ms) = (done.connections, done.walk_us as f64 / 1e3);
     print(&format!("{connections} live connections changed in {ms:.1} ms, {} refused\n", done.refused))
+}
+
+/// The daemon does it; this waits.
+fn probe(args: &Probe) -> anyhow::Result<()> {
+    let (target, socket) = (Target { peer: args.peer, udp_port: args.udp }, &args.socket.socket);
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let (period_ms, duration_ms) = (ms(args.period), ms(args.duration));
+    let request = Request::Probe { peer: target.peer, udp_port: target.udp_port, period_ms, duration_ms };
+    control::ask(socket, &request)?;
+    let done = loop {
+        let probed = control::ask(socket, &Request::Probes)?.probed.unwrap_or_default();
+        let found = probed.into_iter().find(|it| it.target == target);
+        let found = found.context("the daemon has forgotten it")?;
+        if !found.runs {
+            break found;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    };
+    let text =
+        if args.json { serde_json::to_string_pretty(&done)? + "\n" } else { text::probed(&done, width()) };
+    print(&text)?;
+    done.error.map_or(Ok(()), |error| bail!("{error}"))
 }
 
 fn monitor(socket: &Path, json: bool, watch: bool) -> anyhow::Result<()> {

@@ -1,13 +1,16 @@
 //! The socket of a running daemon of grafts: what may be asked. `docs/graft.md` documents it.
 
-use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc};
+use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use millrace_graft::status::{self, Status, Why};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 
-use super::daemon::{Daemon, Loaded, Swapped};
+use super::{
+    daemon::{Daemon, Loaded, Swapped},
+    probe::{Probed, Target},
+};
 use crate::socket::{self, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
@@ -37,6 +40,14 @@ pub enum Request {
         peer: IpAddr,
     },
     Monitor,
+    Probe {
+        peer: IpAddr,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        udp_port: Option<u16>,
+        period_ms: u64,
+        duration_ms: u64,
+    },
+    Probes,
     Reload,
 }
 
@@ -55,6 +66,8 @@ pub struct Answer {
     pub why: Option<Why>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paths: Option<Vec<status::Path>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probed: Option<Vec<Probed>>,
 }
 
 impl From<anyhow::Error> for Answer {
@@ -102,6 +115,11 @@ fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {
         Request::Status => Answer { status: Some(daemon.status()?), ..ok },
         Request::Why { peer } => Answer { why: Some(daemon.why(peer)?), ..ok },
         Request::Monitor => Answer { paths: Some(daemon.paths()), ..ok },
+        Request::Probe { peer, udp_port, period_ms, duration_ms } => {
+            let ms = Duration::from_millis;
+            daemon.probe(Target { peer, udp_port }, ms(period_ms), ms(duration_ms)).map(|()| ok)?
+        }
+        Request::Probes => Answer { probed: Some(daemon.probed()), ..ok },
         Request::Reload => daemon.reload().map(|()| ok)?,
     })
 }

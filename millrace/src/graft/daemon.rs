@@ -4,9 +4,13 @@ use std::{
     collections::{BTreeMap, HashSet},
     net::IpAddr,
     path::PathBuf,
+    time::Duration,
 };
 
-use millrace_bpf::{clock, graft::remove_leftovers};
+use millrace_bpf::{
+    clock,
+    graft::{Pins, remove_leftovers},
+};
 use millrace_graft::{
     Identity, Runtime, Settings,
     settings::Agreement,
@@ -17,13 +21,20 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::agreement::tls::Tls;
+use super::{
+    probe::{Probed, Probes, Target},
+    tls::Tls,
+};
 use crate::{http::access, log};
 
 pub struct Setup {
     pub config: PathBuf,
     pub socket: PathBuf,
     pub socket_group: Option<String>,
+    /// What is done stays when the process ends.
+    pub persist: bool,
+    /// Where; and where an earlier process may have left something.
+    pub pins: Option<PathBuf>,
     pub http: Option<std::net::SocketAddr>,
     pub http_access: access::Flags,
 }
@@ -39,6 +50,7 @@ pub struct Daemon {
     unfetched: Mutex<HashSet<Identity>>,
     /// Why there are no agreements, if there should be.
     disagrees: Mutex<Option<String>>,
+    probes: Probes,
 }
 
 /// How long the steps of loading took.
@@ -65,7 +77,8 @@ impl Daemon {
             count => warn!(count, "congestion controls that a killed process left were taken back"),
         }
         let settings = usable(Settings::read(&setup.config)?)?;
-        let runtime = Runtime::start(settings)?;
+        let pins = setup.pins.as_deref().map(Pins::at);
+        let runtime = Runtime::start_after(settings, pins.as_ref(), setup.persist)?;
         let (changes, _) = watch::channel(runtime.revision());
         Ok(Self {
             config: setup.config.clone(),
@@ -74,6 +87,7 @@ impl Daemon {
             changes,
             unfetched: Mutex::default(),
             disagrees: Mutex::default(),
+            probes: Probes::default(),
         })
     }
 
@@ -173,6 +187,17 @@ impl Daemon {
 
     pub fn why(&self, peer: IpAddr) -> anyhow::Result<Why> {
         Ok(self.runtime.lock().why(peer)?)
+    }
+
+    pub fn probe(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {
+        self.probes.start(target, period, duration)?;
+        info!(peer = %target.peer, by = target.by(), "probing");
+        Ok(())
+    }
+
+    pub fn probed(&self) -> Vec<Probed> {
+        let runtime = self.runtime.lock();
+        self.probes.all(|rtt_us| runtime.class_of(rtt_us))
     }
 
     pub fn paths(&self) -> Vec<Path> {

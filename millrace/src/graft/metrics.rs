@@ -13,17 +13,20 @@ use prometheus_client::{
     registry::Unit,
 };
 
+use millrace_proto::graft::measure::Report;
+
+use super::probe::Probed;
 use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_graft";
 
 /// The text of one scrape.
-pub fn encode(status: Status) -> Result<String, fmt::Error> {
-    openmetrics::encode(PREFIX, Snapshot(status))
+pub fn encode(status: Status, probed: Vec<Probed>) -> Result<String, fmt::Error> {
+    openmetrics::encode(PREFIX, Snapshot(status, probed))
 }
 
 #[derive(Debug)]
-struct Snapshot(Status);
+struct Snapshot(Status, Vec<Probed>);
 
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
@@ -51,6 +54,7 @@ impl Collector for Snapshot {
             })
         })?;
         self.agreements(&mut out)?;
+        self.probes(&mut out)?;
         // By class, not by peer: peers are many, and come and go.
         by_class(&mut out, "paths", "Peers that are remembered", MetricType::Gauge, paths, |_| 1)?;
         by_class(
@@ -73,6 +77,36 @@ impl Collector for Snapshot {
 }
 
 impl Snapshot {
+    /// Of paths that somebody has asked for: few.
+    fn probes(&self, out: &mut Out<'_>) -> fmt::Result {
+        type Figure = (&'static str, &'static str, fn(&Report) -> f64);
+        let figures: [Figure; 8] = [
+            ("probe_rtt_min_seconds", "Least round trip of the latest probe", |it| {
+                f64::from(it.rtt_min_us) / 1e6
+            }),
+            ("probe_rtt_seconds", "Its median", |it| f64::from(it.rtt_us) / 1e6),
+            ("probe_rtt_p95_seconds", "Its 95th percentile", |it| f64::from(it.rtt_p95_us) / 1e6),
+            ("probe_rtt_variation_seconds", "From one to the next", |it| {
+                f64::from(it.rtt_variation_us) / 1e6
+            }),
+            ("probe_loss_ratio", "Of what was sent", |it| it.loss_percent / 100.0),
+            ("probe_burstiness", "1: losses are independent", |it| it.burstiness),
+            ("probe_queue_growth", "Seconds of queue per second", |it| it.queue_growth_us_s / 1e6),
+            ("probe_reordered", "Answers behind those of later packets", |it| f64::from(it.reordered)),
+        ];
+        for (name, help, value) in figures {
+            out.labelled(name, help, MetricType::Gauge, |family| {
+                self.1.iter().try_for_each(|path| {
+                    let Some(latest) = path.history.last() else { return Ok(()) };
+                    let (peer, by) = (path.target.peer.to_string(), path.target.by());
+                    let labels = [("peer", peer.as_str()), ("by", by.as_str())];
+                    ConstGauge::new(value(&latest.report)).encode(family.encode_family(&labels)?)
+                })
+            })?;
+        }
+        Ok(())
+    }
+
     fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
         let Status { peers, negotiations, downgrades, .. } = &self.0;
         out.labelled("agreements", "Peers by how it stands with them", MetricType::Gauge, |family| {
@@ -122,6 +156,7 @@ fn by_class(
 
 #[cfg(test)]
 mod tests {
+    use super::super::probe::{Record, Target};
     use super::*;
     use millrace_graft::status::{Loaded, Peer};
 
@@ -140,7 +175,7 @@ mod tests {
             reordering: 3,
             idle_s: 0,
         };
-        let text = encode(Status {
+        let status = Status {
             uptime_s: 2.5,
             outcomes: [("agreed".to_owned(), 4)].into(),
             loaded: vec![Loaded { name: "hybla".into(), connections: 7, ..Loaded::default() }],
@@ -150,8 +185,12 @@ mod tests {
             negotiations: [("no-rule".to_owned(), 5)].into(),
             downgrades: [("stripped".to_owned(), 6)].into(),
             ..Status::default()
-        })
-        .unwrap();
+        };
+        let report = Report { rtt_us: 1500, loss_percent: 2.0, ..Report::default() };
+        let target = Target { peer: "192.0.2.1".parse().unwrap(), udp_port: None };
+        let history = vec![Record { time_s: 1.0, period_ms: 100, report }];
+        let probed = Probed { target, runs: false, class: "lan".into(), history, error: None };
+        let text = encode(status, vec![probed]).unwrap();
         let documented = include_str!("../../../docs/graft.md");
         for line in [
             "millrace_graft_uptime_seconds 2.5",
@@ -160,6 +199,8 @@ mod tests {
             r#"millrace_graft_outcomes_total{outcome="agreed"} 4"#,
             r#"millrace_graft_connections{graft="hybla"} 7"#,
             r#"millrace_graft_paths{class="lan"} 2"#,
+            r#"millrace_graft_probe_rtt_seconds{peer="192.0.2.1",by="icmp"} 0.0015"#,
+            r#"millrace_graft_probe_loss_ratio{peer="192.0.2.1",by="icmp"} 0.02"#,
             r#"millrace_graft_agreements{state="agreed"} 1"#,
             r#"millrace_graft_agreements{state="absent"} 0"#,
             r#"millrace_graft_negotiations_total{outcome="no-rule"} 5"#,

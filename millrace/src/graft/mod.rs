@@ -1,10 +1,12 @@
 //! Grafts as they are run: a daemon that holds them, and what it is asked. What they are is in `millrace-graft`.
 
-pub(crate) mod agreement;
+mod agreement;
 pub(crate) mod control;
 pub(crate) mod daemon;
 mod metrics;
 pub(crate) mod packets;
+pub(crate) mod probe;
 pub(crate) mod serve;
 mod sockets;
 pub(crate) mod text;
+pub(crate) mod tls;

@@ -65,7 +65,10 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
             _ = interrupt.recv() => break,
         }
     }
-    info!("taken back; connections keep what they have");
+    match setup.persist {
+        true => info!("all of it stays; `millrace graft clean` takes it back"),
+        false => info!("taken back; connections keep what they have"),
+    }
     Ok(())
 }
 
@@ -124,5 +127,6 @@ async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
 }
 
 async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
-    http::metrics(daemon.status().map_err(|_| fmt::Error).and_then(metrics::encode))
+    let status = daemon.status().map_err(|_| fmt::Error);
+    http::metrics(status.and_then(|status| metrics::encode(status, daemon.probed())))
 }

@@ -7,6 +7,7 @@ use millrace_graft::{
     status::{Nat, Path, Peer, Status, Why},
 };
 
+use super::probe::{Probed, Record};
 use crate::render::{
     Fit::{self, Name, Text, Whole},
     bytes, line, span, table,
@@ -178,6 +179,41 @@ pub fn paths(paths: &[Path], width: usize) -> String {
     out
 }
 
+/// The latest reports of one path, the newest last.
+pub fn probed(probed: &Probed, width: usize) -> String {
+    const HEAD: [(&str, Fit); 8] = [
+        ("MIN ms", Whole),
+        ("RTT ms", Whole),
+        ("P95 ms", Whole),
+        ("VAR ms", Whole),
+        ("LOST", Whole),
+        ("BURSTS", Whole),
+        ("QUEUE ms/s", Whole),
+        ("REORDERED", Whole),
+    ];
+    let mut out = String::new();
+    let class = if probed.class.is_empty() { "nothing came back" } else { &probed.class };
+    line(&mut out, width, &format!("{} by {}: {class}", probed.target.peer, probed.target.by()));
+    if let Some(error) = &probed.error {
+        line(&mut out, width, &format!("the latest came to nothing: {error}"));
+    }
+    let ms = |us: u32| format!("{:.1}", f64::from(us) / 1e3);
+    let rows = probed.history.iter().map(|Record { report, .. }| {
+        vec![
+            ms(report.rtt_min_us),
+            ms(report.rtt_us),
+            ms(report.rtt_p95_us),
+            ms(report.rtt_variation_us),
+            format!("{} of {}", report.lost(), report.sent),
+            if report.lost() == 0 { "-".to_owned() } else { format!("{:.1}", report.burstiness) },
+            format!("{:.2}", report.queue_growth_us_s / 1e3),
+            report.reordered.to_string(),
+        ]
+    });
+    table(&mut out, width, &HEAD, rows);
+    out
+}
+
 pub fn why(why: &Why, width: usize) -> String {
     let mut out = String::new();
     line(&mut out, width, &format!("{}: {}", why.peer, why.reason));
@@ -209,7 +245,8 @@ pub fn why(why: &Why, width: usize) -> String {
             )),
         );
         for it in &peer.latest_downgrades {
-            let what = format!("option {} on a connection to port {}, {} ago", it.kind, it.port, span(it.age_s));
+            let what =
+                format!("option {} on a connection to port {}, {} ago", it.kind, it.port, span(it.age_s));
             line("downgrade", Some(what));
         }
     }

@@ -131,7 +131,8 @@ fn peers_are_bound_until_one_is_gone() {
     assert_eq!(because.outcome.as_deref(), Some("agreed"));
     assert_eq!(because.agreement.unwrap().state, "agreed");
     for daemon in [&near, &far] {
-        let path = wait_until(daemon, "path", |peer| peer.path.mtu.is_some() && peer.path.protocol_253.is_some());
+        let path =
+            wait_until(daemon, "path", |peer| peer.path.mtu.is_some() && peer.path.protocol_253.is_some());
         let wanted = Verdict {
             options: Some(true),
             udp: Some(true),
@@ -190,7 +191,8 @@ fn both_may_call() {
     wait_for_state(&near, "agreed");
     wait_for_state(&far, "agreed");
     assert_eq!(is_set(&site, &listener), (true, true));
-    let agreed = |daemon: &Daemon<'_>| daemon.status().negotiations.get("agreed").copied().unwrap_or_default();
+    let agreed =
+        |daemon: &Daemon<'_>| daemon.status().negotiations.get("agreed").copied().unwrap_or_default();
     let before = [agreed(&near), agreed(&far)];
     let renewed = peer(&near).age_s + 3.0;
     wait_until(&near, "three intervals", |peer| peer.age_s >= renewed);
@@ -242,7 +244,10 @@ fn an_option_that_is_changed_is_a_downgrade() {
     is_set(&site, &listener);
     for daemon in [&near, &far] {
         let found = wait_until(daemon, "downgrade", |peer| peer.downgrades > 0);
-        assert_eq!(found.latest_downgrades.iter().map(|it| it.kind.as_str()).collect::<Vec<_>>(), ["altered"]);
+        assert_eq!(
+            found.latest_downgrades.iter().map(|it| it.kind.as_str()).collect::<Vec<_>>(),
+            ["altered"]
+        );
     }
 }
 
@@ -255,7 +260,11 @@ fn what_stands_in_the_way_is_said_at_both_ends() {
     let wants = ours.replace("congestion = \"reno\"", "congestion = \"reno\"\npeer-graft = \"hybla\"");
     let table = [
         (caller(&server, &format!("min-cpus = 100000\n{ours}")), called(&client, &theirs), "resources"),
-        (caller(&server, &ours), called(&client, &format!("min-memory-mib = 100000000\n{theirs}")), "resources"),
+        (
+            caller(&server, &ours),
+            called(&client, &format!("min-memory-mib = 100000000\n{theirs}")),
+            "resources",
+        ),
         (caller(&server, &format!("min-kernel = \"99.0\"\n{ours}")), called(&client, &theirs), "kernel"),
         (caller(&server, &wants), called(&client, &theirs), "unknown-function"),
         (caller(&server, &ours), called(&client, &theirs.replace("7100", "7101")), "no-rule"),
@@ -307,7 +316,11 @@ fn one_translation_is_told_and_two_are_refused() {
     assert_eq!(known.state, "agreed");
     wait_until(&far, "a translation", |peer| peer.path.nat == Some(Nat::Ours));
     near.kill();
-    assert!(nat(0, "nat hook postrouting priority 100", &format!("ip daddr {called_as} snat ip to 10.96.0.9")));
+    assert!(nat(
+        0,
+        "nat hook postrouting priority 100",
+        &format!("ip daddr {called_as} snat ip to 10.96.0.9")
+    ));
     let near = Daemon::start_on(&site, 0);
     for daemon in [&near, &far] {
         let refused = wait_until(daemon, "a refusal", |peer| peer.detail.contains("(nat)"));
@@ -330,7 +343,8 @@ fn a_graft_comes_from_a_peer_by_its_hash_and_signed() {
     };
     fs::create_dir(site.path("fetched")).unwrap();
     let gives = |give: &str| {
-        called(&client, &rule("server", BOUND)).replace("[agreement]", &format!("pool = [\"pool\"]\n[agreement]\n{give}"))
+        called(&client, &rule("server", BOUND))
+            .replace("[agreement]", &format!("pool = [\"pool\"]\n[agreement]\n{give}"))
     };
     site.configure_on(1, &gives("give = true"));
     let far = Daemon::start_on(&site, 1);

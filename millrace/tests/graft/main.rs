@@ -235,3 +235,115 @@ fn what_is_shipped_can_be_exported_and_changed() {
     let unsigned = error(&["run", "--check", "--config", "graft0.toml"]);
     assert!(unsigned.contains("it is not signed"), "{unsigned}");
 }
+
+#[test]
+fn a_path_is_probed_on_request() {
+    let Some(site) = Site::new("probe") else { return };
+    site.configure("");
+    let daemon = Daemon::start(&site);
+    let probe = |more: &str| -> Vec<serde_json::Value> {
+        let args: Vec<&str> = ["probe", SERVER, "--json"].into_iter().chain(more.split(' ')).collect();
+        let probed: serde_json::Value = serde_json::from_str(&daemon.succeed(&args)).unwrap();
+        probed["history"].as_array().unwrap().clone()
+    };
+    let by_icmp = probe("--period 20ms --duration 400ms");
+    let report = &by_icmp[0]["report"];
+    assert_eq!(
+        (&report["sent"], &report["answered"], &report["loss_percent"]),
+        (&20.into(), &20.into(), &0.0.into())
+    );
+    assert!(report["rtt_min_us"].as_u64().is_some_and(|us| us > 0 && us < 1_000_000), "{report}");
+    let said = daemon.succeed(&["probe", SERVER, "--period", "20ms", "--duration", "100ms"]);
+    assert!(said.starts_with("10.96.0.1 by icmp: lan\n") && said.contains("0 of 20"), "{said}");
+    // Nobody listens there, and the host says so.
+    let by_udp = probe("--udp 9 --period 100ms --duration 200ms");
+    assert_eq!(by_udp[0]["report"]["answered"], 2);
+
+    let drops = [
+        "add table inet graft",
+        "add chain inet graft in { type filter hook input priority 0; }",
+        "add rule inet graft in icmp type echo-request drop",
+    ];
+    let nft = |line: &&str| {
+        let run = Command::new("ip").args(["netns", "exec", &site.namespaces[1], "nft", line]).output();
+        run.is_ok_and(|output| output.status.success())
+    };
+    if drops.iter().all(nft) {
+        let lost = probe("--period 50ms --duration 100ms");
+        assert_eq!(lost.len(), 3, "those before are remembered");
+        assert_eq!(
+            (&lost[2]["report"]["answered"], &lost[2]["report"]["loss_percent"]),
+            (&0.into(), &100.0.into())
+        );
+    }
+    let refused = daemon.fail(&["probe", SERVER, "--period", "1ms"]);
+    assert!(refused.contains("a period is at least 5ms"), "{refused}");
+}
+
+/// What a daemon with `--persist` leaves acts on, is taken over, and is cleaned away.
+#[test]
+fn what_is_to_stay_stays_until_it_is_taken_back() {
+    let Some(site) = Site::new("persist") else { return };
+    let mount = site.path("bpf");
+    fs::create_dir(&mount).unwrap();
+    let mounted = Command::new("mount").args(["-t", "bpf", "bpf"]).arg(&mount).status().unwrap();
+    if !mounted.success() {
+        println!("SKIP what_is_to_stay_stays_until_it_is_taken_back: no BPF file system can be mounted");
+        return;
+    }
+    let pins = mount.join("graft");
+    let pins = pins.to_str().unwrap();
+    let keep = ["--persist", "--pins", pins];
+    site.configure(&rule("hybla"));
+    let listener = site.listen();
+    let default = congestion(&site.connect(&listener).0);
+    let is_used = || congestion(&site.connect(&listener).0);
+    Daemon::start_with(&site, 0, &keep).end();
+    assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
+    // Also of one that was killed; the next has other settings.
+    site.configure(&format!("{}[[load]]\ngraft = \"westwood\"\n", rule("hybla")));
+    let next = Daemon::start_with(&site, 0, &keep);
+    assert_eq!(next.status().loaded.len(), 2);
+    next.kill();
+    assert_eq!(
+        (ours(), is_used()),
+        (vec!["mr_hybla".to_owned(), "mr_westwood".to_owned()], "mr_hybla".to_owned())
+    );
+    let changed = rule("hybla") + "[[load]]\ngraft = \"hybla\"\nparameters = { rtt0_us = 50000 }\n";
+    site.configure(&changed);
+    let third = Daemon::start_with(&site, 0, &keep);
+    assert_eq!((ours(), is_used()), (vec!["mr_hybla".to_owned()], "mr_hybla".to_owned()));
+    assert_eq!(third.status().outcomes["one-sided"], 1, "by one program");
+    third.succeed(&["load", "longhaul"]);
+    third.succeed(&["unload", "longhaul"]);
+    third.end();
+    assert_eq!(ours(), ["mr_hybla"]);
+    // One that is not to stay takes it over, too, and ends with it.
+    Daemon::start_with(&site, 0, &["--pins", pins]).end();
+    assert_eq!((ours(), is_used()), (Vec::new(), default.clone()));
+
+    Daemon::start_with(&site, 0, &keep).end();
+    let cleaned = graft(&site, &["clean", "--pins", pins]);
+    assert_eq!(String::from_utf8_lossy(&cleaned.stdout), "taken back: cc-mr_hybla, tcp\n");
+    assert_eq!((ours(), is_used()), (Vec::new(), default));
+    let again = graft(&site, &["clean", "--pins", pins]);
+    assert_eq!(String::from_utf8_lossy(&again.stdout), "nothing was left there\n");
+    let nowhere = site.path("pins");
+    let log = graft(
+        &site,
+        &[
+            "run",
+            "--config",
+            "graft0.toml",
+            "--socket",
+            "s",
+            "--persist",
+            "--pins",
+            nowhere.to_str().unwrap(),
+        ],
+    );
+    assert!(String::from_utf8_lossy(&log.stderr).contains("no BPF file system: mount -t bpf bpf"), "{log:?}");
+    let unnamed = graft(&site, &["run", "--config", "graft0.toml", "--socket", "s", "--persist"]);
+    assert!(String::from_utf8_lossy(&unnamed.stderr).contains("--persist wants --pins"), "{unnamed:?}");
+    let _ = Command::new("umount").arg(&mount).status();
+}

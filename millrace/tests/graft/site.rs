@@ -185,11 +185,15 @@ impl<'a> Daemon<'a> {
     }
 
     pub fn start_on(site: &'a Site, side: usize) -> Self {
+        Self::start_with(site, side, &[])
+    }
+
+    pub fn start_with(site: &'a Site, side: usize, more: &[&str]) -> Self {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
         command.arg(env!("CARGO_BIN_EXE_millrace")).args(["graft", "run", "--http=off", "--config"]);
         command.arg(site.path(&format!("graft{side}.toml")));
-        command.arg("--socket").arg(site.path(&format!("graft{side}.sock")));
+        command.arg("--socket").arg(site.path(&format!("graft{side}.sock"))).args(more);
         let log = site.path(&format!("log{side}"));
         command.stderr(fs::File::create(&log).unwrap());
         let process = site.enter(side, || command.spawn().unwrap());
@@ -208,7 +212,11 @@ impl<'a> Daemon<'a> {
 
     pub fn verb(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
-        command.arg("graft").args(args).arg("--socket").arg(self.site.path(&format!("graft{}.sock", self.side)));
+        command
+            .arg("graft")
+            .args(args)
+            .arg("--socket")
+            .arg(self.site.path(&format!("graft{}.sock", self.side)));
         command.output().unwrap()
     }
 
@@ -228,6 +236,13 @@ impl<'a> Daemon<'a> {
         serde_json::from_str(&self.succeed(&["status", "--json"])).unwrap()
     }
 
+    /// SIGTERM: it ends as it is meant to.
+    pub fn end(mut self) {
+        let id = nix::unistd::Pid::from_raw(self.process.id().try_into().unwrap());
+        nix::sys::signal::kill(id, nix::sys::signal::Signal::SIGTERM).unwrap();
+        assert!(self.process.wait().unwrap().success(), "{}", self.log());
+    }
+
     /// SIGKILL: nothing of it runs any more.
     pub fn kill(mut self) {
         self.process.kill().unwrap();
@@ -241,4 +256,3 @@ impl Drop for Daemon<'_> {
         let _ = self.process.wait();
     }
 }
-

@@ -138,7 +138,9 @@ impl Args {
             .rtt_ms
             .iter()
             .flat_map(|rtt_ms| self.loss.iter().map(|loss| Network { loss: *loss, rtt_ms: *rtt_ms }));
-        networks.flat_map(|network| self.sizes_kib.iter().map(move |kib| Cell { kib: *kib, network })).collect()
+        networks
+            .flat_map(|network| self.sizes_kib.iter().map(move |kib| Cell { kib: *kib, network }))
+            .collect()
     }
 
     /// A network after the other, as many at once as there are labs.
@@ -189,7 +191,8 @@ impl Args {
     /// Controls vary fastest, so that what changes on the machine over time meets all of them.
     fn measure(&self, network: Network, sizes: &[u64], progress: &Progress) -> anyhow::Result<Vec<Row>> {
         let site = self.site(network.rtt_ms, network.loss)?;
-        let row = |kib: u64, control: &String| Row { control: control.clone(), kib, network, rounds: Vec::new() };
+        let row =
+            |kib: u64, control: &String| Row { control: control.clone(), kib, network, rounds: Vec::new() };
         let mut rows: Vec<Row> =
             sizes.iter().flat_map(|kib| self.controls.iter().map(|control| row(*kib, control))).collect();
         for round in 1..=self.rounds {
@@ -253,8 +256,12 @@ fn render(rows: &[Row]) -> String {
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
         let Some(spread) = Spread::of(&row.times()) else { continue };
-        let mut line =
-            vec![row.control.clone(), row.kib.to_string(), row.network.rtt_ms.to_string(), row.network.loss.to_string()];
+        let mut line = vec![
+            row.control.clone(),
+            row.kib.to_string(),
+            row.network.rtt_ms.to_string(),
+            row.network.loss.to_string(),
+        ];
         line.extend([spread.median, spread.min, spread.max].map(|ms| format!("{ms:.0}")));
         line.push(row.over().to_string());
         lines.push(line);

@@ -33,8 +33,7 @@ pub fn draw(points: &[Point], path: &Path) -> anyhow::Result<()> {
     let panels = root.split_evenly((rtts.len(), sizes.len()));
     let places = rtts.iter().flat_map(|rtt| sizes.iter().map(move |kib| (*rtt, *kib)));
     for (panel, (rtt_ms, kib)) in panels.iter().zip(places) {
-        let shown: Vec<&Point> =
-            points.iter().filter(|it| (it.rtt_ms, it.kib) == (rtt_ms, kib)).collect();
+        let shown: Vec<&Point> = points.iter().filter(|it| (it.rtt_ms, it.kib) == (rtt_ms, kib)).collect();
         draw_panel(panel, &format!("{kib} KiB, {rtt_ms} ms"), &shown, &controls)?;
     }
     root.present()?;
@@ -102,11 +101,8 @@ mod tests {
             rtt_ms,
             ms: Spread { median: 100.0, min: 90.0, max: 1000.0 },
         };
-        let points = [
-            point("cubic", 64, 0.0, 20),
-            point("cubic", 64, 1.0, 20),
-            point("mr_hybla", 8192, 1.0, 600),
-        ];
+        let points =
+            [point("cubic", 64, 0.0, 20), point("cubic", 64, 1.0, 20), point("mr_hybla", 8192, 1.0, 600)];
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("plot.svg");
         draw(&points, &path).expect("a picture");

@@ -79,8 +79,7 @@ impl Args {
     fn measure(&self, site: &Site, rtt_ms: u32, pool: usize, progress: &Progress) -> anyhow::Result<Row> {
         let hosts = Hosts::new(site, pool)?;
         let listener = hosts.listen()?;
-        let mut row =
-            Row { rtt_ms, pool, steps: Default::default(), plain: Vec::new(), bound: Vec::new() };
+        let mut row = Row { rtt_ms, pool, steps: Default::default(), plain: Vec::new(), bound: Vec::new() };
         for _ in 0..self.connections {
             row.plain.push(hosts.connect(&listener)?);
         }
@@ -126,7 +125,9 @@ impl<'a> Hosts<'a> {
         let at = SocketAddr::new(called.node.addr_v4().into(), CONTROL);
         let (near, far) = (caller.key()?, called.key()?);
         let rule = |side: &str| {
-            format!("[[rule]]\nname = \"r\"\nside = \"{side}\"\nport = {PORT}\nagree = \"bound\"\ncongestion = \"cubic\"\n")
+            format!(
+                "[[rule]]\nname = \"r\"\nside = \"{side}\"\nport = {PORT}\nagree = \"bound\"\ncongestion = \"cubic\"\n"
+            )
         };
         let peer = format!("[[peer]]\nname = \"p\"\nprobe = false\naddress = \"{at}\"\nkey = \"{far}\"\n");
         caller.configure("", &format!("{peer}{}", rule("client")))?;
@@ -251,9 +252,8 @@ impl Row {
 }
 
 fn render(rows: &[Row]) -> String {
-    let head = [
-        "RTT ms", "pool", "p50 ms", "p99 ms", "TCP", "TLS", "offer", "bind", "TCP plain us", "TCP bound us",
-    ];
+    let head =
+        ["RTT ms", "pool", "p50 ms", "p99 ms", "TCP", "TLS", "offer", "bind", "TCP plain us", "TCP bound us"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for row in rows {
         let p50 = |times: &[f64]| Percentiles::of(times.to_vec()).map_or(0.0, |it| it.p50);

@@ -50,8 +50,7 @@ pub async fn listen(context: Arc<Context>, listener: TcpListener, config: Arc<Se
                 continue;
             }
         };
-        let (Ok(place), Some(caller)) =
-            (handshakes.clone().try_acquire_owned(), callers.enter(remote.ip()))
+        let (Ok(place), Some(caller)) = (handshakes.clone().try_acquire_owned(), callers.enter(remote.ip()))
         else {
             debug!(%remote, "one handshake too many");
             continue;

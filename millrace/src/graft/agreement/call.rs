@@ -46,12 +46,7 @@ pub async fn call(context: Arc<Context>, peer: Peer, address: SocketAddr, config
 }
 
 /// Returns whether it came to an agreement.
-async fn converse(
-    context: &Context,
-    peer: &Peer,
-    address: SocketAddr,
-    config: &Arc<ClientConfig>,
-) -> bool {
+async fn converse(context: &Context, peer: &Peer, address: SocketAddr, config: &Arc<ClientConfig>) -> bool {
     let (session, state) = match reach(address, config).await {
         Ok((stream, timing)) => {
             let (local, remote) = ends(&stream, address);

@@ -5,7 +5,6 @@ mod answer;
 mod call;
 mod paths;
 mod talk;
-pub(crate) mod tls;
 mod wire;
 
 use std::{net::SocketAddr, sync::Arc};
@@ -14,8 +13,8 @@ use anyhow::Context as _;
 use millrace_graft::settings::Agreement;
 use tokio::{net::TcpListener, task::JoinSet};
 
-use self::{paths::Reflector, tls::Tls};
-use super::daemon::Daemon;
+use self::paths::Reflector;
+use super::{daemon::Daemon, tls::Tls};
 
 /// Calls and is called until it is dropped.
 pub struct Agreements {

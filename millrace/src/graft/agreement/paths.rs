@@ -65,12 +65,7 @@ async fn ask_253(to: IpAddr, token: Token) -> io::Result<bool> {
 }
 
 /// Sizes of those that were answered.
-async fn ask(
-    socket: &UdpSocket,
-    to: SocketAddr,
-    token: Token,
-    sizes: &[u16],
-) -> io::Result<HashSet<u16>> {
+async fn ask(socket: &UdpSocket, to: SocketAddr, token: Token, sizes: &[u16]) -> io::Result<HashSet<u16>> {
     let mut answered = HashSet::new();
     let mut buffer = vec![0; DATAGRAM_MAX];
     for time in 0..TIMES {

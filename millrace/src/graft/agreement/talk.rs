@@ -90,7 +90,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
         let terms = self.consider(&own, theirs).await?;
         let called = |peer| self.context.daemon.with(|runtime| runtime.has_called(peer, theirs.epoch));
         if self.session.is_none() && called(self.peer) {
-            return Err(self.refuse(Refusal::new(Reason::Busy, "another connection has the agreement")).await);
+            return Err(self
+                .refuse(Refusal::new(Reason::Busy, "another connection has the agreement"))
+                .await);
         }
         let (own, terms) = match self.fetch(theirs).await? {
             true => {
@@ -199,7 +201,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
     async fn give(&mut self, identity: Hash) -> Result<(), End> {
         let given = self.context.daemon.with(|runtime| runtime.give(identity));
         let Some((manifest, image)) = given else {
-            return Err(self.refuse(Refusal::new(Reason::NotGiven, format!("{identity} is not given"))).await);
+            return Err(self
+                .refuse(Refusal::new(Reason::NotGiven, format!("{identity} is not given")))
+                .await);
         };
         info!(peer = self.peer, %identity, "given to the peer");
         let bytes = u32::try_from(image.len()).unwrap_or(u32::MAX);

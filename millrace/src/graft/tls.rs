@@ -57,8 +57,9 @@ pub fn fingerprint(path: &Path) -> anyhow::Result<Identity> {
 }
 
 fn read_key(path: &Path) -> anyhow::Result<PrivateKeyDer<'static>> {
-    PrivateKeyDer::from_pem_file(path)
-        .with_context(|| format!("{}: no private key in PEM form; `millrace graft key --new {0}` makes one", path.display()))
+    PrivateKeyDer::from_pem_file(path).with_context(|| {
+        format!("{}: no private key in PEM form; `millrace graft key --new {0}` makes one", path.display())
+    })
 }
 
 fn read_certificates(path: &Path) -> anyhow::Result<Vec<CertificateDer<'static>>> {
