@@ -22,6 +22,7 @@ const volatile struct repair_config config = {
 #define PACKET_BYTES 2048 /* more than a payload may have to be kept, a power of two */
 #define OPEN_MAX     512  /* numbers that are asked for at the same time, a power of two */
 #define OPEN_STEP    16	  /* of these, looked at for each packet */
+#define BEGINNING    64	  /* numbers below it are those of a session that begins */
 #define ASK_MAX	     8	  /* requests for one packet that came */
 
 struct kept {
@@ -57,7 +58,7 @@ struct state {
 	__u32 looked; /* the first number that was not looked for yet */
 	__u32 gave_up;
 	__u32 step; /* of the next walk over `open` */
-	__u32 pad;
+	__u32 begun;
 	struct open open[OPEN_MAX];
 };
 
@@ -282,7 +283,12 @@ static long look_at_next(__u32 index, struct asking *asking)
 static __always_inline __u32 look(struct asking *asking)
 {
 	struct state *state = asking->state;
-	__u32 oldest = asking->shared->newest - GRAFT_WINDOW / 2;
+	__u32 oldest = asking->shared->newest - GRAFT_WINDOW / 2, number = asking->work->number;
+
+	/* This end was started later than the other one, which it does not ask for what was before. */
+	if (!state->begun && number >= BEGINNING)
+		state->looked = number;
+	state->begun = 1;
 
 	/* So many at once are a pause of the path, or of the other side. */
 	if (graft_not_before(oldest, state->looked)) {

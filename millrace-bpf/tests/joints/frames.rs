@@ -169,7 +169,7 @@ fn forged_frames_are_dropped() {
     other.open(session).expect("a session");
     let reflected = {
         let mut back = framed(&receiver, &there, b"payload");
-        let mine = datagram(&v4(), &vec![0; 7 + FRAME_BYTES]);
+        let mine = datagram(&v4(), &[0; 7 + FRAME_BYTES]);
         back[..ETHERNET + 28].copy_from_slice(&mine[..ETHERNET + 28]);
         back
     };
@@ -217,14 +217,16 @@ fn random_frames_are_judged() {
     assert!(!counts.is_empty() && counts.iter().all(|(reason, _)| is_refusal(reason)), "{counts:?}");
 }
 
+/// A list; frames by their numbers, in the order of their arrival, and what becomes of them at XDP.
+type Case = (&'static [&'static str], &'static [(usize, Reason)]);
+
 #[test]
 fn functions_do_what_their_list_says() {
     if !root("functions_do_what_their_list_says") {
         return;
     }
     use Reason::{Delivered, Duplicate, Late, LetIn, Old};
-    // Frames by their numbers, in the order of their arrival, and what becomes of them at XDP.
-    let table: [(&[&str], &[(usize, Reason)]); 3] = [
+    let table: [Case; 3] = [
         (&[], &[(0, LetIn), (0, LetIn), (1, LetIn), (0, LetIn)]),
         (
             &["number"],

@@ -119,10 +119,7 @@ impl Runtime {
         }
         for session in &settings.sessions {
             if let Some(live) = self.live.get(&session.ends) {
-                let is_same = live.session.key == session.key;
-                if !is_same || (live.session.graft != session.graft && live.agreement.next().is_some()) {
-                    return Err(Error::Busy(session.name.clone()));
-                }
+                live.can_become(session, &settings, self.is_wanted(session))?;
             }
         }
         let gone: Vec<_> = self.live.keys().copied().collect();
@@ -131,15 +128,25 @@ impl Runtime {
             self.live.remove(ends);
             self.joints.close(ends)?;
         }
-        self.settings = settings.clone();
-        for session in settings.sessions {
-            match self.live.get(&session.ends) {
-                None => self.open(session)?,
-                Some(live) if live.session.graft == session.graft => {}
-                Some(_) => self.propose(session.ends, &session.graft)?,
+        let (known, changed): (Vec<_>, Vec<_>) =
+            settings.sessions.iter().cloned().partition(|session| !self.is_wanted(session));
+        self.settings = settings;
+        for session in changed {
+            self.propose(session.ends, &session.graft)?;
+        }
+        for session in known {
+            if !self.live.contains_key(&session.ends) {
+                self.open(session)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether settings now name another graft for a session than before. What a command has changed stays.
+    fn is_wanted(&self, session: &Session) -> bool {
+        let before = self.settings.sessions.iter().find(|before| before.ends == session.ends);
+        let Some(live) = self.live.get(&session.ends) else { return false };
+        before.is_some_and(|before| before.graft != session.graft) && live.session.graft != session.graft
     }
 
     /// Has both ends of a session change to another graft. [`step`](Self::step) says how it ended.
@@ -378,6 +385,24 @@ impl Runtime {
 }
 
 impl Live {
+    fn can_become(&self, session: &Session, settings: &Settings, is_wanted: bool) -> Result<(), Error> {
+        let name = &session.name;
+        if self.session.key != session.key || self.session.name != *name {
+            return Err(Error::Settings(format!(
+                "session {name}: its name and its key do not change while it runs"
+            )));
+        }
+        if is_wanted && self.agreement.next().is_some() {
+            return Err(Error::Busy(name.clone()));
+        }
+        let graft = &self.session.graft;
+        if !is_wanted && settings.grafts.get(graft).is_none_or(|graft| graft.list.id != self.agreement.list())
+        {
+            return Err(Error::Used { name: graft.clone(), user: format!("session {name}") });
+        }
+        Ok(())
+    }
+
     /// Two grafts may be the same list: the one that was proposed, or any.
     fn own_name_of(&self, graft: &Graft, settings: &Settings) -> String {
         let wanted = self.wanted.as_ref().and_then(|name| settings.grafts.get(name));

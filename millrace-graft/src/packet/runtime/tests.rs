@@ -51,7 +51,7 @@ impl Site {
     }
 
     fn start(&self, side: usize, grafts: &str) -> Result<Runtime, Error> {
-        let settings = settings(side, grafts);
+        let settings = settings(side, grafts, "once");
         self.inside(side, || Runtime::start(settings))
     }
 
@@ -100,12 +100,12 @@ fn address(side: usize) -> String {
     format!("10.97.0.{}:7000", side + 1)
 }
 
-fn settings(side: usize, grafts: &str) -> Settings {
+fn settings(side: usize, grafts: &str, graft: &str) -> Settings {
     let directory = tempfile::tempdir().expect("a directory");
     std::fs::write(directory.path().join("key"), "00112233445566778899aabbccddeeff").expect("a key");
     let (local, remote) = (address(side), address(1 - side));
     let text = format!(
-        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"once\""
+        "{grafts}\n[[session]]\nname = \"s\"\nlocal = \"{local}\"\nremote = \"{remote}\"\nkey-file = \"key\"\ngraft = \"{graft}\""
     );
     Settings::parse(&text, directory.path()).expect("settings")
 }
@@ -135,11 +135,17 @@ fn both_ends_change_and_what_was_sent_before_arrives() {
         let bytes = to.recv(&mut buffer).expect("received");
         assert_eq!(&buffer[..bytes], b"afterwards");
     }
-    // Settings that say otherwise have it change back, as soon as the epoch before is over.
-    let apply = |runtimes: &mut [Runtime; 2]| site.inside(0, || runtimes[0].apply(settings(0, GRAFTS)));
-    assert!(matches!(apply(&mut runtimes), Err(Error::Busy(_))));
+    // What a command has changed stays, until the settings change: then as soon as the epoch before is over.
+    let apply = |runtimes: &mut [Runtime; 2], graft| {
+        let settings = settings(0, GRAFTS, graft);
+        site.inside(0, || runtimes[0].apply(settings))
+    };
+    apply(&mut runtimes, "once").expect("the same");
+    assert_eq!(graft_of(&mut runtimes[0]), "complete");
+    apply(&mut runtimes, "complete").expect("what is there");
+    assert!(matches!(apply(&mut runtimes, "once"), Err(Error::Busy(_))));
     let until = Instant::now() + LONG;
-    while apply(&mut runtimes).is_err() {
+    while apply(&mut runtimes, "once").is_err() {
         assert!(Instant::now() < until, "the epoch before does not end");
         for (side, runtime) in runtimes.iter_mut().enumerate() {
             site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
