@@ -47,7 +47,8 @@ pub struct Args {
     )]
     transport: Vec<Transport>,
     /// Drafts that both speak
-    #[arg(long, value_delimiter = ',', default_value = "18", value_name = "DRAFT", value_parser = clap::value_parser!(u8).range(14..=22))]
+    #[arg(long, value_delimiter = ',', default_value = "18,19,20,21,22", value_name = "DRAFT")]
+    #[arg(value_parser = clap::value_parser!(u8).range(14..=22))]
     drafts: Vec<u8>,
     /// Let publisher and player come by different transports and drafts, too
     #[arg(long)]
