@@ -81,7 +81,7 @@ impl Error {
     pub fn is_denied(&self) -> bool {
         match self {
             Self::Load { source, .. } => source.kind() == libbpf_rs::ErrorKind::PermissionDenied,
-            Self::Interface { source, .. } | Self::Sysctl { source, .. } => {
+            Self::Interface { source, .. } | Self::Join { source, .. } | Self::Sysctl { source, .. } => {
                 source.kind() == std::io::ErrorKind::PermissionDenied
             }
             _ => false,

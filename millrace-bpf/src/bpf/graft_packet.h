@@ -8,6 +8,9 @@
  *   SEC("xdp.frags")   NAME_rx      what arrives, before there is a socket buffer
  *   SEC("tcx/ingress") NAME_repair  what arrives, where packets may be changed and sent
  *
+ * and, where its state is another than that of the version before, SEC("syscall") NAME_migrate, which makes a session's state
+ * in its map `state` out of that in `old_state`.
+ *
  * A graft is a list of such functions. Each ends with graft_next(ctx, JOINT), which goes on to the next one in the list, or
  * with graft_done(ctx, JOINT, reason), which ends the list. Either way the packet comes to the joint's verdict, which is
  * where its reason is counted and frames are written and taken off. The dispatcher (joint.bpf.c) has found the session and
@@ -166,6 +169,20 @@ static __always_inline int graft_is_missing(const struct graft_shared *shared, _
 {
 	return shared->seen[number % GRAFT_WINDOW] != (GRAFT_SEEN | number);
 }
+
+/* A session's state, as the version before has it. */
+#define GRAFT_OLD_STATE(version)                  \
+	struct {                                  \
+		__uint(type, BPF_MAP_TYPE_ARRAY); \
+		__uint(max_entries, 1);           \
+		__type(key, __u32);               \
+		__type(value, struct version);    \
+	} old_state SEC(".maps")
+
+struct graft_migrate_call {
+	__u32 session;
+	__u32 error; /* not 0: it cannot be made */
+};
 
 #define GRAFT_PASS_tx	  -1 /* TCX_NEXT, TC_ACT_UNSPEC */
 #define GRAFT_PASS_repair -1

@@ -36,6 +36,8 @@ pub enum Error {
     Descriptor(std::io::Error),
     #[error("cannot change the state of a session: {0}")]
     State(libbpf_rs::Error),
+    #[error("its state cannot be made out of that of the version before")]
+    NoMigration,
     #[error("function {0} is not loaded")]
     NoFunction(String),
     #[error("function {0} is loaded already")]

@@ -253,7 +253,11 @@ impl Joints {
 
     /// Loads a function, for lists to name it.
     pub fn add(&mut self, function: Function) -> Result<(), Error> {
-        let name = function.name().to_owned();
+        self.add_as(function.name().to_owned(), function)
+    }
+
+    /// Under another name, so that two versions of one are there at the same time.
+    pub fn add_as(&mut self, name: String, function: Function) -> Result<(), Error> {
         if self.functions.contains_key(&name) {
             return Err(Error::Function(name));
         }
@@ -326,6 +330,23 @@ impl Joints {
             raw.live |= 1 << epoch;
         })?;
         Ok(epoch)
+    }
+
+    /// Has a function begin with what another version of it knows of the session, before it is switched to: each has its own
+    /// epoch's packets from then on.
+    pub fn migrate(&self, ends: &Ends, from: &str, to: &str) -> Result<(), Error> {
+        let session = self.find(ends)?.raw.index;
+        self.function(to)?.migrate(session, self.function(from)?)
+    }
+
+    /// What a function keeps of a session, if it keeps anything.
+    pub fn state(&self, ends: &Ends, function: &str) -> Result<Option<Vec<u8>>, Error> {
+        self.function(function)?.state(self.find(ends)?.raw.index)
+    }
+
+    fn function(&self, name: &str) -> Result<&function::Loaded, Error> {
+        let slots = self.functions.get(name).ok_or_else(|| Error::NoFunction(name.to_owned()))?;
+        Ok(&slots.loaded)
     }
 
     /// Sends in this epoch from now on: one write. The other one is still taken.

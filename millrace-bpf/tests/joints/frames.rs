@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Joint, Joints, Reason, Word};
+use millrace_bpf::graft::joint::{Ends, FRAME_BYTES, Function, Joint, Joints, Reason, Word};
 
 use crate::net::root;
 use crate::{counted, ends, joints, list, open, other_side};
@@ -368,10 +368,61 @@ fn what_cannot_be_is_said() {
     assert_eq!(counted(&mut joints, &v6()), [], "it counts anew");
 }
 
+/// Two versions of a function, whose states are not alike, take each other's place while packets come.
+#[test]
+fn another_version_goes_on_with_what_the_first_one_knew() {
+    const VERSIONS: [&[u8]; 2] = [
+        include_bytes!(concat!(env!("OUT_DIR"), "/tally1_test.bpf.o")),
+        include_bytes!(concat!(env!("OUT_DIR"), "/tally2_test.bpf.o")),
+    ];
+    if !root("another_version_goes_on_with_what_the_first_one_knew") {
+        return;
+    }
+    let there = other_side(&v4());
+    let (mut sender, mut receiver) = (joints(), joints());
+    for joints in [&mut sender, &mut receiver] {
+        for (version, image) in VERSIONS.iter().enumerate() {
+            let function = Function::open(image).expect("a function");
+            joints.add_as(format!("tally{}", version + 1), function).expect("loaded");
+        }
+    }
+    let words = |receiver: &Joints, function: &str| -> Vec<u64> {
+        let state = receiver.state(&there, function).expect("a state").expect("it has one");
+        // Of the first version a word of 4 bytes, which the map keeps in 8.
+        state
+            .chunks(8)
+            .map(|word| word.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+            .collect()
+    };
+    open(&mut sender, v4(), &["number", "tally1"]);
+    open(&mut receiver, there, &["number", "tally1"]);
+    let send = |sender: &Joints, receiver: &Joints| {
+        let frame = framed(sender, &v4(), b"payload");
+        assert_eq!(run(receiver, Joint::Rx, &frame).0, XDP_PASS);
+    };
+    (0..3).for_each(|_| send(&sender, &receiver));
+    let late = framed(&sender, &v4(), b"payload");
+    let next = list(&["number", "tally2"]);
+    let epoch = receiver.accept(&there, &next).expect("ready");
+    receiver.migrate(&there, "tally1", "tally2").expect("moved");
+    sender.accept(&v4(), &next).expect("ready");
+    sender.switch(&v4(), epoch).expect("switched");
+    (0..2).for_each(|_| send(&sender, &receiver));
+    assert_eq!(words(&receiver, "tally2"), [5, 14, 3]);
+    // What was sent before is the first one's.
+    assert_eq!(run(&receiver, Joint::Rx, &late).0, XDP_PASS);
+    assert_eq!((words(&receiver, "tally1"), words(&receiver, "tally2")), (vec![4], vec![5, 14, 3]));
+    // There is no way back, nor from what is no version of it.
+    for (from, to) in [("tally2", "tally1"), ("repair", "tally2"), ("number", "tally2")] {
+        let error = receiver.migrate(&there, from, to).expect_err("no way").to_string();
+        assert!(error.contains("cannot be made out of"), "{error}");
+    }
+}
+
 /// Congestion controls, and objects with more than one function in them, are not functions.
 #[test]
 fn objects_that_are_none_are_refused() {
-    use millrace_bpf::graft::{SHIPPED, joint::Function};
+    use millrace_bpf::graft::SHIPPED;
     for (name, image) in SHIPPED {
         let error = Function::open(image).err().expect(name).to_string();
         assert!(error.contains("is of no joint"), "{error}");

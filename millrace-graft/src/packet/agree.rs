@@ -125,6 +125,13 @@ impl Agreement {
 
     /// `is_known`: whether this end has the list that it is about.
     pub fn hear(&mut self, now: Duration, word: Word, is_known: bool) -> Vec<Act> {
+        // What is over by now is over, though nobody has looked yet.
+        let mut acts = self.tick(now);
+        acts.extend(self.answer(now, word, is_known));
+        acts
+    }
+
+    fn answer(&mut self, now: Duration, word: Word, is_known: bool) -> Vec<Act> {
         match (word, self.state) {
             (Word::Propose(id), _) if !is_known => vec![Act::Say(Word::Refuse(id))],
             (Word::Propose(id), _) => self.hear_proposal(now, id),

@@ -8,11 +8,18 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, OpenObject, ProgramType};
 use super::super::Error;
 use super::super::object::{Parameter, form, open, parameters, set, with_btf};
 use super::Joint;
+use crate::intf::mirror;
 use crate::object::take_log;
+use crate::raw;
 
 /// Maps that functions share with the dispatcher, by name.
 pub(super) const SHARED: [&str; 5] = ["works", "shared", "programs_tx", "programs_rx", "programs_repair"];
 const STATE: &str = "state";
+const OLD_STATE: &str = "old_state";
+/// What the name of the program ends with that moves state from the version before.
+const MIGRATE: &str = "_migrate";
+
+mirror!(MigrateCall = "graft_migrate_call" { session: u32, error: u32 });
 
 /// An object file that was opened, and not given to the kernel yet.
 pub struct Function {
@@ -67,15 +74,18 @@ impl Function {
         let object = self.open.load().map_err(|source| Error::Load { source, log: take_log() })?;
         let state = object.maps().find(|map| map.name() == STATE);
         let state = state.map(|map| MapHandle::try_from(&map)).transpose().map_err(Error::Open)?;
-        let mut programs = BTreeMap::new();
+        let old = object.maps().find(|map| map.name() == OLD_STATE);
+        let old = old.map(|map| MapHandle::try_from(&map)).transpose().map_err(Error::Open)?;
+        let (mut programs, mut migrate) = (BTreeMap::new(), None);
         for program in object.progs() {
             let name = program.name().to_string_lossy().into_owned();
-            if let Some((_, joint)) = joint_of(&name) {
-                let fd = program.as_fd().try_clone_to_owned().map_err(Error::Descriptor)?;
-                programs.insert(joint, fd);
+            let fd = program.as_fd().try_clone_to_owned().map_err(Error::Descriptor)?;
+            match joint_of(&name) {
+                Some((_, joint)) => drop(programs.insert(joint, fd)),
+                None => migrate = Some(fd),
             }
         }
-        Ok(Loaded { _object: object, programs, state })
+        Ok(Loaded { _object: object, programs, state, old, migrate })
     }
 }
 
@@ -84,6 +94,9 @@ pub(super) struct Loaded {
     _object: libbpf_rs::Object,
     pub programs: BTreeMap<Joint, OwnedFd>,
     state: Option<MapHandle>,
+    /// Where the program finds the state that the version before has.
+    old: Option<MapHandle>,
+    migrate: Option<OwnedFd>,
 }
 
 impl Loaded {
@@ -92,6 +105,26 @@ impl Loaded {
         let Some(state) = &self.state else { return Ok(()) };
         let zeros = vec![0; state.value_size() as usize];
         state.update(&session.to_ne_bytes(), &zeros, MapFlags::ANY).map_err(Error::State)
+    }
+
+    /// Its own state of a session, as it is.
+    pub fn state(&self, session: u32) -> Result<Option<Vec<u8>>, Error> {
+        let Some(state) = &self.state else { return Ok(None) };
+        state.lookup(&session.to_ne_bytes(), MapFlags::ANY).map_err(Error::State)
+    }
+
+    /// Makes its state of a session out of that of the version before.
+    ///
+    /// # Errors
+    /// It has no program for that, or for another state; or its program says no.
+    pub fn migrate(&self, session: u32, from: &Self) -> Result<(), Error> {
+        let (Some(program), Some(place)) = (&self.migrate, &self.old) else { return Err(Error::NoMigration) };
+        let old = from.state(session)?.filter(|old| old.len() == place.value_size() as usize);
+        let old = old.ok_or(Error::NoMigration)?;
+        place.update(&0u32.to_ne_bytes(), &old, MapFlags::ANY).map_err(Error::State)?;
+        let mut call = MigrateCall { session, error: 0 };
+        raw::run(program, &mut call).map_err(Error::Descriptor)?;
+        if call.error == 0 { Ok(()) } else { Err(Error::NoMigration) }
     }
 
     pub fn descriptor(&self, joint: Joint) -> Option<[u8; 4]> {
@@ -108,9 +141,15 @@ fn joint_of(program: &str) -> Option<(&str, Joint)> {
 
 /// Nothing but programs of one function at joints: whatever else were in it would be loaded, too.
 fn programs(open: &OpenObject) -> Result<(String, Vec<Joint>), Error> {
-    let mut found = Vec::new();
+    let (mut found, mut migrates) = (Vec::new(), Vec::new());
     for program in open.progs() {
         let full = program.name().to_string_lossy().into_owned();
+        if let Some(name) = full.strip_suffix(MIGRATE)
+            && program.prog_type() == ProgramType::Syscall
+        {
+            migrates.push(name.to_owned());
+            continue;
+        }
         let known = joint_of(&full).filter(|(_, joint)| joint.kind() == program.prog_type());
         let Some((name, joint)) = known else {
             return Err(form(format!(
@@ -120,8 +159,8 @@ fn programs(open: &OpenObject) -> Result<(String, Vec<Joint>), Error> {
         found.push((name.to_owned(), joint));
     }
     let name = found.first().map(|(name, _)| name.clone()).ok_or_else(|| form("it has no programs"))?;
-    match found.iter().find(|(other, _)| *other != name) {
-        Some((other, _)) => Err(form(format!("it has programs of two functions, {name} and {other}"))),
+    match found.iter().map(|(name, _)| name).chain(&migrates).find(|other| **other != name) {
+        Some(other) => Err(form(format!("it has programs of two functions, {name} and {other}"))),
         None => Ok((name, found.into_iter().map(|(_, joint)| joint).collect())),
     }
 }

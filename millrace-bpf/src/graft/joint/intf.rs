@@ -68,6 +68,11 @@ mod tests {
     }
 
     #[test]
+    fn calls_match_btf() {
+        assert_layouts("tally2_test.bpf.o", &[super::super::function::MigrateCall::LAYOUT]);
+    }
+
+    #[test]
     fn reasons_have_the_names_of_c() {
         let names: Vec<_> = super::super::Reason::ALL.iter().map(|it| it.name().replace('-', "_")).collect();
         assert_eq!(names, enum_names("joint.bpf.o", "graft_reason", "graft_"));

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* A function that counts what arrives, in two versions with different states: tests/joints moves one into the other. */
+#ifndef MILLRACE_TALLY_H
+#define MILLRACE_TALLY_H
+
+#include "graft_packet.h"
+
+struct tally_v1 {
+	__u32 packets;
+};
+
+struct tally_v2 {
+	__u64 packets;
+	__u64 bytes;
+	__u64 moved; /* packets that the version before had counted */
+};
+
+#define TALLY_STATE(version)                         \
+	struct {                                     \
+		__uint(type, BPF_MAP_TYPE_ARRAY);    \
+		__uint(max_entries, GRAFT_SESSIONS); \
+		__type(key, __u32);                  \
+		__type(value, struct version);       \
+	} state SEC(".maps")
+
+#endif

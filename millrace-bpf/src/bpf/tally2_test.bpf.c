@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* For tests alone. */
+#include "tally.h"
+
+TALLY_STATE(tally_v2);
+GRAFT_OLD_STATE(tally_v1);
+
+SEC("xdp.frags")
+int tally_rx(struct xdp_md *ctx)
+{
+	struct graft_work *work = graft_work(GRAFT_RX);
+	struct tally_v2 *tally;
+	__u32 session;
+
+	if (!work)
+		return GRAFT_PASS_rx;
+	session = work->session;
+	tally = bpf_map_lookup_elem(&state, &session);
+	if (tally) {
+		tally->packets++;
+		tally->bytes += work->payload_bytes;
+	}
+	return graft_next(ctx, rx, work);
+}
+
+SEC("syscall")
+int tally_migrate(struct graft_migrate_call *call)
+{
+	__u32 session = call->session, zero = 0;
+	struct tally_v1 *old = bpf_map_lookup_elem(&old_state, &zero);
+	struct tally_v2 *new = bpf_map_lookup_elem(&state, &session);
+
+	if (old && new)
+		new->packets = new->moved = old->packets;
+	call->error = !old || !new;
+	return 0;
+}
+
+char LICENSE[] SEC("license")
+= "Dual BSD/GPL";
