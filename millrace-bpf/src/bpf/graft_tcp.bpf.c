@@ -309,8 +309,12 @@ struct conclusion {
 
 static __always_inline void remember(const struct conclusion *it)
 {
-	struct graft_peer fresh = {}, *known = bpf_map_lookup_elem(&peers, it->ends.peer);
+	struct graft_peer fresh = {}, *known;
+	/* Before 6.2 a key lies on the stack. */
+	__u32 peer[4];
 
+	__builtin_memcpy(peer, it->ends.peer, sizeof(peer));
+	known = bpf_map_lookup_elem(&peers, peer);
 	if (known) {
 		fresh.agreed = known->agreed;
 		fresh.resent_ns = known->resent_ns;
@@ -324,7 +328,7 @@ static __always_inline void remember(const struct conclusion *it)
 	fresh.outcome = it->outcome;
 	fresh.rule = it->rule;
 	fresh.graft = it->heard;
-	bpf_map_update_elem(&peers, it->ends.peer, &fresh, BPF_ANY);
+	bpf_map_update_elem(&peers, peer, &fresh, BPF_ANY);
 }
 
 /* What this end tells the peer of the connection's beginning, once they talk. */

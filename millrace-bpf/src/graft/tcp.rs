@@ -242,11 +242,9 @@ impl Tcp {
     /// The latest, of all peers, at most 4096; the oldest first.
     pub fn connections(&mut self) -> Result<Vec<Connection>, Error> {
         let map = self.object.handle("connections")?;
-        let mut connections = Vec::new();
-        for key in map.keys() {
-            let Ok(Some(value)) = map.lookup(&key, MapFlags::ANY) else { continue };
-            connections.extend(connection(&key, &value));
-        }
+        let read = |source| crate::Error::Read { what: "connections", source };
+        let entries = map.lookup_batch(map.max_entries(), MapFlags::ANY, MapFlags::ANY).map_err(read)?;
+        let mut connections: Vec<_> = entries.filter_map(|(key, value)| connection(&key, &value)).collect();
         connections.sort_by_key(|connection| connection.time_ns);
         Ok(connections)
     }

@@ -8,7 +8,7 @@ use millrace_bpf::{
 };
 use millrace_proto::graft::{
     evidence::Downgrade,
-    judge::{Terms, Wants, judge},
+    judge::{Terms, judge},
     message::{
         CONNECTIONS_MAX, Connection, Function, Hash, Host, Outcome as Told, Refusal, Rule, Side, Statement,
         VERSIONS, Verdict,
@@ -143,7 +143,7 @@ impl Runtime {
         theirs: &Statement,
     ) -> (Result<Terms, Refusal>, Vec<(Downgrade, u16)>) {
         let wants = self.agreement().and_then(|it| it.peer(peer)).map(|it| it.wants.clone());
-        let terms = judge(&own.statement, &wants.unwrap_or_else(Wants::default), theirs);
+        let terms = judge(&own.statement, &wants.unwrap_or_default(), theirs);
         let now_ns = clock::monotonic_ns();
         let (mine, other) = (&own.statement.connections, &theirs.connections);
         let found = self.agreements.compare(peer, mine, other, now_ns);

@@ -374,13 +374,14 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_too_much_is_refused() {
-        let many = |change: fn(&mut Statement)| {
+        type Change = fn(&mut Statement);
+        let many = |change: Change| {
             let mut statement = statement();
             change(&mut statement);
             let bytes = serde_json::to_vec(&Message::Offer(Box::new(statement))).unwrap();
             Message::decode(&bytes).expect_err("refused").to_string()
         };
-        let table: [(fn(&mut Statement), &str); 6] = [
+        let table: [(Change, &str); 6] = [
             (|it| it.versions = vec![1; 17], "versions"),
             (|it| it.functions = vec![it.functions[0].clone(); 257], "functions"),
             (|it| it.functions[0].name = "a".repeat(65), "a name"),
