@@ -248,7 +248,8 @@ mod tests {
     fn as_the_drafts_write_them() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
-        let table: [(Filter, Option<&[u8]>, &[u8], &[u8]); 7] = [
+        type Row = (Filter, Option<&'static [u8]>, &'static [u8], &'static [u8]);
+        let table: [Row; 7] = [
             (Filter::NEXT_GROUP, Some(&[1, 1]), &[1, 0], &[1, 0]),
             (Filter::NextObject, Some(&[1, 2]), &[2, 0, 0], &[5]),
             (

@@ -22,7 +22,9 @@ use tracing::{debug, info};
 
 use self::claim::{Claim, Claims};
 use super::{
-    context::Context, publish::Publications, requests::without_range_filters, rights::request_error,
+    context::Context,
+    publish::Publications,
+    rights::{request_error, without_range_filters},
     subscribe::Subscriptions,
 };
 use crate::{
