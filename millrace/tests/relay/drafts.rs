@@ -86,6 +86,7 @@ async fn a_publisher_of_each_draft_meets_players_of_all() {
             let done = expect_done(&mut request).await;
             let expected = (code::Done::TRACK_ENDED, 3, "over");
             assert_eq!((done.code, done.stream_count, &*done.reason), expected, "{}", player.session.draft());
+            player.session.close(code::Session::NO_ERROR, "over");
         }
         for peer in [publisher, first] {
             peer.session.close(code::Session::NO_ERROR, "over");
