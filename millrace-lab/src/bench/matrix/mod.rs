@@ -119,10 +119,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 impl Args {
     fn check(&self) -> anyhow::Result<()> {
-        for program in self.publishers.iter().filter(|program| !program.publishes()) {
+        if let Some(program) = self.publishers.iter().find(|program| !program.publishes()) {
             bail!("--publishers: {} publishes nothing", program.name());
         }
-        for program in self.players.iter().filter(|program| !program.plays()) {
+        if let Some(program) = self.players.iter().find(|program| !program.plays()) {
             bail!("--players: {} plays nothing", program.name());
         }
         ensure!((1..=60).contains(&self.seconds), "--seconds is 1 to 60");
