@@ -130,8 +130,7 @@ mod tests {
     fn a_part_of_what_was_published_is_found() {
         let sent = media(&fragments(&[b"key", b"one", b"two", b"key", b"three", b"four"], 0));
         assert_eq!(sent.frames.len(), 6);
-        type Row = (Vec<u8>, Result<(usize, bool), &'static str>);
-        let table: [Row; 8] = [
+        let table = [
             (fragments(&[b"key", b"one", b"two"], 0), Ok((3, true))),
             // Of two places where it could begin, the one where it goes on.
             (fragments(&[b"key", b"three"], 0), Ok((2, true))),

@@ -82,7 +82,7 @@ fn entry(cells: &[&Cell], publisher: Program, player: Program, notes: &mut Vec<S
 fn drafts(cell: &Cell) -> String {
     match (cell.publisher.way.draft, cell.player.way.draft) {
         (both, other) if both == other => both.to_string(),
-        (publishing, playing) => format!("{publishing} to {playing}"),
+        (publishing, playing) => format!("{publishing}→{playing}"),
     }
 }
 
