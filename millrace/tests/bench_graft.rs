@@ -89,3 +89,15 @@ fn each_is_measured() {
     assert_eq!(westwood["congestion_control"], "mr_westwood");
     assert!(westwood["rounds"][0]["flow_mbit"].as_f64().is_some_and(|mbit| mbit > 0.0), "{westwood}");
 }
+
+#[test]
+fn lists_are_swapped_under_datagrams() {
+    let arguments = "swap --packets 20000 --rate 5000";
+    let Some(rows) = rows("lists_are_swapped_under_datagrams", arguments) else { return };
+    let [row] = &rows[..] else { panic!("{rows:?}") };
+    for (what, count) in [("sent", 20000), ("received", 20000), ("lost", 0), ("wrong", 0), ("twice", 0)] {
+        assert_eq!(row[format!("packets_{what}")], count, "{row}");
+    }
+    assert!(row["swaps"].as_u64().is_some_and(|swaps| swaps > 0), "{row}");
+    assert!(row["agreed_us"]["p50"].as_f64().is_some_and(|us| us > 40_000.0), "two round trips: {row}");
+}

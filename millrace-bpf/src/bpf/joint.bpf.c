@@ -164,11 +164,13 @@ static __always_inline enum graft_reason prove(struct graft_work *work, const st
 	put_context(&context, packet, work->payload_bytes);
 	if (frame_tag(work->key, frame, &context) != frame->tag)
 		return GRAFT_FORGED;
-	if (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch])
-		return GRAFT_STALE;
 	work->epoch = epoch;
 	work->kind = frame->bits >> 1 & 7;
 	work->number = bpf_ntohl(frame->number);
+	/* Daemons hear each other whatever they take: so they find out that one was started anew. */
+	if (work->kind < GRAFT_SAYS &&
+	    (!(session->live & 1 << epoch) || frame->list != session->list_ids[epoch]))
+		return GRAFT_STALE;
 	return GRAFT_OTHER;
 }
 

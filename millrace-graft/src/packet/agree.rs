@@ -31,6 +31,26 @@ pub enum Word {
     Done(Id),
     /// This end does not change to it, or has given it up.
     Refuse(Id),
+    /// Since when this end is there.
+    Hello(Since),
+}
+
+/// When an end was started, in tenths of a second; of 31 bits, so that it wraps around after 6.8 years.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Since(u32);
+
+impl Since {
+    const BITS: u32 = 0x7fff_ffff;
+
+    pub fn new(unix_time: Duration) -> Self {
+        Self((unix_time.as_millis() / 100) as u32 & Self::BITS)
+    }
+
+    /// Old words that somebody sends again are not.
+    pub fn is_later_than(self, other: Self) -> bool {
+        let difference = self.0.wrapping_sub(other.0) & Self::BITS;
+        difference != 0 && difference <= Self::BITS / 2
+    }
 }
 
 /// What is to be done, in this order.
@@ -246,6 +266,7 @@ impl Word {
     /// As the kernel's frames carry it: a kind of four, and a number.
     pub fn encode(self) -> (u8, u32) {
         const REFUSE: u32 = 1 << 31;
+        const HELLO: u32 = 1 << 31;
         let number = |id: Id| u32::from(id.attempt) << 16 | u32::from(id.list);
         match self {
             Self::Propose(id) => (0, number(id)),
@@ -253,6 +274,7 @@ impl Word {
             Self::Refuse(id) => (1, REFUSE | number(id)),
             Self::Switched(id) => (2, number(id)),
             Self::Done(id) => (3, number(id)),
+            Self::Hello(since) => (3, HELLO | since.0),
         }
     }
 
@@ -264,15 +286,17 @@ impl Word {
             (1, 1) => Some(Self::Refuse(id)),
             (2, 0) => Some(Self::Switched(id)),
             (3, 0) => Some(Self::Done(id)),
+            (3, 1) => Some(Self::Hello(Since(number & Since::BITS))),
             _ => None,
         }
     }
 
-    pub fn list(self) -> u16 {
+    pub fn list(self) -> Option<u16> {
         match self {
             Self::Propose(id) | Self::Ready(id) | Self::Refuse(id) | Self::Switched(id) | Self::Done(id) => {
-                id.list
+                Some(id.list)
             }
+            Self::Hello(_) => None,
         }
     }
 }
@@ -384,6 +408,21 @@ mod tests {
         let ends = run([End::new(true), End::new(false)], [Some(2), None], false, |_| false);
         assert_eq!(ends[0].failed, [(2, Why::Refused)]);
         assert!(ends.iter().all(|end| end.sends == 1 && end.takes == [1]));
+    }
+
+    #[test]
+    fn starts_are_ordered_across_the_end_of_the_count() {
+        let at = |tenths: u64| Since::new(Duration::from_millis(tenths * 100));
+        let end = u64::from(Since::BITS);
+        for (early, late) in [(0, 1), (5, 1 << 30), (end, end + 1), (end - 7, end + 7)] {
+            assert!(
+                at(late).is_later_than(at(early)) && !at(early).is_later_than(at(late)),
+                "{early} {late}"
+            );
+        }
+        assert!(!at(3).is_later_than(at(3)));
+        let hello = Word::Hello(at(1 << 20));
+        assert_eq!(Word::decode(hello.encode().0, hello.encode().1), Some(hello));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Sessions in the kernel, and how their lists of functions change while datagrams pass.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use millrace_bpf::clock;
 use millrace_bpf::graft::joint::{self, Ends, Joint, Joints, Reason, Tick};
@@ -9,7 +9,7 @@ use millrace_bpf::xdp::Mode;
 use nix::net::if_::if_nametoindex;
 use ring::rand::{SecureRandom as _, SystemRandom};
 
-use super::agree::{Act, Agreement, Why, Word};
+use super::agree::{Act, Agreement, Since, Why, Word};
 use super::budget::{Meter, measure};
 use super::function::Service;
 use super::settings::{Graft, Session, Settings};
@@ -34,6 +34,8 @@ pub enum Event {
     OverBudget { session: String, graft: String, joint: Joint, ns: u64, fallback: Option<String> },
     /// Somebody had detached it, or the interface was made anew; with why it could not be attached again.
     Detached { interface: String, error: Option<String> },
+    /// The other end was started anew: this one begins anew, too, with the graft that its settings name.
+    Restarted { session: String },
 }
 
 struct Live {
@@ -46,6 +48,10 @@ struct Live {
     /// Over its budget, or could not be swapped.
     trouble: Option<String>,
     said: LastWords,
+    /// When the other end was started, if it has said so.
+    peer: Option<Since>,
+    /// Why the latest word could not be sent. It is lost, as others are.
+    mute: Option<String>,
 }
 
 /// What was said about the packets that were sent last.
@@ -68,6 +74,8 @@ pub struct Runtime {
     places: Vec<Place>,
     live: BTreeMap<Ends, Live>,
     since: Instant,
+    /// As the other ends are told.
+    started: Since,
     looked: Duration,
 }
 
@@ -90,6 +98,7 @@ impl Runtime {
             places: Vec::new(),
             live: BTreeMap::new(),
             since,
+            started: Since::new(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()),
             looked,
             settings: settings.clone(),
         };
@@ -169,7 +178,11 @@ impl Runtime {
         let patience = due.map_or(patience, |due| patience.min(due.saturating_sub(self.now())));
         for heard in self.joints.words(patience.max(Duration::from_millis(1)))? {
             let Some(word) = Word::decode(heard.kind, heard.number) else { continue };
-            let is_known = self.graft_of(word.list()).is_some();
+            if let Word::Hello(since) = word {
+                self.greeted(&heard.ends, since, &mut events)?;
+                continue;
+            }
+            let is_known = word.list().is_some_and(|list| self.graft_of(list).is_some());
             let now = self.now();
             let acts = self.live.get_mut(&heard.ends).map(|live| live.agreement.hear(now, word, is_known));
             self.act(&heard.ends, acts.unwrap_or_default(), &mut events)?;
@@ -181,10 +194,11 @@ impl Runtime {
             self.act(&ends, acts, &mut events)?;
         }
         for tick in self.joints.ticks()? {
-            self.say_last(&tick)?;
+            self.say_last(&tick);
         }
         if self.now() >= self.looked + LOOK {
             self.looked = self.now();
+            self.greet_strangers();
             self.look_at_budgets(&mut events)?;
             self.look_at_places(&mut events);
         }
@@ -202,7 +216,7 @@ impl Runtime {
         for (ends, live) in &self.live {
             let counts = self.joints.counts(ends)?;
             let session = live.status(&counts, &self.settings);
-            if let Some(trouble) = &live.trouble {
+            for trouble in live.trouble.iter().chain(&live.mute) {
                 status.trouble.push(format!("session {}: {trouble}", session.name));
             }
             if is_out_of_step(&counts) {
@@ -247,8 +261,49 @@ impl Runtime {
             wanted: None,
             cut: Duration::ZERO,
             trouble: None,
+            peer: None,
+            mute: None,
         };
         self.live.insert(ends, live);
+        Ok(())
+    }
+
+    /// Until the other end has answered. One that comes later greets first.
+    fn greet_strangers(&mut self) {
+        let strangers = self.live.iter().filter(|(_, live)| live.peer.is_none());
+        let strangers: Vec<_> = strangers.map(|(ends, _)| *ends).collect();
+        strangers.iter().for_each(|ends| self.say(ends, Word::Hello(self.started)));
+    }
+
+    fn say(&mut self, ends: &Ends, word: Word) {
+        let (kind, number) = word.encode();
+        self.send(ends, joint::Word::Says(kind, number));
+    }
+
+    fn send(&mut self, ends: &Ends, word: joint::Word) {
+        let error = self.joints.say(ends, word).err().map(|error| error.to_string());
+        self.live.entry(*ends).and_modify(|live| live.mute = error);
+    }
+
+    fn greeted(&mut self, ends: &Ends, since: Since, events: &mut Vec<Event>) -> Result<(), Error> {
+        let Some(live) = self.live.get_mut(ends) else { return Ok(()) };
+        let known = live.peer;
+        if known.is_some_and(|known| !since.is_later_than(known)) {
+            return Ok(());
+        }
+        live.peer = Some(since);
+        if known.is_some() {
+            let session = live.session.name.clone();
+            let wanted = self.settings.sessions.iter().find(|session| session.ends == *ends);
+            let graft = self.settings.graft(wanted.map_or("", |session| &session.graft))?.clone();
+            live.agreement = Agreement::new(graft.list.id, ends.local < ends.remote);
+            live.session.graft = graft.name;
+            (live.proposed, live.trouble, live.said) = (None, None, LastWords::default());
+            self.joints.replace(ends, &graft.list, 0)?;
+            self.joints.set_budget(ends, graft.budget_ns)?;
+            events.push(Event::Restarted { session });
+        }
+        self.say(ends, Word::Hello(self.started));
         Ok(())
     }
 
@@ -283,10 +338,7 @@ impl Runtime {
                     let epoch = self.joints.epoch(ends)? ^ 1;
                     self.joints.retire(ends, epoch)?;
                 }
-                Act::Say(word) => {
-                    let (kind, number) = word.encode();
-                    self.joints.say(ends, joint::Word::Says(kind, number))?;
-                }
+                Act::Say(word) => self.say(ends, word),
                 Act::Agreed(list) => self.agreed(ends, list, events)?,
                 Act::Failed(list, why) => self.failed(ends, list, why, events),
             }
@@ -318,8 +370,8 @@ impl Runtime {
     }
 
     /// Without it, nobody would notice that the last packets before a pause were lost.
-    fn say_last(&mut self, tick: &Tick) -> Result<(), Error> {
-        let Some(live) = self.live.get_mut(&tick.ends) else { return Ok(()) };
+    fn say_last(&mut self, tick: &Tick) {
+        let Some(live) = self.live.get_mut(&tick.ends) else { return };
         let pause_ns = u64::try_from(PAUSE.as_nanos()).unwrap_or(u64::MAX);
         if live.said.next != tick.next {
             live.said = LastWords { next: tick.next, count: 0 };
@@ -327,9 +379,8 @@ impl Runtime {
         let is_idle = tick.sent_ns > 0 && clock::monotonic_ns().saturating_sub(tick.sent_ns) > pause_ns;
         if is_idle && live.said.count < LAST_WORDS {
             live.said.count += 1;
-            self.joints.say(&tick.ends, joint::Word::Last(tick.next))?;
+            self.send(&tick.ends, joint::Word::Last(tick.next));
         }
-        Ok(())
     }
 
     fn look_at_budgets(&mut self, events: &mut Vec<Event>) -> Result<(), Error> {

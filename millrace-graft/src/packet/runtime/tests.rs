@@ -195,6 +195,40 @@ fn what_is_over_its_budget_is_not_started_or_is_replaced() {
 }
 
 #[test]
+fn an_end_that_is_started_anew_is_understood() {
+    let Some(site) = Site::new("anew") else { return };
+    let mut runtimes = [0, 1].map(|side| site.start(side, GRAFTS).expect("a runtime"));
+    let sockets = site.sockets();
+    let mut buffer = [0; 100];
+    let know_each_other = |runtimes: &[Runtime; 2]| {
+        runtimes.iter().flat_map(|runtime| runtime.live.values()).all(|live| live.peer.is_some())
+    };
+    let until = Instant::now() + LONG;
+    while !know_each_other(&runtimes) {
+        assert!(Instant::now() < until, "they do not hear each other");
+        for (side, runtime) in runtimes.iter_mut().enumerate() {
+            site.inside(side, || runtime.step(Duration::from_millis(5))).expect("a step");
+        }
+    }
+    for _ in 0..100 {
+        for from in [0, 1] {
+            sockets[from].send(b"payload").expect("sent");
+            sockets[1 - from].recv(&mut buffer).expect("received");
+        }
+    }
+    let [near, far] = runtimes;
+    drop(far);
+    let mut runtimes = [near, site.start(1, GRAFTS).expect("a runtime")];
+    let restarted = site.until(&mut runtimes, || (), |_, event| matches!(event, Event::Restarted { .. }));
+    assert_eq!(restarted, Event::Restarted { session: "s".into() });
+    for from in [0, 1] {
+        sockets[from].send(b"afterwards").expect("sent");
+        let bytes = sockets[1 - from].recv(&mut buffer).expect("received");
+        assert_eq!(&buffer[..bytes], b"afterwards");
+    }
+}
+
+#[test]
 fn nothing_is_left_behind() {
     let Some(site) = Site::new("left") else { return };
     let runtime = site.start(0, GRAFTS).expect("a runtime");
