@@ -64,7 +64,6 @@ impl Beside {
         let at = std::fs::File::open(&cgroup.path).expect("a cgroup");
         let program = object.progs_mut().next().expect("a program");
         let link = program.attach_cgroup(at.as_fd().as_raw_fd()).expect("attached");
-        drop(program);
         Some(Self { object, _link: link })
     }
 

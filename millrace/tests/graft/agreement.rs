@@ -165,7 +165,7 @@ fn peers_are_bound_until_one_is_gone() {
     far.succeed(&["reload"]);
     let refused = wait_until(&near, "a refusal", |peer| peer.state == "refused");
     assert!(refused.detail.contains("(no-rule)"), "{refused:?}");
-    assert_eq!(is_set(&site, &listener).0, false);
+    assert!(!is_set(&site, &listener).0);
     site.configure_on(1, &called(&client, &rule("server", BOUND)));
     far.succeed(&["reload"]);
     site.configure_on(0, &caller(&server, &rule("client", BOUND)));
