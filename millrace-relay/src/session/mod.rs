@@ -26,12 +26,14 @@ mod control;
 mod datagrams;
 mod dialect;
 mod fetch;
+mod filters;
 mod namespaces;
 mod publish;
 mod publisher;
 mod quotas;
 mod request_ids;
 mod requests;
+mod responses;
 mod rights;
 mod streams;
 mod subscribe;
@@ -48,17 +50,9 @@ use millrace_webtransport::Tunnel;
 use tokio::sync::mpsc;
 
 use self::{
-    context::Context,
-    datagrams::Datagrams,
-    fetch::{Fetches, Responses},
-    namespaces::Namespaces,
-    publish::Publications,
-    publisher::Publisher,
-    requests::Requests,
-    rights::Authority,
-    streams::Streams,
-    subscribe::Subscriptions,
-    upstream_fetch::UpstreamFetches,
+    context::Context, datagrams::Datagrams, fetch::Fetches, namespaces::Namespaces, publish::Publications,
+    publisher::Publisher, requests::Requests, responses::Responses, rights::Authority, streams::Streams,
+    subscribe::Subscriptions, upstream_fetch::UpstreamFetches,
 };
 use crate::{
     access::Access,

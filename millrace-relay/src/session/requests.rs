@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use millrace_proto::moq::{
-    Message, Parameters, code,
+    Message, code,
     message::{Fetch, FetchKind, RequestError},
 };
 use millrace_webtransport::{RecvStream, SendStream};
@@ -13,6 +13,7 @@ use tracing::debug;
 use super::{
     context::Context,
     fetch::Fetches,
+    filters::without_range_filters,
     namespaces::Namespaces,
     publish::Publications,
     rights::{Admitted, parameters},
@@ -118,18 +119,6 @@ fn reserved(message: &Message) -> Option<RequestError> {
     }
     let reason = "nothing of the session's own namespace is here";
     namespace.is_session_level().then(|| RequestError::new(code::Request::DOES_NOT_EXIST, reason))
-}
-
-/// Range filters are refused: SETUP says nothing of MAX_FILTER_RANGES, so that nobody may send any.
-///
-/// # Errors
-/// There is one.
-pub fn without_range_filters(parameters: &Parameters) -> Result<(), RequestError> {
-    if !parameters.has_range_filters() {
-        return Ok(());
-    }
-    let reason = "this relay takes no range filters: MAX_FILTER_RANGES is 0";
-    Err(RequestError::new(code::Request::INVALID_FILTER, reason))
 }
 
 fn not_a_request(message: &Message) -> SessionError {

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 use super::Subscribed;
 use crate::{
     access::rights::Rights,
-    session::fetch::{Range, Responses},
+    session::responses::{Range, Responses},
 };
 
 /// Fills of a subscription that are under way at a time.

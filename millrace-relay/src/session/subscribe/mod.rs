@@ -29,7 +29,7 @@ use tokio::{
 use tracing::debug;
 
 use self::{adapt::Asked, fills::Fills, switching::Sets};
-use super::{context::Context, fetch::Responses};
+use super::{context::Context, responses::Responses};
 use crate::{
     access::rights::Rights,
     live::LiveTrack,
