@@ -1,4 +1,4 @@
-//! FETCH of the peer: which objects it asks for.
+//! FETCH of the peer: its range, and its answer.
 
 use std::{
     sync::Arc,

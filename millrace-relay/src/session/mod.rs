@@ -26,6 +26,7 @@ mod control;
 mod datagrams;
 mod dialect;
 mod fetch;
+mod filters;
 mod namespaces;
 mod publish;
 mod publisher;

@@ -13,9 +13,10 @@ use tracing::debug;
 use super::{
     context::Context,
     fetch::Fetches,
+    filters::without_range_filters,
     namespaces::Namespaces,
     publish::Publications,
-    rights::{Admitted, parameters, without_range_filters},
+    rights::{Admitted, parameters},
     subscribe::Subscriptions,
     track_status,
 };

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use millrace_proto::{
     moq::{
-        Message, Namespace, Parameters, TrackName, code,
+        Message, Namespace, Parameters, TrackName,
         message::{FetchKind, RequestError, RequestUpdate, Setup},
         token::Registered,
     },
@@ -242,16 +242,4 @@ fn asked(message: &Message) -> Option<(Action, Resource)> {
         Message::SubscribeTracks(message) => (Action::SubscribeTracks, Resource::namespace(&message.prefix)),
         _ => return None,
     })
-}
-
-/// Range filters are refused: SETUP says nothing of MAX_FILTER_RANGES, so that nobody may send any.
-///
-/// # Errors
-/// There is one.
-pub fn without_range_filters(parameters: &Parameters) -> Result<(), RequestError> {
-    if !parameters.has_range_filters() {
-        return Ok(());
-    }
-    let reason = "this relay takes no range filters: MAX_FILTER_RANGES is 0";
-    Err(RequestError::new(code::Request::INVALID_FILTER, reason))
 }

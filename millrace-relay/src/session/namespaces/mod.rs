@@ -22,9 +22,7 @@ use tracing::{debug, info};
 
 use self::claim::{Claim, Claims};
 use super::{
-    context::Context,
-    publish::Publications,
-    rights::{request_error, without_range_filters},
+    context::Context, filters::without_range_filters, publish::Publications, rights::request_error,
     subscribe::Subscriptions,
 };
 use crate::{

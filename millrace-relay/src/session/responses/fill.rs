@@ -26,7 +26,7 @@ const LOOKS: Duration = Duration::from_millis(10);
 const BATCH: usize = 256;
 
 /// Where the objects of a response come from.
-pub(in crate::session) enum Start {
+pub enum Start {
     Cache(Walk),
     /// Nothing is here: all from a publisher.
     Upstream(Box<dyn Objects>),
@@ -37,7 +37,7 @@ struct Broken;
 
 impl UnderWay {
     /// The answer to the FETCH, once what is arriving has arrived.
-    pub(in crate::session) async fn begin(&self) -> Result<(FetchOk, Start), RequestError> {
+    pub async fn begin(&self) -> Result<(FetchOk, Start), RequestError> {
         let range = &self.range;
         let track = &range.track;
         let Some(largest) = track.data.largest() else {

@@ -1,4 +1,4 @@
-//! What a session gets of the past, from the cache and from upstream: responses to FETCH, and fills of its subscriptions.
+//! What a session gets of the past, from the cache and from upstream: answers to FETCH, and fills of its subscriptions.
 
 mod fill;
 
@@ -38,7 +38,7 @@ const RESPONSE_LIMIT: (usize, usize) = (16 << 10, 1 << 20);
 /// How long a publisher may be silent within its answer, at least.
 const MIN_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The responses of one session.
+/// What a session gets of the past: FETCH responses and fills.
 pub struct Responses {
     context: Arc<Context>,
     /// By the tag of their streams in the data plane.
@@ -112,7 +112,7 @@ impl Responses {
     }
 
     /// Opens the stream of a response.
-    pub(super) fn open(
+    pub fn open(
         self: &Arc<Self>,
         request_id: u64,
         range: Range,
@@ -161,7 +161,7 @@ impl Responses {
 }
 
 /// A response under way; its stream is given up when this is dropped.
-pub(super) struct UnderWay {
+pub struct UnderWay {
     family: Arc<Responses>,
     range: Range,
     response: Arc<Response>,
@@ -216,19 +216,19 @@ impl UnderWay {
     }
 
     /// Fills the response. It is over when it is delivered.
-    pub(super) async fn fill_and_wait(&self, start: fill::Start) {
+    pub async fn fill_and_wait(&self, start: fill::Start) {
         self.fill(start).await;
         std::future::pending().await
     }
 
     /// The response cannot be completed.
-    pub(super) fn abort(&self, code: code::Reset) {
+    pub fn abort(&self, code: code::Reset) {
         self.response.abort(code.0);
         self.wake();
     }
 
     /// Until the response is delivered or either side gives it up.
-    pub(super) async fn until_delivered(
+    pub async fn until_delivered(
         &self,
         events: &mut mpsc::UnboundedReceiver<Event>,
         stream: &mut RequestStream,

@@ -15,7 +15,7 @@ use tokio::time::{Instant as Clock, sleep};
 use super::{Entry, fills::Fills};
 use crate::{
     access::rights::Rights,
-    session::rights::without_range_filters,
+    session::filters::without_range_filters,
     subscription::Ended,
     wire::{self, Answers, Incoming, MessageReader, SessionError},
 };
