@@ -507,10 +507,10 @@ fn who_says_anything_else_changes_nothing() {
         let mut tls = pretend(&site);
         let bytes = offer(&tls, change);
         send(&mut tls, &bytes);
-        match receive(&mut tls) {
-            Message::Refuse(refusal) => refusal.reason,
-            other => panic!("{other:?}"),
-        }
+        let Message::Refuse(refusal) = receive(&mut tls) else { panic!("no refusal") };
+        // It is told before it is noted.
+        wait_until(&far, "its note", |peer| peer.detail.ends_with(&refusal.detail));
+        refusal.reason
     };
     assert_eq!(refused(|it| it.versions = vec![2]), Reason::Version);
     assert_eq!(refused(|it| it.host.abi = 9), Reason::Abi);
