@@ -153,6 +153,30 @@ fn joining_inside_a_subgroup_makes_a_header_of_its_own() {
     assert_eq!(found, [(6, 60), (7, 60), (8, 60)]);
 }
 
+/// Byte by byte: it never has more than it keeps, and ends when the next object shows that there is no more.
+#[test]
+fn a_view_up_to_an_object_ends_where_the_next_one_begins() {
+    let (track, now) = (track(), Instant::now());
+    let mut writer = begin(&track, now, 7, SubgroupId::Zero);
+    let cut = View::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(4));
+    assert!(cut.is_cut());
+    let mut before = cut.extent();
+    for byte in objects([0, 2, 6, 7], 20) {
+        push(&track, &mut writer, now, &[byte]);
+        let extent = cut.extent();
+        assert!(extent.len >= before.len && (before.end == End::Open || extent == before), "{extent:?}");
+        before = extent;
+    }
+    assert_eq!(cut.extent().end, End::Fin { at: now });
+    assert_eq!(parse_stream(&read_all(&cut)).1, [(0, 20), (2, 20)]);
+    // No object of the subgroup is behind this one.
+    let all = View::whole(Arc::clone(writer.subgroup()), 5).up_to(Some(7));
+    assert_eq!(all.extent().end, End::Open);
+    writer.finish(now).unwrap();
+    assert_eq!(parse_stream(&read_all(&all)).1.len(), 4);
+    assert_eq!(all.extent().end, End::Fin { at: now });
+}
+
 #[test]
 fn views_follow_growth_and_the_end() {
     let (track, now) = (track(), Instant::now());

@@ -2,6 +2,7 @@
 
 mod access;
 mod goaway;
+mod updates;
 
 use std::net::Ipv4Addr;
 
@@ -119,8 +120,12 @@ async fn assert_gone(relay: &Relay, session: &Remains, before: usize) {
 }
 
 fn encoded(message: impl Into<Message>) -> Vec<u8> {
+    encoded_in(Draft::D18, message)
+}
+
+fn encoded_in(draft: Draft, message: impl Into<Message>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    message.into().encode(Draft::D18, &mut bytes).unwrap();
+    message.into().encode(draft, &mut bytes).unwrap();
     bytes
 }
 

@@ -1,7 +1,7 @@
 //! Tracks that the peer publishes: by its PUBLISH, or by our SUBSCRIBE.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, HashSet, hash_map::Entry},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -41,6 +41,19 @@ pub struct Publications {
     /// By the alias that the peer gave out.
     by_alias: Mutex<HashMap<u64, Published>>,
     changed: Notify,
+    /// The numbers of tracks that the peer is asked for at the moment.
+    asking: Mutex<HashSet<u32>>,
+    answered: Notify,
+}
+
+/// The peer is asked for a track. Ends when dropped.
+struct Asking<'a>(&'a Publications, u32);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.lock().remove(&self.1);
+        self.0.answered.notify_waiters();
+    }
 }
 
 /// A track and the peer's part in it.
@@ -52,7 +65,13 @@ pub struct Published {
 
 impl Publications {
     pub fn new(context: Arc<Context>) -> Arc<Self> {
-        Arc::new(Self { context, by_alias: Mutex::default(), changed: Notify::new() })
+        Arc::new(Self {
+            context,
+            by_alias: Mutex::default(),
+            changed: Notify::new(),
+            asking: Mutex::default(),
+            answered: Notify::new(),
+        })
     }
 
     /// Serves PUBLISH until either side ends it.
@@ -103,14 +122,21 @@ impl Publications {
         }
     }
 
-    /// Subscribes to `track` at this publisher. The subscription goes on in a task of its own until it ends.
+    /// Subscribes to `track` at this publisher, once, whoever asks. The subscription goes on in a task of its own until it ends.
     ///
     /// # Errors
     /// The publisher refused, did not answer in time, or is gone.
     pub async fn subscribe(self: &Arc<Self>, track: Arc<LiveTrack>) -> Result<(), RequestError> {
-        if self.contains(&track) {
-            return Ok(());
-        }
+        let _asking = loop {
+            let answered = self.answered.notified();
+            if self.contains(&track) {
+                return Ok(());
+            }
+            if self.asking.lock().insert(track.number) {
+                break Asking(self, track.number);
+            }
+            answered.await;
+        };
         self.subscribe_anew(track).await
     }
 

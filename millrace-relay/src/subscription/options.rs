@@ -80,3 +80,75 @@ fn smaller(one: Option<u64>, other: Option<u64>) -> Option<Duration> {
         (one, other) => one.or(other),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Instant};
+
+    use millrace_proto::{
+        moq::{
+            Namespace, Status, SubgroupHeader, SubgroupId, TrackName, data::encode_object_header,
+            property::TrackProperties,
+        },
+        relay::subgroup::SubgroupWriter,
+    };
+
+    use super::*;
+
+    fn ms(millis: u64) -> Option<Duration> {
+        Some(Duration::from_millis(millis))
+    }
+
+    /// A subgroup whose two objects have these timeouts.
+    fn subgroup(first_object: bool, first: &TrackProperties, second: &TrackProperties) -> SubgroupWriter {
+        let header = SubgroupHeader {
+            alias: 1,
+            group: 0,
+            subgroup: SubgroupId::Zero,
+            priority: None,
+            properties: true,
+            end_of_group: false,
+            first_object,
+        };
+        let mut writer = Subgroup::begin(header, 0);
+        let mut bytes = Vec::new();
+        for (previous, id, properties) in [(None, 0, first), (Some(0), 1, second)] {
+            let properties = properties.encode();
+            encode_object_header(previous, id, Some(properties.as_bytes()), 0, Status::Normal, &mut bytes);
+        }
+        writer.push(Instant::now(), &bytes, |_| Ok(())).unwrap();
+        writer
+    }
+
+    #[test]
+    fn the_smaller_timeout_counts_and_a_subgroup_may_say_its_own() {
+        let name = TrackName::new(Namespace::from_path("live").unwrap(), "video").unwrap();
+        let track = Arc::new(Track::new(name));
+        let said = |object, subgroup| TrackProperties {
+            object_delivery_timeout: object,
+            subgroup_delivery_timeout: subgroup,
+            ..TrackProperties::default()
+        };
+        let nothing = said(None, None);
+        track.set_properties(said(Some(500), Some(2000)).encode()).unwrap();
+        let window = Window::resolve(None, None);
+        let asked = Parameters { object_delivery_timeout: Some(300), ..Parameters::default() };
+        let (plain, asking) =
+            (Options::new(&Parameters::default(), window, &track), Options::new(&asked, window, &track));
+        let of = |options: &Options, writer: Option<&SubgroupWriter>| {
+            let Timeouts { object, subgroup } = options.timeouts(&track, writer.map(|one| &**one.subgroup()));
+            (object, subgroup)
+        };
+        assert_eq!(of(&plain, None), (ms(500), ms(2000)));
+        assert_eq!(of(&asking, None), (ms(300), ms(2000)));
+
+        let own = subgroup(true, &said(Some(100), None), &said(Some(1), Some(1)));
+        assert_eq!(of(&plain, Some(&own)), (ms(100), ms(2000)), "the first object speaks, no other");
+        assert_eq!(of(&asking, Some(&own)), (ms(100), ms(2000)));
+        let longer = subgroup(true, &said(Some(900), Some(0)), &nothing);
+        assert_eq!(of(&plain, Some(&longer)), (ms(900), None));
+        assert_eq!(of(&asking, Some(&longer)), (ms(300), None));
+        let joined = subgroup(false, &said(Some(100), Some(100)), &nothing);
+        assert_eq!(of(&plain, Some(&joined)), (ms(500), ms(2000)), "the first object is not there");
+    }
+}

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod clip;
+mod drafts;
 mod ladder;
 mod lossy;
 mod ours;

@@ -27,6 +27,7 @@ fn nothing_given_is_a_relay_to_try_out() {
     assert_eq!(config.identity, Identity::SelfSigned { out: None });
     assert_eq!(config.http, Some("127.0.0.1:9184".parse().unwrap()));
     assert_eq!(config.cipher_suites, CipherSuite::value_variants());
+    assert_eq!(config.drafts, tls::PREFERRED);
     assert_eq!(config.key_log_file, None);
     assert!(config.upstream.is_none());
     assert_eq!(config.gate, GateChoice::Auto);
@@ -43,6 +44,7 @@ fn flags_and_file_take_the_same_words() {
             "--tls-cert=c.pem",
             "--tls-key=k.pem",
             "--cipher-suites=aes-256-gcm,chacha20-poly1305",
+            "--drafts=20,18",
             "--congestion-control=newreno",
             "--cache-bytes=1GiB",
             "--receive-bytes=64MiB",
@@ -72,6 +74,7 @@ fn flags_and_file_take_the_same_words() {
         tls-cert = "c.pem"
         tls-key = "k.pem"
         cipher-suites = ["aes-256-gcm", "chacha20-poly1305"]
+        drafts = [20, 18]
         congestion-control = "newreno"
         cache-bytes = "1GiB"
         receive-bytes = "64MiB"
@@ -97,6 +100,7 @@ fn flags_and_file_take_the_same_words() {
     assert_eq!(by_flags.receive_bytes, 64 << 20);
     assert_eq!(by_flags.cache_age, Duration::from_millis(2500));
     assert_eq!(by_flags.cipher_suites, [CipherSuite::Aes256Gcm, CipherSuite::Chacha20Poly1305]);
+    assert_eq!(by_flags.drafts, [Draft::D18, Draft::D20], "as they are preferred");
     assert_eq!(by_flags.http, None);
     assert!(by_flags.upstream.unwrap().tls_root.is_none());
 }
@@ -168,6 +172,8 @@ fn contradictions_are_refused() {
         ("listen = ['[::1]:1', '[::1]:1']", "listen"),
         ("cipher-suites = []", "cipher-suites"),
         ("cipher-suites = ['aes-128-gcm', 'aes-128-gcm']", "cipher-suites"),
+        ("drafts = []", "drafts"),
+        ("drafts = [18, 18]", "drafts"),
         ("upstream = 'http://x:1'", "upstream"),
         ("upstream-tls-root = 'r'", "upstream-tls-root"),
         ("upstream-tls-disable-verify = true", "upstream-tls-disable-verify"),

@@ -12,6 +12,10 @@ use super::{
     values::{DraftNumber, RelayUrl, deserialize, name},
 };
 
+/// Drafts as the relay prefers them: the newest first, but for draft-20. Who knows nothing newer is `@moq/net` 0.3.4, which writes
+/// LARGEST_OBJECT of that draft with a length that it does not have, and leaves it out of older ones.
+pub(super) const PREFERRED: [Draft; 5] = [Draft::D22, Draft::D21, Draft::D19, Draft::D18, Draft::D20];
+
 /// The certificate that the relay shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Identity {
@@ -89,16 +93,16 @@ impl Check {
         webtransport.then(|| given.map_or(Origins::Any, Origins::Only))
     }
 
-    /// The newest first, whatever the order that they were given in.
+    /// In our order of preference, whatever the order that they were given in.
     pub(super) fn drafts(&mut self, given: Option<Vec<DraftNumber>>) -> Vec<Draft> {
-        let Some(given) = given else { return Draft::ALL.to_vec() };
+        let Some(given) = given else { return PREFERRED.to_vec() };
         if given.is_empty() {
             self.problem("drafts", "needs at least one draft");
         }
         if let Some(DraftNumber(twice)) = repeated(&given) {
             self.problem("drafts", format!("{} is given twice", twice.number()));
         }
-        Draft::ALL.into_iter().filter(|draft| given.contains(&DraftNumber(*draft))).collect()
+        PREFERRED.into_iter().filter(|draft| given.contains(&DraftNumber(*draft))).collect()
     }
 
     pub(super) fn cipher_suites(&mut self, given: Option<Vec<CipherSuite>>) -> Vec<CipherSuite> {

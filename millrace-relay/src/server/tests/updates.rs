@@ -1,0 +1,92 @@
+//! How many updates of a request a peer lets us send.
+
+use bytes::BytesMut;
+use millrace_proto::moq::{
+    message::{RequestOk, RequestUpdate},
+    property::TrackProperties,
+};
+
+use super::*;
+use crate::{
+    incomplete::Incomplete,
+    wire::{GoAways, Incoming, MessageReader},
+};
+
+/// How long a test waits to see that nothing comes.
+const QUIET: Duration = Duration::from_millis(200);
+const DRAFT: Draft = Draft::D22;
+
+/// A request in draft-22.
+struct Asked {
+    send: SendStream,
+    reader: MessageReader,
+}
+
+impl Asked {
+    async fn open(connection: &Connection, message: impl Into<Message>) -> Self {
+        let (send, recv) = connection.streams().open_bi().await.unwrap();
+        let held = Arc::<Incomplete>::default().stream();
+        let reader = MessageReader::new(DRAFT, recv, BytesMut::new(), held, GoAways::on_request(true));
+        let mut asked = Self { send, reader };
+        asked.say(message).await;
+        asked
+    }
+
+    async fn say(&mut self, message: impl Into<Message>) {
+        self.send.write_all(&encoded_in(DRAFT, message)).await.unwrap();
+    }
+
+    async fn message(&mut self) -> Message {
+        match time::timeout(PATIENCE, self.reader.next()).await.unwrap().unwrap() {
+            Incoming::Message(message) => message,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The group that the relay asks for.
+    async fn group_request(&mut self) -> Option<u64> {
+        match self.message().await {
+            Message::RequestUpdate(update) => update.parameters.new_group_request,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// With a limit of one, the newest that is asked for waits for the answer to the update before, and what it replaces is not said.
+#[tokio::test]
+async fn a_publisher_limits_updates_that_have_no_answer() {
+    let relay = Relay::with(Access::open(), |transport| transport.alpn = vec![DRAFT.alpn().to_vec()]);
+    let table = [(Some(1), [1, 3].as_slice()), (None, &[1, 2, 3]), (Some(0), &[1, 2, 3])];
+    for (number, (limit, expected)) in (0..).zip(table) {
+        let (publisher, _) = relay.connect().await;
+        let setup = Setup { max_request_updates: limit, ..Setup::default() };
+        let _control = open_stream(&publisher, &encoded_in(DRAFT, setup)).await;
+        let properties =
+            TrackProperties { dynamic_groups: Some(true), ..TrackProperties::default() }.encode();
+        let publish = Publish { request_id: 0, properties, ..publish(number) };
+        let mut published = Asked::open(&publisher, publish).await;
+        assert!(matches!(published.message().await, Message::RequestOk(_)));
+
+        let (subscriber, _) = relay.connect().await;
+        let _control = open_stream(&subscriber, &encoded_in(DRAFT, Setup::default())).await;
+        let wanted = Subscribe { track: track(number), ..subscribe(0, None) };
+        let mut subscribed = Asked::open(&subscriber, wanted).await;
+        assert!(matches!(subscribed.message().await, Message::SubscribeOk(_)));
+        for group in 1..=3 {
+            let parameters = Parameters { new_group_request: Some(group), ..Parameters::default() };
+            subscribed.say(RequestUpdate { request_id: 2 * group, parameters }).await;
+            assert!(matches!(subscribed.message().await, Message::RequestOk(_)));
+        }
+        for group in expected {
+            assert_eq!(published.group_request().await, Some(*group), "{limit:?}");
+            if limit == Some(1) {
+                time::timeout(QUIET, published.reader.next()).await.expect_err("there was no answer yet");
+            }
+            published.say(RequestOk::default()).await;
+        }
+        time::timeout(QUIET, published.reader.next()).await.expect_err("nothing more is asked for");
+        publisher.quic.close(0u32.into(), b"");
+        subscriber.quic.close(0u32.into(), b"");
+        until("all gone", || relay.server.status().sessions.is_empty()).await;
+    }
+}

@@ -1,0 +1,65 @@
+//! Media between clients that speak different drafts.
+
+use super::{
+    clip::{FRAMES, GROUP, VIDEO, VIDEO_TRACK, assert_same},
+    needs,
+    players::{PACE, publish, subscribe},
+    process::Need::Ffmpeg,
+    relay::Relay,
+};
+
+const DRAFTS: [&str; 5] = ["18", "19", "20", "21", "22"];
+
+/// To players of every draft, some of which join in the middle: from a group back, by FETCH or fill. Raw and over WebTransport.
+fn published_in(draft: &str) {
+    needs!(Ffmpeg);
+    let (relay, clip) = (Relay::start(), &VIDEO);
+    let mut publisher = publish(None, &relay, &relay.url(), clip, &["--draft", draft]);
+    let play = |url: &str, args: &[&str]| {
+        DRAFTS.map(|draft| {
+            let fixed = ["--track", VIDEO_TRACK, "--draft", draft];
+            (draft, subscribe(None, url, &[&fixed, args].concat()))
+        })
+    };
+    let early = play(&relay.url(), &[]);
+    relay.until_subscribed(VIDEO_TRACK, 5);
+    let fed = 2 * GROUP + 7;
+    publisher.feed(&clip.fragments[..fed], PACE);
+    relay.until_largest(VIDEO_TRACK, fed - 1);
+    let late = play(&relay.web_url(), &["--join-groups", "1"]);
+    relay.until_subscribed(VIDEO_TRACK, 10);
+    publisher.feed(&clip.fragments[fed..], PACE);
+    publisher.finish();
+    for (players, first) in [(early, 0), (late, GROUP)] {
+        for (player, process) in players {
+            let what = format!("draft-{draft} to draft-{player} from fragment {first} on");
+            assert_same(&process.finish(), &clip.fragments[first..FRAMES].concat(), &what);
+        }
+    }
+    relay.assert_forwarded();
+}
+
+#[test]
+fn draft_18_plays_in_all() {
+    published_in("18");
+}
+
+#[test]
+fn draft_19_plays_in_all() {
+    published_in("19");
+}
+
+#[test]
+fn draft_20_plays_in_all() {
+    published_in("20");
+}
+
+#[test]
+fn draft_21_plays_in_all() {
+    published_in("21");
+}
+
+#[test]
+fn draft_22_plays_in_all() {
+    published_in("22");
+}
