@@ -248,8 +248,9 @@ mod tests {
     fn as_the_drafts_write_them() {
         let to_group = Filter::AbsoluteRange { start: START, end_group: 130, end_object: None };
         let to_object = Filter::AbsoluteRange { start: START, end_group: 130, end_object: Some(9) };
-        type Row = (Filter, Option<&'static [u8]>, &'static [u8], &'static [u8]);
-        let table: [Row; 7] = [
+        /// The filter in draft-18, if it can be said there, in 20 and in 22.
+        type Row<'a> = (Filter, Option<&'a [u8]>, &'a [u8], &'a [u8]);
+        let table: [Row<'_>; 7] = [
             (Filter::NEXT_GROUP, Some(&[1, 1]), &[1, 0], &[1, 0]),
             (Filter::NextObject, Some(&[1, 2]), &[2, 0, 0], &[5]),
             (
