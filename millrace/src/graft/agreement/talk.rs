@@ -84,8 +84,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
         }
     }
 
-    /// Of who is called: an offer has come. Returns whether it was confirmed.
+    /// Of who is called: an offer has come.
     pub async fn answer(&mut self, theirs: &Statement) -> Result<(), End> {
+        let mut changed = self.answer_once(theirs).await?;
+        while let Some(theirs) = changed {
+            changed = self.answer_once(&theirs).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the caller offers instead, if it changes its mind before it confirms.
+    async fn answer_once(&mut self, theirs: &Statement) -> Result<Option<Statement>, End> {
         let own = self.speak()?;
         let terms = self.consider(&own, theirs).await?;
         let called = |peer| self.context.daemon.with(|runtime| runtime.has_called(peer, theirs.epoch));
@@ -108,13 +117,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Talk<'_, S> {
                 Message::Confirm => break,
                 Message::Refuse(refusal) => return Err(refused_by_peer(refusal)),
                 Message::Fetch { identity } => self.give(identity).await?,
-                // It has changed its mind meanwhile, and says what it offers now.
-                Message::Offer(theirs) => return Box::pin(self.answer(&theirs)).await,
+                Message::Offer(theirs) => return Ok(Some(*theirs)),
                 other => return Err(unexpected(&other, "confirm")),
             }
         }
         match self.bind(&own, theirs, (&terms, theirs.hold_s), (Negotiated::default(), Instant::now()))? {
-            true => Ok(()),
+            true => Ok(None),
             // The caller is told by the end of the connection, and calls again.
             false => Err(End(State::Ended("this host's settings have changed".to_owned()))),
         }
