@@ -63,7 +63,7 @@
 //! ```
 //! use std::{sync::Arc, time::Duration};
 //!
-//! use millrace_proto::relay::cache;
+//! use millrace_proto::{moq::Draft, relay::cache};
 //! use millrace_relay::{Adaptive, Bound, Config, Delays, Engine, Open, Origins};
 //!
 //! # fn certificate() -> rustls::sign::CertifiedKey {
@@ -89,6 +89,7 @@
 //!         origins: Origins::Any,
 //!         adaptive: Adaptive::Off,
 //!         switching_sets: false,
+//!         drafts: Draft::ALL.to_vec(),
 //!     };
 //!     let engine = Arc::new(Engine::user("as configured"));
 //!     let relay = Bound::new(config, Vec::new(), engine)?.serve(Arc::new(Open));

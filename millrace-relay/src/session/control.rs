@@ -71,22 +71,22 @@ async fn read_setup(
     let Incoming::Message(Message::Setup(mut setup)) = reader.next().await? else {
         return Err(SessionError::violation("the control stream does not begin with SETUP"));
     };
-    if let Some(tunnel) = context.tunnel() {
-        // Its request has said both.
-        if setup.path.is_some() || setup.authority.is_some() {
-            return Err(SessionError::Violation {
-                code: code::Session::INVALID_PATH,
-                reason: "a path or an authority in the SETUP of a WebTransport session".into(),
-            });
+    let says_where = setup.path.is_some() || setup.authority.is_some();
+    let refused =
+        |reason: &str| SessionError::Violation { code: code::Session::INVALID_PATH, reason: reason.into() };
+    match context.tunnel() {
+        _ if says_where && context.is_upstream() => {
+            return Err(refused("a server sent a path or an authority"));
         }
-        (setup.path, setup.authority) =
-            (Some(tunnel.asked.path.clone()), Some(tunnel.asked.authority.clone()));
-    }
-    if context.is_upstream() && (setup.path.is_some() || setup.authority.is_some()) {
-        return Err(SessionError::Violation {
-            code: code::Session::INVALID_PATH,
-            reason: "a server sent a path or an authority".into(),
-        });
+        Some(_) if says_where => {
+            return Err(refused("a path or an authority in the SETUP of a WebTransport session"));
+        }
+        // Its request has said both.
+        Some(tunnel) if !context.is_upstream() => {
+            (setup.path, setup.authority) =
+                (Some(tunnel.asked.path.clone()), Some(tunnel.asked.authority.clone()));
+        }
+        _ => {}
     }
     let rights = context.authority().admit(context.connection(), context.is_upstream(), &setup)?;
     if let Some(line) = context.hub().log.line(Instant::now()) {
