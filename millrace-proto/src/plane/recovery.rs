@@ -47,7 +47,7 @@ const MAX_OWN: u64 = 1 << 16;
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     pub algorithm: Algorithm,
-    /// Largest UDP payload that the path takes, bytes.
+    /// Largest UDP payload that the path takes at first, bytes.
     pub mtu: u64,
     /// Round trip to assume before the first sample.
     pub initial_rtt: Duration,

@@ -18,7 +18,7 @@ pub struct Config {
     pub pacing: bool,
     /// Packets are marked ECT(0) where the path takes that.
     pub ecn: bool,
-    /// Largest UDP payload that the path is known to take, bytes.
+    /// Largest UDP payload that the path is known to take at first, bytes.
     pub mtu: usize,
     /// Round trip to assume before the first sample.
     pub initial_rtt: Duration,

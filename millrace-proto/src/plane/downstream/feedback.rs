@@ -17,7 +17,7 @@ impl Downstream {
         let mut outcome = std::mem::take(&mut self.outcome);
         let result = self.recovery.on_ack(now, ack, self.app_limited, &mut outcome);
         self.settle(outcome);
-        self.follow_mtu();
+        self.pacer.set_mtu(self.recovery.mtu());
         Ok(result?)
     }
 
@@ -86,24 +86,19 @@ impl Downstream {
 
     /// The largest UDP payload that the path is thought to take, bytes.
     pub fn mtu(&self) -> usize {
-        self.config.mtu
+        self.recovery.mtu() as usize
     }
 
     /// The QUIC stack found the path to take UDP payloads of `size` bytes.
     pub fn on_mtu(&mut self, size: usize) {
         self.recovery.set_mtu(size as u64);
-        self.follow_mtu();
-    }
-
-    fn follow_mtu(&mut self) {
-        self.config.mtu = self.recovery.mtu() as usize;
         self.pacer.set_mtu(self.recovery.mtu());
     }
 
     /// The connection moved to another path, not only to another port of a NAT (RFC 9000, section 9.4).
     pub fn on_path_change(&mut self, now: Instant) {
         self.recovery.on_path_change(now);
-        self.pacer = Pacer::new(self.config.mtu as u64, now);
+        self.pacer = Pacer::new(self.recovery.mtu(), now);
     }
 
     /// The newest round-trip sample.

@@ -110,7 +110,7 @@ impl Downstream {
     /// call of [`Self::poll_frames`] or [`Self::take_max_data`], reclaim the budget and say how much of it may have been used:
     /// [`Self::set_outstanding`].
     pub fn budget(&self) -> Budget {
-        let reserved = RESERVED_PACKETS * self.config.mtu as u64;
+        let reserved = RESERVED_PACKETS * self.recovery.mtu();
         Budget {
             bytes: self.recovery.unpaced_room().saturating_sub(reserved),
             data: self.peer.max_data.saturating_sub(self.data_sent),

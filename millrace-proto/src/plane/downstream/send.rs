@@ -55,7 +55,7 @@ impl Downstream {
         } else {
             mtu_probe.unwrap_or(self.recovery.mtu())
         };
-        let room = (room + size as usize).saturating_sub(self.config.mtu);
+        let room = (room + size as usize).saturating_sub(self.mtu());
         let (start, mut content) = (out.len(), Content::default());
         self.fill(now, room, out, &mut content);
         if content.0.is_empty() && probing && room > 0 {
