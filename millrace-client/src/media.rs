@@ -5,6 +5,7 @@
 //! hang, moq-dev's format. Of several
 //! [renditions](Renditions) the others' tracks are named `r1-N.m4s` and so on.
 
+mod codec;
 mod init;
 mod playlist;
 mod renditions;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use millrace_proto::moq::name::NameError;
 use millrace_proto::moq::{Properties, SubgroupId};
-use mp4_atom::{Atom, Codec, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
+use mp4_atom::{Atom, Decode, Ftyp, Header, Mdat, Moof, Moov, Trak};
 use serde::{Deserialize, Serialize};
 
 pub use self::playlist::Playlist;
@@ -393,38 +394,21 @@ impl Catalog {
 }
 
 impl SelectionParams {
-    fn of_avc(kind: &str, avcc: &mp4_atom::Avcc, visual: &mp4_atom::Visual) -> Self {
-        let mp4_atom::Avcc { avc_profile_indication, profile_compatibility, avc_level_indication, .. } = avcc;
-        Self {
-            codec: Some(format!(
-                "{kind}.{avc_profile_indication:02X}{profile_compatibility:02X}{avc_level_indication:02X}"
-            )),
-            width: Some(visual.width.into()),
-            height: Some(visual.height.into()),
-            ..Self::default()
-        }
-    }
-
     fn of(trak: &Trak) -> Self {
-        match trak.mdia.minf.stbl.stsd.codecs.first() {
-            Some(Codec::Avc1(avc1)) => Self::of_avc("avc1", &avc1.avcc, &avc1.visual),
-            Some(Codec::Avc3(avc3)) => Self::of_avc("avc3", &avc3.avcc, &avc3.visual),
-            Some(Codec::Mp4a(mp4a)) => {
-                let config = &mp4a.esds.es_desc.dec_config;
-                let profile = config.dec_specific.as_ref().map_or(0, |specific| specific.profile);
-                let bitrate = config.max_bitrate.max(config.avg_bitrate);
-                Self {
-                    codec: Some(format!("mp4a.{:02x}.{profile}", config.object_type_indication)),
-                    channel_config: Some(mp4a.audio.channel_count.to_string()),
-                    samplerate: Some(mp4a.audio.sample_rate.integer().into()),
-                    bitrate: (bitrate > 0).then_some(bitrate),
-                    ..Self::default()
-                }
-            }
-            _ => {
-                tracing::warn!(track = trak.tkhd.track_id, "the catalog has no name for this codec");
-                Self::default()
-            }
+        let codec = trak.mdia.minf.stbl.stsd.codecs.first();
+        let name = codec.and_then(codec::name);
+        if name.is_none() {
+            tracing::warn!(track = trak.tkhd.track_id, "the catalog has no name for this codec");
+        }
+        let visual = codec.and_then(codec::visual);
+        let audio = codec.and_then(codec::audio);
+        Self {
+            codec: name,
+            bitrate: codec.filter(|_| audio.is_some()).and_then(codec::bitrate),
+            width: visual.map(|visual| visual.width.into()),
+            height: visual.map(|visual| visual.height.into()),
+            samplerate: audio.map(|audio| audio.sample_rate.integer().into()),
+            channel_config: audio.map(|audio| audio.channel_count.to_string()),
         }
     }
 }

@@ -12,7 +12,7 @@ use mp4_atom::{Codec, FourCC, Moov, Trak};
 use parking_lot::Mutex;
 
 use super::init::init_of;
-use super::{Cut, Error, Media, SelectionParams};
+use super::{Cut, Error, Media, SelectionParams, codec};
 use crate::broadcast::{Broadcast, Track};
 
 /// What groups of the same ID may begin apart: less than a frame.
@@ -20,6 +20,12 @@ const APART: Duration = Duration::from_millis(10);
 /// Groups whose beginnings are remembered.
 const REMEMBERED: usize = 64;
 const VIDEO: FourCC = FourCC::new(b"vide");
+
+/// A track, and what a decoder of it begins with.
+struct Described {
+    track: msf::Track,
+    configuration: Option<Vec<u8>>,
+}
 
 /// What the renditions of one broadcast have in common: the catalogs, and when groups begin.
 pub struct Renditions {
@@ -32,7 +38,7 @@ pub struct Renditions {
 
 struct State {
     /// Of each rendition, once it is known.
-    described: BTreeMap<usize, Vec<msf::Track>>,
+    described: BTreeMap<usize, Vec<Described>>,
     starts: BTreeMap<u64, Duration>,
 }
 
@@ -51,15 +57,17 @@ impl Renditions {
     }
 
     /// Once it is known of all renditions what they are, the catalogs say so.
-    fn describe(&self, place: usize, tracks: Vec<msf::Track>) -> Result<(), Error> {
+    fn describe(&self, place: usize, tracks: Vec<Described>) -> Result<(), Error> {
         let mut state = self.state.lock();
         state.described.insert(place, tracks);
         if state.described.len() < self.count {
             return Ok(());
         }
-        let all = std::mem::take(&mut state.described).into_values().flatten().collect();
-        let catalog = msf::Catalog::new(all);
-        let hang = hang::Catalog::of(&catalog).to_json()?;
+        let all: Vec<_> = std::mem::take(&mut state.described).into_values().flatten().collect();
+        let configurations = all.iter().filter_map(|it| Some((it.track.name.clone(), it.configuration.clone()?)));
+        let configurations: BTreeMap<_, _> = configurations.collect();
+        let catalog = msf::Catalog::new(all.into_iter().map(|it| it.track).collect());
+        let hang = hang::Catalog::of(&catalog, &configurations).to_json()?;
         self.catalog.open(0, SubgroupId::Zero, 0).write(0, catalog.to_json()?.into());
         self.hang.open(0, SubgroupId::Zero, 0).write(0, hang.into());
         Ok(())
@@ -107,7 +115,8 @@ impl Rendition {
         let tracks = moov.trak.iter().map(|trak| {
             // Players take a track's init segment to have that track alone.
             let own = init_of(init, trak.tkhd.track_id)?;
-            Ok(self.track(trak, &own))
+            let configuration = codec_of(trak).and_then(codec::configuration);
+            Ok(Described { track: self.track(trak, &own), configuration })
         });
         self.of.describe(self.place, tracks.collect::<Result<_, Error>>()?)
     }
@@ -122,7 +131,7 @@ impl Rendition {
             is_live: true,
             role: Some(if is_video { "video" } else { "audio" }.to_owned()),
             codec: params.codec,
-            bitrate: bitrate.or_else(|| encoded_bitrate(trak)),
+            bitrate: bitrate.or_else(|| codec_of(trak).and_then(codec::bitrate).map(u64::from)),
             width: params.width,
             height: params.height,
             samplerate: params.samplerate,
@@ -135,12 +144,6 @@ impl Rendition {
     }
 }
 
-/// What the encoder says.
-fn encoded_bitrate(trak: &Trak) -> Option<u64> {
-    let btrt = match trak.mdia.minf.stbl.stsd.codecs.first()? {
-        Codec::Avc1(avc1) => avc1.btrt.as_ref(),
-        Codec::Avc3(avc3) => avc3.btrt.as_ref(),
-        _ => None,
-    }?;
-    Some(u64::from(btrt.max_bitrate.max(btrt.avg_bitrate))).filter(|bitrate| *bitrate > 0)
+fn codec_of(trak: &Trak) -> Option<&Codec> {
+    trak.mdia.minf.stbl.stsd.codecs.first()
 }

@@ -319,11 +319,59 @@ fn a_single_rendition_has_a_catalog_of_its_own() {
     // And the same for hang's players.
     let json = objects(&broadcast, hang::CATALOG).remove(0).1;
     let hang: hang::Catalog = serde_json::from_slice(&json).unwrap();
-    assert_eq!(hang, hang::Catalog::of(&catalog));
     let video = &hang.video.unwrap().renditions["1.m4s"];
     assert_eq!((video.coded_width, video.coded_height), (Some(160), Some(90)));
     let hang::Container::Cmaf { init: own } = &video.container;
     assert_eq!(Some(&own[..]), catalog.init_data(&catalog.tracks[0]));
+    assert_eq!(video.description.as_deref(), Some(&body_of(b"avcC", &init)[..]));
     let sound = &hang.audio.unwrap().renditions["2.m4s"];
     assert_eq!((&sound.codec[..], sound.sample_rate, sound.number_of_channels), ("mp4a.40.2", 44_100, 2));
+    // AudioSpecificConfig of AAC-LC, 44.1 kHz, one channel.
+    assert!(sound.description.as_deref().unwrap().starts_with("1208"), "{sound:?}");
+}
+
+/// The body of the box of a type, wherever it is, in hexadecimal digits.
+fn body_of(kind: &[u8; 4], init: &[u8]) -> String {
+    let at = init.windows(4).position(|window| window == kind).unwrap();
+    let length = u32::from_be_bytes(init[at - 4..at].try_into().unwrap()) as usize;
+    init[at + 4..at - 4 + length].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn codecs_of_today_have_their_names() {
+    for (video, audio, names, record) in [
+        (&["libx265", "-tag:v", "hvc1"][..], "aac", ["hvc1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
+        (&["libx265", "-tag:v", "hev1"], "aac", ["hev1.1.6.L", "mp4a.40.2"], Some(b"hvcC")),
+        (&["libsvtav1"], "libopus", ["av01.0.00M.08", "opus"], Some(b"av1C")),
+        (&["libvpx-vp9"], "libopus", ["vp09.00.10.08", "opus"], None),
+    ] {
+        let Some(media) = encoded(video, audio) else {
+            eprintln!("SKIP: ffmpeg with {} and {audio} is not here", video[0]);
+            continue;
+        };
+        let (broadcast, _) = publish(&media, usize::MAX);
+        let catalog = msf::Catalog::parse(&objects(&broadcast, msf::CATALOG).remove(0).1).unwrap();
+        for (track, name) in catalog.tracks.iter().zip(names) {
+            assert!(track.codec.as_deref().unwrap().starts_with(name), "{track:?}");
+        }
+        assert_eq!((catalog.tracks[0].width, catalog.tracks[0].height), (Some(160), Some(90)));
+        let init = objects(&broadcast, INIT).remove(0).1;
+        let hang: hang::Catalog =
+            serde_json::from_slice(&objects(&broadcast, hang::CATALOG).remove(0).1).unwrap();
+        let (video, audio) = (&hang.video.unwrap().renditions["1.m4s"], hang.audio.unwrap());
+        assert_eq!(video.description, record.map(|kind| body_of(kind, &init)));
+        assert!(audio.renditions.contains_key("2.m4s"));
+    }
+}
+
+/// Half a second of small video and sound; `None` without ffmpeg or these encoders.
+fn encoded(video: &[&str], audio: &str) -> Option<Vec<u8>> {
+    let output = Command::new("ffmpeg")
+        .args(["-v", "error", "-f", "lavfi", "-i", "testsrc2=size=160x90:rate=10:duration=0.5"])
+        .args(["-f", "lavfi", "-i", "sine=frequency=440:duration=0.5", "-pix_fmt", "yuv420p", "-c:v"])
+        .args(video)
+        .args(["-c:a", audio, "-f", "mp4"])
+        .args(["-movflags", "cmaf+separate_moof+delay_moov+skip_trailer+frag_every_frame", "-"])
+        .output();
+    output.ok().filter(|output| output.status.success()).map(|output| output.stdout)
 }

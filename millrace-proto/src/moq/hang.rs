@@ -31,6 +31,9 @@ pub struct Section<T> {
 pub struct Video {
     pub codec: String,
     pub container: Container,
+    /// What a decoder begins with (`avcC` and the like), in hexadecimal digits. moq-cli needs it, although it is in `init` too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub coded_width: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,6 +48,9 @@ pub struct Video {
 pub struct Audio {
     pub codec: String,
     pub container: Container,
+    /// As of video: AAC's AudioSpecificConfig.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
     pub sample_rate: u32,
     pub number_of_channels: u32,
     /// Bits per second.
@@ -63,12 +69,16 @@ pub enum Container {
 }
 
 impl Catalog {
-    /// Of the tracks that a player can begin with: those whose codec and initialisation are known.
-    pub fn of(msf: &msf::Catalog) -> Self {
+    /// Of the tracks that a player can begin with: those whose codec and initialisation are known. `configurations` are those of decoders,
+    /// by the names of tracks, where there are any.
+    pub fn of(msf: &msf::Catalog, configurations: &BTreeMap<String, Vec<u8>>) -> Self {
         let with_role =
             |role: &'static str| msf.tracks.iter().filter(move |it| it.role.as_deref() == Some(role));
-        let video = with_role("video").filter_map(|it| Some((it.name.clone(), Video::of(msf, it)?)));
-        let audio = with_role("audio").filter_map(|it| Some((it.name.clone(), Audio::of(msf, it)?)));
+        let description = |it: &msf::Track| configurations.get(&it.name).map(|bytes| hexadecimal(bytes));
+        let video = with_role("video")
+            .filter_map(|it| Some((it.name.clone(), Video::of(msf, it, description(it))?)));
+        let audio = with_role("audio")
+            .filter_map(|it| Some((it.name.clone(), Audio::of(msf, it, description(it))?)));
         Self { video: Section::of(video), audio: Section::of(audio) }
     }
 
@@ -92,10 +102,11 @@ impl Container {
 }
 
 impl Video {
-    fn of(msf: &msf::Catalog, track: &msf::Track) -> Option<Self> {
+    fn of(msf: &msf::Catalog, track: &msf::Track, description: Option<String>) -> Option<Self> {
         Some(Self {
             codec: track.codec.clone()?,
             container: Container::of(msf, track)?,
+            description,
             coded_width: track.width,
             coded_height: track.height,
             bitrate: track.bitrate,
@@ -104,15 +115,20 @@ impl Video {
 }
 
 impl Audio {
-    fn of(msf: &msf::Catalog, track: &msf::Track) -> Option<Self> {
+    fn of(msf: &msf::Catalog, track: &msf::Track, description: Option<String>) -> Option<Self> {
         Some(Self {
             codec: track.codec.clone()?,
             container: Container::of(msf, track)?,
+            description,
             sample_rate: track.samplerate?,
             number_of_channels: track.channel_config.as_deref()?.parse().ok()?,
             bitrate: track.bitrate,
         })
     }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -151,11 +167,12 @@ mod tests {
             msf::Track { packaging: "loc".to_owned(), ..track("another container", "video", "av01") },
             track("text", "caption", "wvtt"),
         ]);
-        let catalog = Catalog::of(&msf);
+        let configurations = BTreeMap::from([("1.m4s".to_owned(), vec![1, 0x42, 0xc0])]);
+        let catalog = Catalog::of(&msf, &configurations);
         let container = json!({ "kind": "cmaf", "init": "AAAA" });
         let expected = json!({
             "video": { "renditions": { "1.m4s": {
-                "codec": "avc1.42C01E", "container": container, "codedWidth": 640, "codedHeight": 360, "bitrate": 800_000,
+                "codec": "avc1.42C01E", "container": container, "description": "0142c0", "codedWidth": 640, "codedHeight": 360, "bitrate": 800_000,
             } } },
             "audio": { "renditions": { "2.m4s": {
                 "codec": "mp4a.40.2", "container": container, "sampleRate": 48_000, "numberOfChannels": 2,
@@ -164,7 +181,7 @@ mod tests {
         let json = catalog.to_json().unwrap();
         assert_eq!(serde_json::from_slice::<serde_json::Value>(&json).unwrap(), expected);
         assert_eq!(serde_json::from_slice::<Catalog>(&json).unwrap(), catalog);
-        let none = Catalog::of(&msf::Catalog::new(Vec::new())).to_json().unwrap();
+        let none = Catalog::of(&msf::Catalog::new(Vec::new()), &BTreeMap::new()).to_json().unwrap();
         assert_eq!(none, b"{}");
     }
 }

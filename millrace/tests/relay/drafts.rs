@@ -1,8 +1,15 @@
 //! Peers that speak different drafts meet on one track.
 
-use millrace_client::session::{Error, Request};
+use std::sync::Arc;
+
+use millrace_client::{
+    broadcast::{Broadcast, History},
+    serve::Server,
+    session::{Error, Remote, Request, Session},
+    tls::Trust,
+};
 use millrace_proto::moq::{
-    Draft, Filter, GroupOrder, Location, Message, Parameters, Properties, code,
+    Draft, Filter, GroupOrder, Location, Message, Namespace, Parameters, Properties, SubgroupId, code,
     message::{
         NamespaceFound, Publish, PublishNamespace, PublishStateNotify, RequestOk, RequestUpdate, Subscribe,
         SubscribeNamespace, SubscribeOk, SubscribeTracks, TrackStatus,
@@ -13,7 +20,9 @@ use millrace_proto::moq::{
 
 use super::{
     fetch::{fetch, locations, past, publish_groups, serve_upstream},
-    peer::{End, Peer, Relay, at, expect_done, first_subscriber, header, patiently, publishing, track},
+    peer::{
+        End, Peer, Relay, at, expect_done, first_subscriber, header, patiently, payload, publishing, track,
+    },
 };
 
 /// Every draft with every other.
@@ -27,13 +36,17 @@ fn filtered(filter: Filter) -> Parameters {
 
 /// A subscription to what is to come, and to what came before from so many groups back on, in the words of the draft.
 async fn join(peer: &mut Peer, groups_back: u64) -> (Request, Vec<Location>) {
+    join_in(peer, groups_back, GroupOrder::Ascending).await
+}
+
+async fn join_in(peer: &mut Peer, groups_back: u64, order: GroupOrder) -> (Request, Vec<Location>) {
     let name = track("live/cam", "video");
-    let mut parameters = filtered(Filter::NextObject);
+    let mut parameters = Parameters { group_order: Some(order), ..filtered(Filter::NextObject) };
     if peer.session.draft().has_fills() {
         let from = filtered(Filter::Relative(groups_back + 1));
         parameters.fill = Some(Box::new(from));
         let (request, _) = peer.try_subscribe(&name, parameters).await.unwrap();
-        let (objects, unknown) = past(peer, GroupOrder::Ascending).await;
+        let (objects, unknown) = past(peer, order).await;
         assert!(unknown.is_empty());
         return (request, objects);
     }
@@ -42,7 +55,7 @@ async fn join(peer: &mut Peer, groups_back: u64) -> (Request, Vec<Location>) {
     let mut request = peer.session.request(subscribe).await.unwrap();
     assert!(matches!(patiently(request.answer()).await.unwrap(), Message::SubscribeOk(_)));
     let back = millrace_proto::moq::message::FetchKind::RelativeJoining { subscription, groups_back };
-    (request, fetch(peer, back, GroupOrder::Ascending).await.objects)
+    (request, fetch(peer, back, order).await.objects)
 }
 
 #[tokio::test]
@@ -134,6 +147,35 @@ async fn late_players_of_each_draft_get_what_came_before() {
             let streams = 1 + u64::from(draft.has_fills());
             assert_eq!(expect_done(&mut request).await.stream_count, streams, "{draft}");
         }
+    }
+}
+
+/// What the relay has not, since nobody asked for the track before, comes from its publisher.
+#[tokio::test]
+async fn the_first_player_of_a_track_gets_the_group_that_goes_on_whole() {
+    const OBJECTS: u64 = 20;
+    for (draft, order) in Draft::ALL.into_iter().flat_map(|draft| {
+        [GroupOrder::Ascending, GroupOrder::Descending].map(|order| (draft, order))
+    }) {
+        let relay = Relay::start();
+        let broadcast = Broadcast::new(Namespace::from_path("live/cam").unwrap(), History::default());
+        let video = broadcast.create("video", Properties::default()).unwrap();
+        let mut group = video.open(2, SubgroupId::Zero, 0);
+        for id in 0..OBJECTS {
+            group.write(id, payload(2, id, 700).into());
+        }
+        let remote = Remote::new(relay.url(), Trust::Anyone);
+        let session = Session::connect_from(&remote, quinn::EndpointConfig::default()).await.unwrap();
+        let server = Server::new(Arc::clone(&session), broadcast);
+        tokio::spawn(session.run(Arc::clone(&server)));
+        let _announced = server.announce().await.unwrap();
+        let mut player = relay.peer_of(draft).await;
+        let (_request, before) = join_in(&mut player, 0, order).await;
+        assert_eq!(before, (0..OBJECTS).map(|id| at(2, id)).collect::<Vec<_>>(), "{draft} {order:?}");
+        group.write(OBJECTS, payload(2, OBJECTS, 700).into());
+        drop(group);
+        let (objects, _) = player.next_subgroup().await.all().await;
+        assert_eq!(objects, [OBJECTS], "{draft} {order:?}");
     }
 }
 

@@ -167,7 +167,11 @@ impl UnderWay {
                 }
                 Ok(Ok(None)) => return Ok(None),
                 _ if missing > 0 => return Err(Broken),
-                Ok(Err(_)) => return Ok(Some(RangeEnd::Unknown)),
+                Ok(Err(failed)) => {
+                    let (session, track) = (self.context().id(), self.range.track.name());
+                    debug!(session, track = %track.typed(), reason = failed.reason, "FETCH from upstream broke off");
+                    return Ok(Some(RangeEnd::Unknown));
+                }
                 Err(_) => return Ok(Some(RangeEnd::TimedOut)),
             }
             self.wake();
