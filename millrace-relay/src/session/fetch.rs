@@ -106,14 +106,14 @@ impl Fetches {
         let (subscription, back) = match kind {
             FetchKind::Standalone { track, range } => {
                 let (track, first, last) = self.locate(&track, &range).await?;
-                return Ok(Range { track, first, last, order, fill });
+                return Ok(Range { track, first, last, told: false, order, fill });
             }
             FetchKind::RelativeJoining { subscription, groups_back } => (subscription, Ok(groups_back)),
             FetchKind::AbsoluteJoining { subscription, first_group } => (subscription, Err(first_group)),
         };
         let (track, first, last) = self.join(subscription, back).await?;
         rights.ask(Action::Fetch, Resource::track(track.name())).map_err(request_error)?;
-        Ok(Range { track, first, last, order, fill })
+        Ok(Range { track, first, last, told: true, order, fill })
     }
 
     /// The objects of a track that a filter lets through.

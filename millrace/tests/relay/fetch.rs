@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millrace_proto::moq::{
     Draft, FetchItem, FetchObject, Filter, GroupOrder, Location, Message, Parameters, Properties,
-    StreamHeader, TrackName, code,
+    TrackName, code,
     data::{FetchEncoder, FetchParser, RangeEnd, encode_fetch_header},
     message::{Fetch, FetchKind, FetchOk, Subscribe, SubscribeOk},
 };
@@ -45,10 +45,9 @@ pub async fn fetch(peer: &mut Peer, kind: FetchKind, order: GroupOrder) -> Fetch
     Fetched { ok, objects, unknown }
 }
 
-/// What comes on the next stream, which has to be that of a FETCH or a fill: objects in order, and ranges that are unknown.
+/// What comes on the next stream of a FETCH or a fill: objects in order, and ranges that are unknown.
 pub async fn past(peer: &mut Peer, order: GroupOrder) -> (Vec<Location>, Vec<Location>) {
-    let (header, mut stream) = patiently(peer.streams.recv()).await.unwrap();
-    assert!(matches!(header, StreamHeader::Fetch { .. }), "{header:?} instead of a FETCH stream");
+    let mut stream = peer.next_fetch().await;
     let (mut parser, mut bytes) = (FetchParser::new(peer.session.draft(), order, 0), Vec::new());
     let (mut objects, mut unknown, mut payloads) = (Vec::new(), Vec::new(), Vec::new());
     while let Some(chunk) = patiently(stream.chunk()).await.unwrap() {

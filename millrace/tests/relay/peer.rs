@@ -1,6 +1,6 @@
 //! A relay in this process, and peers of it on stock quinn that do exactly what a test says.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use millrace::relay::{
@@ -143,6 +143,8 @@ pub struct Peer {
     pub requests: mpsc::UnboundedReceiver<(Message, Request)>,
     pub streams: mpsc::UnboundedReceiver<(StreamHeader, DataStream)>,
     pub datagrams: mpsc::UnboundedReceiver<Datagram>,
+    /// Subgroups that came before the FETCH stream that was waited for.
+    early: VecDeque<(SubgroupHeader, DataStream)>,
     running: JoinHandle<Error>,
 }
 
@@ -166,7 +168,7 @@ impl Peer {
         let (datagrams, datagrams_out) = mpsc::unbounded_channel();
         let tap = Arc::new(Tap { requests, streams, datagrams });
         let running = tokio::spawn(Arc::clone(&session).run(tap));
-        Self { session, requests: requests_out, streams: streams_out, datagrams: datagrams_out, running }
+        Self { session, requests: requests_out, streams: streams_out, datagrams: datagrams_out, early: VecDeque::new(), running }
     }
 
     /// Why the session ended.
@@ -235,9 +237,25 @@ impl Peer {
 
     /// The next data stream, which has to be a subgroup's.
     pub async fn next_subgroup(&mut self) -> Received {
-        let (header, stream) = patiently(self.streams.recv()).await.unwrap();
-        let StreamHeader::Subgroup(header) = header else { panic!("{header:?} instead of a subgroup") };
+        let (header, stream) = match self.early.pop_front() {
+            Some(early) => early,
+            None => match patiently(self.streams.recv()).await.unwrap() {
+                (StreamHeader::Subgroup(header), stream) => (header, stream),
+                (other, _) => panic!("{other:?} instead of a subgroup"),
+            },
+        };
         Received { parser: ObjectParser::new(&header, stream.offset()), header, stream, bytes: Vec::new() }
+    }
+
+    /// The next stream that answers a FETCH or is a fill.
+    pub async fn next_fetch(&mut self) -> DataStream {
+        loop {
+            match patiently(self.streams.recv()).await.unwrap() {
+                (StreamHeader::Fetch { .. }, stream) => return stream,
+                (StreamHeader::Subgroup(header), stream) => self.early.push_back((header, stream)),
+                (other, _) => panic!("{other:?} instead of a FETCH stream"),
+            }
+        }
     }
 
     /// Nothing is being sent to this peer.

@@ -16,7 +16,7 @@ use tracing::debug;
 use super::{Clock, UnderWay};
 use crate::hub::{Fetched, Objects, Piece};
 
-/// The longest that a FETCH waits for objects of the cache that are still arriving.
+/// The longest that nothing may arrive while a FETCH waits for objects that are to come into the cache.
 const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest that it waits for objects that may be on the way.
 const GAP_TIMEOUT: Duration = Duration::from_millis(300);
@@ -40,7 +40,9 @@ impl UnderWay {
     pub async fn begin(&self) -> Result<(FetchOk, Start), RequestError> {
         let range = &self.range;
         let track = &range.track;
-        let Some(largest) = track.data.largest() else {
+        // Of what a publisher has told of, some may not have arrived.
+        let told = range.told.then_some(range.last);
+        let Some(largest) = track.data.largest().max(told) else {
             let Fetched { ok, objects } = self.ask_publishers((range.first, range.last)).await?;
             return Ok((ok, Start::Upstream(objects)));
         };
@@ -66,21 +68,31 @@ impl UnderWay {
             return Ok(());
         }
         let began = Clock::now();
+        let limit = began + range.fill.max(ARRIVAL_TIMEOUT);
         loop {
             let progress = range.track.progress.notified();
-            // Subgroups of lower priority come later; but not every ID needs to exist.
-            let patience = match readiness(&range.track.data, range.first, last) {
+            let deadline = match self.readiness(last) {
                 Readiness::Ready => return Ok(()),
+                // Subgroups of lower priority come later; but not every ID needs to exist.
                 Readiness::Gaps if began.elapsed() >= GAP_TIMEOUT => return Ok(()),
-                Readiness::Gaps => GAP_TIMEOUT,
-                Readiness::Unfinished => ARRIVAL_TIMEOUT,
+                Readiness::Gaps => None,
+                Readiness::Unfinished => Some(limit.min(Clock::now() + ARRIVAL_TIMEOUT)),
             };
-            let late = timeout_at(began + patience, progress).await.is_err();
-            if late && patience == ARRIVAL_TIMEOUT {
+            let late = timeout_at(deadline.unwrap_or(began + GAP_TIMEOUT), progress).await.is_err();
+            if deadline.is_some() && (late || Clock::now() >= limit) {
                 let reason = "the last objects of the range did not arrive in time";
                 return Err(RequestError::new(code::Request::TIMEOUT, reason));
             }
             sleep(LOOKS).await;
+        }
+    }
+
+    /// Whether the cache has the range, or what it will have of it.
+    fn readiness(&self, last: Location) -> Readiness {
+        let data = &self.range.track.data;
+        match data.known_from().is_some_and(|known| known <= last) && data.largest() < Some(last) {
+            true => Readiness::Unfinished,
+            false => readiness(data, self.range.first, last),
         }
     }
 

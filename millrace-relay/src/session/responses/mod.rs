@@ -50,6 +50,9 @@ pub struct Range {
     pub track: Arc<LiveTrack>,
     pub first: Location,
     pub last: Location,
+    /// `last` is the largest object that a subscriber was told of: it is owed everything up to there, arrived or not, since its
+    /// subscription begins behind that.
+    pub told: bool,
     pub order: GroupOrder,
     /// How long upstream may be waited for.
     pub fill: Duration,

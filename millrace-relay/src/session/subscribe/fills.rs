@@ -58,6 +58,7 @@ impl Fills {
             track: Arc::clone(&of.track),
             first,
             last,
+            told: last == largest,
             order: fill.group_order.unwrap_or(options.order),
             fill: responses.patience(fill),
         };
