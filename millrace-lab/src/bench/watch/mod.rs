@@ -222,7 +222,8 @@ impl Broadcast {
         let route = site.route()?;
         let mut command = route.publisher.command(std::env::current_exe()?);
         let url = format!("moqt://{}", route.relay);
-        command.args(["publish", "--name", NAME, "--tls-disable-verify", &url]);
+        // The same for all relays: of a later draft's publisher, moq-relay does not always pass on the catalog to the page.
+        command.args(["publish", "--draft", "18", "--name", NAME, "--tls-disable-verify", &url]);
         let (publisher, input) = Process::start_fed("publisher", command, site.directory())?;
         Ok(Self { publisher, camera: Camera::start(Arc::clone(clip), input)? })
     }
