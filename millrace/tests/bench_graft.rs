@@ -35,9 +35,11 @@ fn each_is_measured() {
     let wanted = [
         "graft hybla",
         "graft longhaul",
+        "graft pcc",
         "graft westwood",
         "graft hybla, a new file",
         "graft longhaul, a new file",
+        "graft pcc, a new file",
         "graft westwood, a new file",
         "TCP in place, one port",
         "reading and changing sockets",
