@@ -11,6 +11,7 @@ use millrace_bpf::{
     clock,
     graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Sockets, Tcp, Timing},
 };
+use millrace_proto::graft::measure::Report;
 
 pub use self::agreement::{Own, Session};
 use crate::{
@@ -18,6 +19,7 @@ use crate::{
     agreements::Agreements,
     identity::hex,
     paths::Monitor,
+    settings,
     status::{self, Status, Why},
 };
 
@@ -217,6 +219,16 @@ impl Runtime {
         let sockets = self.sockets.read()?;
         self.monitor.update(sockets, clock::monotonic_ns() / 1_000_000_000);
         Ok(())
+    }
+
+    /// What a probe has found out.
+    pub fn note_probe(&mut self, peer: IpAddr, report: Report) {
+        self.monitor.note_probe(peer, report, clock::monotonic_ns() / 1_000_000_000);
+    }
+
+    /// Paths that are to be probed again and again.
+    pub fn probes(&self) -> &[settings::Probe] {
+        &self.settings.probes
     }
 
     pub fn status(&mut self) -> Result<Status, Error> {
