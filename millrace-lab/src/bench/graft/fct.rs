@@ -41,6 +41,9 @@ pub struct Args {
     /// Transfers at once, each in a lab of its own
     #[arg(long, default_value_t = 1)]
     labs: usize,
+    /// Of the losses; rounds count on from it, so that runs to be put together take numbers that are further apart
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
     /// Files with rows of earlier runs, whose rounds are added
     #[arg(long, value_delimiter = ',', value_name = "FILE")]
     add: Vec<PathBuf>,
@@ -122,10 +125,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 impl Args {
     /// The queue has room for the product of rate and round trip.
-    fn site(&self, Network { rtt_ms, loss }: Network) -> anyhow::Result<Site> {
+    fn site(&self, Network { rtt_ms, loss }: Network, round: usize) -> anyhow::Result<Site> {
         let bdp = u64::from(self.rate_mbit) * 125 * u64::from(rtt_ms);
         let (rate, queue) = (self.rate_mbit, bdp.max(64 << 10));
         let mut topology = Topology::standard(1, 1);
+        // Each round loses other packets.
+        (topology.seed, topology.netem) = (self.seed.wrapping_add(round as u64), false);
         topology.impair(SUBSCRIBERS_LINK, Directions::Both, &format!("delay={}us", rtt_ms * 500))?;
         let forward = format!("rate={rate}mbit queue-bytes={queue} loss={loss}%");
         topology.impair(SUBSCRIBERS_LINK, Directions::Forward, &forward)?;
@@ -152,7 +157,7 @@ impl Args {
             (1..=self.rounds).flat_map(|round| cells.iter().map(move |cell| (round, *cell))).collect();
         let progress = Progress::of_lanes(jobs.len() * self.controls.len(), self.labs);
         let done = at_once(self.labs, &jobs, |(round, cell)| {
-            let site = self.site(cell.network)?;
+            let site = self.site(cell.network, *round)?;
             let transfers = self.controls.iter().map(|control| {
                 let case = self.case(control, *cell);
                 let work = || self.transfer(&site, &case);

@@ -180,7 +180,7 @@ mod tests {
         let [near, far] = &joined(all)[..] else { panic!("two cases") };
         assert_eq!((near.case.rtt_ms, near.rounds.len()), (10, 2));
         assert_eq!((far.ms.map(|ms| ms.median), far.over, far.rounds.len()), (Some(2.0), 1, 5));
-        let text = render(&[far.clone()]);
+        let text = render(std::slice::from_ref(far));
         assert!(text.contains("cubic 64 KiB, 20 ms, 0.5 %: 2 of 5 rounds: gone"), "{text}");
         std::fs::write(&path, "[{}]").expect("a file");
         assert!(read(&path).expect_err("no rows").to_string().contains("rows.json: rows of"));
