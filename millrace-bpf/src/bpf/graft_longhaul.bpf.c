@@ -71,6 +71,14 @@ static __always_inline __u64 bandwidth_of(const struct longhaul *haul)
 	return haul->bound && haul->bound < greatest ? haul->bound : greatest;
 }
 
+/* Before there is a rate to go by. */
+static __always_inline __u64 initial_rate(const struct tcp_sock *tp)
+{
+	__u32 rtt_us = tp->srtt_us ? graft_max(tp->srtt_us >> 3, 1U) : INITIAL_RTT_US;
+
+	return (__u64)tp->snd_cwnd * tp->mss_cache * 1000000 / rtt_us * STARTUP_PERCENT / 100;
+}
+
 SEC("struct_ops")
 void BPF_PROG(longhaul_init, struct sock *sk)
 {
@@ -95,6 +103,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	haul->rounds = 0;
 	tp->snd_ssthresh = GRAFT_SSTHRESH_NONE;
 	graft_pace(sk);
+	sk->sk_pacing_rate = initial_rate(tp);
 }
 
 /* The delivery rate that TCP has measured; what the application limited raises it only (tcp_rate.c). */
@@ -254,14 +263,10 @@ static __always_inline void set_window(struct longhaul *haul, struct tcp_sock *t
 static __always_inline void set_rate(struct longhaul *haul, struct sock *sk)
 {
 	struct tcp_sock *tp = graft_tcp(sk);
-	__u64 rate = bandwidth_of(haul);
-	__u32 rtt_us = graft_max(tp->srtt_us >> 3, 1U);
+	__u64 rate = bandwidth_of(haul) * pacing_percent(haul) / 100 * PACING_MARGIN / 100;
 
-	if (!tp->srtt_us)
-		rtt_us = INITIAL_RTT_US;
 	if (!rate)
-		rate = (__u64)tp->snd_cwnd * tp->mss_cache * 1000000 / rtt_us;
-	rate = rate * pacing_percent(haul) / 100 * PACING_MARGIN / 100;
+		rate = initial_rate(tp);
 	/* Never more slowly than in start-up before there is a rate to go by. */
 	if (haul->phase != STARTUP || rate > sk->sk_pacing_rate || !sk->sk_pacing_rate)
 		sk->sk_pacing_rate = graft_max(rate, (__u64)tp->mss_cache);

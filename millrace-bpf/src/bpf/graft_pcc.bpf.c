@@ -238,7 +238,7 @@ static __always_inline __u64 kbit_of(__u64 rate)
 	return graft_max(rate / 125, 1ULL);
 }
 
-/* In 1024ths: what is lost, of a coefficient in permille and a share in ppm. */
+/* In 1024ths: a coefficient in permille times a share in ppm. */
 static __always_inline __s64 weighed(__u32 permille, __u64 ppm)
 {
 	return permille * ppm / 1000 * ONE / PPM;
@@ -268,13 +268,15 @@ static __always_inline __s64 loss_difference(const struct outcome *higher, const
 
 	if (packets * packets <= 4ULL * (higher->lost + lower->lost))
 		return 0;
-	/* Behind the double of the difference of rates. */
-	cost = weighed(config.loss_permille, difference * PPM / scale) * 500 / graft_max(config.trial_permille, 1U);
+	/* By the difference of the rates, which is twice that of one to the middle. */
+	cost = weighed(config.loss_permille, difference * PPM / scale) * 500 /
+	       graft_max(config.trial_permille, 1U);
 	return high > low ? cost : -cost;
 }
 
 /* du/dx in 1024ths. */
-static __always_inline __s64 gradient(const struct pcc *pcc, const struct outcome *higher, const struct outcome *lower)
+static __always_inline __s64 gradient(const struct pcc *pcc, const struct outcome *higher,
+				      const struct outcome *lower)
 {
 	__u32 all = graft_max(higher->sent + lower->sent, 1U);
 	__s32 grown = higher->growth_ppm - lower->growth_ppm;
@@ -282,7 +284,8 @@ static __always_inline __s64 gradient(const struct pcc *pcc, const struct outcom
 
 	value -= weighed(config.loss_permille, (__u64)(higher->lost + lower->lost) * PPM / all);
 	value -= loss_difference(higher, lower);
-	cost = weighed(config.latency_permille, grown > 0 ? grown : -grown) * 500 / graft_max(config.trial_permille, 1U);
+	cost = weighed(config.latency_permille, grown > 0 ? grown : -grown) * 500 /
+	       graft_max(config.trial_permille, 1U);
 	return grown > 0 ? value - cost : value + cost;
 }
 
@@ -321,7 +324,7 @@ static __always_inline void end_round(struct pcc *pcc, const struct tcp_sock *tp
 
 	judge(pcc, tp, &it);
 	worth = utility(kbit_of((__u64)it.sent * tp->mss_cache * PPM / spent), &it);
-	judge_until(pcc, tp, graft_max(sent(tp), judged(tp) + 1));
+	judge_until(pcc, tp, judged(tp) + graft_max(graft_in_flight(tp), 1U));
 	if (tp->app_limited)
 		return;
 	if (worth > pcc->best) {
