@@ -17,7 +17,7 @@ struct longhaul_config {
 SEC(".rodata.config")
 const volatile struct longhaul_config config = {
 	.loss_permille = 150,
-	.cwnd_percent = 200,
+	.cwnd_percent = 185,
 	.back_off_percent = 85,
 	.rtt_window_ms = 10000,
 };
