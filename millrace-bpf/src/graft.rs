@@ -26,9 +26,10 @@ pub const ABI: u32 = 1;
 pub const PACKET_ABI: u32 = 2;
 
 /// The grafts that are compiled in: name and object file.
-pub const SHIPPED: [(&str, &[u8]); 3] = [
+pub const SHIPPED: [(&str, &[u8]); 4] = [
     ("hybla", include_bytes!(concat!(env!("OUT_DIR"), "/graft_hybla.bpf.o"))),
     ("longhaul", include_bytes!(concat!(env!("OUT_DIR"), "/graft_longhaul.bpf.o"))),
+    ("pcc", include_bytes!(concat!(env!("OUT_DIR"), "/graft_pcc.bpf.o"))),
     ("westwood", include_bytes!(concat!(env!("OUT_DIR"), "/graft_westwood.bpf.o"))),
 ];
 

@@ -17,10 +17,14 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::status::Reload;
+
 /// What a runtime of packet grafts is doing, as data.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Status {
+    pub uptime_s: f64,
+    pub reload: Option<Reload>,
     /// Interface, and `native` or `generic`.
     pub interfaces: BTreeMap<String, String>,
     pub sessions: Vec<SessionStatus>,
@@ -43,4 +47,7 @@ pub struct SessionStatus {
     pub mean_ns: BTreeMap<String, u64>,
     /// Samples above the budget, since it was opened.
     pub over_budget: u64,
+    /// Changes of its graft, and those that came to nothing.
+    pub swaps: u64,
+    pub swaps_failed: u64,
 }

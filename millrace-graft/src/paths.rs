@@ -6,6 +6,7 @@ use std::{
 };
 
 use millrace_bpf::graft::Socket;
+use millrace_proto::graft::measure::Report;
 use serde::{Deserialize, Serialize};
 
 use crate::Class;
@@ -34,6 +35,22 @@ pub struct Path {
     pub reordering: u32,
     /// Seconds since there was a connection; 0: there is one.
     pub idle_s: u64,
+    /// What the latest probe of it has said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probed: Option<Probed>,
+}
+
+/// Figures of packets that were sent to find them out.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
+pub struct Probed {
+    pub rtt_min_us: u32,
+    /// Median.
+    pub rtt_us: u32,
+    pub loss_percent: f64,
+    /// 1: losses are independent.
+    pub burstiness: f64,
+    pub queue_growth_us_s: f64,
+    pub age_s: u64,
 }
 
 impl Path {
@@ -56,6 +73,8 @@ struct Peer {
     lost: u64,
     reordering: u32,
     seen_s: u64,
+    /// And when.
+    probed: Option<(Report, u64)>,
 }
 
 /// Remembers peers beyond their connections.
@@ -103,6 +122,21 @@ impl Monitor {
         self.forget();
     }
 
+    /// A probe of the path to a peer, with whom there need not be a connection. One that nobody answered says nothing of its length.
+    pub fn note_probe(&mut self, address: IpAddr, report: Report, now_s: u64) {
+        self.now_s = self.now_s.max(now_s);
+        let peer = self.peers.entry(address).or_default();
+        peer.seen_s = now_s;
+        if report.answered > 0 {
+            peer.rtt_min_us = peer.rtt_min_us.into_iter().chain([report.rtt_min_us]).min();
+        }
+        if peer.rtt_us == 0 {
+            (peer.rtt_us, peer.rtt_variation_us) = (report.rtt_us, report.rtt_variation_us);
+        }
+        peer.probed = Some((report, now_s));
+        self.forget();
+    }
+
     /// By peer.
     pub fn paths(&self) -> Vec<Path> {
         self.peers.iter().map(|(address, peer)| self.path(*address, peer)).collect()
@@ -132,6 +166,14 @@ impl Monitor {
             lost: peer.lost,
             reordering: peer.reordering,
             idle_s: if peer.latest.is_empty() { self.now_s.saturating_sub(peer.seen_s).max(1) } else { 0 },
+            probed: peer.probed.as_ref().map(|(report, at_s)| Probed {
+                rtt_min_us: report.rtt_min_us,
+                rtt_us: report.rtt_us,
+                loss_percent: report.loss_percent,
+                burstiness: report.burstiness,
+                queue_growth_us_s: report.queue_growth_us_s,
+                age_s: self.now_s.saturating_sub(*at_s),
+            }),
         }
     }
 
@@ -215,6 +257,23 @@ mod tests {
             monitor.update(vec![socket(7, 1, rtt_us, 1, 0)], 1);
             assert_eq!(monitor.paths()[0].class, class, "{rtt_us}");
         }
+    }
+
+    #[test]
+    fn probes_count_beside_connections_and_without() {
+        let report = |answered, rtt_min_us| Report { answered, rtt_min_us, rtt_us: 900, ..Report::default() };
+        let address = |last: u32| IpAddr::from(Ipv4Addr::from_bits(last));
+        let mut monitor = Monitor::new(default_classes());
+        monitor.update(vec![socket(7, 1, 6000, 1, 0)], 10);
+        monitor.note_probe(address(7), report(3, 800), 11);
+        monitor.note_probe(address(8), report(0, 0), 11);
+        monitor.update(vec![socket(7, 1, 6000, 1, 0)], 13);
+        let [near, mute] = &monitor.paths()[..] else { panic!("two peers") };
+        assert_eq!((near.class.as_str(), near.rtt_min_us, near.rtt_us), ("lan", 800, 6010));
+        assert_eq!(near.probed.as_ref().map(|it| (it.rtt_us, it.age_s)), Some((900, 2)));
+        assert_eq!((mute.connections, mute.idle_s, mute.probed.is_some()), (0, 2, true));
+        (0..PEERS_MAX as u32).for_each(|at| monitor.note_probe(address(at + 100), report(1, 1), 14));
+        assert_eq!(monitor.paths().len(), PEERS_MAX);
     }
 
     #[test]

@@ -16,9 +16,10 @@ const MANIFEST_MAX_BYTES: u64 = 64 << 10;
 /// Of one directory.
 const GRAFTS_MAX: usize = 256;
 
-const MANIFESTS: [(&str, &str); 3] = [
+const MANIFESTS: [(&str, &str); 4] = [
     ("hybla", include_str!("../pool/hybla.toml")),
     ("longhaul", include_str!("../pool/longhaul.toml")),
+    ("pcc", include_str!("../pool/pcc.toml")),
     ("westwood", include_str!("../pool/westwood.toml")),
 ];
 

@@ -11,17 +11,21 @@ use millrace_bpf::{
     clock,
     graft::{self as kernel, Change, Changed, Control, Outcome, Pins, Sockets, Tcp, Timing},
 };
+use millrace_proto::graft::measure::Report;
 
 pub use self::agreement::{Own, Session};
+use self::warm::Warm;
 use crate::{
     Agree, Error, Graft, Pool, Refusal, Rule, Settings, Side,
     agreements::Agreements,
     identity::hex,
     paths::Monitor,
+    settings,
     status::{self, Status, Why},
 };
 
 pub(crate) mod agreement;
+mod warm;
 
 /// A graft that was loaded.
 struct Loaded {
@@ -55,6 +59,7 @@ pub struct Runtime {
     revision: u64,
     /// Where links stay when this ends.
     pins: Option<Pins>,
+    warm: Warm,
 }
 
 impl Runtime {
@@ -90,7 +95,8 @@ impl Runtime {
             tcp.keep(pins)?;
             loaded.values_mut().try_for_each(|it: &mut Loaded| it.control.keep(pins))?;
         }
-        prepare(&pool);
+        let mut warm = Warm::default();
+        warm.prepare(&pool, &settings.pool);
         let monitor = Monitor::new(settings.classes.clone());
         let mut agreements = Agreements::default();
         agreements.set_peers(peers(&settings), clock::monotonic_ns());
@@ -108,6 +114,7 @@ impl Runtime {
             agreements,
             revision: 1,
             pins,
+            warm,
         })
     }
 
@@ -156,7 +163,7 @@ impl Runtime {
         for (name, loaded) in &mut self.loaded {
             loaded.by_settings |= needed.contains_key(name);
         }
-        prepare(&pool);
+        self.warm.prepare(&pool, &settings.pool);
         self.monitor.set_classes(settings.classes.clone());
         self.agreements.set_peers(peers(&settings), clock::monotonic_ns());
         (self.settings, self.pool) = (settings, pool);
@@ -212,11 +219,22 @@ impl Runtime {
         Ok(Swapped { changed, walk_us: start.elapsed().as_micros().try_into().unwrap_or(u64::MAX) })
     }
 
-    /// Looks at the sockets.
+    /// Looks at the sockets, and at the pool's files.
     pub fn tick(&mut self) -> Result<(), Error> {
+        self.warm.look(&self.settings.pool, &self.settings.trusted_keys);
         let sockets = self.sockets.read()?;
         self.monitor.update(sockets, clock::monotonic_ns() / 1_000_000_000);
         Ok(())
+    }
+
+    /// What a probe has found out.
+    pub fn note_probe(&mut self, peer: IpAddr, report: Report) {
+        self.monitor.note_probe(peer, report, clock::monotonic_ns() / 1_000_000_000);
+    }
+
+    /// Paths that are to be probed again and again.
+    pub fn probes(&self) -> &[settings::Probe] {
+        &self.settings.probes
     }
 
     pub fn status(&mut self) -> Result<Status, Error> {
@@ -385,13 +403,6 @@ fn refused(graft: &Graft, error: kernel::Error) -> Error {
         }
         _ => graft.error(error.to_string()),
     }
-}
-
-/// What is in the pool is relocated before anybody wants it, which takes some 10 ms each. What cannot be is said when it is
-/// loaded.
-fn prepare(pool: &Pool) {
-    let images: Vec<Vec<u8>> = pool.iter().map(|graft| graft.image.clone()).collect();
-    std::thread::spawn(move || images.iter().for_each(|image| drop(Control::prepare(image))));
 }
 
 /// Grafts that are needed, but for those that are yet to come from a peer.

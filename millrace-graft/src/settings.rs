@@ -12,10 +12,14 @@ use millrace_bpf::{
 };
 use serde::{Deserialize, Serialize};
 
-pub use self::agreement::{Agreement, Fetch, Peer, Trust};
+pub use self::{
+    agreement::{Agreement, Fetch, Peer, Trust},
+    probe::Probe,
+};
 use crate::{Error, identity::Key};
 
 mod agreement;
+pub mod probe;
 
 /// Of a congestion control's name.
 const CONGESTION_MAX: usize = 15;
@@ -38,6 +42,8 @@ pub struct Settings {
     pub classes: Vec<Class>,
     /// With whom, by TLS.
     pub agreement: Option<Agreement>,
+    /// Paths that are probed again and again.
+    pub probes: Vec<Probe>,
 }
 
 /// A graft that is loaded whether or not a rule uses it.
@@ -113,6 +119,8 @@ struct Raw {
     peer: Vec<agreement::RawPeer>,
     #[serde(default)]
     fetch: Vec<agreement::RawFetch>,
+    #[serde(default)]
+    probe: Vec<probe::Raw>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -224,6 +232,7 @@ impl Settings {
             rules: raw.rule.into_iter().map(RawRule::checked).collect::<Result<_, _>>()?,
             classes,
             agreement,
+            probes: probe::all(raw.probe)?,
         };
         settings.check()?;
         Ok(settings)

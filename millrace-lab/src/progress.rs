@@ -38,7 +38,12 @@ struct Steps {
 
 impl Progress {
     pub fn of(steps: usize) -> Self {
-        let pace = Pace { steps, done: 0, spent: Duration::ZERO };
+        Self::of_lanes(steps, 1)
+    }
+
+    /// Of steps of which so many run at the same time.
+    pub fn of_lanes(steps: usize, lanes: usize) -> Self {
+        let pace = Pace { steps, lanes, done: 0, spent: Duration::ZERO };
         let shared = Arc::new(Shared {
             steps: Mutex::new(Steps { pace, now: None, is_over: false }),
             ended: Condvar::new(),
@@ -86,8 +91,30 @@ impl Progress {
     /// # Errors
     /// As [`Progress::note`].
     pub fn end(&self, came: &str) -> io::Result<()> {
+        let Some((what, since)) = self.shared.steps.lock().now.take() else { return Ok(()) };
+        self.over(&what, since, came)
+    }
+
+    /// One of several steps that run at the same time.
+    ///
+    /// # Errors
+    /// As [`Progress::note`].
+    pub fn step<T>(
+        &self,
+        what: &str,
+        work: impl FnOnce() -> T,
+        told: impl FnOnce(&T) -> String,
+    ) -> io::Result<T> {
+        self.begin(what);
+        let since = Instant::now();
+        let came = work();
+        self.over(what, since, &told(&came))?;
+        Ok(came)
+    }
+
+    fn over(&self, what: &str, since: Instant, came: &str) -> io::Result<()> {
         let mut steps = self.shared.steps.lock();
-        let Some((what, since)) = steps.now.take() else { return Ok(()) };
+        steps.now.take_if(|(now, _)| now == what);
         steps.pace.done += 1;
         steps.pace.spent += since.elapsed();
         let pace = if self.shared.is_terminal {
@@ -141,6 +168,7 @@ impl Shared {
 /// How fast it goes.
 struct Pace {
     steps: usize,
+    lanes: usize,
     done: usize,
     /// By those that are done.
     spent: Duration,
@@ -164,7 +192,8 @@ impl Pace {
     fn left(&self, running: Duration) -> Option<Duration> {
         let done = u32::try_from(self.done).ok().filter(|done| *done > 0)?;
         let to_do = u32::try_from(self.steps.saturating_sub(self.done)).ok().filter(|to_do| *to_do > 0)?;
-        let mean = self.spent / done;
+        let lanes = u32::try_from(self.lanes).unwrap_or(u32::MAX).max(1);
+        let mean = self.spent / done / lanes;
         // A step that takes longer than others does not take from them.
         Some((mean * to_do).saturating_sub(running.min(mean)))
     }
@@ -186,11 +215,14 @@ mod tests {
     #[test]
     fn what_is_left_follows_from_what_is_done() {
         let seconds = Duration::from_secs;
-        let mut pace = Pace { steps: 10, done: 0, spent: Duration::ZERO };
+        let mut pace = Pace { steps: 10, lanes: 1, done: 0, spent: Duration::ZERO };
         assert_eq!(pace.line("user x 1", seconds(7)), "0 of 10 done; user x 1 for 7 s");
         (pace.done, pace.spent) = (4, seconds(240));
         assert_eq!(pace.line("user x 1", seconds(30)), "4 of 10 done, some 5 min left; user x 1 for 30 s");
         assert_eq!(pace.left(seconds(600)), Some(seconds(300)), "the five others");
+        pace.lanes = 3;
+        assert_eq!(pace.left(seconds(0)), Some(seconds(120)), "three at a time");
+        pace.lanes = 1;
         (pace.done, pace.steps) = (4, 2000);
         assert_eq!(pace.told(Duration::ZERO), "4 of 2000 done, some 33.3 h left");
         (pace.done, pace.steps) = (2, 2);

@@ -15,6 +15,7 @@
 
 pub mod commands;
 mod cost;
+mod daemon;
 #[cfg(test)]
 mod documented;
 mod gate;

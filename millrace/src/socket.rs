@@ -1,9 +1,11 @@
 //! Control sockets of daemons: a file that only its owner, and perhaps a group, may use, and one line of JSON each way.
 
 use std::{
+    convert::Infallible,
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::{fs::PermissionsExt as _, net::UnixStream},
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -12,12 +14,15 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _},
     net::UnixListener,
+    sync::Semaphore,
 };
 
 /// Of the commands with an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Of a request, bytes.
 const LINE_MAX: u64 = 64 * 1024;
+/// Connections at once.
+const CONVERSATIONS_MAX: usize = 64;
 
 /// Asks a daemon, called `who` in errors, one thing.
 pub fn ask<A: DeserializeOwned>(
@@ -99,6 +104,29 @@ impl Socket {
         }
         ready?;
         Ok(Self { path: path.to_owned(), listener })
+    }
+
+    /// Answers all who ask, until it is dropped. `answer` may take some 10 ms.
+    pub async fn serve<A>(
+        &self,
+        answer: impl Fn(&[u8]) -> anyhow::Result<A> + Clone + Send + 'static,
+    ) -> Infallible
+    where
+        A: Serialize + From<anyhow::Error> + Send,
+    {
+        let places = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
+        loop {
+            let stream = self.accept().await;
+            let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                tracing::warn!("a connection to the control socket is one too many");
+                continue;
+            };
+            let answer = answer.clone();
+            tokio::spawn(async move {
+                converse(stream, answer).await;
+                drop(place);
+            });
+        }
     }
 
     /// The next connection.

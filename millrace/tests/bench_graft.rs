@@ -35,9 +35,11 @@ fn each_is_measured() {
     let wanted = [
         "graft hybla",
         "graft longhaul",
+        "graft pcc",
         "graft westwood",
         "graft hybla, a new file",
         "graft longhaul, a new file",
+        "graft pcc, a new file",
         "graft westwood, a new file",
         "TCP in place, one port",
         "reading and changing sockets",
@@ -70,6 +72,15 @@ fn each_is_measured() {
     let timed = rows("each_is_measured", &format!("{arguments}{}", plot.path().display())).expect("root");
     let svg = std::fs::read_to_string(plot.path()).expect("a picture");
     assert!(svg.contains("64 KiB, 10 ms") && svg.contains("mr_hybla"), "{svg}");
+    let earlier = tempfile::NamedTempFile::with_suffix(".json").expect("a file");
+    serde_json::to_writer(earlier.as_file(), &timed).expect("rows");
+    let twice = format!("fct --only-add --add {0},{0}", earlier.path().display());
+    let twice = rows("each_is_measured", &twice).expect("root");
+    assert_eq!(twice.len(), timed.len());
+    for (both, one) in twice.iter().zip(&timed) {
+        let rounds = [&one["rounds"][0], &one["rounds"][0]].map(Clone::clone);
+        assert_eq!((&both["rounds"], &both["ms"]), (&rounds.to_vec().into(), &one["ms"]));
+    }
     let (near, timed): (Vec<_>, Vec<_>) = timed.into_iter().partition(|row| row["rtt_ms"] == 10);
     assert_eq!((near.len(), &near[0]["loss_percent"]), (3, &1.0.into()));
     let [cubic, hybla, none] = &timed[..] else { panic!("{timed:?}") };
@@ -83,11 +94,14 @@ fn each_is_measured() {
         "{none}"
     );
 
-    let arguments = "fairness --controls mr_westwood --buffers 1 --rate-mbit 5 --seconds 1 --rounds 1";
+    let arguments =
+        "fairness --controls mr_westwood --buffers 1,2 --labs 2 --rate-mbit 5 --seconds 1 --rounds 1";
     let shared = rows("each_is_measured", arguments).expect("root");
-    let [westwood] = &shared[..] else { panic!("{shared:?}") };
-    assert_eq!(westwood["congestion_control"], "mr_westwood");
-    assert!(westwood["rounds"][0]["flow_mbit"].as_f64().is_some_and(|mbit| mbit > 0.0), "{westwood}");
+    assert_eq!(shared.len(), 2);
+    for (row, buffer) in shared.iter().zip([1.0, 2.0]) {
+        assert_eq!((&row["congestion_control"], &row["buffer_bdp"]), (&"mr_westwood".into(), &buffer.into()));
+        assert!(row["rounds"][0]["flow_mbit"].as_f64().is_some_and(|mbit| mbit > 0.0), "{row}");
+    }
 }
 
 #[test]

@@ -86,8 +86,7 @@ static __noinline int keep(struct __sk_buff *skb, struct graft_work *work)
 	if (!kept)
 		return -1;
 	kept->bytes = 0;
-	OPAQUE(bytes);
-	if (!bytes || bytes >= PACKET_BYTES)
+	if (!is_size(&bytes, PACKET_BYTES - 1))
 		return -1;
 	if (bpf_skb_load_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes))
 		return -1;
@@ -199,8 +198,8 @@ static __noinline int resend(struct __sk_buff *skb, struct graft_work *work)
 	if (!kept)
 		return GRAFT_ANSWERED;
 	bytes = kept->bytes;
-	OPAQUE(bytes);
-	if (kept->session != work->session || kept->number != work->number || !bytes || bytes >= PACKET_BYTES)
+	if (kept->session != work->session || kept->number != work->number ||
+	    !is_size(&bytes, PACKET_BYTES - 1))
 		return GRAFT_ANSWERED;
 	if (bpf_skb_change_tail(skb, work->udp_at + UDP_BYTES + bytes + GRAFT_FRAME_BYTES, 0) ||
 	    turn(skb, work) || bpf_skb_store_bytes(skb, work->udp_at + UDP_BYTES, kept->payload, bytes, 0))

@@ -60,6 +60,7 @@ struct tcp_sock {
 	__u32 mss_cache;
 	__u32 delivered;
 	__u32 lost;
+	__u32 app_limited; /* until so many are delivered; 0: the application keeps up */
 	__u32 reordering;
 	__u32 rcv_nxt;
 	__u32 total_retrans;

@@ -17,7 +17,7 @@ struct longhaul_config {
 SEC(".rodata.config")
 const volatile struct longhaul_config config = {
 	.loss_permille = 150,
-	.cwnd_percent = 200,
+	.cwnd_percent = 185,
 	.back_off_percent = 85,
 	.rtt_window_ms = 10000,
 };
@@ -71,6 +71,14 @@ static __always_inline __u64 bandwidth_of(const struct longhaul *haul)
 	return haul->bound && haul->bound < greatest ? haul->bound : greatest;
 }
 
+/* Before there is a rate to go by. */
+static __always_inline __u64 initial_rate(const struct tcp_sock *tp)
+{
+	__u32 rtt_us = tp->srtt_us ? graft_max(tp->srtt_us >> 3, 1U) : INITIAL_RTT_US;
+
+	return (__u64)tp->snd_cwnd * tp->mss_cache * 1000000 / rtt_us * STARTUP_PERCENT / 100;
+}
+
 SEC("struct_ops")
 void BPF_PROG(longhaul_init, struct sock *sk)
 {
@@ -95,6 +103,7 @@ void BPF_PROG(longhaul_init, struct sock *sk)
 	haul->rounds = 0;
 	tp->snd_ssthresh = GRAFT_SSTHRESH_NONE;
 	graft_pace(sk);
+	sk->sk_pacing_rate = initial_rate(tp);
 }
 
 /* The delivery rate that TCP has measured; what the application limited raises it only (tcp_rate.c). */
@@ -130,13 +139,26 @@ static __always_inline void judge_growth(struct longhaul *haul)
 	}
 }
 
+/* Than chance explains: the deviation of a count is its root, and rounds are short at first. */
+static __always_inline bool is_more(__u64 lost, __u64 tolerated)
+{
+	__u64 excess = lost > tolerated ? lost - tolerated : 0;
+
+	return excess > 2 && excess * excess > 4 * tolerated;
+}
+
 static __always_inline void judge_loss(struct longhaul *haul, const struct tcp_sock *tp)
 {
 	__u64 lost = tp->lost - haul->round_lost;
 	__u64 sent = tp->delivered - haul->round_delivered + lost;
+	__u64 tolerated = sent * config.loss_permille / 1000;
 
-	if (lost > 2 && lost * 1000 > sent * config.loss_permille) {
-		haul->bound = bandwidth_of(haul) * config.back_off_percent / 100;
+	if (haul->phase == DRAIN)
+		return;
+	if (is_more(lost, tolerated)) {
+		/* Start-up loses what it sent too much of, at a rate that nobody keeps. */
+		if (haul->phase != STARTUP)
+			haul->bound = bandwidth_of(haul) * config.back_off_percent / 100;
 		end_startup(haul);
 	} else if (haul->bound && haul->step == 0) {
 		/* Probing upwards did no harm. */
@@ -144,6 +166,13 @@ static __always_inline void judge_loss(struct longhaul *haul, const struct tcp_s
 		if (haul->bound >= graft_max(haul->bandwidth[0], haul->bandwidth[1]))
 			haul->bound = 0;
 	}
+}
+
+static __always_inline void begin_round(struct longhaul *haul, const struct tcp_sock *tp)
+{
+	haul->round_delivered = tp->delivered;
+	haul->round_lost = tp->lost;
+	haul->round_end = tp->delivered + graft_max(graft_in_flight(tp), 1U);
 }
 
 static __always_inline void end_round(struct longhaul *haul, const struct tcp_sock *tp)
@@ -158,9 +187,7 @@ static __always_inline void end_round(struct longhaul *haul, const struct tcp_so
 		haul->rounds = 0;
 		take_rate(haul, tp);
 	}
-	haul->round_delivered = tp->delivered;
-	haul->round_lost = tp->lost;
-	haul->round_end = tp->delivered + graft_max(graft_in_flight(tp), 1U);
+	begin_round(haul, tp);
 }
 
 /* Once in a while the queue is drained, so that the least round trip can be seen. */
@@ -222,8 +249,12 @@ static __always_inline void set_window(struct longhaul *haul, struct tcp_sock *t
 	} else if (haul->phase == PROBE_RTT) {
 		cwnd = graft_min(cwnd, window_of(haul, tp, 50));
 	} else {
+		/* In start-up what is known of the bandwidth is what was sent: it bounds where growth ends, not its steps. */
 		target = window_of(haul, tp, haul->phase == STARTUP ? STARTUP_PERCENT : config.cwnd_percent);
-		cwnd = haul->phase == STARTUP && cwnd >= target ? cwnd : graft_min(cwnd + acked, target);
+		if (haul->phase == STARTUP)
+			cwnd += cwnd < target ? acked : 0;
+		else
+			cwnd = graft_min(cwnd + acked, target);
 	}
 	cwnd = graft_max(cwnd, (__u32)CWND_LEAST);
 	tp->snd_cwnd = graft_min(cwnd, tp->snd_cwnd_clamp);
@@ -232,14 +263,10 @@ static __always_inline void set_window(struct longhaul *haul, struct tcp_sock *t
 static __always_inline void set_rate(struct longhaul *haul, struct sock *sk)
 {
 	struct tcp_sock *tp = graft_tcp(sk);
-	__u64 rate = bandwidth_of(haul);
-	__u32 rtt_us = graft_max(tp->srtt_us >> 3, 1U);
+	__u64 rate = bandwidth_of(haul) * pacing_percent(haul) / 100 * PACING_MARGIN / 100;
 
-	if (!tp->srtt_us)
-		rtt_us = INITIAL_RTT_US;
 	if (!rate)
-		rate = (__u64)tp->snd_cwnd * tp->mss_cache * 1000000 / rtt_us;
-	rate = rate * pacing_percent(haul) / 100 * PACING_MARGIN / 100;
+		rate = initial_rate(tp);
 	/* Never more slowly than in start-up before there is a rate to go by. */
 	if (haul->phase != STARTUP || rate > sk->sk_pacing_rate || !sk->sk_pacing_rate)
 		sk->sk_pacing_rate = graft_max(rate, (__u64)tp->mss_cache);
@@ -259,6 +286,7 @@ void BPF_PROG(longhaul_cong_control, struct sock *sk)
 	if (haul->phase == DRAIN && graft_in_flight(tp) <= window_of(haul, tp, 100)) {
 		haul->phase = PROBE;
 		haul->step = 2;
+		begin_round(haul, tp);
 	}
 	check_rtt(haul, tp, now_us());
 	set_window(haul, tp, acked);

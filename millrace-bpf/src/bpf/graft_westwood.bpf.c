@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Westwood+ (Grieco and Mascolo, 2004): after a loss the window is what the path has been delivering, instead of half.
+/* Westwood+ (Grieco and Mascolo, 2004): after a loss the window is what the path has been delivering, if that is more than half.
  * Otherwise it is Reno.
  */
 #include "graft.h"
@@ -78,10 +78,14 @@ static __always_inline __u32 path_window(const struct westwood *westwood, __u32 
 	return graft_min(graft_max(window, (__u64)GRAFT_CWND_MIN), (__u64)GRAFT_SSTHRESH_NONE);
 }
 
+/* What fits without a queue is less than half the window where the queue is long: beside controls that keep it long, taking it would be
+ * giving way for ever. */
 SEC("struct_ops")
 __u32 BPF_PROG(westwood_ssthresh, struct sock *sk)
 {
-	return path_window(graft_state(sk), graft_max(graft_tcp(sk)->snd_cwnd / 2, (__u32)GRAFT_CWND_MIN));
+	__u32 half = graft_max(graft_tcp(sk)->snd_cwnd / 2, (__u32)GRAFT_CWND_MIN);
+
+	return graft_max(path_window(graft_state(sk), half), half);
 }
 
 SEC("struct_ops")

@@ -100,6 +100,11 @@ impl Control {
         }
     }
 
+    /// Whether it was relocated before, so that loading it is system calls alone.
+    pub fn is_prepared(image: &[u8]) -> bool {
+        Recipe::of(image).is_some()
+    }
+
     /// Loads and registers it, with these values instead of those that it was compiled with.
     pub fn register(image: &[u8], parameters: &[(String, u64)]) -> Result<Self, Error> {
         Ready::load_either(image, parameters)?.register()

@@ -73,6 +73,14 @@ fn attached(ifindex: i32) -> io::Result<(u32, Mode)> {
     Ok((options.prog_id, if is_generic { Mode::Generic } else { Mode::Native }))
 }
 
+/// `None`: there is none.
+pub(super) fn program_of(ifindex: i32) -> io::Result<Option<OwnedFd>> {
+    match attached(ifindex)? {
+        (0, _) => Ok(None),
+        (id, _) => program(id),
+    }
+}
+
 fn program(id: u32) -> io::Result<Option<OwnedFd>> {
     // SAFETY: no pointers are passed; the call makes the descriptor.
     if_there(unsafe { owned(libbpf_sys::bpf_prog_get_fd_by_id(id)) })

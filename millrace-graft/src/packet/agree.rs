@@ -79,23 +79,45 @@ pub enum Why {
     Busy,
 }
 
-/// Between two tries of a word.
-const AGAIN: Duration = Duration::from_millis(250);
-const TRIES: u32 = 20;
+/// Between the first two tries of a word, and between the later ones: each waits twice as long as the one before. A path that is longer
+/// hears some words twice, which does nothing; one that loses a word costs little.
+const AGAIN: Duration = Duration::from_millis(20);
+const AGAIN_MOST: Duration = Duration::from_millis(250);
+/// For the other end's answer.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long packets may be under way.
 const LINGER: Duration = Duration::from_secs(2);
+
+/// When a word is said again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Again {
+    next: Duration,
+    pause: Duration,
+}
+
+impl Again {
+    fn after(now: Duration) -> Self {
+        Self { next: now + AGAIN, pause: AGAIN }
+    }
+
+    /// Once more, later.
+    fn put_off(&mut self, now: Duration) {
+        self.pause = (2 * self.pause).min(AGAIN_MOST);
+        self.next = now + self.pause;
+    }
+}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Idle,
     Proposing {
         id: Id,
-        next: Duration,
-        tries: u32,
+        again: Again,
+        until: Duration,
     },
     Switching {
         id: Id,
-        next: Duration,
+        again: Again,
     },
     /// The other end has proposed it, and may send by it already.
     Following {
@@ -136,7 +158,7 @@ impl Agreement {
         match self.state {
             State::Idle if list == self.list => vec![Act::Agreed(list)],
             State::Idle => {
-                self.state = State::Proposing { id, next: now + AGAIN, tries: 1 };
+                self.state = State::Proposing { id, again: Again::after(now), until: now + PATIENCE };
                 vec![Act::Accept(list), Act::Say(Word::Propose(id))]
             }
             _ => vec![Act::Failed(list, Why::Busy)],
@@ -157,7 +179,7 @@ impl Agreement {
             (Word::Propose(id), _) => self.hear_proposal(now, id),
             (Word::Ready(id), State::Proposing { id: own, .. }) if id == own => {
                 self.changed(id);
-                self.state = State::Switching { id, next: now + AGAIN };
+                self.state = State::Switching { id, again: Again::after(now) };
                 vec![Act::Switch, Act::Say(Word::Switched(id))]
             }
             // It waits for a word that was lost, or of an attempt that is over.
@@ -204,7 +226,7 @@ impl Agreement {
     }
 
     fn follow(&mut self, now: Duration, id: Id) -> Vec<Act> {
-        self.state = State::Following { id, next: now + 4 * AGAIN };
+        self.state = State::Following { id, next: now + 4 * AGAIN_MOST };
         vec![Act::Accept(id.list), Act::Say(Word::Ready(id))]
     }
 
@@ -220,22 +242,22 @@ impl Agreement {
     /// To be called when [`next`](Self::next) says.
     pub fn tick(&mut self, now: Duration) -> Vec<Act> {
         match &mut self.state {
-            State::Proposing { id, tries: TRIES, next } if now >= *next => {
+            State::Proposing { id, until, .. } if now >= *until => {
                 let list = id.list;
                 self.give_up(list, Why::Silent)
             }
-            State::Proposing { id, next, tries } if now >= *next => {
-                (*next, *tries) = (now + AGAIN, *tries + 1);
+            State::Proposing { id, again, .. } if now >= again.next => {
+                again.put_off(now);
                 vec![Act::Say(Word::Propose(*id))]
             }
             // This end sends by it, and the other one takes it: there is no way back, and no harm.
-            State::Switching { id, next } if now >= *next => {
-                *next = now + AGAIN;
+            State::Switching { id, again } if now >= again.next => {
+                again.put_off(now);
                 vec![Act::Say(Word::Switched(*id))]
             }
             // The other end may send by it, so it is taken until that says otherwise.
             State::Following { id, next } if now >= *next => {
-                *next = now + 4 * AGAIN;
+                *next = now + 4 * AGAIN_MOST;
                 vec![Act::Say(Word::Ready(*id))]
             }
             State::Lingering { until } if now >= *until => {
@@ -250,10 +272,9 @@ impl Agreement {
     pub fn next(&self) -> Option<Duration> {
         match self.state {
             State::Idle => None,
-            State::Proposing { next, .. }
-            | State::Switching { next, .. }
-            | State::Following { next, .. }
-            | State::Lingering { until: next } => Some(next),
+            State::Proposing { again, until, .. } => Some(again.next.min(until)),
+            State::Switching { again, .. } => Some(again.next),
+            State::Following { next, .. } | State::Lingering { until: next } => Some(next),
         }
     }
 }
@@ -314,13 +335,21 @@ mod tests {
         takes: Vec<u16>,
         sends: u16,
         agreed: Vec<u16>,
+        agreed_at: Duration,
         failed: Vec<(u16, Why)>,
     }
 
     impl End {
         fn new(goes_first: bool) -> Self {
             let agreement = Agreement::new(1, goes_first);
-            Self { agreement, takes: vec![1], sends: 1, agreed: Vec::new(), failed: Vec::new() }
+            Self {
+                agreement,
+                takes: vec![1],
+                sends: 1,
+                agreed: Vec::new(),
+                agreed_at: Duration::ZERO,
+                failed: Vec::new(),
+            }
         }
 
         fn act(&mut self, acts: Vec<Act>) -> Vec<Word> {
@@ -368,6 +397,9 @@ mod tests {
                 }
                 let acts = ends[from].agreement.tick(now);
                 words.extend(ends[from].act(acts));
+                if ends[from].agreed_at.is_zero() && !ends[from].agreed.is_empty() {
+                    ends[from].agreed_at = now;
+                }
                 for word in words {
                     assert_eq!(Word::decode(word.encode().0, word.encode().1), Some(word));
                     said += 1;
@@ -392,6 +424,15 @@ mod tests {
                 assert_eq!((end.sends, &end.takes[..], &end.agreed[..]), (2, &[2][..], &[2][..]));
                 assert_eq!(end.agreement.next(), None);
             }
+        }
+    }
+
+    #[test]
+    fn a_lost_word_costs_little() {
+        for lost in 0..4 {
+            let ends = run([End::new(true), End::new(false)], [Some(2), None], true, |count| count <= lost);
+            let two_round_trips = 40 * MS;
+            assert_eq!(ends[0].agreed_at, two_round_trips + AGAIN * ((1 << lost) - 1), "{lost} lost");
         }
     }
 

@@ -52,6 +52,8 @@ struct Live {
     peer: Option<Since>,
     /// Why the latest word could not be sent. It is lost, as others are.
     mute: Option<String>,
+    swaps: u64,
+    swaps_failed: u64,
 }
 
 /// What was said about the packets that were sent last.
@@ -206,7 +208,7 @@ impl Runtime {
     }
 
     pub fn status(&mut self) -> Result<Status, Error> {
-        let mut status = Status::default();
+        let mut status = Status { uptime_s: self.since.elapsed().as_secs_f64(), ..Status::default() };
         for place in &self.places {
             status.interfaces.insert(place.name.clone(), place.mode.to_string());
             if !self.joints.is_attached(place.index) {
@@ -263,6 +265,8 @@ impl Runtime {
             trouble: None,
             peer: None,
             mute: None,
+            swaps: 0,
+            swaps_failed: 0,
         };
         self.live.insert(ends, live);
         Ok(())
@@ -353,6 +357,7 @@ impl Runtime {
         let name = live.own_name_of(&graft, &self.settings);
         let took = live.proposed.take().map(|since| now.saturating_sub(since));
         (live.session.graft, live.trouble) = (name.clone(), None);
+        live.swaps += 1;
         let session = live.session.name.clone();
         events.push(Event::Swapped { session, graft: name, took, cut: live.cut });
         let needs_clock = graft.services.contains(&Service::Reliability);
@@ -365,6 +370,7 @@ impl Runtime {
         let wanted = name_of(list);
         let Some(live) = self.live.get_mut(ends) else { return };
         live.proposed = None;
+        live.swaps_failed += 1;
         live.trouble = Some(format!("it was not swapped to graft {wanted}: {}", why.text()));
         events.push(Event::NotSwapped { session: live.session.name.clone(), graft: wanted, why });
     }
@@ -474,6 +480,8 @@ impl Live {
             budget_ns: graft.map_or(0, |graft| graft.budget_ns),
             mean_ns: means.filter_map(|(joint, mean)| Some((joint.name().to_owned(), mean?))).collect(),
             over_budget: self.meter.over,
+            swaps: self.swaps,
+            swaps_failed: self.swaps_failed,
         }
     }
 }

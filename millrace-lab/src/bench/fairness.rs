@@ -14,6 +14,7 @@ use anyhow::{Context, anyhow, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use serde_json::{Value, json};
 
+use super::at_once::at_once;
 use super::contender::Contender;
 use super::figures::Load;
 use super::process::Process;
@@ -56,6 +57,9 @@ pub struct Bottleneck {
     /// Times that every flow runs with every buffer
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Runs at once, each in a lab of its own; more than one for low rates, and not for relays
+    #[arg(long, default_value_t = 1)]
+    labs: usize,
     /// Write the rows here
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -89,25 +93,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     );
     ensure!(args.bottleneck.buffers.iter().all(|buffer| *buffer > 0.0), "--buffers are more than 0");
     ensure!(!args.relays.contains(&Contender::Forwarder), "udp-forwarder has no congestion control");
+    ensure!(args.bottleneck.labs > 0, "--labs is at least 1");
+    ensure!(
+        args.bottleneck.labs == 1 || args.relays.is_empty(),
+        "--labs is 1 with relays, which want the CPUs"
+    );
     warn_if_busy()?;
-    let mut rows = args.rows();
-    let sites = args
-        .bottleneck
-        .buffers
-        .iter()
-        .map(|buffer| args.site(*buffer))
-        .collect::<anyhow::Result<Vec<_>>>()?;
-    let progress = Progress::of(args.bottleneck.rounds * rows.len());
-    for round in 1..=args.bottleneck.rounds {
-        for row in &mut rows {
-            let site = sites.get(row.site).context("a lab for each buffer")?;
-            progress.begin(format!("round {round}, {} at {} BDP", row.flow.label(), row.buffer));
-            let shared = args.round(site, &row.flow).map_err(|error| format!("{error:#}"));
-            progress.end(&told(&shared))?;
-            row.rounds.push(shared);
-        }
-    }
-    drop((progress, sites));
+    let rows = args.measure()?;
     print!("{}", render(&rows));
     let json: Vec<_> = rows.iter().map(|row| row.json(&args)).collect();
     args.bottleneck.json.as_deref().map_or(Ok(()), |path| write_json(path, &json))?;
@@ -148,8 +140,6 @@ impl Shared {
 struct Row {
     flow: Flow,
     buffer: f64,
-    /// Which lab has this buffer.
-    site: usize,
     rounds: Vec<Result<Shared, String>>,
 }
 
@@ -214,13 +204,30 @@ fn render(rows: &[Row]) -> String {
 
 impl Args {
     /// Flows vary fastest, so that what changes on the machine over time meets all of them.
+    fn measure(&self) -> anyhow::Result<Vec<Row>> {
+        let mut rows = self.rows();
+        let jobs: Vec<(usize, usize)> = (1..=self.bottleneck.rounds)
+            .flat_map(|round| (0..rows.len()).map(move |row| (round, row)))
+            .collect();
+        let progress = Progress::of_lanes(jobs.len(), self.bottleneck.labs);
+        let done = at_once(self.bottleneck.labs, &jobs, |(round, row)| {
+            let Row { flow, buffer, .. } = rows.get(*row).context("a row for each job")?;
+            let site = self.site(*buffer)?;
+            let work = || self.round(&site, flow).map_err(|error| format!("{error:#}"));
+            Ok(progress.step(&format!("round {round}, {} at {buffer} BDP", flow.label()), work, told)?)
+        })?;
+        for ((_, row), shared) in jobs.iter().zip(done) {
+            rows[*row].rounds.push(shared);
+        }
+        Ok(rows)
+    }
+
     fn rows(&self) -> Vec<Row> {
         let relays = self.relays.iter().map(|relay| Flow::Relay(*relay));
         let flows: Vec<Flow> = relays.chain(self.tcp.iter().cloned().map(Flow::Tcp)).collect();
-        let row =
-            |site, buffer: f64, flow: &Flow| Row { flow: flow.clone(), buffer, site, rounds: Vec::new() };
-        let buffers = self.bottleneck.buffers.iter().copied().enumerate();
-        buffers.flat_map(|(site, buffer)| flows.iter().map(move |flow| row(site, buffer, flow))).collect()
+        let row = |buffer: f64, flow: &Flow| Row { flow: flow.clone(), buffer, rounds: Vec::new() };
+        let buffers = self.bottleneck.buffers.iter();
+        buffers.flat_map(|buffer| flows.iter().map(move |flow| row(*buffer, flow))).collect()
     }
 
     fn site(&self, buffer: f64) -> anyhow::Result<Site> {
@@ -361,7 +368,7 @@ mod tests {
 
     #[test]
     fn shares() {
-        let row = |rounds| Row { flow: Flow::Tcp("bbr".into()), buffer: 4.0, site: 0, rounds };
+        let row = |rounds| Row { flow: Flow::Tcp("bbr".into()), buffer: 4.0, rounds };
         let some = row(vec![
             Ok(Shared { flow: 5.0, cubic: 15.0 }),
             Err("gone".into()),

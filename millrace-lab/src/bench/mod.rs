@@ -1,6 +1,7 @@
 //! `millrace bench`: measurements as commands.
 
 mod adapt;
+mod at_once;
 mod compare;
 mod contender;
 mod cost;

@@ -12,7 +12,7 @@ use clap::Subcommand;
 use millrace_bpf::graft::Pins;
 use millrace_graft::{Graft, Pool, Settings};
 
-use super::{packets, screen};
+use super::{daemon, packets, screen};
 use crate::{
     graft::{
         control::{self, DEFAULT_SOCKET, Request},
@@ -20,8 +20,6 @@ use crate::{
         probe::Target,
         serve, text, tls,
     },
-    http::{ListenAddr, access},
-    log::{self, Format},
     render::{print, width},
 };
 
@@ -95,6 +93,10 @@ enum Verb {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("socket", |arg| arg.default_value(DEFAULT_SOCKET)),
+    mut_arg("http", |arg| arg.default_value("127.0.0.1:9186"))
+)]
 struct Run {
     /// TOML file with grafts and rules
     #[arg(long, value_name = "FILE")]
@@ -108,20 +110,7 @@ struct Run {
     #[command(flatten)]
     pins: PinsArg,
     #[command(flatten)]
-    socket: SocketArg,
-    /// A group whose members may use the socket; only its owner without
-    #[arg(long, value_name = "GROUP")]
-    socket_group: Option<String>,
-    /// Where /metrics, /healthz and /status are served, or "off"
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9186")]
-    http: ListenAddr,
-    #[command(flatten)]
-    http_access: access::Flags,
-    /// A level (error, warn, info, debug, trace) or directives (info,millrace::graft=debug)
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log_level: String,
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    log_format: Format,
+    daemon: daemon::Flags,
 }
 
 #[derive(Debug, clap::Args)]
@@ -231,7 +220,7 @@ fn value(text: &str) -> Result<(String, u64), String> {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
-        Verb::Run(args) => daemon(args),
+        Verb::Run(args) => run_daemon(args),
         Verb::Check(args) => check(args),
         Verb::List(args) => print(&text::pool(&Pool::read(&args.pool, &[])?, width())),
         Verb::Export(args) => export(&args),
@@ -268,7 +257,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-fn daemon(args: Run) -> anyhow::Result<()> {
+fn run_daemon(args: Run) -> anyhow::Result<()> {
     if args.check {
         let settings = Settings::read(&args.config)?;
         let pool = Pool::read(&settings.pool, &settings.trusted_keys)?;
@@ -278,22 +267,13 @@ fn daemon(args: Run) -> anyhow::Result<()> {
         settings.agreement.as_ref().map(tls::Tls::new).transpose()?;
         return print("the settings are usable\n");
     }
-    let usual = (args.socket.socket == Path::new(DEFAULT_SOCKET)).then(|| Pins::DEFAULT.into());
+    let usual = (args.daemon.socket() == Path::new(DEFAULT_SOCKET)).then(|| Pins::DEFAULT.into());
     let pins = args.pins.pins.or(usual);
     if args.persist && pins.is_none() {
         bail!("with another --socket, --persist wants --pins: daemons must not take over each other's");
     }
-    let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve::run(Setup {
-        config: args.config,
-        socket: args.socket.socket,
-        socket_group: args.socket_group,
-        persist: args.persist,
-        pins,
-        http: args.http.0,
-        http_access: args.http_access,
-    }))
+    let front = args.daemon.front();
+    args.daemon.run(serve::run(Setup { config: args.config, persist: args.persist, pins, front }))
 }
 
 fn clean(directory: &Path) -> anyhow::Result<()> {

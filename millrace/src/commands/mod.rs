@@ -3,6 +3,7 @@
 pub mod bench;
 mod connect;
 pub mod cost;
+mod daemon;
 pub mod gate;
 pub mod graft;
 mod packets;

@@ -5,9 +5,9 @@ use std::{fmt::Write as _, path::PathBuf};
 use clap::Subcommand;
 use millrace_graft::packet::{Settings, Status};
 
+use super::daemon;
 use crate::{
     graft::packets::{self, DEFAULT_SOCKET, Request, Setup},
-    log::{self, Format},
     render::{
         Fit::{Name, Text, Whole},
         line, print, table, width,
@@ -46,6 +46,10 @@ enum Verb {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("socket", |arg| arg.default_value(DEFAULT_SOCKET)),
+    mut_arg("http", |arg| arg.default_value("127.0.0.1:9188"))
+)]
 struct Run {
     /// TOML file with interfaces, grafts and sessions
     #[arg(long, value_name = "FILE")]
@@ -54,15 +58,7 @@ struct Run {
     #[arg(long)]
     check: bool,
     #[command(flatten)]
-    socket: SocketArg,
-    /// A group whose members may use the socket; only its owner without
-    #[arg(long, value_name = "GROUP")]
-    socket_group: Option<String>,
-    /// A level (error, warn, info, debug, trace) or directives (info,millrace::graft=debug)
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log_level: String,
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    log_format: Format,
+    daemon: daemon::Flags,
 }
 
 #[derive(Debug, clap::Args)]
@@ -74,7 +70,7 @@ struct SocketArg {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     match args.verb {
-        Verb::Run(args) => daemon(args),
+        Verb::Run(args) => run_daemon(args),
         Verb::Status { socket, json } => {
             let status = packets::ask(&socket.socket, &Request::Status)?.status.unwrap_or_default();
             print(&if json { serde_json::to_string_pretty(&status)? + "\n" } else { text(&status, width()) })
@@ -95,18 +91,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-fn daemon(args: Run) -> anyhow::Result<()> {
+fn run_daemon(args: Run) -> anyhow::Result<()> {
     if args.check {
         Settings::read(&args.config)?;
         return print("the settings are usable\n");
     }
-    let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(packets::run(Setup {
-        config: args.config,
-        socket: args.socket.socket,
-        socket_group: args.socket_group,
-    }))
+    let front = args.daemon.front();
+    args.daemon.run(packets::run(Setup { config: args.config, front }))
 }
 
 /// No wider than that.

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tracing::{info, warn};
 
 use super::lists::Lists;
-use crate::{gate_watch::Watch, http::access, log};
+use crate::{daemon::Front, gate_watch::Watch, log};
 
 /// Where the policy comes from.
 #[derive(Clone, Debug)]
@@ -40,10 +40,7 @@ pub struct Setup {
     pub dry_run: bool,
     pub interfaces: Vec<String>,
     pub mode: Mode,
-    pub socket: PathBuf,
-    pub socket_group: Option<String>,
-    pub http: Option<std::net::SocketAddr>,
-    pub http_access: access::Flags,
+    pub front: Front,
 }
 
 pub struct Daemon {

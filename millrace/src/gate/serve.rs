@@ -10,7 +10,6 @@ use axum::{
     routing::get,
 };
 use millrace_gate::status::trouble;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
 use super::{
@@ -18,27 +17,18 @@ use super::{
     daemon::{Daemon, Setup},
 };
 use crate::{
+    daemon::{Signal, Signals},
     gate_metrics,
     gate_watch::{self, Watch},
     http,
-    socket::Socket,
 };
 
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let socket = Socket::bind(&setup.socket, "gate", setup.socket_group.as_deref())?;
+    let mut signals = Signals::new()?;
+    let socket = setup.front.bind("gate")?;
     let daemon = Arc::new(Daemon::start(&setup)?);
-    let _http = match setup.http {
-        Some(addr) => {
-            let server = http::serve(addr, router(daemon.clone()), setup.http_access.access()?).await?;
-            info!(addr = %server.local_addr, "metrics, health and status");
-            Some(server)
-        }
-        None => None,
-    };
+    let _http = setup.front.serve(router(daemon.clone())).await?;
     if daemon.dry_run {
         info!("dry run: nothing is refused");
     }
@@ -50,13 +40,14 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
         tokio::select! {
             never = &mut serve => match never {},
             _ = ticks.tick() => daemon.tick(&mut watch),
-            _ = hangup.recv() => {
-                if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
-                    error!("the new policy is not usable, the old one stays: {error:#}");
+            signal = signals.next() => match signal {
+                Signal::Reload => {
+                    if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
+                        error!("the new policy is not usable, the old one stays: {error:#}");
+                    }
                 }
-            }
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+                Signal::End => break,
+            },
         }
     }
     daemon.gate.detach();

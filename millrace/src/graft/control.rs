@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc, time::Durat
 use anyhow::{Context as _, bail};
 use millrace_graft::status::{self, Status, Why};
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
 
 use super::{
     daemon::{Daemon, Loaded, Swapped},
@@ -15,8 +14,8 @@ use crate::socket::{self, Socket};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/graft.sock";
 
-/// Connections at once.
-const CONVERSATIONS_MAX: usize = 64;
+/// As errors call it.
+pub const WHO: &str = "daemon of grafts";
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
@@ -78,7 +77,7 @@ impl From<anyhow::Error> for Answer {
 
 /// Asks a running daemon one thing.
 pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
-    let answer: Answer = socket::ask(socket, "daemon of grafts", request)?;
+    let answer: Answer = socket::ask(socket, WHO, request)?;
     match answer.error {
         Some(error) => bail!("{error}"),
         None => Ok(answer),
@@ -87,19 +86,7 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 
 /// Answers everybody, until the task is aborted.
 pub async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> std::convert::Infallible {
-    let places = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
-    loop {
-        let stream = socket.accept().await;
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            tracing::warn!("a connection to the control socket is one too many");
-            continue;
-        };
-        let daemon = daemon.clone();
-        tokio::spawn(async move {
-            socket::converse(stream, |line| answer(&daemon, line)).await;
-            drop(place);
-        });
-    }
+    socket.serve(move |line| answer(&daemon, line)).await
 }
 
 fn answer(daemon: &Daemon, line: &[u8]) -> anyhow::Result<Answer> {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    fmt,
     net::IpAddr,
     path::PathBuf,
     time::Duration,
@@ -22,21 +23,22 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::{
+    metrics,
     probe::{Probed, Probes, Target},
     tls::Tls,
 };
-use crate::{http::access, log};
+use crate::{
+    daemon::{Front, Observed},
+    log,
+};
 
 pub struct Setup {
     pub config: PathBuf,
-    pub socket: PathBuf,
-    pub socket_group: Option<String>,
     /// What is done stays when the process ends.
     pub persist: bool,
     /// Where; and where an earlier process may have left something.
     pub pins: Option<PathBuf>,
-    pub http: Option<std::net::SocketAddr>,
-    pub http_access: access::Flags,
+    pub front: Front,
 }
 
 pub struct Daemon {
@@ -119,9 +121,14 @@ impl Daemon {
     }
 
     pub fn tick(&self) {
-        if let Err(error) = self.runtime.lock().tick() {
+        let mut runtime = self.runtime.lock();
+        if let Err(error) = runtime.tick() {
             warn!("the sockets cannot be read: {error}");
         }
+        for (peer, report) in self.probes.take_fresh() {
+            runtime.note_probe(peer, report);
+        }
+        self.probes.start_due(runtime.probes());
     }
 
     /// Reads the settings again; all or nothing.
@@ -202,6 +209,22 @@ impl Daemon {
 
     pub fn paths(&self) -> Vec<Path> {
         self.runtime.lock().paths()
+    }
+}
+
+impl Observed for Daemon {
+    type Status = Status;
+
+    fn status(&self) -> anyhow::Result<Status> {
+        Self::status(self)
+    }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        metrics::encode(self.status().map_err(|_| fmt::Error)?, self.probed())
+    }
+
+    fn is_well(&self) -> bool {
+        self.trouble().is_empty()
     }
 }
 

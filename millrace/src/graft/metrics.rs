@@ -15,7 +15,7 @@ use prometheus_client::{
 
 use millrace_proto::graft::measure::Report;
 
-use super::probe::Probed;
+use super::probe::{Probed, Record};
 use crate::openmetrics::{self, Out};
 
 const PREFIX: &str = "millrace_graft";
@@ -95,16 +95,27 @@ impl Snapshot {
             ("probe_reordered", "Answers behind those of later packets", |it| f64::from(it.reordered)),
         ];
         for (name, help, value) in figures {
-            out.labelled(name, help, MetricType::Gauge, |family| {
-                self.1.iter().try_for_each(|path| {
-                    let Some(latest) = path.history.last() else { return Ok(()) };
-                    let (peer, by) = (path.target.peer.to_string(), path.target.by());
-                    let labels = [("peer", peer.as_str()), ("by", by.as_str())];
-                    ConstGauge::new(value(&latest.report)).encode(family.encode_family(&labels)?)
-                })
-            })?;
+            self.of_latest(out, name, help, |latest| value(&latest.report))?;
         }
-        Ok(())
+        let help = "When the latest probe was over, in seconds since 1970";
+        self.of_latest(out, "probe_timestamp_seconds", help, |latest| latest.time_s)
+    }
+
+    fn of_latest(
+        &self,
+        out: &mut Out<'_>,
+        name: &str,
+        help: &str,
+        value: impl Fn(&Record) -> f64,
+    ) -> fmt::Result {
+        out.labelled(name, help, MetricType::Gauge, |family| {
+            self.1.iter().try_for_each(|path| {
+                let Some(latest) = path.history.last() else { return Ok(()) };
+                let (peer, by) = (path.target.peer.to_string(), path.target.by());
+                let labels = [("peer", peer.as_str()), ("by", by.as_str())];
+                ConstGauge::new(value(latest)).encode(family.encode_family(&labels)?)
+            })
+        })
     }
 
     fn agreements(&self, out: &mut Out<'_>) -> fmt::Result {
@@ -156,7 +167,7 @@ fn by_class(
 
 #[cfg(test)]
 mod tests {
-    use super::super::probe::{Record, Target};
+    use super::super::probe::Target;
     use super::*;
     use millrace_graft::status::{Loaded, Peer};
 
@@ -174,6 +185,7 @@ mod tests {
             lost: 2,
             reordering: 3,
             idle_s: 0,
+            probed: None,
         };
         let status = Status {
             uptime_s: 2.5,
@@ -201,6 +213,7 @@ mod tests {
             r#"millrace_graft_paths{class="lan"} 2"#,
             r#"millrace_graft_probe_rtt_seconds{peer="192.0.2.1",by="icmp"} 0.0015"#,
             r#"millrace_graft_probe_loss_ratio{peer="192.0.2.1",by="icmp"} 0.02"#,
+            r#"millrace_graft_probe_timestamp_seconds{peer="192.0.2.1",by="icmp"} 1.0"#,
             r#"millrace_graft_agreements{state="agreed"} 1"#,
             r#"millrace_graft_agreements{state="absent"} 0"#,
             r#"millrace_graft_negotiations_total{outcome="no-rule"} 5"#,

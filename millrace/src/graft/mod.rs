@@ -4,6 +4,7 @@ mod agreement;
 pub(crate) mod control;
 pub(crate) mod daemon;
 mod metrics;
+mod packet_metrics;
 pub(crate) mod packets;
 pub(crate) mod probe;
 pub(crate) mod serve;

@@ -1,7 +1,7 @@
 //! A runtime of packet grafts that goes on: a thread that holds it, and what it is asked. `docs/packet-grafts.md` documents it.
 
 use std::{
-    convert::Infallible,
+    fmt,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -12,28 +12,30 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
-use millrace_graft::packet::{Event, Runtime, Settings, Status};
-use serde::{Deserialize, Serialize};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::Semaphore,
+use millrace_bpf::clock;
+use millrace_graft::{
+    packet::{Event, Runtime, Settings, Status},
+    status::Reload,
 };
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
 
-use crate::socket::{self, Socket};
+use super::packet_metrics;
+use crate::{
+    daemon::{Front, Observed, Signal, Signals, router},
+    socket,
+};
 
 pub const DEFAULT_SOCKET: &str = "/run/millrace/packets.sock";
 
 const WHO: &str = "daemon of packet grafts";
-/// Connections at once.
-const CONVERSATIONS_MAX: usize = 64;
 /// Until a request is looked at, when nothing comes from the network.
 const PATIENCE: Duration = Duration::from_millis(10);
 
 pub struct Setup {
     pub config: PathBuf,
-    pub socket: PathBuf,
-    pub socket_group: Option<String>,
+    pub front: Front,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -84,24 +86,25 @@ pub fn ask(socket: &Path, request: &Request) -> anyhow::Result<Answer> {
 
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let socket = Socket::bind(&setup.socket, WHO, setup.socket_group.as_deref())?;
+    let mut signals = Signals::new()?;
+    let socket = setup.front.bind(WHO)?;
     let daemon = Arc::new(Daemon::start(setup.config)?);
+    let _http = setup.front.serve(router(daemon.clone())).await?;
     info!("ready");
-    let serve = serve(&socket, daemon.clone());
+    let asked = daemon.clone();
+    let serve = socket.serve(move |line| asked.ask(serde_json::from_slice(line).context("not a request")?));
     tokio::pin!(serve);
     loop {
         tokio::select! {
             never = &mut serve => match never {},
-            _ = hangup.recv() => {
-                if let Err(error) = tokio::task::block_in_place(|| daemon.ask(Request::Reload)) {
-                    error!("the new settings are not usable, the old ones stay: {error:#}");
+            signal = signals.next() => match signal {
+                Signal::Reload => {
+                    if let Err(error) = tokio::task::block_in_place(|| daemon.ask(Request::Reload)) {
+                        error!("the new settings are not usable, the old ones stay: {error:#}");
+                    }
                 }
-            }
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+                Signal::End => break,
+            },
         }
         if daemon.thread.is_finished() {
             bail!("the runtime has ended");
@@ -111,27 +114,11 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn serve(socket: &Socket, daemon: Arc<Daemon>) -> Infallible {
-    let places = Arc::new(Semaphore::new(CONVERSATIONS_MAX));
-    loop {
-        let stream = socket.accept().await;
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            warn!("a connection to the control socket is one too many");
-            continue;
-        };
-        let daemon = daemon.clone();
-        tokio::spawn(async move {
-            let answer = |line: &[u8]| daemon.ask(serde_json::from_slice(line).context("not a request")?);
-            socket::converse(stream, answer).await;
-            drop(place);
-        });
-    }
-}
-
 type Asked = (Request, SyncSender<anyhow::Result<Answer>>);
 
 struct Daemon {
-    requests: Sender<Asked>,
+    /// Of the thread that holds the runtime.
+    requests: Mutex<Sender<Asked>>,
     thread: JoinHandle<()>,
 }
 
@@ -139,16 +126,33 @@ impl Daemon {
     fn start(config: PathBuf) -> anyhow::Result<Self> {
         let runtime = Runtime::start(Settings::read(&config)?)?;
         let (requests, asked) = channel();
-        let worker = Worker { runtime, config, asked, waiting: None };
+        let reloaded = Reload { time_s: unix_time(), error: None };
+        let worker = Worker { runtime, config, asked, reloaded, waiting: None };
         let thread = std::thread::Builder::new().name("packets".into()).spawn(|| worker.run())?;
-        Ok(Self { requests, thread })
+        Ok(Self { requests: Mutex::new(requests), thread })
     }
 
     fn ask(&self, request: Request) -> anyhow::Result<Answer> {
         let (reply, answer) = sync_channel(1);
         let ended = || anyhow!("the runtime has ended");
-        self.requests.send((request, reply)).map_err(|_| ended())?;
+        self.requests.lock().send((request, reply)).map_err(|_| ended())?;
         answer.recv().map_err(|_| ended())?
+    }
+}
+
+impl Observed for Daemon {
+    type Status = Status;
+
+    fn status(&self) -> anyhow::Result<Status> {
+        Ok(self.ask(Request::Status)?.status.unwrap_or_default())
+    }
+
+    fn metrics(&self) -> Result<String, fmt::Error> {
+        packet_metrics::encode(self.status().map_err(|_| fmt::Error)?)
+    }
+
+    fn is_well(&self) -> bool {
+        self.status().is_ok_and(|status| status.trouble.is_empty())
     }
 }
 
@@ -157,6 +161,8 @@ struct Worker {
     runtime: Runtime,
     config: PathBuf,
     asked: Receiver<Asked>,
+    /// The latest; at first what it was started with.
+    reloaded: Reload,
     /// Who waits for the end of a swap of a session.
     waiting: Option<(String, SyncSender<anyhow::Result<Answer>>)>,
 }
@@ -183,9 +189,7 @@ impl Worker {
     fn answer(&mut self, request: Request, reply: SyncSender<anyhow::Result<Answer>>) {
         let ok = Answer { ok: true, ..Answer::default() };
         let answer = match request {
-            Request::Status => {
-                self.runtime.status().map(|status| Answer { status: Some(status), ..ok }).map_err(Into::into)
-            }
+            Request::Status => self.status().map(|status| Answer { status: Some(status), ..ok }),
             Request::Reload => self.reload().map(|()| ok),
             Request::Swap { session, graft } => match self.runtime.swap(&session, &graft) {
                 Ok(()) => {
@@ -199,8 +203,19 @@ impl Worker {
         let _ = reply.send(answer);
     }
 
+    fn status(&mut self) -> anyhow::Result<Status> {
+        let mut status = self.runtime.status()?;
+        if let Some(error) = &self.reloaded.error {
+            status.trouble.push(format!("the latest reload failed, the settings before stay: {error}"));
+        }
+        Ok(Status { reload: Some(self.reloaded.clone()), ..status })
+    }
+
     fn reload(&mut self) -> anyhow::Result<()> {
-        self.runtime.apply(Settings::read(&self.config)?)?;
+        let done = Settings::read(&self.config).and_then(|settings| self.runtime.apply(settings));
+        let error = done.as_ref().err().map(ToString::to_string);
+        self.reloaded = Reload { time_s: unix_time(), error };
+        done?;
         info!("new settings");
         Ok(())
     }
@@ -232,4 +247,9 @@ impl Worker {
             let _ = reply.send(answer);
         }
     }
+}
+
+/// Seconds since 1970.
+fn unix_time() -> f64 {
+    clock::unix_ns() as f64 / 1e9
 }

@@ -1,44 +1,26 @@
 //! From start-up to the end of a daemon of grafts: socket, HTTP, signals.
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use axum::{
-    Json, Router,
-    extract::State,
-    http::StatusCode,
-    response::{IntoResponse as _, Response},
-    routing::get,
-};
 use millrace_graft::settings::Agreement;
-use tokio::signal::unix::{SignalKind, signal};
 use tracing::{error, info};
 
 use super::{
     agreement::Agreements,
-    control,
+    control::{self, WHO},
     daemon::{Daemon, Setup},
-    metrics,
 };
-use crate::{http, socket::Socket};
+use crate::daemon::{Signal, Signals, router};
 
 /// How often the sockets are looked at.
 const TICK: Duration = Duration::from_secs(1);
 
 /// Until a signal ends it.
 pub async fn run(setup: Setup) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut hangup = signal(SignalKind::hangup())?;
-    let socket = Socket::bind(&setup.socket, "daemon of grafts", setup.socket_group.as_deref())?;
+    let mut signals = Signals::new()?;
+    let socket = setup.front.bind(WHO)?;
     let daemon = Arc::new(Daemon::start(&setup)?);
-    let _http = match setup.http {
-        Some(addr) => {
-            let server = http::serve(addr, router(daemon.clone()), setup.http_access.access()?).await?;
-            info!(addr = %server.local_addr, "metrics, health and status");
-            Some(server)
-        }
-        None => None,
-    };
+    let _http = setup.front.serve(router(daemon.clone())).await?;
     let mut agreements = Agreed::default();
     let mut changes = daemon.changes();
     agreements.follow(&daemon).await?;
@@ -51,18 +33,19 @@ pub async fn run(setup: Setup) -> anyhow::Result<()> {
         tokio::select! {
             never = &mut serve => match never {},
             _ = ticks.tick() => tokio::task::block_in_place(|| daemon.tick()),
-            _ = hangup.recv() => {
-                if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
-                    error!("the new settings are not usable, the old ones stay: {error:#}");
+            signal = signals.next() => match signal {
+                Signal::Reload => {
+                    if let Err(error) = tokio::task::block_in_place(|| daemon.reload()) {
+                        error!("the new settings are not usable, the old ones stay: {error:#}");
+                    }
                 }
-            }
+                Signal::End => break,
+            },
             _ = changes.changed() => {
                 if let Err(error) = agreements.follow(&daemon).await {
                     error!("there are no agreements: {error:#}");
                 }
             }
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
         }
     }
     match setup.persist {
@@ -101,32 +84,4 @@ impl Agreed {
         self.running = Some(running);
         Ok(())
     }
-}
-
-fn router(daemon: Arc<Daemon>) -> Router {
-    Router::new()
-        .route("/metrics", get(scrape))
-        .route("/healthz", get(healthz))
-        .route("/status", get(show))
-        .with_state(daemon)
-}
-
-/// Without what the trouble is, which may name files: `/status` says it, to those who show the token.
-async fn healthz(State(daemon): State<Arc<Daemon>>) -> (StatusCode, &'static str) {
-    match daemon.trouble().is_empty() {
-        true => (StatusCode::OK, "ok\n"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "trouble\n"),
-    }
-}
-
-async fn show(State(daemon): State<Arc<Daemon>>) -> Response {
-    match daemon.status() {
-        Ok(status) => Json(status).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
-    }
-}
-
-async fn scrape(State(daemon): State<Arc<Daemon>>) -> Response {
-    let status = daemon.status().map_err(|_| fmt::Error);
-    http::metrics(status.and_then(|status| metrics::encode(status, daemon.probed())))
 }

@@ -153,6 +153,8 @@ pub fn paths(paths: &[Path], width: usize) -> String {
         ("LOSS %", Whole),
         ("BYTES/s", Whole),
     ];
+    const PROBED: [(&str, Fit); 5] =
+        [("PROBED", Whole), ("MIN ms", Whole), ("RTT ms", Whole), ("LOSS %", Whole), ("AGE", Whole)];
     let mut out = String::new();
     let who = paths.iter().map(|path| {
         vec![
@@ -176,6 +178,20 @@ pub fn paths(paths: &[Path], width: usize) -> String {
         ]
     });
     table(&mut out, width, &HOW, how);
+    let probed: Vec<_> = paths.iter().filter_map(|path| Some((path, path.probed.as_ref()?))).collect();
+    if probed.is_empty() {
+        return out;
+    }
+    let lines = probed.iter().map(|(path, probed)| {
+        vec![
+            path.peer.to_string(),
+            ms(probed.rtt_min_us),
+            ms(probed.rtt_us),
+            format!("{:.2}", probed.loss_percent),
+            span(probed.age_s as f64),
+        ]
+    });
+    table(&mut out, width, &PROBED, lines);
     out
 }
 
@@ -316,7 +332,10 @@ pub fn checked(graft: &Graft, kernel: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use millrace_graft::status::{Downgraded, Host, Loaded, Rule, Verdict};
+    use millrace_graft::{
+        paths::Probed as ByProbe,
+        status::{Downgraded, Host, Loaded, Rule, Verdict},
+    };
 
     use super::*;
     use crate::golden::assert_as_reviewed;
@@ -397,6 +416,12 @@ mod tests {
             lost: 1,
             reordering: 300,
             idle_s: 86_399,
+            probed: Some(ByProbe {
+                rtt_min_us: 1_234_567,
+                rtt_us: 1_234_567,
+                loss_percent: 100.0,
+                ..ByProbe::default()
+            }),
         };
         for (text, what) in [
             (status(&now, 80), "graft-status"),

@@ -122,7 +122,7 @@ fn peers_are_bound_until_one_is_gone() {
     let listener = site.listen();
     let known = wait_for_state(&near, "agreed");
     let host = known.host.clone().unwrap();
-    assert_eq!((host.abi, known.rules.as_slice(), known.functions), (1, &["test".to_owned()][..], 3));
+    assert_eq!((host.abi, known.rules.as_slice(), known.functions), (1, &["test".to_owned()][..], 4));
     assert!(known.negotiated.tls_us > 0 && known.negotiated.offer_us > 0, "{known:?}");
     let known = wait_for_state(&far, "agreed");
     assert_eq!(known.address.unwrap().to_string(), CLIENT);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod agreement;
+mod packets;
 mod site;
 
 use std::{
@@ -55,7 +56,7 @@ fn a_rule_is_followed_swapped_and_explained_and_nothing_is_left() {
     assert!(daemon.succeed(&["load", "westwood"]).starts_with("loaded: read in "));
     assert_eq!(daemon.succeed(&["unload", "westwood"]), "westwood: unloaded\n");
     assert!(daemon.fail(&["unload", "westwood"]).contains("graft westwood is not loaded"));
-    assert!(daemon.fail(&["load", "nothing"]).contains("there are: hybla, longhaul, westwood"));
+    assert!(daemon.fail(&["load", "nothing"]).contains("there are: hybla, longhaul, pcc, westwood"));
     assert_eq!(ours(), ["mr_hybla", "mr_longhaul"]);
 
     daemon.kill();
@@ -278,6 +279,35 @@ fn a_path_is_probed_on_request() {
     }
     let refused = daemon.fail(&["probe", SERVER, "--period", "1ms"]);
     assert!(refused.contains("a period is at least 5ms"), "{refused}");
+}
+
+/// What the settings name is probed without being asked, as often as they say, and `monitor` knows the path from then on.
+#[test]
+fn paths_are_probed_as_the_settings_say() {
+    let Some(site) = Site::new("schedule") else { return };
+    site.configure(&format!(
+        "[[probe]]\npeer = \"{SERVER}\"\nperiod-ms = 20\nduration-ms = 100\nevery-s = 6\n\
+         [[class]]\nname = \"near\"\nmin-rtt-us = 0\n"
+    ));
+    let daemon = Daemon::start(&site);
+    let monitored =
+        || -> serde_json::Value { serde_json::from_str(&daemon.succeed(&["monitor", "--json"])).unwrap() };
+    let path = wait_for("a path", || monitored().get(0).cloned());
+    assert_eq!(
+        (&path["peer"], &path["class"], &path["connections"]),
+        (&SERVER.into(), &"near".into(), &0.into())
+    );
+    assert_eq!(path["probed"]["loss_percent"], 0.0, "{path}");
+    assert!(daemon.succeed(&["monitor"]).contains("PROBED"));
+    // The second one comes by itself, too.
+    wait_for("a younger probe", || {
+        let age = |path: &serde_json::Value| path["probed"]["age_s"].as_u64();
+        let before = age(&monitored()[0])?;
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        (age(&monitored()[0])? < before).then_some(())
+    });
+    site.configure("[[probe]]\npeer = \"192.0.2.1\"\nevery-s = 1\n");
+    assert!(daemon.fail(&["reload"]).contains("probe of 192.0.2.1: every-s is from the duration"));
 }
 
 /// What a daemon with `--persist` leaves acts on, is taken over, and is cleaned away.

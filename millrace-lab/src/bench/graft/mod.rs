@@ -4,6 +4,7 @@ mod cgroup;
 mod deploy;
 mod fct;
 mod fct_plot;
+mod fct_rows;
 mod flow;
 mod negotiate;
 mod packets;
@@ -39,7 +40,7 @@ struct Fairness {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "mr_hybla,mr_longhaul,mr_westwood,cubic,bbr",
+        default_value = "mr_hybla,mr_longhaul,mr_pcc,mr_westwood,cubic,bbr",
         value_name = "NAME"
     )]
     controls: Vec<String>,

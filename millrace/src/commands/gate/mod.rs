@@ -10,15 +10,13 @@ use std::{
 use clap::{Subcommand, ValueEnum};
 use millrace_gate::{Mode, Prefix, policy};
 
-use super::screen;
+use super::{daemon, screen};
 use crate::{
     gate::{
         control::{self, Answer, DEFAULT_SOCKET, Prefixes, Request},
         daemon::{Setup, Source},
         serve, text,
     },
-    http::{ListenAddr, access},
-    log::{self, Format},
     render::{self, print},
 };
 
@@ -32,6 +30,13 @@ pub struct Args {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(
+    mut_arg("socket", |arg| arg.default_value(DEFAULT_SOCKET)),
+    mut_arg("http", |arg| arg.default_value("127.0.0.1:9185")),
+    mut_arg("log_level", |arg| arg.help(
+        "A level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)"
+    ))
+)]
 struct Guard {
     /// Interfaces that clients come in by
     #[arg(long, value_delimiter = ',', required_unless_present = "check", value_name = "IF")]
@@ -61,20 +66,7 @@ struct Guard {
     #[arg(long, value_enum, default_value_t = AttachMode::Auto)]
     mode: AttachMode,
     #[command(flatten)]
-    socket: SocketArg,
-    /// A group whose members may use the socket; only its owner without
-    #[arg(long, value_name = "GROUP")]
-    socket_group: Option<String>,
-    /// Where /metrics, /healthz and /status are served, or "off"
-    #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:9185")]
-    http: ListenAddr,
-    #[command(flatten)]
-    http_access: access::Flags,
-    /// A level (error, warn, info, debug, trace) or directives (info,millrace::gate::sample=off)
-    #[arg(long, value_name = "LEVEL", default_value = "info")]
-    log_level: String,
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    log_format: Format,
+    daemon: daemon::Flags,
 }
 
 #[derive(Debug, clap::Args)]
@@ -179,9 +171,8 @@ fn guard(args: Guard) -> anyhow::Result<()> {
         let warnings: String = policy.warnings().iter().map(|it| format!("warning: {it}\n")).collect();
         return print(&format!("{warnings}the policy is usable\n"));
     }
-    let _log = log::start(&log::Settings { level: args.log_level, format: args.log_format, file: None })?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve::run(Setup {
+    let front = args.daemon.front();
+    args.daemon.run(serve::run(Setup {
         source,
         dry_run: args.dry_run,
         interfaces: args.interface,
@@ -190,10 +181,7 @@ fn guard(args: Guard) -> anyhow::Result<()> {
             AttachMode::Native => Mode::Native,
             AttachMode::Generic => Mode::Generic,
         },
-        socket: args.socket.socket,
-        socket_group: args.socket_group,
-        http: args.http.0,
-        http_access: args.http_access,
+        front,
     }))
 }
 

@@ -1,5 +1,7 @@
-//! Measures paths on request: packets at even times, and what their answers say. The latest reports of each path are kept.
+//! Measures paths, on request and as the settings say: packets at even times, and what their answers say. The latest reports of
+//! each path are kept.
 
+mod schedule;
 mod send;
 
 use std::{
@@ -11,9 +13,13 @@ use std::{
 
 use anyhow::bail;
 use millrace_bpf::clock;
+use millrace_graft::settings::{self, probe::check};
 use millrace_proto::graft::measure::Report;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tracing::debug;
+
+use self::schedule::Schedule;
 
 /// Paths that are remembered; the one that was probed longest ago goes.
 const PATHS_MAX: usize = 256;
@@ -21,9 +27,8 @@ const PATHS_MAX: usize = 256;
 const RUNNING_MAX: usize = 8;
 /// Reports of each.
 const HISTORY: usize = 32;
-const PERIOD_MIN: Duration = Duration::from_millis(5);
-const DURATION_MAX: Duration = Duration::from_secs(600);
-const PACKETS_MAX: u128 = 10_000;
+/// Reports that nobody has taken yet.
+const FRESH_MAX: usize = 64;
 
 /// Whom, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -71,7 +76,20 @@ struct Path {
 
 /// All paths.
 #[derive(Clone, Default)]
-pub struct Probes(Arc<Mutex<BTreeMap<Target, Path>>>);
+pub struct Probes(Arc<Mutex<Known>>);
+
+#[derive(Default)]
+struct Known {
+    paths: BTreeMap<Target, Path>,
+    fresh: VecDeque<(IpAddr, Report)>,
+    schedule: Schedule,
+}
+
+impl Known {
+    fn running(&self) -> usize {
+        self.paths.values().filter(|path| path.runs).count()
+    }
+}
 
 impl Probes {
     /// Goes on by itself; to be called inside of a runtime.
@@ -79,7 +97,7 @@ impl Probes {
     /// # Errors
     /// It is too much, or one is under way.
     pub fn start(&self, target: Target, period: Duration, duration: Duration) -> anyhow::Result<()> {
-        check(period, duration)?;
+        check(period, duration).map_err(anyhow::Error::msg)?;
         self.begin(target)?;
         let probes = self.clone();
         tokio::spawn(async move {
@@ -89,9 +107,31 @@ impl Probes {
         Ok(())
     }
 
+    /// Begins those of the settings whose time has come. One that is under way already, by a request, counts.
+    pub fn start_due(&self, wanted: &[settings::Probe]) {
+        let now = Duration::from_nanos(clock::monotonic_ns());
+        let due: Vec<_> = {
+            let mut known = self.0.lock();
+            let room = schedule::AT_ONCE.saturating_sub(known.running());
+            known.schedule.due(wanted, now, room)
+        };
+        for probe in due {
+            if let Err(error) = self.start(probe.into(), probe.period, probe.duration) {
+                debug!(peer = %probe.peer, "not probed this time: {error}");
+            }
+        }
+    }
+
+    /// Reports since this was asked last.
+    pub fn take_fresh(&self) -> Vec<(IpAddr, Report)> {
+        self.0.lock().fresh.drain(..).collect()
+    }
+
     fn begin(&self, target: Target) -> anyhow::Result<()> {
-        let mut paths = self.0.lock();
-        if paths.values().filter(|path| path.runs).count() >= RUNNING_MAX {
+        let mut known = self.0.lock();
+        let running = known.running();
+        let paths = &mut known.paths;
+        if running >= RUNNING_MAX {
             bail!("{RUNNING_MAX} paths are being probed already");
         }
         if paths.get(&target).is_some_and(|path| path.runs) {
@@ -108,11 +148,16 @@ impl Probes {
     }
 
     fn end(&self, target: Target, period: Duration, done: Result<Report, String>) {
-        let mut paths = self.0.lock();
+        let mut known = self.0.lock();
+        let Known { paths, fresh, .. } = &mut *known;
         let Some(path) = paths.get_mut(&target) else { return };
         path.runs = false;
         path.error = done.as_ref().err().cloned();
         let Ok(report) = done else { return };
+        fresh.push_back((target.peer, report.clone()));
+        if fresh.len() > FRESH_MAX {
+            fresh.pop_front();
+        }
         let time_s = clock::unix_ns() as f64 / 1e9;
         let period_ms = u64::try_from(period.as_millis()).unwrap_or(u64::MAX);
         path.history.push_back(Record { time_s, period_ms, report });
@@ -123,7 +168,7 @@ impl Probes {
 
     /// `class`: of a least round trip.
     pub fn all(&self, class: impl Fn(u32) -> String) -> Vec<Probed> {
-        let paths = self.0.lock();
+        let paths = &self.0.lock().paths;
         let probed = |(target, path): (&Target, &Path)| {
             let answered = path.history.iter().map(|it| &it.report).filter(|it| it.answered > 0);
             let least = answered.map(|it| it.rtt_min_us).min();
@@ -139,41 +184,14 @@ impl Probes {
     }
 }
 
-fn check(period: Duration, duration: Duration) -> anyhow::Result<()> {
-    if period < PERIOD_MIN {
-        bail!("a period is at least {PERIOD_MIN:?}");
-    }
-    if duration < period || duration > DURATION_MAX {
-        bail!("a duration is from one period to {DURATION_MAX:?}");
-    }
-    let packets = duration.as_nanos() / period.as_nanos();
-    if packets > PACKETS_MAX {
-        bail!("{packets} packets are more than {PACKETS_MAX}");
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     fn target(last: u8) -> Target {
         Target { peer: [192, 0, 2, last].into(), udp_port: None }
-    }
-
-    #[test]
-    fn what_is_too_much_is_refused() {
-        let ms = Duration::from_millis;
-        assert!(check(ms(100), ms(5000)).is_ok());
-        for (period, duration, wanted) in [
-            (ms(4), ms(100), "at least 5ms"),
-            (ms(100), ms(99), "from one period"),
-            (ms(5), ms(601_000), "to 600s"),
-            (ms(5), ms(60_000), "12000 packets"),
-        ] {
-            let error = check(period, duration).expect_err(wanted).to_string();
-            assert!(error.contains(wanted), "{error}");
-        }
     }
 
     #[test]
@@ -184,20 +202,22 @@ mod tests {
         }
         let error = |last| probes.begin(target(last)).expect_err("no room").to_string();
         assert!(error(200).contains("8 paths"));
-        probes.end(target(0), PERIOD_MIN, Err("nothing".into()));
+        probes.end(target(0), SECOND, Err("nothing".into()));
         assert!(error(1).contains("192.0.2.1 is being probed by icmp already"));
         for _ in 0..HISTORY + 3 {
             probes.begin(target(0)).expect("again");
-            probes.end(target(0), PERIOD_MIN, Ok(Report { answered: 1, rtt_min_us: 7, ..Report::default() }));
+            probes.end(target(0), SECOND, Ok(Report { answered: 1, rtt_min_us: 7, ..Report::default() }));
         }
         let first = probes.all(|us| format!("{us} us")).remove(0);
         assert_eq!((first.history.len(), first.class.as_str(), first.runs), (HISTORY, "7 us", false));
         for port in 0..PATHS_MAX as u16 + 5 {
             let target = Target { udp_port: Some(port), ..target(0) };
             probes.begin(target).expect("room");
-            probes.end(target, PERIOD_MIN, Ok(Report::default()));
+            probes.end(target, SECOND, Ok(Report::default()));
         }
-        assert_eq!(probes.0.lock().len(), PATHS_MAX);
-        assert_eq!(probes.0.lock().values().filter(|path| path.runs).count(), RUNNING_MAX - 1);
+        assert_eq!(probes.0.lock().paths.len(), PATHS_MAX);
+        assert_eq!(probes.0.lock().running(), RUNNING_MAX - 1);
+        assert_eq!(probes.take_fresh().len(), FRESH_MAX);
+        assert!(probes.take_fresh().is_empty(), "each once");
     }
 }

@@ -1,0 +1,135 @@
+//! `millrace graft packets` as two processes: datagrams between them, what is seen of both from outside, and what is left.
+
+use std::{
+    fs,
+    io::{Read as _, Write as _},
+    net::{TcpStream, UdpSocket},
+    path::PathBuf,
+    process::{Child, Command},
+};
+
+use crate::site::{CLIENT, LONG, SERVER, Site, inside, wait_for};
+
+const HTTP: &str = "127.0.0.1:9188";
+
+/// A daemon in a namespace; killed when dropped.
+struct Packets<'a> {
+    site: &'a Site,
+    side: usize,
+    process: Child,
+}
+
+fn settings(side: usize, more: &str) -> String {
+    let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
+    format!(
+        "interface = [\"eth\"]\n\
+         [[graft]]\nname = \"complete\"\nfunctions = [\"number\", \"repair\"]\n\
+         [[graft]]\nname = \"newest\"\nfunctions = [\"number\", \"order\"]\n\
+         [[session]]\nname = \"test\"\nlocal = \"{local}:7000\"\nremote = \"{remote}:7000\"\n\
+         key-file = \"key\"\ngraft = \"complete\"\n{more}"
+    )
+}
+
+impl<'a> Packets<'a> {
+    fn start(site: &'a Site, side: usize) -> Self {
+        fs::write(site.path("key"), "00112233445566778899aabbccddeeff").unwrap();
+        let config = site.path(&format!("packets{side}.toml"));
+        fs::write(&config, settings(side, "")).unwrap();
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net=/run/netns/{}", site.namespaces[side]));
+        command.arg(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["graft", "packets", "run", "--http-token-file=off", "--config"]).arg(config);
+        let process = command.arg("--socket").arg(Self::socket(site, side));
+        let process = process.stderr(fs::File::create(site.path(&format!("packets{side}.log"))).unwrap());
+        let mut daemon = Self { site, side, process: process.spawn().unwrap() };
+        wait_for("daemon", || {
+            let log = fs::read_to_string(site.path(&format!("packets{side}.log"))).unwrap();
+            assert!(daemon.process.try_wait().unwrap().is_none(), "{log}");
+            log.contains("ready").then_some(())
+        });
+        daemon
+    }
+
+    fn socket(site: &Site, side: usize) -> PathBuf {
+        site.path(&format!("packets{side}.sock"))
+    }
+
+    fn verb(&self, args: &[&str]) -> (bool, String) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millrace"));
+        command.args(["graft", "packets"]).args(args);
+        let output = command.arg("--socket").arg(Self::socket(self.site, self.side)).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.success(), String::from_utf8(said).unwrap())
+    }
+
+    fn get(&self, path: &str) -> String {
+        inside(&self.site.namespaces[self.side], || {
+            let mut stream = TcpStream::connect(HTTP).unwrap();
+            stream.set_read_timeout(Some(LONG)).unwrap();
+            write!(stream, "GET {path} HTTP/1.1\r\nHost: {HTTP}\r\nConnection: close\r\n\r\n").unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            answer
+        })
+    }
+}
+
+impl Drop for Packets<'_> {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn udp(site: &Site, side: usize) -> UdpSocket {
+    let (local, remote) = if side == 0 { (CLIENT, SERVER) } else { (SERVER, CLIENT) };
+    let socket = inside(&site.namespaces[side], || UdpSocket::bind((local, 7000)).unwrap());
+    socket.connect((remote, 7000)).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket
+}
+
+#[test]
+fn sessions_are_seen_from_outside() {
+    let Some(site) = Site::new("packets") else { return };
+    ["c", "s"].iter().enumerate().for_each(|(side, _)| {
+        crate::site::ip(&format!("-n {} link set lo up", site.namespaces[side]));
+    });
+    let (near, far) = (Packets::start(&site, 0), Packets::start(&site, 1));
+    let (from, to) = (udp(&site, 0), udp(&site, 1));
+    let mut buffer = [0; 64];
+    for number in 0..10_u8 {
+        from.send(&[number; 40]).unwrap();
+        assert_eq!(to.recv(&mut buffer).unwrap(), 40);
+        assert_eq!(buffer[..40], [number; 40]);
+    }
+    let has = |daemon: &Packets<'_>, line: &str| {
+        let metrics = daemon.get("/metrics");
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    };
+    has(&near, r#"millrace_packet_graft_packets_total{session="test",reason="sent"} 10"#);
+    has(&far, r#"millrace_packet_graft_packets_total{session="test",reason="delivered"} 10"#);
+    has(&far, r#"millrace_packet_graft_session{session="test",graft="complete"} 1"#);
+    assert!(far.get("/healthz").starts_with("HTTP/1.1 200"), "{}", far.get("/healthz"));
+
+    let (done, said) = near.verb(&["swap", "test", "newest"]);
+    assert!(done, "{said}");
+    has(&near, r#"millrace_packet_graft_swaps_total{session="test",outcome="agreed"} 1"#);
+    wait_for("the other end", || far.get("/status").contains("\"graft\":\"newest\"").then_some(()));
+
+    // A reload that is refused leaves all as it was, and is seen.
+    fs::write(site.path("packets1.toml"), settings(1, "mode = \"none\"\n")).unwrap();
+    assert!(!far.verb(&["reload"]).0);
+    has(&far, "millrace_packet_graft_reload_ok 0");
+    assert!(far.get("/healthz").starts_with("HTTP/1.1 503"), "{}", far.get("/healthz"));
+    fs::write(site.path("packets1.toml"), settings(1, "")).unwrap();
+    let (done, said) = far.verb(&["reload"]);
+    assert!(done, "{said}");
+    has(&far, "millrace_packet_graft_reload_ok 1");
+
+    drop((near, far));
+    for namespace in &site.namespaces {
+        let link = Command::new("ip").args(["-n", namespace, "-d", "link", "show", "eth"]).output().unwrap();
+        assert!(!String::from_utf8_lossy(&link.stdout).contains("xdp"), "nothing stays at {namespace}");
+    }
+}
