@@ -63,6 +63,9 @@ enum graft_reason {
 	GRAFT_TOO_LONG, /* with its frame, for the interface */
 	GRAFT_MERGED,	/* several datagrams in one buffer: UDP_SEGMENT or UDP_GRO */
 	GRAFT_NO_ROOM,	/* the kernel had no memory */
+	GRAFT_NO_KEYS,	/* of a sealed session whose ends have agreed on no keys yet */
+	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
+	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
 	GRAFT_REASONS,
 };
 
@@ -118,6 +121,8 @@ struct graft_work {
 	__u32 udp_at;
 	__u32 payload_bytes; /* the application's */
 	__u32 mark;	     /* of what functions send themselves: it is not framed again */
+	__u8 is_sealed;	     /* the session: what leaves it is sealed behind the last function */
+	__u8 pad[7];
 };
 
 struct {

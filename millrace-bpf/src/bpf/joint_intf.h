@@ -7,7 +7,8 @@
 
 /* Load-time configuration. */
 struct joint_config {
-	__u32 mark; /* of packets that functions send, unlike any other on this host */
+	__u32 mark;	  /* of packets that functions send, unlike any other on this host */
+	__u32 clear_mark; /* of words about keys, which cannot be sealed */
 };
 
 /* Addresses are IPv4 in the first 4 bytes, the rest zero, or IPv6. */
@@ -26,7 +27,8 @@ struct joint_session {
 	__u16 list_ids[2]; /* by epoch, in network order */
 	__u8 epoch;	   /* of what goes out */
 	__u8 live;	   /* bits: epochs of what may come in */
-	__u8 pad[2];
+	__u8 is_sealed;	   /* nothing leaves or comes in but sealed */
+	__u8 pad;
 };
 
 /* How long sampled packets took, from the dispatcher to the verdict. */

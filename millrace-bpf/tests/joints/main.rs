@@ -4,6 +4,7 @@
 mod frames;
 #[path = "../support/net.rs"]
 mod net;
+mod sealed;
 mod shared;
 mod traffic;
 

@@ -16,11 +16,11 @@ use crate::net::{
 };
 use crate::{count, ends, joints, list, open, other_side};
 
-const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// What the wire does with a datagram, by how many there were before it in its direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
+pub enum Fate {
     Pass,
     Lose,
     Double,
@@ -28,14 +28,14 @@ enum Fate {
     Hold,
 }
 
-struct Site {
-    network: Network,
-    ends: Ends,
+pub struct Site {
+    pub network: Network,
+    pub ends: Ends,
     family: u8,
 }
 
 impl Site {
-    fn new(name: &str, family: u8) -> Self {
+    pub fn new(name: &str, family: u8) -> Self {
         let network = Network::new(name);
         for (namespace, host) in [(&network.publisher, 1), (&network.subscriber, 2)] {
             let address =
@@ -51,7 +51,7 @@ impl Site {
         Self { network, ends, family }
     }
 
-    fn sockets(&self) -> (UdpSocket, UdpSocket) {
+    pub fn sockets(&self) -> (UdpSocket, UdpSocket) {
         let Ends { local, remote } = self.ends;
         let near = socket(&self.network.publisher, local);
         let far = socket(&self.network.subscriber, remote);
@@ -75,7 +75,7 @@ impl Site {
     }
 
     /// Nothing is lost from now on, and nothing is carried before it runs.
-    fn wire(&self) -> Wire {
+    pub fn wire(&self) -> Wire {
         let relay = &self.network.relay;
         let way = |from: &str, to: &str, host: &str| Way {
             from: Capture::on(relay, from),
@@ -88,11 +88,11 @@ impl Site {
     }
 }
 
-struct Wire([Way; 2]);
+pub struct Wire([Way; 2]);
 
 impl Wire {
     /// Copies frames both ways until told to stop.
-    fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
+    pub fn run(mut self, stop: &AtomicBool, fate: impl Fn(u64) -> Fate) {
         while !stop.load(Ordering::Relaxed) {
             let mut waiting: Vec<_> =
                 self.0.iter().map(|way| PollFd::new(way.from.as_fd(), PollFlags::POLLIN)).collect();
@@ -138,7 +138,7 @@ impl Way {
     }
 }
 
-fn is_datagram(frame: &[u8]) -> bool {
+pub fn is_datagram(frame: &[u8]) -> bool {
     matches!((&frame[12..14], frame[23], frame[20]), ([8, 0], 17, _) | ([0x86, 0xdd], _, 17))
 }
 
@@ -156,7 +156,7 @@ fn number_of(bytes: &[u8]) -> u32 {
 }
 
 /// Messages in the order of their arrival, until `enough` of them have come or, if it is `None`, nothing comes any more.
-fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
+pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
     let until = Instant::now() + LONG;
@@ -169,7 +169,7 @@ fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
 }
 
 /// A part at a time: interfaces have room for some 250 packets.
-fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
+pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
         if number % 20 == 19 {
@@ -178,7 +178,7 @@ fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     }
 }
 
-fn assert_all_once(got: &[u32], sent: u32) {
+pub fn assert_all_once(got: &[u32], sent: u32) {
     let mut times = BTreeMap::<u32, u32>::new();
     got.iter().for_each(|number| *times.entry(*number).or_default() += 1);
     let missing: Vec<_> = (0..sent).filter(|number| !times.contains_key(number)).collect();

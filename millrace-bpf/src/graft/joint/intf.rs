@@ -8,7 +8,7 @@ pub(crate) const LIST: usize = 8;
 pub(crate) const JOINTS: usize = 3;
 pub(crate) const WINDOW: usize = 1024;
 
-mirror!(Config = "joint_config" { mark: u32 });
+mirror!(Config = "joint_config" { mark: u32, clear_mark: u32 });
 
 mirror!(Key = "joint_key" {
     local: [u8; 16],
@@ -25,7 +25,8 @@ mirror!(Session = "joint_session" {
     list_ids: [[u8; 2]; 2],
     epoch: u8,
     live: u8,
-    pad: [u8; 2],
+    is_sealed: u8,
+    pad: u8,
 });
 
 mirror!(Time = "joint_time" { packets: u64, samples: u64, total_ns: u64, most_ns: u64, over: u64 });
