@@ -96,6 +96,8 @@ struct graft_shared {
 	__u32 newest; /* one more than the newest number in */
 	__u64 sent_ns;
 	__u64 seen[GRAFT_WINDOW]; /* by number: GRAFT_SEEN | number */
+	__u32 life;		  /* another one whenever a session begins anew, and in each session */
+	__u32 pad;
 };
 
 #define GRAFT_SEEN (1ULL << 32)

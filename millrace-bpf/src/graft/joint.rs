@@ -195,6 +195,8 @@ pub struct Joints {
     shared: BTreeMap<&'static str, MapHandle>,
     table: MapHandle,
     mark: u32,
+    /// How often a session has begun, or begun anew.
+    lives: u32,
     /// With the first sealed session.
     stages: Option<seal::Stages>,
     key_words: Vec<seal::Heard>,
@@ -224,6 +226,7 @@ impl Joints {
             shared,
             table,
             mark,
+            lives: 0,
             stages: None,
             key_words: Vec::new(),
         })
@@ -429,8 +432,9 @@ impl Joints {
     }
 
     /// Numbers and states of a session begin anew.
-    fn forget(&self, index: u32) -> Result<(), Error> {
-        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &[0; intf::SHARED_BYTES])?;
+    fn forget(&mut self, index: u32) -> Result<(), Error> {
+        self.lives = self.lives.wrapping_add(1);
+        write(&self.shared["shared"], "shared", &index.to_ne_bytes(), &intf::shared_of(self.lives))?;
         self.functions.values().try_for_each(|slots| slots.loaded.forget(index))
     }
 

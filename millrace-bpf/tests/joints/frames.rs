@@ -289,6 +289,27 @@ fn a_request_becomes_what_it_asks_for() {
     }
 }
 
+/// What was kept for another session, or before the session began anew, is nobody's any more.
+#[test]
+fn what_was_kept_before_is_not_sent() {
+    if !root("what_was_kept_before_is_not_sent") {
+        return;
+    }
+    let there = other_side(&v4());
+    let (mut sender, mut receiver) = (joints(), joints());
+    open(&mut sender, v6(), &["number", "repair"]);
+    framed(&sender, &v6(), b"another session's");
+    sender.close(&v6()).expect("closed");
+    open(&mut sender, v4(), &["number", "repair"]);
+    open(&mut receiver, there, &["number", "repair"]);
+    let request = request(&receiver, &there, 0);
+    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Answered);
+    framed(&sender, &v4(), b"its own");
+    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Resent);
+    sender.replace(&v4(), &list(&["number", "repair"]), 0).expect("replaced");
+    assert_eq!(reason(&mut sender, &v4(), Joint::Repair, &request).0, Reason::Answered);
+}
+
 /// As the kernel would make it.
 pub fn request(from: &Joints, ends: &Ends, number: u32) -> Vec<u8> {
     datagram(ends, &from.word(ends, Word::Request(number)).expect("a frame"))

@@ -44,8 +44,10 @@ mirror!(Word = "joint_word" { session: u32, number: u32, kind: u8, epoch: u8, pa
 
 mirror!(ClockCall = "joint_clock_call" { period_ns: u64, session: u32, error: i32 });
 
-/// Of `graft_shared`, which is mostly the window.
-pub(crate) const SHARED_BYTES: usize = 16 + 8 * WINDOW;
+/// `graft_shared` of a session that begins.
+pub(crate) fn shared_of(life: u32) -> Vec<u8> {
+    [&[0; 16 + 8 * WINDOW][..], &life.to_ne_bytes(), &[0; 4]].concat()
+}
 
 #[cfg(test)]
 mod tests {
