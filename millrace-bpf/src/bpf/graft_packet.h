@@ -66,6 +66,7 @@ enum graft_reason {
 	GRAFT_NO_KEYS,	/* of a sealed session whose ends have agreed on no keys yet */
 	GRAFT_UNOPENED, /* sealed with another key, or changed on the way */
 	GRAFT_REPLAYED, /* came sealed before, or is too old to tell */
+	GRAFT_FRAGMENT, /* may be of a sealed session, but is in fragments or behind headers that are not followed */
 	GRAFT_REASONS,
 };
 

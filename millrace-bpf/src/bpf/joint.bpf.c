@@ -22,6 +22,14 @@ struct {
 	__type(value, struct joint_session);
 } sessions SEC(".maps");
 
+/* Addresses between which there are sealed sessions -> one of these. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, GRAFT_SESSIONS);
+	__type(key, struct joint_pair);
+	__type(value, __u32);
+} sealed_pairs SEC(".maps");
+
 /* Session and reason -> packets; what is of no session, behind the last. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -76,31 +84,55 @@ static __always_inline void hear(const struct graft_work *work)
 
 /* --- The dispatcher --- */
 
-/* Not 0: not UDP, or a fragment. */
-static __always_inline int find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
-				       struct graft_work *work)
+enum found {
+	FOUND,
+	FOUND_OTHER, /* not UDP */
+	FOUND_ODD,   /* addresses only: UDP that has no frame which could be found, but which hosts accept */
+};
+
+/* Fragments say what is in them, or that it is behind more headers. */
+static __always_inline int may_be_udp(struct net_cursor *cursor, const struct udp_packet *packet)
+{
+	__u16 offset;
+	__u8 next;
+
+	if (packet->family == 4)
+		return 1;
+	return take_fragment(cursor, &next, &offset) || next == IPPROTO_UDP || is_extension(next);
+}
+
+static __always_inline enum found find_udp_in(struct net_cursor *cursor, struct udp_packet *packet,
+					      struct graft_work *work)
 {
 	struct net_udp udp;
 	enum parse result;
 	__be16 protocol;
 
 	if (take_ethernet(cursor, &protocol, NULL))
-		return -1;
+		return FOUND_OTHER;
 	work->ip_at = cursor->at;
 	if (protocol == bpf_htons(ETH_P_IP))
 		result = parse_ipv4(cursor, packet);
 	else if (protocol == bpf_htons(ETH_P_IPV6))
 		result = parse_ipv6(cursor, packet);
 	else
-		return -1;
+		return FOUND_OTHER;
+	if (result == PARSE_NOT_UDP || !packet->family)
+		return FOUND_OTHER;
+	if (result == PARSE_FRAGMENT)
+		return may_be_udp(cursor, packet) ? FOUND_ODD : FOUND_OTHER;
+	if (result)
+		return FOUND_ODD; /* more extension headers than are followed */
 	work->udp_at = cursor->at;
-	if (result || take_udp(cursor, &udp) || udp.bytes < UDP_BYTES)
-		return -1;
+	if (take_udp(cursor, &udp))
+		return FOUND_OTHER;
+	if (udp.bytes < UDP_BYTES)
+		return FOUND_ODD; /* of IPv6 it may be 0, for all that is there */
 	packet->source_port = udp.source;
 	packet->destination_port = udp.destination;
 	packet->udp_bytes = udp.bytes;
 	work->family = packet->family;
-	return 0;
+	return FOUND;
 }
 
 static __always_inline struct joint_session *find_session(const struct udp_packet *packet, int out)
@@ -113,6 +145,22 @@ static __always_inline struct joint_session *find_session(const struct udp_packe
 	__builtin_memcpy(key.local, out ? packet->source : packet->destination, sizeof(key.local));
 	__builtin_memcpy(key.remote, out ? packet->destination : packet->source, sizeof(key.remote));
 	return bpf_map_lookup_elem(&sessions, &key);
+}
+
+/* Whether what is odd is between the addresses of a sealed session: then it might be that one's, and it is dropped. XDP leaves that
+ * to TC, which sees it, too.
+ */
+static __always_inline int is_dropped(const struct udp_packet *packet, int out)
+{
+	struct joint_pair pair;
+	__u32 *session;
+
+	__builtin_memcpy(pair.local, out ? packet->source : packet->destination, sizeof(pair.local));
+	__builtin_memcpy(pair.remote, out ? packet->destination : packet->source, sizeof(pair.remote));
+	session = bpf_map_lookup_elem(&sealed_pairs, &pair);
+	if (session)
+		count(*session, GRAFT_FRAGMENT);
+	return session != NULL;
 }
 
 static __always_inline void begin(struct graft_work *work, const struct joint_session *session, __u32 joint,
@@ -212,8 +260,14 @@ int joint_tx(struct __sk_buff *skb)
 	struct graft_work *work = graft_work(GRAFT_TX);
 	struct udp_packet packet = {};
 	struct joint_session *session;
+	enum found found;
 
-	if (!work || find_udp_in(&cursor, &packet, work))
+	if (!work)
+		goto other;
+	found = find_udp_in(&cursor, &packet, work);
+	if (found == FOUND_ODD && is_dropped(&packet, 1))
+		return TC_ACT_SHOT;
+	if (found)
 		goto other;
 	session = find_session(&packet, 1);
 	if (!session)
@@ -446,8 +500,14 @@ int joint_repair(struct __sk_buff *skb)
 	struct joint_session *session;
 	struct graft_frame frame;
 	enum graft_reason wrong;
+	enum found found;
 
-	if (!work || find_udp_in(&cursor, &packet, work))
+	if (!work)
+		goto other;
+	found = find_udp_in(&cursor, &packet, work);
+	if (found == FOUND_ODD && is_dropped(&packet, 0))
+		return TC_ACT_SHOT;
+	if (found)
 		goto other;
 	session = find_session(&packet, 0);
 	if (!session)

@@ -19,6 +19,11 @@ struct joint_key {
 	__be16 remote_port;
 };
 
+struct joint_pair {
+	__u8 local[16];
+	__u8 remote[16];
+};
+
 struct joint_session {
 	__u64 lists[2][GRAFT_JOINTS]; /* by epoch: functions, a byte each, the first one lowest */
 	__u64 key[2];

@@ -306,17 +306,23 @@ struct signed_word {
 	struct seal_word word;
 };
 
-static __noinline int report(__u32 session, const struct seal_word *word)
+static __noinline int put_heard(struct seal_heard *heard, const struct seal_word *word, __u32 session)
+{
+	*heard = (struct seal_heard){
+		.session = session, .kind = word->kind, .suite = word->suite, .phase = word->phase};
+	__builtin_memcpy(heard->first, word->first, sizeof(heard->first));
+	__builtin_memcpy(heard->second, word->second, sizeof(heard->second));
+	return 0;
+}
+
+static __always_inline void report(const struct seal_word *word, __u32 session)
 {
 	struct seal_heard *heard = bpf_ringbuf_reserve(&words, sizeof(*heard), 0);
 
 	if (!heard)
-		return -1;
-	*heard = (struct seal_heard){
-		.session = session, .kind = word->kind, .suite = word->suite, .phase = word->phase};
-	__builtin_memcpy(heard->first, word->first, 2 * sizeof(word->first));
+		return;
+	put_heard(heard, word, session);
 	bpf_ringbuf_submit(heard, 0);
-	return 0;
 }
 
 static __always_inline enum graft_reason hear(struct xdp_md *ctx, const struct graft_work *work,
@@ -336,7 +342,7 @@ static __always_inline enum graft_reason hear(struct xdp_md *ctx, const struct g
 	tag = siphash128(keys->word_key, (const __u8 *)&said, SEAL_SIGNED_WORDS);
 	if (differ128(tag, load128(said.word.tag)))
 		return GRAFT_FORGED;
-	report(session, &said.word);
+	report(&said.word, session);
 	return GRAFT_ANSWERED;
 }
 

@@ -332,7 +332,7 @@ impl Joints {
         self.forget(index)?;
         self.count_anew(index)?;
         if let Some(sealed) = &sealed {
-            self.begin_sealed(index, sealed)?;
+            self.begin_sealed(&ends, index, sealed)?;
         }
         self.put(&ends, &raw)?;
         self.sessions.insert(ends, Open { ends, raw, sealed });
@@ -408,8 +408,7 @@ impl Joints {
             self.sessions.remove(ends).ok_or(Error::NoSession { local: ends.local, remote: ends.remote })?;
         self.set_clock_of(open.raw.index, Duration::ZERO)?;
         self.table.delete(key(ends)?.as_bytes()).map_err(Error::State)?;
-        self.end_sealed(open.raw.index);
-        Ok(())
+        self.end_sealed(ends, open.raw.index)
     }
 
     fn find(&self, ends: &Ends) -> Result<&Open, Error> {

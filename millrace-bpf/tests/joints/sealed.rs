@@ -4,7 +4,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millrace_bpf::crypto::QuicKeys;
 use millrace_bpf::graft::joint::{
@@ -17,7 +17,7 @@ use crate::frames::{
     ETHERNET, PASS_ON, REDIRECT, SHOT, XDP_DROP, XDP_PASS, datagram, framed, reason, request, run, v4, v6,
 };
 use crate::net::{Capture, ifindex, inside, root};
-use crate::traffic::{Fate, LONG, Site, assert_all_once, receive, send};
+use crate::traffic::{Fate, Pace, Site, assert_all_once};
 use crate::{KEY, count, counted, joints, list, other_side};
 
 const WORD_KEY: [u8; 16] = *b"words about keys";
@@ -412,6 +412,82 @@ fn what_is_asked_for_is_what_it_was() {
     assert_eq!(behind(&near, &again), text);
 }
 
+/// What hosts accept as UDP, though no frame can be found in it: nothing of it leaves or comes in between the addresses of a
+/// sealed session. Of others, it passes.
+#[test]
+fn what_cannot_be_sealed_or_opened_does_not_pass() {
+    if !root("what_cannot_be_sealed_or_opened_does_not_pass") {
+        return;
+    }
+    for ends in [v4(), v6()] {
+        let (mut sender, mut receiver) = pair(ends, Cipher::ChaCha20Poly1305, &["number"]);
+        let mut clear = joints();
+        crate::open(&mut clear, ends, &["number"]);
+        for frame in odd(&ends) {
+            let (why, verdict, _) = reason(&mut sender, &ends, Joint::Tx, &frame);
+            assert_eq!((why, verdict), (Reason::Fragment, SHOT), "{ends:?} {frame:?}");
+            let (why, verdict, _) = reason(&mut receiver, &other_side(&ends), Joint::Repair, &frame);
+            assert_eq!((why, verdict), (Reason::Fragment, SHOT), "{ends:?} {frame:?}");
+            assert_eq!(run(&clear, Joint::Tx, &frame).0, PASS_ON);
+        }
+        // Neither UDP nor of these addresses.
+        let mut stranger = ends;
+        stranger.remote.set_ip(stranger.local.ip());
+        let mut tcp = odd(&ends).swap_remove(0);
+        tcp[if ends.local.is_ipv4() { 23 } else { 54 }] = 6;
+        for frame in odd(&stranger).into_iter().chain([tcp]) {
+            assert_eq!(run(&sender, Joint::Tx, &frame).0, PASS_ON, "{frame:?}");
+            assert_eq!(run(&receiver, Joint::Repair, &frame).0, PASS_ON, "{frame:?}");
+        }
+        // With the last session of the pair it ends.
+        let session = |port| {
+            let mut other = ends;
+            other.local.set_port(port);
+            other
+        };
+        open_keyless(&mut sender, session(1), &[]);
+        sender.close(&ends).expect("closed");
+        let frame = &odd(&ends)[0];
+        assert_eq!(reason(&mut sender, &session(1), Joint::Tx, frame).0, Reason::Fragment);
+        sender.close(&session(1)).expect("closed");
+        assert_eq!(run(&sender, Joint::Tx, frame).0, PASS_ON);
+    }
+}
+
+/// Fragments, first and later ones; of IPv6 also more extension headers than are followed, and a length that says nothing.
+fn odd(ends: &Ends) -> Vec<Vec<u8>> {
+    const OPTIONS: u8 = 60;
+    const FRAGMENT: u8 = 44;
+    let plain = datagram(ends, b"payload, payload, payload");
+    if ends.local.is_ipv4() {
+        let with = |field: [u8; 2]| {
+            let mut frame = plain.clone();
+            frame[ETHERNET + 6..][..2].copy_from_slice(&field);
+            frame
+        };
+        return vec![with([0x20, 0]), with([0x20, 9]), with([0, 9])];
+    }
+    let behind = |first: u8, headers: &[u8]| {
+        let mut frame = plain.clone();
+        frame[ETHERNET + 6] = first;
+        let length = u16::from_be_bytes([frame[ETHERNET + 4], frame[ETHERNET + 5]]) + headers.len() as u16;
+        frame[ETHERNET + 4..][..2].copy_from_slice(&length.to_be_bytes());
+        frame.splice(ETHERNET + 40..ETHERNET + 40, headers.iter().copied());
+        frame
+    };
+    let options = |next: u8| [next, 0, 1, 4, 0, 0, 0, 0];
+    let many = [[OPTIONS; 4].map(options).concat(), options(17).to_vec()].concat();
+    let mut no_length = plain.clone();
+    no_length[ETHERNET + 44..][..2].fill(0);
+    vec![
+        behind(FRAGMENT, &[17, 0, 0, 1, 0, 0, 0, 7]),
+        behind(FRAGMENT, &[17, 0, 0, 0x48, 0, 0, 0, 7]),
+        behind(FRAGMENT, &[OPTIONS, 0, 0, 1, 0, 0, 0, 7]),
+        behind(OPTIONS, &many),
+        no_length,
+    ]
+}
+
 #[test]
 fn what_is_too_long_is_not_sent() {
     if !root("what_is_too_long_is_not_sent") {
@@ -488,7 +564,7 @@ fn what_is_lost_is_sent_again() {
             let eth = ifindex(namespace, "eth");
             inside(namespace, || joints.attach(eth, Mode::Auto).expect("attached"));
         }
-        let stop = AtomicBool::new(false);
+        let (stop, pace) = (AtomicBool::new(false), Pace::default());
         let lossy = |count: u64| if count % 7 == 3 || count % 61 < 3 { Fate::Lose } else { Fate::Pass };
         let wire = site.wire();
         let capture = Capture::on(&site.network.relay, "west");
@@ -501,16 +577,17 @@ fn what_is_lost_is_sent_again() {
                     thread::sleep(Duration::from_millis(1));
                 }
             });
-            let receiving = scope.spawn(|| receive(&far, SENT as usize));
-            send(&near, 0..SENT);
-            let until = Instant::now() + LONG;
-            while !receiving.is_finished() && Instant::now() < until {
-                inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(SENT)).expect("said"));
+            let receiving = scope.spawn(|| pace.receive(&far, SENT));
+            scope.spawn(|| pace.send(&near, SENT));
+            while !receiving.is_finished() {
+                inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
                 thread::sleep(Duration::from_millis(20));
             }
             stop.store(true, Ordering::Relaxed);
             receiving.join().expect("messages")
         });
+        println!("sender {:?}", counted(&mut sender, &site.ends));
+        println!("receiver {:?}", counted(&mut receiver, &there));
         assert_all_once(&got, SENT);
         assert!(count(&mut sender, &site.ends, Reason::Resent) >= u64::from(SENT) / 7);
         assert_eq!(count(&mut receiver, &there, Reason::Delivered), u64::from(SENT));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::UdpSocket;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::net::{
 };
 use crate::{count, ends, joints, list, open, other_side};
 
-pub const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(60);
 
 /// What the wire does with a datagram, by how many there were before it in its direction.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,6 +43,14 @@ impl Site {
             ip(&format!("-n {namespace} addr add {address} dev eth"));
             // What passes a packet socket needs its checksum.
             set_checksum_offload(namespace, "eth", false);
+        }
+        // Nothing is dropped because a neighbour was not found in time.
+        for (namespace, other, host) in
+            [(&network.publisher, &network.subscriber, 2), (&network.subscriber, &network.publisher, 1)]
+        {
+            let address = if family == 4 { format!("10.99.0.{host}") } else { format!("fd99::{host}") };
+            let link = link_address(other, "eth").map(|byte| format!("{byte:02x}")).join(":");
+            ip(&format!("-n {namespace} neigh replace {address} lladdr {link} dev eth nud permanent"));
         }
         let ends = match family {
             4 => ends("10.99.0.1:7000", "10.99.0.2:6000"),
@@ -156,7 +164,7 @@ fn number_of(bytes: &[u8]) -> u32 {
 }
 
 /// Messages in the order of their arrival, until `enough` of them have come or, if it is `None`, nothing comes any more.
-pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
+fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
     let mut buffer = [0; 2048];
     let mut got = Vec::new();
     let until = Instant::now() + LONG;
@@ -169,12 +177,51 @@ pub fn receive(far: &UdpSocket, enough: usize) -> Vec<u32> {
 }
 
 /// A part at a time: interfaces have room for some 250 packets.
-pub fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
+fn send(near: &UdpSocket, numbers: std::ops::Range<u32>) {
     for number in numbers {
         near.send(&message(number)).expect("sent");
         if number % 20 == 19 {
             thread::sleep(Duration::from_millis(1));
         }
+    }
+}
+
+/// A sender and a receiver that is not left behind by more than functions remember, however slow this machine is.
+#[derive(Default)]
+pub struct Pace {
+    sent: AtomicU32,
+    received: AtomicU32,
+}
+
+impl Pace {
+    const AHEAD: u32 = 200;
+
+    /// Nothing is sent a second time here: that is up to the functions.
+    pub fn send(&self, near: &UdpSocket, count: u32) {
+        let until = Instant::now() + LONG;
+        for number in 0..count {
+            while number > self.received.load(Ordering::Relaxed) + Self::AHEAD && Instant::now() < until {
+                thread::sleep(Duration::from_millis(1));
+            }
+            near.send(&message(number)).expect("sent");
+            self.sent.store(number + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Messages in the order of their arrival.
+    pub fn receive(&self, far: &UdpSocket, enough: u32) -> Vec<u32> {
+        let mut got = Vec::new();
+        let until = Instant::now() + LONG;
+        while got.len() < enough as usize && Instant::now() < until {
+            got.extend(receive(far, 1));
+            self.received.fetch_add(1, Ordering::Relaxed);
+        }
+        got
+    }
+
+    /// What was sent last has nothing behind it that would show that it is missing.
+    pub fn last(&self) -> Word {
+        Word::Last(self.sent.load(Ordering::Relaxed))
     }
 }
 
@@ -204,15 +251,15 @@ fn what_is_lost_is_sent_again() {
         let (near, far) = site.sockets();
         let [mut sender, mut receiver] = site.joints(&["number", "repair"]);
         let stop = AtomicBool::new(false);
+        let pace = Pace::default();
         let lossy = |count: u64| if count % 7 == 3 || count % 61 < 3 { Fate::Lose } else { Fate::Pass };
         let wire = site.wire();
         let got = thread::scope(|scope| {
             scope.spawn(|| wire.run(&stop, lossy));
-            let receiving = scope.spawn(|| receive(&far, SENT as usize));
-            send(&near, 0..SENT);
-            // What was sent last has nothing behind it that would show that it is missing.
+            let receiving = scope.spawn(|| pace.receive(&far, SENT));
+            scope.spawn(|| pace.send(&near, SENT));
             while !receiving.is_finished() {
-                inside(&site.network.publisher, || sender.say(&site.ends, Word::Last(SENT)).expect("said"));
+                inside(&site.network.publisher, || sender.say(&site.ends, pace.last()).expect("said"));
                 thread::sleep(Duration::from_millis(20));
             }
             stop.store(true, Ordering::Relaxed);

@@ -17,6 +17,8 @@ mirror!(Key = "joint_key" {
     remote_port: [u8; 2],
 });
 
+mirror!(Pair = "joint_pair" { local: [u8; 16], remote: [u8; 16] });
+
 mirror!(Session = "joint_session" {
     lists: [[u64; JOINTS]; 2],
     key: [u64; 2],
@@ -61,6 +63,7 @@ mod tests {
             &[
                 Config::LAYOUT,
                 Key::LAYOUT,
+                Pair::LAYOUT,
                 Session::LAYOUT,
                 Time::LAYOUT,
                 Tick::LAYOUT,

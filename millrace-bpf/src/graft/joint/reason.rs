@@ -58,4 +58,6 @@ reasons! {
     Unopened = "unopened",
     /// Came sealed before, or too old to know whether it did.
     Replayed = "replayed",
+    /// May be of a sealed session, but is in fragments or behind headers that are not followed.
+    Fragment = "fragment",
 }
