@@ -152,6 +152,7 @@ impl Packets {
             // A channel that is closed says that one of them could not start; silence, that the other has no keys then.
             let both = (0..2).all(|_| ready.1.recv_timeout(SWAP_LIMIT).is_ok());
             let done = if both {
+                forget_words(&to)?;
                 self.traffic(&from, &to, count, &orders, &swapped)
             } else {
                 Err(anyhow!("not started"))
@@ -268,6 +269,13 @@ fn hold(
         }
     }
     Ok(())
+}
+
+/// What one end's runtime has said before the other one's was there came to the application.
+fn forget_words(to: &UdpSocket) -> anyhow::Result<()> {
+    to.set_nonblocking(true)?;
+    while to.recv(&mut [0; PAYLOAD]).is_ok() {}
+    Ok(to.set_nonblocking(false)?)
 }
 
 fn message(number: u64) -> [u8; PAYLOAD] {

@@ -82,7 +82,7 @@ fn assert_all_pass(
             bytes,
             String::from_utf8_lossy(&buffer[..bytes])
         );
-        if number % 8 == 0 {
+        if number.is_multiple_of(8) {
             work(site, runtimes);
         }
     }
@@ -102,8 +102,8 @@ fn what_passes_is_sealed() {
         have_keys(&site, &mut runtimes);
         let mut renewed = 0;
         let meddle = |number: u32, runtimes: &mut [Runtime; 2]| {
-            let graft = if number % 400 == 0 { "complete" } else { "once" };
-            if number % 200 == 0 {
+            let graft = if number.is_multiple_of(400) { "complete" } else { "once" };
+            if number.is_multiple_of(200) {
                 // The one before may not be over.
                 let _ = site.inside(0, || runtimes[0].swap("s", graft));
             }
